@@ -1,0 +1,65 @@
+# SPDX-License-Identifier: LGPL-3.0-or-later
+"""The `dovetail` command: finds the subcommand, turns errors into one line and an exit code.
+
+Every step. Each module in `commands` is one subcommand: `HELP` is its line in the overview,
+`configure(parser)` adds its options, `run(args)` does it and returns 0 (done) or 1 (the work
+failed). Bad input is exit code 2, an interrupt is 130.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import sys
+
+from dovetail import __version__
+from dovetail.errors import BadInput, WorkFailed
+
+COMMANDS = ("profile", "requests", "decompose", "predict", "run", "advise", "report", "bench")
+
+
+def parser(only: str | None = None) -> argparse.ArgumentParser:
+    """The whole argument parser, or with `only` the one subcommand's (imports are slow)."""
+    top = argparse.ArgumentParser(
+        prog="dovetail",
+        description="Runs MPI simulations packed into the CPU time that their ranks leave idle.",
+        epilog="Each command has --help and a man page, dovetail-COMMAND(1).",
+    )
+    top.add_argument("--version", action="version", version=f"dovetail {__version__}")
+    commands = top.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    for name in COMMANDS if only is None else (only,):
+        module = importlib.import_module(f"dovetail.commands.{name}")
+        command = commands.add_parser(name, help=module.HELP, description=module.HELP)
+        command.add_argument("--json", action="store_true", help="print JSON instead of text")
+        module.configure(command)
+        command.set_defaults(run=module.run)
+    return top
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run one command; returns its exit code."""
+    words = sys.argv[1:] if arguments is None else arguments
+    only = words[0] if words and words[0] in COMMANDS else None
+    try:
+        args = parser(only).parse_args(words)
+        code = args.run(args)
+        sys.stdout.flush()
+        return int(code)
+    except BadInput as error:
+        print(f"dovetail: {error}", file=sys.stderr)
+        return 2
+    except WorkFailed as error:
+        print(f"dovetail: {error}", file=sys.stderr)
+        return 1
+    except BrokenPipeError:
+        # The reader has left, as in `dovetail … | head`; python would complain at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except KeyboardInterrupt:
+        print("dovetail: interrupted", file=sys.stderr)
+        return 130
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,252 @@
+# SPDX-License-Identifier: LGPL-3.0-or-later
+"""What the controller and its executors say to each other (steps 4 to 7).
+
+Inputs and outputs: none; these are values. `Event`s go into the controller, `Action`s come
+out, and both are written to the event log, so every one of them is frozen, made of plain
+JSON types, and survives `encode` and `decode` unchanged.
+
+Invariants: times `t` are seconds on the run's own clock (0 at the start of the run; it goes
+on over a resume); CPU requests are millicores, whole numbers, one per rank; memory is bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol, Union
+
+Requests = tuple[int, ...]
+"""CPU requests in millicores, shape (ranks,)."""
+
+
+@dataclass(frozen=True)
+class WaitPolicy:
+    """How a rank waits inside MPI.
+
+    `mode` is `off` (the library spins, as shipped), `yield` (it spins and gives way to whoever
+    else can run) or `doorbell` (after `yields` times giving way it sleeps until a peer rings).
+    """
+
+    mode: str = "off"
+    yields: int = 20
+
+
+@dataclass(frozen=True)
+class Spec:
+    """One simulation, as the plan asks for it.
+
+    `family` is the plan entry: its simulations have the same case, ranks and weights, so one
+    profile serves all. `slowdown` is how many times slower than alone it may run (1.0 or
+    more); `deadline` is on the run's clock, None if it has none; `memory` is 0 if unknown.
+    `iterations` is the number that a run is expected to take, 0 if unknown. `environment`
+    holds pairs added to the environment. `ranks_per_group` is 0 for one rank group per node.
+    """
+
+    name: str
+    family: str
+    case: str
+    ranks: int
+    weights: tuple[float, ...]
+    command: tuple[str, ...]
+    prepare: tuple[str, ...] = ()
+    slowdown: float = 2.0
+    memory: int = 0
+    deadline: float | None = None
+    iterations: int = 0
+    ranks_per_group: int = 0
+    environment: tuple[tuple[str, str], ...] = ()
+
+
+@dataclass(frozen=True)
+class Node:
+    """A place for ranks: `cpu` in millicores, `memory` in bytes."""
+
+    name: str
+    cpu: int
+    memory: int
+
+
+@dataclass(frozen=True)
+class Capacity:
+    """What the executor may use, and what it can do there.
+
+    `weights` is False where CPU weights cannot be set (no writable cgroup); `freeze` is False
+    where a simulation cannot be paused.
+    """
+
+    nodes: tuple[Node, ...]
+    weights: bool = True
+    freeze: bool = True
+
+    @property
+    def cpu(self) -> int:
+        """All nodes' CPU, millicores."""
+        return sum(node.cpu for node in self.nodes)
+
+    @property
+    def memory(self) -> int:
+        """All nodes' memory, bytes."""
+        return sum(node.memory for node in self.nodes)
+
+
+@dataclass(frozen=True)
+class Share:
+    """What one simulation gets: requests per rank, how it waits, whether it stands still."""
+
+    requests: Requests
+    wait: WaitPolicy = field(default_factory=WaitPolicy)
+    frozen: bool = False
+
+
+# --- Events: from the executor, or from the loop, to the controller ---
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """The ranks of one simulation at one moment; every array has shape (ranks,).
+
+    `iterations` complete so far; `stamp` is the run-clock time at which the last of them
+    ended, and `cpu`, `useful` (wall seconds outside MPI) and `mpi` (wall seconds inside) are
+    taken at that same moment, so that differences between two samples belong to whole
+    iterations. `memory` is the peak resident set so far, bytes.
+    """
+
+    iterations: tuple[int, ...]
+    stamp: tuple[float, ...]
+    cpu: tuple[float, ...]
+    useful: tuple[float, ...]
+    mpi: tuple[float, ...]
+    memory: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Tick:
+    """Time has passed and nothing else happened."""
+
+    t: float
+
+
+@dataclass(frozen=True)
+class Started:
+    """The simulation's own command runs now; its prepare step is over."""
+
+    t: float
+    name: str
+
+
+@dataclass(frozen=True)
+class Sampled:
+    """A look at a running simulation's ranks."""
+
+    t: float
+    name: str
+    ranks: Ranks
+
+
+@dataclass(frozen=True)
+class Finished:
+    """The simulation ended: `reason` is empty for success, else one line for the user."""
+
+    t: float
+    name: str
+    code: int
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class Resized:
+    """A resize took effect; where `refused` is not empty none of it did, and it says why."""
+
+    t: float
+    names: tuple[str, ...]
+    refused: str = ""
+
+
+@dataclass(frozen=True)
+class CapacityChanged:
+    """Nodes came or went. Simulations that lost ranks are reported as Finished."""
+
+    t: float
+    capacity: Capacity
+
+
+@dataclass(frozen=True)
+class Interrupted:
+    """The user wants the run to end: stop everything, start nothing."""
+
+    t: float
+    reason: str
+
+
+Event = Union[Tick, Started, Sampled, Finished, Resized, CapacityChanged, Interrupted]
+
+
+# --- Actions: from the controller to the executor ---
+
+
+@dataclass(frozen=True)
+class Launch:
+    """Start a simulation."""
+
+    name: str
+    share: Share
+
+
+@dataclass(frozen=True)
+class Resize:
+    """Give simulations new shares, all of them or none."""
+
+    shares: Mapping[str, Share]
+    why: str
+
+
+@dataclass(frozen=True)
+class Stop:
+    """End a simulation; `requeue` if it shall run again from its start."""
+
+    name: str
+    why: str
+    requeue: bool = False
+
+
+@dataclass(frozen=True)
+class Note:
+    """A decision for the log and the reader, nothing for the executor to do.
+
+    `what` is one of: profile, resize, admit, keep, rollback, policy, hold, model, fail.
+    `data` holds the figures that the decision rests on.
+    """
+
+    what: str
+    why: str
+    data: Mapping[str, Any] = field(default_factory=dict)
+
+
+Action = Union[Launch, Resize, Stop, Note]
+
+
+class Executor(Protocol):
+    """Runs simulations somewhere. No call blocks for longer than a local file write.
+
+    `observe` returns what happened since the last call, oldest first, with a Sampled for each
+    simulation that has published anything new. `close` ends everything that is still running
+    and removes every trace; it is safe to call twice.
+    """
+
+    def capacity(self) -> Capacity:
+        """What may be used now."""
+
+    def launch(self, spec: Spec, share: Share) -> None:
+        """Start; progress and failure come back as events."""
+
+    def observe(self, t: float) -> Sequence[Event]:
+        """What happened since the last call; `t` is now on the run's clock."""
+
+    def resize(self, shares: Mapping[str, Share]) -> None:
+        """Change shares as one transaction; a Resized follows."""
+
+    def stop(self, name: str, why: str) -> None:
+        """End one simulation; a Finished with a reason follows."""
+
+    def close(self) -> None:
+        """End all, leave nothing behind."""
