@@ -1,0 +1,103 @@
+# SPDX-License-Identifier: LGPL-3.0-or-later
+"""Progress of a run on the terminal: a live table, or lines where there is no terminal (step 8).
+
+Inputs: the controller's views and notes. Output: standard error. Invariants: shows only what the
+controller says; a table never grows beyond `ROWS` simulations, the rest is counted.
+"""
+
+from __future__ import annotations
+
+import sys
+from types import TracebackType
+
+from rich.console import Console, Group
+from rich.live import Live as RichLive
+from rich.table import Table
+from rich.text import Text
+
+from dovetail.controller import Controller, View
+from dovetail.core import Note
+
+ROWS = 16
+ACTIVE = ("preparing", "starting", "running", "frozen")
+NOTES = 4  # decisions shown below the table
+
+
+def table(controller: Controller, t: float) -> Table:
+    """The state of the run as a table: one row for each simulation that is not queued or over."""
+    views = controller.views()
+    counts = ", ".join(
+        f"{sum(v.state == state for v in views)} {state}"
+        for state in ("done", "failed", "queued")
+        if any(v.state == state for v in views)
+    )
+    title = f"{t:.0f} s   phase {controller.phase}   N = {controller.n}   {counts}"
+    made = Table(title=title, title_justify="left", title_style="bold")
+    for name, justify in (
+        ("simulation", "left"),
+        ("state", "left"),
+        ("iterations", "right"),
+        ("per second", "right"),
+        ("CPU request", "right"),
+        ("slowdown", "right"),
+        ("waits", "left"),
+    ):
+        made.add_column(name, justify=justify)  # type: ignore[arg-type]
+    active = [view for view in views if view.state in ACTIVE]
+    for view in active[:ROWS]:
+        made.add_row(*row(view))
+    if len(active) > ROWS:
+        made.add_row(f"and {len(active) - ROWS} more")
+    return made
+
+
+def row(view: View) -> tuple[str, ...]:
+    """One simulation; what is not known yet is a dash."""
+    total = f"/{view.iterations_expected}" if view.iterations_expected else ""
+    return (
+        view.name,
+        view.state,
+        f"{view.iterations}{total}",
+        f"{view.rate:.2f}" if view.rate else "-",
+        " ".join(f"{request}m" for request in view.requests[:4])
+        + (" …" if len(view.requests) > 4 else ""),
+        f"{view.slowdown:.2f}" if view.slowdown else "-",
+        view.wait.mode,
+    )
+
+
+class Live:
+    """Shows a run until it is left; use as a context manager."""
+
+    def __init__(self, *, quiet: bool = False) -> None:
+        self.console = Console(file=sys.stderr)
+        self.terminal = self.console.is_terminal and not quiet
+        self.notes: list[str] = []
+        self.live = RichLive(console=self.console, auto_refresh=False, transient=True)
+
+    def __enter__(self) -> Live:
+        if self.terminal:
+            self.live.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, at: TracebackType | None
+    ) -> None:
+        if self.terminal:
+            self.live.stop()
+
+    def note(self, t: float, note: Note) -> None:
+        """Tell a decision: kept below the table, or printed as a line."""
+        line = f"{t:7.1f} s  {note.what:9} {note.why}"
+        if self.terminal:
+            self.notes = [*self.notes, line][-NOTES:]
+        else:
+            self.console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+    def show(self, controller: Controller, t: float) -> None:
+        """Draw the table anew; without a terminal the notes alone tell the progress."""
+        if self.terminal:
+            below = Text("\n".join(self.notes), style="dim", no_wrap=True, overflow="ellipsis")
+            self.live.update(Group(table(controller, t), below), refresh=True)
+
+
