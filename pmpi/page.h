@@ -73,7 +73,8 @@ struct dovetail_page {
     uint64_t spare;
 
     uint64_t iteration_seq; /* iteration[iteration_seq % 2] is the last iteration boundary */
-    uint64_t latest_seq;    /* latest[latest_seq % 2] was taken at most some 10 ms before last_tick */
+    uint64_t latest_seq; /* latest[latest_seq % 2] was taken at most some 10 ms before last_tick */
+    struct dovetail_mark first; /* the first iteration boundary; stamp is 0 until there is one */
     struct dovetail_mark iteration[2];
     struct dovetail_mark latest[2];
 
