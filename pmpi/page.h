@@ -70,7 +70,7 @@ struct dovetail_page {
     uint64_t enter_tick; /* when the main thread entered its current call */
     uint64_t last_tick;  /* when it last entered or left one */
     uint64_t mpi_ticks;  /* what it has spent inside, without the current call */
-    uint64_t spare;
+    uint64_t init_cpu;   /* CPU time of the process when MPI_Init returned, nanoseconds */
 
     uint64_t iteration_seq; /* iteration[iteration_seq % 2] is the last iteration boundary */
     uint64_t latest_seq; /* latest[latest_seq % 2] was taken at most some 10 ms before last_tick */

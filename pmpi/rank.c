@@ -32,7 +32,6 @@ RANK_TLS unsigned rank_depth;
 RANK_TLS bool rank_main;
 
 static uint64_t before_init, before_init_tick; /* when MPI_Init began */
-static uint64_t init_cpu;                      /* CPU time when it returned */
 
 #pragma weak PMPI_Comm_rank
 #pragma weak PMPI_Comm_size
@@ -205,7 +204,7 @@ void rank_begin(const char *const *names, unsigned ncalls, unsigned index)
         page->thread_level = (uint32_t)(level - MPI_THREAD_SINGLE);
         rank_parallel = level == MPI_THREAD_MULTIPLE;
         rank_main = true;
-        init_cpu = ticks_clock(CLOCK_PROCESS_CPUTIME_ID);
+        page->init_cpu = ticks_clock(CLOCK_PROCESS_CPUTIME_ID);
         page->init = ticks_clock(CLOCK_MONOTONIC);
         page->init_tick = page->last_tick = ticks_now();
         page->latest[0].ns_per_tick = first_rate(page->init, page->init_tick);
@@ -225,7 +224,7 @@ static void mark(struct dovetail_mark *mark, uint64_t iterations, double ns_per_
     const struct dovetail_page *page = rank_page;
     struct rusage usage;
     getrusage(RUSAGE_SELF, &usage);
-    mark->cpu = ticks_clock(CLOCK_PROCESS_CPUTIME_ID) - init_cpu;
+    mark->cpu = ticks_clock(CLOCK_PROCESS_CPUTIME_ID) - page->init_cpu;
     mark->stamp = ticks_clock(CLOCK_MONOTONIC);
     mark->tick = ticks_now();
     if (ticks_counter && mark->stamp - page->init > 1000000u)
