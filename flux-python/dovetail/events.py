@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import json
 import math
 import os
@@ -29,6 +30,8 @@ from dovetail.errors import BadInput
 
 SCHEMA = 1
 Record = dict[str, Any]
+Json = Any
+"""A plain JSON value."""
 
 
 class LogStopped(Exception):
@@ -40,25 +43,25 @@ class LogStopped(Exception):
 Decoder = Callable[[Any], Any]
 
 
-def _text(value: Any) -> str:
+def _text(value: Json) -> str:
     if not isinstance(value, str):
         raise ValueError("must be text")
     return value
 
 
-def _whole(value: Any) -> int:
+def _whole(value: Json) -> int:
     if isinstance(value, bool) or not isinstance(value, int):
         raise ValueError("must be a whole number")
-    return value
+    return int(value)
 
 
-def _real(value: Any) -> float:
+def _real(value: Json) -> float:
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
         raise ValueError("must be a finite number")
     return float(value)
 
 
-def _flag(value: Any) -> bool:
+def _flag(value: Json) -> bool:
     if not isinstance(value, bool):
         raise ValueError("must be true or false")
     return value
@@ -69,7 +72,7 @@ def _maybe(inner: Decoder) -> Decoder:
 
 
 def _many(inner: Decoder) -> Decoder:
-    def decode_all(value: Any) -> tuple[Any, ...]:
+    def decode_all(value: Json) -> tuple[Any, ...]:
         if not isinstance(value, list):
             raise ValueError("must be a list")
         return tuple(inner(item) for item in value)
@@ -77,7 +80,7 @@ def _many(inner: Decoder) -> Decoder:
     return decode_all
 
 
-def _pair(value: Any) -> tuple[str, str]:
+def _pair(value: Json) -> tuple[str, str]:
     both = _many(_text)(value)
     if len(both) != 2:
         raise ValueError("must be a pair")
@@ -85,7 +88,7 @@ def _pair(value: Any) -> tuple[str, str]:
 
 
 def _table(inner: Decoder) -> Decoder:
-    def decode_all(value: Any) -> dict[str, Any]:
+    def decode_all(value: Json) -> dict[str, Any]:
         if not isinstance(value, dict):
             raise ValueError("must be an object")
         return {key: inner(item) for key, item in value.items()}
@@ -153,7 +156,7 @@ _KINDS: dict[str, tuple[str, type[Any]]] = {
 }
 
 
-def plain(value: Any) -> Any:
+def plain(value: Json) -> Json:
     """Any of core's values as plain JSON types."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {f.name: plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
@@ -164,7 +167,7 @@ def plain(value: Any) -> Any:
     return value
 
 
-def _decode_fields(kind: type[Any], value: Any) -> Any:
+def _decode_fields(kind: type[Any], value: Json) -> Json:
     if not isinstance(value, dict):
         raise ValueError("must be an object")
     shape = _SHAPES[kind]
@@ -188,7 +191,7 @@ def encode(value: core.Event | core.Action) -> Record:
     return {"kind": kind, "type": type(value).__name__, **plain(value)}
 
 
-def decode(record: Mapping[str, Any]) -> Any:
+def decode(record: Mapping[str, Any]) -> Json:
     """The event or action that `encode` gave. Raises ValueError with the reason."""
     name = record.get("type")
     kind, made = _KINDS.get(name, ("", None)) if isinstance(name, str) else ("", None)
@@ -198,13 +201,13 @@ def decode(record: Mapping[str, Any]) -> Any:
     return _decode_fields(made, fields)
 
 
-def decode_spec(value: Any) -> core.Spec:
+def decode_spec(value: Json) -> core.Spec:
     """A Spec from the header. Raises ValueError."""
     spec: core.Spec = _decode_fields(core.Spec, value)
     return spec
 
 
-def decode_capacity(value: Any) -> core.Capacity:
+def decode_capacity(value: Json) -> core.Capacity:
     """A Capacity from the header or a resume record. Raises ValueError."""
     capacity: core.Capacity = _decode_fields(core.Capacity, value)
     return capacity
@@ -218,7 +221,7 @@ def header(
     capacity: core.Capacity,
     settings: Mapping[str, Any],
     versions: Mapping[str, str] | None = None,
-    **more: Any,
+    **more: Json,
 ) -> Record:
     """The first line; `settings` is `Settings.plain()`, `more` is kept as it is."""
     return {
@@ -348,11 +351,13 @@ def read(path: str | os.PathLike[str]) -> tuple[Header, list[Entry]]:
     entries: list[Entry] = []
     head = _checked(path, 1, lines[0], _header)
     for number, line in enumerate(lines[1:], start=2):
-        entries.append(_checked(path, number, line, lambda raw, n=number: _entry(raw, n - 1)))
+        entries.append(_checked(path, number, line, functools.partial(_entry, number - 1)))
     return head, entries
 
 
-def _checked(path: Any, number: int, line: bytes, made: Callable[[Any], Any]) -> Any:
+def _checked(
+    path: str | os.PathLike[str], number: int, line: bytes, made: Callable[[Any], Any]
+) -> Json:
     try:
         raw = json.loads(line.decode("utf-8"), parse_constant=_no_constant)
         if not isinstance(raw, dict):
@@ -385,7 +390,7 @@ def _header(raw: dict[str, Any]) -> Header:
     )
 
 
-def _entry(raw: dict[str, Any], seq: int) -> Entry:
+def _entry(seq: int, raw: dict[str, Any]) -> Entry:
     if raw.get("seq") != seq or isinstance(raw.get("seq"), bool):
         raise ValueError(f"seq {raw.get('seq')!r} where {seq} is due: a line is missing or doubled")
     if raw.get("kind") == "resume":

@@ -222,6 +222,7 @@ def _conclude(state: State, mix: Mix, sims: list[Simulation], outcome: Outcome) 
             f"({reference:.2f} before), wait policy {wait.mode}"
         )
         state.note("keep", outcome.why, **figures)
+        state.restart_windows(sims)
         return
     rollback(state, outcome.why, **figures)
 
@@ -343,13 +344,13 @@ def _pays(state: State, mix: Mix, sim: Simulation) -> str:
         return "each rank has a core to itself"
     new = policy.with_one(mix, sim.spec.family)
     verdict = state.knowledge.verdict(new)
-    if verdict == "bad" or state.now < state.hold_until or not _within_budgets(state, new, sim):
+    if verdict == "bad" or state.now < state.hold_until:
         return ""
     if verdict == "good":
-        return "this mix has paid before"
-    if not _ready_for_trial(state, mix):
-        return ""
-    return _promises(state, mix, new)
+        promise = "this mix has paid before"
+    else:
+        promise = _promises(state, mix, new) if _ready_for_trial(state, mix) else ""
+    return promise if promise and _within_budgets(state, new, sim) else ""
 
 
 def _ready_for_trial(state: State, mix: Mix) -> bool:

@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from dovetail.core import Capacity, Requests, Spec, WaitPolicy
-from dovetail.shares import FLOOR, proportional
+from dovetail.shares import FLOOR as FLOOR
+from dovetail.shares import proportional
 
 OFF = WaitPolicy("off")
 YIELD = WaitPolicy("yield")
@@ -48,7 +49,7 @@ class Settings:
     """Least predicted gain for a trial: less drowns in the noise and in the trial's cost."""
     kept_gain: float = 1.03
     """Least measured gain to keep an admission: more than the noise of two windows."""
-    near_bound: float = 0.9
+    near_bound: float = 0.85
     """Share of the bound at which no other wait policy is tried: none could gain much."""
     hopeless: float = 0.8
     """Share of the throughput before, below which a trial ends after half a window."""

@@ -13,9 +13,8 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from dovetail import policy
 from dovetail.core import Action, Capacity, Launch, Note, Ranks, Resize, Share, Spec, Stop
@@ -236,7 +235,7 @@ class State:
         if not self.own_cores or len(self.active) <= 1:
             self.restart_windows(self.active.values())
 
-    def restart_windows(self, sims: Any) -> None:
+    def restart_windows(self, sims: Iterable[Simulation]) -> None:
         """Begin new windows for some simulations."""
         self.since = self.now
         for sim in sims:
@@ -304,11 +303,11 @@ class State:
             self._launches.remove(sim.spec.name)
         self._out.append(sim.stop)
 
-    def note(self, what: str, why: str, **data: Any) -> None:
+    def note(self, what: str, why: str, **data: object) -> None:
         """Record a decision."""
         self._out.append(Note(what, why, _rounded(data)))
 
-    def note_once(self, key: object, what: str, why: str, **data: Any) -> None:
+    def note_once(self, key: object, what: str, why: str, **data: object) -> None:
         """Record a decision, unless it was recorded under this key before."""
         if key not in self.noted:
             self.noted.add(key)
@@ -377,10 +376,10 @@ class State:
         return actions
 
 
-def _rounded(data: Mapping[str, Any]) -> dict[str, Any]:
+def _rounded(data: Mapping[str, object]) -> dict[str, object]:
     """Figures for people: four significant digits; lists for tuples, so that JSON is exact."""
 
-    def short(value: Any) -> Any:
+    def short(value: object) -> object:
         if isinstance(value, float):
             return float(f"{value:.4g}") if math.isfinite(value) else None
         if isinstance(value, (list, tuple)):

@@ -203,10 +203,10 @@ def _send(state: State, moved: list[tuple[Simulation, tuple[int, ...]]]) -> None
         state.share(sim, "requests follow the measured load", requests=new)
     if up:
         first = up[0][0]
+        more = f" and {len(up) - 1} more" if len(up) > 1 else ""
         state.note(
             "resize",
-            f"requests of {len(up)} simulations follow the load; {first.spec.name} gets "
-            f"{sum(up[0][1])}m",
+            f"the requests of {first.spec.name}{more} follow the load: {sum(up[0][1])}m",
             names=[sim.spec.name for sim, _ in up],
             total=[sum(new) for _, new in up],
         )
