@@ -1,0 +1,65 @@
+# SPDX-License-Identifier: LGPL-3.0-or-later
+"""`dovetail requests`: CPU requests in proportion to the ranks' load (step 4, launch).
+
+Input: weights from exactly one source (the command line, a profile, a decomposed case) and
+the CPU to share. Output: one request per rank, in millicores, that add up exactly.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+
+from dovetail import foam, shares
+from dovetail.errors import BadInput
+
+HELP = "share CPU among ranks in proportion to their load"
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Options; see dovetail-requests(1)."""
+    source = parser.add_mutually_exclusive_group(required=True)
+    source.add_argument("--weights", metavar="W,W,…", help="one weight per rank, e.g. 1,1,5,15")
+    source.add_argument(
+        "--profile", metavar="FILE", type=Path, help="CPU per iteration from `dovetail profile -o`"
+    )
+    source.add_argument(
+        "--case", metavar="DIR", type=Path, help="cells per processor of a decomposed OpenFOAM case"
+    )
+    parser.add_argument("--cpus", required=True, help="CPU to share: 4, 2.5 or 2500m")
+    parser.add_argument("--floor", default="10m", help="least CPU of a rank (default %(default)s)")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print the requests; 0."""
+    weights = _weights(args)
+    total = shares.parse_cpu(args.cpus)
+    floor = 0 if args.floor in ("0", "0m") else shares.parse_cpu(args.floor, "floor")
+    requests = shares.proportional(weights, total, floor)
+    if args.json:
+        print(json.dumps({"weights": weights, "requests_m": requests, "total_m": total}))
+    else:
+        print(*(f"{request}m" for request in requests))
+    return 0
+
+
+def _weights(args: argparse.Namespace) -> tuple[float, ...]:
+    """One weight per rank, from the one source that was given."""
+    if args.weights is not None:
+        return shares.parse_weights(args.weights)
+    if args.case is not None:
+        return tuple(float(cells) for cells in foam.cells_per_processor(args.case))
+    return _profile_load(args.profile)
+
+
+def _profile_load(path: Path) -> tuple[float, ...]:
+    """CPU seconds per iteration and rank; of the whole run if it counted no iterations."""
+    from dovetail import profile  # here, since only this source needs it
+
+    ranks = profile.load(path).ranks
+    counted = all(rank.iterations > 0 for rank in ranks)
+    load = tuple(r.cpu_s / r.iterations if counted else r.cpu_s for r in ranks)
+    if not all(seconds > 0 for seconds in load):
+        raise BadInput(f"{path}: a rank without CPU time; profile a longer run")
+    return load

@@ -1,0 +1,103 @@
+# SPDX-License-Identifier: LGPL-3.0-or-later
+"""Proportional CPU requests: whole millicores, exact sum, a floor (step 4, and 6).
+
+Inputs: one weight per rank (cells, CPU seconds per iteration, or what the user says), the
+CPU to share, the least that any rank may get. Output: one request per rank, millicores.
+
+Invariants: the requests add up to the total, exactly; none is below the floor; a rank with a
+greater weight never gets less; equal weights differ by one millicore at most.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+from fractions import Fraction
+
+from dovetail.errors import BadInput
+
+FLOOR = 10
+"""The least request by default, millicores: below it the kernel's CPU weights lose precision."""
+
+MAX_MILLICORES = 1_000_000_000
+
+
+def proportional(weights: Sequence[float], total: int, floor: int = FLOOR) -> tuple[int, ...]:
+    """Share `total` millicores in proportion to `weights`, shape (ranks,); same shape out.
+
+    Ranks whose share would be below `floor` get the floor, and the others pay for it in
+    proportion to their weights. Shares are rounded by largest remainder; of equal
+    remainders the lower rank wins. Raises BadInput for weights that are not finite numbers
+    greater than 0, and for a total that cannot give the floor to every rank.
+    """
+    check_weights(weights)
+    if not 0 < total <= MAX_MILLICORES:
+        raise BadInput(f"cpus: {total}m is not from 1m to {MAX_MILLICORES}m")
+    if floor < 0 or floor * len(weights) > total:
+        raise BadInput(
+            f"floor: {len(weights)} ranks of at least {floor}m need {len(weights) * floor}m, "
+            f"and {total}m are to be shared; lower the floor or give more CPU"
+        )
+    return apportion(weights, total, floor)
+
+
+def apportion(weights: Sequence[float], total: int, floor: int) -> tuple[int, ...]:
+    """`proportional` for any unit and without its checks: floor · ranks ≤ total, weights good."""
+    exact = _with_floor([Fraction(w) for w in weights], total, floor)
+    whole = [math.floor(share) for share in exact]
+    by_remainder = sorted(range(len(whole)), key=lambda i: (whole[i] - exact[i], i))
+    for i in by_remainder[: total - sum(whole)]:
+        whole[i] += 1
+    return tuple(whole)
+
+
+def _with_floor(weights: list[Fraction], total: int, floor: int) -> list[Fraction]:
+    """Exact shares, none below the floor.
+
+    Ranks are looked at from the lightest up: once one is above the floor on what its heavier
+    peers and it can share, so are all of them.
+    """
+    shares = [Fraction(floor)] * len(weights)
+    left, weight = Fraction(total), sum(weights, Fraction(0))
+    for i in sorted(range(len(weights)), key=lambda i: weights[i]):
+        if left * weights[i] < floor * weight:
+            left, weight = left - floor, weight - weights[i]
+        else:
+            shares[i] = left * weights[i] / weight
+    return shares
+
+
+def check_weights(weights: Sequence[float]) -> None:
+    """Raise BadInput unless there is a weight and each is finite and greater than 0."""
+    if not weights:
+        raise BadInput("weights: none given; give one per rank")
+    for rank, weight in enumerate(weights):
+        if not (math.isfinite(weight) and 0 < weight <= 1e15):
+            raise BadInput(
+                f"weights: {weight:g} for rank {rank} is not a finite number greater than 0"
+            )
+
+
+def parse_weights(text: str) -> tuple[float, ...]:
+    """`1,1,5,15` as numbers. Raises BadInput for anything else, or a weight of 0 or less."""
+    try:
+        weights = tuple(float(word) for word in text.split(","))
+    except ValueError:
+        raise BadInput(f"weights: {text!r} is not a list of numbers like 1,1,5,15") from None
+    check_weights(weights)
+    return weights
+
+
+def parse_cpu(text: str, what: str = "cpus") -> int:
+    """A CPU quantity as millicores: `4`, `2.5` (cores) or `2500m`.
+
+    Raises BadInput for anything else, 0, or a fraction of a millicore.
+    """
+    match = re.fullmatch(r"(\d{1,9}(?:\.\d{1,9})?)(m?)", text.strip(), re.ASCII)
+    if not match:
+        raise BadInput(f"{what}: {text!r} is not a CPU quantity like 4, 2.5 or 2500m")
+    value = Fraction(match[1]) * (1 if match[2] else 1000)
+    if value.denominator != 1 or not 0 < value <= MAX_MILLICORES:
+        raise BadInput(f"{what}: {text!r} is not whole millicores from 1m to {MAX_MILLICORES}m")
+    return int(value)
