@@ -42,13 +42,15 @@ class Point:
 class Family:
     """The simulations of one plan entry, together.
 
-    `alone` is seconds per iteration of a simulation that has the machine to itself. `model`
+    `weights` is the plan's, `budget` the slowdown that each may suffer, `alone` seconds per iteration of a simulation that has the machine to itself. `model`
     is fitted to `points` (its t1 is 1), None where nothing was packed.
     """
 
     name: str
     simulations: int
     ranks: int
+    weights: tuple[float, ...]
+    budget: float
     n_max: int
     totals: Totals
     alone: Figure
@@ -76,6 +78,8 @@ def family(name: str, history: History, measured: Sequence[Alternative]) -> Fami
         name=name,
         simulations=len(tracks),
         ranks=ranks,
+        weights=tracks[0].spec.weights,
+        budget=tracks[0].spec.slowdown,
         n_max=max((len(spell.running) for spell in spells), default=0),
         totals=totals,
         alone=alone,

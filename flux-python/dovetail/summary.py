@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import math
 import pathlib
-import platform
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -24,7 +23,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from dovetail import __version__, alternatives, events
+from dovetail import alternatives, events
 from dovetail.alternatives import FEWER, NAIVE, SEQUENTIAL, Alternative
 from dovetail.figures import Family, family
 from dovetail.history import History, Track
@@ -92,12 +91,17 @@ class Summary:
 
 def load(directory: pathlib.Path) -> tuple[Summary, History]:
     """Read a run's directory. Raises BadInput where its log or alternatives are damaged."""
-    log = events.read(directory / "events.jsonl")
-    history = tell(log.specs, log.capacity, log.entries)
-    return summarise(history, alternatives.read(directory)), history
+    header, entries = events.read(directory / "events.jsonl")
+    history = tell(header.specs, header.capacity, entries)
+    versions = {**header.versions, "dovetail": header.dovetail}
+    return summarise(history, alternatives.read(directory), versions), history
 
 
-def summarise(history: History, measured: Sequence[Alternative] = ()) -> Summary:
+def summarise(
+    history: History,
+    measured: Sequence[Alternative] = (),
+    versions: Mapping[str, Any] | None = None,
+) -> Summary:
     """The summary of a run, beside the alternatives that were measured for it. Pure."""
     names = dict.fromkeys(track.spec.family for track in history.tracks)
     families = tuple(family(name, history, measured) for name in names)
@@ -118,7 +122,7 @@ def summarise(history: History, measured: Sequence[Alternative] = ()) -> Summary
         complete=history.complete,
         interrupted=history.interrupted,
         elapsed_s=history.end,
-        versions={"dovetail": __version__, "python": platform.python_version()},
+        versions={key: str(value) for key, value in (versions or {}).items()},
     )
 
 

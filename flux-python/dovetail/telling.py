@@ -15,14 +15,15 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Union
+from typing import Any
 
 import numpy as np
 
 from dovetail import core
+from dovetail.events import Entry, Resumed
 from dovetail.history import Array, Attempt, History, Load, Mark, Spell, Track
 
-Entry = Union[core.Event, core.Action]
+_ACTIONS = (core.Launch, core.Resize, core.Stop, core.Note)
 
 
 def tell(specs: Sequence[core.Spec], capacity: core.Capacity, log: Iterable[Entry]) -> History:
@@ -58,7 +59,7 @@ class _Teller:
 
     def take(self, entry: Entry) -> None:
         """One more entry; those about simulations that the plan does not have are left out."""
-        if not isinstance(entry, (core.Launch, core.Resize, core.Stop, core.Note)):
+        if not isinstance(entry, _ACTIONS):
             self.now = max(self.now, entry.t)
         name = getattr(entry, "name", None)
         if name is not None and name not in self.tracks:
@@ -69,10 +70,6 @@ class _Teller:
 
     def _launch(self, action: core.Launch) -> None:
         track = self.tracks[action.name]
-        if track.attempts and track.attempts[-1].end is None:
-            # Its end was never logged: the controller was killed, and it runs again now.
-            self._end(action.name, core.Finished(self.now, action.name, -1, "the run was killed"))
-            track = self.tracks[action.name]
         self.tracks[action.name] = replace(
             track,
             attempts=(*track.attempts, Attempt(self.now)),
@@ -191,6 +188,17 @@ class _Teller:
     def _interrupted(self, event: core.Interrupted) -> None:
         self.interrupted = event.reason or "interrupted"
         self.marks.append(Mark(event.t, "interrupt", self.interrupted))
+
+    def _resumed(self, event: Resumed) -> None:
+        """The loop was killed: what ran then is over, and back in the queue."""
+        why = "the run was killed and resumed"
+        for name, track in list(self.tracks.items()):
+            if track.attempts and track.attempts[-1].end is None:
+                self._attempt(name, stopped=why, requeued=True)
+                self._end(name, core.Finished(event.t, name, -1, why))
+        self.pending.clear()
+        self.cpu = max(self.cpu, event.capacity.cpu)
+        self.marks.append(Mark(event.t, "resume", why))
 
     # --- helpers ---
 
