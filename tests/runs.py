@@ -5,7 +5,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from dovetail import core
+from dovetail import alternatives, core, events
+from dovetail.telling import tell
 
 CAPACITY = core.Capacity((core.Node("node", 2000, 8 << 30),))
 OFF = core.WaitPolicy("off")
@@ -86,6 +87,23 @@ class Run:
         self.wait = wait or self.wait
         shares = {name: core.Share(requests, self.wait, frozen) for name in self.counters}
         self.add(core.Resize(shares, "load"), core.Resized(self.t, tuple(shares), refused))
+
+    def history(self):
+        return tell(self.specs, CAPACITY, self.log)
+
+    def save(self, directory, measured=()):
+        """As a run's output directory."""
+        directory.mkdir(parents=True, exist_ok=True)
+        head = events.header(self.specs, CAPACITY, {}, {"mpi": "Open MPI 4.1"})
+        with events.Log.create(directory / "events.jsonl", head) as log:
+            for entry in self.log:
+                if isinstance(entry, events.Resumed):
+                    log.resume(entry.t, entry.capacity)
+                else:
+                    log.write(entry)
+        if measured:
+            alternatives.write(directory, 2, measured)
+        return directory
 
     def finish(self, name, code=0, reason=""):
         self.counters.pop(name, None)

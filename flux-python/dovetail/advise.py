@@ -12,15 +12,18 @@ measurements on other machines, which the evidence says.
 from __future__ import annotations
 
 import math
+import pathlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from dovetail.alternatives import SEQUENTIAL
+from dovetail.errors import BadInput
 from dovetail.figures import Family, Point, needed
 from dovetail.history import Array
 from dovetail.model import Model
+from dovetail.shares import FLOOR
 from dovetail.summary import Summary
 from dovetail.verdict import SAME, Totals
 
@@ -91,14 +94,13 @@ def advise(known: Sequence[Known], cores: float) -> list[Advice]:
         _fewer,
         _balance,
         _requests,
-        _limit,
     )
     advice: list[Advice] = []
     for one in known:
         given = [rule(one, cores) for rule in rules]
         found = [piece for piece in given if piece is not None]
         advice += sorted(found, key=lambda piece: -(piece.gain or 0.0))
-    return advice
+    return [*advice, _limit(known)] if known else []
 
 
 def from_summary(summary: Summary) -> list[Known]:
@@ -121,6 +123,22 @@ def _from_family(family: Family) -> Known | None:
         points=family.points,
         totals=family.totals,
     )
+
+
+def from_file(path: pathlib.Path) -> Known:
+    """What a profile file says. Raises BadInput where it is damaged or holds no work."""
+    from dovetail import profile  # here, since runs do not need it
+
+    ranks = profile.load(path).ranks
+    counted = all(rank.iterations > 0 for rank in ranks)
+    steps = np.array([rank.iterations if counted else 1 for rank in ranks], dtype=np.float64)
+    useful = np.array([rank.useful_s for rank in ranks]) / steps
+    need = np.minimum(np.array([rank.cpu_s for rank in ranks]) / steps, useful)
+    wall = float((useful + np.array([rank.mpi_s for rank in ranks]) / steps).max(initial=0.0))
+    if wall <= 0 or need.sum() <= 0:
+        raise BadInput(f"{path}: no rank did any work; profile a longer run")
+    whence = f"{steps.min():.0f} iterations profiled" if counted else "the whole run profiled"
+    return Known(name=path.stem, need=need, wall=wall, whence=whence)
 
 
 # --- the rules ---
@@ -282,14 +300,15 @@ def _requests(one: Known, cores: float) -> Advice | None:
     )
 
 
-def _limit(one: Known, cores: float) -> Advice | None:
-    most = max(0.05, float(one.need.max()) / one.wall)
-    request = math.ceil(most * 1000)
+def _limit(known: Sequence[Known]) -> Advice:
+    requests = {one.name: math.ceil(1000 * float(one.need.max()) / one.wall) for one in known}
+    name = max(requests, key=lambda key: requests[key])
+    request = max(FLOOR, requests[name])
     return Advice(
         "limit",
-        one.name,
-        f"{one.name}: set no CPU limit; if the site demands one, at least {LIMIT:g} times the "
-        f"request ({LIMIT * request:.0f}m for the heaviest rank's {request}m).",
+        name,
+        f"Set no CPU limits; where the site demands them, at least {LIMIT:g} times the request "
+        f"({name}: {LIMIT * request:.0f}m for the heaviest rank's {request}m).",
         "limits equal to requests made simulations 3.7 times slower on two cores, limits of 1.5 "
         "to 2 times the request hardly throttled (measured elsewhere)",
         "predicted",

@@ -107,8 +107,9 @@ def bars(groups: Sequence[tuple[str, Sequence[Bar]]], unit: str, label: str) -> 
         for bar in some:
             drawn.append(text(left, y + 15, bar.label))
             y += 21
-            drawn += _bar(bar, left, y, scale)
-            y += 24
+            if bar.parts:
+                drawn += _bar(bar, left, y, scale)
+                y += 24
         y += 4
     grid = []
     for value in marks:

@@ -42,8 +42,9 @@ class Point:
 class Family:
     """The simulations of one plan entry, together.
 
-    `weights` is the plan's, `budget` the slowdown that each may suffer, `alone` seconds per iteration of a simulation that has the machine to itself. `model`
-    is fitted to `points` (its t1 is 1), None where nothing was packed.
+    `weights` and `budget` (the slowdown that each may suffer) are the plan's. `alone` is
+    seconds per iteration of a simulation that has the machine to itself. `model` is fitted to
+    `points` (its t1 is 1), None where nothing was packed.
     """
 
     name: str
@@ -167,7 +168,7 @@ def _measured(one: Alternative | None) -> Figure | None:
         return None
     repeats = len(one.makespan_s)
     how = f"median of {repeats} runs" if repeats > 1 else "one run"
-    how += f" of {one.ranks} ranks each"
+    how += f" of {one.ranks} rank{'s' if one.ranks > 1 else ''} each"
     if one.at_once:
         how += f", {one.at_once} at once"
     return Figure(one.median, "measured", how, one.spread)
@@ -227,8 +228,9 @@ def _fewer(tracks: Sequence[Track], cpu: Array, cores: float) -> Figure:
             best = min(best or (time, k), (time, k))
     if best is None:
         return Figure(how="no smaller number of ranks fits the cores")
-    how = f"{best[1]} ranks each, {int(cores // best[1])} at once, if the work splits evenly"
-    return Figure(best[0], "predicted", how + " and cache and memory suffice")
+    time, k = best
+    how = f"{k} rank{'s' if k > 1 else ''} each, {int(cores // k)} at once, if the work splits"
+    return Figure(time, "predicted", how + " evenly and cache and memory suffice")
 
 
 def _points(spells: Iterable[Spell], alone: float | None) -> tuple[Point, ...]:

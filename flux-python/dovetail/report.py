@@ -153,10 +153,11 @@ def _ranks(family: Family) -> tuple[str, Markup] | None:
     duty = base.useful / np.where(wall > 0, wall, 1.0)
     where = "alone" if alone else "packed"
     lightest = int(np.argmin(duty))
-    title = (
-        f"{where.capitalize()}, the lightest rank ({lightest}) computes {duty[lightest]:.0%} of "
-        f"the time, the busiest {duty.max():.0%}"
-    )
+    title = f"Run {where}, rank {lightest} computes {duty[lightest]:.0%} of the time"
+    if duty.max() - duty.min() < 0.05:
+        title = f"Run {where}, every rank computes {duty.min():.0%} of the time or more"
+    else:
+        title += f", rank {int(np.argmax(duty))} {duty.max():.0%}"
     unit, factor = ("s", 1.0) if wall.max() >= 1 else ("ms", 1000.0)
     groups = []
     for first, last in _bins(len(wall)):
@@ -224,8 +225,6 @@ def _slowdown(family: Family) -> tuple[str, Markup] | None:
     title = f"At N={worst.n} each runs {worst.slowdown:.2f} times slower than alone"
     if worst.n == 1:
         title = "Alone, nothing is slowed down"
-    if model and model.beta_error is not None:
-        title += f"; model: beta {model.beta:.3f} ± {model.beta_error:.3f}"
     curve = Curve(
         tuple((p.n, p.slowdown, *p.slowdown_spread) for p in points),
         tuple((n, model.slowdown(n), *model.band(n)) for n in _reach(points)) if model else (),

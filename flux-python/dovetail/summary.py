@@ -219,8 +219,8 @@ def show(summary: Summary, console: Console) -> None:
         table.add_column(heading, justify="left" if heading in ("simulation", "state") else "right")
     for one in summary.simulations[:SHOWN]:
         table.add_row(
-            Text(one.name),
-            Text(one.state + (f": {one.reason}" if one.reason else "")),
+            printable(one.name),
+            printable(one.state + (f": {one.reason}" if one.reason else "")),
             str(one.iterations),
             number(one.wall_s),
             number(one.slowdown),
@@ -236,11 +236,11 @@ def show(summary: Summary, console: Console) -> None:
     if len(rows) > 1:
         rows.append(("all", summary.totals))
     for name, totals in rows:
-        table.add_row(Text(name), *(figure(getattr(totals, key)) for key in HEADINGS))
+        table.add_row(printable(name), *(figure(getattr(totals, key)) for key in HEADINGS))
     console.print(table)
     console.print("~ is predicted, the rest is measured; - was not measured", style="dim")
     for own in summary.families:
-        console.print(Text(f"{own.name}: {own.verdict.words}"))
+        console.print(printable(f"{own.name}: {own.verdict.words}"))
 
 
 SHOWN = 40
@@ -262,3 +262,8 @@ def number(value: float | None, digits: int = 2) -> str:
 def figure(one: Figure) -> str:
     """A figure for a table: predicted ones carry a tilde."""
     return ("~" if one.source == "predicted" else "") + number(one.value)
+
+
+def printable(words: str) -> Text:
+    """Text from a log, without the markup and the control characters it may hold."""
+    return Text("".join(letter if letter.isprintable() else "�" for letter in words))

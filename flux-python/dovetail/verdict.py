@@ -80,14 +80,19 @@ def judge(totals: Totals) -> Verdict:
     if own.value is None:
         return Verdict("", f"No comparison: {own.how}.")
     words = [f"Dovetail took {own.value:.1f} s{_against(totals)}."]
-    known = {name: one.value for name, one in others.items() if one.value is not None}
-    best = min(known, key=lambda name: known[name], default="")
-    if best and known[best] * SAME < own.value:
-        words.append(_better(best, others[best], own.value))
-        return Verdict(best, " ".join(words))
-    if known.get(SEQUENTIAL, own.value * 2) < own.value * SAME:
+    best, least = "", own.value
+    for source in ("measured", "predicted"):
+        times = {name: one.value for name, one in others.items() if one.source == source}
+        known = {name: time for name, time in times.items() if time is not None}
+        first = min(known, key=lambda name: known[name], default="")
+        if first and known[first] * SAME < least:
+            words.append(_better(first, others[first], own.value))
+            # What was measured stays the best, whatever a prediction promises.
+            best, least = best or first, known[first]
+    sequential = totals.sequential_s.value
+    if not best and sequential is not None and sequential < own.value * SAME:
         words.append("Packing does not pay here; the plain queue is as good.")
-    return Verdict(DOVETAIL, " ".join(words))
+    return Verdict(best or DOVETAIL, " ".join(words))
 
 
 def _against(totals: Totals) -> str:
