@@ -1,0 +1,374 @@
+# SPDX-License-Identifier: LGPL-3.0-or-later
+"""The controller: events in, actions out (steps 4 to 7).
+
+Inputs: `handle(event)`, from the loop that also drives an executor. The loop hands in a Tick
+at least once a second, after the events of its last look. Outputs: the actions in the order
+in which the executor shall take them, and views for the live table and the summary.
+
+Invariants: no I/O, no clock and no randomness, so the same events give the same actions; each
+simulation ends in exactly one of done, failed, not started; unknown names are ignored. Time
+is counted in the controller's own seconds, which go on by the events' differences, except
+for jumps (backwards, or by more than `Settings.jump`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from dovetail import core, packing, policy, profiling, watching
+from dovetail.core import Action, Capacity, Event, Requests, Spec, WaitPolicy
+from dovetail.policy import Settings
+from dovetail.state import Simulation, State
+
+TERMINAL = ("done", "failed", "not started")
+
+
+@dataclass(frozen=True)
+class View:
+    """One simulation for the reader.
+
+    `rate`, `baseline` in 1/s and `slowdown` (baseline / rate) are None while unknown; `started`
+    and `ended` are run seconds; `state` is queued, preparing, starting, running, frozen, done,
+    failed or not started; `reason` says why for the last two.
+    """
+
+    name: str
+    family: str
+    state: str
+    iterations: int
+    rate: float | None
+    baseline: float | None
+    slowdown: float | None
+    requests: Requests
+    wait: WaitPolicy
+    restarts: int
+    reason: str
+    started: float | None
+    ended: float | None
+    boost: float
+
+
+@dataclass(frozen=True)
+class Status:
+    """The whole run for the reader.
+
+    `phase` is profile, run (one at a time), pack (an admission is judged), watch or done; `n` is
+    how many run at once; `counts` is by state; `beta` and its standard error, `model_error` (rms,
+    relative, None before the first measurement); `lost` seconds spent on trials that did not
+    pay; `sequential` seconds that the plan takes one after the other, as far as is known.
+    """
+
+    t: float
+    phase: str
+    n: int
+    n_max: int
+    counts: dict[str, int]
+    admissions: int
+    rollbacks: int
+    resizes: int
+    restarts: int
+    beta: float
+    beta_error: float
+    model_error: float | None
+    lost: float
+    sequential: float
+
+
+class Controller:
+    """Decides what runs, with which shares and wait policy. See the module."""
+
+    def __init__(
+        self, specs: Sequence[Spec], capacity: Capacity, settings: Settings | None = None
+    ) -> None:
+        self.settings = settings or Settings()
+        self._state = State(specs, capacity, self.settings)
+        self._decided = -1.0
+        self._begun = False
+
+    def handle(self, event: Event) -> list[Action]:
+        """What to do about an event."""
+        self._clock(event.t)
+        urgent = self._take(event)
+        due = self._state.now - self._decided >= self.settings.period
+        if urgent or due or not self._begun:
+            self._decide()
+        return self._state.flush()
+
+    def resume(self, t: float, capacity: Capacity) -> list[Action]:
+        """The loop died and began again at run time `t`: nothing is running any more.
+
+        Call it after all logged events were handled. What had started is queued again.
+        """
+        state = self._state
+        self._clock(t)
+        state.capacity = capacity
+        state.interrupted = ""
+        groups = (state.active, state.frozen, state.leaving)
+        for sim in [sim for group in groups for sim in group.values()]:
+            self._forget(sim)
+            sim.restarts += 1
+            state.queue(sim)
+        for sim in state.sims.values():
+            if sim.state == "not started":
+                state.queue(sim)
+        state.profiling = None
+        state.inflight.clear()
+        state.flush()
+        state.note("hold", "the run was taken up again", t=t)
+        self._decide()
+        return state.flush()
+
+    # --- events ---
+
+    def _clock(self, t: float) -> None:
+        state = self._state
+        step = t - state.t
+        if self._begun and not 0.0 <= step <= self.settings.jump:
+            state.note("hold", f"the clock jumped by {step:.0f} s: measurements begin anew")
+            state.restart_windows([*state.active.values(), *state.frozen.values()])
+        elif self._begun:
+            state.now += step
+        state.t = t
+
+    def _take(self, event: Event) -> bool:
+        """Write an event into the state; True if it calls for a decision at once."""
+        state = self._state
+        if isinstance(event, core.Sampled):
+            sim = state.active.get(event.name) or state.frozen.get(event.name)
+            if sim is not None:
+                state.sampled(sim, event.ranks)
+            return False
+        if isinstance(event, core.Started):
+            self._started(event)
+        elif isinstance(event, core.Finished):
+            self._finished(event)
+        elif isinstance(event, core.Resized):
+            state.resized(event.names, event.refused)
+        elif isinstance(event, core.CapacityChanged):
+            self._capacity(event.capacity)
+        elif isinstance(event, core.Interrupted):
+            self._interrupted(event.reason)
+        return True
+
+    def _started(self, event: core.Started) -> None:
+        sim = self._state.active.get(event.name) or self._state.frozen.get(event.name)
+        if sim is None:
+            return
+        sim.started = event.t
+        sim.progress_at = self._state.now
+        if sim.state == "preparing":
+            sim.state = "starting"
+
+    def _finished(self, event: core.Finished) -> None:
+        state = self._state
+        sim = state.sims.get(event.name)
+        if sim is None or not self._forget(sim):
+            return
+        sim.ended = event.t
+        stop = sim.stop
+        lost = event.reason.startswith(policy.NODE_LOST) and stop is None
+        if not state.interrupted and (
+            (stop is not None and stop.requeue and (event.reason or event.code))
+            or (lost and sim.restarts < self.settings.restarts)
+        ):
+            sim.restarts += 1
+            state.queue(sim)
+            if lost:
+                state.note("hold", f"{event.name} is queued again: {event.reason}")
+            return
+        ok = event.code == 0 and not event.reason
+        sim.state = "done" if ok else "failed"
+        if not ok:
+            why = stop.why if stop is not None and not stop.requeue else event.reason
+            sim.reason = why or f"exit code {event.code}"
+            state.note("fail", f"{event.name} failed: {sim.reason}", name=event.name)
+        else:
+            self._learn_from_end(sim)
+
+    def _learn_from_end(self, sim: Simulation) -> None:
+        state = self._state
+        family = state.family(sim)
+        if sim.iterations:
+            family.iterations = max(1, sim.iterations)
+            profiling.finished_early(state, sim)
+        elif not family.silent and family.profile is None:
+            family.silent = True
+            state.note(
+                "hold",
+                f"{sim.spec.name} ended well without publishing an iteration: its kind cannot be "
+                "measured, so each runs alone",
+                family=sim.spec.family,
+            )
+
+    def _forget(self, sim: Simulation) -> bool:
+        """Take a simulation out of all that is started; False if it was not."""
+        state, name = self._state, sim.spec.name
+        known = name in state.active or name in state.frozen or name in state.leaving
+        if name in state.active:
+            state.leave(sim)
+        state.frozen.pop(name, None)
+        state.leaving.pop(name, None)
+        state.inflight.pop(name, None)
+        state.tolerated = None
+        return known
+
+    def _capacity(self, capacity: Capacity) -> None:
+        state = self._state
+        if capacity == state.capacity:
+            return
+        state.note(
+            "hold",
+            f"the capacity changed from {state.capacity.cpu}m to {capacity.cpu}m on "
+            f"{len(capacity.nodes)} nodes: the plan is made anew",
+            cpu=capacity.cpu,
+            memory=capacity.memory,
+        )
+        if capacity.cpu != state.capacity.cpu:
+            state.knowledge.forget()
+        state.capacity = capacity
+        state.noted.clear()
+        state.regime()
+
+    def _interrupted(self, reason: str) -> None:
+        state = self._state
+        if state.interrupted:
+            return
+        state.interrupted = reason or "interrupted"
+        state.note("hold", f"the run is ended: {state.interrupted}")
+        for sim in [*state.active.values(), *state.frozen.values()]:
+            state.stop(sim, state.interrupted)
+        self._give_up(state.interrupted)
+
+    def _give_up(self, why: str) -> None:
+        """What is still queued will not start."""
+        state = self._state
+        for family in state.families.values():
+            for _, name in sorted(family.queue):
+                state.sims[name].state = "not started"
+                state.sims[name].reason = why
+            family.queue.clear()
+        state.queued = 0
+
+    # --- decisions ---
+
+    def _decide(self) -> None:
+        state = self._state
+        self._begun = True
+        self._decided = state.now
+        if state.interrupted:
+            return
+        watching.guard(state)
+        self._short_of_capacity()
+        profiling.profile(state)
+        packing.judge(state)
+        watching.watch(state)
+        packing.admit(state)
+        watching.settle(state)
+
+    def _short_of_capacity(self) -> None:
+        state = self._state
+        if state.capacity.cpu > 0:
+            state.empty_since = None
+        elif state.empty_since is None:
+            state.empty_since = state.now
+        elif state.now - state.empty_since > self.settings.no_nodes and not state.active:
+            self._give_up("no node is left")
+        room = state.capacity.memory
+        while 0 < room < state.memory_used() and (state.frozen or len(state.active) > 1):
+            group = state.frozen or state.active
+            sim = list(group.values())[-1]
+            if not state.memory_of(sim):
+                break
+            used = state.memory_used()
+            state.note(
+                "rollback", f"{sim.spec.name} goes back to the queue: {used} bytes of {room} used"
+            )
+            state.stop(sim, "memory is short, to run again later", requeue=True)
+            state.totals["rollbacks"] += 1
+            break  # its memory comes back with its Finished
+
+    # --- views ---
+
+    @property
+    def finished(self) -> bool:
+        """True once every simulation is done, failed or not started."""
+        state = self._state
+        return not (state.queued or state.active or state.frozen or state.leaving)
+
+    def view(self, name: str) -> View:
+        """One simulation. Raises KeyError for an unknown name."""
+        state = self._state
+        sim = state.sims[name]
+        window = sim.meter.window() if sim.state == "running" else None
+        baseline = state.baseline(sim) or None
+        rate = window.rate if window else None
+        share = sim.share
+        return View(
+            name,
+            sim.spec.family,
+            "frozen" if sim.paused else sim.state,
+            sim.iterations,
+            rate,
+            baseline,
+            baseline / rate if baseline and rate else None,
+            share.requests if share else (),
+            share.wait if share else policy.OFF,
+            sim.restarts,
+            sim.reason,
+            sim.started,
+            sim.ended,
+            sim.boost,
+        )
+
+    def views(self) -> list[View]:
+        """All simulations in the order of the plan."""
+        return [self.view(name) for name in self._state.sims]
+
+    def status(self) -> Status:
+        """The run as a whole."""
+        state = self._state
+        counts: dict[str, int] = {}
+        for sim in state.sims.values():
+            counts[sim.state] = counts.get(sim.state, 0) + 1
+        known, totals = state.knowledge, state.totals
+        return Status(
+            state.t,
+            self._phase(),
+            len(state.active),
+            totals["n_max"],
+            counts,
+            totals["admissions"],
+            totals["rollbacks"],
+            totals["resizes"],
+            sum(sim.restarts for sim in state.sims.values()),
+            known.beta,
+            known.beta_error,
+            known.error,
+            state.lost,
+            state.sequential(),
+        )
+
+    def _phase(self) -> str:
+        state = self._state
+        if self.finished:
+            return "done"
+        if state.profiling or any(state.family(s).profile is None for s in state.active.values()):
+            return "profile"
+        if len(state.active) < 2:
+            return "run"
+        if state.own_cores or state.knowledge.verdict(state.mix):
+            return "watch"
+        return "pack"
+
+    def baselines(self) -> dict[str, policy.Profile]:
+        """The profile of each family that has one."""
+        return {name: f.profile for name, f in self._state.families.items() if f.profile}
+
+    def measured_mixes(self) -> list[tuple[policy.Mix, str, float, tuple[float, ...], str]]:
+        """What was measured at once: mix, wait mode, throughput, slowdowns, verdict."""
+        return [
+            (mix, wait.mode, m.throughput, m.slowdowns, outcome.verdict)
+            for mix, outcome in self._state.knowledge.outcomes.items()
+            for wait, m in outcome.measures.items()
+        ]

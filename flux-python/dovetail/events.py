@@ -1,0 +1,399 @@
+# SPDX-License-Identifier: LGPL-3.0-or-later
+"""The event log: every event and decision of a run, in order (steps 4 to 8).
+
+Inputs and outputs: core events and actions to and from plain JSON, and the file
+`events.jsonl`: a header line, then one record per line
+`{"seq": n, "kind": "event"|"action"|"resume", "type": "Sampled", ...fields}`, seq from 1.
+
+Invariants: decode(encode(x)) == x; a record is written whole or not at all; the actions after
+an event are the controller's answer to it, so feeding the events to a new controller gives
+the same actions. A `resume` record says that the loop died and began again: simulations that
+had been started and had not finished are queued again, first, with one restart more; finished
+ones stay. Only the last line may be torn (the writer was killed); anything else is refused.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import json
+import math
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Callable, Union
+
+from dovetail import __version__, core
+from dovetail.errors import BadInput
+
+SCHEMA = 1
+Record = dict[str, Any]
+Json = Any
+"""A plain JSON value."""
+
+
+class LogStopped(Exception):
+    """The log can no longer be written (as on a full disk). The run can go on without it."""
+
+
+# --- values ---
+
+Decoder = Callable[[Any], Any]
+
+
+def _text(value: Json) -> str:
+    if not isinstance(value, str):
+        raise ValueError("must be text")
+    return value
+
+
+def _whole(value: Json) -> int:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise ValueError("must be a whole number")
+    return int(value)
+
+
+def _real(value: Json) -> float:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+        raise ValueError("must be a finite number")
+    return float(value)
+
+
+def _flag(value: Json) -> bool:
+    if not isinstance(value, bool):
+        raise ValueError("must be true or false")
+    return value
+
+
+def _maybe(inner: Decoder) -> Decoder:
+    return lambda value: None if value is None else inner(value)
+
+
+def _many(inner: Decoder) -> Decoder:
+    def decode_all(value: Json) -> tuple[Any, ...]:
+        if not isinstance(value, list):
+            raise ValueError("must be a list")
+        return tuple(inner(item) for item in value)
+
+    return decode_all
+
+
+def _pair(value: Json) -> tuple[str, str]:
+    both = _many(_text)(value)
+    if len(both) != 2:
+        raise ValueError("must be a pair")
+    return (both[0], both[1])
+
+
+def _table(inner: Decoder) -> Decoder:
+    def decode_all(value: Json) -> dict[str, Any]:
+        if not isinstance(value, dict):
+            raise ValueError("must be an object")
+        return {key: inner(item) for key, item in value.items()}
+
+    return decode_all
+
+
+def _made(kind: type[Any]) -> Decoder:
+    return lambda value: _decode_fields(kind, value)
+
+
+_SHAPES: dict[type[Any], dict[str, Decoder]] = {
+    core.WaitPolicy: {"mode": _text, "yields": _whole},
+    core.Node: {"name": _text, "cpu": _whole, "memory": _whole},
+    core.Capacity: {"nodes": _many(_made(core.Node)), "weights": _flag, "freeze": _flag},
+    core.Share: {"requests": _many(_whole), "wait": _made(core.WaitPolicy), "frozen": _flag},
+    core.Ranks: {
+        "iterations": _many(_whole),
+        "stamp": _many(_real),
+        "cpu": _many(_real),
+        "useful": _many(_real),
+        "mpi": _many(_real),
+        "memory": _many(_whole),
+    },
+    core.Spec: {
+        "name": _text,
+        "family": _text,
+        "case": _text,
+        "ranks": _whole,
+        "weights": _many(_real),
+        "command": _many(_text),
+        "prepare": _many(_text),
+        "slowdown": _real,
+        "memory": _whole,
+        "deadline": _maybe(_real),
+        "iterations": _whole,
+        "ranks_per_group": _whole,
+        "environment": _many(_pair),
+    },
+    core.Tick: {"t": _real},
+    core.Started: {"t": _real, "name": _text},
+    core.Sampled: {"t": _real, "name": _text, "ranks": _made(core.Ranks)},
+    core.Finished: {"t": _real, "name": _text, "code": _whole, "reason": _text},
+    core.Resized: {"t": _real, "names": _many(_text), "refused": _text},
+    core.CapacityChanged: {"t": _real, "capacity": _made(core.Capacity)},
+    core.Interrupted: {"t": _real, "reason": _text},
+    core.Launch: {"name": _text, "share": _made(core.Share)},
+    core.Resize: {"shares": _table(_made(core.Share)), "why": _text},
+    core.Stop: {"name": _text, "why": _text, "requeue": _flag},
+    core.Note: {"what": _text, "why": _text, "data": _table(lambda value: value)},
+}
+_EVENTS = (
+    core.Tick,
+    core.Started,
+    core.Sampled,
+    core.Finished,
+    core.Resized,
+    core.CapacityChanged,
+    core.Interrupted,
+)
+_ACTIONS = (core.Launch, core.Resize, core.Stop, core.Note)
+_KINDS: dict[str, tuple[str, type[Any]]] = {
+    **{kind.__name__: ("event", kind) for kind in _EVENTS},
+    **{kind.__name__: ("action", kind) for kind in _ACTIONS},
+}
+
+
+def plain(value: Json) -> Json:
+    """Any of core's values as plain JSON types."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {f.name: plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
+    if isinstance(value, Mapping):
+        return {key: plain(item) for key, item in value.items()}
+    if isinstance(value, (tuple, list)):
+        return [plain(item) for item in value]
+    return value
+
+
+def _decode_fields(kind: type[Any], value: Json) -> Json:
+    if not isinstance(value, dict):
+        raise ValueError("must be an object")
+    shape = _SHAPES[kind]
+    foreign = set(value) - set(shape)
+    if foreign:
+        raise ValueError(f"unknown field {sorted(foreign)[0]!r} in {kind.__name__}")
+    fields = {}
+    for name, inner in shape.items():
+        if name not in value:
+            raise ValueError(f"{kind.__name__} lacks {name!r}")
+        try:
+            fields[name] = inner(value[name])
+        except ValueError as error:
+            raise ValueError(f"{name}: {error}") from None
+    return kind(**fields)
+
+
+def encode(value: core.Event | core.Action) -> Record:
+    """An event or action as a JSON object with `kind` and `type`."""
+    kind, _ = _KINDS[type(value).__name__]
+    return {"kind": kind, "type": type(value).__name__, **plain(value)}
+
+
+def decode(record: Mapping[str, Any]) -> Json:
+    """The event or action that `encode` gave. Raises ValueError with the reason."""
+    name = record.get("type")
+    kind, made = _KINDS.get(name, ("", None)) if isinstance(name, str) else ("", None)
+    if made is None or record.get("kind") != kind:
+        raise ValueError(f"unknown {record.get('kind')!r} of type {name!r}")
+    fields = {key: item for key, item in record.items() if key not in ("seq", "kind", "type")}
+    return _decode_fields(made, fields)
+
+
+def decode_spec(value: Json) -> core.Spec:
+    """A Spec from the header. Raises ValueError."""
+    spec: core.Spec = _decode_fields(core.Spec, value)
+    return spec
+
+
+def decode_capacity(value: Json) -> core.Capacity:
+    """A Capacity from the header or a resume record. Raises ValueError."""
+    capacity: core.Capacity = _decode_fields(core.Capacity, value)
+    return capacity
+
+
+# --- writing ---
+
+
+def header(
+    specs: Iterable[core.Spec],
+    capacity: core.Capacity,
+    settings: Mapping[str, Any],
+    versions: Mapping[str, str] | None = None,
+    **more: Json,
+) -> Record:
+    """The first line; `settings` is `Settings.plain()`, `more` is kept as it is."""
+    return {
+        "dovetail": __version__,
+        "schema": SCHEMA,
+        "specs": [plain(spec) for spec in specs],
+        "capacity": plain(capacity),
+        "settings": dict(settings),
+        "versions": dict(versions or {}),
+        **more,
+    }
+
+
+class Log:
+    """Writes one record per line, each flushed. `failed` holds the reason once it has stopped."""
+
+    def __init__(self, path: Path, seq: int, size: int) -> None:
+        self.path = path
+        self.seq = seq
+        self.failed = ""
+        self._size = size
+        self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        os.ftruncate(self._fd, size)
+        os.lseek(self._fd, size, os.SEEK_SET)
+
+    @classmethod
+    def create(cls, path: str | os.PathLike[str], head: Mapping[str, Any]) -> Log:
+        """A new log, replacing any old one. Raises LogStopped where it cannot be written."""
+        try:
+            log = cls(Path(path), 0, 0)
+        except OSError as error:
+            raise LogStopped(f"{path}: {error.strerror}") from error
+        log._line(dict(head))
+        return log
+
+    @classmethod
+    def append(cls, path: str | os.PathLike[str]) -> Log:
+        """Go on with a log after a torn end. Raises BadInput if it is damaged, or LogStopped."""
+        _, records = read(path)
+        try:
+            data = Path(path).read_bytes()
+            return cls(Path(path), len(records), data.rfind(b"\n") + 1)
+        except OSError as error:
+            raise LogStopped(f"{path}: {error.strerror}") from error
+
+    def write(self, value: core.Event | core.Action) -> None:
+        """Append one record. Raises LogStopped the first time it fails; then does nothing."""
+        self._record(encode(value))
+
+    def resume(self, t: float, capacity: core.Capacity) -> None:
+        """Append the record that says that the run was taken up again at run time `t`."""
+        self._record({"kind": "resume", "t": t, "capacity": plain(capacity)})
+
+    def _record(self, record: Record) -> None:
+        if not self.failed:
+            self._line({"seq": self.seq + 1, **record})
+            self.seq += 1
+
+    def _line(self, record: Record) -> None:
+        data = json.dumps(record, separators=(",", ":"), allow_nan=False).encode() + b"\n"
+        try:
+            rest = memoryview(data)
+            while rest:
+                rest = rest[os.write(self._fd, rest) :]
+        except OSError as error:
+            self.failed = f"{self.path}: {error.strerror}"
+            with contextlib.suppress(OSError):
+                os.ftruncate(self._fd, self._size)
+            self.close()
+            raise LogStopped(self.failed) from error
+        self._size += len(data)
+
+    def close(self) -> None:
+        """Close the file; safe to call twice."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+    def __enter__(self) -> Log:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+# --- reading ---
+
+
+@dataclasses.dataclass(frozen=True)
+class Resumed:
+    """The run was taken up again at run time `t` with this capacity."""
+
+    t: float
+    capacity: core.Capacity
+
+
+Entry = Union[core.Event, core.Action, Resumed]
+
+
+@dataclasses.dataclass(frozen=True)
+class Header:
+    """The first line of a log: `raw` is all of it."""
+
+    dovetail: str
+    specs: tuple[core.Spec, ...]
+    capacity: core.Capacity
+    settings: Mapping[str, Any]
+    versions: Mapping[str, Any]
+    raw: Mapping[str, Any]
+
+
+def read(path: str | os.PathLike[str]) -> tuple[Header, list[Entry]]:
+    """The header and what follows, decoded. Raises BadInput with the line and the reason."""
+    try:
+        data = Path(path).read_bytes()
+    except OSError as error:
+        raise BadInput(f"{path}: {error.strerror}") from error
+    lines = data.split(b"\n")
+    lines.pop()  # empty, or torn: the writer ends every record with a newline
+    if not lines:
+        raise BadInput(f"{path}: line 1: not an event log, the header is missing")
+    entries: list[Entry] = []
+    head = _checked(path, 1, lines[0], _header)
+    for number, line in enumerate(lines[1:], start=2):
+        entries.append(_checked(path, number, line, functools.partial(_entry, number - 1)))
+    return head, entries
+
+
+def _checked(
+    path: str | os.PathLike[str], number: int, line: bytes, made: Callable[[Any], Any]
+) -> Json:
+    try:
+        raw = json.loads(line.decode("utf-8"), parse_constant=_no_constant)
+        if not isinstance(raw, dict):
+            raise ValueError("must be an object")
+        return made(raw)
+    except (ValueError, RecursionError, OverflowError) as error:
+        raise BadInput(f"{path}: line {number}: damaged event log: {error}") from None
+
+
+def _no_constant(text: str) -> float:
+    raise ValueError(f"{text} is no number here")
+
+
+def _header(raw: dict[str, Any]) -> Header:
+    if "dovetail" not in raw or "schema" not in raw:
+        raise ValueError("the header lacks 'dovetail' and 'schema'; is this another file?")
+    if raw["schema"] != SCHEMA or isinstance(raw["schema"], bool):
+        raise ValueError(f"schema {raw['schema']!r}; this version reads schema {SCHEMA}")
+    for key in ("specs", "capacity", "settings", "versions"):
+        if key not in raw:
+            raise ValueError(f"the header lacks {key!r}")
+    keep = _table(lambda value: value)
+    return Header(
+        _text(raw["dovetail"]),
+        _many(decode_spec)(raw["specs"]),
+        decode_capacity(raw["capacity"]),
+        keep(raw["settings"]),
+        keep(raw["versions"]),
+        raw,
+    )
+
+
+def _entry(seq: int, raw: dict[str, Any]) -> Entry:
+    if raw.get("seq") != seq or isinstance(raw.get("seq"), bool):
+        raise ValueError(f"seq {raw.get('seq')!r} where {seq} is due: a line is missing or doubled")
+    if raw.get("kind") == "resume":
+        return Resumed(_real(raw.get("t")), decode_capacity(raw.get("capacity")))
+    entry: Entry = decode(raw)
+    return entry

@@ -1,0 +1,459 @@
+# SPDX-License-Identifier: LGPL-3.0-or-later
+"""The simulated executor: bulk-synchronous ranks as numbers, under a virtual clock (steps 4 to 7).
+
+Inputs: specs with the work that each means (`Work`), nodes, a seed, faults to inject. Outputs:
+events like those of a real executor; `simulate.run_simulated` drives a controller with it.
+
+The model: each iteration each rank of a simulation needs its CPU seconds (with noise), then
+waits for the slowest. A node shares its cores among simulations by the sum of their requests
+(no rank uses more than a core, nothing is left idle while it is wanted), and within a
+simulation equally among ranks. How a rank waits decides whether it wants CPU meanwhile, and
+the costs below are what OpenFOAM with Open MPI showed on two cores.
+
+Invariants: the same seed gives the same run; only `advance` moves the clock; CPU handed out
+on a node never exceeds its cores.
+"""
+
+from __future__ import annotations
+
+import heapq
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from dovetail import core
+from dovetail.core import Capacity, Event, Node, Share, Spec
+
+SPIN = 0.55
+"""Speed of work while spinning ranks crowd the cores: their turns delay every message."""
+YIELD = 0.95
+"""The same where they give way."""
+CROWD = 0.08
+"""What work loses to taking turns where twice as many ranks as cores work, waits blocking."""
+DOORBELL = 0.95
+"""Speed of a simulation whose waits block: going to sleep and waking up is work too."""
+ASLEEP = 0.03
+"""Share of a core that a rank in a blocking wait still takes."""
+
+
+@dataclass(frozen=True)
+class Work:
+    """What a simulation does: `seconds` of CPU per iteration and rank, shape (ranks,).
+
+    `noise` is the relative standard deviation of each rank's work, `startup` the seconds from
+    launch to the first iteration; `publishes` False for a program that shows no iterations.
+    """
+
+    seconds: tuple[float, ...]
+    iterations: int = 100
+    noise: float = 0.02
+    startup: float = 0.5
+    publishes: bool = True
+
+
+@dataclass(frozen=True)
+class Fault:
+    """Something that goes wrong at run time `t`.
+
+    `kind`: death (a rank of `name` is killed), stall (`name` stops iterating), refuse (resizes
+    are refused for `seconds`), delay (they take `seconds`), node (`name` is lost), clock (the
+    run's clock jumps by `seconds`), fail (`name` exits 1).
+    """
+
+    t: float
+    kind: str
+    name: str = ""
+    seconds: float = 0.0
+
+
+@dataclass(eq=False)
+class _Rank:
+    """One rank: `left` CPU seconds of this iteration, `speed` of its work, `share` of a core."""
+
+    sim: _Sim
+    node: int
+    left: float = 0.0
+    working: bool = False
+    speed: float = 0.0
+    share: float = 0.0
+    cpu: float = 0.0
+    useful: float = 0.0
+    mpi: float = 0.0
+
+
+@dataclass(eq=False)
+class _Sim:
+    spec: Spec
+    work: Work
+    share: Share
+    order: int
+    begins: float
+    ranks: list[_Rank] = field(default_factory=list)
+    nodes: tuple[int, ...] = ()
+    started: bool = False
+    stalled: bool = False
+    iterations: int = 0
+    pending: int = 0
+    stamp: float = 0.0
+    fresh: bool = False
+    ranks_at: core.Ranks | None = None
+
+    @property
+    def running(self) -> bool:
+        return self.started and not self.share.frozen and not self.stalled
+
+
+class Simulated:
+    """Implements core.Executor; `advance(dt)` moves its clock."""
+
+    def __init__(
+        self,
+        nodes: Sequence[Node],
+        works: Mapping[str, Work],
+        seed: int = 0,
+        faults: Sequence[Fault] = (),
+        weights: bool = True,
+        freeze: bool = True,
+    ) -> None:
+        self.works = dict(works)
+        self.clock = 0.0
+        self.offset = 0.0
+        self.random = random.Random(seed)
+        self._faults = sorted(faults, key=lambda fault: fault.t)
+        self._nodes = list(nodes)
+        self._lost: set[int] = set()
+        self._flags = (weights, freeze)
+        self._sims: dict[str, _Sim] = {}
+        self._on: list[dict[str, _Sim]] = [{} for _ in nodes]
+        self._count = 0
+        self._events: list[Event] = []
+        self._last = [0.0] * len(nodes)
+        self._due: list[tuple[float, int, int]] = []
+        self._version = [0] * len(nodes)
+        self._starts: list[tuple[float, int, str]] = []
+        self._resizes: list[tuple[float, int, Mapping[str, Share]]] = []
+        self._refuse_until = -1.0
+        self._delay_until = (-1.0, 0.0)
+
+    # --- core.Executor ---
+
+    def capacity(self) -> Capacity:
+        """What may be used now."""
+        left = tuple(node for i, node in enumerate(self._nodes) if i not in self._lost)
+        return Capacity(left, *self._flags)
+
+    def launch(self, spec: Spec, share: Share) -> None:
+        """Start; the first iteration begins after the work's startup."""
+        work = self.works[spec.family]
+        if len(work.seconds) != spec.ranks:
+            raise ValueError(f"{spec.name}: {len(work.seconds)} works for {spec.ranks} ranks")
+        self._count += 1
+        sim = _Sim(spec, work, share, self._count, self.clock + work.startup)
+        sim.ranks = [_Rank(sim, node) for node in self._place(spec.ranks)]
+        sim.nodes = tuple(sorted({rank.node for rank in sim.ranks}))
+        self._sims[spec.name] = sim
+        if not sim.ranks:
+            self._end(sim, 1, "node lost: there is none left")
+            return
+        heapq.heappush(self._starts, (sim.begins, sim.order, spec.name))
+
+    def observe(self, t: float) -> Sequence[Event]:
+        """What happened since the last call."""
+        for sim in self._sims.values():
+            if sim.fresh and sim.ranks_at is not None:
+                self._events.append(core.Sampled(self.now, sim.spec.name, sim.ranks_at))
+                sim.fresh = False
+        events, self._events = self._events, []
+        return events
+
+    def resize(self, shares: Mapping[str, Share]) -> None:
+        """Change shares now, or after an injected delay."""
+        until, seconds = self._delay_until
+        delay = seconds if self.clock < until else 0.0
+        self._count += 1
+        heapq.heappush(self._resizes, (self.clock + delay, self._count, dict(shares)))
+        if not delay:
+            self._apply_resizes()
+
+    def stop(self, name: str, why: str) -> None:
+        """End one simulation."""
+        if name in self._sims:
+            self._end(self._sims[name], 143, f"stopped: {why}")
+
+    def close(self) -> None:
+        """End all."""
+        self._sims.clear()
+        self._on = [{} for _ in self._nodes]
+
+    # --- the clock ---
+
+    @property
+    def now(self) -> float:
+        """The run's clock: the virtual one, plus the jumps that were injected."""
+        return self.clock + self.offset
+
+    def advance(self, dt: float) -> None:
+        """Let `dt` virtual seconds pass."""
+        end = self.clock + dt
+        while True:
+            t = min(end, self._next())
+            self.clock = max(self.clock, t)
+            if t >= end:
+                break
+            self._happen()
+        self._happen()
+        for node in range(len(self._nodes)):
+            self._run_until_now(node)
+
+    def _next(self) -> float:
+        while self._due and self._due[0][1] != self._version[self._due[0][2]]:
+            heapq.heappop(self._due)
+        heads = [queue[0][0] for queue in (self._due, self._starts, self._resizes) if queue]
+        if self._faults:
+            heads.append(self._faults[0].t)
+        return min(heads, default=float("inf"))
+
+    def _happen(self) -> None:
+        while self._faults and self._faults[0].t <= self.clock:
+            self._fault(self._faults.pop(0))
+        while self._starts and self._starts[0][0] <= self.clock:
+            self._start(*heapq.heappop(self._starts)[1:])
+        self._apply_resizes()
+        while self._due and self._due[0][0] <= self.clock:
+            _, version, node = heapq.heappop(self._due)
+            if version == self._version[node]:
+                self._advance_node(node)
+
+    # --- simulations ---
+
+    def _place(self, ranks: int) -> list[int]:
+        """Nodes for ranks: one after the other on the node with the fewest per core."""
+        load = {
+            i: sum(sum(r.node == i for r in sim.ranks) for sim in self._on[i].values())
+            for i in range(len(self._nodes))
+            if i not in self._lost
+        }
+        if not load:
+            return []
+        heap = [((count + 1) / max(1, self._nodes[i].cpu), i) for i, count in load.items()]
+        heapq.heapify(heap)
+        places: list[int] = []
+        while len(places) < ranks:
+            used, node = heap[0]
+            # Fill a node before the next: ranks of one simulation talk to each other.
+            room = max(1, self._nodes[node].cpu // 1000)
+            take = min(ranks - len(places), room)
+            places += [node] * take
+            heapq.heapreplace(heap, (used + take / max(1, self._nodes[node].cpu), node))
+        return places
+
+    def _start(self, order: int, name: str) -> None:
+        sim = self._sims.get(name)
+        if sim is None or sim.order != order:
+            return
+        sim.started = True
+        sim.stamp = self.clock
+        for node in sim.nodes:
+            self._run_until_now(node)
+            self._on[node][name] = sim
+        self._events.append(core.Started(self.now, name))
+        self._iterate(sim)
+        self._replan(sim.nodes)
+
+    def _iterate(self, sim: _Sim) -> None:
+        for rank, seconds in zip(sim.ranks, sim.work.seconds):
+            noise = self.random.gauss(1.0, sim.work.noise) if sim.work.noise else 1.0
+            rank.left = seconds * max(0.2, noise)
+            rank.working = True
+        sim.pending = len(sim.ranks)
+
+    def _end(self, sim: _Sim, code: int, reason: str) -> None:
+        for node in sim.nodes:
+            self._run_until_now(node)
+            self._on[node].pop(sim.spec.name, None)
+        del self._sims[sim.spec.name]
+        if sim.fresh and sim.ranks_at is not None:
+            self._events.append(core.Sampled(self.now, sim.spec.name, sim.ranks_at))
+        self._events.append(core.Finished(self.now, sim.spec.name, code, reason))
+        self._replan(sim.nodes)
+
+    def _boundary(self, sim: _Sim) -> None:
+        """All ranks have met: an iteration is complete."""
+        for node in sim.nodes:
+            self._run_until_now(node)
+        sim.iterations += 1
+        n = len(sim.ranks)
+        if sim.work.publishes:
+            sim.ranks_at = core.Ranks(
+                (sim.iterations,) * n,
+                (self.now,) * n,
+                tuple(rank.cpu for rank in sim.ranks),
+                tuple(rank.useful for rank in sim.ranks),
+                tuple(rank.mpi for rank in sim.ranks),
+                (sim.spec.memory // n,) * n,
+            )
+            sim.fresh = True
+        if sim.iterations >= sim.work.iterations:
+            self._end(sim, 0, "")
+        else:
+            self._iterate(sim)
+            self._replan(sim.nodes)
+
+    def _apply_resizes(self) -> None:
+        while self._resizes and self._resizes[0][0] <= self.clock:
+            _, _, shares = heapq.heappop(self._resizes)
+            names = tuple(shares)
+            if self.clock < self._refuse_until:
+                self._events.append(core.Resized(self.now, names, "no room on the node"))
+                continue
+            touched: set[int] = set()
+            for name, share in shares.items():
+                sim = self._sims.get(name)
+                if sim is not None:
+                    touched.update(sim.nodes)
+                    for node in sim.nodes:
+                        self._run_until_now(node)
+                    sim.share = share
+            self._events.append(core.Resized(self.now, names))
+            self._replan(tuple(touched))
+
+    def _fault(self, fault: Fault) -> None:
+        sim = self._sims.get(fault.name)
+        if fault.kind == "refuse":
+            self._refuse_until = self.clock + fault.seconds
+        elif fault.kind == "delay":
+            self._delay_until = (float("inf"), fault.seconds)
+        elif fault.kind == "clock":
+            self.offset += fault.seconds
+        elif fault.kind == "node":
+            self._lose([node.name for node in self._nodes].index(fault.name))
+        elif sim is not None and fault.kind == "death":
+            self._end(sim, 137, "rank 0 was killed by signal 9")
+        elif sim is not None and fault.kind == "fail":
+            self._end(sim, 1, "exit code 1")
+        elif sim is not None and fault.kind == "stall":
+            for node in sim.nodes:
+                self._run_until_now(node)
+            sim.stalled = True
+            self._replan(sim.nodes)
+
+    def _lose(self, node: int) -> None:
+        if node in self._lost:
+            return
+        self._lost.add(node)
+        for sim in [sim for sim in self._sims.values() if node in sim.nodes]:
+            self._end(sim, 1, f"node lost: {self._nodes[node].name}")
+        self._events.append(core.CapacityChanged(self.now, self.capacity()))
+
+    # --- CPU ---
+
+    def _run_until_now(self, node: int) -> None:
+        """Account for the time since the node was last looked at."""
+        dt = self.clock - self._last[node]
+        self._last[node] = self.clock
+        if dt <= 0.0:
+            return
+        for sim in self._on[node].values():
+            if not sim.running:
+                continue
+            for rank in sim.ranks:
+                if rank.node != node:
+                    continue
+                rank.cpu += rank.share * dt
+                if rank.working:
+                    rank.left -= rank.speed * dt
+                    rank.useful += dt
+                else:
+                    rank.mpi += dt
+
+    def _advance_node(self, node: int) -> None:
+        """A rank on the node has finished its work of this iteration."""
+        self._run_until_now(node)
+        met = []
+        for sim in list(self._on[node].values()):
+            if not sim.running:
+                continue
+            for rank in sim.ranks:
+                if rank.node == node and rank.working and rank.left <= 1e-9:
+                    rank.working = False
+                    sim.pending -= 1
+            if sim.pending == 0:
+                met.append(sim)
+        for sim in met:
+            self._boundary(sim)
+        self._replan((node,))
+
+    def _replan(self, nodes: Sequence[int]) -> None:
+        for node in nodes:
+            self._run_until_now(node)
+            self._share_out(node)
+            self._version[node] += 1
+            soonest = min(
+                (
+                    max(0.0, rank.left) / rank.speed
+                    for sim in self._on[node].values()
+                    if sim.running
+                    for rank in sim.ranks
+                    if rank.node == node and rank.working and rank.speed > 0.0
+                ),
+                default=None,
+            )
+            if soonest is not None:
+                heapq.heappush(self._due, (self.clock + soonest, self._version[node], node))
+
+    def _share_out(self, node: int) -> None:
+        """Weighted fair sharing: who wants CPU, how much each gets, how well it works."""
+        groups: list[tuple[_Sim, list[_Rank], float]] = []
+        wanting = 0
+        modes = set()
+        for sim in self._on[node].values():
+            if not sim.running:
+                continue
+            mine = [rank for rank in sim.ranks if rank.node == node]
+            mode = sim.share.wait.mode
+            eager = [rank for rank in mine if rank.working or mode != "doorbell"]
+            for rank in mine:
+                rank.speed, rank.share = 0.0, ASLEEP
+            modes.add(mode)
+            wanting += len(eager)
+            groups.append((sim, eager, self._weight(sim, node)))
+        cores = self._nodes[node].cpu / 1000.0
+        given = fill([(len(eager), weight) for _, eager, weight in groups], cores)
+        crowded = wanting > cores
+        for (sim, eager, _), amount in zip(groups, given):
+            quality = DOORBELL if sim.share.wait.mode == "doorbell" else 1.0
+            if crowded:
+                excess = min(1.0, wanting / cores - 1.0) if cores > 0.0 else 1.0
+                turns = 1.0 - CROWD * excess
+                quality *= SPIN if "off" in modes else YIELD if "yield" in modes else turns
+            for rank in eager:
+                rank.share = amount / len(eager)
+                rank.speed = rank.share * quality if rank.working else 0.0
+
+    def _weight(self, sim: _Sim, node: int) -> float:
+        if not self._flags[0]:
+            return float(sum(rank.node == node for rank in sim.ranks))
+        return float(
+            sum(
+                request for request, rank in zip(sim.share.requests, sim.ranks) if rank.node == node
+            )
+        )
+
+
+def fill(groups: Sequence[tuple[int, float]], cores: float) -> list[float]:
+    """Share `cores` among groups of (how many cores it can use, weight); nothing is left idle."""
+    given = [0.0] * len(groups)
+    open_ = [i for i, (want, _) in enumerate(groups) if want > 0]
+    left = cores
+    while open_ and left > 1e-12:
+        weight = sum(max(1e-9, groups[i][1]) for i in open_)
+        full = [i for i in open_ if left * max(1e-9, groups[i][1]) / weight >= groups[i][0]]
+        if not full:
+            for i in open_:
+                given[i] = left * max(1e-9, groups[i][1]) / weight
+            break
+        for i in full:
+            given[i] = float(groups[i][0])
+        left -= sum(given[i] for i in full)
+        open_ = [i for i in open_ if i not in full]
+    return given

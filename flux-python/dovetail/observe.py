@@ -1,0 +1,138 @@
+# SPDX-License-Identifier: LGPL-3.0-or-later
+"""Rates and loads from samples (step 5).
+
+Inputs: the samples of one simulation's ranks, and the controller's own seconds. Outputs:
+iterations per second over a window with its relative error, and work per iteration and rank.
+
+Invariants: only whole iterations count; a window never spans a change of regime (`reset`), a
+restart or a jump of the clock; memory is bounded, so a long window slides.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from dovetail.core import Ranks
+
+KEEP = 96
+"""Marks kept per simulation: at ten a second the window slides over nearly ten seconds."""
+SPACING = 0.1
+"""Least seconds between two marks: closer ones would only make the window shorter."""
+PARTS = 4
+"""Sub-windows whose rates are compared to get the error of the whole."""
+JUMP = 60.0
+"""Seconds by which a rank's stamps may disagree with the controller's clock."""
+
+
+@dataclass(frozen=True)
+class Window:
+    """One simulation's progress over `seconds`: `rate` in 1/s, `error` relative, 1 if unknown."""
+
+    iterations: int
+    seconds: float
+    rate: float
+    error: float
+
+
+@dataclass(frozen=True)
+class Mark:
+    """The ranks at one iteration boundary; `now` in controller seconds, `stamp` in run seconds."""
+
+    now: float
+    iterations: int
+    stamp: float
+    ranks: Ranks
+
+
+class Meter:
+    """The recent progress of one simulation."""
+
+    def __init__(self, warmup: int) -> None:
+        self.marks: deque[Mark] = deque(maxlen=KEEP)
+        self.iterations = 0
+        self._from = warmup
+
+    def reset(self, skip: int = 1) -> None:
+        """Forget the window; the next `skip` iterations belong to the old regime."""
+        self.marks.clear()
+        self._from = self.iterations + skip
+
+    def add(self, now: float, ranks: Ranks) -> bool:
+        """Take a sample; True if every rank has completed a further iteration."""
+        iterations = min(ranks.iterations, default=0)
+        if iterations < self.iterations:
+            self.iterations = iterations
+            self.reset()
+            return False
+        if iterations == self.iterations:
+            return False
+        self.iterations = iterations
+        if iterations < self._from:
+            return True
+        stamp = ranks.stamp[ranks.iterations.index(iterations)]
+        if self.marks:
+            last = self.marks[-1]
+            step = stamp - last.stamp
+            if not 0.0 < step < now - last.now + JUMP:
+                self.marks.clear()
+            elif step < SPACING:
+                return True
+        if math.isfinite(stamp):
+            self.marks.append(Mark(now, iterations, stamp, ranks))
+        return True
+
+    @property
+    def warm(self) -> bool:
+        """True once the warm-up, or the rest of the old regime, is over."""
+        return bool(self.marks)
+
+    def window(self) -> Window | None:
+        """Progress since the last reset, at most KEEP samples back; None if there is none."""
+        if len(self.marks) < 2:
+            return None
+        first, last = self.marks[0], self.marks[-1]
+        seconds = last.stamp - first.stamp
+        iterations = last.iterations - first.iterations
+        if seconds <= 0.0 or iterations <= 0:
+            return None
+        return Window(iterations, seconds, iterations / seconds, _error(self.marks))
+
+    def loads(self, what: str) -> tuple[float, ...] | None:
+        """Seconds per iteration and rank over the window, shape (ranks,).
+
+        `what` is `useful`, `cpu` or `mpi`. None if there is no window, or the samples are of
+        different sizes.
+        """
+        if len(self.marks) < 2:
+            return None
+        first, last = self.marks[0].ranks, self.marks[-1].ranks
+        before: Sequence[float] = getattr(first, what)
+        after: Sequence[float] = getattr(last, what)
+        if len(before) != len(after):
+            return None
+        return tuple(
+            max(0.0, b - a) / max(1, j - i)
+            for a, b, i, j in zip(before, after, first.iterations, last.iterations)
+        )
+
+
+def _error(marks: Sequence[Mark]) -> float:
+    """Relative standard error of the rate, from the spread between sub-windows."""
+    parts = min(PARTS, len(marks) - 1)
+    if parts < 2:
+        return 1.0
+    edges = [marks[round(k * (len(marks) - 1) / parts)] for k in range(parts + 1)]
+    rates = []
+    for a, b in zip(edges, edges[1:]):
+        seconds = b.stamp - a.stamp
+        if seconds <= 0.0:
+            return 1.0
+        rates.append((b.iterations - a.iterations) / seconds)
+    mean = sum(rates) / parts
+    if mean <= 0.0:
+        return 1.0
+    spread = math.sqrt(sum((r - mean) ** 2 for r in rates) / (parts - 1))
+    return min(1.0, spread / mean / math.sqrt(parts))

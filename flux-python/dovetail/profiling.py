@@ -1,0 +1,163 @@
+# SPDX-License-Identifier: LGPL-3.0-or-later
+"""Phase A, profile: the first simulation of each family alone (step 5).
+
+Inputs: the state with fresh samples. Outputs: a `Profile` for the family, and on the way the
+freezing and thawing of the others.
+
+Invariants: one profile at a time; whatever ends it, the paused simulations go on.
+"""
+
+from __future__ import annotations
+
+from dovetail import policy
+from dovetail.core import WaitPolicy
+from dovetail.observe import Window
+from dovetail.policy import Profile
+from dovetail.state import Family, Simulation, State
+
+
+def complete(state: State, window: Window | None) -> bool:
+    """True if a window has settled, or is as long as a window may become."""
+    s = state.settings
+    if window is None:
+        return False
+    if window.seconds >= s.window and window.iterations >= s.window_iterations:
+        if window.error <= s.steady:
+            return True
+    elif window.iterations < 3:
+        return False
+    return state.now - state.since >= s.window * s.window_limit
+
+
+def profile(state: State) -> None:
+    """Begin, go on with, or end the profile of a family."""
+    if state.profiling is not None:
+        sim = state.active.get(state.profiling)
+        if sim is None:
+            end(state)
+        else:
+            _measure(state, sim)
+    if state.profiling is None:
+        fresh = next((sim for sim in state.active.values() if _due(state, sim)), None)
+        if fresh is not None:
+            _begin(state, fresh)
+
+
+def _due(state: State, sim: Simulation) -> bool:
+    return sim.state == "running" and state.family(sim).profile is None
+
+
+def _begin(state: State, sim: Simulation) -> None:
+    state.profiling = sim.spec.name
+    state.since = state.now
+    others = [other for other in state.active.values() if other is not sim]
+    if not others or state.own_cores or not state.capacity.freeze:
+        return
+    for other in others:
+        other.paused = True
+        state.share(other, f"let {sim.spec.name} run alone for its profile", frozen=True)
+    state.share(sim, "run alone for the profile", wait=policy.OFF)
+    state.restart_windows([sim])
+    state.note(
+        "profile",
+        f"{len(others)} simulations stand still while {sim.spec.name} is profiled",
+        name=sim.spec.name,
+    )
+
+
+def _measure(state: State, sim: Simulation) -> None:
+    window = sim.meter.window()
+    if not complete(state, window) or window is None or sim.share is None:
+        return
+    family = state.family(sim)
+    _record(family, sim, window, sim.share.wait)
+    todo = [p for p in _options(state, sim) if p not in family.trials]
+    if todo and _may_wait_differently(state, sim):
+        state.share(sim, "measure another way of waiting", wait=todo[0])
+        state.restart_windows([sim])
+        return
+    conclude(state, sim)
+    end(state)
+
+
+def _may_wait_differently(state: State, sim: Simulation) -> bool:
+    remaining = state.remaining(sim)
+    return state.now >= state.resize_after and (
+        remaining is None or remaining > 2 * state.settings.window
+    )
+
+
+def _options(state: State, sim: Simulation) -> tuple[WaitPolicy, ...]:
+    return policy.candidates(sim.spec.ranks, 1, state.cores)
+
+
+def _record(family: Family, sim: Simulation, window: Window, wait: WaitPolicy) -> None:
+    useful, cpu = sim.meter.loads("useful"), sim.meter.loads("cpu")
+    family.trials[wait] = (window, useful or (), cpu or ())
+
+
+def finished_early(state: State, sim: Simulation) -> None:
+    """A simulation ended before its profile was complete: take what there is."""
+    window = sim.meter.window()
+    family = state.family(sim)
+    if family.profile is None and sim.share is not None and window and window.iterations >= 3:
+        _record(family, sim, window, sim.share.wait)
+    if family.profile is None and family.trials:
+        conclude(state, sim)
+
+
+def conclude(state: State, sim: Simulation) -> None:
+    """Make the family's profile from its trials."""
+    family = state.family(sim)
+    wait, (window, useful, cpu) = max(family.trials.items(), key=lambda item: item[1][0].rate)
+    # Spinning ranks show their load as time outside MPI; where ranks share cores that time
+    # also counts waiting for a core, and CPU time under blocking waits is the load.
+    crowded = sim.spec.ranks > state.cores
+    loads = useful
+    if crowded and policy.DOORBELL in family.trials:
+        loads = family.trials[policy.DOORBELL][2]
+    elif wait.mode == "doorbell":
+        loads = cpu
+    loads = tuple(max(load, 1e-9) for load in loads) or (1.0 / window.rate,) * sim.spec.ranks
+    need = min(sum(min(1.0, load * window.rate) for load in loads), state.cores)
+    alone = len(state.active) <= 1 or state.own_cores or state.capacity.freeze
+    family.profile = Profile(
+        window.rate,
+        window.error,
+        loads,
+        wait,
+        need,
+        sim.memory,
+        family.startup or 0.0,
+        alone,
+    )
+    state.replan = True
+    heaviest = max(loads)
+    beside = "" if alone else "; it did not run alone, so the rate is too low"
+    unsteady = "" if window.error <= state.settings.steady else "; the rate did not settle"
+    state.note(
+        "profile",
+        f"{sim.spec.family}: {window.rate:.3g} iterations/s alone, needs {need:.2f} of "
+        f"{state.cores:g} cores{beside}{unsteady}",
+        family=sim.spec.family,
+        name=sim.spec.name,
+        rate=window.rate,
+        error=window.error,
+        iterations=window.iterations,
+        need=need,
+        cores=state.cores,
+        load=[load / heaviest for load in loads],
+        wait=wait.mode,
+        memory=sim.memory,
+    )
+
+
+def end(state: State) -> None:
+    """Let those that stood still go on."""
+    state.profiling = None
+    for sim in state.active.values():
+        if sim.paused:
+            sim.paused = False
+            sim.progress_at = sim.thawed_at = state.now
+            state.share(sim, "the profile is done", frozen=False)
+    state.regime()

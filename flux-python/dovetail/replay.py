@@ -1,0 +1,93 @@
+# SPDX-License-Identifier: LGPL-3.0-or-later
+"""A recorded run again: to check its decisions, or to take it up where it ended (step 8).
+
+Inputs: an event log. Outputs: the first decision that differs, or the controller as it was.
+
+Invariants: the log is not changed.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from dovetail import core, events
+from dovetail.controller import Controller
+from dovetail.errors import BadInput
+from dovetail.policy import Settings
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Where a replay left the record: after entry `seq`, one of both may be None."""
+
+    seq: int
+    recorded: core.Action | None
+    replayed: core.Action | None
+
+
+def replay(path: str | os.PathLike[str]) -> Difference | None:
+    """The first decision that differs from the recorded one, None if all are the same.
+
+    Raises BadInput for a log that cannot be read.
+    """
+    return _feed(path)[1]
+
+
+def rebuild(path: str | os.PathLike[str]) -> Controller:
+    """The controller after all that was logged; `Controller.resume` then goes on.
+
+    Decisions are those of this version, whatever was recorded. Raises BadInput.
+    """
+    return _feed(path)[0]
+
+
+def _feed(path: str | os.PathLike[str]) -> tuple[Controller, Difference | None]:
+    head, entries = events.read(path)
+    try:
+        controller = Controller(head.specs, head.capacity, Settings.of(head.settings))
+    except ValueError as error:
+        raise BadInput(f"{path}: line 1: {error}") from None
+    found: Difference | None = None
+    seq, end = 0, len(entries)
+    while seq < end:
+        entry = entries[seq]
+        seq += 1
+        if isinstance(entry, (core.Launch, core.Resize, core.Stop, core.Note)):
+            found = found or Difference(seq, entry, None)  # an answer to no event
+            continue
+        if isinstance(entry, events.Resumed):
+            answer = controller.resume(entry.t, entry.capacity)
+        else:
+            answer = controller.handle(entry)
+        recorded = _actions_after(entries, seq)
+        # The writer may have been killed between an event and the last of its answers.
+        cut = seq + len(recorded)
+        torn = cut == end or isinstance(entries[cut], events.Resumed)
+        found = found or _compare(seq, recorded, answer, torn)
+        seq = cut
+    return controller, found
+
+
+def _actions_after(entries: Sequence[events.Entry], start: int) -> list[core.Action]:
+    actions: list[core.Action] = []
+    for entry in entries[start:]:
+        if not isinstance(entry, (core.Launch, core.Resize, core.Stop, core.Note)):
+            break
+        actions.append(entry)
+    return actions
+
+
+def _compare(
+    seq: int, recorded: list[core.Action], replayed: list[core.Action], torn: bool
+) -> Difference | None:
+    length = max(len(recorded), len(replayed))
+    for k in range(length):
+        old = recorded[k] if k < len(recorded) else None
+        new = replayed[k] if k < len(replayed) else None
+        if old is None and torn:
+            return None
+        if old is None or new is None or events.encode(old) != events.encode(new):
+            return Difference(seq + k + 1, old, new)
+    return None

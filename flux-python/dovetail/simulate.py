@@ -1,0 +1,123 @@
+# SPDX-License-Identifier: LGPL-3.0-or-later
+"""A whole run with the simulated executor: what a plan would do, in no time (steps 4 to 8).
+
+Inputs: specs, the work they mean, nodes, faults. Outputs: makespans, actions, how many ran.
+
+Invariants: deterministic by seed; the run always ends (`limit` virtual seconds at the latest).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from dovetail import core
+from dovetail.controller import Controller
+from dovetail.core import Action, Node, Spec
+from dovetail.events import Log
+from dovetail.executors.simulated import Fault, Simulated, Work
+from dovetail.policy import Settings
+
+
+@dataclass
+class Result:
+    """What a simulated run did; times in virtual seconds.
+
+    `sequential` is one after the other with waits off, `running` is (t, N) at each change,
+    `memory` the greatest sum of specs' memory that was started at one moment, bytes.
+    """
+
+    makespan: float
+    sequential: float
+    controller: Controller
+    running: list[tuple[float, int]] = field(default_factory=list)
+    actions: list[tuple[float, Action]] = field(default_factory=list)
+    memory: int = 0
+    ended: bool = True
+
+    @property
+    def gain(self) -> float:
+        """Throughput against one after the other."""
+        return self.sequential / self.makespan if self.makespan > 0.0 else 1.0
+
+    def count(self, kind: type) -> int:
+        """How many actions of a type there were."""
+        return sum(isinstance(action, kind) for _, action in self.actions)
+
+    def notes(self, what: str) -> list[core.Note]:
+        """The notes of one kind, in order."""
+        return [a for _, a in self.actions if isinstance(a, core.Note) and a.what == what]
+
+
+def sequential(specs: Sequence[Spec], works: Mapping[str, Work], nodes: Sequence[Node]) -> float:
+    """Seconds for all specs one after the other with spinning waits, measured in simulation."""
+    alone: dict[str, float] = {}
+    for spec in specs:
+        if spec.family not in alone:
+            executor = Simulated(nodes, works)
+            executor.launch(spec, core.Share((1000,) * spec.ranks))
+            while not any(isinstance(e, core.Finished) for e in executor.observe(0.0)):
+                executor.advance(0.05)
+            alone[spec.family] = executor.clock
+    return sum(alone[spec.family] for spec in specs)
+
+
+def run_simulated(
+    specs: Sequence[Spec],
+    works: Mapping[str, Work],
+    nodes: Sequence[Node],
+    seed: int = 0,
+    faults: Sequence[Fault] = (),
+    settings: Settings | None = None,
+    dt: float = 0.1,
+    limit: float = 1e6,
+    weights: bool = True,
+    freeze: bool = True,
+    log: Log | None = None,
+) -> Result:
+    """Drive a controller with a simulated executor to the end, and record what it did."""
+    executor = Simulated(nodes, works, seed, faults, weights, freeze)
+    controller = Controller(specs, executor.capacity(), settings)
+    result = Result(0.0, sequential(specs, works, nodes), controller)
+    by_name = {spec.name: spec for spec in specs}
+    started: dict[str, int] = {}
+    frozen: set[str] = set()
+    while not controller.finished and executor.clock < limit:
+        happened = [*executor.observe(executor.now), core.Tick(executor.now)]
+        for event in happened:
+            if log is not None:
+                log.write(event)
+            if isinstance(event, core.Finished):
+                started.pop(event.name, None)
+                frozen.discard(event.name)
+                result.makespan = executor.clock
+            for action in controller.handle(event):
+                if log is not None:
+                    log.write(action)
+                _act(executor, by_name, action, started, frozen)
+                result.actions.append((executor.clock, action))
+        n = len(set(started) - frozen)
+        if not result.running or result.running[-1][1] != n:
+            result.running.append((executor.clock, n))
+        result.memory = max(result.memory, sum(started.values()))
+        executor.advance(dt)
+    result.ended = controller.finished
+    return result
+
+
+def _act(
+    executor: Simulated,
+    specs: Mapping[str, Spec],
+    action: Action,
+    started: dict[str, int],
+    frozen: set[str],
+) -> None:
+    if isinstance(action, core.Launch):
+        executor.launch(specs[action.name], action.share)
+        started[action.name] = specs[action.name].memory
+    elif isinstance(action, core.Resize):
+        executor.resize(action.shares)
+        for name, share in action.shares.items():
+            (frozen.add if share.frozen else frozen.discard)(name)
+    elif isinstance(action, core.Stop):
+        executor.stop(action.name, action.why)

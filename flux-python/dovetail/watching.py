@@ -1,0 +1,226 @@
+# SPDX-License-Identifier: LGPL-3.0-or-later
+"""Phases B and D, resize and watch fairness; and what makes no progress (steps 6 and 7).
+
+Inputs: the state. Outputs: requests that follow the measured load, larger shares for those
+that are too slow, roll-backs, and the end of those that hang.
+
+Invariants: requests change only by more than `Settings.hysteresis`; after a larger share, or
+a roll-back, a new window is measured before anything else is done about it.
+"""
+
+from __future__ import annotations
+
+from dovetail import policy
+from dovetail.core import WaitPolicy
+from dovetail.packing import measured, next_policy, rollback
+from dovetail.profiling import complete
+from dovetail.state import Simulation, State
+
+
+def guard(state: State) -> None:
+    """End simulations that have made no progress for much longer than usual."""
+    for sim in list(state.active.values()):
+        if sim.paused:
+            continue
+        limit = _patience(state, sim)
+        idle = state.now - max(sim.progress_at, sim.thawed_at)
+        if limit is None or idle <= limit:
+            continue
+        what = "no iteration" if sim.state == "running" else "no first iteration"
+        why = f"hung: {what} for {idle:.0f} s, the limit is {limit:.0f} s"
+        state.note("fail", f"{sim.spec.name} is ended, {why}", name=sim.spec.name, idle=idle)
+        state.stop(sim, why)
+
+
+def _patience(state: State, sim: Simulation) -> float | None:
+    s, family = state.settings, state.family(sim)
+    if sim.state == "running":
+        rate = state.baseline(sim)
+        usual = 1.0 / rate if rate > 0.0 else _usual(state, sim)
+        return max(s.stall, s.stall_iterations * usual)
+    if family.silent:
+        return None
+    if family.startup is not None:
+        return max(s.stall, s.start_factor * family.startup)
+    return s.start_limit
+
+
+def _usual(state: State, sim: Simulation) -> float:
+    """Seconds per iteration so far, start included; before any profile."""
+    return (sim.progress_at - sim.launched_at) / max(1, sim.iterations)
+
+
+def watch(state: State) -> None:
+    """Keep every simulation within its budget, and the mix worth its while."""
+    if state.profiling is not None or not state.settled():
+        return
+    _alone(state)
+    if len(state.active) < 2 or state.interrupted:
+        return
+    if not state.own_cores and state.knowledge.verdict(state.mix) != "good":
+        return
+    for sim in list(state.active.values()):
+        if sim.measured and _too_slow(state, sim):
+            return
+    _still_pays(state)
+
+
+def _alone(state: State) -> None:
+    """A simulation that runs alone shows its own baseline."""
+    if len(state.active) != 1:
+        return
+    (sim,) = state.active.values()
+    window = sim.meter.window()
+    profile = state.family(sim).profile
+    if profile and window and sim.share and sim.share.wait == profile.wait:
+        s = state.settings
+        if window.seconds >= s.window and window.error <= s.steady:
+            sim.alone = window.rate
+
+
+def _too_slow(state: State, sim: Simulation) -> bool:
+    """Act on a simulation beyond its budget; True if something was done."""
+    _warn_of_deadline(state, sim)
+    window = sim.meter.window()
+    if window is None or not complete(state, window) or state.now < state.resize_after:
+        return False
+    baseline, budget = state.baseline(sim), state.budget(sim)
+    slow = baseline / window.rate if baseline > 0.0 else 1.0
+    if slow <= budget * (1.0 + state.settings.margin + 2.0 * window.error):
+        return False
+    why = f"{sim.spec.name} runs {slow:.2f} times slower than alone, its budget is {budget:.2f}"
+    figures = {"name": sim.spec.name, "slowdown": slow, "budget": budget}
+    if state.capacity.weights and sim.boost < state.settings.boost_limit:
+        sim.boost = min(state.settings.boost_limit, sim.boost * state.settings.boost)
+        state.note("resize", f"{why}: it gets a larger share", boost=sim.boost, **figures)
+        state.replan = True
+        state.restart_windows(state.active.values())
+        return True
+    if not state.own_cores and state.tolerated != state.mix:
+        if sim.spec.deadline is None:
+            outcome = state.knowledge.outcome(state.mix)
+            outcome.verdict, outcome.why = "bad", why
+        rollback(state, why, **figures)
+        return True
+    state.note_once(("slow", sim.spec.name), "hold", f"{why}; nothing helps", **figures)
+    return False
+
+
+def _warn_of_deadline(state: State, sim: Simulation) -> None:
+    remaining = state.remaining(sim)
+    if sim.warned or sim.spec.deadline is None or remaining is None:
+        return
+    late = state.t + remaining - sim.spec.deadline
+    if late > 0.0:
+        sim.warned = True
+        state.note(
+            "fail",
+            f"{sim.spec.name} cannot meet its deadline: even alone it would be {late:.0f} s late",
+            name=sim.spec.name,
+            late=late,
+        )
+
+
+def _still_pays(state: State) -> None:
+    """A mix that has stopped paying is taken apart."""
+    sims = list(state.active.values())
+    mix = state.mix
+    if state.own_cores or mix == state.tolerated or not all(sim.measured for sim in sims):
+        return
+    windows = [sim.meter.window() for sim in sims]
+    whole = [w for w in windows if w is not None]
+    if len(whole) < len(sims) or not all(complete(state, w) for w in whole):
+        return
+    if not all(state.baseline(sim) > 0.0 for sim in sims):
+        return
+    now = measured(state, sims, whole)
+    if now.throughput + 2.0 * now.error >= 1.0 - state.settings.margin:
+        return
+    outcome = state.knowledge.outcome(mix)
+    outcome.verdict = "bad"
+    outcome.why = f"{len(sims)} at once now do only {now.throughput:.2f} times the work of one"
+    rollback(state, outcome.why, throughput=now.throughput, error=now.error)
+
+
+# --- shares ---
+
+
+def settle(state: State) -> None:
+    """Bring wait policies and requests to what they should be."""
+    if state.profiling is None:
+        _waits(state)
+    if state.replan or state.now >= state.replan_at:
+        _requests(state)
+
+
+def _waits(state: State) -> None:
+    if not state.active:
+        return
+    wait = _wanted(state)
+    sims = [sim for sim in state.active.values() if sim.share is None or sim.share.wait != wait]
+    up = [sim for sim in sims if sim.state not in ("preparing",) or sim.share is not None]
+    if up and state.now < state.resize_after:
+        return
+    for sim in sims:
+        state.share(sim, f"wait policy {wait.mode} for {len(state.active)} at once", wait=wait)
+    if sims and not state.own_cores:
+        state.restart_windows(state.active.values())
+
+
+def _wanted(state: State) -> WaitPolicy:
+    if state.own_cores:
+        return policy.OFF
+    if len(state.active) == 1:
+        (sim,) = state.active.values()
+        profile = state.family(sim).profile
+        return profile.wait if profile else policy.OFF
+    return next_policy(state, state.mix)
+
+
+def _requests(state: State) -> None:
+    fresh = any(sim.share is None for sim in state.active.values())
+    if state.now < state.resize_after and not fresh:
+        return
+    state.replan = False
+    state.replan_at = state.now + state.settings.replan
+    sims = [*state.active.values(), *state.frozen.values()]
+    needs = [
+        _needs(state, sim) if sim.spec.name in state.active else [1.0] * sim.spec.ranks
+        for sim in sims
+    ]
+    wanted = policy.fit_requests(needs, state.capacity)
+    moved = [
+        (sim, new)
+        for sim, new in zip(sims, wanted)
+        if sim.share is None or policy.changed(sim.share.requests, new, state.settings.hysteresis)
+    ]
+    _send(state, moved)
+
+
+def _send(state: State, moved: list[tuple[Simulation, tuple[int, ...]]]) -> None:
+    up = [(sim, new) for sim, new in moved if sim.share is not None and sim.state != "preparing"]
+    for sim, new in moved:
+        state.share(sim, "requests follow the measured load", requests=new)
+    if up:
+        first = up[0][0]
+        more = f" and {len(up) - 1} more" if len(up) > 1 else ""
+        state.note(
+            "resize",
+            f"the requests of {first.spec.name}{more} follow the load: {sum(up[0][1])}m",
+            names=[sim.spec.name for sim, _ in up],
+            total=[sum(new) for _, new in up],
+        )
+
+
+def _needs(state: State, sim: Simulation) -> list[float]:
+    """Millicores that each rank would use alone, times the boost; measured if it can be."""
+    profile = state.family(sim).profile
+    window = sim.meter.window()
+    if profile and window and sim.share and window.iterations >= state.settings.window_iterations:
+        what = "cpu" if sim.share.wait.mode == "doorbell" else "useful"
+        crowded = what == "useful" and not (state.own_cores or len(state.active) == 1)
+        loads = sim.meter.loads(what)
+        if loads and not crowded and sim.spec.ranks <= state.cores and sum(loads) > 0.0:
+            rate = state.baseline(sim)
+            return [min(1000.0, 1000.0 * load * rate) * sim.boost for load in loads]
+    return [need * sim.boost for need in policy.rank_needs(sim.spec, profile)]
