@@ -1,0 +1,315 @@
+# SPDX-License-Identifier: LGPL-3.0-or-later
+"""What would pay: packing, fewer ranks, other weights, a limit (step 8, report).
+
+In: what is known of each kind of simulation, from a profile or from a run, and the cores
+they share. Out: pieces of advice, each with its evidence.
+
+Invariants: pure. What was measured goes before what is predicted, a prediction carries its
+range, and whatever beats packing is said before it. Ranges of predictions come from
+measurements on other machines, which the evidence says.
+"""
+
+from __future__ import annotations
+
+import math
+import pathlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from dovetail.alternatives import SEQUENTIAL
+from dovetail.errors import BadInput
+from dovetail.figures import Family, Point, needed
+from dovetail.history import Array
+from dovetail.model import Model
+from dovetail.shares import FLOOR
+from dovetail.summary import Summary
+from dovetail.verdict import SAME, Totals
+
+BETAS = (0.1, 0.0, 0.25)
+"""Interference of packed ranks before it is measured: expected, least, most. Two cores with
+ranks of load 1:3 gave 0.1; the papers' 96 vCPUs less."""
+WAIT_COST = 1.05
+"""Waits that give the CPU back make a simulation alone this much slower."""
+SPLIT = 0.8
+"""Share of the ideal that fewer ranks side by side keep where cache or memory is short."""
+MOST = 8
+"""The most simulations at once that packing is predicted for."""
+LIMIT = 2.0
+"""A CPU limit below this many times the request throttles."""
+SHOWN = 16
+
+
+@dataclass(frozen=True)
+class Known:
+    """One kind of simulation, alone. Times are seconds per iteration, arrays of shape (ranks,).
+
+    `need` is the CPU that each rank needs, `wall` the time of an iteration. `weights` is what
+    its requests are based on, empty if unknown. `points` and `totals` are there if it was run
+    by Dovetail. `whence` says in words what all this was measured on.
+    """
+
+    name: str
+    need: Array
+    wall: float
+    whence: str
+    weights: tuple[float, ...] = ()
+    slowdown: float = 2.0
+    points: tuple[Point, ...] = ()
+    totals: Totals | None = None
+
+    @property
+    def ranks(self) -> int:
+        """How many ranks it has."""
+        return len(self.need)
+
+    @property
+    def cores(self) -> float:
+        """The cores that it keeps busy."""
+        return float(self.need.sum()) / self.wall
+
+
+@dataclass(frozen=True)
+class Advice:
+    """One answer. `topic` is packing, fewer ranks, weights or limit.
+
+    `gain` is the factor in throughput against one after the other as it is now (below 1 it
+    costs), `range` its (lowest, highest); both None where it is not about throughput.
+    """
+
+    topic: str
+    name: str
+    statement: str
+    evidence: str
+    source: str
+    gain: float | None = None
+    range: tuple[float, float] | None = None
+
+
+def advise(known: Sequence[Known], cores: float) -> list[Advice]:
+    """Advice on each kind of simulation on `cores` cores, what pays most first."""
+    rules: tuple[Callable[[Known, float], Advice | None], ...] = (
+        _packing,
+        _fewer,
+        _balance,
+        _requests,
+    )
+    advice: list[Advice] = []
+    for one in known:
+        given = [rule(one, cores) for rule in rules]
+        found = [piece for piece in given if piece is not None]
+        advice += sorted(found, key=lambda piece: -(piece.gain or 0.0))
+    return [*advice, _limit(known)] if known else []
+
+
+def from_summary(summary: Summary) -> list[Known]:
+    """What a run taught about each of its families; those never measured are left out."""
+    found = [_from_family(family) for family in summary.families]
+    return [one for one in found if one is not None]
+
+
+def _from_family(family: Family) -> Known | None:
+    cpu, whence = needed(family.loads)
+    if cpu is None or family.alone.value is None or not cpu.sum() > 0:
+        return None
+    return Known(
+        name=family.name,
+        need=cpu,
+        wall=family.alone.value,
+        whence=whence,
+        weights=family.weights,
+        slowdown=family.budget,
+        points=family.points,
+        totals=family.totals,
+    )
+
+
+def from_file(path: pathlib.Path) -> Known:
+    """What a profile file says. Raises BadInput where it is damaged or holds no work."""
+    from dovetail import profile  # here, since runs do not need it
+
+    ranks = profile.load(path).ranks
+    counted = all(rank.iterations > 0 for rank in ranks)
+    steps = np.array([rank.iterations if counted else 1 for rank in ranks], dtype=np.float64)
+    useful = np.array([rank.useful_s for rank in ranks]) / steps
+    need = np.minimum(np.array([rank.cpu_s for rank in ranks]) / steps, useful)
+    wall = float((useful + np.array([rank.mpi_s for rank in ranks]) / steps).max(initial=0.0))
+    if wall <= 0 or need.sum() <= 0:
+        raise BadInput(f"{path}: no rank did any work; profile a longer run")
+    whence = f"{steps.min():.0f} iterations profiled" if counted else "the whole run profiled"
+    return Known(name=path.stem, need=need, wall=wall, whence=whence)
+
+
+# --- the rules ---
+
+
+def _packing(one: Known, cores: float) -> Advice:
+    packed = [point for point in one.points if point.n > 1]
+    if packed:
+        return _packing_measured(one, packed)
+    bound = cores / one.cores
+    evidence = f"each keeps {one.cores:.2f} of {cores:g} cores busy ({one.whence})"
+    best, gain, low, high = _predicted_packing(one, cores)
+    if best == 1 or gain < SAME:
+        return Advice(
+            "packing",
+            one.name,
+            f"{one.name}: do not pack; it would gain at most {bound:.2f} times before losses, "
+            f"and about {gain:.2f} after them.",
+            evidence + f"; interference as measured elsewhere (beta {BETAS[1]:g} to {BETAS[2]:g})",
+            "predicted",
+            gain,
+            (low, high),
+        )
+    return Advice(
+        "packing",
+        one.name,
+        f"{one.name}: packing {best} at once would give about {gain:.2f} times the throughput "
+        f"({low:.2f} to {high:.2f}; {bound:.2f} is the bound), with waits that give the CPU back.",
+        evidence + f"; interference as measured elsewhere (beta {BETAS[1]:g} to {BETAS[2]:g}), "
+        f"waits cost {WAIT_COST - 1:.0%}",
+        "predicted",
+        gain,
+        (low, high),
+    )
+
+
+def _predicted_packing(one: Known, cores: float) -> tuple[int, float, float, float]:
+    """(N, gain, lowest, highest) of the best N within the slowdown budget."""
+    cost = WAIT_COST if one.ranks > 1 else 1.0
+    models = [Model(1.0, one.ranks, cores, beta, one.cores * cost) for beta in BETAS]
+    allowed = [n for n in range(2, MOST + 1) if models[0].slowdown(n) <= one.slowdown]
+    best = max(allowed, key=lambda n: models[0].gain(n), default=2)
+    middle, high, low = (model.gain(best) for model in models)
+    return (best if allowed else 1), middle, low, high
+
+
+def _packing_measured(one: Known, packed: Sequence[Point]) -> Advice:
+    best = max(packed, key=lambda point: point.throughput)
+    low, high = best.throughput_spread
+    evidence = (
+        f"measured for {best.seconds:.0f} s at N={best.n}, between {low:.2f} and {high:.2f}; "
+        f"each ran {best.slowdown:.2f} times slower than alone"
+    )
+    statement = f"{one.name}: pack {best.n} at once; it gives {best.throughput:.2f} times the "
+    statement += f"throughput of {SEQUENTIAL}."
+    if best.throughput < SAME:
+        statement = f"{one.name}: do not pack; {best.n} at once gave {best.throughput:.2f} times "
+        statement += f"the throughput of {SEQUENTIAL}."
+    return Advice(
+        "packing", one.name, statement, evidence, "measured", best.throughput, (low, high)
+    )
+
+
+def _fewer(one: Known, cores: float) -> Advice | None:
+    if one.ranks < 2:
+        return None
+    totals = one.totals
+    if totals is not None and totals.fewer_ranks_s.source == "measured":
+        return _fewer_measured(one, totals)
+    work = float(one.need.sum())
+    # One rank each uses every core; more are only worth it if one is too slow or too large.
+    side = int(cores)
+    if side < 1:
+        return None
+    gain = side * one.wall / work
+    if gain < SAME:
+        return None
+    return Advice(
+        "fewer ranks",
+        one.name,
+        f"{one.name}: if the simulations need not be wide, running them with 1 rank each, {side} "
+        f"side by side, would give about {gain:.2f} times the throughput ({SPLIT * gain:.2f} to "
+        f"{gain:.2f}); each then takes {work / one.wall:.1f} times as long as now, and all {side} "
+        "must fit into memory.",
+        f"the ranks' work adds up to {work:.3g} CPU seconds per iteration ({one.whence}); "
+        f"communication is left out, and cache and memory may cost {1 - SPLIT:.0%}",
+        "predicted",
+        gain,
+        (SPLIT * gain, gain),
+    )
+
+
+def _fewer_measured(one: Known, totals: Totals) -> Advice | None:
+    fewer, sequential = totals.fewer_ranks_s, totals.sequential_s
+    if fewer.value is None or sequential.value is None:
+        return None
+    gain = sequential.value / fewer.value
+    against = f"{gain:.2f} times the throughput of {SEQUENTIAL}"
+    own = totals.makespan_s.value
+    better = own is not None and fewer.value * SAME < own
+    start = "run on fewer ranks side by side" if better else "fewer ranks side by side do not win"
+    compared = "" if own is None else f", {own / fewer.value:.2f} times that of Dovetail"
+    return Advice(
+        "fewer ranks",
+        one.name,
+        f"{one.name}: {start}; it gives {against}{compared}.",
+        f"{fewer.value:.1f} s, {fewer.how}; {SEQUENTIAL} {sequential.value:.1f} s, "
+        f"{sequential.source}",
+        "measured" if sequential.source == "measured" else "predicted",
+        gain,
+        (gain, gain) if fewer.spread is None else _over(sequential.value, fewer.spread),
+    )
+
+
+def _over(value: float, spread: tuple[float, float]) -> tuple[float, float]:
+    return value / spread[1], value / spread[0]
+
+
+def _balance(one: Known, cores: float) -> Advice | None:
+    """Equal work for all ranks, where each has a core to itself."""
+    mean, most = float(one.need.mean()), float(one.need.max())
+    if one.ranks < 2 or one.ranks > cores or mean >= most / SAME:
+        return None
+    gain = one.wall / (one.wall - most + mean)
+    heaviest = int(np.argmax(one.need))
+    return Advice(
+        "weights",
+        one.name,
+        f"{one.name}: the load balance is {mean / most:.2f}; a decomposition that gives every "
+        f"rank the same work would give up to {gain:.2f} times the throughput.",
+        f"rank {heaviest} needs {most:.3g} CPU seconds per iteration, the mean is {mean:.3g} "
+        f"({one.whence}); new neighbours may cost communication",
+        "predicted",
+        gain,
+        (1.0, gain),
+    )
+
+
+def _requests(one: Known, cores: float) -> Advice | None:
+    """Whether the weights that requests are based on are those of the load."""
+    if len(one.weights) != one.ranks or one.ranks < 2:
+        return None
+    load = one.need / one.need.sum()
+    asked = np.array(one.weights) / sum(one.weights)
+    off = np.abs(load - asked) / np.maximum(asked, 1e-9)
+    worst = int(np.argmax(off))
+    if off[worst] <= 0.1:
+        return None
+    least = load.min() if load.min() > 0 else 1.0
+    shown = ",".join(f"{value / least:.2g}" for value in load[:SHOWN])
+    shown += ",…" if one.ranks > SHOWN else ""
+    return Advice(
+        "weights",
+        one.name,
+        f"{one.name}: base CPU requests on weights {shown}, not on the plan's.",
+        f"rank {worst} does {load[worst]:.0%} of the work and is asked {asked[worst]:.0%} "
+        f"({one.whence})",
+        "measured",
+    )
+
+
+def _limit(known: Sequence[Known]) -> Advice:
+    requests = {one.name: math.ceil(1000 * float(one.need.max()) / one.wall) for one in known}
+    name = max(requests, key=lambda key: requests[key])
+    request = max(FLOOR, requests[name])
+    return Advice(
+        "limit",
+        name,
+        f"Set no CPU limits; where the site demands them, at least {LIMIT:g} times the request "
+        f"({name}: {LIMIT * request:.0f}m for the heaviest rank's {request}m).",
+        "limits equal to requests made simulations 3.7 times slower on two cores, limits of 1.5 "
+        "to 2 times the request hardly throttled (measured elsewhere)",
+        "predicted",
+    )

@@ -1,0 +1,64 @@
+# SPDX-License-Identifier: LGPL-3.0-or-later
+"""`dovetail advise`: would packing, fewer ranks, other weights or a limit pay (step 8).
+
+Input: profile files of `dovetail profile`, or output directories of runs. Output: advice with
+its evidence, what pays most first, as text or JSON.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import pathlib
+from dataclasses import asdict
+
+from rich.console import Console
+from rich.padding import Padding
+
+from dovetail import advise, summary
+from dovetail.errors import BadInput
+
+HELP = "say what would pay: packing, fewer ranks, other weights or a limit"
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Options; see dovetail-advise(1)."""
+    parser.add_argument(
+        "profiles",
+        metavar="PROFILE",
+        nargs="+",
+        type=pathlib.Path,
+        help="a profile file, or a run's output directory",
+    )
+    parser.add_argument(
+        "--cores", type=float, help="cores to share (default: the run's, or this machine's)"
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print the advice; 0."""
+    if args.cores is not None and not (math.isfinite(args.cores) and 0 < args.cores <= 1e6):
+        raise BadInput(f"--cores: {args.cores:g} is not a number of cores greater than 0")
+    known: list[advise.Known] = []
+    cores = args.cores
+    for path in args.profiles:
+        if path.is_dir():
+            found, _ = summary.load(path)
+            known += advise.from_summary(found)
+            cores = cores or found.cores
+        else:
+            known.append(advise.from_file(path))
+    if not known:
+        raise BadInput(f"{args.profiles[0]}: no simulation ran long enough to be measured")
+    cores = cores or float(len(os.sched_getaffinity(0)))
+    given = advise.advise(known, cores)
+    if args.json:
+        print(json.dumps({"cores": cores, "advice": [asdict(one) for one in given]}))
+        return 0
+    console = Console(highlight=False)
+    for one in given:
+        console.print(summary.printable(f"- {one.statement} [{one.source}]"))
+        console.print(Padding(summary.printable(one.evidence), (0, 0, 0, 2)), style="dim")
+    return 0

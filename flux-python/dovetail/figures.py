@@ -1,0 +1,274 @@
+# SPDX-License-Identifier: LGPL-3.0-or-later
+"""The figures of one family of simulations, each with where it comes from (step 8, report).
+
+In: a run's `History`, and the alternatives measured for it. Out: a `Family`.
+
+Invariants: pure. Every figure is `measured`, `predicted`, or None with the reason why there
+is none. Where something has to be assumed, the assumption is the one that flatters Dovetail
+less. Nothing is compared unless the family's whole queue is done.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from dovetail.alternatives import DOVETAIL, FEWER, NAIVE, SEQUENTIAL, Alternative
+from dovetail.history import Array, History, Load, Spell, Track
+from dovetail.model import Model
+from dovetail.verdict import Figure, Totals, Verdict, judge, ratio
+
+
+@dataclass(frozen=True)
+class Point:
+    """Throughput (in simulations run alone) and mean slowdown, measured with N running.
+
+    The pairs are (lowest, highest) over the spells of time that had this N; `seconds` is how
+    long they lasted.
+    """
+
+    n: int
+    throughput: float
+    throughput_spread: tuple[float, float]
+    slowdown: float
+    slowdown_spread: tuple[float, float]
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Family:
+    """The simulations of one plan entry, together.
+
+    `weights` and `budget` (the slowdown that each may suffer) are the plan's. `alone` is
+    seconds per iteration of a simulation that has the machine to itself. `model` is fitted to
+    `points` (its t1 is 1), None where nothing was packed.
+    """
+
+    name: str
+    simulations: int
+    ranks: int
+    weights: tuple[float, ...]
+    budget: float
+    n_max: int
+    totals: Totals
+    alone: Figure
+    points: tuple[Point, ...]
+    loads: tuple[Load, ...]
+    alternatives: tuple[Alternative, ...]
+    model: Model | None
+    verdict: Verdict
+
+
+def family(name: str, history: History, measured: Sequence[Alternative]) -> Family:
+    """The figures of the family `name`, one of the run's."""
+    tracks = [track for track in history.tracks if track.spec.family == name]
+    family_of = {track.spec.name: track.spec.family for track in history.tracks}
+    spells = [
+        s for s in history.spells if s.running and {family_of[n] for n in s.running} == {name}
+    ]
+    loads = tuple(load for load in history.loads if load.family == name)
+    others = tuple(one for one in measured if one.family == name)
+    alone = _alone(spells)
+    points = _points(spells, alone.value)
+    ranks = tracks[0].spec.ranks
+    totals = _totals(tracks, history, loads, others, alone)
+    return Family(
+        name=name,
+        simulations=len(tracks),
+        ranks=ranks,
+        weights=tracks[0].spec.weights,
+        budget=tracks[0].spec.slowdown,
+        n_max=max((len(spell.running) for spell in spells), default=0),
+        totals=totals,
+        alone=alone,
+        points=points,
+        loads=loads,
+        alternatives=others,
+        model=_fit(points, ranks, history.cpu / 1000, loads, alone.value),
+        verdict=judge(totals),
+    )
+
+
+def _alone(spells: Iterable[Spell]) -> Figure:
+    """Seconds per iteration of a simulation that runs alone, as shipped if that was seen."""
+    single = [spell for spell in spells if len(spell.running) == 1 and spell.steps]
+    for kind, which in (
+        ("waits as shipped", [s for s in single if s.wait == {"off"}]),
+        ("waits that give the CPU back", single),
+    ):
+        steps = [step for spell in which for step in spell.steps.values()]
+        count = sum(step[0] for step in steps)
+        if count:
+            each = [seconds / n for n, seconds in steps]
+            how = f"{count:.0f} iterations while nothing else ran, {kind}"
+            mean = sum(step[1] for step in steps) / count
+            return Figure(mean, "measured", how, (min(each), max(each)))
+    return Figure(how="no iteration was seen while a simulation ran alone")
+
+
+def needed(loads: Iterable[Load]) -> tuple[Array | None, str]:
+    """CPU seconds that each rank needs for one iteration, shape (ranks,), and whence.
+
+    A rank outside MPI may have lost its core to others, and its CPU time may hold spinning:
+    each alone is too much, so the smaller counts. Best seen alone, as shipped.
+    """
+    by_kind = {load.kind: load for load in loads}
+    for kind in ("spinning", "blocking", "packed"):
+        if kind in by_kind:
+            load = by_kind[kind]
+            return np.minimum(load.cpu, load.useful), f"{load.iterations:.0f} iterations, {kind}"
+    return None, "no two samples of a running simulation"
+
+
+def _totals(
+    tracks: Sequence[Track],
+    history: History,
+    loads: Sequence[Load],
+    others: Sequence[Alternative],
+    alone: Figure,
+) -> Totals:
+    by_name: dict[str, Alternative] = {one.name: one for one in others}
+    undone = sum(track.state != "done" for track in tracks)
+    makespan = _measured(by_name.get(DOVETAIL)) or _makespan(tracks, history)
+    sequential = _measured(by_name.get(SEQUENTIAL)) or _sequential(tracks, history, alone)
+    missing = Figure(how="not measured; `dovetail bench` and `bootstrap demo` do")
+    cpu, whence = needed(loads)
+    fewer = _measured(by_name.get(FEWER)) or missing
+    if cpu is not None and fewer.value is None:
+        fewer = _fewer(tracks, cpu, history.cpu / 1000)
+    bound = Figure(how=whence)
+    if cpu is not None:
+        work = float(cpu.sum()) * sum(track.iterations for track in tracks)
+        bound = Figure(work / (history.cpu / 1000), "measured", f"CPU seconds from {whence}")
+    totals = Totals(
+        makespan_s=makespan,
+        sequential_s=sequential,
+        naive_s=_measured(by_name.get(NAIVE)) or missing,
+        fewer_ranks_s=fewer,
+        bound_s=bound,
+        throughput_gain=ratio(sequential, makespan),
+        bound_ratio=ratio(bound, makespan),
+    )
+    if undone:
+        why = Figure(how=f"{undone} of {len(tracks)} simulations are not done")
+        totals = replace(totals, bound_s=why, throughput_gain=why, bound_ratio=why)
+        if DOVETAIL not in by_name:
+            totals = replace(totals, makespan_s=why)
+        for key, name in (("sequential_s", SEQUENTIAL), ("fewer_ranks_s", FEWER)):
+            if name not in by_name:
+                totals = replace(totals, **{key: why})
+    return totals
+
+
+def _measured(one: Alternative | None) -> Figure | None:
+    if one is None:
+        return None
+    repeats = len(one.makespan_s)
+    how = f"median of {repeats} runs" if repeats > 1 else "one run"
+    how += f" of {one.ranks} rank{'s' if one.ranks > 1 else ''} each"
+    if one.at_once:
+        how += f", {one.at_once} at once"
+    return Figure(one.median, "measured", how, one.spread)
+
+
+def _makespan(tracks: Sequence[Track], history: History) -> Figure:
+    """Seconds in which at least one of the family's simulations was under way."""
+    mine = {track.spec.name for track in tracks}
+    spans = [
+        (a.launch, a.end if a.end is not None else history.end, t.spec.name in mine)
+        for t in history.tracks
+        for a in t.attempts
+    ]
+    total, until, other_until = 0.0, -math.inf, -math.inf
+    for start, end, own in sorted(spans):
+        if own:
+            if start < other_until:
+                return Figure(how="ran together with other families")
+            total += max(0.0, end - max(start, until))
+            until = max(until, end)
+        else:
+            if start < until:
+                return Figure(how="ran together with other families")
+            other_until = max(other_until, end)
+    if until == -math.inf:
+        return Figure(how="nothing was started")
+    return Figure(total, "measured", "this run, from first launch to last end")
+
+
+def _sequential(tracks: Sequence[Track], history: History, alone: Figure) -> Figure:
+    """One after the other, predicted from the rate alone and the time to start and end."""
+    if alone.value is None:
+        return Figure(how=alone.how)
+    total = 0.0
+    # The start-up and shut-down of the quickest stands for all: packed ones are slower at it.
+    extra = [
+        max(0.0, t.wall - t.iterations * t.stepping[1] / t.stepping[0])
+        for t in tracks
+        if t.wall is not None and t.stepping[0]
+    ]
+    for track in tracks:
+        last = track.attempts[-1] if track.attempts else None
+        prepare = last.start - last.launch if last is not None and last.start is not None else 0.0
+        total += prepare + track.iterations * alone.value + min(extra, default=0.0)
+    return Figure(total, "predicted", f"from {alone.how}")
+
+
+def _fewer(tracks: Sequence[Track], cpu: Array, cores: float) -> Figure:
+    """The same work on k ranks per simulation, as many side by side as there are cores."""
+    best: tuple[float, int] | None = None
+    count = max(1, len(tracks))
+    work = float(cpu.sum()) * max((track.iterations for track in tracks), default=0)
+    for k in range(1, tracks[0].spec.ranks):
+        beside = int(cores // k)
+        if beside and work:
+            time = math.ceil(count / beside) * work / k
+            best = min(best or (time, k), (time, k))
+    if best is None:
+        return Figure(how="no smaller number of ranks fits the cores")
+    time, k = best
+    how = f"{k} rank{'s' if k > 1 else ''} each, {int(cores // k)} at once, if the work splits"
+    return Figure(time, "predicted", how + " evenly and cache and memory suffice")
+
+
+def _points(spells: Iterable[Spell], alone: float | None) -> tuple[Point, ...]:
+    """Throughput and slowdown for each N that was seen with every simulation measured."""
+    rows: dict[int, list[tuple[float, float, float]]] = {}
+    for spell in spells:
+        if alone is None or set(spell.steps) != set(spell.running):
+            continue
+        relative = [n * alone / seconds for n, seconds in spell.steps.values() if seconds > 0]
+        if len(relative) == len(spell.running):
+            slow = float(np.mean([1 / rate for rate in relative]))
+            row = (sum(relative), slow, spell.end - spell.start)
+            rows.setdefault(len(relative), []).append(row)
+    points = []
+    for n, some in sorted(rows.items()):
+        table = np.array(some)
+        mean = np.average(table[:, :2], axis=0, weights=table[:, 2])
+        low, high = table.min(axis=0), table.max(axis=0)
+        points.append(
+            Point(
+                n,
+                float(mean[0]),
+                (float(low[0]), float(high[0])),
+                float(mean[1]),
+                (float(low[1]), float(high[1])),
+                float(table[:, 2].sum()),
+            )
+        )
+    return tuple(points)
+
+
+def _fit(
+    points: Sequence[Point], ranks: int, cores: float, loads: Sequence[Load], alone: float | None
+) -> Model | None:
+    """The throughput model through the measured slowdowns, in units of the time alone."""
+    slow = {point.n: point.slowdown for point in points if point.n > 1}
+    cpu, _ = needed(loads)
+    if not slow or not alone or cores <= 0:
+        return None
+    need = float(cpu.sum()) / alone if cpu is not None else 0.0
+    return Model.fit(1.0, ranks, cores, slow, need or None)

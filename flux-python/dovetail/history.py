@@ -1,0 +1,130 @@
+# SPDX-License-Identifier: LGPL-3.0-or-later
+"""What happened in a run (step 8, report): the values that `telling.tell` makes of a log.
+
+A `History` has one `Track` for each simulation of the plan, the moments at which something
+was decided, and the spells of time in which nothing changed, with what was measured in them.
+Times are seconds on the run's own clock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from dovetail import core
+
+Array = npt.NDArray[np.float64]
+Span = tuple[float, float]
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """One start of a simulation; times in seconds on the run's clock, None if not reached.
+
+    `stopped` says why the controller ended it, empty if it did not; `requeued` if it was put
+    back into the queue.
+    """
+
+    launch: float
+    start: float | None = None
+    end: float | None = None
+    code: int = 0
+    reason: str = ""
+    stopped: str = ""
+    requeued: bool = False
+
+
+@dataclass(frozen=True)
+class Track:
+    """One simulation's life. `iterations`, `stepping` and `memory` are its last attempt's.
+
+    `stepping` is (iterations, seconds) between its first and its last sample; `phases` holds
+    (letter, start, end) with the letters of the controller's phases: A profile, B resize,
+    C pack, D watch. `frozen` are the spans in which it stood still.
+    """
+
+    spec: core.Spec
+    attempts: tuple[Attempt, ...] = ()
+    state: str = "not started"
+    reason: str = ""
+    iterations: int = 0
+    stepping: tuple[float, float] = (0.0, 0.0)
+    memory: int = 0
+    phases: tuple[tuple[str, float, float], ...] = ()
+    frozen: tuple[Span, ...] = ()
+
+    @property
+    def wall(self) -> float | None:
+        """Seconds that the last attempt's own command ran, None if it did not run to an end."""
+        last = self.attempts[-1] if self.attempts else None
+        if last is None or last.start is None or last.end is None:
+            return None
+        return last.end - last.start
+
+
+@dataclass(frozen=True)
+class Mark:
+    """A moment worth a mark in the timeline; `what` is a Note's, or resize, refused, stop,
+    capacity, interrupt."""
+
+    t: float
+    what: str
+    why: str
+    names: tuple[str, ...] = ()
+    data: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Spell:
+    """A stretch of time with the same simulations running under the same shares.
+
+    `steps` maps each simulation to (iterations, seconds) measured within it; `wait` is the
+    wait policies in use.
+    """
+
+    start: float
+    end: float
+    running: tuple[str, ...]
+    wait: frozenset[str]
+    steps: Mapping[str, tuple[float, float]]
+
+
+@dataclass(frozen=True)
+class Load:
+    """What a family's ranks do in one iteration, seconds, arrays of shape (ranks,).
+
+    `kind` is `spinning` (alone, waits as the MPI library ships them), `blocking` (alone,
+    waits that give the CPU back) or `packed` (others run too). `iterations` is how many the
+    means are taken over.
+    """
+
+    family: str
+    kind: str
+    iterations: float
+    cpu: Array
+    useful: Array
+    mpi: Array
+
+
+@dataclass(frozen=True)
+class History:
+    """A whole run. `end` is the time of the last event; `complete` if all that started ended."""
+
+    tracks: tuple[Track, ...]
+    marks: tuple[Mark, ...]
+    spells: tuple[Spell, ...]
+    loads: tuple[Load, ...]
+    cpu: int
+    end: float
+    interrupted: str
+    resizes: int
+    refused: int
+
+    @property
+    def complete(self) -> bool:
+        """Whether every simulation of the plan ended."""
+        return all(track.state in ("done", "failed") for track in self.tracks)

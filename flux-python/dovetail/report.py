@@ -1,0 +1,239 @@
+# SPDX-License-Identifier: LGPL-3.0-or-later
+"""The report of a run: one HTML file that needs nothing else (step 8, report).
+
+In: a run's `Summary` and `History`. Out: the page's text, from the template `report.html`.
+
+Invariants: no requests, no scripts; what comes from the log is escaped by Jinja2 or
+`Markup`; the page is bounded (2 MB for 1,000 simulations) by showing the rows that tell
+most and saying how many there are. Each chart's title says what it shows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jinja2
+import numpy as np
+from markupsafe import Markup
+
+from dovetail import advise, charts
+from dovetail.alternatives import DOVETAIL, FEWER, NAIVE, SEQUENTIAL
+from dovetail.charts import Bar, Curve
+from dovetail.figures import Family, Point
+from dovetail.history import Array, History
+from dovetail.summary import HEADINGS, Simulation, Summary, figure, number
+from dovetail.timeline import GLYPHS, rows, timeline
+
+TABLE_ROWS = 200
+FAMILIES = 12
+RANK_ROWS = 16
+
+NAMES = {
+    DOVETAIL: "makespan_s",
+    SEQUENTIAL: "sequential_s",
+    NAIVE: "naive_s",
+    FEWER: "fewer_ranks_s",
+}
+PHASES = {
+    "A": "profile: runs and is measured",
+    "B": "resize: requests are set to the load",
+    "C": "pack: on trial beside the others",
+    "D": "watch: runs on, fairness is watched",
+}
+
+
+def page(summary: Summary, history: History) -> str:
+    """The report as one HTML document."""
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader("dovetail", "."),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters.update(number=number, figure=figure)
+    decisions = [mark for mark in history.marks if mark.what != "profile" or mark.why]
+    return environment.get_template("report.html").render(
+        summary=summary,
+        headline=headline(summary),
+        phases=PHASES,
+        glyphs=GLYPHS,
+        headings=HEADINGS,
+        timelines=[timeline(history, narrow) for narrow in (False, True)],
+        timeline_title=_timeline_title(summary),
+        shown=len(rows(history)),
+        families=[_family(one) for one in summary.families[:FAMILIES]],
+        simulations=_worth_showing(summary.simulations),
+        decisions=decisions[:TABLE_ROWS],
+        decision_count=len(decisions),
+        advice=advise.advise(advise.from_summary(summary), summary.cores),
+    )
+
+
+def headline(summary: Summary) -> str:
+    """The page's main finding, one line."""
+    counts = summary.counts
+    total = len(summary.simulations)
+    gain = summary.totals.throughput_gain
+    if counts.get("done", 0) < total:
+        parts = [f"{n:,} {state}" for state, n in sorted(counts.items())]
+        return f"{total:,} simulations: {', '.join(parts)}"
+    cores = f"{summary.cores:g} core{'s' if summary.cores != 1 else ''}"
+    if gain.value is None:
+        return f"{total:,} simulations done on {cores}"
+    about = "about " if gain.source == "predicted" else ""
+    return (
+        f"{total:,} simulations on {cores}: {about}{gain.value:.2f} times the throughput of "
+        "one after the other"
+    )
+
+
+def _timeline_title(summary: Summary) -> str:
+    taken_back = f", {summary.rollbacks} taken back" if summary.rollbacks else ""
+    return (
+        f"Up to {summary.n_max} simulations ran at once: {summary.admissions} "
+        f"admission{'s' if summary.admissions != 1 else ''}{taken_back}, "
+        f"{summary.resizes} resize{'s' if summary.resizes != 1 else ''}"
+    )
+
+
+def _worth_showing(simulations: Sequence[Simulation]) -> list[Simulation]:
+    """All if they fit; else those that did not simply end well first, in the plan's order."""
+    if len(simulations) <= TABLE_ROWS:
+        return list(simulations)
+    order = sorted(simulations, key=lambda one: one.state == "done" and not one.restarts)
+    kept = {one.name for one in order[:TABLE_ROWS]}
+    return [one for one in simulations if one.name in kept]
+
+
+# --- the charts of one family ---
+
+
+def _family(family: Family) -> dict[str, Any]:
+    """What the template needs for a family: its titles and charts."""
+    return {
+        "family": family,
+        "alternatives": _alternatives(family),
+        "ranks": _ranks(family),
+        "throughput": _throughput(family),
+        "slowdown": _slowdown(family),
+    }
+
+
+def _alternatives(family: Family) -> Markup:
+    bars = []
+    for name, key in NAMES.items():
+        one = getattr(family.totals, key)
+        label = "Dovetail" if name == DOVETAIL else name
+        if one.value is None:
+            bars.append(Bar(f"{label}: {_shorter(one.how)}", ()))
+            continue
+        predicted = one.source == "predicted"
+        kind = "predicted" if predicted else "own" if name == DOVETAIL else "other"
+        remark = f"{'~' if predicted else ''}{one.value:.1f} s"
+        label += " (predicted)" if predicted else ""
+        bars.append(Bar(label, ((one.value, kind),), remark, one.spread))
+    return charts.bars([("", bars)], "time for the whole queue, s", f"{family.name}: makespans")
+
+
+def _shorter(words: str) -> str:
+    words = words.split(";")[0]
+    return words if len(words) <= 40 else words[:39] + "…"
+
+
+def _ranks(family: Family) -> tuple[str, Markup] | None:
+    """Duty cycle and CPU of each rank: (title, chart), None if nothing was measured."""
+    loads = {load.kind: load for load in family.loads}
+    alone = loads.get("spinning") or loads.get("blocking")
+    base = alone or loads.get("packed")
+    if base is None:
+        return None
+    wall = base.useful + base.mpi
+    duty = base.useful / np.where(wall > 0, wall, 1.0)
+    where = "alone" if alone else "packed"
+    lightest = int(np.argmin(duty))
+    title = f"Run {where}, rank {lightest} computes {duty[lightest]:.0%} of the time"
+    if duty.max() - duty.min() < 0.05:
+        title = f"Run {where}, every rank computes {duty.min():.0%} of the time or more"
+    else:
+        title += f", rank {int(np.argmax(duty))} {duty.max():.0%}"
+    unit, factor = ("s", 1.0) if wall.max() >= 1 else ("ms", 1000.0)
+    groups = []
+    for first, last in _bins(len(wall)):
+        mean = {kind: _means(load.cpu, first, last) * factor for kind, load in loads.items()}
+        useful, mpi = (_means(x, first, last) * factor for x in (base.useful, base.mpi))
+        share = useful / (useful + mpi) if useful + mpi > 0 else 0.0
+        some = [Bar(f"wall time, {where}", ((useful, "busy"), (mpi, "idle")), f"{share:.0%} busy")]
+        for kind, words in CPU_WORDS.items():
+            if kind in mean:
+                some.append(Bar(words, ((mean[kind], "cpu"),), f"{mean[kind]:.3g} {unit}"))
+        groups.append((f"rank {first}" if first == last else f"ranks {first} to {last}", some))
+    label = f"{family.name}: time and CPU of each rank"
+    return title, charts.bars(groups, f"per iteration, {unit}", label)
+
+
+CPU_WORDS = {
+    "spinning": "CPU, alone, waits spin",
+    "blocking": "CPU, alone, waits give the CPU back",
+    "packed": "CPU, packed",
+}
+
+
+def _bins(count: int) -> list[tuple[int, int]]:
+    """(first, last) of at most RANK_ROWS runs of ranks."""
+    edges = np.linspace(0, count, min(count, RANK_ROWS) + 1).astype(int)
+    return [(int(a), int(b) - 1) for a, b in zip(edges[:-1], edges[1:])]
+
+
+def _means(values: Array, first: int, last: int) -> float:
+    return float(values[first : last + 1].mean())
+
+
+def _throughput(family: Family) -> tuple[str, Markup] | None:
+    points = family.points
+    if not points:
+        return None
+    best = max(points, key=lambda one: one.throughput)
+    packed = [one for one in points if one.n > 1]
+    if not packed:
+        title = "Nothing was packed, so only N=1 is known"
+    elif best.n == 1:
+        title = f"Packing loses: {packed[0].throughput:.2f} at N={packed[0].n}"
+    else:
+        title = f"Throughput is highest at N={best.n}: {best.throughput:.2f} times that alone"
+    model = family.model
+    curve = Curve(
+        tuple((p.n, p.throughput, *p.throughput_spread) for p in points),
+        tuple(
+            (n, model.gain(n), n / model.band(n)[1], n / model.band(n)[0]) for n in _reach(points)
+        )
+        if model
+        else (),
+        ((1.0, "one after the other"),),
+        "throughput, alone = 1",
+    )
+    return title, charts.against_n(curve, f"{family.name}: throughput against N")
+
+
+def _slowdown(family: Family) -> tuple[str, Markup] | None:
+    points = family.points
+    if not points:
+        return None
+    worst = max(points, key=lambda one: one.slowdown)
+    model = family.model
+    title = f"At N={worst.n} each runs {worst.slowdown:.2f} times slower than alone"
+    if worst.n == 1:
+        title = "Alone, nothing is slowed down"
+    curve = Curve(
+        tuple((p.n, p.slowdown, *p.slowdown_spread) for p in points),
+        tuple((n, model.slowdown(n), *model.band(n)) for n in _reach(points)) if model else (),
+        ((family.budget, "budget"),) if any(p.n > 1 for p in points) else (),
+        "slowdown, alone = 1",
+    )
+    return title, charts.against_n(curve, f"{family.name}: slowdown against N")
+
+
+def _reach(points: Sequence[Point]) -> range:
+    """The N that the model is drawn for: those seen and two more."""
+    return range(1, max(p.n for p in points) + 3)

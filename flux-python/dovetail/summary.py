@@ -1,0 +1,269 @@
+# SPDX-License-Identifier: LGPL-3.0-or-later
+"""What a run gained, in figures that say where they come from (step 8, report).
+
+In: a run's `History`, and the measured alternatives where there are any. Out: a `Summary`,
+its JSON (`summary.json`) and the table that ends a run.
+
+Invariants: each simulation of the plan is counted exactly once. Every figure is `measured`,
+`predicted`, or None with the reason why there is none. Nothing is compared unless the whole
+queue is done. Medians of repeats, with the fastest and the slowest beside them.
+"""
+
+from __future__ import annotations
+
+import math
+import pathlib
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from dovetail import alternatives, events
+from dovetail.alternatives import FEWER, NAIVE, SEQUENTIAL, Alternative
+from dovetail.figures import Family, family
+from dovetail.history import History, Track
+from dovetail.model import Model
+from dovetail.telling import tell
+from dovetail.verdict import Figure, Totals, Verdict, judge, ratio
+
+
+@dataclass(frozen=True)
+class Simulation:
+    """One simulation's outcome; `wall_s` and `slowdown` (against alone) are None if unknown."""
+
+    name: str
+    family: str
+    state: str
+    reason: str
+    iterations: int
+    wall_s: float | None
+    slowdown: float | None
+    restarts: int
+    memory_bytes: int
+
+
+@dataclass(frozen=True)
+class Summary:
+    """A run in figures; `to_json` is what `summary.json` holds."""
+
+    simulations: tuple[Simulation, ...]
+    cores: float
+    n_max: int
+    totals: Totals
+    resizes: int
+    resizes_refused: int
+    admissions: int
+    rollbacks: int
+    families: tuple[Family, ...]
+    verdict: Verdict
+    complete: bool
+    interrupted: str
+    elapsed_s: float
+    versions: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """How many simulations ended how."""
+        return dict(Counter(one.state for one in self.simulations))
+
+    @property
+    def model(self) -> dict[str, Any]:
+        """The model of the family that was packed most; nulls where nothing was packed."""
+        packed = max(self.families, key=lambda one: one.n_max, default=None)
+        return _model(packed.model if packed else None)
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain JSON: figures are numbers or null, with `provenance` beside them."""
+        data = asdict(self)
+        data.update(schema=1, counts=self.counts, **_flat(data.pop("totals")))
+        data["model"] = self.model
+        for plain_family, own in zip(data["families"], self.families):
+            plain_family.update(_flat(plain_family.pop("totals")))
+            plain_family["model"] = _model(own.model)
+            plain_family["alternatives"] = [one.model_dump() for one in own.alternatives]
+        return {key: _plain(value) for key, value in data.items()}
+
+
+def load(directory: pathlib.Path) -> tuple[Summary, History]:
+    """Read a run's directory. Raises BadInput where its log or alternatives are damaged."""
+    header, entries = events.read(directory / "events.jsonl")
+    history = tell(header.specs, header.capacity, entries)
+    versions = {**header.versions, "dovetail": header.dovetail}
+    return summarise(history, alternatives.read(directory), versions), history
+
+
+def summarise(
+    history: History,
+    measured: Sequence[Alternative] = (),
+    versions: Mapping[str, Any] | None = None,
+) -> Summary:
+    """The summary of a run, beside the alternatives that were measured for it. Pure."""
+    names = dict.fromkeys(track.spec.family for track in history.tracks)
+    families = tuple(family(name, history, measured) for name in names)
+    whole = _whole(families, history)
+    alone = {one.name: one.alone.value for one in families}
+    marks = Counter(mark.what for mark in history.marks)
+    return Summary(
+        simulations=tuple(_simulation(t, alone[t.spec.family]) for t in history.tracks),
+        cores=history.cpu / 1000,
+        n_max=max((len(spell.running) for spell in history.spells), default=0),
+        totals=whole,
+        resizes=history.resizes,
+        resizes_refused=history.refused,
+        admissions=marks["admit"],
+        rollbacks=marks["rollback"],
+        families=families,
+        verdict=judge(whole),
+        complete=history.complete,
+        interrupted=history.interrupted,
+        elapsed_s=history.end,
+        versions={key: str(value) for key, value in (versions or {}).items()},
+    )
+
+
+def _simulation(track: Track, alone: float | None) -> Simulation:
+    slowdown = None
+    count, seconds = track.stepping
+    if alone and count:
+        slowdown = seconds / count / alone
+    return Simulation(
+        name=track.spec.name,
+        family=track.spec.family,
+        state=track.state,
+        reason=track.reason,
+        iterations=track.iterations,
+        wall_s=track.wall,
+        slowdown=slowdown,
+        restarts=max(0, len(track.attempts) - 1),
+        memory_bytes=track.memory,
+    )
+
+
+def _whole(families: Sequence[Family], history: History) -> Totals:
+    """The whole queue: this run's makespan, and the families' figures added up."""
+    launches = [a.launch for t in history.tracks for a in t.attempts]
+    undone = sum(track.state != "done" for track in history.tracks)
+    makespan = Figure(how=f"{undone} of {len(history.tracks)} simulations are not done")
+    if not undone and launches:
+        how = "this run, from first launch to last end"
+        makespan = Figure(history.end - min(launches), "measured", how)
+    if len(families) == 1:
+        return families[0].totals
+    sums = {
+        name: _sum([getattr(one.totals, name) for one in families])
+        for name in ("sequential_s", "naive_s", "fewer_ranks_s", "bound_s")
+    }
+    gain, bound = ratio(sums["sequential_s"], makespan), ratio(sums["bound_s"], makespan)
+    return Totals(makespan_s=makespan, throughput_gain=gain, bound_ratio=bound, **sums)
+
+
+def _sum(parts: Sequence[Figure]) -> Figure:
+    """Families one after the other; one that is not known leaves the sum unknown."""
+    values = [one.value for one in parts if one.value is not None]
+    if len(values) < len(parts) or not parts:
+        return Figure(how=next((one.how for one in parts if one.value is None), "nothing ran"))
+    source = "measured" if all(one.source == "measured" for one in parts) else "predicted"
+    spreads = [one.spread for one in parts if one.spread is not None]
+    spread = None
+    if len(spreads) == len(parts):
+        spread = (sum(low for low, _ in spreads), sum(high for _, high in spreads))
+    return Figure(sum(values), source, f"sum over {len(parts)} families", spread)
+
+
+def _flat(totals: Mapping[str, Any]) -> dict[str, Any]:
+    flat = {name: figure["value"] for name, figure in totals.items()}
+    flat["provenance"] = {
+        name: {key: figure[key] for key in ("source", "how", "spread")}
+        for name, figure in totals.items()
+    }
+    return flat
+
+
+def _model(model: Model | None) -> dict[str, Any]:
+    """Beta with its standard error, and `error`: root mean square, relative, at the points."""
+    if model is None:
+        return {"beta": None, "beta_error": None, "error": None, "points": 0}
+    return {
+        "beta": model.beta,
+        "beta_error": model.beta_error,
+        "error": model.rms_error,
+        "points": model.points,
+    }
+
+
+def _plain(value: object) -> object:
+    """JSON has no arrays of numpy, no tuples and no infinities."""
+    if isinstance(value, np.ndarray):
+        return _plain(value.tolist())
+    if isinstance(value, Mapping):
+        return {str(key): _plain(one) for key, one in value.items()}
+    if isinstance(value, (list, tuple, frozenset)):
+        return [_plain(one) for one in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value
+
+
+# --- for the terminal ---
+
+
+def show(summary: Summary, console: Console) -> None:
+    """Print the table that ends a run, and under it the verdicts in words."""
+    table = Table(title="Simulations", title_justify="left")
+    for heading in ("simulation", "state", "iterations", "wall s", "slowdown", "restarts"):
+        table.add_column(heading, justify="left" if heading in ("simulation", "state") else "right")
+    for one in summary.simulations[:SHOWN]:
+        table.add_row(
+            printable(one.name),
+            printable(one.state + (f": {one.reason}" if one.reason else "")),
+            str(one.iterations),
+            number(one.wall_s),
+            number(one.slowdown),
+            str(one.restarts),
+        )
+    console.print(table)
+    if len(summary.simulations) > SHOWN:
+        console.print(f"{len(summary.simulations) - SHOWN} more are in summary.json")
+    table = Table(title="How long the queue takes, in seconds", title_justify="left")
+    for heading in ("", *HEADINGS.values()):
+        table.add_column(heading, justify="left" if not heading else "right")
+    rows = [(one.name, one.totals) for one in summary.families]
+    if len(rows) > 1:
+        rows.append(("all", summary.totals))
+    for name, totals in rows:
+        table.add_row(printable(name), *(figure(getattr(totals, key)) for key in HEADINGS))
+    console.print(table)
+    console.print("~ is predicted, the rest is measured; - was not measured", style="dim")
+    for own in summary.families:
+        console.print(printable(f"{own.name}: {own.verdict.words}"))
+
+
+SHOWN = 40
+HEADINGS = {
+    "makespan_s": "Dovetail",
+    "sequential_s": SEQUENTIAL,
+    "naive_s": NAIVE,
+    "fewer_ranks_s": FEWER,
+    "throughput_gain": "gain",
+    "bound_ratio": "of bound",
+}
+
+
+def number(value: float | None, digits: int = 2) -> str:
+    """A number for a table; a dash where there is none."""
+    return "-" if value is None else f"{value:,.{digits}f}"
+
+
+def figure(one: Figure) -> str:
+    """A figure for a table: predicted ones carry a tilde."""
+    return ("~" if one.source == "predicted" else "") + number(one.value)
+
+
+def printable(words: str) -> Text:
+    """Text from a log, without the markup and the control characters it may hold."""
+    return Text("".join(letter if letter.isprintable() else "�" for letter in words))

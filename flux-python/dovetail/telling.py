@@ -1,0 +1,298 @@
+# SPDX-License-Identifier: LGPL-3.0-or-later
+"""Tells a run's history from its event log (step 8, report).
+
+In: the simulations' specs, the capacity, and the log's events and actions in order. Out: a
+`History`.
+
+Invariants: pure, one pass, and memory in proportion to simulations and decisions, not to
+samples. A simulation has one track however often it was started. Rates come only from whole
+iterations that began and ended within one spell, so no figure mixes two situations. An
+action has no time of its own; it is dated by the event before it.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from dovetail import core
+from dovetail.events import Entry, Resumed
+from dovetail.history import Array, Attempt, History, Load, Mark, Spell, Track
+
+_ACTIONS = (core.Launch, core.Resize, core.Stop, core.Note)
+
+
+def tell(specs: Sequence[core.Spec], capacity: core.Capacity, log: Iterable[Entry]) -> History:
+    """The history of a run of `specs` on `capacity`, from its log's entries in order."""
+    teller = _Teller(specs, capacity)
+    for entry in log:
+        teller.take(entry)
+    return teller.history()
+
+
+class _Teller:
+    """The state of the one pass over the log."""
+
+    def __init__(self, specs: Sequence[core.Spec], capacity: core.Capacity) -> None:
+        self.now = 0.0
+        self.cpu = capacity.cpu
+        self.tracks = {spec.name: Track(spec) for spec in specs}
+        self.marks: list[Mark] = []
+        self.spells: list[Spell] = []
+        self.sums: dict[tuple[str, str], tuple[float, Array]] = {}
+        self.shares: dict[str, core.Share] = {}
+        self.pending: list[Mapping[str, core.Share]] = []
+        self.running: dict[str, None] = {}
+        self.last: dict[str, tuple[core.Ranks, int]] = {}
+        self.steps: dict[str, tuple[float, float]] = defaultdict(lambda: (0.0, 0.0))
+        self.spell_start = 0.0
+        self.phase: dict[str, tuple[str, float]] = {}
+        self.frozen: dict[str, float] = {}
+        self.profiled: set[str] = set()
+        self.trials: set[str] = set()
+        self.interrupted = ""
+        self.resizes = self.refused = 0
+
+    def take(self, entry: Entry) -> None:
+        """One more entry; those about simulations that the plan does not have are left out."""
+        if not isinstance(entry, _ACTIONS):
+            self.now = max(self.now, entry.t)
+        name = getattr(entry, "name", None)
+        if name is not None and name not in self.tracks:
+            return
+        getattr(self, "_" + type(entry).__name__.lower())(entry)
+
+    # --- actions ---
+
+    def _launch(self, action: core.Launch) -> None:
+        track = self.tracks[action.name]
+        self.tracks[action.name] = replace(
+            track,
+            attempts=(*track.attempts, Attempt(self.now)),
+            state="unfinished",
+            reason="",
+            iterations=0,
+            stepping=(0.0, 0.0),
+        )
+        self.shares[action.name] = action.share
+        self.last.pop(action.name, None)
+
+    def _resize(self, action: core.Resize) -> None:
+        self.pending.append(action.shares)
+
+    def _stop(self, action: core.Stop) -> None:
+        self._attempt(action.name, stopped=action.why, requeued=action.requeue)
+        self.marks.append(Mark(self.now, "stop", action.why, (action.name,)))
+
+    def _note(self, action: core.Note) -> None:
+        names = self._names(action.data)
+        self.marks.append(Mark(self.now, action.what, action.why, names, action.data))
+        if action.what == "profile":
+            self.profiled.update(self.tracks[name].spec.family for name in names)
+            for name, (letter, _) in list(self.phase.items()):
+                if letter == "A" and self.tracks[name].spec.family in self.profiled:
+                    self._enter(name, "B")
+        elif action.what == "admit":
+            self.trials.update(names)
+        elif action.what in ("keep", "rollback"):
+            self.trials.difference_update(names)
+        if action.what in ("admit", "keep", "rollback"):
+            for name in set(names) & self.phase.keys():
+                self._enter(name, "C" if action.what == "admit" else "D")
+
+    # --- events ---
+
+    def _tick(self, event: core.Tick) -> None:
+        pass
+
+    def _started(self, event: core.Started) -> None:
+        self._attempt(event.name, start=event.t)
+        self._turn()
+        self.running[event.name] = None
+        known = self.tracks[event.name].spec.family in self.profiled
+        packed = "C" if event.name in self.trials else "D"
+        self._enter(event.name, packed if known else "A")
+
+    def _sampled(self, event: core.Sampled) -> None:
+        before, spell = self.last.get(event.name, (None, -1))
+        self.last[event.name] = (event.ranks, len(self.spells))
+        track = self.tracks[event.name]
+        now = event.ranks
+        self.tracks[event.name] = replace(
+            track,
+            iterations=max(track.iterations, min(now.iterations, default=0)),
+            memory=max(track.memory, sum(now.memory)),
+        )
+        if before is None or len(before.iterations) != len(now.iterations):
+            return
+        steps = np.subtract(now.iterations, before.iterations).astype(np.float64)
+        if not len(steps) or steps.min() <= 0:
+            # Nothing whole has happened yet: measure from the older sample next time.
+            if not len(steps) or steps.min() == 0:
+                self.last[event.name] = (before, spell)
+            return
+        seconds = float(np.mean(np.subtract(now.stamp, before.stamp)))
+        count = float(steps.mean())
+        track = self.tracks[event.name]
+        done, spent = track.stepping
+        self.tracks[event.name] = replace(track, stepping=(done + count, spent + seconds))
+        if spell == len(self.spells) and min(before.stamp) >= self.spell_start:
+            done, spent = self.steps[event.name]
+            self.steps[event.name] = (done + count, spent + seconds)
+            self._add_load(event.name, before, now, count)
+
+    def _add_load(self, name: str, before: core.Ranks, now: core.Ranks, count: float) -> None:
+        """Add what the ranks did between two samples to the family's sums."""
+        spins = self.shares[name].wait.mode == "off"
+        kind = "packed" if len(self.running) > 1 else "spinning" if spins else "blocking"
+        delta = np.array([np.subtract(getattr(now, key), getattr(before, key)) for key in _LOADS])
+        family = self.tracks[name].spec.family
+        iterations, sums = self.sums.get((family, kind), (0.0, np.zeros_like(delta)))
+        if sums.shape == delta.shape:
+            self.sums[family, kind] = (iterations + count, sums + delta)
+
+    def _finished(self, event: core.Finished) -> None:
+        self._end(event.name, event)
+
+    def _resized(self, event: core.Resized) -> None:
+        shares = self.pending.pop(0) if self.pending else {}
+        names = tuple(name for name in event.names if name in self.tracks)
+        if event.refused:
+            self.refused += 1
+            self.marks.append(Mark(event.t, "refused", event.refused, names))
+            return
+        self._turn()
+        changed = False
+        for name, share in shares.items():
+            if name not in self.tracks or name not in self.shares:
+                continue
+            changed = changed or share.requests != self.shares[name].requests
+            self.shares[name] = share
+            self._freeze(name, share.frozen)
+            if self.phase.get(name, ("", 0.0))[0] == "B":
+                self._enter(name, "D")
+        self.resizes += changed
+        if changed:
+            self.marks.append(Mark(event.t, "resize", "requests follow the load", names))
+
+    def _capacitychanged(self, event: core.CapacityChanged) -> None:
+        self._turn()
+        self.cpu = max(self.cpu, event.capacity.cpu)
+        why = f"{event.capacity.cpu / 1000:g} cores now"
+        self.marks.append(Mark(event.t, "capacity", why))
+
+    def _interrupted(self, event: core.Interrupted) -> None:
+        self.interrupted = event.reason or "interrupted"
+        self.marks.append(Mark(event.t, "interrupt", self.interrupted))
+
+    def _resumed(self, event: Resumed) -> None:
+        """The loop was killed: what ran then is over, and back in the queue."""
+        why = "the run was killed and resumed"
+        for name, track in list(self.tracks.items()):
+            if track.attempts and track.attempts[-1].end is None:
+                self._attempt(name, stopped=why, requeued=True)
+                self._end(name, core.Finished(event.t, name, -1, why))
+        self.pending.clear()
+        self.cpu = max(self.cpu, event.capacity.cpu)
+        self.marks.append(Mark(event.t, "resume", why))
+
+    # --- helpers ---
+
+    def _names(self, data: Mapping[str, Any]) -> tuple[str, ...]:
+        """The simulations that a note is about, by name or by family."""
+        family = data.get("family")
+        found = [data.get(key) for key in ("name", "simulation")]
+        many = data.get("names", ())
+        found += many if isinstance(many, (list, tuple)) else []
+        named = tuple(n for n in found if isinstance(n, str) and n in self.tracks)
+        if named or not isinstance(family, str):
+            return named
+        return tuple(n for n in self.phase if self.tracks[n].spec.family == family)
+
+    def _attempt(self, name: str, **changes: object) -> None:
+        track = self.tracks[name]
+        if track.attempts:
+            last = replace(track.attempts[-1], **changes)  # type: ignore[arg-type]
+            self.tracks[name] = replace(track, attempts=(*track.attempts[:-1], last))
+
+    def _end(self, name: str, event: core.Finished) -> None:
+        self._turn()
+        self._enter(name, "")
+        self._freeze(name, False)
+        self.running.pop(name, None)
+        self.trials.discard(name)
+        self._attempt(name, end=event.t, code=event.code, reason=event.reason)
+        track = self.tracks[name]
+        last = track.attempts[-1] if track.attempts else Attempt(event.t)
+        state, reason = "done", ""
+        if last.requeued:
+            state, reason = "not started", f"put back into the queue: {last.stopped}"
+        elif event.code != 0 or event.reason or last.stopped:
+            state = "failed"
+            reason = event.reason or last.stopped or f"exit code {event.code}"
+        self.tracks[name] = replace(track, state=state, reason=reason)
+
+    def _enter(self, name: str, letter: str) -> None:
+        """Close the simulation's phase and, unless `letter` is empty, open the next."""
+        before = self.phase.pop(name, None)
+        if before is not None and self.now > before[1]:
+            track = self.tracks[name]
+            self.tracks[name] = replace(track, phases=(*track.phases, (*before, self.now)))
+        if letter:
+            self.phase[name] = (letter, self.now)
+
+    def _freeze(self, name: str, frozen: bool) -> None:
+        since = self.frozen.pop(name, None)
+        if since is not None and not frozen:
+            track = self.tracks[name]
+            self.tracks[name] = replace(track, frozen=(*track.frozen, (since, self.now)))
+        elif frozen:
+            self.frozen[name] = self.now if since is None else since
+            self.running.pop(name, None)
+            return
+        if since is not None and not frozen and name in self.phase:
+            self.running[name] = None
+
+    def _turn(self) -> None:
+        """A new spell begins: who runs, or under what share, is about to change."""
+        wait = frozenset(self.shares[name].wait.mode for name in self.running)
+        spell = Spell(self.spell_start, self.now, tuple(self.running), wait, dict(self.steps))
+        if spell.end > spell.start:
+            self.spells.append(spell)
+        self.spell_start = self.now
+        self.steps.clear()
+
+    def history(self) -> History:
+        """What was told; simulations still running are closed where the log ends."""
+        self._turn()
+        for name in list(self.frozen):
+            self._freeze(name, False)
+        for name in list(self.phase):
+            self._enter(name, "")
+        for name, track in self.tracks.items():
+            if track.state == "unfinished":
+                why = f"still running where the log ends, at {self.now:.1f} s"
+                self.tracks[name] = replace(track, reason=why)
+        loads = tuple(
+            Load(family, kind, count, *(np.maximum(row, 0) / count for row in sums))
+            for (family, kind), (count, sums) in self.sums.items()
+            if count > 0
+        )
+        return History(
+            tuple(self.tracks.values()),
+            tuple(self.marks),
+            tuple(self.spells),
+            loads,
+            self.cpu,
+            self.now,
+            self.interrupted,
+            self.resizes,
+            self.refused,
+        )
+
+
+_LOADS = ("cpu", "useful", "mpi")

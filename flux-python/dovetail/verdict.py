@@ -1,0 +1,113 @@
+# SPDX-License-Identifier: LGPL-3.0-or-later
+"""Figures with their provenance, and what they say in words (step 8, report).
+
+In: the makespans of a queue under Dovetail and under the alternatives. Out: which was best,
+and a plain sentence or two.
+
+Invariants: pure. An alternative that wins is named, however the others look; one that is
+only predicted to win is said to be so.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from dovetail.alternatives import DOVETAIL, FEWER, NAIVE, SEQUENTIAL
+
+SAME = 1.03
+"""Makespans within this factor count as equal: repeats on a quiet machine differ as much."""
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A number with its provenance.
+
+    `source` is `measured`, `predicted` or, where `value` is None, empty; `how` says from what
+    it was made, or why there is none; `spread` is (lowest, highest) of the repeats.
+    """
+
+    value: float | None = None
+    source: str = ""
+    how: str = ""
+    spread: tuple[float, float] | None = None
+
+
+@dataclass(frozen=True)
+class Totals:
+    """The figures of a family, or of the whole queue, seconds or ratios.
+
+    `bound_s` is the CPU seconds that the work needs, over the cores: no way to run it can be
+    quicker. `throughput_gain` is sequential over makespan, `bound_ratio` bound over makespan.
+    """
+
+    makespan_s: Figure
+    sequential_s: Figure
+    naive_s: Figure
+    fewer_ranks_s: Figure
+    bound_s: Figure
+    throughput_gain: Figure
+    bound_ratio: Figure
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """`best` is the quickest way to run the queue (empty if unknown), `words` says so."""
+
+    best: str
+    words: str
+
+
+def ratio(above: Figure, below: Figure) -> Figure:
+    """One figure over another; it is only as good as the weaker, and keeps both spreads."""
+    if above.value is None or not below.value:
+        return Figure(how=above.how if above.value is None else below.how)
+    source = "measured" if above.source == below.source == "measured" else "predicted"
+    spread = None
+    if above.spread and below.spread:
+        spread = (above.spread[0] / below.spread[1], above.spread[1] / below.spread[0])
+    how = f"{above.how}; over {below.how}"
+    return Figure(above.value / below.value, source, how, spread)
+
+
+def judge(totals: Totals) -> Verdict:
+    """Which way was best, and by how much."""
+    own = totals.makespan_s
+    others = {
+        SEQUENTIAL: totals.sequential_s,
+        NAIVE: totals.naive_s,
+        FEWER: totals.fewer_ranks_s,
+    }
+    if own.value is None:
+        return Verdict("", f"No comparison: {own.how}.")
+    words = [f"Dovetail took {own.value:.1f} s{_against(totals)}."]
+    best, least = "", own.value
+    for source in ("measured", "predicted"):
+        times = {name: one.value for name, one in others.items() if one.source == source}
+        known = {name: time for name, time in times.items() if time is not None}
+        first = min(known, key=lambda name: known[name], default="")
+        if first and known[first] * SAME < least:
+            words.append(_better(first, others[first], own.value))
+            # What was measured stays the best, whatever a prediction promises.
+            best, least = best or first, known[first]
+    sequential = totals.sequential_s.value
+    if not best and sequential is not None and sequential < own.value * SAME:
+        words.append("Packing does not pay here; the plain queue is as good.")
+    return Verdict(best or DOVETAIL, " ".join(words))
+
+
+def _against(totals: Totals) -> str:
+    gain = totals.throughput_gain
+    if gain.value is None or totals.sequential_s.value is None:
+        return ""
+    time = f"{totals.sequential_s.value:.1f} s, {gain.source}"
+    if 1 / SAME <= gain.value <= SAME:
+        return f", as long as one after the other ({time})"
+    return f", {gain.value:.2f} times the throughput of one after the other ({time})"
+
+
+def _better(name: str, one: Figure, own: float) -> str:
+    assert one.value is not None
+    factor = f"{own / one.value:.2f} times as fast"
+    if one.source == "measured":
+        return f"Better: {name}, {one.value:.1f} s, {factor} ({one.how})."
+    return f"Probably better: {name}, {one.value:.1f} s, {factor} (predicted: {one.how})."

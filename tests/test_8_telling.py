@@ -1,0 +1,198 @@
+# SPDX-License-Identifier: LGPL-3.0-or-later
+"""A run's history from its event log: each simulation once, no figure from two situations."""
+
+from __future__ import annotations
+
+import pytest
+import runs
+
+from dovetail import core
+from dovetail.events import Resumed
+from dovetail.telling import tell
+
+pytestmark = pytest.mark.unit
+
+
+def short(*names):
+    return runs.Run([runs.spec(name, "f") for name in names], {"f": 0.1})
+
+
+def states(history):
+    return {track.spec.name: (track.state, len(track.attempts)) for track in history.tracks}
+
+
+def never_started():
+    return short("a"), {"a": ("not started", 0)}
+
+
+def ends_well():
+    run = short("a")
+    run.launch("a")
+    run.work(1)
+    run.finish("a")
+    return run, {"a": ("done", 1)}
+
+
+def crashes():
+    run = short("a", "b")
+    run.launch("a")
+    run.finish("a", 11)
+    return run, {"a": ("failed", 1), "b": ("not started", 0)}
+
+
+def hangs():
+    run = short("a")
+    run.launch("a")
+    run.add(core.Stop("a", "no progress for 60 s"))
+    run.finish("a", -15, "")
+    return run, {"a": ("failed", 1)}
+
+
+def log_ends():
+    run = short("a", "b")
+    run.launch("a")
+    run.work(1)
+    return run, {"a": ("unfinished", 1), "b": ("not started", 0)}
+
+
+def taken_back_and_run_again():
+    run = short("a")
+    run.launch("a")
+    run.add(core.Stop("a", "does not pay", True))
+    run.finish("a", -15, "stopped")
+    run.launch("a")
+    run.finish("a")
+    return run, {"a": ("done", 2)}
+
+
+def taken_back_for_good():
+    run = short("a")
+    run.launch("a")
+    run.add(core.Stop("a", "does not pay", True))
+    run.finish("a", -15, "stopped")
+    return run, {"a": ("not started", 1)}
+
+
+def killed_and_resumed():
+    run = short("a", "b")
+    run.launch("a")
+    run.finish("a")
+    run.launch("b")
+    run.work(1)
+    run.add(Resumed(run.t, runs.CAPACITY))
+    run.launch("b")
+    run.finish("b")
+    return run, {"a": ("done", 1), "b": ("done", 2)}
+
+
+def killed_resumed_and_killed():
+    run = short("a")
+    run.launch("a")
+    run.add(Resumed(run.t, runs.CAPACITY))
+    return run, {"a": ("not started", 1)}
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        never_started,
+        ends_well,
+        crashes,
+        hangs,
+        log_ends,
+        taken_back_and_run_again,
+        taken_back_for_good,
+        killed_and_resumed,
+        killed_resumed_and_killed,
+    ],
+    ids=lambda case: case.__name__.replace("_", " "),
+)
+def test_each_simulation_is_counted_once_and_accounted_for(case):
+    run, expected = case()
+    history = run.history()
+    assert states(history) == expected
+    for track in history.tracks:
+        assert track.state in ("done", "not started") or track.reason
+
+
+def test_a_rate_is_never_measured_over_two_situations():
+    run = short("a", "b")
+    run.launch("a")
+    run.work(3)
+    run.launch("b")
+    run.work(3, 2.0)
+    history = run.history()
+    rates = {
+        (len(spell.running), round(seconds / count, 6))
+        for spell in history.spells
+        for count, seconds in spell.steps.values()
+    }
+    assert rates == {(1, 0.1), (2, 0.2)}
+
+
+def test_a_frozen_simulation_does_not_count_as_running():
+    run = short("a")
+    run.launch("a")
+    run.work(1)
+    run.resize((1000, 1000), frozen=True)
+    run.t += 5
+    run.resize((1000, 1000), frozen=False)
+    run.work(1)
+    run.finish("a")
+    history = run.history()
+    assert history.tracks[0].frozen == ((1.0, 6.0),)
+    assert [len(spell.running) for spell in history.spells] == [1, 0, 1]
+
+
+def test_a_simulation_that_is_frozen_when_it_ends_runs_no_more():
+    run = short("a", "b")
+    run.launch("a")
+    run.resize((1000, 1000), frozen=True)
+    run.t += 1
+    run.finish("a", -9, "killed")
+    run.launch("b")
+    run.work(1)
+    assert [spell.running for spell in run.history().spells] == [(), ("b",)]
+
+
+@pytest.mark.parametrize(
+    ("refused", "resizes", "refusals"), [("", 1, 0), ("no room on the node", 0, 1)]
+)
+def test_only_resizes_that_took_effect_are_counted(refused, resizes, refusals):
+    run = short("a")
+    run.launch("a")
+    run.resize((500, 1500), refused=refused)
+    history = run.history()
+    assert (history.resizes, history.refused) == (resizes, refusals)
+
+
+def test_a_resize_that_changes_no_request_is_none():
+    run = short("a")
+    run.launch("a")
+    run.resize((1000, 1000), wait=runs.BELL)
+    assert run.history().resizes == 0
+
+
+def test_phases_follow_profile_admission_and_its_outcome():
+    history = runs.packed(1).history()
+    letters = {
+        track.spec.name: "".join(letter for letter, _, _ in track.phases)
+        for track in history.tracks
+    }
+    assert letters == {"pitz-1": "AD", "pitz-2": "CD"}
+
+
+def test_load_is_kept_apart_by_how_ranks_wait_and_who_else_runs():
+    loads = {load.kind: load for load in runs.packed(1).history().loads}
+    assert set(loads) == {"spinning", "blocking", "packed"}
+    assert loads["spinning"].cpu == pytest.approx([0.1, 0.1])
+    assert loads["blocking"].cpu == pytest.approx([0.04, 0.1])
+    assert loads["packed"].useful == pytest.approx([0.1 / 3, 0.1])
+
+
+def test_names_that_are_not_in_the_plan_are_left_out():
+    run = short("a")
+    run.launch("a")
+    stranger = (core.Started(1.0, "x"), core.Finished(2.0, "x", 0), core.Stop("x", "why"))
+    run.add(*stranger, core.Note("admit", "why", {"name": ["a"], "family": 3, "names": [4]}))
+    assert states(tell(run.specs, runs.CAPACITY, run.log)) == {"a": ("unfinished", 1)}
