@@ -296,6 +296,10 @@ class Controller:
         state = self._state
         return not (state.queued or state.active or state.frozen or state.leaving)
 
+    def spec(self, name: str) -> Spec:
+        """What the plan asks for. Raises KeyError for an unknown name."""
+        return self._state.sims[name].spec
+
     def view(self, name: str) -> View:
         """One simulation. Raises KeyError for an unknown name."""
         state = self._state

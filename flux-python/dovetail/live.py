@@ -25,13 +25,9 @@ NOTES = 4  # decisions shown below the table
 
 def table(controller: Controller, t: float) -> Table:
     """The state of the run as a table: one row for each simulation that is not queued or over."""
-    views = controller.views()
-    counts = ", ".join(
-        f"{sum(v.state == state for v in views)} {state}"
-        for state in ("done", "failed", "queued")
-        if any(v.state == state for v in views)
-    )
-    title = f"{t:.0f} s   phase {controller.phase}   N = {controller.n}   {counts}"
+    status = controller.status()
+    counts = ", ".join(f"{count} {state}" for state, count in status.counts.items())
+    title = f"{t:.0f} s   phase: {status.phase}   N = {status.n}   {counts}"
     made = Table(title=title, title_justify="left", title_style="bold")
     for name, justify in (
         ("simulation", "left"),
@@ -43,7 +39,7 @@ def table(controller: Controller, t: float) -> Table:
         ("waits", "left"),
     ):
         made.add_column(name, justify=justify)  # type: ignore[arg-type]
-    active = [view for view in views if view.state in ACTIVE]
+    active = [view for view in controller.views() if view.state in ACTIVE]
     for view in active[:ROWS]:
         made.add_row(*row(view))
     if len(active) > ROWS:
@@ -53,11 +49,10 @@ def table(controller: Controller, t: float) -> Table:
 
 def row(view: View) -> tuple[str, ...]:
     """One simulation; what is not known yet is a dash."""
-    total = f"/{view.iterations_expected}" if view.iterations_expected else ""
     return (
         view.name,
         view.state,
-        f"{view.iterations}{total}",
+        str(view.iterations),
         f"{view.rate:.2f}" if view.rate else "-",
         " ".join(f"{request}m" for request in view.requests[:4])
         + (" …" if len(view.requests) > 4 else ""),
@@ -81,14 +76,20 @@ class Live:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, at: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        at: TracebackType | None,
     ) -> None:
         if self.terminal:
             self.live.stop()
 
     def note(self, t: float, note: Note) -> None:
         """Tell a decision: kept below the table, or printed as a line."""
-        line = f"{t:7.1f} s  {note.what:9} {note.why}"
+        self.say(f"{t:7.1f} s  {note.what:9} {note.why}")
+
+    def say(self, line: str) -> None:
+        """Tell the user one line."""
         if self.terminal:
             self.notes = [*self.notes, line][-NOTES:]
         else:
@@ -99,5 +100,3 @@ class Live:
         if self.terminal:
             below = Text("\n".join(self.notes), style="dim", no_wrap=True, overflow="ellipsis")
             self.live.update(Group(table(controller, t), below), refresh=True)
-
-

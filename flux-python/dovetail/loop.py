@@ -16,7 +16,7 @@ from typing import Protocol
 
 from dovetail.controller import Controller
 from dovetail.core import Action, Event, Executor, Interrupted, Launch, Note, Resize, Stop, Tick
-from dovetail.events import Log, LogError
+from dovetail.events import Log, LogStopped
 from dovetail.live import Live
 
 PERIOD = 0.25  # seconds between looks at the ranks; far below the shortest judging window
@@ -25,8 +25,8 @@ PERIOD = 0.25  # seconds between looks at the ranks; far below the shortest judg
 class Waiting(Executor, Protocol):
     """An executor that the loop can sleep on."""
 
-    def wait(self, timeout: float) -> None:
-        """Return when something may have happened, after `timeout` seconds at the latest."""
+    def wait(self, timeout: float) -> bool:
+        """Sleep until something happens or `timeout` seconds are over; True if it happened."""
 
 
 class Signals:
@@ -69,30 +69,40 @@ class Loop:
         """Seconds on the run's clock."""
         return time.monotonic() - self.origin
 
-    def drive(self) -> bool:
-        """Run until nothing is left to do; True unless the user interrupted it."""
+    def drive(self, first: Sequence[Action] = ()) -> str:
+        """Take the `first` actions and run until nothing is left to do.
+
+        Returns the name of the signal that ended it, or an empty string.
+        """
+        told = False
         with Signals() as signals:
             try:
+                self.act_on(first)
                 self.step([Tick(self.now())])
                 while not self.controller.finished:
                     self.executor.wait(PERIOD)
                     t = self.now()
-                    events: list[Event] = list(self.executor.observe(t))
-                    if signals.caught and not self.controller.interrupted:
-                        events.append(Interrupted(t, signals.caught))
-                    self.step(events or [Tick(t)])
+                    events: list[Event] = [*self.executor.observe(t), Tick(t)]
+                    if signals.caught and not told:
+                        events.append(Interrupted(t, f"interrupted by {signals.caught}"))
+                        told = True
+                    self.step(events)
                     self.live.show(self.controller, t)
             finally:
                 self.executor.close()
-        return not signals.caught
+        return signals.caught
 
     def step(self, events: Sequence[Event]) -> None:
         """Decide on events and act."""
         for event in events:
             self.record(event)
-            for action in self.controller.handle(event):
-                self.record(action)
-                self.act(action)
+            self.act_on(self.controller.handle(event))
+
+    def act_on(self, actions: Sequence[Action]) -> None:
+        """Log actions and take them."""
+        for action in actions:
+            self.record(action)
+            self.act(action)
 
     def act(self, action: Action) -> None:
         """Pass an action to the executor, or a note to the reader."""
@@ -111,6 +121,6 @@ class Loop:
             return
         try:
             self.log.write(entry)
-        except LogError as error:
+        except LogStopped as error:
             self.log, self.log_error = None, str(error)
             self.live.note(self.now(), Note("fail", f"the event log ends here: {error}"))

@@ -33,6 +33,8 @@ Mix = tuple[tuple[str, int], ...]
 class Settings:
     """Every tunable of the controller. Seconds are the controller's own (see Controller)."""
 
+    max_packed: int = 0
+    """Most simulations at once, 0 for no such limit: the plan's own bound."""
     period: float = 0.2
     """Seconds between decisions where samples arrive and no Tick does."""
     warmup: int = 3

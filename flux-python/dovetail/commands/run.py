@@ -1,0 +1,177 @@
+# SPDX-License-Identifier: LGPL-3.0-or-later
+"""`dovetail run`: the main job, a plan's simulations packed on this machine (steps 1 to 8).
+
+Input: a plan. Output: the run's directory with `events.jsonl`, `summary.json`, `report.html` and,
+per simulation, its log and case. Invariant: bad input is found before anything is written.
+"""
+
+from __future__ import annotations
+
+import argparse
+import fcntl
+import json
+import os
+import platform
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from dovetail import events, plan, policy, replay, summary
+from dovetail.commands.report import write
+from dovetail.controller import Controller
+from dovetail.core import Action, Capacity, Node, Spec
+from dovetail.errors import BadInput, WorkFailed
+from dovetail.executors.local import LocalExecutor
+from dovetail.live import Live
+from dovetail.loop import Loop
+
+HELP = "run a queue of MPI simulations, packed where that pays"
+LOG = "events.jsonl"
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Options; see dovetail-run(1)."""
+    parser.add_argument("plan", metavar="PLAN.yaml", type=Path, help="what to run")
+    parser.add_argument(
+        "-o", "--output", metavar="DIR", type=Path, default=Path("dovetail-out"),
+        help="where everything is written (default: %(default)s)",
+    )  # fmt: skip
+    parser.add_argument("--resume", action="store_true", help="go on with the run in DIR")
+    parser.add_argument("--dry-run", action="store_true", help="check and show, start nothing")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run a plan; 0 if all simulations are done, 1 if not, 130 if interrupted."""
+    asked = plan.load(args.plan)
+    if args.dry_run:
+        return show(asked, as_json=args.json)
+    check_directory(args.output, resume=args.resume)
+    try:
+        args.output.mkdir(parents=True, exist_ok=True)
+        # Held until this process ends, however it ends: two runs would mix their logs.
+        held = os.open(args.output, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise BadInput(f"{args.output}: another run is using it; choose another -o") from None
+    except OSError as error:
+        raise BadInput(f"{args.output}: cannot be used: {error.strerror}") from error
+    caught = execute(asked, args.output, resume=args.resume, quiet=args.json)
+    return finish(args.output, caught, as_json=args.json)
+
+
+def check_directory(directory: Path, *, resume: bool) -> None:
+    """Refuse a directory that holds a run, or with `resume` one that holds none."""
+    there = (directory / LOG).exists()
+    if there and not resume:
+        raise BadInput(f"{directory}: holds a run already; go on with --resume or choose another")
+    if resume and not there:
+        raise BadInput(f"{directory}: holds no run to resume; there is no {LOG}")
+
+
+def execute(asked: plan.Plan, directory: Path, *, resume: bool, quiet: bool) -> str:
+    """Drive the run to its end; returns the signal that ended it, or an empty string."""
+    limits = asked.limits
+    spent = resumable(directory / LOG, asked) if resume else 0.0
+    origin = time.monotonic() - spent
+    executor = LocalExecutor(
+        directory, limits.cpus and max(1, limits.cpus // 1000), limits.memory, origin
+    )
+    try:
+        capacity = executor.capacity()
+        check_memory(asked, capacity)
+        first: list[Action] = []
+        if resume:
+            controller = replay.rebuild(directory / LOG)
+            log = events.Log.append(directory / LOG)
+            log.resume(spent, capacity)
+            first = controller.resume(spent, capacity)
+        else:
+            settings = replace(policy.Settings(), max_packed=limits.max_packed or 0)
+            controller = Controller(asked.specs, capacity, settings)
+            head = events.header(asked.specs, capacity, settings.plain(), versions())
+            log = events.Log.create(directory / LOG, head)
+        with Live(quiet=quiet) as live:
+            warn(live, capacity)
+            return Loop(controller, executor, log, live, origin).drive(first)
+    except events.LogStopped as error:
+        raise WorkFailed(f"the event log cannot be written: {error}") from error
+    finally:
+        executor.close()
+
+
+def resumable(log: Path, asked: plan.Plan) -> float:
+    """Seconds that the run in `log` has taken so far; BadInput if it was of another plan."""
+    head, entries = events.read(log)
+    if head.specs != asked.specs:
+        raise BadInput(f"{log}: the run was started with another plan; resume with the same one")
+    return max((entry.t for entry in entries if hasattr(entry, "t")), default=0.0)
+
+
+def check_memory(asked: plan.Plan, capacity: Capacity) -> None:
+    """A simulation that can never start is bad input."""
+    for spec in asked.specs:
+        if spec.memory > capacity.memory:
+            raise BadInput(
+                f"simulation {spec.name} asks for {spec.memory >> 20} MiB of memory; "
+                f"this machine offers {capacity.memory >> 20} MiB"
+            )
+
+
+def warn(live: Live, capacity: Capacity) -> None:
+    """Say what this machine cannot do."""
+    if not capacity.weights:
+        live.say("no control group can be made here: simulations run without CPU weights")
+
+
+def versions() -> dict[str, str]:
+    """What ran the run."""
+    return {"python": platform.python_version(), "kernel": platform.release()}
+
+
+def finish(directory: Path, caught: str, *, as_json: bool) -> int:
+    """Write summary and report, print the table; the exit code."""
+    found, history = summary.load(directory)
+    from dovetail import report  # the template engine takes a while to import
+
+    data = json.dumps(found.to_json(), indent=1, allow_nan=False)
+    write(directory / "summary.json", data + "\n")
+    write(directory / "report.html", report.page(found, history))
+    if as_json:
+        print(data)
+    else:
+        console = Console(highlight=False)
+        summary.show(found, console)
+        console.print(f"report: {directory / 'report.html'}", soft_wrap=True, markup=False)
+    if caught:
+        print(f"dovetail: interrupted by {caught}", file=sys.stderr)
+        return 130
+    return 0 if all(one.state == "done" for one in found.simulations) else 1
+
+
+def show(asked: plan.Plan, *, as_json: bool) -> int:
+    """What would run, with the first requests: those of one simulation alone."""
+    cpus = asked.limits.cpus or 1000 * len(os.sched_getaffinity(0))
+    rows = [(spec, first_requests(spec, cpus)) for spec in asked.specs]
+    if as_json:
+        found = [{**events.plain(spec), "requests": list(asks)} for spec, asks in rows]
+        print(json.dumps({"cpus": cpus, "simulations": found}))
+        return 0
+    table = Table(title=f"{len(rows)} simulations on {cpus}m of CPU", title_justify="left")
+    for name in ("simulation", "ranks", "first requests", "slowdown", "command"):
+        table.add_column(name)
+    for spec, asks in rows:
+        text = " ".join(f"{one}m" for one in asks[:8]) + (" …" if len(asks) > 8 else "")
+        words = " ".join(spec.command)
+        table.add_row(spec.name, str(spec.ranks), text, f"{spec.slowdown:g}", words)
+    Console(highlight=False).print(table)
+    return 0
+
+
+def first_requests(spec: Spec, cpus: int) -> tuple[int, ...]:
+    """Requests of a simulation that runs alone and has not been measured, millicores."""
+    capacity = Capacity((Node("here", cpus, 0),))
+    return policy.fit_requests([policy.rank_needs(spec, None)], capacity)[0]
