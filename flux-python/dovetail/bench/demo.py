@@ -1,0 +1,105 @@
+# SPDX-License-Identifier: LGPL-3.0-or-later
+"""The demo: one plan, run by Dovetail and in every other way a user could run it (step 8).
+
+Output: a run's directory with `cases/`, `plan.yaml`, `alternatives.json`, the event log, summary
+and report. The plan is one imbalanced case, which packs, and one balanced case, which does not.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+from dovetail import alternatives, plan
+from dovetail.alternatives import FEWER, NAIVE, SEQUENTIAL, Alternative
+from dovetail.bench.cases import pitz_daily
+from dovetail.bench.figures import Progress, mpirun, plan_entry
+from dovetail.bench.harness import plain
+from dovetail.commands.run import LOG, check_directory, execute, finish
+
+MADE = ("cases", "plan.yaml", alternatives.FILE, LOG, "summary.json", "report.html")
+FAMILIES = (("imbalanced", (1.0, 3.0), 4), ("balanced", (1.0, 1.0), 2))
+ITERATIONS = 150
+CORES = 2  # what the plan uses, however many there are: the same demo everywhere
+
+
+def run_demo(directory: Path, progress: Progress, *, as_json: bool) -> int:
+    """Make the cases, run the plan and its alternatives, and report; an exit code."""
+    clear(directory)
+    cases: dict[str, list[Path]] = {}
+    for name, weights, count in FAMILIES:
+        progress(f"making the {name} case: pitzDaily, 48,900 cells, ranks at {weights}")
+        first = pitz_daily(directory / "cases" / name / "0", weights, ITERATIONS)
+        cases[name] = [first, *clones(first, count)]
+        serial = pitz_daily(directory / "cases" / name / "serial-0", (1,), ITERATIONS)
+        cases[f"{name} serial"] = [serial, *clones(serial, count)]
+    path = directory / "plan.yaml"
+    path.write_text(demo_plan(directory))
+    asked = plan.load(path)
+    progress(f"running the plan {path} with Dovetail")
+    caught = execute(asked, directory, resume=False, quiet=as_json)
+    if not caught:
+        measured = [row for family in FAMILIES for row in others(family, cases, progress)]
+        alternatives.write(directory, CORES, measured)
+    return finish(directory, caught, as_json=as_json)
+
+
+def others(
+    family: tuple[str, Sequence[float], int], cases: dict[str, list[Path]], progress: Progress
+) -> list[Alternative]:
+    """Measure the other ways to run a family's queue."""
+    name, weights, count = family
+    ranks = len(weights)
+    wide, serial = cases[name][:count], cases[f"{name} serial"][:count]
+    made = []
+    for way, queue, words, width, at_once in (
+        (SEQUENTIAL, wide, mpirun(ranks), ranks, 1),
+        (FEWER, serial, ["simpleFoam"], 1, CORES),
+        (NAIVE, wide, mpirun(ranks), ranks, 2),
+    ):
+        progress(f"for comparison, the {count} {name} simulations {way}")
+        seconds = plain(queue, words, at_once)
+        progress(f"  {seconds:.1f} s")
+        made.append(
+            Alternative(
+                family=name, name=way, makespan_s=[seconds], ranks=width, at_once=at_once
+            )
+        )  # fmt: skip
+    return made
+
+
+def clones(case: Path, count: int) -> list[Path]:
+    """Further copies of a case, beside it."""
+    made = []
+    for number in range(1, count):
+        target = case.with_name(case.name.replace("0", str(number)))
+        shutil.copytree(case, target)
+        made.append(target)
+    return made
+
+
+def demo_plan(directory: Path) -> str:
+    """The plan as text: the families one after the other."""
+    head = f"cpus: {CORES}\nsimulations:\n"
+    entries = (
+        plan_entry(name, directory.resolve() / "cases" / name / "0", weights, count)
+        for name, weights, count in FAMILIES
+    )
+    return head + "".join(entry.partition("\n")[2] for entry in entries)
+
+
+def clear(directory: Path) -> None:
+    """Remove an earlier demo; anything else in the way is refused."""
+    if (directory / "plan.yaml").exists() and (directory / "cases").is_dir():
+        for name, _, count in FAMILIES:
+            for number in range(count + 1):
+                shutil.rmtree(directory / f"{name}-{number}", ignore_errors=True)
+        for left in MADE:
+            path = directory / left
+            if path.is_dir():
+                shutil.rmtree(path)
+            else:
+                path.unlink(missing_ok=True)
+    check_directory(directory, resume=False)
+    directory.mkdir(parents=True, exist_ok=True)

@@ -1,0 +1,172 @@
+# SPDX-License-Identifier: LGPL-3.0-or-later
+"""The comparisons themselves: each returns rows of ratios, and what it should reach (step 8).
+
+Inputs: a scratch directory and the number of rounds. Outputs: `Claim`s. Invariants: cases are
+made before anything is timed; all variants of a comparison are interleaved in one run.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from dovetail.bench.cases import pitz_daily
+from dovetail.bench.fixed import Outcome, run_fixed
+from dovetail.bench.harness import Row, interleave, plain, ratios
+from dovetail.core import WaitPolicy
+
+DOORBELL = WaitPolicy("doorbell")
+SOLVER = ("simpleFoam", "-parallel")
+Progress = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Claim:
+    """One figure: its repeats, and the bound that its median should keep (`>=` or `<=`)."""
+
+    row: Row
+    unit: str
+    relation: str = ""
+    bound: float = 0.0
+
+    @property
+    def met(self) -> bool | None:
+        """True if the median keeps the bound, None where there is none."""
+        if not self.relation:
+            return None
+        median = self.row.median
+        return median >= self.bound if self.relation == ">=" else median <= self.bound
+
+
+def mpirun(ranks: int) -> list[str]:
+    """The plain command, as a user would type it."""
+    return ["mpirun", "-np", str(ranks), *SOLVER]
+
+
+def copies(scratch: Path, weights: Sequence[float], iterations: int, count: int) -> list[Path]:
+    """The same case several times."""
+    return [
+        pitz_daily(scratch / f"{'-'.join(map(str, weights))}.{number}", weights, iterations)
+        for number in range(count)
+    ]
+
+
+def wait(scratch: Path, repeat: int, progress: Progress) -> list[Claim]:
+    """A simulation of two ranks at 1:3 alone: what blocking waits save and cost."""
+    case = copies(scratch, (1, 3), 100, 1)
+    outcomes: dict[str, list[Outcome]] = {"off": [], "doorbell": []}
+
+    def alone(policy: WaitPolicy) -> float:
+        outcomes[policy.mode].append(run_fixed(case, 2, SOLVER, policy, 1))
+        return outcomes[policy.mode][-1].makespan
+
+    rows = interleave(
+        {
+            "plain mpirun": lambda: plain(case, mpirun(2), 1),
+            "off": lambda: alone(WaitPolicy("off")),
+            "doorbell": lambda: alone(DOORBELL),
+        },
+        repeat,
+        progress,
+    )
+
+    def cpu(rank: int, name: str) -> Row:
+        pairs = zip(outcomes["doorbell"], outcomes["off"])
+        return Row(name, tuple(1 - bell.cpu[0][rank] / off.cpu[0][rank] for bell, off in pairs))
+
+    return [
+        Claim(cpu(0, "CPU saved in the light rank"), "share", ">=", 0.40),
+        Claim(cpu(1, "CPU saved in the heavy rank"), "share"),
+        Claim(ratios(rows["doorbell"], rows["off"], "wall, doorbell / off"), "x", "<=", 1.05),
+        Claim(ratios(rows["off"], rows["plain mpirun"], "wall, off / plain mpirun"), "x"),
+    ]
+
+
+def pack(scratch: Path, repeat: int, progress: Progress) -> list[Claim]:
+    """Two simulations of two ranks at 1:3: packed against every other way to run them."""
+    cases = copies(scratch, (1, 3), 150, 2)
+    serial = copies(scratch, (1,), 150, 2)
+    needed: list[float] = []
+    cores = 2
+
+    def alone() -> float:
+        outcome = run_fixed(cases[:1], 2, SOLVER, DOORBELL, 1)
+        needed.append(len(cases) * sum(map(sum, outcome.cpu)) / cores)
+        return outcome.makespan
+
+    rows = interleave(
+        {
+            "one after the other": lambda: plain(cases, mpirun(2), 1),
+            "plain mpirun at once": lambda: plain(cases, mpirun(2), 2),
+            "one rank each, side by side": lambda: plain(serial, ["simpleFoam"], 2),
+            "packed": lambda: run_fixed(cases, 2, SOLVER, DOORBELL, 2).makespan,
+            "one alone, for the bound": alone,
+        },
+        repeat,
+        progress,
+    )
+    packed = rows["packed"]
+    bound = Row("bound", tuple(needed))
+    fewer = rows["one rank each, side by side"]
+    return [
+        Claim(ratios(rows["one after the other"], packed, "over one after the other"), "x", ">=", 1.35),
+        Claim(ratios(rows["plain mpirun at once"], packed, "over plain mpirun at once"), "x", ">=", 2.0),
+        Claim(ratios(bound, packed, "of the bound"), "share", ">=", 0.85),
+        Claim(ratios(fewer, packed, "over one rank each, side by side"), "x"),
+        *(Claim(row, "s") for row in rows.values()),
+    ]  # fmt: skip
+
+
+def balanced(scratch: Path, repeat: int, progress: Progress) -> list[Claim]:
+    """A queue of balanced simulations on full cores: what finding out that nothing pays costs."""
+    return _queue(scratch, repeat, progress, (1, 1), "<=", 1.03)
+
+
+def queue(scratch: Path, repeat: int, progress: Progress) -> list[Claim]:
+    """A queue of imbalanced simulations, the controller finding out by itself."""
+    return _queue(scratch, repeat, progress, (1, 3), "<=", 1 / 1.2)
+
+
+def _queue(
+    scratch: Path,
+    repeat: int,
+    progress: Progress,
+    weights: Sequence[float],
+    relation: str,
+    bound: float,
+) -> list[Claim]:
+    cases = copies(scratch, weights, 200, 4)
+    plan = scratch / "plan.yaml"
+    plan.write_text(plan_entry("bench", cases[0], weights, len(cases)))
+    rounds = iter(range(repeat))
+
+    def dovetail() -> float:
+        out = scratch / f"out{next(rounds)}"
+        words = [sys.executable, "-m", "dovetail", "run", "--json", "-o", str(out), str(plan)]
+        return plain([scratch], words, 1)
+
+    rows = interleave(
+        {
+            "one after the other": lambda: plain(cases, mpirun(len(weights)), 1),
+            "dovetail run": dovetail,
+        },
+        repeat,
+        progress,
+    )
+    ratio = ratios(rows["dovetail run"], rows["one after the other"], "makespan, dovetail run / one after the other")  # fmt: skip
+    return [Claim(ratio, "x", relation, bound), *(Claim(row, "s") for row in rows.values())]
+
+
+def plan_entry(name: str, case: Path, weights: Sequence[float], count: int) -> str:
+    """A plan of one entry, as text."""
+    return f"""simulations:
+  - name: {name}
+    case: {case}
+    ranks: {len(weights)}
+    weights: {list(weights)}
+    command: {" ".join(SOLVER)}
+    count: {count}
+    environment: {{WM_PROJECT_DIR: /usr/share/openfoam}}
+"""

@@ -1,0 +1,108 @@
+# SPDX-License-Identifier: LGPL-3.0-or-later
+"""`dovetail bench`: measures the claims of the README on this machine (step 8).
+
+Input: which comparison. Output: each figure with the spread of its repeats, and whether it keeps
+its bound. Exit code 1 when one does not: a comparison that cannot fail would be no comparison.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from dovetail.bench import calls, demo, figures, predictions, scale
+from dovetail.bench.figures import Claim, Progress
+from dovetail.errors import BadInput
+
+HELP = "measure the gain against the alternatives, interleaved, with the spread"
+
+COMPARISONS: dict[str, tuple[str, Callable[[Path, int, Progress], list[Claim]]]] = {
+    "calls": ("what a wrapped MPI call costs", calls.calls),
+    "wait": ("what blocking waits save and cost alone", figures.wait),
+    "pack": ("two imbalanced simulations, packed and in every other way", figures.pack),
+    "queue": ("a queue of imbalanced simulations under the controller", figures.queue),
+    "balanced": ("a queue of balanced simulations under the controller", figures.balanced),
+    "model": ("predictions against measurements", predictions.predictions),
+    "scale": ("the cost of a decision against the number of ranks", scale.scale),
+}
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Options; see dovetail-bench(1)."""
+    parser.add_argument(
+        "what", metavar="WHAT", choices=["demo", "all", *COMPARISONS],
+        help="demo, all, or one of: " + ", ".join(COMPARISONS),
+    )  # fmt: skip
+    parser.add_argument(
+        "--repeat", metavar="N", type=int, default=5, help="rounds (default: %(default)s)"
+    )
+    parser.add_argument(
+        "-o", "--output", metavar="DIR", type=Path, default=Path("demo-out"),
+        help="where the demo writes (default: %(default)s)",
+    )  # fmt: skip
+
+
+def run(args: argparse.Namespace) -> int:
+    """Measure and print; 0 if every figure keeps its bound, else 1."""
+    if not 1 <= args.repeat <= 1000:
+        raise BadInput(f"--repeat {args.repeat}: give 1 to 1000")
+    if args.what == "demo":
+        return demo.run_demo(args.output, tell, as_json=args.json)
+    found: dict[str, list[Claim]] = {}
+    for name in COMPARISONS if args.what == "all" else (args.what,):
+        tell(f"{name}: {COMPARISONS[name][0]}; load average {os.getloadavg()[0]:.2f} before")
+        with tempfile.TemporaryDirectory(prefix="dovetail-bench-") as scratch:
+            found[name] = COMPARISONS[name][1](Path(scratch), args.repeat, tell)
+    if args.json:
+        print(json.dumps({name: list(map(plain, claims)) for name, claims in found.items()}))
+    else:
+        show(found)
+    return 0 if all(c.met is not False for claims in found.values() for c in claims) else 1
+
+
+def tell(line: str) -> None:
+    """Progress, on standard error."""
+    print(line, file=sys.stderr, flush=True)
+
+
+def plain(claim: Claim) -> dict[str, object]:
+    """A claim as JSON."""
+    return {
+        "name": claim.row.name,
+        "unit": claim.unit,
+        "median": claim.row.median,
+        "values": claim.row.values,
+        "bound": f"{claim.relation} {claim.bound:g}" if claim.relation else None,
+        "met": claim.met,
+    }
+
+
+def show(found: dict[str, list[Claim]]) -> None:
+    """The table for the README."""
+    title = f"{os.cpu_count()} cores, Linux {platform.release()}"
+    table = Table(title=title, title_justify="left")
+    for heading in ("", "figure", "median", "smallest to largest", "n", "bound"):
+        table.add_column(heading, justify="right" if heading in ("median", "n") else "left")
+    for name, claims in found.items():
+        for claim in claims:
+            low, high = claim.row.spread
+            verdict = "" if claim.met is None else ("kept" if claim.met else "MISSED")
+            table.add_row(
+                name,
+                claim.row.name,
+                f"{claim.row.median:.3g} {claim.unit}",
+                f"{low:.3g} to {high:.3g}",
+                str(len(claim.row.values)),
+                f"{claim.relation} {claim.bound:.3g} {verdict}" if claim.relation else "",
+            )
+    width = 140 if not sys.stdout.isatty() else None
+    Console(highlight=False, width=width).print(table)
