@@ -355,6 +355,15 @@ FILES = {
     "a file that is not there": (lambda path: None, "No such file"),
     "a pipe": (lambda path: os.mkfifo(path), "not a file"),
     "a huge file": (lambda path: path.write_bytes(b"#" * (2 << 20)), "larger than"),
+    "a bomb of copies": (
+        lambda path: path.write_text(
+            "simulations:\n"
+            "  - &a {name: a, case: ., ranks: 100000, command: 'true', count: 10000}\n"
+            + "  - *a\n"
+            * 5000
+        ),
+        "50010000 simulations are more than",
+    ),
     "a bomb of aliases": (
         lambda path: path.write_text(
             "a0: &a0 [x, x]\n"
@@ -411,7 +420,7 @@ VALUE = st.recursive(
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(KEYS, inner, max_size=6),
     max_leaves=10,
 )
-FUZZ = settings(suppress_health_check=list(HealthCheck), deadline=None, max_examples=150)
+FUZZ = settings(suppress_health_check=list(HealthCheck), deadline=None, max_examples=100)
 
 
 def refuse_or_load(text):
