@@ -10,7 +10,7 @@ import pytest
 from dovetail.cli import main
 from dovetail.errors import BadInput
 from dovetail.shares import parse_cpu, proportional
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 pytestmark = pytest.mark.unit
@@ -32,6 +32,7 @@ def test_shares(name):
     assert proportional(weights, total, floor) == expected
 
 
+@settings(deadline=None)
 @given(
     st.lists(st.floats(1e-12, 1e12), min_size=1, max_size=60),
     st.integers(1, 10**7),
@@ -175,3 +176,53 @@ def test_collated_files_are_refused_with_what_to_do(tmp_path, capsys):
     (tmp_path / "processors4").mkdir()
     assert main(["requests", "--case", str(tmp_path), "--cpus", "2"]) == 2
     assert "uncollated" in capsys.readouterr().err
+
+
+# --- A profile ---
+
+PROFILES = {
+    "spinning ranks: time outside MPI per iteration": ("off", (1.0, 3.0), (5.0, 5.0), True),
+    "blocking ranks: CPU per iteration": ("doorbell", (5.0, 5.0), (1.0, 3.0), True),
+    "spinning ranks without iterations: the whole run": ("off", (1.0, 3.0), (5.0, 5.0), False),
+    "blocking ranks without iterations: the whole run": ("doorbell", (5.0, 5.0), (1.0, 3.0), False),
+}
+
+
+def profiled(path, wait, useful, cpu, counted):
+    """A profile file of two ranks with these loads; `counted` says whether per iteration."""
+    profile = pytest.importorskip("dovetail.profile")
+    ranks = tuple(
+        profile.RankProfile(
+            rank=rank,
+            world=0,
+            pid=rank + 2,
+            host="h",
+            ended="finalized",
+            iterations=9 if counted else 0,
+            iteration_source="openfoam" if counted else "none",
+            elapsed_s=9.0,
+            useful_s=7.0 if counted else useful[rank],
+            mpi_s=2.0,
+            cpu_s=7.0 if counted else cpu[rank],
+            cpu_per_iteration=cpu[rank] if counted else None,
+            useful_per_iteration=useful[rank] if counted else None,
+            seconds_per_iteration=1.0 if counted else None,
+            peak_rss=1,
+            calls={},
+        )
+        for rank in range(2)
+    )
+    profile.save(profile.Profile(("x",), "openmpi", wait, 0, ranks, "now"), path)
+
+
+@pytest.mark.parametrize("name", PROFILES)
+def test_load_from_a_profile(name, tmp_path, capsys):
+    profiled(tmp_path / "p.json", *PROFILES[name])
+    assert main(["requests", "--profile", str(tmp_path / "p.json"), "--cpus", "2"]) == 0
+    assert capsys.readouterr().out == "500m 1500m\n"
+
+
+def test_a_profile_of_a_rank_without_work_is_refused(tmp_path, capsys):
+    profiled(tmp_path / "p.json", "off", (0.0, 3.0), (1.0, 1.0), True)
+    assert main(["requests", "--profile", str(tmp_path / "p.json"), "--cpus", "2"]) == 2
+    assert "longer run" in capsys.readouterr().err

@@ -44,7 +44,7 @@ class Mesh:
 def read_mesh(case: Path) -> Mesh:
     """The mesh in `case`/constant/polyMesh. Raises BadInput if there is none, or it is damaged."""
     directory = case / "constant" / "polyMesh"
-    if not case.is_dir():
+    if not os.path.isdir(case):
         raise BadInput(f"{case}: no such case directory")
     if find(directory / "owner") is None:
         raise BadInput(f"{directory}: no mesh; make it first, e.g. with `blockMesh -case {case}`")
@@ -98,12 +98,12 @@ def cells_per_processor(case: Path) -> tuple[int, ...]:
 
     Raises BadInput if the case is not decomposed, in collated files, or with a rank missing.
     """
-    if not case.is_dir():
+    if not os.path.isdir(case):
         raise BadInput(f"{case}: no such case directory")
     found = {
         int(path.name[9:]): path
         for path in case.glob("processor[0-9]*")
-        if path.name[9:].isdecimal() and path.is_dir()
+        if path.name[9:].isdecimal() and os.path.isdir(path)
     }
     if not found:
         if any(case.glob("processors[0-9]*")):

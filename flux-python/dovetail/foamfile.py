@@ -11,6 +11,7 @@ names the file; what the items mean, and whether they are in range, is for the c
 from __future__ import annotations
 
 import gzip
+import os
 import re
 import warnings
 import zlib
@@ -163,7 +164,7 @@ def _parse(text: bytes, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
 def find(path: Path) -> Path | None:
     """`path`, or `path`.gz, whichever is there."""
     for candidate in (path, path.with_name(path.name + ".gz")):
-        if candidate.is_file():
+        if os.path.isfile(candidate):
             return candidate
     return None
 

@@ -11,8 +11,9 @@ While the cores suffice (N·u ≤ V, or u unknown) this is the one-parameter mod
 arXiv:2604.00377: interference grows with the ranks that share the vCPUs. Once they do not,
 no order of work can beat N·u/V, and interference comes on top of that. It stays linear in β,
 so the fit is least squares through a known offset, in closed form, and cheap to repeat
-after each measurement. Measured on 2 cores with bulk-synchronous ranks of load 1:3 and 1:9,
-interference on top met T(3) from T(2) within 3 %, the greater of the two terms within 6 %.
+after each measurement. Measured on 2 cores with bulk-synchronous ranks of four imbalances,
+T(3) from T(1) and T(2) comes out within 3 %; the greater of the two terms instead of their
+sum, within 6 % and always too low, which would admit one too many.
 
 Invariants: pure; times in any one unit (seconds, or slowdowns with t1=1); β ≥ 0.
 """
@@ -166,8 +167,8 @@ class Model:
 
 
 def _positive(what: str, value: float, meaning: str) -> None:
-    if not (math.isfinite(value) and 0 < value <= 1e12):
-        raise BadInput(f"{what}: {value:g} is not a finite number greater than 0 ({meaning})")
+    if not (math.isfinite(value) and 1e-9 <= value <= 1e12):
+        raise BadInput(f"{what}: {value:g} is not a number from 1e-9 to 1e12 ({meaning})")
 
 
 def _count(n: int) -> None:

@@ -9,6 +9,7 @@ file, line and key; nothing is written. Every key is in dovetail-plan(5), by a t
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
 import os
 import re
@@ -137,8 +138,10 @@ class _Entry(BaseModel):
     @classmethod
     def _environment(cls, pairs: dict[str, str]) -> dict[str, str]:
         for key, value in pairs.items():
-            if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", key, re.ASCII) or "\0" in value:
-                raise ValueError(f"{show(key)} is not an environment variable's name, or its NUL")
+            if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", key, re.ASCII):
+                raise ValueError(f"{show(key)} is not a name of letters, digits and underscores")
+            if "\0" in value:
+                raise ValueError(f"the value of {key} has a NUL in it")
         return pairs
 
     @field_validator("case")
@@ -175,28 +178,28 @@ class _Entry(BaseModel):
 
     def names(self) -> list[str]:
         """The simulations' names: the entry's own, with a number from 1 if there are several."""
-        return [self.name] if self.count == 1 else _numbered(self.name, self.count)
+        if self.count == 1:
+            return [self.name]
+        return [f"{self.name}-{index}" for index in range(1, self.count + 1)]
 
     def specs(self) -> list[Spec]:
         """The simulations."""
-        return [
-            Spec(
-                name=name,
-                family=self.name,
-                case=self.case,
-                ranks=self.ranks,
-                weights=tuple(self.weights or [1.0] * self.ranks),
-                command=self.command,
-                prepare=tuple(self.prepare),
-                slowdown=self.slowdown,
-                memory=self.memory,
-                deadline=self.deadline,
-                iterations=self.iterations,
-                ranks_per_group=self.ranks_per_group,
-                environment=tuple(self.environment.items()),
-            )
-            for name in self.names()
-        ]
+        first = Spec(
+            name=self.name,
+            family=self.name,
+            case=self.case,
+            ranks=self.ranks,
+            weights=tuple(self.weights or [1.0] * self.ranks),
+            command=self.command,
+            prepare=tuple(self.prepare),
+            slowdown=self.slowdown,
+            memory=self.memory,
+            deadline=self.deadline,
+            iterations=self.iterations,
+            ranks_per_group=self.ranks_per_group,
+            environment=tuple(self.environment.items()),
+        )
+        return [dataclasses.replace(first, name=name) for name in self.names()]
 
 
 class _Plan(BaseModel):
@@ -215,6 +218,10 @@ class _Plan(BaseModel):
 
 def _conflicts(value: dict[str, Any], plan: _Plan | None) -> Iterator[tuple[Sequence[Key], str]]:
     """Names used twice and, once the entries are good, limits that they exceed together."""
+    total = sum(entry.count for entry in plan.simulations) if plan else 0
+    if total > MAX_SIMULATIONS:
+        yield ("simulations",), f"{total} simulations are more than {MAX_SIMULATIONS}"
+        return
     entries = value.get("simulations")
     seen: dict[str, int] = {}
     for index, entry in enumerate(entries if isinstance(entries, list) else []):
@@ -229,8 +236,6 @@ def _conflicts(value: dict[str, Any], plan: _Plan | None) -> Iterator[tuple[Sequ
         seen.update(dict.fromkeys(names, index))
     if plan is None:
         return
-    if len(seen) > MAX_SIMULATIONS:
-        yield ("simulations",), f"{len(seen)} simulations are more than {MAX_SIMULATIONS}"
     for index, checked in enumerate(plan.simulations):
         if plan.memory is not None and checked.memory > plan.memory:
             why = f"more than the plan's memory of {plan.memory} bytes, so it could never start"
@@ -290,7 +295,3 @@ def _listed(path: Path, errors: list[tuple[int, str]]) -> list[str]:
 
 def _many(count: int, thing: str) -> str:
     return f"{count} {thing}" if count == 1 else f"{count} {thing}s"
-
-
-def _numbered(name: str, count: int) -> list[str]:
-    return [f"{name}-{index}" for index in range(1, count + 1)]

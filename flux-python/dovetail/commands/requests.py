@@ -22,7 +22,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     source = parser.add_mutually_exclusive_group(required=True)
     source.add_argument("--weights", metavar="W,W,…", help="one weight per rank, e.g. 1,1,5,15")
     source.add_argument(
-        "--profile", metavar="FILE", type=Path, help="CPU per iteration from `dovetail profile -o`"
+        "--profile", metavar="FILE", type=Path, help="load per iteration from `dovetail profile -o`"
     )
     source.add_argument(
         "--case", metavar="DIR", type=Path, help="cells per processor of a decomposed OpenFOAM case"
@@ -54,12 +54,21 @@ def _weights(args: argparse.Namespace) -> tuple[float, ...]:
 
 
 def _profile_load(path: Path) -> tuple[float, ...]:
-    """CPU seconds per iteration and rank; of the whole run if it counted no iterations."""
+    """Each rank's seconds of work, per iteration if every rank counted iterations.
+
+    CPU seconds if its ranks gave the CPU back while they waited; a rank that spins or yields
+    burns as much CPU waiting as working, so then it is the seconds outside MPI.
+    """
     from dovetail import profile  # here, since only this source needs it
 
-    ranks = profile.load(path).ranks
-    counted = all(rank.iterations > 0 for rank in ranks)
-    load = tuple(r.cpu_s / r.iterations if counted else r.cpu_s for r in ranks)
-    if not all(seconds > 0 for seconds in load):
-        raise BadInput(f"{path}: a rank without CPU time; profile a longer run")
-    return load
+    run = profile.load(path)
+    ranks = [rank for rank in run.ranks if rank.world == 0]
+    if run.wait == "doorbell":
+        per_iteration, whole = [r.cpu_per_iteration for r in ranks], [r.cpu_s for r in ranks]
+    else:
+        per_iteration, whole = [r.useful_per_iteration for r in ranks], [r.useful_s for r in ranks]
+    counted = [load for load in per_iteration if load is not None]
+    loads = counted if len(counted) == len(ranks) else whole
+    if not loads or min(loads) <= 0:
+        raise BadInput(f"{path}: not every rank has done work; profile a longer run")
+    return tuple(loads)
