@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from dovetail import alternatives, plan
-from dovetail.alternatives import FEWER, NAIVE, SEQUENTIAL, Alternative
+from dovetail.alternatives import FEWER, NAIVE, SEQUENTIAL, Alternative, Name
 from dovetail.bench.cases import pitz_daily
 from dovetail.bench.figures import Progress, mpirun, plan_entry
 from dovetail.bench.harness import plain
@@ -53,11 +53,12 @@ def others(
     ranks = len(weights)
     wide, serial = cases[name][:count], cases[f"{name} serial"][:count]
     made = []
-    for way, queue, words, width, at_once in (
+    ways: tuple[tuple[Name, list[Path], list[str], int, int], ...] = (
         (SEQUENTIAL, wide, mpirun(ranks), ranks, 1),
         (FEWER, serial, ["simpleFoam"], 1, CORES),
         (NAIVE, wide, mpirun(ranks), ranks, 2),
-    ):
+    )
+    for way, queue, words, width, at_once in ways:
         progress(f"for comparison, the {count} {name} simulations {way}")
         seconds = plain(queue, words, at_once)
         progress(f"  {seconds:.1f} s")

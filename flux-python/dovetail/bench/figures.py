@@ -15,7 +15,9 @@ from pathlib import Path
 from dovetail.bench.cases import pitz_daily
 from dovetail.bench.fixed import Outcome, run_fixed
 from dovetail.bench.harness import Row, interleave, plain, ratios
+from dovetail.bench.scale import bench_scale
 from dovetail.core import WaitPolicy
+from dovetail.model import Model
 
 DOORBELL = WaitPolicy("doorbell")
 SOLVER = ("simpleFoam", "-parallel")
@@ -110,13 +112,14 @@ def pack(scratch: Path, repeat: int, progress: Progress) -> list[Claim]:
     packed = rows["packed"]
     bound = Row("bound", tuple(needed))
     fewer = rows["one rank each, side by side"]
+    after, naive = rows["one after the other"], rows["plain mpirun at once"]
     return [
-        Claim(ratios(rows["one after the other"], packed, "over one after the other"), "x", ">=", 1.35),
-        Claim(ratios(rows["plain mpirun at once"], packed, "over plain mpirun at once"), "x", ">=", 2.0),
+        Claim(ratios(after, packed, "over one after the other"), "x", ">=", 1.35),
+        Claim(ratios(naive, packed, "over plain mpirun at once"), "x", ">=", 2.0),
         Claim(ratios(bound, packed, "of the bound"), "share", ">=", 0.85),
         Claim(ratios(fewer, packed, "over one rank each, side by side"), "x"),
         *(Claim(row, "s") for row in rows.values()),
-    ]  # fmt: skip
+    ]
 
 
 def balanced(scratch: Path, repeat: int, progress: Progress) -> list[Claim]:
@@ -155,7 +158,8 @@ def _queue(
         repeat,
         progress,
     )
-    ratio = ratios(rows["dovetail run"], rows["one after the other"], "makespan, dovetail run / one after the other")  # fmt: skip
+    name = "makespan, dovetail run / one after the other"
+    ratio = ratios(rows["dovetail run"], rows["one after the other"], name)
     return [Claim(ratio, "x", relation, bound), *(Claim(row, "s") for row in rows.values())]
 
 
@@ -170,3 +174,49 @@ def plan_entry(name: str, case: Path, weights: Sequence[float], count: int) -> s
     count: {count}
     environment: {{WM_PROJECT_DIR: /usr/share/openfoam}}
 """
+
+
+def model(scratch: Path, repeat: int, progress: Progress) -> list[Claim]:
+    """Simulations at 1:3 packed; N=3 predicted from N=1 and N=2, then measured."""
+    cases = copies(scratch, (1, 3), 100, 3)
+    needs: list[float] = []
+
+    def packed(count: int) -> float:
+        outcome = run_fixed(cases[:count], 2, SOLVER, DOORBELL, count)
+        if count == 1:
+            needs.append(sum(outcome.cpu[0]) / outcome.makespan)
+        return outcome.makespan
+
+    rows = interleave(
+        {f"N={n}": lambda n=n: packed(n) for n in (1, 2, 3)},  # type: ignore[misc]
+        repeat,
+        progress,
+    )
+    errors = []
+    for t1, t2, t3, need in zip(*(rows[f"N={n}"].values for n in (1, 2, 3)), needs):
+        fitted = Model.fit(t1, 2, 2, {2: t2}, need)
+        errors.append(abs(fitted.makespan(3) / t3 - 1))
+    return [
+        Claim(Row("error of the predicted makespan, N=3", tuple(errors)), "share", "<=", 0.08),
+        *(Claim(row, "s") for row in rows.values()),
+    ]
+
+
+def scaling(_: Path, repeat: int, progress: Progress) -> list[Claim]:
+    """A decision over many simulations of ten ranks each, with the simulated executor."""
+    sizes = (100, 1_000, 10_000)
+    values: dict[int, list[float]] = {size: [] for size in sizes}
+    for number in range(repeat):
+        for row in bench_scale(sizes):
+            values[row["ranks"]].append(row["worst_s"])
+        progress(f"round {number + 1}/{repeat}")
+    claims = [
+        Claim(Row(f"costliest decision, {size:,} ranks", tuple(values[size])), "s", "<=", 1.0)
+        for size in sizes
+    ]
+    growth = ratios(
+        Row("", tuple(v / sizes[-1] for v in values[sizes[-1]])),
+        Row("", tuple(v / sizes[-2] for v in values[sizes[-2]])),
+        "cost per rank, 10,000 / 1,000 ranks",
+    )
+    return [*claims, Claim(growth, "x")]

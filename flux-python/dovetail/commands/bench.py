@@ -19,7 +19,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from dovetail.bench import calls, demo, figures, predictions, scale
+from dovetail.bench import calls, demo, figures
 from dovetail.bench.figures import Claim, Progress
 from dovetail.errors import BadInput
 
@@ -31,8 +31,8 @@ COMPARISONS: dict[str, tuple[str, Callable[[Path, int, Progress], list[Claim]]]]
     "pack": ("two imbalanced simulations, packed and in every other way", figures.pack),
     "queue": ("a queue of imbalanced simulations under the controller", figures.queue),
     "balanced": ("a queue of balanced simulations under the controller", figures.balanced),
-    "model": ("predictions against measurements", predictions.predictions),
-    "scale": ("the cost of a decision against the number of ranks", scale.scale),
+    "model": ("predictions against measurements", figures.model),
+    "scale": ("the cost of a decision against the number of ranks", figures.scaling),
 }
 
 

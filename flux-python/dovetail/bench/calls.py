@@ -1,0 +1,83 @@
+# SPDX-License-Identifier: LGPL-3.0-or-later
+"""What profiling costs: a wrapped MPI call, and a whole program (step 5).
+
+Inputs: the small program of the build tree that calls MPI through the wrapper and past it. The
+whole program is balanced, so that ranks hardly wait and CPU time is work.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import subprocess
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from dovetail import page, paths
+from dovetail.bench.figures import Claim, Progress, copies, mpirun
+from dovetail.bench.harness import Row, interleave, plain, plain_environment, ratios
+from dovetail.core import WaitPolicy
+from dovetail.errors import BadInput, WorkFailed
+
+LAUNCH = {
+    "openmpi": ("mpirun.openmpi", "--bind-to", "none", "-np", "1"),
+    "mpich": ("mpiexec.mpich", "-n", "1"),
+}
+
+
+def calls(scratch: Path, repeat: int, progress: Progress) -> list[Claim]:
+    """Nanoseconds per wrapped call under each MPI, and the CPU time of a whole program."""
+    claims = []
+    for mpi, launch in LAUNCH.items():
+        with contextlib.suppress(BadInput):  # not built for this MPI
+            words = [*launch, str(paths.bench(mpi))]
+            row = Row(f"added to a call, {mpi}", tuple(added(mpi, words) for _ in range(repeat)))
+            progress(f"{row.name}: {row.median:.1f} ns")
+            claims.append(Claim(row, "ns", "<=", 25.0))
+    if not claims:
+        raise BadInput("this comparison needs the build tree: run `make` there first")
+    case = copies(scratch, (1, 1), 60, 1)
+    session = page.session(f"bench-{os.getpid()}")
+    try:
+        page.Control.create(session, WaitPolicy("off"))
+        on = ["env", f"LD_PRELOAD={paths.library('openmpi')}", f"DOVETAIL_DIR={session}"]
+        rows = interleave(
+            {
+                "CPU without": lambda: cpu(lambda: plain(case, mpirun(2), 1)),
+                "CPU with": lambda: cpu(lambda: plain(case, [*on, *mpirun(2)], 1)),
+            },
+            max(repeat, 5),
+            progress,
+        )
+    finally:
+        shutil.rmtree(session, ignore_errors=True)
+    whole = ratios(rows["CPU with"], rows["CPU without"], "CPU of a whole program, with / without")
+    return [*claims, Claim(whole, "x", "<=", 1.01)]
+
+
+def added(mpi: str, words: Sequence[str]) -> float:
+    """Run the small program with the library; nanoseconds that the wrapper adds to a call."""
+    session = page.session(f"bench-{os.getpid()}")
+    try:
+        page.Control.create(session, WaitPolicy("off"))
+        env = {
+            **plain_environment(),
+            "LD_PRELOAD": str(paths.library(mpi)),
+            "DOVETAIL_DIR": str(session),
+        }
+        done = subprocess.run(words, env=env, capture_output=True, text=True, check=False)
+    finally:
+        shutil.rmtree(session, ignore_errors=True)
+    if done.returncode:
+        raise WorkFailed(f"{' '.join(words)}: exit code {done.returncode}: {done.stderr.strip()}")
+    return float(json.loads(done.stdout)["added_ns"])
+
+
+def cpu(run: Callable[[], object]) -> float:
+    """CPU seconds of all processes that `run` started and waited for."""
+    before = os.times()
+    run()
+    after = os.times()
+    return (after[2] + after[3]) - (before[2] + before[3])
