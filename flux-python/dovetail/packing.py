@@ -299,7 +299,7 @@ def fits(state: State, sim: Simulation) -> bool:
     """True if the simulation's memory fits beside all that is started."""
     if state.capacity.memory <= 0:
         return True
-    return state.memory_used() + state.memory_of(sim) <= state.capacity.memory
+    return state.memory_used + state.memory_of(sim) <= state.capacity.memory
 
 
 def _admit_one(state: State) -> bool:

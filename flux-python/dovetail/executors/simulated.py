@@ -341,9 +341,10 @@ class Simulated:
         if node in self._lost:
             return
         self._lost.add(node)
+        # First what is left, so that nobody is sent back to a node that is gone.
+        self._events.append(core.CapacityChanged(self.now, self.capacity()))
         for sim in [sim for sim in self._sims.values() if node in sim.nodes]:
             self._end(sim, 1, f"node lost: {self._nodes[node].name}")
-        self._events.append(core.CapacityChanged(self.now, self.capacity()))
 
     # --- CPU ---
 
