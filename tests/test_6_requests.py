@@ -90,7 +90,7 @@ def test_predicted_slowdowns(what, parts, cores, expected):
 def test_requests_follow_a_load_that_is_not_what_the_weights_said():
     specs = [Spec("a-0", "a", "case", 2, (1.0, 1.0), ("run",))]
     result = run_simulated(specs, {"a": Work((0.006, 0.03), 300)}, [Node("n", 2000, 0)])
-    resize = [a for _, a in result.actions if isinstance(a, core.Resize)][0]
+    resize = next(a for _, a in result.actions if isinstance(a, core.Resize))
     light, heavy = resize.shares["a-0"].requests
     assert light / heavy == pytest.approx(0.2, abs=0.03)
     assert result.count(core.Resize) == 1
