@@ -102,7 +102,7 @@ class Controller:
         """
         state = self._state
         self._clock(t)
-        state.capacity = capacity
+        state.set_capacity(capacity)
         state.interrupted = ""
         groups = (state.active, state.frozen, state.leaving)
         for sim in [sim for group in groups for sim in group.values()]:
@@ -210,6 +210,7 @@ class Controller:
         state.frozen.pop(name, None)
         state.leaving.pop(name, None)
         state.inflight.pop(name, None)
+        state.hold(sim, 0)
         state.tolerated = None
         return known
 
@@ -226,7 +227,7 @@ class Controller:
         )
         if capacity.cpu != state.capacity.cpu:
             state.knowledge.forget()
-        state.capacity = capacity
+        state.set_capacity(capacity)
         state.noted.clear()
         state.regime()
 
@@ -275,12 +276,12 @@ class Controller:
         elif state.now - state.empty_since > self.settings.no_nodes and not state.active:
             self._give_up("no node is left")
         room = state.capacity.memory
-        while 0 < room < state.memory_used() and (state.frozen or len(state.active) > 1):
+        while 0 < room < state.memory_used and (state.frozen or len(state.active) > 1):
             group = state.frozen or state.active
             sim = list(group.values())[-1]
             if not state.memory_of(sim):
                 break
-            used = state.memory_used()
+            used = state.memory_used
             state.note(
                 "rollback", f"{sim.spec.name} goes back to the queue: {used} bytes of {room} used"
             )

@@ -244,8 +244,9 @@ class Log:
         self.failed = ""
         self._size = size
         self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
-        os.ftruncate(self._fd, size)
-        os.lseek(self._fd, size, os.SEEK_SET)
+        if os.path.isfile(path):
+            os.ftruncate(self._fd, size)
+            os.lseek(self._fd, size, os.SEEK_SET)
 
     @classmethod
     def create(cls, path: str | os.PathLike[str], head: Mapping[str, Any]) -> Log:

@@ -54,9 +54,12 @@ class Meter:
         self.marks: deque[Mark] = deque(maxlen=KEEP)
         self.iterations = 0
         self._from = warmup
+        self._window: Window | None = None
+        self._fresh = False
 
     def reset(self, skip: int = 1) -> None:
         """Forget the window; the next `skip` iterations belong to the old regime."""
+        self._fresh = False
         self.marks.clear()
         self._from = self.iterations + skip
 
@@ -72,6 +75,7 @@ class Meter:
         self.iterations = iterations
         if iterations < self._from:
             return True
+        self._fresh = False
         stamp = ranks.stamp[ranks.iterations.index(iterations)]
         if self.marks:
             last = self.marks[-1]
@@ -91,14 +95,10 @@ class Meter:
 
     def window(self) -> Window | None:
         """Progress since the last reset, at most KEEP samples back; None if there is none."""
-        if len(self.marks) < 2:
-            return None
-        first, last = self.marks[0], self.marks[-1]
-        seconds = last.stamp - first.stamp
-        iterations = last.iterations - first.iterations
-        if seconds <= 0.0 or iterations <= 0:
-            return None
-        return Window(iterations, seconds, iterations / seconds, _error(self.marks))
+        if not self._fresh:
+            self._window = _window(self.marks)
+            self._fresh = True
+        return self._window
 
     def loads(self, what: str) -> tuple[float, ...] | None:
         """Seconds per iteration and rank over the window, shape (ranks,).
@@ -117,6 +117,17 @@ class Meter:
             max(0.0, b - a) / max(1, j - i)
             for a, b, i, j in zip(before, after, first.iterations, last.iterations)
         )
+
+
+def _window(marks: Sequence[Mark]) -> Window | None:
+    if len(marks) < 2:
+        return None
+    first, last = marks[0], marks[-1]
+    seconds = last.stamp - first.stamp
+    iterations = last.iterations - first.iterations
+    if seconds <= 0.0 or iterations <= 0:
+        return None
+    return Window(iterations, seconds, iterations / seconds, _error(marks))
 
 
 def _error(marks: Sequence[Mark]) -> float:

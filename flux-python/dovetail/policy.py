@@ -161,8 +161,9 @@ def fit_requests(needs: Sequence[Sequence[float]], capacity: Capacity) -> list[R
     if not flat:
         return []
     floor = max(1, min(FLOOR, capacity.cpu // len(flat)))
-    total = max(floor * len(flat), min(capacity.cpu, sum(flat)))
-    shares = proportional(flat, total, floor)
+    shares: Requests = tuple(max(floor, need) for need in flat)
+    if sum(shares) > capacity.cpu:
+        shares = proportional(flat, max(floor * len(flat), capacity.cpu), floor)
     result, start = [], 0
     for sim in needs:
         result.append(tuple(shares[start : start + len(sim)]))

@@ -131,6 +131,9 @@ def conclude(state: State, sim: Simulation) -> None:
         family.startup or 0.0,
         alone,
     )
+    for other in state.active.values():
+        if other.spec.family == sim.spec.family:
+            state.hold(other)
     state.replan = True
     heaviest = max(loads)
     beside = "" if alone else "; it did not run alone, so the rate is too low"

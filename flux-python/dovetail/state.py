@@ -52,6 +52,7 @@ class Simulation:
     thawed_at: float = 0.0
     boosted_at: float = 0.0
     memory: int = 0
+    held: int = 0
     warned: bool = False
 
     @property
@@ -91,7 +92,7 @@ class State:
 
     def __init__(self, specs: Sequence[Spec], capacity: Capacity, settings: Settings) -> None:
         self.settings = settings
-        self.capacity = capacity
+        self.set_capacity(capacity)
         self.knowledge = Knowledge(settings)
         self.sims: dict[str, Simulation] = {}
         self.families: dict[str, Family] = {}
@@ -100,6 +101,7 @@ class State:
         self.leaving: dict[str, Simulation] = {}
         self.counts: dict[str, int] = {}
         self.ranks = 0
+        self.memory_used = 0
         self.queued = 0
         self.t = 0.0
         self.now = 0.0
@@ -132,12 +134,12 @@ class State:
         family.total += 1
         self.queue(self.sims[spec.name])
 
-    # --- facts ---
+    def set_capacity(self, capacity: Capacity) -> None:
+        """What may be used from now on; `cores` is all cores, as a number."""
+        self.capacity = capacity
+        self.cores = capacity.cpu / 1000.0
 
-    @property
-    def cores(self) -> float:
-        """All cores, as a number."""
-        return self.capacity.cpu / 1000.0
+    # --- facts ---
 
     @property
     def own_cores(self) -> bool:
@@ -180,10 +182,11 @@ class State:
         profile = self.family(sim).profile
         return max(sim.spec.memory, sim.memory, profile.memory if profile else 0)
 
-    def memory_used(self) -> int:
-        """Bytes of everything that is started, standing still or not."""
-        groups = (self.active, self.frozen, self.leaving)
-        return sum(self.memory_of(sim) for group in groups for sim in group.values())
+    def hold(self, sim: Simulation, memory: int | None = None) -> None:
+        """Count the memory of a simulation that is started; 0 to count it no more."""
+        new = self.memory_of(sim) if memory is None else memory
+        self.memory_used += new - sim.held
+        sim.held = new
 
     def sequential(self) -> float:
         """Seconds that the whole plan takes one after the other, as far as is known."""
@@ -245,6 +248,7 @@ class State:
     def launch(self, sim: Simulation) -> None:
         """Start a queued simulation; its share is settled at the flush."""
         self.take(sim)
+        self.hold(sim)
         sim.state = "preparing"
         sim.launched_at = sim.progress_at = sim.thawed_at = self.now
         sim.started = sim.ended = None
@@ -315,7 +319,10 @@ class State:
 
     def sampled(self, sim: Simulation, ranks: Ranks) -> None:
         """Take a look at a simulation's ranks into account."""
-        sim.memory = max(sim.memory, sum(ranks.memory))
+        memory = sum(ranks.memory)
+        if memory > sim.memory:
+            sim.memory = memory
+            self.hold(sim)
         if sim.meter.add(self.now, ranks):
             sim.progress_at = self.now
             if sim.state in ("preparing", "starting"):

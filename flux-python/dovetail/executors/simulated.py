@@ -228,14 +228,13 @@ class Simulated:
 
     def _place(self, ranks: int) -> list[int]:
         """Nodes for ranks: one after the other on the node with the fewest per core."""
-        load = {
-            i: sum(sum(r.node == i for r in sim.ranks) for sim in self._on[i].values())
-            for i in range(len(self._nodes))
-            if i not in self._lost
-        }
+        load = {i: 0 for i in range(len(self._nodes)) if i not in self._lost}
+        for sim in self._sims.values():
+            for rank in sim.ranks:
+                load[rank.node] = load.get(rank.node, 0) + 1
         if not load:
             return []
-        heap = [((count + 1) / max(1, self._nodes[i].cpu), i) for i, count in load.items()]
+        heap = [(count / max(1, self._nodes[i].cpu), i) for i, count in load.items()]
         heapq.heapify(heap)
         places: list[int] = []
         while len(places) < ranks:
@@ -341,9 +340,10 @@ class Simulated:
         if node in self._lost:
             return
         self._lost.add(node)
+        # First what is left, so that nobody is sent back to a node that is gone.
+        self._events.append(core.CapacityChanged(self.now, self.capacity()))
         for sim in [sim for sim in self._sims.values() if node in sim.nodes]:
             self._end(sim, 1, f"node lost: {self._nodes[node].name}")
-        self._events.append(core.CapacityChanged(self.now, self.capacity()))
 
     # --- CPU ---
 

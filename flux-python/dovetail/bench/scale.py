@@ -1,0 +1,112 @@
+# SPDX-License-Identifier: LGPL-3.0-or-later
+"""What a decision costs against the number of ranks (step 7).
+
+Inputs: sizes in ranks. Outputs: seconds per decision, per sample and for the costliest answer,
+with the whole queue running at once on a machine that is large enough, and as long a queue
+behind it.
+
+Invariants: no processes; the only clock is the one that measures.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from dovetail import core
+from dovetail.controller import Controller
+
+RANKS = 10
+"""Ranks per simulation."""
+ROUNDS = 20
+"""Looks at all ranks after which the run has settled."""
+
+
+def bench_scale(sizes: Sequence[int] = (100, 1_000, 10_000)) -> list[dict[str, Any]]:
+    """One row per size: `ranks`, `simulations`, `decision_s` (median of a decision), `worst_s`
+    (the costliest single answer of the run, the launch of all but one included), `sample_s`
+    (median of taking in one simulation's sample), `replan_s` (a node came or went)."""
+    return [_row(size) for size in sizes]
+
+
+def _row(size: int) -> dict[str, Any]:
+    count = max(1, size // RANKS)
+    run = _Run(count)
+    run.begin()
+    for _ in range(ROUNDS):
+        run.round()
+    run.finish(min(count // 2, 50))
+    replan = run.timed(core.CapacityChanged(run.t, _capacity(count + 1)))
+    return {
+        "ranks": count * RANKS,
+        "simulations": count,
+        "running": run.controller.status().n,
+        "decision_s": statistics.median(run.decisions),
+        "worst_s": max(run.worst, replan),
+        "sample_s": statistics.median(run.samples),
+        "replan_s": replan,
+    }
+
+
+def _capacity(count: int) -> core.Capacity:
+    """Nodes of 64 cores, enough for all ranks to have a core each."""
+    nodes = -(-count * RANKS // 64)
+    return core.Capacity(tuple(core.Node(f"n{i}", 64_000, 1 << 38) for i in range(nodes)))
+
+
+class _Run:
+    """A controller fed by hand, with every answer timed."""
+
+    def __init__(self, count: int) -> None:
+        weights = tuple(float(1 + rank % 3) for rank in range(RANKS))
+        self.specs = [
+            core.Spec(f"s{i}", f"f{i % 5}", "case", RANKS, weights, ("run",))
+            for i in range(2 * count)
+        ]
+        self.controller = Controller(self.specs, _capacity(count))
+        self.t = 0.0
+        self.worst = 0.0
+        self.decisions: list[float] = []
+        self.samples: list[float] = []
+        self.iterations: dict[str, int] = {}
+
+    def timed(self, event: core.Event) -> float:
+        """Hand in an event, note what was launched; seconds of the answer."""
+        begin = time.perf_counter()
+        actions = self.controller.handle(event)
+        seconds = time.perf_counter() - begin
+        for action in actions:
+            if isinstance(action, core.Launch):
+                self.iterations[action.name] = 0
+                self.worst = max(self.worst, self.timed(core.Started(self.t, action.name)))
+        self.worst = max(self.worst, seconds)
+        return seconds
+
+    def begin(self) -> None:
+        """Until the profiles are there and the machine is full."""
+        self.timed(core.Tick(self.t))
+        for _ in range(4 * ROUNDS):
+            self.round()
+
+    def round(self) -> None:
+        """One look at all ranks, then a decision."""
+        self.t += 0.25
+        for name in list(self.iterations):
+            self.iterations[name] += 5
+            self.samples.append(self.timed(_sample(self.t, name, self.iterations[name])))
+        self.decisions.append(self.timed(core.Tick(self.t)))
+
+    def finish(self, count: int) -> None:
+        """Some end, and the next in the queue take their places."""
+        for name in list(self.iterations)[:count]:
+            del self.iterations[name]
+            self.decisions.append(self.timed(core.Finished(self.t, name, 0)))
+
+
+def _sample(t: float, name: str, iterations: int) -> core.Sampled:
+    work = tuple(iterations * 0.015 * (1 + rank % 3) for rank in range(RANKS))
+    idle = (0.0,) * RANKS
+    ranks = core.Ranks((iterations,) * RANKS, (t,) * RANKS, work, work, idle, (1 << 20,) * RANKS)
+    return core.Sampled(t, name, ranks)

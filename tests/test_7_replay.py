@@ -1,0 +1,114 @@
+# SPDX-License-Identifier: LGPL-3.0-or-later
+"""Any recorded run replays to the same decisions, and can be taken up again (step 8)."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from dovetail import core, events
+from dovetail.controller import TERMINAL
+from dovetail.core import Capacity, Node, Spec
+from dovetail.errors import BadInput
+from dovetail.executors.simulated import Fault, Simulated, Work
+from dovetail.policy import Settings
+from dovetail.replay import rebuild, replay
+from dovetail.simulate import run_simulated
+
+pytestmark = pytest.mark.unit
+
+NODES = [Node("n0", 2000, 8 << 30)]
+WORK = Work((0.01, 0.03), 150)
+SPECS = [Spec(f"a-{i}", "a", "case", 2, (1.0, 3.0), ("run",)) for i in range(5)]
+CAPACITY = Capacity(tuple(NODES))
+
+
+def recorded(path, faults=()):
+    head = events.header(SPECS, CAPACITY, Settings().plain())
+    with events.Log.create(path, head) as log:
+        return run_simulated(SPECS, {"a": WORK}, NODES, faults=faults, log=log)
+
+
+FAULTS = [
+    (),
+    (Fault(4.0, "death", "a-1"),),
+    (Fault(3.0, "refuse", "", 5.0), Fault(9.0, "clock", "", 7200.0)),
+    (Fault(5.0, "stall", "a-0"), Fault(6.0, "clock", "", -3.0)),
+]
+
+
+@pytest.mark.parametrize("faults", FAULTS)
+def test_a_recorded_run_replays_to_the_same_decisions(tmp_path, faults):
+    path = tmp_path / "events.jsonl"
+    result = recorded(path, faults)
+    assert result.count(core.Launch) >= 5
+    assert replay(path) is None
+
+
+def test_a_changed_decision_is_found(tmp_path):
+    path = tmp_path / "events.jsonl"
+    recorded(path)
+    lines = path.read_text().splitlines()
+    at = next(i for i, line in enumerate(lines) if '"Resize"' in line)
+    record = json.loads(lines[at])
+    record["why"] = "another reason"
+    lines[at] = json.dumps(record)
+    path.write_text("\n".join(lines) + "\n")
+    found = replay(path)
+    assert found is not None
+    assert found.seq == at
+    assert isinstance(found.recorded, core.Resize)
+    assert found.recorded.why == "another reason"
+    assert isinstance(found.replayed, core.Resize)
+
+
+def test_settings_that_are_none_are_refused(tmp_path):
+    path = tmp_path / "events.jsonl"
+    with events.Log.create(path, events.header(SPECS, CAPACITY, {"colour": 1})):
+        pass
+    with pytest.raises(BadInput, match=r"line 1.*colour"):
+        replay(path)
+
+
+@pytest.mark.parametrize("share", [0.1, 0.4, 0.7, 0.95])
+def test_a_run_whose_loop_was_killed_is_taken_up_again(tmp_path, share):
+    path = tmp_path / "events.jsonl"
+    recorded(path)
+    whole = path.read_bytes()
+    path.write_bytes(whole[: int(len(whole) * share)])
+    controller = rebuild(path)
+    before = {view.name: view for view in controller.views()}
+    t = controller.status().t + 3.0
+    machine = Simulated(NODES, {"a": WORK})
+    machine.clock = t
+    with events.Log.append(path) as log:
+        log.resume(t, CAPACITY)
+        pending = controller.resume(t, CAPACITY)
+        launched: list[str] = []
+        while not controller.finished:
+            for action in pending:
+                log.write(action)
+                if isinstance(action, core.Launch):
+                    launched.append(action.name)
+                    machine.launch(next(s for s in SPECS if s.name == action.name), action.share)
+                elif isinstance(action, core.Resize):
+                    machine.resize(action.shares)
+            pending = []
+            machine.advance(0.1)
+            for event in [*machine.observe(machine.now), core.Tick(machine.now)]:
+                log.write(event)
+                for action in controller.handle(event):
+                    log.write(action)
+                    if isinstance(action, core.Launch):
+                        launched.append(action.name)
+                        spec = next(s for s in SPECS if s.name == action.name)
+                        machine.launch(spec, action.share)
+                    elif isinstance(action, core.Resize):
+                        machine.resize(action.shares)
+    done = {name for name, view in before.items() if view.state in TERMINAL}
+    assert sorted(launched) == sorted(set(before) - done)
+    for view in controller.views():
+        assert view.state == "done"
+        begun = before[view.name].state not in ("queued", "done")
+        assert view.restarts == (1 if begun else 0)
+    assert replay(path) is None
