@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-
 from dovetail import page, paths
 
 TOP = Path(__file__).resolve().parents[1]

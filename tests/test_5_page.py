@@ -11,12 +11,11 @@ import time
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
-
 from dovetail import page
 from dovetail.core import WaitPolicy
 from dovetail.errors import BadInput
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 pytestmark = pytest.mark.unit
 
