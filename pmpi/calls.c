@@ -72,7 +72,7 @@ static inline void after(int class, unsigned index, uint64_t start)
         if (__builtin_expect(next == NULL, 0))                                                     \
             next = NEXT(PMPI_##name);                                                              \
         before(RANK_##class);                                                                      \
-        uint64_t start = rank_enter(INDEX_##name);                                                 \
+        uint64_t start = rank_enter(INDEX_##name, RANK_##class);                                   \
         int code = next args;                                                                      \
         after(RANK_##class, INDEX_##name, start);                                                  \
         return code;                                                                               \
@@ -83,7 +83,7 @@ static inline void after(int class, unsigned index, uint64_t start)
 #pragma weak PMPI_Pcontrol
 RANK_EXPORT int MPI_Pcontrol(const int level, ...)
 {
-    uint64_t start = rank_enter(INDEX_Pcontrol);
+    uint64_t start = rank_enter(INDEX_Pcontrol, RANK_NONE);
     /* Both libraries ignore the further arguments, and the standard gives them no types. */
     int code = NEXT(PMPI_Pcontrol)(level);
     if (start)
@@ -133,7 +133,7 @@ RANK_EXPORT int MPI_Pcontrol(const int level, ...)
         if (__builtin_expect(next == NULL, 0))                                                     \
             next = NEXT(real);                                                                     \
         before(RANK_##class);                                                                      \
-        uint64_t start = rank_enter(INDEX_##name);                                                 \
+        uint64_t start = rank_enter(INDEX_##name, RANK_##class);                                   \
         next(ARGS_##n);                                                                            \
         after(RANK_##class, INDEX_##name, start);                                                  \
     }
@@ -144,7 +144,7 @@ RANK_EXPORT int MPI_Pcontrol(const int level, ...)
     RANK_EXPORT void symbol(PARAMS_##n);                                                           \
     void symbol(PARAMS_##n)                                                                        \
     {                                                                                              \
-        uint64_t start = rank_enter(INDEX_Pcontrol);                                               \
+        uint64_t start = rank_enter(INDEX_Pcontrol, RANK_NONE);                                    \
         NEXT(real)(ARGS_##n);                                                                      \
         if (start)                                                                                 \
             rank_pcontrol(*(const int *)a);                                                        \
