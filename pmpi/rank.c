@@ -3,7 +3,7 @@
  * The life of one rank's page (step 5, profile): made after MPI_Init, marked now and then,
  * closed by MPI_Finalize or MPI_Abort.
  *
- * In: DOVETAIL_DIR, the directory for pages; DOVETAIL_CLOCK (ticks.h).
+ * In: DOVETAIL_DIR, the directory for pages and the wait policy (wait.h); DOVETAIL_CLOCK (ticks.h).
  * Out: the file rank.<world rank>.<pid> there, laid out as in page.h.
  *
  * Invariants: only the main thread takes marks. A forked child never writes to its parent's
@@ -26,6 +26,7 @@
 
 struct dovetail_page *rank_page;
 bool rank_parallel;
+bool rank_waits;
 uint64_t rank_refresh_at;
 bool ticks_counter;
 RANK_TLS unsigned rank_depth;
@@ -155,6 +156,8 @@ static void forked(void)
 {
     rank_page = NULL;
     rank_depth = 0;
+    rank_waits = false;
+    wait_child();
 }
 
 void rank_before_init(void)
@@ -211,6 +214,7 @@ void rank_begin(const char *const *names, unsigned ncalls, unsigned index)
         rank_add(&page->calls[index], page->init_tick - before_init_tick);
         pthread_atfork(NULL, NULL, forked);
         rank_page = page;
+        rank_waits = wait_init(dir, rank, size) == 0;
         rank_refresh(page->init_tick);
         __atomic_thread_fence(__ATOMIC_RELEASE);
         memcpy(page->magic, DOVETAIL_PAGE_MAGIC, sizeof(page->magic));
@@ -275,6 +279,8 @@ void rank_end(void)
         return;
     rank_last_iteration();
     rank_refresh(ticks_now());
+    rank_waits = false;
+    wait_finalize();
     rank_refresh_at = UINT64_MAX; /* MPI_Finalize itself is no part of the profile */
     page->state = DOVETAIL_FINALIZED;
 }

@@ -15,6 +15,7 @@
 
 #include "page.h"
 #include "ticks.h"
+#include "wait.h"
 
 #define RANK_EXPORT __attribute__((visibility("default")))
 #define RANK_TLS __thread __attribute__((tls_model("initial-exec")))
@@ -24,6 +25,7 @@ enum { RANK_NONE, RANK_SEND, RANK_P2P, RANK_COLL, RANK_INIT, RANK_FINAL, RANK_AB
 
 extern struct dovetail_page *rank_page;
 extern bool rank_parallel;           /* MPI_THREAD_MULTIPLE: counts need atomic additions */
+extern bool rank_waits;              /* there is a wait policy to follow */
 extern uint64_t rank_refresh_at;     /* tick at which the latest mark is too old */
 extern RANK_TLS unsigned rank_depth; /* wrapped calls that this thread is in */
 extern RANK_TLS bool rank_main;      /* this thread called MPI_Init */
@@ -49,8 +51,8 @@ void rank_pcontrol(int level);
  * would have called it. */
 void *rank_next(void *linked, const char *name);
 
-/* A wrapped call begins; returns its first tick, 0 if it is not to be counted. */
-static inline uint64_t rank_enter(unsigned index)
+/* A wrapped call of a class begins; returns its first tick, 0 if it is not to be counted. */
+static inline uint64_t rank_enter(unsigned index, int class)
 {
     struct dovetail_page *page = rank_page;
     if (rank_depth++ > 0 || page == NULL)
@@ -60,6 +62,8 @@ static inline uint64_t rank_enter(unsigned index)
         page->current = index + 1;
         page->enter_tick = now;
     }
+    if (rank_waits)
+        wait_enter(class);
     return now;
 }
 
@@ -81,6 +85,8 @@ static inline void rank_leave(unsigned index, uint64_t start)
     rank_depth--;
     if (start == 0 || page == NULL)
         return;
+    if (rank_waits)
+        wait_leave();
     uint64_t now = ticks_now();
     rank_add(&page->calls[index], now - start);
     if (!rank_main)

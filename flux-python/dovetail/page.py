@@ -333,12 +333,9 @@ def read_pages(directory: str | os.PathLike[str]) -> list[RankPage]:
         key = (page.world, page.rank)
         if key not in newest or newest[key].init_s < page.init_s:
             newest[key] = page
-    last = max((page.init_s for page in newest.values() if page.world == 0), default=0.0)
-    return [
-        page
-        for _, page in sorted(newest.items())
-        if page.stamp >= last or (page.alive and page.state != "finalized")
-    ]
+    # An earlier program with more ranks leaves pages that no later one takes the place of.
+    last = {page.world: page for page in sorted(newest.values(), key=lambda page: page.init_s)}
+    return [page for (world, rank), page in sorted(newest.items()) if rank < last[world].world_size]
 
 
 # --- Processes and sessions ---

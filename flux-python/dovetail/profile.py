@@ -332,9 +332,9 @@ def _text(data: Mapping[str, Any], name: str) -> str:
 
 def _number(data: Mapping[str, Any], name: str, whole: bool = False, least: float = 0.0) -> float:
     value: Any = data.get(name)
-    kinds = (int,) if whole else (int, float)
+    kind = int if whole else (int, float)
     # A comparison holds neither for what is not a number nor for infinity.
-    if isinstance(value, kinds) and not isinstance(value, bool) and least <= value < 2**63:
-        return value
-    kind = "a whole number" if whole else "a number"
-    raise BadInput(f"`{name}` is {value!r}, {kind} from {least:g} would be right")
+    if isinstance(value, kind) and not isinstance(value, bool) and least <= value < 2**63:
+        return float(value)
+    right = "a whole number" if whole else "a number"
+    raise BadInput(f"`{name}` is {value!r}, {right} from {least:g} would be right")

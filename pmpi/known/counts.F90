@@ -72,7 +72,7 @@ program counts
     call MPI_Pcontrol(1)
   end do
   call MPI_Comm_split(MPI_COMM_WORLD, mod(rank, 2), rank, half, ierr)
-  call MPI_Allreduce(MPI_IN_PLACE, in, 1, MPI_INTEGER, MPI_SUM, half, ierr)
+  call MPI_Allreduce(out, in, 1, MPI_INTEGER, MPI_SUM, half, ierr)
   call MPI_Comm_free(half, ierr)
   bytes = 4
   call MPI_Win_create(out, bytes, 4, MPI_INFO_NULL, MPI_COMM_WORLD, win, ierr)

@@ -1,0 +1,303 @@
+/* SPDX-License-Identifier: LGPL-3.0-or-later
+ *
+ * The wait policy of a rank (steps 5 and 7): gives the CPU back while MPI waits.
+ *
+ * In: calls of sched_yield, which Open MPI's progress loop (4.1 and 5) makes each time that it
+ * found nothing to do, if mpi_yield_when_idle=1; MPICH 4.0's loop is hooked in wait_mpich.c.
+ * And the control page, read at every such call. Out: the time of the rank, and `bells`.
+ *
+ * The doorbell. A rank that waits gives way some times, since most waits are short. Then it
+ * announces itself: its bit among the sleepers. The library looks once more for a message after
+ * that, and only then the rank sleeps on its bell (a futex). Each MPI call that may have sent
+ * something looks at the sleepers when it ends, or when it begins to wait itself; it clears the
+ * bit of each, changes its bell and wakes it. Either the sleeper's last look came after the
+ * message, or the sender's look at the bits came after the announcement, or both.
+ *
+ * Invariants: no sleep without a timeout, so a bell that is missed (a peer on another node, a
+ * peer killed, a send that no wrapper sees) costs time and never hangs. The file may hold
+ * anything when it is opened: a wrong bit costs one needless wake. The order of fields in
+ * `struct bells` is private to the library, as all who map one file come from one job.
+ */
+#include "wait.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <linux/futex.h>
+#include <sched.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "page.h"
+#include "rank.h"
+
+#define TIMEOUT_US_MIN 100u     /* defaults of the control page's fields */
+#define TIMEOUT_US_MAX 500u     /* longer gains little CPU, and each missed bell costs this */
+#define TIMEOUT_US_LIMIT 50000u /* so that a change of mode is seen soon, whatever is asked for */
+
+struct slot {
+    uint32_t bell;
+    char rest[60]; /* a cache line each */
+};
+
+struct bells {
+    uint32_t ranks; /* of the world whose file this is */
+    char rest[60];
+    struct slot slots[]; /* by world rank; then the sleepers, one bit per rank */
+};
+
+/* What this thread does in the call that it is in. */
+struct waiting {
+    uint32_t inside; /* 1 + kind, 0 outside */
+    uint32_t idle;   /* times that the library found nothing to do */
+    uint32_t timeout_us;
+    uint32_t seen; /* the bell when it was announced */
+    bool announced;
+    bool slack; /* timer slack is set for this thread */
+};
+
+static const struct dovetail_control *control; /* NULL: wait as ever */
+static struct bells *bells;                    /* NULL: no doorbell, give way instead */
+static uint64_t *sleepers;
+static int words;    /* of sleepers */
+static int own = -1; /* this rank's slot; -1 for a spawned rank, which has none and only rings */
+static RANK_TLS struct waiting me;
+
+/* --- Files --- */
+
+static int open_in(const char *dir, const char *name, int flags)
+{
+    char path[4096];
+    int length = snprintf(path, sizeof(path), "%s/%s", dir, name);
+    if (length < 0 || (size_t)length >= sizeof(path)) {
+        errno = ENAMETOOLONG;
+        return -1;
+    }
+    return open(path, flags | O_NOFOLLOW | O_CLOEXEC, 0600);
+}
+
+/* Maps `size` bytes of a file that has them, else NULL with errno. Closes it. */
+static void *map_file(int fd, size_t size, int protection)
+{
+    struct stat status;
+    void *memory = MAP_FAILED;
+    if (fstat(fd, &status) == 0) {
+        if (S_ISREG(status.st_mode) && status.st_size >= (off_t)size)
+            memory = mmap(NULL, size, protection, MAP_SHARED, fd, 0);
+        else
+            errno = EINVAL;
+    }
+    int saved = errno;
+    close(fd);
+    errno = saved;
+    return memory == MAP_FAILED ? NULL : memory;
+}
+
+static const struct dovetail_control *map_control(const char *dir)
+{
+    int fd = open_in(dir, "control", O_RDONLY);
+    const struct dovetail_control *page = fd < 0 ? NULL : map_file(fd, sizeof(*page), PROT_READ);
+    if (page == NULL)
+        return NULL;
+    if (memcmp(page->magic, DOVETAIL_CONTROL_MAGIC, sizeof(page->magic)) == 0 &&
+        page->version == DOVETAIL_CONTROL_VERSION && page->size >= sizeof(*page))
+        return page;
+    munmap((void *)page, sizeof(*page));
+    errno = EINVAL;
+    return NULL;
+}
+
+static size_t bells_size(uint32_t ranks)
+{
+    return sizeof(struct bells) + ranks * sizeof(struct slot) + (ranks + 63u) / 64u * 8u;
+}
+
+/* The file of the first world. A spawned rank takes it as it is: it numbers its ranks from 0
+ * again and must not use the slots of others, but the ranks that wait for it are in there. */
+static struct bells *map_bells(const char *dir, uint32_t ranks, bool spawned)
+{
+    int fd = open_in(dir, "bells", spawned ? O_RDWR : O_RDWR | O_CREAT);
+    if (fd < 0)
+        return NULL;
+    if (spawned) {
+        if (pread(fd, &ranks, sizeof(ranks), 0) != sizeof(ranks) || ranks > INT_MAX / 128) {
+            close(fd);
+            return NULL;
+        }
+    } else if (posix_fallocate(fd, 0, (off_t)bells_size(ranks)) != 0) {
+        close(fd); /* a full file system must not become a SIGBUS later */
+        return NULL;
+    }
+    struct bells *file = map_file(fd, bells_size(ranks), PROT_READ | PROT_WRITE);
+    if (file && !spawned)
+        __atomic_store_n(&file->ranks, ranks, __ATOMIC_RELAXED); /* all write the same */
+    return file;
+}
+
+/* --- The doorbell --- */
+
+static void ring_one(int rank)
+{
+    uint32_t *bell = &bells->slots[rank].bell;
+    __atomic_fetch_add(bell, 1, __ATOMIC_RELEASE);
+    syscall(SYS_futex, bell, FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
+}
+
+/* Wakes all who sleep. The own rank is among them: another of its threads may sleep. */
+static void ring(void)
+{
+    __atomic_thread_fence(__ATOMIC_SEQ_CST); /* what was sent comes before the look at the bits */
+    for (int word = 0; word < words; word++) {
+        uint64_t left = __atomic_load_n(&sleepers[word], __ATOMIC_RELAXED);
+        while (left != 0) {
+            int bit = __builtin_ctzll(left);
+            uint64_t mask = UINT64_C(1) << bit;
+            left &= ~mask;
+            if (word * 64 + bit < (int)bells->ranks &&
+                __atomic_fetch_and(&sleepers[word], ~mask, __ATOMIC_SEQ_CST) & mask)
+                ring_one(word * 64 + bit);
+        }
+    }
+}
+
+static void announce(void)
+{
+    me.seen = __atomic_load_n(&bells->slots[own].bell, __ATOMIC_ACQUIRE);
+    __atomic_fetch_or(&sleepers[own / 64], UINT64_C(1) << own % 64, __ATOMIC_SEQ_CST);
+    me.announced = true;
+}
+
+/* With several threads this may take back the bit of another one, which then sleeps until its
+ * timeout. */
+static void take_back(void)
+{
+    uint64_t mask = UINT64_C(1) << own % 64;
+    if (__atomic_load_n(&sleepers[own / 64], __ATOMIC_RELAXED) & mask)
+        __atomic_fetch_and(&sleepers[own / 64], ~mask, __ATOMIC_RELAXED);
+    me.announced = false;
+}
+
+static uint32_t or_default(uint32_t asked, uint32_t value)
+{
+    value = asked ? asked : value;
+    return value < TIMEOUT_US_LIMIT ? value : TIMEOUT_US_LIMIT;
+}
+
+static void doze(const struct dovetail_control *policy)
+{
+    if (!me.slack) {
+        me.slack = true;
+        prctl(PR_SET_TIMERSLACK, 1, 0, 0, 0); /* else the kernel adds 50 us to each timeout */
+    }
+    uint32_t longest = or_default(policy->timeout_us_max, TIMEOUT_US_MAX);
+    uint32_t next = me.timeout_us * 2;
+    me.timeout_us = next ? next : or_default(policy->timeout_us_min, TIMEOUT_US_MIN);
+    if (me.timeout_us > longest)
+        me.timeout_us = longest;
+    struct timespec timeout = {0, (long)me.timeout_us * 1000};
+    if (syscall(SYS_futex, &bells->slots[own].bell, FUTEX_WAIT, me.seen, &timeout, NULL, 0) == 0)
+        me.timeout_us = 0; /* rung: the bell works, start again with a short one */
+    take_back();
+}
+
+static void give_way(void)
+{
+    syscall(SYS_sched_yield);
+}
+
+void wait_idle(void)
+{
+    const struct dovetail_control *policy = control;
+    uint32_t mode = policy ? policy->mode : DOVETAIL_WAIT_OFF;
+    int saved = errno;
+    if (mode == DOVETAIL_WAIT_DOORBELL && bells) {
+        if (me.idle == 0)
+            ring(); /* what this call has sent before it had to wait */
+        if (me.announced)
+            doze(policy);
+        else if (me.idle++ < policy->yields || own < 0)
+            give_way();
+        else
+            announce();
+    } else if (mode == DOVETAIL_WAIT_DOORBELL || mode == DOVETAIL_WAIT_YIELD) {
+        give_way();
+    }
+    errno = saved;
+}
+
+bool wait_inside(void)
+{
+    return me.inside && control;
+}
+
+/* Open MPI's progress loop calls this when idle; so may anyone else. */
+RANK_EXPORT int sched_yield(void)
+{
+    if (!wait_inside())
+        return (int)syscall(SYS_sched_yield);
+    wait_idle();
+    return 0;
+}
+
+/* --- From the wrappers --- */
+
+int wait_init(const char *dir, int world_rank, int world_size)
+{
+    bool spawned = rank_page && rank_page->world != 0;
+    const struct dovetail_control *page = map_control(dir);
+    if (page == NULL || world_rank < 0 || world_rank >= world_size)
+        return -1;
+    int saved = errno;
+    struct bells *file = map_bells(dir, (uint32_t)world_size, spawned);
+    if (file) {
+        sleepers = (uint64_t *)&file->slots[file->ranks];
+        words = (int)((file->ranks + 63u) / 64u);
+        own = spawned ? -1 : world_rank;
+        bells = file;
+    }
+    control = page;
+    errno = saved;
+    return 0;
+}
+
+void wait_enter(int kind)
+{
+    me.inside = (uint32_t)kind + 1;
+    me.idle = 0;
+    me.timeout_us = 0;
+}
+
+void wait_leave(void)
+{
+    const struct dovetail_control *policy = control;
+    uint32_t kind = me.inside - 1;
+    me.inside = 0;
+    if (policy == NULL || bells == NULL || policy->mode != DOVETAIL_WAIT_DOORBELL)
+        return;
+    if (me.announced)
+        take_back();
+    if (kind != RANK_NONE) {
+        int saved = errno;
+        ring();
+        errno = saved;
+    }
+}
+
+void wait_finalize(void)
+{
+    control = NULL; /* the mappings stay: another thread may be using them */
+}
+
+void wait_child(void)
+{
+    control = NULL;
+    bells = NULL;
+    memset(&me, 0, sizeof(me));
+}

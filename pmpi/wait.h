@@ -1,0 +1,33 @@
+/* SPDX-License-Identifier: LGPL-3.0-or-later
+ *
+ * How a rank waits inside MPI (steps 5 and 7): as shipped, giving way, or asleep on a doorbell.
+ *
+ * In: the file `control` in DOVETAIL_DIR (page.h), which the launcher may change at any time.
+ * Out: the file `bells` there, which the ranks of one node share (wait.c).
+ *
+ * Invariants: every function here is safe to call from any thread, in any mode, and keeps
+ * errno except where it returns -1. Only a thread between wait_enter and wait_leave waits in
+ * any other way than the program's own.
+ */
+#ifndef DOVETAIL_WAIT_H
+#define DOVETAIL_WAIT_H
+
+#include <stdbool.h>
+
+/* After MPI_Init, once rank_page is set. 0, or -1 with errno: the program waits as ever. */
+int wait_init(const char *dir, int world_rank, int world_size);
+/* At the entry of a wrapped call, the outermost only; `kind` is its class, RANK_SEND etc. */
+void wait_enter(int kind);
+/* At its exit: rings the peers that sleep, unless the class says that it sends nothing. */
+void wait_leave(void);
+/* Before PMPI_Finalize, which then waits as ever. */
+void wait_finalize(void);
+/* In a forked child: it is no rank. */
+void wait_child(void);
+
+/* Is this thread inside a wrapped call, with a policy to follow? */
+bool wait_inside(void);
+/* The library found nothing to do: wait a little, as the policy says. */
+void wait_idle(void);
+
+#endif
