@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import re
 import struct
@@ -292,14 +293,14 @@ def test_a_session_belongs_to_its_maker():
         assert page.owner_alive(directory)
         with pytest.raises(BadInput, match="exists"):
             page.session(f"test-{os.getpid()}")
-        (directory / "owner").write_text(f"{os.getpid()} 1\n")
-        assert not page.owner_alive(directory)
-        (directory / "owner").write_text("nonsense")
-        assert not page.owner_alive(directory)
+        with open(directory / "owner") as file, pytest.raises(BlockingIOError):
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        for text in (f'{{"pid": {os.getpid()}, "start_ticks": 1}}', "nonsense", "[]", "{}"):
+            (directory / "owner").write_text(text)
+            assert not page.owner_alive(directory)
     finally:
-        for path in directory.iterdir():
-            path.unlink()
-        directory.rmdir()
+        page.end_session(directory)
+    assert not directory.exists()
 
 
 @pytest.mark.parametrize("name", ["", "../x", "a/b", "x" * 65, ".hidden", "a b"])

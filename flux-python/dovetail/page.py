@@ -11,10 +11,13 @@ Invariants: reading costs the rank nothing. Any bytes at all give either a `Rank
 
 from __future__ import annotations
 
+import fcntl
+import json
 import math
 import mmap
 import os
 import re
+import shutil
 import stat
 import struct
 import time
@@ -356,32 +359,46 @@ def process_alive(pid: int, started: int) -> bool:
     return start_ticks(pid) == started
 
 
+_locks: dict[Path, int] = {}
+
+
 def session(run_id: str) -> Path:
-    """Make the session directory of a run, owned by this process; raises BadInput if it exists."""
+    """Make the session directory of a run, owned by this process; raises BadInput if it exists.
+
+    The file `owner` names the process, which holds a lock on it for as long as it lives: what
+    finds the lock free may remove the session and end what runs in it.
+    """
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", run_id):
         raise BadInput(f"run id {run_id!r}: up to 64 letters, digits, dots and dashes")
     directory = Path(f"/dev/shm/dovetail-{os.getuid()}-{run_id}")
+    new = directory / "owner.new"
+    record = {"pid": os.getpid(), "start_ticks": start_ticks(os.getpid())}
     try:
         directory.mkdir(mode=0o700)
+        # Locked before it has its name, so that nobody ever sees it unlocked.
+        lock = os.open(new, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        os.write(lock, json.dumps(record).encode() + b"\n")
+        new.rename(directory / "owner")
     except OSError as error:
         raise BadInput(f"{directory}: {error.strerror}") from error
-    own(directory)
+    _locks[directory] = lock
     return directory
 
 
-def own(directory: Path) -> None:
-    """Make this process the owner of a session directory, in one step."""
-    new = directory / f".owner.{os.getpid()}"
-    new.write_text(f"{os.getpid()} {start_ticks(os.getpid())}\n", encoding="ascii")
-    new.rename(directory / "owner")
+def end_session(directory: Path) -> None:
+    """Remove a session directory that this process owns, and let go of its lock."""
+    shutil.rmtree(directory, ignore_errors=True)
+    if directory in _locks:
+        os.close(_locks.pop(directory))
 
 
 def owner_alive(directory: Path) -> bool:
     """Whether the process that owns a session directory still runs."""
     try:
-        pid, started = (directory / "owner").read_text(encoding="ascii").split()
-        return process_alive(int(pid), int(started))
-    except (OSError, ValueError):
+        owner = json.loads((directory / "owner").read_text(encoding="ascii"))
+        return process_alive(int(owner["pid"]), int(owner["start_ticks"]))
+    except (OSError, ValueError, KeyError, TypeError):
         return False
 
 

@@ -15,7 +15,6 @@ import argparse
 import contextlib
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -101,7 +100,7 @@ def _session(policy: WaitPolicy) -> Iterator[Path]:
         page.Control.create(directory, policy).close()
         yield directory
     finally:
-        shutil.rmtree(session, ignore_errors=True)
+        page.end_session(session)
 
 
 def _environment(
