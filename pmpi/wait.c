@@ -27,6 +27,7 @@
 #include <sched.h>
 #include <stdint.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
@@ -66,7 +67,8 @@ struct waiting {
 static const struct dovetail_control *control; /* NULL: wait as ever */
 static struct bells *bells;                    /* NULL: no doorbell, give way instead */
 static uint64_t *sleepers;
-static int words;    /* of sleepers */
+static bool shipped_yields; /* Open MPI gives way by itself: more ranks than slots on the node */
+static int words;           /* of sleepers */
 static int own = -1; /* this rank's slot; -1 for a spawned rank, which has none and only rings */
 static RANK_TLS struct waiting me;
 
@@ -226,7 +228,7 @@ void wait_idle(void)
             give_way();
         else
             announce();
-    } else if (mode == DOVETAIL_WAIT_DOORBELL || mode == DOVETAIL_WAIT_YIELD) {
+    } else if (shipped_yields || mode == DOVETAIL_WAIT_DOORBELL || mode == DOVETAIL_WAIT_YIELD) {
         give_way();
     }
     errno = saved;
@@ -262,6 +264,8 @@ int wait_init(const char *dir, int world_rank, int world_size)
         own = spawned ? -1 : world_rank;
         bells = file;
     }
+    const char *oversubscribed = getenv("OMPI_MCA_mpi_oversubscribe");
+    shipped_yields = oversubscribed && strcmp(oversubscribed, "1") == 0;
     control = page;
     errno = saved;
     return 0;
