@@ -2,16 +2,16 @@
  *
  * The wait policy of a rank (steps 5 and 7): gives the CPU back while MPI waits.
  *
- * In: calls of sched_yield, which Open MPI's progress loop (4.1 and 5) makes each time that it
- * found nothing to do, if mpi_yield_when_idle=1; MPICH 4.0's loop is hooked in wait_mpich.c.
- * And the control page, read at every such call. Out: the time of the rank, and `bells`.
+ * In: turns of the MPI library's progress loop that found nothing to do (wait_hooks.c), and the
+ * control page, read at each of them. Out: CPU time for others, and the file `bells`.
  *
  * The doorbell. A rank that waits gives way some times, since most waits are short. Then it
  * announces itself: its bit among the sleepers. The library looks once more for a message after
  * that, and only then the rank sleeps on its bell (a futex). Each MPI call that may have sent
- * something looks at the sleepers when it ends, or when it begins to wait itself; it clears the
- * bit of each, changes its bell and wakes it. Either the sleeper's last look came after the
- * message, or the sender's look at the bits came after the announcement, or both.
+ * something looks at the sleepers when it ends, and when it begins to wait after something moved;
+ * it clears the bit of each, changes its bell and wakes it. (Not when nothing moved: two ranks
+ * that wait for a third would wake each other for ever.) Either the sleeper's last look came after
+ * the message, or the sender's look at the bits came after the announcement, or both.
  *
  * Invariants: no sleep without a timeout, so a bell that is missed (a peer on another node, a
  * peer killed, a send that no wrapper sees) costs time and never hangs. The file may hold
@@ -24,7 +24,6 @@
 #include <fcntl.h>
 #include <limits.h>
 #include <linux/futex.h>
-#include <sched.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -39,8 +38,8 @@
 #include "page.h"
 #include "rank.h"
 
-#define TIMEOUT_US_MIN 100u     /* defaults of the control page's fields */
-#define TIMEOUT_US_MAX 500u     /* longer gains little CPU, and each missed bell costs this */
+#define TIMEOUT_US_MIN 1000u  /* defaults of the control page's fields: bells are seldom missed, */
+#define TIMEOUT_US_MAX 10000u /* and sleeps of 100 to 500 us cost more CPU than they saved */
 #define TIMEOUT_US_LIMIT 50000u /* so that a change of mode is seen soon, whatever is asked for */
 
 struct slot {
@@ -61,6 +60,8 @@ struct waiting {
     uint32_t timeout_us;
     uint32_t seen; /* the bell when it was announced */
     bool announced;
+    bool idled; /* the turn of the progress loop that it is in found nothing to do */
+    bool moved; /* a turn since the last look at the sleepers may have sent something */
     bool slack; /* timer slack is set for this thread */
 };
 
@@ -219,9 +220,12 @@ void wait_idle(void)
     const struct dovetail_control *policy = control;
     uint32_t mode = policy ? policy->mode : DOVETAIL_WAIT_OFF;
     int saved = errno;
+    me.idled = true;
     if (mode == DOVETAIL_WAIT_DOORBELL && bells) {
-        if (me.idle == 0)
-            ring(); /* what this call has sent before it had to wait */
+        if (me.moved) {
+            me.moved = false;
+            ring();
+        }
         if (me.announced)
             doze(policy);
         else if (me.idle++ < policy->yields || own < 0)
@@ -239,13 +243,15 @@ bool wait_inside(void)
     return me.inside && control;
 }
 
-/* Open MPI's progress loop calls this when idle; so may anyone else. */
-RANK_EXPORT int sched_yield(void)
+void wait_turn(void)
 {
-    if (!wait_inside())
-        return (int)syscall(SYS_sched_yield);
-    wait_idle();
-    return 0;
+    me.idled = false;
+}
+
+void wait_turned(void)
+{
+    if (!me.idled)
+        me.moved = true;
 }
 
 /* --- From the wrappers --- */
@@ -276,6 +282,7 @@ void wait_enter(int kind)
     me.inside = (uint32_t)kind + 1;
     me.idle = 0;
     me.timeout_us = 0;
+    me.moved = true; /* what the call sends before it first waits */
 }
 
 void wait_leave(void)
