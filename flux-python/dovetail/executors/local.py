@@ -109,7 +109,7 @@ class LocalExecutor:
         self._group = self._make_group(cgroup.find() if place is None else place, name)
         self._temporary = os.path.join(tempfile.gettempdir(), name)
         try:
-            self._session, self._lock = sweep.create(run_id, self._group, self._temporary)
+            self.session, self._lock = sweep.create(run_id, self._group, self._temporary)
         except OSError as error:
             with contextlib.suppress(OSError):
                 self._group.remove()
@@ -144,7 +144,7 @@ class LocalExecutor:
         job = _Job(
             spec,
             share,
-            os.path.join(self._session, spec.name),
+            os.path.join(self.session, spec.name),
             os.path.join(self._temporary, str(self._launches)),
             self._group.child(spec.name),
         )
@@ -204,8 +204,8 @@ class LocalExecutor:
             self.wait(_PATIENCE)
             self.observe(self._now())
         self._poll.close()
-        with open(os.path.join(self._session, "owner"), "rb") as file:
-            sweep.remove_session(self._session, file.read())
+        with open(os.path.join(self.session, "owner"), "rb") as file:
+            sweep.remove_session(self.session, file.read())
         os.close(self._lock)
 
     # --- what happens ---
