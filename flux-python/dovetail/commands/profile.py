@@ -1,0 +1,234 @@
+# SPDX-License-Identifier: LGPL-3.0-or-later
+"""`dovetail profile`: runs an unmodified MPI program and says where its time went (step 5).
+
+In: the command. Out: its own output, untouched; then on standard error a table per rank, the
+MPI calls that took longest, and the POP efficiencies; with -o a file for other commands; with
+--json that same JSON on standard output, where the program's own output goes to standard error.
+
+Invariants: the session directory in shared memory and every process of the run are gone when
+this returns, whatever ended it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from dovetail import detect, page, paths
+from dovetail import profile as profiles
+from dovetail.core import WaitPolicy
+from dovetail.errors import BadInput, WorkFailed
+from dovetail.profile import Profile, RankProfile
+
+HELP = "run an MPI program and print where each rank's time goes"
+FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+GRACE = 10.0  # seconds from a forwarded signal to SIGKILL
+TOP = 8  # MPI functions in the table
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Add the options."""
+    parser.usage = "dovetail profile [-o FILE] [--wait MODE] [--mpi MPI] [--json] -- COMMAND"
+    parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="write the profile here")
+    parser.add_argument(
+        "--wait", choices=page.MODES, default="off", help="how ranks wait inside MPI (off)"
+    )
+    parser.add_argument("--yields", type=int, default=20, help="yields before a rank sleeps (20)")
+    parser.add_argument("--mpi", choices=paths.MPIS, help="the MPI of the command, if it is hidden")
+    parser.add_argument("words", nargs=argparse.REMAINDER, metavar="COMMAND", help="what to run")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Profile one command; 1 if it failed or was no MPI program."""
+    command = args.words[1:] if args.words[:1] == ["--"] else args.words
+    mpi = args.mpi or detect.mpi_of(command)
+    library = paths.library(mpi)
+    _check_output(args.output)
+    policy = WaitPolicy(args.wait, args.yields)
+    with _session(policy) as directory:
+        environment = _environment(os.environ, directory, library, policy)
+        code, caught = _execute(command, environment, quiet=args.json)
+        pages = page.read_pages(directory)
+    if not pages:
+        _no_pages(command, mpi, code, caught)
+    profile = profiles.from_pages(pages, command, args.wait, code)
+    if args.output:
+        profiles.save(profile, args.output)
+    if args.json:
+        print(json.dumps(profiles.to_json(profile), indent=2))
+    else:
+        show(profile, Console(stderr=True, highlight=False, soft_wrap=True))
+    if caught:
+        raise KeyboardInterrupt
+    if code:
+        raise WorkFailed(f"{command[0]} ended with {_ending(code)}")
+    return 0
+
+
+# --- Running ---
+
+
+def _check_output(path: Path | None) -> None:
+    """Say now, not after an hour, that the file cannot be written."""
+    if path is None:
+        return
+    if path.is_dir() or not path.absolute().parent.is_dir():
+        raise BadInput(f"-o {path}: a file in an existing directory would be right")
+    if not os.access(path.absolute().parent, os.W_OK):
+        raise BadInput(f"-o {path}: its directory is not writable")
+
+
+@contextlib.contextmanager
+def _session(policy: WaitPolicy) -> Iterator[Path]:
+    """The simulation's directory in a session directory of its own, gone afterwards."""
+    session = page.session(f"profile-{os.getpid()}-{page.start_ticks(os.getpid())}")
+    try:
+        directory = session / "profile"
+        directory.mkdir(mode=0o700)
+        page.Control.create(directory, policy).close()
+        yield directory
+    finally:
+        shutil.rmtree(session, ignore_errors=True)
+
+
+def _environment(
+    base: Mapping[str, str], directory: Path, library: Path, policy: WaitPolicy
+) -> dict[str, str]:
+    preload = f"{library}:{base['LD_PRELOAD']}" if base.get("LD_PRELOAD") else str(library)
+    environment = {**base, "LD_PRELOAD": preload, "DOVETAIL_DIR": str(directory)}
+    if policy.mode != "off":
+        # Without it a waiting rank never calls the sched_yield that the wait modes replace.
+        environment.setdefault("OMPI_MCA_mpi_yield_when_idle", "1")
+    return environment
+
+
+def _execute(
+    command: Sequence[str], environment: Mapping[str, str], quiet: bool
+) -> tuple[int, bool]:
+    """Run to the end; its exit code (negative: signal), and whether we were asked to stop.
+
+    The command gets a session of its own: a Ctrl-C in the terminal then reaches it once, from
+    here, and not twice, which launchers take for impatience.
+    """
+    signals: list[int] = []
+    stopping = threading.Timer(GRACE, lambda: None)
+
+    def forward(number: int, _frame: object) -> None:
+        signals.append(number)
+        if len(signals) == 1:
+            process.send_signal(number)
+            stopping.start()
+        else:
+            _kill_group(process.pid)
+
+    try:
+        process = subprocess.Popen(
+            command,
+            env=dict(environment),
+            start_new_session=True,
+            stdout=sys.stderr.fileno() if quiet else None,
+        )
+    except OSError as error:
+        raise BadInput(f"{command[0]}: {error.strerror}") from error
+    stopping = threading.Timer(GRACE, _kill_group, [process.pid])
+    stopping.daemon = True
+    before = {number: signal.signal(number, forward) for number in FORWARDED}
+    try:
+        code = process.wait()
+    finally:
+        stopping.cancel()
+        _kill_group(process.pid)
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    return code, bool(signals)
+
+
+def _kill_group(pid: int) -> None:
+    """End what is left of the command's process group."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(pid, signal.SIGKILL)
+
+
+def _ending(code: int) -> str:
+    return f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+
+
+def _no_pages(command: Sequence[str], mpi: str, code: int, caught: bool) -> None:
+    """Say why there is nothing to show."""
+    if caught:
+        raise KeyboardInterrupt
+    if code:
+        raise WorkFailed(f"{command[0]} ended with {_ending(code)} before any rank was in MPI")
+    raise WorkFailed(
+        f"nothing to show: no process of {' '.join(command)} called MPI_Init of {mpi}; "
+        "it is no MPI program, is statically linked, or clears LD_PRELOAD"
+    )
+
+
+# --- Showing ---
+
+
+def show(profile: Profile, console: Console) -> None:
+    """Print the profile as tables."""
+    console.print(_ranks_table(profile))
+    console.print(_calls_table(profile))
+    pop = profile.efficiency
+    console.print(
+        f"Efficiency (POP): parallel {pop.parallel:.3f} = load balance {pop.load_balance:.3f}"
+        f" x communication {pop.communication:.3f}; elapsed {pop.elapsed_s:.3f} s"
+    )
+
+
+def _name(rank: RankProfile) -> str:
+    return f"{rank.world}:{rank.rank}" if rank.world else str(rank.rank)
+
+
+def _milli(seconds: float | None) -> str:
+    return "-" if seconds is None else f"{seconds * 1e3:.3f}"
+
+
+def _ranks_table(profile: Profile) -> Table:
+    table = Table(box=None, pad_edge=False)
+    titles = "rank", "iter.", "duty %", "CPU ms/it", "wall ms/it", "useful s", "MPI s", "CPU s"
+    for title in (*titles, "MB", "ended"):
+        table.add_column(title, justify="right", no_wrap=True)
+    for r in profile.ranks:
+        iterations = str(r.iterations) if r.iteration_source != "none" else "-"
+        cells: list[Any] = [_name(r), iterations, f"{100 * r.duty:.1f}"]
+        cells += [_milli(r.cpu_per_iteration), _milli(r.seconds_per_iteration)]
+        cells += [f"{t:.3f}" for t in (r.useful_s, r.mpi_s, r.cpu_s)]
+        table.add_row(*cells, f"{r.peak_rss / 1e6:.0f}", r.ended)
+    return table
+
+
+def _calls_table(profile: Profile) -> Table:
+    """The functions that took longest, all ranks, and the seconds of each rank."""
+    total: dict[str, tuple[int, float]] = {}
+    for r in profile.ranks:
+        for name, (count, seconds) in r.calls.items():
+            if name in ("MPI_Init", "MPI_Init_thread", "MPI_Finalize"):
+                continue  # outside the elapsed time
+            had = total.get(name, (0, 0.0))
+            total[name] = (had[0] + count, had[1] + seconds)
+    inside = sum(r.mpi_s for r in profile.ranks) or 1.0
+    table = Table(box=None, pad_edge=False)
+    for title in ("MPI call", "calls", "s", "% of MPI", "least s", "most s"):
+        table.add_column(title, justify="left" if title == "MPI call" else "right", no_wrap=True)
+    for name, (count, seconds) in sorted(total.items(), key=lambda item: -item[1][1])[:TOP]:
+        each = [r.calls.get(name, (0, 0.0))[1] for r in profile.ranks]
+        figures = (f"{seconds:.3f}", f"{100 * seconds / inside:.1f}")
+        table.add_row(name, str(count), *figures, f"{min(each):.3f}", f"{max(each):.3f}")
+    return table

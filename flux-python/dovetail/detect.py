@@ -1,0 +1,101 @@
+# SPDX-License-Identifier: LGPL-3.0-or-later
+"""Which MPI a command line will use (step 5), so that the right library is preloaded.
+
+In: the words of a command such as `mpirun -np 4 simpleFoam -parallel`. Out: `openmpi` or
+`mpich`. The linked libraries of the program decide; scripts and interpreters hide theirs, and
+then the launcher does. Raises BadInput for what cannot be profiled: static programs, a
+launcher of the other MPI, commands that do not exist.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import struct
+import subprocess
+from collections.abc import Sequence
+
+from dovetail.errors import BadInput
+
+LAUNCHERS = re.compile(r"(mpirun|mpiexec|orterun|prterun)([.-].*)?|hydra.*")
+SONAMES = (("openmpi", r"\blibmpi\.so\.\d+"), ("mpich", r"\blibmpich\.so\.\d+"))
+PT_INTERP = 3
+
+
+def mpi_of(command: Sequence[str]) -> str:
+    """`openmpi` or `mpich`; raises BadInput."""
+    if not command:
+        raise BadInput("no command: `dovetail profile -- mpirun -np 4 PROGRAM` would be right")
+    first = shutil.which(command[0])
+    if first is None:
+        raise BadInput(f"{command[0]}: no such command")
+    launcher = LAUNCHERS.fullmatch(os.path.basename(command[0])) is not None
+    theirs = _of_launcher(first) if launcher else ""
+    static = ""
+    for word in command[1:] if launcher else command:
+        file = shutil.which(word)
+        kind = _of_program(file) if file else ""
+        if kind in ("openmpi", "mpich"):
+            if theirs and theirs != kind:
+                raise BadInput(f"{word} is linked with {kind}, but {command[0]} is of {theirs}")
+            return kind
+        if kind == "static" and not static:
+            static = word
+    if static:
+        raise BadInput(f"{static} is statically linked and cannot be profiled: link it dynamically")
+    if not theirs:
+        raise BadInput(
+            f"{command[0]}: is no MPI launcher and not linked with Open MPI or MPICH; "
+            "if it starts an MPI program, add --mpi openmpi or --mpi mpich"
+        )
+    return theirs
+
+
+def _of_launcher(path: str) -> str:
+    """The MPI of a launcher by its own words; empty if they do not tell."""
+    try:
+        done = subprocess.run(
+            [path, "--version"], capture_output=True, text=True, timeout=20, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    words = done.stdout + done.stderr
+    if re.search(r"Open MPI|OpenRTE|PRRTE", words):
+        return "openmpi"
+    return "mpich" if re.search(r"HYDRA|MPICH", words) else ""
+
+
+def _of_program(path: str) -> str:
+    """`openmpi`, `mpich`, `static` or, for all else, empty."""
+    if not _is_elf(path):
+        return ""
+    if not _has_interpreter(path):
+        return "static"
+    listing = subprocess.run(["ldd", path], capture_output=True, text=True, check=False).stdout
+    return next((mpi for mpi, soname in SONAMES if re.search(soname, listing)), "")
+
+
+def _is_elf(path: str) -> bool:
+    try:
+        with open(path, "rb") as file:
+            return file.read(5) == b"\x7fELF\x02"
+    except OSError:
+        return False
+
+
+def _has_interpreter(path: str) -> bool:
+    """Whether a 64-bit ELF file asks for a dynamic linker, as the ELF specification has it."""
+    try:
+        with open(path, "rb") as file:
+            header = file.read(64)
+            offset, entry, count = (
+                struct.unpack_from("=Q", header, 32)[0],
+                *struct.unpack_from("=2H", header, 54),
+            )
+            file.seek(offset)
+            table = file.read(entry * count)
+        kinds = [struct.unpack_from("=I", table, i * entry)[0] for i in range(count)]
+    except (OSError, struct.error):
+        return False
+    return PT_INTERP in kinds

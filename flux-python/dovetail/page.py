@@ -1,0 +1,447 @@
+# SPDX-License-Identifier: LGPL-3.0-or-later
+"""Reads the pages that ranks publish, and writes the control page that they read (step 5).
+
+In: a directory with one file `rank.<world rank>.<pid>` for each MPI process, laid out as in
+pmpi/page.h and dovetail-page(5), perhaps while the process writes to it. Out: a `RankPage` for
+each. Also here: the session directory in shared memory that holds all this, and who owns it.
+
+Invariants: reading costs the rank nothing. Any bytes at all give either a `RankPage` or a
+`PageError` that says what is wrong with them.
+"""
+
+from __future__ import annotations
+
+import math
+import mmap
+import os
+import re
+import stat
+import struct
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from dovetail.core import WaitPolicy
+from dovetail.errors import BadInput
+
+MAGIC = b"DVTPAGE\0"
+VERSION = 1
+CALLS_MAX = 256
+NAME_MAX = 32
+HEAD = struct.Struct("=8s12I3Q64s4Q2Q")
+MARK = struct.Struct("=7Qd")
+CALL = struct.Struct("=2Q")
+SEQUENCES = struct.Struct("=2Q")
+SEQUENCES_AT = HEAD.size - SEQUENCES.size
+MARKS_AT = HEAD.size
+CALLS_AT = MARKS_AT + 5 * MARK.size
+NAMES_AT = CALLS_AT + CALLS_MAX * CALL.size
+SIZE = NAMES_AT + CALLS_MAX * NAME_MAX
+
+CONTROL_MAGIC = b"DVTCTRL\0"
+CONTROL_VERSION = 1
+CONTROL = struct.Struct("=8s2I5I28x")
+CONTROL_SEQ_AT = 16
+MODES = ("off", "yield", "doorbell")
+
+MPIS = {1: "openmpi", 2: "mpich"}
+STATES = {1: "running", 2: "finalized", 3: "aborted"}
+SOURCES = {0: "none", 1: "openfoam", 2: "pcontrol"}
+
+CENTURY = 100 * 366 * 86400 * 10**9  # nanoseconds; no true time is longer
+
+
+class PageError(BadInput):
+    """A page cannot be used; the message says which and why."""
+
+
+class NotYet(PageError):
+    """The rank is still writing the first lines of its page."""
+
+
+@dataclass(frozen=True)
+class Mark:
+    """A rank at one moment: `stamp` on CLOCK_MONOTONIC, the rest since MPI_Init, all seconds."""
+
+    iterations: int
+    stamp: float
+    cpu_s: float
+    useful_s: float
+    mpi_s: float
+    peak_rss: int
+
+
+@dataclass(frozen=True)
+class RankPage:
+    """One MPI process; see dovetail-page(5).
+
+    Times are seconds: `init_s`, `stamp` and `iter_stamp` on CLOCK_MONOTONIC, the others since
+    MPI_Init returned. `useful_s` is the main thread's wall time outside MPI and `mpi_s` inside;
+    they sum to `elapsed_s`. `cpu_s` counts all threads. `calls` has (count, seconds) of all
+    threads by function, those that were called. The `iter_` values are those of the last
+    iteration boundary, and `first` is the first such boundary. `state` is running, in_mpi,
+    finalized or aborted; a rank that is not `alive` and neither of the last two was killed, and
+    its values are as of its last MPI call. `peak_rss` is in bytes.
+    """
+
+    rank: int
+    world_size: int
+    world: int
+    pid: int
+    start_ticks: int
+    host: str
+    mpi: str
+    state: str
+    alive: bool
+    init_s: float
+    stamp: float
+    elapsed_s: float
+    useful_s: float
+    mpi_s: float
+    cpu_s: float
+    calls: Mapping[str, tuple[int, float]]
+    iterations: int
+    iteration_source: str
+    iter_stamp: float
+    iter_cpu_s: float
+    iter_useful_s: float
+    iter_mpi_s: float
+    peak_rss: int
+    first: Mark | None
+
+
+@dataclass(frozen=True)
+class _Head:
+    """The page's fields before its marks, in their order."""
+
+    magic: bytes
+    version: int
+    size: int
+    ncalls: int
+    mpi: int
+    rank: int
+    world_size: int
+    world: int
+    thread_level: int
+    pid: int
+    state: int
+    source: int
+    current: int
+    start_ticks: int
+    init: int
+    init_tick: int
+    host: bytes
+    enter_tick: int
+    last_tick: int
+    mpi_ticks: int
+    init_cpu: int
+    iteration_seq: int
+    latest_seq: int
+
+
+@dataclass(frozen=True)
+class _Latest:
+    """The latest mark, with what turns ticks into time."""
+
+    mark: Mark
+    tick: int
+    ns_per_tick: float
+
+    def seconds(self, tick: int) -> float:
+        """The moment of a tick on CLOCK_MONOTONIC."""
+        return self.mark.stamp + (tick - self.tick) * self.ns_per_tick * 1e-9
+
+
+# --- Reading ---
+
+
+def read_page(path: str | os.PathLike[str]) -> RankPage:
+    """One rank's page, live or left behind; raises PageError with the reason, NotYet if empty."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
+    except OSError as error:
+        raise PageError(f"{path}: {error.strerror}") from error
+    try:
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            raise PageError(f"{path}: is not a file")
+        data = _snapshot(fd, path)
+    except OSError as error:
+        raise PageError(f"{path}: {error.strerror}") from error
+    finally:
+        os.close(fd)
+    return parse(data, path)
+
+
+def _snapshot(fd: int, path: object) -> bytes:
+    """The file's bytes, taken while neither pair of marks changed."""
+    for _ in range(1000):
+        data = os.pread(fd, SIZE + 1, 0)
+        if len(data) < HEAD.size:
+            break
+        again = os.pread(fd, SEQUENCES.size, SEQUENCES_AT)
+        if again == data[SEQUENCES_AT : SEQUENCES_AT + SEQUENCES.size]:
+            break
+    else:
+        raise PageError(f"{path}: changes faster than it can be read")
+    return data
+
+
+def parse(data: bytes, path: object = "page") -> RankPage:
+    """A page from its bytes; `path` is for the message of the PageError."""
+    try:
+        return _parse(data)
+    except PageError as error:
+        raise type(error)(f"{path}: {error}") from None
+
+
+def _parse(data: bytes) -> RankPage:
+    head = _head(data)
+    first, *marks = (_mark(data, i, head) for i in range(5))
+    boundary = marks[head.iteration_seq % 2].mark
+    latest = marks[2 + head.latest_seq % 2]
+    if not (math.isfinite(latest.ns_per_tick) and 1e-3 < latest.ns_per_tick < 1e6):
+        raise PageError(f"{latest.ns_per_tick} nanoseconds per tick is not possible")
+    alive = process_alive(head.pid, head.start_ticks)
+    state, end, inside = _now(head, latest, alive)
+    elapsed = max(end - head.init * 1e-9, 0.0)
+    inside = min(max(inside, 0.0), elapsed)
+    newest = max(latest.mark, boundary, key=lambda mark: mark.stamp)
+    return RankPage(
+        rank=head.rank,
+        world_size=head.world_size,
+        world=head.world,
+        pid=head.pid,
+        start_ticks=head.start_ticks,
+        host=head.host.split(b"\0")[0].decode("ascii", "replace"),
+        mpi=MPIS[head.mpi],
+        state=state,
+        alive=alive,
+        init_s=head.init * 1e-9,
+        stamp=end,
+        elapsed_s=elapsed,
+        useful_s=elapsed - inside,
+        mpi_s=inside,
+        cpu_s=_cpu(head, newest.cpu_s) if alive and head.state == 1 else newest.cpu_s,
+        calls=_calls(data, head.ncalls, latest.ns_per_tick),
+        iterations=boundary.iterations,
+        iteration_source=SOURCES[head.source],
+        iter_stamp=boundary.stamp,
+        iter_cpu_s=boundary.cpu_s,
+        iter_useful_s=boundary.useful_s,
+        iter_mpi_s=boundary.mpi_s,
+        peak_rss=newest.peak_rss,
+        first=first.mark if head.source else None,
+    )
+
+
+def _head(data: bytes) -> _Head:
+    if len(data) == SIZE and data[:8] == bytes(8):
+        raise NotYet("is not filled in yet")
+    if data[:8] != MAGIC:
+        raise PageError("is not a page of a rank")
+    if len(data) < HEAD.size:
+        raise PageError(f"ends after {len(data)} bytes, {SIZE} would be right")
+    head = _Head(*HEAD.unpack_from(data))
+    if head.version != VERSION:
+        raise PageError(f"has version {head.version}, this program reads {VERSION}")
+    if head.size != SIZE or len(data) != SIZE:
+        raise PageError(f"has {len(data)} bytes and says {head.size}, {SIZE} would be right")
+    for what, right in (
+        ("MPI", head.mpi in MPIS),
+        ("state", head.state in STATES),
+        ("iteration source", head.source in SOURCES),
+        ("number of calls", 0 < head.ncalls <= CALLS_MAX),
+        ("current call", head.current <= head.ncalls),
+        ("rank", head.rank < head.world_size <= 2**31),
+        ("pid", 0 < head.pid < 2**31),
+        ("time of MPI_Init", 0 < head.init < CENTURY),
+    ):
+        if not right:
+            raise PageError(f"is damaged: impossible {what}")
+    return head
+
+
+def _mark(data: bytes, index: int, head: _Head) -> _Latest:
+    values = MARK.unpack_from(data, MARKS_AT + index * MARK.size)
+    iterations, stamp, tick, cpu, useful, inside, peak_rss, ns_per_tick = values
+    used = stamp != 0
+    if max(stamp, cpu, useful, inside) > CENTURY or (used and stamp < head.init):
+        raise PageError("is damaged: impossible times in a mark")
+    if iterations > 2**53 or peak_rss > 2**60:
+        raise PageError("is damaged: impossible counts in a mark")
+    mark = Mark(iterations, stamp * 1e-9, cpu * 1e-9, useful * 1e-9, inside * 1e-9, peak_rss)
+    return _Latest(mark, tick, ns_per_tick)
+
+
+def _calls(data: bytes, ncalls: int, ns_per_tick: float) -> dict[str, tuple[int, float]]:
+    calls = {}
+    for i in range(ncalls):
+        at = NAMES_AT + i * NAME_MAX
+        name = data[at : at + NAME_MAX].split(b"\0")[0].decode("ascii", "replace")
+        if not re.fullmatch(r"MPI_[A-Z][A-Za-z_]*", name):
+            raise PageError(f"is damaged: call {i} has no name")
+        count, ticks = CALL.unpack_from(data, CALLS_AT + i * CALL.size)
+        if count:
+            calls[name] = (count, ticks * ns_per_tick * 1e-9)
+    return calls
+
+
+def _now(head: _Head, latest: _Latest, alive: bool) -> tuple[str, float, float]:
+    """Its state, the moment that its values are of, and the seconds inside MPI until then."""
+    if STATES[head.state] != "running":
+        return STATES[head.state], latest.mark.stamp, latest.mark.mpi_s
+    # A rank may be seen between two stores; a call that has been left is over.
+    in_mpi = head.enter_tick > head.last_tick
+    inside = head.mpi_ticks * latest.ns_per_tick * 1e-9
+    if alive:
+        end = time.monotonic()
+        if in_mpi:
+            inside += max(end - latest.seconds(head.enter_tick), 0.0)
+    else:
+        end = max(latest.seconds(max(head.enter_tick, head.last_tick)), latest.mark.stamp)
+    return ("in_mpi" if in_mpi else "running"), end, inside
+
+
+def _cpu(head: _Head, known: float) -> float:
+    """CPU seconds of a live process, at least what is known of it."""
+    try:
+        # How Linux names the CPU clock of another process: clock_getcpuclockid(3).
+        return max(known, time.clock_gettime((~head.pid << 3) | 2) - head.init_cpu * 1e-9)
+    except OSError:
+        return known
+
+
+def read_pages(directory: str | os.PathLike[str]) -> list[RankPage]:
+    """All ranks of the program that runs or ran last, by world and rank.
+
+    Pages that are not filled in yet are left out; of several programs in a row, all but the
+    last. Raises PageError for a damaged page or a directory that cannot be read.
+    """
+    newest: dict[tuple[int, int], RankPage] = {}
+    try:
+        names = sorted(os.listdir(directory))
+    except OSError as error:
+        raise PageError(f"{directory}: {error.strerror}") from error
+    for name in names:
+        if not re.fullmatch(r"rank\.\d+\.\d+", name):
+            continue
+        try:
+            page = read_page(Path(directory, name))
+        except NotYet:
+            continue
+        key = (page.world, page.rank)
+        if key not in newest or newest[key].init_s < page.init_s:
+            newest[key] = page
+    last = max((page.init_s for page in newest.values() if page.world == 0), default=0.0)
+    return [
+        page
+        for _, page in sorted(newest.items())
+        if page.stamp >= last or (page.alive and page.state != "finalized")
+    ]
+
+
+# --- Processes and sessions ---
+
+
+def start_ticks(pid: int) -> int | None:
+    """When a process started, in clock ticks after boot; None if there is no such process."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace")
+        fields = text.rpartition(")")[2].split()
+        return None if fields[0] in "ZX" else int(fields[19])
+    except (OSError, IndexError, ValueError):
+        return None
+
+
+def process_alive(pid: int, started: int) -> bool:
+    """Whether this very process lives; a zombie does not, nor another with its number."""
+    return start_ticks(pid) == started
+
+
+def session(run_id: str) -> Path:
+    """Make the session directory of a run, owned by this process; raises BadInput if it exists."""
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", run_id):
+        raise BadInput(f"run id {run_id!r}: up to 64 letters, digits, dots and dashes")
+    directory = Path(f"/dev/shm/dovetail-{os.getuid()}-{run_id}")
+    try:
+        directory.mkdir(mode=0o700)
+    except OSError as error:
+        raise BadInput(f"{directory}: {error.strerror}") from error
+    own(directory)
+    return directory
+
+
+def own(directory: Path) -> None:
+    """Make this process the owner of a session directory, in one step."""
+    new = directory / f".owner.{os.getpid()}"
+    new.write_text(f"{os.getpid()} {start_ticks(os.getpid())}\n", encoding="ascii")
+    new.rename(directory / "owner")
+
+
+def owner_alive(directory: Path) -> bool:
+    """Whether the process that owns a session directory still runs."""
+    try:
+        pid, started = (directory / "owner").read_text(encoding="ascii").split()
+        return process_alive(int(pid), int(started))
+    except (OSError, ValueError):
+        return False
+
+
+# --- The control page ---
+
+
+class Control:
+    """The control page of one simulation: how its ranks wait inside MPI."""
+
+    def __init__(self, directory: Path) -> None:
+        """Open the control page of a directory; raises PageError if there is no right one."""
+        path = directory / "control"
+        try:
+            fd = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+            try:
+                self._map = mmap.mmap(fd, CONTROL.size)
+            finally:
+                os.close(fd)
+        except (OSError, ValueError) as error:
+            raise PageError(f"{path}: {error}") from error
+        magic, version, size, self._seq, *_ = CONTROL.unpack_from(self._map)
+        if (magic, version, size) != (CONTROL_MAGIC, CONTROL_VERSION, CONTROL.size):
+            self._map.close()
+            raise PageError(f"{path}: is not a control page of version {CONTROL_VERSION}")
+
+    @classmethod
+    def create(cls, directory: Path, policy: WaitPolicy) -> Control:
+        """Write a new control page, which must be there before the ranks start."""
+        data = CONTROL.pack(
+            CONTROL_MAGIC, CONTROL_VERSION, CONTROL.size, 1, _mode(policy), policy.yields, 0, 0
+        )
+        path = directory / "control"
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        with os.fdopen(fd, "wb") as file:
+            file.write(data)
+        return cls(directory)
+
+    def set(self, policy: WaitPolicy) -> None:
+        """Change how the ranks wait; they follow within one MPI call."""
+        self._seq = (self._seq + 1) % 2**32
+        values = (self._seq, _mode(policy), policy.yields)
+        for i in (2, 1, 0):  # the sequence number last
+            struct.pack_into("=I", self._map, CONTROL_SEQ_AT + 4 * i, values[i])
+
+    def get(self) -> WaitPolicy:
+        """What is set now."""
+        mode, yields = struct.unpack_from("=2I", self._map, CONTROL_SEQ_AT + 4)
+        return WaitPolicy(MODES[mode] if mode < len(MODES) else "off", yields)
+
+    def close(self) -> None:
+        """Let go of the mapping; the page stays as it is."""
+        self._map.close()
+
+
+def _mode(policy: WaitPolicy) -> int:
+    if policy.mode not in MODES:
+        raise BadInput(f"wait mode {policy.mode!r}: one of {', '.join(MODES)} would be right")
+    if not 0 <= policy.yields < 2**31:
+        raise BadInput(f"{policy.yields} yields: 0 or more would be right")
+    return MODES.index(policy.mode)

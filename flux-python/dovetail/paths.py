@@ -1,0 +1,52 @@
+# SPDX-License-Identifier: LGPL-3.0-or-later
+"""Where the parts that are not Python lie: the profiling libraries (step 5), built or installed.
+
+In: DOVETAIL_LIBDIR, which wins if set, and this file's own place. Out: absolute paths.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from dovetail.errors import BadInput
+
+MPIS = ("openmpi", "mpich")
+
+
+def directories() -> Iterator[Path]:
+    """Where a profiling library may be, best first."""
+    wish = os.environ.get("DOVETAIL_LIBDIR")
+    if wish:
+        yield Path(wish)
+        return
+    package = Path(__file__).resolve().parent
+    top = package.parents[1]  # of the source tree, built in place or in build/
+    yield top / "pmpi" / ".libs"
+    yield top / "build" / "pmpi" / ".libs"
+    # PREFIX/lib/python3.x/site-packages/dovetail beside PREFIX/lib[/TRIPLET]/dovetail
+    for parent in package.parents:
+        if parent.name in ("lib", "lib64"):
+            yield parent / "dovetail"
+            yield from sorted(parent.glob("*-linux-*/dovetail"))
+            yield parent.parent / "lib64" / "dovetail"
+
+
+def library(mpi: str) -> Path:
+    """The profiling library for `openmpi` or `mpich`; raises BadInput where it is not built."""
+    name = f"libdovetail-{mpi}.so"
+    for directory in directories():
+        if (directory / name).is_file():
+            return (directory / name).absolute()
+    looked = os.environ.get("DOVETAIL_LIBDIR", "the build tree and beside the package")
+    raise BadInput(f"no {name} in {looked}: run ./configure and make with that MPI installed")
+
+
+def bench(mpi: str) -> Path:
+    """The program that measures a wrapped call; only in the build tree, else BadInput."""
+    for directory in directories():
+        program = directory.parent / f"bench_calls.{mpi}"
+        if program.is_file():
+            return program.absolute()
+    raise BadInput(f"no bench_calls.{mpi}: it is in the build tree only, made by `make`")

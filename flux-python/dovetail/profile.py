@@ -1,0 +1,340 @@
+# SPDX-License-Identifier: LGPL-3.0-or-later
+"""What a profiled run says (step 5): figures per rank, POP efficiencies, and their file.
+
+In: the pages of a program that ended, or a file written earlier. Out: a `Profile`, and JSON in
+the shape that TALP of DLB writes (https://pm.bsc.es/dlb), with all that TALP has no place for
+under the key `dovetail`, from which `load` reads it back.
+
+Efficiencies follow the POP project (https://pop-coe.eu/node/69): with the useful time of each
+rank and the elapsed time of all, parallel efficiency = average useful / elapsed, which is load
+balance (average / maximum useful) times communication efficiency (maximum useful / elapsed).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from dovetail import __version__
+from dovetail.errors import BadInput, WorkFailed
+from dovetail.page import RankPage
+
+SCHEMA = 1
+REGION = "Global"
+
+
+@dataclass(frozen=True)
+class RankProfile:
+    """One rank. Seconds since MPI_Init: elapsed = useful + MPI wall time, and CPU time.
+
+    The figures per iteration are taken from the first boundary to the last, so that starting
+    up does not count; they are None where fewer than two boundaries were seen. `ended` is
+    finalized, aborted or killed. `calls` has (count, seconds) by MPI function.
+    """
+
+    rank: int
+    world: int
+    pid: int
+    host: str
+    ended: str
+    iterations: int
+    iteration_source: str
+    elapsed_s: float
+    useful_s: float
+    mpi_s: float
+    cpu_s: float
+    cpu_per_iteration: float | None
+    useful_per_iteration: float | None
+    seconds_per_iteration: float | None
+    peak_rss: int
+    calls: Mapping[str, tuple[int, float]]
+
+    @property
+    def duty(self) -> float:
+        """Wall duty cycle: the share of its time outside MPI, 0 to 1."""
+        return self.useful_s / self.elapsed_s if self.elapsed_s > 0 else 0.0
+
+
+@dataclass(frozen=True)
+class Efficiency:
+    """POP efficiencies, 0 to 1; `parallel` is the product of the other two."""
+
+    parallel: float
+    load_balance: float
+    communication: float
+    elapsed_s: float
+
+
+@dataclass(frozen=True)
+class Profile:
+    """A run: what was run, how it waited and ended, and its ranks by world and number."""
+
+    command: tuple[str, ...]
+    mpi: str
+    wait: str
+    exit_code: int
+    ranks: tuple[RankProfile, ...]
+    created: str = field(default="")
+
+    @property
+    def efficiency(self) -> Efficiency:
+        """Of all ranks together."""
+        return efficiency([r.useful_s for r in self.ranks], [r.elapsed_s for r in self.ranks])
+
+
+def efficiency(useful: Sequence[float], elapsed: Sequence[float]) -> Efficiency:
+    """POP efficiencies from each rank's useful and elapsed seconds, both of shape (ranks,)."""
+    whole = max(elapsed, default=0.0)
+    most = max(useful, default=0.0)
+    average = sum(useful) / len(useful) if useful else 0.0
+    if whole <= 0 or most <= 0:
+        return Efficiency(0.0, 0.0, 0.0, max(whole, 0.0))
+    return Efficiency(average / whole, average / most, most / whole, whole)
+
+
+# --- From pages ---
+
+
+def from_pages(
+    pages: Sequence[RankPage], command: Sequence[str], wait: str, exit_code: int
+) -> Profile:
+    """The profile of a program that has ended; raises WorkFailed if it left no page."""
+    if not pages:
+        raise WorkFailed("no rank called MPI_Init")
+    now = datetime.datetime.now().astimezone().isoformat(timespec="seconds")
+    ranks = tuple(_rank(page) for page in pages)
+    return Profile(tuple(command), pages[0].mpi, wait, exit_code, ranks, now)
+
+
+def _rank(page: RankPage) -> RankProfile:
+    per: dict[str, float | None] = {"cpu": None, "useful": None, "seconds": None}
+    first = page.first
+    if first and page.iterations > first.iterations:
+        n = page.iterations - first.iterations
+        per["cpu"] = (page.iter_cpu_s - first.cpu_s) / n
+        per["useful"] = (page.iter_useful_s - first.useful_s) / n
+        per["seconds"] = (page.iter_stamp - first.stamp) / n
+    return RankProfile(
+        rank=page.rank,
+        world=page.world,
+        pid=page.pid,
+        host=page.host,
+        ended=page.state if page.state in ("finalized", "aborted") else "killed",
+        iterations=page.iterations,
+        iteration_source=page.iteration_source,
+        elapsed_s=page.elapsed_s,
+        useful_s=page.useful_s,
+        mpi_s=page.mpi_s,
+        cpu_s=page.cpu_s,
+        cpu_per_iteration=per["cpu"],
+        useful_per_iteration=per["useful"],
+        seconds_per_iteration=per["seconds"],
+        peak_rss=page.peak_rss,
+        calls=page.calls,
+    )
+
+
+# --- To and from JSON ---
+
+
+def _ns(seconds: float) -> int:
+    return round(seconds * 1e9)
+
+
+def _talp_process(rank: RankProfile, node: int) -> dict[str, Any]:
+    """TALP's record of one process; what we do not measure is 0, as TALP itself writes it."""
+    return {
+        "rank": rank.rank,
+        "pid": rank.pid,
+        "nodeId": node,
+        "hostname": rank.host,
+        "cpuset": [],
+        "numCpus": 1,
+        "avgCpus": round(rank.cpu_s / rank.elapsed_s, 1) if rank.elapsed_s > 0 else 0.0,
+        "cycles": 0,
+        "instructions": 0,
+        "numMeasurements": 1,
+        "numResets": 0,
+        "numMpiCalls": sum(count for count, _ in rank.calls.values()),
+        "numOmpParallels": 0,
+        "numOmpTasks": 0,
+        "elapsedTime": _ns(rank.elapsed_s),
+        "usefulTime": _ns(rank.useful_s),
+        "mpiTime": _ns(rank.mpi_s),
+        "ompLoadImbalanceTime": 0,
+        "ompSchedulingTime": 0,
+        "ompSerializationTime": 0,
+    }
+
+
+def _talp_application(profile: Profile, processes: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """TALP's record of the whole, where each rank has one CPU."""
+    pop = profile.efficiency
+    hosts = sorted({r.host for r in profile.ranks})
+    on = {h: [r.useful_s for r in profile.ranks if r.host == h] for h in hosts}
+    useful = sum(r.useful_s for r in profile.ranks)
+    mpi = sum(r.mpi_s for r in profile.ranks)
+    most = max(r.useful_s for r in profile.ranks)
+    busiest = max(profile.ranks, key=lambda r: r.useful_s)
+    node = max(sum(times) / len(times) for times in on.values())  # average of the busiest node
+    n = len(profile.ranks)
+    return {
+        "numCpus": n,
+        "numMpiRanks": n,
+        "numNodes": len(hosts),
+        "avgCpus": round(sum(p["avgCpus"] for p in processes), 1),
+        "cycles": 0,
+        "instructions": 0,
+        "numMeasurements": n,
+        "numMpiCalls": sum(p["numMpiCalls"] for p in processes),
+        "numOmpParallels": 0,
+        "numOmpTasks": 0,
+        "elapsedTime": _ns(pop.elapsed_s),
+        "usefulTime": _ns(useful),
+        "mpiTime": _ns(mpi),
+        "ompLoadImbalanceTime": 0,
+        "ompSchedulingTime": 0,
+        "ompSerializationTime": 0,
+        "usefulNormdApp": _ns(useful / n),
+        "mpiNormdApp": _ns(mpi / n),
+        "maxUsefulNormdProc": _ns(most),
+        "maxUsefulNormdNode": _ns(node),
+        "mpiNormdOfMaxUseful": _ns(busiest.mpi_s),
+        "parallelEfficiency": round(pop.parallel, 4),
+        "mpiParallelEfficiency": round(pop.parallel, 4),
+        "mpiCommunicationEfficiency": round(pop.communication, 4),
+        "mpiLoadBalance": round(pop.load_balance, 4),
+        "mpiLoadBalanceIn": round(node / most, 4) if most > 0 else 0.0,
+        "mpiLoadBalanceOut": round(useful / n / node, 4) if node > 0 else 0.0,
+        "ompParallelEfficiency": 1.0,
+        "ompLoadBalance": 1.0,
+        "ompSchedulingEfficiency": 1.0,
+        "ompSerializationEfficiency": 1.0,
+    }
+
+
+def to_json(profile: Profile) -> dict[str, Any]:
+    """The profile in TALP's shape, times in nanoseconds, and ours in seconds."""
+    hosts = sorted({r.host for r in profile.ranks})
+    processes = [_talp_process(r, hosts.index(r.host)) for r in profile.ranks]
+    application = _talp_application(profile, processes)
+    ranks = [{**dataclasses.asdict(r), "duty": r.duty} for r in profile.ranks]
+    return {
+        "dlbVersion": f"dovetail {__version__}",
+        "timestamp": profile.created,
+        "resources": {k: application[k] for k in ("numCpus", "numNodes", "numMpiRanks")},
+        "Application": {REGION: application},
+        "Process": {REGION: processes},
+        "dovetail": {
+            "schema": SCHEMA,
+            "version": __version__,
+            "command": list(profile.command),
+            "mpi": profile.mpi,
+            "wait": profile.wait,
+            "exit_code": profile.exit_code,
+            "efficiency": dataclasses.asdict(profile.efficiency),
+            "ranks": ranks,
+        },
+    }
+
+
+def save(profile: Profile, path: str | os.PathLike[str]) -> None:
+    """Write the file whole or not at all; raises WorkFailed."""
+    path = Path(path)
+    new = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    try:
+        with open(new, "w", encoding="utf-8") as file:
+            json.dump(to_json(profile), file, indent=2)
+            file.write("\n")
+        new.replace(path)
+    except OSError as error:
+        new.unlink(missing_ok=True)
+        raise WorkFailed(f"{path}: {error.strerror}") from error
+
+
+def load(path: str | os.PathLike[str]) -> Profile:
+    """Read a profile file of ours; raises BadInput with what is wrong in it."""
+    try:
+        data = json.loads(Path(path).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise BadInput(f"{path}: {error.strerror}") from error
+    except (ValueError, RecursionError) as error:
+        raise BadInput(f"{path}: is not JSON: {error}") from error
+    ours = data.get("dovetail") if isinstance(data, dict) else None
+    if not isinstance(ours, dict):
+        raise BadInput(f"{path}: is not a profile of `dovetail profile` (no key `dovetail`)")
+    if ours.get("schema") != SCHEMA:
+        raise BadInput(f"{path}: has schema {ours.get('schema')!r}, {SCHEMA} would be right")
+    try:
+        ranks = tuple(_load_rank(item, i) for i, item in enumerate(_list(ours, "ranks")))
+        if not ranks:
+            raise BadInput("has no ranks")
+        return Profile(
+            command=tuple(str(word) for word in _list(ours, "command")),
+            mpi=_text(ours, "mpi"),
+            wait=_text(ours, "wait"),
+            exit_code=int(_number(ours, "exit_code", whole=True, least=-128)),
+            ranks=ranks,
+            created=str(data.get("timestamp", "")),
+        )
+    except BadInput as error:
+        raise BadInput(f"{path}: {error}") from None
+
+
+def _load_rank(item: object, index: int) -> RankProfile:
+    if not isinstance(item, dict):
+        raise BadInput(f"rank {index} is not an object")
+    values: dict[str, Any] = {}
+    try:
+        for name in ("rank", "world", "pid", "iterations", "peak_rss"):
+            values[name] = int(_number(item, name, whole=True))
+        for name in ("host", "ended", "iteration_source"):
+            values[name] = _text(item, name)
+        for name in ("elapsed_s", "useful_s", "mpi_s", "cpu_s"):
+            values[name] = _number(item, name)
+        for name in ("cpu_per_iteration", "useful_per_iteration", "seconds_per_iteration"):
+            values[name] = None if item.get(name) is None else _number(item, name)
+        calls = item.get("calls")
+        if not isinstance(calls, dict):
+            raise BadInput("`calls` is not an object")
+        values["calls"] = {name: _call(name, pair) for name, pair in calls.items()}
+    except BadInput as error:
+        raise BadInput(f"rank {index}: {error}") from None
+    return RankProfile(**values)
+
+
+def _call(name: str, pair: object) -> tuple[int, float]:
+    if not isinstance(pair, list) or len(pair) != 2:
+        raise BadInput(f"`{name}` is not a count and seconds")
+    both = {"count": pair[0], "seconds": pair[1]}
+    return int(_number(both, "count", whole=True)), _number(both, "seconds")
+
+
+def _list(data: Mapping[str, Any], name: str) -> list[Any]:
+    value = data.get(name)
+    if not isinstance(value, list):
+        raise BadInput(f"`{name}` is not a list")
+    return value
+
+
+def _text(data: Mapping[str, Any], name: str) -> str:
+    value = data.get(name)
+    if not isinstance(value, str):
+        raise BadInput(f"`{name}` is not a text")
+    return value
+
+
+def _number(data: Mapping[str, Any], name: str, whole: bool = False, least: float = 0.0) -> float:
+    value: Any = data.get(name)
+    kinds = (int,) if whole else (int, float)
+    # A comparison holds neither for what is not a number nor for infinity.
+    if isinstance(value, kinds) and not isinstance(value, bool) and least <= value < 2**63:
+        return value
+    kind = "a whole number" if whole else "a number"
+    raise BadInput(f"`{name}` is {value!r}, {kind} from {least:g} would be right")

@@ -1,0 +1,46 @@
+/* SPDX-License-Identifier: LGPL-3.0-or-later
+ *
+ * Iterations of OpenFOAM solvers (step 5, profile), without touching them: this library exports
+ * two of OpenFOAM's own functions, which then are called in their stead, and passes the calls on.
+ *
+ * In: Foam::Time::operator++(), which begins a time step, and Foam::subCycleTime::operator++(),
+ * which begins a part of one and calls the first, and then must not count.
+ * Out: iteration boundaries (rank.h). A step ends where the next begins, the last in MPI_Finalize.
+ */
+#include <dlfcn.h>
+
+#include "rank.h"
+
+static uint64_t begun;
+static bool in_part;
+
+/* These are C++ functions without arguments that return `this` by reference. */
+RANK_EXPORT void *_ZN4Foam4TimeppEv(void *self);
+RANK_EXPORT void *_ZN4Foam12subCycleTimeppEv(void *self);
+
+void *_ZN4Foam4TimeppEv(void *self)
+{
+    static void *(*next)(void *);
+    if (next == NULL)
+        *(void **)&next = rank_next(dlsym(RTLD_NEXT, __func__), __func__);
+    if (!in_part)
+        rank_iteration(DOVETAIL_SOURCE_OPENFOAM, begun++);
+    return next(self);
+}
+
+void *_ZN4Foam12subCycleTimeppEv(void *self)
+{
+    static void *(*next)(void *);
+    if (next == NULL)
+        *(void **)&next = rank_next(dlsym(RTLD_NEXT, __func__), __func__);
+    in_part = true;
+    void *result = next(self);
+    in_part = false;
+    return result;
+}
+
+void rank_last_iteration(void)
+{
+    if (begun > 0)
+        rank_iteration(DOVETAIL_SOURCE_OPENFOAM, begun);
+}

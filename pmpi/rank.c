@@ -1,0 +1,294 @@
+/* SPDX-License-Identifier: LGPL-3.0-or-later
+ *
+ * The life of one rank's page (step 5, profile): made after MPI_Init, marked now and then,
+ * closed by MPI_Finalize or MPI_Abort.
+ *
+ * In: DOVETAIL_DIR, the directory for pages; DOVETAIL_CLOCK (ticks.h).
+ * Out: the file rank.<world rank>.<pid> there, laid out as in page.h.
+ *
+ * Invariants: only the main thread takes marks. A forked child never writes to its parent's
+ * page. Whatever fails here leaves the program as it would be without this library.
+ */
+#include "rank.h"
+
+#include <dlfcn.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <mpi.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/resource.h>
+#include <unistd.h>
+
+#define REFRESH_NS 10000000.0 /* 10 ms: a mark costs about 1 us, so one in ten thousand */
+
+struct dovetail_page *rank_page;
+bool rank_parallel;
+uint64_t rank_refresh_at;
+bool ticks_counter;
+RANK_TLS unsigned rank_depth;
+RANK_TLS bool rank_main;
+
+static uint64_t before_init, before_init_tick; /* when MPI_Init began */
+
+#pragma weak PMPI_Comm_rank
+#pragma weak PMPI_Comm_size
+#pragma weak PMPI_Comm_get_parent
+#pragma weak PMPI_Query_thread
+#if defined(OPEN_MPI)
+#pragma weak ompi_mpi_comm_world
+#pragma weak ompi_mpi_comm_null
+#define LIBRARIES "libmpi.so.40", "libmpi_mpifh.so.40", "libmpi_usempif08.so.40"
+#define THIS_MPI DOVETAIL_OPENMPI
+#else
+#define LIBRARIES "libmpich.so.12", "libmpichfort.so.12"
+#define THIS_MPI DOVETAIL_MPICH
+#endif
+
+#define NEXT(symbol) ((__typeof__(&symbol))rank_next((void *)&symbol, #symbol))
+
+static void *find(const char *name)
+{
+    static const char *const libraries[] = {LIBRARIES};
+    for (size_t i = 0; i < sizeof(libraries) / sizeof(*libraries); i++) {
+        void *library = dlopen(libraries[i], RTLD_LAZY | RTLD_NOLOAD);
+        void *symbol = library ? dlsym(library, name) : NULL;
+        if (library)
+            dlclose(library);
+        if (symbol)
+            return symbol;
+    }
+    return NULL;
+}
+
+void *rank_next(void *linked, const char *name)
+{
+    void *symbol = linked ? linked : find(name);
+    if (symbol)
+        return symbol;
+    fprintf(stderr, "dovetail: no %s in any loaded MPI library\n", name);
+    abort();
+}
+
+/* MPI_COMM_WORLD and MPI_COMM_NULL are addresses in Open MPI, and may be as late as functions. */
+static MPI_Comm world(void)
+{
+#if defined(OPEN_MPI)
+    return rank_next(MPI_COMM_WORLD, "ompi_mpi_comm_world");
+#else
+    return MPI_COMM_WORLD;
+#endif
+}
+
+static bool spawned(void)
+{
+    MPI_Comm parent;
+    NEXT(PMPI_Comm_get_parent)(&parent);
+#if defined(OPEN_MPI)
+    return parent != (MPI_Comm)rank_next(MPI_COMM_NULL, "ompi_mpi_comm_null");
+#else
+    return parent != MPI_COMM_NULL;
+#endif
+}
+
+/* A number for this MPI_COMM_WORLD that all its ranks on this machine agree on without talking:
+ * 0 for the first of a job. mpirun numbers the worlds of a job from 1 in the low half of a job
+ * id; elsewhere the launcher's process for this world is the number. */
+static uint32_t world_number(void)
+{
+    if (!spawned())
+        return 0;
+    const char *job = getenv("PMIX_NAMESPACE");
+    char *end = NULL;
+    unsigned long id = job ? strtoul(job, &end, 10) : 0;
+    if (job && *job && *end == '\0' && (id & 0xffff) > 1)
+        return (uint32_t)(id & 0xffff) - 1;
+    return (uint32_t)getppid();
+}
+
+/* When the process started, in clock ticks after boot; with the pid it names the process. */
+static uint64_t start_ticks(void)
+{
+    char text[1024];
+    unsigned long long start = 0;
+    int fd = open("/proc/self/stat", O_RDONLY | O_CLOEXEC);
+    ssize_t n = fd >= 0 ? read(fd, text, sizeof(text) - 1) : -1;
+    if (fd >= 0)
+        close(fd);
+    if (n <= 0)
+        return 0;
+    text[n] = '\0';
+    char *field = strrchr(text, ')'); /* ends field 2, which may hold anything */
+    for (int i = 2; field && i < 22; i++)
+        field = strchr(field + 1, ' ');
+    if (field)
+        sscanf(field, "%llu", &start);
+    return start;
+}
+
+/* A new file of the page's size, its memory taken at once: a full file system must be an error
+ * here, not a SIGBUS in the program later. */
+static struct dovetail_page *map_page(const char *dir, int rank)
+{
+    char path[4096];
+    void *memory = MAP_FAILED;
+    int length = snprintf(path, sizeof(path), "%s/rank.%d.%ld", dir, rank, (long)getpid());
+    if (length < 0 || (size_t)length >= sizeof(path))
+        return NULL;
+    int fd = open(path, O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600);
+    if (fd < 0)
+        return NULL;
+    const size_t size = sizeof(struct dovetail_page);
+    if (posix_fallocate(fd, 0, (off_t)size) == 0)
+        memory = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    close(fd);
+    if (memory == MAP_FAILED) {
+        unlink(path);
+        return NULL;
+    }
+    return memory;
+}
+
+static void forked(void)
+{
+    rank_page = NULL;
+    rank_depth = 0;
+}
+
+void rank_before_init(void)
+{
+    ticks_init();
+    before_init = ticks_clock(CLOCK_MONOTONIC);
+    before_init_tick = ticks_now();
+}
+
+static double first_rate(uint64_t now, uint64_t tick)
+{
+    if (!ticks_counter || tick <= before_init_tick)
+        return 1.0;
+    return (double)(now - before_init) / (double)(tick - before_init_tick);
+}
+
+static void fill(struct dovetail_page *page, const char *const *names, unsigned ncalls)
+{
+    page->version = DOVETAIL_PAGE_VERSION;
+    page->size = sizeof(*page);
+    page->ncalls = ncalls;
+    page->mpi = THIS_MPI;
+    page->world = world_number();
+    page->pid = (uint32_t)getpid();
+    page->state = DOVETAIL_RUNNING;
+    page->start_ticks = start_ticks();
+    gethostname(page->host, sizeof(page->host) - 1);
+    for (unsigned i = 0; i < ncalls; i++)
+        strncpy(page->names[i], names[i], DOVETAIL_NAME_MAX - 1);
+}
+
+void rank_begin(const char *const *names, unsigned ncalls, unsigned index)
+{
+    int saved = errno;
+    int rank, size, level;
+    const char *dir = secure_getenv("DOVETAIL_DIR");
+    if (rank_page || dir == NULL || dir[0] != '/')
+        return;
+    NEXT(PMPI_Comm_rank)(world(), &rank);
+    NEXT(PMPI_Comm_size)(world(), &size);
+    NEXT(PMPI_Query_thread)(&level);
+    struct dovetail_page *page = map_page(dir, rank);
+    if (page) {
+        fill(page, names, ncalls);
+        page->rank = (uint32_t)rank;
+        page->world_size = (uint32_t)size;
+        page->thread_level = (uint32_t)(level - MPI_THREAD_SINGLE);
+        rank_parallel = level == MPI_THREAD_MULTIPLE;
+        rank_main = true;
+        page->init_cpu = ticks_clock(CLOCK_PROCESS_CPUTIME_ID);
+        page->init = ticks_clock(CLOCK_MONOTONIC);
+        page->init_tick = page->last_tick = ticks_now();
+        page->latest[0].ns_per_tick = first_rate(page->init, page->init_tick);
+        rank_add(&page->calls[index], page->init_tick - before_init_tick);
+        pthread_atfork(NULL, NULL, forked);
+        rank_page = page;
+        rank_refresh(page->init_tick);
+        __atomic_thread_fence(__ATOMIC_RELEASE);
+        memcpy(page->magic, DOVETAIL_PAGE_MAGIC, sizeof(page->magic));
+    }
+    errno = saved;
+}
+
+/* What the process has done until now, on the main thread. */
+static void mark(struct dovetail_mark *mark, uint64_t iterations, double ns_per_tick)
+{
+    const struct dovetail_page *page = rank_page;
+    struct rusage usage;
+    getrusage(RUSAGE_SELF, &usage);
+    mark->cpu = ticks_clock(CLOCK_PROCESS_CPUTIME_ID) - page->init_cpu;
+    mark->stamp = ticks_clock(CLOCK_MONOTONIC);
+    mark->tick = ticks_now();
+    if (ticks_counter && mark->stamp - page->init > 1000000u)
+        ns_per_tick = (double)(mark->stamp - page->init) / (double)(mark->tick - page->init_tick);
+    uint64_t inside = page->mpi_ticks + (page->enter_tick ? mark->tick - page->enter_tick : 0);
+    mark->mpi = (uint64_t)((double)inside * ns_per_tick);
+    mark->useful = (uint64_t)((double)(mark->tick - page->init_tick - inside) * ns_per_tick);
+    mark->peak_rss = (uint64_t)usage.ru_maxrss * 1024u;
+    mark->iterations = iterations;
+    mark->ns_per_tick = ns_per_tick;
+}
+
+void rank_refresh(uint64_t now)
+{
+    struct dovetail_page *page = rank_page;
+    const struct dovetail_mark *old = &page->latest[page->latest_seq % 2];
+    uint64_t iterations = page->iteration[page->iteration_seq % 2].iterations;
+    mark(&page->latest[(page->latest_seq + 1) % 2], iterations, old->ns_per_tick);
+    rank_refresh_at = now + (uint64_t)(REFRESH_NS / old->ns_per_tick);
+    __atomic_store_n(&page->latest_seq, page->latest_seq + 1, __ATOMIC_RELEASE);
+}
+
+void rank_iteration(uint32_t source, uint64_t complete)
+{
+    struct dovetail_page *page = rank_page;
+    if (page == NULL || !rank_main)
+        return;
+    struct dovetail_mark *next = &page->iteration[(page->iteration_seq + 1) % 2];
+    mark(next, complete, page->latest[page->latest_seq % 2].ns_per_tick);
+    if (page->source == DOVETAIL_SOURCE_NONE)
+        page->first = *next;
+    page->source = source;
+    __atomic_store_n(&page->iteration_seq, page->iteration_seq + 1, __ATOMIC_RELEASE);
+}
+
+void rank_pcontrol(int level)
+{
+    const struct dovetail_page *page = rank_page;
+    if (level == 1 && page->source != DOVETAIL_SOURCE_OPENFOAM)
+        rank_iteration(DOVETAIL_SOURCE_PCONTROL,
+                       page->iteration[page->iteration_seq % 2].iterations + 1);
+}
+
+void rank_end(void)
+{
+    struct dovetail_page *page = rank_page;
+    if (page == NULL || !rank_main)
+        return;
+    rank_last_iteration();
+    rank_refresh(ticks_now());
+    rank_refresh_at = UINT64_MAX; /* MPI_Finalize itself is no part of the profile */
+    page->state = DOVETAIL_FINALIZED;
+}
+
+void rank_finalized(void)
+{
+    rank_page = NULL; /* the mapping stays: another thread may still hold the pointer */
+}
+
+void rank_abort(void)
+{
+    if (rank_page == NULL)
+        return;
+    if (rank_main)
+        rank_refresh(ticks_now());
+    rank_page->state = DOVETAIL_ABORTED;
+}

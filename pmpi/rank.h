@@ -1,0 +1,96 @@
+/* SPDX-License-Identifier: LGPL-3.0-or-later
+ *
+ * One MPI process and its page, as the wrappers see them (step 5, profile).
+ *
+ * Invariants: `rank_page` is NULL unless this very process is between MPI_Init and the end of
+ * MPI_Finalize and has a page to write to; then every function here is safe to call from any
+ * thread. A wrapped call that runs inside another one, on the same thread, is not counted.
+ */
+#ifndef DOVETAIL_RANK_H
+#define DOVETAIL_RANK_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "page.h"
+#include "ticks.h"
+
+#define RANK_EXPORT __attribute__((visibility("default")))
+#define RANK_TLS __thread __attribute__((tls_model("initial-exec")))
+
+/* How a call waits; the classes of calls.def. */
+enum { RANK_NONE, RANK_SEND, RANK_P2P, RANK_COLL, RANK_INIT, RANK_FINAL, RANK_ABORT };
+
+extern struct dovetail_page *rank_page;
+extern bool rank_parallel;           /* MPI_THREAD_MULTIPLE: counts need atomic additions */
+extern uint64_t rank_refresh_at;     /* tick at which the latest mark is too old */
+extern RANK_TLS unsigned rank_depth; /* wrapped calls that this thread is in */
+extern RANK_TLS bool rank_main;      /* this thread called MPI_Init */
+
+/* Before and after MPI_Init, which is call number `index` of the `ncalls` with these names.
+ * Without a usable DOVETAIL_DIR there will be no page, and the program runs as ever. */
+void rank_before_init(void);
+void rank_begin(const char *const *names, unsigned ncalls, unsigned index);
+/* Before and after MPI_Finalize, and before MPI_Abort. */
+void rank_end(void);
+void rank_finalized(void);
+void rank_abort(void);
+/* The program passed a boundary: `complete` iterations are over, says `source`. */
+void rank_iteration(uint32_t source, uint64_t complete);
+/* The program ends in good order: the iteration it is in is complete (openfoam.c). */
+void rank_last_iteration(void);
+/* Takes a new latest mark. */
+void rank_refresh(uint64_t now);
+/* MPI_Pcontrol(level). */
+void rank_pcontrol(int level);
+/* The real function behind a wrapper: `linked` if the linker found it, else by name in an MPI
+ * library that the program loaded by itself. Ends the process if there is none: the program
+ * would have called it. */
+void *rank_next(void *linked, const char *name);
+
+/* A wrapped call begins; returns its first tick, 0 if it is not to be counted. */
+static inline uint64_t rank_enter(unsigned index)
+{
+    struct dovetail_page *page = rank_page;
+    if (rank_depth++ > 0 || page == NULL)
+        return 0;
+    uint64_t now = ticks_now();
+    if (rank_main) {
+        page->current = index + 1;
+        page->enter_tick = now;
+    }
+    return now;
+}
+
+static inline void rank_add(struct dovetail_calls *calls, uint64_t ticks)
+{
+    if (__builtin_expect(rank_parallel, 0)) {
+        __atomic_fetch_add(&calls->count, 1, __ATOMIC_RELAXED);
+        __atomic_fetch_add(&calls->ticks, ticks, __ATOMIC_RELAXED);
+    } else {
+        calls->count++;
+        calls->ticks += ticks;
+    }
+}
+
+/* It ends; `start` is what rank_enter returned. */
+static inline void rank_leave(unsigned index, uint64_t start)
+{
+    struct dovetail_page *page = rank_page;
+    rank_depth--;
+    if (start == 0 || page == NULL)
+        return;
+    uint64_t now = ticks_now();
+    rank_add(&page->calls[index], now - start);
+    if (!rank_main)
+        return;
+    page->mpi_ticks += now - start;
+    page->last_tick = now;
+    page->enter_tick = 0;
+    page->current = 0;
+    if (__builtin_expect(now >= rank_refresh_at, 0))
+        rank_refresh(now);
+}
+
+#endif
