@@ -18,7 +18,7 @@ import pytest
 from dovetail import cgroup, core, process, sweep
 from dovetail.executors.local import LocalExecutor
 
-LIMIT = 120.0  # seconds that any condition may take; a limit, never an expectation
+LIMIT = 20.0  # seconds that any condition may take; a limit, never an expectation
 
 FAKE_MPIRUN = """#!/bin/sh
 # Starts the command once per rank and fails if one of them does.
@@ -85,7 +85,7 @@ class Site:
 
     def assert_clean(self) -> None:
         """No process, control group, shared memory or temporary file is left."""
-        wait_for(lambda: not self.traces(), f"still there: {self.traces()}")
+        wait_for(lambda: not self.traces(), lambda: f"still there: {self.traces()}")
 
     def traces(self) -> list[str]:
         found = [f"process {pid}" for pid in process.members(self.token)]
@@ -103,7 +103,7 @@ def wait_for(condition, what="condition", limit=LIMIT):
         value = condition()
         if value:
             return value
-        assert time.monotonic() - start < limit, what
+        assert time.monotonic() - start < limit, what() if callable(what) else what
         time.sleep(0.02)
 
 
@@ -128,12 +128,11 @@ def control(directory: Path, phase: str) -> None:
     executor = site.executor()
     hang = 'touch "$DOVETAIL_TEST/reached"; trap "" TERM; while :; do sleep 1000; done'
     spec = site.spec("sim", hang, hang if phase == "prepare" else "true")
-    executor.launch(spec, share())
-    if phase != "starting":
-        wait_for(lambda: executor.wait(0.05) or True and (directory / "reached").exists())
-        while not (directory / "reached").exists():
-            executor.wait(0.05)
-            executor.observe(0.0)
+    if phase != "idle":
+        executor.launch(spec, share())
+    while phase not in ("idle", "starting") and not (directory / "reached").exists():
+        executor.wait(0.05)
+        executor.observe(0.0)
     if phase == "frozen":
         executor.resize({"sim": share(frozen=True)})
     print(site.sessions[0], flush=True)

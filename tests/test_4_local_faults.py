@@ -17,7 +17,7 @@ from dovetail import cgroup, core, process, sweep
 
 pytestmark = pytest.mark.unit
 
-PHASES = ("starting", "prepare", "running", "frozen")
+PHASES = ("idle", "starting", "prepare", "running", "frozen")
 
 
 def controller(site, phase, *prefix):  # noqa: F811
@@ -49,14 +49,10 @@ def test_all_ends_when_the_controlling_process_dies(site, phase, number):  # noq
     site.assert_clean()
 
 
-def keepers(site):  # noqa: F811
-    """The keepers among the test's processes."""
-    found = {}
-    for pid, ticks in process.members(site.token).items():
-        words = Path(f"/proc/{pid}/cmdline").read_bytes()
-        if b"dovetail.keeper" in words:
-            found[pid] = ticks
-    return found
+def helpers(site, word=b"dovetail.keeper"):  # noqa: F811
+    """The test's processes of which `word` is in the command line: its keepers."""
+    found = process.members(site.token)
+    return [pid for pid in found if word in Path(f"/proc/{pid}/cmdline").read_bytes()]
 
 
 @pytest.mark.parametrize("groups", [True, False])
@@ -65,12 +61,12 @@ def test_a_keeper_killed_with_9_is_noticed(site, groups):  # noqa: F811
     executor.launch(site.spec("sim", "echo up; setsid sleep 1000 & sleep 1000"), share())
     site.until(executor, "sim", core.Started)
     wait_for(lambda: "up" in site.log("sim"))
-    for pid in keepers(site):
+    for pid in helpers(site):
         os.kill(pid, signal.SIGKILL)
     finished = site.until(executor, "sim")
     assert finished.code == 137
     assert "keeper failed: ended by signal 9" in finished.reason
-    assert not process.members(site.token)
+    assert len(process.members(site.token)) == 1  # the warden
     assert os.listdir(executor.session) == ["owner"]
 
 
@@ -79,7 +75,7 @@ def test_a_keeper_that_hangs_is_not_waited_for_for_ever(site, monkeypatch):  # n
     executor = site.executor()
     executor.launch(site.spec("sim", "sleep 1000"), share())
     site.until(executor, "sim", core.Started)
-    for pid in keepers(site):
+    for pid in helpers(site):
         os.kill(pid, signal.SIGSTOP)
     executor.stop("sim", "enough")
     assert site.until(executor, "sim").reason == "stopped: enough"
@@ -95,10 +91,12 @@ def test_a_keeper_that_cannot_start_fails_the_simulation(site, monkeypatch):  # 
 @pytest.mark.parametrize("phase", ["running", "frozen"])
 def test_the_next_run_sweeps_what_a_dead_run_could_not(site, phase):  # noqa: F811
     driver = controller(site, phase)
-    for pid in keepers(site):
-        os.kill(pid, signal.SIGSTOP)  # so that it cannot clean up between the two kills
+    for pid in helpers(site):
+        os.kill(pid, signal.SIGSTOP)  # so that it cannot clean up between the kills
+    for pid in helpers(site, b"sweep_session"):
+        os.kill(pid, signal.SIGKILL)
     end(driver, signal.SIGKILL)
-    for pid in keepers(site):
+    for pid in helpers(site):
         os.kill(pid, signal.SIGKILL)
     assert site.traces()
     executor = site.executor()
@@ -153,6 +151,7 @@ FOREIGN = {
 def test_a_sweep_removes_nothing_foreign(tmp_path, record):
     precious = tmp_path / "precious"
     precious.mkdir()
+    (precious / "data").touch()
     root = tmp_path / "root"
     root.mkdir()
     session = root / f"dovetail-{os.getuid()}-dead"
@@ -164,7 +163,7 @@ def test_a_sweep_removes_nothing_foreign(tmp_path, record):
     (session / "link").symlink_to(precious)
     (root / f"dovetail-{os.getuid()}-link").symlink_to(precious)
     sweep.sweep(str(root))
-    assert precious.is_dir()
+    assert (precious / "data").exists()
     assert not session.exists()
 
 
