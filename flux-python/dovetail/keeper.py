@@ -142,13 +142,9 @@ class Keeper:
             self._wait(None)
         directory, temporary = self.config["directory"], self.config["temporary"]
         sweep.remove_simulation(directory, self.group, temporary, os.getpid())
-        # Only the last keeper of a run whose controlling process died gets further than its lock.
-        sweep.sweep_session(os.path.dirname(directory))
 
     def _steps(self) -> tuple[int, str]:
         config = self.config
-        with contextlib.suppress(OSError):
-            os.makedirs(config["temporary"], 0o700, exist_ok=True)
         try:
             os.makedirs(config["home"], exist_ok=True)
         except OSError as error:

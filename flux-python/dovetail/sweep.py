@@ -4,7 +4,9 @@
 A run has a session: the directory `/dev/shm/dovetail-<uid>-<run id>`, and in it the file
 `owner`, which the controlling process keeps locked as long as it lives. It lists the run's
 control groups and temporary directory. The kernel drops the lock with the process, so a
-session whose lock is free belongs to a dead run, whoever has its process id now.
+session whose lock is free belongs to a dead run, whoever has its process id now. Every run
+has a warden, a process that sleeps on that lock and removes the session as soon as it gets it.
+What is left if the warden is killed too, the next run of the same user sweeps.
 
 Invariant: only what `owner` lists and what carries the session's own name is ever removed.
 """
@@ -15,6 +17,7 @@ import contextlib
 import fcntl
 import json
 import os
+import select
 import time
 
 from dovetail import process
@@ -22,6 +25,7 @@ from dovetail.cgroup import Group
 
 ROOT = "/dev/shm"
 _YOUNG = 60.0  # seconds that a session may exist without its owner file
+_PATIENCE = 10.0  # seconds to go on trying to remove one
 
 
 def create(run_id: str, group: Group, temporary: str, root: str = ROOT) -> tuple[str, int]:
@@ -53,8 +57,11 @@ def sweep(root: str = ROOT) -> list[str]:
     return removed
 
 
-def sweep_session(session: str) -> bool:
-    """Remove one session if its run is dead; False if it lives, or is not ours."""
+def sweep_session(session: str, wait: bool = False) -> bool:
+    """Remove one session if its run is dead; False if it lives, or is not ours.
+
+    With `wait` until it is dead: so the warden sleeps for as long as the run lives.
+    """
     with contextlib.suppress(OSError):
         status = os.lstat(session)
         if status.st_uid != os.getuid() or not os.path.isdir(session) or os.path.islink(session):
@@ -67,7 +74,9 @@ def sweep_session(session: str) -> bool:
             remove_tree(session)
             return True
         try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(handle, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+            if not os.path.samestat(os.fstat(handle), os.stat(session + "/owner")):
+                return False  # removed by another sweep, and the name taken by another run
             remove_session(session, os.read(handle, 65536))
             return True
         finally:
@@ -85,14 +94,19 @@ def remove_session(session: str, record: bytes) -> None:
     name = os.path.basename(session)
     weight, control, temporary = (p if os.path.basename(p) == name else "" for p in paths)
     group = Group(weight, control)
-    for simulation in os.listdir(session):
-        if simulation != "owner":
+    deadline = time.monotonic() + _PATIENCE
+    while os.path.exists(session) and time.monotonic() < deadline:
+        for simulation in set(os.listdir(session)) - {"owner"}:
             remove_simulation(os.path.join(session, simulation), group.child(simulation), "")
-    with contextlib.suppress(OSError):
-        group.remove()
-    if temporary:
-        remove_tree(temporary)
-    remove_tree(session)
+        with contextlib.suppress(OSError):
+            group.remove()
+        if temporary:
+            remove_tree(temporary)
+        # A keeper that has not noticed yet may have put something in: then look again.
+        if len(os.listdir(session)) <= 1 and not any(map(os.path.exists, group.directories)):
+            remove_tree(session)
+        else:
+            select.select([], [], [], 0.02)
 
 
 def remove_simulation(directory: str, group: Group, temporary: str, root: int = 0) -> list[int]:
@@ -120,8 +134,12 @@ def end_simulation(directory: str, group: Group, root: int = 0) -> list[int]:
 
 def remove_tree(top: str) -> None:
     """Remove a directory and all in it, following no links; what cannot be removed stays."""
+    if os.path.islink(top) or not os.path.isdir(top):
+        with contextlib.suppress(OSError):
+            os.unlink(top)
+        return
     for path, directories, files in os.walk(top, topdown=False):
-        for name in files + directories:
+        for name in files + directories:  # a link to a directory counts as one
             with contextlib.suppress(OSError):
                 os.unlink(os.path.join(path, name))
         with contextlib.suppress(OSError):

@@ -31,7 +31,10 @@ from dovetail.errors import BadInput, WorkFailed
 
 _PATIENCE = 10.0  # seconds for a keeper to do what it was told before it is ended itself
 _PACKAGE = str(Path(__file__).resolve().parents[2])
-_RUN_KEEPER = f"import sys; sys.path.insert(0, {_PACKAGE!r}); from dovetail.keeper import main"
+_PYTHON = [sys.executable, "-I", "-S", "-c"]
+_PATH = f"import sys; sys.path.insert(0, {_PACKAGE!r}); "
+_RUN_KEEPER = _PATH + "from dovetail.keeper import main; main()"
+_RUN_WARDEN = _PATH + "from dovetail.sweep import sweep_session; sweep_session(sys.argv[1], True)"
 
 
 @dataclass
@@ -109,11 +112,16 @@ class LocalExecutor:
         self._group = self._make_group(cgroup.find() if place is None else place, name)
         self._temporary = os.path.join(tempfile.gettempdir(), name)
         try:
-            self._session, self._lock = sweep.create(run_id, self._group, self._temporary)
+            os.mkdir(self._temporary, 0o700)
+            self.session, self._lock = sweep.create(run_id, self._group, self._temporary)
         except OSError as error:
             with contextlib.suppress(OSError):
                 self._group.remove()
-            raise WorkFailed(f"{sweep.ROOT}: cannot make a session: {error.strerror}") from error
+            sweep.remove_tree(self._temporary)
+            raise WorkFailed(f"cannot make a session: {error}") from error
+        self._warden = subprocess.Popen(
+            [*_PYTHON, _RUN_WARDEN, self.session], stdin=subprocess.DEVNULL, start_new_session=True
+        )
 
     def _make_group(self, place: cgroup.Group, name: str) -> cgroup.Group:
         """The run's own group, as far as the kernel lets us have one."""
@@ -144,13 +152,14 @@ class LocalExecutor:
         job = _Job(
             spec,
             share,
-            os.path.join(self._session, spec.name),
+            os.path.join(self.session, spec.name),
             os.path.join(self._temporary, str(self._launches)),
             self._group.child(spec.name),
         )
         self._jobs[spec.name] = job
         try:
             os.mkdir(job.directory, 0o700)
+            os.mkdir(job.temporary, 0o700)
             job.control = page.Control.create(Path(job.directory), share.wait)
             self._make_groups(job)
             self._apply(job, share)
@@ -204,9 +213,10 @@ class LocalExecutor:
             self.wait(_PATIENCE)
             self.observe(self._now())
         self._poll.close()
-        with open(os.path.join(self._session, "owner"), "rb") as file:
-            sweep.remove_session(self._session, file.read())
+        with open(os.path.join(self.session, "owner"), "rb") as file:
+            sweep.remove_session(self.session, file.read())
         os.close(self._lock)
+        self._warden.wait()  # the lock woke it, and it finds nothing to do
 
     # --- what happens ---
 
@@ -367,7 +377,7 @@ class LocalExecutor:
         }
         text = json.dumps(config).encode()
         job.keeper = subprocess.Popen(
-            [sys.executable, "-I", "-S", "-c", _RUN_KEEPER + "; main()"],
+            [*_PYTHON, _RUN_KEEPER],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
