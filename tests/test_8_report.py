@@ -13,7 +13,6 @@ import sys
 
 import pytest
 import runs
-
 from dovetail import charts, cli, core, report, summary
 from dovetail.alternatives import FEWER, SEQUENTIAL, Alternative
 
@@ -254,7 +253,8 @@ f.onload = () => {{
   for (const one of page.querySelectorAll('svg text')) {{
     const drawn = one.ownerSVGElement;
     const scale = drawn.getBoundingClientRect().width / drawn.viewBox.baseVal.width;
-    if (scale) least = Math.min(least, scale * parseFloat(f.contentWindow.getComputedStyle(one).fontSize));
+    const size = parseFloat(f.contentWindow.getComputedStyle(one).fontSize);
+    if (scale) least = Math.min(least, scale * size);
   }}
   document.title = `${{page.documentElement.scrollWidth}} ${{least.toFixed(2)}}`;
 }};

@@ -81,7 +81,8 @@ def _at_once(history: History, left: float, scale: float) -> list[Markup]:
 
 def _row(track: Track, left: float, scale: float, y: float, narrow: bool) -> list[Markup]:
     name = track.spec.name
-    short = name if len(name) <= 18 else name[:17] + "…"
+    # Names of a family differ at their ends.
+    short = name if len(name) <= 18 else f"{name[:9]}…{name[-8:]}"
     drawn = [text(left, y + 14, short) if narrow else text(left - 8, y + 28, short, "end")]
     y += _bar_top(narrow)
     for one in track.attempts:
