@@ -24,6 +24,7 @@ from dovetail.figures import Family
 from dovetail.history import Array, History
 from dovetail.summary import HEADINGS, Simulation, Summary, figure, number
 from dovetail.timeline import GLYPHS, rows, timeline
+from dovetail.verdict import SAME
 
 TABLE_ROWS = 200
 FAMILIES = 12
@@ -125,7 +126,10 @@ def _family(family: Family, cores: float) -> dict[str, Any]:
     }
 
 
-def _alternatives(family: Family) -> Markup:
+def _alternatives(family: Family) -> Chart | None:
+    """The makespans beside each other, None if none is known."""
+    if all(getattr(family.totals, key).value is None for key in NAMES.values()):
+        return None
     bars = []
     for name, key in NAMES.items():
         one = getattr(family.totals, key)
@@ -138,7 +142,20 @@ def _alternatives(family: Family) -> Markup:
         remark = f"{'~' if predicted else ''}{one.value:.1f} s"
         label += " (predicted)" if predicted else ""
         bars.append(Bar(label, ((one.value, kind),), remark, one.spread))
-    return charts.bars([("", bars)], "time for the whole queue, s", f"{family.name}: makespans")
+    label = f"{family.name}: makespans"
+    return _winner(family), charts.bars([("", bars)], "time for the whole queue, s", label)
+
+
+def _winner(family: Family) -> str:
+    best, totals = family.verdict.best, family.totals
+    own, sequential = totals.makespan_s.value, totals.sequential_s.value
+    if not best:
+        return "What is known of the alternatives"
+    if best != DOVETAIL:
+        return f"Quickest: {best}"
+    if own and sequential and sequential < own * SAME:
+        return "As quick as one after the other"
+    return "Dovetail was the quickest"
 
 
 def _shorter(words: str) -> str:

@@ -121,12 +121,14 @@ def _decisions(
 ) -> list[Markup]:
     place = {track.spec.name: number for number, track in enumerate(shown)}
     drawn = []
-    known = [mark for mark in history.marks if mark.what in GLYPHS]
+    known = [
+        mark
+        for mark in history.marks
+        if mark.what in GLYPHS and (not mark.names or place.keys() & set(mark.names))
+    ]
     for mark in known[:MARKS]:
         x = left + mark.t * scale
         numbers = [place[name] for name in mark.names if name in place]
-        if not numbers and mark.names:
-            continue
         for number in numbers if numbers else [-1]:
             y = top + pitch * number + _bar_top(narrow) - 2 if number >= 0 else top
             tip = element("title", f"{mark.t:.1f} s: {mark.what}: {mark.why}")
