@@ -107,7 +107,7 @@ def binary_list(values, dtype):
 
 def header(kind, name, form, arch):
     return (
-        f"/* a comment, with FoamFile in it */\nFoamFile\n{{\n    version 2.0;\n    format {form};\n"
+        f"/* a comment, with FoamFile in it */\nFoamFile\n{{\n    format {form};\n"
         f'    class {kind};\n    arch "{arch}";\n    object {name};\n}}\n// * * * //\n\n'
     ).encode()
 

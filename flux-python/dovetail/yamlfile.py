@@ -43,9 +43,11 @@ class YamlFile:
         try:
             root = yaml.compose(text, Loader=yaml.SafeLoader)
         except yaml.MarkedYAMLError as error:
-            mark = error.problem_mark or error.context_mark
+            line = error.problem_mark.line + 1 if error.problem_mark else 1
             context = f" {error.context}" if error.context else ""
-            raise self.bad(mark.line + 1 if mark else 1, f"{error.problem}{context}") from None
+            if error.context_mark and error.context_mark.line + 1 != line:
+                context += f" that begins in line {error.context_mark.line + 1}"
+            raise self.bad(line, f"{error.problem}{context}") from None
         except yaml.reader.ReaderError as error:
             line = text.count("\n", 0, error.position) + 1
             raise self.bad(line, f"a character that YAML does not allow: {error.reason}") from None
