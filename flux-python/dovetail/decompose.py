@@ -22,7 +22,7 @@ import numpy as np
 
 from dovetail import shares
 from dovetail.errors import BadInput
-from dovetail.foam import Floats, Labels
+from dovetail.foamfile import Floats, Labels
 
 
 def zones(weights: Sequence[float]) -> tuple[int, ...]:

@@ -56,6 +56,8 @@ def run(args: argparse.Namespace) -> int:
         print(json.dumps(_as_json(model, range(first, last + 1), knee)))
         return 0
     print(_heading(model))
+    if model.need is not None and model.need < args.need:
+        print(f"(a measured time shows that it needs less than the {args.need:g} given)")
     print(f"{'N':>6} {'makespan s':>12} {'gain':>7} {'efficiency':>10}", end="")
     print(f" {'95 % band s':>23} {'measured s':>11}" if measured else "")
     for n in range(first, last + 1):

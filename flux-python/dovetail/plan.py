@@ -1,0 +1,296 @@
+# SPDX-License-Identifier: LGPL-3.0-or-later
+"""Plan files: what `dovetail run` is asked to do, checked before anything starts (step 1).
+
+Input: a YAML file, see dovetail-plan(5). Output: one Spec per simulation, and Limits.
+
+Invariants: a plan is either usable as a whole or refused with one line per error, each with
+file, line and key; nothing is written. Every key is in dovetail-plan(5), by a test.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Optional
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+)
+from pydantic_core import ErrorDetails
+
+from dovetail import commandline, quantities
+from dovetail.core import Spec
+from dovetail.errors import BadInput
+from dovetail.quantities import show
+from dovetail.yamlfile import Key, YamlFile
+
+MAX_SIMULATIONS = 10_000
+MAX_RANKS = 100_000
+MAX_ERRORS = 20
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What the whole run may use; None where the plan leaves it to the executor.
+
+    `cpus` in millicores, `memory` in bytes, `max_packed` simulations at once.
+    """
+
+    cpus: int | None = None
+    memory: int | None = None
+    max_packed: int | None = None
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A checked plan: simulations in the order of the file, and limits."""
+
+    specs: tuple[Spec, ...]
+    limits: Limits
+
+
+def load(path: str | os.PathLike[str]) -> Plan:
+    """Read and check the plan file `path`.
+
+    Raises BadInput with a line for each error; the first one comes first in the file.
+    """
+    file = YamlFile(Path(path))
+    if not isinstance(file.value, dict):
+        raise file.bad(1, "a plan is a mapping with the key `simulations`; see dovetail-plan(5)")
+    errors: list[tuple[int, str]] = []
+    plan = None
+    try:
+        base = Path(os.path.abspath(file.path)).parent
+        plan = _Plan.model_validate(file.value, context={"base": base})
+    except ValidationError as error:
+        for detail in error.errors():
+            line = file.line(detail["loc"], of_key=detail["type"] == "extra_forbidden")
+            errors.append((line, f"{_dotted(detail['loc'])}: {_explain(detail)}"))
+    for where, why in _conflicts(file.value, plan):
+        errors.append((file.line(where), f"{_dotted(where)}: {why}"))
+    if errors or plan is None:
+        raise BadInput("\n".join(_listed(file.path, errors)))
+    specs = tuple(spec for entry in plan.simulations for spec in entry.specs())
+    return Plan(specs, Limits(plan.cpus, plan.memory, plan.max_packed))
+
+
+def _runnable(words: tuple[str, ...], info: ValidationInfo) -> tuple[str, ...]:
+    """The words, if the first of them is a program."""
+    environment = info.data.get("environment", {})
+    commandline.check(words[0], info.data.get("case"), environment)
+    return words
+
+
+def _runnable_line(line: str, info: ValidationInfo) -> str:
+    """A prepare line, if its first word is a program."""
+    _runnable(commandline.split(line), info)
+    return line
+
+
+# --- The file's schema; the field order matters, since later fields look at earlier ones ---
+# ruff: noqa: UP045 (pydantic evaluates the types, and python 3.9 has no `X | None`)
+
+
+class _Entry(BaseModel):
+    """One entry of `simulations`. Descriptions are what a user reads when a key is missing."""
+
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
+
+    name: str = Field(description="a short name, which becomes part of pod names")
+    environment: dict[str, str] = {}
+    case: str = Field(description="the case directory, relative to the plan file")
+    ranks: int = Field(ge=1, le=MAX_RANKS, description="the number of MPI ranks")
+    weights: Optional[list[Annotated[float, BeforeValidator(quantities.weight)]]] = None
+    command: Annotated[
+        tuple[str, ...], BeforeValidator(commandline.split), AfterValidator(_runnable)
+    ] = Field(description="the program and its arguments, e.g. simpleFoam -parallel")
+    prepare: list[Annotated[str, AfterValidator(_runnable_line)]] = []
+    count: int = Field(1, ge=1, le=MAX_SIMULATIONS)
+    slowdown: Annotated[float, BeforeValidator(quantities.number)] = Field(2.0, ge=1, le=1000)
+    memory: Annotated[int, BeforeValidator(quantities.memory)] = 0
+    deadline: Optional[Annotated[float, BeforeValidator(quantities.seconds)]] = None
+    iterations: int = Field(0, ge=1, le=10**12)
+    ranks_per_group: int = Field(0, ge=1, le=MAX_RANKS)
+
+    @field_validator("name")
+    @classmethod
+    def _name(cls, name: str) -> str:
+        if not re.fullmatch(r"[a-z]([-a-z0-9]{0,38}[a-z0-9])?", name, re.ASCII):
+            raise ValueError(
+                f"{show(name)} is not up to 40 lower-case letters, digits and hyphens, "
+                "from a letter to a letter or digit"
+            )
+        return name
+
+    @field_validator("environment")
+    @classmethod
+    def _environment(cls, pairs: dict[str, str]) -> dict[str, str]:
+        for key, value in pairs.items():
+            if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", key, re.ASCII) or "\0" in value:
+                raise ValueError(f"{show(key)} is not an environment variable's name, or its NUL")
+        return pairs
+
+    @field_validator("case")
+    @classmethod
+    def _case(cls, case: str, info: ValidationInfo) -> str:
+        path = os.path.normpath(os.path.join((info.context or {})["base"], case))
+        try:
+            found = bool(case) and os.path.isdir(path)
+        except ValueError:
+            found = False
+        if not found:
+            raise ValueError(f"{show(case)} is not a directory (looked for {show(path)})")
+        return path
+
+    @field_validator("weights")
+    @classmethod
+    def _weights(cls, weights: list[float] | None, info: ValidationInfo) -> list[float] | None:
+        ranks = info.data.get("ranks")
+        if weights is None or ranks is None:
+            return weights
+        if len(weights) != ranks:
+            raise ValueError(
+                f"{_many(len(weights), 'weight')} for {_many(ranks, 'rank')}; "
+                "give one weight per rank"
+            )
+        return weights
+
+    @field_validator("ranks_per_group")
+    @classmethod
+    def _group(cls, size: int, info: ValidationInfo) -> int:
+        if size > info.data.get("ranks", size):
+            raise ValueError(f"{size} is more than the {_many(info.data['ranks'], 'rank')}")
+        return size
+
+    def names(self) -> list[str]:
+        """The simulations' names: the entry's own, with a number from 1 if there are several."""
+        return [self.name] if self.count == 1 else _numbered(self.name, self.count)
+
+    def specs(self) -> list[Spec]:
+        """The simulations."""
+        return [
+            Spec(
+                name=name,
+                family=self.name,
+                case=self.case,
+                ranks=self.ranks,
+                weights=tuple(self.weights or [1.0] * self.ranks),
+                command=self.command,
+                prepare=tuple(self.prepare),
+                slowdown=self.slowdown,
+                memory=self.memory,
+                deadline=self.deadline,
+                iterations=self.iterations,
+                ranks_per_group=self.ranks_per_group,
+                environment=tuple(self.environment.items()),
+            )
+            for name in self.names()
+        ]
+
+
+class _Plan(BaseModel):
+    """The whole file."""
+
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
+
+    cpus: Optional[Annotated[int, BeforeValidator(quantities.cpus)]] = None
+    memory: Optional[Annotated[int, BeforeValidator(quantities.memory)]] = None
+    max_packed: Optional[int] = Field(None, ge=1, le=MAX_SIMULATIONS)
+    simulations: list[_Entry] = Field(min_length=1, description="the list of what to run")
+
+
+# --- What one field cannot see, and messages ---
+
+
+def _conflicts(value: dict[str, Any], plan: _Plan | None) -> Iterator[tuple[Sequence[Key], str]]:
+    """Names used twice and, once the entries are good, limits that they exceed together."""
+    entries = value.get("simulations")
+    seen: dict[str, int] = {}
+    for index, entry in enumerate(entries if isinstance(entries, list) else []):
+        name = entry.get("name") if isinstance(entry, dict) else None
+        if not isinstance(name, str):
+            continue
+        names = plan.simulations[index].names() if plan else [name]
+        again = next((other for other in names if other in seen), None)
+        if again is not None:
+            where = f"simulations[{seen[again]}]"
+            yield ("simulations", index, "name"), f"{show(again)} is also a name in {where}"
+        seen.update(dict.fromkeys(names, index))
+    if plan is None:
+        return
+    if len(seen) > MAX_SIMULATIONS:
+        yield ("simulations",), f"{len(seen)} simulations are more than {MAX_SIMULATIONS}"
+    for index, checked in enumerate(plan.simulations):
+        if plan.memory is not None and checked.memory > plan.memory:
+            why = f"more than the plan's memory of {plan.memory} bytes, so it could never start"
+            yield ("simulations", index, "memory"), why
+
+
+def _explain(detail: ErrorDetails) -> str:
+    """One of pydantic's errors, as what is wrong and what would be right."""
+    kind, value, context = detail["type"], show(detail["input"]), detail.get("ctx", {})
+    where = detail["loc"]
+    model = _Entry if len(where) > 2 and where[0] == "simulations" else _Plan
+    if kind == "value_error":
+        return str(context["error"])
+    if kind == "missing":
+        return f"missing; give {model.model_fields[str(where[-1])].description}"
+    if kind == "extra_forbidden":
+        close = difflib.get_close_matches(str(where[-1]), model.model_fields, 1)
+        hint = f"did you mean {close[0]}?" if close else f"known: {', '.join(model.model_fields)}"
+        return f"unknown key; {hint}"
+    if kind == "too_short":
+        return "empty; give at least one simulation"
+    if kind in ("greater_than_equal", "less_than_equal"):
+        bound = f"at least {context['ge']}" if "ge" in context else f"at most {context['le']}"
+        return f"{value} is not {bound}"
+    wanted = _TYPES.get(kind.partition("_")[0], detail["msg"])
+    quote = "; put it in quotes" if kind == "string_type" and _is_scalar(detail["input"]) else ""
+    return f"{value} is not {wanted}{quote}"
+
+
+_TYPES = {
+    "int": "a whole number",
+    "string": "text",
+    "list": "a list",
+    "dict": "a mapping of keys to values",
+    "model": "a mapping of keys to values",
+}
+
+
+def _is_scalar(value: object) -> bool:
+    return isinstance(value, (bool, int, float))
+
+
+def _dotted(where: Sequence[Key]) -> str:
+    """A path as `simulations[0].weights`."""
+    text = ""
+    for step in where:
+        text += f"[{step}]" if isinstance(step, int) else f".{show(step)[1:-1]}"
+    return text.lstrip(".")
+
+
+def _listed(path: Path, errors: list[tuple[int, str]]) -> list[str]:
+    """The errors by line, not too many of them."""
+    lines = [f"{path}:{line}: {' '.join(why.split())}" for line, why in sorted(errors)]
+    more = len(lines) - MAX_ERRORS
+    return lines if more <= 0 else [*lines[:MAX_ERRORS], f"{path}: and {more} more errors"]
+
+
+def _many(count: int, thing: str) -> str:
+    return f"{count} {thing}" if count == 1 else f"{count} {thing}s"
+
+
+def _numbered(name: str, count: int) -> list[str]:
+    return [f"{name}-{index}" for index in range(1, count + 1)]

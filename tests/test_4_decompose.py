@@ -1,0 +1,348 @@
+# SPDX-License-Identifier: LGPL-3.0-or-later
+"""Concentric decomposition: exact counts, meshes in every format, and the real decomposePar."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import pytest
+from dovetail import foam
+from dovetail.cli import main
+from dovetail.decompose import concentric, zones
+from dovetail.errors import BadInput
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+PITZ = Path("/usr/share/doc/openfoam-examples/examples/incompressible/simpleFoam/pitzDaily")
+FOAM = {**os.environ, "WM_PROJECT_DIR": "/usr/share/openfoam"}
+
+unit = pytest.mark.unit
+mpi = [
+    pytest.mark.mpi,
+    pytest.mark.skipif(
+        not (PITZ.is_dir() and shutil.which("decomposePar")), reason="OpenFOAM is not installed"
+    ),
+]
+
+
+def grid(nx, ny, nz=1):
+    """Cell centres of a regular grid of unit cells, shape (nx·ny·nz, 3)."""
+    axes = np.meshgrid(*(np.arange(n) + 0.5 for n in (nx, ny, nz)), indexing="ij")
+    return np.stack([axis.ravel() for axis in axes], axis=1)
+
+
+@unit
+def test_equal_neighbours_share_a_zone():
+    assert zones([15, 5, 1, 1]) == (0, 1, 2, 2)
+    assert zones([1, 1, 5, 15, 15, 1]) == (0, 0, 1, 2, 2, 3)
+
+
+@unit
+@settings(suppress_health_check=[HealthCheck.too_slow], deadline=None)
+@given(
+    st.lists(st.floats(0.01, 100) | st.sampled_from([1.0, 2.0]), min_size=1, max_size=20),
+    st.tuples(st.integers(1, 9), st.integers(1, 9), st.integers(1, 4)),
+    st.tuples(*[st.floats(-20, 20)] * 3),
+)
+def test_counts_match_weights_within_a_cell_and_zones_do_not_overlap(weights, size, centre):
+    centres = grid(*size)
+    if len(centres) < len(weights):
+        with pytest.raises(BadInput):
+            concentric(centres, weights, np.array(centre))
+        return
+    rank = concentric(centres, weights, np.array(centre))
+    cells = np.bincount(rank, minlength=len(weights))
+    assert cells.sum() == len(centres)
+    assert cells.min() >= 1
+    wanted = np.array(weights) / sum(weights) * len(centres)
+    if wanted.min() >= 1:
+        assert abs(cells - wanted).max() <= 1
+    distance = np.linalg.norm(centres - centre, axis=1)
+    zone = np.array(zones(weights))[rank]
+    for inner in range(zone.max()):
+        assert distance[zone == inner].max() <= distance[zone == inner + 1].min()
+
+
+@unit
+def test_equal_weights_make_equal_sectors_around_the_centre():
+    rank = concentric(grid(10, 10), [1, 1, 1, 1], np.array([5.0, 5.0, 0.5]))
+    assert np.bincount(rank).tolist() == [25, 25, 25, 25]
+    quadrant = rank.reshape(10, 10)
+    assert all(len(np.unique(q)) == 1 for q in (quadrant[:5, :5], quadrant[5:, 5:]))
+
+
+# --- Reading meshes: two unit cubes side by side, 12 points, 11 faces ---
+
+POINTS = [(x, y, z) for z in (0.0, 1.0) for y in (0.0, 1.0) for x in (0.0, 1.0, 2.0)]
+FACES = [
+    (1, 4, 10, 7),
+    (0, 6, 9, 3),
+    (0, 1, 7, 6),
+    (3, 9, 10, 4),
+    (0, 3, 4, 1),
+    (6, 7, 10, 9),
+    (2, 5, 11, 8),
+    (1, 2, 8, 7),
+    (4, 10, 11, 5),
+    (1, 4, 5, 2),
+    (7, 8, 11, 10),
+]
+OWNER = [0] * 6 + [1] * 5
+NEIGHBOUR = [1]
+
+
+def ascii_list(items):
+    return f"{len(items)}\n(\n".encode() + "\n".join(items).encode() + b"\n)\n"
+
+
+def binary_list(values, dtype):
+    return b"%d\n(" % len(values) + np.array(values, dtype).tobytes() + b")\n"
+
+
+def header(kind, name, form, arch):
+    return (
+        f"/* a comment, with FoamFile in it */\nFoamFile\n{{\n    format {form};\n"
+        f'    class {kind};\n    arch "{arch}";\n    object {name};\n}}\n// * * * //\n\n'
+    ).encode()
+
+
+def ascii_mesh():
+    face = ["{}({})".format(len(f), " ".join(map(str, f))) for f in FACES]
+    point = ["({} {} {})".format(*p) for p in POINTS]
+    parts = {
+        "points": ("vectorField", ascii_list(point)),
+        "faces": ("faceList", b"// a comment between\n" + ascii_list(face)),
+        "owner": ("labelList", ascii_list([str(c) for c in OWNER])),
+        "neighbour": ("labelList", b"1{1}\n"),
+    }
+    return {k: header(kind, k, "ascii", "") + body for k, (kind, body) in parts.items()}
+
+
+def binary_mesh(label, scalar, order="<"):
+    i, f = f"{order}i{label // 8}", f"{order}f{scalar // 8}"
+    arch = f"{'LSB' if order == '<' else 'MSB'};label={label};scalar={scalar}"
+    starts = np.cumsum([0, *(len(face) for face in FACES)])
+    corners = [p for face in FACES for p in face]
+    parts = {
+        "points": ("vectorField", binary_list(POINTS, f)),
+        "faces": ("faceCompactList", binary_list(starts, i) + b"\n\n" + binary_list(corners, i)),
+        "owner": ("labelList", binary_list(OWNER, i)),
+        "neighbour": ("labelList", binary_list(NEIGHBOUR, i)),
+    }
+    return {k: header(kind, k, "binary", arch) + body for k, (kind, body) in parts.items()}
+
+
+def put(case, files, suffix=""):
+    mesh = case / "constant" / "polyMesh"
+    mesh.mkdir(parents=True, exist_ok=True)
+    for name, data in files.items():
+        (mesh / (name + suffix)).write_bytes(gzip.compress(data) if suffix else data)
+    return case
+
+
+FORMATS = {
+    "ascii": ascii_mesh(),
+    "binary, 32-bit labels, 64-bit scalars": binary_mesh(32, 64),
+    "binary, 64-bit labels, 64-bit scalars": binary_mesh(64, 64),
+    "binary, 32-bit labels, 32-bit scalars": binary_mesh(32, 32),
+    "binary, big-endian": binary_mesh(32, 64, ">"),
+}
+
+
+@unit
+@pytest.mark.parametrize("suffix", ["", ".gz"])
+@pytest.mark.parametrize("name", FORMATS)
+def test_a_mesh_is_read_in_every_format(name, suffix, tmp_path):
+    mesh = foam.read_mesh(put(tmp_path, FORMATS[name], suffix))
+    assert mesh.centres.tolist() == [[0.5, 0.5, 0.5], [1.5, 0.5, 0.5]]
+    assert (mesh.low.tolist(), mesh.high.tolist()) == ([0, 0, 0], [2, 1, 1])
+    assert mesh.neighbour.tolist() == [1]
+
+
+def broken(name, old, new, base=None):
+    files = dict(base or ascii_mesh())
+    assert old in files[name]
+    files[name] = files[name].replace(old, new)
+    return files
+
+
+WRONG_SIZE = binary_mesh(64, 64)["owner"].replace(b"label=64", b"label=32")
+WRONG_OFFSETS = (
+    header("faceCompactList", "faces", "binary", "LSB;label=32;scalar=64")
+    + binary_list([0, 4, 9], "<i4")
+    + binary_list([0] * 8, "<i4")
+)
+
+DAMAGED = {
+    "a file is missing": {k: v for k, v in ascii_mesh().items() if k != "faces"},
+    "a point is missing": broken("points", b"(2.0 1.0 1.0)", b""),
+    "a point is no number": broken("points", b"(2.0 1.0 1.0)", b"(2.0 one 1.0)"),
+    "a point at infinity": broken("points", b"(2.0 1.0 1.0)", b"(2.0 inf 1.0)"),
+    "a face names a point that is not there": broken("faces", b"4(7 8 11 10)", b"4(7 8 12 10)"),
+    "a face with a negative point": broken("faces", b"4(7 8 11 10)", b"4(7 8 -1 10)"),
+    "a face of two points": broken("faces", b"4(7 8 11 10)", b"2(7 8)"),
+    "a face too few": broken("faces", b"4(7 8 11 10)", b""),
+    "a face with a wrong length": broken("faces", b"4(7 8 11 10)", b"9(7 8 11 10)"),
+    "an owner too few": broken("owner", b"11\n(\n0", b"10\n(\n"),
+    "a negative owner": broken("owner", b"\n0\n", b"\n-1\n"),
+    "an absurd owner": broken("owner", b"1\n)", b"999999999999\n)"),
+    "a cell without faces": broken("owner", b"1\n)", b"3\n)"),
+    "more neighbours than faces": broken("neighbour", b"1{1}", b"12{1}"),
+    "an absurd uniform list": broken("neighbour", b"1{1}", b"99999999999{1}"),
+    "no header": broken("owner", b"FoamFile\n{", b"{"),
+    "an unknown format": broken("owner", b"format ascii", b"format morse"),
+    "binary cut off": broken("points", b")\n", b"", binary_mesh(32, 64)),
+    "binary of the wrong label size": {**binary_mesh(32, 64), "owner": WRONG_SIZE},
+    "offsets that do not fit": {**binary_mesh(32, 64), "faces": WRONG_OFFSETS},
+    "a binary faceList": broken("faces", b"faceCompactList", b"faceList", binary_mesh(32, 64)),
+}
+
+
+@unit
+@pytest.mark.parametrize("name", DAMAGED)
+def test_a_damaged_mesh_is_refused_with_the_file(name, tmp_path):
+    with pytest.raises(BadInput, match="polyMesh"):
+        foam.read_mesh(put(tmp_path, DAMAGED[name]))
+
+
+@unit
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@given(st.data())
+def test_any_bytes_are_a_mesh_or_refused(tmp_path, data):
+    files = dict(data.draw(st.sampled_from(list(FORMATS.values()))))
+    name = data.draw(st.sampled_from(sorted(files)))
+    at = data.draw(st.integers(0, len(files[name])))
+    drop = data.draw(st.integers(0, 8))
+    files[name] = files[name][:at] + data.draw(st.binary(max_size=8)) + files[name][at + drop :]
+    put(tmp_path, files)
+    try:
+        mesh = foam.read_mesh(tmp_path)
+    except BadInput:
+        return
+    assert len(mesh.centres) >= 1
+
+
+# --- The command ---
+
+
+@unit
+def test_both_files_are_written_and_ours_are_written_over(tmp_path, capsys):
+    put(tmp_path, ascii_mesh())
+    for weights, cells in (("2,1", "0\n1"), ("1,2", "0\n1")):
+        command = ["decompose", "--ranks", "2", "--weights", weights, "--centre=-1,0,0"]
+        assert main([*command, str(tmp_path)]) == 0
+        assert f"2\n(\n{cells}\n)" in (tmp_path / "constant" / "cellDecomposition").read_text()
+    dictionary = (tmp_path / "system" / "decomposeParDict").read_text()
+    assert "numberOfSubdomains 2;" in dictionary
+    assert "centre (-1 0 0) m, given" in capsys.readouterr().out
+    assert sorted(p.name for p in (tmp_path / "system").iterdir()) == ["decomposeParDict"]
+
+
+@unit
+def test_the_default_centre_is_said(tmp_path, capsys):
+    put(tmp_path, ascii_mesh())
+    main(["decompose", "--ranks", "1", str(tmp_path)])
+    assert "centre (1 0.5 0.5) m, of the mesh's bounding box" in capsys.readouterr().out
+
+
+@unit
+@pytest.mark.parametrize("theirs", ["constant/cellDecomposition", "system/decomposeParDict"])
+def test_a_file_of_others_is_kept(theirs, tmp_path, capsys):
+    put(tmp_path, ascii_mesh())
+    path = tmp_path / theirs
+    path.parent.mkdir(exist_ok=True)
+    path.write_text("theirs")
+    command = ["decompose", "--ranks", "2", str(tmp_path)]
+    assert main(command) == 2
+    assert path.read_text() == "theirs"
+    assert "--force" in capsys.readouterr().err
+    assert main([*command, "--force"]) == 0
+    assert path.with_name(path.name + ".orig").read_text() == "theirs"
+    assert path.read_text() != "theirs"
+
+
+BAD_OPTIONS = {
+    "fewer weights than ranks": (["--ranks", "3", "--weights", "1,2"], "3 ranks"),
+    "more weights than ranks": (["--ranks", "1", "--weights", "1,2"], "1 ranks"),
+    "no ranks": (["--ranks", "0"], "--ranks"),
+    "more ranks than cells": (["--ranks", "3"], "2 cells"),
+    "a weight of zero": (["--ranks", "2", "--weights", "1,0"], "rank 1"),
+    "a weight nan": (["--ranks", "2", "--weights", "nan,1"], "rank 0"),
+    "a negative weight": (["--ranks", "2", "--weights=-1,1"], "rank 0"),
+    "a centre of two": (["--ranks", "2", "--centre", "1,2"], "--centre"),
+    "a centre nan": (["--ranks", "2", "--centre", "1,2,nan"], "--centre"),
+}
+
+
+@unit
+@pytest.mark.parametrize("name", BAD_OPTIONS)
+def test_bad_options_are_exit_2_and_write_nothing(name, tmp_path, capsys):
+    options, reason = BAD_OPTIONS[name]
+    put(tmp_path, ascii_mesh())
+    assert main(["decompose", *options, str(tmp_path)]) == 2
+    assert reason in capsys.readouterr().err
+    assert [p.name for p in tmp_path.iterdir()] == ["constant"]
+
+
+@unit
+def test_without_a_mesh_it_names_blockmesh(tmp_path, capsys):
+    assert main(["decompose", "--ranks", "2", str(tmp_path)]) == 2
+    assert "blockMesh" in capsys.readouterr().err
+
+
+# --- The real thing ---
+
+
+@pytest.fixture(scope="module", params=["ascii", "binary"])
+def pitz(request, tmp_path_factory):
+    """pitzDaily, meshed."""
+    case = tmp_path_factory.mktemp("pitz") / request.param
+    shutil.copytree(PITZ, case)
+    control = case / "system" / "controlDict"
+    text, ascii_format = control.read_text(), "writeFormat     ascii;"
+    assert ascii_format in text
+    control.write_text(text.replace(ascii_format, f"writeFormat {request.param};"))
+    subprocess.run(["blockMesh"], cwd=case, env=FOAM, check=True, capture_output=True)
+    header = (case / "constant" / "polyMesh" / "faces").read_bytes()[:2000]
+    assert request.param.encode() in header
+    return case
+
+
+class TestRealOpenFoam:
+    """Meshes that blockMesh wrote, and decomposePar on what we write."""
+
+    pytestmark = mpi
+
+    @pytest.mark.parametrize("weights", ["1,3", "1,1,5,15", "4,2,2,1,1,1,1,1"])
+    def test_decomposepar_gives_each_rank_its_cells(self, pitz, weights, capsys):
+        ranks = weights.count(",") + 1
+        options = ["--ranks", str(ranks), "--weights", weights, "--json", str(pitz)]
+        assert main(["decompose", *options]) == 0
+        cells = json.loads(capsys.readouterr().out)["cells"]
+        done = subprocess.run(
+            ["decomposePar", "-force"], cwd=pitz, env=FOAM, capture_output=True, text=True
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert list(foam.cells_per_processor(pitz)) == cells
+        assert sum(cells) == 12225
+        wanted = [float(w) for w in weights.split(",")]
+        for count, weight in zip(cells, wanted):
+            assert abs(count - 12225 * weight / sum(wanted)) <= 1
+
+    def test_collated_files_are_refused(self, pitz, capsys):
+        assert main(["decompose", "--ranks", "2", str(pitz)]) == 0
+        subprocess.run(
+            ["decomposePar", "-force", "-fileHandler", "collated"],
+            cwd=pitz,
+            env=FOAM,
+            check=True,
+            capture_output=True,
+        )
+        assert main(["requests", "--case", str(pitz), "--cpus", "2"]) == 2
+        assert "uncollated" in capsys.readouterr().err
