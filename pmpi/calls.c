@@ -138,15 +138,16 @@ RANK_EXPORT int MPI_Pcontrol(const int level, ...)
         after(RANK_##class, INDEX_##name, start);                                                  \
     }
 
-#define FORTRAN_PCONTROL(symbol, real)                                                             \
-    extern __attribute__((weak)) void real(void *level);                                           \
-    RANK_EXPORT void symbol(void *level);                                                          \
-    void symbol(void *level)                                                                       \
+/* Only MPICH's mpi_f08 gives MPI_Pcontrol the optional error code. */
+#define FORTRAN_PCONTROL(symbol, real, n)                                                          \
+    extern __attribute__((weak)) void real(PARAMS_##n);                                            \
+    RANK_EXPORT void symbol(PARAMS_##n);                                                           \
+    void symbol(PARAMS_##n)                                                                        \
     {                                                                                              \
         uint64_t start = rank_enter(INDEX_Pcontrol);                                               \
-        NEXT(real)(level);                                                                         \
+        NEXT(real)(ARGS_##n);                                                                      \
         if (start)                                                                                 \
-            rank_pcontrol(*(int *)level);                                                          \
+            rank_pcontrol(*(const int *)a);                                                        \
         rank_leave(INDEX_Pcontrol, start);                                                         \
     }
 
@@ -154,11 +155,11 @@ RANK_EXPORT int MPI_Pcontrol(const int level, ...)
 #define CALL(name, fname, class, n, params, args)                                                  \
     FORTRAN(mpi_##fname##_, pmpi_##fname##_, name, class, n)                                       \
     FORTRAN(mpi_##fname##_f08_, pmpi_##fname##_f08_, name, class, n)
-FORTRAN_PCONTROL(mpi_pcontrol_, pmpi_pcontrol_)
-FORTRAN_PCONTROL(mpi_pcontrol_f08_, pmpi_pcontrol_f08_)
+FORTRAN_PCONTROL(mpi_pcontrol_, pmpi_pcontrol_, 1)
+FORTRAN_PCONTROL(mpi_pcontrol_f08_, pmpi_pcontrol_f08_, 1)
 #else
 #define CALL(name, fname, class, n, params, args)                                                  \
     FORTRAN(mpi_##fname##_f08_, pmpir_##fname##_f08_, name, class, n)
-FORTRAN_PCONTROL(mpi_pcontrol_f08_, pmpir_pcontrol_f08_)
+FORTRAN_PCONTROL(mpi_pcontrol_f08_, pmpir_pcontrol_f08_, 2)
 #endif
 #include "calls.def"

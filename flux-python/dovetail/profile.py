@@ -15,7 +15,6 @@ from __future__ import annotations
 import dataclasses
 import datetime
 import json
-import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -332,11 +331,10 @@ def _text(data: Mapping[str, Any], name: str) -> str:
 
 
 def _number(data: Mapping[str, Any], name: str, whole: bool = False, least: float = 0.0) -> float:
-    value = data.get(name)
-    kinds = (int,) if whole else (int, float)
-    if isinstance(value, kinds) and not isinstance(value, bool) and math.isfinite(value):
-        number = float(value)
-        if least <= number < 2**63:
-            return value
-    kind = "a whole number" if whole else "a number"
-    raise BadInput(f"`{name}` is {value!r}, {kind} from {least:g} would be right")
+    value: Any = data.get(name)
+    kind = int if whole else (int, float)
+    # A comparison holds neither for what is not a number nor for infinity.
+    if isinstance(value, kind) and not isinstance(value, bool) and least <= value < 2**63:
+        return float(value)
+    right = "a whole number" if whole else "a number"
+    raise BadInput(f"`{name}` is {value!r}, {right} from {least:g} would be right")
