@@ -105,17 +105,19 @@ def judge(state: State) -> None:
 
 
 def _enough(state: State, mix: Mix, sims: list[Simulation], windows: list[Window | None]) -> bool:
-    """All windows are complete, or half done and without hope."""
+    """All windows are complete, or long enough for a clear answer, or half done and hopeless."""
     whole = [w for w in windows if w is not None]
     if len(whole) < len(sims) or not all(state.baseline(sim) > 0.0 for sim in sims):
         return False
     if all(complete(state, w) for w in whole):
         return True
-    s = state.settings
+    s, reference = state.settings, state.knowledge.reference(mix)
     if any(w.seconds < s.window / 2 or w.iterations < s.window_iterations / 2 for w in whole):
         return False
     now = measured(state, sims, whole)
-    return now.throughput + 2 * now.error < s.hopeless * state.knowledge.reference(mix)
+    if all(w.seconds >= s.window and w.iterations >= s.window_iterations for w in whole):
+        return abs(now.throughput - s.kept_gain * reference) > 3 * now.error
+    return now.throughput + 2 * now.error < s.hopeless * reference
 
 
 def measured(state: State, sims: list[Simulation], windows: list[Window]) -> Measure:

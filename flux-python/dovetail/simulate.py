@@ -74,33 +74,34 @@ def run_simulated(
     weights: bool = True,
     freeze: bool = True,
     log: Log | None = None,
+    executor: type[Simulated] = Simulated,
 ) -> Result:
     """Drive a controller with a simulated executor to the end, and record what it did."""
-    executor = Simulated(nodes, works, seed, faults, weights, freeze)
-    controller = Controller(specs, executor.capacity(), settings)
+    machine = executor(nodes, works, seed, faults, weights, freeze)
+    controller = Controller(specs, machine.capacity(), settings)
     result = Result(0.0, sequential(specs, works, nodes), controller)
     by_name = {spec.name: spec for spec in specs}
     started: dict[str, int] = {}
     frozen: set[str] = set()
-    while not controller.finished and executor.clock < limit:
-        happened = [*executor.observe(executor.now), core.Tick(executor.now)]
+    while not controller.finished and machine.clock < limit:
+        happened = [*machine.observe(machine.now), core.Tick(machine.now)]
         for event in happened:
             if log is not None:
                 log.write(event)
             if isinstance(event, core.Finished):
                 started.pop(event.name, None)
                 frozen.discard(event.name)
-                result.makespan = executor.clock
+                result.makespan = machine.clock
             for action in controller.handle(event):
                 if log is not None:
                     log.write(action)
-                _act(executor, by_name, action, started, frozen)
-                result.actions.append((executor.clock, action))
+                _act(machine, by_name, action, started, frozen)
+                result.actions.append((machine.clock, action))
         n = len(set(started) - frozen)
         if not result.running or result.running[-1][1] != n:
-            result.running.append((executor.clock, n))
+            result.running.append((machine.clock, n))
         result.memory = max(result.memory, sum(started.values()))
-        executor.advance(dt)
+        machine.advance(dt)
     result.ended = controller.finished
     return result
 

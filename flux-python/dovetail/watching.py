@@ -149,8 +149,16 @@ def settle(state: State) -> None:
     """Bring wait policies and requests to what they should be."""
     if state.profiling is None:
         _waits(state)
-    if state.replan or state.now >= state.replan_at:
+    if state.replan or (state.now >= state.replan_at and not _being_judged(state)):
         _requests(state)
+
+
+def _being_judged(state: State) -> bool:
+    """A resize would spoil the measurement that is under way."""
+    if state.profiling is not None:
+        return True
+    shared = len(state.active) > 1 and not state.own_cores
+    return shared and not state.knowledge.verdict(state.mix)
 
 
 def _waits(state: State) -> None:

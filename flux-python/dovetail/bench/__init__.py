@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: LGPL-3.0-or-later
-"""Comparisons and their figures; `dovetail bench` runs them."""
+"""The comparisons behind `dovetail bench`: interleaved, repeated, with the spread."""

@@ -1,0 +1,83 @@
+# SPDX-License-Identifier: LGPL-3.0-or-later
+"""The OpenFOAM cases that the comparisons run (before step 1: they are what a user brings).
+
+Input: the pitzDaily tutorial of the installed OpenFOAM examples. Output: a meshed and, for more
+than one rank, decomposed case. Invariant: a case depends on its arguments alone.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from dovetail.errors import BadInput, WorkFailed
+
+TUTORIALS = (
+    "/usr/share/doc/openfoam-examples/examples/incompressible/simpleFoam/pitzDaily",
+    "/usr/share/openfoam/tutorials/incompressible/simpleFoam/pitzDaily",
+)
+
+OPENFOAM_ETC = "/usr/share/openfoam"  # where Debian's package keeps what WM_PROJECT_DIR names
+
+
+def environment() -> dict[str, str]:
+    """The environment that OpenFOAM needs; what the user has set stays."""
+    made = dict(os.environ)
+    if os.path.isdir(OPENFOAM_ETC):
+        made.setdefault("WM_PROJECT_DIR", OPENFOAM_ETC)
+    return made
+
+
+def tool(case: Path, *words: str) -> None:
+    """Run one preparing command in a case; raises WorkFailed with the end of its output."""
+    done = subprocess.run(
+        words, cwd=case, env=environment(), capture_output=True, text=True, check=False
+    )
+    if done.returncode:
+        end = " / ".join((done.stdout + done.stderr).strip().splitlines()[-3:])
+        raise WorkFailed(f"{' '.join(words)} in {case}: exit code {done.returncode}: {end}")
+
+
+def pitz_daily(
+    case: Path, weights: Sequence[float], iterations: int, *, refine: int = 2, centre: str = ""
+) -> Path:
+    """Make the pitzDaily case with one rank per weight, cells in proportion to the weights.
+
+    The tutorial has 12,225 cells; `refine` splits each of them into refine x refine (2: 48,900).
+    The run is `iterations` long and writes no fields, so that the solver alone is measured.
+    Ranks are concentric zones around `centre` ("X,Y,Z" in metres; default: the middle).
+    """
+    source = next((path for path in map(Path, TUTORIALS) if path.is_dir()), None)
+    if source is None:
+        raise BadInput("OpenFOAM's pitzDaily example is missing: install openfoam-examples")
+    shutil.copytree(source, case)
+    mesh = case / "system/blockMeshDict"
+    mesh.write_text(
+        re.sub(
+            r"^(\s*)\((\d+) (\d+) 1\)$",
+            lambda m: f"{m[1]}({int(m[2]) * refine} {int(m[3]) * refine} 1)",
+            mesh.read_text(),
+            flags=re.MULTILINE,
+        )
+    )
+    control = case / "system/controlDict"
+    text = re.sub(r"(?ms)^functions\s*\{.*?^\}", "", control.read_text())
+    for key, value in (("endTime", iterations), ("writeInterval", iterations + 1)):
+        text = re.sub(rf"(?m)^{key}\s+\S+;", f"{key} {value};", text)
+    control.write_text(text)
+    # The tutorial stops when it has converged; here the length is part of the question.
+    solution = case / "system/fvSolution"
+    solution.write_text(re.sub(r"(?ms)residualControl\s*\{.*?\}", "", solution.read_text()))
+    tool(case, "blockMesh")
+    if len(weights) > 1:
+        options = ["--ranks", str(len(weights)), "--weights", ",".join(map(str, weights))]
+        if centre:
+            options += ["--centre", centre]
+        tool(case, sys.executable, "-m", "dovetail", "decompose", *options, str(case))
+        tool(case, "decomposePar")
+    return case

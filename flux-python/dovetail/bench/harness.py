@@ -1,0 +1,100 @@
+# SPDX-License-Identifier: LGPL-3.0-or-later
+"""Runs variants in turn, again and again, and says how far the repeats lie apart (step 8).
+
+Inputs: named callables that return seconds (or any figure). Output: `Row`s. Invariant: variants
+are interleaved, round by round, each round in another order, so that a slow minute of the
+machine falls on all of them.
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+import subprocess
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from dovetail.bench.cases import environment
+from dovetail.errors import WorkFailed
+
+
+@dataclass(frozen=True)
+class Row:
+    """The repeats of one variant, in the order in which they were measured."""
+
+    name: str
+    values: tuple[float, ...]
+
+    @property
+    def median(self) -> float:
+        """Middle of the repeats."""
+        return statistics.median(self.values)
+
+    @property
+    def spread(self) -> tuple[float, float]:
+        """Smallest and largest repeat."""
+        return min(self.values), max(self.values)
+
+
+def ratios(over: Row, under: Row, name: str) -> Row:
+    """`over / under`, round by round: both of a round met the same machine."""
+    pairs = zip(over.values, under.values)
+    return Row(name, tuple(a / b for a, b in pairs))
+
+
+def interleave(
+    variants: Mapping[str, Callable[[], float]],
+    repeat: int,
+    progress: Callable[[str], None] = lambda _: None,
+) -> dict[str, Row]:
+    """Measure every variant `repeat` times, a round at a time; the order turns each round."""
+    names = list(variants)
+    values: dict[str, list[float]] = {name: [] for name in names}
+    for number in range(repeat):
+        for name in names[number % len(names) :] + names[: number % len(names)]:
+            value = variants[name]()
+            values[name].append(value)
+            progress(f"round {number + 1}/{repeat}  {name}: {value:.4g}")
+    return {name: Row(name, tuple(values[name])) for name in names}
+
+
+def plain(cases: Sequence[Path], command: Sequence[str], at_once: int) -> float:
+    """Run the same command in each case as a user would by hand; returns the makespan, seconds.
+
+    At most `at_once` run at a time, the next one starts when any of them ends. Output goes to
+    `log.plain` in the case. Raises WorkFailed when one fails; none is left running.
+    """
+    waiting = list(cases)
+    running: dict[int, subprocess.Popen[bytes]] = {}
+    started = time.monotonic()
+    try:
+        while waiting or running:
+            while waiting and len(running) < at_once:
+                case = waiting.pop(0)
+                with open(case / "log.plain", "wb") as log:
+                    process = subprocess.Popen(
+                        command, cwd=case, stdout=log, stderr=log, env=plain_environment()
+                    )
+                running[process.pid] = process
+            # Any child may be first; waiting for all of them at once needs no polling.
+            ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOWAIT)
+            if ended is None or ended.si_pid not in running:
+                raise WorkFailed("a process that the comparison did not start has ended")
+            process = running.pop(ended.si_pid)
+            if process.wait():
+                raise WorkFailed(f"{' '.join(command)}: exit code {process.returncode}")
+    finally:
+        for process in running.values():
+            process.terminate()
+            process.wait()
+    return time.monotonic() - started
+
+
+def plain_environment() -> dict[str, str]:
+    """What a user's shell would hold: Open MPI refuses to run as root without being told."""
+    made = environment()
+    if os.geteuid() == 0:
+        made.update(OMPI_ALLOW_RUN_AS_ROOT="1", OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1")
+    return made
