@@ -1,0 +1,216 @@
+# SPDX-License-Identifier: LGPL-3.0-or-later
+"""CPU weights, freezing and killing for a group of processes (steps 4 and 6).
+
+Inputs: where the kernel's control groups are mounted and which of them this user may extend.
+Outputs: child groups named `dovetail-…`, and nothing else: no existing group is changed, except
+that the cpu controller is switched on for the children of a delegated group without processes.
+
+Works with version 1 (`cpu` and `freezer`), version 2, and both at once, where weights come
+from version 1, and freezing and killing from version 2. No group ever gets a hard limit:
+a quota burns on the spinning of ranks that wait. Version 2's `cpu.weight` follows the kernel's
+documentation; the machines that the tests run on only have version 1 weights.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+
+from dovetail import process
+
+WEIGHT_MAX = 10000
+
+
+class Group:
+    """One group: a directory that holds its weight and one that can freeze and kill it.
+
+    Under version 2 both are the same directory. Either is empty where it cannot be had.
+    """
+
+    def __init__(self, weight: str, control: str) -> None:
+        self.weight = weight
+        self.control = control
+
+    @property
+    def directories(self) -> list[str]:
+        """The directories that exist for this group, each once."""
+        return [path for path in dict.fromkeys((self.weight, self.control)) if path]
+
+    def create(self) -> Group:
+        """Make the directories; OSError where the kernel refuses."""
+        for path in self.directories:
+            os.mkdir(path)
+        return self
+
+    def child(self, name: str, freezable: bool = True) -> Group:
+        """The group below this one (not made yet); it may do without freezing of its own."""
+        one = bool(self.weight) and self.weight == self.control
+        weight = os.path.join(self.weight, name) if self.weight else ""
+        control = os.path.join(self.control, name) if self.control else ""
+        return Group(weight, control if freezable or one else "")
+
+    def share_out(self) -> None:
+        """Let children have weights (version 2); this group must hold no process itself."""
+        path = os.path.join(self.weight, "cgroup.subtree_control")
+        if self.weight and os.path.exists(path):
+            _write(path, "+cpu")
+
+    def set_weight(self, millicores: int) -> None:
+        """Give it CPU in proportion to `millicores` among its siblings; OSError if refused.
+
+        Both scales are linear, so that ratios stay true: 1000 millicores are the default
+        weight of a process, 1024 shares or a weight of 100 (which ends at 100 cores).
+        """
+        if not self.weight:
+            return
+        shares = os.path.join(self.weight, "cpu.shares")
+        if os.path.exists(shares):
+            _write(shares, str(max(2, round(millicores * 1.024))))
+        else:
+            weight = min(WEIGHT_MAX, max(1, round(millicores / 10)))
+            _write(os.path.join(self.weight, "cpu.weight"), str(weight))
+
+    def freeze(self, frozen: bool) -> None:
+        """Stop or resume all its processes; takes effect within milliseconds."""
+        state = os.path.join(self.control, "freezer.state")
+        if os.path.exists(state):
+            _write(state, "FROZEN" if frozen else "THAWED")
+        else:
+            _write(os.path.join(self.control, "cgroup.freeze"), "1" if frozen else "0")
+
+    def add(self, pid: int) -> None:
+        """Move a process, with all its threads, into the group."""
+        for path in self.directories:
+            _write(os.path.join(path, "cgroup.procs"), str(pid))
+
+    def members(self) -> process.Processes:
+        """Its processes and those of the groups below."""
+        found = {}
+        for top in self.directories:
+            for path, _, _ in os.walk(top):
+                with contextlib.suppress(OSError):
+                    for line in _read(os.path.join(path, "cgroup.procs")).split():
+                        ticks = process.start_ticks(int(line))
+                        if ticks:
+                            found[int(line)] = ticks
+        return found
+
+    def kill(self) -> None:
+        """Kill all in one stroke, frozen or not; what forks right now may need another."""
+        if not self.control:
+            return
+        kill = os.path.join(self.control, "cgroup.kill")
+        with contextlib.suppress(OSError):
+            if os.path.exists(kill):
+                _write(kill, "1")
+            else:
+                self.freeze(True)
+                for pid, ticks in self.members().items():
+                    process.send(pid, ticks, signal.SIGKILL)
+        with contextlib.suppress(OSError):
+            self.freeze(False)  # version 1 does not let the frozen die
+
+    def remove(self) -> None:
+        """Remove its directories and those below; OSError if a process is still inside."""
+        for top in self.directories:
+            for path, _, _ in os.walk(top, topdown=False):
+                with contextlib.suppress(FileNotFoundError):
+                    os.rmdir(path)
+
+
+def find(mountinfo: str = "/proc/self/mountinfo", own: str = "/proc/self/cgroup") -> Group:
+    """The group under which this user can make children; its directories may be empty.
+
+    The arguments name files in the formats of proc(5).
+    """
+    mounts = _mounts(mountinfo)
+    paths: dict[str, str] = {}
+    for line in _read(own).splitlines():
+        _, names, path = line.split(":", 2)
+        for name in names.split(","):
+            paths[name] = path
+    places = {}
+    for name in ("cpu", "freezer", ""):
+        if name in mounts and name in paths:
+            point, root = mounts[name]
+            inside = os.path.relpath(paths[name], root)
+            if not inside.startswith(".."):
+                places[name] = (point, os.path.normpath(os.path.join(point, inside)))
+    weight = control = ""
+    if "" in places:
+        point, path = places[""]
+        weight = _delegated(point, path, cpu=True)
+        control = weight
+        if not weight and tuple(map(int, os.uname().release.split(".")[:2])) >= (5, 2):
+            control = _delegated(point, path, cpu=False)  # cgroup.freeze came with 5.2
+    if not weight and "cpu" in places and _usable(places["cpu"][1]):
+        weight = places["cpu"][1]
+    if not control and "freezer" in places and _usable(places["freezer"][1]):
+        control = places["freezer"][1]
+    return Group(weight, control)
+
+
+def limits(path: str = "/proc/self/cgroup") -> int:
+    """The memory limit of this process's own group in bytes; 0 if it has none."""
+    least = 0
+    for line in _read(path).splitlines():
+        _, names, inside = line.split(":", 2)
+        names_of = {"": ("", "memory.max"), "memory": ("memory", "memory.limit_in_bytes")}
+        if names in names_of:
+            mount, file = names_of[names]
+            with contextlib.suppress(OSError, ValueError):
+                value = int(_read(os.path.join("/sys/fs/cgroup", mount, inside.lstrip("/"), file)))
+                least = min(value, least or value)
+    return least
+
+
+def _mounts(path: str) -> dict[str, tuple[str, str]]:
+    """Controller (empty for version 2) to mount point and the part that is mounted there."""
+    mounts = {}
+    for line in _read(path).splitlines():
+        before, _, after = line.partition(" - ")
+        kind, _, options = after.split(" ", 2)
+        root, point = before.split(" ")[3:5]
+        if kind == "cgroup2":
+            mounts[""] = (point, root)
+        elif kind == "cgroup":
+            for option in options.split(","):
+                mounts[option] = (point, root)
+    return mounts
+
+
+def _usable(path: str) -> bool:
+    """Whether children can be made here and processes moved into them."""
+    return os.access(path, os.W_OK | os.X_OK)
+
+
+def _delegated(point: str, path: str, cpu: bool) -> str:
+    """The nearest group above, ourselves included, that this user may extend; empty if none.
+
+    A process may only be moved by who may write to the common parent, hence the second test.
+    A group with processes of its own cannot give weights to its children, hence the search.
+    """
+    while True:
+        if _usable(path) and os.access(os.path.join(path, "cgroup.procs"), os.W_OK):
+            if not cpu:
+                return path
+            with contextlib.suppress(OSError):
+                if "cpu" not in _read(os.path.join(path, "cgroup.subtree_control")).split():
+                    if "cpu" not in _read(os.path.join(path, "cgroup.controllers")).split():
+                        raise PermissionError
+                    _write(os.path.join(path, "cgroup.subtree_control"), "+cpu")
+                return path
+        if path == point:
+            return ""
+        path = os.path.dirname(path)
+
+
+def _read(path: str) -> str:
+    with open(path) as file:
+        return file.read()
+
+
+def _write(path: str, text: str) -> None:
+    with open(path, "w") as file:
+        file.write(text)

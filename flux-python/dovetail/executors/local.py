@@ -1,0 +1,435 @@
+# SPDX-License-Identifier: LGPL-3.0-or-later
+"""The local executor: ranks are processes on this machine (steps 4 to 7).
+
+Inputs: launches, resizes and stops from the controller; the rank pages. Outputs: events; per
+simulation `<run_dir>/<name>/case` and `log`, a control group and a keeper process (see
+`dovetail.keeper`), which does whatever takes time, so that no call here blocks.
+
+Invariants: nothing outlives the controlling process, however it ends: the keepers notice; a
+Finished is reported only after every trace of the simulation is gone but its output.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import secrets
+import select
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from dovetail import cgroup, core, keeper, page, paths, process, sweep
+from dovetail.errors import BadInput, WorkFailed
+
+_PATIENCE = 10.0  # seconds for a keeper to do what it was told before it is ended itself
+_PACKAGE = str(Path(__file__).resolve().parents[2])
+_RUN_KEEPER = f"import sys; sys.path.insert(0, {_PACKAGE!r}); from dovetail.keeper import main"
+
+
+@dataclass
+class Result:
+    """How a simulation ended. `trouble` is what to know besides: an incomplete log, for one."""
+
+    code: int
+    reason: str = ""
+    trouble: str = ""
+
+
+@dataclass
+class _Job:
+    """One simulation that has been launched and not yet reported as finished."""
+
+    spec: core.Spec
+    share: core.Share
+    directory: str
+    temporary: str
+    group: cgroup.Group
+    ranks: list[cgroup.Group] = field(default_factory=list)
+    moved: set[int] = field(default_factory=set)
+    control: page.Control | None = None
+    keeper: subprocess.Popen[bytes] | None = None
+    heard: bytes = b""
+    started: bool = False
+    stopped: str = ""
+    paused: bool = False
+    let_go: bool = False
+    overdue: float = 0.0  # CLOCK_MONOTONIC; after it the keeper is taken for dead
+    sample: core.Ranks | None = None
+    result: Result | None = None
+
+
+class LocalExecutor:
+    """Runs simulations on this machine; implements `core.Executor`.
+
+    `run_dir` takes the simulations' directories. `cpus` is how many of the CPUs that this
+    process may use are given to simulations (None: all), `memory` how many bytes (None: what
+    is free now). `origin` is the CLOCK_MONOTONIC time of the run clock's 0. `log_limit` bounds
+    each log, bytes. `place` is the control group to work under, by default what is found.
+    Raises BadInput for absurd numbers, WorkFailed where there is no shared memory.
+    """
+
+    def __init__(
+        self,
+        run_dir: Path,
+        cpus: int | None = None,
+        memory: int | None = None,
+        origin: float | None = None,
+        run_id: str = "",
+        log_limit: int = 64 << 20,
+        place: cgroup.Group | None = None,
+    ) -> None:
+        allowed = sorted(os.sched_getaffinity(0))
+        if cpus is not None and not 1 <= cpus <= len(allowed):
+            raise BadInput(
+                f"cpus: {cpus} is not possible; this process may use 1 to {len(allowed)}"
+            )
+        self._cpus = allowed[:cpus]
+        self._pin = self._cpus if len(self._cpus) < len(allowed) else []
+        self._memory = memory or _free_memory()
+        self._run_dir = Path(run_dir).resolve()
+        self._origin = time.monotonic() if origin is None else origin
+        self._log_limit = log_limit
+        self.results: dict[str, Result] = {}
+        self._jobs: dict[str, _Job] = {}
+        self._events: list[core.Event] = []
+        self._launches = 0
+        self._mpi: dict[str, str] = {}
+        self._poll = select.epoll()
+        self.swept = sweep.sweep()
+        run_id = run_id or secrets.token_hex(4)
+        name = f"dovetail-{os.getuid()}-{run_id}"
+        self._group = self._make_group(cgroup.find() if place is None else place, name)
+        self._temporary = os.path.join(tempfile.gettempdir(), name)
+        try:
+            self.session, self._lock = sweep.create(run_id, self._group, self._temporary)
+        except OSError as error:
+            with contextlib.suppress(OSError):
+                self._group.remove()
+            raise WorkFailed(f"{sweep.ROOT}: cannot make a session: {error.strerror}") from error
+
+    def _make_group(self, place: cgroup.Group, name: str) -> cgroup.Group:
+        """The run's own group, as far as the kernel lets us have one."""
+        for wanted in (place, cgroup.Group("", place.control), cgroup.Group(place.weight, "")):
+            group = wanted.child(name)
+            try:
+                group.create()
+                group.share_out()
+                group.set_weight(1000 * len(self._cpus))
+                return group
+            except OSError:
+                with contextlib.suppress(OSError):
+                    group.remove()
+        return cgroup.Group("", "")
+
+    def capacity(self) -> core.Capacity:
+        """This machine; without control groups it has no weights, freezing works always."""
+        node = core.Node(socket.gethostname(), 1000 * len(self._cpus), self._memory)
+        return core.Capacity((node,), weights=bool(self._group.weight), freeze=True)
+
+    # --- what the controller asks for ---
+
+    def launch(self, spec: core.Spec, share: core.Share) -> None:
+        """Start a simulation; a failure comes back as Finished. ValueError if it runs already."""
+        if spec.name in self._jobs:
+            raise ValueError(f"simulation {spec.name} is running")
+        self._launches += 1
+        job = _Job(
+            spec,
+            share,
+            os.path.join(self.session, spec.name),
+            os.path.join(self._temporary, str(self._launches)),
+            self._group.child(spec.name),
+        )
+        self._jobs[spec.name] = job
+        try:
+            os.mkdir(job.directory, 0o700)
+            job.control = page.Control.create(Path(job.directory), share.wait)
+            self._make_groups(job)
+            self._apply(job, share)
+            self._start_keeper(job)
+        except OSError as error:
+            job.result = Result(1, f"cannot be started: {error}")
+
+    def resize(self, shares: Mapping[str, core.Share]) -> None:
+        """Give new shares, all or none; a Resized follows."""
+        done: list[_Job] = []
+        refused = ""
+        for name, share in shares.items():
+            job = self._jobs.get(name)
+            if job is None or job.result or job.stopped:
+                refused = f"{name}: is not running"
+                break
+            done.append(job)
+            try:
+                self._apply(job, share)
+            except OSError as error:
+                refused = f"{name}: {error}"
+                break
+        for job in done:
+            if refused:
+                with contextlib.suppress(OSError):
+                    self._apply(job, job.share)
+            else:
+                job.share = shares[job.spec.name]
+        self._events.append(core.Resized(self._now(), tuple(shares), refused))
+
+    def stop(self, name: str, why: str) -> None:
+        """End a simulation: SIGTERM, a grace of 3 s, SIGKILL; a Finished follows."""
+        job = self._jobs.get(name)
+        if job is None or job.result or job.stopped:
+            return
+        job.stopped = why or "stopped"
+        job.overdue = time.monotonic() + keeper.GRACE + _PATIENCE
+        with contextlib.suppress(OSError):
+            self._freeze(job, False)
+            self._tell(job, b"stop\n")
+
+    def close(self) -> None:
+        """End everything and remove every trace, within seconds; may be called twice."""
+        if self._poll.closed:
+            return
+        for job in self._jobs.values():
+            if not job.result:
+                job.stopped = job.stopped or "the run ended"
+            self._let_go(job)
+        while self._jobs:
+            self.wait(_PATIENCE)
+            self.observe(self._now())
+        self._poll.close()
+        with open(os.path.join(self.session, "owner"), "rb") as file:
+            sweep.remove_session(self.session, file.read())
+        os.close(self._lock)
+
+    # --- what happens ---
+
+    def fileno(self) -> int:
+        """Readable when `observe` has more to say than new samples."""
+        return self._poll.fileno()
+
+    def wait(self, timeout: float) -> bool:
+        """Sleep until something happens or `timeout` seconds are over; True if it happened."""
+        deadlines = [job.overdue for job in self._jobs.values() if job.overdue]
+        if self._events or any(job.result and not job.keeper for job in self._jobs.values()):
+            return True
+        limit = min([timeout, *(deadline - time.monotonic() for deadline in deadlines)])
+        return bool(self._poll.poll(max(0.0, limit)))
+
+    def observe(self, t: float) -> Sequence[core.Event]:
+        """What happened since the last call, oldest first; `t` is now on the run's clock."""
+        events, self._events = self._events, []
+        for job in list(self._jobs.values()):
+            ended = self._hear(job, t, events)
+            if job.started and not job.let_go:
+                self._sample(job, t, events)
+            if job.result:
+                self._let_go(job)
+            if ended or (job.overdue and time.monotonic() > job.overdue):
+                self._finish(job, t, events)
+        return events
+
+    def _hear(self, job: _Job, t: float, events: list[core.Event]) -> bool:
+        """Take in the keeper's messages; True if it has gone."""
+        if job.keeper is None:
+            return True
+        assert job.keeper.stdout is not None
+        ended = False
+        with contextlib.suppress(BlockingIOError):
+            while not ended:
+                chunk = os.read(job.keeper.stdout.fileno(), 65536)
+                job.heard += chunk
+                ended = not chunk
+        *lines, job.heard = job.heard.split(b"\n")
+        for line in lines:
+            try:
+                message = json.loads(line)
+            except ValueError:
+                job.heard = line + b"\n" + job.heard  # its last words, for `_finish`
+                break
+            if message["kind"] == "started":
+                job.started = True
+                self._mpi[job.spec.command[0]] = message["mpi"]
+                events.append(core.Started(t, job.spec.name))
+            else:
+                job.result = Result(message["code"], message["reason"], message["trouble"])
+        return ended
+
+    def _sample(self, job: _Job, t: float, events: list[core.Event]) -> None:
+        """Report the ranks if any of them has published something new."""
+        try:
+            pages = [p for p in page.read_pages(Path(job.directory)) if p.world == 0]
+        except (BadInput, OSError):
+            return
+        pages.sort(key=lambda one: one.rank)
+        if [one.rank for one in pages] != list(range(job.spec.ranks)):
+            return
+        self._place_ranks(job, pages)
+        ranks = self._ranks(job, pages)
+        if ranks != job.sample:
+            job.sample = ranks
+            events.append(core.Sampled(t, job.spec.name, ranks))
+
+    def _ranks(self, job: _Job, pages: list[page.RankPage]) -> core.Ranks:
+        memory = tuple(one.peak_rss for one in pages)
+        if all(one.iteration_source != "none" for one in pages):
+            return core.Ranks(
+                tuple(one.iterations for one in pages),
+                tuple(max(0.0, one.iter_stamp - self._origin) for one in pages),
+                tuple(one.iter_cpu_s for one in pages),
+                tuple(one.iter_useful_s for one in pages),
+                tuple(one.iter_mpi_s for one in pages),
+                memory,
+            )
+        # Only the log tells of iterations; a `Time =` line begins one and so ends another.
+        lines, stamp = 0, 0.0
+        with contextlib.suppress(OSError, ValueError):
+            raw = Path(job.directory, "iterations").read_bytes()
+            lines, stamp = keeper.COUNT.unpack(raw) if raw else (0, self._origin)
+        succeeded = job.result is not None and job.result.code == 0
+        complete = lines if succeeded else max(0, lines - 1)
+        count = len(pages)
+        return core.Ranks(
+            (complete,) * count,
+            (max(0.0, stamp - self._origin),) * count,
+            tuple(one.cpu_s for one in pages),
+            tuple(one.useful_s for one in pages),
+            tuple(one.mpi_s for one in pages),
+            memory,
+        )
+
+    def _finish(self, job: _Job, t: float, events: list[core.Event]) -> None:
+        """The keeper has gone, or is taken for dead: see that nothing is left, and report."""
+        code = 1
+        if job.keeper is not None:
+            if job.keeper.poll() is None and job.overdue and time.monotonic() > job.overdue:
+                job.keeper.kill()
+            code = job.keeper.wait()
+            assert job.keeper.stdout is not None
+            self._poll.unregister(job.keeper.stdout.fileno())
+            job.keeper.stdout.close()
+            self._let_go(job)
+        if os.path.exists(job.directory):
+            sweep.remove_simulation(job.directory, job.group, job.temporary)
+        result = job.result
+        if result is None:
+            words = job.heard.decode(errors="replace").strip().splitlines()
+            why = f"ended by signal {-code}" if code < 0 else f"exit code {code}"
+            result = Result(128 - code if code < 0 else 1, f"its keeper failed: {why}")
+            if words:
+                result.reason += f": {words[-1]}"
+        if job.stopped:
+            result = Result(result.code or 143, f"stopped: {job.stopped}", result.trouble)
+        del self._jobs[job.spec.name]
+        self.results[job.spec.name] = result
+        events.append(core.Finished(t, job.spec.name, result.code, result.reason))
+
+    # --- means ---
+
+    def _now(self) -> float:
+        return time.monotonic() - self._origin
+
+    def _make_groups(self, job: _Job) -> None:
+        """The simulation's group, and below it one per rank group if it is divided."""
+        job.group.create()
+        size = job.spec.ranks_per_group
+        if size and self._group.weight:
+            job.group.share_out()
+            job.group.child("job").create()
+            for index in range(0, job.spec.ranks, size):
+                job.ranks.append(job.group.child(f"r{index}", freezable=False).create())
+
+    def _start_keeper(self, job: _Job) -> None:
+        spec, group = job.spec, job.group
+        inner = group.child("job") if job.ranks else group
+        config: dict[str, Any] = {
+            "name": spec.name,
+            "directory": job.directory,
+            "temporary": job.temporary,
+            "case": os.path.abspath(spec.case),
+            "home": str(self._run_dir / spec.name),
+            "ranks": spec.ranks,
+            "command": spec.command,
+            "prepare": spec.prepare,
+            "environment": dict(spec.environment),
+            "mpi": self._mpi.get(spec.command[0], ""),
+            "libraries": _libraries(),
+            "group": [group.weight, group.control],
+            "job": [inner.weight, inner.control],
+            "cpus": self._pin,
+            "log_limit": self._log_limit,
+        }
+        text = json.dumps(config).encode()
+        job.keeper = subprocess.Popen(
+            [sys.executable, "-I", "-S", "-c", _RUN_KEEPER + "; main()"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            bufsize=0,
+        )
+        assert job.keeper.stdout is not None
+        os.set_blocking(job.keeper.stdout.fileno(), False)
+        self._poll.register(job.keeper.stdout.fileno(), select.EPOLLIN)
+        self._tell(job, len(text).to_bytes(4, "little") + text)
+
+    def _tell(self, job: _Job, words: bytes) -> None:
+        if not job.let_go and job.keeper is not None and job.keeper.stdin is not None:
+            with contextlib.suppress(BrokenPipeError):  # it has gone, which `_hear` will find
+                job.keeper.stdin.write(words)
+
+    def _let_go(self, job: _Job) -> None:
+        """Nothing more is needed of the keeper: it ends what is left, cleans up and goes."""
+        if not job.let_go and job.keeper is not None and job.keeper.stdin is not None:
+            job.keeper.stdin.close()
+            job.let_go = True
+            job.overdue = time.monotonic() + _PATIENCE
+
+    def _apply(self, job: _Job, share: core.Share) -> None:
+        """Set weights, wait policy and freezing; OSError where one is refused."""
+        size = job.spec.ranks_per_group
+        job.group.set_weight(sum(share.requests))
+        for index, group in enumerate(job.ranks):
+            group.set_weight(sum(share.requests[index * size : (index + 1) * size]))
+        if job.control is not None:
+            job.control.set(share.wait)
+        self._freeze(job, share.frozen)
+
+    def _freeze(self, job: _Job, frozen: bool) -> None:
+        if job.group.control:
+            job.group.freeze(frozen)
+        elif job.keeper is not None and frozen != job.paused:
+            process.pause_all(f"DOVETAIL_DIR={job.directory}", job.keeper.pid, frozen)
+            job.paused = frozen
+
+    def _place_ranks(self, job: _Job, pages: list[page.RankPage]) -> None:
+        """Move ranks into their rank groups as they appear."""
+        for one in pages if job.ranks else ():
+            if one.pid not in job.moved and process.start_ticks(one.pid) == one.start_ticks:
+                with contextlib.suppress(OSError):
+                    job.ranks[one.rank // job.spec.ranks_per_group].add(one.pid)
+                    job.moved.add(one.pid)
+
+
+def _libraries() -> dict[str, str]:
+    """The MPI that each profiling library is for, and its file; what is not built is left out."""
+    found = {}
+    for mpi in ("openmpi", "mpich"):
+        with contextlib.suppress(BadInput):
+            library = paths.library(mpi)
+            if library.exists():
+                found[mpi] = str(library)
+    return found
+
+
+def _free_memory() -> int:
+    """Memory that simulations may use, bytes: what is free, within the own group's limit."""
+    with open("/proc/meminfo") as file:
+        free = next(int(line.split()[1]) * 1024 for line in file if "MemAvailable" in line)
+    return min(free, cgroup.limits() or free)

@@ -1,0 +1,299 @@
+# SPDX-License-Identifier: LGPL-3.0-or-later
+"""Runs one simulation, and ends it when nobody is left who wants it (step 4).
+
+One process per simulation, started by the local executor. Inputs: on stdin one line of JSON
+(see `Keeper`), then commands, one per line: `stop`. End of file on stdin means that the
+executor needs nothing more, or has died: everything is ended and removed at once. Outputs:
+`log` in the simulation's directory, the count of `Time =` lines in the file `iterations`
+of its session directory, and on stdout lines of JSON: `started`, then `result`.
+
+Invariants: no descendant escapes, since orphans become the keeper's own children; it stays
+outside the simulation's control group, so freezing that does not freeze the keeper; neither
+a flood of output nor a full disk stops it. Imports stay few: they cost milliseconds each time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import os
+import select
+import signal
+import struct
+import sys
+import time
+
+from dovetail import mpirun, sweep
+from dovetail.cgroup import Group
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+GRACE = 3.0
+"""Seconds between SIGTERM and SIGKILL when a simulation is stopped."""
+
+COUNT = struct.Struct("=Qd")
+"""The file `iterations`: how many `Time =` lines, and when the last came (CLOCK_MONOTONIC)."""
+
+_SET_PDEATHSIG, _SET_CHILD_SUBREAPER = 1, 36  # prctl(2)
+_TAIL = 1 << 20
+_TIME_LINE = b"\nTime = "
+_CANNOT_START = 127
+
+
+class Log:
+    """The simulation's output: the beginning and the end of it in a file, and what it counts.
+
+    `limit` is the largest size of the file, bytes. `trouble` says why the file is not complete.
+    """
+
+    def __init__(self, path: str, counter: str, limit: int) -> None:
+        self.trouble = ""
+        self.recent = bytearray()
+        self._room = max(0, limit - _TAIL)
+        self._skipped = 0
+        self._carry = b"\n"
+        self._times = 0
+        self._file = -1
+        try:
+            self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o666)
+        except OSError as error:
+            self.trouble = f"no log: {error.strerror}"
+        self._counter = os.open(counter, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+
+    def take(self, chunk: bytes) -> None:
+        """Keep and count what the simulation printed."""
+        head = chunk[: self._room]
+        self._room -= len(head)
+        self._write(head)
+        self._skipped += len(chunk) - len(head)
+        self.recent += chunk
+        if len(self.recent) > 2 * _TAIL:
+            del self.recent[:-_TAIL]
+        text = self._carry + chunk
+        times = text.count(_TIME_LINE)
+        if times:
+            self._times += times
+            os.pwrite(self._counter, COUNT.pack(self._times, time.monotonic()), 0)
+        self._carry = text[1 - len(_TIME_LINE) :]
+
+    def close(self) -> None:
+        """Write the end of an output that was too long."""
+        if self._skipped and not self.trouble:
+            tail = self.recent[-min(self._skipped, _TAIL) :]
+            lost = self._skipped - len(tail)
+            self.trouble = f"log too long: {lost} bytes left out of the middle"
+            self._write(b"\n[dovetail: %d bytes left out here]\n" % lost + tail)
+
+    def _write(self, data: bytes) -> None:
+        while data and self._file >= 0:
+            try:
+                data = data[os.write(self._file, data) :]
+            except OSError as error:
+                self.trouble = f"log incomplete: {error.strerror}"
+                os.close(self._file)
+                self._file = -1
+
+
+class Keeper:
+    """One simulation from its first step to the removal of its last trace.
+
+    `config` has: `name`, `directory` (session directory of the simulation), `temporary`,
+    `case` (to copy from), `home` (its output directory), `ranks`, `command`, `prepare`,
+    `environment` (to add), `libraries` (MPI to preloaded library), `weight` and `control`
+    (its control group; `job` is the group that its processes join), `cpus`, `log_limit`.
+    """
+
+    def __init__(self, config: dict[str, Any]) -> None:
+        self.config = config
+        self.group = Group(*config["group"])
+        self.job = Group(*config["job"])
+        self.case = os.path.join(config["home"], "case")
+        self.libc = ctypes.CDLL(None, use_errno=True)
+        self.libc.prctl(_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+        self.output, self.output_end = os.pipe()
+        os.set_blocking(self.output, False)
+        self.log: Log | None = None
+        self.child = 0
+        self.status: int | None = None
+        self.stopping = False
+        self.deadline = 0.0  # of the grace after a stop; 0 if none runs
+        self.orphaned = False
+        self.waker, waker_end = os.pipe()
+        os.set_blocking(waker_end, False)
+        signal.set_wakeup_fd(waker_end)
+        for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            signal.signal(number, lambda number, frame: None)
+
+    def run(self) -> None:
+        """All steps, then the result, then the clean-up once the executor has let go."""
+        code, reason = self._steps()
+        left = sweep.end_simulation(self.config["directory"], self.group, os.getpid())
+        self._drain()
+        if self.log:
+            self.log.close()
+        trouble = self.log.trouble if self.log else ""
+        if left:
+            trouble += f"; processes {left} cannot be ended"
+        self._tell({"kind": "result", "code": code, "reason": reason, "trouble": trouble})
+        while not self.orphaned:
+            self._wait(None)
+        directory, temporary = self.config["directory"], self.config["temporary"]
+        sweep.remove_simulation(directory, self.group, temporary, os.getpid())
+        # Only the last keeper of a run whose controlling process died gets further than its lock.
+        sweep.sweep_session(os.path.dirname(directory))
+
+    def _steps(self) -> tuple[int, str]:
+        config = self.config
+        with contextlib.suppress(OSError):
+            os.makedirs(config["temporary"], 0o700, exist_ok=True)
+        try:
+            os.makedirs(config["home"], exist_ok=True)
+        except OSError as error:
+            return 1, f"cannot make {config['home']}: {error.strerror}"
+        counter = os.path.join(config["directory"], "iterations")
+        self.log = Log(os.path.join(config["home"], "log"), counter, config["log_limit"])
+        copy = 'rm -rf -- "$1" && cp -a -T -- "$0" "$1"'
+        steps = [("copying the case", "/", ["sh", "-c", copy, config["case"], self.case])]
+        for line in config["prepare"]:
+            steps.append((f"prepare step '{line}'", self.case, ["sh", "-c", line]))
+        base = mpirun.environment(
+            {**os.environ, **config["environment"]}, config["directory"], config["temporary"]
+        )
+        for what, directory, words in steps:
+            code = self._step(words, directory, base)
+            if code:
+                said = mpirun.complaint(self._recent())
+                return code, f"{what} failed with exit code {code}" + (f": {said}" if said else "")
+        path = base.get("PATH", os.defpath)
+        mpi = config["mpi"] or mpirun.flavour(config["command"][0], path)
+        words = mpirun.command_line(config["command"], config["ranks"], path, mpi)
+        self._tell({"kind": "started", "mpi": mpi})
+        code = self._step(words, self.case, mpirun.preload(base, config["libraries"].get(mpi, "")))
+        if not code:
+            return 0, ""
+        return code, mpirun.explain(code, self._recent(), self._ranks())
+
+    def _step(self, words: list[str], directory: str, environment: dict[str, str]) -> int:
+        """Run one program to its end; its exit code, 128 more than the signal that ended it."""
+        if self.stopping or self.orphaned:
+            return 128 + signal.SIGTERM
+        self.status = None
+        parent = os.getpid()
+        self.child = os.fork()
+        if self.child == 0:
+            self._become(parent, words, directory, environment)
+        while self.status is None:
+            if self.orphaned or (self.deadline and time.monotonic() >= self.deadline):
+                sweep.end_simulation(self.config["directory"], self.group, os.getpid())
+                self.deadline = 0.0
+                self._reap()
+            else:
+                self._wait(self.deadline - time.monotonic() if self.deadline else None)
+        self._drain()
+        code = os.waitstatus_to_exitcode(self.status)
+        return code if code >= 0 else 128 - code
+
+    def _become(
+        self, parent: int, words: list[str], directory: str, environment: dict[str, str]
+    ) -> None:
+        """In the child: turn into the program; never returns."""
+        try:
+            os.setpgid(0, 0)
+            self.libc.prctl(_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+            if os.getppid() != parent:
+                os._exit(_CANNOT_START)
+            signal.set_wakeup_fd(-1)
+            for number in (signal.SIGPIPE, signal.SIGXFSZ):
+                signal.signal(number, signal.SIG_DFL)
+            os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+            os.dup2(self.output_end, 1)
+            os.dup2(self.output_end, 2)
+            self.job.add(os.getpid())
+            if self.config["cpus"]:
+                os.sched_setaffinity(0, self.config["cpus"])
+            os.chdir(directory)
+            os.execvpe(words[0], words, environment)
+        except OSError as error:
+            os.write(2, f"cannot start {words[0]}: {error.strerror}\n".encode())
+        finally:
+            os._exit(_CANNOT_START)
+
+    def _wait(self, limit: float | None) -> None:
+        """Take in whatever comes first: output, a command, a child's end, or `limit` seconds."""
+        poller = select.poll()
+        sources = [self.output, self.waker] + ([] if self.orphaned else [0])
+        for source in sources:
+            poller.register(source, select.POLLIN)
+        for source, _ in poller.poll(None if limit is None else max(0, limit * 1000)):
+            if source == self.output:
+                self._read()
+            elif source == self.waker:
+                if set(os.read(self.waker, 512)) - {int(signal.SIGCHLD)}:
+                    self._stop()
+                self._reap()
+            else:
+                words = os.read(0, 512)
+                self.orphaned = not words
+                if words:
+                    self._stop()
+
+    def _stop(self) -> None:
+        """Ask the running step to end; `_step` insists when the grace is over."""
+        if not self.stopping:
+            self.stopping = True
+            self.deadline = time.monotonic() + GRACE
+            if self.child and self.status is None:
+                with contextlib.suppress(OSError):
+                    os.killpg(self.child, signal.SIGTERM)
+
+    def _reap(self) -> None:
+        """Collect the children that have ended, adopted ones included."""
+        with contextlib.suppress(ChildProcessError):
+            while True:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+                if pid == 0:
+                    return
+                if pid == self.child:
+                    self.status = status
+
+    def _read(self) -> bool:
+        try:
+            chunk = os.read(self.output, 1 << 16)
+        except BlockingIOError:
+            return False
+        if self.log:
+            self.log.take(chunk)
+        return True
+
+    def _drain(self) -> None:
+        """Read what is in the pipe now; a daemon that goes on writing must not hold us."""
+        for _ in range(64):
+            if not self._read():
+                return
+
+    def _recent(self) -> str:
+        return bytes(self.log.recent[-_TAIL:]).decode(errors="replace") if self.log else ""
+
+    def _ranks(self) -> dict[int, int]:
+        """Process id to rank, by the names of the rank pages."""
+        pages = [n.split(".") for n in os.listdir(self.config["directory"])]
+        return {int(p[2]): int(p[1]) for p in pages if p[0] == "rank" and len(p) == 3}
+
+    def _tell(self, message: dict[str, Any]) -> None:
+        with contextlib.suppress(OSError):
+            os.write(1, json.dumps(message).encode() + b"\n")
+
+
+def main() -> None:
+    """Read the configuration, whose length in four bytes comes first, and keep."""
+    size, text = int.from_bytes(os.read(0, 4), "little"), b""
+    while len(text) < size:
+        text += os.read(0, size - len(text)) or sys.exit(1)
+    Keeper(json.loads(text)).run()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,144 @@
+# SPDX-License-Identifier: LGPL-3.0-or-later
+"""What must be known of Open MPI and MPICH to start a program under either (step 4).
+
+Inputs: the user's command. Outputs: the command line and environment that start it with the
+profiling library, unbound to cores and leaving no files behind; and, when it failed, the
+reason in one line. Pure but for a look at the program's libraries.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping, Sequence
+
+STARTERS = {"mpirun": "", "mpiexec": "", "orterun": "openmpi", "prterun": "openmpi"}
+STARTERS.update({"mpirun.openmpi": "openmpi", "mpiexec.openmpi": "openmpi"})
+STARTERS.update({"mpirun.mpich": "mpich", "mpiexec.mpich": "mpich", "mpiexec.hydra": "mpich"})
+"""Programs that start MPI programs, and the MPI that they belong to if the name tells."""
+
+_LIBRARIES = {"openmpi": "libmpi.so.40", "mpich": "libmpich.so.12"}
+
+
+def which(program: str, path: str) -> str:
+    """The program's file by the search path `path`; empty if there is none."""
+    for directory in [""] if "/" in program else path.split(":"):
+        file = os.path.join(directory, program)
+        if os.path.isfile(file) and os.access(file, os.X_OK):
+            return file
+    return ""
+
+
+def flavour(program: str, path: str) -> str:
+    """`openmpi` or `mpich`: the one that a starter belongs to, or whose library the program loads.
+
+    Empty if neither can be told, as for scripts; takes as long as loading the program.
+    """
+    file = which(program, path)
+    if os.path.basename(program) in STARTERS:
+        real = os.path.basename(os.path.realpath(file))
+        return STARTERS[os.path.basename(program)] or STARTERS.get(real, "")
+    output, output_end = os.pipe()
+    words = ["ldd", file or "/nonexistent"]
+    actions = [(os.POSIX_SPAWN_DUP2, output_end, 1), (os.POSIX_SPAWN_DUP2, output_end, 2)]
+    pid = os.posix_spawnp("ldd", words, os.environ, file_actions=actions)
+    os.close(output_end)
+    with open(output, errors="replace") as file_object:
+        listing = file_object.read()
+    os.waitpid(pid, 0)
+    return next((name for name, library in _LIBRARIES.items() if library in listing), "")
+
+
+def command_line(command: Sequence[str], ranks: int, path: str, mpi: str) -> list[str]:
+    """The words that start the command on `ranks` ranks under `mpi` (empty: any there is).
+
+    A command that begins with a starter such as `mpirun` is taken as it is.
+    """
+    if os.path.basename(command[0]) in STARTERS:
+        return list(command)
+    names = {"openmpi": ["mpirun.openmpi"], "mpich": ["mpiexec.mpich", "mpiexec.hydra"]}
+    starters = [*names.get(mpi, ()), "mpirun", "mpiexec"]
+    starter = next((name for name in starters if which(name, path)), "mpirun")
+    return [starter, "-np", str(ranks), *command]
+
+
+def environment(base: Mapping[str, str], directory: str, temporary: str) -> dict[str, str]:
+    """The environment of the command: `base` with what profiling and packing need.
+
+    `directory` (in shared memory) takes the rank pages and the MPI's own shared segments,
+    `temporary` its other files, so that both vanish with their directories whatever happens.
+    """
+    extra = {
+        "DOVETAIL_DIR": directory,
+        "TMPDIR": temporary,
+        # Without yielding, a rank that waits never calls what the doorbell hooks.
+        "OMPI_MCA_mpi_yield_when_idle": "1",
+        "OMPI_MCA_rmaps_base_oversubscribe": "1",
+        # Every mpirun believes that it owns the machine, and would bind to the first cores.
+        "OMPI_MCA_hwloc_base_binding_policy": "none",
+        "OMPI_MCA_btl_vader_backing_directory": directory,
+        "HYDRA_BINDING": "none",
+        "UCX_POSIX_DIR": directory,
+    }
+    if os.getuid() == 0:
+        extra.update(OMPI_ALLOW_RUN_AS_ROOT="1", OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1")
+    return {**base, **extra}
+
+
+def preload(base: Mapping[str, str], library: str) -> dict[str, str]:
+    """`base` with the profiling library loaded into every program; empty for none."""
+    words = filter(None, (library, base.get("LD_PRELOAD", "")))
+    return {**base, "LD_PRELOAD": ":".join(words)} if library else dict(base)
+
+
+_PREFIX = r"^(?:\[[\w.,-]+\]\s?)?"  # OpenFOAM and many others put the rank in front
+_LOUD = re.compile(r"error|fatal|fail|abort|exception|cannot|not found|no such|killed", re.I)
+# What the two starters themselves say about a failure, between lines of dashes or equal signs.
+_STARTER_SAYS = re.compile(r"^(-{60,})\n(?:.*\n)*?\1\n|^(={60,})\n(?:=.*\n)*\2\n", re.M)
+
+
+def explain(code: int, output: str, ranks_by_pid: Mapping[int, int]) -> str:
+    """Why a command failed, in one line.
+
+    `code` is its exit code, 128 more than the signal that ended it; `output` the end of what
+    it printed; `ranks_by_pid` the ranks that are known.
+    """
+    missing = re.search(r"find the specified executable[\s\S]*?Executable: +(\S+)", output)
+    missing = missing or re.search(r"execvp error on file (\S+)", output)
+    if missing:
+        return f"program {missing[1]} not found"
+    who = ""
+    killed = re.search(r"rank (\d+) with PID \d+ .*exited on\s+signal (\d+)", output)
+    aborted = re.search(r"MPI_ABORT was invoked on rank (\d+) .*\n?.*errorcode (\d+)", output)
+    exited = re.search(r"Process name: \[\[\d+,\d+\],(\d+)\]\s+Exit code:\s+(\d+)", output)
+    hydra = re.search(r"= +PID (\d+) RUNNING AT .*\n= +EXIT CODE: (\d+)", output)
+    if killed:
+        return f"rank {killed[1]} killed by signal {killed[2]}"
+    found = aborted or exited
+    if found:
+        who, code = f"rank {found[1]}: ", int(found[2])
+    elif hydra:
+        rank = ranks_by_pid.get(int(hydra[1]))
+        who = "a rank" if rank is None else f"rank {rank}"
+        ended_by = re.search(r"EXIT STRING: .*\(signal (\d+)\)", output)
+        if ended_by:
+            return f"{who} killed by signal {ended_by[1]}"
+        who, code = f"{who}: ", int(hydra[2])
+    ended = f"killed by signal {code - 128}" if code > 128 and not who else f"exit code {code}"
+    said = complaint(output)
+    return f"{who}{ended}" + (f": {said}" if said else "")
+
+
+def complaint(output: str) -> str:
+    """The line of a program's output that looks most like the error; the last one if none does."""
+    lines = [line.strip() for line in _STARTER_SAYS.sub("", output[-65536:]).splitlines()]
+    lines = [re.sub(_PREFIX, "", line) for line in lines if line]
+    for index, line in enumerate(lines):
+        if "FOAM FATAL" in line:
+            return _short(" ".join(filter(None, lines[index : index + 3])).lstrip("-> "))
+    loud = [line for line in lines if _LOUD.search(line)]
+    return _short((loud or lines or [""])[-1])
+
+
+def _short(line: str) -> str:
+    return line if len(line) <= 200 else line[:197] + "..."

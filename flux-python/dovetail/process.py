@@ -1,0 +1,131 @@
+# SPDX-License-Identifier: LGPL-3.0-or-later
+"""Finds, recognises and ends processes through /proc (steps 4 and 6).
+
+Inputs: process ids and start ticks. Outputs: signals. A process is always named by its id
+together with its start time, so that an id which the kernel gave to somebody else in the
+meantime is never touched. Imports stay few: the keeper starts once per simulation.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import time
+from collections.abc import Callable
+
+Processes = dict[int, int]
+"""Process id to start ticks (clock ticks since boot, field 22 of /proc/PID/stat)."""
+
+
+def _stat(pid: int) -> tuple[str, int, int] | None:
+    """State letter, parent's id and start ticks; None if there is no such process."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            # The name, in parentheses, may itself hold spaces and parentheses.
+            fields = file.read().rpartition(b")")[2].split()
+    except OSError:
+        return None
+    return fields[0].decode(), int(fields[1]), int(fields[19])
+
+
+def start_ticks(pid: int) -> int:
+    """When the process started, in clock ticks since boot; 0 if it is gone or a zombie."""
+    stat = _stat(pid)
+    return 0 if stat is None or stat[0] in "ZX" else stat[2]
+
+
+def members(marker: str, root: int = 0) -> Processes:
+    """This user's live processes below `root`, or with `marker` in their environment.
+
+    `marker` is `NAME=value`. Either criterion alone has a gap: a program may clear its
+    environment, and the children of a dead `root` belong to somebody else.
+    """
+    uid = os.getuid()
+    wanted = b"\0" + os.fsencode(marker) + b"\0"
+    parents: dict[int, int] = {}
+    ticks: Processes = {}
+    found = set()
+    for entry in os.listdir("/proc"):
+        if not entry.isdigit():
+            continue
+        pid = int(entry)
+        stat = _stat(pid)
+        if stat is None or stat[0] in "ZX":
+            continue
+        parents[pid], ticks[pid] = stat[1], stat[2]
+        try:
+            if os.stat(f"/proc/{pid}").st_uid == uid:
+                with open(f"/proc/{pid}/environ", "rb") as file:
+                    if wanted in b"\0" + file.read() + b"\0":
+                        found.add(pid)
+        except OSError:
+            pass  # it ended, or is not ours to look into
+    for pid in parents:
+        above = parents[pid]
+        while root and above > 1 and above != root:
+            above = parents.get(above, 0)
+        if root and above == root:
+            found.add(pid)
+    found.discard(os.getpid())
+    return {pid: ticks[pid] for pid in found}
+
+
+def send(pid: int, ticks: int, number: int) -> bool:
+    """Send a signal to exactly this process; False if it is gone or not ours."""
+    try:
+        handle = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return False
+    except (OSError, AttributeError):
+        handle = -1  # an old kernel: check and hope, the gap is microseconds
+    try:
+        if start_ticks(pid) != ticks:
+            return False
+        if handle >= 0:
+            signal.pidfd_send_signal(handle, number)
+        else:
+            os.kill(pid, number)
+        return True
+    except OSError:
+        return False
+    finally:
+        if handle >= 0:
+            os.close(handle)
+
+
+def end_all(find: Callable[[], Processes], limit: float = 10.0) -> Processes:
+    """SIGKILL whatever `find` finds until it finds nothing; returns what outlived `limit` seconds.
+
+    The loop is what catches processes that fork while they are being killed.
+    """
+    deadline = time.monotonic() + limit
+    while True:
+        found = find()
+        if not found or time.monotonic() > deadline:
+            return found
+        poller = select.poll()
+        handles = []
+        for pid, ticks in found.items():
+            try:
+                handles.append(os.pidfd_open(pid))
+                poller.register(handles[-1], select.POLLIN)
+            except (OSError, AttributeError):
+                pass
+            send(pid, ticks, signal.SIGKILL)
+        poller.poll(20)  # until one of them is gone; ms
+        for handle in handles:
+            os.close(handle)
+
+
+def pause_all(marker: str, root: int, paused: bool) -> None:
+    """SIGSTOP or SIGCONT what `members` finds, again and again until nothing new appears."""
+    number = signal.SIGSTOP if paused else signal.SIGCONT
+    done: Processes = {}
+    while True:
+        new = {p: t for p, t in members(marker, root).items() if done.get(p) != t}
+        if not new:
+            return
+        for pid, ticks in new.items():
+            send(pid, ticks, number)
+        done.update(new)

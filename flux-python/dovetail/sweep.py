@@ -1,0 +1,128 @@
+# SPDX-License-Identifier: LGPL-3.0-or-later
+"""What a run leaves on a machine while it runs, and how all of it is removed (steps 4 and 8).
+
+A run has a session: the directory `/dev/shm/dovetail-<uid>-<run id>`, and in it the file
+`owner`, which the controlling process keeps locked as long as it lives. It lists the run's
+control groups and temporary directory. The kernel drops the lock with the process, so a
+session whose lock is free belongs to a dead run, whoever has its process id now.
+
+Invariant: only what `owner` lists and what carries the session's own name is ever removed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import time
+
+from dovetail import process
+from dovetail.cgroup import Group
+
+ROOT = "/dev/shm"
+_YOUNG = 60.0  # seconds that a session may exist without its owner file
+
+
+def create(run_id: str, group: Group, temporary: str, root: str = ROOT) -> tuple[str, int]:
+    """Make a run's session; returns its directory, and the locked file to keep open."""
+    session = os.path.join(root, f"dovetail-{os.getuid()}-{run_id}")
+    os.mkdir(session, 0o700)
+    # Locked before it has its name, so that no sweep ever sees it unlocked.
+    handle = os.open(session + "/owner.new", os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+    fcntl.flock(handle, fcntl.LOCK_EX)
+    record = {
+        "pid": os.getpid(),
+        "start_ticks": process.start_ticks(os.getpid()),
+        "weight": group.weight,
+        "control": group.control,
+        "temporary": temporary,
+    }
+    os.write(handle, json.dumps(record).encode() + b"\n")
+    os.rename(session + "/owner.new", session + "/owner")
+    return session, handle
+
+
+def sweep(root: str = ROOT) -> list[str]:
+    """Remove what this user's dead runs left; returns the names of their sessions."""
+    removed = []
+    for name in sorted(os.listdir(root)):
+        session = os.path.join(root, name)
+        if name.startswith(f"dovetail-{os.getuid()}-") and sweep_session(session):
+            removed.append(name)
+    return removed
+
+
+def sweep_session(session: str) -> bool:
+    """Remove one session if its run is dead; False if it lives, or is not ours."""
+    with contextlib.suppress(OSError):
+        status = os.lstat(session)
+        if status.st_uid != os.getuid() or not os.path.isdir(session) or os.path.islink(session):
+            return False
+        try:
+            handle = os.open(session + "/owner", os.O_RDWR | os.O_NOFOLLOW)
+        except FileNotFoundError:
+            if time.time() - status.st_mtime < _YOUNG:
+                return False
+            remove_tree(session)
+            return True
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            remove_session(session, os.read(handle, 65536))
+            return True
+        finally:
+            os.close(handle)
+    return False
+
+
+def remove_session(session: str, record: bytes) -> None:
+    """End and remove everything of a session; the caller holds its lock."""
+    try:
+        owner = json.loads(record)
+        paths = [str(owner[key]) for key in ("weight", "control", "temporary")]
+    except (ValueError, KeyError, TypeError):
+        paths = ["", "", ""]
+    name = os.path.basename(session)
+    weight, control, temporary = (p if os.path.basename(p) == name else "" for p in paths)
+    group = Group(weight, control)
+    for simulation in os.listdir(session):
+        if simulation != "owner":
+            remove_simulation(os.path.join(session, simulation), group.child(simulation), "")
+    with contextlib.suppress(OSError):
+        group.remove()
+    if temporary:
+        remove_tree(temporary)
+    remove_tree(session)
+
+
+def remove_simulation(directory: str, group: Group, temporary: str, root: int = 0) -> list[int]:
+    """End every process of one simulation, remove its directories and control groups.
+
+    `root` is its keeper if that one lives. Returns the processes that could not be ended.
+    """
+    left = end_simulation(directory, group, root)
+    with contextlib.suppress(OSError):
+        group.remove()
+    for path in filter(None, (temporary, directory)):
+        remove_tree(path)
+    return left
+
+
+def end_simulation(directory: str, group: Group, root: int = 0) -> list[int]:
+    """Kill every process of one simulation; returns those that did not die within seconds."""
+
+    def find() -> process.Processes:
+        group.kill()
+        return {**process.members(f"DOVETAIL_DIR={directory}", root), **group.members()}
+
+    return sorted(process.end_all(find))
+
+
+def remove_tree(top: str) -> None:
+    """Remove a directory and all in it, following no links; what cannot be removed stays."""
+    for path, directories, files in os.walk(top, topdown=False):
+        for name in files + directories:
+            with contextlib.suppress(OSError):
+                os.unlink(os.path.join(path, name))
+        with contextlib.suppress(OSError):
+            os.rmdir(path)
