@@ -189,7 +189,9 @@ def test_the_command_writes_the_page_and_prints_the_table(tmp_path, capsys):
     runs.mixed().save(tmp_path / "out")
     assert cli.main(["report", str(tmp_path / "out")]) == 0
     assert "pitz-1" in capsys.readouterr().out
-    assert sorted(p.name for p in (tmp_path / "out").iterdir()) == ["events.jsonl", "report.html"]
+    names = sorted(p.name for p in (tmp_path / "out").iterdir())
+    assert names == ["events.jsonl", "report.html", "summary.json"]
+    assert json.loads((tmp_path / "out" / "summary.json").read_text())["n_max"] == 2
 
 
 def test_with_json_only_the_summary_is_printed(tmp_path, capsys):
@@ -235,7 +237,7 @@ def test_an_output_that_is_no_file_is_refused(tmp_path, capsys, output):
 @pytest.mark.skipif(os.path.exists("/dev/full") is False, reason="needs /dev/full")
 def test_a_full_disk_is_an_error_and_leaves_no_draft(tmp_path, capsys, monkeypatch):
     runs.packed(1).save(tmp_path)
-    (tmp_path / ".report.html.new").symlink_to("/dev/full")
+    (tmp_path / ".summary.json.new").symlink_to("/dev/full")
     assert cli.main(["report", str(tmp_path)]) == 1
     assert [p.name for p in tmp_path.iterdir()] == ["events.jsonl"]
 

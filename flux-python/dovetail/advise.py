@@ -12,6 +12,7 @@ measurements on other machines, which the evidence says.
 from __future__ import annotations
 
 import math
+import os
 import pathlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -21,7 +22,7 @@ import numpy as np
 from dovetail import profile
 from dovetail.alternatives import SEQUENTIAL
 from dovetail.errors import BadInput
-from dovetail.figures import SPLIT, Family, Point, needed
+from dovetail.figures import QUIET, SPLIT, Family, Point, disturbed, needed
 from dovetail.history import Array
 from dovetail.model import Model
 from dovetail.shares import FLOOR
@@ -46,7 +47,8 @@ class Known:
 
     `need` is the CPU that each rank needs, `wall` the time of an iteration. `weights` is what
     its requests are based on, empty if unknown. `points` and `totals` are there if it was run
-    by Dovetail. `whence` says in words what all this was measured on.
+    by Dovetail. `got` is the share of a core that its spinning ranks got, where that shows that
+    something else used the machine. `whence` says in words what all this was measured on.
     """
 
     name: str
@@ -57,6 +59,7 @@ class Known:
     slowdown: float = 2.0
     points: tuple[Point, ...] = ()
     totals: Totals | None = None
+    got: float | None = None
 
     @property
     def ranks(self) -> int:
@@ -71,7 +74,7 @@ class Known:
 
 @dataclass(frozen=True)
 class Advice:
-    """One answer. `topic` is packing, fewer ranks, weights or limit.
+    """One answer. `topic` is packing, fewer ranks, weights, limit, or measure again.
 
     `gain` is the factor in throughput against one after the other as it is now (below 1 it
     costs), `range` its (lowest, highest); both None where it is not about throughput.
@@ -96,6 +99,8 @@ def advise(known: Sequence[Known], cores: float) -> list[Advice]:
     )
     advice: list[Advice] = []
     for one in known:
+        if one.got is not None:
+            advice.append(_measure_again(one, one.got))
         given = [rule(one, cores) for rule in rules]
         found = [piece for piece in given if piece is not None]
         advice += sorted(found, key=lambda piece: -(piece.gain or 0.0))
@@ -122,12 +127,14 @@ def from_family(family: Family, cores: float) -> Known | None:
         slowdown=family.budget,
         points=family.points,
         totals=family.totals,
+        got=disturbed(family.loads, cores),
     )
 
 
 def from_file(path: pathlib.Path) -> Known:
     """What a profile file says. Raises BadInput where it is damaged or holds no work."""
-    ranks = [rank for rank in profile.load(path).ranks if rank.world == 0]
+    found = profile.load(path)
+    ranks = [rank for rank in found.ranks if rank.world == 0]
     per = [
         (rank.cpu_per_iteration, rank.useful_per_iteration, rank.seconds_per_iteration)
         for rank in ranks
@@ -140,10 +147,25 @@ def from_file(path: pathlib.Path) -> Known:
     need, wall = table[:, :2].min(axis=1), float(table[:, 2].max(initial=0.0))
     if wall <= 0 or need.sum() <= 0:
         raise BadInput(f"{path}: no rank did any work; profile a longer run")
-    return Known(name=path.stem, need=need, wall=wall, whence=whence)
+    share = float(table[:, 0].sum() / table[:, 2].sum())
+    # Whether each rank had a core is not in the file; this machine has to stand for that one.
+    alone = found.wait == "off" and len(ranks) <= len(os.sched_getaffinity(0))
+    got = share if alone and share < QUIET else None
+    return Known(name=path.stem, need=need, wall=wall, whence=whence, got=got)
 
 
 # --- the rules ---
+
+
+def _measure_again(one: Known, got: float) -> Advice:
+    return Advice(
+        "measure again",
+        one.name,
+        f"{one.name}: measure again on a quiet machine; something else used it, so what follows "
+        "for this one is in doubt.",
+        f"its spinning ranks got {got:.0%} of a core each ({one.whence})",
+        "measured",
+    )
 
 
 def _packing(one: Known, cores: float) -> Advice:

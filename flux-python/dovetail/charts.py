@@ -182,8 +182,9 @@ def against_n(curve: Curve, label: str) -> Markup:
         drawn += [line(x, at(n, low)[1], x, at(n, high)[1], "whisker")]
         drawn.append(element("circle", cx=x, cy=y, r=6, class_="point"))
         if x >= free:
-            drawn.append(text(x, y + 26, f"{value:.2f}", "middle", "value"))
-            free = x + 48
+            side, anchor = (-9, "end") if n == last else (9, "start")
+            drawn.append(text(x + side, y + 22, f"{value:.2f}", anchor, "value"))
+            free = x + 52
     drawn.append(text(4, 16, curve.unit, kind="axis"))
     drawn.append(text(right, bottom + 42, "N, simulations at once", "end", "axis"))
     return svg(PANEL, bottom + 50, label, *drawn)

@@ -24,6 +24,9 @@ from dovetail.verdict import Figure, Totals, Verdict, judge, ratio
 SPLIT = 0.8
 """Share of the ideal that fewer ranks side by side keep where cache or memory is short."""
 
+QUIET = 0.9
+"""Share of a core that spinning ranks get at least on a quiet machine; 0.97 to 1 was seen."""
+
 
 @dataclass(frozen=True)
 class Point:
@@ -127,6 +130,20 @@ def needed(loads: Sequence[Load], cores: float) -> tuple[Array | None, str]:
             load = by_kind[kind]
             return np.minimum(load.cpu, load.useful), f"{load.iterations:.0f} iterations, {kind}"
     return None, "no two samples of a running simulation"
+
+
+def disturbed(loads: Sequence[Load], cores: float) -> float | None:
+    """The share of a core that spinning ranks got, where that is too little for a quiet machine.
+
+    A rank that spins is never off its core of its own will, so where each has one, whatever
+    is missing went to something outside. None if nothing is wrong, or it cannot be known.
+    """
+    for load in loads:
+        wall = load.useful + load.mpi
+        if load.kind == "spinning" and len(wall) <= cores and wall.sum() > 0:
+            share = float(load.cpu.sum() / wall.sum())
+            return share if share < QUIET else None
+    return None
 
 
 def _totals(

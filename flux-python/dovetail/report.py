@@ -10,6 +10,8 @@ most and saying how many there are. Each chart's title says what it shows.
 
 from __future__ import annotations
 
+import json
+import pathlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -20,6 +22,7 @@ from markupsafe import Markup
 from dovetail import advise, charts
 from dovetail.alternatives import DOVETAIL, FEWER, NAIVE, SEQUENTIAL
 from dovetail.charts import Bar, Curve
+from dovetail.errors import BadInput, WorkFailed
 from dovetail.figures import Family
 from dovetail.history import Array, History
 from dovetail.summary import HEADINGS, Simulation, Summary, figure, number
@@ -41,6 +44,34 @@ PHASES = {
     "C": "pack: on trial beside the others",
     "D": "watch: runs on, fairness is watched",
 }
+
+
+def publish(directory: pathlib.Path, summary: Summary, history: History) -> pathlib.Path:
+    """Write `report.html` and `summary.json` into a run's directory; returns the page's path.
+
+    Raises as `replace_file` does.
+    """
+    text = json.dumps(summary.to_json(), indent=1, allow_nan=False)
+    replace_file(directory / "summary.json", text + "\n")
+    path = directory / "report.html"
+    replace_file(path, page(summary, history))
+    return path
+
+
+def replace_file(path: pathlib.Path, text: str) -> None:
+    """Write a file whole or not at all.
+
+    Raises BadInput where `path` cannot be a file, WorkFailed where it cannot be written.
+    """
+    if path.is_dir() or not path.parent.is_dir():
+        raise BadInput(f"{path}: not a file in an existing directory")
+    draft = path.with_name(f".{path.name}.new")
+    try:
+        draft.write_text(text, encoding="utf-8", errors="replace")
+        draft.replace(path)
+    except OSError as error:
+        draft.unlink(missing_ok=True)
+        raise WorkFailed(f"{path}: {error.strerror}") from error
 
 
 def page(summary: Summary, history: History) -> str:
