@@ -109,6 +109,18 @@ def test_a_thousand_simulations_fit_into_two_megabytes():
     assert "of 1000" in text
 
 
+def test_a_thousand_families_fit_into_two_megabytes():
+    specs = [runs.spec(f"s-{n}", f"f-{n}") for n in range(1000)]
+    run = runs.Run(specs, {spec.family: 0.1 for spec in specs})
+    for spec in specs:
+        run.launch(spec.name)
+        run.work(2)
+        run.finish(spec.name)
+    text = page(run)
+    assert len(text.encode()) < 2_000_000
+    assert "of 1000 families" in text
+
+
 def test_the_ranks_of_a_large_simulation_are_drawn_in_groups():
     run = runs.Run([runs.spec("a", "f", (1.0, 2.0) * 2000)], {"f": 0.1})
     run.launch("a")

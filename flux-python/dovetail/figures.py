@@ -68,13 +68,29 @@ class Family:
     verdict: Verdict
 
 
-def family(name: str, history: History, measured: Sequence[Alternative]) -> Family:
-    """The figures of the family `name`, one of the run's."""
-    tracks = [track for track in history.tracks if track.spec.family == name]
+def families(history: History, measured: Sequence[Alternative]) -> tuple[Family, ...]:
+    """The figures of each family, in the order of the plan."""
+    tracks: dict[str, list[Track]] = {}
+    for track in history.tracks:
+        tracks.setdefault(track.spec.family, []).append(track)
     family_of = {track.spec.name: track.spec.family for track in history.tracks}
-    spells = [
-        s for s in history.spells if s.running and {family_of[n] for n in s.running} == {name}
-    ]
+    spells: dict[str, list[Spell]] = {name: [] for name in tracks}
+    for spell in history.spells:
+        names = {family_of[name] for name in spell.running}
+        if len(names) == 1:
+            spells[names.pop()].append(spell)
+    return tuple(
+        _family(name, mine, spells[name], history, measured) for name, mine in tracks.items()
+    )
+
+
+def _family(
+    name: str,
+    tracks: Sequence[Track],
+    spells: Sequence[Spell],
+    history: History,
+    measured: Sequence[Alternative],
+) -> Family:
     loads = tuple(load for load in history.loads if load.family == name)
     others = tuple(one for one in measured if one.family == name)
     alone = _alone(spells)

@@ -31,6 +31,8 @@ from dovetail.verdict import SAME
 
 TABLE_ROWS = 200
 FAMILIES = 12
+TABLE_FAMILIES = 50
+ADVICE = 40
 RANK_ROWS = 16
 
 NAMES = {
@@ -85,6 +87,7 @@ def page(summary: Summary, history: History) -> str:
     )
     environment.filters.update(number=number, figure=figure)
     decisions = [mark for mark in history.marks if mark.what != "profile" or mark.why]
+    advice = advise.advise(advise.from_summary(summary), summary.cores)
     return environment.get_template("report.html").render(
         summary=summary,
         headline=headline(summary),
@@ -98,7 +101,9 @@ def page(summary: Summary, history: History) -> str:
         simulations=_worth_showing(summary.simulations),
         decisions=decisions[:TABLE_ROWS],
         decision_count=len(decisions),
-        advice=advise.advise(advise.from_summary(summary), summary.cores),
+        advice=advice[:ADVICE],
+        advice_count=len(advice),
+        shown_families=TABLE_FAMILIES,
     )
 
 
