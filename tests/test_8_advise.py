@@ -4,12 +4,12 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import runs
-
-from dovetail import advise, cli, summary
+from dovetail import advise, cli, core, profile, summary
 from dovetail.advise import Known
 from dovetail.alternatives import FEWER, SEQUENTIAL, Alternative
 
@@ -59,8 +59,8 @@ def test_packing_never_breaks_the_slowdown_budget():
 @pytest.mark.parametrize(
     ("one", "cores", "gain"),
     [
-        (known(1 / 3, 1.0), 2, 1.5),
-        (known(0.5, 0.5), 2, 2.0),
+        (known(1 / 3, 1.0), 2, 1.35),
+        (known(0.5, 0.5), 2, 1.8),
         (known(1.0, 1.0), 2, None),
         (known(1.0), 2, None),
     ],
@@ -163,4 +163,69 @@ def test_the_command_takes_a_run_and_its_cores(tmp_path, capsys):
 @pytest.mark.parametrize("cores", ["0", "-1", "nan", "1e9"])
 def test_cores_that_make_no_sense_are_refused(tmp_path, capsys, cores):
     assert cli.main(["advise", "--cores", cores, str(tmp_path)]) == 2
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+def rank(number, cpu, useful, wall, iterations=100, counted=True):
+    return profile.RankProfile(
+        rank=number,
+        world=0,
+        pid=1,
+        host="h",
+        ended="finalized",
+        iterations=iterations,
+        iteration_source="openfoam",
+        elapsed_s=wall * 100,
+        useful_s=useful * 100,
+        mpi_s=(wall - useful) * 100,
+        cpu_s=cpu * 100,
+        cpu_per_iteration=cpu if counted else None,
+        useful_per_iteration=useful if counted else None,
+        seconds_per_iteration=wall if counted else None,
+        peak_rss=0,
+        calls={},
+    )
+
+
+def save(path, *ranks):
+    profile.save(profile.Profile(("a.out",), "openmpi", "off", 0, ranks), path)
+    return path
+
+
+@pytest.mark.parametrize("counted", [True, False], ids=["with iterations", "without"])
+def test_a_profile_file_gives_the_advice_of_its_figures(tmp_path, capsys, counted):
+    ranks = [rank(n, 1.0, useful, 1.0, counted=counted) for n, useful in enumerate((1 / 3, 1.0))]
+    path = save(tmp_path / "pitz.json", *ranks)
+    assert cli.main(["advise", "--json", "--cores", "2", str(path)]) == 0
+    advice = json.loads(capsys.readouterr().out)["advice"]
+    packing = next(piece for piece in advice if piece["topic"] == "packing")
+    assert "1.50 is the bound" in packing["statement"]
+    assert packing["name"] == "pitz"
+
+
+def test_a_profile_from_a_busy_machine_is_doubted_first(tmp_path):
+    one = advise.from_file(save(tmp_path / "pitz.json", rank(0, 0.4, 0.3, 1.0)))
+    assert advise.advise([one], 1)[0].topic == "measure again"
+
+
+def test_a_run_on_a_busy_machine_is_doubted_first():
+    run = runs.packed()
+    run.log = [starved(entry) for entry in run.log]
+    known_ones = advise.from_summary(summary.summarise(run.history()))
+    assert advise.advise(known_ones, 2)[0].topic == "measure again"
+
+
+def starved(entry):
+    if not isinstance(entry, core.Sampled):
+        return entry
+    cpu = tuple(seconds / 2 for seconds in entry.ranks.cpu)
+    return replace(entry, ranks=replace(entry.ranks, cpu=cpu))
+
+
+@pytest.mark.parametrize("ranks", [[], [rank(0, 0.0, 0.0, 1.0)], [rank(0, 0.0, 0.0, 0.0)]])
+def test_a_profile_without_work_is_refused(tmp_path, capsys, ranks):
+    path = tmp_path / "empty.json"
+    if ranks:
+        save(path, *ranks)
+    assert cli.main(["advise", str(path)]) == 2
     assert capsys.readouterr().err.count("\n") == 1

@@ -13,7 +13,6 @@ import sys
 
 import pytest
 import runs
-
 from dovetail import charts, cli, core, report, summary
 from dovetail.alternatives import FEWER, SEQUENTIAL, Alternative
 
@@ -110,6 +109,18 @@ def test_a_thousand_simulations_fit_into_two_megabytes():
     assert "of 1000" in text
 
 
+def test_a_thousand_families_fit_into_two_megabytes():
+    specs = [runs.spec(f"s-{n}", f"f-{n}") for n in range(1000)]
+    run = runs.Run(specs, {spec.family: 0.1 for spec in specs})
+    for spec in specs:
+        run.launch(spec.name)
+        run.work(2)
+        run.finish(spec.name)
+    text = page(run)
+    assert len(text.encode()) < 2_000_000
+    assert "of 1000 families" in text
+
+
 def test_the_ranks_of_a_large_simulation_are_drawn_in_groups():
     run = runs.Run([runs.spec("a", "f", (1.0, 2.0) * 2000)], {"f": 0.1})
     run.launch("a")
@@ -190,7 +201,9 @@ def test_the_command_writes_the_page_and_prints_the_table(tmp_path, capsys):
     runs.mixed().save(tmp_path / "out")
     assert cli.main(["report", str(tmp_path / "out")]) == 0
     assert "pitz-1" in capsys.readouterr().out
-    assert sorted(p.name for p in (tmp_path / "out").iterdir()) == ["events.jsonl", "report.html"]
+    names = sorted(p.name for p in (tmp_path / "out").iterdir())
+    assert names == ["events.jsonl", "report.html", "summary.json"]
+    assert json.loads((tmp_path / "out" / "summary.json").read_text())["n_max"] == 2
 
 
 def test_with_json_only_the_summary_is_printed(tmp_path, capsys):
@@ -236,7 +249,7 @@ def test_an_output_that_is_no_file_is_refused(tmp_path, capsys, output):
 @pytest.mark.skipif(os.path.exists("/dev/full") is False, reason="needs /dev/full")
 def test_a_full_disk_is_an_error_and_leaves_no_draft(tmp_path, capsys, monkeypatch):
     runs.packed(1).save(tmp_path)
-    (tmp_path / ".report.html.new").symlink_to("/dev/full")
+    (tmp_path / ".summary.json.new").symlink_to("/dev/full")
     assert cli.main(["report", str(tmp_path)]) == 1
     assert [p.name for p in tmp_path.iterdir()] == ["events.jsonl"]
 
@@ -254,7 +267,8 @@ f.onload = () => {{
   for (const one of page.querySelectorAll('svg text')) {{
     const drawn = one.ownerSVGElement;
     const scale = drawn.getBoundingClientRect().width / drawn.viewBox.baseVal.width;
-    if (scale) least = Math.min(least, scale * parseFloat(f.contentWindow.getComputedStyle(one).fontSize));
+    const size = parseFloat(f.contentWindow.getComputedStyle(one).fontSize);
+    if (scale) least = Math.min(least, scale * size);
   }}
   document.title = `${{page.documentElement.scrollWidth}} ${{least.toFixed(2)}}`;
 }};

@@ -8,11 +8,10 @@ import json
 
 import pytest
 import runs
-from rich.console import Console
-
 from dovetail import alternatives, summary
 from dovetail.alternatives import DOVETAIL, FEWER, NAIVE, SEQUENTIAL, Alternative
 from dovetail.errors import BadInput
+from rich.console import Console
 
 pytestmark = pytest.mark.unit
 

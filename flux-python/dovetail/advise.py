@@ -12,15 +12,17 @@ measurements on other machines, which the evidence says.
 from __future__ import annotations
 
 import math
+import os
 import pathlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
+from dovetail import profile
 from dovetail.alternatives import SEQUENTIAL
 from dovetail.errors import BadInput
-from dovetail.figures import Family, Point, needed
+from dovetail.figures import QUIET, SPLIT, Family, Point, disturbed, needed
 from dovetail.history import Array
 from dovetail.model import Model
 from dovetail.shares import FLOOR
@@ -32,8 +34,6 @@ BETAS = (0.1, 0.0, 0.25)
 ranks of load 1:3 gave 0.1; the papers' 96 vCPUs less."""
 WAIT_COST = 1.05
 """Waits that give the CPU back make a simulation alone this much slower."""
-SPLIT = 0.8
-"""Share of the ideal that fewer ranks side by side keep where cache or memory is short."""
 MOST = 8
 """The most simulations at once that packing is predicted for."""
 LIMIT = 2.0
@@ -47,7 +47,8 @@ class Known:
 
     `need` is the CPU that each rank needs, `wall` the time of an iteration. `weights` is what
     its requests are based on, empty if unknown. `points` and `totals` are there if it was run
-    by Dovetail. `whence` says in words what all this was measured on.
+    by Dovetail. `got` is the share of a core that its spinning ranks got, where that shows that
+    something else used the machine. `whence` says in words what all this was measured on.
     """
 
     name: str
@@ -58,6 +59,7 @@ class Known:
     slowdown: float = 2.0
     points: tuple[Point, ...] = ()
     totals: Totals | None = None
+    got: float | None = None
 
     @property
     def ranks(self) -> int:
@@ -72,7 +74,7 @@ class Known:
 
 @dataclass(frozen=True)
 class Advice:
-    """One answer. `topic` is packing, fewer ranks, weights or limit.
+    """One answer. `topic` is packing, fewer ranks, weights, limit, or measure again.
 
     `gain` is the factor in throughput against one after the other as it is now (below 1 it
     costs), `range` its (lowest, highest); both None where it is not about throughput.
@@ -97,6 +99,8 @@ def advise(known: Sequence[Known], cores: float) -> list[Advice]:
     )
     advice: list[Advice] = []
     for one in known:
+        if one.got is not None:
+            advice.append(_measure_again(one, one.got))
         given = [rule(one, cores) for rule in rules]
         found = [piece for piece in given if piece is not None]
         advice += sorted(found, key=lambda piece: -(piece.gain or 0.0))
@@ -105,12 +109,13 @@ def advise(known: Sequence[Known], cores: float) -> list[Advice]:
 
 def from_summary(summary: Summary) -> list[Known]:
     """What a run taught about each of its families; those never measured are left out."""
-    found = [_from_family(family) for family in summary.families]
+    found = [from_family(family, summary.cores) for family in summary.families]
     return [one for one in found if one is not None]
 
 
-def _from_family(family: Family) -> Known | None:
-    cpu, whence = needed(family.loads)
+def from_family(family: Family, cores: float) -> Known | None:
+    """What a run taught about one family, None if it was never measured."""
+    cpu, whence = needed(family.loads, cores)
     if cpu is None or family.alone.value is None or not cpu.sum() > 0:
         return None
     return Known(
@@ -122,26 +127,45 @@ def _from_family(family: Family) -> Known | None:
         slowdown=family.budget,
         points=family.points,
         totals=family.totals,
+        got=disturbed(family.loads, cores),
     )
 
 
 def from_file(path: pathlib.Path) -> Known:
     """What a profile file says. Raises BadInput where it is damaged or holds no work."""
-    from dovetail import profile  # here, since runs do not need it
-
-    ranks = profile.load(path).ranks
-    counted = all(rank.iterations > 0 for rank in ranks)
-    steps = np.array([rank.iterations if counted else 1 for rank in ranks], dtype=np.float64)
-    useful = np.array([rank.useful_s for rank in ranks]) / steps
-    need = np.minimum(np.array([rank.cpu_s for rank in ranks]) / steps, useful)
-    wall = float((useful + np.array([rank.mpi_s for rank in ranks]) / steps).max(initial=0.0))
+    found = profile.load(path)
+    ranks = [rank for rank in found.ranks if rank.world == 0]
+    per = [
+        (rank.cpu_per_iteration, rank.useful_per_iteration, rank.seconds_per_iteration)
+        for rank in ranks
+    ]
+    whence = f"{min((rank.iterations for rank in ranks), default=0)} iterations profiled"
+    if any(value is None for three in per for value in three):
+        per = [(rank.cpu_s, rank.useful_s, rank.elapsed_s) for rank in ranks]
+        whence = "the whole run profiled, start and end included"
+    table = np.array(per, dtype=np.float64).reshape(-1, 3)
+    need, wall = table[:, :2].min(axis=1), float(table[:, 2].max(initial=0.0))
     if wall <= 0 or need.sum() <= 0:
         raise BadInput(f"{path}: no rank did any work; profile a longer run")
-    whence = f"{steps.min():.0f} iterations profiled" if counted else "the whole run profiled"
-    return Known(name=path.stem, need=need, wall=wall, whence=whence)
+    share = float(table[:, 0].sum() / table[:, 2].sum())
+    # Whether each rank had a core is not in the file; this machine has to stand for that one.
+    alone = found.wait == "off" and len(ranks) <= len(os.sched_getaffinity(0))
+    got = share if alone and share < QUIET else None
+    return Known(name=path.stem, need=need, wall=wall, whence=whence, got=got)
 
 
 # --- the rules ---
+
+
+def _measure_again(one: Known, got: float) -> Advice:
+    return Advice(
+        "measure again",
+        one.name,
+        f"{one.name}: measure again on a quiet machine; something else used it, so what follows "
+        "for this one is in doubt.",
+        f"its spinning ranks got {got:.0%} of a core each ({one.whence})",
+        "measured",
+    )
 
 
 def _packing(one: Known, cores: float) -> Advice:
@@ -177,12 +201,17 @@ def _packing(one: Known, cores: float) -> Advice:
 
 def _predicted_packing(one: Known, cores: float) -> tuple[int, float, float, float]:
     """(N, gain, lowest, highest) of the best N within the slowdown budget."""
-    cost = WAIT_COST if one.ranks > 1 else 1.0
-    models = [Model(1.0, one.ranks, cores, beta, one.cores * cost) for beta in BETAS]
+    models = unfitted(one, cores)
     allowed = [n for n in range(2, MOST + 1) if models[0].slowdown(n) <= one.slowdown]
     best = max(allowed, key=lambda n: models[0].gain(n), default=2)
     middle, high, low = (model.gain(best) for model in models)
     return (best if allowed else 1), middle, low, high
+
+
+def unfitted(one: Known, cores: float) -> list[Model]:
+    """The throughput model before anything was packed: expected, best and worst."""
+    cost = WAIT_COST if one.ranks > 1 else 1.0
+    return [Model(1.0, one.ranks, cores, beta, one.cores * cost) for beta in BETAS]
 
 
 def _packing_measured(one: Known, packed: Sequence[Point]) -> Advice:
@@ -213,21 +242,22 @@ def _fewer(one: Known, cores: float) -> Advice | None:
     side = int(cores)
     if side < 1:
         return None
-    gain = side * one.wall / work
+    ideal = side * one.wall / work
+    gain = ideal * (1 + SPLIT) / 2
     if gain < SAME:
         return None
     return Advice(
         "fewer ranks",
         one.name,
         f"{one.name}: if the simulations need not be wide, running them with 1 rank each, {side} "
-        f"side by side, would give about {gain:.2f} times the throughput ({SPLIT * gain:.2f} to "
-        f"{gain:.2f}); each then takes {work / one.wall:.1f} times as long as now, and all {side} "
+        f"side by side, would give about {gain:.2f} times the throughput ({SPLIT * ideal:.2f} to "
+        f"{ideal:.2f}); each then takes {work / one.wall:.1f} times as long as now, and all {side} "
         "must fit into memory.",
         f"the ranks' work adds up to {work:.3g} CPU seconds per iteration ({one.whence}); "
         f"communication is left out, and cache and memory may cost {1 - SPLIT:.0%}",
         "predicted",
         gain,
-        (SPLIT * gain, gain),
+        (SPLIT * ideal, ideal),
     )
 
 
@@ -301,9 +331,9 @@ def _requests(one: Known, cores: float) -> Advice | None:
 
 
 def _limit(known: Sequence[Known]) -> Advice:
-    requests = {one.name: math.ceil(1000 * float(one.need.max()) / one.wall) for one in known}
-    name = max(requests, key=lambda key: requests[key])
-    request = max(FLOOR, requests[name])
+    peaks = [(1000 * float(one.need.max()) / one.wall, one.name) for one in known]
+    peak, name = max(peaks)
+    request = max(FLOOR, math.ceil(peak))
     return Advice(
         "limit",
         name,

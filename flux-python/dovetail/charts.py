@@ -176,11 +176,15 @@ def against_n(curve: Curve, label: str) -> Markup:
     for value, words in curve.levels:
         y = at(1, value)[1]
         drawn += [line(left, y, right, y, "level"), text(right, y - 5, words, "end", "small")]
+    free = 0.0
     for n, value, low, high in curve.points:
         x, y = at(n, value)
         drawn += [line(x, at(n, low)[1], x, at(n, high)[1], "whisker")]
         drawn.append(element("circle", cx=x, cy=y, r=6, class_="point"))
-        drawn.append(text(x + 10, y + 20, f"{value:.2f}", kind="value"))
+        if x >= free:
+            side, anchor = (-9, "end") if n == last else (9, "start")
+            drawn.append(text(x + side, y + 22, f"{value:.2f}", anchor, "value"))
+            free = x + 52
     drawn.append(text(4, 16, curve.unit, kind="axis"))
     drawn.append(text(right, bottom + 42, "N, simulations at once", "end", "axis"))
     return svg(PANEL, bottom + 50, label, *drawn)

@@ -43,8 +43,8 @@ class Track:
     """One simulation's life. `iterations`, `stepping` and `memory` are its last attempt's.
 
     `stepping` is (iterations, seconds) between its first and its last sample; `phases` holds
-    (letter, start, end) with the letters of the controller's phases: A profile, B resize,
-    C pack, D watch. `frozen` are the spans in which it stood still.
+    (letter, start, end) with the letters of the controller's phases: A profile, C pack, D
+    watch (B, resize, takes no time; it is a Mark). `frozen` are the spans in which it stood still.
     """
 
     spec: core.Spec
@@ -97,9 +97,9 @@ class Spell:
 class Load:
     """What a family's ranks do in one iteration, seconds, arrays of shape (ranks,).
 
-    `kind` is `spinning` (alone, waits as the MPI library ships them), `blocking` (alone,
-    waits that give the CPU back) or `packed` (others run too). `iterations` is how many the
-    means are taken over.
+    `kind` is `spinning` (alone, waits as the MPI library ships them), `yielding` or `blocking`
+    (alone, waits that give way or give the CPU back) or `packed` (others run too). The means
+    are taken over so many `iterations`.
     """
 
     family: str

@@ -10,6 +10,8 @@ most and saying how many there are. Each chart's title says what it shows.
 
 from __future__ import annotations
 
+import json
+import pathlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -20,13 +22,17 @@ from markupsafe import Markup
 from dovetail import advise, charts
 from dovetail.alternatives import DOVETAIL, FEWER, NAIVE, SEQUENTIAL
 from dovetail.charts import Bar, Curve
-from dovetail.figures import Family, Point
+from dovetail.errors import BadInput, WorkFailed
+from dovetail.figures import Family
 from dovetail.history import Array, History
 from dovetail.summary import HEADINGS, Simulation, Summary, figure, number
 from dovetail.timeline import GLYPHS, rows, timeline
+from dovetail.verdict import SAME
 
 TABLE_ROWS = 200
 FAMILIES = 12
+TABLE_FAMILIES = 50
+ADVICE = 40
 RANK_ROWS = 16
 
 NAMES = {
@@ -36,11 +42,38 @@ NAMES = {
     FEWER: "fewer_ranks_s",
 }
 PHASES = {
-    "A": "profile: runs and is measured",
-    "B": "resize: requests are set to the load",
+    "A": "profile: is measured",
     "C": "pack: on trial beside the others",
     "D": "watch: runs on, fairness is watched",
 }
+
+
+def publish(directory: pathlib.Path, summary: Summary, history: History) -> pathlib.Path:
+    """Write `report.html` and `summary.json` into a run's directory; returns the page's path.
+
+    Raises as `replace_file` does.
+    """
+    text = json.dumps(summary.to_json(), indent=1, allow_nan=False)
+    replace_file(directory / "summary.json", text + "\n")
+    path = directory / "report.html"
+    replace_file(path, page(summary, history))
+    return path
+
+
+def replace_file(path: pathlib.Path, text: str) -> None:
+    """Write a file whole or not at all.
+
+    Raises BadInput where `path` cannot be a file, WorkFailed where it cannot be written.
+    """
+    if path.is_dir() or not path.parent.is_dir():
+        raise BadInput(f"{path}: not a file in an existing directory")
+    draft = path.with_name(f".{path.name}.new")
+    try:
+        draft.write_text(text, encoding="utf-8", errors="replace")
+        draft.replace(path)
+    except OSError as error:
+        draft.unlink(missing_ok=True)
+        raise WorkFailed(f"{path}: {error.strerror}") from error
 
 
 def page(summary: Summary, history: History) -> str:
@@ -54,6 +87,7 @@ def page(summary: Summary, history: History) -> str:
     )
     environment.filters.update(number=number, figure=figure)
     decisions = [mark for mark in history.marks if mark.what != "profile" or mark.why]
+    advice = advise.advise(advise.from_summary(summary), summary.cores)
     return environment.get_template("report.html").render(
         summary=summary,
         headline=headline(summary),
@@ -63,11 +97,13 @@ def page(summary: Summary, history: History) -> str:
         timelines=[timeline(history, narrow) for narrow in (False, True)],
         timeline_title=_timeline_title(summary),
         shown=len(rows(history)),
-        families=[_family(one) for one in summary.families[:FAMILIES]],
+        families=[_family(one, summary.cores) for one in summary.families[:FAMILIES]],
         simulations=_worth_showing(summary.simulations),
         decisions=decisions[:TABLE_ROWS],
         decision_count=len(decisions),
-        advice=advise.advise(advise.from_summary(summary), summary.cores),
+        advice=advice[:ADVICE],
+        advice_count=len(advice),
+        shown_families=TABLE_FAMILIES,
     )
 
 
@@ -110,18 +146,26 @@ def _worth_showing(simulations: Sequence[Simulation]) -> list[Simulation]:
 # --- the charts of one family ---
 
 
-def _family(family: Family) -> dict[str, Any]:
+Chart = tuple[str, Markup]
+Guess = tuple[tuple[int, float, float, float], ...]
+
+
+def _family(family: Family, cores: float) -> dict[str, Any]:
     """What the template needs for a family: its titles and charts."""
+    guess = _guess(family, cores)
     return {
         "family": family,
         "alternatives": _alternatives(family),
         "ranks": _ranks(family),
-        "throughput": _throughput(family),
-        "slowdown": _slowdown(family),
+        "throughput": _throughput(family, guess),
+        "slowdown": _slowdown(family, guess),
     }
 
 
-def _alternatives(family: Family) -> Markup:
+def _alternatives(family: Family) -> Chart | None:
+    """The makespans beside each other, None if none is known."""
+    if all(getattr(family.totals, key).value is None for key in NAMES.values()):
+        return None
     bars = []
     for name, key in NAMES.items():
         one = getattr(family.totals, key)
@@ -134,7 +178,20 @@ def _alternatives(family: Family) -> Markup:
         remark = f"{'~' if predicted else ''}{one.value:.1f} s"
         label += " (predicted)" if predicted else ""
         bars.append(Bar(label, ((one.value, kind),), remark, one.spread))
-    return charts.bars([("", bars)], "time for the whole queue, s", f"{family.name}: makespans")
+    label = f"{family.name}: makespans"
+    return _winner(family), charts.bars([("", bars)], "time for the whole queue, s", label)
+
+
+def _winner(family: Family) -> str:
+    best, totals = family.verdict.best, family.totals
+    own, sequential = totals.makespan_s.value, totals.sequential_s.value
+    if not best:
+        return "What is known of the alternatives"
+    if best != DOVETAIL:
+        return f"Quickest: {best}"
+    if own and sequential and sequential < own * SAME:
+        return "As quick as one after the other"
+    return "Dovetail was the quickest"
 
 
 def _shorter(words: str) -> str:
@@ -142,7 +199,7 @@ def _shorter(words: str) -> str:
     return words if len(words) <= 40 else words[:39] + "…"
 
 
-def _ranks(family: Family) -> tuple[str, Markup] | None:
+def _ranks(family: Family) -> Chart | None:
     """Duty cycle and CPU of each rank: (title, chart), None if nothing was measured."""
     loads = {load.kind: load for load in family.loads}
     alone = loads.get("spinning") or loads.get("blocking")
@@ -175,6 +232,7 @@ def _ranks(family: Family) -> tuple[str, Markup] | None:
 
 CPU_WORDS = {
     "spinning": "CPU, alone, waits spin",
+    "yielding": "CPU, alone, waits give way",
     "blocking": "CPU, alone, waits give the CPU back",
     "packed": "CPU, packed",
 }
@@ -190,50 +248,59 @@ def _means(values: Array, first: int, last: int) -> float:
     return float(values[first : last + 1].mean())
 
 
-def _throughput(family: Family) -> tuple[str, Markup] | None:
+def _throughput(family: Family, guess: Guess) -> Chart | None:
     points = family.points
     if not points:
         return None
     best = max(points, key=lambda one: one.throughput)
     packed = [one for one in points if one.n > 1]
-    if not packed:
-        title = "Nothing was packed, so only N=1 is known"
-    elif best.n == 1:
-        title = f"Packing loses: {packed[0].throughput:.2f} at N={packed[0].n}"
-    else:
+    if packed and best.n > 1:
         title = f"Throughput is highest at N={best.n}: {best.throughput:.2f} times that alone"
-    model = family.model
+    elif packed:
+        title = f"Packing loses: {packed[0].throughput:.2f} at N={packed[0].n}"
+    elif guess:
+        title = f"Nothing was packed; the model expects {2 / guess[1][1]:.2f} at N=2"
+    else:
+        title = "Nothing was packed, so only N=1 is known"
     curve = Curve(
         tuple((p.n, p.throughput, *p.throughput_spread) for p in points),
-        tuple(
-            (n, model.gain(n), n / model.band(n)[1], n / model.band(n)[0]) for n in _reach(points)
-        )
-        if model
-        else (),
+        tuple((n, n / middle, n / high, n / low) for n, middle, low, high in guess),
         ((1.0, "one after the other"),),
         "throughput, alone = 1",
     )
     return title, charts.against_n(curve, f"{family.name}: throughput against N")
 
 
-def _slowdown(family: Family) -> tuple[str, Markup] | None:
+def _slowdown(family: Family, guess: Guess) -> Chart | None:
     points = family.points
     if not points:
         return None
     worst = max(points, key=lambda one: one.slowdown)
-    model = family.model
     title = f"At N={worst.n} each runs {worst.slowdown:.2f} times slower than alone"
     if worst.n == 1:
         title = "Alone, nothing is slowed down"
+        if guess:
+            title += f"; two would be, {guess[1][1]:.2f} times"
     curve = Curve(
         tuple((p.n, p.slowdown, *p.slowdown_spread) for p in points),
-        tuple((n, model.slowdown(n), *model.band(n)) for n in _reach(points)) if model else (),
-        ((family.budget, "budget"),) if any(p.n > 1 for p in points) else (),
+        guess,
+        ((family.budget, "budget"),) if guess or worst.n > 1 else (),
         "slowdown, alone = 1",
     )
     return title, charts.against_n(curve, f"{family.name}: slowdown against N")
 
 
-def _reach(points: Sequence[Point]) -> range:
-    """The N that the model is drawn for: those seen and two more."""
-    return range(1, max(p.n for p in points) + 3)
+def _guess(family: Family, cores: float) -> Guess:
+    """The model's (N, slowdown, lowest, highest): fitted, or with what is usual elsewhere."""
+    if not family.points:
+        return ()
+    reach = range(1, max(point.n for point in family.points) + 3)
+    if family.model:
+        model = family.model
+        return tuple((n, model.slowdown(n), *model.band(n)) for n in reach)
+    known = advise.from_family(family, cores)
+    if known is None:
+        return ()
+    models = advise.unfitted(known, cores)
+    middle, low, high = models
+    return tuple((n, middle.slowdown(n), low.slowdown(n), high.slowdown(n)) for n in reach)

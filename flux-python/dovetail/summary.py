@@ -23,9 +23,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from dovetail import alternatives, events
+from dovetail import alternatives, events, figures
 from dovetail.alternatives import FEWER, NAIVE, SEQUENTIAL, Alternative
-from dovetail.figures import Family, family
+from dovetail.figures import Family
 from dovetail.history import History, Track
 from dovetail.model import Model
 from dovetail.telling import tell
@@ -103,8 +103,7 @@ def summarise(
     versions: Mapping[str, Any] | None = None,
 ) -> Summary:
     """The summary of a run, beside the alternatives that were measured for it. Pure."""
-    names = dict.fromkeys(track.spec.family for track in history.tracks)
-    families = tuple(family(name, history, measured) for name in names)
+    families = figures.families(history, measured)
     whole = _whole(families, history)
     alone = {one.name: one.alone.value for one in families}
     marks = Counter(mark.what for mark in history.marks)

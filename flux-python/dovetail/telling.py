@@ -22,6 +22,14 @@ import numpy as np
 from dovetail import core
 from dovetail.events import Entry, Resumed
 from dovetail.history import Array, Attempt, History, Load, Mark, Spell, Track
+from dovetail.policy import NODE_LOST, Settings
+
+WARMUP = 3
+"""First iterations that no rate is taken from: caches, first touch, file reading."""
+JUMP = 60.0
+"""Seconds between two events that no run is silent for: the clock was set, or the machine
+slept. The loop writes a Tick every second."""
+KINDS = {"off": "spinning", "yield": "yielding", "doorbell": "blocking"}
 
 _ACTIONS = (core.Launch, core.Resize, core.Stop, core.Note)
 
@@ -39,7 +47,8 @@ class _Teller:
 
     def __init__(self, specs: Sequence[core.Spec], capacity: core.Capacity) -> None:
         self.now = 0.0
-        self.cpu = capacity.cpu
+        self.jumped: float | None = None
+        self.cpu = self.left = capacity.cpu
         self.tracks = {spec.name: Track(spec) for spec in specs}
         self.marks: list[Mark] = []
         self.spells: list[Spell] = []
@@ -54,17 +63,28 @@ class _Teller:
         self.frozen: dict[str, float] = {}
         self.profiled: set[str] = set()
         self.trials: set[str] = set()
+        self.kept: set[tuple[str, ...]] = set()
         self.interrupted = ""
         self.resizes = self.refused = 0
 
     def take(self, entry: Entry) -> None:
         """One more entry; those about simulations that the plan does not have are left out."""
         if not isinstance(entry, _ACTIONS):
-            self.now = max(self.now, entry.t)
+            self._clock(entry.t)
         name = getattr(entry, "name", None)
         if name is not None and name not in self.tracks:
             return
         getattr(self, "_" + type(entry).__name__.lower())(entry)
+
+    def _clock(self, t: float) -> None:
+        """Go on to `t` of the log's clock; like the controller, let no time pass in a jump."""
+        step = t - self.now if self.jumped is None else t - self.now - self.jumped
+        if not 0 <= step <= JUMP and (self.now or step < 0):
+            self._turn()
+            self.last.clear()
+            self.jumped = t - self.now
+        else:
+            self.now += step
 
     # --- actions ---
 
@@ -90,19 +110,30 @@ class _Teller:
 
     def _note(self, action: core.Note) -> None:
         names = self._names(action.data)
+        beside = action.data.get("n", 2) != 1
+        if action.what == "admit" and not beside:
+            return  # it has the machine to itself: nothing was decided
         self.marks.append(Mark(self.now, action.what, action.why, names, action.data))
-        if action.what == "profile":
-            self.profiled.update(self.tracks[name].spec.family for name in names)
+        if action.what == "profile" and "family" in action.data:
+            self.profiled.add(str(action.data["family"]))
             for name, (letter, _) in list(self.phase.items()):
                 if letter == "A" and self.tracks[name].spec.family in self.profiled:
-                    self._enter(name, "B")
+                    self._enter(name, "D")
         elif action.what == "admit":
             self.trials.update(names)
-        elif action.what in ("keep", "rollback"):
-            self.trials.difference_update(names)
-        if action.what in ("admit", "keep", "rollback"):
             for name in set(names) & self.phase.keys():
-                self._enter(name, "C" if action.what == "admit" else "D")
+                self._enter(name, self._letter(name))
+        elif action.what in ("keep", "rollback"):
+            if action.what == "keep":
+                self.kept.add(self._mix(self.running))
+            for name in self.trials & self.phase.keys():
+                self._enter(name, "D")
+            self.trials.clear()
+        elif action.what == "fail":
+            for name in names:
+                if not self.tracks[name].attempts:
+                    track = replace(self.tracks[name], reason=action.why)
+                    self.tracks[name] = track
 
     # --- events ---
 
@@ -110,12 +141,10 @@ class _Teller:
         pass
 
     def _started(self, event: core.Started) -> None:
-        self._attempt(event.name, start=event.t)
+        self._attempt(event.name, start=self.now)
         self._turn()
         self.running[event.name] = None
-        known = self.tracks[event.name].spec.family in self.profiled
-        packed = "C" if event.name in self.trials else "D"
-        self._enter(event.name, packed if known else "A")
+        self._enter(event.name, self._letter(event.name))
 
     def _sampled(self, event: core.Sampled) -> None:
         before, spell = self.last.get(event.name, (None, -1))
@@ -140,15 +169,17 @@ class _Teller:
         track = self.tracks[event.name]
         done, spent = track.stepping
         self.tracks[event.name] = replace(track, stepping=(done + count, spent + seconds))
-        if spell == len(self.spells) and min(before.stamp) >= self.spell_start:
+        warm = min(before.iterations) >= WARMUP
+        since = self.spell_start + (self.jumped or 0.0)
+        if warm and spell == len(self.spells) and min(before.stamp) >= since:
             done, spent = self.steps[event.name]
             self.steps[event.name] = (done + count, spent + seconds)
             self._add_load(event.name, before, now, count)
 
     def _add_load(self, name: str, before: core.Ranks, now: core.Ranks, count: float) -> None:
         """Add what the ranks did between two samples to the family's sums."""
-        spins = self.shares[name].wait.mode == "off"
-        kind = "packed" if len(self.running) > 1 else "spinning" if spins else "blocking"
+        mode = self.shares[name].wait.mode
+        kind = "packed" if len(self.running) > 1 else KINDS.get(mode, "spinning")
         delta = np.array([np.subtract(getattr(now, key), getattr(before, key)) for key in _LOADS])
         family = self.tracks[name].spec.family
         iterations, sums = self.sums.get((family, kind), (0.0, np.zeros_like(delta)))
@@ -163,31 +194,32 @@ class _Teller:
         names = tuple(name for name in event.names if name in self.tracks)
         if event.refused:
             self.refused += 1
-            self.marks.append(Mark(event.t, "refused", event.refused, names))
+            self.marks.append(Mark(self.now, "refused", event.refused, names))
             return
         self._turn()
         changed = False
         for name, share in shares.items():
             if name not in self.tracks or name not in self.shares:
                 continue
-            changed = changed or share.requests != self.shares[name].requests
+            moved = share.requests != self.shares[name].requests
+            # Standing still takes the requests away, and going on gives them back.
+            changed = changed or (moved and not share.frozen | self.shares[name].frozen)
             self.shares[name] = share
             self._freeze(name, share.frozen)
-            if self.phase.get(name, ("", 0.0))[0] == "B":
-                self._enter(name, "D")
         self.resizes += changed
         if changed:
-            self.marks.append(Mark(event.t, "resize", "requests follow the load", names))
+            self.marks.append(Mark(self.now, "resize", "requests follow the load", names))
 
     def _capacitychanged(self, event: core.CapacityChanged) -> None:
         self._turn()
-        self.cpu = max(self.cpu, event.capacity.cpu)
+        self.left = event.capacity.cpu
+        self.cpu = max(self.cpu, self.left)
         why = f"{event.capacity.cpu / 1000:g} cores now"
-        self.marks.append(Mark(event.t, "capacity", why))
+        self.marks.append(Mark(self.now, "capacity", why))
 
     def _interrupted(self, event: core.Interrupted) -> None:
         self.interrupted = event.reason or "interrupted"
-        self.marks.append(Mark(event.t, "interrupt", self.interrupted))
+        self.marks.append(Mark(self.now, "interrupt", self.interrupted))
 
     def _resumed(self, event: Resumed) -> None:
         """The loop was killed: what ran then is over, and back in the queue."""
@@ -198,9 +230,23 @@ class _Teller:
                 self._end(name, core.Finished(event.t, name, -1, why))
         self.pending.clear()
         self.cpu = max(self.cpu, event.capacity.cpu)
-        self.marks.append(Mark(event.t, "resume", why))
+        self.marks.append(Mark(self.now, "resume", why))
 
     # --- helpers ---
+
+    def _mix(self, names: Iterable[str]) -> tuple[str, ...]:
+        """The families of some simulations, as often as they are there."""
+        return tuple(sorted(self.tracks[name].spec.family for name in names))
+
+    def _letter(self, name: str) -> str:
+        """The phase in which a simulation begins, or goes on, beside those that run."""
+        if self.tracks[name].spec.family not in self.profiled:
+            return "A"
+        together = {*self.running, name}
+        ranks = sum(self.tracks[one].spec.ranks for one in together)
+        # A mix is judged once, and not at all where each rank has a core.
+        judged = self._mix(together) in self.kept or 1000 * ranks <= self.cpu
+        return "D" if judged or name not in self.trials else "C"
 
     def _names(self, data: Mapping[str, Any]) -> tuple[str, ...]:
         """The simulations that a note is about, by name or by family."""
@@ -225,15 +271,19 @@ class _Teller:
         self._freeze(name, False)
         self.running.pop(name, None)
         self.trials.discard(name)
-        self._attempt(name, end=event.t, code=event.code, reason=event.reason)
+        self._attempt(name, end=self.now, code=event.code, reason=event.reason)
         track = self.tracks[name]
-        last = track.attempts[-1] if track.attempts else Attempt(event.t)
+        last = track.attempts[-1] if track.attempts else Attempt(self.now)
         state, reason = "done", ""
-        if last.requeued:
-            state, reason = "not started", f"put back into the queue: {last.stopped}"
-        elif event.code != 0 or event.reason or last.stopped:
+        lost = event.reason.startswith(NODE_LOST) and not last.stopped and not self.interrupted
+        again = lost and len(track.attempts) <= Settings().restarts
+        if (event.code != 0 or event.reason) and (last.requeued or again):
+            why = last.stopped or event.reason
+            state, reason = "not started", f"put back into the queue: {why}"
+            track = replace(track, iterations=0, stepping=(0.0, 0.0))
+        elif event.code != 0 or event.reason:
             state = "failed"
-            reason = event.reason or last.stopped or f"exit code {event.code}"
+            reason = last.stopped or event.reason or f"exit code {event.code}"
         self.tracks[name] = replace(track, state=state, reason=reason)
 
     def _enter(self, name: str, letter: str) -> None:
@@ -274,6 +324,10 @@ class _Teller:
         for name in list(self.phase):
             self._enter(name, "")
         for name, track in self.tracks.items():
+            if track.state == "not started" and not track.reason:
+                why = "" if self.left else "no node is left"
+                why = self.interrupted or why or "its turn had not come where the log ends"
+                self.tracks[name] = replace(track, reason=why)
             if track.state == "unfinished":
                 why = f"still running where the log ends, at {self.now:.1f} s"
                 self.tracks[name] = replace(track, reason=why)

@@ -81,7 +81,8 @@ def _at_once(history: History, left: float, scale: float) -> list[Markup]:
 
 def _row(track: Track, left: float, scale: float, y: float, narrow: bool) -> list[Markup]:
     name = track.spec.name
-    short = name if len(name) <= 18 else name[:17] + "…"
+    # Names of a family differ at their ends.
+    short = name if len(name) <= 18 else f"{name[:9]}…{name[-8:]}"
     drawn = [text(left, y + 14, short) if narrow else text(left - 8, y + 28, short, "end")]
     y += _bar_top(narrow)
     for one in track.attempts:
@@ -120,12 +121,14 @@ def _decisions(
 ) -> list[Markup]:
     place = {track.spec.name: number for number, track in enumerate(shown)}
     drawn = []
-    known = [mark for mark in history.marks if mark.what in GLYPHS]
+    known = [
+        mark
+        for mark in history.marks
+        if mark.what in GLYPHS and (not mark.names or place.keys() & set(mark.names))
+    ]
     for mark in known[:MARKS]:
         x = left + mark.t * scale
         numbers = [place[name] for name in mark.names if name in place]
-        if not numbers and mark.names:
-            continue
         for number in numbers if numbers else [-1]:
             y = top + pitch * number + _bar_top(narrow) - 2 if number >= 0 else top
             tip = element("title", f"{mark.t:.1f} s: {mark.what}: {mark.why}")

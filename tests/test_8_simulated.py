@@ -1,0 +1,82 @@
+# SPDX-License-Identifier: LGPL-3.0-or-later
+"""The report of runs that the real controller made, with the simulated executor."""
+
+from __future__ import annotations
+
+import pytest
+from dovetail import core, events, summary
+from dovetail.executors.simulated import Fault, Work
+from dovetail.policy import Settings
+from dovetail.report import page
+from dovetail.simulate import run_simulated
+
+pytestmark = pytest.mark.unit
+
+NODE = core.Node("node", 2000, 8 << 30)
+UNEVEN = Work((0.01, 0.03), iterations=600)
+EVEN = Work((0.02, 0.02), iterations=600)
+
+
+def plan(family, count, ranks=2, **more):
+    return [
+        core.Spec(f"{family}-{n}", family, "case", ranks, (1.0,) * ranks, ("true",), **more)
+        for n in range(1, count + 1)
+    ]
+
+
+def simulate(directory, specs, works, faults=(), **more):
+    head = events.header(specs, core.Capacity((NODE,)), Settings().plain())
+    with events.Log.create(directory / "events.jsonl", head) as log:
+        result = run_simulated(specs, works, [NODE], seed=1, faults=faults, log=log, **more)
+    return result, *summary.load(directory)
+
+
+CASES = {
+    "uneven ranks pack": (plan("u", 4), {"u": UNEVEN}, ()),
+    "even ranks do not": (plan("e", 4), {"e": EVEN}, ()),
+    "both": (plan("u", 4) + plan("e", 3), {"u": UNEVEN, "e": EVEN}, ()),
+    "a rank dies": (plan("u", 4), {"u": UNEVEN}, (Fault(12.0, "death", "u-1"),)),
+    "one fails": (plan("u", 3), {"u": UNEVEN}, (Fault(5.0, "fail", "u-1"),)),
+    "one hangs": (plan("u", 3), {"u": UNEVEN}, (Fault(8.0, "stall", "u-1"),)),
+    "resizes are refused": (plan("u", 4), {"u": UNEVEN}, (Fault(1.0, "refuse", seconds=30),)),
+    "resizes are late": (plan("u", 4), {"u": UNEVEN}, (Fault(1.0, "delay", seconds=1.5),)),
+    "the clock jumps ahead": (plan("u", 4), {"u": UNEVEN}, (Fault(9.0, "clock", seconds=9999),)),
+    "the clock jumps back": (plan("u", 4), {"u": UNEVEN}, (Fault(9.0, "clock", seconds=-500),)),
+    "the node is lost": (plan("u", 3), {"u": UNEVEN}, (Fault(9.0, "node", "node"),)),
+    "one is too large": (plan("u", 2) + plan("b", 1, memory=1 << 40), {"u": UNEVEN, "b": EVEN}, ()),
+    "nothing is published": (plan("s", 2), {"s": Work((0.1, 0.1), 50, publishes=False)}, ()),
+}
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+@pytest.mark.parametrize("freeze", [True, False], ids=["with freezing", "without"])
+def test_the_log_tells_the_same_story_as_the_controller(tmp_path, case, freeze):
+    specs, works, faults = case
+    result, found, history = simulate(tmp_path, specs, works, faults, freeze=freeze)
+    for view, one in zip(result.controller.views(), found.simulations):
+        assert (one.name, one.state, one.iterations) == (view.name, view.state, view.iterations)
+        if one.state != "not started":
+            assert one.restarts == view.restarts
+        assert bool(one.reason) == bool(view.reason)
+    status = result.controller.status()
+    assert (found.n_max, found.rollbacks) == (status.n_max, status.rollbacks)
+    assert history.end == pytest.approx(result.makespan, abs=61)
+    assert page(found, history)
+
+
+def test_the_figures_of_a_packed_queue_are_the_executors(tmp_path):
+    result, found, _ = simulate(tmp_path, *CASES["uneven ranks pack"][:2])
+    totals = found.totals
+    assert totals.makespan_s.value == pytest.approx(result.makespan, rel=0.02)
+    assert totals.sequential_s.value == pytest.approx(result.sequential, rel=0.03)
+    assert totals.throughput_gain.value == pytest.approx(result.gain, rel=0.04)
+    # The ranks need 0.01 and 0.03 s for each of 600 iterations of 4 simulations on 2 cores.
+    assert totals.bound_s.value == pytest.approx(0.04 * 600 * 4 / 2, rel=0.06)
+    best = max(found.families[0].points, key=lambda point: point.throughput)
+    assert best.n > 1
+
+
+def test_a_balanced_queue_is_said_not_to_pay(tmp_path):
+    _, found, _ = simulate(tmp_path, *CASES["even ranks do not"][:2])
+    assert found.totals.throughput_gain.value == pytest.approx(1.0, abs=0.06)
+    assert "as long as one after the other" in found.verdict.words
