@@ -14,7 +14,6 @@ import time
 from pathlib import Path
 
 import pytest
-
 from dovetail import cgroup, core, process, sweep
 from dovetail.executors.local import LocalExecutor
 

@@ -18,17 +18,17 @@ import json
 import os
 import pathlib
 from collections.abc import Iterable
-from typing import Annotated, Literal, Optional
+from typing import Annotated, Final, Literal, Optional
 
 import pydantic
 
 from dovetail.errors import BadInput
 
 FILE = "alternatives.json"
-SEQUENTIAL = "one after the other"
-NAIVE = "plain mpirun at once"
-FEWER = "fewer ranks side by side"
-DOVETAIL = "dovetail"
+SEQUENTIAL: Final = "one after the other"
+NAIVE: Final = "plain mpirun at once"
+FEWER: Final = "fewer ranks side by side"
+DOVETAIL: Final = "dovetail"
 
 Name = Literal[
     "one after the other", "plain mpirun at once", "fewer ranks side by side", "dovetail"
