@@ -2,16 +2,16 @@
  *
  * The wait policy of a rank (steps 5 and 7): gives the CPU back while MPI waits.
  *
- * In: calls of sched_yield, which Open MPI's progress loop (4.1 and 5) makes each time that it
- * found nothing to do, if mpi_yield_when_idle=1; MPICH 4.0's loop is hooked in wait_mpich.c.
- * And the control page, read at every such call. Out: the time of the rank, and `bells`.
+ * In: turns of the MPI library's progress loop that found nothing to do (wait_hooks.c), and the
+ * control page, read at each of them. Out: CPU time for others, and the file `bells`.
  *
  * The doorbell. A rank that waits gives way some times, since most waits are short. Then it
  * announces itself: its bit among the sleepers. The library looks once more for a message after
  * that, and only then the rank sleeps on its bell (a futex). Each MPI call that may have sent
- * something looks at the sleepers when it ends, or when it begins to wait itself; it clears the
- * bit of each, changes its bell and wakes it. Either the sleeper's last look came after the
- * message, or the sender's look at the bits came after the announcement, or both.
+ * something looks at the sleepers when it ends, and when it begins to wait after something moved;
+ * it clears the bit of each, changes its bell and wakes it. (Not when nothing moved: two ranks
+ * that wait for a third would wake each other for ever.) Either the sleeper's last look came after
+ * the message, or the sender's look at the bits came after the announcement, or both.
  *
  * Invariants: no sleep without a timeout, so a bell that is missed (a peer on another node, a
  * peer killed, a send that no wrapper sees) costs time and never hangs. The file may hold
@@ -24,9 +24,9 @@
 #include <fcntl.h>
 #include <limits.h>
 #include <linux/futex.h>
-#include <sched.h>
 #include <stdint.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
@@ -38,8 +38,8 @@
 #include "page.h"
 #include "rank.h"
 
-#define TIMEOUT_US_MIN 100u     /* defaults of the control page's fields */
-#define TIMEOUT_US_MAX 500u     /* longer gains little CPU, and each missed bell costs this */
+#define TIMEOUT_US_MIN 1000u  /* defaults of the control page's fields: bells are seldom missed, */
+#define TIMEOUT_US_MAX 10000u /* and sleeps of 100 to 500 us cost more CPU than they saved */
 #define TIMEOUT_US_LIMIT 50000u /* so that a change of mode is seen soon, whatever is asked for */
 
 struct slot {
@@ -60,13 +60,16 @@ struct waiting {
     uint32_t timeout_us;
     uint32_t seen; /* the bell when it was announced */
     bool announced;
+    bool idled; /* the turn of the progress loop that it is in found nothing to do */
+    bool moved; /* a turn since the last look at the sleepers may have sent something */
     bool slack; /* timer slack is set for this thread */
 };
 
 static const struct dovetail_control *control; /* NULL: wait as ever */
 static struct bells *bells;                    /* NULL: no doorbell, give way instead */
 static uint64_t *sleepers;
-static int words;    /* of sleepers */
+static bool shipped_yields; /* Open MPI gives way by itself: more ranks than slots on the node */
+static int words;           /* of sleepers */
 static int own = -1; /* this rank's slot; -1 for a spawned rank, which has none and only rings */
 static RANK_TLS struct waiting me;
 
@@ -217,16 +220,19 @@ void wait_idle(void)
     const struct dovetail_control *policy = control;
     uint32_t mode = policy ? policy->mode : DOVETAIL_WAIT_OFF;
     int saved = errno;
+    me.idled = true;
     if (mode == DOVETAIL_WAIT_DOORBELL && bells) {
-        if (me.idle == 0)
-            ring(); /* what this call has sent before it had to wait */
+        if (me.moved) {
+            me.moved = false;
+            ring();
+        }
         if (me.announced)
             doze(policy);
         else if (me.idle++ < policy->yields || own < 0)
             give_way();
         else
             announce();
-    } else if (mode == DOVETAIL_WAIT_DOORBELL || mode == DOVETAIL_WAIT_YIELD) {
+    } else if (shipped_yields || mode == DOVETAIL_WAIT_DOORBELL || mode == DOVETAIL_WAIT_YIELD) {
         give_way();
     }
     errno = saved;
@@ -237,13 +243,15 @@ bool wait_inside(void)
     return me.inside && control;
 }
 
-/* Open MPI's progress loop calls this when idle; so may anyone else. */
-RANK_EXPORT int sched_yield(void)
+void wait_turn(void)
 {
-    if (!wait_inside())
-        return (int)syscall(SYS_sched_yield);
-    wait_idle();
-    return 0;
+    me.idled = false;
+}
+
+void wait_turned(void)
+{
+    if (!me.idled)
+        me.moved = true;
 }
 
 /* --- From the wrappers --- */
@@ -262,6 +270,8 @@ int wait_init(const char *dir, int world_rank, int world_size)
         own = spawned ? -1 : world_rank;
         bells = file;
     }
+    const char *oversubscribed = getenv("OMPI_MCA_mpi_oversubscribe");
+    shipped_yields = oversubscribed && strcmp(oversubscribed, "1") == 0;
     control = page;
     errno = saved;
     return 0;
@@ -272,6 +282,7 @@ void wait_enter(int kind)
     me.inside = (uint32_t)kind + 1;
     me.idle = 0;
     me.timeout_us = 0;
+    me.moved = true; /* what the call sends before it first waits */
 }
 
 void wait_leave(void)

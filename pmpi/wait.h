@@ -29,5 +29,8 @@ void wait_child(void);
 bool wait_inside(void);
 /* The library found nothing to do: wait a little, as the policy says. */
 void wait_idle(void);
+/* Around a turn of the library's progress loop; one without wait_idle moved something. */
+void wait_turn(void);
+void wait_turned(void);
 
 #endif
