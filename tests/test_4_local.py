@@ -8,11 +8,10 @@ import signal
 from types import SimpleNamespace
 
 import pytest
-from localrun import share, site, wait_for  # noqa: F401
-
 from dovetail import core, page
 from dovetail.errors import BadInput
 from dovetail.executors.local import LocalExecutor
+from localrun import share, site, wait_for  # noqa: F401
 
 pytestmark = pytest.mark.unit
 

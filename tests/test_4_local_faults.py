@@ -11,9 +11,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from localrun import Site, share, site, wait_for  # noqa: F401
-
 from dovetail import cgroup, core, process, sweep
+from localrun import Site, share, site, wait_for  # noqa: F401
 
 pytestmark = pytest.mark.unit
 
