@@ -21,7 +21,6 @@ from rich.console import Console
 from rich.table import Table
 
 from dovetail import events, plan, policy, replay, summary
-from dovetail.commands.report import write
 from dovetail.controller import Controller
 from dovetail.core import Action, Capacity, Node, Spec
 from dovetail.errors import BadInput, WorkFailed
@@ -137,15 +136,13 @@ def finish(directory: Path, caught: str, *, as_json: bool) -> int:
     found, history = summary.load(directory)
     from dovetail import report  # the template engine takes a while to import
 
-    data = json.dumps(found.to_json(), indent=1, allow_nan=False)
-    write(directory / "summary.json", data + "\n")
-    write(directory / "report.html", report.page(found, history))
+    path = report.publish(directory, found, history)
     if as_json:
-        print(data)
+        print(json.dumps(found.to_json(), indent=1, allow_nan=False))
     else:
         console = Console(highlight=False)
         summary.show(found, console)
-        console.print(f"report: {directory / 'report.html'}", soft_wrap=True, markup=False)
+        console.print(f"report: {path}", soft_wrap=True, markup=False)
     if caught:
         print(f"dovetail: interrupted by {caught}", file=sys.stderr)
         return 130
