@@ -16,7 +16,6 @@ from pathlib import Path
 
 import known
 import pytest
-
 from dovetail import page
 from dovetail.core import WaitPolicy
 
