@@ -394,6 +394,18 @@ def _within_budgets(state: State, new: Mix, extra: Simulation) -> bool:
 
 
 def _promises(state: State, mix: Mix, new: Mix) -> str:
+    for name, _ in new:
+        need = _spun_need(state, name)
+        if need >= state.settings.full * state.cores:
+            state.note_once(
+                ("full", name),
+                "hold",
+                f"{name} keeps {need:.2f} of {state.cores:g} cores busy: nothing fits beside it",
+                family=name,
+                need=need,
+                cores=state.cores,
+            )
+            return ""
     slow = predicted(state, new)
     after = sum(count / s for (_, count), s in zip(new, slow))
     now = state.knowledge.throughput(mix)

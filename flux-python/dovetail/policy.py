@@ -47,6 +47,8 @@ class Settings:
     """Relative standard error of a rate that counts as settled; a gain must exceed it."""
     predicted_gain: float = 1.08
     """Least predicted gain for a trial: less drowns in the noise and in the trial's cost."""
+    full: float = 0.9
+    """Share of all cores that a simulation keeps busy, from which nothing is tried beside it."""
     kept_gain: float = 1.03
     """Least measured gain to keep an admission: more than the noise of two windows."""
     near_bound: float = 0.85
