@@ -115,6 +115,20 @@ def test_an_interrupt_stops_what_runs_and_starts_nothing_more():
     assert not launches(controller.handle(core.Tick(4.0)))
 
 
+def test_a_resume_after_an_interrupt_runs_what_was_interrupted_again():
+    controller = Controller(specs(3), CAPACITY)
+    t = running(controller)
+    controller.handle(core.Finished(t, "a-0", 0))
+    controller.handle(core.Interrupted(3.0, "SIGINT"))
+    controller.handle(core.Finished(3.1, "a-1", 143, "stopped"))
+    assert controller.finished
+    assert launches(controller.resume(9.0, CAPACITY)) == ["a-1"]
+    views = controller.views()
+    assert [v.state for v in views] == ["done", "preparing", "queued"]
+    assert [v.restarts for v in views] == [0, 1, 0]
+    assert [v.reason for v in views] == [""] * 3
+
+
 def test_one_that_ends_well_despite_an_interrupt_is_done():
     controller = Controller(specs(1), CAPACITY)
     running(controller)

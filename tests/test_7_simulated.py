@@ -85,7 +85,7 @@ def test_a_mixed_queue_packs_what_pays_and_only_that():
     assert result.gain > 1.08
     mixes = {mix: verdict for mix, *_, verdict in result.controller.measured_mixes()}
     assert mixes[(("imbalanced", 2),)] == "good"
-    assert (("balanced", 2),) not in mixes
+    assert list(mixes) == [(("imbalanced", 2),)]
 
 
 def test_a_family_that_fits_beside_what_runs_may_overtake():
@@ -235,14 +235,14 @@ def test_taking_back_works_with_and_without_freezing(freeze):
     assert states(result) == ["done"] * 4
 
 
-def test_the_prediction_for_a_mix_not_yet_run_is_near_what_comes():
-    # Three of eight cores' worth each: two fit, three do not, four are taken as the test.
-    work = Work((0.004, 0.004, 0.004, 0.03), 600)
-    nodes = [Node("n", 2000, 0)]
-    plan = specs("a", 6, (1, 1, 1, 7.5), slowdown=9.0)
-    result = run_simulated(plan, {"a": work}, nodes)
-    models = result.notes("model")
-    assert models
+@pytest.mark.parametrize(
+    ("cores", "weights"), [(8, (1, 1, 1, 9)), (8, (1, 1, 2, 4, 4, 9)), (8, (1, 3)), (4, (1, 9))]
+)
+def test_the_prediction_for_an_n_not_yet_run_is_within_eight_percent(cores, weights):
+    work = Work(tuple(0.03 * w / max(weights) for w in weights), 500)
+    plan = specs("a", 9, weights, slowdown=9.0)
+    models = run_simulated(plan, {"a": work}, [Node("n", 1000 * cores, 0)]).notes("model")
+    assert len(models) >= 2
     for note in models[1:]:
         assert note.data["predicted"] == pytest.approx(note.data["measured"], rel=0.08)
 

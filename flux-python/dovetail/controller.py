@@ -98,14 +98,21 @@ class Controller:
     def resume(self, t: float, capacity: Capacity) -> list[Action]:
         """The loop died and began again at run time `t`: nothing is running any more.
 
-        Call it after all logged events were handled. What had started is queued again.
+        Call it after all logged events were handled. What had started, or was ended by an
+        interrupt, is queued again with one restart more; what was given up is queued again.
         """
         state = self._state
         self._clock(t)
         state.set_capacity(capacity)
-        state.interrupted = ""
         groups = (state.active, state.frozen, state.leaving)
-        for sim in [sim for group in groups for sim in group.values()]:
+        again = [sim for group in groups for sim in group.values()]
+        again += [
+            sim
+            for sim in state.sims.values()
+            if state.interrupted and sim.state == "failed" and sim.reason == state.interrupted
+        ]
+        state.interrupted = ""
+        for sim in again:
             self._forget(sim)
             sim.restarts += 1
             state.queue(sim)

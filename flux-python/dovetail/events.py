@@ -8,8 +8,9 @@ Inputs and outputs: core events and actions to and from plain JSON, and the file
 Invariants: decode(encode(x)) == x; a record is written whole or not at all; the actions after
 an event are the controller's answer to it, so feeding the events to a new controller gives
 the same actions. A `resume` record says that the loop died and began again: simulations that
-had been started and had not finished are queued again, first, with one restart more; finished
-ones stay. Only the last line may be torn (the writer was killed); anything else is refused.
+had started and not finished, or that an interrupt ended, are queued again, first, with one
+restart more; those not started are queued again; finished ones stay.
+Only the last line may be torn (the writer was killed); anything else is refused.
 """
 
 from __future__ import annotations

@@ -175,8 +175,14 @@ def _learn(state: State, mix: Mix, measure: Measure, before: list[float]) -> Non
     guess = sum(count * slow for count, slow in zip(counts, before)) / n
     pieces = parts(state, mix)
     need = sum(p.count * p.need for p in pieces)
-    # Faster than the cores allow proves that the need was overestimated.
-    bound = max(1.0, min(need / state.cores, mean))
+    if need > mean * state.cores:
+        # Faster than the cores allow proves that the need was overestimated.
+        for name, _ in mix:
+            family = state.families[name]
+            if family.packed is not None:
+                family.packed *= mean * state.cores / need
+        need = mean * state.cores
+    bound = max(1.0 + state.settings.wait_cost, need / state.cores)
     load = sum(p.count * (state.ranks - p.ranks) for p in pieces) / n / state.cores
     state.knowledge.learn(mix, load, bound, mean)
     known = state.knowledge
@@ -388,6 +394,18 @@ def _within_budgets(state: State, new: Mix, extra: Simulation) -> bool:
 
 
 def _promises(state: State, mix: Mix, new: Mix) -> str:
+    for name, _ in new:
+        need = _spun_need(state, name)
+        if need >= state.settings.full * state.cores:
+            state.note_once(
+                ("full", name),
+                "hold",
+                f"{name} keeps {need:.2f} of {state.cores:g} cores busy: nothing fits beside it",
+                family=name,
+                need=need,
+                cores=state.cores,
+            )
+            return ""
     slow = predicted(state, new)
     after = sum(count / s for (_, count), s in zip(new, slow))
     now = state.knowledge.throughput(mix)

@@ -49,6 +49,8 @@ class Settings:
     """Relative standard error of a rate that counts as settled; a gain must exceed it."""
     predicted_gain: float = 1.08
     """Least predicted gain for a trial: less drowns in the noise and in the trial's cost."""
+    full: float = 0.9
+    """Share of all cores that a simulation keeps busy, from which nothing is tried beside it."""
     kept_gain: float = 1.03
     """Least measured gain to keep an admission: more than the noise of two windows."""
     near_bound: float = 0.85
@@ -57,8 +59,8 @@ class Settings:
     """Share of the throughput before, below which a trial ends after half a window."""
     wait_cost: float = 0.05
     """What blocking waits cost a simulation, until that is measured (measured: 5 %)."""
-    beta: float = 0.12
-    """Interference of packed ranks until it is measured (1:3 on two cores: 0.1)."""
+    beta: float = 0.05
+    """Interference of packed ranks until it is measured (1:3 on two cores, gain 1.38: 0.05)."""
     harm: float = 0.015
     """Share of the queue's sequential time that trials may lose: half of the 3 % promised."""
     lookahead: int = 4
@@ -192,14 +194,14 @@ def slowdowns(parts: Sequence[Part], cores: float, beta: float, wait_cost: float
     """Predicted slowdown of each family in a mix, dimensionless, shape (len(parts),).
 
     The throughput model, for unlike simulations: with needed cores U of all and cores V,
-    max(1, U/V) + β · (ranks of the others) / V. A need that was measured with spinning waits
-    gets `wait_cost` on top.
+    max(1, U/V) + β · (ranks of the others) / V. Waits block where ranks share cores, which
+    costs `wait_cost`: in the 1, and in a need that was measured while waits were spinning.
     """
     ranks = sum(part.count * part.ranks for part in parts)
     if ranks <= cores:
         return [1.0] * len(parts)
     need = sum(p.count * p.need * (1.0 if p.packed else 1.0 + wait_cost) for p in parts)
-    bound = max(1.0, need / cores)
+    bound = max(1.0 + wait_cost, need / cores)
     return [bound + beta * (ranks - part.ranks) / cores for part in parts]
 
 

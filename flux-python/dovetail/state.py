@@ -202,6 +202,7 @@ class State:
     def queue(self, sim: Simulation) -> None:
         """Put a simulation into the queue at its place in the plan."""
         sim.state, sim.share, sim.stop, sim.paused = "queued", None, None, False
+        sim.reason, sim.started, sim.ended, sim.warned = "", None, None, False
         sim.meter = Meter(self.settings.warmup)
         sim.alone, sim.boost, sim.memory = 0.0, 1.0, 0
         heapq.heappush(self.families[sim.spec.family].queue, (sim.index, sim.spec.name))

@@ -166,12 +166,10 @@ def _waits(state: State) -> None:
         return
     wait = _wanted(state)
     sims = [sim for sim in state.active.values() if sim.share is None or sim.share.wait != wait]
-    up = [sim for sim in sims if sim.state not in ("preparing",) or sim.share is not None]
-    if up and state.now < state.resize_after:
-        return
     for sim in sims:
-        state.share(sim, f"wait policy {wait.mode} for {len(state.active)} at once", wait=wait)
-    if sims and not state.own_cores:
+        if sim.share is None or state.now >= state.resize_after:
+            state.share(sim, f"wait policy {wait.mode} for {len(state.active)} at once", wait=wait)
+    if sims and not state.own_cores and state.now >= state.resize_after:
         state.restart_windows(state.active.values())
 
 
