@@ -69,6 +69,7 @@ static const struct dovetail_control *control; /* NULL: wait as ever */
 static struct bells *bells;                    /* NULL: no doorbell, give way instead */
 static uint64_t *sleepers;
 static bool shipped_yields; /* Open MPI gives way by itself: more ranks than slots on the node */
+static int slots;           /* in the mapping; the file may say otherwise later */
 static int words;           /* of sleepers */
 static int own = -1; /* this rank's slot; -1 for a spawned rank, which has none and only rings */
 static RANK_TLS struct waiting me;
@@ -124,8 +125,9 @@ static size_t bells_size(uint32_t ranks)
 
 /* The file of the first world. A spawned rank takes it as it is: it numbers its ranks from 0
  * again and must not use the slots of others, but the ranks that wait for it are in there. */
-static struct bells *map_bells(const char *dir, uint32_t ranks, bool spawned)
+static struct bells *map_bells(const char *dir, uint32_t *count, bool spawned)
 {
+    uint32_t ranks = *count;
     int fd = open_in(dir, "bells", spawned ? O_RDWR : O_RDWR | O_CREAT);
     if (fd < 0)
         return NULL;
@@ -141,6 +143,7 @@ static struct bells *map_bells(const char *dir, uint32_t ranks, bool spawned)
     struct bells *file = map_file(fd, bells_size(ranks), PROT_READ | PROT_WRITE);
     if (file && !spawned)
         __atomic_store_n(&file->ranks, ranks, __ATOMIC_RELAXED); /* all write the same */
+    *count = ranks; /* from here on what the file says is not believed: it may change */
     return file;
 }
 
@@ -163,7 +166,7 @@ static void ring(void)
             int bit = __builtin_ctzll(left);
             uint64_t mask = UINT64_C(1) << bit;
             left &= ~mask;
-            if (word * 64 + bit < (int)bells->ranks &&
+            if (word * 64 + bit < slots &&
                 __atomic_fetch_and(&sleepers[word], ~mask, __ATOMIC_SEQ_CST) & mask)
                 ring_one(word * 64 + bit);
         }
@@ -263,10 +266,12 @@ int wait_init(const char *dir, int world_rank, int world_size)
     if (page == NULL || world_rank < 0 || world_rank >= world_size)
         return -1;
     int saved = errno;
-    struct bells *file = map_bells(dir, (uint32_t)world_size, spawned);
+    uint32_t ranks = (uint32_t)world_size;
+    struct bells *file = map_bells(dir, &ranks, spawned);
     if (file) {
-        sleepers = (uint64_t *)&file->slots[file->ranks];
-        words = (int)((file->ranks + 63u) / 64u);
+        sleepers = (uint64_t *)&file->slots[ranks];
+        words = (int)((ranks + 63u) / 64u);
+        slots = (int)ranks;
         own = spawned ? -1 : world_rank;
         bells = file;
     }
@@ -282,7 +287,8 @@ void wait_enter(int kind)
     me.inside = (uint32_t)kind + 1;
     me.idle = 0;
     me.timeout_us = 0;
-    me.moved = true; /* what the call sends before it first waits */
+    me.announced = false; /* left over if the mode changed in the last call */
+    me.moved = true;      /* what the call sends before it first waits */
 }
 
 void wait_leave(void)
