@@ -24,7 +24,7 @@ import struct
 import sys
 import time
 
-from dovetail import mpirun, sweep
+from dovetail import mpirun, process, sweep
 from dovetail.cgroup import Group
 
 TYPE_CHECKING = False
@@ -130,6 +130,7 @@ class Keeper:
     def run(self) -> None:
         """All steps, then the result, then the clean-up once the executor has let go."""
         code, reason = self._steps()
+        self._await_stopped()
         left = sweep.end_simulation(self.config["directory"], self.group, os.getpid())
         self._drain()
         if self.log:
@@ -244,6 +245,14 @@ class Keeper:
             if self.child and self.status is None:
                 with contextlib.suppress(OSError):
                     os.killpg(self.child, signal.SIGTERM)
+
+    def _await_stopped(self) -> None:
+        """After a stop, leave the rest of the grace to those who outlive the step's own process."""
+        marker = f"DOVETAIL_DIR={self.config['directory']}"
+        while not self.orphaned and self.deadline > time.monotonic():
+            if not process.members(marker, os.getpid()):
+                return
+            self._wait(self.deadline - time.monotonic())  # each of them becomes our child
 
     def _reap(self) -> None:
         """Collect the children that have ended, adopted ones included."""

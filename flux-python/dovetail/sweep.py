@@ -95,18 +95,20 @@ def remove_session(session: str, record: bytes) -> None:
     weight, control, temporary = (p if os.path.basename(p) == name else "" for p in paths)
     group = Group(weight, control)
     deadline = time.monotonic() + _PATIENCE
-    while os.path.exists(session) and time.monotonic() < deadline:
-        for simulation in set(os.listdir(session)) - {"owner"}:
+    while True:
+        inside = set(os.listdir(session)) if os.path.isdir(session) else set()
+        for simulation in inside - {"owner"}:
             remove_simulation(os.path.join(session, simulation), group.child(simulation), "")
         with contextlib.suppress(OSError):
             group.remove()
         if temporary:
             remove_tree(temporary)
         # A keeper that has not noticed yet may have put something in: then look again.
-        if len(os.listdir(session)) <= 1 and not any(map(os.path.exists, group.directories)):
+        late = inside - {"owner"} or any(map(os.path.exists, group.directories))
+        if not late or time.monotonic() > deadline:
             remove_tree(session)
-        else:
-            select.select([], [], [], 0.02)
+            return
+        select.select([], [], [], 0.02)
 
 
 def remove_simulation(directory: str, group: Group, temporary: str, root: int = 0) -> list[int]:

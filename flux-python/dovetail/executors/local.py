@@ -213,8 +213,7 @@ class LocalExecutor:
             self.wait(_PATIENCE)
             self.observe(self._now())
         self._poll.close()
-        with open(os.path.join(self.session, "owner"), "rb") as file:
-            sweep.remove_session(self.session, file.read())
+        sweep.remove_session(self.session, os.pread(self._lock, 65536, 0))
         os.close(self._lock)
         self._warden.wait()  # the lock woke it, and it finds nothing to do
 
@@ -265,6 +264,8 @@ class LocalExecutor:
                 break
             if message["kind"] == "started":
                 job.started = True
+                if job.share.frozen and not job.paused:  # born frozen, without control groups
+                    self._freeze(job, True)
                 self._mpi[job.spec.command[0]] = message["mpi"]
                 events.append(core.Started(t, job.spec.name))
             else:
