@@ -91,11 +91,9 @@ class Loop:
             while not self.controller.finished and self.signals.count < 2:
                 self.executor.wait(PERIOD)
                 t = self.now()
-                events: list[Event] = [*self.executor.observe(t), Tick(t)]
-                if self.signals.caught and not told:
-                    events.append(self.interrupted(t))
-                    told = True
-                self.step(events)
+                new = self.interrupted(t) if self.signals.caught and not told else Tick(t)
+                told = told or isinstance(new, Interrupted)
+                self.step([*self.executor.observe(t), new])
                 self.live.show(self.controller, t)
         finally:
             self.executor.close()
