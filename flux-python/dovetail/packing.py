@@ -40,7 +40,12 @@ def predicted(state: State, mix: Mix) -> list[float]:
 
 
 def next_policy(state: State, mix: Mix) -> WaitPolicy:
-    """How the simulations of a mix shall wait: the best known, or the next to be measured."""
+    """How the simulations of a mix shall wait: the best known, or the next to be measured.
+
+    The candidates are measured in turn until one comes so near to the bound that no other
+    could do much better. `off` is always among them, as the last: spinning ranks that share
+    cores halve the throughput, so it is measured if that is still open and can be afforded.
+    """
     known = state.knowledge.outcome(mix)
     todo = [p for p in _options(state, mix) if p not in known.measures]
     if known.verdict or not todo or _good_enough(state, mix, known):
@@ -52,7 +57,6 @@ def _options(state: State, mix: Mix) -> tuple[WaitPolicy, ...]:
     ranks = sum(count * state.families[name].spec.ranks for name, count in mix)
     options = policy.candidates(ranks, sum(count for _, count in mix), state.cores)
     known = state.knowledge.outcome(mix)
-    # Spinning ranks that share cores halve the throughput: look only if that can be afforded.
     loss = 0.25 * state.settings.window
     if len(options) > 1 and known.measures and not _affordable(state, loss):
         return tuple(p for p in options if p != policy.OFF)
@@ -310,6 +314,9 @@ def fits(state: State, sim: Simulation) -> bool:
 
 def _admit_one(state: State) -> bool:
     if state.profiling is not None and not state.own_cores:
+        return False
+    most = state.settings.max_packed
+    if 0 < most <= len(state.active):
         return False
     if any(state.families[name].silent for name in state.counts if state.counts[name]):
         return False
