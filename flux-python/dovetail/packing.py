@@ -313,8 +313,6 @@ def fits(state: State, sim: Simulation) -> bool:
 
 
 def _admit_one(state: State) -> bool:
-    if state.profiling is not None and not state.own_cores:
-        return False
     most = state.settings.max_packed
     if 0 < most <= len(state.active):
         return False
@@ -357,6 +355,8 @@ def _pays(state: State, mix: Mix, sim: Simulation) -> str:
         return ""  # one of the family is on its way to a profile
     if state.ranks + sim.spec.ranks <= state.cores:
         return "each rank has a core to itself"
+    if state.profiling is not None:
+        return ""
     new = policy.with_one(mix, sim.spec.family)
     verdict = state.knowledge.verdict(new)
     if verdict == "bad" or state.now < state.hold_until:

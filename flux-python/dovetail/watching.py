@@ -90,7 +90,6 @@ def _alone(state: State, sim: Simulation) -> None:
     if blocking or sim.spec.ranks <= state.cores:
         loads = sim.meter.loads("cpu" if blocking else "useful")
     sim.alone = Alone(window.rate, loads or sim.alone.loads or profile.loads)
-    sim.boost = 1.0
 
 
 def _packed(state: State, sim: Simulation) -> None:
@@ -219,6 +218,8 @@ def _requests(state: State) -> None:
     state.replan = False
     state.replan_at = state.now + state.settings.replan
     sims = [*state.active.values(), *state.frozen.values()]
+    if len(state.active) == 1:
+        sims[0].boost = 1.0
     needs = [
         _needs(state, sim) if sim.spec.name in state.active else [1.0] * sim.spec.ranks
         for sim in sims
