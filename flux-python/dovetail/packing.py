@@ -370,14 +370,15 @@ def _pays(state: State, mix: Mix, sim: Simulation) -> str:
 
 def _ready_for_trial(state: State, mix: Mix) -> bool:
     sims = state.active.values()
-    if not all(sim.measured and state.family(sim).profile for sim in sims):
-        return False
     if len(sims) > 1 and not state.own_cores and state.knowledge.verdict(mix) != "good":
         return False
     if not state.settled() or not _affordable(state, 0.0):
         return False
-    ends = [state.remaining(sim) for sim in sims]
-    return all(end is None or end > 2 * state.settings.window for end in ends)
+    for sim in sims:
+        left = state.remaining(sim)
+        if not sim.measured or (left is not None and left <= 2 * state.settings.window):
+            return False
+    return all(state.families[name].profile for name, _ in mix)
 
 
 def _within_budgets(state: State, new: Mix, extra: Simulation) -> bool:

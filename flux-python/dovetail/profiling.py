@@ -38,7 +38,8 @@ def profile(state: State) -> None:
             end(state)
         else:
             _measure(state, sim)
-    if state.profiling is None:
+    unknown = any(not (f.profile and f.profile.alone) for f in state.families.values())
+    if state.profiling is None and unknown:
         fresh = next((sim for sim in state.active.values() if _due(state, sim)), None)
         if fresh is not None:
             _begin(state, fresh)

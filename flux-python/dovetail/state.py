@@ -112,6 +112,7 @@ class State:
         self.hold_until = 0.0
         self.resize_after = 0.0
         self.replan_at = 0.0
+        self.guard_at = 0.0
         self.replan = False
         self.tolerated: Mix | None = None
         self.overtakes = 0

@@ -17,9 +17,15 @@ from dovetail.packing import measured, next_policy, rollback
 from dovetail.profiling import complete
 from dovetail.state import Simulation, State
 
+GUARD = 1.0
+"""Seconds between two looks for what hangs: limits are a minute and more."""
+
 
 def guard(state: State) -> None:
     """End simulations that have made no progress for much longer than usual."""
+    if state.now < state.guard_at:
+        return
+    state.guard_at = state.now + GUARD
     for sim in list(state.active.values()):
         if sim.paused:
             continue
