@@ -8,6 +8,7 @@ the session's name once the simulation is in PHASE, and drives it until somebody
 from __future__ import annotations
 
 import os
+import shlex
 import sys
 import tempfile
 import time
@@ -60,6 +61,7 @@ class Site:
         options.setdefault("command", ("sh", "-c", script))
         path = f"{self.bin}:{os.environ['PATH']}"
         environment = (("PATH", path), ("DOVETAIL_TEST", str(self.directory)))
+        prepare = tuple(shlex.join(("sh", "-c", line)) for line in prepare)
         return core.Spec(
             name, "family", weights=(1.0,) * options["ranks"], prepare=prepare,
             environment=environment, **options,

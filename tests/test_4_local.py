@@ -26,7 +26,7 @@ ENDINGS = {
         'exit code 1: FOAM FATAL ERROR: cannot find file "U" bye'),
     "a prepare step that fails is named": (
         "true", ("echo no dictionary; exit 4",), 4,
-        "prepare step 'echo no dictionary; exit 4' failed with exit code 4: no dictionary"),
+        "prepare step 'sh -c 'echo no dictionary; exit 4'' failed with exit code 4: no dictionary"),
     "prepare steps run in order in the copy": (
         "grep -q 'as changed' input", ("echo as changed > input", "grep changed input"), 0, ""),
     "one that leaves a daemon ends all the same": (

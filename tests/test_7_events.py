@@ -207,7 +207,7 @@ def test_deep_nesting_is_refused_and_not_a_crash(path):
         events.read(path)
 
 
-def test_a_full_disk_stops_the_log_once_and_leaves_whole_lines(path, monkeypatch):
+def test_a_full_disk_is_told_once_and_leaves_whole_lines(path, monkeypatch):
     log = events.Log.append(path)
     write = os.write
     calls = []
@@ -222,10 +222,36 @@ def test_a_full_disk_stops_the_log_once_and_leaves_whole_lines(path, monkeypatch
     with pytest.raises(events.LogStopped, match="No space left"):
         log.write(core.Tick(2.0))
     monkeypatch.undo()
-    log.write(core.Tick(3.0))  # does nothing, and does not raise again
-    log.close()
     assert "No space left" in log.failed
     assert len(events.read(path)[1]) == 3
+    assert events.read(path, log.held)[1][3:] == [core.Tick(2.0)]
+
+
+def test_a_disk_that_has_room_again_gets_all_that_was_held(path, monkeypatch):
+    log = events.Log.append(path)
+
+    def full(fd, data):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(events.os, "write", full)
+    with pytest.raises(events.LogStopped):
+        log.write(core.Tick(2.0))
+    log.write(core.Tick(3.0))  # does not raise again
+    monkeypatch.undo()
+    log.write(core.Tick(4.0))
+    log.close()
+    assert (log.failed, log.held) == ("", b"")
+    assert [entry.t for entry in events.read(path)[1][3:]] == [2.0, 3.0, 4.0]
+
+
+def test_a_log_that_cannot_begin_is_not_left_behind(tmp_path, monkeypatch):
+    def full(fd, data):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(events.os, "write", full)
+    with pytest.raises(events.LogStopped):
+        events.Log.create(tmp_path / "events.jsonl", events.header([SPEC], CAPACITY, {}))
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_dev_full_is_a_full_disk():

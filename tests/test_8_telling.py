@@ -195,3 +195,33 @@ def test_names_that_are_not_in_the_plan_are_left_out():
     stranger = (core.Started(1.0, "x"), core.Finished(2.0, "x", 0), core.Stop("x", "why"))
     run.add(*stranger, core.Note("admit", "why", {"name": ["a"], "family": 3, "names": [4]}))
     assert states(tell(run.specs, runs.CAPACITY, run.log)) == {"a": ("unfinished", 1)}
+
+
+def test_the_wait_for_the_first_iteration_is_no_part_of_its_speed():
+    run = short("a")
+    run.t = 20.0  # the run is old when it starts, and a rank without iterations has the stamp 0
+    run.launch("a")
+    zero = core.Ranks((0, 0), (0.0, 0.0), *[(0.0, 0.0)] * 3, (1, 1))
+    run.add(core.Sampled(20.0, "a", zero), core.Sampled(20.2, "a", zero))
+    run.work(4)
+    count, seconds = run.history().tracks[0].stepping
+    assert seconds / count == pytest.approx(0.1)
+
+
+def test_a_resumed_run_is_not_interrupted_any_more():
+    run = short("a", "b")
+    run.launch("a")
+    run.work(1)
+    why = "interrupted by SIGINT"
+    run.add(core.Interrupted(run.t, why), core.Stop("a", why))
+    run.finish("a", 143, f"stopped: {why}")
+    assert states(run.history()) == {"a": ("failed", 1), "b": ("not started", 0)}
+    run.add(Resumed(run.t, runs.CAPACITY))
+    assert states(run.history()) == {"a": ("not started", 1), "b": ("not started", 0)}
+    for name in ("a", "b"):
+        run.launch(name)
+        run.work(1)
+        run.finish(name)
+    history = run.history()
+    assert states(history) == {"a": ("done", 2), "b": ("done", 1)}
+    assert history.interrupted == ""

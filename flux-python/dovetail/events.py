@@ -36,8 +36,12 @@ Json = Any
 """A plain JSON value."""
 
 
+HELD = 64 << 20
+"""Bytes of records kept in memory while they cannot be written."""
+
+
 class LogStopped(Exception):
-    """The log can no longer be written (as on a full disk). The run can go on without it."""
+    """The log cannot be written now (as on a full disk). The run can go on."""
 
 
 # --- values ---
@@ -119,12 +123,17 @@ def header(
 
 
 class Log:
-    """Writes one record per line, each flushed. `failed` holds the reason once it has stopped."""
+    """Writes one record per line, each flushed.
+
+    `failed` holds the reason while it cannot; what was not written is in `held`, and is tried
+    again with the next record, so that the file is at any time a whole beginning of the log.
+    """
 
     def __init__(self, path: Path, seq: int, size: int) -> None:
         self.path = path
         self.seq = seq
         self.failed = ""
+        self.held = b""
         self._size = size
         self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
         if os.path.isfile(path):
@@ -138,7 +147,13 @@ class Log:
             log = cls(Path(path), 0, 0)
         except OSError as error:
             raise LogStopped(f"{path}: {error.strerror}") from error
-        log._line(dict(head))
+        try:
+            log._line(dict(head))
+        except LogStopped:
+            log.close()
+            if os.path.isfile(path):
+                os.unlink(path)  # without its header it would look like a damaged log
+            raise
         return log
 
     @classmethod
@@ -152,7 +167,7 @@ class Log:
             raise LogStopped(f"{path}: {error.strerror}") from error
 
     def write(self, value: core.Event | core.Action) -> None:
-        """Append one record. Raises LogStopped the first time it fails; then does nothing."""
+        """Append one record. Raises LogStopped when writing begins to fail; then holds it."""
         self._record(encode(value))
 
     def resume(self, t: float, capacity: core.Capacity) -> None:
@@ -160,23 +175,26 @@ class Log:
         self._record({"kind": "resume", "t": t, "capacity": plain(capacity)})
 
     def _record(self, record: Record) -> None:
-        if not self.failed:
-            self._line({"seq": self.seq + 1, **record})
+        if len(self.held) <= HELD:  # beyond, the log ends here: nothing may be left out of it
             self.seq += 1
+            self._line({"seq": self.seq, **record})
 
     def _line(self, record: Record) -> None:
-        data = json.dumps(record, separators=(",", ":"), allow_nan=False).encode() + b"\n"
+        self.held += json.dumps(record, separators=(",", ":"), allow_nan=False).encode() + b"\n"
         try:
-            rest = memoryview(data)
+            rest = memoryview(self.held)
             while rest:
                 rest = rest[os.write(self._fd, rest) :]
         except OSError as error:
-            self.failed = f"{self.path}: {error.strerror}"
             with contextlib.suppress(OSError):
                 os.ftruncate(self._fd, self._size)
-            self.close()
-            raise LogStopped(self.failed) from error
-        self._size += len(data)
+                os.lseek(self._fd, self._size, os.SEEK_SET)
+            before, self.failed = self.failed, f"{self.path}: {error.strerror}"
+            if not before:
+                raise LogStopped(self.failed) from error
+            return
+        self._size += len(self.held)
+        self.failed, self.held = "", b""
 
     def close(self) -> None:
         """Close the file; safe to call twice."""
@@ -225,10 +243,13 @@ class Header:
 _HEADER, _RESUMED = _reader(Header), _reader(Resumed)
 
 
-def read(path: str | os.PathLike[str]) -> tuple[Header, list[Entry]]:
-    """The header and what follows, decoded. Raises BadInput with the line and the reason."""
+def read(path: str | os.PathLike[str], held: bytes = b"") -> tuple[Header, list[Entry]]:
+    """The header and what follows, decoded. Raises BadInput with the line and the reason.
+
+    `held` is `Log.held`: what could not be written to the file.
+    """
     try:
-        data = Path(path).read_bytes()
+        data = Path(path).read_bytes() + held
     except OSError as error:
         raise BadInput(f"{path}: {error.strerror}") from error
     lines = data.split(b"\n")

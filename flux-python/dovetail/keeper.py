@@ -101,9 +101,10 @@ class Keeper:
     """One simulation from its first step to the removal of its last trace.
 
     `config` has: `name`, `directory` (session directory of the simulation), `temporary`,
-    `case` (to copy from), `home` (its output directory), `ranks`, `command`, `prepare`,
-    `environment` (to add), `libraries` (MPI to preloaded library), `weight` and `control`
-    (its control group; `job` is the group that its processes join), `cpus`, `log_limit`.
+    `case` (to copy from), `home` (its output directory), `ranks`, `command`, `prepare` (pairs of
+    a line and its words), `environment` (to add), `libraries` (MPI to preloaded library), `group`
+    (weight and control directory of its control group; its processes join the group `job`),
+    `cpus`, `log_limit`.
     """
 
     def __init__(self, config: dict[str, Any]) -> None:
@@ -154,8 +155,8 @@ class Keeper:
         self.log = Log(os.path.join(config["home"], "log"), counter, config["log_limit"])
         copy = 'rm -rf -- "$1" && cp -a -T -- "$0" "$1"'
         steps = [("copying the case", "/", ["sh", "-c", copy, config["case"], self.case])]
-        for line in config["prepare"]:
-            steps.append((f"prepare step '{line}'", self.case, ["sh", "-c", line]))
+        for line, words in config["prepare"]:
+            steps.append((f"prepare step '{line}'", self.case, words))
         base = mpirun.environment(
             {**os.environ, **config["environment"]}, config["directory"], config["temporary"]
         )
@@ -175,6 +176,7 @@ class Keeper:
 
     def _step(self, words: list[str], directory: str, environment: dict[str, str]) -> int:
         """Run one program to its end; its exit code, 128 more than the signal that ended it."""
+        self._wait(0.0)  # what was said between two steps
         if self.stopping or self.orphaned:
             return 128 + signal.SIGTERM
         self.status = None

@@ -7,6 +7,7 @@ controller says; a table never grows beyond `ROWS` simulations, the rest is coun
 
 from __future__ import annotations
 
+import os
 import sys
 from types import TracebackType
 
@@ -92,8 +93,11 @@ class Live:
         """Tell the user one line."""
         if self.terminal:
             self.notes = [*self.notes, line][-NOTES:]
-        else:
-            self.console.print(line, markup=False, highlight=False, soft_wrap=True)
+            return
+        try:
+            print(line, file=sys.stderr, flush=True)
+        except OSError:  # nobody reads any more, which is no reason to end the run
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
 
     def show(self, controller: Controller, t: float) -> None:
         """Draw the table anew; without a terminal the notes alone tell the progress."""

@@ -30,15 +30,20 @@ class Waiting(Executor, Protocol):
 
 
 class Signals:
-    """Turns the first SIGINT or SIGTERM into a wish to end, and the second into an exception."""
+    """SIGINT and SIGTERM as wishes: to end, by the first, to end at once, by the second.
+
+    `caught` is the first one's name. The third is an exception, should the second not help.
+    """
 
     def __init__(self) -> None:
         self.caught = ""
+        self.count = 0
         self.before = {s: signal.getsignal(s) for s in (signal.SIGINT, signal.SIGTERM)}
 
     def __enter__(self) -> Signals:
-        for number in self.before:
-            signal.signal(number, self.catch)
+        for number, handler in self.before.items():
+            if handler != signal.SIG_IGN:  # as for a job in the background of a script
+                signal.signal(number, self.catch)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -47,50 +52,58 @@ class Signals:
 
     def catch(self, number: int, _: FrameType | None) -> None:
         """Handle a signal."""
-        if self.caught:
+        self.count += 1
+        self.caught = self.caught or signal.Signals(number).name
+        if self.count > 2:
             raise KeyboardInterrupt
-        self.caught = signal.Signals(number).name
 
 
 class Loop:
     """One run, from the first launch to the end of the last simulation."""
 
     def __init__(
-        self, controller: Controller, executor: Waiting, log: Log, live: Live, origin: float
+        self,
+        controller: Controller,
+        executor: Waiting,
+        log: Log,
+        live: Live,
+        origin: float,
+        signals: Signals,
     ) -> None:
         self.controller = controller
         self.executor = executor
-        self.log: Log | None = log
+        self.log = log
         self.live = live
         self.origin = origin  # CLOCK_MONOTONIC at time 0 of the run
-        self.log_error = ""
+        self.signals = signals
 
     def now(self) -> float:
         """Seconds on the run's clock."""
         return time.monotonic() - self.origin
 
-    def drive(self, first: Sequence[Action] = ()) -> str:
-        """Take the `first` actions and run until nothing is left to do.
-
-        Returns the name of the signal that ended it, or an empty string.
-        """
+    def drive(self, first: Sequence[Action] = ()) -> None:
+        """Take the `first` actions and run until nothing is left to do, or a signal ends it."""
         told = False
-        with Signals() as signals:
-            try:
-                self.act_on(first)
+        try:
+            self.act_on(first)
+            if not self.signals.caught:
                 self.step([Tick(self.now())])
-                while not self.controller.finished:
-                    self.executor.wait(PERIOD)
-                    t = self.now()
-                    events: list[Event] = [*self.executor.observe(t), Tick(t)]
-                    if signals.caught and not told:
-                        events.append(Interrupted(t, f"interrupted by {signals.caught}"))
-                        told = True
-                    self.step(events)
-                    self.live.show(self.controller, t)
-            finally:
-                self.executor.close()
-        return signals.caught
+            while not self.controller.finished and self.signals.count < 2:
+                self.executor.wait(PERIOD)
+                t = self.now()
+                new = self.interrupted(t) if self.signals.caught and not told else Tick(t)
+                told = told or isinstance(new, Interrupted)
+                self.step([*self.executor.observe(t), new])
+                self.live.show(self.controller, t)
+        finally:
+            self.executor.close()
+        if not self.controller.finished:
+            t = self.now()
+            self.step([*([] if told else [self.interrupted(t)]), *self.executor.observe(t)])
+
+    def interrupted(self, t: float) -> Interrupted:
+        """What the controller is told of a signal."""
+        return Interrupted(t, f"interrupted by {self.signals.caught}")
 
     def step(self, events: Sequence[Event]) -> None:
         """Decide on events and act."""
@@ -116,11 +129,9 @@ class Loop:
             self.live.note(self.now(), action)
 
     def record(self, entry: Event | Action) -> None:
-        """Log; a full disk ends the log and not the run."""
-        if self.log is None:
-            return
+        """Log; a full disk delays the log and does not end the run."""
         try:
             self.log.write(entry)
         except LogStopped as error:
-            self.log, self.log_error = None, str(error)
-            self.live.note(self.now(), Note("fail", f"the event log ends here: {error}"))
+            why = f"the event log is kept in memory until it can be written: {error}"
+            self.live.note(self.now(), Note("hold", why))

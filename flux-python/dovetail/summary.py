@@ -89,9 +89,12 @@ class Summary:
         return {key: _plain(value) for key, value in data.items()}
 
 
-def load(directory: pathlib.Path) -> tuple[Summary, History]:
-    """Read a run's directory. Raises BadInput where its log or alternatives are damaged."""
-    header, entries = events.read(directory / "events.jsonl")
+def load(directory: pathlib.Path, held: bytes = b"") -> tuple[Summary, History]:
+    """Read a run's directory; `held` is what the log could not write.
+
+    Raises BadInput where its log or alternatives are damaged.
+    """
+    header, entries = events.read(directory / "events.jsonl", held)
     history = tell(header.specs, header.capacity, entries)
     versions = {**header.versions, "dovetail": header.dovetail}
     return summarise(history, alternatives.read(directory), versions), history

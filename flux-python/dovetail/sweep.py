@@ -74,13 +74,37 @@ def sweep_session(session: str, wait: bool = False) -> bool:
             remove_tree(session)
             return True
         try:
-            fcntl.flock(handle, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+            if not _lock(handle, wait):
+                return False
             if not os.path.samestat(os.fstat(handle), os.stat(session + "/owner")):
                 return False  # removed by another sweep, and the name taken by another run
             remove_session(session, os.read(handle, 65536))
             return True
         finally:
             os.close(handle)
+    return False
+
+
+def _lock(handle: int, wait: bool) -> bool:
+    """Lock a session's file; with `wait` however long it takes.
+
+    A dead run whose lock is held is being removed by its warden: let that one end.
+    """
+    deadline = time.monotonic() + _PATIENCE
+    while True:
+        with contextlib.suppress(BlockingIOError):
+            fcntl.flock(handle, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+            return True
+        if time.monotonic() > deadline or _lives(os.pread(handle, 65536, 0)):
+            return False
+        select.select([], [], [], 0.02)
+
+
+def _lives(record: bytes) -> bool:
+    """Whether the process that made a session lives, by id and start time."""
+    with contextlib.suppress(ValueError, KeyError, TypeError):
+        owner = json.loads(record)
+        return process.start_ticks(int(owner["pid"])) == int(owner["start_ticks"])
     return False
 
 

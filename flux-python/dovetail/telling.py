@@ -158,6 +158,8 @@ class _Teller:
         )
         if before is None or len(before.iterations) != len(now.iterations):
             return
+        if min(before.iterations, default=0) == 0:
+            return  # a rank that has ended no iteration has no stamp either: it reads as 0
         steps = np.subtract(now.iterations, before.iterations).astype(np.float64)
         if not len(steps) or steps.min() <= 0:
             # Nothing whole has happened yet: measure from the older sample next time.
@@ -228,6 +230,12 @@ class _Teller:
             if track.attempts and track.attempts[-1].end is None:
                 self._attempt(name, stopped=why, requeued=True)
                 self._end(name, core.Finished(event.t, name, -1, why))
+            elif self.interrupted and (track.state, track.reason) == ("failed", self.interrupted):
+                why = f"put back into the queue: {self.interrupted}"
+                self.tracks[name] = replace(
+                    track, state="not started", reason=why, iterations=0, stepping=(0.0, 0.0)
+                )
+        self.interrupted = ""
         self.pending.clear()
         self.cpu = max(self.cpu, event.capacity.cpu)
         self.marks.append(Mark(self.now, "resume", why))

@@ -17,6 +17,7 @@ from dovetail.bench.cases import pitz_daily
 from dovetail.bench.figures import Progress, mpirun, plan_entry
 from dovetail.bench.harness import plain
 from dovetail.commands.run import LOG, check_directory, execute, finish
+from dovetail.loop import Signals
 
 MADE = ("cases", "plan.yaml", alternatives.FILE, LOG, "summary.json", "report.html")
 FAMILIES = (("imbalanced", (1.0, 3.0), 4), ("balanced", (1.0, 1.0), 2))
@@ -38,11 +39,12 @@ def run_demo(directory: Path, progress: Progress, *, as_json: bool) -> int:
     path.write_text(demo_plan(directory))
     asked = plan.load(path)
     progress(f"running the plan {path} with Dovetail")
-    caught = execute(asked, directory, resume=False, quiet=as_json)
-    if not caught:
+    with Signals() as signals:
+        log = execute(asked, directory, signals, quiet=as_json)
+    if not signals.caught:
         measured = [row for family in FAMILIES for row in others(family, cases, progress)]
         alternatives.write(directory, CORES, measured)
-    return finish(directory, caught, as_json=as_json)
+    return finish(directory, signals, log, as_json=as_json)
 
 
 def others(

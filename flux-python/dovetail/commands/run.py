@@ -8,6 +8,7 @@ per simulation, its log and case. Invariant: bad input is found before anything 
 from __future__ import annotations
 
 import argparse
+import errno
 import fcntl
 import json
 import os
@@ -24,9 +25,9 @@ from dovetail import events, plan, policy, replay, summary
 from dovetail.controller import Controller
 from dovetail.core import Action, Capacity, Node, Spec
 from dovetail.errors import BadInput, WorkFailed
-from dovetail.executors.local import LocalExecutor
+from dovetail.executors.local import LocalExecutor, free_memory
 from dovetail.live import Live
-from dovetail.loop import Loop
+from dovetail.loop import Loop, Signals
 
 HELP = "run a queue of MPI simulations, packed where that pays"
 LOG = "events.jsonl"
@@ -46,20 +47,54 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Run a plan; 0 if all simulations are done, 1 if not, 130 if interrupted."""
     asked = plan.load(args.plan)
+    check_plan(asked, args.output)
     if args.dry_run:
         return show(asked, as_json=args.json)
     check_directory(args.output, resume=args.resume)
+    held = lock(args.output)
     try:
-        args.output.mkdir(parents=True, exist_ok=True)
-        # Held until this process ends, however it ends: two runs would mix their logs.
-        held = os.open(args.output, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        check_directory(args.output, resume=args.resume)  # now that nobody else writes it
+        with Signals() as signals:
+            log = execute(asked, args.output, signals, resume=args.resume, quiet=args.json)
+            return finish(args.output, signals, log, as_json=args.json)
+    finally:
+        os.close(held)
+
+
+def lock(directory: Path) -> int:
+    """Make the directory and hold it, since two runs would mix their logs.
+
+    Returns a file to close; the kernel does so, however the process ends.
+    """
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        held = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        if not os.access(directory, os.W_OK | os.X_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
         fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return held
     except BlockingIOError:
-        raise BadInput(f"{args.output}: another run is using it; choose another -o") from None
+        raise BadInput(f"{directory}: another run is using it; choose another -o") from None
     except OSError as error:
-        raise BadInput(f"{args.output}: cannot be used: {error.strerror}") from error
-    caught = execute(asked, args.output, resume=args.resume, quiet=args.json)
-    return finish(args.output, caught, as_json=args.json)
+        raise BadInput(f"{directory}: cannot be used: {error.strerror}") from error
+
+
+def check_plan(asked: plan.Plan, directory: Path) -> None:
+    """Refuse a plan that can never run on this machine, or not in this directory."""
+    cpus, here = asked.limits.cpus, len(os.sched_getaffinity(0))
+    if cpus is not None and (cpus % 1000 or not 0 < cpus <= 1000 * here):
+        raise BadInput(f"cpus: {cpus}m is not possible here; a whole number from 1 to {here} is")
+    offered = asked.limits.memory or free_memory()
+    for spec in asked.specs:
+        if spec.memory > offered:
+            raise BadInput(
+                f"simulation {spec.name} asks for {spec.memory >> 20} MiB of memory; "
+                f"this machine offers {offered >> 20} MiB"
+            )
+    path = directory.resolve()
+    for case in {spec.case for spec in asked.specs}:
+        if Path(case).resolve() in (path, *path.parents):
+            raise BadInput(f"{directory}: lies in the case {case}, of which copies go there")
 
 
 def check_directory(directory: Path, *, resume: bool) -> None:
@@ -71,17 +106,26 @@ def check_directory(directory: Path, *, resume: bool) -> None:
         raise BadInput(f"{directory}: holds no run to resume; there is no {LOG}")
 
 
-def execute(asked: plan.Plan, directory: Path, *, resume: bool, quiet: bool) -> str:
-    """Drive the run to its end; returns the signal that ended it, or an empty string."""
+def execute(
+    asked: plan.Plan,
+    directory: Path,
+    signals: Signals,
+    *,
+    resume: bool = False,
+    quiet: bool = False,
+    settings: policy.Settings | None = None,
+) -> events.Log:
+    """Drive the run to its end; returns its log. `settings` are for a new run, not a resumed one.
+
+    The plan's `max_packed` is put into the settings.
+    """
     limits = asked.limits
+    tuned = replace(settings or policy.Settings(), max_packed=limits.max_packed or 0)
     spent = resumable(directory / LOG, asked) if resume else 0.0
     origin = time.monotonic() - spent
-    executor = LocalExecutor(
-        directory, limits.cpus and max(1, limits.cpus // 1000), limits.memory, origin
-    )
+    executor = LocalExecutor(directory, limits.cpus and limits.cpus // 1000, limits.memory, origin)
     try:
         capacity = executor.capacity()
-        check_memory(asked, capacity)
         first: list[Action] = []
         if resume:
             controller = replay.rebuild(directory / LOG)
@@ -89,13 +133,17 @@ def execute(asked: plan.Plan, directory: Path, *, resume: bool, quiet: bool) -> 
             log.resume(spent, capacity)
             first = controller.resume(spent, capacity)
         else:
-            settings = replace(policy.Settings(), max_packed=limits.max_packed or 0)
-            controller = Controller(asked.specs, capacity, settings)
-            head = events.header(asked.specs, capacity, settings.plain(), versions())
+            controller = Controller(asked.specs, capacity, tuned)
+            head = events.header(asked.specs, capacity, tuned.plain(), versions())
             log = events.Log.create(directory / LOG, head)
         with Live(quiet=quiet) as live:
             warn(live, capacity)
-            return Loop(controller, executor, log, live, origin).drive(first)
+            Loop(controller, executor, log, live, origin, signals).drive(first)
+        for name, result in executor.results.items():
+            if result.trouble:
+                live.say(f"{name}: {result.trouble}")
+        log.close()
+        return log
     except events.LogStopped as error:
         raise WorkFailed(f"the event log cannot be written: {error}") from error
     finally:
@@ -105,19 +153,10 @@ def execute(asked: plan.Plan, directory: Path, *, resume: bool, quiet: bool) -> 
 def resumable(log: Path, asked: plan.Plan) -> float:
     """Seconds that the run in `log` has taken so far; BadInput if it was of another plan."""
     head, entries = events.read(log)
-    if head.specs != asked.specs:
+    packed = head.settings.get("max_packed", 0)
+    if head.specs != asked.specs or packed != (asked.limits.max_packed or 0):
         raise BadInput(f"{log}: the run was started with another plan; resume with the same one")
     return max((entry.t for entry in entries if hasattr(entry, "t")), default=0.0)
-
-
-def check_memory(asked: plan.Plan, capacity: Capacity) -> None:
-    """A simulation that can never start is bad input."""
-    for spec in asked.specs:
-        if spec.memory > capacity.memory:
-            raise BadInput(
-                f"simulation {spec.name} asks for {spec.memory >> 20} MiB of memory; "
-                f"this machine offers {capacity.memory >> 20} MiB"
-            )
 
 
 def warn(live: Live, capacity: Capacity) -> None:
@@ -131,21 +170,27 @@ def versions() -> dict[str, str]:
     return {"python": platform.python_version(), "kernel": platform.release()}
 
 
-def finish(directory: Path, caught: str, *, as_json: bool) -> int:
+def finish(directory: Path, signals: Signals, log: events.Log, *, as_json: bool) -> int:
     """Write summary and report, print the table; the exit code."""
-    found, history = summary.load(directory)
+    found, history = summary.load(directory, log.held)
     from dovetail import report  # the template engine takes a while to import
 
-    path = report.publish(directory, found, history)
+    try:
+        path, trouble = report.publish(directory, found, history), log.failed
+    except (BadInput, WorkFailed) as error:
+        path, trouble = None, str(error)
     if as_json:
-        print(json.dumps(found.to_json(), indent=1, allow_nan=False))
+        print(json.dumps(found.to_json(), indent=1, allow_nan=False), flush=True)
     else:
         console = Console(highlight=False)
         summary.show(found, console)
-        console.print(f"report: {path}", soft_wrap=True, markup=False)
-    if caught:
-        print(f"dovetail: interrupted by {caught}", file=sys.stderr)
+        if path:
+            console.print(f"report: {path}", soft_wrap=True, markup=False)
+    if signals.caught:
+        print(f"dovetail: interrupted by {signals.caught}", file=sys.stderr)
         return 130
+    if trouble:
+        raise WorkFailed(trouble)
     return 0 if all(one.state == "done" for one in found.simulations) else 1
 
 

@@ -26,7 +26,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from dovetail import cgroup, core, keeper, page, paths, process, sweep
+from dovetail import cgroup, commandline, core, keeper, page, paths, process, sweep
 from dovetail.errors import BadInput, WorkFailed
 
 _PATIENCE = 10.0  # seconds for a keeper to do what it was told before it is ended itself
@@ -96,7 +96,7 @@ class LocalExecutor:
             )
         self._cpus = allowed[:cpus]
         self._pin = self._cpus if len(self._cpus) < len(allowed) else []
-        self._memory = memory or _free_memory()
+        self._memory = memory or free_memory()
         self._run_dir = Path(run_dir).resolve()
         self._origin = time.monotonic() if origin is None else origin
         self._log_limit = log_limit
@@ -164,7 +164,7 @@ class LocalExecutor:
             self._make_groups(job)
             self._apply(job, share)
             self._start_keeper(job)
-        except OSError as error:
+        except (OSError, ValueError) as error:
             job.result = Result(1, f"cannot be started: {error}")
 
     def resize(self, shares: Mapping[str, core.Share]) -> None:
@@ -202,16 +202,21 @@ class LocalExecutor:
             self._tell(job, b"stop\n")
 
     def close(self) -> None:
-        """End everything and remove every trace, within seconds; may be called twice."""
+        """End everything and remove every trace, within seconds; may be called twice.
+
+        Afterwards `observe` once more says how they ended.
+        """
         if self._poll.closed:
             return
         for job in self._jobs.values():
             if not job.result:
                 job.stopped = job.stopped or "the run ended"
             self._let_go(job)
+        last: list[core.Event] = []
         while self._jobs:
             self.wait(_PATIENCE)
-            self.observe(self._now())
+            last += self.observe(self._now())
+        self._events = last
         self._poll.close()
         sweep.remove_session(self.session, os.pread(self._lock, 65536, 0))
         os.close(self._lock)
@@ -359,6 +364,7 @@ class LocalExecutor:
     def _start_keeper(self, job: _Job) -> None:
         spec, group = job.spec, job.group
         inner = group.child("job") if job.ranks else group
+        environment = dict(spec.environment)
         config: dict[str, Any] = {
             "name": spec.name,
             "directory": job.directory,
@@ -367,8 +373,8 @@ class LocalExecutor:
             "home": str(self._run_dir / spec.name),
             "ranks": spec.ranks,
             "command": spec.command,
-            "prepare": spec.prepare,
-            "environment": dict(spec.environment),
+            "prepare": [(line, commandline.split(line)) for line in spec.prepare],
+            "environment": {**environment, "PATH": commandline.search_path(environment)},
             "mpi": self._mpi.get(spec.command[0], ""),
             "libraries": _libraries(),
             "group": [group.weight, group.control],
@@ -439,7 +445,7 @@ def _libraries() -> dict[str, str]:
     return found
 
 
-def _free_memory() -> int:
+def free_memory() -> int:
     """Memory that simulations may use, bytes: what is free, within the own group's limit."""
     with open("/proc/meminfo") as file:
         free = next(int(line.split()[1]) * 1024 for line in file if "MemAvailable" in line)
