@@ -14,7 +14,8 @@ from dovetail.core import WaitPolicy
 from dovetail.drift import Alone
 from dovetail.observe import Window
 from dovetail.policy import Profile
-from dovetail.state import Family, Simulation, State
+from dovetail.simulation import Family, Simulation
+from dovetail.state import State
 
 
 def complete(state: State, window: Window | None) -> bool:
