@@ -308,3 +308,14 @@ def test_capacity_without_weights_or_freezing_is_what_the_executor_says():
     assert Simulated(TWO_CORES, {}, weights=False, freeze=False).capacity() == Capacity(
         tuple(TWO_CORES), False, False
     )
+
+
+@pytest.mark.parametrize("deadline", [60.0, 70.0, 75.0])
+@pytest.mark.parametrize("freeze", [True, False])
+def test_a_deadline_is_met_beside_what_disturbs_and_without_flapping(deadline, freeze):
+    plan = specs("a", 1, slowdown=3.0, deadline=deadline, iterations=1500)
+    plan += specs("b", 4, (1, 6), slowdown=4.0)
+    result = run(plan, {"a": HURT, "b": LIGHT}, freeze=freeze)
+    assert result.controller.view("a-0").ended <= deadline
+    assert len(result.notes("rollback")) <= 1
+    assert result.gain >= 1.1

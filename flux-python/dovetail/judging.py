@@ -55,7 +55,7 @@ def _options(state: State, mix: Mix) -> tuple[WaitPolicy, ...]:
     ranks = sum(count * state.families[name].spec.ranks for name, count in mix)
     options = policy.candidates(ranks, sum(count for _, count in mix), state.cores)
     known = state.knowledge.outcome(mix)
-    loss = 0.25 * state.settings.window
+    loss = 0.25 * state.settings.window  # half a window at half the throughput
     if len(options) > 1 and known.measures and not affordable(state, loss):
         return tuple(p for p in options if p != policy.OFF)
     return options
