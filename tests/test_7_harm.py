@@ -260,6 +260,23 @@ def test_where_nothing_can_stand_still_the_profile_is_taken_again_once_alone():
     assert result.controller.baselines()["b"].alone
 
 
+def test_a_profile_that_other_programs_disturb_says_so():
+    class Busy(Simulated):
+        """Somebody else has a third of every core."""
+
+        def _share_out(self, node: int) -> None:
+            super()._share_out(node)
+            for sim in self._on[node].values():
+                for rank in sim.ranks:
+                    rank.share *= 2 / 3
+                    rank.speed *= 2 / 3
+
+    quiet = run(specs("a", 1), {"a": PAYS})
+    busy = run(specs("a", 1), {"a": PAYS}, executor=Busy)
+    assert "other programs" not in quiet.notes("profile")[0].why
+    assert "other programs took 33% of its CPU" in busy.notes("profile")[0].why
+
+
 # --- work that changes as a run goes on ---
 
 

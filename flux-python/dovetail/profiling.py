@@ -17,6 +17,9 @@ from dovetail.policy import Profile
 from dovetail.simulation import Family, Simulation
 from dovetail.state import State
 
+DISTURBED = 0.1
+"""Share of a spinning rank's CPU that others take, from which a profile is not to be trusted."""
+
 
 def complete(state: State, window: Window | None) -> bool:
     """True if a window has settled, or is as long as a window may become."""
@@ -151,8 +154,19 @@ def _loads(state: State, sim: Simulation, wait: WaitPolicy) -> tuple[float, ...]
     return tuple(max(load, 1e-9) for load in loads) or (1.0 / window.rate,) * sim.spec.ranks
 
 
+def _lost(state: State, sim: Simulation) -> float:
+    """Share of its ranks' CPU that others took: a rank that spins uses all it can get."""
+    window, _, cpu = state.family(sim).trials.get(policy.OFF, (None, (), ()))
+    if window is None or not cpu or sim.spec.ranks > state.cores:
+        return 0.0
+    return max(0.0, 1.0 - sum(cpu) * window.rate / sim.spec.ranks)
+
+
 def _tell(state: State, sim: Simulation, profile: Profile, iterations: int) -> None:
     beside = "" if profile.alone else "; it did not run alone, so the rate is too low"
+    lost = _lost(state, sim)
+    if profile.alone and lost > DISTURBED:
+        beside = f"; other programs took {lost:.0%} of its CPU, so the rate is too low"
     unsteady = "" if profile.error <= state.settings.steady else "; the rate did not settle"
     heaviest = max(profile.loads)
     state.note(
@@ -169,6 +183,7 @@ def _tell(state: State, sim: Simulation, profile: Profile, iterations: int) -> N
         load=[load / heaviest for load in profile.loads],
         wait=profile.wait.mode,
         memory=profile.memory,
+        lost=lost,
     )
 
 
