@@ -30,7 +30,7 @@ VERBS = {
 def configure(parser: argparse.ArgumentParser, verb: str) -> None:
     """Add one verb's options."""
     add = parser.add_argument
-    add("--json", action="store_true", help="print JSON instead of text")
+    add("--json", action="store_true", default=argparse.SUPPRESS, help="print JSON, not text")
     if verb in ("up", "join", "down"):
         add("--name", default="default", help="the cluster (default: %(default)s)")
     if verb in ("up", "join"):
@@ -72,17 +72,9 @@ def show(args: argparse.Namespace, value: object, text: str) -> None:
     print(json.dumps(value, indent=1) if args.json else text)
 
 
-def find_package() -> None:
-    """Let the keeper and the components' helpers find this package wherever they start."""
-    here = str(Path(__file__).resolve().parents[2])
-    others = os.environ.get("PYTHONPATH", "").split(os.pathsep)
-    paths = [here, *(path for path in others if path not in ("", here))]
-    os.environ["PYTHONPATH"] = os.pathsep.join(paths)
-
-
 def run(verb: str, args: argparse.Namespace) -> int:
     """Do one verb; returns its exit code."""
-    find_package()
+    os.umask(0o077)
     if verb == "preflight":
         return preflight.main(args.json)
     if verb == "build":
@@ -129,6 +121,7 @@ def add_verbs(parser: argparse.ArgumentParser) -> None:
 def main(words: list[str]) -> int:
     """The `kube` command: its words begin with the verb."""
     top = argparse.ArgumentParser(prog="dovetail kube", description="User-space Kubernetes.")
+    top.add_argument("--json", action="store_true", help="print JSON instead of text")
     add_verbs(top)
     args = top.parse_args(words)
     return run(args.verb, args)

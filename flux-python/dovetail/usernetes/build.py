@@ -113,6 +113,7 @@ def checksum(path: Path) -> str:
 def lock() -> Iterator[None]:
     """One build at a time; the others wait for it and then find it done."""
     cache().mkdir(mode=0o700, parents=True, exist_ok=True)
+    os.umask(0o022)  # what is built may be read by all, as installed programs are
     with (cache() / "lock").open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield

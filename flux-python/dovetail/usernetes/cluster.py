@@ -14,7 +14,6 @@ import http.client
 import ipaddress
 import json
 import os
-import pwd
 import re
 import select
 import signal
@@ -122,7 +121,7 @@ def plan(args: argparse.Namespace, joined: str, network: str, binaries: Path) ->
         state.checked_name(args.node, "node", 40)
     return Node(
         cluster=args.name, name=args.node, address=address, cpus=cores(args.cpus),
-        memory=memory(args.memory), network=network, user=pwd.getpwuid(os.getuid()).pw_name,
+        memory=memory(args.memory), network=network, user=linux.user_name(),
         group="", binaries=str(binaries), joined=joined, owner=args.owner,
     )  # fmt: skip
 
@@ -339,7 +338,7 @@ def sweep(name: str, only: str = "") -> None:
         left += keeper.remove(node)
     folder = state.cluster_folder(name)
     if not only and folder.exists():  # what a start that was killed left
-        linux.remove_folder(folder, pwd.getpwuid(os.getuid()).pw_name)
+        linux.remove_folder(folder, linux.user_name())
     if left:
         raise WorkFailed(f"cluster {name}: could not be removed: {'; '.join(left[:3])}")
 

@@ -55,8 +55,8 @@ def numbers(cpus: str) -> list[int]:
     """The cores that a list such as `0-2,5` names; ValueError if it is no list."""
     found: set[int] = set()
     for part in cpus.split(","):
-        first, _, last = part.partition("-")
-        found |= set(range(int(first), int(last or first) + 1))
+        first, dash, last = part.partition("-")
+        found |= set(range(int(first), int(last if dash else first) + 1))
     return sorted(found)
 
 

@@ -92,7 +92,8 @@ def launch(node: Node, entrance: socket.socket | None, verb: socket.socket) -> t
     reading, writing = os.pipe()
     answer_in, answer_out = os.pipe()
     linux.set_process(linux.PR_SET_CHILD_SUBREAPER, 1)
-    if os.fork() == 0:
+    between = os.fork()
+    if between == 0:
         try:
             os.close(writing)
             verb.close()
@@ -118,6 +119,7 @@ def launch(node: Node, entrance: socket.socket | None, verb: socket.socket) -> t
     os.close(answer_out)
     with os.fdopen(answer_in) as answer:
         text = answer.read()
+    os.waitpid(between, 0)
     if not text:
         raise OSError("no namespaces; see `dovetail doctor`")
     return int(text), writing
@@ -173,6 +175,7 @@ def watch(node: Node, supervisor_pid: int, verb: int) -> str:
 
 def main(folder: str, verb: int) -> int:
     """Keep the node until there is a reason to end it."""
+    os.umask(0o077)
     node = Node(**json.loads((Path(folder) / "node.json").read_text()))
     channel = socket.socket(fileno=verb)
     os.environ["DOVETAIL_STATE"] = str(root())  # inside, this user is root and has another path
@@ -223,11 +226,14 @@ class Handle:
 def start(folder: Path) -> Handle:
     """Start a keeper in the background for the node that is described in the folder."""
     ours, theirs = socket.socketpair()
+    # It and the helpers among the components must find this package from anywhere.
+    paths = [str(Path(__file__).resolve().parents[2]), os.environ.get("PYTHONPATH", "")]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
     log = os.open(folder / "keeper.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     process = subprocess.Popen(
         [sys.executable, "-m", "dovetail.usernetes.keeper", str(folder), str(theirs.fileno())],
         stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd="/", start_new_session=True,
-        pass_fds=[theirs.fileno()],
+        pass_fds=[theirs.fileno()], env=environment,
     )  # fmt: skip
     os.close(log)
     theirs.close()

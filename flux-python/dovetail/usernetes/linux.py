@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 import fcntl
 import os
+import pwd
 import random
 import shutil
 import socket
@@ -121,6 +122,14 @@ def interface_up(name: str, address: str = "") -> None:
 
 
 # --- Identity ---
+
+
+def user_name() -> str:
+    """This user's name, or its number where it has none (as in some containers)."""
+    try:
+        return pwd.getpwuid(os.getuid()).pw_name
+    except KeyError:
+        return str(os.getuid())
 
 
 def initial_user() -> bool:

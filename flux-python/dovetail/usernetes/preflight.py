@@ -11,7 +11,6 @@ from __future__ import annotations
 import json
 import os
 import platform
-import pwd
 import shutil
 import subprocess
 import time
@@ -44,7 +43,7 @@ def user_namespaces() -> Check:
 
     def attempt() -> None:
         if os.getuid() != 0:
-            linux.enter_user_namespace(_user())
+            linux.enter_user_namespace(linux.user_name())
         linux.unshare(linux.NEWNS | linux.NEWPID | linux.NEWIPC)
 
     why = linux.in_child(attempt)
@@ -68,22 +67,18 @@ def _differs(name: str, value: str) -> bool:
     return int(now) < 1 if name == "user.max_user_namespaces" else now != value
 
 
-def _user() -> str:
-    return pwd.getpwuid(os.getuid()).pw_name
-
-
 def subordinate_ids() -> Check:
     """Subordinate ids, for images with files of several users."""
     name = "subordinate ids"
     if os.getuid() == 0:
         return Check(name, "ok", "not needed as root")
     missing = [p for p in ("newuidmap", "newgidmap") if not shutil.which(p)]
-    ranges = [linux.subordinate_ids(_user(), f"/etc/sub{kind}id") for kind in "ug"]
+    ranges = [linux.subordinate_ids(linux.user_name(), f"/etc/sub{kind}id") for kind in "ug"]
     if missing:
         return Check(name, "soft", "no newuidmap: images must have files of one user only",
                      "apt-get install uidmap", "admin")  # fmt: skip
     if not all(ranges):
-        fix = f"usermod --add-subuids 100000-165535 --add-subgids 100000-165535 {_user()}"
+        fix = f"usermod --add-subuids 100000-165535 --add-subgids 100000-165535 {linux.user_name()}"
         return Check(name, "soft", "no range in /etc/subuid and /etc/subgid", fix, "admin")
     return Check(name, "ok", f"from {ranges[0]}")
 
@@ -109,11 +104,11 @@ def control_groups() -> Check:
 def session() -> Check:
     """Whether processes survive logging out."""
     folder = os.environ.get("XDG_RUNTIME_DIR", "")
-    linger = Path(f"/var/lib/systemd/linger/{_user()}").exists()
+    linger = Path(f"/var/lib/systemd/linger/{linux.user_name()}").exists()
     if not Path("/run/systemd/system").exists() or os.getuid() == 0 or linger:
         return Check("session", "ok", f"XDG_RUNTIME_DIR {folder or 'unset'}, not needed")
     return Check("session", "soft", "systemd may end your processes when you log out",
-                 f"loginctl enable-linger {_user()}", "user")  # fmt: skip
+                 f"loginctl enable-linger {linux.user_name()}", "user")  # fmt: skip
 
 
 def overlay() -> Check:
@@ -283,7 +278,7 @@ def main(as_json: bool) -> int:
     can = not any(check.level == "hard" for check in found)
     if as_json:
         machine = f"{platform.system()} {platform.release()} {platform.machine()}"
-        print(json.dumps({"can_run": can, "user": _user(), "machine": machine,
+        print(json.dumps({"can_run": can, "user": linux.user_name(), "machine": machine,
                           "checks": [asdict(check) for check in found]}, indent=1))  # fmt: skip
         return 0 if can else 1
     for check in found:
