@@ -17,6 +17,7 @@ import pytest
 from dovetail.errors import BadInput, WorkFailed
 from dovetail.usernetes import (
     build,
+    cgroups,
     cluster,
     components,
     images,
@@ -324,7 +325,7 @@ def test_removal_never_follows_a_mount(tmp_path, monkeypatch):
 def test_a_keeper_whose_input_is_wrong_leaves_nothing(private_state):
     folder = state.cluster_folder("c") / "nodes/new-1"
     folder.mkdir(mode=0o700, parents=True)
-    node = record(name="", address="", joined='{"no": "authority"}')
+    node = record(name="new-1", address="", joined='{"no": "authority"}')
     state.write_private(folder / "node.json", json.dumps(vars(node)))
     handle = keeper.start(folder)
     assert handle.answer().startswith("!")
@@ -405,3 +406,9 @@ def test_a_join_file_that_is_none_is_refused(tmp_path):
 def test_ending_what_is_not_there_is_fine():
     cluster.down("nothing")
     assert list(Path(state.root()).iterdir()) == []
+
+
+@pytest.mark.parametrize("group", ["", "/", "/dovetail-0", "/user.slice"])
+def test_only_a_nodes_own_group_can_ever_be_emptied(group):
+    assert cgroups.processes(group) == set()
+    assert cgroups.remove(group, 0) == []

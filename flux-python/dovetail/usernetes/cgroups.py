@@ -19,6 +19,7 @@ from pathlib import Path
 from dovetail.usernetes import linux
 
 ROOT = Path("/sys/fs/cgroup")
+MARK = "dovetail."
 NEEDED = ("cpu", "cpuacct", "cpuset", "memory", "pids")
 
 
@@ -85,6 +86,11 @@ def problems() -> list[str]:
     return lines + [f"{path} is missing or not writable" for path in writable]
 
 
+def group_of(cluster: str, node: str) -> str:
+    """The path of a node's group."""
+    return f"{base().rstrip('/')}/{MARK}{cluster}.{node}"
+
+
 def folders(group: str) -> list[Path]:
     """The group's folder in every hierarchy."""
     return [path / group[1:] for path in hierarchies()]
@@ -136,6 +142,8 @@ def leave(group: str) -> None:
 def _tree(group: str) -> list[Path]:
     """Every folder of the group and below, deepest first."""
     found: list[Path] = []
+    if not Path(group).name.startswith(MARK):
+        return found  # never any other group: all in it would be killed
     for folder in folders(group):
         found += [Path(path) for path, _, _ in os.walk(folder, topdown=False)]
     return found

@@ -120,7 +120,7 @@ def plan(args: argparse.Namespace, joined: str, network: str, binaries: Path) ->
     if args.node:
         state.checked_name(args.node, "node", 40)
     return Node(
-        cluster=args.name, name=args.node, address=address, cpus=cores(args.cpus),
+        cluster=args.name, name=args.node or f"new-{os.getpid()}", address=address, cpus=cores(args.cpus),
         memory=memory(args.memory), network=network, user=linux.user_name(),
         group="", binaries=str(binaries), joined=joined, owner=args.owner,
     )  # fmt: skip
@@ -156,7 +156,7 @@ def up(args: argparse.Namespace, say: Say) -> dict[str, Any]:
         sweep(args.name)
         node, handle = start(plan(args, "", args.network, programs))
         with unwound(node, handle):
-            wait_ready(node, handle, lambda: client(args.name), args.timeout)
+            wait_ready(node, handle, args.timeout)
         return described(node)
 
 
@@ -181,7 +181,7 @@ def join(args: argparse.Namespace, say: Say) -> dict[str, Any]:
         record.server = server
         node, handle = start(record)
         with unwound(node, handle):
-            wait_ready(node, handle, lambda: kubelet_client(node), args.timeout)
+            wait_ready(node, handle, args.timeout)
     return described(node)
 
 
@@ -197,7 +197,7 @@ def described(node: Node) -> dict[str, Any]:
 
 def start(record: Node) -> tuple[Node, keeper.Handle]:
     """Start a keeper and wait until its supervisor runs."""
-    folder = state.cluster_folder(record.cluster) / "nodes" / f"new-{os.getpid()}"
+    folder = record.folder
     folder.mkdir(mode=0o700, parents=True)
     state.write_private(folder / "node.json", json.dumps(vars(record)))
     handle = keeper.start(folder)
@@ -239,18 +239,23 @@ def last_words(node: Node) -> str:
     return "".join(found)
 
 
-def wait_ready(
-    node: Node, handle: keeper.Handle, ask: Callable[[], api.Client], limit: float
-) -> None:
-    """Wait until the node is Ready; `ask` makes a client, or fails while that is too early."""
+def is_ready(node: Node) -> bool:
+    """Whether the API says that the node is ready; False while it cannot be asked."""
+    with contextlib.suppress(OSError, api.Refused, http.client.HTTPException, BadInput):
+        who = client(node.cluster) if node.control else kubelet_client(node)
+        found = who.call("GET", f"{steward.NODES}/{node.name}", timeout=2.0)
+        return api.condition(found, "Ready") == "True"
+    return False
+
+
+def wait_ready(node: Node, handle: keeper.Handle, limit: float) -> None:
+    """Wait until the node is ready."""
     deadline = time.monotonic() + limit
     while time.monotonic() < deadline:
         if handle.process.poll() is not None:
             raise WorkFailed(f"node {node.name}: its keeper ended")
-        with contextlib.suppress(OSError, api.Refused, http.client.HTTPException):
-            found = ask().call("GET", f"{steward.NODES}/{node.name}", timeout=2.0)
-            if api.condition(found, "Ready") == "True":
-                return
+        if is_ready(node):
+            return
         # Nothing can be waited on: there is no server to hold a watch until the API is up.
         select.select([], [], [], 0.1)
     raise WorkFailed(f"node {node.name} is not ready after {limit:.0f} s")
@@ -290,13 +295,8 @@ def status(name: str) -> list[dict[str, Any]]:
             found.append(
                 {"cluster": cluster, "node": "", "ready": False, "state": "no such cluster"}
             )
-        api_nodes: dict[str, Any] = {}
-        with contextlib.suppress(OSError, api.Refused, http.client.HTTPException, BadInput):
-            items = client(cluster).call("GET", steward.NODES, timeout=5.0)["items"]
-            api_nodes = {item["metadata"]["name"]: item for item in items}
         for node in nodes:
-            thing = api_nodes.get(node.name)
-            ready = node.alive() and bool(thing) and api.condition(thing or {}, "Ready") == "True"
+            ready = node.alive() and is_ready(node)
             word = "ready" if ready else "not ready" if node.alive() else "dead"
             found.append({**described(node), "ready": ready, "state": word, "owner": node.owner})
     return found

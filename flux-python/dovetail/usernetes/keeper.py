@@ -36,7 +36,8 @@ def lease(node: Node) -> list[socket.socket]:
     if not node.address:
         node.address = node.name if node.name.startswith("127.") else ""
         node.address, socket_ = linux.lease_loopback(node.address)
-        node.name = node.name or node.address
+        if node.name.startswith("new-"):
+            node.name = node.address
         held.append(socket_)
     names = ["kubelet", "stream"] + (["server"] if node.control else [])
     for name in names:
@@ -182,7 +183,7 @@ def main(folder: str, verb: int) -> int:
     entrance = None
     try:
         held = lease(node)
-        node.group = f"{cgroups.base().rstrip('/')}/{node.cluster}.{node.name}"
+        node.group = cgroups.group_of(node.cluster, node.name)
         if Path(folder) != node.folder:  # its name was not known before its address
             Path(folder).rename(node.folder)
         for name in ("log", "run"):
