@@ -43,6 +43,9 @@ TOOLS = {
     "etcd": ("etcd-server", "--version", (3, 4)),
 }
 PLUGINS = "containernetworking-plugins"
+# What kube-proxy calls on a bridge, with the libraries that a bare machine lacks.
+NFT = ("nftables", "libnftables1", "libnftnl11", "libmnl0", "libjansson4", "libxtables12",
+       "libedit2", "libbsd0", "libmd0")  # fmt: skip
 
 
 def setup_folder() -> Path:
@@ -75,7 +78,7 @@ def version() -> str:
 
 def key() -> str:
     """Names what a build would contain."""
-    digest = hashlib.sha256(platform.machine().encode())
+    digest = hashlib.sha256(repr((platform.machine(), TOOLS, PLUGINS, NFT)).encode())
     folder = setup_folder() / "kube"
     for path in [folder / name for name in ("go.mod", "go.sum", "main.go", "pause.c")]:
         digest.update(path.read_bytes())
@@ -187,7 +190,10 @@ def _tools(draft: Path, scratch: Path, say: Say) -> dict[str, str]:
             packages[name] = package
     installed = Path("/usr/lib/cni/bridge")
     wanted = set(packages.values()) | (set() if installed.exists() else {PLUGINS})
+    own_nft = on_path("nft", "--version", (1, 0))
+    wanted |= set() if own_nft else set(NFT)
     unpacked = _unpack(sorted(wanted), scratch, say) if wanted else Path("/")
+    _nft(draft, own_nft, unpacked)
     for name, package in packages.items():
         places = [unpacked / "usr" / folder / name for folder in ("sbin", "bin")]
         shutil.copy2(next(place for place in places if place.is_file()), draft / "bin" / name)
@@ -196,6 +202,24 @@ def _tools(draft: Path, scratch: Path, say: Say) -> dict[str, str]:
     shutil.copytree(plugins, draft / "cni")
     origins.update({path.name: f"Debian package {PLUGINS}" for path in plugins.iterdir()})
     return origins
+
+
+def _nft(draft: Path, own: Path | None, unpacked: Path) -> None:
+    """A script that runs nft, the machine's or the unpacked one with its libraries."""
+    script = draft / "bin/nft"
+    if own:
+        script.write_text(f'#!/bin/sh\nexec {own} "$@"\n')
+    else:
+        (draft / "lib").mkdir()
+        for library in unpacked.rglob("*.so.*"):
+            shutil.copy2(library, draft / "lib" / library.name)
+        shutil.copy2(unpacked / "usr/sbin/nft", draft / "lib/nft")
+        script.write_text(
+            "#!/bin/sh\n"
+            'lib=$(dirname "$(dirname "$(readlink -f "$0")")")/lib\n'
+            'LD_LIBRARY_PATH=$lib exec "$lib/nft" "$@"\n'
+        )
+    script.chmod(0o755)
 
 
 def _unpack(packages: list[str], scratch: Path, say: Say) -> Path:

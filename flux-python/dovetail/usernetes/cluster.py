@@ -120,8 +120,8 @@ def plan(args: argparse.Namespace, joined: str, network: str, binaries: Path) ->
     if args.node:
         state.checked_name(args.node, "node", 40)
     return Node(
-        cluster=args.name, name=args.node or f"new-{os.getpid()}", address=address, cpus=cores(args.cpus),
-        memory=memory(args.memory), network=network, user=linux.user_name(),
+        cluster=args.name, name=args.node or f"new-{os.getpid()}", address=address,
+        cpus=cores(args.cpus), memory=memory(args.memory), network=network, user=linux.user_name(),
         group="", binaries=str(binaries), joined=joined, owner=args.owner,
     )  # fmt: skip
 

@@ -18,7 +18,7 @@ from dovetail.usernetes import linux
 from dovetail.usernetes.state import Node, cluster_folder
 
 SERVICES = "10.96.0.0/16"
-PODS = "10.244.0.0/16"
+PODS = "10.244.0.0/24"
 PAUSE = "localhost/dovetail/pause:1"
 HOST = "localhost/dovetail/host:1"
 """An image with nothing in it but the pause program; programs come by hostPath mounts."""
@@ -114,7 +114,7 @@ def control_plane(node: Node, answers: Callable[[], bool]) -> list[Command]:
         "--node-monitor-period=2s",
         "--node-monitor-grace-period=16s",
         "--profiling=false",
-        *([f"--cluster-cidr={PODS}", "--allocate-node-cidrs"] if node.network == "bridge" else []),
+        *([f"--cluster-cidr={PODS}"] if node.network == "bridge" else []),
     ]
     scheduler = [
         "kube-scheduler",
@@ -269,17 +269,21 @@ def _own_loopback(node: Node) -> str:
 
 
 def _network(node: Node, folder: Path) -> None:
-    """A pod network: a bridge, or only what makes the runtime say that it has one.
+    """A pod network, or only what makes the runtime say that it has one.
 
-    With `host` every pod is on the host's network, so no plugin is ever called.
+    With `host` every pod is on the host's network, so no plugin is ever called. Otherwise
+    each pod has its own link to the node (ptp) rather than a common bridge, where replies
+    between two pods would miss kube-proxy's translation unless br_netfilter is loaded.
     """
     plugins: list[dict[str, object]] = [{"type": "loopback"}]
     if node.network == "bridge":
-        ranges = {"type": "host-local", "dataDir": f"{node.folder}/ipam",
-                  "ranges": [[{"subnet": "10.244.0.0/24"}]],
-                  "routes": [{"dst": "0.0.0.0/0"}]}  # fmt: skip
-        plugins = [{"type": "bridge", "bridge": "cni0", "isGateway": True, "hairpinMode": True,
-                    "ipam": ranges}]  # fmt: skip
+        pods = {
+            "type": "host-local",
+            "dataDir": f"{node.folder}/ipam",
+            "ranges": [[{"subnet": PODS}]],
+            "routes": [{"dst": "0.0.0.0/0"}],
+        }
+        plugins = [{"type": "ptp", "ipam": pods}]
     content = {"cniVersion": "0.4.0", "name": "dovetail", "plugins": plugins}
     (folder / "10-dovetail.conflist").write_text(json.dumps(content))
 
