@@ -244,6 +244,8 @@ def is_ready(node: Node) -> bool:
     with contextlib.suppress(OSError, api.Refused, http.client.HTTPException, BadInput):
         who = client(node.cluster) if node.control else kubelet_client(node)
         found = who.call("GET", f"{steward.NODES}/{node.name}", timeout=2.0)
+        if node.control:  # made a moment later, and no pod can be made without it
+            who.call("GET", "/api/v1/namespaces/default/serviceaccounts/default", timeout=2.0)
         return api.condition(found, "Ready") == "True"
     return False
 

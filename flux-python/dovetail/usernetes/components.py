@@ -132,9 +132,11 @@ def control_plane(node: Node, answers: Callable[[], bool]) -> list[Command]:
 
 
 def kubelet(node: Node, rootless: bool, ready: Callable[[], bool]) -> Command:
-    """The kubelet: offers the node's cores and memory alone, by reserving all others."""
+    """The kubelet: offers the node's memory alone, by reserving the rest.
+
+    Its cores are all that it sees; see `supervisor.private_view`.
+    """
     pki, data = cluster_folder(node.cluster) / "pki", node.folder / "kubelet"
-    spare_cpu = (os.cpu_count() or 1) - count(node.cpus)
     spare_memory = host_memory() - node.memory
     content = {
         "kind": "KubeletConfiguration",
@@ -156,7 +158,7 @@ def kubelet(node: Node, rootless: bool, ready: Callable[[], bool]) -> Command:
         "failSwapOn": False,
         "makeIPTablesUtilChains": False,
         "oomScoreAdj": 0,
-        "systemReserved": {"cpu": f"{spare_cpu}", "memory": f"{spare_memory}"},
+        "systemReserved": {"memory": f"{spare_memory}"},
         "enforceNodeAllocatable": ["pods"],
         # The kernel's own limits on the node's group guard memory; the disk is shared anyway.
         "evictionHard": {
@@ -214,7 +216,7 @@ disable_tcp_service = true
 stream_server_address = "{_own_loopback(node)}"
 stream_server_port = "{node.ports["stream"]}"
 sandbox_image = "{PAUSE}"
-restrict_oom_score_adj = {_toml(rootless)}
+restrict_oom_score_adj = true
 disable_apparmor = true
 disable_hugetlb_controller = true
 tolerate_missing_hugetlb_controller = true
@@ -258,10 +260,6 @@ def snapshotter(node: Node) -> str:
         linux.mount("overlay", str(probe / "merged"), "overlay", 0, layers)
 
     return "native" if linux.in_child(attempt) else "overlayfs"
-
-
-def _toml(value: bool) -> str:
-    return "true" if value else "false"
 
 
 def _own_loopback(node: Node) -> str:

@@ -90,6 +90,9 @@ def private_view(node: Node) -> None:
     staging.mkdir(exist_ok=True)
     for folder in ("/run", "/var/lib"):
         linux.copy_up(folder, staging / folder.strip("/").replace("/", "-"))
+    # The kubelet, and programs in pods, take this for all the cores that there are.
+    (staging / "online").write_text(f"{node.cpus}\n")
+    linux.mount(str(staging / "online"), "/sys/devices/system/cpu/online", "", linux.BIND)
     # The kubelet sets these for the whole machine; here it finds them set, and sets a file.
     for name, value in (
         ("vm/overcommit_memory", 1),
