@@ -97,7 +97,12 @@ def folders(group: str) -> list[Path]:
 
 
 def make(group: str, cpus: str) -> None:
-    """Make a node's group with its cores, and below it `system` for the node's own processes."""
+    """Make a node's group with its cores, and below it `system` for the node's own processes.
+
+    Every user can list them, as is the custom: a kubelet walks the whole tree, and one of
+    another cluster would fail on a folder that it cannot open.
+    """
+    before = os.umask(0o022)
     for folder in folders(group):
         folder.mkdir(parents=True, exist_ok=True)
         if unified():
@@ -109,6 +114,7 @@ def make(group: str, cpus: str) -> None:
         (folder / "system").mkdir(exist_ok=True)
         if not unified() and (folder / "cpuset.cpus").exists():
             _fill_cpuset(folder / "system", cpus)
+    os.umask(before)
 
 
 def _delegate(folder: Path) -> None:

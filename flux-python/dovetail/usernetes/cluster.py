@@ -40,6 +40,10 @@ UNITS = {
     "Gi": 2**30,
     "Ti": 2**40,
 }
+MADE_LATER = (
+    "/api/v1/namespaces/default/serviceaccounts/default",  # no pod can be made without it
+    f"{steward.BINDINGS}/dovetail-kubelets",  # no log can be read
+)
 LEAST = 256 << 20  # bytes of memory below which no node is of use
 
 
@@ -244,8 +248,8 @@ def is_ready(node: Node) -> bool:
     with contextlib.suppress(OSError, api.Refused, http.client.HTTPException, BadInput):
         who = client(node.cluster) if node.control else kubelet_client(node)
         found = who.call("GET", f"{steward.NODES}/{node.name}", timeout=2.0)
-        if node.control:  # made a moment later, and no pod can be made without it
-            who.call("GET", "/api/v1/namespaces/default/serviceaccounts/default", timeout=2.0)
+        for path in MADE_LATER if node.control else ():
+            who.call("GET", path, timeout=2.0)
         return api.condition(found, "Ready") == "True"
     return False
 

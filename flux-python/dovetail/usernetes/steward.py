@@ -24,6 +24,7 @@ from dovetail.usernetes import api, components, pki
 from dovetail.usernetes.state import Node, cluster_folder
 
 REQUESTS = "/apis/certificates.k8s.io/v1/certificatesigningrequests"
+BINDINGS = "/apis/rbac.authorization.k8s.io/v1/clusterrolebindings"
 TOKENS = "/api/v1/namespaces/kube-system/secrets"
 NODES = "/api/v1/nodes"
 LOST_AFTER = 10.0  # seconds that the controller manager has called a node unknown
@@ -103,10 +104,9 @@ class Steward:
 
     def prepare(self) -> None:
         """Grant the access that nodes need; safe to repeat."""
-        path = "/apis/rbac.authorization.k8s.io/v1/clusterrolebindings"
         for thing in bindings():
             try:
-                self.client.call("POST", path, thing)
+                self.client.call("POST", BINDINGS, thing)
             except api.Refused as error:
                 if error.status != 409:
                     raise

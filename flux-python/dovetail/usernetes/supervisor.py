@@ -51,8 +51,8 @@ class Supervisor:
         )
         system = f"{path}:/usr/sbin:/usr/bin:/sbin:/bin"
         environment = {"PATH": system, "HOME": str(self.node.folder), **command.environment}
-        if "PYTHONPATH" in os.environ:
-            environment["PYTHONPATH"] = os.environ["PYTHONPATH"]
+        for name in ("PYTHONPATH", "DOVETAIL_STATE"):  # what the keeper set for our helpers
+            environment[name] = os.environ[name]
         program = shutil.which(command.words[0], path=system) or command.words[0]
         process = subprocess.Popen(
             [program, *command.words[1:]], stdin=subprocess.DEVNULL, stdout=log, stderr=log,
@@ -88,7 +88,7 @@ def private_view(node: Node) -> None:
     linux.mount("proc", "/proc", "proc")
     staging = node.folder / "view"
     staging.mkdir(exist_ok=True)
-    for folder in ("/run", "/var/lib"):
+    for folder in ("/run", "/var/lib", "/var/log"):
         linux.copy_up(folder, staging / folder.strip("/").replace("/", "-"))
     # The kubelet, and programs in pods, take this for all the cores that there are.
     (staging / "online").write_text(f"{node.cpus}\n")
