@@ -28,14 +28,17 @@ def unified() -> bool:
     return (ROOT / "cgroup.controllers").exists()
 
 
-def hierarchies() -> list[Path]:
-    """Mount points of the hierarchies: one on version 2, one for each controller on version 1."""
+def hierarchies(kind: str = "cgroup") -> list[Path]:
+    """Mount points of the hierarchies: one on version 2, one for each controller on version 1.
+
+    On a hybrid machine `cgroup2` is the further one of version 2, where only runc writes.
+    """
     if unified():
-        return [ROOT]
+        return [ROOT] if kind == "cgroup" else []
     found = []
     for line in Path("/proc/self/mounts").read_text().splitlines():
         fields = line.split()
-        if fields[2] == "cgroup" and Path(fields[1]).parent == ROOT:
+        if fields[2] == kind and Path(fields[1]).parent == ROOT:
             found.append(Path(fields[1]))
     return found
 
@@ -91,9 +94,9 @@ def group_of(cluster: str, node: str) -> str:
     return f"{base().rstrip('/')}/{MARK}{cluster}.{node}"
 
 
-def folders(group: str) -> list[Path]:
+def folders(group: str, kind: str = "cgroup") -> list[Path]:
     """The group's folder in every hierarchy."""
-    return [path / group[1:] for path in hierarchies()]
+    return [path / group[1:] for path in hierarchies(kind)]
 
 
 def make(group: str, cpus: str) -> None:
@@ -150,7 +153,7 @@ def _tree(group: str) -> list[Path]:
     found: list[Path] = []
     if not Path(group).name.startswith(MARK):
         return found  # never any other group: all in it would be killed
-    for folder in folders(group):
+    for folder in [*folders(group), *folders(group, "cgroup2")]:
         found += [Path(path) for path, _, _ in os.walk(folder, topdown=False)]
     return found
 
@@ -182,7 +185,7 @@ def remove(group: str, deadline: float) -> list[str]:
                     return [f"{folder}: {error.strerror}"]
         left = _tree(group)
         if not left and group.startswith("/dovetail-0/"):  # a user's was made by root, and stays
-            for folder in folders("/dovetail-0"):
+            for folder in [*folders("/dovetail-0"), *folders("/dovetail-0", "cgroup2")]:
                 with contextlib.suppress(OSError):
                     folder.rmdir()
         if not left or time.monotonic() > deadline:
