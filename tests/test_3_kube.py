@@ -25,7 +25,7 @@ from dovetail.usernetes import build, components, linux, preflight
 pytestmark = pytest.mark.kube
 SETUP = Path(__file__).resolve().parents[1] / "usernetes-setup"
 USER, STRANGER = 15217, 15218
-LIMIT = 240  # seconds that anything may take on a slow machine under load
+LIMIT = 120  # seconds that anything may take on a slow machine under load
 ROOT = os.getuid() == 0
 COMPONENTS = ("etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler",
               "containerd", "kubelet", "steward")  # fmt: skip

@@ -29,7 +29,8 @@ class Command:
     """One component: started when `ready` first says so, and again whenever it dies.
 
     `once` is for work that ends; `folder` is its working directory below the node's; `keep`
-    are file descriptors that it inherits.
+    are file descriptors that it inherits; `sockets` are files that a killed one leaves, and
+    that would keep the next from starting.
     """
 
     name: str
@@ -39,6 +40,7 @@ class Command:
     once: bool = False
     folder: str = ""
     keep: tuple[int, ...] = ()
+    sockets: tuple[str, ...] = ()
 
 
 def host_memory() -> int:
@@ -68,7 +70,7 @@ def etcd(node: Node) -> Command:
              "--listen-peer-urls", peer, "--initial-advertise-peer-urls", peer,
              "--initial-cluster", f"store={peer}",
              "--logger", "zap", "--log-level", "warn"]  # fmt: skip
-    return Command("etcd", words, lambda: True, folder="run")
+    return Command("etcd", words, lambda: True, folder="run", sockets=("etcd:0", "etcd-peer:0"))
 
 
 def control_plane(node: Node, answers: Callable[[], bool]) -> list[Command]:

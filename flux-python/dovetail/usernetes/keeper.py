@@ -14,7 +14,6 @@ import contextlib
 import json
 import os
 import select
-import shutil
 import signal
 import socket
 import subprocess
@@ -25,7 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dovetail.usernetes import bridge, cgroups, linux, pki, supervisor
-from dovetail.usernetes.state import Node, cluster_folder, root, write_private
+from dovetail.usernetes.state import Node, cluster_folder, discard, root, write_private
 
 REMOVAL = 8.0  # seconds for everything to be gone
 
@@ -136,18 +135,11 @@ def remove(node: Node) -> list[str]:
         while os.waitpid(-1, os.WNOHANG)[0]:
             pass
     try:
-        linux.remove_folder(node.folder, node.user)
+        discard(node)
     except OSError as error:
         left.append(str(error))
     if node.folder.exists():
         left.append(str(node.folder))
-    top = cluster_folder(node.cluster)
-    with contextlib.suppress(OSError):
-        if node.control:
-            shutil.rmtree(top / "pki", ignore_errors=True)
-            (top / "kubeconfig").unlink(missing_ok=True)
-        (top / "nodes").rmdir()
-        top.rmdir()
     return left
 
 

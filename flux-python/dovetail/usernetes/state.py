@@ -18,6 +18,7 @@ import fcntl
 import json
 import os
 import re
+import shutil
 import stat
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
@@ -140,8 +141,22 @@ def locked(cluster: str) -> Iterator[None]:
         yield
     finally:
         if not cluster_folder(cluster).exists():
-            path.unlink()
+            path.unlink(missing_ok=True)
         os.close(descriptor)
+
+
+def discard(node: Node) -> None:
+    """Remove a node's files, and the cluster's when it was the last or the control node."""
+    linux.remove_folder(node.folder, node.user)
+    top = cluster_folder(node.cluster)
+    if node.control:
+        shutil.rmtree(top / "pki", ignore_errors=True)
+        (top / "kubeconfig").unlink(missing_ok=True)
+    with contextlib.suppress(OSError):
+        (top / "nodes").rmdir()
+        top.rmdir()
+    with contextlib.suppress(WorkFailed), locked(node.cluster):
+        pass  # which removes the lock's file, unless a verb holds it
 
 
 def write_private(path: Path, text: str) -> None:

@@ -21,9 +21,10 @@ import time
 from collections.abc import Callable
 
 from dovetail.usernetes import api, bridge, cgroups, components, linux, steward
-from dovetail.usernetes.state import Node, cluster_folder
+from dovetail.usernetes.state import Node, cluster_folder, discard
 
 TICK = 0.05  # seconds between looks at what a component waits for, while any waits
+STEADY = 20.0  # seconds after which a start counts as a success
 BACKOFF = 0.2  # seconds before the first restart of a component; doubles up to 5
 
 
@@ -36,6 +37,7 @@ class Supervisor:
         self.running: dict[int, components.Command] = {}
         self.failures: dict[str, int] = {}
         self.not_before: dict[str, float] = {}
+        self.started: dict[str, float] = {}
 
     def start_ready(self) -> None:
         """Start whatever waits and is ready."""
@@ -43,6 +45,7 @@ class Supervisor:
             if self.not_before.get(name, 0) <= time.monotonic() and command.ready():
                 del self.waiting[name]
                 self.running[self._start(command)] = command
+                self.started[name] = time.monotonic()
 
     def _start(self, command: components.Command) -> int:
         path = f"{self.node.binaries}/bin"
@@ -53,6 +56,8 @@ class Supervisor:
         environment = {"PATH": system, "HOME": str(self.node.folder), **command.environment}
         for name in ("PYTHONPATH", "DOVETAIL_STATE"):  # what the keeper set for our helpers
             environment[name] = os.environ[name]
+        for name in command.sockets:
+            (self.node.folder / command.folder / name).unlink(missing_ok=True)
         program = shutil.which(command.words[0], path=system) or command.words[0]
         process = subprocess.Popen(
             [program, *command.words[1:]], stdin=subprocess.DEVNULL, stdout=log, stderr=log,
@@ -75,6 +80,8 @@ class Supervisor:
             command = self.running.pop(pid, None)
             if command is None or (command.once and status == 0):
                 continue
+            if time.monotonic() - self.started[command.name] > STEADY:
+                self.failures[command.name] = 0
             failures = self.failures[command.name] = self.failures.get(command.name, 0) + 1
             self.not_before[command.name] = time.monotonic() + min(5, BACKOFF * 2 ** (failures - 1))
             self.waiting[command.name] = command
@@ -158,7 +165,7 @@ def remove_all(node: Node) -> None:
     with contextlib.suppress(OSError):
         cgroups.leave(node.group)
     cgroups.remove(node.group, time.monotonic() + 5)
-    linux.remove_folder(node.folder, node.user)
+    discard(node)
 
 
 def serve(
