@@ -187,10 +187,18 @@ def pod(name, command, cpu="100m", **more):
         "volumes": [{"name": n, "hostPath": {"path": f}} for n, f in zip(names, folders)],
         **more,
     }  # fmt: skip
-    return json.dumps({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name}, "spec": spec})
+    return json.dumps(
+        {
+            "apiVersion": "v1",
+            "kind": "Pod",
+            "metadata": {"name": name, "labels": {"app": name}},
+            "spec": spec,
+        }
+    )
 
 
 def start(machine, made, name, command="exec sleep 1000", **more):
+    """Make a pod and wait until it runs; what it is called by is also its label."""
     # The default service account comes a moment after the API server.
     assert eventually(lambda: machine.kubectl(
         made, "get", "serviceaccount", "default", "-o", "name", check=False))  # fmt: skip
@@ -275,6 +283,35 @@ def test_a_component_that_is_killed_comes_back_and_pods_go_on(any_machine):
     assert (after["containerID"], after["restartCount"]) == (before["containerID"], 0)
     any_machine.verb("down", "--name", "one")
     any_machine.nothing_left()
+
+
+FETCH = """
+import ssl, sys, urllib.error, urllib.request
+try:
+    context = ssl._create_unverified_context()
+    print(urllib.request.urlopen(sys.argv[1], timeout=20, context=context).status)
+except urllib.error.HTTPError as error:
+    print(error.code)
+"""
+
+
+def test_on_a_bridge_pods_reach_services_and_the_api_by_their_addresses(machine):
+    made = machine.up("--name", "one", "--network", "bridge")
+    server = "cd /tmp && exec /usr/bin/python3 -m http.server 8000"
+    first = start(machine, made, "server", server, hostNetwork=False)
+    start(machine, made, "client", hostNetwork=False)
+    assert first["status"]["podIP"].startswith("10.244.0.")
+    machine.kubectl(made, "expose", "pod", "server", "--port", "80", "--target-port", "8000")
+    service = machine.get(made, "service", "server")["spec"]["clusterIP"]
+
+    def fetch(url):
+        words = ("exec", "client", "--", "/usr/bin/python3", "-c", FETCH, url)
+        return machine.kubectl(made, *words, check=False).strip()
+
+    assert eventually(lambda: fetch(f"http://{service}/") == "200")
+    assert eventually(lambda: fetch("https://10.96.0.1/api") == "401")
+    machine.verb("down", "--name", "one")
+    machine.nothing_left(limit=1)
 
 
 def record(made):

@@ -82,7 +82,6 @@ def control_plane(node: Node, answers: Callable[[], bool]) -> list[Command]:
         f"--bind-address={node.address}",
         f"--secure-port={node.ports['server']}",
         f"--advertise-address={node.address}",
-        "--endpoint-reconciler-type=none",
         f"--service-cluster-ip-range={SERVICES}",
         f"--client-ca-file={pki}/ca.crt",
         f"--tls-cert-file={pki}/server.crt",
@@ -100,6 +99,8 @@ def control_plane(node: Node, answers: Callable[[], bool]) -> list[Command]:
         "--enable-bootstrap-token-auth=true",
         "--allow-privileged=true",
         "--profiling=false",
+        # An endpoint may not be a loopback address, and without kube-proxy nothing reads it.
+        *(["--endpoint-reconciler-type=none"] if node.network == "host" else []),
     ]
     manager = [
         "kube-controller-manager",
