@@ -67,9 +67,12 @@ class Client:
         return json.loads(text) if text.startswith(("{", "[")) else text
 
     def ready(self) -> bool:
-        """Whether the API server answers and says that it is ready."""
+        """Whether the API can be used.
+
+        That is a second or two before /readyz says so, and the node is waiting.
+        """
         try:
-            return bool(self.call("GET", "/readyz", timeout=2.0) == "ok")
+            return bool(self.call("GET", "/api/v1/namespaces/default", timeout=2.0))
         except (OSError, Refused, http.client.HTTPException):
             return False
 

@@ -41,7 +41,7 @@ UNITS = {
     "Ti": 2**40,
 }
 MADE_LATER = (
-    "/api/v1/namespaces/default/serviceaccounts/default",  # no pod can be made without it
+    f"{steward.ACCOUNTS}/default",  # no pod can be made without it
     f"{steward.BINDINGS}/dovetail-kubelets",  # no log can be read
 )
 LEAST = 256 << 20  # bytes of memory below which no node is of use

@@ -95,6 +95,9 @@ def control_plane(node: Node, answers: Callable[[], bool]) -> list[Command]:
         f"--service-account-signing-key-file={pki}/accounts.key",
         "--authorization-mode=Node,RBAC",
         "--enable-admission-plugins=NodeRestriction",
+        # It would mark each new node as not ready until the controller manager, seconds later,
+        # looks; a node that really is not ready gets the mark from there all the same.
+        "--disable-admission-plugins=TaintNodesByCondition",
         "--anonymous-auth=false",
         "--enable-bootstrap-token-auth=true",
         "--allow-privileged=true",

@@ -20,6 +20,7 @@ import subprocess
 import sys
 import time
 import traceback
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -54,21 +55,29 @@ def certificates(node: Node) -> None:
     pki.authority(folder, node.cluster)
     inside = node.address if node.network == "host" else bridge.ADDRESS
     names = ["kubernetes", "kubernetes.default", "kubernetes.default.svc", "localhost"]
-    pki.certificate(folder, "server", "/CN=kube-apiserver",
-                    [*names, *{node.address, inside, "10.96.0.1"}])  # fmt: skip
-    own = f"node-{node.name}"
-    pki.certificate(folder, own, f"/O=system:nodes/CN=system:node:{node.name}", [node.name, inside])
+    this = f"/O=system:nodes/CN=system:node:{node.name}"
+    servers = {
+        "server": ("/CN=kube-apiserver", [*names, *{node.address, inside, "10.96.0.1"}]),
+        f"node-{node.name}": (this, [node.name, inside]),
+    }
     clients = {
         "admin": "/O=system:masters/CN=dovetail-admin",
         "manager": "/CN=system:kube-controller-manager",
         "scheduler": "/CN=system:kube-scheduler",
-        "node": f"/O=system:nodes/CN=system:node:{node.name}",
+        "node": this,
         "kubelet-client": "/CN=dovetail-kubelet-client",
         "proxy": "/CN=system:kube-proxy",
     }
     internal = f"https://{inside}:{node.ports['server']}"
-    for name, subject in clients.items():
-        pki.certificate(folder, name, subject)
+    with (
+        ThreadPoolExecutor() as together
+    ):  # dozens of short commands, one after the other: a second
+        work = [together.submit(pki.certificate, folder, *(name, *more))
+                for name, more in servers.items()]  # fmt: skip
+        work += [together.submit(pki.certificate, folder, *pair) for pair in clients.items()]
+        for done in work:
+            done.result()
+    for name in clients:
         user = {"crt": str(folder / f"{name}.crt"), "key": str(folder / f"{name}.key")}
         pki.kubeconfig(folder / f"{name}.conf", internal, folder / "ca.crt", user)
     pki.key(folder, "accounts")

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import base64
 import json
+import secrets
 import subprocess
 from pathlib import Path
 
@@ -75,7 +76,7 @@ def _sign(
     extensions.write_text("\n".join([*basic, "subjectKeyIdentifier=hash", *lines]) + "\n")
     signer = ["-signkey", "ca.key"]
     if name != "ca":
-        signer = ["-CA", "ca.crt", "-CAkey", "ca.key", "-CAcreateserial"]
+        signer = ["-CA", "ca.crt", "-CAkey", "ca.key", "-set_serial", str(secrets.randbits(120))]
     asked = request(folder, name, subject)
     _openssl("x509", "-req", *signer, "-days", str(DAYS), "-sha256", "-extfile", extensions.name,
              "-out", f"{name}.crt", folder=folder, data=asked)  # fmt: skip

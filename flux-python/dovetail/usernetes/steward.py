@@ -25,6 +25,8 @@ from dovetail.usernetes.state import Node, cluster_folder
 
 REQUESTS = "/apis/certificates.k8s.io/v1/certificatesigningrequests"
 BINDINGS = "/apis/rbac.authorization.k8s.io/v1/clusterrolebindings"
+ACCOUNTS = "/api/v1/namespaces/default/serviceaccounts"
+MAPS = "/api/v1/namespaces/default/configmaps"
 TOKENS = "/api/v1/namespaces/kube-system/secrets"
 NODES = "/api/v1/nodes"
 LOST_AFTER = 10.0  # seconds that the controller manager has called a node unknown
@@ -99,14 +101,19 @@ def verdict(spec: api.Object, invited: str, addresses: set[str]) -> str:
 class Steward:
     """The two watches, each in a thread; any failure ends the process, which starts again."""
 
-    def __init__(self, client: api.Client, own: str) -> None:
-        self.client, self.own = client, own
+    def __init__(self, client: api.Client, own: str, authority: str) -> None:
+        self.client, self.own, self.authority = client, own, authority
 
     def prepare(self) -> None:
         """Grant the access that nodes need; safe to repeat."""
-        for thing in bindings():
+        # The controller manager makes these two as well, but seconds later, and no pod can be
+        # made without the one or started without the other.
+        account = {"metadata": {"name": "default"}}
+        root = {"metadata": {"name": "kube-root-ca.crt"}, "data": {"ca.crt": self.authority}}
+        things = [(BINDINGS, thing) for thing in bindings()]
+        for path, thing in [*things, (ACCOUNTS, account), (MAPS, root)]:
             try:
-                self.client.call("POST", BINDINGS, thing)
+                self.client.call("POST", path, thing)
             except api.Refused as error:
                 if error.status != 409:
                     raise
@@ -180,8 +187,9 @@ def main(record: str) -> None:
     folder = cluster_folder(node.cluster) / "pki"
     admin = json.loads((folder / "admin.conf").read_text())
     server = admin["clusters"][0]["cluster"]["server"]
-    client = api.Client(server, (folder / "ca.crt").read_text(), folder / "admin.crt")
-    steward = Steward(client, node.name)
+    authority = (folder / "ca.crt").read_text()
+    client = api.Client(server, authority, folder / "admin.crt")
+    steward = Steward(client, node.name, authority)
     steward.prepare()
     failed = threading.Event()
 

@@ -132,7 +132,7 @@ def commands(
         *components.control_plane(node, up),
         components.containerd(node, rootless, few_ids),
         components.images(node),
-        components.kubelet(node, rootless, lambda: socket() and up()),
+        components.kubelet(node, rootless, socket),
         steward.command(node, up),
         *([bridge.proxy(node, up), bridge.forwarder(node, entrance, up)] if entrance else []),
     ]
