@@ -273,6 +273,7 @@ def _kubernetes(draft: Path, say: Say) -> dict[str, str]:
     environment = {**os.environ, "CGO_ENABLED": "0", "GOFLAGS": "-buildvcs=false -mod=readonly",
                    "GOTOOLCHAIN": "auto"}  # fmt: skip
     words = [
+        "nice",
         go(),
         "build",
         "-trimpath",
@@ -282,8 +283,7 @@ def _kubernetes(draft: Path, say: Say) -> dict[str, str]:
         str(folder / "kube"),
         ".",
     ]
-    idle = ["chrt", "-i", "0"] if os.environ.get("DOVETAIL_BUILD_IDLE") else ["nice"]
-    _run([*idle, *words], "go build", cwd=setup_folder() / "kube", env=environment)
+    _run(words, "go build", cwd=setup_folder() / "kube", env=environment)
     for name in KUBERNETES:
         (folder / name).symlink_to("kube")
     return {"kube": f"Go module {MODULE} {pinned}"}
