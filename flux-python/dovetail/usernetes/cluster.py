@@ -41,6 +41,7 @@ UNITS = {
     "Ti": 2**40,
 }
 MADE_LATER = (
+    "/readyz",  # the built-in roles among others
     f"{steward.ACCOUNTS}/default",  # no pod can be made without it
     f"{steward.BINDINGS}/dovetail-kubelets",  # no log can be read
 )
