@@ -40,6 +40,7 @@
 
 #define TIMEOUT_US_MIN 1000u  /* defaults of the control page's fields: bells are seldom missed, */
 #define TIMEOUT_US_MAX 10000u /* and sleeps of 100 to 500 us cost more CPU than they saved */
+#define SPIN_NS 50000u /* no sleep before this: a wake costs both sides together about as much */
 #define TIMEOUT_US_LIMIT 50000u /* so that a change of mode is seen soon, whatever is asked for */
 
 struct slot {
@@ -57,6 +58,7 @@ struct bells {
 struct waiting {
     uint32_t inside; /* 1 + kind, 0 outside */
     uint32_t idle;   /* times that the library found nothing to do */
+    uint64_t since;  /* when it did so first, nanoseconds */
     uint32_t timeout_us;
     uint32_t seen; /* the bell when it was announced */
     bool announced;
@@ -218,6 +220,22 @@ static void give_way(void)
     syscall(SYS_sched_yield);
 }
 
+static uint64_t now_ns(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
+}
+
+/* Whether the wait has earned a sleep: by turns, which are long where others need the CPU, and by
+ * time, as turns are short where nobody does. */
+static bool long_enough(uint32_t yields)
+{
+    if (me.idle++ == 0)
+        me.since = now_ns();
+    return me.idle > yields && now_ns() - me.since >= SPIN_NS;
+}
+
 void wait_idle(void)
 {
     const struct dovetail_control *policy = control;
@@ -231,10 +249,10 @@ void wait_idle(void)
         }
         if (me.announced)
             doze(policy);
-        else if (me.idle++ < policy->yields || own < 0)
-            give_way();
-        else
+        else if (own >= 0 && long_enough(policy->yields))
             announce();
+        else
+            give_way();
     } else if (shipped_yields || mode == DOVETAIL_WAIT_DOORBELL || mode == DOVETAIL_WAIT_YIELD) {
         give_way();
     }

@@ -64,7 +64,7 @@ CHANGES = [
 
 @pytest.mark.parametrize(("what", "old", "new", "sent"), CHANGES, ids=[c[0] for c in CHANGES])
 def test_a_resize_is_sent_only_for(what, old, new, sent):
-    assert policy.changed(old, new, 0.10) is sent
+    assert policy.differ(old, new, 0.10) is sent
 
 
 PREDICTIONS = [

@@ -210,40 +210,23 @@ def test_it_settles_and_does_not_oscillate():
     assert len(result.notes("policy")) <= 3
 
 
-def test_an_admission_that_does_not_pay_is_taken_back_once_and_not_tried_again():
-    # The weights and the idle time promise a gain; memory bandwidth or the like eats it.
-    class Crowded(Simulated):
-        def _share_out(self, node: int) -> None:
-            super()._share_out(node)
-            if len([s for s in self._on[node].values() if s.running]) > 1:
-                for sim in self._on[node].values():
-                    for rank in sim.ranks:
-                        rank.speed *= 0.7
-
-    result = run_simulated(specs("a", 5, (1, 3)), {"a": IMBALANCED}, TWO_CORES, executor=Crowded)
-    assert states(result) == ["done"] * 5
-    assert result.controller.status().rollbacks == 1
-    assert len(result.notes("rollback")) == 1
-    assert result.makespan <= 1.10 * result.sequential
-    assert {verdict for *_, verdict in result.controller.measured_mixes()} == {"bad"}
-
-
-@pytest.mark.parametrize("freeze", [True, False])
-def test_taking_back_works_with_and_without_freezing(freeze):
-    plan = specs("a", 4, (1, 3), slowdown=1.46)
-    result = run_simulated(plan, {"a": IMBALANCED}, TWO_CORES, freeze=freeze, weights=False)
-    assert states(result) == ["done"] * 4
-
-
 @pytest.mark.parametrize(
-    ("cores", "weights"), [(8, (1, 1, 1, 9)), (8, (1, 1, 2, 4, 4, 9)), (8, (1, 3)), (4, (1, 9))]
+    ("cores", "weights"),
+    [
+        (4, (1, 1, 1, 9)),
+        (4, (1, 3)),
+        (4, (1, 9)),
+        (8, (1, 1, 1, 9)),
+        (8, (1, 1, 2, 4, 4, 9)),
+        (8, (1, 3)),
+    ],
 )
 def test_the_prediction_for_an_n_not_yet_run_is_within_eight_percent(cores, weights):
     work = Work(tuple(0.03 * w / max(weights) for w in weights), 500)
     plan = specs("a", 9, weights, slowdown=9.0)
     models = run_simulated(plan, {"a": work}, [Node("n", 1000 * cores, 0)]).notes("model")
-    assert len(models) >= 2
-    for note in models[1:]:
+    assert models
+    for note in models:
         assert note.data["predicted"] == pytest.approx(note.data["measured"], rel=0.08)
 
 

@@ -270,6 +270,7 @@ class Controller:
         watching.guard(state)
         self._short_of_capacity()
         profiling.profile(state)
+        watching.follow(state)
         packing.judge(state)
         watching.watch(state)
         packing.admit(state)

@@ -4,7 +4,7 @@
 Inputs: measured throughput and slowdowns of a mix under a wait policy. Outputs: verdicts, the
 best policy of a mix, the model's interference β with its error.
 
-Invariants: a verdict, once given, stands until `forget` (the capacity changed), except that a
+Invariants: a verdict, once given, stands until `forget`, except that a
 good one may turn bad; throughput is in simulations alone (1.0 is one after the other).
 """
 
@@ -62,10 +62,11 @@ class Knowledge:
         self.beta = settings.beta
         self.beta_error = settings.beta
 
-    def forget(self) -> None:
-        """The capacity is another: what paid may not pay now, and the other way round."""
-        self.outcomes.clear()
-        self.points.clear()
+    def forget(self, family: str | None = None) -> None:
+        """The capacity is another, or a family's rate alone: what paid may not pay now."""
+        for mix in [m for m in self.outcomes if family is None or family in dict(m)]:
+            del self.outcomes[mix]
+            self.points.pop(mix, None)
 
     def outcome(self, mix: Mix) -> Outcome:
         """The record of a mix, made if need be."""
@@ -99,10 +100,14 @@ class Knowledge:
         self._fit(list(self.points.values()))
 
     def _fit(self, points: Sequence[Point]) -> None:
-        spread = sum(p.load**2 for p in points)
+        # What is believed beforehand counts as one more measurement, at a load where it would
+        # be as uncertain as it is large.
+        prior, noise = self.settings.beta, self.settings.steady
+        known = (noise / prior) ** 2 if prior > 0.0 else 0.0
+        spread = known + sum(p.load**2 for p in points)
         if spread <= 0.0:
             return
-        self.beta = max(0.0, sum(p.load * p.excess for p in points) / spread)
+        self.beta = max(0.0, (known * prior + sum(p.load * p.excess for p in points)) / spread)
         rest = [p.excess - self.beta * p.load for p in points]
         # One point has no residual of its own: a window's noise stands in for it.
         sigma = math.sqrt(

@@ -18,7 +18,11 @@ from dataclasses import dataclass
 from dovetail.core import Ranks
 
 KEEP = 96
-"""Marks kept per simulation: at ten a second the window slides over nearly ten seconds."""
+"""Most marks kept per simulation."""
+SPAN = 9.0
+"""Seconds over which a window slides, to follow work that changes; longer if iterations are."""
+LEAST = 8
+"""Iterations that a sliding window keeps."""
 SPACING = 0.1
 """Least seconds between two marks: closer ones would only make the window shorter."""
 PARTS = 4
@@ -86,7 +90,15 @@ class Meter:
                 return True
         if math.isfinite(stamp):
             self.marks.append(Mark(now, iterations, stamp, ranks))
+            self._slide(stamp, iterations)
         return True
+
+    def _slide(self, stamp: float, iterations: int) -> None:
+        marks = self.marks
+        while len(marks) > PARTS + 1 and (
+            stamp - marks[1].stamp >= SPAN and iterations - marks[1].iterations >= LEAST
+        ):
+            marks.popleft()
 
     @property
     def warm(self) -> bool:

@@ -40,7 +40,12 @@ def predicted(state: State, mix: Mix) -> list[float]:
 
 
 def next_policy(state: State, mix: Mix) -> WaitPolicy:
-    """How the simulations of a mix shall wait: the best known, or the next to be measured."""
+    """How the simulations of a mix shall wait: the best known, or the next to be measured.
+
+    The candidates are measured in turn until one comes so near to the bound that no other
+    could do much better. `off` is always among them, as the last: spinning ranks that share
+    cores halve the throughput, so it is measured if that is still open and can be afforded.
+    """
     known = state.knowledge.outcome(mix)
     todo = [p for p in _options(state, mix) if p not in known.measures]
     if known.verdict or not todo or _good_enough(state, mix, known):
@@ -52,7 +57,6 @@ def _options(state: State, mix: Mix) -> tuple[WaitPolicy, ...]:
     ranks = sum(count * state.families[name].spec.ranks for name, count in mix)
     options = policy.candidates(ranks, sum(count for _, count in mix), state.cores)
     known = state.knowledge.outcome(mix)
-    # Spinning ranks that share cores halve the throughput: look only if that can be afforded.
     loss = 0.25 * state.settings.window
     if len(options) > 1 and known.measures and not _affordable(state, loss):
         return tuple(p for p in options if p != policy.OFF)
@@ -309,7 +313,8 @@ def fits(state: State, sim: Simulation) -> bool:
 
 
 def _admit_one(state: State) -> bool:
-    if state.profiling is not None and not state.own_cores:
+    most = state.settings.max_packed
+    if 0 < most <= len(state.active):
         return False
     if any(state.families[name].silent for name in state.counts if state.counts[name]):
         return False
@@ -350,6 +355,8 @@ def _pays(state: State, mix: Mix, sim: Simulation) -> str:
         return ""  # one of the family is on its way to a profile
     if state.ranks + sim.spec.ranks <= state.cores:
         return "each rank has a core to itself"
+    if state.profiling is not None:
+        return ""
     new = policy.with_one(mix, sim.spec.family)
     verdict = state.knowledge.verdict(new)
     if verdict == "bad" or state.now < state.hold_until:
@@ -363,14 +370,15 @@ def _pays(state: State, mix: Mix, sim: Simulation) -> str:
 
 def _ready_for_trial(state: State, mix: Mix) -> bool:
     sims = state.active.values()
-    if not all(sim.measured and state.family(sim).profile for sim in sims):
-        return False
     if len(sims) > 1 and not state.own_cores and state.knowledge.verdict(mix) != "good":
         return False
     if not state.settled() or not _affordable(state, 0.0):
         return False
-    ends = [state.remaining(sim) for sim in sims]
-    return all(end is None or end > 2 * state.settings.window for end in ends)
+    for sim in sims:
+        left = state.remaining(sim)
+        if not sim.measured or (left is not None and left <= 2 * state.settings.window):
+            return False
+    return all(state.families[name].profile for name, _ in mix)
 
 
 def _within_budgets(state: State, new: Mix, extra: Simulation) -> bool:

@@ -173,8 +173,8 @@ def fit_requests(needs: Sequence[Sequence[float]], capacity: Capacity) -> list[R
     return result
 
 
-def changed(old: Requests, new: Requests, relative: float) -> bool:
-    """True if some rank's request differs by enough to be worth a resize."""
+def differ(old: Sequence[float], new: Sequence[float], relative: float) -> bool:
+    """True if some rank's millicores differ by enough to be worth a resize."""
     return len(old) != len(new) or any(
         abs(a - b) > max(FLOOR, relative * a) for a, b in zip(old, new)
     )
@@ -206,7 +206,7 @@ def slowdowns(parts: Sequence[Part], cores: float, beta: float, wait_cost: float
 
 
 def candidates(ranks: int, simulations: int, cores: float) -> tuple[WaitPolicy, ...]:
-    """Wait policies worth measuring, best guess first; `off` is always among them."""
+    """Wait policies that may be measured, best guess first; `off` is always among them."""
     if ranks <= cores:
         return (OFF,)
     if simulations == 1:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from dovetail import policy
 from dovetail.core import WaitPolicy
+from dovetail.drift import Alone
 from dovetail.observe import Window
 from dovetail.policy import Profile
 from dovetail.state import Family, Simulation, State
@@ -37,32 +38,39 @@ def profile(state: State) -> None:
             end(state)
         else:
             _measure(state, sim)
-    if state.profiling is None:
+    unknown = any(not (f.profile and f.profile.alone) for f in state.families.values())
+    if state.profiling is None and unknown:
         fresh = next((sim for sim in state.active.values() if _due(state, sim)), None)
         if fresh is not None:
             _begin(state, fresh)
 
 
 def _due(state: State, sim: Simulation) -> bool:
-    return sim.state == "running" and state.family(sim).profile is None
+    """True if its family has no profile, or one that was taken in company and it is alone now."""
+    profile = state.family(sim).profile
+    better = profile is not None and not profile.alone and len(state.active) == 1
+    return sim.state == "running" and (profile is None or better)
 
 
 def _begin(state: State, sim: Simulation) -> None:
     state.profiling = sim.spec.name
     state.since = state.now
+    state.family(sim).trials.clear()
     others = [other for other in state.active.values() if other is not sim]
-    if not others or state.own_cores or not state.capacity.freeze:
+    if others and (state.own_cores or not state.capacity.freeze):
         return
     for other in others:
         other.paused = True
         state.share(other, f"let {sim.spec.name} run alone for its profile", frozen=True)
-    state.share(sim, "run alone for the profile", wait=policy.OFF)
-    state.restart_windows([sim])
-    state.note(
-        "profile",
-        f"{len(others)} simulations stand still while {sim.spec.name} is profiled",
-        name=sim.spec.name,
-    )
+    if others:
+        state.note(
+            "profile",
+            f"{len(others)} simulations stand still while {sim.spec.name} is profiled",
+            name=sim.spec.name,
+        )
+    if others or (sim.share and sim.share.wait != policy.OFF):
+        state.share(sim, "run alone for the profile", wait=policy.OFF)
+        state.restart_windows([sim])
 
 
 def _measure(state: State, sim: Simulation) -> None:
@@ -121,6 +129,9 @@ def conclude(state: State, sim: Simulation) -> None:
     loads = tuple(max(load, 1e-9) for load in loads) or (1.0 / window.rate,) * sim.spec.ranks
     need = min(sum(min(1.0, load * window.rate) for load in loads), state.cores)
     alone = len(state.active) <= 1 or state.own_cores or state.capacity.freeze
+    if family.profile is not None:
+        state.knowledge.forget(sim.spec.family)
+        family.packed, sim.alone = None, Alone()
     family.profile = Profile(
         window.rate,
         window.error,

@@ -44,28 +44,28 @@ def proportional(weights: Sequence[float], total: int, floor: int = FLOOR) -> tu
 
 def apportion(weights: Sequence[float], total: int, floor: int) -> tuple[int, ...]:
     """`proportional` for any unit and without its checks: floor · ranks ≤ total, weights good."""
-    exact = _with_floor([Fraction(w) for w in weights], total, floor)
-    whole = [math.floor(share) for share in exact]
-    by_remainder = sorted(range(len(whole)), key=lambda i: (whole[i] - exact[i], i))
-    for i in by_remainder[: total - sum(whole)]:
-        whole[i] += 1
-    return tuple(whole)
-
-
-def _with_floor(weights: list[Fraction], total: int, floor: int) -> list[Fraction]:
-    """Exact shares, none below the floor.
-
-    Ranks are looked at from the lightest up: once one is above the floor on what its heavier
-    peers and it can share, so are all of them.
-    """
-    shares = [Fraction(floor)] * len(weights)
-    left, weight = Fraction(total), sum(weights, Fraction(0))
-    for i in sorted(range(len(weights)), key=lambda i: weights[i]):
-        if left * weights[i] < floor * weight:
-            left, weight = left - floor, weight - weights[i]
+    whole_weights = _in_whole_units(weights)
+    result = [floor] * len(weights)
+    rest: list[tuple[int, int]] = []
+    left, weight = total, sum(whole_weights)
+    # From the lightest up: once one is above the floor on what its heavier peers and it can
+    # share, so are all of them, and `left` and `weight` stay as they are.
+    for i in sorted(range(len(weights)), key=lambda i: whole_weights[i]):
+        if left * whole_weights[i] < floor * weight:
+            left, weight = left - floor, weight - whole_weights[i]
         else:
-            shares[i] = left * weights[i] / weight
-    return shares
+            result[i], remainder = divmod(left * whole_weights[i], weight)
+            rest.append((-remainder, i))
+    for _, i in sorted(rest)[: total - sum(result)]:
+        result[i] += 1
+    return tuple(result)
+
+
+def _in_whole_units(weights: Sequence[float]) -> list[int]:
+    """The same weights in a unit that makes all of them whole numbers, exactly."""
+    ratios = [weight.as_integer_ratio() for weight in weights]
+    unit = max(below for _, below in ratios)  # of floats: a power of two, so all divide it
+    return [above * (unit // below) for above, below in ratios]
 
 
 def check_weights(weights: Sequence[float]) -> None:

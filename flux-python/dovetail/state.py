@@ -19,6 +19,7 @@ from dataclasses import dataclass, field, replace
 from dovetail import policy
 from dovetail.core import Action, Capacity, Launch, Note, Ranks, Resize, Share, Spec, Stop
 from dovetail.core import WaitPolicy as Wait
+from dovetail.drift import Alone
 from dovetail.knowledge import Knowledge
 from dovetail.observe import Meter, Window
 from dovetail.policy import Mix, Profile, Settings
@@ -39,7 +40,7 @@ class Simulation:
     meter: Meter
     state: str = "queued"
     share: Share | None = None
-    alone: float = 0.0
+    alone: Alone = field(default_factory=Alone)
     boost: float = 1.0
     restarts: int = 0
     paused: bool = False
@@ -111,6 +112,7 @@ class State:
         self.hold_until = 0.0
         self.resize_after = 0.0
         self.replan_at = 0.0
+        self.guard_at = 0.0
         self.replan = False
         self.tolerated: Mix | None = None
         self.overtakes = 0
@@ -156,9 +158,11 @@ class State:
         return self.families[sim.spec.family]
 
     def baseline(self, sim: Simulation) -> float:
-        """Iterations per second alone: its own if measured, else its family's; 0 if unknown."""
+        """Iterations per second alone by now: its own, else its family's; 0 if unknown."""
+        if sim.alone.rate > 0.0:
+            return sim.alone.rate
         profile = self.family(sim).profile
-        return sim.alone or (profile.rate if profile else 0.0)
+        return profile.rate if profile else 0.0
 
     def remaining(self, sim: Simulation) -> float | None:
         """Seconds alone that a simulation still needs; None if unknown."""
@@ -204,7 +208,7 @@ class State:
         sim.state, sim.share, sim.stop, sim.paused = "queued", None, None, False
         sim.reason, sim.started, sim.ended, sim.warned = "", None, None, False
         sim.meter = Meter(self.settings.warmup)
-        sim.alone, sim.boost, sim.memory = 0.0, 1.0, 0
+        sim.alone, sim.boost, sim.memory = Alone(), 1.0, 0
         heapq.heappush(self.families[sim.spec.family].queue, (sim.index, sim.spec.name))
         self.queued += 1
 
@@ -243,6 +247,7 @@ class State:
         """Begin new windows for some simulations."""
         self.since = self.now
         for sim in sims:
+            sim.alone.settle()
             if sim.state == "running":
                 sim.meter.reset()
 
@@ -330,6 +335,8 @@ class State:
                 sim.state = "running"
                 family = self.family(sim)
                 family.startup = max(family.startup or 0.0, self.now - sim.launched_at)
+                if not self.own_cores:  # until now it has not disturbed the others
+                    self.restart_windows(s for s in self.active.values() if s is not sim)
 
     def settled(self) -> bool:
         """True if no resize is on its way."""

@@ -12,13 +12,20 @@ from __future__ import annotations
 
 from dovetail import policy
 from dovetail.core import WaitPolicy
+from dovetail.drift import Alone
 from dovetail.packing import measured, next_policy, rollback
 from dovetail.profiling import complete
 from dovetail.state import Simulation, State
 
+GUARD = 1.0
+"""Seconds between two looks for what hangs: limits are a minute and more."""
+
 
 def guard(state: State) -> None:
     """End simulations that have made no progress for much longer than usual."""
+    if state.now < state.guard_at:
+        return
+    state.guard_at = state.now + GUARD
     for sim in list(state.active.values()):
         if sim.paused:
             continue
@@ -54,33 +61,60 @@ def watch(state: State) -> None:
     """Keep every simulation within its budget, and the mix worth its while."""
     if state.profiling is not None or not state.settled():
         return
-    _alone(state)
-    if len(state.active) < 2 or state.interrupted:
+    sims = list(state.active.values())
+    for sim in sims:
+        _warn_of_deadline(state, sim)
+    # Whose ranks have cores to themselves cannot be helped by anybody's share.
+    if len(sims) < 2 or state.own_cores or state.knowledge.verdict(state.mix) != "good":
         return
-    if not state.own_cores and state.knowledge.verdict(state.mix) != "good":
+    if any(sim.measured and _too_slow(state, sim) for sim in sims):
         return
-    for sim in list(state.active.values()):
-        if sim.measured and _too_slow(state, sim):
-            return
     _still_pays(state)
 
 
-def _alone(state: State) -> None:
-    """A simulation that runs alone shows its own baseline."""
-    if len(state.active) != 1:
+def follow(state: State) -> None:
+    """Keep up with work per iteration that changes as a simulation goes on."""
+    if state.profiling is not None or not state.settled():
         return
-    (sim,) = state.active.values()
-    window = sim.meter.window()
+    if len(state.active) == 1:
+        _alone(state, *state.active.values())
+    elif not state.own_cores:
+        for sim in state.active.values():
+            _packed(state, sim)
+
+
+def _alone(state: State, sim: Simulation) -> None:
+    """A simulation that runs alone shows its own baseline."""
+    window, s = sim.meter.window(), state.settings
     profile = state.family(sim).profile
-    if profile and window and sim.share and sim.share.wait == profile.wait:
-        s = state.settings
-        if window.seconds >= s.window and window.error <= s.steady:
-            sim.alone = window.rate
+    if not (profile and window and sim.share and sim.share.wait == profile.wait):
+        return
+    if state.leaving or window.seconds < s.window or window.error > s.steady:
+        return
+    blocking = profile.wait.mode == "doorbell"
+    loads = None
+    if blocking or sim.spec.ranks <= state.cores:
+        loads = sim.meter.loads("cpu" if blocking else "useful")
+    sim.alone = Alone(window.rate, loads or sim.alone.loads or profile.loads)
+
+
+def _packed(state: State, sim: Simulation) -> None:
+    """CPU per iteration under blocking waits shows how the work of an iteration changes."""
+    window, s = sim.meter.window(), state.settings
+    profile = state.family(sim).profile
+    if not (profile and window and sim.share and sim.share.wait.mode == "doorbell"):
+        return
+    if window.seconds < s.window or window.iterations < s.window_iterations:
+        return
+    cpu = sim.meter.loads("cpu")
+    if cpu:
+        if sim.alone.rate <= 0.0:
+            sim.alone = Alone(profile.rate, profile.loads)
+        sim.alone.follow(cpu, state.cores)
 
 
 def _too_slow(state: State, sim: Simulation) -> bool:
     """Act on a simulation beyond its budget; True if something was done."""
-    _warn_of_deadline(state, sim)
     window = sim.meter.window()
     if window is None or not complete(state, window) or state.now < state.resize_after:
         return False
@@ -96,7 +130,7 @@ def _too_slow(state: State, sim: Simulation) -> bool:
         state.replan = True
         state.restart_windows(state.active.values())
         return True
-    if not state.own_cores and state.tolerated != state.mix:
+    if state.tolerated != state.mix:
         if sim.spec.deadline is None:
             outcome = state.knowledge.outcome(state.mix)
             outcome.verdict, outcome.why = "bad", why
@@ -125,7 +159,7 @@ def _still_pays(state: State) -> None:
     """A mix that has stopped paying is taken apart."""
     sims = list(state.active.values())
     mix = state.mix
-    if state.own_cores or mix == state.tolerated or not all(sim.measured for sim in sims):
+    if mix == state.tolerated or not all(sim.measured for sim in sims):
         return
     windows = [sim.meter.window() for sim in sims]
     whole = [w for w in windows if w is not None]
@@ -190,6 +224,8 @@ def _requests(state: State) -> None:
     state.replan = False
     state.replan_at = state.now + state.settings.replan
     sims = [*state.active.values(), *state.frozen.values()]
+    if len(state.active) == 1:
+        sims[0].boost = 1.0
     needs = [
         _needs(state, sim) if sim.spec.name in state.active else [1.0] * sim.spec.ranks
         for sim in sims
@@ -198,7 +234,7 @@ def _requests(state: State) -> None:
     moved = [
         (sim, new)
         for sim, new in zip(sims, wanted)
-        if sim.share is None or policy.changed(sim.share.requests, new, state.settings.hysteresis)
+        if sim.share is None or policy.differ(sim.share.requests, new, state.settings.hysteresis)
     ]
     _send(state, moved)
 
@@ -219,14 +255,18 @@ def _send(state: State, moved: list[tuple[Simulation, tuple[int, ...]]]) -> None
 
 
 def _needs(state: State, sim: Simulation) -> list[float]:
-    """Millicores that each rank would use alone, times the boost; measured if it can be."""
-    profile = state.family(sim).profile
+    """Millicores that each rank would use alone, times the boost.
+
+    They are the family's, so that equal simulations get equal requests, unless the loads of
+    this one have been seen to differ.
+    """
+    needs = policy.rank_needs(sim.spec, state.family(sim).profile)
+    rate, loads = sim.alone.rate, sim.alone.loads
     window = sim.meter.window()
-    if profile and window and sim.share and window.iterations >= state.settings.window_iterations:
-        what = "cpu" if sim.share.wait.mode == "doorbell" else "useful"
-        crowded = what == "useful" and not (state.own_cores or len(state.active) == 1)
-        loads = sim.meter.loads(what)
-        if loads and not crowded and sim.spec.ranks <= state.cores and sum(loads) > 0.0:
-            rate = state.baseline(sim)
-            return [min(1000.0, 1000.0 * load * rate) * sim.boost for load in loads]
-    return [need * sim.boost for need in policy.rank_needs(sim.spec, profile)]
+    if state.own_cores and window and window.iterations >= state.settings.window_iterations:
+        rate, loads = window.rate, sim.meter.loads("useful") or ()
+    if rate > 0.0 and len(loads) == len(needs) and state.family(sim).profile:
+        own = [min(1000.0, 1000.0 * load * rate) for load in loads]
+        if policy.differ(needs, own, state.settings.hysteresis):
+            needs = own
+    return [need * sim.boost for need in needs]

@@ -42,6 +42,9 @@ class Work:
 
     `noise` is the relative standard deviation of each rank's work, `startup` the seconds from
     launch to the first iteration; `publishes` False for a program that shows no iterations.
+    `drift` is the work of the last iteration over that of the first, with a straight line in
+    between. `interference` is the speed that it loses to each other simulation on its node
+    beyond the sharing of cores: caches and memory, which no figure of its own foretells.
     """
 
     seconds: tuple[float, ...]
@@ -49,6 +52,8 @@ class Work:
     noise: float = 0.02
     startup: float = 0.5
     publishes: bool = True
+    drift: float = 1.0
+    interference: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -260,9 +265,10 @@ class Simulated:
         self._replan(sim.nodes)
 
     def _iterate(self, sim: _Sim) -> None:
+        by_now = 1.0 + (sim.work.drift - 1.0) * sim.iterations / sim.work.iterations
         for rank, seconds in zip(sim.ranks, sim.work.seconds):
             noise = self.random.gauss(1.0, sim.work.noise) if sim.work.noise else 1.0
-            rank.left = seconds * max(0.2, noise)
+            rank.left = seconds * by_now * max(0.2, noise)
             rank.working = True
         sim.pending = len(sim.ranks)
 
@@ -426,6 +432,7 @@ class Simulated:
                 excess = min(1.0, wanting / cores - 1.0) if cores > 0.0 else 1.0
                 turns = 1.0 - CROWD * excess
                 quality *= SPIN if "off" in modes else YIELD if "yield" in modes else turns
+            quality *= max(0.05, 1.0 - sim.work.interference * (len(groups) - 1))
             for rank in eager:
                 rank.share = amount / len(eager)
                 rank.speed = rank.share * quality if rank.working else 0.0

@@ -1,0 +1,56 @@
+# SPDX-License-Identifier: LGPL-3.0-or-later
+"""What a simulation would do alone, while its work per iteration changes (step 7).
+
+Iterations get cheaper or dearer as a run goes on: solvers converge, adaptive meshes grow. A rate
+that was measured alone is then soon wrong, and every slowdown with it. CPU time per iteration
+tells the work, but it also grows with interference (caches, memory). So it is compared only
+within one regime (the same simulations at once, waiting the same way), where interference
+stays as it is: there a change is the simulation's own. At the end of a regime what was learned
+is folded in, and the next one begins with a reference of its own.
+
+Inputs: rates and loads measured alone; CPU seconds per iteration and rank while packed.
+Outputs: the rate and the loads alone as they are by now.
+
+Invariants: pure; without a measurement within the regime the last values stand.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+Loads = tuple[float, ...]
+"""Seconds of work per iteration and rank, shape (ranks,)."""
+
+
+class Alone:
+    """One simulation alone: `rate` in iterations/s (0 if unknown) and `loads`."""
+
+    def __init__(self, rate: float = 0.0, loads: Loads = ()) -> None:
+        self.rate = rate
+        self.loads = loads
+        self._begun: tuple[float, Loads, Loads] | None = None
+
+    def follow(self, cpu: Loads, cores: float) -> None:
+        """CPU seconds per iteration and rank over the present window, on `cores`."""
+        if self._begun is None or len(self._begun[2]) != len(cpu):
+            self._begun = (self.rate, self.loads, cpu)
+            return
+        rate, loads, before = self._begun
+        then, now = least_seconds(before, cores), least_seconds(cpu, cores)
+        if then <= 0.0 or now <= 0.0:
+            return
+        self.rate = rate * then / now
+        self.loads = tuple(
+            load * b / a if a > 0.0 else load for load, a, b in zip(loads, before, cpu)
+        )
+
+    def settle(self) -> None:
+        """The regime ends: what is known now is where the next one begins."""
+        self._begun = None
+
+
+def least_seconds(loads: Sequence[float], cores: float) -> float:
+    """The least seconds of an iteration with these loads: its heaviest rank, or all on `cores`."""
+    if not loads or cores <= 0.0:
+        return 0.0
+    return max(max(loads), sum(loads) / cores)

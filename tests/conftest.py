@@ -1,0 +1,11 @@
+# SPDX-License-Identifier: LGPL-3.0-or-later
+"""What all tests share: nothing is written beside the sources."""
+
+from __future__ import annotations
+
+import tempfile
+
+from hypothesis.configuration import set_hypothesis_home_dir
+
+_HOME = tempfile.TemporaryDirectory(prefix="dovetail-hypothesis-")  # removed when pytest exits
+set_hypothesis_home_dir(_HOME.name)

@@ -1,0 +1,81 @@
+# SPDX-License-Identifier: LGPL-3.0-or-later
+"""What a user can type or set is in a manual page, and the packaging leaves nothing out."""
+
+from __future__ import annotations
+
+import argparse
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from dovetail import __version__, cli
+
+pytestmark = pytest.mark.unit
+
+TOP = Path(__file__).resolve().parents[1]
+
+
+def commands() -> dict[str, argparse.ArgumentParser]:
+    """Each subcommand's parser."""
+    action = next(a for a in cli.parser()._actions if isinstance(a, argparse._SubParsersAction))
+    return dict(action.choices)
+
+
+@pytest.mark.parametrize("command", cli.COMMANDS)
+def test_every_option_of_a_command_is_in_its_manual_page(command):
+    page = (TOP / "doc" / f"dovetail-{command}.1").read_text()
+    common = (TOP / "doc" / "dovetail.1").read_text()
+    flags = set(re.findall(r"\bFl (-?[\w-]+)", page)) | set(re.findall(r"\bFl (-[\w-]+)", common))
+    for option in commands()[command]._actions:
+        for word in option.option_strings:
+            if word != "-h":
+                assert word[1:] in flags, f"{word} is not in dovetail-{command}(1)"
+
+
+def test_every_command_is_in_the_overview():
+    page = (TOP / "doc" / "dovetail.1").read_text()
+    assert re.findall(r"^\.It Cm (\w+)", page, re.MULTILINE) == list(cli.COMMANDS)
+
+
+def test_every_environment_variable_is_in_a_manual_page():
+    sources = [*TOP.glob("flux-python/**/*.py"), *TOP.glob("pmpi/*.[ch]")]
+    read = set()
+    for source in sources:
+        read |= set(re.findall(r"\"(DOVETAIL_[A-Z]+)\"", source.read_text()))
+    pages = "".join(page.read_text() for page in TOP.glob("doc/*.[1-8]"))
+    read = {name for name in read if not name.startswith(("DOVETAIL_MAX", "DOVETAIL_PAGE"))}
+    assert {"DOVETAIL_DIR", "DOVETAIL_LIBDIR"} <= read
+    assert [name for name in sorted(read) if f"Ev {name}" not in pages] == []
+
+
+def test_every_source_file_names_its_licence():
+    listed = subprocess.run(["git", "ls-files"], cwd=TOP, capture_output=True, text=True)
+    if listed.returncode:
+        pytest.skip("not a git checkout")
+    plain = {"COPYING", "COPYING.LESSER", ".gitignore", "flux-python/dovetail/py.typed"}
+    bare = [
+        name
+        for name in listed.stdout.split()
+        if name not in plain and "SPDX-License-Identifier" not in (TOP / name).read_text()[:400]
+    ]
+    assert bare == []
+
+
+def test_every_file_of_the_package_is_installed():
+    package = TOP / "flux-python"
+    made = set((package / "Makefile.am").read_text().split())
+    files = [*package.rglob("*.py"), *package.rglob("*.html"), *package.rglob("py.typed")]
+    assert [
+        str(f.relative_to(package)) for f in files if str(f.relative_to(package)) not in made
+    ] == []
+
+
+def test_every_manual_page_is_installed():
+    made = (TOP / "Makefile.am").read_text().split()
+    assert [page.name for page in TOP.glob("doc/*.[1-8]") if f"doc/{page.name}" not in made] == []
+
+
+def test_the_package_and_the_build_have_the_same_version():
+    assert f"AC_INIT([dovetail], [{__version__}])" in (TOP / "configure.ac").read_text()
