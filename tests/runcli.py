@@ -80,19 +80,12 @@ class Site:
 
     def start(self, *words: object, command: tuple[str, ...] = COMMAND) -> subprocess.Popen[str]:
         """Start `dovetail run` with these words; returns once it has a session, or has ended."""
-        environment = {
-            **os.environ,
-            "PYTHONPATH": str(TOP / "flux-python"),
-            "TMPDIR": str(self.temporary),
-            "DOVETAIL_TEST": str(self.directory),
-            "HOME": str(self.directory),
-        }
         run = subprocess.Popen(
             [*self.prefix, *command, *map(str, words)],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=(self.directory / "stderr").open("w"),
-            env=environment,
+            env=self.environment(),
             cwd=self.directory,
             start_new_session=True,
             text=True,
@@ -100,6 +93,17 @@ class Site:
         self.started.append(run)
         wait_for(lambda: run.poll() is not None or self.note_session(run.pid), self.errors)
         return run
+
+    def environment(self) -> dict[str, str]:
+        """What every process of the test inherits, and is known by."""
+        return {
+            **os.environ,
+            "PYTHONPATH": str(TOP / "flux-python"),
+            "TMPDIR": str(self.temporary),
+            "DOVETAIL_TEST": str(self.directory),
+            "HOME": str(self.directory),
+            "TERM": "xterm",
+        }
 
     def note_session(self, pid: int) -> bool:
         """Remember the session that a process owns."""
