@@ -80,19 +80,12 @@ class Site:
 
     def start(self, *words: object, command: tuple[str, ...] = COMMAND) -> subprocess.Popen[str]:
         """Start `dovetail run` with these words; returns once it has a session, or has ended."""
-        environment = {
-            **os.environ,
-            "PYTHONPATH": str(TOP / "flux-python"),
-            "TMPDIR": str(self.temporary),
-            "DOVETAIL_TEST": str(self.directory),
-            "HOME": str(self.directory),
-        }
         run = subprocess.Popen(
             [*self.prefix, *command, *map(str, words)],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=(self.directory / "stderr").open("w"),
-            env=environment,
+            env=self.environment(),
             cwd=self.directory,
             start_new_session=True,
             text=True,
@@ -100,6 +93,17 @@ class Site:
         self.started.append(run)
         wait_for(lambda: run.poll() is not None or self.note_session(run.pid), self.errors)
         return run
+
+    def environment(self) -> dict[str, str]:
+        """What every process of the test inherits, and is known by."""
+        return {
+            **os.environ,
+            "PYTHONPATH": str(TOP / "flux-python"),
+            "TMPDIR": str(self.temporary),
+            "DOVETAIL_TEST": str(self.directory),
+            "HOME": str(self.directory),
+            "TERM": "xterm",
+        }
 
     def note_session(self, pid: int) -> bool:
         """Remember the session that a process owns."""
@@ -161,9 +165,9 @@ class Site:
         assert replay.replay(path) is None
         views = {view.name: view for view in replay.rebuild(path).views()}
         found = self.summary(out)["simulations"]
-        assert {one["name"]: one["state"] for one in found} == {
-            name: view.state for name, view in views.items()
-        }
+        told = {one["name"]: (one["state"], one["reason"]) for one in found}
+        known = {name: (view.state, view.reason) for name, view in views.items()}
+        assert told == known, f"{told}\n{known}"
         head, _ = events.read(path)
         assert [one["name"] for one in found] == [spec.name for spec in head.specs]
 
@@ -192,17 +196,17 @@ class Site:
 
 
 @pytest.fixture
-def site(tmp_path):
-    for path in [tmp_path, *tmp_path.parents]:  # for those tests that become another user
-        if path.owner() == "root" and path not in (Path("/"), Path("/tmp")):
-            path.chmod(0o755)
-    place = Site(tmp_path)
-    yield place
-    for run in place.started:
-        if run.poll() is None:
-            run.kill()
-        run.communicate()
-    place.assert_clean()
+def site():
+    # Not pytest's own directory: each pytest that starts closes that to other users.
+    with tempfile.TemporaryDirectory(prefix="dovetail-test-") as name:
+        os.chmod(name, 0o755)
+        place = Site(Path(name))
+        yield place
+        for run in place.started:
+            if run.poll() is None:
+                run.kill()
+            run.communicate()
+        place.assert_clean()
 
 
 def busy(*milliseconds: int, iterations: int = 10**6, how: str = "sleep", mpi: str = "openmpi"):

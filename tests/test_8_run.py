@@ -5,12 +5,16 @@ from __future__ import annotations
 
 import json
 import os
+import pty
+import select
 import shlex
 import signal
 import sys
+import time
 from pathlib import Path
 
 import pytest
+from localrun import LIMIT, wait_for
 from runcli import COMMAND, NOBODY, site  # noqa: F401
 
 pytestmark = pytest.mark.unit
@@ -217,6 +221,79 @@ def test_a_reader_that_leaves_does_not_end_the_run(site):  # noqa: F811
     code, _, _ = site.run(line, command=("bash", "-c"))
     assert code == 0
     assert set(site.states().values()) == {"done"}
+
+
+STREAMS = {
+    "a full disk under the output": (">/dev/full", 1, "dovetail: [Errno 28] No space left"),
+    "a full disk under the errors": ("2>/dev/full", 0, ""),
+    "a closed output": (">&-", 0, "sim starts"),
+    "closed errors": ("2>&-", 0, ""),
+    "everything closed": ("<&- >&- 2>&-", 0, ""),
+}
+
+
+@pytest.mark.parametrize("stream", STREAMS.values(), ids=STREAMS.keys())
+def test_standard_streams_that_fail_do_not_end_the_run(site, stream):  # noqa: F811
+    where, expected, message = stream
+    words = shlex.join((*COMMAND, str(site.plan(site.shell("true"))), "-o", "out", "--json"))
+    code, output, errors = site.run(f"{words} {where}", command=("sh", "-c"))
+    assert (code, site.states()) == (expected, {"sim": "done"})
+    assert message in errors
+    assert "Traceback" not in errors
+    assert not output or json.loads(output) == site.summary()
+
+
+@pytest.mark.parametrize("end", ["by itself", "by Ctrl-C", "by closing the terminal"])
+def test_a_terminal_shows_a_table(site, end):  # noqa: F811
+    """On a terminal of its own, which sends the signals as a user's does."""
+    plan = site.plan(site.shell("touch ../../up; while [ ! -e ../../go ]; do sleep 0.05; done"))
+    pid, terminal = pty.fork()
+    if pid == 0:
+        os.chdir(site.directory)
+        environment = site.environment()
+        os.execve(COMMAND[0], [*COMMAND, str(plan), "-o", "out"], environment)
+    try:
+        wait_for(lambda: site.note_session(pid))
+        seen = Terminal(terminal)
+        seen.until(lambda text: "starting" in text and "sim starts, nothing else" in text)
+        if end == "by closing the terminal":
+            os.close(terminal)
+        elif end == "by Ctrl-C":
+            os.write(terminal, b"\x03")
+        else:
+            (site.out / "go").touch()
+        if end != "by closing the terminal":
+            seen.until(lambda text: "report: out/report.html" in text)
+    except BaseException:
+        os.kill(pid, signal.SIGKILL)
+        raise
+    code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    if end != "by closing the terminal":
+        os.close(terminal)
+    assert code == {"by itself": 0, "by Ctrl-C": 130}.get(end, -signal.SIGHUP)
+    if end == "by itself":
+        assert site.states() == {"sim": "done"}
+    elif end == "by Ctrl-C":
+        assert site.states() == {"sim": "failed"}
+
+
+class Terminal:
+    """What a user sees; read on, since a terminal that is not read stops its writers."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.text = ""
+
+    def until(self, condition):
+        """Read until the condition holds for the text so far."""
+        start = time.monotonic()
+        while not condition(self.text):
+            assert select.select([self.number], [], [], LIMIT)[0], self.text
+            assert time.monotonic() - start < LIMIT, self.text
+            try:
+                self.text += os.read(self.number, 65536).decode(errors="replace")
+            except OSError as error:
+                raise AssertionError(self.text) from error
 
 
 def test_an_ignored_interrupt_stays_ignored(site):  # noqa: F811

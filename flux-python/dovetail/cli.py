@@ -9,6 +9,7 @@ failed). Bad input is exit code 2, an interrupt is 130.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib
 import os
 import sys
@@ -48,8 +49,20 @@ def parser(only: str | None = None) -> argparse.ArgumentParser:
     return top
 
 
+def open_streams() -> None:
+    """Put /dev/null where a standard stream is closed, before another file gets its number."""
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # the lowest number that is free
+    sys.stdout = sys.stdout or open(os.devnull, "w")  # noqa: SIM115 (until the end)
+    sys.stderr = sys.stderr or open(os.devnull, "w")  # noqa: SIM115
+
+
 def main(arguments: list[str] | None = None) -> int:
     """Run one command; returns its exit code."""
+    open_streams()
     words = sys.argv[1:] if arguments is None else arguments
     only = words[0] if words and words[0] in COMMANDS else None
     try:
@@ -63,9 +76,13 @@ def main(arguments: list[str] | None = None) -> int:
     except WorkFailed as error:
         print(f"dovetail: {error}", file=sys.stderr)
         return 1
-    except BrokenPipeError:
-        # The reader has left, as in `dovetail … | head`; python would complain at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except OSError as error:
+        # Mostly of standard output: its disk is full, or its reader has left, as in
+        # `dovetail … | head`. Python would try again at exit, and complain.
+        if not isinstance(error, BrokenPipeError):
+            print(f"dovetail: {error}", file=sys.stderr)
+        with contextlib.suppress(OSError, ValueError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except KeyboardInterrupt:
         print("dovetail: interrupted", file=sys.stderr)

@@ -167,6 +167,7 @@ class Controller:
         state.frozen.pop(name, None)
         state.leaving.pop(name, None)
         state.inflight.pop(name, None)
+        sim.paused = False
         state.hold(sim, 0)
         state.tolerated = None
         return known
