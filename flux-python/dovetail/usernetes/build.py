@@ -18,7 +18,6 @@ import platform
 import re
 import shutil
 import subprocess
-import sys
 import tarfile
 import tempfile
 from collections.abc import Callable, Iterator
@@ -53,7 +52,8 @@ def setup_folder() -> Path:
     choices = [
         Path(os.environ.get("DOVETAIL_SETUP", "/nonexistent")),
         Path(__file__).resolve().parents[3] / "usernetes-setup",
-        Path(sys.prefix) / "share/dovetail/usernetes-setup",
+        # PREFIX/lib/python3.x/site-packages/dovetail beside PREFIX/share
+        *(up / "share/dovetail/usernetes-setup" for up in Path(__file__).resolve().parents),
     ]
     for choice in choices:
         if (choice / "kube/go.mod").exists():
