@@ -280,13 +280,14 @@ def _mark(data: bytes, index: int, head: _Head) -> _Latest:
 def _calls(data: bytes, ncalls: int, ns_per_tick: float) -> dict[str, tuple[int, float]]:
     calls = {}
     for i in range(ncalls):
+        count, ticks = CALL.unpack_from(data, CALLS_AT + i * CALL.size)
+        if not count:
+            continue  # most of them: a page is read several times a second
         at = NAMES_AT + i * NAME_MAX
         name = data[at : at + NAME_MAX].split(b"\0")[0].decode("ascii", "replace")
         if not re.fullmatch(r"MPI_[A-Z][A-Za-z_]*", name):
             raise PageError(f"is damaged: call {i} has no name")
-        count, ticks = CALL.unpack_from(data, CALLS_AT + i * CALL.size)
-        if count:
-            calls[name] = (count, ticks * ns_per_tick * 1e-9)
+        calls[name] = (count, ticks * ns_per_tick * 1e-9)
     return calls
 
 

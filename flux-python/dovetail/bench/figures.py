@@ -88,8 +88,8 @@ def wait(scratch: Path, repeat: int, progress: Progress) -> list[Claim]:
 
 def pack(scratch: Path, repeat: int, progress: Progress) -> list[Claim]:
     """Two simulations of two ranks at 1:3: packed against every other way to run them."""
-    cases = copies(scratch, (1, 3), 150, 2)
-    serial = copies(scratch, (1,), 150, 2)
+    cases = copies(scratch, (1, 3), 100, 2)
+    serial = copies(scratch, (1,), 100, 2)
     needed: list[float] = []
     cores = 2
 
@@ -140,7 +140,7 @@ def _queue(
     relation: str,
     bound: float,
 ) -> list[Claim]:
-    cases = copies(scratch, weights, 200, 4)
+    cases = copies(scratch, weights, 120, 4)
     plan = scratch / "plan.yaml"
     plan.write_text(plan_entry("bench", cases[0], weights, len(cases)))
     rounds = iter(range(repeat))
