@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from dovetail import core, paths
 from dovetail.errors import BadInput
-from localrun import share, site, wait_for  # noqa: F401
+from localrun import scripts, share, site, wait_for  # noqa: F401
 
 pytestmark = pytest.mark.mpi
 
@@ -112,7 +112,7 @@ def test_openfoam_runs_to_its_end_and_every_iteration_is_seen(site, monkeypatch)
     executor = site.executor(origin=0.0)
     spec = core.Spec(
         "pitz", "pitz", str(PITZ_DAILY), 2, (1.0, 1.0), ("simpleFoam", "-parallel"),
-        (shorten, mesh, decompose),
+        scripts(shorten, mesh, decompose),
     )  # fmt: skip
     executor.launch(spec, core.Share((1000, 1000), core.WaitPolicy("yield")))
     finished = site.until(executor, "pitz")

@@ -38,8 +38,13 @@ def flavour(program: str, path: str) -> str:
     if os.path.basename(program) in STARTERS:
         real = os.path.basename(os.path.realpath(file))
         return STARTERS[os.path.basename(program)] or STARTERS.get(real, "")
+    return linked(file) if file else ""
+
+
+def linked(file: str) -> str:
+    """The MPI whose library a program loads, empty for none; as slow as loading it."""
     output, output_end = os.pipe()
-    words = ["ldd", file or "/nonexistent"]
+    words = ["ldd", file]
     actions = [(os.POSIX_SPAWN_DUP2, output_end, 1), (os.POSIX_SPAWN_DUP2, output_end, 2)]
     pid = os.posix_spawnp("ldd", words, os.environ, file_actions=actions)
     os.close(output_end)
