@@ -126,6 +126,8 @@ def explain(code: int, output: str, ranks_by_pid: Mapping[int, int]) -> str:
         rank = ranks_by_pid.get(int(hydra[1]))
         who = "a rank" if rank is None else f"rank {rank}"
         ended_by = re.search(r"EXIT STRING: .*\(signal (\d+)\)", output)
+        if ended_by and ended_by[1] == "9" and len(ranks_by_pid) != 1:
+            return "a rank killed by signal 9"  # as are its peers, one of which may be named
         if ended_by:
             return f"{who} killed by signal {ended_by[1]}"
         who, code = f"{who}: ", int(hydra[2])
