@@ -9,7 +9,6 @@ import subprocess
 from pathlib import Path
 
 import pytest
-
 from dovetail import __version__, cli
 
 pytestmark = pytest.mark.unit
@@ -23,12 +22,21 @@ def commands() -> dict[str, argparse.ArgumentParser]:
     return dict(action.choices)
 
 
+def options(parser: argparse.ArgumentParser) -> list[argparse.Action]:
+    """A parser's options, and those of the verbs below it."""
+    found = list(parser._actions)
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            found += [option for verb in action.choices.values() for option in options(verb)]
+    return found
+
+
 @pytest.mark.parametrize("command", cli.COMMANDS)
 def test_every_option_of_a_command_is_in_its_manual_page(command):
     page = (TOP / "doc" / f"dovetail-{command}.1").read_text()
     common = (TOP / "doc" / "dovetail.1").read_text()
     flags = set(re.findall(r"\bFl (-?[\w-]+)", page)) | set(re.findall(r"\bFl (-[\w-]+)", common))
-    for option in commands()[command]._actions:
+    for option in options(commands()[command]):
         for word in option.option_strings:
             if word != "-h":
                 assert word[1:] in flags, f"{word} is not in dovetail-{command}(1)"
@@ -55,6 +63,7 @@ def test_every_source_file_names_its_licence():
     if listed.returncode:
         pytest.skip("not a git checkout")
     plain = {"COPYING", "COPYING.LESSER", ".gitignore", "flux-python/dovetail/py.typed"}
+    plain.add("usernetes-setup/kube/go.sum")  # has no comments
     bare = [
         name
         for name in listed.stdout.split()

@@ -110,3 +110,19 @@ def test_within_the_machine_at_every_moment():
         elif isinstance(action, core.Resize):
             now.update({name: sum(share.requests) for name, share in action.shares.items()})
     assert all(total <= 2000 for total in now.values())
+
+
+def test_equal_simulations_get_equal_requests_however_noisy_they_are():
+    specs = [Spec(f"a-{i}", "a", "case", 2, (1.0, 3.0), ("run",)) for i in range(4)]
+    work = Work((0.01, 0.03), 800, noise=0.2)
+    result = run_simulated(specs, {"a": work}, [Node("n", 2000, 0)])
+    shares: dict[str, core.Share] = {}
+    for _, action in result.actions:
+        if isinstance(action, core.Launch):
+            shares[action.name] = action.share
+        elif isinstance(action, core.Resize):
+            shares.update(action.shares)
+        packed = {s.requests for s in shares.values() if s.wait.mode == "doorbell"}
+        assert len(packed) <= 1
+    # One for the first admission, one for the last that stays alone; a few for wait policies.
+    assert result.controller.status().resizes <= 5

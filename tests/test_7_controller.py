@@ -268,6 +268,8 @@ families = st.lists(
             "loads": st.lists(st.sampled_from([0.004, 0.01, 0.03]), min_size=1, max_size=4),
             "iterations": st.integers(1, 250),
             "noise": st.sampled_from([0.0, 0.05]),
+            "drift": st.sampled_from([1.0, 0.5, 2.0]),
+            "interference": st.sampled_from([0.0, 0.0, 0.2]),
             "publishes": st.sampled_from([True, True, True, False]),
             "memory": st.sampled_from([0, 1, 3, 5, 9]),
             "slowdown": st.sampled_from([1.0, 1.3, 2.0, 4.0]),
@@ -294,7 +296,14 @@ def plan(drawn) -> tuple[list[Spec], dict[str, Work]]:
     specs, works = [], {}
     for i, f in enumerate(drawn):
         loads = tuple(f["loads"])
-        works[f"f{i}"] = Work(loads, f["iterations"], f["noise"], publishes=f["publishes"])
+        works[f"f{i}"] = Work(
+            loads,
+            f["iterations"],
+            f["noise"],
+            publishes=f["publishes"],
+            drift=f["drift"],
+            interference=f["interference"],
+        )
         weights = tuple(load / 0.004 for load in loads) if f["honest"] else (1.0,) * len(loads)
         for k in range(f["count"]):
             specs.append(

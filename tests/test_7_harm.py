@@ -260,6 +260,23 @@ def test_where_nothing_can_stand_still_the_profile_is_taken_again_once_alone():
     assert result.controller.baselines()["b"].alone
 
 
+def test_a_profile_that_other_programs_disturb_says_so():
+    class Busy(Simulated):
+        """Somebody else has a third of every core."""
+
+        def _share_out(self, node: int) -> None:
+            super()._share_out(node)
+            for sim in self._on[node].values():
+                for rank in sim.ranks:
+                    rank.share *= 2 / 3
+                    rank.speed *= 2 / 3
+
+    quiet = run(specs("a", 1), {"a": PAYS})
+    busy = run(specs("a", 1), {"a": PAYS}, executor=Busy)
+    assert "other programs" not in quiet.notes("profile")[0].why
+    assert "other programs took 33% of its CPU" in busy.notes("profile")[0].why
+
+
 # --- work that changes as a run goes on ---
 
 
@@ -308,3 +325,14 @@ def test_capacity_without_weights_or_freezing_is_what_the_executor_says():
     assert Simulated(TWO_CORES, {}, weights=False, freeze=False).capacity() == Capacity(
         tuple(TWO_CORES), False, False
     )
+
+
+@pytest.mark.parametrize("deadline", [60.0, 70.0, 75.0])
+@pytest.mark.parametrize("freeze", [True, False])
+def test_a_deadline_is_met_beside_what_disturbs_and_without_flapping(deadline, freeze):
+    plan = specs("a", 1, slowdown=3.0, deadline=deadline, iterations=1500)
+    plan += specs("b", 4, (1, 6), slowdown=4.0)
+    result = run(plan, {"a": HURT, "b": LIGHT}, freeze=freeze)
+    assert result.controller.view("a-0").ended <= deadline
+    assert len(result.notes("rollback")) <= 1
+    assert result.gain >= 1.1

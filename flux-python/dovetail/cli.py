@@ -17,7 +17,18 @@ import sys
 from dovetail import __version__
 from dovetail.errors import BadInput, WorkFailed
 
-COMMANDS = ("profile", "requests", "decompose", "predict", "run", "advise", "report", "bench")
+COMMANDS = (
+    "profile",
+    "requests",
+    "decompose",
+    "predict",
+    "run",
+    "advise",
+    "report",
+    "bench",
+    "kube",
+    "doctor",
+)
 
 
 def parser(only: str | None = None) -> argparse.ArgumentParser:

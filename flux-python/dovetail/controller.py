@@ -14,65 +14,15 @@ for jumps (backwards, or by more than `Settings.jump`).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
-from dovetail import core, packing, policy, profiling, watching
-from dovetail.core import Action, Capacity, Event, Requests, Spec, WaitPolicy
+from dovetail import core, judging, packing, policy, profiling, views, watching
+from dovetail.core import Action, Capacity, Event, Spec
 from dovetail.policy import Settings
-from dovetail.state import Simulation, State
+from dovetail.simulation import Simulation
+from dovetail.state import State
+from dovetail.views import Status, View
 
 TERMINAL = ("done", "failed", "not started")
-
-
-@dataclass(frozen=True)
-class View:
-    """One simulation for the reader.
-
-    `rate`, `baseline` in 1/s and `slowdown` (baseline / rate) are None while unknown; `started`
-    and `ended` are run seconds; `state` is queued, preparing, starting, running, frozen, done,
-    failed or not started; `reason` says why for the last two.
-    """
-
-    name: str
-    family: str
-    state: str
-    iterations: int
-    rate: float | None
-    baseline: float | None
-    slowdown: float | None
-    requests: Requests
-    wait: WaitPolicy
-    restarts: int
-    reason: str
-    started: float | None
-    ended: float | None
-    boost: float
-
-
-@dataclass(frozen=True)
-class Status:
-    """The whole run for the reader.
-
-    `phase` is profile, run (one at a time), pack (an admission is judged), watch or done; `n` is
-    how many run at once; `counts` is by state; `beta` and its standard error, `model_error` (rms,
-    relative, None before the first measurement); `lost` seconds spent on trials that did not
-    pay; `sequential` seconds that the plan takes one after the other, as far as is known.
-    """
-
-    t: float
-    phase: str
-    n: int
-    n_max: int
-    counts: dict[str, int]
-    admissions: int
-    rollbacks: int
-    resizes: int
-    restarts: int
-    beta: float
-    beta_error: float
-    model_error: float | None
-    lost: float
-    sequential: float
 
 
 class Controller:
@@ -271,7 +221,7 @@ class Controller:
         self._short_of_capacity()
         profiling.profile(state)
         watching.follow(state)
-        packing.judge(state)
+        judging.judge(state)
         watching.watch(state)
         packing.admit(state)
         watching.settle(state)
@@ -303,8 +253,7 @@ class Controller:
     @property
     def finished(self) -> bool:
         """True once every simulation is done, failed or not started."""
-        state = self._state
-        return not (state.queued or state.active or state.frozen or state.leaving)
+        return self._state.finished
 
     def spec(self, name: str) -> Spec:
         """What the plan asks for. Raises KeyError for an unknown name."""
@@ -312,28 +261,7 @@ class Controller:
 
     def view(self, name: str) -> View:
         """One simulation. Raises KeyError for an unknown name."""
-        state = self._state
-        sim = state.sims[name]
-        window = sim.meter.window() if sim.state == "running" else None
-        baseline = state.baseline(sim) or None
-        rate = window.rate if window else None
-        share = sim.share
-        return View(
-            name,
-            sim.spec.family,
-            "frozen" if sim.paused else sim.state,
-            sim.iterations,
-            rate,
-            baseline,
-            baseline / rate if baseline and rate else None,
-            share.requests if share else (),
-            share.wait if share else policy.OFF,
-            sim.restarts,
-            sim.reason,
-            sim.started,
-            sim.ended,
-            sim.boost,
-        )
+        return views.view(self._state, self._state.sims[name])
 
     def views(self) -> list[View]:
         """All simulations in the order of the plan."""
@@ -341,39 +269,7 @@ class Controller:
 
     def status(self) -> Status:
         """The run as a whole."""
-        state = self._state
-        counts: dict[str, int] = {}
-        for sim in state.sims.values():
-            counts[sim.state] = counts.get(sim.state, 0) + 1
-        known, totals = state.knowledge, state.totals
-        return Status(
-            state.t,
-            self._phase(),
-            len(state.active),
-            totals["n_max"],
-            counts,
-            totals["admissions"],
-            totals["rollbacks"],
-            totals["resizes"],
-            sum(sim.restarts for sim in state.sims.values()),
-            known.beta,
-            known.beta_error,
-            known.error,
-            state.lost,
-            state.sequential(),
-        )
-
-    def _phase(self) -> str:
-        state = self._state
-        if self.finished:
-            return "done"
-        if state.profiling or any(state.family(s).profile is None for s in state.active.values()):
-            return "profile"
-        if len(state.active) < 2:
-            return "run"
-        if state.own_cores or state.knowledge.verdict(state.mix):
-            return "watch"
-        return "pack"
+        return views.status(self._state)
 
     def baselines(self) -> dict[str, policy.Profile]:
         """The profile of each family that has one."""

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, Union
+from typing import Any, Optional, Protocol, Union
 
 Requests = tuple[int, ...]
 """CPU requests in millicores, shape (ranks,)."""
@@ -51,7 +51,7 @@ class Spec:
     prepare: tuple[str, ...] = ()
     slowdown: float = 2.0
     memory: int = 0
-    deadline: float | None = None
+    deadline: Optional[float] = None  # noqa: UP045 (pydantic reads it, on Python 3.9 too)
     iterations: int = 0
     ranks_per_group: int = 0
     environment: tuple[tuple[str, str], ...] = ()

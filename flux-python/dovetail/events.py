@@ -19,12 +19,13 @@ import contextlib
 import dataclasses
 import functools
 import json
-import math
 import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Callable, Union
+from typing import Any, Callable, Union, get_args
+
+from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from dovetail import __version__, core
 from dovetail.errors import BadInput
@@ -45,119 +46,19 @@ class LogStopped(Exception):
 
 # --- values ---
 
-Decoder = Callable[[Any], Any]
+_CONFIG = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
 
-def _text(value: Json) -> str:
-    if not isinstance(value, str):
-        raise ValueError("must be text")
-    return value
+def _reader(kind: type[Any]) -> TypeAdapter[Any]:
+    # In a tuple, because a dataclass takes its configuration from what holds it.
+    return TypeAdapter(tuple[kind], config=_CONFIG)  # type: ignore[valid-type]
 
 
-def _whole(value: Json) -> int:
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise ValueError("must be a whole number")
-    return int(value)
-
-
-def _real(value: Json) -> float:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
-        raise ValueError("must be a finite number")
-    return float(value)
-
-
-def _flag(value: Json) -> bool:
-    if not isinstance(value, bool):
-        raise ValueError("must be true or false")
-    return value
-
-
-def _maybe(inner: Decoder) -> Decoder:
-    return lambda value: None if value is None else inner(value)
-
-
-def _many(inner: Decoder) -> Decoder:
-    def decode_all(value: Json) -> tuple[Any, ...]:
-        if not isinstance(value, list):
-            raise ValueError("must be a list")
-        return tuple(inner(item) for item in value)
-
-    return decode_all
-
-
-def _pair(value: Json) -> tuple[str, str]:
-    both = _many(_text)(value)
-    if len(both) != 2:
-        raise ValueError("must be a pair")
-    return (both[0], both[1])
-
-
-def _table(inner: Decoder) -> Decoder:
-    def decode_all(value: Json) -> dict[str, Any]:
-        if not isinstance(value, dict):
-            raise ValueError("must be an object")
-        return {key: inner(item) for key, item in value.items()}
-
-    return decode_all
-
-
-def _made(kind: type[Any]) -> Decoder:
-    return lambda value: _decode_fields(kind, value)
-
-
-_SHAPES: dict[type[Any], dict[str, Decoder]] = {
-    core.WaitPolicy: {"mode": _text, "yields": _whole},
-    core.Node: {"name": _text, "cpu": _whole, "memory": _whole},
-    core.Capacity: {"nodes": _many(_made(core.Node)), "weights": _flag, "freeze": _flag},
-    core.Share: {"requests": _many(_whole), "wait": _made(core.WaitPolicy), "frozen": _flag},
-    core.Ranks: {
-        "iterations": _many(_whole),
-        "stamp": _many(_real),
-        "cpu": _many(_real),
-        "useful": _many(_real),
-        "mpi": _many(_real),
-        "memory": _many(_whole),
-    },
-    core.Spec: {
-        "name": _text,
-        "family": _text,
-        "case": _text,
-        "ranks": _whole,
-        "weights": _many(_real),
-        "command": _many(_text),
-        "prepare": _many(_text),
-        "slowdown": _real,
-        "memory": _whole,
-        "deadline": _maybe(_real),
-        "iterations": _whole,
-        "ranks_per_group": _whole,
-        "environment": _many(_pair),
-    },
-    core.Tick: {"t": _real},
-    core.Started: {"t": _real, "name": _text},
-    core.Sampled: {"t": _real, "name": _text, "ranks": _made(core.Ranks)},
-    core.Finished: {"t": _real, "name": _text, "code": _whole, "reason": _text},
-    core.Resized: {"t": _real, "names": _many(_text), "refused": _text},
-    core.CapacityChanged: {"t": _real, "capacity": _made(core.Capacity)},
-    core.Interrupted: {"t": _real, "reason": _text},
-    core.Launch: {"name": _text, "share": _made(core.Share)},
-    core.Resize: {"shares": _table(_made(core.Share)), "why": _text},
-    core.Stop: {"name": _text, "why": _text, "requeue": _flag},
-    core.Note: {"what": _text, "why": _text, "data": _table(lambda value: value)},
-}
-_EVENTS = (
-    core.Tick,
-    core.Started,
-    core.Sampled,
-    core.Finished,
-    core.Resized,
-    core.CapacityChanged,
-    core.Interrupted,
-)
-_ACTIONS = (core.Launch, core.Resize, core.Stop, core.Note)
-_KINDS: dict[str, tuple[str, type[Any]]] = {
-    **{kind.__name__: ("event", kind) for kind in _EVENTS},
-    **{kind.__name__: ("action", kind) for kind in _ACTIONS},
+_EVENTS = get_args(core.Event)
+_ACTIONS = get_args(core.Action)
+_KINDS = {
+    kind.__name__: ("event" if kind in _EVENTS else "action", _reader(kind))
+    for kind in (*_EVENTS, *_ACTIONS)
 }
 
 
@@ -172,50 +73,31 @@ def plain(value: Json) -> Json:
     return value
 
 
-def _decode_fields(kind: type[Any], value: Json) -> Json:
-    if not isinstance(value, dict):
-        raise ValueError("must be an object")
-    shape = _SHAPES[kind]
-    foreign = set(value) - set(shape)
-    if foreign:
-        raise ValueError(f"unknown field {sorted(foreign)[0]!r} in {kind.__name__}")
-    fields = {}
-    for name, inner in shape.items():
-        if name not in value:
-            raise ValueError(f"{kind.__name__} lacks {name!r}")
-        try:
-            fields[name] = inner(value[name])
-        except ValueError as error:
-            raise ValueError(f"{name}: {error}") from None
-    return kind(**fields)
+def _checked(reader: TypeAdapter[Any], value: Json) -> Json:
+    """A value of core from plain JSON. Raises ValueError with the field and the reason."""
+    try:
+        # By way of text: only there is a list good for a tuple and nothing else converted.
+        return reader.validate_json(json.dumps([value]))[0]
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        where = ".".join(str(part) for part in first["loc"][1:])
+        raise ValueError(f"{where}: {first['msg']}" if where else first["msg"]) from None
 
 
 def encode(value: core.Event | core.Action) -> Record:
     """An event or action as a JSON object with `kind` and `type`."""
-    kind, _ = _KINDS[type(value).__name__]
-    return {"kind": kind, "type": type(value).__name__, **plain(value)}
+    name = type(value).__name__
+    return {"kind": _KINDS[name][0], "type": name, **plain(value)}
 
 
 def decode(record: Mapping[str, Any]) -> Json:
     """The event or action that `encode` gave. Raises ValueError with the reason."""
     name = record.get("type")
-    kind, made = _KINDS.get(name, ("", None)) if isinstance(name, str) else ("", None)
-    if made is None or record.get("kind") != kind:
+    kind, reader = _KINDS.get(name, ("", None)) if isinstance(name, str) else ("", None)
+    if reader is None or record.get("kind") != kind:
         raise ValueError(f"unknown {record.get('kind')!r} of type {name!r}")
     fields = {key: item for key, item in record.items() if key not in ("seq", "kind", "type")}
-    return _decode_fields(made, fields)
-
-
-def decode_spec(value: Json) -> core.Spec:
-    """A Spec from the header. Raises ValueError."""
-    spec: core.Spec = _decode_fields(core.Spec, value)
-    return spec
-
-
-def decode_capacity(value: Json) -> core.Capacity:
-    """A Capacity from the header or a resume record. Raises ValueError."""
-    capacity: core.Capacity = _decode_fields(core.Capacity, value)
-    return capacity
+    return _checked(reader, fields)
 
 
 # --- writing ---
@@ -358,6 +240,9 @@ class Header:
     raw: Mapping[str, Any]
 
 
+_HEADER, _RESUMED = _reader(Header), _reader(Resumed)
+
+
 def read(path: str | os.PathLike[str], held: bytes = b"") -> tuple[Header, list[Entry]]:
     """The header and what follows, decoded. Raises BadInput with the line and the reason.
 
@@ -372,13 +257,13 @@ def read(path: str | os.PathLike[str], held: bytes = b"") -> tuple[Header, list[
     if not lines:
         raise BadInput(f"{path}: line 1: not an event log, the header is missing")
     entries: list[Entry] = []
-    head = _checked(path, 1, lines[0], _header)
+    head = _line_as(path, 1, lines[0], _header)
     for number, line in enumerate(lines[1:], start=2):
-        entries.append(_checked(path, number, line, functools.partial(_entry, number - 1)))
+        entries.append(_line_as(path, number, line, functools.partial(_entry, number - 1)))
     return head, entries
 
 
-def _checked(
+def _line_as(
     path: str | os.PathLike[str], number: int, line: bytes, made: Callable[[Any], Any]
 ) -> Json:
     try:
@@ -399,24 +284,17 @@ def _header(raw: dict[str, Any]) -> Header:
         raise ValueError("the header lacks 'dovetail' and 'schema'; is this another file?")
     if raw["schema"] != SCHEMA or isinstance(raw["schema"], bool):
         raise ValueError(f"schema {raw['schema']!r}; this version reads schema {SCHEMA}")
-    for key in ("specs", "capacity", "settings", "versions"):
-        if key not in raw:
-            raise ValueError(f"the header lacks {key!r}")
-    keep = _table(lambda value: value)
-    return Header(
-        _text(raw["dovetail"]),
-        _many(decode_spec)(raw["specs"]),
-        decode_capacity(raw["capacity"]),
-        keep(raw["settings"]),
-        keep(raw["versions"]),
-        raw,
-    )
+    keys = [field.name for field in dataclasses.fields(Header) if field.name != "raw"]
+    head: Header = _checked(_HEADER, {**{k: raw[k] for k in keys if k in raw}, "raw": raw})
+    return head
 
 
 def _entry(seq: int, raw: dict[str, Any]) -> Entry:
     if raw.get("seq") != seq or isinstance(raw.get("seq"), bool):
         raise ValueError(f"seq {raw.get('seq')!r} where {seq} is due: a line is missing or doubled")
     if raw.get("kind") == "resume":
-        return Resumed(_real(raw.get("t")), decode_capacity(raw.get("capacity")))
+        fields = {key: item for key, item in raw.items() if key not in ("seq", "kind")}
+        resumed: Resumed = _checked(_RESUMED, fields)
+        return resumed
     entry: Entry = decode(raw)
     return entry

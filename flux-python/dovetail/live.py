@@ -16,8 +16,9 @@ from rich.live import Live as RichLive
 from rich.table import Table
 from rich.text import Text
 
-from dovetail.controller import Controller, View
+from dovetail.controller import Controller
 from dovetail.core import Note
+from dovetail.views import View
 
 ROWS = 16
 ACTIVE = ("preparing", "starting", "running", "frozen")

@@ -14,7 +14,11 @@ from dovetail.core import WaitPolicy
 from dovetail.drift import Alone
 from dovetail.observe import Window
 from dovetail.policy import Profile
-from dovetail.state import Family, Simulation, State
+from dovetail.simulation import Family, Simulation
+from dovetail.state import State
+
+DISTURBED = 0.1
+"""Share of a spinning rank's CPU that others take, from which a profile is not to be trusted."""
 
 
 def complete(state: State, window: Window | None) -> bool:
@@ -117,52 +121,69 @@ def finished_early(state: State, sim: Simulation) -> None:
 def conclude(state: State, sim: Simulation) -> None:
     """Make the family's profile from its trials."""
     family = state.family(sim)
-    wait, (window, useful, cpu) = max(family.trials.items(), key=lambda item: item[1][0].rate)
-    # Spinning ranks show their load as time outside MPI; where ranks share cores that time
-    # also counts waiting for a core, and CPU time under blocking waits is the load.
-    crowded = sim.spec.ranks > state.cores
-    loads = useful
-    if crowded and policy.DOORBELL in family.trials:
-        loads = family.trials[policy.DOORBELL][2]
-    elif wait.mode == "doorbell":
-        loads = cpu
-    loads = tuple(max(load, 1e-9) for load in loads) or (1.0 / window.rate,) * sim.spec.ranks
+    wait, (window, _, _) = max(family.trials.items(), key=lambda item: item[1][0].rate)
+    loads = _loads(state, sim, wait)
     need = min(sum(min(1.0, load * window.rate) for load in loads), state.cores)
     alone = len(state.active) <= 1 or state.own_cores or state.capacity.freeze
-    if family.profile is not None:
+    if family.profile is not None:  # what rests on the one taken in company is wrong
         state.knowledge.forget(sim.spec.family)
         family.packed, sim.alone = None, Alone()
+    startup = family.startup or 0.0
     family.profile = Profile(
-        window.rate,
-        window.error,
-        loads,
-        wait,
-        need,
-        sim.memory,
-        family.startup or 0.0,
-        alone,
+        window.rate, window.error, loads, wait, need, sim.memory, startup, alone
     )
     for other in state.active.values():
         if other.spec.family == sim.spec.family:
             state.hold(other)
     state.replan = True
-    heaviest = max(loads)
-    beside = "" if alone else "; it did not run alone, so the rate is too low"
-    unsteady = "" if window.error <= state.settings.steady else "; the rate did not settle"
+    _tell(state, sim, family.profile, window.iterations)
+
+
+def _loads(state: State, sim: Simulation, wait: WaitPolicy) -> tuple[float, ...]:
+    """Seconds of work per iteration and rank, from the trial that shows them best.
+
+    Spinning ranks show their load as time outside MPI; where ranks share cores that time also
+    counts waiting for a core, and CPU time under blocking waits is the load.
+    """
+    trials = state.family(sim).trials
+    window, loads, cpu = trials[wait]
+    if sim.spec.ranks > state.cores and policy.DOORBELL in trials:
+        loads = trials[policy.DOORBELL][2]
+    elif wait.mode == "doorbell":
+        loads = cpu
+    return tuple(max(load, 1e-9) for load in loads) or (1.0 / window.rate,) * sim.spec.ranks
+
+
+def _lost(state: State, sim: Simulation) -> float:
+    """Share of its ranks' CPU that others took: a rank that spins uses all it can get."""
+    window, _, cpu = state.family(sim).trials.get(policy.OFF, (None, (), ()))
+    if window is None or not cpu or sim.spec.ranks > state.cores:
+        return 0.0
+    return max(0.0, 1.0 - sum(cpu) * window.rate / sim.spec.ranks)
+
+
+def _tell(state: State, sim: Simulation, profile: Profile, iterations: int) -> None:
+    beside = "" if profile.alone else "; it did not run alone, so the rate is too low"
+    lost = _lost(state, sim)
+    if profile.alone and lost > DISTURBED:
+        beside = f"; other programs took {lost:.0%} of its CPU, so the rate is too low"
+    unsteady = "" if profile.error <= state.settings.steady else "; the rate did not settle"
+    heaviest = max(profile.loads)
     state.note(
         "profile",
-        f"{sim.spec.family}: {window.rate:.3g} iterations/s alone, needs {need:.2f} of "
+        f"{sim.spec.family}: {profile.rate:.3g} iterations/s alone, needs {profile.need:.2f} of "
         f"{state.cores:g} cores{beside}{unsteady}",
         family=sim.spec.family,
         name=sim.spec.name,
-        rate=window.rate,
-        error=window.error,
-        iterations=window.iterations,
-        need=need,
+        rate=profile.rate,
+        error=profile.error,
+        iterations=iterations,
+        need=profile.need,
         cores=state.cores,
-        load=[load / heaviest for load in loads],
-        wait=wait.mode,
-        memory=sim.memory,
+        load=[load / heaviest for load in profile.loads],
+        wait=profile.wait.mode,
+        memory=profile.memory,
+        lost=lost,
     )
 
 

@@ -14,78 +14,19 @@ from __future__ import annotations
 import heapq
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 from dovetail import policy
 from dovetail.core import Action, Capacity, Launch, Note, Ranks, Resize, Share, Spec, Stop
 from dovetail.core import WaitPolicy as Wait
 from dovetail.drift import Alone
 from dovetail.knowledge import Knowledge
-from dovetail.observe import Meter, Window
-from dovetail.policy import Mix, Profile, Settings
+from dovetail.observe import Meter
+from dovetail.policy import Mix, Settings
+from dovetail.simulation import Family, Simulation
 
 ACK_LIMIT = 10.0
 """Seconds after which a resize without an answer is taken as done."""
-
-
-@dataclass
-class Simulation:
-    """One simulation. Times ending in `_at` are controller seconds, the others run seconds.
-
-    `state` is queued, preparing, starting, running, frozen, done, failed or not started.
-    """
-
-    spec: Spec
-    index: int
-    meter: Meter
-    state: str = "queued"
-    share: Share | None = None
-    alone: Alone = field(default_factory=Alone)
-    boost: float = 1.0
-    restarts: int = 0
-    paused: bool = False
-    stop: Stop | None = None
-    reason: str = ""
-    started: float | None = None
-    ended: float | None = None
-    launched_at: float = 0.0
-    progress_at: float = 0.0
-    thawed_at: float = 0.0
-    boosted_at: float = 0.0
-    memory: int = 0
-    held: int = 0
-    warned: bool = False
-
-    @property
-    def iterations(self) -> int:
-        """Iterations complete on every rank."""
-        return self.meter.iterations
-
-    @property
-    def measured(self) -> bool:
-        """True if it iterates and is past its warm-up or its last change."""
-        return self.state == "running" and not self.paused and self.meter.warm
-
-
-@dataclass
-class Family:
-    """What the simulations of one plan entry share. `trials` are windows alone by policy.
-
-    `packed` is the cores needed including what blocking waits cost, once measured;
-    `iterations` is how many a whole run takes, 0 if unknown; `silent` if it publishes none.
-    """
-
-    spec: Spec
-    profile: Profile | None = None
-    trials: dict[Wait, tuple[Window, tuple[float, ...], tuple[float, ...]]] = field(
-        default_factory=dict
-    )
-    packed: float | None = None
-    iterations: int = 0
-    startup: float | None = None
-    silent: bool = False
-    queue: list[tuple[int, str]] = field(default_factory=list)
-    total: int = 0
 
 
 class State:
@@ -152,6 +93,11 @@ class State:
     def mix(self) -> Mix:
         """What is active now."""
         return policy.mix_of(self.counts)
+
+    @property
+    def finished(self) -> bool:
+        """True once every simulation is done, failed or not started."""
+        return not (self.queued or self.active or self.frozen or self.leaving)
 
     def family(self, sim: Simulation) -> Family:
         """The family of a simulation."""

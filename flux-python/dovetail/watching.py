@@ -13,9 +13,10 @@ from __future__ import annotations
 from dovetail import policy
 from dovetail.core import WaitPolicy
 from dovetail.drift import Alone
-from dovetail.packing import measured, next_policy, rollback
+from dovetail.judging import measured, next_policy, rollback
 from dovetail.profiling import complete
-from dovetail.state import Simulation, State
+from dovetail.simulation import Simulation
+from dovetail.state import State
 
 GUARD = 1.0
 """Seconds between two looks for what hangs: limits are a minute and more."""

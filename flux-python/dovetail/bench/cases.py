@@ -78,6 +78,6 @@ def pitz_daily(
         options = ["--ranks", str(len(weights)), "--weights", ",".join(map(str, weights))]
         if centre:
             options += ["--centre", centre]
-        tool(case, sys.executable, "-m", "dovetail", "decompose", *options, str(case))
+        tool(case, sys.executable, "-m", "dovetail", "decompose", *options, ".")
         tool(case, "decomposePar")
     return case

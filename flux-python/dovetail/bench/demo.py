@@ -20,14 +20,17 @@ from dovetail.commands.run import LOG, check_directory, execute, finish
 from dovetail.loop import Signals
 
 MADE = ("cases", "plan.yaml", alternatives.FILE, LOG, "summary.json", "report.html")
+MARK = "# Made by `dovetail bench demo`, which replaces it."
 FAMILIES = (("imbalanced", (1.0, 3.0), 4), ("balanced", (1.0, 1.0), 2))
-ITERATIONS = 150
+ITERATIONS = 100
 CORES = 2  # what the plan uses, however many there are: the same demo everywhere
 
 
 def run_demo(directory: Path, progress: Progress, *, as_json: bool) -> int:
     """Make the cases, run the plan and its alternatives, and report; an exit code."""
     clear(directory)
+    path = directory / "plan.yaml"
+    path.write_text(demo_plan(directory))
     cases: dict[str, list[Path]] = {}
     for name, weights, count in FAMILIES:
         progress(f"making the {name} case: pitzDaily, 48,900 cells, ranks at {weights}")
@@ -35,8 +38,6 @@ def run_demo(directory: Path, progress: Progress, *, as_json: bool) -> int:
         cases[name] = [first, *clones(first, count)]
         serial = pitz_daily(directory / "cases" / name / "serial-0", (1,), ITERATIONS)
         cases[f"{name} serial"] = [serial, *clones(serial, count)]
-    path = directory / "plan.yaml"
-    path.write_text(demo_plan(directory))
     asked = plan.load(path)
     progress(f"running the plan {path} with Dovetail")
     with Signals() as signals:
@@ -84,7 +85,7 @@ def clones(case: Path, count: int) -> list[Path]:
 
 def demo_plan(directory: Path) -> str:
     """The plan as text: the families one after the other."""
-    head = f"cpus: {CORES}\nsimulations:\n"
+    head = f"{MARK}\ncpus: {CORES}\nsimulations:\n"
     entries = (
         plan_entry(name, directory.resolve() / "cases" / name / "0", weights, count)
         for name, weights, count in FAMILIES
@@ -94,7 +95,8 @@ def demo_plan(directory: Path) -> str:
 
 def clear(directory: Path) -> None:
     """Remove an earlier demo; anything else in the way is refused."""
-    if (directory / "plan.yaml").exists() and (directory / "cases").is_dir():
+    made = directory / "plan.yaml"
+    if made.is_file() and made.read_text(errors="replace").startswith(MARK):
         for name, _, count in FAMILIES:
             for number in range(count + 1):
                 shutil.rmtree(directory / f"{name}-{number}", ignore_errors=True)

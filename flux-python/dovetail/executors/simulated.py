@@ -19,10 +19,13 @@ from __future__ import annotations
 import heapq
 import random
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 
 from dovetail import core
 from dovetail.core import Capacity, Event, Node, Share, Spec
+from dovetail.executors.work import Fault as Fault
+from dovetail.executors.work import Rank, Sim
+from dovetail.executors.work import Work as Work
+from dovetail.executors.work import fill as fill
 
 SPIN = 0.55
 """Speed of work while spinning ranks crowd the cores: their turns delay every message."""
@@ -34,78 +37,6 @@ DOORBELL = 0.95
 """Speed of a simulation whose waits block: going to sleep and waking up is work too."""
 ASLEEP = 0.03
 """Share of a core that a rank in a blocking wait still takes."""
-
-
-@dataclass(frozen=True)
-class Work:
-    """What a simulation does: `seconds` of CPU per iteration and rank, shape (ranks,).
-
-    `noise` is the relative standard deviation of each rank's work, `startup` the seconds from
-    launch to the first iteration; `publishes` False for a program that shows no iterations.
-    `drift` is the work of the last iteration over that of the first, with a straight line in
-    between. `interference` is the speed that it loses to each other simulation on its node
-    beyond the sharing of cores: caches and memory, which no figure of its own foretells.
-    """
-
-    seconds: tuple[float, ...]
-    iterations: int = 100
-    noise: float = 0.02
-    startup: float = 0.5
-    publishes: bool = True
-    drift: float = 1.0
-    interference: float = 0.0
-
-
-@dataclass(frozen=True)
-class Fault:
-    """Something that goes wrong at run time `t`.
-
-    `kind`: death (a rank of `name` is killed), stall (`name` stops iterating), refuse (resizes
-    are refused for `seconds`), delay (they take `seconds`), node (`name` is lost), clock (the
-    run's clock jumps by `seconds`), fail (`name` exits 1).
-    """
-
-    t: float
-    kind: str
-    name: str = ""
-    seconds: float = 0.0
-
-
-@dataclass(eq=False)
-class _Rank:
-    """One rank: `left` CPU seconds of this iteration, `speed` of its work, `share` of a core."""
-
-    sim: _Sim
-    node: int
-    left: float = 0.0
-    working: bool = False
-    speed: float = 0.0
-    share: float = 0.0
-    cpu: float = 0.0
-    useful: float = 0.0
-    mpi: float = 0.0
-
-
-@dataclass(eq=False)
-class _Sim:
-    spec: Spec
-    work: Work
-    share: Share
-    order: int
-    begins: float
-    ranks: list[_Rank] = field(default_factory=list)
-    nodes: tuple[int, ...] = ()
-    started: bool = False
-    stalled: bool = False
-    iterations: int = 0
-    pending: int = 0
-    stamp: float = 0.0
-    fresh: bool = False
-    ranks_at: core.Ranks | None = None
-
-    @property
-    def running(self) -> bool:
-        return self.started and not self.share.frozen and not self.stalled
 
 
 class Simulated:
@@ -128,8 +59,8 @@ class Simulated:
         self._nodes = list(nodes)
         self._lost: set[int] = set()
         self._flags = (weights, freeze)
-        self._sims: dict[str, _Sim] = {}
-        self._on: list[dict[str, _Sim]] = [{} for _ in nodes]
+        self._sims: dict[str, Sim] = {}
+        self._on: list[dict[str, Sim]] = [{} for _ in nodes]
         self._count = 0
         self._events: list[Event] = []
         self._last = [0.0] * len(nodes)
@@ -153,8 +84,8 @@ class Simulated:
         if len(work.seconds) != spec.ranks:
             raise ValueError(f"{spec.name}: {len(work.seconds)} works for {spec.ranks} ranks")
         self._count += 1
-        sim = _Sim(spec, work, share, self._count, self.clock + work.startup)
-        sim.ranks = [_Rank(sim, node) for node in self._place(spec.ranks)]
+        sim = Sim(spec, work, share, self._count, self.clock + work.startup)
+        sim.ranks = [Rank(sim, node) for node in self._place(spec.ranks)]
         sim.nodes = tuple(sorted({rank.node for rank in sim.ranks}))
         self._sims[spec.name] = sim
         if not sim.ranks:
@@ -264,7 +195,7 @@ class Simulated:
         self._iterate(sim)
         self._replan(sim.nodes)
 
-    def _iterate(self, sim: _Sim) -> None:
+    def _iterate(self, sim: Sim) -> None:
         by_now = 1.0 + (sim.work.drift - 1.0) * sim.iterations / sim.work.iterations
         for rank, seconds in zip(sim.ranks, sim.work.seconds):
             noise = self.random.gauss(1.0, sim.work.noise) if sim.work.noise else 1.0
@@ -272,7 +203,7 @@ class Simulated:
             rank.working = True
         sim.pending = len(sim.ranks)
 
-    def _end(self, sim: _Sim, code: int, reason: str) -> None:
+    def _end(self, sim: Sim, code: int, reason: str) -> None:
         for node in sim.nodes:
             self._run_until_now(node)
             self._on[node].pop(sim.spec.name, None)
@@ -282,7 +213,7 @@ class Simulated:
         self._events.append(core.Finished(self.now, sim.spec.name, code, reason))
         self._replan(sim.nodes)
 
-    def _boundary(self, sim: _Sim) -> None:
+    def _boundary(self, sim: Sim) -> None:
         """All ranks have met: an iteration is complete."""
         for node in sim.nodes:
             self._run_until_now(node)
@@ -409,7 +340,7 @@ class Simulated:
 
     def _share_out(self, node: int) -> None:
         """Weighted fair sharing: who wants CPU, how much each gets, how well it works."""
-        groups: list[tuple[_Sim, list[_Rank], float]] = []
+        groups: list[tuple[Sim, list[Rank], float]] = []
         wanting = 0
         modes = set()
         for sim in self._on[node].values():
@@ -437,7 +368,7 @@ class Simulated:
                 rank.share = amount / len(eager)
                 rank.speed = rank.share * quality if rank.working else 0.0
 
-    def _weight(self, sim: _Sim, node: int) -> float:
+    def _weight(self, sim: Sim, node: int) -> float:
         if not self._flags[0]:
             return float(sum(rank.node == node for rank in sim.ranks))
         return float(
@@ -445,22 +376,3 @@ class Simulated:
                 request for request, rank in zip(sim.share.requests, sim.ranks) if rank.node == node
             )
         )
-
-
-def fill(groups: Sequence[tuple[int, float]], cores: float) -> list[float]:
-    """Share `cores` among groups of (how many cores it can use, weight); nothing is left idle."""
-    given = [0.0] * len(groups)
-    open_ = [i for i, (want, _) in enumerate(groups) if want > 0]
-    left = cores
-    while open_ and left > 1e-12:
-        weight = sum(max(1e-9, groups[i][1]) for i in open_)
-        full = [i for i in open_ if left * max(1e-9, groups[i][1]) / weight >= groups[i][0]]
-        if not full:
-            for i in open_:
-                given[i] = left * max(1e-9, groups[i][1]) / weight
-            break
-        for i in full:
-            given[i] = float(groups[i][0])
-        left -= sum(given[i] for i in full)
-        open_ = [i for i in open_ if i not in full]
-    return given

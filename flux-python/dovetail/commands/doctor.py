@@ -1,0 +1,19 @@
+# SPDX-License-Identifier: LGPL-3.0-or-later
+"""`dovetail doctor`: whether user-space Kubernetes can run here (step 3), as `kube preflight`."""
+
+from __future__ import annotations
+
+import argparse
+
+from dovetail.usernetes import preflight
+
+HELP = "say whether user-space Kubernetes can run here, and how to mend what is missing"
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """There are no options but --json."""
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print the findings; 0 if a cluster can run here, else 1."""
+    return preflight.main(args.json)

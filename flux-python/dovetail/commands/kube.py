@@ -1,0 +1,20 @@
+# SPDX-License-Identifier: LGPL-3.0-or-later
+"""`dovetail kube VERB`: user-space Kubernetes (step 3); see `dovetail.usernetes`."""
+
+from __future__ import annotations
+
+import argparse
+
+from dovetail.usernetes import __main__ as verbs
+
+HELP = "start, join, inspect and end user-space Kubernetes"
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Add the verbs, each with its own options."""
+    verbs.add_verbs(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Do the verb; returns its exit code."""
+    return verbs.run(args.verb, args)

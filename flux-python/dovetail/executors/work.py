@@ -1,0 +1,110 @@
+# SPDX-License-Identifier: LGPL-3.0-or-later
+"""What the simulated executor is told to simulate, and its ranks as numbers (steps 4 to 7).
+
+Inputs: the work of a simulation, faults to inject. Outputs: ranks and simulations with their
+progress, and `fill`, the sharing of a node's cores.
+
+Invariants: no clock and no randomness here; `fill` hands out no more than there is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from dovetail import core
+from dovetail.core import Share, Spec
+
+
+@dataclass(frozen=True)
+class Work:
+    """What a simulation does: `seconds` of CPU per iteration and rank, shape (ranks,).
+
+    `noise` is the relative standard deviation of each rank's work, `startup` the seconds from
+    launch to the first iteration; `publishes` False for a program that shows no iterations.
+    `drift` is the work of the last iteration over that of the first, with a straight line in
+    between. `interference` is the speed that it loses to each other simulation on its node
+    beyond the sharing of cores: caches and memory, which no figure of its own foretells.
+    """
+
+    seconds: tuple[float, ...]
+    iterations: int = 100
+    noise: float = 0.02
+    startup: float = 0.5
+    publishes: bool = True
+    drift: float = 1.0
+    interference: float = 0.0
+
+
+@dataclass(frozen=True)
+class Fault:
+    """Something that goes wrong at run time `t`.
+
+    `kind`: death (a rank of `name` is killed), stall (`name` stops iterating), refuse (resizes
+    are refused for `seconds`), delay (they take `seconds`), node (`name` is lost), clock (the
+    run's clock jumps by `seconds`), fail (`name` exits 1).
+    """
+
+    t: float
+    kind: str
+    name: str = ""
+    seconds: float = 0.0
+
+
+@dataclass(eq=False)
+class Rank:
+    """One rank: `left` CPU seconds of this iteration, `speed` of its work, `share` of a core."""
+
+    sim: Sim
+    node: int
+    left: float = 0.0
+    working: bool = False
+    speed: float = 0.0
+    share: float = 0.0
+    cpu: float = 0.0
+    useful: float = 0.0
+    mpi: float = 0.0
+
+
+@dataclass(eq=False)
+class Sim:
+    """One simulation on the machine: `pending` ranks still work on this iteration."""
+
+    spec: Spec
+    work: Work
+    share: Share
+    order: int
+    begins: float
+    ranks: list[Rank] = field(default_factory=list)
+    nodes: tuple[int, ...] = ()
+    started: bool = False
+    stalled: bool = False
+    iterations: int = 0
+    pending: int = 0
+    stamp: float = 0.0
+    fresh: bool = False
+    ranks_at: core.Ranks | None = None
+
+    @property
+    def running(self) -> bool:
+        """True if its ranks want CPU."""
+        return self.started and not self.share.frozen and not self.stalled
+
+
+def fill(groups: Sequence[tuple[int, float]], cores: float) -> list[float]:
+    """Share `cores` among groups of (how many cores it can use, weight); nothing is left idle."""
+    given = [0.0] * len(groups)
+    open_ = [i for i, (want, _) in enumerate(groups) if want > 0]
+    left = cores
+    while open_ and left > 1e-12:
+        weight = sum(max(1e-9, groups[i][1]) for i in open_)
+        full = [i for i in open_ if left * max(1e-9, groups[i][1]) / weight >= groups[i][0]]
+        if not full:
+            for i in open_:
+                given[i] = left * max(1e-9, groups[i][1]) / weight
+            break
+        for i in full:
+            given[i] = float(groups[i][0])
+        left -= sum(given[i] for i in full)
+        open_ = [i for i in open_ if i not in full]
+    return given

@@ -1,0 +1,11 @@
+# SPDX-License-Identifier: LGPL-3.0-or-later
+"""User-space Kubernetes, provider `native` (step 3): its components straight in namespaces.
+
+Only the standard library is used, since these verbs run on login and compute nodes before
+anything is installed there; `usernetes-setup/` has them as plain scripts.
+
+A node is one keeper (`keeper.py`) outside, and one supervisor (`supervisor.py`) that is
+process 1 of a private process namespace and starts every component. Whichever of the two
+dies, the other cleans up: processes, control groups, files. Mounts and ports go with the
+processes. Everything that a node writes is in one private folder (`state.py`).
+"""

@@ -1,0 +1,140 @@
+# SPDX-License-Identifier: LGPL-3.0-or-later
+"""The verbs of user-space Kubernetes (step 3), as `dovetail kube VERB` and `usernetes-setup/VERB`.
+
+Each may be repeated: it ends in the same state whether it was there already or not. Exit
+codes: 0 done, 1 the work failed, 2 bad input, 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from pathlib import Path
+
+from dovetail.errors import BadInput, WorkFailed
+from dovetail.usernetes import build, cluster, preflight
+
+VERBS = {
+    "preflight": "say whether user-space Kubernetes can run here, and how to mend what is missing",
+    "build": "get every program, once for all checkouts and clusters",
+    "up": "start a cluster with one node here",
+    "join": "add a node here to a cluster, or invite one",
+    "status": "show clusters and nodes of this user on this machine",
+    "down": "end a cluster, or one node, and remove every trace",
+    "bundle": "pack a build for machines without internet, or unpack one",
+}
+
+
+def configure(parser: argparse.ArgumentParser, verb: str) -> None:
+    """Add one verb's options."""
+    add = parser.add_argument
+    add("--json", action="store_true", default=argparse.SUPPRESS, help="print JSON, not text")
+    if verb in ("up", "join", "down"):
+        add("--name", default="default", help="the cluster (default: %(default)s)")
+    if verb in ("up", "join"):
+        add("--cpus", default="", metavar="N|LIST",
+            help="cores to offer: a number, or a list such as 0-1,4 (default: all)")  # fmt: skip
+        add("--memory", default="", metavar="SIZE",
+            help="memory to offer, such as 8Gi (default: three quarters)")  # fmt: skip
+        add("--address", default="", metavar="IP",
+            help="this machine's address for nodes on others (default: loopback only)")  # fmt: skip
+        add("--owner", type=int, default=0, metavar="PID", help="end when this process ends")
+        add("--timeout", type=float, default=120.0, metavar="SECONDS", help="wait so long at most")
+        add("--node", default="", metavar="NAME", help="the node's name (default: its address)")
+    if verb == "up":
+        add("--network", choices=("host", "bridge"), default="host",
+            help="the pods' network: the host's, or a private bridge (default: host)")  # fmt: skip
+    if verb == "join":
+        add("--invite", metavar="FILE", help="write a join file for one node, and start nothing")
+        add(
+            "--valid", type=int, default=600, metavar="SECONDS", help="how long an invitation lasts"
+        )
+        add("file", nargs="?", metavar="FILE", help="the join file; - for standard input")
+    if verb == "status":
+        add("name", nargs="?", default="", metavar="NAME", help="one cluster only")
+    if verb == "down":
+        add("--node", default="", metavar="NAME", help="only this node")
+        add("--all", action="store_true", help="all clusters of this user on this machine")
+    if verb == "bundle":
+        add("-o", "--output", metavar="FILE", help="write the bundle here")
+        add("--unpack", metavar="FILE", help="put this bundle's content into the cache")
+
+
+def say(line: str) -> None:
+    """Progress, for people."""
+    print(f"dovetail kube: {line}", file=sys.stderr, flush=True)
+
+
+def show(args: argparse.Namespace, value: object, text: str) -> None:
+    """The result, as JSON or as text."""
+    print(json.dumps(value, indent=1) if args.json else text)
+
+
+def run(verb: str, args: argparse.Namespace) -> int:
+    """Do one verb; returns its exit code."""
+    os.umask(0o077)
+    if verb == "preflight":
+        return preflight.main(args.json)
+    if verb == "build":
+        folder = build.build(say)
+        show(args, json.loads((folder / "made.json").read_text()), str(folder))
+    elif verb == "bundle":
+        if bool(args.output) == bool(args.unpack):
+            raise BadInput("bundle: give either -o FILE or --unpack FILE")
+        if args.output:
+            build.pack(Path(args.output))
+        done = Path(args.output) if args.output else build.unpack(Path(args.unpack))
+        show(args, str(done), str(done))
+    elif verb == "up":
+        made = cluster.up(args, say)
+        show(args, made, f"export KUBECONFIG={made['kubeconfig']}")
+    elif verb == "join":
+        if bool(args.invite) == bool(args.file):
+            raise BadInput("join: give a join file, or --invite FILE to write one")
+        if args.invite:
+            made = cluster.invite(args)
+            show(args, made, f"{args.invite}: for node {made['node']}, {args.valid} s")
+        else:
+            made = cluster.join(args, say)
+            show(args, made, f"node {made['node']} is ready")
+    elif verb == "status":
+        found = cluster.status(args.name)
+        show(args, found, cluster.table(found))
+        return 0 if all(entry["ready"] for entry in found) else 1
+    elif verb == "down":
+        names = cluster.every() if args.all else [args.name]
+        for name in names:
+            cluster.down(name, args.node)
+        show(args, names, "")
+    return 0
+
+
+def add_verbs(parser: argparse.ArgumentParser) -> None:
+    """Add every verb as a subcommand."""
+    verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
+    for name, line in VERBS.items():
+        configure(verbs.add_parser(name, help=line, description=line), name)
+
+
+def main(words: list[str]) -> int:
+    """The `kube` command: its words begin with the verb."""
+    top = argparse.ArgumentParser(prog="dovetail kube", description="User-space Kubernetes.")
+    top.add_argument("--json", action="store_true", help="print JSON instead of text")
+    add_verbs(top)
+    args = top.parse_args(words)
+    return run(args.verb, args)
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main(sys.argv[1:]))
+    except BadInput as error:
+        print(f"dovetail kube: {error}", file=sys.stderr)
+        sys.exit(2)
+    except WorkFailed as error:
+        print(f"dovetail kube: {error}", file=sys.stderr)
+        sys.exit(1)
+    except KeyboardInterrupt:
+        sys.exit(130)

@@ -1,0 +1,95 @@
+# SPDX-License-Identifier: LGPL-3.0-or-later
+"""The few calls to the Kubernetes API that the verbs themselves need (step 3).
+
+The standard library's HTTPS with a client certificate, since the official client is not
+there on a bare node. Failures: `Refused` for what the server declined, OSError (or
+http.client.HTTPException) when it cannot be reached.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import ssl
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+Object = dict[str, Any]
+
+
+class Refused(Exception):
+    """The API server answered with an error status."""
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(f"{status}: {message}")
+        self.status = status
+
+
+class Client:
+    """One user of one API server, known by a certificate."""
+
+    def __init__(self, server: str, authority: str, certificate: Path) -> None:
+        """`authority` is PEM; `certificate` is NAME.crt with NAME.key beside it, or holds both."""
+        self._address = urlsplit(server)
+        self._context = ssl.create_default_context(cadata=authority)
+        key = certificate.with_suffix(".key")
+        self._context.load_cert_chain(certificate, key if key.exists() else None)
+        self._headers = {"Accept": "application/json"}
+
+    def _send(
+        self, method: str, path: str, body: Object | None, timeout: float | None, kind: str
+    ) -> tuple[http.client.HTTPSConnection, http.client.HTTPResponse]:
+        host, port = self._address.hostname or "", self._address.port
+        link = http.client.HTTPSConnection(host, port, context=self._context, timeout=timeout)
+        headers = {**self._headers, "Content-Type": kind}
+        link.request(method, path, json.dumps(body) if body is not None else None, headers)
+        answer = link.getresponse()
+        if answer.status >= 400:
+            text = answer.read(4000).decode(errors="replace")
+            link.close()
+            try:
+                text = json.loads(text)["message"]
+            except (ValueError, KeyError, TypeError):
+                text = text.strip()[:200]
+            raise Refused(answer.status, text)
+        return link, answer
+
+    def call(
+        self, method: str, path: str, body: Object | None = None, timeout: float = 10.0,
+        kind: str = "application/json",
+    ) -> Any:  # noqa: ANN401  # fmt: skip
+        """One request; the answer is decoded JSON, or text where it is not JSON."""
+        link, answer = self._send(method, path, body, timeout, kind)
+        text = answer.read().decode()
+        link.close()
+        return json.loads(text) if text.startswith(("{", "[")) else text
+
+    def ready(self) -> bool:
+        """Whether the API can be used.
+
+        That is a second or two before /readyz says so, and the node is waiting.
+        """
+        try:
+            return bool(self.call("GET", "/api/v1/namespaces/default", timeout=2.0))
+        except (OSError, Refused, http.client.HTTPException):
+            return False
+
+    def watch(self, path: str, query: str = "") -> Iterator[tuple[str, Object]]:
+        """What is there (as ADDED) and then every change, until the server ends the stream."""
+        link, answer = self._send("GET", f"{path}?watch=1&{query}", None, None, "")
+        try:
+            for line in answer:
+                change = json.loads(line)
+                yield change["type"], change["object"]
+        finally:
+            link.close()
+
+
+def condition(thing: Object, kind: str) -> str:
+    """Status of one condition: "True", "False", "Unknown", or "" if it is not there."""
+    for found in thing.get("status", {}).get("conditions", []):
+        if found["type"] == kind:
+            return str(found["status"])
+    return ""

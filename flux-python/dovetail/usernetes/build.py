@@ -1,0 +1,334 @@
+# SPDX-License-Identifier: LGPL-3.0-or-later
+"""Gets every program of a node, once for all checkouts and clusters (step 3).
+
+Inputs: `usernetes-setup/kube` (module list and checksums, main.go, pause.c), the Go and
+Debian package services. Output: `<cache>/kube/<key>/` with `bin/`, `cni/`, `images.tar` and
+`made.json`, the checksum and origin of each file. Invariants: the key is a digest of all
+that decides the content; a folder with that name is complete, since it is renamed into place
+last; one build at a time; a running cluster keeps what it started with.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import platform
+import re
+import shutil
+import subprocess
+import tarfile
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from dovetail.errors import BadInput, WorkFailed
+from dovetail.usernetes import components, images
+
+Say = Callable[[str], None]
+MODULE = "k8s.io/kubernetes"
+KUBERNETES = ("kube-apiserver", "kube-controller-manager", "kube-proxy", "kube-scheduler",
+              "kubectl", "kubelet")  # fmt: skip
+ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64", "ppc64le": "ppc64le"}
+
+# Program: Debian package, how it tells its version, the oldest that is known to do.
+TOOLS = {
+    "containerd": ("containerd", "--version", (1, 6)),
+    "containerd-shim-runc-v2": ("containerd", "-v", (1, 6)),
+    "ctr": ("containerd", "--version", (1, 6)),
+    "runc": ("runc", "--version", (1, 1)),
+    "etcd": ("etcd-server", "--version", (3, 4)),
+}
+PLUGINS = "containernetworking-plugins"
+# What kube-proxy calls on a bridge, with the libraries that a bare machine lacks.
+NFT = ("nftables", "libnftables1", "libnftnl11", "libmnl0", "libjansson4", "libxtables12",
+       "libedit2", "libbsd0", "libmd0")  # fmt: skip
+
+
+def setup_folder() -> Path:
+    """`usernetes-setup`, in the checkout or where it was installed."""
+    choices = [
+        Path(os.environ.get("DOVETAIL_SETUP", "/nonexistent")),
+        Path(__file__).resolve().parents[3] / "usernetes-setup",
+        # PREFIX/lib/python3.x/site-packages/dovetail beside PREFIX/share
+        *(up / "share/dovetail/usernetes-setup" for up in Path(__file__).resolve().parents),
+    ]
+    for choice in choices:
+        if (choice / "kube/go.mod").exists():
+            return choice
+    raise BadInput("usernetes-setup/kube was not found; set DOVETAIL_SETUP to usernetes-setup")
+
+
+def cache() -> Path:
+    """Where all builds of this user are."""
+    home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    return Path(os.environ.get("DOVETAIL_CACHE") or f"{home}/dovetail") / "kube"
+
+
+def version() -> str:
+    """The pinned Kubernetes version, such as v1.36.3."""
+    text = (setup_folder() / "kube/go.mod").read_text()
+    found = re.search(rf"^\s*(?:require )?{MODULE} (v[\d.]+)$", text, re.M)
+    if not found:
+        raise BadInput(f"{setup_folder()}/kube/go.mod names no version of {MODULE}")
+    return found[1]
+
+
+def key() -> str:
+    """Names what a build would contain."""
+    digest = hashlib.sha256(repr((platform.machine(), TOOLS, PLUGINS, NFT)).encode())
+    folder = setup_folder() / "kube"
+    for path in [folder / name for name in ("go.mod", "go.sum", "main.go", "pause.c")]:
+        digest.update(path.read_bytes())
+    digest.update(Path(images.__file__).read_bytes())
+    return f"{version()}-{digest.hexdigest()[:12]}"
+
+
+def built() -> Path | None:
+    """The finished build, if there is one whose files are all there."""
+    folder = cache() / key()
+    try:
+        made = json.loads((folder / "made.json").read_text())
+        fits = all((folder / name).stat().st_size == entry["bytes"] for name, entry in made.items())
+    except (OSError, ValueError):
+        return None
+    return folder if fits else None
+
+
+def damaged(folder: Path) -> list[str]:
+    """Files whose content is not what was built."""
+    made = json.loads((folder / "made.json").read_text())
+    return [name for name, entry in made.items() if checksum(folder / name) != entry["sha256"]]
+
+
+def checksum(path: Path) -> str:
+    """SHA-256 of a file, hexadecimal."""
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while block := file.read(1 << 20):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+@contextmanager
+def lock() -> Iterator[None]:
+    """One build at a time; the others wait for it and then find it done."""
+    cache().mkdir(mode=0o700, parents=True, exist_ok=True)
+    os.umask(0o022)  # what is built may be read by all, as installed programs are
+    with (cache() / "lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def install(draft: Path) -> Path:
+    """Move a complete draft into the cache."""
+    target = cache() / key()
+    if target.exists():
+        shutil.rmtree(target)
+    draft.chmod(0o755)
+    draft.rename(target)
+    return target
+
+
+def build(say: Say = print) -> Path:
+    """Build what is not there yet; returns its folder."""
+    with lock():
+        found = built()
+        if found and not damaged(found):
+            return found
+        with tempfile.TemporaryDirectory(dir=cache(), prefix="draft-") as scratch:
+            draft = Path(scratch) / "build"
+            (draft / "bin").mkdir(parents=True)
+            origins: dict[str, str] = {}
+            origins.update(_tools(draft, Path(scratch), say))
+            origins.update(_kubernetes(draft, say))
+            _pause(draft, Path(scratch))
+            made = {}
+            for path in sorted(draft.rglob("*")):
+                if path.is_file():
+                    name = str(path.relative_to(draft))
+                    made[name] = {"bytes": path.stat().st_size, "sha256": checksum(path),
+                                  "origin": origins.get(path.name, "built here")}  # fmt: skip
+            (draft / "made.json").write_text(json.dumps(made, indent=1) + "\n")
+            return install(draft)
+
+
+def _run(words: list[str], what: str, **more: object) -> str:
+    done = subprocess.run(words, capture_output=True, text=True, **more)  # type: ignore[call-overload]
+    if done.returncode:
+        tail = done.stderr.strip().splitlines()[-3:]
+        raise WorkFailed(f"{what}: {' '.join(tail) or f'exit code {done.returncode}'}")
+    return str(done.stdout)
+
+
+def numbers(text: str) -> tuple[int, ...]:
+    """The first version number in a text; () if there is none."""
+    found = re.search(r"\bv?(\d+)\.(\d+)", text)
+    return (int(found[1]), int(found[2])) if found else ()
+
+
+def on_path(name: str, option: str, oldest: tuple[int, ...]) -> Path | None:
+    """A program that is already on this machine, if it is new enough."""
+    found = shutil.which(name, path=f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin")
+    if not found:
+        return None
+    done = subprocess.run([found, option], capture_output=True, text=True)
+    return Path(found).resolve() if numbers(done.stdout + done.stderr) >= oldest else None
+
+
+def _tools(draft: Path, scratch: Path, say: Say) -> dict[str, str]:
+    """Runtime, store and network plugins: links to this machine's, else from Debian packages."""
+    origins, packages = {}, {}
+    for name, (package, option, oldest) in TOOLS.items():
+        found = on_path(name, option, oldest)
+        if found:
+            shutil.copy2(found, draft / "bin" / name)
+            origins[name] = str(found)
+        else:
+            packages[name] = package
+    installed = Path("/usr/lib/cni/bridge")
+    wanted = set(packages.values()) | (set() if installed.exists() else {PLUGINS})
+    own_nft = on_path("nft", "--version", (1, 0))
+    wanted |= set() if own_nft else set(NFT)
+    unpacked = _unpack(sorted(wanted), scratch, say) if wanted else Path("/")
+    _nft(draft, own_nft, unpacked)
+    for name, package in packages.items():
+        places = [unpacked / "usr" / folder / name for folder in ("sbin", "bin")]
+        shutil.copy2(next(place for place in places if place.is_file()), draft / "bin" / name)
+        origins[name] = f"Debian package {package}"
+    plugins = (Path("/") if installed.exists() else unpacked) / "usr/lib/cni"
+    shutil.copytree(plugins, draft / "cni")
+    origins.update({path.name: f"Debian package {PLUGINS}" for path in plugins.iterdir()})
+    return origins
+
+
+def _nft(draft: Path, own: Path | None, unpacked: Path) -> None:
+    """A script that runs nft, the machine's or the unpacked one with its libraries."""
+    script = draft / "bin/nft"
+    if own:
+        script.write_text(f'#!/bin/sh\nexec {own} "$@"\n')
+    else:
+        (draft / "lib").mkdir()
+        for library in unpacked.rglob("*.so.*"):
+            shutil.copy2(library, draft / "lib" / library.name)
+        shutil.copy2(unpacked / "usr/sbin/nft", draft / "lib/nft")
+        script.write_text(
+            "#!/bin/sh\n"
+            'lib=$(dirname "$(dirname "$(readlink -f "$0")")")/lib\n'
+            'LD_LIBRARY_PATH=$lib exec "$lib/nft" "$@"\n'
+        )
+    script.chmod(0o755)
+
+
+def _unpack(packages: list[str], scratch: Path, say: Say) -> Path:
+    """Fetch Debian packages and unpack them, installing nothing; apt checks their signatures."""
+    say(f"fetching Debian packages: {' '.join(packages)}")
+    if not shutil.which("apt-get"):
+        raise WorkFailed(f"no apt-get here; install: {' '.join(packages)}, or use a bundle")
+    folder = scratch / "packages"
+    folder.mkdir()
+    words = ["apt-get", "-qq", "-o", "APT::Sandbox::User=", "download", *packages]
+    try:
+        _run(words, "apt-get download", cwd=folder)
+    except WorkFailed:
+        # The machine's package lists may be missing or old, and only root may renew them there.
+        state = [f"-oDir::State::lists={scratch}/lists", f"-oDir::Cache={scratch}/apt"]
+        (scratch / "lists/partial").mkdir(parents=True)
+        (scratch / "apt/archives/partial").mkdir(parents=True)
+        _run(["apt-get", "-qq", *state, "-o", "APT::Sandbox::User=", "update"], "apt-get update")
+        _run([words[0], *state, *words[1:]], "apt-get download", cwd=folder)
+    target = scratch / "unpacked"
+    for package in folder.glob("*.deb"):
+        _run(["dpkg-deb", "-x", str(package), str(target)], f"unpack {package.name}")
+    return target
+
+
+def go() -> str:
+    """The go command."""
+    found = shutil.which(
+        "go", path=f"{os.environ.get('PATH', '')}:/usr/local/go/bin:/usr/lib/go/bin"
+    )
+    if not found:
+        raise WorkFailed("go is not installed; see `dovetail doctor`")
+    return found
+
+
+def _kubernetes(draft: Path, say: Say) -> dict[str, str]:
+    """The multi-call binary and a link for each component; the machine's own if they fit."""
+    folder, pinned = draft / "bin", version()
+    own = {name: shutil.which(name) for name in KUBERNETES}
+    if all(own.values()) and all(_is(path, pinned) for path in own.values() if path):
+        for name, path in own.items():
+            shutil.copy2(str(path), folder / name)
+        return {name: str(path) for name, path in own.items()}
+    say(f"building Kubernetes {pinned}, once: 6 to 10 minutes on two cores, 3 GB of disk")
+    _, minor, _ = pinned.lstrip("v").split(".")
+    stamps = {"gitVersion": pinned, "gitMajor": "1", "gitMinor": minor, "gitTreeState": "clean",
+              "gitCommit": "module", "buildDate": "1970-01-01T00:00:00Z"}  # fmt: skip
+    flags = ["-s", "-w"]
+    for package in ("k8s.io/component-base/version", "k8s.io/client-go/pkg/version"):
+        flags += [f"-X {package}.{name}={value}" for name, value in stamps.items()]
+    environment = {**os.environ, "CGO_ENABLED": "0", "GOFLAGS": "-buildvcs=false -mod=readonly",
+                   "GOTOOLCHAIN": "auto"}  # fmt: skip
+    words = [
+        "nice",
+        go(),
+        "build",
+        "-trimpath",
+        "-ldflags",
+        " ".join(flags),
+        "-o",
+        str(folder / "kube"),
+        ".",
+    ]
+    _run(words, "go build", cwd=setup_folder() / "kube", env=environment)
+    for name in KUBERNETES:
+        (folder / name).symlink_to("kube")
+    return {"kube": f"Go module {MODULE} {pinned}"}
+
+
+def _is(program: str, pinned: str) -> bool:
+    option = ["version", "--client"] if program.endswith("kubectl") else ["--version"]
+    done = subprocess.run([program, *option], capture_output=True, text=True)
+    return pinned in done.stdout
+
+
+def _pause(draft: Path, scratch: Path) -> None:
+    """The pause program and the images made of it."""
+    pause = scratch / "pause"
+    source = setup_folder() / "kube/pause.c"
+    _run(["cc", "-static", "-Os", "-s", "-o", str(pause), str(source)], "cc")
+    machine = platform.machine()
+    names = [components.PAUSE, components.HOST]
+    images.pack(pause, draft / "images.tar", names, ARCHITECTURES.get(machine, machine))
+
+
+def pack(target: Path) -> None:
+    """Write the build as one file, for machines without internet."""
+    folder = build()
+    with tarfile.open(target, "w:gz", compresslevel=1) as archive:
+        archive.add(folder, arcname=folder.name)
+
+
+def unpack(source: Path) -> Path:
+    """Put a bundle into the cache; refused if it is damaged or for another version."""
+    with lock(), tempfile.TemporaryDirectory(dir=cache(), prefix="draft-") as scratch:
+        try:
+            with tarfile.open(source) as archive:
+                for entry in archive:
+                    inside = entry.name == key() or entry.name.startswith(key() + "/")
+                    link = entry.issym() and "/" not in entry.linkname
+                    if not inside or ".." in entry.name or not (
+                        entry.isfile() or entry.isdir() or link
+                    ):  # fmt: skip
+                        raise BadInput(f"{source}: holds {entry.name}, not a build of {key()}")
+                    archive.extract(entry, scratch, set_attrs=not entry.isdir())
+            draft = Path(scratch) / key()
+            bad = damaged(draft)
+        except (OSError, tarfile.TarError, EOFError, ValueError) as error:
+            raise BadInput(f"{source}: is not a bundle ({error})") from None
+        if bad:
+            raise BadInput(f"{source}: damaged: {' '.join(bad)}")
+        return install(draft)

@@ -1,0 +1,193 @@
+# SPDX-License-Identifier: LGPL-3.0-or-later
+"""Control groups of a node (step 3): made, pinned to cores, emptied and removed.
+
+Version 1 and hybrid (one folder for each controller) were tried; version 2 is written to the
+kernel's documentation and marked untried in the guide. Invariants: nothing outside the
+node's own groups is written, and every process of the node is in them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import select
+import signal
+import time
+from pathlib import Path
+
+from dovetail.usernetes import linux
+
+ROOT = Path("/sys/fs/cgroup")
+MARK = "dovetail."
+NEEDED = ("cpu", "cpuacct", "cpuset", "memory", "pids")
+
+
+def unified() -> bool:
+    """Whether this machine has version 2 alone."""
+    return (ROOT / "cgroup.controllers").exists()
+
+
+def hierarchies(kind: str = "cgroup") -> list[Path]:
+    """Mount points of the hierarchies: one on version 2, one for each controller on version 1.
+
+    On a hybrid machine `cgroup2` is the further one of version 2, where only runc writes.
+    """
+    if unified():
+        return [ROOT] if kind == "cgroup" else []
+    found = []
+    for line in Path("/proc/self/mounts").read_text().splitlines():
+        fields = line.split()
+        if fields[2] == kind and Path(fields[1]).parent == ROOT:
+            found.append(Path(fields[1]))
+    return found
+
+
+def base() -> str:
+    """The group below which this user may make groups, as a path within the hierarchies.
+
+    Version 1: the one that an administrator made, or root makes. Version 2: the nearest group
+    above this process that the user owns, which is what systemd's `Delegate=` gives.
+    """
+    if not unified():
+        return f"/dovetail-{os.getuid()}"
+    own = next(
+        line.split("::", 1)[1]
+        for line in Path("/proc/self/cgroup").read_text().splitlines()
+        if line.startswith("0::")
+    )
+    if os.getuid() == 0:
+        return "/dovetail-0"
+    path = Path(own)
+    while path != path.parent and os.access(ROOT / str(path.parent)[1:], os.W_OK):
+        path = path.parent
+    return str(path)
+
+
+def problems() -> list[str]:
+    """Why no node can run here, one line for each reason; empty if one can."""
+    if unified():
+        top = ROOT / base()[1:]
+        if os.getuid() == 0:
+            return [] if os.access(ROOT, os.W_OK) else ["/sys/fs/cgroup is read-only"]
+        try:
+            offered = set((top / "cgroup.controllers").read_text().split())
+        except OSError as error:
+            return [f"{top}: {error.strerror}"]
+        missing = {"cpu", "cpuset", "memory", "pids"} - offered
+        lines = [f"controllers not delegated: {' '.join(sorted(missing))}"] if missing else []
+        if not os.access(top / "cgroup.subtree_control", os.W_OK):
+            lines.append(f"{top} is not delegated to this user")
+        return lines
+    mounted = {path.name: path for path in hierarchies()}
+    lines = [f"no {name} controller" for name in NEEDED if name not in mounted]
+    if os.getuid() == 0:
+        writable = [path for path in mounted.values() if not os.access(path, os.W_OK)]
+    else:
+        own = [path / base()[1:] for path in mounted.values()]
+        writable = [path for path in own if not os.access(path / "cgroup.procs", os.W_OK)]
+    return lines + [f"{path} is missing or not writable" for path in writable]
+
+
+def group_of(cluster: str, node: str) -> str:
+    """The path of a node's group."""
+    return f"{base().rstrip('/')}/{MARK}{cluster}.{node}"
+
+
+def folders(group: str, kind: str = "cgroup") -> list[Path]:
+    """The group's folder in every hierarchy."""
+    return [path / group[1:] for path in hierarchies(kind)]
+
+
+def make(group: str, cpus: str) -> None:
+    """Make a node's group with its cores, and below it `system` for the node's own processes.
+
+    Every user can list them, as is the custom: a kubelet walks the whole tree, and one of
+    another cluster would fail on a folder that it cannot open.
+    """
+    before = os.umask(0o022)
+    for folder in folders(group):
+        folder.mkdir(parents=True, exist_ok=True)
+        if unified():
+            for parent in [*reversed(folder.relative_to(ROOT).parents)][1:]:
+                _delegate(ROOT / parent)
+            _delegate(folder)
+        if (folder / "cpuset.cpus").exists():
+            _fill_cpuset(folder, cpus)
+        (folder / "system").mkdir(exist_ok=True)
+        if not unified() and (folder / "cpuset.cpus").exists():
+            _fill_cpuset(folder / "system", cpus)
+    os.umask(before)
+
+
+def _delegate(folder: Path) -> None:
+    wanted = {"cpu", "cpuset", "memory", "pids", "io"}
+    for name in wanted & set((folder / "cgroup.controllers").read_text().split()):
+        (folder / "cgroup.subtree_control").write_text(f"+{name}")
+
+
+def _fill_cpuset(folder: Path, cpus: str) -> None:
+    """On version 1 a set starts empty, and can hold no process until it is filled."""
+    parent = folder.parent
+    if not unified() and not (parent / "cpuset.cpus").read_text().strip():
+        _fill_cpuset(parent, (parent.parent / "cpuset.effective_cpus").read_text().strip())
+    mems = (parent / "cpuset.mems").read_text().strip()
+    if mems:
+        (folder / "cpuset.mems").write_text(mems)
+    (folder / "cpuset.cpus").write_text(cpus)
+
+
+def enter(group: str) -> None:
+    """Move this process into a group, in every hierarchy."""
+    for folder in folders(group):
+        (folder / "cgroup.procs").write_text("0")
+
+
+def leave(group: str) -> None:
+    """Move this process out of the node's group, as far as its user may."""
+    enter("/" if os.getuid() == 0 and linux.initial_user() else str(Path(group).parent))
+
+
+def _tree(group: str) -> list[Path]:
+    """Every folder of the group and below, deepest first."""
+    found: list[Path] = []
+    if not Path(group).name.startswith(MARK):
+        return found  # never any other group: all in it would be killed
+    for folder in [*folders(group), *folders(group, "cgroup2")]:
+        found += [Path(path) for path, _, _ in os.walk(folder, topdown=False)]
+    return found
+
+
+def processes(group: str) -> set[int]:
+    """Every process in the group or below."""
+    found: set[int] = set()
+    for folder in _tree(group):
+        try:
+            found |= {int(line) for line in (folder / "cgroup.procs").read_text().split()}
+        except OSError:
+            continue
+    return found - {0}  # one of another process namespace shows as 0
+
+
+def remove(group: str, deadline: float) -> list[str]:
+    """Kill what is in the group and remove it; returns what is left at the monotonic deadline."""
+    while True:
+        for pid in processes(group) - {os.getpid()}:
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                continue
+        for folder in _tree(group):
+            try:
+                folder.rmdir()
+            except OSError as error:
+                if error.errno not in (errno.EBUSY, errno.ENOENT, errno.ENOTEMPTY):
+                    return [f"{folder}: {error.strerror}"]
+        left = _tree(group)
+        if not left and group.startswith("/dovetail-0/"):  # a user's was made by root, and stays
+            for folder in [*folders("/dovetail-0"), *folders("/dovetail-0", "cgroup2")]:
+                with contextlib.suppress(OSError):
+                    folder.rmdir()
+        if not left or time.monotonic() > deadline:
+            return [str(path) for path in left]
+        select.select([], [], [], 0.02)  # a dying process leaves its group without notice

@@ -1,0 +1,358 @@
+# SPDX-License-Identifier: LGPL-3.0-or-later
+"""What the verbs up, join, status and down do (step 3).
+
+Inputs: the user's options, the records of `state.py`. Outputs: started or ended keepers.
+Invariants: input is checked before anything starts; a verb that fails leaves nothing behind
+that it made; `down` needs no part of the node to be alive or well.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import http.client
+import ipaddress
+import json
+import os
+import re
+import select
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from dovetail.errors import BadInput, WorkFailed
+from dovetail.usernetes import api, build, components, keeper, linux, preflight, state, steward
+from dovetail.usernetes.state import Node
+
+Say = Callable[[str], None]
+UNITS = {
+    "": 1,
+    "k": 10**3,
+    "M": 10**6,
+    "G": 10**9,
+    "Ki": 2**10,
+    "Mi": 2**20,
+    "Gi": 2**30,
+    "Ti": 2**40,
+}
+MADE_LATER = (
+    "/readyz",  # the built-in roles among others
+    f"{steward.ACCOUNTS}/default",  # no pod can be made without it
+    f"{steward.BINDINGS}/dovetail-kubelets",  # no log can be read
+)
+LEAST = 256 << 20  # bytes of memory below which no node is of use
+
+
+def cores(wanted: str) -> str:
+    """The cores to offer, as a list: those asked for, or that many of those we may use.
+
+    Cores that no other node on this host was given come first.
+    """
+    usable = sorted(os.sched_getaffinity(0))
+    if not wanted:
+        return listed(usable)
+    if wanted.isdigit():
+        number = int(wanted)
+        if not 1 <= number <= len(usable):
+            raise BadInput(f"--cpus {wanted}: 1 to {len(usable)} cores can be used here")
+        taken = {core for node in running() for core in components.numbers(node.cpus)}
+        return listed(sorted(sorted(usable, key=lambda core: (core in taken, core))[:number]))
+    try:
+        asked = components.numbers(wanted)
+    except ValueError:
+        raise BadInput(f"--cpus {wanted}: neither a number nor a list such as 0-1,4") from None
+    if not asked or not set(asked) <= set(usable):
+        raise BadInput(f"--cpus {wanted}: only {listed(usable)} can be used here")
+    return listed(asked)
+
+
+def listed(numbers: list[int]) -> str:
+    """Cores as the kernel writes them, without ranges."""
+    return ",".join(map(str, numbers))
+
+
+def memory(wanted: str) -> int:
+    """Bytes to offer."""
+    most = components.host_memory()
+    if not wanted:
+        return most // 4 * 3
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)(k|M|G|Ki|Mi|Gi|Ti)?", wanted)
+    size = int(float(found[1]) * UNITS[found[2] or ""]) if found else 0
+    if not LEAST <= size <= most:
+        raise BadInput(f"--memory {wanted}: a size from 256Mi to {most >> 20}Mi, such as 8Gi")
+    return size
+
+
+def own_address(wanted: str) -> str:
+    """The address to listen on, "" for a loopback one of our own."""
+    if not wanted:
+        return ""
+    try:
+        address = ipaddress.IPv4Address(wanted)
+        with socket.socket() as probe:
+            probe.bind((str(address), 0))
+    except (ValueError, OSError):
+        raise BadInput(f"--address {wanted}: not an IPv4 address of this machine") from None
+    if address.is_unspecified or address.is_loopback:
+        raise BadInput(f"--address {wanted}: leave it out for loopback; any other must be real")
+    return str(address)
+
+
+def running() -> list[Node]:
+    """All nodes of this user that run on this machine."""
+    return [node for name in state.clusters() for node in state.nodes(name) if node.alive()]
+
+
+def every() -> list[str]:
+    """All clusters of this user on this machine."""
+    return state.clusters()
+
+
+def plan(args: argparse.Namespace, joined: str, network: str, binaries: Path) -> Node:
+    """A node's record, from checked options."""
+    address = own_address(args.address)
+    if args.owner and not linux.start_ticks(args.owner):
+        raise BadInput(f"--owner {args.owner}: no such process")
+    if address and not args.node:
+        args.node = socket.gethostname().split(".")[0].lower() or "node"
+    if args.node and not address and network == "host" and not args.node.startswith("127."):
+        raise BadInput("--node: only with --address; on loopback a node is named by its address")
+    if args.node:
+        state.checked_name(args.node, "node", 40)
+    return Node(
+        cluster=args.name, name=args.node or f"new-{os.getpid()}", address=address,
+        cpus=cores(args.cpus), memory=memory(args.memory), network=network, user=linux.user_name(),
+        group="", binaries=str(binaries), joined=joined, owner=args.owner,
+    )  # fmt: skip
+
+
+def client(name: str) -> api.Client:
+    """The API of one of our clusters, as its administrator."""
+    folder = state.cluster_folder(name)
+    try:
+        server = json.loads((folder / "kubeconfig").read_text())["clusters"][0]["cluster"]["server"]
+        return api.Client(server, (folder / "pki/ca.crt").read_text(), folder / "pki/admin.crt")
+    except OSError:
+        raise BadInput(
+            f"cluster {name}: has no control node here; see `dovetail kube status`"
+        ) from None
+
+
+def binaries(say: Say) -> Path:
+    """The build, made now if it is missing; first of all, whether anything could run here."""
+    gaps = preflight.hard_gaps()
+    if gaps:
+        raise BadInput(f"user-space Kubernetes cannot run here: {gaps[0]}; see `dovetail doctor`")
+    return build.built() or build.build(say)
+
+
+def up(args: argparse.Namespace, say: Say) -> dict[str, Any]:
+    """Start a cluster, or find it running; returns its record."""
+    programs = binaries(say)
+    with state.locked(args.name):
+        here = [node for node in state.nodes(args.name) if node.control]
+        if here and here[0].alive() and here[0].kept():
+            return described(here[0])
+        sweep(args.name)
+        node, handle = start(plan(args, "", args.network, programs))
+        with unwound(node, handle):
+            wait_ready(node, handle, args.timeout)
+        return described(node)
+
+
+def join(args: argparse.Namespace, say: Say) -> dict[str, Any]:
+    """Start a node that joins a cluster; returns its record."""
+    try:
+        text = sys.stdin.read() if args.file == "-" else Path(args.file).read_text()
+        content = json.loads(text)
+        name, server = content["cluster"], content["server"]
+        args.name, args.node = name, content["node"]
+        content["authority"], content["token"]
+    except (OSError, ValueError, KeyError, TypeError):
+        raise BadInput(f"{args.file}: not a join file; `join --invite` writes one") from None
+    programs = binaries(say)
+    with state.locked(name):
+        for node in state.nodes(name):
+            if node.name == args.node and node.alive() and node.kept():
+                return described(node)
+            if node.name == args.node:
+                keeper.remove(node)
+        record = plan(args, text, "host", programs)
+        record.server = server
+        node, handle = start(record)
+        with unwound(node, handle):
+            wait_ready(node, handle, args.timeout)
+    return described(node)
+
+
+def described(node: Node) -> dict[str, Any]:
+    """What a caller needs to know of a node."""
+    known = {"cluster": node.cluster, "node": node.name, "server": node.server, "cpus": node.cpus,
+             "memory": node.memory, "network": node.network, "folder": str(node.folder),
+             "group": node.group}  # fmt: skip
+    if node.control:
+        known["kubeconfig"] = str(state.cluster_folder(node.cluster) / "kubeconfig")
+    return known
+
+
+def start(record: Node) -> tuple[Node, keeper.Handle]:
+    """Start a keeper and wait until its supervisor runs."""
+    folder = record.folder
+    folder.mkdir(mode=0o700, parents=True)
+    state.write_private(folder / "node.json", json.dumps(vars(record)))
+    handle = keeper.start(folder)
+    answer = handle.answer()
+    if answer.startswith("!"):
+        handle.process.wait()
+        raise WorkFailed(f"the node did not start: {answer[1:]}")
+    nodes = state.nodes(record.cluster)
+    return next(node for node in nodes if node.name == answer), handle
+
+
+@contextlib.contextmanager
+def unwound(node: Node, handle: keeper.Handle) -> Iterator[None]:
+    """Keep the node if the block succeeds; else have it removed, and say what its logs say."""
+    try:
+        yield
+        handle.channel.sendall(b"ok\n")
+    except BaseException as error:
+        complaint = last_words(node)
+        handle.channel.close()  # the keeper takes this for our death, and removes the node
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            handle.process.wait(keeper.REMOVAL + 2)
+        if isinstance(error, WorkFailed):
+            raise WorkFailed(f"{error}{complaint}") from None
+        raise
+
+
+def last_words(node: Node) -> str:
+    """The last error in each component's log, for a failed start."""
+    found = []
+    with contextlib.suppress(OSError):
+        for log in sorted((node.folder / "log").iterdir()):
+            lines = log.read_text(errors="replace").splitlines()
+            bad = [
+                line for line in lines if re.match(r'[EF]\d{4} |.*(level=(error|fatal)|"err)', line)
+            ]
+            if bad:
+                found.append(f"\n  {log.name}: {bad[-1][:300]}")
+    return "".join(found)
+
+
+def is_ready(node: Node) -> bool:
+    """Whether the API says that the node is ready; False while it cannot be asked."""
+    with contextlib.suppress(OSError, api.Refused, http.client.HTTPException, BadInput):
+        who = client(node.cluster) if node.control else kubelet_client(node)
+        found = who.call("GET", f"{steward.NODES}/{node.name}", timeout=2.0)
+        for path in MADE_LATER if node.control else ():
+            who.call("GET", path, timeout=2.0)
+        return api.condition(found, "Ready") == "True"
+    return False
+
+
+def wait_ready(node: Node, handle: keeper.Handle, limit: float) -> None:
+    """Wait until the node is ready."""
+    deadline = time.monotonic() + limit
+    while time.monotonic() < deadline:
+        if handle.process.poll() is not None:
+            raise WorkFailed(f"node {node.name}: its keeper ended")
+        if is_ready(node):
+            return
+        # Nothing can be waited on: there is no server to hold a watch until the API is up.
+        select.select([], [], [], 0.1)
+    raise WorkFailed(f"node {node.name} is not ready after {limit:.0f} s")
+
+
+def kubelet_client(node: Node) -> api.Client:
+    """The API as a joined node itself; OSError until it has its certificate."""
+    own = node.folder / "kubelet/pki/kubelet-client-current.pem"
+    return api.Client(node.server, (node.folder / "ca.crt").read_text(), own)
+
+
+def invite(args: argparse.Namespace) -> dict[str, Any]:
+    """Write a join file for one node of one of our clusters."""
+    control = next((node for node in state.nodes(args.name) if node.control and node.alive()), None)
+    if control is None:
+        raise BadInput(f"cluster {args.name}: is not running here; see `dovetail kube status`")
+    if control.network == "bridge":
+        raise BadInput("join: a cluster on a bridge has one node; use --network host")
+    loopback = control.address.startswith("127.")
+    if not loopback and not args.node:
+        raise BadInput("join --invite: name the node with --node, since its token is for it alone")
+    node = linux.any_loopback() if loopback else state.checked_name(args.node, "node", 40)
+    token = steward.invite(client(args.name), node, args.valid)
+    authority = (state.cluster_folder(args.name) / "pki/ca.crt").read_text()
+    content = {"cluster": args.name, "node": node, "server": control.server,
+               "authority": authority, "token": token}  # fmt: skip
+    state.write_private(Path(args.invite), json.dumps(content, indent=1) + "\n")
+    return {"file": args.invite, "node": node}
+
+
+def status(name: str) -> list[dict[str, Any]]:
+    """Every node of this user on this machine, with its parts and whether it is ready."""
+    found = []
+    for cluster in [name] if name else state.clusters():
+        nodes = state.nodes(cluster)
+        if not nodes:
+            found.append(
+                {"cluster": cluster, "node": "", "ready": False, "state": "no such cluster"}
+            )
+        for node in nodes:
+            ready = node.alive() and is_ready(node)
+            word = "ready" if ready else "not ready" if node.alive() else "dead"
+            found.append({**described(node), "ready": ready, "state": word, "owner": node.owner})
+    return found
+
+
+def table(found: list[dict[str, Any]]) -> str:
+    """Status for people."""
+    lines = [f"{'CLUSTER':<20} {'NODE':<20} {'STATE':<10} {'CPUS':<10} {'MEMORY':>8} SERVER"]
+    for entry in found:
+        if not entry["node"]:
+            lines.append(f"{entry['cluster']:<20} {'-':<20} {entry['state']}")
+            continue
+        size = f"{entry['memory'] >> 20}Mi"
+        lines.append(f"{entry['cluster']:<20} {entry['node']:<20} {entry['state']:<10} "
+                     f"{entry['cpus']:<10} {size:>8} {entry['server']}")  # fmt: skip
+    return "\n".join(lines)
+
+
+def down(name: str, only: str = "") -> None:
+    """End a cluster's nodes here, or one of them; no node at all is fine."""
+    with state.locked(name):
+        sweep(name, only)
+
+
+def sweep(name: str, only: str = "") -> None:
+    """Remove nodes with all they left, whatever is still alive of them."""
+    left: list[str] = []
+    nodes = [node for node in state.nodes(name) if only in ("", node.name)]
+    for node in reversed(nodes):  # workers first
+        forget(node)
+        if node.kept():
+            with contextlib.suppress(ProcessLookupError):
+                watched = os.pidfd_open(node.keeper)
+                os.kill(node.keeper, signal.SIGTERM)
+                select.select([watched], [], [], keeper.REMOVAL)
+                os.close(watched)
+            if node.kept():
+                os.kill(node.keeper, signal.SIGKILL)
+        left += keeper.remove(node)
+    folder = state.cluster_folder(name)
+    if not only and folder.exists():  # what a start that was killed left
+        linux.remove_folder(folder, linux.user_name())
+    if left:
+        raise WorkFailed(f"cluster {name}: could not be removed: {'; '.join(left[:3])}")
+
+
+def forget(node: Node) -> None:
+    """Tell the cluster that a worker leaves on purpose, if it can still be told."""
+    if node.control or not node.alive():
+        return
+    with contextlib.suppress(OSError, api.Refused, http.client.HTTPException, BadInput):
+        client(node.cluster).call("DELETE", f"{steward.NODES}/{node.name}", timeout=2.0)

@@ -1,0 +1,306 @@
+# SPDX-License-Identifier: LGPL-3.0-or-later
+"""Configuration files and command lines of every component (step 3).
+
+Inputs: a node's record. Outputs: files below the node's folder, and `Command`s for the
+supervisor. Invariants: every listener is a socket in the private folder or is bound to the
+node's one address; no secret is in a command line or an environment.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from dovetail.usernetes import linux
+from dovetail.usernetes.state import Node, cluster_folder
+
+SERVICES = "10.96.0.0/16"
+PODS = "10.244.0.0/24"
+PAUSE = "localhost/dovetail/pause:1"
+HOST = "localhost/dovetail/host:1"
+"""An image with nothing in it but the pause program; programs come by hostPath mounts."""
+
+
+@dataclass(frozen=True)
+class Command:
+    """One component: started when `ready` first says so, and again whenever it dies.
+
+    `once` is for work that ends; `folder` is its working directory below the node's; `keep`
+    are file descriptors that it inherits; `sockets` are files that a killed one leaves, and
+    that would keep the next from starting.
+    """
+
+    name: str
+    words: list[str]
+    ready: Callable[[], bool]
+    environment: dict[str, str] = field(default_factory=dict)
+    once: bool = False
+    folder: str = ""
+    keep: tuple[int, ...] = ()
+    sockets: tuple[str, ...] = ()
+
+
+def host_memory() -> int:
+    """Bytes of memory of this machine."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def count(cpus: str) -> int:
+    """How many cores a list such as `0-2,5` names."""
+    return len(numbers(cpus))
+
+
+def numbers(cpus: str) -> list[int]:
+    """The cores that a list such as `0-2,5` names; ValueError if it is no list."""
+    found: set[int] = set()
+    for part in cpus.split(","):
+        first, dash, last = part.partition("-")
+        found |= set(range(int(first), int(last if dash else first) + 1))
+    return sorted(found)
+
+
+def etcd(node: Node) -> Command:
+    """The store, on Unix sockets that only this user can reach; nothing else connects to it."""
+    client, peer = "unix://etcd:0", "unix://etcd-peer:0"  # names of files in its folder, run/
+    words = ["etcd", "--name", "store", "--data-dir", str(node.folder / "etcd"),
+             "--listen-client-urls", client, "--advertise-client-urls", client,
+             "--listen-peer-urls", peer, "--initial-advertise-peer-urls", peer,
+             "--initial-cluster", f"store={peer}",
+             "--logger", "zap", "--log-level", "warn"]  # fmt: skip
+    return Command("etcd", words, lambda: True, folder="run", sockets=("etcd:0", "etcd-peer:0"))
+
+
+def control_plane(node: Node, answers: Callable[[], bool]) -> list[Command]:
+    """API server, controller manager and scheduler; `answers` says whether the first is up."""
+    pki = cluster_folder(node.cluster) / "pki"
+    server = [
+        "kube-apiserver",
+        f"--etcd-servers=unix://{node.folder}/run/etcd:0",
+        f"--bind-address={node.address}",
+        f"--secure-port={node.ports['server']}",
+        f"--advertise-address={node.address}",
+        f"--service-cluster-ip-range={SERVICES}",
+        f"--client-ca-file={pki}/ca.crt",
+        f"--tls-cert-file={pki}/server.crt",
+        f"--tls-private-key-file={pki}/server.key",
+        f"--kubelet-certificate-authority={pki}/ca.crt",
+        f"--kubelet-client-certificate={pki}/kubelet-client.crt",
+        f"--kubelet-client-key={pki}/kubelet-client.key",
+        "--kubelet-preferred-address-types=InternalIP",
+        "--service-account-issuer=https://kubernetes.default.svc",
+        f"--service-account-key-file={pki}/accounts.pub",
+        f"--service-account-signing-key-file={pki}/accounts.key",
+        "--authorization-mode=Node,RBAC",
+        "--enable-admission-plugins=NodeRestriction",
+        # It would mark each new node as not ready until the controller manager, seconds later,
+        # looks; a node that really is not ready gets the mark from there all the same.
+        "--disable-admission-plugins=TaintNodesByCondition",
+        "--anonymous-auth=false",
+        "--enable-bootstrap-token-auth=true",
+        "--allow-privileged=true",
+        "--profiling=false",
+        # An endpoint may not be a loopback address, and without kube-proxy nothing reads it.
+        *(["--endpoint-reconciler-type=none"] if node.network == "host" else []),
+    ]
+    manager = [
+        "kube-controller-manager",
+        f"--kubeconfig={pki}/manager.conf",
+        "--secure-port=0",
+        "--leader-elect=false",
+        "--use-service-account-credentials=true",
+        # Only the steward approves: the built-in approver would accept any node's name.
+        "--controllers=*,-csrapproving,tokencleaner",
+        f"--cluster-signing-cert-file={pki}/ca.crt",
+        f"--cluster-signing-key-file={pki}/ca.key",
+        f"--root-ca-file={pki}/ca.crt",
+        f"--service-account-private-key-file={pki}/accounts.key",
+        "--node-monitor-period=2s",
+        "--node-monitor-grace-period=16s",
+        "--profiling=false",
+        *([f"--cluster-cidr={PODS}"] if node.network == "bridge" else []),
+    ]
+    scheduler = [
+        "kube-scheduler",
+        f"--kubeconfig={pki}/scheduler.conf",
+        "--secure-port=0",
+        "--leader-elect=false",
+        "--profiling=false",
+    ]
+    lean = {"GOGC": "50"}  # trades a few percent of an idle control plane's CPU for memory
+    return [
+        Command("apiserver", server, (node.folder / "run/etcd:0").exists, lean),
+        Command("controller-manager", manager, answers, lean),
+        Command("scheduler", scheduler, answers, lean),
+    ]
+
+
+def kubelet(node: Node, rootless: bool, ready: Callable[[], bool]) -> Command:
+    """The kubelet: offers the node's memory alone, by reserving the rest.
+
+    Its cores are all that it sees; see `supervisor.private_view`.
+    """
+    pki, data = cluster_folder(node.cluster) / "pki", node.folder / "kubelet"
+    spare_memory = host_memory() - node.memory
+    content = {
+        "kind": "KubeletConfiguration",
+        "apiVersion": "kubelet.config.k8s.io/v1beta1",
+        "address": node.address,
+        "port": node.ports["kubelet"],
+        "readOnlyPort": 0,
+        "healthzPort": 0,
+        "authentication": {
+            "anonymous": {"enabled": False},
+            "webhook": {"enabled": True, "cacheTTL": "10s"},
+            "x509": {"clientCAFile": str((node.folder if node.joined else pki) / "ca.crt")},
+        },
+        "authorization": {"mode": "Webhook"},
+        "containerRuntimeEndpoint": f"unix://{node.folder}/run/containerd.sock",
+        "cgroupDriver": "cgroupfs",
+        "cgroupRoot": node.group,
+        "failCgroupV1": False,
+        "failSwapOn": False,
+        "makeIPTablesUtilChains": False,
+        "oomScoreAdj": 0,
+        "systemReserved": {"memory": f"{spare_memory}"},
+        "enforceNodeAllocatable": ["pods"],
+        # The kernel's own limits on the node's group guard memory; the disk is shared anyway.
+        "evictionHard": {
+            "memory.available": "0%", "nodefs.available": "0%",
+            "nodefs.inodesFree": "0%", "imagefs.available": "0%", "imagefs.inodesFree": "0%",
+        },
+        "imageGCHighThresholdPercent": 100,
+        "nodeStatusUpdateFrequency": "4s",
+        "nodeLeaseDurationSeconds": 12,
+        "registerNode": True,
+        "podLogsDir": f"{node.folder}/pods",
+        "volumePluginDir": f"{node.folder}/plugins",
+        "featureGates": {"KubeletInUserNamespace": rootless},
+        "memorySwap": {},
+        "shutdownGracePeriod": "0s",
+    }  # fmt: skip
+    words = ["kubelet", f"--root-dir={data}", f"--config={node.folder}/kubelet.json",
+             f"--hostname-override={node.name}", f"--cert-dir={data}/pki"]  # fmt: skip
+    if node.joined:
+        content.update({"rotateCertificates": True, "serverTLSBootstrap": True})
+        words += [f"--bootstrap-kubeconfig={node.folder}/bootstrap.conf",
+                  f"--kubeconfig={data}/kubeconfig"]  # fmt: skip
+    else:
+        own = f"{pki}/node-{node.name}"
+        content.update({"tlsCertFile": f"{own}.crt", "tlsPrivateKeyFile": f"{own}.key"})
+        words += [f"--kubeconfig={pki}/node.conf"]
+    if node.name != node.address:  # the kubelet refuses a loopback --node-ip, but not as a name
+        words += [f"--node-ip={node.address}"]
+    (node.folder / "kubelet.json").write_text(json.dumps(content, indent=1))
+    return Command("kubelet", words, ready)
+
+
+def containerd(node: Node, rootless: bool, few_ids: bool) -> Command:
+    """The container runtime, its state and sockets in the node's folder."""
+    runtime = node.folder / "runc"
+    runtime.write_text(_wrapper(node, few_ids) if rootless else _plain(node))
+    runtime.chmod(0o700)
+    network = node.folder / "cni"
+    network.mkdir(exist_ok=True)
+    _network(node, network)
+    # A shim is told of its address by the containerd that starts it, so this one may be long.
+    text = f"""version = 2
+root = "{node.folder}/containerd"
+state = "{node.folder}/run/c"
+disabled_plugins = ["io.containerd.internal.v1.opt", "io.containerd.snapshotter.v1.btrfs",
+  "io.containerd.snapshotter.v1.aufs", "io.containerd.snapshotter.v1.zfs",
+  "io.containerd.snapshotter.v1.devmapper", "io.containerd.tracing.processor.v1.otlp",
+  "io.containerd.internal.v1.tracing"]
+[grpc]
+address = "{node.folder}/run/containerd.sock"
+[ttrpc]
+address = "{node.folder}/run/containerd.ttrpc"
+[plugins."io.containerd.grpc.v1.cri"]
+disable_tcp_service = true
+stream_server_address = "{_own_loopback(node)}"
+stream_server_port = "{node.ports["stream"]}"
+sandbox_image = "{PAUSE}"
+restrict_oom_score_adj = true
+disable_apparmor = true
+disable_hugetlb_controller = true
+tolerate_missing_hugetlb_controller = true
+netns_mounts_under_state_dir = true
+[plugins."io.containerd.grpc.v1.cri".cni]
+bin_dir = "{node.binaries}/cni"
+conf_dir = "{network}"
+[plugins."io.containerd.grpc.v1.cri".containerd]
+snapshotter = "{snapshotter(node)}"
+default_runtime_name = "runc"
+[plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc]
+runtime_type = "io.containerd.runc.v2"
+[plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc.options]
+BinaryName = "{runtime}"
+Root = "{node.folder}/run/runc"
+SystemdCgroup = false
+"""
+    (node.folder / "containerd.toml").write_text(text)
+    words = ["containerd", "--config", f"{node.folder}/containerd.toml", "--log-level", "warn"]
+    return Command("containerd", words, lambda: True)
+
+
+def images(node: Node) -> Command:
+    """Loads the two small images; pods wait for nothing from the internet."""
+    socket = node.folder / "run/containerd.sock"
+    words = ["ctr", "--address", str(socket), "--namespace", "k8s.io", "images", "import",
+             "--snapshotter", snapshotter(node), f"{node.binaries}/images.tar"]  # fmt: skip
+    return Command("images", words, socket.exists, once=True)
+
+
+def snapshotter(node: Node) -> str:
+    """`overlayfs` where this mount namespace can have it, else plain copies."""
+    probe = node.folder / "overlay"
+    for name in ("lower", "upper", "work", "merged"):
+        (probe / name).mkdir(parents=True, exist_ok=True)
+    extra = ",userxattr" if not linux.initial_user() else ""
+    layers = f"lowerdir={probe}/lower,upperdir={probe}/upper,workdir={probe}/work{extra}"
+
+    def attempt() -> None:
+        linux.unshare(linux.NEWNS)
+        linux.mount("overlay", str(probe / "merged"), "overlay", 0, layers)
+
+    return "native" if linux.in_child(attempt) else "overlayfs"
+
+
+def _own_loopback(node: Node) -> str:
+    return node.address if node.address.startswith("127.") else "127.0.0.1"
+
+
+def _network(node: Node, folder: Path) -> None:
+    """A pod network, or only what makes the runtime say that it has one.
+
+    With `host` every pod is on the host's network, so no plugin is ever called. Otherwise
+    each pod has its own link to the node (ptp) rather than a common bridge, where replies
+    between two pods would miss kube-proxy's translation unless br_netfilter is loaded.
+    """
+    plugins: list[dict[str, object]] = [{"type": "loopback"}]
+    if node.network == "bridge":
+        pods = {
+            "type": "host-local",
+            "dataDir": f"{node.folder}/ipam",
+            "ranges": [[{"subnet": PODS}]],
+            "routes": [{"dst": "0.0.0.0/0"}],
+        }
+        plugins = [{"type": "ptp", "ipam": pods}]
+    content = {"cniVersion": "0.4.0", "name": "dovetail", "plugins": plugins}
+    (folder / "10-dovetail.conflist").write_text(json.dumps(content))
+
+
+def _plain(node: Node) -> str:
+    return f'#!/bin/sh\nexec {node.binaries}/bin/runc "$@"\n'
+
+
+def _wrapper(node: Node, few_ids: bool) -> str:
+    """runc, after the container's configuration is changed to what a user may do."""
+    editor = Path(__file__).with_name("rootless.py")
+    words = f"{'one' if few_ids else 'many'}"
+    return f"""#!/bin/sh
+case " $* " in *" create "*) python3 -I -S {editor} {words} "$@" || exit 1 ;; esac
+exec {node.binaries}/bin/runc "$@"
+"""

@@ -1,0 +1,246 @@
+# SPDX-License-Identifier: LGPL-3.0-or-later
+"""Keeps one node from the outside (step 3): makes what it needs, watches, removes it again.
+
+Started by `up` and `join` as `keeper.py NODE-FOLDER PIPE`, detached from the terminal.
+Inputs: `node.json`; a pipe to the verb, on which it writes what failed, and reads `ok` once
+the verb is content. Invariants: the leases of address and ports are held here and by the
+supervisor, and so end with both; when the owner, the supervisor or the verb (before `ok`)
+dies, or on SIGTERM, the node is removed; nothing of it is left.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import time
+import traceback
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+from dovetail.usernetes import bridge, cgroups, linux, pki, supervisor
+from dovetail.usernetes.state import Node, cluster_folder, discard, root, write_private
+
+REMOVAL = 8.0  # seconds for everything to be gone
+
+
+def lease(node: Node) -> list[socket.socket]:
+    """Take the node's ports, and its address if it is to have a loopback one."""
+    held: list[socket.socket] = []
+    if not node.address:
+        node.address = node.name if node.name.startswith("127.") else ""
+        node.address, socket_ = linux.lease_loopback(node.address)
+        if node.name.startswith("new-"):
+            node.name = node.address
+        held.append(socket_)
+    names = ["kubelet", "stream"] + (["server"] if node.control else [])
+    for name in names:
+        node.ports[name], socket_ = linux.lease_port(node.address)
+        held.append(socket_)
+    if node.control:
+        node.server = f"https://{node.address}:{node.ports['server']}"
+    return held
+
+
+def certificates(node: Node) -> None:
+    """Everything in `pki/`, and the administrator's kubeconfig."""
+    folder = cluster_folder(node.cluster) / "pki"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    pki.authority(folder, node.cluster)
+    inside = node.address if node.network == "host" else bridge.ADDRESS
+    names = ["kubernetes", "kubernetes.default", "kubernetes.default.svc", "localhost"]
+    this = f"/O=system:nodes/CN=system:node:{node.name}"
+    servers = {
+        "server": ("/CN=kube-apiserver", [*names, *{node.address, inside, "10.96.0.1"}]),
+        f"node-{node.name}": (this, [node.name, inside]),
+    }
+    clients = {
+        "admin": "/O=system:masters/CN=dovetail-admin",
+        "manager": "/CN=system:kube-controller-manager",
+        "scheduler": "/CN=system:kube-scheduler",
+        "node": this,
+        "kubelet-client": "/CN=dovetail-kubelet-client",
+        "proxy": "/CN=system:kube-proxy",
+    }
+    internal = f"https://{inside}:{node.ports['server']}"
+    with (
+        ThreadPoolExecutor() as together
+    ):  # dozens of short commands, one after the other: a second
+        work = [together.submit(pki.certificate, folder, *(name, *more))
+                for name, more in servers.items()]  # fmt: skip
+        work += [together.submit(pki.certificate, folder, *pair) for pair in clients.items()]
+        for done in work:
+            done.result()
+    for name in clients:
+        user = {"crt": str(folder / f"{name}.crt"), "key": str(folder / f"{name}.key")}
+        pki.kubeconfig(folder / f"{name}.conf", internal, folder / "ca.crt", user)
+    pki.key(folder, "accounts")
+    pki.public_key(folder, "accounts")
+    user = {"crt": str(folder / "admin.crt"), "key": str(folder / "admin.key")}
+    kubeconfig = cluster_folder(node.cluster) / "kubeconfig"
+    pki.kubeconfig(kubeconfig, node.server, folder / "ca.crt", user)
+
+
+def joining(node: Node) -> None:
+    """What a worker has instead: the authority, and the token from the join file."""
+    content = json.loads(node.joined)
+    node.joined = "yes"  # the token is used once and not kept in the record
+    write_private(node.folder / "ca.crt", content["authority"])
+    pki.kubeconfig(node.folder / "bootstrap.conf", content["server"], node.folder / "ca.crt",
+                   {"token": content["token"]})  # fmt: skip
+
+
+def launch(node: Node, entrance: socket.socket | None, verb: socket.socket) -> tuple[int, int]:
+    """Start the supervisor as process 1 of new namespaces; returns its pid, and our pipe to it."""
+    reading, writing = os.pipe()
+    answer_in, answer_out = os.pipe()
+    linux.set_process(linux.PR_SET_CHILD_SUBREAPER, 1)
+    between = os.fork()
+    if between == 0:
+        try:
+            os.close(writing)
+            verb.close()
+            rootless = os.getuid() != 0
+            cgroups.enter(f"{node.group}/system")
+            many = linux.enter_user_namespace(node.user) if rootless else True
+            flags = linux.NEWNS | linux.NEWPID | linux.NEWIPC
+            linux.unshare(flags | (linux.NEWNET if node.network == "bridge" else 0))
+            child = os.fork()
+            if child:
+                os.write(answer_out, str(child).encode())
+                os._exit(0)
+            os.setsid()
+            os.close(answer_out)
+            if entrance:
+                bridge.enter(node)
+            supervisor.serve(node, reading, not many, rootless, entrance)
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            os._exit(1)
+    os.close(reading)
+    os.close(answer_out)
+    with os.fdopen(answer_in) as answer:
+        text = answer.read()
+    os.waitpid(between, 0)
+    if not text:
+        raise OSError("no namespaces; see `dovetail doctor`")
+    return int(text), writing
+
+
+def remove(node: Node) -> list[str]:
+    """End the node's processes and remove its groups and files; returns what is left."""
+    if node.alive():
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(node.supervisor, signal.SIGKILL)  # the kernel kills the whole namespace
+    left = cgroups.remove(node.group, time.monotonic() + REMOVAL)
+    with contextlib.suppress(ChildProcessError):
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
+    try:
+        discard(node)
+    except OSError as error:
+        left.append(str(error))
+    if node.folder.exists():
+        left.append(str(node.folder))
+    return left
+
+
+def watch(node: Node, supervisor_pid: int, verb: int) -> str:
+    """Wait for a reason to end the node."""
+    wake_in, wake_out = os.pipe()
+    os.set_blocking(wake_out, False)
+    signal.set_wakeup_fd(wake_out, warn_on_full_buffer=False)
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, lambda *_: None)
+    reasons = {os.pidfd_open(supervisor_pid): "its supervisor died", wake_in: "asked to"}
+    if node.owner:
+        reasons[os.pidfd_open(node.owner)] = f"its owner, process {node.owner}, died"
+    poll = select.poll()
+    for descriptor in [*reasons, verb]:
+        poll.register(descriptor, select.POLLIN)
+    while True:
+        for descriptor, _ in poll.poll():
+            if descriptor != verb:
+                return reasons[descriptor]
+            if os.read(verb, 16) != b"ok\n":
+                return "the command that started it died"
+            poll.unregister(verb)
+            os.close(verb)
+
+
+def main(folder: str, verb: int) -> int:
+    """Keep the node until there is a reason to end it."""
+    os.umask(0o077)
+    node = Node(**json.loads((Path(folder) / "node.json").read_text()))
+    channel = socket.socket(fileno=verb)
+    os.environ["DOVETAIL_STATE"] = str(root())  # inside, this user is root and has another path
+    entrance = None
+    try:
+        held = lease(node)
+        node.group = cgroups.group_of(node.cluster, node.name)
+        if Path(folder) != node.folder:  # its name was not known before its address
+            Path(folder).rename(node.folder)
+        for name in ("log", "run"):
+            (node.folder / name).mkdir(mode=0o700, exist_ok=True)
+        if node.network == "bridge":
+            entrance = bridge.entrance(node)
+        certificates(node) if node.control else joining(node)
+        cgroups.make(node.group, node.cpus)
+        node.keeper, node.keeper_ticks = os.getpid(), linux.start_ticks(os.getpid())
+        node.save()
+        node.supervisor, _pipe = launch(node, entrance, channel)
+        node.supervisor_ticks = linux.start_ticks(node.supervisor)
+        node.save()
+        channel.sendall(f"{node.name}\n".encode())
+    except Exception as error:
+        with contextlib.suppress(OSError):
+            channel.sendall(f"!{error}\n".encode())
+        traceback.print_exc()
+        remove(node)
+        return 1
+    reason = watch(node, node.supervisor, verb)
+    print(f"node {node.name} ends: {reason}", flush=True)
+    left = remove(node)
+    del held
+    return 1 if left else 0
+
+
+@dataclass
+class Handle:
+    """A keeper that this process started, and our end of its channel."""
+
+    process: subprocess.Popen[bytes]
+    channel: socket.socket
+
+    def answer(self) -> str:
+        """The node's name once it runs, or `!` and what failed."""
+        with self.channel.makefile("r") as lines:
+            return lines.readline().strip() or "!its keeper died"
+
+
+def start(folder: Path) -> Handle:
+    """Start a keeper in the background for the node that is described in the folder."""
+    ours, theirs = socket.socketpair()
+    # It and the helpers among the components must find this package from anywhere.
+    paths = [str(Path(__file__).resolve().parents[2]), os.environ.get("PYTHONPATH", "")]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
+    log = os.open(folder / "keeper.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    process = subprocess.Popen(
+        [sys.executable, "-m", "dovetail.usernetes.keeper", str(folder), str(theirs.fileno())],
+        stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd="/", start_new_session=True,
+        pass_fds=[theirs.fileno()], env=environment,
+    )  # fmt: skip
+    os.close(log)
+    theirs.close()
+    return Handle(process, ours)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1], int(sys.argv[2])))

@@ -1,0 +1,283 @@
+# SPDX-License-Identifier: LGPL-3.0-or-later
+"""What the Linux kernel offers and Python's standard library does not (step 3).
+
+Namespaces, mounts, leases of addresses and ports, and processes known by pid and start
+time. Failing system calls raise OSError with what was tried.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import os
+import pwd
+import random
+import shutil
+import socket
+import struct
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+NEWNS, NEWIPC, NEWUSER, NEWPID, NEWNET = 0x20000, 0x8000000, 0x10000000, 0x20000000, 0x40000000
+BIND, REC, RDONLY, REMOUNT, PRIVATE = 0x1000, 0x4000, 0x1, 0x20, 0x40000
+PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def _check(result: int, what: str) -> None:
+    if result < 0:
+        code = ctypes.get_errno()
+        raise OSError(code, f"{what}: {os.strerror(code)}")
+
+
+def unshare(flags: int) -> None:
+    """Put the calling process into new namespaces."""
+    _check(_libc.unshare(flags), "unshare")
+
+
+def set_process(option: int, value: int) -> None:
+    """prctl(2) with one number."""
+    _check(_libc.prctl(option, ctypes.c_ulong(value), 0, 0, 0), "prctl")
+
+
+def mount(source: str, target: str, kind: str = "", flags: int = 0, data: str = "") -> None:
+    """mount(2)."""
+    done = _libc.mount(
+        source.encode(), target.encode(), kind.encode(), ctypes.c_ulong(flags), data.encode()
+    )
+    _check(done, f"mount {source} on {target}")
+
+
+def copy_up(folder: str, staging: Path) -> None:
+    """Make a system folder writable for this mount namespace alone.
+
+    An empty file system takes its place, with every entry of the old one bound into it, so
+    that what the components insist on writing there (`/run/containerd`, `/var/lib/kubelet`)
+    stays private and vanishes with the namespace.
+    """
+    staging.mkdir(mode=0o755)
+    mount("dovetail", str(staging), "tmpfs", 0, "mode=755,size=16m")
+    for entry in os.scandir(folder):
+        copy = staging / entry.name
+        if entry.is_symlink():
+            copy.symlink_to(os.readlink(entry.path))
+            continue
+        if entry.is_dir():
+            copy.mkdir()
+        else:
+            copy.touch()
+        try:
+            mount(entry.path, str(copy), "", BIND | REC)
+        except OSError:  # gone since the listing, or not ours to see
+            continue
+    mount(str(staging), folder, "", BIND | REC)
+    unmount(str(staging))
+
+
+def unmount(target: str) -> None:
+    """umount2(2): at once, with whatever is mounted below."""
+    _check(_libc.umount2(target.encode(), 2), f"unmount {target}")
+
+
+def mounts_below(folder: str) -> list[str]:
+    """Mount points at or below a folder in this mount namespace, the latest first."""
+    found = []
+    for line in Path("/proc/self/mountinfo").read_text().splitlines():
+        target = line.split()[4].encode().decode("unicode_escape")
+        if target == folder or target.startswith(folder + "/"):
+            found.append(target)
+    return found[::-1]
+
+
+def remove_folder(folder: Path, user: str) -> None:
+    """Remove a folder with all in it, but never anything that is mounted there.
+
+    A bind mount below would lead to the user's own data, so all are taken away first, and if
+    one stays nothing is removed. Files of subordinate ids are removed as root of a namespace.
+    """
+    for target in mounts_below(str(folder)):
+        unmount(target)
+    if mounts_below(str(folder)):
+        raise OSError(f"{folder}: something is still mounted there; not removed")
+    shutil.rmtree(folder, ignore_errors=True)
+    if folder.exists() and os.getuid() != 0:
+
+        def as_root() -> None:
+            enter_user_namespace(user)
+            shutil.rmtree(folder, ignore_errors=True)
+
+        in_child(as_root)
+
+
+def interface_up(name: str, address: str = "") -> None:
+    """Bring an interface up; with an address, as a further one (`lo:1`)."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as control:
+        if address:
+            data = struct.pack("16sHH4s8x", name.encode(), 2, 0, socket.inet_aton(address))
+            fcntl.ioctl(control, 0x8916, data)  # SIOCSIFADDR
+        data = struct.pack("16sH14x", name.encode(), 0x41)  # up and running
+        fcntl.ioctl(control, 0x8914, data)  # SIOCSIFFLAGS
+
+
+# --- Identity ---
+
+
+def user_name() -> str:
+    """This user's name, or its number where it has none (as in some containers)."""
+    try:
+        return pwd.getpwuid(os.getuid()).pw_name
+    except KeyError:
+        return str(os.getuid())
+
+
+def initial_user() -> bool:
+    """Whether this process is in the machine's own user namespace."""
+    return Path("/proc/self/uid_map").read_text().split() == ["0", "0", "4294967295"]
+
+
+def subordinate_ids(user: str, table: str) -> tuple[int, int] | None:
+    """First id and number of the user's range in /etc/subuid or /etc/subgid, if it has one."""
+    try:
+        lines = Path(table).read_text().splitlines()
+    except OSError:
+        return None
+    for line in lines:
+        fields = line.split(":")
+        if len(fields) == 3 and fields[0] in (user, str(os.getuid())):
+            return int(fields[1]), int(fields[2])
+    return None
+
+
+def map_ids(pid: int, user: str) -> bool:
+    """Give a new user namespace its ids; True when subordinate ids were there to use.
+
+    Inside, the user is root. Without newuidmap or a range only that one id exists.
+    """
+    ranges = [subordinate_ids(user, f"/etc/sub{kind}id") for kind in "ug"]
+    if all(ranges) and shutil.which("newuidmap") and shutil.which("newgidmap"):
+        for kind, own, found in zip("ug", (os.getuid(), os.getgid()), ranges):
+            first, count = found or (0, 0)
+            words = [0, own, 1, 1, first, count]
+            done = subprocess.run(
+                [f"new{kind}idmap", str(pid), *map(str, words)], capture_output=True, text=True
+            )
+            if done.returncode:
+                raise OSError(f"new{kind}idmap: {done.stderr.strip()}")
+        return True
+    Path(f"/proc/{pid}/setgroups").write_text("deny")
+    Path(f"/proc/{pid}/uid_map").write_text(f"0 {os.getuid()} 1")
+    Path(f"/proc/{pid}/gid_map").write_text(f"0 {os.getgid()} 1")
+    return False
+
+
+def enter_user_namespace(user: str) -> bool:
+    """Move this process into a user namespace of its own, as root there; see `map_ids`.
+
+    The maps are written by a child that stayed outside, since newuidmap only works from there.
+    """
+    ready_in, ready_out = os.pipe()
+    me = os.getpid()
+    child = os.fork()
+    if child == 0:
+        code = 3
+        try:
+            os.close(ready_out)
+            os.read(ready_in, 1)
+            code = 1 if map_ids(me, user) else 2
+        finally:
+            os._exit(code)
+    os.close(ready_in)
+    try:
+        unshare(NEWUSER)
+    finally:
+        os.close(ready_out)
+        code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    if code not in (1, 2):
+        raise OSError("the user namespace got no ids; see `dovetail doctor`")
+    os.setgid(0)
+    os.setuid(0)
+    return code == 1
+
+
+def in_child(work: Callable[[], None]) -> str:
+    """Run `work` in a forked child; returns "" if it returned, else its error."""
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            work()
+            code = 0
+        except BaseException as error:
+            os.write(writing, str(error).encode()[:4000])
+        finally:
+            os._exit(code)
+    os.close(writing)
+    with os.fdopen(reading, "rb") as answer:
+        message = answer.read().decode(errors="replace")
+    failed = os.waitpid(child, 0)[1]
+    return (message or "it died") if failed else ""
+
+
+# --- Processes ---
+
+
+def start_ticks(pid: int) -> int:
+    """When a process started, clock ticks since boot; 0 if there is none, or only a zombie."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+    except OSError:
+        return 0
+    return 0 if fields[0] in "ZX" else int(fields[19])
+
+
+def alive(pid: int, ticks: int) -> bool:
+    """Whether exactly that process still runs: pids are reused, start times are not."""
+    return ticks > 0 and start_ticks(pid) == ticks
+
+
+# --- Leases ---
+
+
+def lease(name: str) -> socket.socket | None:
+    """Hold a name on this host until the process ends; None if another holds it.
+
+    An abstract Unix socket: one name space for all users of the host, nothing on disk, and
+    the kernel gives it back when the last holder dies, however it dies.
+    """
+    held = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    try:
+        held.bind(f"\0dovetail-{name}")
+    except OSError:
+        held.close()
+        return None
+    return held
+
+
+def lease_port(address: str) -> tuple[int, socket.socket]:
+    """Lease a TCP port on an address that nobody listens on now."""
+    for _ in range(1000):
+        with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+            probe.bind((address, 0))
+            port = int(probe.getsockname()[1])
+        held = lease(f"{address}:{port}")
+        if held:
+            return port, held
+    raise OSError(f"no free TCP port on {address}")
+
+
+def any_loopback() -> str:
+    """Some address of 127.77.0.0/16."""
+    return f"127.77.{random.randrange(256)}.{random.randrange(1, 255)}"
+
+
+def lease_loopback(wanted: str = "") -> tuple[str, socket.socket]:
+    """Lease a loopback address that belongs to one node alone: the wanted one, or any."""
+    for _ in range(1 if wanted else 1000):
+        address = wanted or any_loopback()
+        held = lease(address)
+        if held:
+            return address, held
+    raise OSError(f"{wanted or 'every loopback address'} is in use")

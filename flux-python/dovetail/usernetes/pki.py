@@ -1,0 +1,118 @@
+# SPDX-License-Identifier: LGPL-3.0-or-later
+"""Keys, certificates and kubeconfigs of a cluster (step 3), made by the openssl command.
+
+Inputs: names and addresses. Outputs: files in the cluster's private `pki/`. Invariants: no
+key is ever an argument or in the environment; every certificate names one use, client or
+server; one authority for each cluster, so that clusters do not trust each other.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import secrets
+import subprocess
+from pathlib import Path
+
+from dovetail.errors import WorkFailed
+from dovetail.usernetes.state import write_private
+
+DAYS = 365
+
+
+def _openssl(*words: str, folder: Path, data: str = "") -> str:
+    try:
+        done = subprocess.run(
+            ["openssl", *words], cwd=folder, input=data, capture_output=True, text=True, umask=0o077
+        )
+    except FileNotFoundError:
+        raise WorkFailed("openssl is not installed; see `dovetail doctor`") from None
+    if done.returncode:
+        raise WorkFailed(f"openssl {words[0]}: {done.stderr.strip().splitlines()[-1]}")
+    return done.stdout
+
+
+def key(folder: Path, name: str) -> None:
+    """Make NAME.key, an elliptic curve key: as strong as RSA 3072 and much faster to make."""
+    _openssl("ecparam", "-name", "prime256v1", "-genkey", "-noout", "-out", f"{name}.key",
+             folder=folder)  # fmt: skip
+
+
+def public_key(folder: Path, name: str) -> None:
+    """Write NAME.pub beside NAME.key."""
+    _openssl("ec", "-in", f"{name}.key", "-pubout", "-out", f"{name}.pub", folder=folder)
+
+
+def request(folder: Path, name: str, subject: str) -> str:
+    """A signing request for NAME.key, PEM."""
+    return _openssl("req", "-new", "-key", f"{name}.key", "-subj", subject, folder=folder)
+
+
+def authority(folder: Path, cluster: str) -> None:
+    """Make ca.key and ca.crt."""
+    key(folder, "ca")
+    _sign(folder, "ca", f"/CN=dovetail-{cluster}", "CA:TRUE", "keyCertSign,cRLSign", [])
+
+
+def certificate(folder: Path, name: str, subject: str, hosts: list[str] | None = None) -> None:
+    """Make NAME.key and NAME.crt: for a server if it names hosts, else for a client."""
+    key(folder, name)
+    lines = ["extendedKeyUsage=clientAuth"]
+    if hosts:
+        lines = ["extendedKeyUsage=serverAuth", f"subjectAltName={alternative_names(hosts)}"]
+    _sign(folder, name, subject, "CA:FALSE", "digitalSignature", lines)
+
+
+def alternative_names(hosts: list[str]) -> str:
+    """Hosts as openssl writes them: IP:… for addresses, DNS:… for names."""
+    return ",".join(f"{'IP' if h.replace('.', '').isdigit() else 'DNS'}:{h}" for h in hosts)
+
+
+def _sign(
+    folder: Path, name: str, subject: str, constraints: str, usage: str, lines: list[str]
+) -> None:
+    extensions = folder / f"{name}.ext"
+    basic = [f"basicConstraints=critical,{constraints}", f"keyUsage=critical,{usage}"]
+    extensions.write_text("\n".join([*basic, "subjectKeyIdentifier=hash", *lines]) + "\n")
+    signer = ["-signkey", "ca.key"]
+    if name != "ca":
+        signer = ["-CA", "ca.crt", "-CAkey", "ca.key", "-set_serial", str(secrets.randbits(120))]
+    asked = request(folder, name, subject)
+    _openssl("x509", "-req", *signer, "-days", str(DAYS), "-sha256", "-extfile", extensions.name,
+             "-out", f"{name}.crt", folder=folder, data=asked)  # fmt: skip
+    extensions.unlink()
+
+
+def describe_request(pem: str) -> tuple[str, set[str]]:
+    """Subject (RFC 2253) and alternative names of a signing request, to judge it by."""
+    here = Path("/")
+    subject = _openssl("req", "-noout", "-subject", "-nameopt", "RFC2253", folder=here, data=pem)
+    text = _openssl("req", "-noout", "-text", folder=here, data=pem)
+    names: set[str] = set()
+    for line in text.splitlines():
+        words = line.strip()
+        if words.startswith(("DNS:", "IP Address:", "URI:", "email:")):
+            names |= {name.strip() for name in words.split(",")}
+    return subject.strip().split("subject=", 1)[1].strip(), names
+
+
+def kubeconfig(path: Path, server: str, authority: Path, user: dict[str, str]) -> None:
+    """Write a kubeconfig for one user: {"token": …} or {"crt": FILE, "key": FILE}."""
+    identity = {"token": user["token"]} if "token" in user else {
+        "client-certificate-data": _encoded(Path(user["crt"])),
+        "client-key-data": _encoded(Path(user["key"])),
+    }  # fmt: skip
+    cluster = {"server": server, "certificate-authority-data": _encoded(authority)}
+    content = {
+        "apiVersion": "v1",
+        "kind": "Config",
+        "clusters": [{"name": "dovetail", "cluster": cluster}],
+        "users": [{"name": "dovetail", "user": identity}],
+        "contexts": [{"name": "dovetail", "context": {"cluster": "dovetail", "user": "dovetail"}}],
+        "current-context": "dovetail",
+    }
+    write_private(path, json.dumps(content, indent=1) + "\n")
+
+
+def _encoded(path: Path) -> str:
+    return base64.b64encode(path.read_bytes()).decode()

@@ -1,0 +1,169 @@
+# SPDX-License-Identifier: LGPL-3.0-or-later
+"""Where a cluster's files are, and what is known about its nodes (step 3).
+
+    <root>/<cluster>/kubeconfig         the administrator's, on the control node
+    <root>/<cluster>/pki/               keys and certificates, control node only
+    <root>/<cluster>/nodes/<node>/      one node: node.json, log/, run/ and its components' data
+    <root>/<cluster>.lock               held by a verb that changes the cluster
+
+The root is $DOVETAIL_STATE, else /tmp/dovetail-kube-<uid>: a local disk, and short, since
+Unix socket paths end at 107 bytes. Invariants: every folder is 0700 and every file with a
+secret 0600; `node.json` is replaced as a whole.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import re
+import shutil
+import stat
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from dovetail.errors import BadInput, WorkFailed
+from dovetail.usernetes import linux
+
+
+@dataclass
+class Node:
+    """One node on this machine.
+
+    `supervisor_ticks` and `keeper_ticks` are start times that tell a process from a later one
+    with the same pid. `cpus` is a list as the kernel writes it (`0-1`), `memory` is bytes,
+    `user` is who maps subordinate ids, `group` the node's control group. `joined` is the join
+    file of a worker, empty on the control node.
+    """
+
+    cluster: str
+    name: str
+    address: str
+    cpus: str
+    memory: int
+    network: str
+    user: str
+    group: str
+    binaries: str
+    ports: dict[str, int] = field(default_factory=dict)
+    server: str = ""
+    joined: str = ""
+    owner: int = 0
+    keeper: int = 0
+    keeper_ticks: int = 0
+    supervisor: int = 0
+    supervisor_ticks: int = 0
+
+    @property
+    def folder(self) -> Path:
+        """Everything that this node writes."""
+        return cluster_folder(self.cluster) / "nodes" / self.name
+
+    @property
+    def control(self) -> bool:
+        """Whether this node holds the control plane."""
+        return not self.joined
+
+    def alive(self) -> bool:
+        """Whether its supervisor runs; the components die with it."""
+        return linux.alive(self.supervisor, self.supervisor_ticks)
+
+    def kept(self) -> bool:
+        """Whether its keeper runs."""
+        return linux.alive(self.keeper, self.keeper_ticks)
+
+    def save(self) -> None:
+        """Write `node.json`."""
+        write_private(self.folder / "node.json", json.dumps(asdict(self), indent=1))
+
+
+def root() -> Path:
+    """The folder of all of this user's clusters, made if missing; refused if others can get in."""
+    wanted = Path(os.environ.get("DOVETAIL_STATE", f"/tmp/dovetail-kube-{os.getuid()}"))
+    with contextlib.suppress(FileExistsError):
+        wanted.mkdir(mode=0o700, parents=True)
+    found = wanted.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
+        raise BadInput(
+            f"{wanted}: must be a directory of yours that nobody else can open (mode 0700); "
+            "remove it or set DOVETAIL_STATE to another"
+        )
+    return wanted
+
+
+def cluster_folder(cluster: str) -> Path:
+    """The folder of one cluster, whether it exists or not."""
+    return root() / checked_name(cluster, "cluster", 20)
+
+
+def checked_name(name: str, what: str, longest: int) -> str:
+    """The name, if Kubernetes and socket paths allow it."""
+    if len(name) > longest or not re.fullmatch(r"[a-z0-9]([-.a-z0-9]*[a-z0-9])?", name):
+        raise BadInput(
+            f"{what} name {name!r}: at most {longest} lower-case letters, digits, '-' and '.'"
+        )
+    return name
+
+
+def nodes(cluster: str) -> list[Node]:
+    """The cluster's nodes on this machine, the control node first; damaged records are left out."""
+    found = []
+    for record in cluster_folder(cluster).glob("nodes/*/node.json"):
+        with contextlib.suppress(OSError, ValueError, TypeError):
+            found.append(Node(**json.loads(record.read_text())))
+    return sorted(found, key=lambda node: (bool(node.joined), node.name))
+
+
+def clusters() -> list[str]:
+    """Names of this user's clusters on this machine, running or not."""
+    return sorted(path.name for path in root().iterdir() if path.is_dir())
+
+
+@contextlib.contextmanager
+def locked(cluster: str) -> Iterator[None]:
+    """One verb at a time changes a cluster; the lock dies with its holder."""
+    path = root() / f"{checked_name(cluster, 'cluster', 20)}.lock"
+    while True:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(descriptor)
+            raise WorkFailed(
+                f"cluster {cluster}: another `dovetail kube` command is changing it; try again"
+            ) from None
+        if path.exists() and os.fstat(descriptor).st_ino == path.stat().st_ino:
+            break
+        os.close(descriptor)  # the last holder removed the file between our two steps
+    try:
+        yield
+    finally:
+        if not cluster_folder(cluster).exists():
+            path.unlink(missing_ok=True)
+        os.close(descriptor)
+
+
+def discard(node: Node) -> None:
+    """Remove a node's files, and the cluster's when it was the last or the control node."""
+    linux.remove_folder(node.folder, node.user)
+    top = cluster_folder(node.cluster)
+    if node.control:
+        shutil.rmtree(top / "pki", ignore_errors=True)
+        (top / "kubeconfig").unlink(missing_ok=True)
+    with contextlib.suppress(OSError):
+        (top / "nodes").rmdir()
+        top.rmdir()
+    with contextlib.suppress(WorkFailed), locked(node.cluster):
+        pass  # which removes the lock's file, unless a verb holds it
+
+
+def write_private(path: Path, text: str) -> None:
+    """Replace a file as a whole; only its owner can read it."""
+    draft = path.with_name(path.name + ".new")
+    draft.unlink(missing_ok=True)
+    descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with os.fdopen(descriptor, "w") as file:
+        file.write(text)
+    draft.replace(path)

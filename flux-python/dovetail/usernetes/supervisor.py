@@ -1,0 +1,200 @@
+# SPDX-License-Identifier: LGPL-3.0-or-later
+"""Process 1 of a node (step 3): starts every component, and again when one dies.
+
+Run by the keeper inside the node's fresh namespaces. Inputs: `node.json`, a pipe whose other
+end the keeper holds. Outputs: the running components, `log/`. Invariants: when the keeper
+goes, for whatever reason, this process removes the node; when this process goes, the kernel
+kills every other one, and the keeper removes the rest.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+
+from dovetail.usernetes import api, bridge, cgroups, components, linux, steward
+from dovetail.usernetes.state import Node, cluster_folder, discard
+
+TICK = 0.05  # seconds between looks at what a component waits for, while any waits
+STEADY = 20.0  # seconds after which a start counts as a success
+BACKOFF = 0.2  # seconds before the first restart of a component; doubles up to 5
+
+
+class Supervisor:
+    """The components of one node, by name."""
+
+    def __init__(self, node: Node, commands: list[components.Command]) -> None:
+        self.node = node
+        self.waiting = {command.name: command for command in commands}
+        self.running: dict[int, components.Command] = {}
+        self.failures: dict[str, int] = {}
+        self.not_before: dict[str, float] = {}
+        self.started: dict[str, float] = {}
+
+    def start_ready(self) -> None:
+        """Start whatever waits and is ready."""
+        for name, command in list(self.waiting.items()):
+            if self.not_before.get(name, 0) <= time.monotonic() and command.ready():
+                del self.waiting[name]
+                self.running[self._start(command)] = command
+                self.started[name] = time.monotonic()
+
+    def _start(self, command: components.Command) -> int:
+        path = f"{self.node.binaries}/bin"
+        log = os.open(
+            self.node.folder / f"log/{command.name}", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600
+        )
+        system = f"{path}:/usr/sbin:/usr/bin:/sbin:/bin"
+        environment = {"PATH": system, "HOME": str(self.node.folder), **command.environment}
+        for name in ("PYTHONPATH", "DOVETAIL_STATE"):  # what the keeper set for our helpers
+            environment[name] = os.environ[name]
+        for name in command.sockets:
+            (self.node.folder / command.folder / name).unlink(missing_ok=True)
+        program = shutil.which(command.words[0], path=system) or command.words[0]
+        process = subprocess.Popen(
+            [program, *command.words[1:]], stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+            env=environment, cwd=self.node.folder / command.folder, umask=0o022,
+            pass_fds=command.keep,
+        )  # fmt: skip
+        os.close(log)
+        process.returncode = 0  # reaped by `reap`, never by this object
+        return process.pid
+
+    def reap(self) -> None:
+        """Collect the dead; a component among them will be started again, later each time."""
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                return
+            command = self.running.pop(pid, None)
+            if command is None or (command.once and status == 0):
+                continue
+            if time.monotonic() - self.started[command.name] > STEADY:
+                self.failures[command.name] = 0
+            failures = self.failures[command.name] = self.failures.get(command.name, 0) + 1
+            self.not_before[command.name] = time.monotonic() + min(5, BACKOFF * 2 ** (failures - 1))
+            self.waiting[command.name] = command
+            code = os.waitstatus_to_exitcode(status)
+            print(f"{command.name} ended with {code}, start {failures + 1}", flush=True)
+
+
+def private_view(node: Node) -> None:
+    """Mounts of this node alone: its own /proc, and copies of what the components write to."""
+    linux.mount("none", "/", "", linux.REC | linux.PRIVATE)
+    linux.mount("proc", "/proc", "proc")
+    staging = node.folder / "view"
+    staging.mkdir(exist_ok=True)
+    for folder in ("/run", "/var/lib", "/var/log"):
+        linux.copy_up(folder, staging / folder.strip("/").replace("/", "-"))
+    # The kubelet, and programs in pods, take this for all the cores that there are.
+    (staging / "online").write_text(f"{node.cpus}\n")
+    linux.mount(str(staging / "online"), "/sys/devices/system/cpu/online", "", linux.BIND)
+    # The kubelet sets these for the whole machine; here it finds them set, and sets a file.
+    for name, value in (
+        ("vm/overcommit_memory", 1),
+        ("kernel/panic", 10),
+        ("kernel/panic_on_oops", 1),
+    ):
+        stand_in = staging / name.replace("/", "-")
+        stand_in.write_text(f"{value}\n")
+        with contextlib.suppress(OSError):
+            linux.mount(str(stand_in), f"/proc/sys/{name}", "", linux.BIND)
+
+
+def commands(
+    node: Node, rootless: bool, few_ids: bool, entrance: socket.socket | None
+) -> list[components.Command]:
+    """Every component of this node."""
+    socket = (node.folder / "run/containerd.sock").exists
+    if not node.control:
+        return [
+            components.containerd(node, rootless, few_ids),
+            components.images(node),
+            components.kubelet(node, rootless, socket),
+        ]
+    pki = cluster_folder(node.cluster) / "pki"
+    server = f"https://{node.address}:{node.ports['server']}"
+    admin = api.Client(server, (pki / "ca.crt").read_text(), pki / "admin.crt")
+    up = Latch(admin.ready)
+    return [
+        components.etcd(node),
+        *components.control_plane(node, up),
+        components.containerd(node, rootless, few_ids),
+        components.images(node),
+        components.kubelet(node, rootless, socket),
+        steward.command(node, up),
+        *([bridge.proxy(node, up), bridge.forwarder(node, entrance, up)] if entrance else []),
+    ]
+
+
+class Latch:
+    """True for good once a question was answered with yes; asked at most once in a tick."""
+
+    def __init__(self, question: Callable[[], bool]) -> None:
+        self.question, self.answer, self.asked = question, False, 0.0
+
+    def __call__(self) -> bool:
+        """Ask again if it has not been yes yet."""
+        now = time.monotonic()
+        if not self.answer and now - self.asked >= TICK:
+            self.answer = self.question()
+            self.asked = time.monotonic()
+        return self.answer
+
+
+def remove_all(node: Node) -> None:
+    """Kill everything in this process namespace, then remove the node's groups and files."""
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(-1, signal.SIGKILL)
+    while True:
+        try:
+            os.waitpid(-1, 0)
+        except ChildProcessError:
+            break
+    with contextlib.suppress(OSError):
+        cgroups.leave(node.group)
+    cgroups.remove(node.group, time.monotonic() + 5)
+    discard(node)
+
+
+def serve(
+    node: Node, keeper: int, few_ids: bool, rootless: bool, entrance: socket.socket | None
+) -> None:
+    """Run the node until the keeper goes or says so."""
+    wake_in, wake_out = os.pipe()
+    os.set_blocking(wake_out, False)
+    os.set_blocking(wake_in, False)
+    signal.set_wakeup_fd(wake_out, warn_on_full_buffer=False)
+    stop: list[int] = []
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    signal.signal(signal.SIGTERM, lambda *_: stop.append(1))
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    private_view(node)
+    supervisor = Supervisor(node, commands(node, rootless, few_ids, entrance))
+    poll = select.poll()
+    poll.register(keeper, select.POLLIN)
+    poll.register(wake_in, select.POLLIN)
+    while not stop:
+        supervisor.start_ready()
+        ready = dict(poll.poll(TICK * 1000 if supervisor.waiting else None))
+        if keeper in ready:
+            break  # the other end is closed: the keeper is gone
+        with contextlib.suppress(BlockingIOError):
+            os.read(wake_in, 4096)
+        supervisor.reap()
+    remove_all(node)
+
+
+if __name__ == "__main__":
+    sys.exit("this module is started by dovetail.usernetes.keeper")

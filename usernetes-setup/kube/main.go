@@ -1,0 +1,55 @@
+// SPDX-License-Identifier: LGPL-3.0-or-later
+
+// Command kube is every Kubernetes component in one binary (step 3, up): it runs the one that
+// it was called by, through a link such as kubelet -> kube, or as `kube kubelet ...`. The
+// components share nearly all of their code, so one binary is a third of the size of five.
+//
+// The versions come from go.mod; `build` stamps them into the version packages by -ldflags.
+package main
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+
+	"github.com/spf13/cobra"
+	"k8s.io/component-base/cli"
+	_ "k8s.io/component-base/logs/json/register"
+	_ "k8s.io/component-base/metrics/prometheus/clientgo"
+	_ "k8s.io/component-base/metrics/prometheus/version"
+	kubectl "k8s.io/kubectl/pkg/cmd"
+	"k8s.io/kubectl/pkg/cmd/util"
+	apiserver "k8s.io/kubernetes/cmd/kube-apiserver/app"
+	manager "k8s.io/kubernetes/cmd/kube-controller-manager/app"
+	proxy "k8s.io/kubernetes/cmd/kube-proxy/app"
+	scheduler "k8s.io/kubernetes/cmd/kube-scheduler/app"
+	kubelet "k8s.io/kubernetes/cmd/kubelet/app"
+)
+
+var components = map[string]func() *cobra.Command{
+	"kube-apiserver":          apiserver.NewAPIServerCommand,
+	"kube-controller-manager": manager.NewControllerManagerCommand,
+	"kube-proxy":              proxy.NewProxyCommand,
+	"kube-scheduler":          func() *cobra.Command { return scheduler.NewSchedulerCommand() },
+	"kubectl":                 kubectl.NewDefaultKubectlCommand,
+	"kubelet":                 func() *cobra.Command { return kubelet.NewKubeletCommand(context.Background()) },
+}
+
+func main() {
+	component := components[filepath.Base(os.Args[0])]
+	if component == nil && len(os.Args) > 1 {
+		component = components[os.Args[1]]
+		os.Args = os.Args[1:]
+	}
+	if component == nil {
+		fmt.Fprintln(os.Stderr, "kube: call it as a component, or name one: kubelet, kubectl, "+
+			"kube-apiserver, kube-controller-manager, kube-proxy, kube-scheduler")
+		os.Exit(2)
+	}
+	if filepath.Base(os.Args[0]) == "kubectl" { // it prints errors in its own way
+		util.CheckErr(cli.RunNoErrOutput(component()))
+		return
+	}
+	os.Exit(cli.Run(component()))
+}
