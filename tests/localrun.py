@@ -31,6 +31,11 @@ exit $code
 """
 
 
+def scripts(*lines: str) -> tuple[str, ...]:
+    """Lines of a shell as prepare lines, which run without one."""
+    return tuple(shlex.join(("sh", "-c", line)) for line in lines)
+
+
 class Site:
     """A place to run simulations of shell commands in, and to check that it is left clean."""
 
@@ -61,9 +66,9 @@ class Site:
         options.setdefault("command", ("sh", "-c", script))
         path = f"{self.bin}:{os.environ['PATH']}"
         environment = (("PATH", path), ("DOVETAIL_TEST", str(self.directory)))
-        prepare = tuple(shlex.join(("sh", "-c", line)) for line in prepare)
         return core.Spec(
-            name, "family", weights=(1.0,) * options["ranks"], prepare=prepare,
+            name, "family", weights=(1.0,) * options["ranks"],
+            prepare=scripts(*prepare),
             environment=environment, **options,
         )  # fmt: skip
 

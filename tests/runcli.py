@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 import os
-import shlex
 import signal
 import subprocess
 import sys
@@ -15,7 +14,7 @@ from pathlib import Path
 import known
 import pytest
 from dovetail import cgroup, events, process, replay, sweep
-from localrun import FAKE_MPIRUN, LIMIT, wait_for
+from localrun import FAKE_MPIRUN, LIMIT, scripts, wait_for
 
 TOP = Path(__file__).resolve().parents[1]
 COMMAND = (sys.executable, "-m", "dovetail", "run")
@@ -73,7 +72,7 @@ class Site:
         """An entry of a plan whose command, and prepare lines, are scripts."""
         return {
             "command": ["sh", "-c", script],
-            "prepare": [shlex.join(["sh", "-c", line]) for line in prepare],
+            "prepare": list(scripts(*prepare)),
             "environment": {"PATH": f"{self.bin}:{os.environ['PATH']}"},
             **more,
         }

@@ -27,7 +27,13 @@ REASONS = {
         "=====\n=   BAD TERMINATION OF ONE OF YOUR APPLICATION PROCESSES\n"
         "=   PID 77 RUNNING AT vm\n=   EXIT CODE: 9\n=   CLEANING UP REMAINING PROCESSES\n"
         "=====\nYOUR APPLICATION TERMINATED WITH THE EXIT STRING: Killed (signal 9)\n",
-        "rank 1 killed by signal 9"),
+        "a rank killed by signal 9"),
+    "MPICH: a rank that crashed": (
+        11,
+        "=====\n=   BAD TERMINATION OF ONE OF YOUR APPLICATION PROCESSES\n"
+        "=   PID 77 RUNNING AT vm\n=   EXIT CODE: 11\n=   CLEANING UP REMAINING PROCESSES\n"
+        "=====\nYOUR APPLICATION TERMINATED WITH THE EXIT STRING: Segmentation fault (signal 11)\n",
+        "rank 1 killed by signal 11"),
     "OpenFOAM: the error of a rank": (
         1,
         "Time = 3\n[1] \n[1] \n[1] --> FOAM FATAL ERROR: \n[1] cannot open file p\n[1] \n"
@@ -45,7 +51,7 @@ REASONS = {
 @pytest.mark.parametrize("case", REASONS.values(), ids=REASONS.keys())
 def test_a_failure_is_explained_in_one_line(case):
     code, output, reason = case
-    assert mpirun.explain(code, output, {77: 1}) == reason
+    assert mpirun.explain(code, output, {76: 0, 77: 1}) == reason
 
 
 @pytest.mark.parametrize("size", [1, 2, 7, 8, 9, 1000])

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import pty
@@ -14,6 +15,7 @@ import time
 from pathlib import Path
 
 import pytest
+from dovetail.commands import run
 from localrun import LIMIT, wait_for
 from runcli import COMMAND, NOBODY, site  # noqa: F401
 
@@ -102,6 +104,7 @@ def test_a_dry_run_starts_and_writes_nothing(site, form):  # noqa: F811
 REFUSED = {
     "a plan that is not there": ((), {}, ["none.yaml"], "none.yaml"),
     "an unknown key": (({"colour": 1},), {}, [], "plan.yaml:1: simulations[0].colour: unknown"),
+    "a reserved name": (({"name": "owner"},), {}, [], "simulations[0].name: 'owner' is taken"),
     "a part of a CPU": (({},), {"cpus": "1500m"}, [], "cpus: 1500m is not possible here"),
     "more CPUs than there are": (({},), {"cpus": 4096}, [], "cpus: 4096000m is not possible"),
     "more memory than there is": (({"memory": "900T"},), {}, [], "sim asks for"),
@@ -199,6 +202,16 @@ def test_two_runs_in_one_directory_are_refused(site):  # noqa: F811
     (site.out.parent / "out" / "go").touch()
     assert site.end(first)[0] == 0
     assert site.states() == {"sim": "done"}
+
+
+@pytest.mark.parametrize("number", [errno.EBADF, errno.ENOLCK, errno.ENOSYS])
+def test_a_file_system_without_locks_is_used_all_the_same(tmp_path, monkeypatch, number):
+    def flock(file, how):
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(run.fcntl, "flock", flock)
+    os.close(run.lock(tmp_path / "out"))
+    assert (tmp_path / "out").is_dir()
 
 
 def test_two_runs_in_two_directories_leave_each_other_alone(site):  # noqa: F811

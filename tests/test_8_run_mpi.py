@@ -86,7 +86,7 @@ def test_a_signal_in_any_phase_leaves_nothing(site, phase, number):  # noqa: F81
 
 @pytest.mark.parametrize("phase", ["packed", "frozen"])
 def test_after_kill_9_the_run_goes_on(site, phase):  # noqa: F811
-    plan = mixed(site, iterations=600)
+    plan = mixed(site, iterations=450)
     run = come_to(site, phase, plan)
     site.end(run, signal.SIGKILL)
     started = {r["name"] for r in site.of_type("Launch")}
@@ -95,7 +95,7 @@ def test_after_kill_9_the_run_goes_on(site, phase):  # noqa: F811
     assert site.run(plan, "-o", "out", "--resume")[0] == 0
     assert set(site.states().values()) == {"done"}
     for one in site.summary()["simulations"]:
-        assert one["iterations"] == 600
+        assert one["iterations"] == 450
         assert one["restarts"] == (one["name"] in started - ended)
 
 
@@ -107,7 +107,11 @@ def test_a_rank_killed_with_9_fails_its_simulation_alone(site, mpi):  # noqa: F8
     os.kill(rank_of(site, "a-1", 1), signal.SIGKILL)
     assert site.end(run)[0] == 1
     assert site.states() == {"a-1": "failed", "a-2": "done"}
-    assert site.summary()["simulations"][0]["reason"] == "rank 1 killed by signal 9"
+    assert site.summary()["simulations"][0]["reason"] == KILLED[mpi]
+
+
+KILLED = {"openmpi": "rank 1 killed by signal 9", "mpich": "a rank killed by signal 9"}
+"""MPICH's launcher kills the other ranks by the same signal and may name one of them."""
 
 
 def rank_of(site, name, rank):  # noqa: F811
@@ -132,13 +136,13 @@ def test_a_simulation_that_hangs_is_ended_and_the_rest_goes_on(site):  # noqa: F
 
 @pytest.mark.parametrize("mpi", ["openmpi", "mpich"])
 def test_a_rank_ten_times_slower_than_its_peers(site, mpi):  # noqa: F811
-    plan = site.plan({"name": "a", "count": 2, **busy(40, 4, iterations=150, how="burn", mpi=mpi)})
+    plan = site.plan({"name": "a", "count": 2, **busy(40, 4, iterations=90, how="burn", mpi=mpi)})
     assert site.run(plan, "-o", "out")[0] == 0
     assert site.states() == {"a-1": "done", "a-2": "done"}
     (note,) = (r for r in site.log() if r.get("what") == "profile" and "load" in r["data"])
     light, heavy = sorted(note["data"]["load"])
     assert heavy > 0
-    assert [one["iterations"] for one in site.summary()["simulations"]] == [150, 150]
+    assert [one["iterations"] for one in site.summary()["simulations"]] == [90, 90]
     assert light < heavy
 
 

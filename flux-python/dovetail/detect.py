@@ -17,9 +17,9 @@ import subprocess
 from collections.abc import Sequence
 
 from dovetail.errors import BadInput
+from dovetail.mpirun import linked
 
 LAUNCHERS = re.compile(r"(mpirun|mpiexec|orterun|prterun)([.-].*)?|hydra.*")
-SONAMES = (("openmpi", r"\blibmpi\.so\.\d+"), ("mpich", r"\blibmpich\.so\.\d+"))
 PT_INTERP = 3
 
 
@@ -72,8 +72,7 @@ def _of_program(path: str) -> str:
         return ""
     if not _has_interpreter(path):
         return "static"
-    listing = subprocess.run(["ldd", path], capture_output=True, text=True, check=False).stdout
-    return next((mpi for mpi, soname in SONAMES if re.search(soname, listing)), "")
+    return linked(path)
 
 
 def _is_elf(path: str) -> bool:

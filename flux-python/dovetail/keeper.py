@@ -168,6 +168,7 @@ class Keeper:
         path = base.get("PATH", os.defpath)
         mpi = config["mpi"] or mpirun.flavour(config["command"][0], path)
         words = mpirun.command_line(config["command"], config["ranks"], path, mpi)
+        mpi = mpi or mpirun.flavour(words[0], path)  # a script runs under its starter's MPI
         self._tell({"kind": "started", "mpi": mpi})
         code = self._step(words, self.case, mpirun.preload(base, config["libraries"].get(mpi, "")))
         if not code:

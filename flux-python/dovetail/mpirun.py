@@ -38,8 +38,13 @@ def flavour(program: str, path: str) -> str:
     if os.path.basename(program) in STARTERS:
         real = os.path.basename(os.path.realpath(file))
         return STARTERS[os.path.basename(program)] or STARTERS.get(real, "")
+    return linked(file) if file else ""
+
+
+def linked(file: str) -> str:
+    """The MPI whose library a program loads, empty for none; as slow as loading it."""
     output, output_end = os.pipe()
-    words = ["ldd", file or "/nonexistent"]
+    words = ["ldd", file]
     actions = [(os.POSIX_SPAWN_DUP2, output_end, 1), (os.POSIX_SPAWN_DUP2, output_end, 2)]
     pid = os.posix_spawnp("ldd", words, os.environ, file_actions=actions)
     os.close(output_end)
@@ -121,6 +126,8 @@ def explain(code: int, output: str, ranks_by_pid: Mapping[int, int]) -> str:
         rank = ranks_by_pid.get(int(hydra[1]))
         who = "a rank" if rank is None else f"rank {rank}"
         ended_by = re.search(r"EXIT STRING: .*\(signal (\d+)\)", output)
+        if ended_by and ended_by[1] == "9" and len(ranks_by_pid) != 1:
+            return "a rank killed by signal 9"  # as are its peers, one of which may be named
         if ended_by:
             return f"{who} killed by signal {ended_by[1]}"
         who, code = f"{who}: ", int(hydra[2])

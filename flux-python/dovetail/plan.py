@@ -132,6 +132,8 @@ class _Entry(BaseModel):
                 f"{show(name)} is not up to 40 lower-case letters, digits and hyphens, "
                 "from a letter to a letter or digit"
             )
+        if name == "owner":  # a file beside the simulations' directories in shared memory
+            raise ValueError("'owner' is taken by the run itself; choose another name")
         return name
 
     @field_validator("environment")

@@ -71,12 +71,16 @@ def lock(directory: Path) -> int:
         held = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         if not os.access(directory, os.W_OK | os.X_OK):
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
-        fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        return held
-    except BlockingIOError:
-        raise BadInput(f"{directory}: another run is using it; choose another -o") from None
     except OSError as error:
         raise BadInput(f"{directory}: cannot be used: {error.strerror}") from error
+    try:
+        fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(held)
+        raise BadInput(f"{directory}: another run is using it; choose another -o") from None
+    except OSError:
+        pass  # many network file systems cannot lock a directory, and are good for all else
+    return held
 
 
 def check_plan(asked: plan.Plan, directory: Path) -> None:
