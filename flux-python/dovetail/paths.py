@@ -44,9 +44,11 @@ def library(mpi: str) -> Path:
 
 
 def bench(mpi: str) -> Path:
-    """The program that measures a wrapped call; only in the build tree, else BadInput."""
+    """The program that measures a wrapped call; raises BadInput where it is not built."""
+    name = f"bench_calls.{mpi}"
     for directory in directories():
-        program = directory.parent / f"bench_calls.{mpi}"
-        if program.is_file():
-            return program.absolute()
-    raise BadInput(f"no bench_calls.{mpi}: it is in the build tree only, made by `make`")
+        built, installed = directory.parent, directory.parent.parent / "libexec" / "dovetail"
+        for place in (built, installed):
+            if (place / name).is_file():
+                return (place / name).absolute()
+    raise BadInput(f"no {name} beside the profiling libraries: run `make` with that MPI installed")
