@@ -40,7 +40,7 @@
 
 #define TIMEOUT_US_MIN 1000u  /* defaults of the control page's fields: bells are seldom missed, */
 #define TIMEOUT_US_MAX 10000u /* and sleeps of 100 to 500 us cost more CPU than they saved */
-#define SPIN_NS 50000u /* no sleep before this: a wake costs both sides together about as much */
+#define SPIN_NS 70000u /* no sleep before this: a wake costs both sides together about as much */
 #define TIMEOUT_US_LIMIT 50000u /* so that a change of mode is seen soon, whatever is asked for */
 
 struct slot {

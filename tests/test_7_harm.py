@@ -10,6 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 from dovetail import core
+from dovetail.controller import Controller
 from dovetail.core import Capacity, Node, Note, Spec
 from dovetail.drift import Alone
 from dovetail.executors.simulated import Fault, Simulated, Work
@@ -336,3 +337,32 @@ def test_a_deadline_is_met_beside_what_disturbs_and_without_flapping(deadline, f
     assert result.controller.view("a-0").ended <= deadline
     assert len(result.notes("rollback")) <= 1
     assert result.gain >= 1.1
+
+
+# --- what is taken for hung, and what is not ---
+
+
+def ended_as_hung(useful):
+    """Whether a simulation is ended that for four hours publishes `useful(t)` and no iteration."""
+    spec = Spec("a", "a", "case", 2, (1.0, 1.0), ("run",))
+    made = Controller([spec], Capacity((Node("n", 2000, 1 << 34),)))
+    actions = made.handle(core.Tick(0.0)) + made.handle(core.Started(0.0, "a"))
+    none = (0.0, 0.0)
+    for t in range(10, 4 * 3600, 10):
+        if useful is not None:
+            ranks = core.Ranks((0, 0), none, none, (useful(t), 1.0), none, (0, 0))
+            actions += made.handle(core.Sampled(float(t), "a", ranks))
+        actions += made.handle(core.Tick(float(t)))
+    return any(isinstance(action, core.Stop) for action in actions)
+
+
+def test_a_program_that_publishes_nothing_is_never_taken_for_hung():
+    assert not ended_as_hung(None)
+
+
+def test_ranks_that_work_towards_their_first_iteration_go_on():
+    assert not ended_as_hung(lambda t: t / 2)
+
+
+def test_ranks_that_never_leave_mpi_are_ended():
+    assert ended_as_hung(lambda t: 1.0)

@@ -81,12 +81,12 @@ class Settings:
     """Seconds without an admission after one was taken back, or of resizes after a refusal."""
     young: float = 20.0
     """Seconds of life up to which a simulation is rather run again than kept to the harm."""
-    stall: float = 60.0
-    """Least seconds without an iteration that count as hung."""
+    stall: float = 300.0
+    """Least seconds without an iteration that count as hung: writing results may take minutes."""
     stall_iterations: float = 50.0
     """The same in usual iterations, whichever is longer."""
     start_limit: float = 1800.0
-    """Seconds before the first iteration, where it is not known that there will be one."""
+    """Seconds before the first iteration in which no rank does anything outside MPI."""
     start_factor: float = 20.0
     """The same in usual start times, once the family's is known (at least `stall`)."""
     restarts: int = 3

@@ -18,7 +18,8 @@ from dovetail.policy import Profile
 class Simulation:
     """One simulation. Times ending in `_at` are controller seconds, the others run seconds.
 
-    `state` is queued, preparing, starting, running, frozen, done, failed or not started.
+    `state` is queued, preparing, starting, running, frozen, done, failed or not started;
+    `useful` the seconds outside MPI of all its ranks, None until they publish anything.
     """
 
     spec: Spec
@@ -36,6 +37,7 @@ class Simulation:
     ended: float | None = None
     launched_at: float = 0.0
     progress_at: float = 0.0
+    useful: float | None = None
     thawed_at: float = 0.0
     boosted_at: float = 0.0
     memory: int = 0

@@ -154,6 +154,7 @@ class State:
         sim.state, sim.share, sim.stop, sim.paused = "queued", None, None, False
         sim.reason, sim.started, sim.ended, sim.warned = "", None, None, False
         sim.meter = Meter(self.settings.warmup)
+        sim.useful = None
         sim.alone, sim.boost, sim.memory = Alone(), 1.0, 0
         heapq.heappush(self.families[sim.spec.family].queue, (sim.index, sim.spec.name))
         self.queued += 1
@@ -275,6 +276,10 @@ class State:
         if memory > sim.memory:
             sim.memory = memory
             self.hold(sim)
+        useful = sum(ranks.useful)
+        if not sim.iterations and useful > (sim.useful or 0.0):
+            sim.progress_at = self.now  # it works towards its first iteration, if it has any
+        sim.useful = useful
         if sim.meter.add(self.now, ranks):
             sim.progress_at = self.now
             if sim.state in ("preparing", "starting"):

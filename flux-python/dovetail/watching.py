@@ -46,8 +46,8 @@ def _patience(state: State, sim: Simulation) -> float | None:
         rate = state.baseline(sim)
         usual = 1.0 / rate if rate > 0.0 else _usual(state, sim)
         return max(s.stall, s.stall_iterations * usual)
-    if family.silent:
-        return None
+    if family.silent or sim.useful is None:
+        return None  # nothing tells a program that publishes nothing from one that hangs
     if family.startup is not None:
         return max(s.stall, s.start_factor * family.startup)
     return s.start_limit
