@@ -21,6 +21,7 @@ from pathlib import Path
 
 import pytest
 from dovetail.usernetes import build, components, linux, preflight
+from others import WHY_NOT
 
 pytestmark = pytest.mark.kube
 SETUP = Path(__file__).resolve().parents[1] / "usernetes-setup"
@@ -145,7 +146,9 @@ def binaries():
 
 
 def modes():
-    return ["root", "rootless"] if ROOT else ["rootless"]
+    if not ROOT:
+        return ["rootless"]
+    return ["root"] if WHY_NOT else ["root", "rootless"]
 
 
 @pytest.fixture(params=modes())
@@ -162,6 +165,8 @@ def machine(request, binaries):
 @pytest.fixture
 def any_machine(binaries):
     """One user is enough: an ordinary one."""
+    if ROOT and WHY_NOT:
+        pytest.skip(WHY_NOT)
     gaps = preflight.hard_gaps()
     if gaps:
         pytest.skip(f"cannot run here: {gaps[0]}")

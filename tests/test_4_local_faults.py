@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from dovetail import cgroup, core, process, sweep
 from localrun import Site, share, site, wait_for  # noqa: F401
+from others import needs_nobody
 
 pytestmark = pytest.mark.unit
 
@@ -166,7 +167,7 @@ def test_a_sweep_removes_nothing_foreign(tmp_path, record):
     assert not session.exists()
 
 
-@pytest.mark.skipif(os.getuid() != 0, reason="needs root to become somebody else")
+@needs_nobody
 @pytest.mark.parametrize("phase", PHASES)
 def test_an_ordinary_user_without_control_groups_leaves_nothing(site, phase):  # noqa: F811
     for path in [site.directory, *site.directory.parents]:

@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 from dovetail.commands import run
 from localrun import LIMIT, wait_for
+from others import needs_nobody
 from runcli import COMMAND, NOBODY, site  # noqa: F401
 
 pytestmark = pytest.mark.unit
@@ -129,7 +130,7 @@ def test_bad_input_is_one_line_before_anything_starts(site, case):  # noqa: F811
     assert (after, site.sessions) == (before, set())
 
 
-@pytest.mark.skipif(os.getuid() != 0, reason="needs root to become somebody else")
+@needs_nobody
 def test_a_directory_that_may_not_be_written_is_refused(site):  # noqa: F811
     site.prefix = NOBODY
     (site.directory / "theirs").mkdir()

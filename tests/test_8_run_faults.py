@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from dovetail import process, sweep
 from localrun import wait_for
+from others import WHY_NOT, needs_nobody
 from runcli import NOBODY, site  # noqa: F401
 
 pytestmark = pytest.mark.unit
@@ -155,8 +156,8 @@ def test_after_kill_9_the_run_is_resumed(site, phase, user):  # noqa: F811
 
 
 def become_nobody(site):  # noqa: F811
-    if os.getuid() != 0:
-        pytest.skip("needs root to become somebody else")
+    if WHY_NOT:
+        pytest.skip(WHY_NOT)
     for path in (site.directory, site.temporary, site.case):
         os.chown(path, 65534, 65534)
     site.prefix = NOBODY
@@ -247,7 +248,7 @@ def test_a_full_disk_at_the_start_is_told_before_anything_runs(site):  # noqa: F
     assert "No space left" in errors
 
 
-@pytest.mark.skipif(os.getuid() != 0, reason="needs root to become somebody else")
+@needs_nobody
 def test_an_ordinary_user_without_control_groups_is_told_and_served(site):  # noqa: F811
     become_nobody(site)
     plan = site.plan(site.shell("exit 1", name="bad"), site.shell("true", name="good"))

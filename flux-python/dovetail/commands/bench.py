@@ -11,10 +11,12 @@ import argparse
 import json
 import os
 import platform
+import signal
 import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
+from types import FrameType
 
 from rich.console import Console
 from rich.table import Table
@@ -55,6 +57,7 @@ def run(args: argparse.Namespace) -> int:
     """Measure and print; 0 if every figure keeps its bound, else 1."""
     if not 1 <= args.repeat <= 1000:
         raise BadInput(f"--repeat {args.repeat}: give 1 to 1000")
+    signal.signal(signal.SIGTERM, interrupt)
     if args.what == "demo":
         return demo.run_demo(args.output, tell, as_json=args.json)
     found: dict[str, list[Claim]] = {}
@@ -67,6 +70,11 @@ def run(args: argparse.Namespace) -> int:
     else:
         show(found)
     return 0 if all(c.met is not False for claims in found.values() for c in claims) else 1
+
+
+def interrupt(number: int, _: FrameType | None) -> None:
+    """Let SIGTERM clean up as Ctrl-C does."""
+    raise KeyboardInterrupt
 
 
 def tell(line: str) -> None:
