@@ -162,8 +162,8 @@ def test_a_clock_jump_stops_nobody_and_spoils_no_rate(what, jump):
 
 
 HANGS = [
-    ("a fast one after a minute", 0.1, 59.0, 62.0),
-    ("a slow one after fifty usual iterations", 4.0, 199.0, 215.0),
+    ("a fast one after five minutes", 0.1, 299.0, 302.0),
+    ("a slow one after fifty usual iterations", 8.0, 399.0, 420.0),
 ]
 
 
@@ -185,18 +185,6 @@ def test_it_ends_what_hangs(what, seconds, patient, ended):
     controller.handle(core.Finished(t, "a-0", 143, "stopped by us"))
     assert controller.view("a-0").state == "failed"
     assert controller.view("a-0").reason.startswith("hung")
-
-
-def test_one_that_never_iterates_has_time_but_not_for_ever():
-    controller = Controller(specs(1), CAPACITY)
-    controller.handle(core.Tick(0.0))
-    controller.handle(core.Started(1.0, "a-0"))
-    t, stops = 1.0, []
-    while not stops and t < 3000:
-        t += 10.0
-        stops = [a for a in controller.handle(core.Tick(t)) if isinstance(a, Stop)]
-    assert 1800 <= t <= 1830
-    assert "no first iteration" in stops[0].why
 
 
 def test_restarted_ranks_do_not_count_backwards():
