@@ -6,6 +6,7 @@ In: DOVETAIL_LIBDIR, which wins if set, and this file's own place. Out: absolute
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -41,6 +42,15 @@ def library(mpi: str) -> Path:
             return (directory / name).absolute()
     looked = os.environ.get("DOVETAIL_LIBDIR", "the build tree and beside the package")
     raise BadInput(f"no {name} in {looked}: run ./configure and make with that MPI installed")
+
+
+def libraries() -> dict[str, str]:
+    """The MPI that each profiling library is for, and its file; what is not built is left out."""
+    found = {}
+    for mpi in MPIS:
+        with contextlib.suppress(BadInput):
+            found[mpi] = str(library(mpi))
+    return found
 
 
 def bench(mpi: str) -> Path:

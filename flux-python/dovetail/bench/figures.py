@@ -88,8 +88,8 @@ def wait(scratch: Path, repeat: int, progress: Progress) -> list[Claim]:
 
 def pack(scratch: Path, repeat: int, progress: Progress) -> list[Claim]:
     """Two simulations of two ranks at 1:3: packed against every other way to run them."""
-    cases = copies(scratch, (1, 3), 100, 2)
-    serial = copies(scratch, (1,), 100, 2)
+    cases = copies(scratch, (1, 3), 200, 2)
+    serial = copies(scratch, (1,), 200, 2)
     needed: list[float] = []
     cores = 2
 

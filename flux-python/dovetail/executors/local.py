@@ -26,7 +26,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from dovetail import cgroup, commandline, core, keeper, page, paths, process, sweep
+from dovetail import cgroup, commandline, core, keeper, page, paths, process, sampling, sweep
 from dovetail.errors import BadInput, WorkFailed
 
 _PATIENCE = 10.0  # seconds for a keeper to do what it was told before it is ended itself
@@ -279,46 +279,15 @@ class LocalExecutor:
 
     def _sample(self, job: _Job, t: float, events: list[core.Event]) -> None:
         """Report the ranks if any of them has published something new."""
-        try:
-            pages = [p for p in page.read_pages(Path(job.directory)) if p.world == 0]
-        except (BadInput, OSError):
-            return
-        pages.sort(key=lambda one: one.rank)
-        if [one.rank for one in pages] != list(range(job.spec.ranks)):
+        pages = sampling.complete(Path(job.directory), job.spec.ranks)
+        if not pages:
             return
         self._place_ranks(job, pages)
-        ranks = self._ranks(job, pages)
+        succeeded = job.result is not None and job.result.code == 0
+        ranks = sampling.ranks(pages, Path(job.directory), self._origin, succeeded)
         if ranks != job.sample:
             job.sample = ranks
             events.append(core.Sampled(t, job.spec.name, ranks))
-
-    def _ranks(self, job: _Job, pages: list[page.RankPage]) -> core.Ranks:
-        memory = tuple(one.peak_rss for one in pages)
-        if all(one.iteration_source != "none" for one in pages):
-            return core.Ranks(
-                tuple(one.iterations for one in pages),
-                tuple(max(0.0, one.iter_stamp - self._origin) for one in pages),
-                tuple(one.iter_cpu_s for one in pages),
-                tuple(one.iter_useful_s for one in pages),
-                tuple(one.iter_mpi_s for one in pages),
-                memory,
-            )
-        # Only the log tells of iterations; a `Time =` line begins one and so ends another.
-        lines, stamp = 0, 0.0
-        with contextlib.suppress(OSError, ValueError):
-            raw = Path(job.directory, "iterations").read_bytes()
-            lines, stamp = keeper.COUNT.unpack(raw) if raw else (0, self._origin)
-        succeeded = job.result is not None and job.result.code == 0
-        complete = lines if succeeded else max(0, lines - 1)
-        count = len(pages)
-        return core.Ranks(
-            (complete,) * count,
-            (max(0.0, stamp - self._origin),) * count,
-            tuple(one.cpu_s for one in pages),
-            tuple(one.useful_s for one in pages),
-            tuple(one.mpi_s for one in pages),
-            memory,
-        )
 
     def _finish(self, job: _Job, t: float, events: list[core.Event]) -> None:
         """The keeper has gone, or is taken for dead: see that nothing is left, and report."""
@@ -376,7 +345,7 @@ class LocalExecutor:
             "prepare": [(line, commandline.split(line)) for line in spec.prepare],
             "environment": {**environment, "PATH": commandline.search_path(environment)},
             "mpi": self._mpi.get(spec.command[0], ""),
-            "libraries": _libraries(),
+            "libraries": paths.libraries(),
             "group": [group.weight, group.control],
             "job": [inner.weight, inner.control],
             "cpus": self._pin,
@@ -432,17 +401,6 @@ class LocalExecutor:
                 with contextlib.suppress(OSError):
                     job.ranks[one.rank // job.spec.ranks_per_group].add(one.pid)
                     job.moved.add(one.pid)
-
-
-def _libraries() -> dict[str, str]:
-    """The MPI that each profiling library is for, and its file; what is not built is left out."""
-    found = {}
-    for mpi in ("openmpi", "mpich"):
-        with contextlib.suppress(BadInput):
-            library = paths.library(mpi)
-            if library.exists():
-                found[mpi] = str(library)
-    return found
 
 
 def free_memory() -> int:

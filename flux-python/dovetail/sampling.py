@@ -1,0 +1,68 @@
+# SPDX-License-Identifier: LGPL-3.0-or-later
+"""Turns the rank pages of one simulation into a sample for the controller (step 5).
+
+Inputs: the simulation's session directory on this node. Output: `core.Ranks`. Invariant: a sample
+belongs to whole iterations, whichever of the three sources counts them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from pathlib import Path
+
+from dovetail import core, keeper, page
+from dovetail.errors import BadInput
+
+
+def here(directory: Path) -> list[page.RankPage]:
+    """The pages of the simulation's own ranks that are on this node, by rank.
+
+    Ranks of spawned worlds are left out; nothing that can be read gives an empty list.
+    """
+    try:
+        return sorted(
+            (one for one in page.read_pages(directory) if one.world == 0),
+            key=lambda one: one.rank,
+        )
+    except (BadInput, OSError):
+        return []
+
+
+def complete(directory: Path, count: int) -> list[page.RankPage]:
+    """The pages of all `count` ranks, or an empty list while any of them is missing."""
+    pages = here(directory)
+    return pages if [one.rank for one in pages] == list(range(count)) else []
+
+
+def ranks(
+    pages: Sequence[page.RankPage], directory: Path, origin: float, succeeded: bool = False
+) -> core.Ranks:
+    """The sample of these pages; `origin` is the CLOCK_MONOTONIC time of the run clock's 0.
+
+    `succeeded` says that the simulation has ended well, which completes its last iteration.
+    """
+    memory = tuple(one.peak_rss for one in pages)
+    if all(one.iteration_source != "none" for one in pages):
+        return core.Ranks(
+            tuple(one.iterations for one in pages),
+            tuple(max(0.0, one.iter_stamp - origin) for one in pages),
+            tuple(one.iter_cpu_s for one in pages),
+            tuple(one.iter_useful_s for one in pages),
+            tuple(one.iter_mpi_s for one in pages),
+            memory,
+        )
+    # Only the log tells of iterations; a `Time =` line begins one and so ends another.
+    lines, stamp = 0, origin
+    with contextlib.suppress(OSError, ValueError):
+        raw = (directory / "iterations").read_bytes()
+        lines, stamp = keeper.COUNT.unpack(raw) if raw else (0, origin)
+    count = len(pages)
+    return core.Ranks(
+        (lines if succeeded else max(0, lines - 1),) * count,
+        (max(0.0, stamp - origin),) * count,
+        tuple(one.cpu_s for one in pages),
+        tuple(one.useful_s for one in pages),
+        tuple(one.mpi_s for one in pages),
+        memory,
+    )
