@@ -202,8 +202,7 @@ def test_json_goes_to_standard_output_alone(mpi):
     done = known.dovetail("--json", "--", known.LAUNCHERS[mpi], "-np", "2", *words)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["dovetail"]["mpi"] == mpi
-    # Two ranks write at once: their words are whole, the order of words and line ends is not.
-    assert sorted(done.stderr) == sorted("good\n" * 2)
+    assert done.stderr.replace("\n", "") == "goodgood"  # the line ends of two ranks may come late
 
 
 @mpi_tier

@@ -140,7 +140,7 @@ def test_threads_that_call_at_once_are_all_counted(mpi, tmp_path):
     assert done.code == 0, done.errors
     if "unsupported" in done.output:
         pytest.skip("this MPI has no MPI_THREAD_MULTIPLE")
-    assert done.output.split() == ["good", "good"]
+    assert done.output.replace("\n", "") == "goodgood"  # the line ends of two ranks may come late
     for one in done.pages:
         assert known.counts(one) == {
             "MPI_Init_thread": 1,
