@@ -146,6 +146,8 @@ class Agent:
     def _from_entry(self, message: wire.Message) -> None:
         if isinstance(message, (wire.Started, wire.Result)):
             self._simulation(message.simulation).told[type(message)] = message
+            if isinstance(message, wire.Result):
+                self._sample()  # the last iterations come before the end
             self._report(message)
         elif isinstance(message, (wire.Spawn, wire.Spawned)):
             self._relay(message)
