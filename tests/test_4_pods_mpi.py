@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+import signal
 import subprocess
 from pathlib import Path
 
@@ -11,6 +13,7 @@ import pytest
 from dovetail import page, paths, process
 from dovetail.errors import BadInput
 from dovetail.pods import wire
+from dovetail.pods.hub import Hub
 from localrun import wait_for
 from podrun import ADDRESSES, cluster, name_of  # noqa: F401
 
@@ -156,6 +159,55 @@ def processes(cluster, program):  # noqa: F811
     """The test's processes that are ranks of the program."""
     found = process.members(cluster.token)
     return [pid for pid in found if program in name_of(pid)]
+
+
+def running(cluster, program, layout, **more):  # noqa: F811
+    """A program on pods that never ends by itself, all of whose ranks have said so."""
+    launch(cluster, layout, program, "-1", **more)
+    count = sum(ranks for _, _, ranks in layout)
+    wait_for(lambda: cluster.log("sim").count("rank ") == count)
+
+
+@pytest.mark.parametrize("group", range(4))
+def test_a_pod_that_is_killed_ends_the_others_ranks(cluster, program, group):  # noqa: F811
+    running(cluster, program, LAYOUTS["two pods on each of two nodes"])
+    cluster.entries["sim", group].kill()
+    if group:
+        assert cluster.until(wire.Result, "sim").code != 0  # there may be a Lost besides
+    else:
+        assert cluster.until(wire.Lost, "sim").group == 0
+    cluster.hub.tell(wire.End("sim", 1))
+    for entry in cluster.entries.values():
+        assert entry.wait(120) in (1, -9)
+    wait_for(lambda: not processes(cluster, program))
+
+
+def test_a_rank_that_is_killed_in_another_pod_is_named(cluster, program):  # noqa: F811
+    running(cluster, program, LAYOUTS["two pods on each of two nodes"])
+    (page_file,) = (cluster.session("two") / "sim").glob("rank.3.*")
+    os.kill(int(page_file.suffix[1:]), signal.SIGKILL)
+    reason = cluster.until(wire.Result, "sim").reason
+    assert reason == "rank 3 killed by signal 9" or "mpich" in program
+    cluster.end("sim", 1)
+
+
+def test_ranks_go_on_without_hub_and_agents(cluster, program):  # noqa: F811
+    running(cluster, program, LAYOUTS["two pods on each of two nodes"])
+    cluster.hub.close()
+    for agent in cluster.agents.values():
+        agent.kill()
+        agent.wait()
+    cluster.hub = Hub("127.0.0.1", cluster.directory / "hub")
+    for node in list(cluster.agents):
+        cluster.agent(node)
+    for _ in range(4):
+        cluster.until(wire.Pod, "sim")
+    while "4" not in cluster.until(wire.Sample).ranks.get("sim", {}):
+        pass
+    cluster.hub.tell(wire.Stop("sim"))
+    assert cluster.until(wire.Result, "sim").code != 0
+    cluster.end("sim", 1)
+    wait_for(lambda: not processes(cluster, program))
 
 
 @pytest.mark.skipif(not PITZ_DAILY.is_dir(), reason="needs OpenFOAM's examples")

@@ -76,7 +76,8 @@ class Log:
         times = text.count(_TIME_LINE)
         if times:
             self._times += times
-            os.pwrite(self._counter, COUNT.pack(self._times, time.monotonic()), 0)
+            with contextlib.suppress(OSError):  # full, as a disk may be
+                os.pwrite(self._counter, COUNT.pack(self._times, time.monotonic()), 0)
         self._carry = text[1 - len(_TIME_LINE) :]
 
     def close(self) -> None:
