@@ -185,8 +185,7 @@ class Entry:
         elif isinstance(message, wire.Stop):
             self._stop()
         elif isinstance(message, wire.Freeze):
-            marker = f"DOVETAIL_DIR={self.directory}"
-            process.pause_all(marker, self.keeper or os.getpid(), message.frozen)
+            self._freeze(message.frozen)
         elif isinstance(message, wire.Spawn):
             self.placing.spawn(message)
         elif isinstance(message, wire.Spawned):
@@ -250,12 +249,16 @@ class Entry:
                 self.code = code & 255
 
     def _stop(self) -> None:
-        """Ask the simulation to end; without a keeper there is nothing to be asked."""
+        """Ask the simulation to end; what is frozen could not."""
+        self._freeze(False)
         if self.keeper:
-            process.pause_all(f"DOVETAIL_DIR={self.directory}", self.keeper, False)
             self._tell_keeper(b"stop\n")
         elif self.pod.group == 0:
             self._conclude(_TERMINATED, "stopped before it started")
+
+    def _freeze(self, frozen: bool) -> None:
+        """Stop the processes of the simulation in this pod, or let them go on."""
+        process.pause_all(f"DOVETAIL_DIR={self.directory}", self.keeper or os.getpid(), frozen)
 
     # --- signals, and the end ---
 
@@ -326,6 +329,5 @@ def main() -> None:
     parser.add_argument("--group", required=True, type=int, help="rank group, from 0")
     parser.add_argument("--uid", required=True, help="of the pod")
     args = parser.parse_args()
-    os.umask(0o077)
     session = sweep.shared_session(args.run, args.node)
     sys.exit(Entry(session, args.simulation, args.group, args.uid).run())
