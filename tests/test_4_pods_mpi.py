@@ -121,8 +121,8 @@ def test_ranks_in_pods_that_see_no_other_process(cluster, program, policy):  # n
     if subprocess.run([*ISOLATED, "true"], capture_output=True).returncode:
         pytest.skip("cannot make namespaces here")
     layout = LAYOUTS["two pods on each of two nodes"]
-    hosts = launch(cluster, layout, program, "50", policy=policy, prefix=ISOLATED)
-    check_answer(cluster, layout, hosts, 50)
+    hosts = launch(cluster, layout, program, "20", policy=policy, prefix=ISOLATED)
+    check_answer(cluster, layout, hosts, 20)
 
 
 def test_every_rank_is_sampled_wherever_it_is(cluster, program):  # noqa: F811

@@ -79,8 +79,9 @@ class Agent:
                 one = self._simulation(name)
                 for file in os.listdir(directory):
                     if re.fullmatch(r"pod\.\d+", file):
-                        uid = Path(directory, file).read_text()
-                        one.places[int(file[4:])] = Place(uid)
+                        with contextlib.suppress(OSError):  # it leaves this moment
+                            uid = Path(directory, file).read_text()
+                            one.places[int(file[4:])] = Place(uid)
 
     def _simulation(self, name: str) -> Simulation:
         if not _NAME.fullmatch(name):
