@@ -20,7 +20,8 @@ import time
 from pathlib import Path
 
 import pytest
-from dovetail.usernetes import build, components, linux, preflight
+from dovetail import process
+from dovetail.usernetes import build, components, preflight
 from others import WHY_NOT
 
 pytestmark = pytest.mark.kube
@@ -92,7 +93,7 @@ class Machine:
         for folder in Path("/proc").glob("[0-9]*"):
             with contextlib.suppress(OSError):
                 line = (folder / "cmdline").read_bytes().decode(errors="replace")
-                if not linux.start_ticks(int(folder.name)):
+                if not process.start_ticks(int(folder.name)):
                     continue  # a zombie that its parent has yet to collect holds nothing
                 if str(self.folder) in line or (self.rootless and ROOT
                                                 and folder.stat().st_uid == self.uid):  # fmt: skip

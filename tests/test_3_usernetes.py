@@ -142,13 +142,6 @@ def test_leased_ports_and_addresses_are_all_different():
         held.close()
 
 
-def test_a_reused_pid_is_not_taken_for_the_old_process():
-    ticks = linux.start_ticks(os.getpid())
-    assert linux.alive(os.getpid(), ticks)
-    assert not linux.alive(os.getpid(), ticks + 1)
-    assert not linux.alive(os.getpid(), 0)
-
-
 def test_a_child_that_fails_says_why():
     def work():
         raise OSError("no such luck")

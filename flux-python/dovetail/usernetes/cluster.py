@@ -25,6 +25,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from dovetail import process
 from dovetail.errors import BadInput, WorkFailed
 from dovetail.usernetes import api, build, components, keeper, linux, preflight, state, steward
 from dovetail.usernetes.state import Node
@@ -116,7 +117,7 @@ def every() -> list[str]:
 def plan(args: argparse.Namespace, joined: str, network: str, binaries: Path) -> Node:
     """A node's record, from checked options."""
     address = own_address(args.address)
-    if args.owner and not linux.start_ticks(args.owner):
+    if args.owner and not process.start_ticks(args.owner):
         raise BadInput(f"--owner {args.owner}: no such process")
     if address and not args.node:
         args.node = socket.gethostname().split(".")[0].lower() or "node"

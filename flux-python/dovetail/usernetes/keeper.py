@@ -24,6 +24,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
+from dovetail import process
 from dovetail.usernetes import bridge, cgroups, linux, pki, supervisor
 from dovetail.usernetes.state import Node, cluster_folder, discard, root, write_private
 
@@ -193,10 +194,10 @@ def main(folder: str, verb: int) -> int:
             entrance = bridge.entrance(node)
         certificates(node) if node.control else joining(node)
         cgroups.make(node.group, node.cpus)
-        node.keeper, node.keeper_ticks = os.getpid(), linux.start_ticks(os.getpid())
+        node.keeper, node.keeper_ticks = os.getpid(), process.start_ticks(os.getpid())
         node.save()
         node.supervisor, _pipe = launch(node, entrance, channel)
-        node.supervisor_ticks = linux.start_ticks(node.supervisor)
+        node.supervisor_ticks = process.start_ticks(node.supervisor)
         node.save()
         channel.sendall(f"{node.name}\n".encode())
     except Exception as error:
@@ -232,14 +233,14 @@ def start(folder: Path) -> Handle:
     paths = [str(Path(__file__).resolve().parents[2]), os.environ.get("PYTHONPATH", "")]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
     log = os.open(folder / "keeper.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-    process = subprocess.Popen(
+    started = subprocess.Popen(
         [sys.executable, "-m", "dovetail.usernetes.keeper", str(folder), str(theirs.fileno())],
         stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd="/", start_new_session=True,
         pass_fds=[theirs.fileno()], env=environment,
     )  # fmt: skip
     os.close(log)
     theirs.close()
-    return Handle(process, ours)
+    return Handle(started, ours)
 
 
 if __name__ == "__main__":
