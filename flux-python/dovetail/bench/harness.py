@@ -70,8 +70,7 @@ def plain(cases: Sequence[Path], command: Sequence[str], at_once: int) -> float:
     in shared memory, where a launcher that is interrupted leaves its segments.
     """
     with sweep.session(f"plain-{secrets.token_hex(4)}") as session:
-        env = plain_environment()
-        env.update(OMPI_MCA_btl_vader_backing_directory=session, UCX_POSIX_DIR=session)
+        env = {**plain_environment(), "OMPI_MCA_btl_vader_backing_directory": session}
         return _plain(cases, command, at_once, env)
 
 
