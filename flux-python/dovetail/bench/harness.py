@@ -85,9 +85,7 @@ def _plain(
             while waiting and len(running) < at_once:
                 case = waiting.pop(0)
                 with open(case / "log.plain", "wb") as log:
-                    process = subprocess.Popen(
-                        command, cwd=case, stdout=log, stderr=log, env=env
-                    )
+                    process = subprocess.Popen(command, cwd=case, stdout=log, stderr=log, env=env)
                 running[process.pid] = process
             # Any child may be first; waiting for all of them at once needs no polling.
             ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOWAIT)
