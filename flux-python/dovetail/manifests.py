@@ -45,7 +45,7 @@ _PROGRAMS = ("/usr", "/bin", "/lib", "/lib64", "/etc", "/opt")
 
 @dataclass(frozen=True)
 class Folders:
-    """Directories of the machine that pods see, under the same names; they change `written` ones."""
+    """Directories of the machine that pods see, under the same names; and may write to `written`."""
 
     read: tuple[str, ...]
     written: tuple[str, ...]
@@ -260,7 +260,7 @@ def _pod(
         "name": CONTAINER,
         "image": image,
         "imagePullPolicy": "Never" if image == IMAGE else "IfNotPresent",
-        "command": [*pods.command(module), *words],
+        "command": [*pods.command(f"pods.{module}"), *words],
         "env": variables,
         "resources": {"requests": {"cpu": f"{cpu}m", "memory": str(memory)}},
         # So that a resize never restarts anything; also what the API assumes if nothing is said.

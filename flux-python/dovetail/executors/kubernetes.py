@@ -60,6 +60,7 @@ class KubernetesExecutor:
         self._events: list[core.Event] = []
         self._offsets: dict[str, float] = {}
         self._launches = 0
+        self._t = 0.0
         self._closed = self._told_lost = False
         self._calls = Calls(_WORKERS)
         self._resizes = Resizes(self._patch)
@@ -281,7 +282,7 @@ class KubernetesExecutor:
             job.cpu = job.divided(share.requests, self._nodes.scale)
             if job.phase == "running" and (old.wait, old.frozen) != (share.wait, share.frozen):
                 self._life.tell_share(job, share)
-        self._events.append(core.Resized(self._now(), tuple(shares), refused))
+        self._events.append(core.Resized(self._t, tuple(shares), refused))
 
     def _patch(self, patch: Patch) -> None:
         where = path("Pod", patch.pod) + "/resize"
@@ -301,14 +302,14 @@ class KubernetesExecutor:
     # --- ends ---
 
     def _waits(self, job: Launched) -> None:
-        self._events.append(core.Delayed(self._now(), job.spec.name, job.why))
+        self._events.append(core.Delayed(self._t, job.spec.name, job.why))
 
     def _ended(self, job: Launched) -> None:
         result = job.result or Result(143)
         if job.stopped:
             result = Result(result.code or 143, f"stopped: {job.stopped}", result.trouble)
         self.results[job.spec.name] = result
-        self._events.append(core.Finished(self._now(), job.spec.name, result.code, result.reason))
+        self._events.append(core.Finished(self._t, job.spec.name, result.code, result.reason))
 
     def _now(self) -> float:
         return time.monotonic() - self._origin
