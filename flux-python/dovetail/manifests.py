@@ -45,7 +45,7 @@ _PROGRAMS = ("/usr", "/bin", "/lib", "/lib64", "/etc", "/opt")
 
 @dataclass(frozen=True)
 class Folders:
-    """Directories of the machine that pods see, under the same names; and may write to `written`."""
+    """Directories of the machine that pods see under the same names, some to write to."""
 
     read: tuple[str, ...]
     written: tuple[str, ...]

@@ -13,13 +13,11 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import secrets
 import socket
 import threading
 import time
 from collections.abc import Iterable
-from datetime import datetime, timezone
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -28,6 +26,7 @@ import yaml
 from dovetail import manifests
 from dovetail.core import Spec
 from dovetail.errors import BadInput, WorkFailed
+from dovetail.executors.lease import Lease
 from dovetail.kubeapi import Api, NotFound, Object, Refused, Unreachable
 from dovetail.manifests import KEY, NAMESPACE, PART, RANK_GROUP, RUN, SIMULATION, path
 from dovetail.pods.hub import Hub
@@ -35,7 +34,6 @@ from dovetail.usernetes.state import write_private
 
 FOLDER = "kubernetes"
 """Below the run's directory, private: the run's id and what agents trust it by."""
-LEASE_S, RENEW_S = 15, 4.0
 _NEEDS = (
     ("create", "batch", "jobs", ""),
     ("create", "apps", "daemonsets", ""),
@@ -136,88 +134,6 @@ def installed() -> Iterable[Object]:
     names = yaml.safe_load((top / "kustomization.yaml").read_text())["resources"]
     for name in names:
         yield from yaml.safe_load_all((top / name).read_text())
-
-
-def _now() -> str:
-    return datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
-
-
-class Lease:
-    """The right to control simulations in the namespace, renewed by a thread until `release`.
-
-    `lost` says why we have it no more, if so.
-    """
-
-    def __init__(self, api: Api, run: str) -> None:
-        """Take it; BadInput if another controller has it."""
-        self._api = api
-        self._holder = f"{run} {socket.gethostname()} {os.getpid()}"
-        self._path = path("Lease", "dovetail-controller")
-        self._end = threading.Event()
-        self.lost = ""
-        self.previous = ""  # who had it and has not let go of it
-        self._held = self._take(run)
-        self._thread = threading.Thread(target=self._keep, name="lease", daemon=True)
-        self._thread.start()
-
-    def _take(self, run: str) -> Object:
-        body = manifests.lease(self._holder, _now(), LEASE_S)
-        try:
-            try:
-                found = self._api.get(self._path)
-            except NotFound:
-                return self._api.create(path("Lease"), body)
-            holder = found["spec"].get("holderIdentity", "")
-            self.previous = holder
-            if holder.split(" ")[0] != run:  # our own run is known dead: its directory is locked
-                self._await_silence(found, holder)
-            body["metadata"]["resourceVersion"] = found["metadata"]["resourceVersion"]
-            return self._api.call("PUT", self._path, body, patience=0.0)
-        except (Refused, Unreachable) as error:
-            raise BadInput(
-                f"{self._api.path}: another controller is starting there, or: {error}"
-            ) from None
-
-    def _await_silence(self, found: Object, holder: str) -> None:
-        """Wait until the lease has not been renewed for its duration, by our own clock."""
-        until = time.monotonic() + LEASE_S
-        while time.monotonic() < until:
-            self._end.wait(0.5)
-            with contextlib.suppress(NotFound):
-                now = self._api.get(self._path)["spec"].get("renewTime")
-                if now != found["spec"].get("renewTime"):
-                    run, host, pid = [*holder.split(" "), "?", "?"][:3]
-                    raise BadInput(
-                        f"{self._api.path}: this cluster is used by run {run} on {host} (process "
-                        f"{pid}); let it end first"
-                    )
-
-    def _keep(self) -> None:
-        while not self._end.wait(RENEW_S):
-            self._held["spec"]["renewTime"] = _now()
-            try:
-                self._held = self._api.call("PUT", self._path, self._held, patience=0.0)
-            except (Refused, Unreachable):
-                self._look()
-
-    def _look(self) -> None:
-        """A renewal failed: because nobody answers, or because it is another's now?"""
-        with contextlib.suppress(Refused, Unreachable):
-            found = self._api.get(self._path, patience=0.0)
-            holder = found["spec"].get("holderIdentity", "")
-            if holder == self._holder:
-                self._held = found
-            else:
-                self.lost = f"another controller has taken the cluster over: {holder}"
-                self._end.set()
-
-    def release(self) -> None:
-        """Let the next one have it at once."""
-        self._end.set()
-        self._thread.join()
-        if not self.lost:
-            with contextlib.suppress(Refused, Unreachable):
-                self._api.delete(self._path, patience=3.0)
 
 
 class Session:

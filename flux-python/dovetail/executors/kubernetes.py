@@ -24,9 +24,10 @@ from dovetail.executors.calls import Calls
 from dovetail.executors.launched import Launched, Result
 from dovetail.executors.lifecycle import Lifecycle, sizes_of
 from dovetail.executors.nodes import Nodes
+from dovetail.executors.reporting import Report
 from dovetail.executors.resizes import Resizes
-from dovetail.executors.resizing import Change, Patch
-from dovetail.kubeapi import NotFound, Watch
+from dovetail.executors.resizing import Change
+from dovetail.kubeapi import Watch
 from dovetail.manifests import path
 from dovetail.pods import wire
 
@@ -58,12 +59,13 @@ class KubernetesExecutor:
         self.results: dict[str, Result] = {}
         self.left: list[str] = []
         self._events: list[core.Event] = []
-        self._offsets: dict[str, float] = {}
+        self._clocks = launched.Clocks()
         self._launches = 0
         self._t = 0.0
         self._closed = self._told_lost = False
         self._calls = Calls(_WORKERS)
-        self._resizes = Resizes(self._patch)
+        self._resizes = Resizes(self._api, self._calls)
+        self._report = Report(Path(run_dir), session.run)
         self._nodes = Nodes(limits)
         self._nodes.listed(*cluster.look(self._api))
         self._capacity = self._nodes.capacity
@@ -107,7 +109,7 @@ class KubernetesExecutor:
             spec, share = wanted[name]
             key = there[name]["metadata"]["labels"][manifests.KEY]
             job = Launched(spec, share, key, "running", sizes_of(there[name]), started=True)
-            job.cpu = job.divided(share.requests, self._nodes.scale)
+            job.cpu = self._nodes.divided(job.sizes, share.requests)
             self._life.jobs[name] = job
             self._life.tell_share(job, share)
         self._session.discard(keep={job.key for job in self._life.jobs.values()})
@@ -178,12 +180,17 @@ class KubernetesExecutor:
                 self._life.advance(job, now)
             self._resizes.poll(now)
             self._compare_capacity()
+            self._ask_weights(now)
         events, self._events = self._events, []
         return events
 
     def _hear(self, node: str, message: wire.Message) -> None:
         if isinstance(message, wire.Sample):
             return self._sampled(node, message)
+        if isinstance(message, wire.Weights):
+            self._report.heard(message.values, self._life.jobs.values())
+            self._nodes.formula = self._report.formula
+            return None
         key = getattr(message, "simulation", "")
         job = next((one for one in self._life.jobs.values() if one.key == key), None)
         if job is None:
@@ -205,16 +212,11 @@ class KubernetesExecutor:
             self._life.lose(job, f"rank group {message.group} on {node} ended without a result")
 
     def _sampled(self, node: str, message: wire.Sample) -> None:
-        # The smallest difference ever seen belongs to the message that took least time.
-        offset = min(self._now() - message.now, self._offsets.get(node, float("inf")))
-        self._offsets[node] = offset
+        offset = self._clocks.offset(node, message.now, self._now())
         by_key = {job.key: job for job in self._life.jobs.values()}
-        for key, (count, stamp) in message.lines.items():
-            if key in by_key:
-                by_key[key].lines = int(count), max(0.0, stamp + offset)
         for key in dict.fromkeys((*message.ranks, *message.lines)):
             if key in by_key:
-                by_key[key].take(message.ranks.get(key, {}), offset)
+                by_key[key].take(message.ranks.get(key, {}), message.lines.get(key), offset)
                 self._tell_sample(by_key[key])
 
     def _tell_sample(self, job: Launched) -> None:
@@ -252,6 +254,16 @@ class KubernetesExecutor:
             self._told_lost = True
             self._events.append(core.Interrupted(self._t, self._session.lease.lost))
 
+    def _ask_weights(self, now: float) -> None:
+        if not self._report.due(now):
+            return
+        uids: dict[str, list[str]] = {}
+        for job in self._life.jobs.values():
+            for pod in job.pods.values():
+                uids.setdefault(launched.node_of(pod), []).append(pod["metadata"]["uid"])
+        for node, ones in uids.items():
+            self._hub.send(node, wire.Check(ones))
+
     def _compare_capacity(self) -> None:
         if self._nodes.capacity != self._capacity:
             self._capacity = self._nodes.capacity
@@ -266,7 +278,7 @@ class KubernetesExecutor:
             job = self._life.jobs.get(name)
             if job is None or job.result or job.stopped:
                 return f"{name}: is not running"
-            for group, cpu in enumerate(job.divided(share.requests, self._nodes.scale)):
+            for group, cpu in enumerate(self._nodes.divided(job.sizes, share.requests)):
                 if group in job.pods:
                     pod = job.pods[group]["metadata"]["name"]
                     changes.append(Change(pod, job.cpu[group], cpu))
@@ -279,25 +291,11 @@ class KubernetesExecutor:
             if job is None:
                 continue
             old, job.share = job.share, share
-            job.cpu = job.divided(share.requests, self._nodes.scale)
+            job.cpu = self._nodes.divided(job.sizes, share.requests)
             if job.phase == "running" and (old.wait, old.frozen) != (share.wait, share.frozen):
                 self._life.tell_share(job, share)
+        self._report.soon(time.monotonic())
         self._events.append(core.Resized(self._t, tuple(shares), refused))
-
-    def _patch(self, patch: Patch) -> None:
-        where = path("Pod", patch.pod) + "/resize"
-
-        def answered(found: Any) -> None:  # noqa: ANN401
-            if isinstance(found, NotFound):
-                self._resizes.gone(patch.pod)
-            elif isinstance(found, Exception):
-                self._resizes.declined(patch, str(found))
-            else:
-                self._resizes.accepted(patch, found["metadata"].get("generation", 0))
-
-        self._calls.submit(
-            lambda: self._api.patch(where, manifests.resize(patch.cpu), "strategic", 6.0), answered
-        )
 
     # --- ends ---
 

@@ -67,16 +67,12 @@ class Launched:
     lines: tuple[int, float] = (0, 0.0)
     sample: core.Ranks | None = None
 
-    def divided(self, requests: Sequence[int], scale: float) -> list[int]:
-        """Requests of ranks as requests of groups, millicores."""
-        made, first = [], 0
-        for size in self.sizes:
-            made.append(max(1, int(sum(requests[first : first + size]) * scale)))
-            first += size
-        return made
-
-    def take(self, ranks: Mapping[str, Sequence[float]], offset: float) -> None:
+    def take(
+        self, ranks: Mapping[str, Sequence[float]], lines: Sequence[float] | None, offset: float
+    ) -> None:
         """A node's sample of its ranks; `offset` maps its clock onto the run's."""
+        if lines:
+            self.lines = int(lines[0]), max(0.0, lines[1] + offset)
         for rank, values in ranks.items():
             if 0 <= int(rank) < self.spec.ranks and len(values) == 6:
                 self.ranks[int(rank)] = [values[0], max(0.0, values[1] + offset), *values[2:]]
@@ -103,6 +99,21 @@ class Launched:
             return None
         self.sample = found
         return found
+
+
+class Clocks:
+    """The nodes' clocks (CLOCK_MONOTONIC) against the run's."""
+
+    def __init__(self) -> None:
+        self._offsets: dict[str, float] = {}
+
+    def offset(self, node: str, there: float, here: float) -> float:
+        """What to add to the node's time, given one more message: sent `there`, heard `here`.
+
+        The smallest difference ever seen belongs to the message that took least time.
+        """
+        self._offsets[node] = min(here - there, self._offsets.get(node, float("inf")))
+        return self._offsets[node]
 
 
 def new_key(name: str, again: bool = False) -> str:

@@ -108,7 +108,7 @@ class Lifecycle:
         requests = [max(1, int(one * scale)) for one in job.share.requests]
         memory = max(spec.memory, self.peak.get(spec.family, 0))
         job.sizes = placement.groups(spec.ranks, spec.ranks_per_group, requests, memory, free)
-        job.cpu = job.divided(job.share.requests, scale)
+        job.cpu = self._nodes.divided(job.sizes, job.share.requests)
         _, each = placement.per_pod(job.sizes, requests, memory)
         why = placement.lacking(job.cpu, each, free)
         why = why or placement.over_quota(quotas, job.cpu, each)

@@ -10,10 +10,10 @@ for, whenever they fit the capacity as the controller sees it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
-from dovetail import core, manifests, placement
+from dovetail import core, manifests, placement, weights
 
 Object = dict[str, Any]
 
@@ -30,6 +30,7 @@ class Nodes:
         self._foreign: list[Object] = []
         self._silent: dict[str, float] = {}
         self.scale = 1.0
+        self.formula = ""  # by which requests become weights, once that is known
         self.capacity = core.Capacity(())
 
     def listed(self, nodes: Iterable[Object], foreign: Iterable[Object] | None = None) -> None:
@@ -68,6 +69,19 @@ class Nodes:
         self.capacity = core.Capacity(tuple(node for node in made if node.cpu > 0))
         total = self.capacity.cpu
         self.scale = (total - agents) / total if total > agents else 1.0
+
+    def divided(self, sizes: Sequence[int], requests: Sequence[int]) -> list[int]:
+        """Requests of ranks as what the pods of these groups ask for, millicores.
+
+        Beside our agents, and such that the weights are in proportion.
+        """
+        made, first = [], 0
+        largest = max((node.cpu for node in self.capacity.nodes), default=0)
+        for size in sizes:
+            cpu = max(1, int(sum(requests[first : first + size]) * self.scale))
+            made.append(weights.corrected(cpu, self.formula, largest))
+            first += size
+        return made
 
     def lost(self, now: float, connected: set[str], used: set[str]) -> dict[str, str]:
         """Which of the nodes in use are gone for good, and how that was seen."""

@@ -35,10 +35,12 @@ class Report:
         self._written: list[dict[str, Any]] | None = None
         self.formula = ""
 
-    def due(self, now: float, soon: bool = False) -> bool:
-        """Whether it is time to ask the agents; `soon` if a request has changed."""
-        if soon:
-            self._due = min(self._due, now + 0.2)
+    def soon(self, now: float) -> None:
+        """A request has changed: the kernel will know in a moment."""
+        self._due = min(self._due, now + 0.2)
+
+    def due(self, now: float) -> bool:
+        """Whether it is time to ask the agents."""
         if now < self._due:
             return False
         self._due = now + PERIOD

@@ -2,7 +2,7 @@
 """Carries out resizes, one transaction after the other (step 6).
 
 Inputs: what shall change, as a function that is asked when its turn comes; pods as they are seen.
-Outputs: patches for `send`, and for each resize one call that says how it ended.
+Outputs: patches of pods/resize, and for each resize one call that says how it ended.
 """
 
 from __future__ import annotations
@@ -11,7 +11,11 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any, Callable, Union
 
+from dovetail import manifests
+from dovetail.executors.calls import Calls, Outcome
 from dovetail.executors.resizing import Change, Patch, Transaction
+from dovetail.kubeapi import Api, NotFound
+from dovetail.manifests import path
 
 Changes = Callable[[], Union[Sequence[Change], str]]
 """Asked for the changes, or for the reason why there can be none."""
@@ -19,11 +23,14 @@ Done = Callable[[str], None]
 """Called at the end; with the reason if nothing was changed."""
 
 
-class Resizes:
-    """The queue of resizes. `send` must come back with `accepted`, `declined` or `gone`."""
+_PATIENCE = 6.0  # seconds to try a patch again; less than a transaction's limit
 
-    def __init__(self, send: Callable[[Patch], None]) -> None:
-        self._send = send
+
+class Resizes:
+    """The queue of resizes."""
+
+    def __init__(self, api: Api, calls: Calls) -> None:
+        self._api, self._calls = api, calls
         self._queue: deque[tuple[Changes, Done]] = deque()
         self._now: tuple[Transaction, Done] | None = None
         self._pods: dict[str, dict[str, Any]] = {}
@@ -73,14 +80,22 @@ class Resizes:
         if self._now:
             self._now[0].gone(pod)
 
-    def accepted(self, patch: Patch, generation: int) -> None:
-        """A patch was taken. The pod may have been seen before its answer came."""
-        if self._now:
-            self._now[0].accepted(patch.pod, patch.cpu, generation)
-            if patch.pod in self._pods:
-                self._now[0].seen(patch.pod, self._pods[patch.pod])
+    def _send(self, patch: Patch) -> None:
+        where = path("Pod", patch.pod) + "/resize"
+        body = manifests.resize(patch.cpu)
+        self._calls.submit(
+            lambda: self._api.patch(where, body, "strategic", patience=_PATIENCE),
+            lambda found: self._answered(patch, found),
+        )
 
-    def declined(self, patch: Patch, why: str) -> None:
-        """A patch was not taken, or nobody knows."""
-        if self._now:
-            self._now[0].declined(patch.pod, patch.cpu, why)
+    def _answered(self, patch: Patch, found: Outcome[dict[str, Any]]) -> None:
+        if isinstance(found, NotFound):
+            self.gone(patch.pod)
+        elif self._now is None:
+            return
+        elif isinstance(found, Exception):
+            self._now[0].declined(patch.pod, patch.cpu, str(found))
+        else:
+            self._now[0].accepted(patch.pod, patch.cpu, found["metadata"].get("generation", 0))
+            if patch.pod in self._pods:  # its node may have been quicker than the answer
+                self._now[0].seen(patch.pod, self._pods[patch.pod])
