@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from decimal import Decimal
+from decimal import ROUND_CEILING, Decimal
 from typing import Any
 
 from dovetail.core import Node
@@ -24,7 +24,7 @@ _UNITS = {
     "P": Decimal(10**15), "E": Decimal(10**18), "Ki": Decimal(2**10), "Mi": Decimal(2**20),
     "Gi": Decimal(2**30), "Ti": Decimal(2**40), "Pi": Decimal(2**50), "Ei": Decimal(2**60),
 }  # fmt: skip
-_QUANTITY = re.compile(r"([-+]?[0-9.]+(?:[eE][-+]?[0-9]+)?)([numkMGTPE]i?|)")
+_QUANTITY = re.compile(r"([-+]?[0-9.]+(?:[eE][-+]?[0-9]+)?)([numkKMGTPE]i?|)")
 _OVER = ("Succeeded", "Failed")
 
 
@@ -48,7 +48,7 @@ def quantity(text: object) -> Decimal:
 
 def millicores(text: object) -> int:
     """A CPU quantity, rounded up as Kubernetes does."""
-    return -int(-quantity(text) * 1000 // 1)
+    return int((quantity(text) * 1000).to_integral_value(ROUND_CEILING))
 
 
 def usable(node: Object) -> bool:

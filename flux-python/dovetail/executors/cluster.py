@@ -169,16 +169,16 @@ class Session:
     def _sweep(self) -> None:
         """Remove what runs left that nobody can resume any more: all, once nobody has the lease."""
         others = f"{RUN},{RUN}!={self.run}"
-        if self.lease.previous and self.lease.previous.split(" ")[0] != self.run:
-            return  # it died lately: its simulations go on, and it may be resumed after us
+        if self.lease.left:
+            return  # by a run that died: its simulations go on, and it may be resumed after us
         for kind in ("Job", "DaemonSet", "Secret"):
             for thing in self.api.get(path(kind), labelSelector=others)["items"]:
                 self.api.delete(path(kind, thing["metadata"]["name"]))
 
     def _start_agents(self, hub: Hub) -> None:
         secret = manifests.secret(self.run, hub.credentials())
-        requests = {"apiVersion": "v1", "kind": "ConfigMap",
-                    "metadata": {"name": manifests.REQUESTS}}  # fmt: skip
+        requests: Object = {"apiVersion": "v1", "kind": "ConfigMap",
+                            "metadata": {"name": manifests.REQUESTS}}  # fmt: skip
         for thing in (requests, secret, manifests.agents(self.run, self.seen)):
             try:
                 self.api.create(path(thing["kind"]), thing)

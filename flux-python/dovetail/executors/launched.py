@@ -92,7 +92,9 @@ class Launched:
         found = core.Ranks(
             counts,
             stamps,
-            *(tuple(row[column] for row in rows) for column in (2, 3, 4)),  # type: ignore[arg-type]
+            tuple(row[2] for row in rows),
+            tuple(row[3] for row in rows),
+            tuple(row[4] for row in rows),
             tuple(int(row[5]) for row in rows),
         )
         if found == self.sample:

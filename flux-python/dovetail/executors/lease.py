@@ -19,6 +19,7 @@ from dovetail import manifests
 from dovetail.errors import BadInput
 from dovetail.kubeapi import Api, NotFound, Object, Refused, Unreachable
 from dovetail.manifests import path
+from dovetail.pods import orphan_limit
 
 DURATION, RENEW = 15, 4.0  # seconds
 
@@ -30,7 +31,8 @@ def _now() -> str:
 class Lease:
     """The right to control simulations in the namespace, renewed by a thread until `release`.
 
-    `lost` says why we have it no more, if so.
+    `lost` says why we have it no more, if so. `left` is True if a controller that died had it
+    before, a short time ago.
     """
 
     def __init__(self, api: Api, run: str) -> None:
@@ -40,7 +42,7 @@ class Lease:
         self._path = path("Lease", "dovetail-controller")
         self._end = threading.Event()
         self.lost = ""
-        self.previous = ""  # who had it and has not let go of it
+        self.left = False  # who had it and has not let go of it
         self._held = self._take(run)
         self._thread = threading.Thread(target=self._keep, name="lease", daemon=True)
         self._thread.start()
@@ -53,9 +55,9 @@ class Lease:
             except NotFound:
                 return self._api.create(path("Lease"), body)
             holder = found["spec"].get("holderIdentity", "")
-            self.previous = holder
             if holder.split(" ")[0] != run:  # our own run is known dead: its directory is locked
                 self._await_silence(found, holder)
+                self.left = _age(found["spec"].get("renewTime", "")) < orphan_limit()
             body["metadata"]["resourceVersion"] = found["metadata"]["resourceVersion"]
             return self._api.call("PUT", self._path, body, patience=0.0)
         except (Refused, Unreachable) as error:
@@ -103,3 +105,11 @@ class Lease:
         if not self.lost:
             with contextlib.suppress(Refused, Unreachable):
                 self._api.delete(self._path, patience=3.0)
+
+
+def _age(moment: str) -> float:
+    """Seconds since a time as the API writes it; none if it is not one."""
+    with contextlib.suppress(ValueError):
+        then = datetime.strptime(moment, "%Y-%m-%dT%H:%M:%S.%fZ").replace(tzinfo=timezone.utc)
+        return (datetime.now(timezone.utc) - then).total_seconds()
+    return 0.0

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Callable
 
 from dovetail import commandline, core, manifests, paths, placement, policy
@@ -140,7 +140,7 @@ class Lifecycle:
 
         self._calls.submit(work, lambda found: self._created(job, found))
 
-    def _publish(self, data: dict[str, str | None]) -> None:
+    def _publish(self, data: Mapping[str, str | None]) -> None:
         """Set the requests that pods are born with; in a thread."""
         try:
             self._api.patch(path("ConfigMap", manifests.REQUESTS), {"data": data})
