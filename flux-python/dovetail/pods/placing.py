@@ -202,11 +202,14 @@ class Placing:
         if key not in self._daemons:
             output, output_end = os.pipe()
             os.set_blocking(output, False)
-            device = mpirun.interface(self.hosts[self.group]["address"] if self.hosts else "")
+            address = self.hosts[self.group]["address"]
+            device = mpirun.interface(address)
             text = asked.command.replace(asked.session, self.directory)
             text = re.sub(r"--iface \S+", f"--iface {device}", text) if device else text
             environment = remote.here(asked.environment, self.directory)
             environment["DOVETAIL_GROUP"] = str(self.group)
+            # How the host files call it, whatever it calls itself: two nodes may be one machine.
+            environment["PMIX_HOSTNAME"] = address
             null = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
             files = {0: null, 1: output_end, 2: output_end}
             pid = self._start(["sh", "-c", text], "/", environment, files)

@@ -107,8 +107,9 @@ def place(words: list[str]) -> None:
     rank = int(os.environ.get("OMPI_COMM_WORLD_RANK") or os.environ.get("PMI_RANK") or -1)
     sizes = [int(size) for size in os.environ["DOVETAIL_GROUPS"].split(",")]
     group = str(group_of(rank, sizes)) if rank >= 0 else own
-    environment = here(dict(os.environ), directory)
     elsewhere = group != own and os.path.exists(f"{directory}/pod.{group}.sock")
+    environment = here(dict(os.environ), directory)
+    environment["DOVETAIL_GROUP"] = group if elsewhere else own
     if not elsewhere:
         try:
             os.execvpe(words[0], words, environment)
@@ -123,7 +124,7 @@ def place(words: list[str]) -> None:
     request = {
         "do": "place",
         "words": words,
-        "environment": {**environment, "DOVETAIL_GROUP": group},
+        "environment": environment,
         "directory": os.getcwd(),
         "numbers": files,
     }
