@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from dovetail import core, manifests, placement
 from dovetail.executors.nodes import Nodes
+from dovetail.minicluster import minicluster
 from dovetail.placement import Room
 
 pytestmark = pytest.mark.unit
@@ -215,3 +216,61 @@ def test_every_manifest_is_in_the_kustomization():
     listed = (top / "kustomization.yaml").read_text()
     for file in top.glob("*.yaml"):
         assert file.name == "kustomization.yaml" or f"- {file.name}" in listed
+
+
+# The operator's schema (June 2026), of the fields that we use; a mapping's values follow `*`.
+RESOURCES = {"requests": {"*": str}, "limits": {"*": str}}
+MINICLUSTER = {
+    "size": int,
+    "tasks": int,
+    "interactive": bool,
+    "jobLabels": {"*": str},
+    "containers": [
+        {
+            "image": str,
+            "command": str,
+            "launcher": bool,
+            "commands": {"pre": str, "post": str},
+            "environment": {"*": str},
+            "resources": RESOURCES,
+            "volumes": {"*": {"hostPath": str, "path": str, "readOnly": bool}},
+        }
+    ],
+    "flux": {
+        "container": {"disable": bool},
+        "curveCert": str,
+        "scheduler": {"simple": bool, "queuePolicy": str},
+        "optionFlags": str,
+    },
+    "pod": {
+        "labels": {"*": str},
+        "restartPolicy": str,
+        "automountServiceAccountToken": bool,
+    },
+}
+
+
+def misfits(value, schema, where="spec"):
+    if isinstance(schema, dict):
+        for key, item in value.items():
+            inner = schema.get(key, schema.get("*"))
+            if inner is None:
+                yield f"{where}.{key}"
+            else:
+                yield from misfits(item, inner, f"{where}.{key}")
+    elif isinstance(schema, list):
+        for item in value:
+            yield from misfits(item, schema[0], where)
+    elif not isinstance(value, schema):
+        yield where
+
+
+def test_a_simulation_as_a_minicluster_fits_the_operators_schema():
+    seen = manifests.Folders(("/usr", "/opt"), ("/dev/shm", "/out"))
+    sizes, memory = [2, 1], [GIB, GIB]
+    thing = minicluster("abc123", SPEC, "sim", sizes, [700, 300], memory, seen, "/out/go", "cert")
+    assert list(misfits(thing["spec"], MINICLUSTER)) == []
+    (container,) = thing["spec"]["containers"]
+    assert container["resources"] == {"requests": {"cpu": "500m", "memory": str(GIB)}}
+    paths = {one["path"]: one["readOnly"] for one in container["volumes"].values()}
+    assert paths == {"/usr": True, "/opt/flux": True, "/dev/shm": False, "/out": False}
