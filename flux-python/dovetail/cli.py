@@ -25,6 +25,7 @@ COMMANDS = (
     "run",
     "advise",
     "report",
+    "status",
     "bench",
     "kube",
     "doctor",
