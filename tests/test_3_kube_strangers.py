@@ -1,0 +1,109 @@
+# SPDX-License-Identifier: LGPL-3.0-or-later
+"""Step 3, a machine shared with strangers: another user of the host gets nothing."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+from clusters import COMPONENTS, LIMIT, ROOT, STRANGER, as_user, record, start
+
+pytestmark = pytest.mark.kube
+
+
+ATTEMPTS = """
+import json, os, signal, socket, ssl, sys, urllib.error, urllib.request
+made = json.load(sys.stdin)
+got = []
+context = ssl._create_unverified_context()
+for url in made["urls"]:
+    try:
+        urllib.request.urlopen(url, context=context, timeout=20).read()
+        got.append(url)
+    except urllib.error.HTTPError as error:
+        if error.code not in (401, 403, 404):
+            got.append(f"{url} {error.code}")
+    except OSError:
+        pass
+for path in made["files"]:
+    try:
+        os.listdir(path) if os.path.isdir(path) else open(path).read()
+        got.append(path)
+    except OSError:
+        pass
+for path in made["sockets"]:
+    try:
+        socket.socket(socket.AF_UNIX).connect(path)
+        got.append(path)
+    except OSError:
+        pass
+for pid in made["pids"]:
+    try:
+        os.kill(pid, signal.SIGTERM)
+        got.append(pid)
+    except OSError:
+        pass
+    for name in ("environ", "root", "fd", "mem"):
+        try:
+            path = f"/proc/{pid}/{name}"
+            os.listdir(path) if os.path.isdir(path) else open(path).read(1)
+            got.append(path)
+        except OSError:
+            pass
+print(json.dumps(got))
+"""
+
+
+@pytest.mark.skipif(not ROOT, reason="only root can play another user")
+def test_another_user_of_the_host_gets_nothing(machine):
+    made = machine.up("--name", "one")
+    start(machine, made, "first")
+    parts, folder = record(made), Path(made["folder"])
+    kubelet = f"https://{parts['address']}:{parts['ports']['kubelet']}"
+    streams = f"http://{parts['address']}:{parts['ports']['stream']}"
+    inside = [str(path) for path in folder.rglob("*") if path.is_file() or path.is_socket()]
+    attempts = {
+        "urls": [f"{made['server']}{path}" for path in
+                 ("/api", "/version", "/readyz", "/healthz", "/metrics", "/api/v1/secrets")]
+        + [f"{kubelet}{path}" for path in
+           ("/pods", "/metrics", "/runningpods/", "/healthz", "/configz",
+            "/run/default/first/main?cmd=id", "/logs/")]
+        + [f"{streams}{path}" for path in ("/", "/exec/x", "/attach/x", "/portforward/x")],
+        "files": [made["kubeconfig"], str(folder), str(folder.parents[1] / "pki"), *inside[:2000]],
+        "sockets": [path for path in inside if Path(path).is_socket()],
+        "pids": [parts["keeper"], parts["supervisor"],
+                 *(pid for name in COMPONENTS for pid in machine.pids(made, name))],
+    }  # fmt: skip
+    assert attempts["sockets"]
+    assert len(attempts["pids"]) == 2 + len(COMPONENTS)
+    done = subprocess.run(as_user(STRANGER, "/usr/bin/python3", "-c", ATTEMPTS),
+                          input=json.dumps(attempts), capture_output=True, text=True,
+                          timeout=LIMIT)  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == []
+
+
+def test_every_listener_is_bound_to_the_nodes_address(any_machine):
+    made = any_machine.up("--name", "one")
+    parts = record(made)
+    inside = os.readlink(f"/proc/{parts['supervisor']}/ns/pid")
+    sockets = set()
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if os.readlink(folder / "ns/pid") == inside:
+                for descriptor in (folder / "fd").iterdir():
+                    target = os.readlink(descriptor)
+                    if target.startswith("socket:["):
+                        sockets.add(target[8:-1])
+    addresses = set()
+    for table in ("tcp", "tcp6"):
+        for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:
+            fields = line.split()
+            if fields[3] == "0A" and fields[9] in sockets:
+                addresses.add(fields[1].split(":")[0])
+    wanted = bytes(reversed([int(part) for part in parts["address"].split(".")])).hex().upper()
+    assert addresses == {wanted}
