@@ -23,7 +23,8 @@ from others import WHY_NOT
 
 TOP = Path(__file__).resolve().parents[1]
 SETUP = TOP / "usernetes-setup"
-USER, STRANGER = 15217, 15218
+# Users that nobody has, another two for each run of the tests.
+USER, STRANGER = 200_000 + os.getpid(), 10_000_000 + os.getpid()
 LIMIT = 120  # seconds that anything may take on a slow machine under load
 ROOT = os.getuid() == 0
 COMPONENTS = ("etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler",
@@ -42,6 +43,7 @@ class Machine:
         self.uid = USER if rootless and ROOT else os.getuid()
         self.folder = Path(tempfile.mkdtemp(prefix="dk-", dir="/tmp"))
         self.binaries = binaries
+        self.nodes = set()
         self.environment = {
             "PATH": "/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin", "HOME": str(self.folder),
             "DOVETAIL_STATE": str(self.folder / "s"), "DOVETAIL_CACHE": str(binaries.parents[1]),
@@ -54,9 +56,16 @@ class Machine:
         line = [str(SETUP / verb), *words]
         return line if self.uid == os.getuid() else as_user(self.uid, *line)
 
+    def note(self):
+        """Remember the nodes that there are now: what is left is looked for by their names."""
+        self.nodes |= {path.name for path in (self.folder / "s").glob("*/nodes/127.*")}
+        return self.nodes
+
     def verb(self, verb, *words, code=0):
+        self.note()
         done = subprocess.run(self.words(verb, *words), env=self.environment,
                               capture_output=True, text=True, timeout=LIMIT)  # fmt: skip
+        self.note()
         assert done.returncode == code, (verb, done.stdout, done.stderr)
         return done
 
@@ -95,17 +104,21 @@ class Machine:
                 if str(self.folder) in line or (self.rootless and ROOT
                                                 and folder.stat().st_uid == self.uid):  # fmt: skip
                     found.append(f"process {folder.name}: {line}")
-        base = f"dovetail-{self.uid}"
-        found += [str(p) for p in Path("/sys/fs/cgroup").glob(f"*/{base}/*") if p.is_dir()]
-        if not self.rootless:
-            found += [str(path) for path in Path("/sys/fs/cgroup").glob(f"*/{base}")]
+        # This user may have other clusters on this machine, which are none of our business.
+        groups = [p for p in Path("/sys/fs/cgroup").glob(f"*/dovetail-{self.uid}") if p.is_dir()]
+        for group in groups:
+            inside = [path for path in group.iterdir() if path.is_dir()]
+            ours = [path for path in inside if path.name.split(".", 2)[-1] in self.nodes]
+            found += map(str, ours or ([] if inside or self.rootless else [group]))
         mounts = Path("/proc/self/mounts").read_text().splitlines()
         found += [line for line in mounts if str(self.folder) in line]
+        addresses = {bytes(map(int, reversed(n.split(".")))).hex().upper() for n in self.nodes}
         listeners = Path("/proc/net/tcp").read_text().splitlines()
         ours = [line.split() for line in listeners[1:]]
-        found += [" ".join(f) for f in ours if f[1][4:8] == "4D7F" and f[3] == "0A"]
+        found += [" ".join(f) for f in ours if f[1].split(":")[0] in addresses and f[3] == "0A"]
         sockets = Path("/proc/net/unix").read_text().splitlines()
-        found += [line for line in sockets if "@dovetail-127.77." in line]
+        leases = [line.split("@dovetail-")[-1] for line in sockets]
+        found += [name for name in leases if name.split(":")[0] in self.nodes]
         return found
 
     def nothing_left(self, limit=30):

@@ -60,6 +60,7 @@ def test_nothing_is_left_when_up_itself_is_killed(any_machine):
         assert eventually(
             lambda: list((any_machine.folder / "s").glob("one/nodes/127*/run/etcd:0"))
         )
+        assert any_machine.note()
         caller.kill()
     any_machine.nothing_left()
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import ssl
 import subprocess
 from pathlib import Path
 
@@ -64,7 +65,7 @@ def test_another_user_of_the_host_gets_nothing(machine):
     start(machine, made, "first")
     parts, folder = record(made), Path(made["folder"])
     kubelet = f"https://{parts['address']}:{parts['ports']['kubelet']}"
-    streams = f"http://{parts['address']}:{parts['ports']['stream']}"
+    streams = f"https://{parts['address']}:{parts['ports']['stream']}"
     inside = [str(path) for path in folder.rglob("*") if path.is_file() or path.is_socket()]
     attempts = {
         "urls": [f"{made['server']}{path}" for path in
@@ -107,3 +108,16 @@ def test_every_listener_is_bound_to_the_nodes_address(any_machine):
                 addresses.add(fields[1].split(":")[0])
     wanted = bytes(reversed([int(part) for part in parts["address"].split(".")])).hex().upper()
     assert addresses == {wanted}
+
+
+def test_exec_is_served_by_tls_with_the_nodes_own_certificate(any_machine):
+    made = any_machine.up("--name", "one")
+    parts = record(made)
+    # Whoever connects sees the certificate, so any user can check this.
+    shown = ssl.get_server_certificate((parts["address"], parts["ports"]["stream"]))
+    own = (Path(made["folder"]) / "stream.crt").read_text()
+    assert ssl.PEM_cert_to_DER_cert(shown) == ssl.PEM_cert_to_DER_cert(own)
+    start(any_machine, made, "first")
+    assert any_machine.kubectl(made, "exec", "first", "--", "echo", "hello") == "hello\n"
+    sent = any_machine.kubectl(made, "exec", "first", "-i", "--", "cat", text="to a pod\n")
+    assert sent == "to a pod\n"

@@ -74,3 +74,23 @@ def test_the_kubelet_reserves_all_that_was_not_given():
     components.kubelet(here, False, lambda: True)
     reserved = json.loads((here.folder / "kubelet.json").read_text())["systemReserved"]
     assert int(reserved["memory"]) == components.host_memory() - (1 << 30)
+
+
+@pytest.mark.parametrize(
+    ("network", "address", "served"),
+    [
+        ("host", "127.77.1.2", "127.77.1.2"),
+        ("host", "192.0.2.10", "127.0.0.1"),
+        ("bridge", "127.77.1.2", "127.0.0.1"),
+    ],
+)
+def test_exec_and_attach_are_served_by_tls_on_loopback_alone(network, address, served):
+    here = node(network=network, address=address)
+    here.folder.mkdir(parents=True)
+    components.containerd(here, rootless=False, few_ids=False)
+    text = (here.folder / "containerd.toml").read_text()
+    assert f'stream_server_address = "{served}"' in text
+    assert "enable_tls_streaming = true" in text
+    assert f'tls_cert_file = "{here.folder}/stream.crt"' in text
+    kubelet = components.kubelet(here, False, lambda: True)
+    assert kubelet.environment["SSL_CERT_FILE"] == f"{here.folder}/stream.crt"
