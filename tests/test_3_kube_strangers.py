@@ -8,10 +8,13 @@ import json
 import os
 import ssl
 import subprocess
+import sys
 from pathlib import Path
 
+import known
 import pytest
-from clusters import COMPONENTS, LIMIT, ROOT, STRANGER, as_user, record, start
+from clusters import COMPONENTS, LIMIT, ROOT, STRANGER, as_user, eventually, record, start
+from dovetail.usernetes import cgroups
 
 pytestmark = pytest.mark.kube
 
@@ -19,7 +22,7 @@ pytestmark = pytest.mark.kube
 ATTEMPTS = """
 import json, os, signal, socket, ssl, sys, urllib.error, urllib.request
 made = json.load(sys.stdin)
-got = []
+got, gone = [], []
 context = ssl._create_unverified_context()
 for url in made["urls"]:
     try:
@@ -31,11 +34,12 @@ for url in made["urls"]:
     except OSError:
         pass
 for path in made["files"]:
-    try:
-        os.listdir(path) if os.path.isdir(path) else open(path).read()
-        got.append(path)
-    except OSError:
-        pass
+    for mode in ("rb", "r+b"):
+        try:
+            os.listdir(path) if os.path.isdir(path) else open(path, mode).read()
+            got.append(path)
+        except OSError:
+            pass
 for path in made["sockets"]:
     try:
         socket.socket(socket.AF_UNIX).connect(path)
@@ -43,11 +47,15 @@ for path in made["sockets"]:
     except OSError:
         pass
 for pid in made["pids"]:
-    try:
-        os.kill(pid, signal.SIGTERM)
-        got.append(pid)
-    except OSError:
-        pass
+    for number in (0, signal.SIGTERM, signal.SIGCONT, signal.SIGKILL):
+        try:
+            os.kill(pid, number)
+            got.append(pid)
+        except PermissionError:
+            pass
+        except ProcessLookupError:
+            gone.append(pid)
+            break
     for name in ("environ", "root", "fd", "mem"):
         try:
             path = f"/proc/{pid}/{name}"
@@ -55,8 +63,21 @@ for pid in made["pids"]:
             got.append(path)
         except OSError:
             pass
-print(json.dumps(got))
+print(json.dumps([got, gone]))
 """
+
+
+def attempt(**wanted):
+    """What a stranger gets of these, and which processes were gone before it could try.
+
+    It has a session of its own, as after a login: within one, SIGCONT is free to all.
+    """
+    nothing = {"urls": [], "files": [], "sockets": [], "pids": []}
+    done = subprocess.run(as_user(STRANGER, "/usr/bin/python3", "-c", ATTEMPTS),
+                          input=json.dumps({**nothing, **wanted}), capture_output=True, text=True,
+                          timeout=LIMIT, start_new_session=True)  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
 
 
 @pytest.mark.skipif(not ROOT, reason="only root can play another user")
@@ -76,16 +97,58 @@ def test_another_user_of_the_host_gets_nothing(machine):
         + [f"{streams}{path}" for path in ("/", "/exec/x", "/attach/x", "/portforward/x")],
         "files": [made["kubeconfig"], str(folder), str(folder.parents[1] / "pki"), *inside[:2000]],
         "sockets": [path for path in inside if Path(path).is_socket()],
-        "pids": [parts["keeper"], parts["supervisor"],
-                 *(pid for name in COMPONENTS for pid in machine.pids(made, name))],
+        "pids": sorted({parts["keeper"], *cgroups.processes(made["group"])}),
     }  # fmt: skip
     assert attempts["sockets"]
-    assert len(attempts["pids"]) == 2 + len(COMPONENTS)
-    done = subprocess.run(as_user(STRANGER, "/usr/bin/python3", "-c", ATTEMPTS),
-                          input=json.dumps(attempts), capture_output=True, text=True,
-                          timeout=LIMIT)  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout) == []
+    parts_of = {parts["supervisor"], *(p for name in COMPONENTS for p in machine.pids(made, name))}
+    assert len(parts_of) == 1 + len(COMPONENTS)
+    # Besides them there are the pod's program, its pause program and their shim.
+    assert parts_of < set(attempts["pids"])
+    assert len(attempts["pids"]) >= len(parts_of) + 4
+    got, gone = attempt(**attempts)
+    assert got == []
+    assert not set(gone) & parts_of
+
+
+def holds(line, program):
+    try:
+        return os.fsencode(program) in line.read_bytes()
+    except OSError:
+        return False
+
+
+@contextlib.contextmanager
+def simulation(machine):
+    """A simulation of two ranks that runs until we end it; yields its folder in shared memory."""
+    program = Path(known.build("openmpi", "known/busy.c"))
+    for path in (program, program.parent):
+        path.chmod(0o755)
+    line = [sys.executable, "-m", "dovetail", "profile", "--", "mpirun.openmpi", "-np", "2",
+            str(program), "sleep", "1000000", "20", "20"]  # fmt: skip
+    environment = {**known.environment(), "HOME": str(machine.folder)}
+    line = line if machine.uid == os.getuid() else as_user(machine.uid, *line)
+    sessions = set(Path("/dev/shm").glob(f"dovetail-{machine.uid}-profile-*"))
+    with subprocess.Popen(line, env=environment, cwd=machine.folder, stderr=subprocess.PIPE) as run:
+        try:
+            pages = eventually(lambda: run.poll() is not None or [
+                path for path in Path("/dev/shm").glob(f"dovetail-{machine.uid}-profile-*/*/*")
+                if path.parents[1] not in sessions and path.name.startswith("rank")
+            ][1:])  # fmt: skip
+            assert isinstance(pages, list), run.stderr.read()
+            lines = Path("/proc").glob("[0-9]*/cmdline")
+            yield pages[0].parents[1], [int(p.parent.name) for p in lines if holds(p, program)]
+        finally:
+            run.terminate()
+    assert not pages[0].exists()
+
+
+@pytest.mark.skipif(not ROOT, reason="only root can play another user")
+def test_another_user_of_the_host_gets_no_page_and_no_rank_of_a_simulation(machine):
+    with simulation(machine) as (session, ranks):
+        inside = [session, *session.rglob("*")]
+        assert [str(path) for path in inside if path.stat().st_mode & 0o077] == []
+        assert len(ranks) >= 3, "two ranks and their launcher"
+        assert attempt(files=list(map(str, inside)), pids=ranks) == [[], []]
 
 
 def test_every_listener_is_bound_to_the_nodes_address(any_machine):
