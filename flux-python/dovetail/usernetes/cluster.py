@@ -27,7 +27,17 @@ from typing import Any
 
 from dovetail import process
 from dovetail.errors import BadInput, WorkFailed
-from dovetail.usernetes import api, build, components, keeper, linux, preflight, state, steward
+from dovetail.usernetes import (
+    api,
+    build,
+    checks_machine,
+    components,
+    keeper,
+    linux,
+    preflight,
+    state,
+    steward,
+)
 from dovetail.usernetes.state import Node
 
 Say = Callable[[str], None]
@@ -183,6 +193,7 @@ def join(args: argparse.Namespace, say: Say) -> dict[str, Any]:
                 return described(node)
             if node.name == args.node:
                 keeper.remove(node)
+        checks_machine.join_skew(server)
         record = plan(args, text, "host", programs)
         record.server = server
         node, handle = start(record)

@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dovetail import process
-from dovetail.usernetes import bridge, cgroups, linux, pki, supervisor
+from dovetail.usernetes import bridge, cgroups, components, linux, pki, supervisor
 from dovetail.usernetes.state import Node, cluster_folder, discard, root, write_private
 
 REMOVAL = 8.0  # seconds for everything to be gone
@@ -40,9 +40,9 @@ def lease(node: Node) -> list[socket.socket]:
         if node.name.startswith("new-"):
             node.name = node.address
         held.append(socket_)
-    names = ["kubelet", "stream"] + (["server"] if node.control else [])
-    for name in names:
-        node.ports[name], socket_ = linux.lease_port(node.address)
+    wanted = {"kubelet": node.address, "stream": components.stream_address(node)}
+    for name, address in {**wanted, **({"server": node.address} if node.control else {})}.items():
+        node.ports[name], socket_ = linux.lease_port(address)
         held.append(socket_)
     if node.control:
         node.server = f"https://{node.address}:{node.ports['server']}"
@@ -193,6 +193,7 @@ def main(folder: str, verb: int) -> int:
         if node.network == "bridge":
             entrance = bridge.entrance(node)
         certificates(node) if node.control else joining(node)
+        pki.alone(node.folder, "stream", components.stream_address(node))
         cgroups.make(node.group, node.cpus)
         node.keeper, node.keeper_ticks = os.getpid(), process.start_ticks(os.getpid())
         node.save()

@@ -121,6 +121,11 @@ def interface_up(name: str, address: str = "") -> None:
         fcntl.ioctl(control, 0x8914, data)  # SIOCSIFFLAGS
 
 
+def clock_in_step() -> bool:
+    """Whether the kernel says that something keeps its clock in step with other machines."""
+    return bool(_libc.adjtimex(ctypes.create_string_buffer(256)) in range(5))
+
+
 # --- Identity ---
 
 
