@@ -1,0 +1,56 @@
+# SPDX-License-Identifier: LGPL-3.0-or-later
+"""What the state of an instance wants done (steps 2, 3 and 8): values, carried out by the module.
+
+A `Key` stands for one request that waits for its answer; the module knows which.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass
+from typing import Any, Union
+
+Key = Hashable
+NODATA, NOENT, INVALID, TIMEOUT, FAILED = 61, 2, 22, 110, 5  # errno: ENODATA … EIO
+
+
+@dataclass(frozen=True)
+class Submit:
+    """Submit the job of a slice."""
+
+    number: int
+
+
+@dataclass(frozen=True)
+class Cancel:
+    """Cancel the job of a slice."""
+
+    job: int
+    why: str
+
+
+@dataclass(frozen=True)
+class Answer:
+    """Answer a request; one that streams gets more, and is ended by a Refuse with NODATA."""
+
+    key: Key
+    value: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Refuse:
+    """Answer a request with an error."""
+
+    key: Key
+    code: int
+    why: str
+
+
+@dataclass(frozen=True)
+class Log:
+    """Tell the instance's log."""
+
+    line: str
+
+
+Effect = Union[Submit, Cancel, Answer, Refuse, Log]

@@ -1,0 +1,325 @@
+# SPDX-License-Identifier: LGPL-3.0-or-later
+"""The agent of one slice (steps 2 to 4): the only task of its Flux job, `flux dovetail slice`.
+
+Inputs: the cores that Flux gave it, orders from the broker module. It starts its part of
+user-space Kubernetes on exactly those cores and stays until told; in slice 0 it also runs the
+submitted plans and answers what needs the cluster's administrator. Invariants: the node's
+owner is this process, so that the node ends with it, however it dies; when Flux is gone, or
+the job is cancelled, it ends by itself. No secret in a file but those of the cluster itself.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import selectors
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from dovetail.errors import BadInput, WorkFailed
+from dovetail.fluxed.client import NODATA, Client
+from dovetail.usernetes import api, build, cluster, components, state, steward
+
+Order = Mapping[str, Any]
+
+
+class Agent:
+    """One slice's life, driven by what its selector wakes it for."""
+
+    def __init__(self, number: int, name: str) -> None:
+        self.number, self.name = number, name
+        # A folder of its own, since slices may share a machine, and a verb locks its folder.
+        self.folder = Path(f"/tmp/dovetail-{os.getuid()}-{name.partition('-')[2]}-{number}")
+        os.environ["DOVETAIL_STATE"] = str(self.folder)
+        self.cpus = ",".join(f"{core}-{core}" for core in sorted(os.sched_getaffinity(0)))
+        self.client = Client()
+        self.selector = selectors.DefaultSelector()
+        self.rest = b""
+        self.attached = self.joining = 0  # numbers of our requests
+        self.node: dict[str, Any] = {}
+        self.starting: subprocess.Popen[str] | None = None
+        self.runs: dict[int, dict[str, Any]] = {}
+        self.running: subprocess.Popen[bytes] | None = None
+        self.failed = ""
+        self.over = False
+
+    # --- The loop ---
+
+    def live(self) -> int:
+        """Until told, or until it makes no sense any more; returns the job's exit code."""
+        wake, wake_out = os.pipe()
+        os.set_blocking(wake_out, False)
+        signal.set_wakeup_fd(wake_out, warn_on_full_buffer=False)
+        for caught in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            signal.signal(caught, self.asked_to_end)
+        self.selector.register(wake, selectors.EVENT_READ, lambda: os.read(wake, 4096) and None)
+        relay = self.client.process.stdout
+        assert relay is not None
+        self.selector.register(relay, selectors.EVENT_READ, self.heard)
+        try:
+            self.attach()
+            self.begin()
+            while not self.over:
+                for key, _ in self.selector.select():
+                    key.data()
+        finally:
+            code = self.end()
+        return code
+
+    def asked_to_end(self, *_: object) -> None:
+        """SIGTERM: the job is cancelled, or its time is over."""
+        self.over = True
+
+    def heard(self) -> None:
+        """Lines from the module."""
+        assert self.client.process.stdout is not None
+        block = os.read(self.client.process.stdout.fileno(), 1 << 16)
+        if not block:
+            self.failed, self.over = "Flux is gone", True
+            return
+        *lines, self.rest = (self.rest + block).split(b"\n")
+        for line in lines:
+            self.take(json.loads(line))
+
+    def take(self, line: Order) -> None:
+        """One answer, order or event."""
+        if "event" in line:
+            self.attach()
+        elif line["id"] == self.joining:
+            self.join(line)
+        elif line["id"] == self.attached and "value" in line:
+            self.obey(line["value"])
+        elif line["id"] == self.attached and line["error"][0] == NODATA:
+            self.over = True
+        # Any other error: the module is not there (yet, or any more) and will say when it is.
+
+    def tell(self, **news: object) -> None:
+        """News for the module."""
+        self.client.send("tell", {"number": self.number, **news})
+
+    def attach(self) -> None:
+        """Say that we are there and what we know, and listen for orders."""
+        known = {"number": self.number, "host": socket.gethostname(), **self.known()}
+        self.attached = self.client.send("attach", known, stream=True)
+        if not self.node and self.number and self.starting is None:
+            self.joining = self.client.send("join", {"number": self.number})
+
+    def known(self) -> dict[str, Any]:
+        """What the module needs to know, anew if it was loaded anew."""
+        if not self.node:
+            return {}
+        found = {"node": self.node["node"], "cpus": self.cpus}
+        if self.number == 0:
+            found["kubeconfig"] = Path(self.node["kubeconfig"]).read_text()
+            found["runs"] = list(self.runs.values())
+        return found
+
+    # --- Kubernetes ---
+
+    def begin(self) -> None:
+        """Start the control plane; a worker waits for its invitation."""
+        if build.built() is None:
+            self.complain("Kubernetes is not built for this user: type `dovetail kube build` once")
+        elif self.number == 0:
+            self.start("up", "--name", self.name)
+
+    def memory(self) -> str:
+        """Our cores' part of what a node may offer."""
+        whole = components.host_memory() // 4 * 3
+        part = whole * components.count(self.cpus) // (os.cpu_count() or 1)
+        return str(max(part, cluster.LEAST))
+
+    def start(self, *words: str, stdin: str = "") -> None:
+        """Start our node in the background."""
+        command = [sys.executable, "-m", "dovetail.usernetes", *words, "--json", "--cpus", self.cpus,
+                   "--memory", self.memory(), "--owner", str(os.getpid())]  # fmt: skip
+        # Its words go into the job's output, and the last of them to the module.
+        self.errors = tempfile.TemporaryFile("w+")
+        self.starting = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.errors, text=True,
+            env=package_environment(),
+        )  # fmt: skip
+        assert self.starting.stdin is not None
+        self.starting.stdin.write(stdin)
+        self.starting.stdin.close()
+        self.when_ended(self.starting, self.started)
+
+    def join(self, line: Order) -> None:
+        """Our invitation, or why there is none."""
+        if "value" in line:
+            self.start("join", "-", stdin=json.dumps(line["value"]))
+
+    def started(self) -> None:
+        """Our node is ready, or will never be."""
+        assert self.starting is not None
+        assert self.starting.stdout is not None
+        self.errors.seek(0)
+        words = self.errors.read()
+        print(words, end="", file=sys.stderr, flush=True)
+        if self.starting.returncode:
+            self.complain(" ".join(words.split())[-800:] or "it did not start")
+            return
+        self.node = json.loads(self.starting.stdout.read())
+        print(f"slice {self.number}: node {self.node['node']}, cores {self.cpus}", flush=True)
+        self.tell(**self.known())
+
+    def complain(self, why: str) -> None:
+        """Tell why this slice cannot be, and end."""
+        self.failed = why.removeprefix("dovetail kube: ")
+        print(f"slice {self.number}: {why}", file=sys.stderr, flush=True)
+        self.tell(failed=self.failed)
+        self.over = True
+
+    def admin(self) -> api.Client:
+        """The cluster's API, in the control slice."""
+        return cluster.client(self.name)
+
+    # --- Orders ---
+
+    def obey(self, order: Order) -> None:
+        """Do what the module wants."""
+        if "end" in order:
+            self.over = True
+        elif "invite" in order:
+            self.invite(order["invite"])
+        elif "forget" in order:
+            with contextlib.suppress(OSError, api.Refused, BadInput):
+                self.admin().call("DELETE", f"{steward.NODES}/{order['forget']}")
+        elif "run" in order:
+            self.run(order["run"])
+        elif "cancel" in order and self.running is not None:
+            self.running.send_signal(signal.SIGINT)
+        elif "url" in order:
+            self.answer(order["question"], lambda: {"url": self.url(order["url"])})
+
+    def answer(self, question: int, find: Callable[[], dict[str, Any]]) -> None:
+        """Answer a question, or say why not."""
+        try:
+            self.tell(answer=question, value=find())
+        except (OSError, api.Refused, BadInput, WorkFailed) as error:
+            self.tell(answer=question, why=str(error))
+
+    def invite(self, number: int) -> None:
+        """Make join data for one node; they exist in this cluster's private folder for a moment."""
+        path = state.cluster_folder(self.name) / f"invite-{number}"
+        words = ["join", "--name", self.name, "--invite", str(path)]
+        done = subprocess.run(
+            [sys.executable, "-m", "dovetail.usernetes", *words],
+            capture_output=True, text=True, env=package_environment(),
+        )  # fmt: skip
+        if done.returncode:
+            self.tell(invited=number, why=done.stderr.strip())
+            return
+        content = json.loads(path.read_text())
+        path.unlink()
+        self.tell(invited=number, join=content)
+
+    def url(self, service: str) -> str:
+        """Where one of the service's pods listens: pods are on the host's network."""
+        space, _, name = service.rpartition("/")
+        path = f"/api/v1/namespaces/{space or 'default'}/endpoints/{name}"
+        try:
+            found = self.admin().call("GET", path)
+        except api.Refused as error:
+            if error.status != 404:
+                raise
+            raise BadInput(f"there is no service {service}") from None
+        for subset in found.get("subsets") or []:
+            for address in subset.get("addresses") or []:
+                return f"http://{address['ip']}:{subset['ports'][0]['port']}"
+        raise BadInput(f"no pod of service {service} is ready")
+
+    # --- Runs ---
+
+    def run(self, order: Order) -> None:
+        """Start a plan: `dovetail run`, on this slice's cores."""
+        number, output = order["number"], Path(order["output"])
+        self.runs[number] = {"number": number, "plan": order["plan"], "output": order["output"],
+                             "cwd": order["cwd"], "state": "running"}  # fmt: skip
+        command = [sys.executable, "-m", "dovetail", "run", order["plan"], "-o", str(output)]
+        environment = package_environment(order.get("environment"))
+        try:
+            output.mkdir(parents=True, exist_ok=True)
+            with open(output / "dovetail.log", "ab") as log:
+                self.running = subprocess.Popen(
+                    command, cwd=order["cwd"], stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+                    env=environment,
+                )  # fmt: skip
+        except OSError as error:
+            self.run_ended(number, 2, str(error))
+            return
+        self.when_ended(self.running, lambda: self.run_over(number))
+
+    def run_over(self, number: int) -> None:
+        """A plan's process has ended."""
+        assert self.running is not None
+        code, self.running = self.running.returncode, None
+        why = ""
+        if code:
+            log = Path(self.runs[number]["output"]) / "dovetail.log"
+            with contextlib.suppress(OSError):
+                why = (log.read_text(errors="replace").strip().splitlines() or [""])[-1][:500]
+        self.run_ended(number, code, why)
+
+    def run_ended(self, number: int, code: int, why: str) -> None:
+        """Remember and tell."""
+        state_ = "done" if code == 0 else "failed"
+        self.runs[number].update(state=state_, code=code, reason=why)
+        self.tell(run=number, code=code, why=why)
+
+    # --- The end ---
+
+    def when_ended(self, process: subprocess.Popen[Any], call: Callable[[], None]) -> None:
+        """Call once a child has ended."""
+        watched = os.pidfd_open(process.pid)
+
+        def ended() -> None:
+            self.selector.unregister(watched)
+            os.close(watched)
+            process.wait()
+            call()
+
+        self.selector.register(watched, selectors.EVENT_READ, ended)
+
+    def end(self) -> int:
+        """End all that this slice started; returns the job's exit code."""
+        for child in (self.running, self.starting):
+            if child is not None and child.poll() is None:
+                child.send_signal(signal.SIGINT if child is self.running else signal.SIGTERM)
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    child.wait(10)
+                if child.poll() is None:
+                    child.kill()
+        words = ["down", "--name", self.name]
+        if self.number:
+            words += ["--node", self.node.get("node", "none")]
+        done = subprocess.run(
+            [sys.executable, "-m", "dovetail.usernetes", *words], stdin=subprocess.DEVNULL,
+            env=package_environment(),
+        )  # fmt: skip
+        with contextlib.suppress(OSError):
+            self.folder.rmdir()
+        with contextlib.suppress(WorkFailed, OSError):
+            self.client.close()
+        return 1 if self.failed or done.returncode else 0
+
+
+def package_environment(base: Mapping[str, str] | None = None) -> dict[str, str]:
+    """An environment in which this package is found."""
+    environment = dict(os.environ if base is None else base)
+    top = str(Path(__file__).resolve().parents[2])
+    paths = [top, environment.get("PYTHONPATH", "")]
+    return {**environment, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
+
+
+def main(number: int, name: str) -> int:
+    """Be the agent of slice `number` of cluster `name`."""
+    os.umask(0o077)
+    return Agent(number, name).live()
