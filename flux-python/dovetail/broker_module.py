@@ -17,23 +17,28 @@ import json
 import os
 import socket
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import flux.job
 from _flux._core import lib
 from flux.brokermod import BrokerModule, request_handler
+from flux.constants import FLUX_MSGTYPE_REQUEST
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))
 
-from dovetail.errors import BadInput  # noqa: E402
-from dovetail.fluxed import asked, effects  # noqa: E402
-from dovetail.fluxed.instance import Instance  # noqa: E402
+from dovetail.errors import BadInput
+from dovetail.fluxed import asked, effects
+from dovetail.fluxed.effects import Key
+from dovetail.fluxed.instance import Instance
+from dovetail.fluxed.requests import REQUESTS, STREAMS
 
 NAMES = ("dovetail-control", "dovetail-node")
 PRIVATE = ("FLUX_MODULE_URI", "FLUX_URI", "FLUX_JOB_", "FLUX_TASK_", "FLUX_KVS_NAMESPACE")
-Payload = dict[str, Any]
+Message = Any  # these three are of Flux, which has no types
+Future = Any
+Handle = Any
 
 
 def guarded(handler: Callable[..., None]) -> Callable[..., None]:
@@ -45,7 +50,7 @@ def guarded(handler: Callable[..., None]) -> Callable[..., None]:
             handler(self, *args)
         except Exception as error:
             self.log.error(f"{handler.__name__}: {type(error).__name__}: {error}")
-            if args and isinstance(args[0], flux.message.Message) and handler.__name__ != "gone":
+            if handler.__name__ == "requested":
                 self.refuse(args[0], errno.EINVAL, f"{type(error).__name__}: {error}")
 
     return guard
@@ -54,7 +59,7 @@ def guarded(handler: Callable[..., None]) -> Callable[..., None]:
 class Dovetail(BrokerModule):
     """Carries requests and news to the state, and out what it decides."""
 
-    def __init__(self, h: Any, *args: str) -> None:  # noqa: ANN401
+    def __init__(self, h: Handle, *args: str) -> None:
         super().__init__(h, *args)
         h.attr_set("broker.module-nopanic", "1")  # whatever happens here, the user's work goes on
         table = dict(h.conf_get("dovetail", default={}))
@@ -66,10 +71,18 @@ class Dovetail(BrokerModule):
         self.state = Instance(self.asked)
         place = f"{socket.gethostname()}:{h.attr_get('rundir')}"
         self.cluster = "f-" + hashlib.sha256(place.encode()).hexdigest()[:8]
-        self.messages: dict[int, Any] = {}  # requests that wait for an answer, by their key
+        self.messages: dict[Key, Message] = {}  # requests that wait for an answer, by their key
         self.keys = 0
-        self.timers: list[Any] = []
-        self.ends: Any = None
+        self.watchers: list[object] = []  # Flux keeps no reference
+        self.ends: object = None
+        for topic in REQUESTS:
+            watcher = h.msg_watcher_create(
+                lambda _handle, _type, message, _: self.requested(message),
+                FLUX_MSGTYPE_REQUEST, f"{self.name}.{topic}",
+            )  # fmt: skip
+            watcher.start()
+            self.watchers.append(watcher)
+        self.timer(self.asked.up_timeout, lambda: self.do(self.state.late()))
         self.find_slices()
 
     # --- Start ---
@@ -83,7 +96,7 @@ class Dovetail(BrokerModule):
         self.handle.rpc("job-list.list", payload).then(self.listed)
 
     @guarded
-    def listed(self, future: Any) -> None:  # noqa: ANN401
+    def listed(self, future: Future) -> None:
         """Look up the number of each slice that runs."""
         self.adopting = {job["id"]: -1 for job in future.get()["jobs"]}
         for job in self.adopting:
@@ -93,7 +106,7 @@ class Dovetail(BrokerModule):
             self.begin({})
 
     @guarded
-    def looked_up(self, future: Any, job: int) -> None:  # noqa: ANN401
+    def looked_up(self, future: Future, job: int) -> None:
         """One slice's number; with the last of them, go on."""
         spec = json.loads(future.get()["jobspec"])
         self.adopting[job] = spec["attributes"]["user"]["dovetail"]["slice"]
@@ -105,7 +118,6 @@ class Dovetail(BrokerModule):
         self.do(self.state.start(adopted))
         for number, job in adopted.items():
             self.watch_job(number, job)
-        self.timer(self.asked.up_timeout, lambda: self.do(self.state.late()))
         self.handle.event_send("dovetail.loaded")
         self.log.info(f"cluster {self.cluster}: {self.state.wanted} slices, {len(adopted)} adopted")
 
@@ -131,13 +143,13 @@ class Dovetail(BrokerModule):
             self.ends = self.timer(limit, lambda: self.do(self.state.late_down(last=False)))
             self.timer(2 * limit, lambda: self.do(self.state.late_down(last=True)))
 
-    def key(self, message: Any) -> int:  # noqa: ANN401
+    def key(self, message: Message) -> int:
         """Keep a request until it is answered."""
         self.keys += 1
         self.messages[self.keys] = message
         return self.keys
 
-    def answer(self, key: Any, value: Any) -> None:  # noqa: ANN401
+    def answer(self, key: Key, value: Mapping[str, Any]) -> None:
         """Respond; a request that streams stays open."""
         message = self.messages.get(key)
         if message is None:
@@ -149,12 +161,12 @@ class Dovetail(BrokerModule):
         except OSError as error:
             self.log.debug(f"respond: {error}")
 
-    def refuse(self, message: Any, code: int, why: str) -> None:  # noqa: ANN401
+    def refuse(self, message: Message, code: int, why: str) -> None:
         """Respond with an error."""
         text = why.encode()[:1000]
         lib.flux_respond_error(self.handle.handle, message.handle, code, text)
 
-    def timer(self, after: float, call: Callable[[], None]) -> Any:  # noqa: ANN401
+    def timer(self, after: float, call: Callable[[], None]) -> object:
         """Call once, later."""
 
         @guarded
@@ -163,7 +175,7 @@ class Dovetail(BrokerModule):
 
         watcher = self.handle.timer_watcher_create(after, lambda *_: fire(self))
         watcher.start()
-        self.timers.append(watcher)
+        self.watchers.append(watcher)
         return watcher
 
     def submit_slice(self, number: int) -> None:
@@ -173,7 +185,7 @@ class Dovetail(BrokerModule):
         flux.job.submit_async(self.handle, json.dumps(spec)).then(self.slice_submitted, number)
 
     @guarded
-    def slice_submitted(self, future: Any, number: int) -> None:  # noqa: ANN401
+    def slice_submitted(self, future: Future, number: int) -> None:
         """A slice has a job id, or was refused."""
         try:
             job = int(future.get_id())
@@ -188,7 +200,7 @@ class Dovetail(BrokerModule):
         flux.job.event_watch_async(self.handle, job).then(self.job_event, number)
 
     @guarded
-    def job_event(self, future: Any, number: int) -> None:  # noqa: ANN401
+    def job_event(self, future: Future, number: int) -> None:
         """Something happened to a slice's job."""
         try:
             event = future.get_event()
@@ -211,7 +223,7 @@ class Dovetail(BrokerModule):
         self.handle.rpc("job-manager.raise", payload).then(self.cancelled)
 
     @guarded
-    def cancelled(self, future: Any) -> None:  # noqa: ANN401
+    def cancelled(self, future: Future) -> None:
         """Whether the job could be cancelled; it may have ended by itself."""
         try:
             future.get()
@@ -220,103 +232,25 @@ class Dovetail(BrokerModule):
 
     # --- Requests ---
 
-    @request_handler("status")
     @guarded
-    def status(self, msg: Any) -> None:  # noqa: ANN401
-        """The state, once or, streaming, at every change."""
-        if lib.flux_msg_is_streaming(msg.handle):
-            self.do(self.state.watch(self.key(msg)))
-        else:
-            self.handle.respond(msg, {"cluster": self.cluster, **self.state.status()})
-
-    @request_handler("wait-up")
-    @guarded
-    def wait_up(self, msg: Any) -> None:  # noqa: ANN401
-        """Answered when Kubernetes is up; refused, with the reason, when it cannot be."""
-        self.do(self.state.wait_up(self.key(msg)))
-
-    @request_handler("submit")
-    @guarded
-    def submit(self, msg: Any) -> None:  # noqa: ANN401
-        """A plan to run."""
-        order = msg.payload
-        self.do(self.state.submit(self.key(msg), order))
-
-    @request_handler("wait")
-    @guarded
-    def wait(self, msg: Any) -> None:  # noqa: ANN401
-        """Answered when runs have ended."""
-        payload = msg.payload
-        self.do(self.state.runs.wait(self.key(msg), payload))
-
-    @request_handler("cancel")
-    @guarded
-    def cancel(self, msg: Any) -> None:  # noqa: ANN401
-        """End runs."""
-        payload = msg.payload
-        self.do(self.state.cancel(self.key(msg), payload))
-
-    @request_handler("resize")
-    @guarded
-    def resize(self, msg: Any) -> None:  # noqa: ANN401
-        """More or fewer slices."""
-        nodes = msg.payload.get("nodes")
-        self.do(self.state.resize(self.key(msg), nodes))
-
-    @request_handler("kubeconfig")
-    @guarded
-    def kubeconfig(self, msg: Any) -> None:  # noqa: ANN401
-        """The administrator's kubeconfig, for the owner of the instance alone."""
-        if not self.state.kubeconfig:
-            self.refuse(msg, errno.EIO, self.state.failure or "Kubernetes is not up")
-        else:
-            self.handle.respond(msg, {"kubeconfig": self.state.kubeconfig})
-
-    @request_handler("url")
-    @guarded
-    def url(self, msg: Any) -> None:  # noqa: ANN401
-        """Where a service can be reached from the instance's nodes."""
-        order = {"url": str(msg.payload["service"])}
-        self.do(self.state.ask(self.key(msg), order))
-
-    @request_handler("down")
-    @guarded
-    def down(self, msg: Any) -> None:  # noqa: ANN401
-        """Answered when nothing is left of the cluster."""
-        self.do(self.state.end_all(self.key(msg)))
-
-    # --- Requests of the slices' agents ---
-
-    @request_handler("attach")
-    @guarded
-    def attach(self, msg: Any) -> None:  # noqa: ANN401
-        """An agent that listens for orders; its going away tells that it is lost."""
-        news = msg.payload
-        self.do(self.state.attached(self.key(msg), news))
-
-    @request_handler("join")
-    @guarded
-    def join(self, msg: Any) -> None:  # noqa: ANN401
-        """Answered with what a node needs to join, as soon as there is a cluster."""
-        number = int(msg.payload["number"])
-        self.do(self.state.join(self.key(msg), number))
-
-    @request_handler("tell")
-    @guarded
-    def tell(self, msg: Any) -> None:  # noqa: ANN401
-        """News from an agent."""
-        number, news = int(msg.payload["number"]), msg.payload
-        self.do(self.state.news(number, news))
-        self.handle.respond(msg, {})
+    def requested(self, message: Message) -> None:
+        """Answer a request, now or later."""
+        topic = message.topic.partition(".")[2]
+        known = STREAMS if lib.flux_msg_is_streaming(message.handle) else REQUESTS
+        if topic not in known:
+            self.refuse(message, errno.EPROTO, f"{message.topic} cannot be streamed")
+            return
+        payload = json.loads(message.payload_str or "{}")
+        self.do(known[topic](self.state, self.key(message), payload))
 
     @request_handler("disconnect")
     @guarded
-    def gone(self, msg: Any) -> None:  # noqa: ANN401
+    def disconnected(self, message: Message) -> None:
         """A client or agent is gone; nothing is answered."""
 
-        def matches(key: Any) -> bool:  # noqa: ANN401
+        def matches(key: Key) -> bool:
             held = self.messages.get(key)
-            return held is not None and lib.flux_disconnect_match(msg.handle, held.handle)
+            return held is not None and bool(lib.flux_disconnect_match(message.handle, held.handle))
 
         self.do(self.state.drop(matches))
         for key in [key for key in self.messages if matches(key)]:

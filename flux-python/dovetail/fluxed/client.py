@@ -7,6 +7,8 @@ the module learns of our end, however it comes.
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import json
 import subprocess
 from collections.abc import Iterator, Mapping
@@ -16,11 +18,14 @@ from typing import Any
 from dovetail.errors import BadInput, WorkFailed
 
 RELAY = Path(__file__).with_name("cli") / "dovetail_cli.py"
-NOSYS, NODATA, NOENT, INVALID = 38, 61, 2, 22  # errno
+NOT_LOADED = (
+    "Dovetail is not loaded in this Flux instance: start one with --dovetail, "
+    "or type `flux dovetail up --dovetail=nodes=N`"
+)
 
 
 class Refused(Exception):
-    """The module declined, or is not there (`code` is NOSYS)."""
+    """The module declined, or is not there (`code` is errno.ENOSYS)."""
 
     def __init__(self, code: int, why: str) -> None:
         super().__init__(why)
@@ -67,7 +72,7 @@ class Client:
                 continue
             if "error" in line:
                 code, why = line["error"]
-                if code == NODATA and stream:
+                if code == errno.ENODATA and stream:
                     return
                 raise Refused(code, why)
             yield line["value"]
@@ -78,10 +83,8 @@ class Client:
     def close(self) -> None:
         """End the relay."""
         assert self.process.stdin is not None
-        try:
+        with contextlib.suppress(BrokenPipeError):
             self.process.stdin.close()
-        except BrokenPipeError:
-            pass
         self.process.wait()
 
 
@@ -91,10 +94,9 @@ def call(topic: str, payload: Mapping[str, Any] | None = None) -> dict[str, Any]
     try:
         return next(client.answers(topic, payload or {}))
     except Refused as error:
-        if error.code == NOSYS:
-            raise BadInput("Dovetail is not loaded in this Flux instance; "
-                           "start one with --dovetail, or type `flux dovetail up`") from None  # fmt: skip
-        if error.code in (NOENT, INVALID):
+        if error.code == errno.ENOSYS:
+            raise BadInput(NOT_LOADED) from None
+        if error.code in (errno.ENOENT, errno.EINVAL):
             raise BadInput(str(error)) from None
         raise WorkFailed(str(error)) from None
     finally:

@@ -82,7 +82,7 @@ def do_up(args: argparse.Namespace) -> int:
         from dovetail.fluxed import load
 
         load.load(args.dovetail)
-    found = client.call("wait-up")
+    found = client.call("dovetail.wait-up")
     show(args, found, f"Kubernetes is up: {found['nodes']} nodes")
     return 0
 
@@ -93,21 +93,21 @@ def do_submit(args: argparse.Namespace) -> int:
 
     plan.load(args.plan)  # complains before anything is sent
     if args.wait_up:
-        client.call("wait-up")
+        client.call("dovetail.wait-up")
     output = args.output
     if output is None:
-        last = max((run["number"] for run in client.call("status")["runs"]), default=0)
+        last = max((run["number"] for run in client.call("dovetail.status")["runs"]), default=0)
         output = Path(f"dovetail-out-{last + 1}")
     order = {"plan": str(args.plan.resolve()), "output": str(output.resolve()), "cwd": os.getcwd(),
              "environment": shown.user_environment(os.environ)}  # fmt: skip
-    found = client.call("submit", order)
+    found = client.call("dovetail.submit", order)
     show(args, {**found, "output": order["output"]}, str(found["run"]))
     return 0
 
 
 def do_status(args: argparse.Namespace) -> int:
     """Slices and runs, once."""
-    found = client.call("status")
+    found = client.call("dovetail.status")
     show(args, found, shown.status(found))
     return 0
 
@@ -116,7 +116,7 @@ def do_top(args: argparse.Namespace) -> int:
     """Slices and runs, at every change."""
     link = client.Client()
     try:
-        for found in link.answers("status", {}, stream=True):
+        for found in link.answers("dovetail.status", {}, stream=True):
             if sys.stdout.isatty():
                 print("\x1b[H\x1b[2J", end="")
             print(shown.status(found), flush=True)
@@ -136,21 +136,21 @@ def chosen(args: argparse.Namespace) -> dict[str, Any]:
 
 def do_wait(args: argparse.Namespace) -> int:
     """Wait; fails if one of the runs did."""
-    found = client.call("wait", chosen(args))["runs"]
+    found = client.call("dovetail.wait", chosen(args))["runs"]
     show(args, found, shown.runs(found))
     return 0 if all(run["state"] == "done" for run in found) else 1
 
 
 def do_cancel(args: argparse.Namespace) -> int:
     """End runs; their state tells when they have ended."""
-    found = client.call("cancel", chosen(args))
+    found = client.call("dovetail.cancel", chosen(args))
     show(args, found, " ".join(map(str, found["runs"])))
     return 0
 
 
 def do_resize(args: argparse.Namespace) -> int:
     """More or fewer nodes."""
-    found = client.call("resize", {"nodes": args.nodes})
+    found = client.call("dovetail.resize", {"nodes": args.nodes})
     show(args, found, f"{found['nodes']} nodes")
     return 0
 
@@ -162,7 +162,7 @@ def do_kubectl(args: argparse.Namespace) -> int:
     folder = build.built()
     if folder is None:
         raise BadInput("kubectl is not built for this user: type `dovetail kube build` once")
-    content = client.call("kubeconfig")["kubeconfig"]
+    content = client.call("dovetail.kubeconfig")["kubeconfig"]
     memory = os.memfd_create("kubeconfig", 0)
     os.write(memory, content.encode())
     os.environ["KUBECONFIG"] = f"/proc/self/fd/{memory}"
@@ -173,14 +173,14 @@ def do_kubectl(args: argparse.Namespace) -> int:
 
 def do_url(args: argparse.Namespace) -> int:
     """A service's address."""
-    found = client.call("url", {"service": args.service})
+    found = client.call("dovetail.url", {"service": args.service})
     show(args, found, found["url"])
     return 0
 
 
 def do_logs(args: argparse.Namespace) -> int:
     """A run's log, or a slice's output."""
-    found = client.call("status")
+    found = client.call("dovetail.status")
     if args.slice is not None:
         job = next((one["job"] for one in found["slices"] if one["number"] == args.slice), 0)
         if not job:
@@ -198,7 +198,7 @@ def do_logs(args: argparse.Namespace) -> int:
 
 def do_report(args: argparse.Namespace) -> int:
     """What runs gained; all runs that have ended, unless some are named."""
-    runs: Iterable[dict[str, Any]] = client.call("status")["runs"]
+    runs: Iterable[dict[str, Any]] = client.call("dovetail.status")["runs"]
     found = []
     for run in runs:
         if args.runs and run["number"] not in args.runs:
@@ -212,7 +212,7 @@ def do_report(args: argparse.Namespace) -> int:
 
 def do_down(_: argparse.Namespace) -> int:
     """End everything."""
-    client.call("down")
+    client.call("dovetail.down")
     return 0
 
 

@@ -6,12 +6,13 @@ A `Key` stands for one request that waits for its answer; the module knows which
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 from typing import Any, Union
 
 Key = Hashable
-NODATA, NOENT, INVALID, TIMEOUT, FAILED = 61, 2, 22, 110, 5  # errno: ENODATA … EIO
+NOENT, FAILED, INVALID, TIMEOUT = errno.ENOENT, errno.EIO, errno.EINVAL, errno.ETIMEDOUT
 
 
 @dataclass(frozen=True)
@@ -31,7 +32,7 @@ class Cancel:
 
 @dataclass(frozen=True)
 class Answer:
-    """Answer a request; one that streams gets more, and is ended by a Refuse with NODATA."""
+    """Answer a request; one that streams gets more."""
 
     key: Key
     value: Mapping[str, Any]

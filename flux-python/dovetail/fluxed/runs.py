@@ -7,7 +7,7 @@ as effects. Invariant: a run ends once, and everybody who waits for it is told.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -112,6 +112,11 @@ class Runs:
             return
         self.waiting[key] = numbers
         yield from self.settle()
+
+    def drop(self, gone: Callable[[Key], bool]) -> None:
+        """Forget the requests whose sender is gone."""
+        for key in [key for key in self.waiting if gone(key)]:
+            del self.waiting[key]
 
     def settle(self) -> Iterator[Effect]:
         """Answer those whose runs have all ended."""

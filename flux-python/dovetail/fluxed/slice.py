@@ -11,6 +11,7 @@ the job is cancelled, it ends by itself. No secret in a file but those of the cl
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import selectors
@@ -24,10 +25,11 @@ from pathlib import Path
 from typing import Any
 
 from dovetail.errors import BadInput, WorkFailed
-from dovetail.fluxed.client import NODATA, Client
+from dovetail.fluxed.client import Client
 from dovetail.usernetes import api, build, cluster, components, state, steward
 
 Order = Mapping[str, Any]
+VERB = (sys.executable, "-m", "dovetail.usernetes")
 
 
 class Agent:
@@ -47,6 +49,7 @@ class Agent:
         self.starting: subprocess.Popen[str] | None = None
         self.runs: dict[int, dict[str, Any]] = {}
         self.running: subprocess.Popen[bytes] | None = None
+        self.errors = tempfile.TemporaryFile("w+")  # noqa: SIM115 (as long as we live)
         self.failed = ""
         self.over = False
 
@@ -96,20 +99,20 @@ class Agent:
             self.join(line)
         elif line["id"] == self.attached and "value" in line:
             self.obey(line["value"])
-        elif line["id"] == self.attached and line["error"][0] == NODATA:
+        elif line["id"] == self.attached and line["error"][0] == errno.ENODATA:
             self.over = True
         # Any other error: the module is not there (yet, or any more) and will say when it is.
 
     def tell(self, **news: object) -> None:
         """News for the module."""
-        self.client.send("tell", {"number": self.number, **news})
+        self.client.send("dovetail.tell", {"number": self.number, **news})
 
     def attach(self) -> None:
         """Say that we are there and what we know, and listen for orders."""
         known = {"number": self.number, "host": socket.gethostname(), **self.known()}
-        self.attached = self.client.send("attach", known, stream=True)
+        self.attached = self.client.send("dovetail.attach", known, stream=True)
         if not self.node and self.number and self.starting is None:
-            self.joining = self.client.send("join", {"number": self.number})
+            self.joining = self.client.send("dovetail.join", {"number": self.number})
 
     def known(self) -> dict[str, Any]:
         """What the module needs to know, anew if it was loaded anew."""
@@ -138,13 +141,11 @@ class Agent:
 
     def start(self, *words: str, stdin: str = "") -> None:
         """Start our node in the background."""
-        command = [sys.executable, "-m", "dovetail.usernetes", *words, "--json", "--cpus", self.cpus,
-                   "--memory", self.memory(), "--owner", str(os.getpid())]  # fmt: skip
+        offer = ["--cpus", self.cpus, "--memory", self.memory(), "--owner", str(os.getpid())]
         # Its words go into the job's output, and the last of them to the module.
-        self.errors = tempfile.TemporaryFile("w+")
         self.starting = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.errors, text=True,
-            env=package_environment(),
+            [*VERB, *words, "--json", *offer], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+            stderr=self.errors, text=True, env=package_environment(),
         )  # fmt: skip
         assert self.starting.stdin is not None
         self.starting.stdin.write(stdin)
@@ -211,7 +212,7 @@ class Agent:
         path = state.cluster_folder(self.name) / f"invite-{number}"
         words = ["join", "--name", self.name, "--invite", str(path)]
         done = subprocess.run(
-            [sys.executable, "-m", "dovetail.usernetes", *words],
+            [*VERB, *words],
             capture_output=True, text=True, env=package_environment(),
         )  # fmt: skip
         if done.returncode:
@@ -301,7 +302,7 @@ class Agent:
         if self.number:
             words += ["--node", self.node.get("node", "none")]
         done = subprocess.run(
-            [sys.executable, "-m", "dovetail.usernetes", *words], stdin=subprocess.DEVNULL,
+            [*VERB, *words], stdin=subprocess.DEVNULL,
             env=package_environment(),
         )  # fmt: skip
         with contextlib.suppress(OSError):

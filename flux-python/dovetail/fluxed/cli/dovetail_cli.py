@@ -25,6 +25,10 @@ import flux
 import flux.constants
 from flux.cli.plugin import CLIPlugin
 
+Namespace = Any  # these four are of Flux, which has no types
+Jobspec = Any
+Handle = Any
+Future = Any
 PACKAGE = Path(__file__).resolve().parents[2]
 sys.path.append(str(PACKAGE.parent))
 
@@ -35,7 +39,7 @@ KILL_TIMEOUT = "40s"  # Flux's own 5 s are too short for a slice to end well
 INSTANCES = ("batch", "alloc")
 
 
-class DovetailPlugin(CLIPlugin):  # type: ignore[misc]
+class DovetailPlugin(CLIPlugin):
     """User-space Kubernetes in a part of the allocation.
 
     --dovetail=nodes=N,cores=K carves N slices of K cores each out of the new instance (cores=all,
@@ -50,7 +54,7 @@ class DovetailPlugin(CLIPlugin):  # type: ignore[misc]
                 help="Run user-space Kubernetes on N nodes of the new instance",
             )  # fmt: skip
 
-    def preinit(self, args: Any) -> None:  # noqa: ANN401
+    def preinit(self, args: Namespace) -> None:
         """Check, and put the pieces into the configuration."""
         text = getattr(args, "dovetail", None)
         if not text:
@@ -71,7 +75,7 @@ class DovetailPlugin(CLIPlugin):  # type: ignore[misc]
             found["exec"] = {"kill-timeout": KILL_TIMEOUT}
         args.conf.update(json.dumps(found, indent=1))
 
-    def modify_jobspec(self, args: Any, jobspec: Any) -> None:  # noqa: ANN401
+    def modify_jobspec(self, args: Namespace, jobspec: Jobspec) -> None:
         """Name what was asked for to the site's policy; let the instance find the module."""
         text = getattr(args, "dovetail", None)
         if not text:
@@ -86,10 +90,9 @@ class DovetailPlugin(CLIPlugin):  # type: ignore[misc]
 class Relay:
     """Carries requests from standard input to Flux, and answers back."""
 
-    def __init__(self, handle: Any) -> None:  # noqa: ANN401
+    def __init__(self, handle: Handle) -> None:
         self.handle = handle
         self.rest = b""
-        self.failed = False
         handle.event_subscribe("dovetail.loaded")
         self.events = handle.msg_watcher_create(
             self.loaded, flux.constants.FLUX_MSGTYPE_EVENT, "dovetail.loaded"
@@ -126,17 +129,15 @@ class Relay:
     def request(self, asked_: dict[str, Any]) -> None:
         """Send one request."""
         flags = flux.constants.FLUX_RPC_STREAMING if asked_.get("stream") else 0
-        future = self.handle.rpc(
-            f"dovetail.{asked_['topic']}", asked_.get("payload", {}), nodeid=0, flags=flags
-        )
+        future = self.handle.rpc(asked_["topic"], asked_.get("payload", {}), nodeid=0, flags=flags)
         future.then(self.answered, asked_)
 
-    def answered(self, future: Any, asked_: dict[str, Any]) -> None:  # noqa: ANN401
+    def answered(self, future: Future, asked_: dict[str, Any]) -> None:
         """Pass an answer on."""
         try:
             value = future.get()
         except OSError as error:
-            text = future.error_string() or os.strerror(error.errno)
+            text = future.error_string() or os.strerror(error.errno or 0)
             self.say({"id": asked_["id"], "error": [error.errno, text]})
             return
         self.say({"id": asked_["id"], "value": value})
@@ -150,10 +151,11 @@ def main() -> int:
         handle = flux.Flux()
         relay = Relay(handle)
         handle.reactor_run()
+        del relay  # which had to live so long
     except OSError as error:
         print(f"no Flux instance: {error}", file=sys.stderr)
         return 1
-    return int(relay.failed)
+    return 0
 
 
 if __name__ == "__main__":
