@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import flux.job
+import flux.subprocess as subprocess
 from _flux._core import lib
 from flux.brokermod import BrokerModule, request_handler
 from flux.constants import FLUX_MSGTYPE_REQUEST
@@ -128,6 +129,8 @@ class Dovetail(BrokerModule):
         for effect in wanted:
             if isinstance(effect, effects.Submit):
                 self.submit_slice(effect.number)
+            elif isinstance(effect, effects.Sweep):
+                self.sweep(effect.number, effect.rank)
             elif isinstance(effect, effects.Cancel):
                 self.cancel_job(effect.job, effect.why)
             elif isinstance(effect, effects.Answer):
@@ -178,10 +181,13 @@ class Dovetail(BrokerModule):
         self.watchers.append(watcher)
         return watcher
 
+    def environment(self) -> dict[str, str]:
+        """Ours, without what belongs to this module or to the job that the instance is."""
+        return {k: v for k, v in os.environ.items() if not k.startswith(PRIVATE)}
+
     def submit_slice(self, number: int) -> None:
         """Submit a slice's job."""
-        kept = {k: v for k, v in os.environ.items() if not k.startswith(PRIVATE)}
-        spec = asked.jobspec(self.asked, number, self.cluster, kept)
+        spec = asked.jobspec(self.asked, number, self.cluster, self.environment())
         flux.job.submit_async(self.handle, json.dumps(spec)).then(self.slice_submitted, number)
 
     @guarded
@@ -215,7 +221,36 @@ class Dovetail(BrokerModule):
         elif event.name == "finish":
             self.do(self.state.finished(number, event.context["status"]))
         elif event.name == "clean":
-            self.do(self.state.gone(number))
+            self.do(self.state.cleaned(number))
+
+    def sweep(self, number: int, rank: int) -> None:
+        """Run the agent's last act in its stead, on the same machine."""
+        words = [self.asked.command, "slice", "--number", str(number), "--cluster", self.cluster]
+        label = f"dovetail-sweep-{number}"
+        call = {"cwd": "/", "env": self.environment(), "label": label, "waitable": True}
+        subprocess.rexec_bg(self.handle, [*words, "--sweep"], nodeid=rank, **call).then(
+            self.sweeping, number, rank, label
+        )
+
+    @guarded
+    def sweeping(self, future: Future, number: int, rank: int, label: str) -> None:
+        """It runs, or its broker is gone, and with it all that we could do."""
+        try:
+            future.get()
+        except OSError as error:
+            self.do(self.state.swept(number, f"rank {rank}: {error}"))
+            return
+        subprocess.wait(self.handle, label=label, nodeid=rank).then(self.swept, number)
+
+    @guarded
+    def swept(self, future: Future, number: int) -> None:
+        """It has ended."""
+        try:
+            status = future.get_status()
+            trouble = "" if status == 0 else f"sweeping it ended with status {status}"
+        except OSError as error:
+            trouble = str(error)
+        self.do(self.state.swept(number, trouble))
 
     def cancel_job(self, job: int, why: str) -> None:
         """Raise an exception on a slice's job."""

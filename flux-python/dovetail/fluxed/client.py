@@ -38,8 +38,9 @@ class Client:
     def __init__(self) -> None:
         try:
             self.process = subprocess.Popen(
-                ["flux", "python", str(RELAY)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
-            )
+                ["flux", "python", str(RELAY)], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                start_new_session=True,  # a signal to our group must not take our last words
+            )  # fmt: skip
         except OSError as error:
             raise BadInput(f"flux cannot be run: {error.strerror}; is it on PATH?") from None
         self.number = 0

@@ -23,6 +23,14 @@ class Submit:
 
 
 @dataclass(frozen=True)
+class Sweep:
+    """Remove what a slice left on its broker's machine, since its agent could not."""
+
+    number: int
+    rank: int
+
+
+@dataclass(frozen=True)
 class Cancel:
     """Cancel the job of a slice."""
 
@@ -54,4 +62,4 @@ class Log:
     line: str
 
 
-Effect = Union[Submit, Cancel, Answer, Refuse, Log]
+Effect = Union[Submit, Sweep, Cancel, Answer, Refuse, Log]

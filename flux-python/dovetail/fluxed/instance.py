@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from dovetail.fluxed.asked import Asked
-from dovetail.fluxed.effects import INVALID, Answer, Cancel, Effect, Key, Log, Refuse, Submit
+from dovetail.fluxed.effects import INVALID, Answer, Cancel, Effect, Key, Log, Refuse, Submit, Sweep
 from dovetail.fluxed.runs import Runs
 from dovetail.fluxed.slices import Slice
 from dovetail.fluxed.waiting import DOWN, Waiting
@@ -86,7 +86,7 @@ class Instance:
         one = self.slices[number]
         one.job = job
         if not job:
-            yield from self.gone(number, why)
+            yield from self.cleaned(number, why)
         elif one.state == "ending":
             yield Cancel(job, "no longer wanted")
 
@@ -97,7 +97,7 @@ class Instance:
         if one is None or one.agent is not None:
             yield Refuse(key, INVALID, f"slice {number} is not expected")
             return
-        one.agent, one.host, one.reason = key, str(news.get("host", "")), ""
+        one.agent, one.host, one.rank = key, str(news.get("host", "")), int(news["rank"])
         if number == 0:
             self.runs.adopt(news.get("runs", ()))
         if one.state == "ending":
@@ -115,6 +115,8 @@ class Instance:
             yield from self.ready(number, news)
         elif "failed" in news and number in self.slices:
             self.slices[number].reason = str(news["failed"])
+        elif "ended" in news and number in self.slices:
+            yield from self.confirm(self.slices[number], str(news["ended"]))
         elif "invited" in news:
             yield from self.waiting.invited(news["invited"], news.get("join", {}), why)
         elif "answer" in news:
@@ -147,10 +149,33 @@ class Instance:
     def finished(self, number: int, status: int) -> Iterator[Effect]:
         """A slice's processes have ended, with this wait status."""
         one = self.slices.get(number)
-        if one is not None and status:
+        if one is None:
+            return
+        if status:
             signal, code = status & 0x7F, status >> 8
             one.because(f"killed by signal {signal}" if signal else f"exit code {code}")
-        yield from self.settle()
+        if not one.confirmed:
+            yield from self.sweep(one)
+
+    def sweep(self, one: Slice) -> Iterator[Effect]:
+        """Have removed what an agent could not remove itself."""
+        if one.rank >= 0:
+            yield Sweep(one.number, one.rank)
+        else:
+            yield from self.confirm(one, "")
+
+    def swept(self, number: int, trouble: str) -> Iterator[Effect]:
+        """A slice's machine was swept, or cannot be reached any more."""
+        if number in self.slices:
+            yield from self.confirm(self.slices[number], trouble)
+
+    def confirm(self, one: Slice, trouble: str) -> Iterator[Effect]:
+        """Nothing of a slice is left, or nobody can say more than `trouble`."""
+        one.confirmed = True
+        if trouble:
+            yield Log(f"slice {one.number}: its end is not confirmed: {trouble}")
+        yield from self.waiting.ended(one.number, trouble)
+        yield from self.gone(one.number)
 
     def detached(self, one: Slice) -> Iterator[Effect]:
         """A slice's agent is gone; the end of its job follows."""
@@ -159,16 +184,27 @@ class Instance:
             one.state = "lost"
         yield from self.settle()
 
-    def gone(self, number: int, why: str = "") -> Iterator[Effect]:
-        """A slice's job is over, and nothing of it is left."""
-        one = self.slices.pop(number, None)
-        if one is None:
+    def cleaned(self, number: int, why: str = "") -> Iterator[Effect]:
+        """A slice's job is over, or could not be submitted; it may have been cancelled early."""
+        one = self.slices.get(number)
+        if one is not None:
+            one.clean = True
+            one.because(why)
+            if one.rank < 0:
+                yield from self.confirm(one, "")
+            yield from self.gone(number)
+
+    def gone(self, number: int) -> Iterator[Effect]:
+        """Go on without a slice, once its job is over and nothing of it is left."""
+        one = self.slices.get(number)
+        if one is None or not (one.clean and one.confirmed):
             return
+        del self.slices[number]
         self.waiting.joining.pop(number, None)
         if one.node and number:
             yield from self.tell({"forget": one.node})
         if one.state != "ending":
-            yield from self.unasked(one, one.reason or why or "its job ended")
+            yield from self.unasked(one, one.reason or "its job ended")
         yield from self.settle()
 
     def unasked(self, one: Slice, reason: str) -> Iterator[Effect]:

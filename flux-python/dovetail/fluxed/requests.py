@@ -103,6 +103,15 @@ def down(state: Instance, key: Key, _: Payload) -> Effects:
     yield from state.settle()
 
 
+def wait_down(state: Instance, key: Key, asked: Payload) -> Effects:
+    """Answered when nothing of one slice is left on its machine."""
+    one = state.slices.get(int(asked["slice"]))
+    if one is None or one.confirmed:
+        yield Answer(key, {})
+    else:
+        state.waiting.ending[key] = one.number
+
+
 def attach(state: Instance, key: Key, news: Payload) -> Effects:
     """An agent listens for orders; its disconnect tells that it is lost."""
     yield from state.attached(key, news)
@@ -132,6 +141,7 @@ REQUESTS: dict[str, Callable[[Instance, Key, Payload], Effects]] = {
     "kubeconfig": kubeconfig,
     "url": url,
     "down": down,
+    "wait-down": wait_down,
     "attach": attach,
     "join": join,
     "tell": tell,

@@ -26,7 +26,7 @@ from typing import Any
 
 from dovetail.errors import BadInput, WorkFailed
 from dovetail.fluxed.client import Client
-from dovetail.usernetes import api, build, cluster, components, state, steward
+from dovetail.usernetes import api, build, cluster, components, linux, state, steward
 
 Order = Mapping[str, Any]
 VERB = (sys.executable, "-m", "dovetail.usernetes")
@@ -37,13 +37,11 @@ class Agent:
 
     def __init__(self, number: int, name: str) -> None:
         self.number, self.name = number, name
-        # A folder of its own, since slices may share a machine, and a verb locks its folder.
-        self.folder = Path(f"/tmp/dovetail-{os.getuid()}-{name.partition('-')[2]}-{number}")
-        os.environ["DOVETAIL_STATE"] = str(self.folder)
         self.cpus = ",".join(f"{core}-{core}" for core in sorted(os.sched_getaffinity(0)))
         self.client = Client()
         self.selector = selectors.DefaultSelector()
         self.rest = b""
+        self.rank = -1
         self.attached = self.joining = 0  # numbers of our requests
         self.node: dict[str, Any] = {}
         self.starting: subprocess.Popen[str] | None = None
@@ -67,7 +65,6 @@ class Agent:
         assert relay is not None
         self.selector.register(relay, selectors.EVENT_READ, self.heard)
         try:
-            self.attach()
             self.begin()
             while not self.over:
                 for key, _ in self.selector.select():
@@ -94,6 +91,7 @@ class Agent:
     def take(self, line: Order) -> None:
         """One answer, order or event."""
         if "event" in line:
+            self.rank = line.get("rank", self.rank)
             self.attach()
         elif line["id"] == self.joining:
             self.join(line)
@@ -109,7 +107,8 @@ class Agent:
 
     def attach(self) -> None:
         """Say that we are there and what we know, and listen for orders."""
-        known = {"number": self.number, "host": socket.gethostname(), **self.known()}
+        host = {"number": self.number, "host": socket.gethostname(), "rank": self.rank}
+        known = {**host, **self.known()}
         self.attached = self.client.send("dovetail.attach", known, stream=True)
         if not self.node and self.number and self.starting is None:
             self.joining = self.client.send("dovetail.join", {"number": self.number})
@@ -145,7 +144,7 @@ class Agent:
         # Its words go into the job's output, and the last of them to the module.
         self.starting = subprocess.Popen(
             [*VERB, *words, "--json", *offer], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-            stderr=self.errors, text=True, env=package_environment(),
+            stderr=self.errors, text=True, env=package_environment(), preexec_fn=apart,
         )  # fmt: skip
         assert self.starting.stdin is not None
         self.starting.stdin.write(stdin)
@@ -251,7 +250,7 @@ class Agent:
             with open(output / "dovetail.log", "ab") as log:
                 self.running = subprocess.Popen(
                     command, cwd=order["cwd"], stdin=subprocess.DEVNULL, stdout=log, stderr=log,
-                    env=environment,
+                    env=environment, preexec_fn=apart,
                 )  # fmt: skip
         except OSError as error:
             self.run_ended(number, 2, str(error))
@@ -298,18 +297,33 @@ class Agent:
                     child.wait(10)
                 if child.poll() is None:
                     child.kill()
-        words = ["down", "--name", self.name]
-        if self.number:
-            words += ["--node", self.node.get("node", "none")]
-        done = subprocess.run(
-            [*VERB, *words], stdin=subprocess.DEVNULL,
-            env=package_environment(),
-        )  # fmt: skip
-        with contextlib.suppress(OSError):
-            self.folder.rmdir()
+        trouble = sweep(self.name)
         with contextlib.suppress(WorkFailed, OSError):
+            self.tell(ended=trouble)
             self.client.close()
-        return 1 if self.failed or done.returncode else 0
+        return 1 if self.failed or trouble else 0
+
+
+def apart() -> None:
+    """In a child: not reached by signals to our group, but never outliving us."""
+    os.setsid()
+    linux.set_process(linux.PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
+def use_folder(number: int, name: str) -> None:
+    """A folder of its own for each slice, since slices may share a machine; verbs lock theirs."""
+    folder = f"/tmp/dovetail-{os.getuid()}-{name.partition('-')[2]}-{number}"
+    os.environ["DOVETAIL_STATE"] = folder
+
+
+def sweep(name: str) -> str:
+    """Remove all that is left of this slice's node, alive or not; returns what went wrong."""
+    try:
+        cluster.down(name)
+        state.root().rmdir()
+    except (BadInput, WorkFailed, OSError) as error:
+        return str(error)
+    return ""
 
 
 def package_environment(base: Mapping[str, str] | None = None) -> dict[str, str]:
@@ -320,7 +334,12 @@ def package_environment(base: Mapping[str, str] | None = None) -> dict[str, str]
     return {**environment, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
 
 
-def main(number: int, name: str) -> int:
-    """Be the agent of slice `number` of cluster `name`."""
+def main(number: int, name: str, *, only_sweep: bool) -> int:
+    """Be the agent of slice `number` of cluster `name`, or only remove what it left."""
     os.umask(0o077)
+    use_folder(number, name)
+    if only_sweep:
+        trouble = sweep(name)
+        print(trouble, end="", file=sys.stderr)
+        return 1 if trouble else 0
     return Agent(number, name).live()

@@ -21,8 +21,11 @@ class Slice:
     cpus: str = ""
     host: str = ""
     reason: str = ""
+    rank: int = -1  # of its broker
     cancelled: bool = False  # by the user
     proven: bool = False  # it was ready once
+    clean: bool = False  # its job is over
+    confirmed: bool = False  # nothing of it is left on its machine
 
     def plain(self) -> dict[str, Any]:
         """For status."""

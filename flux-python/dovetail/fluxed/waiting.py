@@ -26,6 +26,7 @@ class Waiting:
         self.watching: dict[Key, Mapping[str, Any]] = {}  # with the status seen last
         self.joining: dict[int, Key] = {}  # by slice
         self.asking: dict[int, Key] = {}  # by question, for the control slice
+        self.ending: dict[Key, int] = {}  # the slice whose end somebody waits for
         self.questions = 0
 
     def ask(self, key: Key) -> int:
@@ -46,6 +47,12 @@ class Waiting:
         if key is not None:
             yield Answer(key, joining) if joining else Refuse(key, FAILED, why)
 
+    def ended(self, number: int, trouble: str) -> Iterator[Effect]:
+        """Nothing of a slice is left, or it cannot be said."""
+        for key in [key for key, wanted in self.ending.items() if wanted == number]:
+            del self.ending[key]
+            yield Answer(key, {}) if not trouble else Refuse(key, FAILED, trouble)
+
     def drop(self, gone: Callable[[Key], bool]) -> None:
         """Forget the requests whose sender is gone."""
         for keys in (self.up, self.down, self.resizing):
@@ -55,6 +62,8 @@ class Waiting:
                 del numbered[number]
         for key in [key for key in self.watching if gone(key)]:
             del self.watching[key]
+        for key in [key for key in self.ending if gone(key)]:
+            del self.ending[key]
 
     def settle(self, status: Mapping[str, Any], *, resized: bool) -> Iterator[Effect]:
         """Answer everybody whose condition the new status decides."""

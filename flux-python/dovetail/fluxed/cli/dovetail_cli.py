@@ -7,9 +7,10 @@ instance's configuration and environment, nowhere else.
 
 As a program (`flux python dovetail_cli.py`) it is the one client of the module's requests, for
 commands and slice agents, which need no Flux bindings then: requests are lines of JSON on
-standard input, {"id", "topic", "payload", "stream"}; answers are lines {"id", "value"} or
-{"id", "error": [number, text]} on standard output, and {"event"} when the module was loaded.
-It ends with its input, or with the broker; then the module sees a disconnect.
+standard input, {"id", "topic", "payload", "stream"}; on standard output are answers, as lines
+{"id", "value"} or {"id", "error": [number, text]}, and events: first {"event": "connected",
+"rank"}, and {"event": "loaded"} whenever the module was loaded. It ends with its input, or with
+the broker; then the module sees a disconnect.
 """
 
 from __future__ import annotations
@@ -98,6 +99,7 @@ class Relay:
             self.loaded, flux.constants.FLUX_MSGTYPE_EVENT, "dovetail.loaded"
         )
         self.events.start()
+        self.say({"event": "connected", "rank": handle.get_rank()})
         os.set_blocking(0, False)
         self.input = handle.fd_watcher_create(0, self.readable)
         self.input.start()
