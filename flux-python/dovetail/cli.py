@@ -26,6 +26,7 @@ COMMANDS = (
     "run",
     "advise",
     "report",
+    "status",
     "bench",
     "kube",
     "doctor",

@@ -63,22 +63,35 @@ def certificate(folder: Path, name: str, subject: str, hosts: list[str] | None =
     _sign(folder, name, subject, "CA:FALSE", "digitalSignature", lines)
 
 
+def alone(folder: Path, name: str, host: str) -> None:
+    """Make NAME.key and NAME.crt for a server that those trust who have the certificate."""
+    key(folder, name)
+    lines = ["extendedKeyUsage=serverAuth", f"subjectAltName={alternative_names([host])}"]
+    _sign(folder, name, f"/CN={name}", "CA:FALSE", "digitalSignature", lines, signer=name)
+
+
 def alternative_names(hosts: list[str]) -> str:
     """Hosts as openssl writes them: IP:… for addresses, DNS:… for names."""
     return ",".join(f"{'IP' if h.replace('.', '').isdigit() else 'DNS'}:{h}" for h in hosts)
 
 
 def _sign(
-    folder: Path, name: str, subject: str, constraints: str, usage: str, lines: list[str]
+    folder: Path,
+    name: str,
+    subject: str,
+    constraints: str,
+    usage: str,
+    lines: list[str],
+    signer: str = "ca",
 ) -> None:
     extensions = folder / f"{name}.ext"
     basic = [f"basicConstraints=critical,{constraints}", f"keyUsage=critical,{usage}"]
     extensions.write_text("\n".join([*basic, "subjectKeyIdentifier=hash", *lines]) + "\n")
-    signer = ["-signkey", "ca.key"]
-    if name != "ca":
-        signer = ["-CA", "ca.crt", "-CAkey", "ca.key", "-set_serial", str(secrets.randbits(120))]
+    by = ["-signkey", f"{name}.key"]
+    if name != signer:
+        by = ["-CA", "ca.crt", "-CAkey", "ca.key", "-set_serial", str(secrets.randbits(120))]
     asked = request(folder, name, subject)
-    _openssl("x509", "-req", *signer, "-days", str(DAYS), "-sha256", "-extfile", extensions.name,
+    _openssl("x509", "-req", *by, "-days", str(DAYS), "-sha256", "-extfile", extensions.name,
              "-out", f"{name}.crt", folder=folder, data=asked)  # fmt: skip
     extensions.unlink()
 
