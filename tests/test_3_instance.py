@@ -153,7 +153,10 @@ def test_join_data_go_to_the_one_agent_that_asked():
     assert play.told("j1") == []
     play.ready(0)
     play.attach(2).ask("join", "j2", number=2)
-    assert play.told("agent0") == [{"invite": 1}, {"invite": 2}]
+    assert play.told("agent0") == [
+        {"invite": 1, "node": ""},
+        {"invite": 2, "node": ""},
+    ]
     play.ask("tell", "t", number=0, invited=2, join={"token": "two"})
     play.ask("tell", "t", number=0, invited=1, why="the API is gone")
     assert (play.told("j1"), play.told("j2")) == (

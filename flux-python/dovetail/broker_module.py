@@ -18,6 +18,7 @@ import os
 import socket
 import sys
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ import flux.subprocess as subprocess
 from _flux._core import lib
 from flux.brokermod import BrokerModule, request_handler
 from flux.constants import FLUX_MSGTYPE_REQUEST
+from flux.hostlist import Hostlist
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))
 
@@ -69,6 +71,9 @@ class Dovetail(BrokerModule):
             self.asked = asked.from_table(table)
         except BadInput as error:
             raise ValueError(str(error)) from None
+        if self.asked.address == "auto":
+            several = len(set(Hostlist(h.attr_get("hostlist")))) > 1
+            self.asked = replace(self.asked, address="machine" if several else "loopback")
         self.state = Instance(self.asked)
         place = f"{socket.gethostname()}:{h.attr_get('rundir')}"
         self.cluster = "f-" + hashlib.sha256(place.encode()).hexdigest()[:8]

@@ -17,22 +17,26 @@ from dovetail.errors import BadInput
 
 KEYS = ("nodes", "cores")
 MOST = 10000  # nodes or cores; more is a slip of the finger
-EXECUTORS = ("local", "kubernetes")
+EXECUTORS = ("kubernetes", "local")
+ADDRESSES = ("auto", "loopback", "machine")
 LIMITS = {"up-timeout": 120.0, "down-timeout": 30.0}
+TABLE = (*KEYS, "command", "executor", "address", *LIMITS)
 
 
 @dataclass(frozen=True)
 class Asked:
     """A user-space Kubernetes of `nodes` nodes, each a slice with `cores` cores (0: all of a node).
 
-    `command` is the `flux dovetail` executable, `executor` where simulations run, and the two
-    limits are seconds: for the cluster to come up, and for its end to be confirmed.
+    `command` is the `flux dovetail` executable, `executor` where simulations run, `address` where
+    Kubernetes listens (auto: on loopback if all brokers are on one machine), and the two limits
+    are seconds: for the cluster to come up, and for its end to be confirmed.
     """
 
     nodes: int
     cores: int = 0
     command: str = "flux-dovetail"
-    executor: str = "local"
+    executor: str = "kubernetes"
+    address: str = "auto"
     up_timeout: float = LIMITS["up-timeout"]
     down_timeout: float = LIMITS["down-timeout"]
 
@@ -56,22 +60,22 @@ def parse(text: str) -> Asked:
 
 def from_table(table: Mapping[str, Any], where: str = "configuration: dovetail") -> Asked:
     """The table `dovetail` of a configuration."""
-    known = {*KEYS, "command", "executor", *LIMITS}
     for key in table:
-        if key not in known:
-            raise BadInput(f"{where}: there is no key {key}; known are {', '.join(sorted(known))}")
+        if key not in TABLE:
+            raise BadInput(f"{where}: there is no key {key}; known are {', '.join(TABLE)}")
     if "nodes" not in table:
         raise BadInput(f"{where}: nodes=N is missing")
     cores = table.get("cores", "all")
-    executor = table.get("executor", Asked.executor)
-    if executor not in EXECUTORS:
-        raise BadInput(f"{where}: executor is one of {', '.join(EXECUTORS)}, not {executor!r}")
+    for key, words in (("executor", EXECUTORS), ("address", ADDRESSES)):
+        if table.get(key, words[0]) not in words:
+            raise BadInput(f"{where}: {key} is one of {', '.join(words)}, not {table[key]!r}")
     limits = [_seconds(table.get(key, default), key, where) for key, default in LIMITS.items()]
     return Asked(
         nodes=_whole(table["nodes"], "nodes", where),
         cores=0 if cores == "all" else _whole(cores, "cores", where, " or all"),
         command=str(table.get("command", Asked.command)),
-        executor=str(executor), up_timeout=limits[0], down_timeout=limits[1],
+        executor=table.get("executor", EXECUTORS[0]), address=table.get("address", ADDRESSES[0]),
+        up_timeout=limits[0], down_timeout=limits[1],
     )  # fmt: skip
 
 
@@ -106,6 +110,8 @@ def jobspec(
     if not asked.cores:
         node["exclusive"] = True
     command = [asked.command, "slice", "--number", str(number), "--cluster", cluster]
+    if asked.address == "machine":
+        command.append("--machine-address")
     return {
         "version": 1,
         "resources": [node],

@@ -68,6 +68,7 @@ def parser() -> argparse.ArgumentParser:
     agent = commands.add_parser("slice")  # not for users, and so not in the list
     agent.add_argument("--number", type=int, required=True)
     agent.add_argument("--cluster", required=True)
+    agent.add_argument("--machine-address", action="store_true")
     agent.add_argument("--sweep", action="store_true")
     return top
 
@@ -228,7 +229,9 @@ def do_slice(args: argparse.Namespace) -> int:
     """Be the agent of a slice; only the broker module starts this."""
     from dovetail.fluxed import slice as agent
 
-    return agent.main(args.number, args.cluster, only_sweep=args.sweep)
+    return agent.main(
+        args.number, args.cluster, machine_address=args.machine_address, only_sweep=args.sweep
+    )
 
 
 def main(words: list[str] | None = None) -> int:

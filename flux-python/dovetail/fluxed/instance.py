@@ -135,7 +135,7 @@ class Instance:
         if number == 0:
             self.kubeconfig = str(news.get("kubeconfig", ""))
             for worker in self.waiting.joining:
-                yield from self.tell({"invite": worker})
+                yield from self.invite(worker)
         yield from self.settle()
 
     def excepted(self, number: int, kind: str, note: str) -> Iterator[Effect]:
@@ -286,12 +286,16 @@ class Instance:
         if control is not None and control.agent is not None:
             yield Answer(control.agent, order)
 
+    def invite(self, number: int) -> Iterator[Effect]:
+        """Have join data made for a slice that asked for them."""
+        yield from self.tell({"invite": number, "node": self.slices[number].called})
+
     def settle(self) -> Iterator[Effect]:
         """Start what can start, answer everybody whose condition is met."""
         if self.phase == "up":
             self.was_up = True
             order = self.runs.next()
             if order is not None:
-                yield from self.tell({"run": order})
+                yield from self.tell({"run": {**order, "executor": self.asked.executor}})
         shrinking = any(one.state == "ending" for one in self.slices.values())
         yield from self.waiting.settle(self.status(), resized=not shrinking)

@@ -120,9 +120,13 @@ def attach(state: Instance, key: Key, news: Payload) -> Effects:
 def join(state: Instance, key: Key, asked: Payload) -> Effects:
     """Answered with what a node needs to join, as soon as there is a cluster."""
     number = int(asked["number"])
+    if number not in state.slices:
+        yield Refuse(key, INVALID, f"there is no slice {number}")
+        return
     state.waiting.joining[number] = key
+    state.slices[number].called = str(asked.get("node", ""))
     if 0 in state.slices and state.slices[0].state == "ready":
-        yield from state.tell({"invite": number})
+        yield from state.invite(number)
 
 
 def tell(state: Instance, key: Key, news: Payload) -> Effects:

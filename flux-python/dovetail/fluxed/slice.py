@@ -35,8 +35,12 @@ VERB = (sys.executable, "-m", "dovetail.usernetes")
 class Agent:
     """One slice's life, driven by what its selector wakes it for."""
 
-    def __init__(self, number: int, name: str) -> None:
+    def __init__(self, number: int, name: str, *, machine_address: bool) -> None:
         self.number, self.name = number, name
+        self.address = own_address() if machine_address else ""
+        # Several slices may share a machine, and its address.
+        host = socket.gethostname().split(".")[0].lower()
+        self.called = f"{host[:32]}-{number}" if machine_address else ""
         self.cpus = ",".join(f"{core}-{core}" for core in sorted(os.sched_getaffinity(0)))
         self.client = Client()
         self.selector = selectors.DefaultSelector()
@@ -111,7 +115,9 @@ class Agent:
         known = {**host, **self.known()}
         self.attached = self.client.send("dovetail.attach", known, stream=True)
         if not self.node and self.number and self.starting is None:
-            self.joining = self.client.send("dovetail.join", {"number": self.number})
+            self.joining = self.client.send(
+                "dovetail.join", {"number": self.number, "node": self.called}
+            )
 
     def known(self) -> dict[str, Any]:
         """What the module needs to know, anew if it was loaded anew."""
@@ -130,7 +136,7 @@ class Agent:
         if build.built() is None:
             self.complain("Kubernetes is not built for this user: type `dovetail kube build` once")
         elif self.number == 0:
-            self.start("up", "--name", self.name)
+            self.start("up", "--name", self.name, *(["--node", self.called] if self.called else []))
 
     def memory(self) -> str:
         """Our cores' part of what a node may offer."""
@@ -141,6 +147,8 @@ class Agent:
     def start(self, *words: str, stdin: str = "") -> None:
         """Start our node in the background."""
         offer = ["--cpus", self.cpus, "--memory", self.memory(), "--owner", str(os.getpid())]
+        if self.address:
+            offer += ["--address", self.address]
         # Its words go into the job's output, and the last of them to the module.
         self.starting = subprocess.Popen(
             [*VERB, *words, "--json", *offer], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
@@ -188,7 +196,7 @@ class Agent:
         if "end" in order:
             self.over = True
         elif "invite" in order:
-            self.invite(order["invite"])
+            self.invite(order["invite"], order["node"])
         elif "forget" in order:
             with contextlib.suppress(OSError, api.Refused, BadInput):
                 self.admin().call("DELETE", f"{steward.NODES}/{order['forget']}")
@@ -206,10 +214,11 @@ class Agent:
         except (OSError, api.Refused, BadInput, WorkFailed) as error:
             self.tell(answer=question, why=str(error))
 
-    def invite(self, number: int) -> None:
+    def invite(self, number: int, node: str) -> None:
         """Make join data for one node; they exist in this cluster's private folder for a moment."""
         path = state.cluster_folder(self.name) / f"invite-{number}"
         words = ["join", "--name", self.name, "--invite", str(path)]
+        words += ["--node", node] if node else []
         done = subprocess.run(
             [*VERB, *words],
             capture_output=True, text=True, env=package_environment(),
@@ -244,6 +253,8 @@ class Agent:
         self.runs[number] = {"number": number, "plan": order["plan"], "output": order["output"],
                              "cwd": order["cwd"], "state": "running"}  # fmt: skip
         command = [sys.executable, "-m", "dovetail", "run", order["plan"], "-o", str(output)]
+        if order["executor"] == "kubernetes":
+            command += ["--kubeconfig", self.node["kubeconfig"]]
         environment = package_environment(order.get("environment"))
         try:
             output.mkdir(parents=True, exist_ok=True)
@@ -310,6 +321,16 @@ def apart() -> None:
     linux.set_process(linux.PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
+def own_address() -> str:
+    """This machine's address, as the others reach it: that of the way out, or else of its name."""
+    try:
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            probe.connect(("192.0.2.1", 9))  # nothing is sent
+            return str(probe.getsockname()[0])
+    except OSError:
+        return socket.gethostbyname(socket.gethostname())
+
+
 def use_folder(number: int, name: str) -> None:
     """A folder of its own for each slice, since slices may share a machine; verbs lock theirs."""
     folder = f"/tmp/dovetail-{os.getuid()}-{name.partition('-')[2]}-{number}"
@@ -334,7 +355,7 @@ def package_environment(base: Mapping[str, str] | None = None) -> dict[str, str]
     return {**environment, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
 
 
-def main(number: int, name: str, *, only_sweep: bool) -> int:
+def main(number: int, name: str, *, machine_address: bool, only_sweep: bool) -> int:
     """Be the agent of slice `number` of cluster `name`, or only remove what it left."""
     os.umask(0o077)
     use_folder(number, name)
@@ -342,4 +363,4 @@ def main(number: int, name: str, *, only_sweep: bool) -> int:
         trouble = sweep(name)
         print(trouble, end="", file=sys.stderr)
         return 1 if trouble else 0
-    return Agent(number, name).live()
+    return Agent(number, name, machine_address=machine_address).live()

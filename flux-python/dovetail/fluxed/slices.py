@@ -21,6 +21,7 @@ class Slice:
     cpus: str = ""
     host: str = ""
     reason: str = ""
+    called: str = ""  # the name that its node shall have; empty: one is found
     rank: int = -1  # of its broker
     cancelled: bool = False  # by the user
     proven: bool = False  # it was ready once
