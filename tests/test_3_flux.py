@@ -46,7 +46,7 @@ def test_a_hybrid_batch_script_runs_to_its_end(flux):
 
 ENDS = {
     "it is cancelled": lambda flux, job, uri: flux.run("cancel", job),
-    "its instance is shut down": lambda flux, job, uri: flux.run("shutdown", job, code=None),
+    "its instance is shut down": lambda flux, job, uri: flux.run("shutdown", uri=uri, code=None),
     "its module was killed": lambda flux, job, uri: (
         flux.kill("module-python-exec", "broker_module"), flux.run("cancel", job)),
     "its module was removed": lambda flux, job, uri: (
