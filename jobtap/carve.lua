@@ -60,7 +60,7 @@ local function objection(job, asked)
         return string.format("nodes=%d is more than the %d allowed here", nodes, policy["max-nodes"])
     elseif policy["max-cores"] and (cores == "all" or cores > policy["max-cores"]) then
         return string.format("cores=%s is more than the %d allowed on a node", cores, policy["max-cores"])
-    elseif has and nodes > has * (policy["max-share"] or 1) and cores == "all" then
+    elseif has and nodes > has * (policy["max-share"] or nodes) then
         return string.format("nodes=%d is more than %g %% of the job's %d nodes", nodes, policy["max-share"] * 100, has)
     end
 end

@@ -16,13 +16,6 @@
 #include <string.h>
 #include <syslog.h>
 
-struct handler {
-    char *topic;
-    int function; // reference
-    unsigned long calls;
-    struct handler *next;
-};
-
 const char *host_name(const struct host *host)
 {
     return strrchr(host->script, '/') + 1;
@@ -39,28 +32,6 @@ void host_failed(struct host *host, flux_jobid_t id, const char *where, const ch
         return;
     snprintf(reason, sizeof(reason), "%s failed: %s", host_name(host), error);
     record_abandon(host, id, reason);
-}
-
-static bool matches(const char *topic, const char *const patterns[])
-{
-    for (; *patterns; patterns++)
-        if (fnmatch(*patterns, topic, 0) == 0)
-            return true;
-    return false;
-}
-
-bool host_may_reject(const char *topic)
-{
-    static const char *const patterns[] = {"job.validate", "job.update.*", NULL};
-
-    return host_is_introduction(topic) || matches(topic, patterns);
-}
-
-bool host_is_introduction(const char *topic)
-{
-    static const char *const patterns[] = {"job.create", "job.dependency.*", NULL};
-
-    return matches(topic, patterns);
 }
 
 // --- one callback ---
@@ -110,6 +81,7 @@ static int run_call(struct call *call)
 {
     struct host *host = call->host;
     char error[SANDBOX_ERROR_SIZE];
+    bool rejects;
     int rc;
 
     call->outer = host->call;
@@ -120,15 +92,14 @@ static int run_call(struct call *call)
     host->call = call->outer;
     if (rc == 0 || (rc == SANDBOX_STOPPED && call->rejected))
         return call->rejected ? -1 : 0;
-    host_failed(host, call->id, call->topic, error);
-    if (call->id == FLUX_JOBID_ANY)
-        return flux_jobtap_error(host->p, call->args, "%s", error);
-    if (host_may_reject(call->topic))
+    rejects = topic_may_reject(call->topic);
+    host_failed(host, rejects ? FLUX_JOBID_ANY : call->id, call->topic, error);
+    if (rejects)
         return flux_jobtap_reject_job(host->p, call->args, "%s failed: %s", host_name(host), error);
-    return 0;
+    return call->id == FLUX_JOBID_ANY ? flux_jobtap_error(host->p, call->args, "%s", error) : 0;
 }
 
-static int job_callback(flux_plugin_t *p, const char *topic, flux_plugin_arg_t *args, void *arg)
+int host_job_callback(flux_plugin_t *p, const char *topic, flux_plugin_arg_t *args, void *arg)
 {
     struct handler *handler = arg;
     struct call call = {
@@ -145,111 +116,19 @@ static int job_callback(flux_plugin_t *p, const char *topic, flux_plugin_arg_t *
     return run_call(&call);
 }
 
-static struct handler *find_handler(struct host *host, const char *topic)
-{
-    struct handler *handler;
-
-    for (handler = host->handlers; handler; handler = handler->next)
-        if (fnmatch(handler->topic, topic, 0) == 0)
-            return handler;
-    return NULL;
-}
-
 // The host's own part of job.destroy comes before the job's aux is destroyed.
 static int destroy_callback(flux_plugin_t *p, const char *topic, flux_plugin_arg_t *args, void *arg)
 {
     struct host *host = arg;
-    struct handler *handler = find_handler(host, topic);
+    struct handler *handler = handler_find(host, topic);
     struct record *record;
     json_int_t id;
 
     if (handler)
-        job_callback(p, topic, args, handler);
+        host_job_callback(p, topic, args, handler);
     if (flux_plugin_arg_unpack(args, FLUX_PLUGIN_ARG_IN, "{s:I}", "id", &id) == 0 &&
         (record = record_find(host, id)))
         record->ended = true;
-    return 0;
-}
-
-// --- the global table `jobtap` ---
-
-static void add_handler(struct host *host, struct handler *handler)
-{
-    struct handler **end = &host->handlers;
-
-    while (*end)
-        end = &(*end)->next;
-    *end = handler; // as in Flux, the first that matches is called
-}
-
-static struct handler *handler_create(const char *topic, int function)
-{
-    struct handler *handler = calloc(1, sizeof(*handler));
-
-    if (!handler || !(handler->topic = strdup(topic)))
-        goto error;
-    handler->function = function;
-    return handler;
-error:
-    free(handler);
-    return NULL;
-}
-
-static int jobtap_on(lua_State *L)
-{
-    static const char *const own[] = {"job.destroy", "conf.update", "plugin.query", NULL};
-    struct host *host = sandbox_owner(L);
-    const char *topic = luaL_checkstring(L, 1);
-    struct handler *handler;
-
-    luaL_checktype(L, 2, LUA_TFUNCTION);
-    if (host->loaded)
-        return luaL_error(L, "jobtap.on: only while the script is loaded");
-    if (strncmp(topic, "job.", 4) != 0 && !matches(topic, own))
-        return luaL_error(L, "jobtap.on: no such topic: %s", topic);
-    lua_settop(L, 2);
-    if (!(handler = handler_create(topic, luaL_ref(L, LUA_REGISTRYINDEX))))
-        return luaL_error(L, "jobtap.on: out of memory");
-    add_handler(host, handler);
-    if (!matches(topic, own) && flux_plugin_add_handler(host->p, topic, job_callback, handler) < 0)
-        return luaL_error(L, "jobtap.on: %s: %s", topic, strerror(errno));
-    return 0;
-}
-
-static int jobtap_log(lua_State *L)
-{
-    static const char *const names[] = {"err", "warning", "notice", "info", "debug", NULL};
-    static const int levels[] = {LOG_ERR, LOG_WARNING, LOG_NOTICE, LOG_INFO, LOG_DEBUG};
-    struct host *host = sandbox_owner(L);
-    int level = luaL_checkoption(L, 1, NULL, names);
-
-    sandbox_act(L);
-    flux_log(host->h, levels[level], "%s: %s", host_name(host), luaL_tolstring(L, 2, NULL));
-    return 0;
-}
-
-static int jobtap_job(lua_State *L)
-{
-    job_push(L, luaL_checkinteger(L, 1));
-    return 1;
-}
-
-static int open_api(lua_State *L)
-{
-    static const luaL_Reg functions[] = {
-        {"on", jobtap_on}, {"log", jobtap_log}, {"job", jobtap_job}, {NULL, NULL}};
-    struct host *host = lua_touserdata(L, 1);
-    const char *conf = flux_plugin_get_conf(host->p);
-    json_t **box;
-
-    json_open(L);
-    job_open(L);
-    luaL_newlib(L, functions);
-    box = json_box(L);
-    if (!(*box = json_loads(conf ? conf : "{}", 0, NULL)) && !(*box = json_object()))
-        return luaL_error(L, "out of memory");
-    lua_setfield(L, -2, "conf");
-    lua_setglobal(L, "jobtap");
     return 0;
 }
 
@@ -263,12 +142,12 @@ static int conf_callback(flux_plugin_t *p, const char *topic, flux_plugin_arg_t 
     struct call call = {.host = host, .topic = topic, .args = args, .id = FLUX_JOBID_ANY};
 
     if (!host->loaded) {
-        if (sandbox_call(host->sandbox, open_api, host, error) != 0 ||
+        if (sandbox_call(host->sandbox, api_open, host, error) != 0 ||
             sandbox_run(host->sandbox, host->script, error) != 0)
             return flux_jobtap_error(p, args, "%s", error);
         host->loaded = true;
     }
-    call.handler = find_handler(host, topic);
+    call.handler = handler_find(host, topic);
     return call.handler ? run_call(&call) : 0;
 }
 
@@ -293,7 +172,7 @@ static int query_callback(flux_plugin_t *p, const char *topic, flux_plugin_arg_t
             (json_int_t)host->errors, "last_error", host->last_error, "waiting", host->waiting,
             "memory", (json_int_t)sandbox_memory(host->sandbox), "topics", topic_counts(host)) < 0)
         return -1;
-    if ((call.handler = find_handler(host, topic)))
+    if ((call.handler = handler_find(host, topic)))
         run_call(&call); // a failure is in the log, and the next query's last_error
     (void)p;
     return 0;
@@ -302,17 +181,12 @@ static int query_callback(flux_plugin_t *p, const char *topic, flux_plugin_arg_t
 static void host_destroy(void *arg)
 {
     struct host *host = arg;
-    struct handler *handler;
 
     if (!host)
         return;
     orphans_abandon(host);
     sandbox_destroy(host->sandbox);
-    while ((handler = host->handlers)) {
-        host->handlers = handler->next;
-        free(handler->topic);
-        free(handler);
-    }
+    handlers_destroy(host);
     free(host->script);
     free(host);
 }

@@ -13,6 +13,14 @@
 #include "json.h"
 #include "sandbox.h"
 
+// A topic that the script wants to be called for.
+struct handler {
+    char *topic;
+    int function; // reference
+    unsigned long calls;
+    struct handler *next;
+};
+
 // A call from the job manager that is being served; the innermost is host->call.
 struct call {
     struct host *host;
@@ -43,13 +51,21 @@ struct host {
 const char *host_name(const struct host *host);
 // Logs the failure of a callback, counts it, and sees to it that no job waits for it for ever.
 void host_failed(struct host *host, flux_jobid_t id, const char *where, const char *error);
+// The jobtap callback of every topic that is about a job; `arg` is the handler.
+int host_job_callback(flux_plugin_t *p, const char *topic, flux_plugin_arg_t *args, void *arg);
+
+// --- api.c: the global table `jobtap` ---
+int api_open(lua_State *L); // to be called protected, with the host
+struct handler *handler_find(struct host *host, const char *topic);
+void handlers_destroy(struct host *host);
 // Whether the job manager takes no for an answer; and whether that answer comes too late for a
 // job that was accepted before the plugin was loaded.
-bool host_may_reject(const char *topic);
-bool host_is_introduction(const char *topic);
+bool topic_may_reject(const char *topic);
+bool topic_introduces(const char *topic);
 
-// --- job.c: the job that Lua sees ---
+// --- job.c and action.c: the job that Lua sees, and what it can do to it ---
 void job_open(lua_State *L);
+void job_push_actions(lua_State *L);
 void job_push(lua_State *L, flux_jobid_t id);
 flux_jobid_t job_check(lua_State *L);
 
@@ -68,6 +84,8 @@ struct record *record_find(struct host *host, flux_jobid_t id);
 struct record *record_get(struct host *host, flux_jobid_t id); // made if need be
 int record_hold(struct record *record, enum hold_kind kind, const char *description);
 void record_unhold(struct record *record, enum hold_kind kind, const char *description);
+int record_raise(struct host *host, flux_jobid_t id, const char *type, int severity,
+                 const char *note);
 // Raises an exception on the job and finishes its prologs and epilogs, for a reason. The
 // exception is fatal where the job could not go on as the plugin promised.
 void record_abandon(struct host *host, flux_jobid_t id, const char *reason);

@@ -125,6 +125,22 @@ static flux_job_state_t state_of(struct host *host, flux_jobid_t id)
     return state;
 }
 
+// A job that is new can have no fatal exception yet, but it can be asked for.
+int record_raise(struct host *host, flux_jobid_t id, const char *type, int severity,
+                 const char *note)
+{
+    flux_future_t *future;
+
+    if (severity > 0 || state_of(host, id) != FLUX_JOB_STATE_NEW)
+        return flux_jobtap_raise_exception(host->p, id, type, severity, "%s", note);
+    if (!(future = flux_rpc_pack(host->h, "job-manager.raise", FLUX_NODEID_ANY, FLUX_RPC_NORESPONSE,
+                                 "{s:I s:s s:i s:s}", "id", id, "type", type, "severity", severity,
+                                 "note", note)))
+        return -1;
+    flux_future_destroy(future);
+    return 0;
+}
+
 static bool held(const struct hold *hold, enum hold_kind kind)
 {
     for (; hold; hold = hold->next)
@@ -162,12 +178,12 @@ void record_abandon(struct host *host, flux_jobid_t id, const char *reason)
     struct hold *holds;
     bool fatal;
 
-    if (state == FLUX_JOB_STATE_INACTIVE || state == FLUX_JOB_STATE_NEW)
-        return;                   // ended, or not accepted yet
+    if (state == FLUX_JOB_STATE_INACTIVE)
+        return;
     holds = take_holds(host, id); // the job may be gone once the exception is raised
-    fatal = (state == FLUX_JOB_STATE_DEPEND && held(holds, HOLD_DEPENDENCY)) ||
+    fatal = (state <= FLUX_JOB_STATE_DEPEND && held(holds, HOLD_DEPENDENCY)) ||
             (state == FLUX_JOB_STATE_RUN && held(holds, HOLD_PROLOG));
-    flux_jobtap_raise_exception(host->p, id, "jobtap", fatal ? 0 : 4, "%s", reason);
+    record_raise(host, id, "jobtap", fatal ? 0 : 4, reason);
     finish_all(host, id, holds);
 }
 

@@ -5,7 +5,6 @@
 #include "sandbox.h"
 
 #include <errno.h>
-#include <lualib.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -109,6 +108,32 @@ static void budget_fill(struct sandbox *sandbox)
     };
 }
 
+// Length of the UTF-8 sequence that text begins with, 0 if it is none.
+static int sequence(const unsigned char *text)
+{
+    int i, length = *text < 0x80 ? 1 : *text < 0xc2 ? 0 : *text < 0xe0 ? 2 : *text < 0xf0 ? 3 : 4;
+
+    if (*text > 0xf4)
+        return 0;
+    for (i = 1; i < length; i++)
+        if ((text[i] & 0xc0) != 0x80)
+            return 0;
+    return length;
+}
+
+// A message goes to places that take one line of UTF-8 only, and it was cut to fit.
+static void tidy(char *error)
+{
+    unsigned char *text = (unsigned char *)error;
+    int length;
+
+    for (; *text; text += length) {
+        if ((length = sequence(text)) == 0 || *text < ' ')
+            *text = ' ';
+        length += length == 0;
+    }
+}
+
 static void describe_error(lua_State *L, char *error)
 {
     const char *text = lua_type(L, -1) == LUA_TSTRING ? lua_tostring(L, -1) : NULL;
@@ -117,6 +142,7 @@ static void describe_error(lua_State *L, char *error)
         snprintf(error, SANDBOX_ERROR_SIZE, "%s", text);
     else
         snprintf(error, SANDBOX_ERROR_SIZE, "error of type %s", luaL_typename(L, -1));
+    tidy(error);
 }
 
 int sandbox_call(struct sandbox *sandbox, lua_CFunction body, void *arg, char *error)
@@ -212,47 +238,6 @@ int sandbox_run(struct sandbox *sandbox, const char *path, char *error)
     return rc;
 }
 
-static void keep_only(lua_State *L, const char *const names[])
-{
-    lua_newtable(L);
-    for (; *names; names++) {
-        lua_getfield(L, -2, *names);
-        lua_setfield(L, -2, *names);
-    }
-    lua_remove(L, -2);
-}
-
-// What is left out: patterns and string.rep("", 2^62) never end; so do table functions whose
-// range or length comes from arguments or metatables, hence no setmetatable and no table.move;
-// pcall could catch a cap's error; the rest reads files or loads code.
-static int open_libraries(lua_State *L)
-{
-    static const char *const base[] = {"assert", "error",    "ipairs",   "next", "pairs",
-                                       "select", "tonumber", "tostring", "type", NULL};
-    static const char *const string[] = {"byte",  "char",    "format", "len", "lower",
-                                         "upper", "reverse", "sub",    NULL};
-    static const char *const table[] = {"concat", "insert", "pack", "remove",
-                                        "sort",   "unpack", NULL};
-
-    luaL_requiref(L, "_G", luaopen_base, 0);
-    keep_only(L, base);
-    luaL_requiref(L, LUA_STRLIBNAME, luaopen_string, 0);
-    keep_only(L, string);
-    lua_pushliteral(L, "");
-    lua_getmetatable(L, -1);
-    lua_pushvalue(L, -3);
-    lua_setfield(L, -2, "__index"); // s:gsub() must not find what string.gsub does not
-    lua_pop(L, 2);
-    lua_setfield(L, -2, LUA_STRLIBNAME);
-    luaL_requiref(L, LUA_TABLIBNAME, luaopen_table, 0);
-    keep_only(L, table);
-    lua_setfield(L, -2, LUA_TABLIBNAME);
-    luaL_requiref(L, LUA_MATHLIBNAME, luaopen_math, 0);
-    lua_setfield(L, -2, LUA_MATHLIBNAME);
-    lua_rawseti(L, LUA_REGISTRYINDEX, LUA_RIDX_GLOBALS);
-    return 0;
-}
-
 struct sandbox *sandbox_create(const struct sandbox_limits *limits)
 {
     struct sandbox *sandbox;
@@ -265,7 +250,7 @@ struct sandbox *sandbox_create(const struct sandbox_limits *limits)
         goto error;
     *(struct sandbox **)lua_getextraspace(sandbox->L) = sandbox;
     lua_sethook(sandbox->L, hook, LUA_MASKCALL | LUA_MASKCOUNT, COUNT_INTERVAL);
-    if (sandbox_call(sandbox, open_libraries, NULL, error) != 0)
+    if (sandbox_call(sandbox, sandbox_open_libraries, NULL, error) != 0)
         goto error;
     return sandbox;
 error:

@@ -48,4 +48,6 @@ void *sandbox_owner(lua_State *L);
 
 size_t sandbox_memory(const struct sandbox *sandbox);
 
+int sandbox_open_libraries(lua_State *L); // libraries.c, for sandbox_create()
+
 #endif
