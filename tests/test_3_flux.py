@@ -10,6 +10,8 @@ import json
 import os
 
 import pytest
+from dovetail import paths
+from dovetail.errors import BadInput
 from fluxed import Flux, eventually
 
 pytestmark = pytest.mark.flux
@@ -144,7 +146,8 @@ def test_a_service_is_reached_from_a_bare_metal_job(flux):
                      "valueFrom": {"fieldRef": {"fieldPath": "status.hostIP"}}}],
             "volumeMounts": [{"name": n, "mountPath": f"/{n}"} for n in ("usr", "lib", "lib64")],
             "readinessProbe": {"httpGet": {"port": 18473}, "periodSeconds": 1},
-        }], "volumes": [{"name": n, "hostPath": {"path": f"/{n}"}} for n in ("usr", "lib", "lib64")]},
+        }],
+        "volumes": [{"name": n, "hostPath": {"path": f"/{n}"}} for n in ("usr", "lib", "lib64")]},
     }  # fmt: skip
     service = {"apiVersion": "v1", "kind": "Service", "metadata": {"name": "model"},
                "spec": {"selector": {"app": "model"}, "ports": [{"port": 18473}]}}  # fmt: skip
@@ -170,6 +173,30 @@ def test_kubernetes_that_cannot_come_up_is_told_in_time(flux):
     assert "flux dovetail: not up after 1 s: slice 0 is" in output
     assert "code 1" in output
     assert flux.code(job) == 0
+
+
+def test_a_plain_job_waits_until_kubernetes_is_up_or_fails_with_the_reason(flux):
+    paths_or_skip()
+    script = """
+        id=$(flux submit -n1 --dependency=dovetail:up flux dovetail status)
+        flux job attach $id
+        flux dovetail down
+        id=$(flux submit -n1 --dependency=dovetail:up true)
+        flux job wait-event $id clean
+        flux job eventlog $id
+        flux job eventlog $(flux jobs -n -o '{id}' -f completed --name=dovetail-node)"""
+    output = flux.output(flux.batch(script))
+    assert "Kubernetes is up" in output
+    assert "Kubernetes was taken down" in output
+    assert 'epilog-finish description="dovetail-release" status=0' in output
+
+
+def paths_or_skip():
+    """Skip where the jobtap plugins are not built."""
+    try:
+        paths.jobtap("gate")
+    except BadInput as error:
+        pytest.skip(str(error))
 
 
 def test_two_jobs_on_one_node_do_not_meet(flux):

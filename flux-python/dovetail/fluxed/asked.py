@@ -9,10 +9,12 @@ submitting command and by the broker module.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from dovetail import paths
 from dovetail.errors import BadInput
 
 KEYS = ("nodes", "cores")
@@ -98,6 +100,15 @@ def fits(asked: Asked, nodes: int | None, where: str) -> None:
             f"{where}: nodes={asked.nodes} with all cores of each does not fit into the "
             f"{nodes} nodes asked for; ask for more with -N, or for fewer cores with cores=N"
         )
+
+
+def plugins() -> list[str]:
+    """The jobtap plugins of an instance with Kubernetes, by their paths; none without Lua."""
+    found = []
+    for name in ("gate", "release"):
+        with contextlib.suppress(BadInput):
+            found.append(str(paths.jobtap(name)))
+    return found
 
 
 def jobspec(

@@ -159,10 +159,11 @@ class Instance:
 
     def sweep(self, one: Slice) -> Iterator[Effect]:
         """Have removed what an agent could not remove itself."""
-        if one.rank >= 0:
-            yield Sweep(one.number, one.rank)
-        else:
+        if one.rank < 0:  # it never had anything to remove
             yield from self.confirm(one, "")
+        elif not one.sweeping:
+            one.sweeping = True
+            yield Sweep(one.number, one.rank)
 
     def swept(self, number: int, trouble: str) -> Iterator[Effect]:
         """A slice's machine was swept, or cannot be reached any more."""

@@ -46,6 +46,8 @@ def load(text: str) -> None:
     whole = json.loads(flux("config", "get"))
     whole["dovetail"] = {**whole.get("dovetail", {}), **wanted.plain(), "command": command}
     flux("config", "load", given=json.dumps(whole))
+    for plugin in asked.plugins():
+        flux("jobtap", "load", plugin)
     paths = [os.environ.get(VARIABLE, ""), str(MODPROBE)]
     client.call("broker.setenv", {"env": {VARIABLE: ":".join(filter(None, paths))}})
     flux("module", "load", "--name=dovetail", str(PACKAGE / "broker_module.py"))

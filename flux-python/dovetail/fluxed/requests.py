@@ -110,6 +110,8 @@ def wait_down(state: Instance, key: Key, asked: Payload) -> Effects:
         yield Answer(key, {})
     else:
         state.waiting.ending[key] = one.number
+        if one.agent is None:  # a job that was cancelled before it started has no other end
+            yield from state.sweep(one)
 
 
 def attach(state: Instance, key: Key, news: Payload) -> Effects:

@@ -25,6 +25,7 @@ class Slice:
     rank: int = -1  # of its broker
     cancelled: bool = False  # by the user
     proven: bool = False  # it was ready once
+    sweeping: bool = False  # its machine, in its agent's stead
     clean: bool = False  # its job is over
     confirmed: bool = False  # nothing of it is left on its machine
 

@@ -74,6 +74,10 @@ class DovetailPlugin(CLIPlugin):
         found: dict[str, Any] = {"dovetail": table}
         if "kill-timeout" not in known.get("exec", {}):
             found["exec"] = {"kill-timeout": KILL_TIMEOUT}
+        loaded = [*known.get("job-manager", {}).get("plugins", [])]
+        loaded += [{"load": path} for path in asked.plugins()]
+        if loaded:
+            found["job-manager"] = {"plugins": loaded}
         args.conf.update(json.dumps(found, indent=1))
 
     def modify_jobspec(self, args: Namespace, jobspec: Jobspec) -> None:
