@@ -48,7 +48,7 @@ def eventually(question, limit=LIMIT):
 class Flux:
     """Brokers on this machine, in which jobs of an ordinary user run."""
 
-    def __init__(self, size=4, uid=None):
+    def __init__(self, size=4, uid=None, cache=None):
         self.flux = flux_command()
         self.uid = os.getuid() if uid is None else uid
         self.folder = Path(tempfile.mkdtemp(prefix="df-", dir="/tmp"))
@@ -62,7 +62,8 @@ class Flux:
         self.environment = {
             "PATH": f"{Path(self.flux).parent}:/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin",
             "HOME": str(self.work), "LANG": "C.UTF-8", "DOVETAIL_TEST": str(self.folder),
-            "DOVETAIL_CACHE": str(build.built().parents[1]), "PYTHONDONTWRITEBYTECODE": "1",
+            "DOVETAIL_CACHE": str(cache or build.built().parents[1]),
+            "PYTHONDONTWRITEBYTECODE": "1",
         }  # fmt: skip
         for path in (self.work, *self.work.rglob("*")):
             os.chown(path, self.uid, self.uid)

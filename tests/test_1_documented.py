@@ -54,6 +54,30 @@ def test_every_command_and_option_of_flux_dovetail_is_in_its_manual_page():
                 assert word == "-h" or word[1:] in flags, f"{word} of flux dovetail {name}"
 
 
+def test_every_option_of_flux_dovetail_is_completed():
+    text = (TOP / "flux-python/dovetail/fluxed/completion.bash").read_text()
+    script = (
+        text[: text.index("\nif ! declare")]
+        + """
+for command in "$@"; do
+  COMP_WORDS=(flux dovetail "$command" --) COMP_CWORD=3 COMPREPLY=()
+  _flux_dovetail; echo "$command ${COMPREPLY[*]}"
+done
+COMP_WORDS=(flux dovetail "") COMP_CWORD=2; _flux_dovetail; echo "${COMPREPLY[*]}"
+"""
+    )
+    done = subprocess.run(
+        ["bash", "-c", script, "bash", *command.HELP], capture_output=True, text=True, check=True
+    )
+    *lines, first = done.stdout.splitlines()
+    assert first.split() == [*command.HELP, "--help"]
+    action = command.parser()._subparsers._group_actions[0]
+    for line in lines:
+        name, *words = line.split()
+        known = {w for o in options(action.choices[name]) for w in o.option_strings if w[1] == "-"}
+        assert set(words) == (set() if name == "kubectl" else known), name
+
+
 def test_every_request_to_the_broker_module_is_in_the_manual():
     page = (TOP / "doc" / "dovetail-flux.7").read_text()
     documented = set(re.findall(r"dovetail\.([\w-]+)", " ".join(re.findall(r"It Ic (.*)", page))))

@@ -8,13 +8,18 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+from pathlib import Path
 
 import pytest
 from dovetail import paths
 from dovetail.errors import BadInput
-from fluxed import Flux, eventually
+from fluxed import Flux, eventually, flux_command
+from others import WHY_NOT
+from test_3_kube import SETUP, USER, binaries  # noqa: F401
 
 pytestmark = pytest.mark.flux
+TOP = Path(__file__).resolve().parents[1]
 
 
 @pytest.fixture
@@ -22,6 +27,35 @@ def flux():
     made = Flux()
     yield made
     made.close()
+
+
+@pytest.fixture
+def user(binaries):  # noqa: F811
+    """The same as an ordinary user, who exists only here."""
+    if os.getuid() != 0 or WHY_NOT:
+        pytest.skip(WHY_NOT or "this is an ordinary user already")
+    flux_command()
+    subprocess.run([SETUP / "delegate", str(USER)], check=True)
+    made = Flux(size=2, uid=USER, cache=binaries.parents[1])
+    yield made
+    made.close()
+    subprocess.run([SETUP / "delegate", str(USER), "--remove"], check=True)
+
+
+def test_an_ordinary_user_needs_no_more_than_a_batch_script(user):
+    user.plan()
+    job = user.batch("""
+        set -ex
+        flux dovetail submit --wait-up plan.yaml
+        flux dovetail wait --all
+        flux dovetail kubectl get nodes -o name | grep -c ^node/
+        ls -ld /tmp/dovetail-$(id -u)-*
+        flux dovetail report""", size=2)  # fmt: skip
+    output = user.output(job)
+    assert user.code(job) == 0, output
+    assert "run 1: 2 of 2 simulations done" in output
+    assert output.count("drwx------") == 2
+    user.nothing_left()
 
 
 def test_a_hybrid_batch_script_runs_to_its_end(flux):
@@ -220,6 +254,23 @@ def test_a_nested_instance_that_did_not_ask_has_none(flux):
         cat nested.txt"""
     output = flux.output(flux.batch(script, dovetail="--dovetail=nodes=1,cores=1"))
     assert "Dovetail is not loaded in this Flux instance" in output
+
+
+def test_a_submitted_command_becomes_the_first_program_of_an_instance(flux):
+    words = ("submit", "-N2", "--dovetail=nodes=1,cores=1", "--output=out.txt", "flux", "dovetail")
+    output = flux.output(flux.run(*words, "up"))
+    assert "Kubernetes is up: 1 nodes" in output
+    flux.nothing_left()
+
+
+def test_the_example_runs(flux):
+    flux.plan()
+    text = (TOP / "examples" / "hybrid.sh").read_text()
+    (flux.work / "hybrid.sh").write_text(text)
+    job = flux.run("batch", "--output=out.txt", "hybrid.sh", "plan.yaml")
+    output = flux.output(job)
+    assert "run 1: 2 of 2 simulations done" in output
+    assert flux.code(job) == 0
 
 
 def test_an_instance_without_it_starts_it_by_hand(flux):

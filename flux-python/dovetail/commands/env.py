@@ -21,7 +21,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print two variables, each with what is in it already."""
+    """Print two variables, each with what is in it already, and bash's completion."""
     commands = Path(sys.argv[0]).resolve().parent
     if not (commands / "flux-dovetail").exists():
         raise BadInput(f"there is no flux-dovetail in {commands}: install Dovetail first")
@@ -35,4 +35,6 @@ def run(args: argparse.Namespace) -> int:
     else:
         for name, value in found.items():
             print(f"export {name}={shlex.quote(value)}")
+        completion = shlex.quote(str(plugins.parent / "completion.bash"))
+        print(f"case ${{BASH_VERSION:+$-}} in *i*) . {completion} ;; esac")
     return 0

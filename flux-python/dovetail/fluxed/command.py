@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from dovetail.errors import BadInput, WorkFailed
-from dovetail.fluxed import client, shown
+from dovetail.fluxed import client, load, planned, shown
 
 HELP = {
     "up": "start Kubernetes in this instance if it has none, and wait until it is up",
@@ -81,8 +81,6 @@ def show(args: argparse.Namespace, value: object, text: str) -> None:
 def do_up(args: argparse.Namespace) -> int:
     """Load the module if need be, and wait."""
     if args.dovetail:
-        from dovetail.fluxed import load
-
         load.load(args.dovetail)
     found = client.call("dovetail.wait-up")
     show(args, found, f"Kubernetes is up: {found['nodes']} nodes")
@@ -187,14 +185,14 @@ def do_logs(args: argparse.Namespace) -> int:
         job = next((one["job"] for one in found["slices"] if one["number"] == args.slice), 0)
         if not job:
             raise BadInput(f"logs: there is no slice {args.slice}; see `flux dovetail status`")
-        sys.stdout.flush()
-        os.execvp("flux", ["flux", "job", "eventlog", "--path=guest.output", str(job)])
+        print(shown.output(load.flux("job", "eventlog", "-fjson", "--path=guest.output", str(job))))
+        return 0
     runs = {run["number"]: run for run in found["runs"]}
     number = args.run if args.run is not None else max(runs, default=0)
     if number not in runs:
         raise BadInput(f"logs: there is no run {number}; see `flux dovetail status`")
     with contextlib.suppress(FileNotFoundError):
-        print((Path(runs[number]["output"]) / "dovetail.log").read_text(errors="replace"), end="")
+        print((Path(runs[number]["output"]) / planned.LOG).read_text(errors="replace"), end="")
     return 0
 
 

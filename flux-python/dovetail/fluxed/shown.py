@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import base64
+import json
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -39,6 +41,18 @@ def runs(found: Iterable[Mapping[str, Any]]) -> str:
         line = f"{run['number']:<6} {run['state']:<10} {code:>4}  {run['plan']}, {run['output']}"
         lines.append(line + why)
     return "\n".join(lines)
+
+
+def output(eventlog: str) -> str:
+    """What a job printed, from its output's event log: a JSON object a line."""
+    found = []
+    for line in eventlog.splitlines():
+        context = json.loads(line).get("context", {})
+        if "data" in context:
+            data = context["data"]
+            base64_ = context.get("encoding") == "base64"
+            found.append(base64.b64decode(data).decode(errors="replace") if base64_ else data)
+    return "".join(found).rstrip("\n")
 
 
 def reports(found: Iterable[Mapping[str, Any]]) -> str:

@@ -26,7 +26,8 @@ from typing import Any
 
 from dovetail.errors import BadInput, WorkFailed
 from dovetail.fluxed.client import Client
-from dovetail.usernetes import api, build, cluster, components, linux, state, steward
+from dovetail.fluxed.planned import Planned, apart, end, package_environment
+from dovetail.usernetes import api, build, cluster, components, state, steward
 
 Order = Mapping[str, Any]
 VERB = (sys.executable, "-m", "dovetail.usernetes")
@@ -49,8 +50,7 @@ class Agent:
         self.attached = self.joining = 0  # numbers of our requests
         self.node: dict[str, Any] = {}
         self.starting: subprocess.Popen[str] | None = None
-        self.runs: dict[int, dict[str, Any]] = {}
-        self.running: subprocess.Popen[bytes] | None = None
+        self.planned = Planned(self.tell, self.when_ended)
         self.errors = tempfile.TemporaryFile("w+")  # noqa: SIM115 (as long as we live)
         self.failed = ""
         self.over = False
@@ -126,7 +126,7 @@ class Agent:
         found = {"node": self.node["node"], "cpus": self.cpus}
         if self.number == 0:
             found["kubeconfig"] = Path(self.node["kubeconfig"]).read_text()
-            found["runs"] = list(self.runs.values())
+            found["runs"] = list(self.planned.all.values())
         return found
 
     # --- Kubernetes ---
@@ -201,9 +201,9 @@ class Agent:
             with contextlib.suppress(OSError, api.Refused, BadInput):
                 self.admin().call("DELETE", f"{steward.NODES}/{order['forget']}")
         elif "run" in order:
-            self.run(order["run"])
-        elif "cancel" in order and self.running is not None:
-            self.running.send_signal(signal.SIGINT)
+            self.planned.start(order["run"], self.node["kubeconfig"])
+        elif "cancel" in order:
+            self.planned.cancel()
         elif "url" in order:
             self.answer(order["question"], lambda: {"url": self.url(order["url"])})
 
@@ -245,46 +245,6 @@ class Agent:
                 return f"http://{address['ip']}:{subset['ports'][0]['port']}"
         raise BadInput(f"no pod of service {service} is ready")
 
-    # --- Runs ---
-
-    def run(self, order: Order) -> None:
-        """Start a plan: `dovetail run`, on this slice's cores."""
-        number, output = order["number"], Path(order["output"])
-        self.runs[number] = {"number": number, "plan": order["plan"], "output": order["output"],
-                             "cwd": order["cwd"], "state": "running"}  # fmt: skip
-        command = [sys.executable, "-m", "dovetail", "run", order["plan"], "-o", str(output)]
-        if order["executor"] == "kubernetes":
-            command += ["--kubeconfig", self.node["kubeconfig"]]
-        environment = package_environment(order.get("environment"))
-        try:
-            output.mkdir(parents=True, exist_ok=True)
-            with open(output / "dovetail.log", "ab") as log:
-                self.running = subprocess.Popen(
-                    command, cwd=order["cwd"], stdin=subprocess.DEVNULL, stdout=log, stderr=log,
-                    env=environment, preexec_fn=apart,
-                )  # fmt: skip
-        except OSError as error:
-            self.run_ended(number, 2, str(error))
-            return
-        self.when_ended(self.running, lambda: self.run_over(number))
-
-    def run_over(self, number: int) -> None:
-        """A plan's process has ended."""
-        assert self.running is not None
-        code, self.running = self.running.returncode, None
-        why = ""
-        if code:
-            log = Path(self.runs[number]["output"]) / "dovetail.log"
-            with contextlib.suppress(OSError):
-                why = (log.read_text(errors="replace").strip().splitlines() or [""])[-1][:500]
-        self.run_ended(number, code, why)
-
-    def run_ended(self, number: int, code: int, why: str) -> None:
-        """Remember and tell."""
-        state_ = "done" if code == 0 else "failed"
-        self.runs[number].update(state=state_, code=code, reason=why)
-        self.tell(run=number, code=code, why=why)
-
     # --- The end ---
 
     def when_ended(self, process: subprocess.Popen[Any], call: Callable[[], None]) -> None:
@@ -301,24 +261,13 @@ class Agent:
 
     def end(self) -> int:
         """End all that this slice started; returns the job's exit code."""
-        for child in (self.running, self.starting):
-            if child is not None and child.poll() is None:
-                child.send_signal(signal.SIGINT if child is self.running else signal.SIGTERM)
-                with contextlib.suppress(subprocess.TimeoutExpired):
-                    child.wait(10)
-                if child.poll() is None:
-                    child.kill()
+        for child in (self.planned.running, self.starting):
+            end(child)
         trouble = sweep(self.name)
         with contextlib.suppress(WorkFailed, OSError):
             self.tell(ended=trouble)
             self.client.close()
         return 1 if self.failed or trouble else 0
-
-
-def apart() -> None:
-    """In a child: not reached by signals to our group, but never outliving us."""
-    os.setsid()
-    linux.set_process(linux.PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def own_address() -> str:
@@ -345,14 +294,6 @@ def sweep(name: str) -> str:
     except (BadInput, WorkFailed, OSError) as error:
         return str(error)
     return ""
-
-
-def package_environment(base: Mapping[str, str] | None = None) -> dict[str, str]:
-    """An environment in which this package is found."""
-    environment = dict(os.environ if base is None else base)
-    top = str(Path(__file__).resolve().parents[2])
-    paths = [top, environment.get("PYTHONPATH", "")]
-    return {**environment, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
 
 
 def main(number: int, name: str, *, machine_address: bool, only_sweep: bool) -> int:

@@ -38,6 +38,7 @@ from dovetail.fluxed import asked  # noqa: E402
 
 KILL_TIMEOUT = "40s"  # Flux's own 5 s are too short for a slice to end well
 INSTANCES = ("batch", "alloc")
+WRAPS = "submit"  # where the command becomes the first program of a new instance
 
 
 class DovetailPlugin(CLIPlugin):
@@ -49,7 +50,7 @@ class DovetailPlugin(CLIPlugin):
 
     def __init__(self, prog: str) -> None:
         super().__init__(prog, prefix="")
-        if self.prog in INSTANCES:
+        if self.prog in INSTANCES or self.prog == WRAPS:
             self.add_option(
                 "--dovetail", metavar="nodes=N[,cores=K|all]",
                 help="Run user-space Kubernetes on N nodes of the new instance",
@@ -69,16 +70,11 @@ class DovetailPlugin(CLIPlugin):
         if not command:
             raise ValueError("--dovetail: flux-dovetail is not on FLUX_EXEC_PATH; "
                              'type eval "$(dovetail env)" first')  # fmt: skip
-        known = args.conf.config or {}
-        table = {**known.get("dovetail", {}), **wanted.plain(), "command": command}
-        found: dict[str, Any] = {"dovetail": table}
-        if "kill-timeout" not in known.get("exec", {}):
-            found["exec"] = {"kill-timeout": KILL_TIMEOUT}
-        loaded = [*known.get("job-manager", {}).get("plugins", [])]
-        loaded += [{"load": path} for path in asked.plugins()]
-        if loaded:
-            found["job-manager"] = {"plugins": loaded}
-        args.conf.update(json.dumps(found, indent=1))
+        if self.prog == WRAPS:
+            self.pieces = pieces({}, wanted, command)
+        else:
+            found = pieces(args.conf.config or {}, wanted, command)
+            args.conf.update(json.dumps(found, indent=1))
 
     def modify_jobspec(self, args: Namespace, jobspec: Jobspec) -> None:
         """Name what was asked for to the site's policy; let the instance find the module."""
@@ -90,6 +86,26 @@ class DovetailPlugin(CLIPlugin):
         paths = [environment.get("FLUX_MODPROBE_PATH_APPEND", ""), str(PACKAGE / "fluxed/modprobe")]
         environment["FLUX_MODPROBE_PATH_APPEND"] = ":".join(filter(None, paths))
         jobspec.environment = environment
+        if self.prog == WRAPS:
+            task = jobspec.tasks[0]
+            task["command"] = ["flux", "broker", "-c{{tmpdir}}/conf.json", *task["command"]]
+            jobspec.add_file("conf.json", self.pieces)
+            options = {"per-resource.type": "node", "mpi": "none", "exit-timeout": "none"}
+            for name, value in options.items():  # as `flux batch` has them
+                jobspec.setattr_shell_option(name, value)
+
+
+def pieces(known: dict[str, Any], wanted: asked.Asked, command: str) -> dict[str, Any]:
+    """What is added to the `known` configuration of the new instance."""
+    table = {**known.get("dovetail", {}), **wanted.plain(), "command": command}
+    found: dict[str, Any] = {"dovetail": table}
+    if "kill-timeout" not in known.get("exec", {}):
+        found["exec"] = {"kill-timeout": KILL_TIMEOUT}
+    loaded = [*known.get("job-manager", {}).get("plugins", [])]
+    loaded += [{"load": path} for path in asked.plugins()]
+    if loaded:
+        found["job-manager"] = {"plugins": loaded}
+    return found
 
 
 class Relay:
