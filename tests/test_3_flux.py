@@ -117,7 +117,7 @@ def test_a_job_ends_well_while_kubernetes_is_still_starting(flux):
 
 
 def test_the_module_may_be_killed_and_loaded_anew_while_simulations_run(flux):
-    flux.plan("while [ ! -e ../../go ]; do sleep 0.2; done", count=1)
+    flux.plan("until [ -e go ]; do sleep 0.2; done", count=1)
     job = flux.batch("flux dovetail submit --wait-up plan.yaml; sleep 1000")
     uri = flux.inside(job)
     assert eventually(lambda: [r["state"] for r in flux.status(uri)["runs"]] == ["running"])
@@ -128,7 +128,8 @@ def test_the_module_may_be_killed_and_loaded_anew_while_simulations_run(flux):
     assert eventually(lambda: flux.works(uri) and flux.status(uri)["phase"] == "up")
     after = flux.status(uri)
     assert [s["node"] for s in after["slices"]] == [s["node"] for s in before["slices"]]
-    (flux.work / "go").touch()
+    case = next((flux.work / "dovetail-out-1").rglob("input")).parent
+    (case / "go").touch()
     flux.run("dovetail", "wait", "--all", uri=uri)
     flux.run("cancel", job)
     flux.wait(job)

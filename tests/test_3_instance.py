@@ -6,7 +6,17 @@ from __future__ import annotations
 import pytest
 from dovetail.errors import BadInput
 from dovetail.fluxed import asked
-from dovetail.fluxed.effects import FAILED, INVALID, NOENT, Answer, Cancel, Refuse, Submit, Sweep
+from dovetail.fluxed.effects import (
+    FAILED,
+    INVALID,
+    NOENT,
+    Answer,
+    Cancel,
+    Mirror,
+    Refuse,
+    Submit,
+    Sweep,
+)
 from dovetail.fluxed.instance import Instance
 from dovetail.fluxed.requests import REQUESTS, STREAMS
 
@@ -95,7 +105,8 @@ class Play:
         return self
 
     def ask(self, topic, key, **payload):
-        return self.do(REQUESTS[topic](self.state, key, payload))
+        known = STREAMS if topic in ("attach", "follow") else REQUESTS
+        return self.do(known[topic](self.state, key, payload))
 
     def begin(self, adopted=None):
         self.do(self.state.start(adopted or {}))
@@ -276,6 +287,27 @@ def test_a_cancelled_run_is_told_and_a_waiting_one_never_starts():
     play.ask("tell", "t", number=0, run=1, code=130)
     assert [run["state"] for run in play.told("w")[0]["runs"]] == ["cancelled", "cancelled"]
     assert play.ask("wait", "x", runs=[7]).told("x")[0][0] == NOENT
+
+
+def test_a_simulation_is_a_job_that_is_told_its_end():
+    play = Play(1).begin().ready(0).ask("follow", "f", run=1, name="sim")
+    play.ask("tell", "t", number=0, simulation={"run": 1, "name": "sim", "log": "o/sim/log"})
+    assert Mirror(1, "sim", 100) in play.done
+    play.ask("follow", "g", run=1, name="sim")
+    assert play.told("g") == [{"log": "o/sim/log"}]
+    play.ask("stop", "s", run=1, name="sim")
+    assert {"stop": "sim", "of": 1} in play.told("agent0")
+    ended = {"run": 1, "name": "sim", "log": "o/sim/log", "code": 3, "reason": "cancelled"}
+    play.ask("tell", "t", number=0, simulation=ended)
+    assert play.told("f") == [ended]
+    assert play.ask("follow", "late", run=1, name="sim").told("late") == [ended]
+
+
+def test_a_simulations_job_ends_with_its_run_whatever_was_said():
+    play = Play(1).begin().ready(0).ask("submit", "s", plan="p", output="o", cwd="/")
+    play.ask("tell", "t", number=0, simulation={"run": 1, "name": "sim", "log": "l"})
+    play.ask("follow", "f", run=1, name="sim").ask("tell", "t", number=0, run=1, code=1)
+    assert play.told("f")[-1]["reason"] == "its run is over"
 
 
 def test_more_nodes_are_answered_when_ready_and_fewer_when_gone():

@@ -81,7 +81,7 @@ class Dovetail(BrokerModule):
         self.keys = 0
         self.watchers: list[object] = []  # Flux keeps no reference
         self.ends: object = None
-        for topic in REQUESTS:
+        for topic in {**REQUESTS, **STREAMS}:
             watcher = h.msg_watcher_create(
                 lambda _handle, _type, message, _: self.requested(message),
                 FLUX_MSGTYPE_REQUEST, f"{self.name}.{topic}",
@@ -134,6 +134,9 @@ class Dovetail(BrokerModule):
         for effect in wanted:
             if isinstance(effect, effects.Submit):
                 self.submit_slice(effect.number)
+            elif isinstance(effect, effects.Mirror):
+                query = {"id": effect.slice_job, "keys": ["R"], "flags": 0}
+                self.handle.rpc("job-info.lookup", query).then(self.mirror, effect)
             elif isinstance(effect, effects.Sweep):
                 self.sweep(effect.number, effect.rank)
             elif isinstance(effect, effects.Cancel):
@@ -205,6 +208,21 @@ class Dovetail(BrokerModule):
             return
         self.watch_job(number, job)
         self.do(self.state.submitted(number, job))
+
+    @guarded
+    def mirror(self, future: Future, effect: effects.Mirror) -> None:
+        """Submit a simulation's job on the control slice's resources."""
+        held = json.loads(future.get()["R"])
+        spec = asked.mirror_jobspec(self.asked, effect.run, effect.name, held, self.environment())
+        flux.job.submit_async(self.handle, json.dumps(spec)).then(self.mirrored, effect.name)
+
+    @guarded
+    def mirrored(self, future: Future, name: str) -> None:
+        """The simulation goes on without its job, if there is none."""
+        try:
+            future.get_id()
+        except OSError as error:
+            self.log.warning(f"simulation {name} has no job: {error}")
 
     def watch_job(self, number: int, job: int) -> None:
         """Follow a slice's job."""

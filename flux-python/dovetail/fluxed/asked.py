@@ -103,8 +103,8 @@ def fits(asked: Asked, nodes: int | None, where: str) -> None:
 
 
 def plugins() -> list[str]:
-    """The jobtap plugins of an instance with Kubernetes, by their paths; none without Lua."""
-    found = []
+    """The jobtap plugins of an instance with Kubernetes; of ours there is none without Lua."""
+    found = ["alloc-bypass.so"]  # Flux's own: lets a simulation's job have its slice's cores
     for name in ("gate", "release"):
         with contextlib.suppress(BadInput):
             found.append(str(paths.jobtap(name)))
@@ -136,5 +136,28 @@ def jobspec(
                 "shell": {"options": {"cpu-affinity": "on"}},
             },
             "user": {"dovetail": {"slice": number, "cluster": cluster}},
+        },
+    }
+
+
+def mirror_jobspec(
+    asked: Asked, run: int, name: str, resources: Mapping[str, Any], environment: Mapping[str, str]
+) -> dict[str, Any]:
+    """The job that a simulation is for Flux, on `resources` that a slice holds already."""
+    slot = {"type": "slot", "count": 1, "label": "task", "with": [{"type": "core", "count": 1}]}
+    command = [asked.command, "simulation", "--run", str(run), "--name", name]
+    return {
+        "version": 1,
+        "resources": [slot],
+        "tasks": [{"command": command, "slot": "task", "count": {"per_slot": 1}}],
+        "attributes": {
+            "system": {
+                "duration": 0,
+                "cwd": "/",
+                "environment": dict(environment),
+                "job": {"name": name},
+                "alloc-bypass": {"R": resources},
+            },
+            "user": {"dovetail": {"run": run, "simulation": name}},
         },
     }

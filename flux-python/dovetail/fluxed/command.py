@@ -70,6 +70,9 @@ def parser() -> argparse.ArgumentParser:
     agent.add_argument("--cluster", required=True)
     agent.add_argument("--machine-address", action="store_true")
     agent.add_argument("--sweep", action="store_true")
+    mirror = commands.add_parser("simulation")  # nor is this
+    mirror.add_argument("--run", type=int, required=True)
+    mirror.add_argument("--name", required=True)
     return top
 
 
@@ -230,6 +233,13 @@ def do_slice(args: argparse.Namespace) -> int:
     return agent.main(
         args.number, args.cluster, machine_address=args.machine_address, only_sweep=args.sweep
     )
+
+
+def do_simulation(args: argparse.Namespace) -> int:
+    """Be the job of a simulation; only the broker module starts this."""
+    from dovetail.fluxed import mirror
+
+    return mirror.main(args.run, args.name)
 
 
 def main(words: list[str] | None = None) -> int:

@@ -31,6 +31,15 @@ class Sweep:
 
 
 @dataclass(frozen=True)
+class Mirror:
+    """Submit the job that a simulation is for Flux, on cores that the control slice holds."""
+
+    run: int
+    name: str
+    slice_job: int
+
+
+@dataclass(frozen=True)
 class Cancel:
     """Cancel the job of a slice."""
 
@@ -62,4 +71,4 @@ class Log:
     line: str
 
 
-Effect = Union[Submit, Sweep, Cancel, Answer, Refuse, Log]
+Effect = Union[Submit, Mirror, Sweep, Cancel, Answer, Refuse, Log]

@@ -14,7 +14,19 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from dovetail.fluxed.asked import Asked
-from dovetail.fluxed.effects import INVALID, Answer, Cancel, Effect, Key, Log, Refuse, Submit, Sweep
+from dovetail.fluxed.effects import (
+    INVALID,
+    Answer,
+    Cancel,
+    Effect,
+    Key,
+    Log,
+    Mirror,
+    Refuse,
+    Submit,
+    Sweep,
+)
+from dovetail.fluxed.mirrors import Mirrors
 from dovetail.fluxed.runs import Runs
 from dovetail.fluxed.slices import Slice
 from dovetail.fluxed.waiting import DOWN, Waiting
@@ -30,6 +42,7 @@ class Instance:
         self.last = 0  # highest slice number so far
         self.lost: list[str] = []
         self.runs = Runs()
+        self.mirrors = Mirrors()
         self.waiting = Waiting()
         self.failure = ""  # why it can never be up (again)
         self.begun = False
@@ -100,6 +113,7 @@ class Instance:
         one.agent, one.host, one.rank = key, str(news.get("host", "")), int(news["rank"])
         if number == 0:
             self.runs.adopt(news.get("runs", ()))
+            self.mirrors.adopt(news.get("simulations", ()))
         if one.state == "ending":
             yield from self.end(one)
         else:
@@ -121,9 +135,21 @@ class Instance:
             yield from self.waiting.invited(news["invited"], news.get("join", {}), why)
         elif "answer" in news:
             yield from self.waiting.answered(news["answer"], news.get("value", {}), why)
+        elif "simulation" in news:
+            yield from self.simulation(news["simulation"])
         elif "run" in news:
+            yield from self.mirrors.end_all(news["run"], "its run is over")
             yield from self.runs.ended(news["run"], news["code"], why)
             yield from self.settle()
+
+    def simulation(self, news: Mapping[str, Any]) -> Iterator[Effect]:
+        """A simulation was launched, or has ended."""
+        run, name = news["run"], news["name"]
+        if "code" in news:
+            yield from self.mirrors.ended(run, name, news["code"], news["reason"])
+        elif 0 in self.slices:
+            self.mirrors.launched(run, name, news["log"])
+            yield Mirror(run, name, self.slices[0].job)
 
     def ready(self, number: int, news: Mapping[str, Any]) -> Iterator[Effect]:
         """A slice's node is ready in Kubernetes."""
@@ -245,6 +271,7 @@ class Instance:
         """All slices end, and so do all runs."""
         for one in list(self.slices.values()):
             yield from self.end(one)
+        yield from self.mirrors.end_all(None, why)
         yield from self.runs.end_all(why)
 
     def fail(self, why: str) -> Iterator[Effect]:
@@ -275,6 +302,7 @@ class Instance:
         """A sender is gone: forget its requests; it may have been an agent."""
         self.waiting.drop(gone)
         self.runs.drop(gone)
+        self.mirrors.drop(gone)
         for one in list(self.slices.values()):
             if one.agent is not None and gone(one.agent):
                 yield from self.detached(one)

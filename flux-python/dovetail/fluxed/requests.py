@@ -2,7 +2,7 @@
 """The requests that the broker module answers (steps 2, 3 and 8), see dovetail-flux(7). Pure.
 
 `REQUESTS` has a function for each topic: (state, key of the request, payload) to effects.
-Those in `STREAMS` may be asked for as a stream; `status` then comes anew at every change.
+`STREAMS` has those that are asked for as a stream.
 """
 
 from __future__ import annotations
@@ -103,6 +103,17 @@ def down(state: Instance, key: Key, _: Payload) -> Effects:
     yield from state.settle()
 
 
+def follow(state: Instance, key: Key, asked: Payload) -> Effects:
+    """The job of a simulation: told where its log is, and its end."""
+    yield from state.mirrors.follow(key, int(asked["run"]), str(asked["name"]))
+
+
+def stop(state: Instance, key: Key, asked: Payload) -> Effects:
+    """End one simulation; its run goes on."""
+    yield from state.tell({"stop": str(asked["name"]), "of": int(asked["run"])})
+    yield Answer(key, {})
+
+
 def wait_down(state: Instance, key: Key, asked: Payload) -> Effects:
     """Answered when nothing of one slice is left on its machine."""
     one = state.slices.get(int(asked["slice"]))
@@ -148,8 +159,8 @@ REQUESTS: dict[str, Callable[[Instance, Key, Payload], Effects]] = {
     "url": url,
     "down": down,
     "wait-down": wait_down,
-    "attach": attach,
+    "stop": stop,
     "join": join,
     "tell": tell,
 }
-STREAMS = {"status": watch, "attach": attach}
+STREAMS = {"status": watch, "attach": attach, "follow": follow}

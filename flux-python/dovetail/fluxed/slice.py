@@ -50,7 +50,7 @@ class Agent:
         self.attached = self.joining = 0  # numbers of our requests
         self.node: dict[str, Any] = {}
         self.starting: subprocess.Popen[str] | None = None
-        self.planned = Planned(self.tell, self.when_ended)
+        self.planned = Planned(self.tell, self.when_ended, self.selector)
         self.errors = tempfile.TemporaryFile("w+")  # noqa: SIM115 (as long as we live)
         self.failed = ""
         self.over = False
@@ -127,6 +127,7 @@ class Agent:
         if self.number == 0:
             found["kubeconfig"] = Path(self.node["kubeconfig"]).read_text()
             found["runs"] = list(self.planned.all.values())
+            found["simulations"] = list(self.planned.simulations.values())
         return found
 
     # --- Kubernetes ---
@@ -204,6 +205,8 @@ class Agent:
             self.planned.start(order["run"], self.node["kubeconfig"])
         elif "cancel" in order:
             self.planned.cancel()
+        elif "stop" in order:
+            self.planned.stop(order["of"], order["stop"])
         elif "url" in order:
             self.answer(order["question"], lambda: {"url": self.url(order["url"])})
 
@@ -263,6 +266,8 @@ class Agent:
         """End all that this slice started; returns the job's exit code."""
         for child in (self.planned.running, self.starting):
             end(child)
+        with contextlib.suppress(WorkFailed):
+            self.planned.read()  # the last news
         trouble = sweep(self.name)
         with contextlib.suppress(WorkFailed, OSError):
             self.tell(ended=trouble)
