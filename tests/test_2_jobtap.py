@@ -301,7 +301,9 @@ def test_configuration_comes_at_load_and_at_every_change(flux):
 
 
 def test_what_a_script_logs_is_in_the_log(flux):
-    with flux.plugin("logs", 'jobtap.on("job.new", function(job) jobtap.log("info", job.jobspec) end)'):
+    with flux.plugin(
+        "logs", 'jobtap.on("job.new", function(job) jobtap.log("info", job.jobspec) end)'
+    ):
         flux.submit("--wait", QUICK, "true")
     assert re.search(r'info\[0\]: logs.lua: {"resources".*"tasks"', flux.log())
 

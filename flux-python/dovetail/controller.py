@@ -113,6 +113,10 @@ class Controller:
             self._capacity(event.capacity)
         elif isinstance(event, core.Interrupted):
             self._interrupted(event.reason)
+        elif isinstance(event, core.Unwanted):
+            sim = state.active.get(event.name) or state.frozen.get(event.name)
+            if sim is not None:
+                state.stop(sim, event.reason)
         return True
 
     def _started(self, event: core.Started) -> None:
