@@ -12,12 +12,26 @@ from fluxhere import Instance
 
 pytestmark = pytest.mark.flux
 
-TOPICS = """
-    job.create job.validate job.dependency.known job.new job.state.depend job.state.priority
-    job.state.sched job.state.run job.state.cleanup job.state.inactive job.inactive-add job.destroy
-    job.priority.get job.update job.update.attributes.system.duration job.event.alloc
-    job.event.start job.event.finish
-    """.split()
+TOPICS = [
+    "job.create",
+    "job.validate",
+    "job.dependency.known",
+    "job.new",
+    "job.state.depend",
+    "job.state.priority",
+    "job.state.sched",
+    "job.state.run",
+    "job.state.cleanup",
+    "job.state.inactive",
+    "job.inactive-add",
+    "job.destroy",
+    "job.priority.get",
+    "job.update",
+    "job.update.attributes.system.duration",
+    "job.event.alloc",
+    "job.event.start",
+    "job.event.finish",
+]
 HOLD = "--setattr=system.exec.test.run_duration=100s"  # a job that runs without processes
 QUICK = "--setattr=system.exec.test.run_duration=0.001s"
 

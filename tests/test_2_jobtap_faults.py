@@ -176,7 +176,11 @@ def test_a_plugin_can_be_removed_and_loaded_again_with_jobs_in_every_state(flux)
     assert not flux.contexts(jobs["prolog"], "start")
     assert flux.contexts(jobs["epilog"], "epilog-finish") == [{"description": "held", "status": 1}]
     assert "waits until it is loaded again" in flux.contexts(jobs["depend"], "exception")[0]["note"]
-    assert [flux.state(jobs[name]) for name in ("depend", "sched", "run")] == ["DEPEND", "SCHED", "RUN"]
+    assert [flux.state(jobs[name]) for name in ("depend", "sched", "run")] == [
+        "DEPEND",
+        "SCHED",
+        "RUN",
+    ]
     flux.load("holding", HOLDING, "free=1")
     flux.wait(jobs["depend"], "clean")
     assert flux.contexts(jobs["depend"], "finish") == [{"status": 0}]
