@@ -67,7 +67,7 @@ class KubernetesExecutor:
         self._resizes = Resizes(self._api, self._calls)
         self._report = Report(Path(run_dir), session.run)
         self._nodes = Nodes(limits)
-        self._nodes.listed(*cluster.look(self._api))
+        self._nodes.listed(*cluster.look(self._api, session.run))
         self._capacity = self._nodes.capacity
         self._life = Lifecycle(
             session, self._calls, self._nodes, self._resizes, str(Path(run_dir).resolve()),

@@ -182,4 +182,4 @@ def ended_by(pod: Object) -> str:
     for one in status.get("conditions", []):
         if one["type"] == "DisruptionTarget" and one["status"] == "True":
             return f"{one.get('reason')}: {one.get('message', '')}"
-    return str(said or "deleted")
+    return str(said or "by somebody else")

@@ -102,7 +102,8 @@ class Lifecycle:
         if job.stopped:
             return self._put_off(job, "")
         nodes, pods, quotas = found
-        self._nodes.listed(nodes, filter(cluster.foreign, pods))
+        others = [pod for pod in pods if cluster.foreign(pod, self._session.run)]
+        self._nodes.listed(nodes, others)
         free = placement.rooms(nodes, pods)
         spec, scale = job.spec, self._nodes.scale
         requests = [max(1, int(one * scale)) for one in job.share.requests]
@@ -168,26 +169,32 @@ class Lifecycle:
         if kind == "DELETED":
             self._resizes.gone(name)
             job.pods.pop(group, None)
-            if job.phase in ("gathering", "running") and not job.result:
+            if self._expected(job):
                 self.lose(job, f"pod {name} was deleted")
             return
         new = group not in job.pods
         job.pods[group] = pod
+        if pod["metadata"].get("deletionTimestamp") and self._expected(job):
+            return self.lose(job, f"pod {name} is deleted: {launched.ended_by(pod)}")
         if launched.over(pod):
             self._resizes.gone(name)
-            if job.phase in ("gathering", "running") and not job.result:
+            if self._expected(job):
                 self.lose(job, f"pod {name} ended: {launched.ended_by(pod)}")
             return
         self._resizes.seen(pod)
         if new and group < len(job.cpu) and launched.born_with(pod) != job.cpu[group]:
             self._resizes.add(lambda: self._at_birth(job), lambda why: None)
 
+    def _expected(self, job: Launched) -> bool:
+        """Whether its pods should be there."""
+        return job.phase in ("gathering", "running") and not job.result
+
     def _at_birth(self, job: Launched) -> list[Change]:
         """Pods that the admission policy missed."""
         return [
             Change(pod["metadata"]["name"], launched.born_with(pod), job.cpu[group])
             for group, pod in job.pods.items()
-            if not launched.over(pod) and job.phase in ("gathering", "running")
+            if not launched.over(pod) and self._expected(job)
         ]
 
     def _gather(self, job: Launched, now: float) -> None:
