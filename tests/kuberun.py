@@ -15,10 +15,10 @@ from pathlib import Path
 
 import known
 import pytest
+from clusters import LIMIT, Machine, as_user, eventually
 from dovetail import manifests
 from dovetail.usernetes import preflight
 from others import WHY_NOT
-from test_3_kube import LIMIT, Machine, as_user, eventually
 
 TOP = Path(__file__).resolve().parents[1]
 ROOT = os.getuid() == 0

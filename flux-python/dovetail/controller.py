@@ -113,6 +113,10 @@ class Controller:
             self._capacity(event.capacity)
         elif isinstance(event, core.Interrupted):
             self._interrupted(event.reason)
+        elif isinstance(event, core.Unwanted):
+            sim = state.active.get(event.name) or state.frozen.get(event.name)
+            if sim is not None:
+                state.stop(sim, event.reason)
         return True
 
     def _started(self, event: core.Started) -> None:
@@ -261,6 +265,11 @@ class Controller:
     def finished(self) -> bool:
         """True once every simulation is done, failed or not started."""
         return self._state.finished
+
+    @property
+    def measuring(self) -> bool:
+        """True while a decision waits for measurements; else a look each second is enough."""
+        return views.phase(self._state) in ("profile", "pack")
 
     def spec(self, name: str) -> Spec:
         """What the plan asks for. Raises KeyError for an unknown name."""

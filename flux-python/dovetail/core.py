@@ -187,7 +187,18 @@ class Interrupted:
     reason: str
 
 
-Event = Union[Tick, Delayed, Started, Sampled, Finished, Resized, CapacityChanged, Interrupted]
+@dataclass(frozen=True)
+class Unwanted:
+    """The user wants one simulation to end; the others go on."""
+
+    t: float
+    name: str
+    reason: str
+
+
+Event = Union[
+    Tick, Delayed, Started, Sampled, Finished, Resized, CapacityChanged, Interrupted, Unwanted
+]
 
 
 # --- Actions: from the controller to the executor ---

@@ -222,6 +222,9 @@ class _Teller:
         why = f"{event.capacity.cpu / 1000:g} cores now"
         self.marks.append(Mark(self.now, "capacity", why))
 
+    def _unwanted(self, event: core.Unwanted) -> None:
+        """Its Stop follows, which tells."""
+
     def _interrupted(self, event: core.Interrupted) -> None:
         self.interrupted = event.reason or "interrupted"
         self.marks.append(Mark(self.now, "interrupt", self.interrupted))

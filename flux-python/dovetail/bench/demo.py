@@ -26,7 +26,7 @@ MADE = (
 )  # fmt: skip
 MARK = "# Made by `dovetail bench demo`, which replaces it."
 FAMILIES = (("imbalanced", (1.0, 3.0), 4), ("balanced", (1.0, 1.0), 2))
-ITERATIONS = 80
+ITERATIONS = 70
 CORES = 2  # what the plan uses, however many there are: the same demo everywhere
 
 

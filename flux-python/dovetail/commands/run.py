@@ -26,7 +26,7 @@ from dovetail.controller import Controller
 from dovetail.core import Action, Capacity, Node, Spec
 from dovetail.errors import BadInput, WorkFailed
 from dovetail.live import Live
-from dovetail.loop import Loop, Signals
+from dovetail.loop import Loop, Orders, Signals
 
 HELP = "run a queue of MPI simulations, packed where that pays"
 LOG = "events.jsonl"
@@ -45,6 +45,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--kubeconfig", metavar="FILE", type=Path,
         help="run the simulations as pods on this cluster, not as processes here",
     )  # fmt: skip
+    parser.add_argument(
+        "--orders", action="store_true", help="read lines `stop NAME` from standard input"
+    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -61,8 +64,9 @@ def run(args: argparse.Namespace) -> int:
         check_directory(args.output, resume=args.resume)  # now that nobody else writes it
         with Signals() as signals:
             log = execute(
-                asked, args.output, signals, resume=args.resume, quiet=args.json, place=place
-            )
+                asked, args.output, signals, resume=args.resume, quiet=args.json, place=place,
+                orders=Orders(0 if args.orders else None),
+            )  # fmt: skip
             return finish(args.output, signals, log, as_json=args.json)
     finally:
         os.close(held)
@@ -116,6 +120,7 @@ def execute(
     quiet: bool = False,
     settings: policy.Settings | None = None,
     place: places.Place | None = None,
+    orders: Orders | None = None,
 ) -> events.Log:
     """Drive the run to its end; returns its log. `settings` are for a new run, not a resumed one.
 
@@ -142,7 +147,7 @@ def execute(
         with Live(quiet=quiet) as live:
             if not capacity.weights:
                 live.say("no control group can be made here: simulations run without CPU weights")
-            Loop(controller, executor, log, live, origin, signals).drive(first)
+            Loop(controller, executor, log, live, origin, signals, orders).drive(first)
         for line in place.troubles():
             live.say(line)
         log.close()
