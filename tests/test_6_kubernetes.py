@@ -14,17 +14,17 @@ from pathlib import Path
 
 import kuberun
 import pytest
+from clusters import LIMIT, container_group, pod
 from dovetail import core, manifests
 from dovetail.errors import BadInput
 from dovetail.executors import cluster
 from dovetail.executors.kubernetes import KubernetesExecutor
-from test_3_kube import LIMIT, binaries, container_group, pod  # noqa: F401
 
 pytestmark = pytest.mark.kube
 
 
 @pytest.fixture(scope="module")
-def site(binaries):  # noqa: F811
+def site(binaries):
     """As whoever runs the tests, because the executor runs in their process."""
     found = kuberun.made(binaries, os.getuid() != 0, "--cpus", "1")
     yield found

@@ -25,8 +25,8 @@ from urllib.parse import urlsplit
 import kuberun
 import pytest
 import yaml
+from clusters import eventually
 from dovetail import replay
-from test_3_kube import binaries, eventually  # noqa: F401
 
 pytestmark = pytest.mark.kube
 PARTS = ("kubelet", "containerd", "kube-apiserver", "kube-scheduler", "etcd",
@@ -34,7 +34,7 @@ PARTS = ("kubelet", "containerd", "kube-apiserver", "kube-scheduler", "etcd",
 
 
 @pytest.fixture(scope="module")
-def site(binaries):  # noqa: F811
+def site(binaries):
     """As an ordinary user where that is possible."""
     rootless = os.getuid() != 0 or not kuberun.WHY_NOT
     found = kuberun.made(binaries, rootless)
