@@ -230,6 +230,8 @@ class Session:
                 except (Refused, Unreachable) as error:
                     left.append(f"{kind}s: {error}")
             left += self._await_gone(label)
+            with contextlib.suppress(Refused, Unreachable):
+                self.api.patch(path("ConfigMap", manifests.REQUESTS), {"data": None})
         if self.hub is not None:
             self.hub.close(forget=not leave)
         self.lease.release()

@@ -294,6 +294,8 @@ class KubernetesExecutor:
             job.cpu = self._nodes.divided(job.sizes, share.requests)
             if job.phase == "running" and (old.wait, old.frozen) != (share.wait, share.frozen):
                 self._life.tell_share(job, share)
+            if job.sizes and old.requests != share.requests:
+                self._life.publish(job)
         self._report.soon(time.monotonic())
         self._events.append(core.Resized(self._t, tuple(shares), refused))
 

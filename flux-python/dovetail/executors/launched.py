@@ -62,7 +62,7 @@ class Launched:
     failures: int = 0
     waiting_since: float = 0.0
     deleted: bool = False
-    confirming: bool = False
+    asking: bool = False
     ranks: dict[int, list[float]] = field(default_factory=dict)
     lines: tuple[int, float] = (0, 0.0)
     sample: core.Ranks | None = None
@@ -146,6 +146,11 @@ def born_with(pod: Object) -> int:
 def over(pod: Object) -> bool:
     """Whether a pod's containers have ended."""
     return pod.get("status", {}).get("phase") in ("Succeeded", "Failed")
+
+
+def ending(pod: Object) -> bool:
+    """Whether a pod has ended or is about to."""
+    return over(pod) or bool(pod["metadata"].get("deletionTimestamp"))
 
 
 def hopeless(pod: Object) -> str:
