@@ -51,6 +51,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "-o", "--output", metavar="DIR", type=Path, default=Path("demo-out"),
         help="where the demo writes (default: %(default)s)",
     )  # fmt: skip
+    parser.add_argument(
+        "--kubernetes", action="store_true",
+        help="run the demo as pods, on a cluster started for it, and compare with processes",
+    )  # fmt: skip
 
 
 def run(args: argparse.Namespace) -> int:
@@ -59,7 +63,9 @@ def run(args: argparse.Namespace) -> int:
         raise BadInput(f"--repeat {args.repeat}: give 1 to 1000")
     signal.signal(signal.SIGTERM, interrupt)
     if args.what == "demo":
-        return demo.run_demo(args.output, tell, as_json=args.json)
+        return demo.run_demo(args.output, tell, as_json=args.json, kubernetes=args.kubernetes)
+    if args.kubernetes:
+        raise BadInput(f"--kubernetes: only with demo, not with {args.what}")
     found: dict[str, list[Claim]] = {}
     for name in COMPARISONS if args.what == "all" else (args.what,):
         tell(f"{name}: {COMPARISONS[name][0]}; load average {os.getloadavg()[0]:.2f} before")
