@@ -23,7 +23,7 @@ def serve() -> None:
     handle = flux.Flux()
     waiting = []
 
-    def request(_handle, _kind, message, _arg):  # noqa: ANN001, ANN202
+    def request(_handle, _kind, message, _arg):
         verb = message.topic.partition(".")[2]
         if not verb.startswith("now-"):
             waiting.append(message)
