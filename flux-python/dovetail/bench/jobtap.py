@@ -30,7 +30,7 @@ import sys, flux
 from flux.constants import FLUX_MSGTYPE_REQUEST
 h, kept = flux.Flux(), []
 h.service_register("dovetail").get()
-w = h.msg_watcher_create(lambda h, t, m, a: kept.append(m), FLUX_MSGTYPE_REQUEST, "dovetail.*")
+w = h.msg_watcher_create(lambda h, t, m, a: kept.append(m), FLUX_MSGTYPE_REQUEST, "dovetail.wait-up")
 w.start()
 def answer(*_):
     for message in kept:
