@@ -21,7 +21,7 @@ from types import FrameType
 from rich.console import Console
 from rich.table import Table
 
-from dovetail.bench import calls, demo, figures
+from dovetail.bench import calls, demo, figures, jobtap
 from dovetail.bench.figures import Claim, Progress
 from dovetail.errors import BadInput
 
@@ -34,6 +34,7 @@ COMPARISONS: dict[str, tuple[str, Callable[[Path, int, Progress], list[Claim]]]]
     "queue": ("a queue of imbalanced simulations under the controller", figures.queue),
     "balanced": ("a queue of balanced simulations under the controller", figures.balanced),
     "model": ("predictions against measurements", figures.model),
+    "jobtap": ("Lua in Flux's job manager", jobtap.jobtap),
     "scale": ("the cost of a decision against the number of ranks", figures.scaling),
 }
 
@@ -68,6 +69,9 @@ def run(args: argparse.Namespace) -> int:
         raise BadInput(f"--kubernetes: only with demo, not with {args.what}")
     found: dict[str, list[Claim]] = {}
     for name in COMPARISONS if args.what == "all" else (args.what,):
+        if args.what == "all" and name == "jobtap" and not jobtap.possible():
+            tell("jobtap: left out, there is no Flux here, or the plugins are not built")
+            continue
         tell(f"{name}: {COMPARISONS[name][0]}; load average {os.getloadavg()[0]:.2f} before")
         with tempfile.TemporaryDirectory(prefix="dovetail-bench-") as scratch:
             found[name] = COMPARISONS[name][1](Path(scratch), args.repeat, tell)
