@@ -159,13 +159,23 @@ class Flux:
 
     def left(self):
         """What slices leave: folders, processes, control groups, mounts."""
-        found = [str(path) for path in Path("/tmp").glob(f"dovetail-{self.uid}-????????-*")]
+        folders = Path("/tmp").glob(f"dovetail-{self.uid}-????????-*")
+        found = [str(path) for path in folders if not self.others(path.name.split("-")[2])]
         found += [f"{pid}: {line}" for pid, line in self.processes().items()
                   if "dovetail" in line or "kube" in line or "etcd" in line]  # fmt: skip
         groups = Path("/sys/fs/cgroup").glob(f"*/dovetail-{self.uid}/*f-????????*")
-        found += [str(path) for path in groups]
+        found += [str(p) for p in groups if not self.others(p.name.split("f-")[1][:8])]
         mounts = Path("/proc/self/mounts").read_text().splitlines()
         return found + [line for line in mounts if f"/tmp/dovetail-{self.uid}-" in line]
+
+    def others(self, cluster):
+        """Whether a cluster is another program's, which is no matter of this test."""
+        for folder in Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(OSError):
+                ours = self.token.encode() in (folder / "environ").read_bytes()
+                if cluster in (folder / "cmdline").read_bytes().decode() and not ours:
+                    return True
+        return False
 
     def nothing_left(self):
         """Everything of Dovetail is gone, soon."""

@@ -143,6 +143,32 @@ def broker_module():
     return os.path.join(os.path.dirname(os.path.dirname(fluxed.__file__)), "broker_module.py")
 
 
+def test_every_simulation_is_a_job(flux):
+    flux.plan("echo begun; until [ -e go ]; do sleep 0.2; done; echo over; exit 7", count=2)
+    job = flux.batch("flux dovetail submit --wait-up plan.yaml; sleep 1000")
+    uri = flux.inside(job)
+
+    def jobs():
+        lines = flux.run("jobs", "-ano", "{name} {id} {state}", uri=uri).splitlines()
+        return {line.split()[0]: line.split()[1:] for line in lines if line.startswith("sim")}
+
+    assert eventually(lambda: jobs().get("sim-1", ["", ""])[1] == "RUN")
+    first = jobs()["sim-1"][0]
+    used = json.loads(flux.run("resource", "R", "-s", "allocated", uri=uri))
+    next((flux.work / "dovetail-out-1").rglob("input")).with_name("go").touch()
+    assert "over" in flux.run("job", "attach", first, uri=uri, code=7)
+    assert used == json.loads(flux.run("resource", "R", "-s", "allocated", uri=uri))
+    assert eventually(lambda: jobs().get("sim-2", ["", ""])[1] == "RUN")
+    flux.run("cancel", jobs()["sim-2"][0], uri=uri)
+    flux.run("dovetail", "wait", "--all", uri=uri, code=1)
+    assert eventually(lambda: jobs()["sim-2"][1] == "INACTIVE")
+    text = (flux.work / "dovetail-out-1" / "summary.json").read_text()
+    reasons = [one["reason"] for one in json.loads(text)["simulations"]]
+    assert reasons == ["exit code 7: over", "cancelled"]
+    flux.run("cancel", job)
+    flux.wait(job)
+
+
 def test_a_slice_that_is_lost_is_replaced_and_the_others_go_on(flux):
     job = flux.batch("flux dovetail up; sleep 1000")
     uri = flux.inside(job)
