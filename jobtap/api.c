@@ -86,6 +86,9 @@ static int jobtap_on(lua_State *L)
         return luaL_error(L, "jobtap.on: only while the script is loaded");
     if (strncmp(topic, "job.", 4) != 0 && !matches(topic, own))
         return luaL_error(L, "jobtap.on: no such topic: %s", topic);
+    for (handler = host->handlers; handler; handler = handler->next)
+        if (strcmp(handler->topic, topic) == 0)
+            return luaL_error(L, "jobtap.on: %s: has a callback already", topic);
     lua_settop(L, 2);
     if (!(handler = handler_create(topic, luaL_ref(L, LUA_REGISTRYINDEX))))
         return luaL_error(L, "jobtap.on: out of memory");

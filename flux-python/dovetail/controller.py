@@ -266,6 +266,11 @@ class Controller:
         """True once every simulation is done, failed or not started."""
         return self._state.finished
 
+    @property
+    def measuring(self) -> bool:
+        """True while a decision waits for measurements; else a look each second is enough."""
+        return views.phase(self._state) in ("profile", "pack")
+
     def spec(self, name: str) -> Spec:
         """What the plan asks for. Raises KeyError for an unknown name."""
         return self._state.sims[name].spec

@@ -104,7 +104,7 @@ class Keeper:
     `case` (to copy from), `home` (its output directory), `ranks`, `command`, `prepare` (pairs of
     a line and its words), `environment` (to add), `libraries` (MPI to preloaded library), `group`
     (weight and control directory of its control group; its processes join the group `job`),
-    `cpus`, `log_limit`; `hosts` if it has several pods, this one first (see `mpirun.across`).
+    `cpus`, `log_limit`; `hosts`, only in a pod: those of all its pods if these are several (see `mpirun.across`).
     """
 
     def __init__(self, config: dict[str, Any]) -> None:
@@ -143,7 +143,10 @@ class Keeper:
         while not self.orphaned:
             self._wait(None)
         directory, temporary = self.config["directory"], self.config["temporary"]
-        sweep.remove_simulation(directory, self.group, temporary, os.getpid())
+        if "hosts" in self.config:  # in a pod the entry removes the rest, or else the agent
+            sweep.end_simulation(directory, self.group, os.getpid())
+        else:
+            sweep.remove_simulation(directory, self.group, temporary, os.getpid())
 
     def _steps(self) -> tuple[int, str]:
         config = self.config

@@ -31,7 +31,10 @@ from dovetail.core import (
 from dovetail.events import Log, LogStopped
 from dovetail.live import Live
 
-PERIOD = 0.25  # seconds between looks at the ranks; far below the shortest judging window
+LOOK = 0.25
+"""Seconds between looks at the ranks while something is measured: far below a judging window."""
+REST = 1.0
+"""The same while nothing is: each look is logged, and a day has 86,400 seconds."""
 
 
 class Waiting(Executor, Protocol):
@@ -128,7 +131,7 @@ class Loop:
             if not self.signals.caught:
                 self.step([Tick(self.now())])
             while not self.controller.finished and self.signals.count < 2:
-                self.executor.wait(PERIOD)
+                self.executor.wait(LOOK if self.controller.measuring else REST)
                 t = self.now()
                 new = self.interrupted(t) if self.signals.caught and not told else Tick(t)
                 told = told or isinstance(new, Interrupted)

@@ -22,7 +22,7 @@ from dovetail.loop import Signals
 MADE = ("cases", "plan.yaml", alternatives.FILE, LOG, "summary.json", "report.html")
 MARK = "# Made by `dovetail bench demo`, which replaces it."
 FAMILIES = (("imbalanced", (1.0, 3.0), 4), ("balanced", (1.0, 1.0), 2))
-ITERATIONS = 80
+ITERATIONS = 70
 CORES = 2  # what the plan uses, however many there are: the same demo everywhere
 
 

@@ -329,9 +329,9 @@ def main() -> None:
     parser.add_argument("--cgroups", default="/sys/fs/cgroup", help="where they are mounted")
     args = parser.parse_args()
     os.umask(0o077)
-    sweep.sweep()
     session = sweep.shared_session(args.run, args.node)
-    held = sweep.join(session)
+    held = sweep.join(session)  # first: what this run's dead pods left is news for the hub
+    sweep.sweep()
     try:
         asyncio.run(Agent(session, args.node, args.credentials, args.cgroups).run())
     finally:

@@ -61,6 +61,7 @@ class Hub:
         try:
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             listener.bind((address, port or last))
+            listener.listen(256)
         except OSError as error:
             listener.close()
             raise WorkFailed(

@@ -25,8 +25,19 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from dovetail import process
 from dovetail.errors import BadInput, WorkFailed
-from dovetail.usernetes import api, build, components, keeper, linux, preflight, state, steward
+from dovetail.usernetes import (
+    api,
+    build,
+    checks_machine,
+    components,
+    keeper,
+    linux,
+    preflight,
+    state,
+    steward,
+)
 from dovetail.usernetes.state import Node
 
 Say = Callable[[str], None]
@@ -116,7 +127,7 @@ def every() -> list[str]:
 def plan(args: argparse.Namespace, joined: str, network: str, binaries: Path) -> Node:
     """A node's record, from checked options."""
     address = own_address(args.address)
-    if args.owner and not linux.start_ticks(args.owner):
+    if args.owner and not process.start_ticks(args.owner):
         raise BadInput(f"--owner {args.owner}: no such process")
     if address and not args.node:
         args.node = socket.gethostname().split(".")[0].lower() or "node"
@@ -182,6 +193,7 @@ def join(args: argparse.Namespace, say: Say) -> dict[str, Any]:
                 return described(node)
             if node.name == args.node:
                 keeper.remove(node)
+        checks_machine.join_skew(server)
         record = plan(args, text, "host", programs)
         record.server = server
         node, handle = start(record)

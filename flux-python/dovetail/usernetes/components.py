@@ -194,7 +194,9 @@ def kubelet(node: Node, rootless: bool, ready: Callable[[], bool]) -> Command:
     if node.name != node.address:  # the kubelet refuses a loopback --node-ip, but not as a name
         words += [f"--node-ip={node.address}"]
     (node.folder / "kubelet.json").write_text(json.dumps(content, indent=1))
-    return Command("kubelet", words, ready)
+    # The only server that it checks by the system's authorities is its own runtime's, which
+    # serves exec and attach; this is that one's certificate.
+    return Command("kubelet", words, ready, {"SSL_CERT_FILE": f"{node.folder}/stream.crt"})
 
 
 def containerd(node: Node, rootless: bool, few_ids: bool) -> Command:
@@ -219,14 +221,18 @@ address = "{node.folder}/run/containerd.sock"
 address = "{node.folder}/run/containerd.ttrpc"
 [plugins."io.containerd.grpc.v1.cri"]
 disable_tcp_service = true
-stream_server_address = "{_own_loopback(node)}"
+stream_server_address = "{stream_address(node)}"
 stream_server_port = "{node.ports["stream"]}"
+enable_tls_streaming = true
 sandbox_image = "{PAUSE}"
 restrict_oom_score_adj = true
 disable_apparmor = true
 disable_hugetlb_controller = true
 tolerate_missing_hugetlb_controller = true
 netns_mounts_under_state_dir = true
+[plugins."io.containerd.grpc.v1.cri".x509_key_pair_streaming]
+tls_cert_file = "{node.folder}/stream.crt"
+tls_key_file = "{node.folder}/stream.key"
 [plugins."io.containerd.grpc.v1.cri".cni]
 bin_dir = "{node.binaries}/cni"
 conf_dir = "{network}"
@@ -268,8 +274,10 @@ def snapshotter(node: Node) -> str:
     return "native" if linux.in_child(attempt) else "overlayfs"
 
 
-def _own_loopback(node: Node) -> str:
-    return node.address if node.address.startswith("127.") else "127.0.0.1"
+def stream_address(node: Node) -> str:
+    """Where exec and attach are served, to this node's kubelet alone: always a loopback address."""
+    own = node.network == "host" and node.address.startswith("127.")
+    return node.address if own else "127.0.0.1"
 
 
 def _network(node: Node, folder: Path) -> None:

@@ -24,6 +24,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
+from dovetail import process
 from dovetail.errors import BadInput, WorkFailed
 from dovetail.usernetes import linux
 
@@ -68,11 +69,11 @@ class Node:
 
     def alive(self) -> bool:
         """Whether its supervisor runs; the components die with it."""
-        return linux.alive(self.supervisor, self.supervisor_ticks)
+        return process.alive(self.supervisor, self.supervisor_ticks)
 
     def kept(self) -> bool:
         """Whether its keeper runs."""
-        return linux.alive(self.keeper, self.keeper_ticks)
+        return process.alive(self.keeper, self.keeper_ticks)
 
     def save(self) -> None:
         """Write `node.json`."""
