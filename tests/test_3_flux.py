@@ -128,12 +128,18 @@ def test_the_module_may_be_killed_and_loaded_anew_while_simulations_run(flux):
     assert eventually(lambda: flux.works(uri) and flux.status(uri)["phase"] == "up")
     after = flux.status(uri)
     assert [s["node"] for s in after["slices"]] == [s["node"] for s in before["slices"]]
-    case = next((flux.work / "dovetail-out-1").rglob("input")).parent
-    (case / "go").touch()
+    let_go(flux)
     flux.run("dovetail", "wait", "--all", uri=uri)
     flux.run("cancel", job)
     flux.wait(job)
     flux.nothing_left()
+
+
+def let_go(flux):
+    """Let the simulation that runs now go on: its command waits for a file in its case."""
+    output = flux.work / "dovetail-out-1"
+    assert eventually(lambda: list(output.rglob("input")))
+    next(output.rglob("input")).with_name("go").touch()
 
 
 def broker_module():
@@ -155,7 +161,7 @@ def test_every_simulation_is_a_job(flux):
     assert eventually(lambda: jobs().get("sim-1", ["", ""])[1] == "RUN")
     first = jobs()["sim-1"][0]
     used = json.loads(flux.run("resource", "R", "-s", "allocated", uri=uri))
-    next((flux.work / "dovetail-out-1").rglob("input")).with_name("go").touch()
+    let_go(flux)
     assert "over" in flux.run("job", "attach", first, uri=uri, code=7)
     assert used == json.loads(flux.run("resource", "R", "-s", "allocated", uri=uri))
     assert eventually(lambda: jobs().get("sim-2", ["", ""])[1] == "RUN")
