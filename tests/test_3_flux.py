@@ -87,6 +87,7 @@ ENDS = {
         flux.kill("module-python-exec", "broker_module"), flux.run("cancel", job)),
     "its module was removed": lambda flux, job, uri: (
         flux.run("module", "remove", "dovetail", uri=uri), flux.run("cancel", job)),
+    "its leader was killed": lambda flux, job, uri: flux.kill("broker -c", "/jobtmp-0-"),
     "its control slice was killed": lambda flux, job, uri: (
         flux.kill("flux-dovetail slice --number 0"), flux.run("cancel", job)),
 }  # fmt: skip
@@ -187,6 +188,20 @@ def test_a_slice_that_is_lost_is_replaced_and_the_others_go_on(flux):
     assert flux.status(uri)["lost"]
     flux.run("cancel", job)
     flux.wait(job)
+
+
+def test_a_lost_broker_costs_its_slice_alone(flux):
+    job = flux.batch("flux dovetail up; sleep 1000", dovetail="--dovetail=nodes=2,cores=all")
+    uri = flux.inside(job)
+    flux.run("dovetail", "up", uri=uri)
+    flux.kill("broker -c", "/jobtmp-1-")  # sched-simple takes the nodes in order
+    assert eventually(lambda: [s["number"] for s in flux.status(uri)["slices"]] == [0, 2])
+    flux.run("dovetail", "up", uri=uri)
+    nodes = flux.run("dovetail", "kubectl", "get", "nodes", "-o", "name", uri=uri)
+    assert len(nodes.split()) == 2
+    flux.run("cancel", job)
+    flux.wait(job)
+    flux.nothing_left()
 
 
 def test_nodes_come_and_go_while_the_job_runs(flux):
