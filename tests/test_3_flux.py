@@ -12,11 +12,11 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from clusters import SETUP, USER, binaries  # noqa: F401
 from dovetail import paths
 from dovetail.errors import BadInput
 from fluxed import Flux, eventually, flux_command
 from others import WHY_NOT
-from test_3_kube import SETUP, USER, binaries  # noqa: F401
 
 pytestmark = pytest.mark.flux
 TOP = Path(__file__).resolve().parents[1]
