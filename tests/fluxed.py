@@ -11,11 +11,12 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 
 import pytest
-from dovetail.usernetes import build, linux
+from clusters import eventually
+from dovetail import process
+from dovetail.usernetes import build
 from localrun import FAKE_MPIRUN
 
 LIMIT = 150  # seconds that anything may take on a slow machine under load
@@ -35,14 +36,6 @@ def flux_command() -> str:
     if build.built() is None:
         pytest.skip("Kubernetes is not built: run `dovetail kube build`")
     return place
-
-
-def eventually(question, limit=LIMIT):
-    """Ask until the answer is yes; the last answer."""
-    deadline = time.monotonic() + limit
-    while not (answer := question()) and time.monotonic() < deadline:
-        time.sleep(0.1)
-    return answer
 
 
 class Flux:
@@ -140,7 +133,7 @@ class Flux:
             with contextlib.suppress(OSError):
                 if self.token.encode() in (folder / "environ").read_bytes().split(b"\0"):
                     line = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode()
-                    if linux.start_ticks(int(folder.name)):  # else a zombie
+                    if process.start_ticks(int(folder.name)):  # else a zombie
                         found[int(folder.name)] = line
         return found
 
