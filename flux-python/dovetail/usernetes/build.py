@@ -97,6 +97,12 @@ def built() -> Path | None:
     return folder if fits else None
 
 
+def whole() -> Path | None:
+    """The finished build, if its files also have the content that was built."""
+    found = built()
+    return None if found is None or damaged(found) else found
+
+
 def damaged(folder: Path) -> list[str]:
     """Files whose content is not what was built."""
     made = json.loads((folder / "made.json").read_text())
@@ -134,9 +140,10 @@ def install(draft: Path) -> Path:
 
 def build(say: Say = print) -> Path:
     """Build what is not there yet; returns its folder."""
+    if found := whole():  # a cache that an administrator filled is not ours to lock
+        return found
     with lock():
-        found = built()
-        if found and not damaged(found):
+        if found := whole():  # by whoever had the lock
             return found
         with tempfile.TemporaryDirectory(dir=cache(), prefix="draft-") as scratch:
             draft = Path(scratch) / "build"

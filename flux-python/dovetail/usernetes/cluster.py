@@ -342,19 +342,27 @@ def down(name: str, only: str = "") -> None:
 
 def sweep(name: str, only: str = "") -> None:
     """Remove nodes with all they left, whatever is still alive of them."""
-    left: list[str] = []
+    deadline = time.monotonic() + keeper.REMOVAL
     nodes = [node for node in state.nodes(name) if only in ("", node.name)]
-    for node in reversed(nodes):  # workers first
-        forget(node)
+    if only:
+        for node in nodes:
+            forget(node)
+    asked = {}
+    for node in nodes:
         if node.kept():
             with contextlib.suppress(ProcessLookupError):
-                watched = os.pidfd_open(node.keeper)
+                asked[node.name] = os.pidfd_open(node.keeper)
                 os.kill(node.keeper, signal.SIGTERM)
-                select.select([watched], [], [], keeper.REMOVAL)
-                os.close(watched)
-            if node.kept():
-                os.kill(node.keeper, signal.SIGKILL)
-        left += keeper.remove(node)
+    left: list[str] = []
+    for node in reversed(nodes):  # workers first
+        if watched := asked.get(node.name):
+            # A keeper that hangs gets half of the time, and we do its work in the other half.
+            patience = deadline - keeper.REMOVAL / 2 - time.monotonic()
+            select.select([watched], [], [], max(0.0, patience))
+            os.close(watched)
+        if node.kept():
+            os.kill(node.keeper, signal.SIGKILL)
+        left += keeper.remove(node, deadline)
     folder = state.cluster_folder(name)
     if not only and folder.exists():  # what a start that was killed left
         linux.remove_folder(folder, linux.user_name())
