@@ -104,7 +104,7 @@ class Keeper:
     `case` (to copy from), `home` (its output directory), `ranks`, `command`, `prepare` (pairs of
     a line and its words), `environment` (to add), `libraries` (MPI to preloaded library), `group`
     (weight and control directory of its control group; its processes join the group `job`),
-    `cpus`, `log_limit`.
+    `cpus`, `log_limit`; `hosts`, only in a pod: those of all its pods if these are several (see `mpirun.across`).
     """
 
     def __init__(self, config: dict[str, Any]) -> None:
@@ -143,7 +143,10 @@ class Keeper:
         while not self.orphaned:
             self._wait(None)
         directory, temporary = self.config["directory"], self.config["temporary"]
-        sweep.remove_simulation(directory, self.group, temporary, os.getpid())
+        if "hosts" in self.config:  # in a pod the entry removes the rest, or else the agent
+            sweep.end_simulation(directory, self.group, os.getpid())
+        else:
+            sweep.remove_simulation(directory, self.group, temporary, os.getpid())
 
     def _steps(self) -> tuple[int, str]:
         config = self.config
@@ -169,11 +172,26 @@ class Keeper:
         mpi = config["mpi"] or mpirun.flavour(config["command"][0], path)
         words = mpirun.command_line(config["command"], config["ranks"], path, mpi)
         mpi = mpi or mpirun.flavour(words[0], path)  # a script runs under its starter's MPI
+        if config.get("hosts"):
+            words = self._spread(base, words, path, mpi)
         self._tell({"kind": "started", "mpi": mpi})
         code = self._step(words, self.case, mpirun.preload(base, config["libraries"].get(mpi, "")))
         if not code:
             return 0, ""
         return code, mpirun.explain(code, self._recent(), self._ranks())
+
+    def _spread(self, base: dict[str, str], words: list[str], path: str, mpi: str) -> list[str]:
+        """Have the starter put the ranks into all pods of the simulation; its command line."""
+        config = self.config
+        script = os.path.join(os.path.dirname(mpirun.__file__), "pods", "remote.py")
+        for name, text in mpirun.host_files(config["hosts"]).items():
+            with open(os.path.join(config["directory"], f"hosts.{name}"), "w") as file:
+                file.write(text)
+        base.update(mpirun.across(config["hosts"], config["directory"], script))
+        if mpi != "mpich":
+            return words  # Open MPI takes it from the environment
+        place = [sys.executable, "-I", "-S", script, "place"]
+        return mpirun.command_line(config["command"], config["ranks"], path, mpi, place)
 
     def _step(self, words: list[str], directory: str, environment: dict[str, str]) -> int:
         """Run one program to its end; its exit code, 128 more than the signal that ended it."""
@@ -286,9 +304,11 @@ class Keeper:
         return bytes(self.log.recent[-_TAIL:]).decode(errors="replace") if self.log else ""
 
     def _ranks(self) -> dict[int, int]:
-        """Process id to rank, by the names of the rank pages."""
+        """Process id to rank, by the names of the rank pages, where pods do not share an id."""
         pages = [n.split(".") for n in os.listdir(self.config["directory"])]
-        return {int(p[2]): int(p[1]) for p in pages if p[0] == "rank" and len(p) == 3}
+        pairs = {(int(p[2]), int(p[1])) for p in pages if p[0] == "rank" and len(p) == 3}
+        pids = [pid for pid, _ in pairs]
+        return {pid: rank for pid, rank in pairs if pids.count(pid) == 1}
 
     def _tell(self, message: dict[str, Any]) -> None:
         with contextlib.suppress(OSError):

@@ -8,15 +8,25 @@ reason in one line. Pure but for a look at the program's libraries.
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import os
 import re
+import socket
+import struct
+import sys
 from collections.abc import Mapping, Sequence
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
 
 STARTERS = {"mpirun": "", "mpiexec": "", "orterun": "openmpi", "prterun": "openmpi"}
 STARTERS.update({"mpirun.openmpi": "openmpi", "mpiexec.openmpi": "openmpi"})
 STARTERS.update({"mpirun.mpich": "mpich", "mpiexec.mpich": "mpich", "mpiexec.hydra": "mpich"})
 """Programs that start MPI programs, and the MPI that they belong to if the name tells."""
 
+_GET_ADDRESS = 0x8915  # SIOCGIFADDR of netdevice(7)
 _LIBRARIES = {"openmpi": "libmpi.so.40", "mpich": "libmpich.so.12"}
 
 
@@ -54,17 +64,20 @@ def linked(file: str) -> str:
     return next((name for name, library in _LIBRARIES.items() if library in listing), "")
 
 
-def command_line(command: Sequence[str], ranks: int, path: str, mpi: str) -> list[str]:
+def command_line(
+    command: Sequence[str], ranks: int, path: str, mpi: str, place: Sequence[str] = ()
+) -> list[str]:
     """The words that start the command on `ranks` ranks under `mpi` (empty: any there is).
 
-    A command that begins with a starter such as `mpirun` is taken as it is.
+    `place` are the words before each rank that put it into its pod. A command that begins with a
+    starter such as `mpirun` is taken as it is.
     """
     if os.path.basename(command[0]) in STARTERS:
         return list(command)
     names = {"openmpi": ["mpirun.openmpi"], "mpich": ["mpiexec.mpich", "mpiexec.hydra"]}
     starters = [*names.get(mpi, ()), "mpirun", "mpiexec"]
     starter = next((name for name in starters if which(name, path)), "mpirun")
-    return [starter, "-np", str(ranks), *command]
+    return [starter, "-np", str(ranks), *place, *command]
 
 
 def environment(base: Mapping[str, str], directory: str, temporary: str) -> dict[str, str]:
@@ -88,6 +101,85 @@ def environment(base: Mapping[str, str], directory: str, temporary: str) -> dict
     if os.getuid() == 0:
         extra.update(OMPI_ALLOW_RUN_AS_ROOT="1", OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1")
     return {**base, **extra}
+
+
+def host_files(hosts: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    """For each MPI, the file that puts consecutive ranks on their rank groups' hosts.
+
+    `hosts` has an address and a number of ranks per rank group; the first one is ourselves.
+    """
+    own, name = hosts[0]["address"], socket.gethostname()
+    groups = [(host["address"], int(host["ranks"])) for host in hosts]
+    lines = [
+        (name if address == own else address) + "\n" for address, n in groups for _ in range(n)
+    ]
+    parts = [("localhost" if address == own else address) + f":{n}\n" for address, n in groups]
+    return {"openmpi": "".join(lines), "mpich": "".join(parts)}
+
+
+def across(hosts: Sequence[Mapping[str, Any]], directory: str, script: str) -> dict[str, str]:
+    """What the starters of both MPIs need in their environment to start ranks in other pods.
+
+    `directory` has the files `hosts.openmpi` and `hosts.mpich`, `script` is `remote.py`.
+    """
+    python = f"{sys.executable} -I -S {script}"
+    extra = {
+        "DOVETAIL_GROUP": "0",
+        "DOVETAIL_GROUPS": ",".join(str(host["ranks"]) for host in hosts),
+        "OMPI_MCA_orte_fork_agent": f"{python} place",
+        # It goes by process ids, which mean nothing in another pod.
+        "OMPI_MCA_btl_vader_single_copy_mechanism": "none",
+    }
+    addresses = [host["address"] for host in hosts]
+    network = common_network(addresses)
+    if network:
+        extra.update(OMPI_MCA_oob_tcp_if_include=network, OMPI_MCA_btl_tcp_if_include=network)
+    if len(set(addresses)) > 1:
+        extra.update(
+            OMPI_MCA_plm="rsh",
+            OMPI_MCA_plm_rsh_agent=f"{python} spawn",
+            OMPI_MCA_plm_rsh_no_tree_spawn="1",
+            OMPI_MCA_rmaps="seq",
+            OMPI_MCA_orte_default_hostfile=f"{directory}/hosts.openmpi",
+            HYDRA_LAUNCHER="ssh",
+            HYDRA_LAUNCHER_EXEC=sys.executable,
+            HYDRA_LAUNCHER_EXTRA_ARGS=f"-I -S {script} spawn",
+            HYDRA_HOST_FILE=f"{directory}/hosts.mpich",
+        )
+        device = interface(addresses[0])
+        if device:  # else the others would have to know this machine by name
+            extra["HYDRA_IFACE"] = device
+    return extra
+
+
+def common_network(addresses: Sequence[str]) -> str:
+    """The smallest IPv4 network that all these addresses are in; empty if one is none of those.
+
+    Each node then has an interface in it, whatever that is called there.
+    """
+    try:
+        numbers = [int.from_bytes(socket.inet_aton(address), "big") for address in addresses]
+    except OSError:
+        return ""
+    if all(number >> 24 == 127 for number in numbers):
+        return "127.0.0.0/8"  # the interface has one address of all those it answers to
+    bits = max((number ^ numbers[0]).bit_length() for number in numbers)
+    start = numbers[0] >> bits << bits
+    return f"{socket.inet_ntoa(start.to_bytes(4, 'big'))}/{32 - bits}"
+
+
+def interface(address: str) -> str:
+    """The network interface that has this IPv4 address; empty if there is none."""
+    if address.startswith("127."):
+        return "lo"
+    with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as query:
+        wanted = socket.inet_aton(address)
+        for _, name in socket.if_nameindex():
+            with contextlib.suppress(OSError):
+                asked = struct.pack("256s", name.encode())
+                if fcntl.ioctl(query.fileno(), _GET_ADDRESS, asked)[20:24] == wanted:
+                    return name
+    return ""
 
 
 def preload(base: Mapping[str, str], library: str) -> dict[str, str]:

@@ -174,6 +174,31 @@ def read_page(path: str | os.PathLike[str]) -> RankPage:
     return parse(data, path)
 
 
+@dataclass(frozen=True)
+class Marks:
+    """The few fields of a page that a sample needs, of a process in whatever pid namespace."""
+
+    rank: int
+    world: int
+    init_s: float
+    counts: bool
+    boundary: Mark
+    latest: Mark
+
+
+def read_marks(fd: int, path: object = "page") -> Marks:
+    """The marks of a page that is open; raises PageError, NotYet if it is empty."""
+    try:
+        data = _snapshot(fd, path)
+        head = _head(data)
+        boundary = _mark(data, 1 + head.iteration_seq % 2, head)
+        latest = _mark(data, 3 + head.latest_seq % 2, head)
+    except OSError as error:
+        raise PageError(f"{path}: {error.strerror}") from error
+    init = head.init * 1e-9
+    return Marks(head.rank, head.world, init, head.source != 0, boundary.mark, latest.mark)
+
+
 def _snapshot(fd: int, path: object) -> bytes:
     """The file's bytes, taken while neither pair of marks changed."""
     for _ in range(1000):
@@ -380,6 +405,10 @@ class Control:
         values = (self._seq, _mode(policy), policy.yields)
         for i in (2, 1, 0):  # the sequence number last
             struct.pack_into("=I", self._map, CONTROL_SEQ_AT + 4 * i, values[i])
+
+    def set_timeouts(self, shortest: int, longest: int) -> None:
+        """How long a rank sleeps on the doorbell at first and at most, microseconds; 0: default."""
+        struct.pack_into("=2I", self._map, CONTROL_SEQ_AT + 12, shortest, longest)
 
     def get(self) -> WaitPolicy:
         """What is set now."""

@@ -4,9 +4,10 @@
 A run has a session: the directory `/dev/shm/dovetail-<uid>-<run id>`, and in it the file
 `owner`, which the controlling process keeps locked as long as it lives. It lists the run's
 control groups and temporary directory. The kernel drops the lock with the process, so a
-session whose lock is free belongs to a dead run, whoever has its process id now. Every run
+session whose lock is free belongs to a dead run, whoever has its process id now. A local run
 has a warden, a process that sleeps on that lock and removes the session as soon as it gets it.
-What is left if the warden is killed too, the next run of the same user sweeps.
+A run in pods has a session on each node, whose lock agent and entries share: the last of them
+to leave removes it. What is left if all are killed, the next run of the same user sweeps.
 
 Invariant: only what `owner` lists and what carries the session's own name is ever removed.
 """
@@ -14,11 +15,13 @@ Invariant: only what `owner` lists and what carries the session's own name is ev
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import json
 import os
 import select
 import time
+import zlib
 from collections.abc import Iterator
 
 from dovetail import process
@@ -64,6 +67,38 @@ def session(run_id: str) -> Iterator[str]:
     finally:
         remove_session(path, os.pread(handle, 65536, 0))
         os.close(handle)
+
+
+def shared_session(run_id: str, node: str, root: str = ROOT) -> str:
+    """The name of a run's session on a node: two nodes may be one machine, with one memory.
+
+    Short, as sockets in it have names of at most 107 bytes.
+    """
+    digest = f"{zlib.crc32(node.encode()):08x}"
+    return os.path.join(root, f"dovetail-{os.getuid()}-{run_id}.{digest}")
+
+
+def join(session: str) -> int:
+    """Take part in a session that several processes share; returns the file to keep open."""
+    while True:
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(session, 0o700)
+        if os.lstat(session).st_uid != os.getuid() or os.path.islink(session):
+            raise PermissionError(errno.EPERM, "belongs to somebody else", session)
+        with contextlib.suppress(FileNotFoundError):  # another sweep takes it away this moment
+            handle = os.open(session + "/owner", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+            fcntl.flock(handle, fcntl.LOCK_SH)
+            with contextlib.suppress(FileNotFoundError):
+                if os.path.samestat(os.fstat(handle), os.stat(session + "/owner")):
+                    os.pwrite(handle, json.dumps({"shared": True}).encode() + b"\n", 0)
+                    return handle
+            os.close(handle)
+
+
+def leave(session: str, handle: int) -> bool:
+    """Leave a shared session and remove it if nobody else is in it; True if that is done."""
+    os.close(handle)  # first: of several who leave at once, the last finds nobody
+    return sweep_session(session)
 
 
 def sweep(root: str = ROOT) -> list[str]:
@@ -120,9 +155,14 @@ def _lock(handle: int, wait: bool) -> bool:
 
 
 def _lives(record: bytes) -> bool:
-    """Whether the process that made a session lives, by id and start time."""
+    """Whether those who hold a session's lock live: the one that made it, by id and start time.
+
+    A shared lock is held by the living alone.
+    """
     with contextlib.suppress(ValueError, KeyError, TypeError):
         owner = json.loads(record)
+        if owner.get("shared"):
+            return True
         return process.alive(int(owner["pid"]), int(owner["start_ticks"]))
     return False
 

@@ -1,0 +1,28 @@
+# SPDX-License-Identifier: LGPL-3.0-or-later
+"""Simulations in pods: what runs on the nodes, and the controller's end of it (steps 4 to 7).
+
+On each node an agent (`agent`), in each pod an entry (`entry`), in each rank that is not in its
+starter's pod a go-between (`remote`); they talk to the controller's `hub` in the messages of
+`wire`. Those on the nodes need Python alone, none of the packages that the controller needs.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+PACKAGE = str(Path(__file__).resolve().parents[2])
+
+
+def command(module: str, python: str = "/usr/bin/python3") -> list[str]:
+    """The words that run a module, such as `pods.agent`; its arguments come after them."""
+    run = f"from dovetail.{module} import main; main()"
+    return [python, "-I", "-S", "-c", f"import sys; sys.path.insert(0, {PACKAGE!r}); {run}"]
+
+
+def orphan_limit() -> float:
+    """Seconds that agents and entries wait for a controller, and go on without one."""
+    try:
+        return float(os.environ.get("DOVETAIL_ORPHAN_S", ""))
+    except ValueError:
+        return 600.0

@@ -1,0 +1,340 @@
+# SPDX-License-Identifier: LGPL-3.0-or-later
+"""A run's agent on one node, between the controller's hub and the pods (steps 4 to 7).
+
+Inputs: what hub and entries say (`wire`), and the rank pages in the session directory. Outputs:
+the same the other way, one Sample per period with what changed, and the control pages.
+
+Invariants: agent, hub and entries may each die and come back, and nothing is lost: what is not
+answered is said again on every new connection. A dead entry is known by the lock that it held,
+not by a connection that ended. What a dead pod left of its simulation on this node is removed; so
+is the session, by the last to leave it. Without a controller for DOVETAIL_ORPHAN_S all is ended.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import fcntl
+import os
+import re
+import signal
+import ssl
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from dovetail import core, page, sweep
+from dovetail.cgroup import Group
+from dovetail.pods import orphan_limit, weights, wire
+from dovetail.pods.samples import Reader
+
+PERIOD = 0.25  # seconds between looks at the pages
+SHORT_TIMEOUTS = (100, 500)  # microseconds; no bell is heard from another node
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,120}")
+_ORPHANED = 128 + signal.SIGTERM
+
+
+@dataclass
+class Place:
+    """One rank group on this node; `writer` is None while its entry is not connected."""
+
+    uid: str
+    writer: asyncio.StreamWriter | None = None
+
+
+@dataclass
+class Simulation:
+    """One simulation, as far as it is on this node."""
+
+    name: str
+    directory: str
+    reader: Reader
+    places: dict[int, Place] = field(default_factory=dict)
+    told: dict[type, wire.Message] = field(default_factory=dict)  # what the hub must hear
+    lost: dict[int, wire.Lost] = field(default_factory=dict)
+    spawns: dict[tuple[type, int], wire.Message] = field(default_factory=dict)
+    control: page.Control | None = None
+    end: wire.End | None = None
+
+
+class Agent:
+    """See above. `credentials` is a folder with the files that `Hub.credentials` gives."""
+
+    def __init__(self, session: str, node: str, credentials: Path, cgroups: str) -> None:
+        self.session = session
+        self.node = node
+        self.credentials = credentials
+        self.cgroups = cgroups
+        self.hub: asyncio.StreamWriter | None = None
+        self.seen = time.monotonic()  # when there was a hub
+        self.limit = orphan_limit()
+        self.simulations: dict[str, Simulation] = {}
+
+    async def run(self) -> None:
+        """Work until a signal, or until nobody wants anything any more."""
+        ending = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, ending.set)
+        self._find()
+        path = self.session + "/agent.sock"
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(path)  # an earlier agent's
+        server = await asyncio.start_unix_server(self._serve, path)
+        tasks = [
+            asyncio.create_task(work)
+            for work in (ending.wait(), self._connect(), self._watch(ending))
+        ]
+        done, rest = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        server.close()
+        for task in rest:
+            task.cancel()
+        for task in done:
+            task.result()  # raises what ended it
+
+    # --- entries ---
+
+    def _find(self) -> None:
+        """The simulations that an earlier agent of this session knew; their entries will call."""
+        for name in os.listdir(self.session):
+            directory = os.path.join(self.session, name)
+            if _NAME.fullmatch(name) and os.path.isdir(directory):
+                one = self._simulation(name)
+                for file in os.listdir(directory):
+                    if re.fullmatch(r"pod\.\d+", file):
+                        uid = Path(directory, file).read_text()
+                        one.places[int(file[4:])] = Place(uid)
+
+    def _simulation(self, name: str) -> Simulation:
+        if not _NAME.fullmatch(name):
+            raise wire.WireError(f"{name!r} is no name of a simulation")
+        if name not in self.simulations:
+            directory = os.path.join(self.session, name)
+            self.simulations[name] = Simulation(name, directory, Reader(directory))
+        return self.simulations[name]
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """One entry, from its first message to its last."""
+        place: Place | None = None
+        decoder = wire.Decoder()
+        try:
+            while data := await reader.read(1 << 16):
+                for message in decoder.feed(data):
+                    if isinstance(message, wire.Pod):
+                        place = self._admit(message, writer)
+                    elif place is not None:
+                        self._from_entry(message)
+        except (OSError, wire.WireError, page.PageError):
+            pass  # it comes again, or `_check_places` finds that it is dead
+        finally:
+            if place is not None and place.writer is writer:
+                place.writer = None
+            writer.transport.abort()
+
+    def _admit(self, pod: wire.Pod, writer: asyncio.StreamWriter) -> Place:
+        one = self._simulation(pod.simulation)
+        place = one.places[pod.group] = Place(pod.uid, writer)
+        directory = Path(one.directory)
+        if one.control is None and not (directory / "control").exists():
+            one.control = page.Control.create(directory, core.WaitPolicy())
+        self._report(pod)
+        if one.end:
+            self._say(place, one.end)
+        return place
+
+    def _from_entry(self, message: wire.Message) -> None:
+        if isinstance(message, (wire.Started, wire.Result)):
+            self._simulation(message.simulation).told[type(message)] = message
+            self._report(message)
+        elif isinstance(message, (wire.Spawn, wire.Spawned)):
+            self._relay(message)
+
+    def _relay(self, message: wire.Spawn | wire.Spawned) -> None:
+        """Pass it on to its group, here or elsewhere; it is kept for a hub that comes later."""
+        one = self._simulation(message.simulation)
+        place = one.places.get(message.group)
+        if place is not None:
+            self._say(place, message)
+        else:
+            one.spawns[type(message), message.number] = message
+            self._report(message)
+
+    def _say(self, place: Place, message: wire.Message) -> None:
+        if place.writer is not None and not place.writer.is_closing():
+            place.writer.write(wire.encode(message))
+
+    # --- the hub ---
+
+    def _report(self, message: wire.Message) -> None:
+        if self.hub is not None and not self.hub.is_closing():
+            self.hub.write(wire.encode(message))
+
+    async def _connect(self) -> None:
+        """Be connected with the hub, again and again."""
+        pause = 0.1
+        while True:
+            with contextlib.suppress(OSError, EOFError, ValueError, asyncio.TimeoutError):
+                reader, writer = await asyncio.wait_for(self._dial(), 10.0)
+                try:
+                    self.hub = writer
+                    self._introduce()
+                    pause = 0.1
+                    decoder = wire.Decoder()
+                    while data := await reader.read(1 << 16):
+                        for message in decoder.feed(data):
+                            self._from_hub(message)
+                except wire.WireError:
+                    pass
+                finally:
+                    self.hub = None
+                    self.seen = time.monotonic()
+                    writer.transport.abort()
+            await asyncio.sleep(pause)
+            pause = min(2.0, 2 * pause)
+
+    async def _dial(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        """A connection to whoever has the very certificate that we were given.
+
+        That it is the very one is a stricter test than a signature, and needs no right clock.
+        """
+        address, _, port = (self.credentials / "address").read_text().strip().rpartition(":")
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        context.check_hostname = False
+        context.verify_mode = ssl.CERT_NONE
+        reader, writer = await asyncio.open_connection(address, int(port), ssl=context)
+        wanted = ssl.PEM_cert_to_DER_cert((self.credentials / "certificate").read_text())
+        if writer.get_extra_info("ssl_object").getpeercert(binary_form=True) != wanted:
+            writer.transport.abort()
+            raise ConnectionError("a stranger listens there")
+        wire.keep_alive(writer.get_extra_info("socket"))
+        return reader, writer
+
+    def _introduce(self) -> None:
+        """Say who we are and all that a hub must know, since it may be a new one."""
+        self._report(wire.Hello(self.node, (self.credentials / "token").read_text().strip()))
+        for one in self.simulations.values():
+            one.reader.forget()
+            for group, place in one.places.items():
+                if place.writer is not None:
+                    self._report(wire.Pod(one.name, group, place.uid))
+            for message in (*one.told.values(), *one.lost.values(), *one.spawns.values()):
+                self._report(message)
+
+    def _from_hub(self, message: wire.Message) -> None:
+        if isinstance(message, wire.Check):
+            self._report(wire.Weights(weights.read(self.cgroups, message.uids)))
+        elif isinstance(message, (wire.Spawn, wire.Spawned)):
+            one = self.simulations.get(message.simulation)
+            if one and message.group in one.places:
+                self._say(one.places[message.group], message)
+        elif isinstance(message, (wire.Run, wire.Stop, wire.Wait, wire.Freeze, wire.End)):
+            one = self.simulations.get(message.simulation)
+            if one:
+                self._act(one, message)
+
+    def _act(
+        self, one: Simulation, message: wire.Run | wire.Stop | wire.Wait | wire.Freeze | wire.End
+    ) -> None:
+        if isinstance(message, wire.Wait):
+            with contextlib.suppress(page.PageError, ValueError):
+                one.control = one.control or page.Control(Path(one.directory))
+                one.control.set(core.WaitPolicy(message.mode, message.yields))
+            return
+        if isinstance(message, wire.Run) and len({h.get("address") for h in message.hosts}) > 1:
+            with contextlib.suppress(page.PageError):
+                one.control = one.control or page.Control(Path(one.directory))
+                one.control.set_timeouts(*SHORT_TIMEOUTS)
+        if isinstance(message, wire.End):
+            one.end = message
+            one.told.clear()
+            one.lost.clear()
+            one.spawns.clear()
+        for place in one.places.values():
+            self._say(place, message)
+
+    # --- the periodic look ---
+
+    async def _watch(self, ending: asyncio.Event) -> None:
+        while True:
+            self._sample()
+            for one in list(self.simulations.values()):
+                self._check_places(one)
+            if self.hub is None and time.monotonic() - self.seen > self.limit:
+                for one in self.simulations.values():
+                    if one.end is None:
+                        self._act(one, wire.End(one.name, _ORPHANED))
+                if not self.simulations:
+                    ending.set()
+            await asyncio.sleep(PERIOD)
+
+    def _sample(self) -> None:
+        if self.hub is None:
+            return
+        ranks, lines = {}, {}
+        for one in self.simulations.values():
+            new, log = one.reader.look()
+            if new:
+                ranks[one.name] = new
+            if log:
+                lines[one.name] = log
+        if ranks or lines:
+            self._report(wire.Sample(time.monotonic(), ranks, lines))
+
+    def _check_places(self, one: Simulation) -> None:
+        """Find pods that have died, and remove the simulation when none is left."""
+        for group, place in list(one.places.items()):
+            if place.writer is None and dead(os.path.join(one.directory, f"pod.{group}")):
+                del one.places[group]
+                if one.end is None and wire.Result not in one.told:
+                    one.lost[group] = wire.Lost(one.name, group, place.uid)
+                    self._report(one.lost[group])
+                    sweep.end_simulation(one.directory, Group("", ""))
+        if not one.places:
+            self._clear(one)
+
+    def _clear(self, one: Simulation) -> None:
+        """Remove what is left of a simulation, and forget it once the hub knows how it ended."""
+        if os.path.exists(one.directory):
+            one.reader.close()
+            sweep.remove_simulation(one.directory, Group("", ""), "")
+        if one.control is not None:
+            one.control.close()
+            one.control = None
+        if one.end is not None or not (one.told or one.lost):
+            del self.simulations[one.name]
+
+
+def dead(file: str) -> bool:
+    """Whether the entry that locked this file has ended."""
+    try:
+        handle = os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError:
+        return True  # it has removed it
+    try:
+        fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        return True
+    except BlockingIOError:
+        return False
+    finally:
+        os.close(handle)
+
+
+def main() -> None:
+    """Sweep what dead runs left on the node, and be the agent until the end."""
+    parser = argparse.ArgumentParser(prog="dovetail-agent")
+    parser.add_argument("--run", required=True, help="id of the run")
+    parser.add_argument("--node", required=True, help="name of this node")
+    parser.add_argument("--credentials", required=True, type=Path, help="folder with the hub's")
+    parser.add_argument("--cgroups", default="/sys/fs/cgroup", help="where they are mounted")
+    args = parser.parse_args()
+    os.umask(0o077)
+    session = sweep.shared_session(args.run, args.node)
+    held = sweep.join(session)  # first: what this run's dead pods left is news for the hub
+    sweep.sweep()
+    try:
+        asyncio.run(Agent(session, args.node, args.credentials, args.cgroups).run())
+    finally:
+        with contextlib.suppress(OSError):
+            os.unlink(session + "/agent.sock")
+        sweep.leave(session, held)

@@ -1,0 +1,330 @@
+# SPDX-License-Identifier: LGPL-3.0-or-later
+"""The first process of a pod: one rank group of one simulation, from first to last (steps 4 to 6).
+
+Inputs: what the node's agent says (`wire`); requests of go-betweens (`placing`). Outputs: answers;
+in the first rank group the keeper, which runs the simulation as on a single machine.
+
+Invariants: nothing that was started here outlives the entry; an agent may die and come back at
+any time, and hears all again; a result is repeated until an End answers it. The file `pod.GROUP`
+is locked as long as the entry lives, which is how others know. Exit code: the simulation's.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import ctypes
+import fcntl
+import json
+import os
+import select
+import signal
+import socket
+import sys
+import time
+
+from dovetail import process, sweep
+from dovetail.cgroup import Group
+from dovetail.pods import command, orphan_limit, wire
+from dovetail.pods.placing import Placing
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+PATIENCE = 10.0  # seconds for the keeper to clean up before it is ended itself
+_SET_CHILD_SUBREAPER = 36
+_TERMINATED = 128 + signal.SIGTERM
+
+
+class Entry:
+    """See above; `run` returns the exit code."""
+
+    def __init__(self, session: str, simulation: str, group: int, uid: str) -> None:
+        self.session = session
+        self.directory = os.path.join(session, simulation)
+        self.pod = wire.Pod(simulation, group, uid)
+        self.path = os.path.join(self.directory, f"pod.{group}")
+        if len(self.path) + len(".sock") > 107:
+            raise ValueError(f"{self.path}: too long for the name of a socket")
+        self.link: socket.socket | None = None
+        self.outbox = bytearray()
+        self.decoder = wire.Decoder()
+        self.seen = time.monotonic()  # when there was an agent
+        self.limit = orphan_limit()
+        self.held: list[int] = []
+        self.placing: Placing | None = None
+        self.keeper = 0
+        self.keeper_in = self.keeper_out = -1
+        self.heard = b""
+        self.started: wire.Started | None = None
+        self.result: wire.Result | None = None
+        self.code: int | None = None
+        self.terminated = False
+        self.poller = select.poll()
+        self.watched: dict[int, Callable[[], None]] = {}
+        ctypes.CDLL(None).prctl(_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+        self.waker, waker_end = os.pipe()
+        os.set_blocking(waker_end, False)
+        signal.set_wakeup_fd(waker_end)
+        for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            signal.signal(number, lambda number, frame: None)
+        self.watch(self.waker, self._wake)
+
+    def run(self) -> int:
+        """Serve until the simulation is over; then leave nothing behind."""
+        pause, again = 0.1, 0.0
+        while self.code is None:
+            now = time.monotonic()
+            if self.link is None and now >= again:
+                self._connect()
+                again, pause = now + pause, 0.1 if self.link else min(1.0, 2 * pause)
+            limit = None if self.link else max(0.0, again - now)
+            for fd, events in self.poller.poll(None if limit is None else limit * 1000 + 1):
+                if fd in self.watched:
+                    if events & select.POLLOUT:
+                        self._flush()
+                    if events & ~select.POLLOUT and fd in self.watched:
+                        self.watched[fd]()
+            if self.link is None and time.monotonic() - self.seen > self.limit:
+                self.code = _TERMINATED
+        self._clean_up()
+        return self.code
+
+    def watch(self, fd: int, what: Callable[[], None] | None) -> None:
+        """Have `what` called when there is something to read; with None no more."""
+        if what is None:
+            self.poller.unregister(fd)
+            del self.watched[fd]
+        else:
+            self.poller.register(fd, select.POLLIN)
+            self.watched[fd] = what
+
+    # --- the agent ---
+
+    def _connect(self) -> None:
+        link = socket.socket(socket.AF_UNIX)
+        link.settimeout(1.0)
+        try:
+            link.connect(self.session + "/agent.sock")
+            self._settle()
+        except OSError:
+            link.close()
+            return
+        link.setblocking(False)
+        self.link, self.outbox, self.decoder = link, bytearray(), wire.Decoder()
+        self.watch(link.fileno(), self._read)
+        assert self.placing
+        for message in (self.pod, self.started, self.result, *self.placing.answers()):
+            if message is not None:
+                self.say(message)
+
+    def _settle(self) -> None:
+        """Take our place in the session, which an agent has made."""
+        if self.placing:
+            return
+        self.held.append(sweep.join(self.session))
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(self.directory, 0o700)
+        # Locked before it has its name, so that nobody ever sees it unlocked.
+        flags = os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW
+        self.held.append(os.open(self.path + ".new", flags, 0o600))
+        fcntl.flock(self.held[-1], fcntl.LOCK_EX)
+        os.write(self.held[-1], self.pod.uid.encode())
+        os.rename(self.path + ".new", self.path)
+        self.placing = Placing(self.path + ".sock", self.pod.group, self.watch, self.say)
+
+    def say(self, message: wire.Message) -> None:
+        """Tell the agent; without one this is lost, and said again to the next."""
+        if self.link is not None:
+            self.outbox += wire.encode(message)
+            self._flush()
+
+    def _flush(self) -> None:
+        if self.link is None:
+            return
+        try:
+            while self.outbox:
+                del self.outbox[: self.link.send(self.outbox)]
+        except BlockingIOError:
+            pass
+        except OSError:
+            self._disconnect()
+            return
+        waiting = select.POLLOUT if self.outbox else 0
+        self.poller.modify(self.link.fileno(), select.POLLIN | waiting)
+
+    def _read(self) -> None:
+        assert self.link
+        try:
+            data = self.link.recv(1 << 16)
+            messages = self.decoder.feed(data)
+        except BlockingIOError:
+            return
+        except (OSError, wire.WireError):
+            data, messages = b"", []
+        for message in messages:
+            self._obey(message)
+        if not data:
+            self._disconnect()
+
+    def _disconnect(self) -> None:
+        if self.link is not None:
+            self.watch(self.link.fileno(), None)
+            self.link.close()
+            self.link = None
+            self.seen = time.monotonic()
+
+    def _obey(self, message: wire.Message) -> None:
+        assert self.placing
+        if isinstance(message, wire.Run):
+            self.placing.hosts = message.hosts
+            if self.pod.group == 0 and not self.keeper and not self.result:
+                self._start_keeper(message)
+        elif isinstance(message, wire.Stop):
+            self._stop()
+        elif isinstance(message, wire.Freeze):
+            marker = f"DOVETAIL_DIR={self.directory}"
+            process.pause_all(marker, self.keeper or os.getpid(), message.frozen)
+        elif isinstance(message, wire.Spawn):
+            self.placing.spawn(message)
+        elif isinstance(message, wire.Spawned):
+            self.placing.answered(message)
+        elif isinstance(message, wire.End):
+            self.code = message.code & 255
+
+    # --- the keeper ---
+
+    def _start_keeper(self, run: wire.Run) -> None:
+        own = {
+            "directory": self.directory,
+            "temporary": self.directory + "/tmp",
+            "group": ["", ""],
+            "job": ["", ""],
+            "cpus": [],
+            "hosts": run.hosts if len(run.hosts) > 1 else [],
+        }
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(self.directory + "/tmp", 0o700)
+        text = json.dumps({**run.config, **own}).encode()
+        read_end, self.keeper_in = os.pipe()
+        self.keeper_out, write_end = os.pipe()
+        actions = [(os.POSIX_SPAWN_DUP2, read_end, 0), (os.POSIX_SPAWN_DUP2, write_end, 1)]
+        words = command("keeper", sys.executable)
+        self.keeper = os.posix_spawn(words[0], words, os.environ, file_actions=actions, setpgroup=0)
+        os.close(read_end)
+        os.close(write_end)
+        os.set_blocking(self.keeper_out, False)
+        self.watch(self.keeper_out, self._hear)
+        self._tell_keeper(len(text).to_bytes(4, "little") + text)
+
+    def _tell_keeper(self, text: bytes) -> None:
+        with contextlib.suppress(OSError):  # it has gone, which `_wake` finds
+            while text and self.keeper_in >= 0:
+                text = text[os.write(self.keeper_in, text) :]
+
+    def _hear(self) -> None:
+        """Take in the keeper's messages."""
+        try:
+            chunk = os.read(self.keeper_out, 1 << 16)
+        except BlockingIOError:
+            return
+        self.heard += chunk
+        *lines, self.heard = self.heard.split(b"\n")
+        for line in lines:
+            said = json.loads(line)
+            if said["kind"] == "started":
+                self.started = wire.Started(self.pod.simulation, said["mpi"])
+                self.say(self.started)
+            else:
+                self._conclude(said["code"], said["reason"], said["trouble"])
+        if not chunk:
+            self.watch(self.keeper_out, None)
+
+    def _conclude(self, code: int, reason: str, trouble: str = "") -> None:
+        if self.result is None:
+            self.result = wire.Result(self.pod.simulation, code, reason, trouble)
+            self.say(self.result)
+            if self.terminated:
+                self.code = code & 255
+
+    def _stop(self) -> None:
+        """Ask the simulation to end; without a keeper there is nothing to be asked."""
+        if self.keeper:
+            process.pause_all(f"DOVETAIL_DIR={self.directory}", self.keeper, False)
+            self._tell_keeper(b"stop\n")
+        elif self.pod.group == 0:
+            self._conclude(_TERMINATED, "stopped before it started")
+
+    # --- signals, and the end ---
+
+    def _wake(self) -> None:
+        if set(os.read(self.waker, 512)) - {int(signal.SIGCHLD)}:
+            self.terminated = True
+            if self.keeper and self.result is None:
+                self._stop()
+            else:
+                self.code = _TERMINATED if self.result is None else self.result.code & 255
+        self._reap()
+
+    def _reap(self) -> None:
+        with contextlib.suppress(ChildProcessError):
+            while True:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+                if pid == 0:
+                    return
+                if pid == self.keeper:
+                    self._bury(os.waitstatus_to_exitcode(status))
+                elif self.placing:
+                    self.placing.ended(pid, status)
+
+    def _bury(self, code: int) -> None:
+        """The keeper has gone. Its last words come first."""
+        self.keeper = 0
+        if self.keeper_out in self.watched:
+            self._hear()
+        if self.result is None:
+            sweep.end_simulation(self.directory, Group("", ""), os.getpid())
+            why = f"ended by signal {-code}" if code < 0 else f"exit code {code}"
+            self._conclude(128 - code if code < 0 else 1, f"its keeper failed: {why}")
+
+    def _clean_up(self) -> None:
+        """End all, remove what is ours, and the rest if we are the last."""
+        if self.keeper_in >= 0:
+            os.close(self.keeper_in)
+            self.keeper_in = -1
+        deadline = time.monotonic() + PATIENCE
+        while self.keeper and time.monotonic() < deadline:
+            for fd, _ in self.poller.poll(100):
+                if fd == self.waker:
+                    os.read(self.waker, 512)
+            self._reap()
+        if self.placing:
+            self.placing.close(self.path + ".sock")
+            marker = f"DOVETAIL_DIR={self.directory}"
+            process.end_all(lambda: process.members(marker, os.getpid()))
+            self._flush()
+            with contextlib.suppress(OSError):
+                os.unlink(self.path)
+            with contextlib.suppress(OSError):
+                if not any(name.startswith("pod.") for name in os.listdir(self.directory)):
+                    sweep.remove_tree(self.directory)
+        self._disconnect()
+        for handle in self.held[1:]:
+            os.close(handle)
+        if self.held:
+            sweep.leave(self.session, self.held[0])
+
+
+def main() -> None:
+    """Be a pod's first process."""
+    parser = argparse.ArgumentParser(prog="dovetail-entry")
+    parser.add_argument("--run", required=True, help="id of the run")
+    parser.add_argument("--node", required=True, help="name of this node")
+    parser.add_argument("--simulation", required=True, help="its name, one for each launch")
+    parser.add_argument("--group", required=True, type=int, help="rank group, from 0")
+    parser.add_argument("--uid", required=True, help="of the pod")
+    args = parser.parse_args()
+    os.umask(0o077)
+    session = sweep.shared_session(args.run, args.node)
+    sys.exit(Entry(session, args.simulation, args.group, args.uid).run())

@@ -1,0 +1,252 @@
+# SPDX-License-Identifier: LGPL-3.0-or-later
+"""The controller's end of the agents' connections (steps 4 to 7).
+
+Inputs: what agents say (`wire`), and what the executor tells them. Outputs: messages to take, in
+order, each with the name of its node. A thread does all the talking, so no call here waits.
+
+Invariants: one listener, on one address; TLS, and not a word to whoever does not know the token;
+a Result is passed on once; what `tell` said reaches a node whose agent was away, when it is back.
+The folder keeps certificate, key, token and port, so that a hub made from it again is the same.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hmac
+import os
+import secrets
+import shutil
+import socket
+import ssl
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+from dovetail.errors import WorkFailed
+from dovetail.pods import wire
+from dovetail.usernetes import pki
+from dovetail.usernetes.state import write_private
+
+_PATIENCE = 10.0  # seconds for the handshake, and again for the token
+_FROM_AGENTS = (
+    wire.Pod, wire.Started, wire.Result, wire.Lost, wire.Sample, wire.Weights, wire.Spawn,
+    wire.Spawned,
+)  # fmt: skip
+_Told = (wire.Run, wire.Wait, wire.Freeze, wire.Stop, wire.End)  # in the order of their effect
+
+
+class Hub:
+    """Listens until it is closed; WorkFailed if it cannot. `port` 0 is the one of the last time.
+
+    `folder` is private, and made if it is not there.
+    """
+
+    def __init__(self, address: str, folder: Path, port: int = 0) -> None:
+        self.address = address
+        self._folder = folder
+        context, self._token, last = _credentials(folder, address)
+        self._lock = threading.Lock()
+        self._heard: list[tuple[str, wire.Message]] = []
+        self._bell, self._bell_end = os.pipe()
+        os.set_blocking(self._bell_end, False)
+        self._links: dict[str, asyncio.StreamWriter] = {}
+        self._places: dict[str, dict[int, str]] = {}  # simulation to group to node
+        self._told: dict[str, dict[type, wire.Message]] = {}
+        self._results: set[str] = set()
+        self._loop = asyncio.new_event_loop()
+        self._ending = self._loop.create_future()
+        self._closed = False
+        listener = socket.socket()
+        try:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind((address, port or last))
+            listener.listen(256)
+        except OSError as error:
+            listener.close()
+            raise WorkFailed(
+                f"cannot listen on {address}:{port or last}: {error.strerror}"
+            ) from error
+        self.port: int = listener.getsockname()[1]
+        write_private(folder / "port", f"{self.port}\n")
+        self._thread = threading.Thread(
+            target=self._work, args=(listener, context), name="hub", daemon=True
+        )
+        self._thread.start()
+
+    def credentials(self) -> dict[str, str]:
+        """The files that an agent needs, by name; secret."""
+        return {
+            "address": f"{self.address}:{self.port}",
+            "certificate": (self._folder / "hub.crt").read_text(),
+            "token": self._token,
+        }
+
+    # --- for the executor's thread ---
+
+    def take(self) -> list[tuple[str, wire.Message]]:
+        """What was heard since the last call, oldest first, and from which node."""
+        with self._lock:
+            heard, self._heard = self._heard, []
+            if heard:
+                os.read(self._bell, 1 << 16)
+        return heard
+
+    def fileno(self) -> int:
+        """Readable when there is something to take."""
+        return self._bell
+
+    def nodes(self) -> set[str]:
+        """The nodes whose agents are connected."""
+        with self._lock:
+            return set(self._links)
+
+    def send(self, node: str, message: wire.Message) -> bool:
+        """Say something to one node; False if its agent is not connected."""
+        with self._lock:
+            there = node in self._links
+        if there:
+            self._do(lambda: self._send(node, message))
+        return there
+
+    def tell(self, message: wire.Run | wire.Wait | wire.Freeze | wire.Stop | wire.End) -> None:
+        """Say something to every node that has, or gets, pods of the message's simulation."""
+        self._do(lambda: self._tell(message))
+
+    def close(self, forget: bool = False) -> None:
+        """End the listener and all connections; with `forget` remove the folder too."""
+        if not self._closed:
+            self._closed = True
+            self._loop.call_soon_threadsafe(self._ending.set_result, None)
+            self._thread.join()
+            os.close(self._bell)
+            os.close(self._bell_end)
+        if forget:
+            shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _do(self, work: Callable[[], None]) -> None:
+        if not self._closed:
+            self._loop.call_soon_threadsafe(work)
+
+    # --- in the hub's own thread ---
+
+    def _work(self, listener: socket.socket, context: ssl.SSLContext) -> None:
+        self._loop.run_until_complete(self._serve(listener, context))
+        self._loop.close()
+
+    async def _serve(self, listener: socket.socket, context: ssl.SSLContext) -> None:
+        server = await asyncio.start_server(
+            self._welcome, sock=listener, ssl=context, ssl_handshake_timeout=_PATIENCE
+        )
+        await self._ending
+        server.close()
+        tasks = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _welcome(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """One connection from its first byte to its last."""
+        decoder = wire.Decoder(wire.FIRST)
+        try:
+            node = await asyncio.wait_for(self._authenticate(reader, decoder), _PATIENCE)
+            if not node:
+                return
+            wire.keep_alive(writer.get_extra_info("socket"))
+            self._join(node, writer)
+            try:
+                while True:
+                    data = await reader.read(1 << 16)
+                    if not data:
+                        return
+                    for message in decoder.feed(data):
+                        self._hear(node, message)
+            finally:
+                self._leave(node, writer)
+        except (wire.WireError, OSError, EOFError, asyncio.TimeoutError):
+            pass  # whoever that was may try again
+        finally:
+            writer.transport.abort()
+
+    async def _authenticate(self, reader: asyncio.StreamReader, decoder: wire.Decoder) -> str:
+        """The name of the node if the first message has the token, else empty."""
+        (size,) = wire.LENGTH.unpack(head := await reader.readexactly(wire.LENGTH.size))
+        decoder.feed(head)  # which refuses one that is too long
+        hello = decoder.feed(await reader.readexactly(size))[0]
+        decoder.longest = wire.LONGEST
+        known = isinstance(hello, wire.Hello) and hmac.compare_digest(
+            hello.token.encode(), self._token.encode()
+        )
+        return hello.node if known and isinstance(hello, wire.Hello) else ""
+
+    def _join(self, node: str, writer: asyncio.StreamWriter) -> None:
+        before = self._links.get(node)
+        if before is not None:  # the agent knows better than we that this one has ended
+            self._leave(node, before)
+            before.transport.abort()
+        with self._lock:
+            self._links[node] = writer
+        self._post(node, wire.Joined())
+
+    def _leave(self, node: str, writer: asyncio.StreamWriter) -> None:
+        if self._links.get(node) is writer:
+            with self._lock:
+                del self._links[node]
+            self._post(node, wire.Gone())
+
+    def _hear(self, node: str, message: wire.Message) -> None:
+        if not isinstance(message, _FROM_AGENTS):
+            raise wire.WireError(f"{type(message).__name__} is not for an agent to say")
+        if isinstance(message, (wire.Spawn, wire.Spawned)):
+            self._send(self._places.get(message.simulation, {}).get(message.group, ""), message)
+            return
+        told = self._told.get(getattr(message, "simulation", ""), {})
+        if isinstance(message, wire.Pod):
+            self._places.setdefault(message.simulation, {})[message.group] = node
+            for kind in _Told:
+                if kind in told:
+                    self._send(node, told[kind])
+        elif isinstance(message, (wire.Result, wire.Lost)) and wire.End in told:
+            self._send(node, told[wire.End])
+            return
+        elif isinstance(message, wire.Result):
+            if message.simulation in self._results:
+                return
+            self._results.add(message.simulation)
+        self._post(node, message)
+
+    def _tell(self, message: wire.Run | wire.Wait | wire.Freeze | wire.Stop | wire.End) -> None:
+        if isinstance(message, wire.End):
+            self._told[message.simulation] = {}
+        self._told.setdefault(message.simulation, {})[type(message)] = message
+        for node in sorted(set(self._places.get(message.simulation, {}).values())):
+            self._send(node, message)
+
+    def _send(self, node: str, message: wire.Message) -> None:
+        writer = self._links.get(node)
+        if writer is not None and not writer.is_closing():
+            writer.write(wire.encode(message))
+
+    def _post(self, node: str, message: wire.Message) -> None:
+        with self._lock:
+            self._heard.append((node, message))
+            with contextlib.suppress(BlockingIOError):  # full: it is readable
+                os.write(self._bell_end, b"!")
+
+
+def _credentials(folder: Path, address: str) -> tuple[ssl.SSLContext, str, int]:
+    """What the folder holds, made first if it does not; the last port is 0 if there was none."""
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        folder.chmod(0o700)
+        if not (folder / "token").exists():  # which is written last
+            pki.alone(folder, "hub", address)
+            write_private(folder / "token", secrets.token_hex(32))
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.minimum_version = ssl.TLSVersion.TLSv1_2
+        context.load_cert_chain(folder / "hub.crt", folder / "hub.key")
+        port = folder / "port"
+        last = int(port.read_text()) if port.exists() else 0
+        return context, (folder / "token").read_text().strip(), last
+    except (OSError, ValueError) as error:
+        raise WorkFailed(f"{folder}: {error}") from error

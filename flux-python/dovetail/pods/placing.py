@@ -1,0 +1,293 @@
+# SPDX-License-Identifier: LGPL-3.0-or-later
+"""Starts processes in a pod for those outside it that want them there (step 4).
+
+Inputs: requests of go-betweens (`remote`) on the pod's own socket, with open files, and Spawn
+messages. Outputs: processes, and how they ended. Invariants: a placed process ends with its
+go-between and with us; a Spawn that is repeated is answered again, and not done again.
+"""
+
+from __future__ import annotations
+
+import array
+import contextlib
+import ctypes
+import fcntl
+import json
+import os
+import re
+import signal
+import socket
+from dataclasses import dataclass, field
+
+from dovetail import mpirun
+from dovetail.pods import remote, wire
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+_SAID = 2000  # bytes of a daemon's output that are worth telling
+_FILES = 253  # the most that the kernel passes in one message
+_HIGH = 512  # no starter hands a file with a larger number to a rank
+_SET_PDEATHSIG = 1
+_CANNOT_START = 127
+
+
+@dataclass
+class _Client:
+    """A go-between; `pid` is what was started for it, `number` its Spawn."""
+
+    connection: socket.socket
+    held: bytes = b""
+    files: list[int] = field(default_factory=list)
+    pid: int = 0
+    number: int = -1
+
+
+@dataclass
+class _Daemon:
+    """A process that another pod asked for."""
+
+    asked: wire.Spawn
+    pid: int
+    output: int
+    said: bytes = b""
+    code: int = -1
+    running: bool = True
+
+
+class Placing:
+    """The processes of a pod that are not its keeper's.
+
+    `watch(fd, what)` has `what` called when there is something to read, with None no more;
+    `say` passes a message on to the agent.
+    """
+
+    def __init__(
+        self,
+        path: str,
+        group: int,
+        watch: Callable[[int, Callable[[], None] | None], None],
+        say: Callable[[wire.Message], None],
+    ) -> None:
+        self.directory = os.path.dirname(path)
+        self.group = group
+        self.hosts: list[dict[str, Any]] = []
+        self.requests: dict[int, wire.Spawn] = {}  # ours, not answered yet
+        self._watch, self._say = watch, say
+        self._clients: dict[int, _Client] = {}
+        self._daemons: dict[tuple[int, int], _Daemon] = {}
+        self._numbers = 0
+        self._libc = ctypes.CDLL(None, use_errno=True)
+        self._listener = socket.socket(socket.AF_UNIX)
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(path)
+        self._listener.bind(path)
+        self._listener.listen(128)
+        self._listener.setblocking(False)
+        watch(self._listener.fileno(), self._accept)
+
+    def answers(self) -> list[wire.Message]:
+        """What an agent must know that does not know anything: what is open on either side."""
+        answers = [_answer(one) for one in self._daemons.values()]
+        return [*self.requests.values(), *answers]
+
+    # --- go-betweens ---
+
+    def _accept(self) -> None:
+        with contextlib.suppress(OSError):
+            connection, _ = self._listener.accept()
+            connection.setblocking(False)
+            client = _Client(connection)
+            self._clients[connection.fileno()] = client
+            self._watch(connection.fileno(), lambda: self._read(client))
+
+    def _read(self, client: _Client) -> None:
+        space = socket.CMSG_LEN(_FILES * array.array("i").itemsize)
+        try:
+            data, ancillary, _, _ = client.connection.recvmsg(
+                1 << 16, space, socket.MSG_CMSG_CLOEXEC
+            )
+        except BlockingIOError:
+            return
+        except OSError:
+            data, ancillary = b"", []
+        for level, kind, raw in ancillary:
+            if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
+                files = array.array("i")
+                files.frombytes(raw[: len(raw) - len(raw) % files.itemsize])
+                client.files += files
+        if not data:
+            self._dismiss(client)
+        elif client.pid:
+            for number in data:  # a byte is a signal
+                with contextlib.suppress(OSError):
+                    os.killpg(client.pid, number)
+        else:
+            client.held += data
+            self._request(client)
+
+    def _request(self, client: _Client) -> None:
+        if len(client.held) < wire.LENGTH.size:
+            return
+        (size,) = wire.LENGTH.unpack_from(client.held)
+        if len(client.held) < wire.LENGTH.size + size:
+            return
+        text, client.held = client.held[wire.LENGTH.size :][:size], b""
+        try:
+            asked = json.loads(text)
+            if asked["do"] == "place":
+                client.pid = self._start(
+                    asked["words"],
+                    asked["directory"],
+                    asked["environment"],
+                    dict(zip(asked["numbers"], client.files)),
+                )
+                for fd in client.files:
+                    os.close(fd)
+                client.files = []
+            else:
+                self._send_off(client, asked)
+        except (ValueError, KeyError, TypeError, OSError) as error:
+            self._reply(client, {"code": _CANNOT_START, "said": str(error)})
+
+    def _send_off(self, client: _Client, asked: dict[str, Any]) -> None:
+        """Ask the first rank group on a node to start a daemon."""
+        groups = [i for i, host in enumerate(self.hosts) if host["address"] == asked["host"]]
+        if not groups:
+            raise KeyError(f"no pod on node {asked['host']}")
+        self._numbers += 1
+        client.number = self._numbers
+        self.requests[client.number] = wire.Spawn(
+            os.path.basename(self.directory), groups[0], self.group, client.number,
+            asked["command"], asked["environment"], self.directory,
+        )  # fmt: skip
+        self._say(self.requests[client.number])
+
+    def _reply(self, client: _Client, answer: dict[str, Any]) -> None:
+        text = json.dumps(answer).encode()
+        with contextlib.suppress(OSError):
+            client.connection.sendall(wire.LENGTH.pack(len(text)) + text)
+        if not answer.get("running"):
+            self._dismiss(client)
+
+    def _dismiss(self, client: _Client) -> None:
+        """The go-between has gone, or needs nothing more: what it stood for ends."""
+        if self._clients.pop(client.connection.fileno(), None) is None:
+            return
+        self._watch(client.connection.fileno(), None)
+        client.connection.close()
+        for fd in client.files:
+            os.close(fd)
+        self.requests.pop(client.number, None)
+        if client.pid:
+            with contextlib.suppress(OSError):
+                os.killpg(client.pid, signal.SIGKILL)
+
+    def answered(self, message: wire.Spawned) -> None:
+        """Another pod says how our request goes."""
+        for client in list(self._clients.values()):
+            if client.number == message.number:
+                self._reply(
+                    client,
+                    {"running": message.running, "code": message.code, "said": message.said},
+                )
+
+    # --- for other pods ---
+
+    def spawn(self, asked: wire.Spawn) -> None:
+        """Start a daemon for another pod, unless that has been done."""
+        key = (asked.origin, asked.number)
+        if key not in self._daemons:
+            output, output_end = os.pipe()
+            os.set_blocking(output, False)
+            address = self.hosts[self.group]["address"]
+            device = mpirun.interface(address)
+            text = asked.command.replace(asked.session, self.directory)
+            text = re.sub(r"--iface \S+", f"--iface {device}", text) if device else text
+            environment = remote.here(asked.environment, self.directory)
+            environment["DOVETAIL_GROUP"] = str(self.group)
+            # How the host files call it, whatever it calls itself: two nodes may be one machine.
+            environment["PMIX_HOSTNAME"] = address
+            null = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+            files = {0: null, 1: output_end, 2: output_end}
+            pid = self._start(["sh", "-c", text], "/", environment, files)
+            os.close(null)
+            os.close(output_end)
+            daemon = self._daemons[key] = _Daemon(asked, pid, output)
+            self._watch(output, lambda: self._listen(daemon))
+        self._say(_answer(self._daemons[key]))
+
+    def _listen(self, daemon: _Daemon) -> None:
+        """Take in what a daemon says, so that it never waits for a reader."""
+        try:
+            chunk = os.read(daemon.output, 1 << 16)
+        except BlockingIOError:
+            return
+        daemon.said = (daemon.said + chunk)[-_SAID:]
+        if not chunk:
+            self._watch(daemon.output, None)
+            os.close(daemon.output)
+
+    # --- processes ---
+
+    def _start(
+        self, words: list[str], directory: str, environment: dict[str, str], files: dict[int, int]
+    ) -> int:
+        """Start a process in a group of its own; `files` has what is open in it, by number."""
+        parent = os.getpid()
+        pid = os.fork()
+        if pid:
+            with contextlib.suppress(OSError):
+                os.setpgid(pid, pid)  # as in the child, whoever comes first
+            return pid
+        try:
+            os.setpgid(0, 0)
+            self._libc.prctl(_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+            if os.getppid() != parent:
+                os._exit(_CANNOT_START)
+            signal.set_wakeup_fd(-1)
+            for ignored in (signal.SIGPIPE, signal.SIGXFSZ):
+                signal.signal(ignored, signal.SIG_DFL)
+            high = {n: fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, _HIGH) for n, fd in files.items()}
+            for number, fd in high.items():
+                os.dup2(fd, number)
+            os.chdir(directory)
+            os.execvpe(words[0], words, environment)
+        except OSError as error:
+            os.write(2, f"cannot start {words[0]}: {error.strerror}\n".encode())
+        finally:
+            os._exit(_CANNOT_START)
+
+    def ended(self, pid: int, status: int) -> None:
+        """A child has ended, perhaps one of these."""
+        code = os.waitstatus_to_exitcode(status)
+        for client in list(self._clients.values()):
+            if client.pid == pid:
+                client.pid = 0
+                self._reply(client, {"code": code})
+        for daemon in self._daemons.values():
+            if daemon.pid == pid and daemon.running:
+                with contextlib.suppress(OSError):
+                    self._listen(daemon)
+                daemon.running = False
+                daemon.code = code if code >= 0 else 128 - code
+                self._say(_answer(daemon))
+
+    def close(self, path: str) -> None:
+        """Take no more requests; the processes end with the pod."""
+        self._watch(self._listener.fileno(), None)
+        self._listener.close()
+        with contextlib.suppress(OSError):
+            os.unlink(path)
+        for client in list(self._clients.values()):
+            self._dismiss(client)
+
+
+def _answer(daemon: _Daemon) -> wire.Spawned:
+    asked = daemon.asked
+    said = daemon.said.decode(errors="replace").strip()
+    return wire.Spawned(
+        asked.simulation, asked.origin, asked.number, daemon.running, daemon.code, said
+    )

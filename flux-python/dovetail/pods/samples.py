@@ -1,0 +1,130 @@
+# SPDX-License-Identifier: LGPL-3.0-or-later
+"""Reads the rank pages of one simulation on a node, again and again, and cheaply (step 5).
+
+Input: the simulation's directory in the session. Output: what is new since the last look, in the
+terms of `wire.Sample`. Invariant: a page that has not changed costs one read of 16 bytes, and a
+directory that has not changed one stat.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import time
+from dataclasses import dataclass
+
+from dovetail import page
+from dovetail.keeper import COUNT
+
+_PAGE = re.compile(r"rank\.\d+\.\d+")
+_SETTLED = 100_000_000  # nanoseconds; a directory's time is no finer than a clock tick
+
+
+@dataclass
+class _Open:
+    """A page that is being read; `marks` is None until it is filled in."""
+
+    fd: int
+    sequences: bytes = b""
+    marks: page.Marks | None = None
+
+
+class Reader:
+    """The ranks of one simulation on this node."""
+
+    def __init__(self, directory: str) -> None:
+        self._directory = directory
+        self._pages: dict[str, _Open] = {}
+        self._scanned = 0
+        self._log = -1
+        self._lines = b""
+
+    def look(self) -> tuple[dict[str, list[float]], list[float]]:
+        """What is new: values by rank, and count and stamp of the log's lines; empty for nothing.
+
+        Of several programs that a simulation ran one after another, the last one's ranks.
+        """
+        self._scan()
+        changed = {}
+        for name, one in list(self._pages.items()):
+            try:
+                if self._changed(one):
+                    assert one.marks
+                    changed[one.marks.rank] = one.marks
+            except (page.PageError, OSError) as error:
+                if not isinstance(error, page.NotYet):
+                    self._drop(name)
+        newest: dict[int, page.Marks] = {}
+        for one in self._pages.values():
+            marks = one.marks
+            if marks and marks.world == 0:  # a spawned world numbers its ranks from 0 again
+                best = newest.setdefault(marks.rank, marks)
+                newest[marks.rank] = max(best, marks, key=lambda marks: marks.init_s)
+        found = {str(rank): _values(newest[rank]) for rank in changed if rank in newest}
+        return found, self._count()
+
+    def forget(self) -> None:
+        """Take all for new at the next look: somebody else wants to know."""
+        for one in self._pages.values():
+            one.sequences = b""
+        self._lines = b""
+
+    def close(self) -> None:
+        """Close all files."""
+        for name in list(self._pages):
+            self._drop(name)
+        if self._log >= 0:
+            os.close(self._log)
+            self._log = -1
+
+    def _scan(self) -> None:
+        try:
+            stamp = os.stat(self._directory).st_mtime_ns
+            if stamp == self._scanned:
+                return
+            names = {name for name in os.listdir(self._directory) if _PAGE.fullmatch(name)}
+        except OSError:
+            return
+        self._scanned = stamp if time.time_ns() - stamp > _SETTLED else 0
+        for name in self._pages.keys() - names:
+            self._drop(name)
+        for name in names - self._pages.keys():
+            with contextlib.suppress(OSError):
+                path = os.path.join(self._directory, name)
+                flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
+                self._pages[name] = _Open(os.open(path, flags))
+
+    def _drop(self, name: str) -> None:
+        os.close(self._pages.pop(name).fd)
+
+    def _changed(self, one: _Open) -> bool:
+        """Whether a page says something new; then its marks are read."""
+        now = os.pread(one.fd, page.SEQUENCES.size, page.SEQUENCES_AT)
+        if now == one.sequences:
+            return False
+        counted = one.marks is not None and one.marks.counts
+        if counted and now[:8] == one.sequences[:8]:
+            one.sequences = now  # a mark between two iterations
+            return False
+        one.marks = page.read_marks(one.fd)
+        one.sequences = now
+        return True
+
+    def _count(self) -> list[float]:
+        with contextlib.suppress(OSError):
+            if self._log < 0:
+                path = os.path.join(self._directory, "iterations")
+                self._log = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+            now = os.pread(self._log, COUNT.size, 0)
+            if len(now) == COUNT.size and now != self._lines:
+                self._lines = now
+                return list(COUNT.unpack(now))
+        return []
+
+
+def _values(marks: page.Marks) -> list[float]:
+    """As in wire.Sample."""
+    mark = marks.boundary if marks.counts else marks.latest
+    count = mark.iterations if marks.counts else -1
+    return [count, mark.stamp, mark.cpu_s, mark.useful_s, mark.mpi_s, mark.peak_rss]

@@ -1,0 +1,51 @@
+# SPDX-License-Identifier: LGPL-3.0-or-later
+"""The CPU weights of pods as the kernel has them (step 6).
+
+Inputs: where the node's control groups are mounted, and pod uids. Output: per uid the weight file
+and its content, `cpu.shares` of version 1 or `cpu.weight` of version 2, of the pod's own group.
+Invariant: nothing is written, and groups that are not of pods are passed over.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+
+FILES = ("cpu.shares", "cpu.weight")
+_DEPTH = 8  # of groups below the mount; a kubelet's pods are at most six below its own root
+
+
+def read(root: str, uids: list[str]) -> dict[str, dict[str, str]]:
+    """The weights of those pods that are found; a runtime writes a uid with `-` or with `_`."""
+    wanted = {}
+    for uid in uids:
+        for name in (f"pod{uid}", f"pod{uid.replace('-', '_')}"):
+            wanted[name] = uid
+    found: dict[str, dict[str, str]] = {}
+    top = os.path.join(root, "cpu")
+    _look(top if os.path.isdir(top) else root, wanted, found, _DEPTH)
+    return found
+
+
+def _look(
+    directory: str, wanted: dict[str, str], found: dict[str, dict[str, str]], depth: int
+) -> None:
+    with contextlib.suppress(OSError), os.scandir(directory) as entries:
+        for entry in entries:
+            if len(found) == len({*wanted.values()}) or not entry.is_dir(follow_symlinks=False):
+                continue
+            # pod<uid> by cgroupfs, kubepods-burstable-pod<uid>.slice by systemd
+            _, found_it, uid = entry.name.removesuffix(".slice").rpartition("-pod")
+            name = f"pod{uid}" if found_it else entry.name
+            if name in wanted:
+                found[wanted[name]] = _values(entry.path)
+            elif depth:
+                _look(entry.path, wanted, found, depth - 1)
+
+
+def _values(directory: str) -> dict[str, str]:
+    values = {}
+    for name in FILES:
+        with contextlib.suppress(OSError), open(os.path.join(directory, name)) as file:
+            values[name] = file.read().strip()
+    return values

@@ -1,0 +1,258 @@
+# SPDX-License-Identifier: LGPL-3.0-or-later
+"""The messages between controller, agents and entries (steps 4 to 7); see dovetail-pods(7).
+
+Inputs and outputs: values and bytes. A message travels as its length, four bytes, and a JSON
+object with its fields and, as `kind`, the name of its class. Invariants: whatever bytes come,
+`Decoder` gives messages whose fields have the right types, or a `WireError`; a message that has
+been decoded is the one that was encoded.
+
+`simulation` names one launch of a simulation, unique in its run; `group` is a rank group.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+import struct
+from dataclasses import dataclass, fields
+from typing import Any, Union
+
+LENGTH = struct.Struct("!I")
+LONGEST = 16 << 20  # bytes of one message
+FIRST = 4096  # of the first one of a stranger
+
+
+class WireError(Exception):
+    """Not a message; the connection that it came by is of no more use."""
+
+
+# --- From the nodes to the controller ---
+
+
+@dataclass(frozen=True)
+class Hello:
+    """An agent's first words; nothing else is read, nor said, before the token is right."""
+
+    node: str
+    token: str
+
+
+@dataclass(frozen=True)
+class Pod:
+    """A rank group's entry is there and waits; said again by each new agent and to each new hub."""
+
+    simulation: str
+    group: int
+    uid: str
+
+
+@dataclass(frozen=True)
+class Started:
+    """The simulation's own command runs, under `mpi` (empty if that cannot be told)."""
+
+    simulation: str
+    mpi: str
+
+
+@dataclass(frozen=True)
+class Result:
+    """How a simulation ended, as its keeper tells it; repeated until an End comes back."""
+
+    simulation: str
+    code: int
+    reason: str
+    trouble: str
+
+
+@dataclass(frozen=True)
+class Lost:
+    """A rank group's entry has ended without an End."""
+
+    simulation: str
+    group: int
+    uid: str
+
+
+@dataclass(frozen=True)
+class Sample:
+    """The ranks on a node that have something new, at `now` on its CLOCK_MONOTONIC.
+
+    By simulation and rank: iterations (-1 if the rank counts none), stamp, cpu, useful, mpi and
+    memory, as in core.Ranks but with the stamp on the node's clock. `lines` has, by simulation,
+    the `Time =` lines in its log and when the last one came.
+    """
+
+    now: float
+    ranks: dict[str, dict[str, list[float]]]
+    lines: dict[str, list[float]]
+
+
+@dataclass(frozen=True)
+class Weights:
+    """The answer to a Check: the weight files of each pod's control group, by pod uid."""
+
+    values: dict[str, dict[str, str]]
+
+
+# --- From the controller to the nodes ---
+
+
+@dataclass(frozen=True)
+class Run:
+    """Start a simulation all of whose pods are there.
+
+    `config` is for the keeper; `hosts` has the address of its node and its number of ranks for
+    each rank group, in order.
+    """
+
+    simulation: str
+    config: dict[str, Any]
+    hosts: list[dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class Stop:
+    """End a simulation, with the keeper's grace; its Result follows."""
+
+    simulation: str
+
+
+@dataclass(frozen=True)
+class Wait:
+    """Change how the ranks wait inside MPI."""
+
+    simulation: str
+    mode: str
+    yields: int
+
+
+@dataclass(frozen=True)
+class Freeze:
+    """Stop all processes of a simulation where they stand, or let them go on."""
+
+    simulation: str
+    frozen: bool
+
+
+@dataclass(frozen=True)
+class End:
+    """The simulation is over and its result known: entries end what is left, and exit."""
+
+    simulation: str
+    code: int
+
+
+@dataclass(frozen=True)
+class Check:
+    """Tell the weights of these pods as they are on disk."""
+
+    uids: list[str]
+
+
+# --- From pod to pod, by way of agents and hub ---
+
+
+@dataclass(frozen=True)
+class Spawn:
+    """Rank group `origin` asks `group` to start one process for its MPI starter."""
+
+    simulation: str
+    group: int
+    origin: int
+    number: int
+    command: str
+    environment: dict[str, str]
+    session: str
+
+
+@dataclass(frozen=True)
+class Spawned:
+    """The answer to a Spawn, for `group`: it runs, or it has ended with `code` and `said` this."""
+
+    simulation: str
+    group: int
+    number: int
+    running: bool
+    code: int
+    said: str
+
+
+# --- Made by the hub ---
+
+
+@dataclass(frozen=True)
+class Joined:
+    """A node's agent has connected."""
+
+
+@dataclass(frozen=True)
+class Gone:
+    """The connection of a node's agent has ended."""
+
+
+Message = Union[
+    Hello, Pod, Started, Result, Lost, Sample, Weights, Run, Stop, Wait, Freeze, End, Check,
+    Spawn, Spawned, Joined, Gone,
+]  # fmt: skip
+KINDS: dict[str, Any] = {kind.__name__: kind for kind in Message.__args__}  # type: ignore[attr-defined]
+_TYPES = {"str": str, "int": int, "float": (int, float), "bool": bool, "dict": dict, "list": list}
+
+
+def encode(message: Message) -> bytes:
+    """A message as bytes."""
+    data = {"kind": type(message).__name__, **vars(message)}
+    text = json.dumps(data, separators=(",", ":")).encode()
+    if len(text) > LONGEST:
+        raise WireError(f"{type(message).__name__}: {len(text)} bytes are too many")
+    return LENGTH.pack(len(text)) + text
+
+
+class Decoder:
+    """Takes the bytes of a connection as they come. `longest` may be raised on the way."""
+
+    def __init__(self, longest: int = LONGEST) -> None:
+        self.longest = longest
+        self._held = bytearray()
+
+    def feed(self, data: bytes) -> list[Message]:
+        """The messages that are complete with `data`; WireError if they cannot be any."""
+        self._held += data
+        found = []
+        while len(self._held) >= LENGTH.size:
+            (size,) = LENGTH.unpack_from(self._held)
+            if size > self.longest:
+                raise WireError(f"a message of {size} bytes; at most {self.longest} is right")
+            end = LENGTH.size + size
+            if len(self._held) < end:
+                break
+            found.append(_decode(bytes(self._held[LENGTH.size : end])))
+            del self._held[:end]
+        return found
+
+
+def _decode(text: bytes) -> Message:
+    try:
+        data = json.loads(text)
+        kind = KINDS[data.pop("kind")]
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        raise WireError("not a message") from None
+    wanted = {field.name: str(field.type).partition("[")[0] for field in fields(kind)}
+    if wanted.keys() != data.keys():
+        raise WireError(f"{kind.__name__}: has not the right fields")
+    for name, value in data.items():
+        right = isinstance(value, _TYPES[wanted[name]])  # type: ignore[arg-type]
+        if not right or (isinstance(value, bool) and wanted[name] != "bool"):
+            raise WireError(f"{kind.__name__}: {name} is not a {wanted[name]}")
+    return kind(**data)  # type: ignore[no-any-return]
+
+
+def keep_alive(connection: socket.socket) -> None:
+    """Let the kernel find out within half a minute that the other side has gone without a word."""
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for option, value in (
+        (socket.TCP_KEEPIDLE, 10),
+        (socket.TCP_KEEPINTVL, 5),
+        (socket.TCP_KEEPCNT, 3),
+        (socket.TCP_USER_TIMEOUT, 30000),
+    ):
+        connection.setsockopt(socket.IPPROTO_TCP, option, value)
