@@ -197,7 +197,7 @@ def _kubernetes(draft: Path, say: packages.Say) -> dict[str, str]:
 def _is(program: str, pinned: str) -> bool:
     option = ["version", "--client"] if program.endswith("kubectl") else ["--version"]
     done = subprocess.run([program, *option], capture_output=True, text=True)
-    return pinned in done.stdout
+    return pinned in done.stdout.split()
 
 
 def _pause(draft: Path, scratch: Path) -> None:
