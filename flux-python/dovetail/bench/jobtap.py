@@ -30,7 +30,8 @@ import sys, flux
 from flux.constants import FLUX_MSGTYPE_REQUEST
 h, kept = flux.Flux(), []
 h.service_register("dovetail").get()
-w = h.msg_watcher_create(lambda h, t, m, a: kept.append(m), FLUX_MSGTYPE_REQUEST, "dovetail.wait-up")
+keep = lambda h, t, m, a: kept.append(m)
+w = h.msg_watcher_create(keep, FLUX_MSGTYPE_REQUEST, "dovetail.wait-up")
 w.start()
 def answer(*_):
     for message in kept:
@@ -112,13 +113,6 @@ class Instance:
 def command() -> str | None:
     """The flux command, if there is one."""
     return shutil.which(os.environ.get("FLUX", "flux")) or shutil.which("/opt/flux/bin/flux")
-
-
-def possible() -> bool:
-    """Whether there is what `jobtap` needs."""
-    with contextlib.suppress(BadInput):
-        return bool(paths.jobtap("gate") and command())
-    return False
 
 
 @contextlib.contextmanager
