@@ -149,7 +149,10 @@ class Site:
             found += [f"{kind} {name}" for name in names]
         keys = self.get("configmap", manifests.REQUESTS).get("data", {})
         found += [f"request {key}" for key in keys]
-        return found + [str(p) for p in Path("/dev/shm").glob(f"dovetail-{self.machine.uid}-*")]
+        for file in self.folder.glob("*/status.json"):
+            run = json.loads(file.read_text())["run"]
+            found += [str(path) for path in Path("/dev/shm").glob(f"dovetail-*-{run}.*")]
+        return found
 
     def nothing_left(self) -> None:
         assert eventually(lambda: not self.left()), self.left()
