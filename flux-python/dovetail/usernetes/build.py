@@ -62,6 +62,12 @@ def version() -> str:
     return found[1]
 
 
+def go_version() -> str:
+    """The Go that the pinned Kubernetes is built with, such as 1.26.0."""
+    found = re.search(r"^go (\S+)$", (setup_folder() / "kube/go.mod").read_text(), re.M)
+    return found[1] if found else ""
+
+
 def key() -> str:
     """Names what a build would contain."""
     digest = hashlib.sha256(
