@@ -130,7 +130,8 @@ class Entry:
         flags = os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW
         self.held.append(os.open(self.path + ".new", flags, 0o600))
         fcntl.flock(self.held[-1], fcntl.LOCK_EX)
-        os.write(self.held[-1], self.pod.uid.encode())
+        with contextlib.suppress(OSError):  # shared memory is full; the lock is what counts
+            os.write(self.held[-1], self.pod.uid.encode())
         os.rename(self.path + ".new", self.path)
         self.placing = Placing(self.path + ".sock", self.pod.group, self.watch, self.say)
 
@@ -184,8 +185,7 @@ class Entry:
         elif isinstance(message, wire.Stop):
             self._stop()
         elif isinstance(message, wire.Freeze):
-            marker = f"DOVETAIL_DIR={self.directory}"
-            process.pause_all(marker, self.keeper or os.getpid(), message.frozen)
+            self._freeze(message.frozen)
         elif isinstance(message, wire.Spawn):
             self.placing.spawn(message)
         elif isinstance(message, wire.Spawned):
@@ -249,12 +249,16 @@ class Entry:
                 self.code = code & 255
 
     def _stop(self) -> None:
-        """Ask the simulation to end; without a keeper there is nothing to be asked."""
+        """Ask the simulation to end; what is frozen could not."""
+        self._freeze(False)
         if self.keeper:
-            process.pause_all(f"DOVETAIL_DIR={self.directory}", self.keeper, False)
             self._tell_keeper(b"stop\n")
         elif self.pod.group == 0:
             self._conclude(_TERMINATED, "stopped before it started")
+
+    def _freeze(self, frozen: bool) -> None:
+        """Stop the processes of the simulation in this pod, or let them go on."""
+        process.pause_all(f"DOVETAIL_DIR={self.directory}", self.keeper or os.getpid(), frozen)
 
     # --- signals, and the end ---
 
@@ -325,6 +329,5 @@ def main() -> None:
     parser.add_argument("--group", required=True, type=int, help="rank group, from 0")
     parser.add_argument("--uid", required=True, help="of the pod")
     args = parser.parse_args()
-    os.umask(0o077)
     session = sweep.shared_session(args.run, args.node)
     sys.exit(Entry(session, args.simulation, args.group, args.uid).run())
