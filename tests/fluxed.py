@@ -11,11 +11,12 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 
 import pytest
-from dovetail.usernetes import build, linux
+from clusters import eventually
+from dovetail import process
+from dovetail.usernetes import build
 from localrun import FAKE_MPIRUN
 
 LIMIT = 150  # seconds that anything may take on a slow machine under load
@@ -35,14 +36,6 @@ def flux_command() -> str:
     if build.built() is None:
         pytest.skip("Kubernetes is not built: run `dovetail kube build`")
     return place
-
-
-def eventually(question, limit=LIMIT):
-    """Ask until the answer is yes; the last answer."""
-    deadline = time.monotonic() + limit
-    while not (answer := question()) and time.monotonic() < deadline:
-        time.sleep(0.1)
-    return answer
 
 
 class Flux:
@@ -140,7 +133,7 @@ class Flux:
             with contextlib.suppress(OSError):
                 if self.token.encode() in (folder / "environ").read_bytes().split(b"\0"):
                     line = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode()
-                    if linux.start_ticks(int(folder.name)):  # else a zombie
+                    if process.start_ticks(int(folder.name)):  # else a zombie
                         found[int(folder.name)] = line
         return found
 
@@ -159,13 +152,23 @@ class Flux:
 
     def left(self):
         """What slices leave: folders, processes, control groups, mounts."""
-        found = [str(path) for path in Path("/tmp").glob(f"dovetail-{self.uid}-????????-*")]
+        folders = Path("/tmp").glob(f"dovetail-{self.uid}-????????-*")
+        found = [str(path) for path in folders if not self.others(path.name.split("-")[2])]
         found += [f"{pid}: {line}" for pid, line in self.processes().items()
                   if "dovetail" in line or "kube" in line or "etcd" in line]  # fmt: skip
         groups = Path("/sys/fs/cgroup").glob(f"*/dovetail-{self.uid}/*f-????????*")
-        found += [str(path) for path in groups]
+        found += [str(p) for p in groups if not self.others(p.name.split("f-")[1][:8])]
         mounts = Path("/proc/self/mounts").read_text().splitlines()
         return found + [line for line in mounts if f"/tmp/dovetail-{self.uid}-" in line]
+
+    def others(self, cluster):
+        """Whether a cluster is another program's, which is no matter of this test."""
+        for folder in Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(OSError):
+                ours = self.token.encode() in (folder / "environ").read_bytes()
+                if cluster in (folder / "cmdline").read_bytes().decode() and not ours:
+                    return True
+        return False
 
     def nothing_left(self):
         """Everything of Dovetail is gone, soon."""

@@ -82,7 +82,8 @@ def test_the_fields_of_a_job_are_seen(flux):
         jobtap.on("job.state.cleanup", function(job)
             seen = {
                 id = job.id, user = job.userid, urgency = job.urgency, state = job.state,
-                before = job.prev_state, submitted = job.t_submit, command = job.jobspec.tasks[1].command,
+                before = job.prev_state, submitted = job.t_submit,
+                command = job.jobspec.tasks[1].command,
                 ranks = job.R.execution.R_lite[1].rank, ended = job.end_event.name,
                 event = job.entry.name, result = job:result(), finished = job:posted("finish"),
                 flown = job:posted("flown"),

@@ -87,6 +87,7 @@ ENDS = {
         flux.kill("module-python-exec", "broker_module"), flux.run("cancel", job)),
     "its module was removed": lambda flux, job, uri: (
         flux.run("module", "remove", "dovetail", uri=uri), flux.run("cancel", job)),
+    "its leader was killed": lambda flux, job, uri: flux.kill("broker -c", "/jobtmp-0-"),
     "its control slice was killed": lambda flux, job, uri: (
         flux.kill("flux-dovetail slice --number 0"), flux.run("cancel", job)),
 }  # fmt: skip
@@ -128,12 +129,18 @@ def test_the_module_may_be_killed_and_loaded_anew_while_simulations_run(flux):
     assert eventually(lambda: flux.works(uri) and flux.status(uri)["phase"] == "up")
     after = flux.status(uri)
     assert [s["node"] for s in after["slices"]] == [s["node"] for s in before["slices"]]
-    case = next((flux.work / "dovetail-out-1").rglob("input")).parent
-    (case / "go").touch()
+    let_go(flux)
     flux.run("dovetail", "wait", "--all", uri=uri)
     flux.run("cancel", job)
     flux.wait(job)
     flux.nothing_left()
+
+
+def let_go(flux):
+    """Let the simulation that runs now go on: its command waits for a file in its case."""
+    output = flux.work / "dovetail-out-1"
+    assert eventually(lambda: list(output.rglob("input")))
+    next(output.rglob("input")).with_name("go").touch()
 
 
 def broker_module():
@@ -141,6 +148,32 @@ def broker_module():
     from dovetail import fluxed
 
     return os.path.join(os.path.dirname(os.path.dirname(fluxed.__file__)), "broker_module.py")
+
+
+def test_every_simulation_is_a_job(flux):
+    flux.plan("echo begun; until [ -e go ]; do sleep 0.2; done; echo over; exit 7", count=2)
+    job = flux.batch("flux dovetail submit --wait-up plan.yaml; sleep 1000")
+    uri = flux.inside(job)
+
+    def jobs():
+        lines = flux.run("jobs", "-ano", "{name} {id} {state}", uri=uri).splitlines()
+        return {line.split()[0]: line.split()[1:] for line in lines if line.startswith("sim")}
+
+    assert eventually(lambda: jobs().get("sim-1", ["", ""])[1] == "RUN")
+    first = jobs()["sim-1"][0]
+    used = json.loads(flux.run("resource", "R", "-s", "allocated", uri=uri))
+    let_go(flux)
+    assert "over" in flux.run("job", "attach", first, uri=uri, code=7)
+    assert used == json.loads(flux.run("resource", "R", "-s", "allocated", uri=uri))
+    assert eventually(lambda: jobs().get("sim-2", ["", ""])[1] == "RUN")
+    flux.run("cancel", jobs()["sim-2"][0], uri=uri)
+    flux.run("dovetail", "wait", "--all", uri=uri, code=1)
+    assert eventually(lambda: jobs()["sim-2"][1] == "INACTIVE")
+    text = (flux.work / "dovetail-out-1" / "summary.json").read_text()
+    reasons = [one["reason"] for one in json.loads(text)["simulations"]]
+    assert reasons == ["exit code 7: over", "cancelled"]
+    flux.run("cancel", job)
+    flux.wait(job)
 
 
 def test_a_slice_that_is_lost_is_replaced_and_the_others_go_on(flux):
@@ -155,6 +188,20 @@ def test_a_slice_that_is_lost_is_replaced_and_the_others_go_on(flux):
     assert flux.status(uri)["lost"]
     flux.run("cancel", job)
     flux.wait(job)
+
+
+def test_a_lost_broker_costs_its_slice_alone(flux):
+    job = flux.batch("flux dovetail up; sleep 1000", dovetail="--dovetail=nodes=2,cores=all")
+    uri = flux.inside(job)
+    flux.run("dovetail", "up", uri=uri)
+    flux.kill("broker -c", "/jobtmp-1-")  # sched-simple takes the nodes in order
+    assert eventually(lambda: [s["number"] for s in flux.status(uri)["slices"]] == [0, 2])
+    flux.run("dovetail", "up", uri=uri)
+    nodes = flux.run("dovetail", "kubectl", "get", "nodes", "-o", "name", uri=uri)
+    assert len(nodes.split()) == 2
+    flux.run("cancel", job)
+    flux.wait(job)
+    flux.nothing_left()
 
 
 def test_nodes_come_and_go_while_the_job_runs(flux):

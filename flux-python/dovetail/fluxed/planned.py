@@ -75,9 +75,12 @@ class Planned:
         self.forget()
         code, self.running = self.running.returncode, None
         why = ""
-        if code:
-            log = Path(self.all[number]["output"]) / LOG
+        output = Path(self.all[number]["output"])
+        if (output / "summary.json").exists():
+            why = "not all of its simulations are done" if code else ""
+        elif code:
             with contextlib.suppress(OSError):
+                log = output / LOG
                 why = (log.read_text(errors="replace").strip().splitlines() or [""])[-1][:500]
         self.ended(number, code, why)
 
