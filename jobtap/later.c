@@ -113,7 +113,7 @@ static int push_failure(lua_State *L, struct later *later)
     else if (code == ENOSYS)
         lua_pushfstring(L, "%s: no such service", later->topic);
     else
-        lua_pushfstring(L, "%s: %s", later->topic, flux_future_error_string(later->future));
+        lua_pushstring(L, flux_future_error_string(later->future)); // the service's own words
     lua_pushstring(L, code_name(code));
     return 3;
 }

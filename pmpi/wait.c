@@ -75,6 +75,7 @@ static int slots;           /* in the mapping; the file may say otherwise later 
 static int words;           /* of sleepers */
 static int own = -1; /* this rank's slot; -1 for a spawned rank, which has none and only rings */
 static RANK_TLS struct waiting me;
+static RANK_TLS bool ending; /* in MPI_Finalize, or after it */
 
 /* --- Files --- */
 
@@ -327,11 +328,18 @@ void wait_leave(void)
 
 void wait_finalize(void)
 {
+    ending = true;
     control = NULL; /* the mappings stay: another thread may be using them */
+}
+
+bool wait_ending(void)
+{
+    return ending;
 }
 
 void wait_child(void)
 {
+    ending = false;
     control = NULL;
     bells = NULL;
     memset(&me, 0, sizeof(me));

@@ -22,6 +22,8 @@ void wait_enter(int kind);
 void wait_leave(void);
 /* Before PMPI_Finalize, which then waits as ever. */
 void wait_finalize(void);
+/* Is this the main thread after that? */
+bool wait_ending(void);
 /* In a forked child: it is no rank. */
 void wait_child(void);
 

@@ -6,6 +6,7 @@
  *   sched_yield          Open MPI, at a turn that found nothing to do, if mpi_yield_when_idle=1
  *   opal_progress        Open MPI, one turn: if it did not give way, then something moved
  *   ucp_worker_progress  MPICH over UCX, one part of a turn; 0 if nothing moved in there
+ *   read                 MPICH over UCX, the last wait of MPI_Finalize, for its starter's word
  *
  * MPICH has shared memory of its own beside UCX, so there a turn without news may have moved
  * something; the yields before each sleep and the sleep's timeout bound what that costs.
@@ -14,8 +15,11 @@
  * a policy, gets exactly what it asked for.
  */
 #include <dlfcn.h>
+#include <errno.h>
 #include <mpi.h>
+#include <poll.h>
 #include <sched.h>
+#include <stdlib.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -53,19 +57,53 @@ void opal_progress(void)
 
 #else
 
+static unsigned (*next_progress)(void *);
+static void *last_worker; /* that MPI turned; NULL once it is destroyed */
+
 RANK_EXPORT unsigned ucp_worker_progress(void *worker);
+RANK_EXPORT void ucp_worker_destroy(void *worker);
+RANK_EXPORT ssize_t read(int fd, void *data, size_t size);
 
 unsigned ucp_worker_progress(void *worker)
 {
-    static unsigned (*next)(void *);
-    if (__builtin_expect(next == NULL, 0))
-        *(void **)&next = hooked("ucp_worker_progress");
+    if (__builtin_expect(next_progress == NULL, 0))
+        *(void **)&next_progress = hooked("ucp_worker_progress");
+    last_worker = worker;
     wait_turn();
-    unsigned moved = next(worker);
+    unsigned moved = next_progress(worker);
     if (moved == 0 && wait_inside())
         wait_idle();
     wait_turned();
     return moved;
+}
+
+void ucp_worker_destroy(void *worker)
+{
+    static void (*next)(void *);
+    if (next == NULL)
+        *(void **)&next = hooked("ucp_worker_destroy");
+    if (worker == last_worker)
+        last_worker = NULL;
+    next(worker);
+}
+
+/* MPICH 4.0 ends with a barrier of its starter's, and waits for that with a plain read. A rank
+ * that still has to close a connection over TCP needs its peer's part of it, and hung for ever
+ * with a peer that reads: so that one goes on with its part until there is something to read. */
+ssize_t read(int fd, void *data, size_t size)
+{
+    static ssize_t (*next)(int, void *, size_t);
+    if (__builtin_expect(next == NULL, 0))
+        *(void **)&next = dlsym(RTLD_NEXT, "read");
+    if (__builtin_expect(wait_ending() && last_worker != NULL, 0)) {
+        const char *starter = getenv("PMI_FD");
+        struct pollfd answer = {fd, POLLIN, 0};
+        int saved = errno, pause = 0;
+        while (starter && atoi(starter) == fd && poll(&answer, 1, pause) == 0)
+            pause = next_progress(last_worker) ? 0 : 1; /* ms */
+        errno = saved;
+    }
+    return next(fd, data, size);
 }
 
 #endif

@@ -15,10 +15,10 @@ from pathlib import Path
 
 import known
 import pytest
+from clusters import LIMIT, Machine, as_user, eventually
 from dovetail import manifests
 from dovetail.usernetes import preflight
 from others import WHY_NOT
-from test_3_kube import LIMIT, Machine, as_user, eventually
 
 TOP = Path(__file__).resolve().parents[1]
 ROOT = os.getuid() == 0
@@ -149,7 +149,10 @@ class Site:
             found += [f"{kind} {name}" for name in names]
         keys = self.get("configmap", manifests.REQUESTS).get("data", {})
         found += [f"request {key}" for key in keys]
-        return found + [str(p) for p in Path("/dev/shm").glob(f"dovetail-{self.machine.uid}-*")]
+        for file in self.folder.glob("*/status.json"):
+            run = json.loads(file.read_text())["run"]
+            found += [str(path) for path in Path("/dev/shm").glob(f"dovetail-*-{run}.*")]
+        return found
 
     def nothing_left(self) -> None:
         assert eventually(lambda: not self.left()), self.left()

@@ -54,9 +54,12 @@ class Cluster:
     def command(self, module: str, *words: str) -> list[str]:
         return [*pods.command(f"pods.{module}", sys.executable), "--run", self.run, *words]
 
-    def agent(self, node: str = "one", **more: str) -> subprocess.Popen[bytes]:
+    def agent(
+        self, node: str = "one", *prefix: str, cgroups: str = "", **more: str
+    ) -> subprocess.Popen[bytes]:
         words = self.command("agent", "--node", node, "--credentials", str(self.credentials))
-        self.agents[node] = subprocess.Popen(words, env={**os.environ, **more})
+        words += ["--cgroups", cgroups] if cgroups else []
+        self.agents[node] = subprocess.Popen([*prefix, *words], env={**os.environ, **more})
         return self.agents[node]
 
     def entry(
@@ -96,9 +99,9 @@ class Cluster:
             "log_limit": 64 << 20,
         }
 
-    def launch(self, name: str, script: str, *prepare: str) -> None:
+    def launch(self, name: str, script: str, *prepare: str, prefix: tuple[str, ...] = ()) -> None:
         """Run a shell script as a simulation of one rank in one pod on node one."""
-        self.entry(name)
+        self.entry(name, 0, "one", *prefix)
         self.until(wire.Pod, name)
         config = self.config(name, ("sh", "-c", script), 1, *prepare)
         self.hub.tell(wire.Run(name, config, [{"address": ADDRESSES[0], "ranks": 1}]))

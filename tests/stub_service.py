@@ -23,10 +23,11 @@ def serve() -> None:
     handle = flux.Flux()
     waiting = []
 
-    def request(_handle, _kind, message, _arg):  # noqa: ANN001, ANN202
+    def request(_handle, _kind, message, _arg):
         verb = message.topic.partition(".")[2]
         if not verb.startswith("now-"):
-            waiting.append(message)
+            if verb.startswith("wait-"):  # not the note that a client has gone
+                waiting.append(message)
             return
         for one in [*waiting]:
             if verb == "now-fail":

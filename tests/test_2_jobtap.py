@@ -12,12 +12,26 @@ from fluxhere import Instance
 
 pytestmark = pytest.mark.flux
 
-TOPICS = """
-    job.create job.validate job.dependency.known job.new job.state.depend job.state.priority
-    job.state.sched job.state.run job.state.cleanup job.state.inactive job.inactive-add job.destroy
-    job.priority.get job.update job.update.attributes.system.duration job.event.alloc
-    job.event.start job.event.finish
-    """.split()
+TOPICS = [
+    "job.create",
+    "job.validate",
+    "job.dependency.known",
+    "job.new",
+    "job.state.depend",
+    "job.state.priority",
+    "job.state.sched",
+    "job.state.run",
+    "job.state.cleanup",
+    "job.state.inactive",
+    "job.inactive-add",
+    "job.destroy",
+    "job.priority.get",
+    "job.update",
+    "job.update.attributes.system.duration",
+    "job.event.alloc",
+    "job.event.start",
+    "job.event.finish",
+]
 HOLD = "--setattr=system.exec.test.run_duration=100s"  # a job that runs without processes
 QUICK = "--setattr=system.exec.test.run_duration=0.001s"
 
@@ -68,7 +82,8 @@ def test_the_fields_of_a_job_are_seen(flux):
         jobtap.on("job.state.cleanup", function(job)
             seen = {
                 id = job.id, user = job.userid, urgency = job.urgency, state = job.state,
-                before = job.prev_state, submitted = job.t_submit, command = job.jobspec.tasks[1].command,
+                before = job.prev_state, submitted = job.t_submit,
+                command = job.jobspec.tasks[1].command,
                 ranks = job.R.execution.R_lite[1].rank, ended = job.end_event.name,
                 event = job.entry.name, result = job:result(), finished = job:posted("finish"),
                 flown = job:posted("flown"),

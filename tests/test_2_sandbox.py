@@ -78,7 +78,8 @@ VIEWS = {
         '"abc"',
     ),
     "all pairs of a list": (
-        "(function() local n = 0 for k, v in pairs(document.b) do n = n + k * v end return n end)()",
+        "(function() local n = 0 for k, v in pairs(document.b) do n = n + k * v end "
+        "return n end)()",
         "14",
     ),
 }

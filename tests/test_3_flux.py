@@ -12,7 +12,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from clusters import SETUP, USER, binaries  # noqa: F401
+from clusters import SETUP, USER
 from dovetail import paths
 from dovetail.errors import BadInput
 from fluxed import Flux, eventually, flux_command
@@ -30,7 +30,7 @@ def flux():
 
 
 @pytest.fixture
-def user(binaries):  # noqa: F811
+def user(binaries):
     """The same as an ordinary user, who exists only here."""
     if os.getuid() != 0 or WHY_NOT:
         pytest.skip(WHY_NOT or "this is an ordinary user already")

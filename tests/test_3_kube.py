@@ -10,7 +10,10 @@ from __future__ import annotations
 import json
 import os
 import signal
+import ssl
 import subprocess
+import urllib.error
+import urllib.request
 from pathlib import Path
 
 import pytest
@@ -104,15 +107,30 @@ def test_on_a_bridge_pods_reach_services_and_the_api_by_their_addresses(machine)
     machine.nothing_left(limit=1)
 
 
+def admitted(invitation):
+    """Whether the token of a join file still gets in."""
+    header = {"Authorization": f"Bearer {invitation['token']}"}
+    request = urllib.request.Request(f"{invitation['server']}/version", headers=header)
+    context = ssl.create_default_context(cadata=invitation["authority"])
+    try:
+        status = urllib.request.urlopen(request, context=context, timeout=LIMIT).status
+    except urllib.error.HTTPError as error:
+        status = error.code
+    assert status in (200, 401)
+    return status == 200
+
+
 def test_nodes_join_by_a_token_for_one_node_and_lost_nodes_are_replaced(any_machine):
     machine = any_machine
     made = machine.up("--name", "one")
     invitation = machine.folder / "join.json"
     machine.verb("join", "--name", "one", "--invite", str(invitation))
     assert invitation.stat().st_mode & 0o777 == 0o600
+    assert admitted(json.loads(invitation.read_text()))
     secrets = ("get", "secrets", "-n", "kube-system", "-o", "name")
     assert "bootstrap-token" in machine.kubectl(made, *secrets)
     worker = json.loads(machine.verb("join", "--json", str(invitation)).stdout)
+    assert json.loads(machine.verb("join", "--json", str(invitation)).stdout) == worker, "again"
     assert len(machine.get(made, "nodes")["items"]) == 2
     assert eventually(lambda: "bootstrap-token" not in machine.kubectl(made, *secrets))
     thing = start(machine, made, "there", nodeName=worker["node"])
@@ -129,5 +147,8 @@ def test_nodes_join_by_a_token_for_one_node_and_lost_nodes_are_replaced(any_mach
     machine.verb("join", "--name", "one", "--invite", str(invitation))
     machine.verb("join", str(invitation))
     assert len(machine.get(made, "nodes")["items"]) == 2
+
+    machine.verb("join", "--name", "one", "--invite", str(invitation), "--valid", "1")
+    assert eventually(lambda: not admitted(json.loads(invitation.read_text())))
     machine.verb("down", "--name", "one")
     machine.nothing_left(limit=1)

@@ -3,13 +3,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
 import subprocess
+from pathlib import Path
 
 import pytest
 from clusters import COMPONENTS, eventually, record, start
+from dovetail.usernetes import cgroups
 
 pytestmark = pytest.mark.kube
 
@@ -44,6 +47,31 @@ def test_nothing_is_left_when_a_part_is_killed(any_machine, victims):
     else:
         any_machine.verb("down", "--name", "one")
         any_machine.nothing_left(limit=1)
+
+
+@pytest.mark.parametrize(
+    "part", [*COMPONENTS, "containerd-shim-runc-v2", "pause", "program", "keeper", "supervisor"]
+)
+def test_down_leaves_nothing_whichever_part_was_killed_just_before(any_machine, part):
+    made = any_machine.up("--name", "one")
+    start(any_machine, made, "first", f"exec sleep 1000{os.getpid()}")
+    parts = {name: [pid] for name, pid in record(made).items() if name in ("keeper", "supervisor")}
+    found = parts.get(part) or any_machine.pids(made, part) or inside(made, part)
+    assert len(found) == 1, found
+    os.kill(found[0], signal.SIGKILL)
+    any_machine.verb("down", "--name", "one")
+    any_machine.nothing_left(limit=1)
+
+
+def inside(made, part):
+    """The pod's program, or the program that holds its namespaces."""
+    word = {"program": f"1000{os.getpid()}", "pause": "/pause"}[part]
+    found = []
+    for pid in cgroups.processes(made["group"]):
+        with contextlib.suppress(OSError):
+            if word in Path(f"/proc/{pid}/cmdline").read_text().split("\0"):
+                found.append(pid)
+    return found
 
 
 def test_a_cluster_ends_with_its_owner(any_machine):

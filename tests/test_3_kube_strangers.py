@@ -184,3 +184,34 @@ def test_exec_is_served_by_tls_with_the_nodes_own_certificate(any_machine):
     assert any_machine.kubectl(made, "exec", "first", "--", "echo", "hello") == "hello\n"
     sent = any_machine.kubectl(made, "exec", "first", "-i", "--", "cat", text="to a pod\n")
     assert sent == "to a pod\n"
+
+
+def test_secrets_are_in_private_files_and_in_no_argument_or_environment(any_machine):
+    machine = any_machine
+    made = machine.up("--name", "one")
+    invitation = machine.folder / "join.json"
+    machine.verb("join", "--name", "one", "--invite", str(invitation))
+    token = json.loads(invitation.read_text())["token"]
+    worker = json.loads(machine.verb("join", "--json", str(invitation)).stdout)
+    start(machine, made, "first")
+    secrets, wide = {token.encode()}, []
+    for path in (machine.folder / "s").rglob("*"):
+        assert not path.is_dir() or path.is_symlink() or path.lstat().st_uid == machine.uid
+        if path.is_file() and not path.is_symlink() and path.stat().st_size < 1 << 20:
+            content = path.read_bytes()
+            if b"PRIVATE KEY" in content or token.encode() in content or b"client-key" in content:
+                wide += [path] if path.stat().st_mode & 0o077 else []
+            if b"PRIVATE KEY" in content:
+                lines = content.split(b"PRIVATE KEY-----")[1].splitlines()
+                secrets.add(max(lines, key=len))
+    assert wide == []
+    assert len(secrets) > 8, "the keys of every component, and the token"
+    pids = {record(made)["keeper"], record(worker)["keeper"]}
+    pids |= cgroups.processes(made["group"]) | cgroups.processes(worker["group"])
+    shown = b""
+    for pid in pids:
+        for name in ("cmdline", "environ"):
+            with contextlib.suppress(OSError):
+                shown += Path(f"/proc/{pid}/{name}").read_bytes()
+    assert b"kube-apiserver" in shown
+    assert [secret for secret in secrets if secret in shown] == []

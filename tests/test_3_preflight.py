@@ -169,6 +169,19 @@ def test_every_gap_comes_with_a_command_and_who_types_it():
         assert one.fix or one.level in ("ok", "note"), one
 
 
+@pytest.mark.parametrize(("level", "code"), [("soft", 0), ("hard", 1)])
+def test_only_a_hard_gap_fails_the_doctor(monkeypatch, capsys, level, code):
+    gap = check.Check("memlock", level, "little", "ulimit -l unlimited", "user")
+    monkeypatch.setattr(whole, "CHECKS", (lambda: gap,))
+    assert whole.main(as_json=False) == code
+    assert "user types:       ulimit -l unlimited\n" in capsys.readouterr().out
+    assert whole.main(as_json=True) == code
+    said = json.loads(capsys.readouterr().out)
+    assert said["can_run"] is (code == 0)
+    assert said["checks"] == [{"name": "memlock", "level": level, "found": "little",
+                               "fix": "ulimit -l unlimited", "who": "user"}]  # fmt: skip
+
+
 def test_missing_delegation_is_a_hard_gap(monkeypatch):
     monkeypatch.setattr(checks_kernel.cgroups, "problems", lambda: ["/x is missing"])
     assert checks_kernel.control_groups().level == "hard"

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from clusters import node
 from dovetail.errors import BadInput, WorkFailed
-from dovetail.usernetes import cgroups, cluster, components, keeper, linux, state
+from dovetail.usernetes import cgroups, cluster, components, keeper, linux, offer, state
 
 pytestmark = [pytest.mark.unit, pytest.mark.usefixtures("private_state")]
 
@@ -23,26 +23,26 @@ pytestmark = [pytest.mark.unit, pytest.mark.usefixtures("private_state")]
     [("1Gi", 1 << 30), ("512Mi", 512 << 20), ("2G", 2 * 10**9), ("0.5Gi", 1 << 29)],
 )
 def test_memory_is_read_with_its_unit(wanted, meant):
-    assert cluster.memory(wanted) == meant
+    assert offer.memory(wanted) == meant
 
 
 @pytest.mark.parametrize("wanted", ["", "1", "-1Gi", "9999Ti", "lots", "1GB", "100Mi"][1:])
 def test_absurd_memory_is_refused(wanted):
     with pytest.raises(BadInput, match="--memory"):
-        cluster.memory(wanted)
+        offer.memory(wanted)
 
 
 @pytest.mark.parametrize("wanted", ["0", "100000", "-1", "a", "0-", "99999", "1,,2"])
 def test_cores_that_are_not_there_are_refused(wanted):
     with pytest.raises(BadInput, match="--cpus"):
-        cluster.cores(wanted)
+        offer.cores(wanted)
 
 
 def test_cores_are_ours_and_as_many_as_asked_for():
     usable = os.sched_getaffinity(0)
-    assert set(components.numbers(cluster.cores(""))) == usable
-    assert set(components.numbers(cluster.cores("1"))) <= usable
-    assert components.count(cluster.cores("1")) == 1
+    assert set(components.numbers(offer.cores(""))) == usable
+    assert set(components.numbers(offer.cores("1"))) <= usable
+    assert components.count(offer.cores("1")) == 1
 
 
 @pytest.mark.parametrize("name", ["", "A", "a/b", "..", "-a", "a" * 21, "a b"])
@@ -54,7 +54,7 @@ def test_cluster_names_that_could_leave_the_folder_are_refused(name):
 @pytest.mark.parametrize("address", ["0.0.0.0", "127.0.0.1", "203.0.113.9", "::1", "host"])
 def test_addresses_too_wide_or_not_ours_are_refused(address):
     with pytest.raises(BadInput, match="--address"):
-        cluster.own_address(address)
+        offer.own_address(address)
 
 
 def test_a_state_folder_that_others_can_open_is_refused(private_state):

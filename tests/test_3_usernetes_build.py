@@ -10,7 +10,7 @@ import tarfile
 
 import pytest
 from dovetail.errors import BadInput
-from dovetail.usernetes import build, images
+from dovetail.usernetes import build, images, packages
 
 pytestmark = pytest.mark.unit
 
@@ -71,3 +71,57 @@ def test_a_torn_bundle_is_refused(bundle, tmp_path):
     (tmp_path / "torn.tgz").write_bytes(bundle[1].read_bytes()[:100])
     with pytest.raises(BadInput, match="not a bundle"):
         build.unpack(tmp_path / "torn.tgz")
+
+
+def test_unpacking_again_changes_nothing(bundle):
+    folder, path = bundle
+    assert build.unpack(path) == build.unpack(path) == folder
+    assert build.damaged(folder) == []
+
+
+def test_a_build_that_is_whole_is_used_where_nobody_may_write(bundle, monkeypatch):
+    folder, _ = bundle
+
+    def refused():
+        raise AssertionError("the cache was locked")
+
+    monkeypatch.setattr(build, "lock", refused)
+    assert build.build(print) == folder
+    (folder / "bin/kube").write_text("changed")
+    with pytest.raises(AssertionError, match="locked"):
+        build.build(print)
+
+
+def program(folder, name, says):
+    (folder / name).write_text(f"#!/bin/sh\necho '{says}'\n")
+    (folder / name).chmod(0o755)
+
+
+@pytest.mark.parametrize(
+    ("says", "fits"),
+    [("runc version 1.0.3", False), ("runc version 1.1.5+ds1", True), ("runc v2.0.0", True),
+     ("runc version unknown", False)],
+)  # fmt: skip
+def test_a_program_of_the_machines_is_used_if_it_is_new_enough(tmp_path, monkeypatch, says, fits):
+    program(tmp_path, "runc", says)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/bin")
+    found = packages.on_path("runc", "--version", (1, 1))
+    assert (found == tmp_path / "runc") is fits
+
+
+@pytest.mark.parametrize(("offset", "fits"), [("", True), ("-rc.1", False)])
+def test_the_machines_own_kubernetes_is_used_if_it_is_the_pinned_one(
+    tmp_path, monkeypatch, offset, fits
+):
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "draft/bin").mkdir(parents=True)
+    for name in build.KUBERNETES:
+        program(tmp_path / "bin", name, f"Kubernetes {build.version()}{offset}")
+    monkeypatch.setenv("PATH", f"{tmp_path}/bin:/bin")
+    monkeypatch.setattr(packages, "run", lambda *_, **__: pytest.fail("it was built"))
+    if fits:
+        origins = build._kubernetes(tmp_path / "draft", print)
+        assert origins["kubelet"] == str(tmp_path / "bin/kubelet")
+    else:
+        with pytest.raises(pytest.fail.Exception, match="it was built"):
+            build._kubernetes(tmp_path / "draft", print)

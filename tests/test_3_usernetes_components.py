@@ -7,7 +7,7 @@ import json
 
 import pytest
 from clusters import node
-from dovetail.usernetes import components, rootless
+from dovetail.usernetes import components, rootless, runtime
 
 pytestmark = [pytest.mark.unit, pytest.mark.usefixtures("private_state")]
 
@@ -54,7 +54,7 @@ def test_every_component_listens_on_the_nodes_address_alone():
     here = node()
     here.folder.mkdir(parents=True)
     commands = [components.etcd(here), *components.control_plane(here, lambda: True)]
-    commands.append(components.containerd(here, rootless=True, few_ids=True))
+    commands.append(runtime.containerd(here, rootless=True, few_ids=True))
     commands.append(components.kubelet(here, True, lambda: True))
     text = " ".join(word for command in commands for word in command.words)
     text += (here.folder / "kubelet.json").read_text()
@@ -87,7 +87,7 @@ def test_the_kubelet_reserves_all_that_was_not_given():
 def test_exec_and_attach_are_served_by_tls_on_loopback_alone(network, address, served):
     here = node(network=network, address=address)
     here.folder.mkdir(parents=True)
-    components.containerd(here, rootless=False, few_ids=False)
+    runtime.containerd(here, rootless=False, few_ids=False)
     text = (here.folder / "containerd.toml").read_text()
     assert f'stream_server_address = "{served}"' in text
     assert "enable_tls_streaming = true" in text

@@ -11,13 +11,13 @@ from pathlib import Path
 
 import kuberun
 import pytest
-from test_3_kube import binaries, modes  # noqa: F401
+from clusters import modes
 
 pytestmark = pytest.mark.kube
 
 
 @pytest.fixture(scope="module", params=modes())
-def site(request, binaries):  # noqa: F811
+def site(request, binaries):
     found = kuberun.made(binaries, request.param == "rootless")
     yield found
     found.close()

@@ -7,6 +7,7 @@ import os
 import signal
 import socket
 import ssl
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -177,6 +178,20 @@ def test_two_runs_on_a_node_leave_each_other_alone(cluster):  # noqa: F811
     assert sweep.sweep() == []
     assert ranks(cluster)
     cluster.end("sim", 1)
+
+
+def test_a_simulation_runs_though_shared_memory_is_full(cluster):  # noqa: F811
+    small = 'mount -t tmpfs -o size=4k small /dev/shm && exec "$@"'
+    prefix = ("unshare", "--mount", "sh", "-c", small, "sh")
+    if subprocess.run([*prefix, "true"], capture_output=True).returncode:
+        pytest.skip("cannot make namespaces here")
+    agent = cluster.agent("one", *prefix)
+    cluster.until(wire.Joined)
+    inside = ("nsenter", "--mount", "--target", str(agent.pid))
+    cluster.launch("sim", "echo Time = 1; echo Time = 2; exit 4", prefix=inside)
+    result = cluster.until(wire.Result, "sim")
+    assert (result.code, result.trouble) == (4, "")
+    cluster.end("sim", 4)
 
 
 STRANGERS = {

@@ -3,13 +3,17 @@
 
 from __future__ import annotations
 
+import os
 import re
+import signal
 import subprocess
+from pathlib import Path
 
 import pytest
 from dovetail import page, paths, process
 from dovetail.errors import BadInput
 from dovetail.pods import wire
+from dovetail.pods.hub import Hub
 from localrun import wait_for
 from podrun import ADDRESSES, cluster, name_of  # noqa: F401
 
@@ -17,6 +21,10 @@ pytestmark = pytest.mark.mpi
 
 # What a pod has of its own besides files; its end takes all its processes with it.
 ISOLATED = ("unshare", "--pid", "--ipc", "--fork", "--mount-proc", "--kill-child")
+
+PITZ_DAILY = Path(
+    "/usr/share/doc/openfoam-examples/examples/incompressible/simpleFoam/pitzDaily"
+)  # fmt: skip
 
 PROGRAM = r"""
 #include <mpi.h>
@@ -69,7 +77,7 @@ def program(request, tmp_path_factory):
     return str(directory / "sums")
 
 
-def launch(cluster, layout, *command, policy="yield", prefix=()):  # noqa: F811
+def launch(cluster, layout, *command, policy="yield", prefix=(), case=None, prepare=(), **more):  # noqa: F811
     """Start a program on pods: (node, index of its address, ranks) each."""
     for node, _, _ in layout:
         if node not in cluster.agents:
@@ -79,7 +87,8 @@ def launch(cluster, layout, *command, policy="yield", prefix=()):  # noqa: F811
     for _ in layout:
         cluster.until(wire.Pod, "sim")
     hosts = [{"address": ADDRESSES[index], "ranks": ranks} for _, index, ranks in layout]
-    config = cluster.config("sim", command, sum(host["ranks"] for host in hosts))
+    config = cluster.config("sim", command, sum(host["ranks"] for host in hosts), *prepare, **more)
+    config["case"] = str(case or config["case"])
     config["environment"]["PATH"] = config["environment"]["PATH"].partition(":")[2]
     cluster.hub.tell(wire.Wait("sim", policy, 20))
     cluster.hub.tell(wire.Run("sim", config, hosts))
@@ -121,7 +130,8 @@ def test_every_rank_is_sampled_wherever_it_is(cluster, program):  # noqa: F811
     cluster.until(wire.Started, "sim")
     counts = {}
     while sorted(counts) != ["0", "1", "2", "3", "4"] or min(counts.values()) < 5:
-        new = cluster.until(wire.Sample).ranks.get("sim", {})
+        found = cluster.until(wire.Sample).ranks.get("sim", {})
+        new = {rank: values for rank, values in found.items() if values[0] >= 0}
         assert all(counts.get(rank, 0) <= values[0] for rank, values in new.items())
         assert all(values[2] > 0 and values[5] > 1 << 20 for values in new.values())
         counts.update({rank: values[0] for rank, values in new.items()})
@@ -149,3 +159,77 @@ def processes(cluster, program):  # noqa: F811
     """The test's processes that are ranks of the program."""
     found = process.members(cluster.token)
     return [pid for pid in found if program in name_of(pid)]
+
+
+def running(cluster, program, layout, **more):  # noqa: F811
+    """A program on pods that never ends by itself, all of whose ranks have said so."""
+    launch(cluster, layout, program, "-1", **more)
+    count = sum(ranks for _, _, ranks in layout)
+    wait_for(lambda: cluster.log("sim").count("rank ") == count)
+
+
+@pytest.mark.parametrize("group", range(4))
+def test_a_pod_that_is_killed_ends_the_others_ranks(cluster, program, group):  # noqa: F811
+    running(cluster, program, LAYOUTS["two pods on each of two nodes"])
+    cluster.entries["sim", group].kill()
+    if group:
+        assert cluster.until(wire.Result, "sim").code != 0  # there may be a Lost besides
+    else:
+        assert cluster.until(wire.Lost, "sim").group == 0
+    cluster.hub.tell(wire.End("sim", 1))
+    for entry in cluster.entries.values():
+        assert entry.wait(120) in (1, -9)
+    wait_for(lambda: not processes(cluster, program))
+
+
+def test_a_rank_that_is_killed_in_another_pod_is_named(cluster, program):  # noqa: F811
+    running(cluster, program, LAYOUTS["two pods on each of two nodes"])
+    (page_file,) = (cluster.session("two") / "sim").glob("rank.3.*")
+    os.kill(int(page_file.suffix[1:]), signal.SIGKILL)
+    reason = cluster.until(wire.Result, "sim").reason
+    assert reason == "rank 3 killed by signal 9" or "mpich" in program
+    cluster.end("sim", 1)
+
+
+def test_ranks_go_on_without_hub_and_agents(cluster, program):  # noqa: F811
+    running(cluster, program, LAYOUTS["two pods on each of two nodes"])
+    cluster.hub.close()
+    for agent in cluster.agents.values():
+        agent.kill()
+        agent.wait()
+    cluster.hub = Hub("127.0.0.1", cluster.directory / "hub")
+    for node in list(cluster.agents):
+        cluster.agent(node)
+    for _ in range(4):
+        cluster.until(wire.Pod, "sim")
+    while "4" not in cluster.until(wire.Sample).ranks.get("sim", {}):
+        pass
+    cluster.hub.tell(wire.Stop("sim"))
+    assert cluster.until(wire.Result, "sim").code != 0
+    cluster.end("sim", 1)
+    wait_for(lambda: not processes(cluster, program))
+
+
+@pytest.mark.skipif(not PITZ_DAILY.is_dir(), reason="needs OpenFOAM's examples")
+def test_openfoam_runs_in_pods_on_two_nodes(cluster):  # noqa: F811
+    decompose = (
+        "printf 'FoamFile{version 2.0;format ascii;class dictionary;object decomposeParDict;}"
+        "numberOfSubdomains 3;method hierarchical;hierarchicalCoeffs{n (3 1 1);delta 0.001;"
+        "order xyz;}' > system/decomposeParDict && decomposePar"
+    )
+    shorten = "sed -i 's/^endTime .*/endTime 20;/' system/controlDict"
+    mesh = "cp -rL /usr/share/doc/openfoam-examples/examples/resources . || true; blockMesh"
+    layout = [("one", 0, 1), ("one", 0, 1), ("two", 1, 1)]
+    launch(
+        cluster, layout, "simpleFoam", "-parallel", case=PITZ_DAILY,
+        prepare=(shorten, mesh, decompose), WM_PROJECT_DIR="/usr/share/openfoam",
+    )  # fmt: skip
+    result = cluster.until(wire.Result, "sim")
+    counts = {}
+    for sample in [m for _, m in cluster.heard if isinstance(m, wire.Sample)]:
+        counts.update({rank: values[0] for rank, values in sample.ranks.get("sim", {}).items()})
+    assert (result.code, result.reason) == (0, ""), cluster.log("sim")[-3000:]
+    assert counts["0"] == 20  # the last look at the node of the keeper is just before the result
+    assert sorted(counts) == ["0", "1", "2"]
+    assert "\nTime = 20\n" in cluster.log("sim")
+    cluster.end("sim")

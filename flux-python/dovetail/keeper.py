@@ -76,7 +76,8 @@ class Log:
         times = text.count(_TIME_LINE)
         if times:
             self._times += times
-            os.pwrite(self._counter, COUNT.pack(self._times, time.monotonic()), 0)
+            with contextlib.suppress(OSError):  # full, as a disk may be
+                os.pwrite(self._counter, COUNT.pack(self._times, time.monotonic()), 0)
         self._carry = text[1 - len(_TIME_LINE) :]
 
     def close(self) -> None:
@@ -104,7 +105,8 @@ class Keeper:
     `case` (to copy from), `home` (its output directory), `ranks`, `command`, `prepare` (pairs of
     a line and its words), `environment` (to add), `libraries` (MPI to preloaded library), `group`
     (weight and control directory of its control group; its processes join the group `job`),
-    `cpus`, `log_limit`; `hosts`, only in a pod: those of all its pods if these are several (see `mpirun.across`).
+    `cpus`, `log_limit`; and only in a pod `hosts`, those of all its pods if these are
+    several (see `mpirun.across`).
     """
 
     def __init__(self, config: dict[str, Any]) -> None:

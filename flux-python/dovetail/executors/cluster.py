@@ -50,20 +50,20 @@ def connect(kubeconfig: Path) -> Api:
     return api
 
 
-def look(api: Api) -> tuple[list[Object], list[Object]]:
-    """All nodes, and the pods of others, which take room from simulations."""
+def look(api: Api, run: str = "") -> tuple[list[Object], list[Object]]:
+    """All nodes, and the pods of others, which take room from simulations; see `foreign`."""
     try:
         nodes = api.get(path("Node"))["items"]
         pods = api.get(path("Pod", namespace=""))["items"]
     except (Refused, Unreachable) as error:
         raise BadInput(f"{api.path}: cannot list nodes and pods: {error}; {_hint()}") from None
-    return nodes, list(filter(foreign, pods))
+    return nodes, [pod for pod in pods if foreign(pod, run)]
 
 
-def foreign(pod: Object) -> bool:
-    """Whether a pod is neither a rank group nor an agent of ours."""
-    meta = pod["metadata"]
-    return meta["namespace"] != NAMESPACE or RUN not in meta.get("labels", {})
+def foreign(pod: Object, run: str) -> bool:
+    """Whether a pod is not of this run, or with no run given, of none at all."""
+    of = pod["metadata"].get("labels", {}).get(RUN, "")
+    return pod["metadata"]["namespace"] != NAMESPACE or not of or bool(run and of != run)
 
 
 def folder() -> Path:
@@ -230,6 +230,8 @@ class Session:
                 except (Refused, Unreachable) as error:
                     left.append(f"{kind}s: {error}")
             left += self._await_gone(label)
+            with contextlib.suppress(Refused, Unreachable):
+                self.api.patch(path("ConfigMap", manifests.REQUESTS), {"data": None})
         if self.hub is not None:
             self.hub.close(forget=not leave)
         self.lease.release()

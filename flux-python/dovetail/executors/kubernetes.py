@@ -67,7 +67,7 @@ class KubernetesExecutor:
         self._resizes = Resizes(self._api, self._calls)
         self._report = Report(Path(run_dir), session.run)
         self._nodes = Nodes(limits)
-        self._nodes.listed(*cluster.look(self._api))
+        self._nodes.listed(*cluster.look(self._api, session.run))
         self._capacity = self._nodes.capacity
         self._life = Lifecycle(
             session, self._calls, self._nodes, self._resizes, str(Path(run_dir).resolve()),
@@ -294,6 +294,8 @@ class KubernetesExecutor:
             job.cpu = self._nodes.divided(job.sizes, share.requests)
             if job.phase == "running" and (old.wait, old.frozen) != (share.wait, share.frozen):
                 self._life.tell_share(job, share)
+            if job.sizes and old.requests != share.requests:
+                self._life.publish(job)
         self._report.soon(time.monotonic())
         self._events.append(core.Resized(self._t, tuple(shares), refused))
 

@@ -62,7 +62,7 @@ class Launched:
     failures: int = 0
     waiting_since: float = 0.0
     deleted: bool = False
-    confirming: bool = False
+    asking: bool = False
     ranks: dict[int, list[float]] = field(default_factory=dict)
     lines: tuple[int, float] = (0, 0.0)
     sample: core.Ranks | None = None
@@ -148,6 +148,11 @@ def over(pod: Object) -> bool:
     return pod.get("status", {}).get("phase") in ("Succeeded", "Failed")
 
 
+def ending(pod: Object) -> bool:
+    """Whether a pod has ended or is about to."""
+    return over(pod) or bool(pod["metadata"].get("deletionTimestamp"))
+
+
 def hopeless(pod: Object) -> str:
     """Why a pod will never start, in words; empty if it may."""
     for one in pod.get("status", {}).get("containerStatuses", []):
@@ -182,4 +187,4 @@ def ended_by(pod: Object) -> str:
     for one in status.get("conditions", []):
         if one["type"] == "DisruptionTarget" and one["status"] == "True":
             return f"{one.get('reason')}: {one.get('message', '')}"
-    return str(said or "deleted")
+    return str(said or "by somebody else")

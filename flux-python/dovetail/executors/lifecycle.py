@@ -102,10 +102,11 @@ class Lifecycle:
         if job.stopped:
             return self._put_off(job, "")
         nodes, pods, quotas = found
-        self._nodes.listed(nodes, filter(cluster.foreign, pods))
+        others = [pod for pod in pods if cluster.foreign(pod, self._session.run)]
+        self._nodes.listed(nodes, others)
         free = placement.rooms(nodes, pods)
-        spec, scale = job.spec, self._nodes.scale
-        requests = [max(1, int(one * scale)) for one in job.share.requests]
+        spec = job.spec
+        requests = [max(1, int(one * self._nodes.scale)) for one in job.share.requests]
         memory = max(spec.memory, self.peak.get(spec.family, 0))
         job.sizes = placement.groups(spec.ranks, spec.ranks_per_group, requests, memory, free)
         job.cpu = self._nodes.divided(job.sizes, job.share.requests)
@@ -140,6 +141,12 @@ class Lifecycle:
 
         self._calls.submit(work, lambda found: self._created(job, found))
 
+    def publish(self, job: Launched) -> None:
+        """Let pods of a simulation be born with what it has now, should there be new ones."""
+        name = manifests.job_name(self._session.run, job.key)
+        data = {f"{name}.{index}": f"{cpu}m" for index, cpu in enumerate(job.cpu)}
+        self._calls.submit(lambda: self._publish(data), lambda found: None)
+
     def _publish(self, data: Mapping[str, str | None]) -> None:
         """Set the requests that pods are born with; in a thread."""
         try:
@@ -155,7 +162,7 @@ class Lifecycle:
         elif isinstance(found, Exception):
             job.again = True  # it may be there all the same
             job.why = ""
-        job.phase = "gathering"
+        job.phase, job.waiting_since = "gathering", 0.0
         job.deadline = time.monotonic() + GATHER
         if isinstance(found, Exception) or job.stopped:
             self.leave(job)
@@ -168,26 +175,32 @@ class Lifecycle:
         if kind == "DELETED":
             self._resizes.gone(name)
             job.pods.pop(group, None)
-            if job.phase in ("gathering", "running") and not job.result:
+            if self._expected(job):
                 self.lose(job, f"pod {name} was deleted")
             return
         new = group not in job.pods
         job.pods[group] = pod
+        if pod["metadata"].get("deletionTimestamp") and self._expected(job):
+            return self.lose(job, f"pod {name} is deleted: {launched.ended_by(pod)}")
         if launched.over(pod):
             self._resizes.gone(name)
-            if job.phase in ("gathering", "running") and not job.result:
+            if self._expected(job):
                 self.lose(job, f"pod {name} ended: {launched.ended_by(pod)}")
             return
         self._resizes.seen(pod)
         if new and group < len(job.cpu) and launched.born_with(pod) != job.cpu[group]:
             self._resizes.add(lambda: self._at_birth(job), lambda why: None)
 
+    def _expected(self, job: Launched) -> bool:
+        """Whether its pods should be there."""
+        return job.phase in ("gathering", "running") and not job.result
+
     def _at_birth(self, job: Launched) -> list[Change]:
         """Pods that the admission policy missed."""
         return [
             Change(pod["metadata"]["name"], launched.born_with(pod), job.cpu[group])
             for group, pod in job.pods.items()
-            if not launched.over(pod) and job.phase in ("gathering", "running")
+            if not launched.over(pod) and job.phase != "leaving"
         ]
 
     def _gather(self, job: Launched, now: float) -> None:
@@ -195,6 +208,10 @@ class Lifecycle:
         if self._placing is job and len([*filter(launched.node_of, pods)]) == len(job.sizes):
             self._placing = None
         why = next(filter(None, map(launched.hopeless, pods)), "")
+        ended = next((pod for pod in pods if launched.ending(pod)), None)
+        if ended is not None and not why and not job.stopped:  # before we knew of its Job
+            name = ended["metadata"]["name"]
+            return self.lose(job, f"pod {name} ended: {launched.ended_by(ended)}")
         if why or job.stopped:
             job.result = job.result or Result(1, why)
             return self.leave(job)
@@ -203,6 +220,7 @@ class Lifecycle:
         if now > job.deadline:
             unplaced = next(filter(None, map(launched.unplaced, pods)), "")
             missing = f"{len(job.connected)} of {len(job.sizes)} rank groups were there"
+            job.failures -= bool(unplaced)  # for room it may wait for ever
             self.lose(job, f"{missing} after {GATHER:.0f} s: {unplaced or 'pods did not start'}")
 
     def _run(self, job: Launched) -> None:
@@ -240,15 +258,11 @@ class Lifecycle:
         """Pods are lost: try again if it did not run yet, else it has ended."""
         if job.phase == "gathering" and not job.stopped and job.failures < FAILURES:
             job.failures += 1
-            job.again, job.why = True, ""
-            self._waits_because(job, why)
+            job.again, job.why = True, why
+            self._waits(job)
         else:
             job.result = job.result or Result(1, f"{policy.POD_LOST}: {why}")
         self.leave(job)
-
-    def _waits_because(self, job: Launched, why: str) -> None:
-        job.why = why
-        self._waits(job)
 
     def leave(self, job: Launched) -> None:
         """Delete everything that a simulation has on the cluster."""
@@ -262,6 +276,7 @@ class Lifecycle:
         self._delete(job)
 
     def _delete(self, job: Launched) -> None:
+        job.asking = True
         name = manifests.job_name(self._session.run, job.key)
         pods = [pod["metadata"]["name"] for pod in job.pods.values()]
         keys: dict[str, str | None] = {f"{name}.{index}": None for index in range(len(job.sizes))}
@@ -273,9 +288,9 @@ class Lifecycle:
             self._publish(keys)
 
         def done(found: Any) -> None:  # noqa: ANN401
+            job.asking = False
             job.deleted = not isinstance(found, Exception)
-            if not job.deleted:
-                self._delete(job)  # the API has been away for long; it was tried all the time
+            job.retry_at = time.monotonic() + (0.0 if job.deleted else AGAIN)
 
         self._calls.submit(work, done)
 
@@ -288,8 +303,12 @@ class Lifecycle:
                     lambda name=name: self._api.delete(path("Pod", name), grace=0),  # type: ignore[misc]
                     lambda found: None,
                 )
-        if job.deleted and not job.pods and not job.confirming:
-            job.confirming = True
+        if job.asking or now < job.retry_at:
+            return
+        if not job.deleted:
+            self._delete(job)
+        elif not job.pods:
+            job.asking = True
             label = f"{manifests.KEY}={job.key},{manifests.RUN}={self._session.run}"
             self._calls.submit(
                 lambda: self._api.get(path("Pod"), labelSelector=label)["items"],
@@ -297,8 +316,9 @@ class Lifecycle:
             )
 
     def _confirmed(self, job: Launched, found: Any) -> None:  # noqa: ANN401
-        job.confirming = False
+        job.asking = False
         if isinstance(found, Exception):
+            job.retry_at = time.monotonic() + AGAIN
             return
         if found:  # one that we had not heard of yet
             for pod in found:

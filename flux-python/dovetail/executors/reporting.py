@@ -32,8 +32,9 @@ class Report:
         self._run = run
         self._values: dict[str, Mapping[str, str]] = {}
         self._due = 0.0
-        self._written: list[dict[str, Any]] | None = None
+        self._written: list[dict[str, Any]] = []
         self.formula = ""
+        self._write([])
 
     def soon(self, now: float) -> None:
         """A request has changed: the kernel will know in a moment."""

@@ -125,7 +125,7 @@ class Agent:
                         place = self._admit(message, writer)
                     elif place is not None:
                         self._from_entry(message)
-        except (OSError, wire.WireError, page.PageError):
+        except (OSError, wire.WireError):
             pass  # it comes again, or `_check_places` finds that it is dead
         finally:
             if place is not None and place.writer is writer:
@@ -137,7 +137,8 @@ class Agent:
         place = one.places[pod.group] = Place(pod.uid, writer)
         directory = Path(one.directory)
         if one.control is None and not (directory / "control").exists():
-            one.control = page.Control.create(directory, core.WaitPolicy())
+            with contextlib.suppress(OSError, page.PageError):  # full: ranks wait as shipped
+                one.control = page.Control.create(directory, core.WaitPolicy())
         self._report(pod)
         if one.end:
             self._say(place, one.end)
@@ -146,6 +147,8 @@ class Agent:
     def _from_entry(self, message: wire.Message) -> None:
         if isinstance(message, (wire.Started, wire.Result)):
             self._simulation(message.simulation).told[type(message)] = message
+            if isinstance(message, wire.Result):
+                self._sample()  # the last iterations come before the end
             self._report(message)
         elif isinstance(message, (wire.Spawn, wire.Spawned)):
             self._relay(message)

@@ -130,7 +130,8 @@ class Entry:
         flags = os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW
         self.held.append(os.open(self.path + ".new", flags, 0o600))
         fcntl.flock(self.held[-1], fcntl.LOCK_EX)
-        os.write(self.held[-1], self.pod.uid.encode())
+        with contextlib.suppress(OSError):  # shared memory is full; the lock is what counts
+            os.write(self.held[-1], self.pod.uid.encode())
         os.rename(self.path + ".new", self.path)
         self.placing = Placing(self.path + ".sock", self.pod.group, self.watch, self.say)
 

@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 
 from dovetail.errors import BadInput, WorkFailed
-from dovetail.usernetes import api, build, check, linux, state
+from dovetail.usernetes import api, build, check, linux, packages, state
 from dovetail.usernetes.check import Check, read
 
 NETWORK_DISKS = {0x6969: "NFS", 0xBD00BD0: "Lustre", 0x47504653: "GPFS", 0x65735546: "FUSE",
@@ -124,7 +124,7 @@ def programs() -> Check:
                      "usernetes-setup/bundle --unpack FILE, made where there is one, or "
                      "install Go from https://go.dev/dl/", "user")  # fmt: skip
     done = subprocess.run([go, "env", "GOVERSION"], capture_output=True, text=True)
-    if build.numbers(done.stdout.replace("go", "v")) < (1, 21):
+    if packages.numbers(done.stdout.replace("go", "v")) < (1, 21):
         return Check("programs", "hard", f"not built, and {go} is {done.stdout.strip()}: Go 1.21 "
                      "or later fetches the right one by itself", "install Go from "
                      "https://go.dev/dl/", "user")  # fmt: skip

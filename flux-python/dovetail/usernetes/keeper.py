@@ -135,12 +135,13 @@ def launch(node: Node, entrance: socket.socket | None, verb: socket.socket) -> t
     return int(text), writing
 
 
-def remove(node: Node) -> list[str]:
+def remove(node: Node, deadline: float = 0.0) -> list[str]:
     """End the node's processes and remove its groups and files; returns what is left."""
+    deadline = deadline or time.monotonic() + REMOVAL
     if node.alive():
         with contextlib.suppress(ProcessLookupError):
             os.kill(node.supervisor, signal.SIGKILL)  # the kernel kills the whole namespace
-    left = cgroups.remove(node.group, time.monotonic() + REMOVAL)
+    left = cgroups.remove(node.group, deadline)
     with contextlib.suppress(ChildProcessError):
         while os.waitpid(-1, os.WNOHANG)[0]:
             pass
