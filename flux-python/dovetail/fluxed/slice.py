@@ -297,7 +297,8 @@ def sweep(name: str) -> str:
     try:
         if folder.exists():  # looking into it would make it
             cluster.down(name)
-            folder.rmdir()
+            with contextlib.suppress(FileNotFoundError):  # the node's keeper was first
+                folder.rmdir()
     except (BadInput, WorkFailed, OSError) as error:
         return str(error)
     return ""
