@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: LGPL-3.0-or-later
-"""What all tests share: nothing is written beside the sources."""
+"""What all tests share: nothing is written beside the sources; the fixtures of clusters."""
 
 from __future__ import annotations
 
@@ -9,3 +9,5 @@ from hypothesis.configuration import set_hypothesis_home_dir
 
 _HOME = tempfile.TemporaryDirectory(prefix="dovetail-hypothesis-")  # removed when pytest exits
 set_hypothesis_home_dir(_HOME.name)
+
+pytest_plugins = ["clusters"]

@@ -108,7 +108,7 @@ class Site:
         """Remember the session that a process owns."""
         for owner in Path(sweep.ROOT).glob("dovetail-*/owner"):
             try:
-                mine = json.loads(owner.read_text())["pid"] == pid
+                mine = json.loads(owner.read_text()).get("pid") == pid
             except (OSError, ValueError):
                 continue
             if mine:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from dovetail import __version__, cli
+from dovetail.fluxed import asked, command, requests
 
 pytestmark = pytest.mark.unit
 
@@ -40,6 +41,53 @@ def test_every_option_of_a_command_is_in_its_manual_page(command):
         for word in option.option_strings:
             if word != "-h":
                 assert word[1:] in flags, f"{word} is not in dovetail-{command}(1)"
+
+
+def test_every_command_and_option_of_flux_dovetail_is_in_its_manual_page():
+    page = (TOP / "doc" / "flux-dovetail.1").read_text()
+    flags = set(re.findall(r"\bFl (-?[\w-]+)", page))
+    action = command.parser()._subparsers._group_actions[0]
+    assert re.findall(r"^\.It Cm (\w+)", page, re.MULTILINE) == list(command.HELP)
+    for name in command.HELP:
+        for option in options(action.choices[name]):
+            for word in option.option_strings:
+                assert word == "-h" or word[1:] in flags, f"{word} of flux dovetail {name}"
+
+
+def test_every_option_of_flux_dovetail_is_completed():
+    text = (TOP / "flux-python/dovetail/fluxed/completion.bash").read_text()
+    script = (
+        text[: text.index("\nif ! declare")]
+        + """
+for command in "$@"; do
+  COMP_WORDS=(flux dovetail "$command" --) COMP_CWORD=3 COMPREPLY=()
+  _flux_dovetail; echo "$command ${COMPREPLY[*]}"
+done
+COMP_WORDS=(flux dovetail "") COMP_CWORD=2; _flux_dovetail; echo "${COMPREPLY[*]}"
+"""
+    )
+    done = subprocess.run(
+        ["bash", "-c", script, "bash", *command.HELP], capture_output=True, text=True, check=True
+    )
+    *lines, first = done.stdout.splitlines()
+    assert first.split() == [*command.HELP, "--help"]
+    action = command.parser()._subparsers._group_actions[0]
+    for line in lines:
+        name, *words = line.split()
+        known = {w for o in options(action.choices[name]) for w in o.option_strings if w[1] == "-"}
+        assert set(words) == (set() if name == "kubectl" else known), name
+
+
+def test_every_request_to_the_broker_module_is_in_the_manual():
+    page = (TOP / "doc" / "dovetail-flux.7").read_text()
+    documented = set(re.findall(r"dovetail\.([\w-]+)", " ".join(re.findall(r"It Ic (.*)", page))))
+    assert documented == {*requests.REQUESTS, *requests.STREAMS}
+
+
+def test_every_key_of_the_configuration_is_in_the_manual():
+    page = (TOP / "doc" / "dovetail-flux.7").read_text()
+    keys = re.findall(r"[\w-]+", " ".join(re.findall(r"It Va (.*)", page)))
+    assert sorted(keys) == sorted(asked.TABLE)
 
 
 def test_every_command_is_in_the_overview():

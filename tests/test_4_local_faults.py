@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from dovetail import cgroup, core, process, sweep
+from dovetail.errors import BadInput
 from localrun import Site, share, site, wait_for  # noqa: F401
 from others import needs_nobody
 
@@ -133,12 +134,26 @@ def test_a_signal_for_a_dead_process_never_reaches_its_successor():
     try:
         ticks = process.start_ticks(child.pid)
         assert not process.send(child.pid, ticks - 1, signal.SIGKILL)
-        assert process.start_ticks(child.pid) == ticks
+        assert process.alive(child.pid, ticks)
+        assert not process.alive(child.pid, ticks + 1)
+        assert not process.alive(child.pid, 0)
         assert process.send(child.pid, ticks, signal.SIGKILL)
     finally:
         child.kill()
         child.wait()
     assert process.start_ticks(child.pid) == 0
+
+
+def test_a_session_is_private_and_locked_and_ends_with_its_processes():
+    with sweep.session(f"test-{os.getpid()}") as session:
+        assert os.stat(session).st_mode & 0o777 == 0o700
+        assert not sweep.sweep_session(session)
+        os.mkdir(session + "/sim")
+        child = subprocess.Popen(["sleep", "1000"], env={"DOVETAIL_DIR": session + "/sim"})
+        with pytest.raises(BadInput, match="exists"), sweep.session(f"test-{os.getpid()}"):
+            pass
+    assert child.wait() == -signal.SIGKILL
+    assert not os.path.exists(session)
 
 
 FOREIGN = {
@@ -164,7 +179,7 @@ def test_a_sweep_removes_nothing_foreign(tmp_path, record):
     (root / f"dovetail-{os.getuid()}-link").symlink_to(precious)
     sweep.sweep(str(root))
     assert (precious / "data").exists()
-    assert not session.exists()
+    assert not os.path.exists(session)
 
 
 @needs_nobody

@@ -3,12 +3,9 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
-import re
 import struct
 import subprocess
-import time
 from pathlib import Path
 
 import pytest
@@ -265,47 +262,3 @@ def test_a_foreign_control_page_is_refused(data, tmp_path):
     (tmp_path / "control").write_bytes(data)
     with pytest.raises(page.PageError):
         page.Control(tmp_path)
-
-
-# --- Processes and sessions ---
-
-
-def test_a_process_is_known_by_its_pid_and_start():
-    mine = page.start_ticks(os.getpid())
-    assert mine is not None
-    assert page.process_alive(os.getpid(), mine)
-    assert not page.process_alive(os.getpid(), mine + 1)
-    assert not page.process_alive(2**22 + 1, mine)
-
-
-def test_a_zombie_is_not_alive():
-    child = subprocess.Popen(["true"])
-    end = time.monotonic() + 60
-    while page.start_ticks(child.pid) is not None and time.monotonic() < end:
-        os.sched_yield()
-    assert page.start_ticks(child.pid) is None
-    child.wait()
-
-
-def test_a_session_belongs_to_its_maker():
-    directory = page.session(f"test-{os.getpid()}")
-    try:
-        assert re.fullmatch(r"/dev/shm/dovetail-\d+-test-\d+", str(directory))
-        assert directory.stat().st_mode & 0o777 == 0o700
-        assert page.owner_alive(directory)
-        with pytest.raises(BadInput, match="exists"):
-            page.session(f"test-{os.getpid()}")
-        with open(directory / "owner") as file, pytest.raises(BlockingIOError):
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        for text in (f'{{"pid": {os.getpid()}, "start_ticks": 1}}', "nonsense", "[]", "{}"):
-            (directory / "owner").write_text(text)
-            assert not page.owner_alive(directory)
-    finally:
-        page.end_session(directory)
-    assert not directory.exists()
-
-
-@pytest.mark.parametrize("name", ["", "../x", "a/b", "x" * 65, ".hidden", "a b"])
-def test_a_run_id_that_is_no_plain_name_is_refused(name):
-    with pytest.raises(BadInput, match="run id"):
-        page.session(name)

@@ -297,9 +297,9 @@ def ranks_running(mine):
 
 
 def still_runs(one):
-    from dovetail import page
+    from dovetail import process
 
-    return page.process_alive(one.pid, one.start_ticks)
+    return process.alive(one.pid, one.start_ticks)
 
 
 def wait_for(condition):

@@ -7,7 +7,7 @@ import json
 
 import pytest
 from dovetail import core, events
-from dovetail.controller import TERMINAL
+from dovetail.controller import TERMINAL, Controller
 from dovetail.core import Capacity, Node, Spec
 from dovetail.errors import BadInput
 from dovetail.executors.simulated import Fault, Simulated, Work
@@ -112,3 +112,55 @@ def test_a_run_whose_loop_was_killed_is_taken_up_again(tmp_path, share):
         begun = before[view.name].state not in ("queued", "done")
         assert view.restarts == (1 if begun else 0)
     assert replay(path) is None
+
+
+def drive(controller, machine, log, pending, until):
+    """Go on until a condition holds; the simulations that were launched."""
+    launched = []
+
+    def act(actions):
+        for action in actions:
+            log.write(action)
+            if isinstance(action, core.Launch):
+                launched.append(action.name)
+                machine.launch(controller.spec(action.name), action.share)
+            elif isinstance(action, core.Resize):
+                machine.resize(action.shares)
+
+    act(pending)
+    while not until():
+        machine.advance(0.1)
+        for event in [*machine.observe(machine.now), core.Tick(machine.now)]:
+            log.write(event)
+            act(controller.handle(event))
+    return launched
+
+
+@pytest.mark.parametrize("seconds", [1.0, 4.0, 8.0, 12.0])
+def test_simulations_that_outlive_the_controller_are_taken_over(tmp_path, seconds):
+    path = tmp_path / "events.jsonl"
+    machine = Simulated(NODES, {"a": WORK})
+    first = Controller(SPECS, CAPACITY, Settings())
+    with events.Log.create(path, events.header(SPECS, CAPACITY, Settings().plain())) as log:
+        once = drive(first, machine, log, [], lambda: machine.now >= seconds)
+    controller = rebuild(path)
+    alive = tuple(controller.running())
+    assert alive
+    machine.resize({name: controller.running()[name] for name in alive})
+    with events.Log.append(path) as log:
+        log.resume(machine.now, CAPACITY, alive)
+        pending = controller.resume(machine.now, CAPACITY, alive)
+        again = drive(controller, machine, log, pending, lambda: controller.finished)
+    assert not set(again) & set(alive), "none of them is started again"
+    assert sorted({*once, *again}) == sorted(spec.name for spec in SPECS)
+    views = {view.name: view for view in controller.views()}
+    assert {view.state for view in views.values()} == {"done"}
+    assert all(views[name].restarts == 0 for name in alive)
+    assert replay(path) is None
+
+
+def test_a_simulation_that_has_to_wait_is_noted_once(tmp_path):
+    controller = Controller(SPECS, CAPACITY, Settings())
+    controller.handle(core.Tick(0.0))
+    (note,) = controller.handle(core.Delayed(0.1, "a-0", "no room"))
+    assert note == core.Note("hold", "a-0 waits: no room", {"name": "a-0"})

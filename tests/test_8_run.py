@@ -10,6 +10,7 @@ import pty
 import select
 import shlex
 import signal
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -318,3 +319,21 @@ def test_an_ignored_interrupt_stays_ignored(site):  # noqa: F811
     os.kill(run.pid, signal.SIGINT)
     (site.out / "go").touch()
     assert site.end(run)[0] == 0
+
+
+def test_one_simulation_can_be_stopped_from_outside_and_the_others_go_on(site):  # noqa: F811
+    plan = site.plan(
+        site.shell("sleep 1000", name="long"), site.shell("true", name="short"), max_packed=1
+    )
+    words = [*COMMAND, "--orders", "-o", str(site.out), str(plan)]
+    with subprocess.Popen(
+        words, cwd=site.directory, env=site.environment(), stdin=subprocess.PIPE,
+        stderr=subprocess.PIPE, text=True,
+    ) as process:  # fmt: skip
+        assert any("long starts" in line for line in process.stderr)
+        process.stdin.write("stop nobody\nnonsense\nstop long\n")
+        process.stdin.flush()
+        process.communicate(timeout=LIMIT)
+    assert process.returncode == 1
+    assert site.states() == {"long": "failed", "short": "done"}
+    assert site.summary()["simulations"][0]["reason"] == "cancelled"

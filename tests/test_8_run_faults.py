@@ -83,12 +83,12 @@ BEFORE = """
 import os, signal, sys
 from dovetail.commands import run
 from dovetail import cli
-warn = run.warn
-def late(*words):
+Live = run.Live
+def late(**options):
     for _ in range(int(sys.argv[1])):
         os.kill(os.getpid(), signal.SIGINT)
-    warn(*words)
-run.warn = late
+    return Live(**options)
+run.Live = late
 sys.exit(cli.main(["run", sys.argv[2], "-o", sys.argv[3]]))
 """
 

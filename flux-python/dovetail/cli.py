@@ -13,6 +13,7 @@ import contextlib
 import importlib
 import os
 import sys
+from collections.abc import Callable
 
 from dovetail import __version__
 from dovetail.errors import BadInput, WorkFailed
@@ -25,9 +26,11 @@ COMMANDS = (
     "run",
     "advise",
     "report",
+    "status",
     "bench",
     "kube",
     "doctor",
+    "env",
 )
 
 
@@ -62,30 +65,39 @@ def open_streams() -> None:
 
 def main(arguments: list[str] | None = None) -> int:
     """Run one command; returns its exit code."""
-    open_streams()
     words = sys.argv[1:] if arguments is None else arguments
     only = words[0] if words and words[0] in COMMANDS else None
-    try:
+
+    def work() -> int:
         args = parser(only).parse_args(words)
-        code = args.run(args)
+        return int(args.run(args))
+
+    return guarded("dovetail", work)
+
+
+def guarded(name: str, work: Callable[[], int]) -> int:
+    """Do the work; errors become one line that begins with the name, and an exit code."""
+    open_streams()
+    try:
+        code = work()
         sys.stdout.flush()
-        return int(code)
+        return code
     except BadInput as error:
-        print(f"dovetail: {error}", file=sys.stderr)
+        print(f"{name}: {error}", file=sys.stderr)
         return 2
     except WorkFailed as error:
-        print(f"dovetail: {error}", file=sys.stderr)
+        print(f"{name}: {error}", file=sys.stderr)
         return 1
     except OSError as error:
         # Mostly of standard output: its disk is full, or its reader has left, as in
         # `dovetail … | head`. Python would try again at exit, and complain.
         if not isinstance(error, BrokenPipeError):
-            print(f"dovetail: {error}", file=sys.stderr)
+            print(f"{name}: {error}", file=sys.stderr)
         with contextlib.suppress(OSError, ValueError):
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except KeyboardInterrupt:
-        print("dovetail: interrupted", file=sys.stderr)
+        print(f"{name}: interrupted", file=sys.stderr)
         return 130
 
 

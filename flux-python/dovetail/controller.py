@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from dovetail import core, judging, packing, policy, profiling, views, watching
-from dovetail.core import Action, Capacity, Event, Spec
+from dovetail.core import Action, Capacity, Event, Share, Spec
 from dovetail.policy import Settings
 from dovetail.simulation import Simulation
 from dovetail.state import State
@@ -45,8 +45,8 @@ class Controller:
             self._decide()
         return self._state.flush()
 
-    def resume(self, t: float, capacity: Capacity) -> list[Action]:
-        """The loop died and began again at run time `t`: nothing is running any more.
+    def resume(self, t: float, capacity: Capacity, alive: Sequence[str] = ()) -> list[Action]:
+        """The loop died and began again at run time `t`: nothing runs any more but `alive`.
 
         Call it after all logged events were handled. What had started, or was ended by an
         interrupt, is queued again with one restart more; what was given up is queued again.
@@ -55,7 +55,7 @@ class Controller:
         self._clock(t)
         state.set_capacity(capacity)
         groups = (state.active, state.frozen, state.leaving)
-        again = [sim for group in groups for sim in group.values()]
+        again = [sim for group in groups for sim in group.values() if sim.spec.name not in alive]
         again += [
             sim
             for sim in state.sims.values()
@@ -69,10 +69,14 @@ class Controller:
         for sim in state.sims.values():
             if sim.state == "not started":
                 state.queue(sim)
-        state.profiling = None
+        if not alive:
+            state.profiling = None
         state.inflight.clear()
         state.flush()
         state.note("hold", "the run was taken up again", t=t)
+        for name in alive:
+            state.sims[name].progress_at = state.now
+        state.restart_windows([*state.active.values(), *state.frozen.values()])
         self._decide()
         return state.flush()
 
@@ -98,6 +102,9 @@ class Controller:
             return False
         if isinstance(event, core.Started):
             self._started(event)
+        elif isinstance(event, core.Delayed):
+            state.note("hold", f"{event.name} waits: {event.why}", name=event.name)
+            return False
         elif isinstance(event, core.Finished):
             self._finished(event)
         elif isinstance(event, core.Resized):
@@ -106,6 +113,10 @@ class Controller:
             self._capacity(event.capacity)
         elif isinstance(event, core.Interrupted):
             self._interrupted(event.reason)
+        elif isinstance(event, core.Unwanted):
+            sim = state.active.get(event.name) or state.frozen.get(event.name)
+            if sim is not None:
+                state.stop(sim, event.reason)
         return True
 
     def _started(self, event: core.Started) -> None:
@@ -124,7 +135,7 @@ class Controller:
             return
         sim.ended = event.t
         stop = sim.stop
-        lost = event.reason.startswith(policy.NODE_LOST) and stop is None
+        lost = event.reason.startswith((policy.NODE_LOST, policy.POD_LOST)) and stop is None
         if not state.interrupted and (
             (stop is not None and stop.requeue and (event.reason or event.code))
             or (lost and sim.restarts < self.settings.restarts)
@@ -255,9 +266,22 @@ class Controller:
         """True once every simulation is done, failed or not started."""
         return self._state.finished
 
+    @property
+    def measuring(self) -> bool:
+        """True while a decision waits for measurements; else a look each second is enough."""
+        return views.phase(self._state) in ("profile", "pack")
+
     def spec(self, name: str) -> Spec:
         """What the plan asks for. Raises KeyError for an unknown name."""
         return self._state.sims[name].spec
+
+    def running(self) -> dict[str, Share]:
+        """The simulations whose own command runs, and what each of them shall have."""
+        state = self._state
+        groups = {} if state.interrupted else {**state.active, **state.frozen}
+        return {
+            name: sim.share for name, sim in groups.items() if sim.share and sim.started is not None
+        }
 
     def view(self, name: str) -> View:
         """One simulation. Raises KeyError for an unknown name."""

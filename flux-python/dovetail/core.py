@@ -127,6 +127,15 @@ class Tick:
 
 
 @dataclass(frozen=True)
+class Delayed:
+    """The simulation was launched and cannot start yet: there is no room, for one."""
+
+    t: float
+    name: str
+    why: str
+
+
+@dataclass(frozen=True)
 class Started:
     """The simulation's own command runs now; its prepare step is over."""
 
@@ -178,7 +187,18 @@ class Interrupted:
     reason: str
 
 
-Event = Union[Tick, Started, Sampled, Finished, Resized, CapacityChanged, Interrupted]
+@dataclass(frozen=True)
+class Unwanted:
+    """The user wants one simulation to end; the others go on."""
+
+    t: float
+    name: str
+    reason: str
+
+
+Event = Union[
+    Tick, Delayed, Started, Sampled, Finished, Resized, CapacityChanged, Interrupted, Unwanted
+]
 
 
 # --- Actions: from the controller to the executor ---

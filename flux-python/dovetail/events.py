@@ -9,7 +9,7 @@ Invariants: decode(encode(x)) == x; a record is written whole or not at all; the
 an event are the controller's answer to it, so feeding the events to a new controller gives
 the same actions. A `resume` record says that the loop died and began again: simulations that
 had started and not finished, or that an interrupt ended, are queued again, first, with one
-restart more; those not started are queued again; finished ones stay.
+restart more, but for those `alive`; those not started are queued again; finished ones stay.
 Only the last line may be torn (the writer was killed); anything else is refused.
 """
 
@@ -170,9 +170,13 @@ class Log:
         """Append one record. Raises LogStopped when writing begins to fail; then holds it."""
         self._record(encode(value))
 
-    def resume(self, t: float, capacity: core.Capacity) -> None:
-        """Append the record that says that the run was taken up again at run time `t`."""
-        self._record({"kind": "resume", "t": t, "capacity": plain(capacity)})
+    def resume(self, t: float, capacity: core.Capacity, alive: Iterable[str] = ()) -> None:
+        """Append the record that says that the run was taken up again at run time `t`.
+
+        `alive` are the simulations that went on running meanwhile.
+        """
+        kept = {"alive": list(alive)} if alive else {}
+        self._record({"kind": "resume", "t": t, "capacity": plain(capacity), **kept})
 
     def _record(self, record: Record) -> None:
         if len(self.held) <= HELD:  # beyond, the log ends here: nothing may be left out of it
@@ -219,10 +223,11 @@ class Log:
 
 @dataclasses.dataclass(frozen=True)
 class Resumed:
-    """The run was taken up again at run time `t` with this capacity."""
+    """The run was taken up again at run time `t` with this capacity; `alive` were still running."""
 
     t: float
     capacity: core.Capacity
+    alive: tuple[str, ...] = ()
 
 
 Entry = Union[core.Event, core.Action, Resumed]

@@ -25,7 +25,7 @@ SPLIT = 0.8
 """Share of the ideal that fewer ranks side by side keep where cache or memory is short."""
 
 QUIET = 0.9
-"""Share of a core that spinning ranks get at least on a quiet machine; 0.97 to 1 was seen."""
+"""Share of a core below which spinning ranks were disturbed: alone they take all of it."""
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ on; the executor is closed whatever happens; the clock of a resumed run goes on 
 
 from __future__ import annotations
 
+import os
 import signal
 import time
 from collections.abc import Sequence
@@ -15,11 +16,25 @@ from types import FrameType
 from typing import Protocol
 
 from dovetail.controller import Controller
-from dovetail.core import Action, Event, Executor, Interrupted, Launch, Note, Resize, Stop, Tick
+from dovetail.core import (
+    Action,
+    Event,
+    Executor,
+    Interrupted,
+    Launch,
+    Note,
+    Resize,
+    Stop,
+    Tick,
+    Unwanted,
+)
 from dovetail.events import Log, LogStopped
 from dovetail.live import Live
 
-PERIOD = 0.25  # seconds between looks at the ranks; far below the shortest judging window
+LOOK = 0.25
+"""Seconds between looks at the ranks while something is measured: far below a judging window."""
+REST = 1.0
+"""The same while nothing is: each look is logged, and a day has 86,400 seconds."""
 
 
 class Waiting(Executor, Protocol):
@@ -58,6 +73,31 @@ class Signals:
             raise KeyboardInterrupt
 
 
+class Orders:
+    """What another program asks of the run while it goes on: lines `stop NAME`."""
+
+    def __init__(self, source: int | None) -> None:
+        """`source` is a file that is read without blocking; None if nobody asks."""
+        self.source = source
+        self.rest = b""
+        if source is not None:
+            os.set_blocking(source, False)
+
+    def take(self) -> list[str]:
+        """Names of the simulations that shall stop; lines that mean nothing are left out."""
+        while self.source is not None:
+            try:
+                block = os.read(self.source, 1 << 16)
+            except BlockingIOError:
+                break
+            self.rest += block
+            if not block:
+                self.source = None
+        *lines, self.rest = self.rest.split(b"\n")
+        words = [line.decode(errors="replace").split() for line in lines]
+        return [line[1] for line in words if len(line) == 2 and line[0] == "stop"]
+
+
 class Loop:
     """One run, from the first launch to the end of the last simulation."""
 
@@ -69,6 +109,7 @@ class Loop:
         live: Live,
         origin: float,
         signals: Signals,
+        orders: Orders | None = None,
     ) -> None:
         self.controller = controller
         self.executor = executor
@@ -76,6 +117,7 @@ class Loop:
         self.live = live
         self.origin = origin  # CLOCK_MONOTONIC at time 0 of the run
         self.signals = signals
+        self.orders = orders or Orders(None)
 
     def now(self) -> float:
         """Seconds on the run's clock."""
@@ -89,11 +131,12 @@ class Loop:
             if not self.signals.caught:
                 self.step([Tick(self.now())])
             while not self.controller.finished and self.signals.count < 2:
-                self.executor.wait(PERIOD)
+                self.executor.wait(LOOK if self.controller.measuring else REST)
                 t = self.now()
                 new = self.interrupted(t) if self.signals.caught and not told else Tick(t)
                 told = told or isinstance(new, Interrupted)
-                self.step([*self.executor.observe(t), new])
+                unwanted = [Unwanted(t, name, "cancelled") for name in self.orders.take()]
+                self.step([*self.executor.observe(t), *unwanted, new])
                 self.live.show(self.controller, t)
         finally:
             self.executor.close()

@@ -3,7 +3,7 @@
 
 In: a directory with one file `rank.<world rank>.<pid>` for each MPI process, laid out as in
 pmpi/page.h and dovetail-page(5), perhaps while the process writes to it. Out: a `RankPage` for
-each. Also here: the session directory in shared memory that holds all this, and who owns it.
+each.
 
 Invariants: reading costs the rank nothing. Any bytes at all give either a `RankPage` or a
 `PageError` that says what is wrong with them.
@@ -11,13 +11,10 @@ Invariants: reading costs the rank nothing. Any bytes at all give either a `Rank
 
 from __future__ import annotations
 
-import fcntl
-import json
 import math
 import mmap
 import os
 import re
-import shutil
 import stat
 import struct
 import time
@@ -25,6 +22,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from dovetail import process
 from dovetail.core import WaitPolicy
 from dovetail.errors import BadInput
 
@@ -230,7 +228,7 @@ def _parse(data: bytes) -> RankPage:
     latest = marks[2 + head.latest_seq % 2]
     if not (math.isfinite(latest.ns_per_tick) and 1e-3 < latest.ns_per_tick < 1e6):
         raise PageError(f"{latest.ns_per_tick} nanoseconds per tick is not possible")
-    alive = process_alive(head.pid, head.start_ticks)
+    alive = process.alive(head.pid, head.start_ticks)
     state, end, inside = _now(head, latest, alive)
     elapsed = max(end - head.init * 1e-9, 0.0)
     inside = min(max(inside, 0.0), elapsed)
@@ -365,67 +363,6 @@ def read_pages(directory: str | os.PathLike[str]) -> list[RankPage]:
     # An earlier program with more ranks leaves pages that no later one takes the place of.
     last = {page.world: page for page in sorted(newest.values(), key=lambda page: page.init_s)}
     return [page for (world, rank), page in sorted(newest.items()) if rank < last[world].world_size]
-
-
-# --- Processes and sessions ---
-
-
-def start_ticks(pid: int) -> int | None:
-    """When a process started, in clock ticks after boot; None if there is no such process."""
-    try:
-        text = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace")
-        fields = text.rpartition(")")[2].split()
-        return None if fields[0] in "ZX" else int(fields[19])
-    except (OSError, IndexError, ValueError):
-        return None
-
-
-def process_alive(pid: int, started: int) -> bool:
-    """Whether this very process lives; a zombie does not, nor another with its number."""
-    return start_ticks(pid) == started
-
-
-_locks: dict[Path, int] = {}
-
-
-def session(run_id: str) -> Path:
-    """Make the session directory of a run, owned by this process; raises BadInput if it exists.
-
-    The file `owner` names the process, which holds a lock on it for as long as it lives: what
-    finds the lock free may remove the session and end what runs in it.
-    """
-    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", run_id):
-        raise BadInput(f"run id {run_id!r}: up to 64 letters, digits, dots and dashes")
-    directory = Path(f"/dev/shm/dovetail-{os.getuid()}-{run_id}")
-    new = directory / "owner.new"
-    record = {"pid": os.getpid(), "start_ticks": start_ticks(os.getpid())}
-    try:
-        directory.mkdir(mode=0o700)
-        # Locked before it has its name, so that nobody ever sees it unlocked.
-        lock = os.open(new, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        os.write(lock, json.dumps(record).encode() + b"\n")
-        new.rename(directory / "owner")
-    except OSError as error:
-        raise BadInput(f"{directory}: {error.strerror}") from error
-    _locks[directory] = lock
-    return directory
-
-
-def end_session(directory: Path) -> None:
-    """Remove a session directory that this process owns, and let go of its lock."""
-    shutil.rmtree(directory, ignore_errors=True)
-    if directory in _locks:
-        os.close(_locks.pop(directory))
-
-
-def owner_alive(directory: Path) -> bool:
-    """Whether the process that owns a session directory still runs."""
-    try:
-        owner = json.loads((directory / "owner").read_text(encoding="ascii"))
-        return process_alive(int(owner["pid"]), int(owner["start_ticks"]))
-    except (OSError, ValueError, KeyError, TypeError):
-        return False
 
 
 # --- The control page ---

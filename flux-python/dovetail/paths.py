@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: LGPL-3.0-or-later
-"""Where the parts that are not Python lie: the profiling libraries (step 5), built or installed.
+"""Where the parts that are not Python lie: profiling libraries (step 5), jobtap plugins (step 2).
 
 In: DOVETAIL_LIBDIR, which wins if set, and this file's own place. Out: absolute paths.
 """
@@ -62,3 +62,13 @@ def bench(mpi: str) -> Path:
             if (place / name).is_file():
                 return (place / name).absolute()
     raise BadInput(f"no {name} beside the profiling libraries: run `make` with that MPI installed")
+
+
+def jobtap(name: str) -> Path:
+    """The jobtap plugin `carve`, `gate` or `release`; raises BadInput where it is not built."""
+    for directory in directories():
+        built = directory.parent.parent / "jobtap" / ".libs"
+        for place in (built, directory / "jobtap"):
+            if (place / f"{name}.so").is_file():
+                return (place / f"{name}.so").absolute()
+    raise BadInput(f"no jobtap plugin {name}.so: run ./configure and make with Flux and Lua there")

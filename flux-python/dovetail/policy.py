@@ -22,7 +22,7 @@ OFF = WaitPolicy("off")
 YIELD = WaitPolicy("yield")
 DOORBELL = WaitPolicy("doorbell", 20)
 
-NODE_LOST = "node lost"
+NODE_LOST, POD_LOST = "node lost", "pod lost"
 """How the reason of a Finished begins if it is not the simulation's fault: it is run again."""
 
 Mix = tuple[tuple[str, int], ...]

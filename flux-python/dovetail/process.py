@@ -35,6 +35,11 @@ def start_ticks(pid: int) -> int:
     return 0 if stat is None or stat[0] in "ZX" else stat[2]
 
 
+def alive(pid: int, ticks: int) -> bool:
+    """Whether exactly that process still runs: ids are reused, start times are not."""
+    return ticks > 0 and start_ticks(pid) == ticks
+
+
 def members(marker: str, root: int = 0) -> Processes:
     """This user's live processes below `root`, or with `marker` in their environment.
 

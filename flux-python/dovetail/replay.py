@@ -58,7 +58,7 @@ def _feed(path: str | os.PathLike[str]) -> tuple[Controller, Difference | None]:
             found = found or Difference(seq, entry, None)  # an answer to no event
             continue
         if isinstance(entry, events.Resumed):
-            answer = controller.resume(entry.t, entry.capacity)
+            answer = controller.resume(entry.t, entry.capacity, entry.alive)
         else:
             answer = controller.handle(entry)
         recorded = _actions_after(entries, seq)

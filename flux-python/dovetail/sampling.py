@@ -8,7 +8,7 @@ belongs to whole iterations, whichever of the three sources counts them.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from dovetail import core, keeper, page
@@ -46,10 +46,10 @@ def ranks(
     if all(one.iteration_source != "none" for one in pages):
         return core.Ranks(
             tuple(one.iterations for one in pages),
-            tuple(max(0.0, one.iter_stamp - origin) for one in pages),
-            tuple(one.iter_cpu_s for one in pages),
-            tuple(one.iter_useful_s for one in pages),
-            tuple(one.iter_mpi_s for one in pages),
+            _seconds(one.iter_stamp - origin for one in pages),
+            _seconds(one.iter_cpu_s for one in pages),
+            _seconds(one.iter_useful_s for one in pages),
+            _seconds(one.iter_mpi_s for one in pages),
             memory,
         )
     # Only the log tells of iterations; a `Time =` line begins one and so ends another.
@@ -60,9 +60,14 @@ def ranks(
     count = len(pages)
     return core.Ranks(
         (lines if succeeded else max(0, lines - 1),) * count,
-        (max(0.0, stamp - origin),) * count,
-        tuple(one.cpu_s for one in pages),
-        tuple(one.useful_s for one in pages),
-        tuple(one.mpi_s for one in pages),
+        _seconds([stamp - origin]) * count,
+        _seconds(one.cpu_s for one in pages),
+        _seconds(one.useful_s for one in pages),
+        _seconds(one.mpi_s for one in pages),
         memory,
     )
+
+
+def _seconds(values: Iterable[float]) -> tuple[float, ...]:
+    """To the microsecond, since every sample is logged with all its digits; none below 0."""
+    return tuple(round(max(0.0, value), 6) for value in values)

@@ -22,9 +22,11 @@ import os
 import select
 import time
 import zlib
+from collections.abc import Iterator
 
 from dovetail import process
 from dovetail.cgroup import Group
+from dovetail.errors import BadInput
 
 ROOT = "/dev/shm"
 _YOUNG = 60.0  # seconds that a session may exist without its owner file
@@ -48,6 +50,23 @@ def create(run_id: str, group: Group, temporary: str, root: str = ROOT) -> tuple
     os.write(handle, json.dumps(record).encode() + b"\n")
     os.rename(session + "/owner.new", session + "/owner")
     return session, handle
+
+
+@contextlib.contextmanager
+def session(run_id: str) -> Iterator[str]:
+    """A session without control groups; removed, with the processes of its simulations, after.
+
+    Raises BadInput if it cannot be made.
+    """
+    try:
+        path, handle = create(run_id, Group("", ""), "")
+    except OSError as error:
+        raise BadInput(f"session {run_id} in {ROOT}: {error.strerror}") from error
+    try:
+        yield path
+    finally:
+        remove_session(path, os.pread(handle, 65536, 0))
+        os.close(handle)
 
 
 def shared_session(run_id: str, node: str, root: str = ROOT) -> str:
@@ -144,7 +163,7 @@ def _lives(record: bytes) -> bool:
         owner = json.loads(record)
         if owner.get("shared"):
             return True
-        return process.start_ticks(int(owner["pid"])) == int(owner["start_ticks"])
+        return process.alive(int(owner["pid"]), int(owner["start_ticks"]))
     return False
 
 

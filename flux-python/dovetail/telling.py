@@ -140,6 +140,9 @@ class _Teller:
     def _tick(self, event: core.Tick) -> None:
         pass
 
+    def _delayed(self, event: core.Delayed) -> None:
+        pass  # the controller's note on it says the same
+
     def _started(self, event: core.Started) -> None:
         self._attempt(event.name, start=self.now)
         self._turn()
@@ -219,6 +222,9 @@ class _Teller:
         why = f"{event.capacity.cpu / 1000:g} cores now"
         self.marks.append(Mark(self.now, "capacity", why))
 
+    def _unwanted(self, event: core.Unwanted) -> None:
+        """Its Stop follows, which tells."""
+
     def _interrupted(self, event: core.Interrupted) -> None:
         self.interrupted = event.reason or "interrupted"
         self.marks.append(Mark(self.now, "interrupt", self.interrupted))
@@ -227,7 +233,9 @@ class _Teller:
         """The loop was killed: what ran then is over, and back in the queue."""
         why = "the run was killed and resumed"
         for name, track in list(self.tracks.items()):
-            if track.attempts and track.attempts[-1].end is None:
+            if name in event.alive:
+                self.last.pop(name, None)
+            elif track.attempts and track.attempts[-1].end is None:
                 self._attempt(name, stopped=why, requeued=True)
                 self._end(name, core.Finished(event.t, name, -1, why))
             elif self.interrupted and (track.state, track.reason) == ("failed", self.interrupted):

@@ -99,7 +99,7 @@ def status(state: State) -> Status:
     known, totals = state.knowledge, state.totals
     return Status(
         state.t,
-        _phase(state),
+        phase(state),
         len(state.active),
         totals["n_max"],
         counts,
@@ -115,7 +115,8 @@ def status(state: State) -> Status:
     )
 
 
-def _phase(state: State) -> str:
+def phase(state: State) -> str:
+    """What the run is about now; see `Status`."""
     if state.finished:
         return "done"
     if state.profiling or any(state.family(s).profile is None for s in state.active.values()):

@@ -232,11 +232,16 @@ def _requests(state: State) -> None:
         for sim in sims
     ]
     wanted = policy.fit_requests(needs, state.capacity)
+    pairs = list(zip(sims, wanted))
     moved = [
         (sim, new)
-        for sim, new in zip(sims, wanted)
+        for sim, new in pairs
         if sim.share is None or policy.differ(sim.share.requests, new, state.settings.hysteresis)
     ]
+    stays = {sim.spec.name: sim.share.requests for sim in sims if sim.share}
+    stays.update({sim.spec.name: new for sim, new in moved})
+    if sum(map(sum, stays.values())) > state.capacity.cpu:  # what barely changes must fit as well
+        moved = [(sim, new) for sim, new in pairs if not sim.share or sim.share.requests != new]
     _send(state, moved)
 
 

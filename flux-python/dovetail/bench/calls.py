@@ -10,12 +10,12 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import shutil
+import secrets
 import subprocess
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from dovetail import page, paths
+from dovetail import page, paths, sweep
 from dovetail.bench.figures import Claim, Progress, copies, mpirun
 from dovetail.bench.harness import Row, interleave, plain, plain_environment, ratios
 from dovetail.core import WaitPolicy
@@ -39,9 +39,8 @@ def calls(scratch: Path, repeat: int, progress: Progress) -> list[Claim]:
     if not claims:
         raise BadInput("no MPI that Dovetail was built for: run `make` with one installed")
     case = copies(scratch, (1, 1), 40, 1)
-    session = page.session(f"bench-{os.getpid()}")
-    try:
-        page.Control.create(session, WaitPolicy("off"))
+    with sweep.session(f"bench-{secrets.token_hex(4)}") as session:
+        page.Control.create(Path(session), WaitPolicy("off"))
         on = ["env", f"LD_PRELOAD={paths.library('openmpi')}", f"DOVETAIL_DIR={session}"]
         rows = interleave(
             {
@@ -51,25 +50,20 @@ def calls(scratch: Path, repeat: int, progress: Progress) -> list[Claim]:
             max(3 * repeat, 5),  # CPU time scatters by some percent from run to run
             progress,
         )
-    finally:
-        shutil.rmtree(session, ignore_errors=True)
     whole = ratios(rows["CPU with"], rows["CPU without"], "CPU of a whole program, with / without")
     return [*claims, Claim(whole, "x", "<=", 1.01)]
 
 
 def added(mpi: str, words: Sequence[str]) -> float:
     """Run the small program with the library; nanoseconds that the wrapper adds to a call."""
-    session = page.session(f"bench-{os.getpid()}")
-    try:
-        page.Control.create(session, WaitPolicy("off"))
+    with sweep.session(f"bench-{secrets.token_hex(4)}") as session:
+        page.Control.create(Path(session), WaitPolicy("off"))
         env = {
             **plain_environment(),
             "LD_PRELOAD": str(paths.library(mpi)),
-            "DOVETAIL_DIR": str(session),
+            "DOVETAIL_DIR": session,
         }
         done = subprocess.run(words, env=env, capture_output=True, text=True, check=False)
-    finally:
-        shutil.rmtree(session, ignore_errors=True)
     if done.returncode:
         raise WorkFailed(f"{' '.join(words)}: exit code {done.returncode}: {done.stderr.strip()}")
     return float(json.loads(done.stdout)["added_ns"])

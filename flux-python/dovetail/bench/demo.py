@@ -11,23 +11,33 @@ import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
-from dovetail import alternatives, plan
+from dovetail import alternatives, places, plan
 from dovetail.alternatives import FEWER, NAIVE, SEQUENTIAL, Alternative, Name
+from dovetail.bench import ondemand
 from dovetail.bench.cases import pitz_daily
 from dovetail.bench.figures import Progress, mpirun, plan_entry
 from dovetail.bench.harness import plain
 from dovetail.commands.run import LOG, check_directory, execute, finish
 from dovetail.loop import Signals
 
-MADE = ("cases", "plan.yaml", alternatives.FILE, LOG, "summary.json", "report.html")
+MADE = (
+    "cases", "plan.yaml", alternatives.FILE, LOG, "summary.json", "report.html", "status.json",
+    "kubernetes", ondemand.FILE, "processes",
+)  # fmt: skip
 MARK = "# Made by `dovetail bench demo`, which replaces it."
 FAMILIES = (("imbalanced", (1.0, 3.0), 4), ("balanced", (1.0, 1.0), 2))
-ITERATIONS = 80
+ITERATIONS = 70
 CORES = 2  # what the plan uses, however many there are: the same demo everywhere
 
 
-def run_demo(directory: Path, progress: Progress, *, as_json: bool) -> int:
-    """Make the cases, run the plan and its alternatives, and report; an exit code."""
+def run_demo(
+    directory: Path, progress: Progress, *, as_json: bool, kubernetes: bool = False
+) -> int:
+    """Make the cases, run the plan and its alternatives, and report; an exit code.
+
+    With `kubernetes` the simulations are pods on a cluster that is started for it, and the plan
+    is run a second time as processes, below the directory, to see what that costs.
+    """
     clear(directory)
     path = directory / "plan.yaml"
     path.write_text(demo_plan(directory))
@@ -39,9 +49,23 @@ def run_demo(directory: Path, progress: Progress, *, as_json: bool) -> int:
         serial = pitz_daily(directory / "cases" / name / "serial-0", (1,), ITERATIONS)
         cases[f"{name} serial"] = [serial, *clones(serial, count)]
     asked = plan.load(path)
-    progress(f"running the plan {path} with Dovetail")
     with Signals() as signals:
-        log = execute(asked, directory, signals, quiet=as_json)
+        if kubernetes:
+            with ondemand.started(CORES, progress) as kubeconfig:
+                progress(f"running the plan {path} with Dovetail, as pods")
+                there = places.cluster(kubeconfig)
+                there.check(asked)
+                log = execute(asked, directory, signals, quiet=as_json, place=there)
+        else:
+            progress(f"running the plan {path} with Dovetail")
+            log = execute(asked, directory, signals, quiet=as_json)
+    if kubernetes and not signals.caught:
+        progress("for comparison, the same plan as processes")
+        processes = directory / "processes"
+        processes.mkdir()
+        with Signals() as signals:
+            execute(asked, processes, signals, quiet=as_json)
+        ondemand.compare(directory, processes, progress)
     if not signals.caught:
         measured = [row for family in FAMILIES for row in others(family, cases, progress)]
         alternatives.write(directory, CORES, measured)

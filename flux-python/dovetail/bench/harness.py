@@ -9,6 +9,7 @@ machine falls on all of them.
 from __future__ import annotations
 
 import os
+import secrets
 import statistics
 import subprocess
 import time
@@ -16,6 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from dovetail import sweep
 from dovetail.bench.cases import environment
 from dovetail.errors import WorkFailed
 
@@ -64,8 +66,17 @@ def plain(cases: Sequence[Path], command: Sequence[str], at_once: int) -> float:
     """Run the same command in each case as a user would by hand; returns the makespan, seconds.
 
     At most `at_once` run at a time, the next one starts when any of them ends. Output goes to
-    `log.plain` in the case. Raises WorkFailed when one fails; none is left running.
+    `log.plain` in the case. Raises WorkFailed when one fails; none is left running, and nothing
+    in shared memory, where a launcher that is interrupted leaves its segments.
     """
+    with sweep.session(f"plain-{secrets.token_hex(4)}") as session:
+        env = {**plain_environment(), "OMPI_MCA_btl_vader_backing_directory": session}
+        return _plain(cases, command, at_once, env)
+
+
+def _plain(
+    cases: Sequence[Path], command: Sequence[str], at_once: int, env: dict[str, str]
+) -> float:
     waiting = list(cases)
     running: dict[int, subprocess.Popen[bytes]] = {}
     started = time.monotonic()
@@ -74,9 +85,7 @@ def plain(cases: Sequence[Path], command: Sequence[str], at_once: int) -> float:
             while waiting and len(running) < at_once:
                 case = waiting.pop(0)
                 with open(case / "log.plain", "wb") as log:
-                    process = subprocess.Popen(
-                        command, cwd=case, stdout=log, stderr=log, env=plain_environment()
-                    )
+                    process = subprocess.Popen(command, cwd=case, stdout=log, stderr=log, env=env)
                 running[process.pid] = process
             # Any child may be first; waiting for all of them at once needs no polling.
             ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOWAIT)

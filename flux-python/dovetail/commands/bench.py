@@ -21,7 +21,7 @@ from types import FrameType
 from rich.console import Console
 from rich.table import Table
 
-from dovetail.bench import calls, demo, figures
+from dovetail.bench import calls, demo, figures, jobtap, kube
 from dovetail.bench.figures import Claim, Progress
 from dovetail.errors import BadInput
 
@@ -34,8 +34,12 @@ COMPARISONS: dict[str, tuple[str, Callable[[Path, int, Progress], list[Claim]]]]
     "queue": ("a queue of imbalanced simulations under the controller", figures.queue),
     "balanced": ("a queue of balanced simulations under the controller", figures.balanced),
     "model": ("predictions against measurements", figures.model),
+    "jobtap": ("Lua in Flux's job manager", jobtap.jobtap),
+    "kube": ("user-space Kubernetes from up to down", kube.kube),
     "scale": ("the cost of a decision against the number of ranks", figures.scaling),
 }
+
+APART = ("jobtap", "kube")  # need Flux, or a build of Kubernetes, and are about nothing else
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -51,6 +55,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "-o", "--output", metavar="DIR", type=Path, default=Path("demo-out"),
         help="where the demo writes (default: %(default)s)",
     )  # fmt: skip
+    parser.add_argument(
+        "--kubernetes", action="store_true",
+        help="run the demo as pods, on a cluster started for it, and compare with processes",
+    )  # fmt: skip
 
 
 def run(args: argparse.Namespace) -> int:
@@ -59,9 +67,12 @@ def run(args: argparse.Namespace) -> int:
         raise BadInput(f"--repeat {args.repeat}: give 1 to 1000")
     signal.signal(signal.SIGTERM, interrupt)
     if args.what == "demo":
-        return demo.run_demo(args.output, tell, as_json=args.json)
+        return demo.run_demo(args.output, tell, as_json=args.json, kubernetes=args.kubernetes)
+    if args.kubernetes:
+        raise BadInput(f"--kubernetes: only with demo, not with {args.what}")
     found: dict[str, list[Claim]] = {}
-    for name in COMPARISONS if args.what == "all" else (args.what,):
+    every = [name for name in COMPARISONS if name not in APART]
+    for name in every if args.what == "all" else (args.what,):
         tell(f"{name}: {COMPARISONS[name][0]}; load average {os.getloadavg()[0]:.2f} before")
         with tempfile.TemporaryDirectory(prefix="dovetail-bench-") as scratch:
             found[name] = COMPARISONS[name][1](Path(scratch), args.repeat, tell)

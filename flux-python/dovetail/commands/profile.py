@@ -15,6 +15,7 @@ import argparse
 import contextlib
 import json
 import os
+import secrets
 import signal
 import subprocess
 import sys
@@ -26,7 +27,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from dovetail import detect, page, paths
+from dovetail import detect, page, paths, sweep
 from dovetail import profile as profiles
 from dovetail.core import WaitPolicy
 from dovetail.errors import BadInput, WorkFailed
@@ -93,14 +94,11 @@ def _check_output(path: Path | None) -> None:
 @contextlib.contextmanager
 def _session(policy: WaitPolicy) -> Iterator[Path]:
     """The simulation's directory in a session directory of its own, gone afterwards."""
-    session = page.session(f"profile-{os.getpid()}-{page.start_ticks(os.getpid())}")
-    try:
-        directory = session / "profile"
+    with sweep.session(f"profile-{os.getpid()}-{secrets.token_hex(4)}") as session:
+        directory = Path(session, "profile")
         directory.mkdir(mode=0o700)
         page.Control.create(directory, policy).close()
         yield directory
-    finally:
-        page.end_session(session)
 
 
 def _environment(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: LGPL-3.0-or-later
-"""`dovetail run`: the main job, a plan's simulations packed on this machine (steps 1 to 8).
+"""`dovetail run`: the main job, a plan's simulations packed on a machine or cluster (steps 1 to 8).
 
 Input: a plan. Output: the run's directory with `events.jsonl`, `summary.json`, `report.html` and,
 per simulation, its log and case. Invariant: bad input is found before anything is written.
@@ -21,13 +21,12 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from dovetail import events, plan, policy, replay, summary
+from dovetail import events, places, plan, policy, replay, summary
 from dovetail.controller import Controller
 from dovetail.core import Action, Capacity, Node, Spec
 from dovetail.errors import BadInput, WorkFailed
-from dovetail.executors.local import LocalExecutor, free_memory
 from dovetail.live import Live
-from dovetail.loop import Loop, Signals
+from dovetail.loop import Loop, Orders, Signals
 
 HELP = "run a queue of MPI simulations, packed where that pays"
 LOG = "events.jsonl"
@@ -42,20 +41,32 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     parser.add_argument("--resume", action="store_true", help="go on with the run in DIR")
     parser.add_argument("--dry-run", action="store_true", help="check and show, start nothing")
+    parser.add_argument(
+        "--kubeconfig", metavar="FILE", type=Path,
+        help="run the simulations as pods on this cluster, not as processes here",
+    )  # fmt: skip
+    parser.add_argument(
+        "--orders", action="store_true", help="read lines `stop NAME` from standard input"
+    )
 
 
 def run(args: argparse.Namespace) -> int:
     """Run a plan; 0 if all simulations are done, 1 if not, 130 if interrupted."""
     asked = plan.load(args.plan)
-    check_plan(asked, args.output)
+    place = places.here() if args.kubeconfig is None else places.cluster(args.kubeconfig)
+    place.check(asked)
+    check_output(asked, args.output)
     if args.dry_run:
-        return show(asked, as_json=args.json)
+        return show(asked, place.cpu(asked), as_json=args.json)
     check_directory(args.output, resume=args.resume)
     held = lock(args.output)
     try:
         check_directory(args.output, resume=args.resume)  # now that nobody else writes it
         with Signals() as signals:
-            log = execute(asked, args.output, signals, resume=args.resume, quiet=args.json)
+            log = execute(
+                asked, args.output, signals, resume=args.resume, quiet=args.json, place=place,
+                orders=Orders(0 if args.orders else None),
+            )  # fmt: skip
             return finish(args.output, signals, log, as_json=args.json)
     finally:
         os.close(held)
@@ -83,18 +94,8 @@ def lock(directory: Path) -> int:
     return held
 
 
-def check_plan(asked: plan.Plan, directory: Path) -> None:
-    """Refuse a plan that can never run on this machine, or not in this directory."""
-    cpus, here = asked.limits.cpus, len(os.sched_getaffinity(0))
-    if cpus is not None and (cpus % 1000 or not 0 < cpus <= 1000 * here):
-        raise BadInput(f"cpus: {cpus}m is not possible here; a whole number from 1 to {here} is")
-    offered = asked.limits.memory or free_memory()
-    for spec in asked.specs:
-        if spec.memory > offered:
-            raise BadInput(
-                f"simulation {spec.name} asks for {spec.memory >> 20} MiB of memory; "
-                f"this machine offers {offered >> 20} MiB"
-            )
+def check_output(asked: plan.Plan, directory: Path) -> None:
+    """Refuse a directory that lies in a case."""
     path = directory.resolve()
     for case in {spec.case for spec in asked.specs}:
         if Path(case).resolve() in (path, *path.parents):
@@ -118,34 +119,37 @@ def execute(
     resume: bool = False,
     quiet: bool = False,
     settings: policy.Settings | None = None,
+    place: places.Place | None = None,
+    orders: Orders | None = None,
 ) -> events.Log:
     """Drive the run to its end; returns its log. `settings` are for a new run, not a resumed one.
 
-    The plan's `max_packed` is put into the settings.
+    The plan's `max_packed` is put into the settings. `place` is this machine by default.
     """
-    limits = asked.limits
-    tuned = replace(settings or policy.Settings(), max_packed=limits.max_packed or 0)
+    tuned = replace(settings or policy.Settings(), max_packed=asked.limits.max_packed or 0)
     spent = resumable(directory / LOG, asked) if resume else 0.0
     origin = time.monotonic() - spent
-    executor = LocalExecutor(directory, limits.cpus and limits.cpus // 1000, limits.memory, origin)
+    place = place or places.here()
+    executor = place.start(asked, directory, origin, resume=resume)
     try:
         capacity = executor.capacity()
         first: list[Action] = []
         if resume:
             controller = replay.rebuild(directory / LOG)
+            alive = place.adopt(controller)
             log = events.Log.append(directory / LOG)
-            log.resume(spent, capacity)
-            first = controller.resume(spent, capacity)
+            log.resume(spent, capacity, alive)
+            first = controller.resume(spent, capacity, alive)
         else:
             controller = Controller(asked.specs, capacity, tuned)
             head = events.header(asked.specs, capacity, tuned.plain(), versions())
             log = events.Log.create(directory / LOG, head)
         with Live(quiet=quiet) as live:
-            warn(live, capacity)
-            Loop(controller, executor, log, live, origin, signals).drive(first)
-        for name, result in executor.results.items():
-            if result.trouble:
-                live.say(f"{name}: {result.trouble}")
+            if not capacity.weights:
+                live.say("no control group can be made here: simulations run without CPU weights")
+            Loop(controller, executor, log, live, origin, signals, orders).drive(first)
+        for line in place.troubles():
+            live.say(line)
         log.close()
         return log
     except events.LogStopped as error:
@@ -161,12 +165,6 @@ def resumable(log: Path, asked: plan.Plan) -> float:
     if head.specs != asked.specs or packed != (asked.limits.max_packed or 0):
         raise BadInput(f"{log}: the run was started with another plan; resume with the same one")
     return max((entry.t for entry in entries if hasattr(entry, "t")), default=0.0)
-
-
-def warn(live: Live, capacity: Capacity) -> None:
-    """Say what this machine cannot do."""
-    if not capacity.weights:
-        live.say("no control group can be made here: simulations run without CPU weights")
 
 
 def versions() -> dict[str, str]:
@@ -198,9 +196,8 @@ def finish(directory: Path, signals: Signals, log: events.Log, *, as_json: bool)
     return 0 if all(one.state == "done" for one in found.simulations) else 1
 
 
-def show(asked: plan.Plan, *, as_json: bool) -> int:
-    """What would run, with the first requests: those of one simulation alone."""
-    cpus = asked.limits.cpus or 1000 * len(os.sched_getaffinity(0))
+def show(asked: plan.Plan, cpus: int, *, as_json: bool) -> int:
+    """What would run on so many millicores, with the first requests: of one simulation alone."""
     rows = [(spec, first_requests(spec, cpus)) for spec in asked.specs]
     if as_json:
         found = [{**events.plain(spec), "requests": list(asks)} for spec, asks in rows]

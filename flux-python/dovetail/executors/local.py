@@ -22,12 +22,12 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from dovetail import cgroup, commandline, core, keeper, page, paths, process, sampling, sweep
+from dovetail import cgroup, commandline, core, keeper, page, paths, sampling, sweep
 from dovetail.errors import BadInput, WorkFailed
+from dovetail.executors.job import Job, Result
 
 _PATIENCE = 10.0  # seconds for a keeper to do what it was told before it is ended itself
 _PACKAGE = str(Path(__file__).resolve().parents[2])
@@ -35,38 +35,6 @@ _PYTHON = [sys.executable, "-I", "-S", "-c"]
 _PATH = f"import sys; sys.path.insert(0, {_PACKAGE!r}); "
 _RUN_KEEPER = _PATH + "from dovetail.keeper import main; main()"
 _RUN_WARDEN = _PATH + "from dovetail.sweep import sweep_session; sweep_session(sys.argv[1], True)"
-
-
-@dataclass
-class Result:
-    """How a simulation ended. `trouble` is what to know besides: an incomplete log, for one."""
-
-    code: int
-    reason: str = ""
-    trouble: str = ""
-
-
-@dataclass
-class _Job:
-    """One simulation that has been launched and not yet reported as finished."""
-
-    spec: core.Spec
-    share: core.Share
-    directory: str
-    temporary: str
-    group: cgroup.Group
-    ranks: list[cgroup.Group] = field(default_factory=list)
-    moved: set[int] = field(default_factory=set)
-    control: page.Control | None = None
-    keeper: subprocess.Popen[bytes] | None = None
-    heard: bytes = b""
-    started: bool = False
-    stopped: str = ""
-    paused: bool = False
-    let_go: bool = False
-    overdue: float = 0.0  # CLOCK_MONOTONIC; after it the keeper is taken for dead
-    sample: core.Ranks | None = None
-    result: Result | None = None
 
 
 class LocalExecutor:
@@ -101,7 +69,7 @@ class LocalExecutor:
         self._origin = time.monotonic() if origin is None else origin
         self._log_limit = log_limit
         self.results: dict[str, Result] = {}
-        self._jobs: dict[str, _Job] = {}
+        self._jobs: dict[str, Job] = {}
         self._events: list[core.Event] = []
         self._launches = 0
         self._mpi: dict[str, str] = {}
@@ -149,7 +117,7 @@ class LocalExecutor:
         if spec.name in self._jobs:
             raise ValueError(f"simulation {spec.name} is running")
         self._launches += 1
-        job = _Job(
+        job = Job(
             spec,
             share,
             os.path.join(self.session, spec.name),
@@ -161,15 +129,15 @@ class LocalExecutor:
             os.mkdir(job.directory, 0o700)
             os.mkdir(job.temporary, 0o700)
             job.control = page.Control.create(Path(job.directory), share.wait)
-            self._make_groups(job)
-            self._apply(job, share)
+            job.make_groups()
+            job.apply(share)
             self._start_keeper(job)
         except (OSError, ValueError) as error:
             job.result = Result(1, f"cannot be started: {error}")
 
     def resize(self, shares: Mapping[str, core.Share]) -> None:
         """Give new shares, all or none; a Resized follows."""
-        done: list[_Job] = []
+        done: list[Job] = []
         refused = ""
         for name, share in shares.items():
             job = self._jobs.get(name)
@@ -178,14 +146,14 @@ class LocalExecutor:
                 break
             done.append(job)
             try:
-                self._apply(job, share)
+                job.apply(share)
             except OSError as error:
                 refused = f"{name}: {error}"
                 break
         for job in done:
             if refused:
                 with contextlib.suppress(OSError):
-                    self._apply(job, job.share)
+                    job.apply(job.share)
             else:
                 job.share = shares[job.spec.name]
         self._events.append(core.Resized(self._now(), tuple(shares), refused))
@@ -198,7 +166,7 @@ class LocalExecutor:
         job.stopped = why or "stopped"
         job.overdue = time.monotonic() + keeper.GRACE + _PATIENCE
         with contextlib.suppress(OSError):
-            self._freeze(job, False)
+            job.freeze(False)
             self._tell(job, b"stop\n")
 
     def close(self) -> None:
@@ -249,7 +217,7 @@ class LocalExecutor:
                 self._finish(job, t, events)
         return events
 
-    def _hear(self, job: _Job, t: float, events: list[core.Event]) -> bool:
+    def _hear(self, job: Job, t: float, events: list[core.Event]) -> bool:
         """Take in the keeper's messages; True if it has gone."""
         if job.keeper is None:
             return True
@@ -270,26 +238,26 @@ class LocalExecutor:
             if message["kind"] == "started":
                 job.started = True
                 if job.share.frozen and not job.paused:  # born frozen, without control groups
-                    self._freeze(job, True)
+                    job.freeze(True)
                 self._mpi[job.spec.command[0]] = message["mpi"]
                 events.append(core.Started(t, job.spec.name))
             else:
                 job.result = Result(message["code"], message["reason"], message["trouble"])
         return ended
 
-    def _sample(self, job: _Job, t: float, events: list[core.Event]) -> None:
+    def _sample(self, job: Job, t: float, events: list[core.Event]) -> None:
         """Report the ranks if any of them has published something new."""
         pages = sampling.complete(Path(job.directory), job.spec.ranks)
         if not pages:
             return
-        self._place_ranks(job, pages)
+        job.place_ranks(pages)
         succeeded = job.result is not None and job.result.code == 0
         ranks = sampling.ranks(pages, Path(job.directory), self._origin, succeeded)
         if ranks != job.sample:
             job.sample = ranks
             events.append(core.Sampled(t, job.spec.name, ranks))
 
-    def _finish(self, job: _Job, t: float, events: list[core.Event]) -> None:
+    def _finish(self, job: Job, t: float, events: list[core.Event]) -> None:
         """The keeper has gone, or is taken for dead: see that nothing is left, and report."""
         code = 1
         if job.keeper is not None:
@@ -320,19 +288,9 @@ class LocalExecutor:
     def _now(self) -> float:
         return time.monotonic() - self._origin
 
-    def _make_groups(self, job: _Job) -> None:
-        """The simulation's group, and below it one per rank group if it is divided."""
-        job.group.create()
-        size = job.spec.ranks_per_group
-        if size and self._group.weight:
-            job.group.share_out()
-            job.group.child("job").create()
-            for index in range(0, job.spec.ranks, size):
-                job.ranks.append(job.group.child(f"r{index}", freezable=False).create())
-
-    def _start_keeper(self, job: _Job) -> None:
+    def _start_keeper(self, job: Job) -> None:
         spec, group = job.spec, job.group
-        inner = group.child("job") if job.ranks else group
+        inner = group.child("job") if job.parts else group
         environment = dict(spec.environment)
         config: dict[str, Any] = {
             "name": spec.name,
@@ -365,42 +323,17 @@ class LocalExecutor:
         self._poll.register(job.keeper.stdout.fileno(), select.EPOLLIN)
         self._tell(job, len(text).to_bytes(4, "little") + text)
 
-    def _tell(self, job: _Job, words: bytes) -> None:
+    def _tell(self, job: Job, words: bytes) -> None:
         if not job.let_go and job.keeper is not None and job.keeper.stdin is not None:
             with contextlib.suppress(BrokenPipeError):  # it has gone, which `_hear` will find
                 job.keeper.stdin.write(words)
 
-    def _let_go(self, job: _Job) -> None:
+    def _let_go(self, job: Job) -> None:
         """Nothing more is needed of the keeper: it ends what is left, cleans up and goes."""
         if not job.let_go and job.keeper is not None and job.keeper.stdin is not None:
             job.keeper.stdin.close()
             job.let_go = True
             job.overdue = time.monotonic() + _PATIENCE
-
-    def _apply(self, job: _Job, share: core.Share) -> None:
-        """Set weights, wait policy and freezing; OSError where one is refused."""
-        size = job.spec.ranks_per_group
-        job.group.set_weight(sum(share.requests))
-        for index, group in enumerate(job.ranks):
-            group.set_weight(sum(share.requests[index * size : (index + 1) * size]))
-        if job.control is not None:
-            job.control.set(share.wait)
-        self._freeze(job, share.frozen)
-
-    def _freeze(self, job: _Job, frozen: bool) -> None:
-        if job.group.control:
-            job.group.freeze(frozen)
-        elif job.keeper is not None and frozen != job.paused:
-            process.pause_all(f"DOVETAIL_DIR={job.directory}", job.keeper.pid, frozen)
-            job.paused = frozen
-
-    def _place_ranks(self, job: _Job, pages: list[page.RankPage]) -> None:
-        """Move ranks into their rank groups as they appear."""
-        for one in pages if job.ranks else ():
-            if one.pid not in job.moved and process.start_ticks(one.pid) == one.start_ticks:
-                with contextlib.suppress(OSError):
-                    job.ranks[one.rank // job.spec.ranks_per_group].add(one.pid)
-                    job.moved.add(one.pid)
 
 
 def free_memory() -> int:

@@ -12,9 +12,10 @@ import json
 import os
 import sys
 from pathlib import Path
+from typing import Any
 
 from dovetail.errors import BadInput, WorkFailed
-from dovetail.usernetes import build, cluster, preflight
+from dovetail.usernetes import build, cluster, preflight, state
 
 VERBS = {
     "preflight": "say whether user-space Kubernetes can run here, and how to mend what is missing",
@@ -72,6 +73,19 @@ def show(args: argparse.Namespace, value: object, text: str) -> None:
     print(json.dumps(value, indent=1) if args.json else text)
 
 
+def table(found: list[dict[str, Any]]) -> str:
+    """Status for people."""
+    lines = [f"{'CLUSTER':<20} {'NODE':<20} {'STATE':<10} {'CPUS':<10} {'MEMORY':>8} SERVER"]
+    for entry in found:
+        if not entry["node"]:
+            lines.append(f"{entry['cluster']:<20} {'-':<20} {entry['state']}")
+            continue
+        size = f"{entry['memory'] >> 20}Mi"
+        lines.append(f"{entry['cluster']:<20} {entry['node']:<20} {entry['state']:<10} "
+                     f"{entry['cpus']:<10} {size:>8} {entry['server']}")  # fmt: skip
+    return "\n".join(lines)
+
+
 def run(verb: str, args: argparse.Namespace) -> int:
     """Do one verb; returns its exit code."""
     os.umask(0o077)
@@ -101,10 +115,10 @@ def run(verb: str, args: argparse.Namespace) -> int:
             show(args, made, f"node {made['node']} is ready")
     elif verb == "status":
         found = cluster.status(args.name)
-        show(args, found, cluster.table(found))
+        show(args, found, table(found))
         return 0 if all(entry["ready"] for entry in found) else 1
     elif verb == "down":
-        names = cluster.every() if args.all else [args.name]
+        names = state.clusters() if args.all else [args.name]
         for name in names:
             cluster.down(name, args.node)
         show(args, names, "")

@@ -20,31 +20,16 @@ import shutil
 import subprocess
 import tarfile
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from dovetail.errors import BadInput, WorkFailed
-from dovetail.usernetes import components, images
+from dovetail.errors import BadInput
+from dovetail.usernetes import components, golang, images, packages
 
-Say = Callable[[str], None]
 MODULE = "k8s.io/kubernetes"
 KUBERNETES = ("kube-apiserver", "kube-controller-manager", "kube-proxy", "kube-scheduler",
               "kubectl", "kubelet")  # fmt: skip
-ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64", "ppc64le": "ppc64le"}
-
-# Program: Debian package, how it tells its version, the oldest that is known to do.
-TOOLS = {
-    "containerd": ("containerd", "--version", (1, 6)),
-    "containerd-shim-runc-v2": ("containerd", "-v", (1, 6)),
-    "ctr": ("containerd", "--version", (1, 6)),
-    "runc": ("runc", "--version", (1, 1)),
-    "etcd": ("etcd-server", "--version", (3, 4)),
-}
-PLUGINS = "containernetworking-plugins"
-# What kube-proxy calls on a bridge, with the libraries that a bare machine lacks.
-NFT = ("nftables", "libnftables1", "libnftnl11", "libmnl0", "libjansson4", "libxtables12",
-       "libedit2", "libbsd0", "libmd0")  # fmt: skip
 
 
 def setup_folder() -> Path:
@@ -76,9 +61,17 @@ def version() -> str:
     return found[1]
 
 
+def go_version() -> str:
+    """The Go that the pinned Kubernetes is built with, such as 1.26.0."""
+    found = re.search(r"^go (\S+)$", (setup_folder() / "kube/go.mod").read_text(), re.M)
+    return found[1] if found else ""
+
+
 def key() -> str:
     """Names what a build would contain."""
-    digest = hashlib.sha256(repr((platform.machine(), TOOLS, PLUGINS, NFT)).encode())
+    digest = hashlib.sha256(
+        repr((platform.machine(), packages.TOOLS, packages.PLUGINS, packages.NFT)).encode()
+    )
     folder = setup_folder() / "kube"
     for path in [folder / name for name in ("go.mod", "go.sum", "main.go", "pause.c")]:
         digest.update(path.read_bytes())
@@ -95,6 +88,12 @@ def built() -> Path | None:
     except (OSError, ValueError):
         return None
     return folder if fits else None
+
+
+def whole() -> Path | None:
+    """The finished build, if its files also have the content that was built."""
+    found = built()
+    return None if found is None or damaged(found) else found
 
 
 def damaged(folder: Path) -> list[str]:
@@ -132,18 +131,19 @@ def install(draft: Path) -> Path:
     return target
 
 
-def build(say: Say = print) -> Path:
+def build(say: packages.Say = print) -> Path:
     """Build what is not there yet; returns its folder."""
+    if found := whole():  # a cache that an administrator filled is not ours to lock
+        return found
     with lock():
-        found = built()
-        if found and not damaged(found):
+        if found := whole():  # by whoever had the lock
             return found
         with tempfile.TemporaryDirectory(dir=cache(), prefix="draft-") as scratch:
             draft = Path(scratch) / "build"
             (draft / "bin").mkdir(parents=True)
             origins: dict[str, str] = {}
-            origins.update(_tools(draft, Path(scratch), say))
-            origins.update(_kubernetes(draft, say))
+            origins.update(packages.tools(draft, Path(scratch), say))
+            origins.update(_kubernetes(draft, Path(scratch), say))
             _pause(draft, Path(scratch))
             made = {}
             for path in sorted(draft.rglob("*")):
@@ -155,107 +155,7 @@ def build(say: Say = print) -> Path:
             return install(draft)
 
 
-def _run(words: list[str], what: str, **more: object) -> str:
-    done = subprocess.run(words, capture_output=True, text=True, **more)  # type: ignore[call-overload]
-    if done.returncode:
-        tail = done.stderr.strip().splitlines()[-3:]
-        raise WorkFailed(f"{what}: {' '.join(tail) or f'exit code {done.returncode}'}")
-    return str(done.stdout)
-
-
-def numbers(text: str) -> tuple[int, ...]:
-    """The first version number in a text; () if there is none."""
-    found = re.search(r"\bv?(\d+)\.(\d+)", text)
-    return (int(found[1]), int(found[2])) if found else ()
-
-
-def on_path(name: str, option: str, oldest: tuple[int, ...]) -> Path | None:
-    """A program that is already on this machine, if it is new enough."""
-    found = shutil.which(name, path=f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin")
-    if not found:
-        return None
-    done = subprocess.run([found, option], capture_output=True, text=True)
-    return Path(found).resolve() if numbers(done.stdout + done.stderr) >= oldest else None
-
-
-def _tools(draft: Path, scratch: Path, say: Say) -> dict[str, str]:
-    """Runtime, store and network plugins: links to this machine's, else from Debian packages."""
-    origins, packages = {}, {}
-    for name, (package, option, oldest) in TOOLS.items():
-        found = on_path(name, option, oldest)
-        if found:
-            shutil.copy2(found, draft / "bin" / name)
-            origins[name] = str(found)
-        else:
-            packages[name] = package
-    installed = Path("/usr/lib/cni/bridge")
-    wanted = set(packages.values()) | (set() if installed.exists() else {PLUGINS})
-    own_nft = on_path("nft", "--version", (1, 0))
-    wanted |= set() if own_nft else set(NFT)
-    unpacked = _unpack(sorted(wanted), scratch, say) if wanted else Path("/")
-    _nft(draft, own_nft, unpacked)
-    for name, package in packages.items():
-        places = [unpacked / "usr" / folder / name for folder in ("sbin", "bin")]
-        shutil.copy2(next(place for place in places if place.is_file()), draft / "bin" / name)
-        origins[name] = f"Debian package {package}"
-    plugins = (Path("/") if installed.exists() else unpacked) / "usr/lib/cni"
-    shutil.copytree(plugins, draft / "cni")
-    origins.update({path.name: f"Debian package {PLUGINS}" for path in plugins.iterdir()})
-    return origins
-
-
-def _nft(draft: Path, own: Path | None, unpacked: Path) -> None:
-    """A script that runs nft, the machine's or the unpacked one with its libraries."""
-    script = draft / "bin/nft"
-    if own:
-        script.write_text(f'#!/bin/sh\nexec {own} "$@"\n')
-    else:
-        (draft / "lib").mkdir()
-        for library in unpacked.rglob("*.so.*"):
-            shutil.copy2(library, draft / "lib" / library.name)
-        shutil.copy2(unpacked / "usr/sbin/nft", draft / "lib/nft")
-        script.write_text(
-            "#!/bin/sh\n"
-            'lib=$(dirname "$(dirname "$(readlink -f "$0")")")/lib\n'
-            'LD_LIBRARY_PATH=$lib exec "$lib/nft" "$@"\n'
-        )
-    script.chmod(0o755)
-
-
-def _unpack(packages: list[str], scratch: Path, say: Say) -> Path:
-    """Fetch Debian packages and unpack them, installing nothing; apt checks their signatures."""
-    say(f"fetching Debian packages: {' '.join(packages)}")
-    if not shutil.which("apt-get"):
-        raise WorkFailed(f"no apt-get here; install: {' '.join(packages)}, or use a bundle")
-    folder = scratch / "packages"
-    folder.mkdir()
-    words = ["apt-get", "-qq", "-o", "APT::Sandbox::User=", "download", *packages]
-    try:
-        _run(words, "apt-get download", cwd=folder)
-    except WorkFailed:
-        # The machine's package lists may be missing or old, and only root may renew them there.
-        state = [f"-oDir::State::lists={scratch}/lists", f"-oDir::Cache={scratch}/apt"]
-        (scratch / "lists/partial").mkdir(parents=True)
-        (scratch / "apt/archives/partial").mkdir(parents=True)
-        _run(["apt-get", "-qq", *state, "-o", "APT::Sandbox::User=", "update"], "apt-get update")
-        _run([words[0], *state, *words[1:]], "apt-get download", cwd=folder)
-    target = scratch / "unpacked"
-    for package in folder.glob("*.deb"):
-        _run(["dpkg-deb", "-x", str(package), str(target)], f"unpack {package.name}")
-    return target
-
-
-def go() -> str:
-    """The go command."""
-    found = shutil.which(
-        "go", path=f"{os.environ.get('PATH', '')}:/usr/local/go/bin:/usr/lib/go/bin"
-    )
-    if not found:
-        raise WorkFailed("go is not installed; see `dovetail doctor`")
-    return found
-
-
-def _kubernetes(draft: Path, say: Say) -> dict[str, str]:
+def _kubernetes(draft: Path, scratch: Path, say: packages.Say) -> dict[str, str]:
     """The multi-call binary and a link for each component; the machine's own if they fit."""
     folder, pinned = draft / "bin", version()
     own = {name: shutil.which(name) for name in KUBERNETES}
@@ -274,7 +174,7 @@ def _kubernetes(draft: Path, say: Say) -> dict[str, str]:
                    "GOTOOLCHAIN": "auto"}  # fmt: skip
     words = [
         "nice",
-        go(),
+        golang.command(go_version(), scratch, say),
         "build",
         "-trimpath",
         "-ldflags",
@@ -283,7 +183,7 @@ def _kubernetes(draft: Path, say: Say) -> dict[str, str]:
         str(folder / "kube"),
         ".",
     ]
-    _run(words, "go build", cwd=setup_folder() / "kube", env=environment)
+    packages.run(words, "go build", cwd=setup_folder() / "kube", env=environment)
     for name in KUBERNETES:
         (folder / name).symlink_to("kube")
     return {"kube": f"Go module {MODULE} {pinned}"}
@@ -292,17 +192,17 @@ def _kubernetes(draft: Path, say: Say) -> dict[str, str]:
 def _is(program: str, pinned: str) -> bool:
     option = ["version", "--client"] if program.endswith("kubectl") else ["--version"]
     done = subprocess.run([program, *option], capture_output=True, text=True)
-    return pinned in done.stdout
+    return pinned in done.stdout.split()
 
 
 def _pause(draft: Path, scratch: Path) -> None:
     """The pause program and the images made of it."""
     pause = scratch / "pause"
     source = setup_folder() / "kube/pause.c"
-    _run(["cc", "-static", "-Os", "-s", "-o", str(pause), str(source)], "cc")
+    packages.run(["cc", "-static", "-Os", "-s", "-o", str(pause), str(source)], "cc")
     machine = platform.machine()
     names = [components.PAUSE, components.HOST]
-    images.pack(pause, draft / "images.tar", names, ARCHITECTURES.get(machine, machine))
+    images.pack(pause, draft / "images.tar", names, golang.ARCHITECTURES.get(machine, machine))
 
 
 def pack(target: Path) -> None:

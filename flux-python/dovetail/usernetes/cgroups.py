@@ -17,6 +17,7 @@ import time
 from pathlib import Path
 
 from dovetail.usernetes import linux
+from dovetail.usernetes.components import numbers
 
 ROOT = Path("/sys/fs/cgroup")
 MARK = "dovetail."
@@ -114,6 +115,12 @@ def make(group: str, cpus: str) -> None:
             _delegate(folder)
         if (folder / "cpuset.cpus").exists():
             _fill_cpuset(folder, cpus)
+        # As many shares as that many processes of the host would have: with the default a
+        # cluster of any size would get as much as one process that runs beside it.
+        for shared, cores in ((folder.parent, os.cpu_count()), (folder, len(numbers(cpus)))):
+            with contextlib.suppress(OSError):  # a user's parent group is its maker's
+                if (shared / "cpu.shares").exists():
+                    (shared / "cpu.shares").write_text(str(1024 * (cores or 1)))
         (folder / "system").mkdir(exist_ok=True)
         if not unified() and (folder / "cpuset.cpus").exists():
             _fill_cpuset(folder / "system", cpus)

@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import http.client
-import ipaddress
 import json
 import os
 import re
@@ -25,98 +24,34 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from dovetail import process
 from dovetail.errors import BadInput, WorkFailed
-from dovetail.usernetes import api, build, components, keeper, linux, preflight, state, steward
+from dovetail.usernetes import (
+    api,
+    build,
+    checks_machine,
+    keeper,
+    linux,
+    offer,
+    preflight,
+    state,
+    steward,
+)
 from dovetail.usernetes.state import Node
 
 Say = Callable[[str], None]
-UNITS = {
-    "": 1,
-    "k": 10**3,
-    "M": 10**6,
-    "G": 10**9,
-    "Ki": 2**10,
-    "Mi": 2**20,
-    "Gi": 2**30,
-    "Ti": 2**40,
-}
 MADE_LATER = (
     "/readyz",  # the built-in roles among others
     f"{steward.ACCOUNTS}/default",  # no pod can be made without it
     f"{steward.BINDINGS}/dovetail-kubelets",  # no log can be read
 )
-LEAST = 256 << 20  # bytes of memory below which no node is of use
-
-
-def cores(wanted: str) -> str:
-    """The cores to offer, as a list: those asked for, or that many of those we may use.
-
-    Cores that no other node on this host was given come first.
-    """
-    usable = sorted(os.sched_getaffinity(0))
-    if not wanted:
-        return listed(usable)
-    if wanted.isdigit():
-        number = int(wanted)
-        if not 1 <= number <= len(usable):
-            raise BadInput(f"--cpus {wanted}: 1 to {len(usable)} cores can be used here")
-        taken = {core for node in running() for core in components.numbers(node.cpus)}
-        return listed(sorted(sorted(usable, key=lambda core: (core in taken, core))[:number]))
-    try:
-        asked = components.numbers(wanted)
-    except ValueError:
-        raise BadInput(f"--cpus {wanted}: neither a number nor a list such as 0-1,4") from None
-    if not asked or not set(asked) <= set(usable):
-        raise BadInput(f"--cpus {wanted}: only {listed(usable)} can be used here")
-    return listed(asked)
-
-
-def listed(numbers: list[int]) -> str:
-    """Cores as the kernel writes them, without ranges."""
-    return ",".join(map(str, numbers))
-
-
-def memory(wanted: str) -> int:
-    """Bytes to offer."""
-    most = components.host_memory()
-    if not wanted:
-        return most // 4 * 3
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)(k|M|G|Ki|Mi|Gi|Ti)?", wanted)
-    size = int(float(found[1]) * UNITS[found[2] or ""]) if found else 0
-    if not LEAST <= size <= most:
-        raise BadInput(f"--memory {wanted}: a size from 256Mi to {most >> 20}Mi, such as 8Gi")
-    return size
-
-
-def own_address(wanted: str) -> str:
-    """The address to listen on, "" for a loopback one of our own."""
-    if not wanted:
-        return ""
-    try:
-        address = ipaddress.IPv4Address(wanted)
-        with socket.socket() as probe:
-            probe.bind((str(address), 0))
-    except (ValueError, OSError):
-        raise BadInput(f"--address {wanted}: not an IPv4 address of this machine") from None
-    if address.is_unspecified or address.is_loopback:
-        raise BadInput(f"--address {wanted}: leave it out for loopback; any other must be real")
-    return str(address)
-
-
-def running() -> list[Node]:
-    """All nodes of this user that run on this machine."""
-    return [node for name in state.clusters() for node in state.nodes(name) if node.alive()]
-
-
-def every() -> list[str]:
-    """All clusters of this user on this machine."""
-    return state.clusters()
+LEAST = offer.LEAST
 
 
 def plan(args: argparse.Namespace, joined: str, network: str, binaries: Path) -> Node:
     """A node's record, from checked options."""
-    address = own_address(args.address)
-    if args.owner and not linux.start_ticks(args.owner):
+    address = offer.own_address(args.address)
+    if args.owner and not process.start_ticks(args.owner):
         raise BadInput(f"--owner {args.owner}: no such process")
     if address and not args.node:
         args.node = socket.gethostname().split(".")[0].lower() or "node"
@@ -126,8 +61,8 @@ def plan(args: argparse.Namespace, joined: str, network: str, binaries: Path) ->
         state.checked_name(args.node, "node", 40)
     return Node(
         cluster=args.name, name=args.node or f"new-{os.getpid()}", address=address,
-        cpus=cores(args.cpus), memory=memory(args.memory), network=network, user=linux.user_name(),
-        group="", binaries=str(binaries), joined=joined, owner=args.owner,
+        cpus=offer.cores(args.cpus), memory=offer.memory(args.memory), network=network,
+        user=linux.user_name(), group="", binaries=str(binaries), joined=joined, owner=args.owner,
     )  # fmt: skip
 
 
@@ -182,6 +117,7 @@ def join(args: argparse.Namespace, say: Say) -> dict[str, Any]:
                 return described(node)
             if node.name == args.node:
                 keeper.remove(node)
+        checks_machine.join_skew(server)
         record = plan(args, text, "host", programs)
         record.server = server
         node, handle = start(record)
@@ -309,19 +245,6 @@ def status(name: str) -> list[dict[str, Any]]:
     return found
 
 
-def table(found: list[dict[str, Any]]) -> str:
-    """Status for people."""
-    lines = [f"{'CLUSTER':<20} {'NODE':<20} {'STATE':<10} {'CPUS':<10} {'MEMORY':>8} SERVER"]
-    for entry in found:
-        if not entry["node"]:
-            lines.append(f"{entry['cluster']:<20} {'-':<20} {entry['state']}")
-            continue
-        size = f"{entry['memory'] >> 20}Mi"
-        lines.append(f"{entry['cluster']:<20} {entry['node']:<20} {entry['state']:<10} "
-                     f"{entry['cpus']:<10} {size:>8} {entry['server']}")  # fmt: skip
-    return "\n".join(lines)
-
-
 def down(name: str, only: str = "") -> None:
     """End a cluster's nodes here, or one of them; no node at all is fine."""
     with state.locked(name):
@@ -330,19 +253,27 @@ def down(name: str, only: str = "") -> None:
 
 def sweep(name: str, only: str = "") -> None:
     """Remove nodes with all they left, whatever is still alive of them."""
-    left: list[str] = []
+    deadline = time.monotonic() + keeper.REMOVAL
     nodes = [node for node in state.nodes(name) if only in ("", node.name)]
-    for node in reversed(nodes):  # workers first
-        forget(node)
+    if only:
+        for node in nodes:
+            forget(node)
+    asked = {}
+    for node in nodes:
         if node.kept():
             with contextlib.suppress(ProcessLookupError):
-                watched = os.pidfd_open(node.keeper)
+                asked[node.name] = os.pidfd_open(node.keeper)
                 os.kill(node.keeper, signal.SIGTERM)
-                select.select([watched], [], [], keeper.REMOVAL)
-                os.close(watched)
-            if node.kept():
-                os.kill(node.keeper, signal.SIGKILL)
-        left += keeper.remove(node)
+    left: list[str] = []
+    for node in reversed(nodes):  # workers first
+        if watched := asked.get(node.name):
+            # A keeper that hangs gets half of the time, and we do its work in the other half.
+            patience = deadline - keeper.REMOVAL / 2 - time.monotonic()
+            select.select([watched], [], [], max(0.0, patience))
+            os.close(watched)
+        if node.kept():
+            os.kill(node.keeper, signal.SIGKILL)
+        left += keeper.remove(node, deadline)
     folder = state.cluster_folder(name)
     if not only and folder.exists():  # what a start that was killed left
         linux.remove_folder(folder, linux.user_name())

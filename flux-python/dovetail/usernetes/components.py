@@ -12,9 +12,7 @@ import json
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
 
-from dovetail.usernetes import linux
 from dovetail.usernetes.state import Node, cluster_folder
 
 SERVICES = "10.96.0.0/16"
@@ -194,113 +192,12 @@ def kubelet(node: Node, rootless: bool, ready: Callable[[], bool]) -> Command:
     if node.name != node.address:  # the kubelet refuses a loopback --node-ip, but not as a name
         words += [f"--node-ip={node.address}"]
     (node.folder / "kubelet.json").write_text(json.dumps(content, indent=1))
-    return Command("kubelet", words, ready)
+    # The only server that it checks by the system's authorities is its own runtime's, which
+    # serves exec and attach; this is that one's certificate.
+    return Command("kubelet", words, ready, {"SSL_CERT_FILE": f"{node.folder}/stream.crt"})
 
 
-def containerd(node: Node, rootless: bool, few_ids: bool) -> Command:
-    """The container runtime, its state and sockets in the node's folder."""
-    runtime = node.folder / "runc"
-    runtime.write_text(_wrapper(node, few_ids) if rootless else _plain(node))
-    runtime.chmod(0o700)
-    network = node.folder / "cni"
-    network.mkdir(exist_ok=True)
-    _network(node, network)
-    # A shim is told of its address by the containerd that starts it, so this one may be long.
-    text = f"""version = 2
-root = "{node.folder}/containerd"
-state = "{node.folder}/run/c"
-disabled_plugins = ["io.containerd.internal.v1.opt", "io.containerd.snapshotter.v1.btrfs",
-  "io.containerd.snapshotter.v1.aufs", "io.containerd.snapshotter.v1.zfs",
-  "io.containerd.snapshotter.v1.devmapper", "io.containerd.tracing.processor.v1.otlp",
-  "io.containerd.internal.v1.tracing"]
-[grpc]
-address = "{node.folder}/run/containerd.sock"
-[ttrpc]
-address = "{node.folder}/run/containerd.ttrpc"
-[plugins."io.containerd.grpc.v1.cri"]
-disable_tcp_service = true
-stream_server_address = "{_own_loopback(node)}"
-stream_server_port = "{node.ports["stream"]}"
-sandbox_image = "{PAUSE}"
-restrict_oom_score_adj = true
-disable_apparmor = true
-disable_hugetlb_controller = true
-tolerate_missing_hugetlb_controller = true
-netns_mounts_under_state_dir = true
-[plugins."io.containerd.grpc.v1.cri".cni]
-bin_dir = "{node.binaries}/cni"
-conf_dir = "{network}"
-[plugins."io.containerd.grpc.v1.cri".containerd]
-snapshotter = "{snapshotter(node)}"
-default_runtime_name = "runc"
-[plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc]
-runtime_type = "io.containerd.runc.v2"
-[plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc.options]
-BinaryName = "{runtime}"
-Root = "{node.folder}/run/runc"
-SystemdCgroup = false
-"""
-    (node.folder / "containerd.toml").write_text(text)
-    words = ["containerd", "--config", f"{node.folder}/containerd.toml", "--log-level", "warn"]
-    return Command("containerd", words, lambda: True)
-
-
-def images(node: Node) -> Command:
-    """Loads the two small images; pods wait for nothing from the internet."""
-    socket = node.folder / "run/containerd.sock"
-    words = ["ctr", "--address", str(socket), "--namespace", "k8s.io", "images", "import",
-             "--snapshotter", snapshotter(node), f"{node.binaries}/images.tar"]  # fmt: skip
-    return Command("images", words, socket.exists, once=True)
-
-
-def snapshotter(node: Node) -> str:
-    """`overlayfs` where this mount namespace can have it, else plain copies."""
-    probe = node.folder / "overlay"
-    for name in ("lower", "upper", "work", "merged"):
-        (probe / name).mkdir(parents=True, exist_ok=True)
-    extra = ",userxattr" if not linux.initial_user() else ""
-    layers = f"lowerdir={probe}/lower,upperdir={probe}/upper,workdir={probe}/work{extra}"
-
-    def attempt() -> None:
-        linux.unshare(linux.NEWNS)
-        linux.mount("overlay", str(probe / "merged"), "overlay", 0, layers)
-
-    return "native" if linux.in_child(attempt) else "overlayfs"
-
-
-def _own_loopback(node: Node) -> str:
-    return node.address if node.address.startswith("127.") else "127.0.0.1"
-
-
-def _network(node: Node, folder: Path) -> None:
-    """A pod network, or only what makes the runtime say that it has one.
-
-    With `host` every pod is on the host's network, so no plugin is ever called. Otherwise
-    each pod has its own link to the node (ptp) rather than a common bridge, where replies
-    between two pods would miss kube-proxy's translation unless br_netfilter is loaded.
-    """
-    plugins: list[dict[str, object]] = [{"type": "loopback"}]
-    if node.network == "bridge":
-        pods = {
-            "type": "host-local",
-            "dataDir": f"{node.folder}/ipam",
-            "ranges": [[{"subnet": PODS}]],
-            "routes": [{"dst": "0.0.0.0/0"}],
-        }
-        plugins = [{"type": "ptp", "ipam": pods}]
-    content = {"cniVersion": "0.4.0", "name": "dovetail", "plugins": plugins}
-    (folder / "10-dovetail.conflist").write_text(json.dumps(content))
-
-
-def _plain(node: Node) -> str:
-    return f'#!/bin/sh\nexec {node.binaries}/bin/runc "$@"\n'
-
-
-def _wrapper(node: Node, few_ids: bool) -> str:
-    """runc, after the container's configuration is changed to what a user may do."""
-    editor = Path(__file__).with_name("rootless.py")
-    words = f"{'one' if few_ids else 'many'}"
-    return f"""#!/bin/sh
-case " $* " in *" create "*) python3 -I -S {editor} {words} "$@" || exit 1 ;; esac
-exec {node.binaries}/bin/runc "$@"
-"""
+def stream_address(node: Node) -> str:
+    """Where exec and attach are served, to this node's kubelet alone: always a loopback address."""
+    own = node.network == "host" and node.address.startswith("127.")
+    return node.address if own else "127.0.0.1"

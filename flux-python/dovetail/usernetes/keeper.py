@@ -24,7 +24,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from dovetail.usernetes import bridge, cgroups, linux, pki, supervisor
+from dovetail import process
+from dovetail.usernetes import bridge, cgroups, components, linux, pki, supervisor
 from dovetail.usernetes.state import Node, cluster_folder, discard, root, write_private
 
 REMOVAL = 8.0  # seconds for everything to be gone
@@ -39,9 +40,9 @@ def lease(node: Node) -> list[socket.socket]:
         if node.name.startswith("new-"):
             node.name = node.address
         held.append(socket_)
-    names = ["kubelet", "stream"] + (["server"] if node.control else [])
-    for name in names:
-        node.ports[name], socket_ = linux.lease_port(node.address)
+    wanted = {"kubelet": node.address, "stream": components.stream_address(node)}
+    for name, address in {**wanted, **({"server": node.address} if node.control else {})}.items():
+        node.ports[name], socket_ = linux.lease_port(address)
         held.append(socket_)
     if node.control:
         node.server = f"https://{node.address}:{node.ports['server']}"
@@ -134,12 +135,14 @@ def launch(node: Node, entrance: socket.socket | None, verb: socket.socket) -> t
     return int(text), writing
 
 
-def remove(node: Node) -> list[str]:
+def remove(node: Node, deadline: float = 0.0) -> list[str]:
     """End the node's processes and remove its groups and files; returns what is left."""
+    deadline = deadline or time.monotonic() + REMOVAL
+    folder = node.folder  # asking for it anew would make the folder of all clusters again
     if node.alive():
         with contextlib.suppress(ProcessLookupError):
             os.kill(node.supervisor, signal.SIGKILL)  # the kernel kills the whole namespace
-    left = cgroups.remove(node.group, time.monotonic() + REMOVAL)
+    left = cgroups.remove(node.group, deadline)
     with contextlib.suppress(ChildProcessError):
         while os.waitpid(-1, os.WNOHANG)[0]:
             pass
@@ -147,8 +150,8 @@ def remove(node: Node) -> list[str]:
         discard(node)
     except OSError as error:
         left.append(str(error))
-    if node.folder.exists():
-        left.append(str(node.folder))
+    if folder.exists():
+        left.append(str(folder))
     return left
 
 
@@ -192,11 +195,12 @@ def main(folder: str, verb: int) -> int:
         if node.network == "bridge":
             entrance = bridge.entrance(node)
         certificates(node) if node.control else joining(node)
+        pki.alone(node.folder, "stream", components.stream_address(node))
         cgroups.make(node.group, node.cpus)
-        node.keeper, node.keeper_ticks = os.getpid(), linux.start_ticks(os.getpid())
+        node.keeper, node.keeper_ticks = os.getpid(), process.start_ticks(os.getpid())
         node.save()
         node.supervisor, _pipe = launch(node, entrance, channel)
-        node.supervisor_ticks = linux.start_ticks(node.supervisor)
+        node.supervisor_ticks = process.start_ticks(node.supervisor)
         node.save()
         channel.sendall(f"{node.name}\n".encode())
     except Exception as error:
@@ -232,14 +236,14 @@ def start(folder: Path) -> Handle:
     paths = [str(Path(__file__).resolve().parents[2]), os.environ.get("PYTHONPATH", "")]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
     log = os.open(folder / "keeper.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-    process = subprocess.Popen(
+    started = subprocess.Popen(
         [sys.executable, "-m", "dovetail.usernetes.keeper", str(folder), str(theirs.fileno())],
         stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd="/", start_new_session=True,
         pass_fds=[theirs.fileno()], env=environment,
     )  # fmt: skip
     os.close(log)
     theirs.close()
-    return Handle(process, ours)
+    return Handle(started, ours)
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: LGPL-3.0-or-later
 """What the Linux kernel offers and Python's standard library does not (step 3).
 
-Namespaces, mounts, leases of addresses and ports, and processes known by pid and start
-time. Failing system calls raise OSError with what was tried.
+Namespaces, mounts, leases of addresses and ports. Failing system calls raise OSError with
+what was tried.
 """
 
 from __future__ import annotations
@@ -121,6 +121,11 @@ def interface_up(name: str, address: str = "") -> None:
         fcntl.ioctl(control, 0x8914, data)  # SIOCSIFFLAGS
 
 
+def clock_in_step() -> bool:
+    """Whether the kernel says that something keeps its clock in step with other machines."""
+    return bool(_libc.adjtimex(ctypes.create_string_buffer(256)) in range(5))
+
+
 # --- Identity ---
 
 
@@ -219,23 +224,6 @@ def in_child(work: Callable[[], None]) -> str:
         message = answer.read().decode(errors="replace")
     failed = os.waitpid(child, 0)[1]
     return (message or "it died") if failed else ""
-
-
-# --- Processes ---
-
-
-def start_ticks(pid: int) -> int:
-    """When a process started, clock ticks since boot; 0 if there is none, or only a zombie."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
-    except OSError:
-        return 0
-    return 0 if fields[0] in "ZX" else int(fields[19])
-
-
-def alive(pid: int, ticks: int) -> bool:
-    """Whether exactly that process still runs: pids are reused, start times are not."""
-    return ticks > 0 and start_ticks(pid) == ticks
 
 
 # --- Leases ---

@@ -20,7 +20,7 @@ import sys
 import time
 from collections.abc import Callable
 
-from dovetail.usernetes import api, bridge, cgroups, components, linux, steward
+from dovetail.usernetes import api, bridge, cgroups, components, linux, runtime, steward
 from dovetail.usernetes.state import Node, cluster_folder, discard
 
 TICK = 0.05  # seconds between looks at what a component waits for, while any waits
@@ -119,8 +119,8 @@ def commands(
     socket = (node.folder / "run/containerd.sock").exists
     if not node.control:
         return [
-            components.containerd(node, rootless, few_ids),
-            components.images(node),
+            runtime.containerd(node, rootless, few_ids),
+            runtime.images(node),
             components.kubelet(node, rootless, socket),
         ]
     pki = cluster_folder(node.cluster) / "pki"
@@ -130,8 +130,8 @@ def commands(
     return [
         components.etcd(node),
         *components.control_plane(node, up),
-        components.containerd(node, rootless, few_ids),
-        components.images(node),
+        runtime.containerd(node, rootless, few_ids),
+        runtime.images(node),
         components.kubelet(node, rootless, socket),
         steward.command(node, up),
         *([bridge.proxy(node, up), bridge.forwarder(node, entrance, up)] if entrance else []),

@@ -1,0 +1,171 @@
+# SPDX-License-Identifier: LGPL-3.0-or-later
+"""What Lua in the job manager costs (step 2): a plugin that does nothing, and a gated dependency.
+
+Inputs: Flux, and the jobtap plugins built for it. Throughput is what Flux's own test of it
+measures: jobs that run for a simulated millisecond, from the first submission to the last job's
+end. The processor time is that of the job manager, a thread of the broker.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from dovetail import paths
+from dovetail.bench.figures import Claim, Progress
+from dovetail.bench.harness import Row, interleave, ratios
+from dovetail.errors import BadInput, WorkFailed
+
+QUICK = "--setattr=system.exec.test.run_duration=0.001s"
+NOTHING = "jobtap.on('job.*', function() end)\n"
+THROUGHPUT, GATED = 500, 1000  # jobs
+# Stands in for the broker module: keeps what it is asked, and answers all when its input ends.
+SERVICE = """
+import sys, flux
+from flux.constants import FLUX_MSGTYPE_REQUEST
+h, kept = flux.Flux(), []
+h.service_register("dovetail").get()
+keep = lambda h, t, m, a: kept.append(m)
+w = h.msg_watcher_create(keep, FLUX_MSGTYPE_REQUEST, "dovetail.wait-up")
+w.start()
+def answer(*_):
+    for message in kept:
+        h.respond(message, {})
+    h.reactor_stop()
+e = h.fd_watcher_create(0, answer)
+e.start()
+print("ready", flush=True)
+h.reactor_run()
+"""
+
+
+class Instance:
+    """A Flux instance of one broker."""
+
+    def __init__(self, flux: str, uri: str) -> None:
+        self.command = flux
+        self.environment = {**os.environ, "FLUX_URI": uri}
+        threads = Path("/proc", self.run("getattr", "broker.pid"), "task").iterdir()
+        self.thread = next(t for t in threads if (t / "comm").read_text() == "job-manager\n")
+
+    def run(self, *words: str) -> str:
+        """What a flux command prints."""
+        done = subprocess.run(
+            [self.command, *words], env=self.environment, capture_output=True, text=True
+        )
+        if done.returncode:
+            raise WorkFailed(f"flux {' '.join(words)}: {done.stderr.strip()}")
+        return done.stdout.strip()
+
+    def cpu(self) -> float:
+        """Microseconds of processor time that the job manager has used."""
+        return int((self.thread / "schedstat").read_text().split()[0]) / 1e3
+
+    @contextlib.contextmanager
+    def plugin(self, path: Path | None) -> Iterator[None]:
+        """A plugin, if one is given, while in here."""
+        if path:
+            self.run("jobtap", "load", str(path))
+        yield
+        if path:
+            self.run("jobtap", "remove", path.name)
+
+    def throughput(self) -> float:
+        """Jobs per second."""
+        self.run("job", "purge", "--force", "--num-limit=0")
+        self.run("submit", "--quiet", f"--cc=1-{THROUGHPUT}", QUICK, "true")
+        self.run("queue", "idle", "--quiet")
+        lines = self.run("jobs", "-a", "-n", "-c0", "-o", "{t_submit} {t_inactive}").splitlines()
+        times = [tuple(map(float, line.split())) for line in lines]
+        return len(times) / (max(end for _, end in times) - min(begin for begin, _ in times))
+
+    def gated(self) -> float:
+        """Seconds from the first submission until all jobs behind our dependency have ended."""
+        process = subprocess.Popen(
+            [self.command, "python", "-c", SERVICE], env=self.environment,
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        )  # fmt: skip
+        assert process.stdout
+        if process.stdout.readline() != "ready\n":
+            raise WorkFailed("the stand-in for the service dovetail did not start")
+        begin = time.monotonic()
+        self.run("submit", "--quiet", f"--cc=1-{GATED}", "--dependency=dovetail:up", QUICK, "true")
+        process.communicate()
+        self.run("queue", "idle", "--quiet")
+        return time.monotonic() - begin
+
+    def after(self) -> float:
+        """The same with a dependency of Flux's own."""
+        first = self.run("submit", "--urgency=hold", QUICK, "true")
+        begin = time.monotonic()
+        dependency = f"--dependency=after:{first}"
+        self.run("submit", "--quiet", f"--cc=1-{GATED}", dependency, QUICK, "true")
+        self.run("job", "urgency", first, "default")
+        self.run("queue", "idle", "--quiet")
+        return time.monotonic() - begin
+
+
+def command() -> str | None:
+    """The flux command, if there is one."""
+    return shutil.which(os.environ.get("FLUX", "flux")) or shutil.which("/opt/flux/bin/flux")
+
+
+@contextlib.contextmanager
+def instance() -> Iterator[Instance]:
+    """Start one, and end it."""
+    flux = command()
+    if not flux:
+        raise BadInput("no flux: put it on PATH, or set FLUX to its command")
+    process = subprocess.Popen(
+        [flux, "start", "sh", "-c", "echo $FLUX_URI; cat >/dev/null"],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert process.stdin
+    assert process.stdout
+    try:
+        yield Instance(flux, process.stdout.readline().strip())
+    finally:
+        process.stdin.close()
+        process.wait()
+
+
+def jobtap(scratch: Path, repeat: int, progress: Progress) -> list[Claim]:
+    """The job manager with and without plugins in Lua."""
+    nothing = scratch / "nothing.so"
+    nothing.symlink_to(paths.jobtap("gate").resolve())
+    nothing.with_suffix(".lua").write_text(NOTHING)
+    spent: dict[str, list[float]] = {"without": [], "with": []}
+
+    with instance() as flux:
+
+        def measure(name: str, plugin: Path | None) -> float:
+            with flux.plugin(plugin):
+                before = flux.cpu()
+                rate = flux.throughput()
+                spent[name].append((flux.cpu() - before) / THROUGHPUT)
+            return rate
+
+        rates = interleave(
+            {
+                "without": lambda: measure("without", None),
+                "with": lambda: measure("with", nothing),
+            },
+            3 * repeat,  # throughput scatters
+            progress,
+        )
+        with flux.plugin(paths.jobtap("gate")):
+            waits = interleave({"after": flux.after, "gate": flux.gated}, repeat, progress)
+    cost = tuple(a - b for a, b in zip(spent["with"], spent["without"]))
+    share = ratios(rates["with"], rates["without"], "job throughput, with an idle plugin / without")
+    gate = ratios(waits["gate"], waits["after"], f"{GATED} jobs behind dovetail:up / behind after:")
+    return [
+        Claim(rates["without"], "jobs/s"),
+        Claim(share, "x", ">=", 0.97),
+        Claim(Row("processor time of an idle plugin, per job", cost), "us", "<=", 50.0),
+        Claim(gate, "x", "<=", 1.10),
+    ]

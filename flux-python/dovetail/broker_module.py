@@ -1,0 +1,327 @@
+# SPDX-License-Identifier: LGPL-3.0-or-later
+"""The broker module `dovetail`, on rank 0 of the user's own Flux instance (steps 2, 3 and 8).
+
+Inputs: the table `dovetail` of the configuration, or the same keys as arguments (`nodes=2`);
+requests, see dovetail-flux(7). Outputs: slice jobs, answers. Invariants: nothing here blocks,
+since all that takes time is done by the slices' agents; no exception leaves a handler; a
+module that is loaded anew finds its slices again, and they find it by the event
+`dovetail.loaded`. What is decided is in `fluxed/instance.py`; this file only carries it out.
+"""
+
+from __future__ import annotations
+
+import errno
+import functools
+import hashlib
+import json
+import os
+import socket
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import flux.job
+import flux.subprocess as subprocess
+from _flux._core import lib
+from flux.brokermod import BrokerModule, request_handler
+from flux.constants import FLUX_MSGTYPE_REQUEST
+from flux.hostlist import Hostlist
+
+sys.path.append(str(Path(__file__).resolve().parents[1]))
+
+from dovetail.errors import BadInput
+from dovetail.fluxed import asked, effects
+from dovetail.fluxed.effects import Key
+from dovetail.fluxed.instance import Instance
+from dovetail.fluxed.requests import REQUESTS, STREAMS
+
+NAMES = ("dovetail-control", "dovetail-node")
+PRIVATE = ("FLUX_MODULE_URI", "FLUX_URI", "FLUX_JOB_", "FLUX_TASK_", "FLUX_KVS_NAMESPACE")
+Message = Any  # these three are of Flux, which has no types
+Future = Any
+Handle = Any
+
+
+def guarded(handler: Callable[..., None]) -> Callable[..., None]:
+    """A callback of which no exception escapes; a request is then refused with its text."""
+
+    @functools.wraps(handler)
+    def guard(self: Dovetail, *args: Any) -> None:  # noqa: ANN401
+        try:
+            handler(self, *args)
+        except Exception as error:
+            self.log.error(f"{handler.__name__}: {type(error).__name__}: {error}")
+            if handler.__name__ == "requested":
+                self.refuse(args[0], errno.EINVAL, f"{type(error).__name__}: {error}")
+
+    return guard
+
+
+class Dovetail(BrokerModule):
+    """Carries requests and news to the state, and out what it decides."""
+
+    def __init__(self, h: Handle, *args: str) -> None:
+        super().__init__(h, *args)
+        h.attr_set("broker.module-nopanic", "1")  # whatever happens here, the user's work goes on
+        table = dict(h.conf_get("dovetail", default={}))
+        table.update((key, _number(value)) for key, _, value in (a.partition("=") for a in args))
+        try:
+            self.asked = asked.from_table(table)
+        except BadInput as error:
+            raise ValueError(str(error)) from None
+        if self.asked.address == "auto":
+            several = len(set(Hostlist(h.attr_get("hostlist")))) > 1
+            self.asked = replace(self.asked, address="machine" if several else "loopback")
+        self.state = Instance(self.asked)
+        place = f"{socket.gethostname()}:{h.attr_get('rundir')}"
+        self.cluster = "f-" + hashlib.sha256(place.encode()).hexdigest()[:8]
+        self.messages: dict[Key, Message] = {}  # requests that wait for an answer, by their key
+        self.keys = 0
+        self.watchers: list[object] = []  # Flux keeps no reference
+        self.ends: object = None
+        for topic in {**REQUESTS, **STREAMS}:
+            watcher = h.msg_watcher_create(
+                lambda _handle, _type, message, _: self.requested(message),
+                FLUX_MSGTYPE_REQUEST, f"{self.name}.{topic}",
+            )  # fmt: skip
+            watcher.start()
+            self.watchers.append(watcher)
+        self.timer(self.asked.up_timeout, lambda: self.do(self.state.late()))
+        self.find_slices()
+
+    # --- Start ---
+
+    def find_slices(self) -> None:
+        """Ask which slices run already; the answer starts everything."""
+        payload = {
+            "max_entries": 0, "since": 0.0, "attrs": ["name"],
+            "constraint": {"and": [{"states": ["pending", "running"]}, {"name": list(NAMES)}]},
+        }  # fmt: skip
+        self.handle.rpc("job-list.list", payload).then(self.listed)
+
+    @guarded
+    def listed(self, future: Future) -> None:
+        """Look up the number of each slice that runs."""
+        self.adopting = {job["id"]: -1 for job in future.get()["jobs"]}
+        for job in self.adopting:
+            query = {"id": job, "keys": ["jobspec"], "flags": 0}
+            self.handle.rpc("job-info.lookup", query).then(self.looked_up, job)
+        if not self.adopting:
+            self.begin({})
+
+    @guarded
+    def looked_up(self, future: Future, job: int) -> None:
+        """One slice's number; with the last of them, go on."""
+        spec = json.loads(future.get()["jobspec"])
+        self.adopting[job] = spec["attributes"]["user"]["dovetail"]["slice"]
+        if -1 not in self.adopting.values():
+            self.begin({number: job for job, number in self.adopting.items()})
+
+    def begin(self, adopted: dict[int, int]) -> None:
+        """Submit slices, or watch those that are there."""
+        self.do(self.state.start(adopted))
+        for number, job in adopted.items():
+            self.watch_job(number, job)
+        self.handle.event_send("dovetail.loaded")
+        self.log.info(f"cluster {self.cluster}: {self.state.wanted} slices, {len(adopted)} adopted")
+
+    # --- Carrying out ---
+
+    def do(self, wanted: Iterator[effects.Effect]) -> None:
+        """Carry out effects, in order."""
+        for effect in wanted:
+            if isinstance(effect, effects.Submit):
+                self.submit_slice(effect.number)
+            elif isinstance(effect, effects.Mirror):
+                query = {"id": effect.slice_job, "keys": ["R"], "flags": 0}
+                self.handle.rpc("job-info.lookup", query).then(self.mirror, effect)
+            elif isinstance(effect, effects.Sweep):
+                self.sweep(effect.number, effect.rank)
+            elif isinstance(effect, effects.Cancel):
+                self.cancel_job(effect.job, effect.why)
+            elif isinstance(effect, effects.Answer):
+                self.answer(effect.key, effect.value)
+            elif isinstance(effect, effects.Refuse):
+                message = self.messages.pop(effect.key, None)
+                if message is not None:
+                    self.refuse(message, effect.code, effect.why)
+            else:
+                self.log.notice(effect.line)
+        if self.ends is None and (self.state.ending or self.state.failure):
+            limit = self.asked.down_timeout
+            self.ends = self.timer(limit, lambda: self.do(self.state.late_down(last=False)))
+            self.timer(2 * limit, lambda: self.do(self.state.late_down(last=True)))
+
+    def key(self, message: Message) -> int:
+        """Keep a request until it is answered."""
+        self.keys += 1
+        self.messages[self.keys] = message
+        return self.keys
+
+    def answer(self, key: Key, value: Mapping[str, Any]) -> None:
+        """Respond; a request that streams stays open."""
+        message = self.messages.get(key)
+        if message is None:
+            return
+        if not lib.flux_msg_is_streaming(message.handle):
+            del self.messages[key]
+        try:
+            self.handle.respond(message, dict(value))
+        except OSError as error:
+            self.log.debug(f"respond: {error}")
+
+    def refuse(self, message: Message, code: int, why: str) -> None:
+        """Respond with an error."""
+        text = why.encode()[:1000]
+        lib.flux_respond_error(self.handle.handle, message.handle, code, text)
+
+    def timer(self, after: float, call: Callable[[], None]) -> object:
+        """Call once, later."""
+
+        @guarded
+        def fire(self: Dovetail, *_: object) -> None:
+            call()
+
+        watcher = self.handle.timer_watcher_create(after, lambda *_: fire(self))
+        watcher.start()
+        self.watchers.append(watcher)
+        return watcher
+
+    def environment(self) -> dict[str, str]:
+        """Ours, without what belongs to this module or to the job that the instance is."""
+        return {k: v for k, v in os.environ.items() if not k.startswith(PRIVATE)}
+
+    def submit_slice(self, number: int) -> None:
+        """Submit a slice's job."""
+        spec = asked.jobspec(self.asked, number, self.cluster, self.environment())
+        flux.job.submit_async(self.handle, json.dumps(spec)).then(self.slice_submitted, number)
+
+    @guarded
+    def slice_submitted(self, future: Future, number: int) -> None:
+        """A slice has a job id, or was refused."""
+        try:
+            job = int(future.get_id())
+        except OSError as error:
+            self.do(self.state.submitted(number, 0, str(error)))
+            return
+        self.watch_job(number, job)
+        self.do(self.state.submitted(number, job))
+
+    @guarded
+    def mirror(self, future: Future, effect: effects.Mirror) -> None:
+        """Submit a simulation's job on the control slice's resources."""
+        held = json.loads(future.get()["R"])
+        spec = asked.mirror_jobspec(self.asked, effect.run, effect.name, held, self.environment())
+        flux.job.submit_async(self.handle, json.dumps(spec)).then(self.mirrored, effect.name)
+
+    @guarded
+    def mirrored(self, future: Future, name: str) -> None:
+        """The simulation goes on without its job, if there is none."""
+        try:
+            future.get_id()
+        except OSError as error:
+            self.log.warning(f"simulation {name} has no job: {error}")
+
+    def watch_job(self, number: int, job: int) -> None:
+        """Follow a slice's job."""
+        flux.job.event_watch_async(self.handle, job).then(self.job_event, number)
+
+    @guarded
+    def job_event(self, future: Future, number: int) -> None:
+        """Something happened to a slice's job."""
+        try:
+            event = future.get_event()
+        except OSError as error:
+            self.log.error(f"slice {number}: its events cannot be followed: {error}")
+            return
+        if event is None:
+            return
+        if event.name == "exception" and event.context["severity"] == 0:
+            kind, note = event.context["type"], event.context.get("note", "")
+            self.do(self.state.excepted(number, kind, note))
+        elif event.name == "finish":
+            self.do(self.state.finished(number, event.context["status"]))
+        elif event.name == "clean":
+            self.do(self.state.cleaned(number))
+
+    def sweep(self, number: int, rank: int) -> None:
+        """Run the agent's last act in its stead, on the same machine."""
+        words = [self.asked.command, "slice", "--number", str(number), "--cluster", self.cluster]
+        label = f"dovetail-sweep-{number}"
+        call = {"cwd": "/", "env": self.environment(), "label": label, "waitable": True}
+        subprocess.rexec_bg(self.handle, [*words, "--sweep"], nodeid=rank, **call).then(
+            self.sweeping, number, rank, label, timeout=self.asked.down_timeout
+        )  # a broker that is dying may never answer
+
+    @guarded
+    def sweeping(self, future: Future, number: int, rank: int, label: str) -> None:
+        """It runs, or its broker is gone, and with it all that we could do."""
+        try:
+            future.get()
+        except OSError as error:
+            self.do(self.state.swept(number, f"rank {rank}: {error}"))
+            return
+        ended = subprocess.wait(self.handle, label=label, nodeid=rank)
+        ended.then(self.swept, number, timeout=self.asked.down_timeout)
+
+    @guarded
+    def swept(self, future: Future, number: int) -> None:
+        """It has ended."""
+        try:
+            status = future.get_status()
+            trouble = "" if status == 0 else f"sweeping it ended with status {status}"
+        except OSError as error:
+            trouble = str(error)
+        self.do(self.state.swept(number, trouble))
+
+    def cancel_job(self, job: int, why: str) -> None:
+        """Raise an exception on a slice's job."""
+        payload = {"id": job, "type": "cancel", "severity": 0, "note": f"dovetail: {why}"}
+        self.handle.rpc("job-manager.raise", payload).then(self.cancelled)
+
+    @guarded
+    def cancelled(self, future: Future) -> None:
+        """Whether the job could be cancelled; it may have ended by itself."""
+        try:
+            future.get()
+        except OSError as error:
+            self.log.debug(f"cancel: {error}")
+
+    # --- Requests ---
+
+    @guarded
+    def requested(self, message: Message) -> None:
+        """Answer a request, now or later."""
+        topic = message.topic.partition(".")[2]
+        known = STREAMS if lib.flux_msg_is_streaming(message.handle) else REQUESTS
+        if topic not in known:
+            self.refuse(message, errno.EPROTO, f"{message.topic} cannot be streamed")
+            return
+        payload = json.loads(message.payload_str or "{}")
+        self.do(known[topic](self.state, self.key(message), payload))
+
+    @request_handler("disconnect")
+    @guarded
+    def disconnected(self, message: Message) -> None:
+        """A client or agent is gone; nothing is answered."""
+
+        def matches(key: Key) -> bool:
+            held = self.messages.get(key)
+            return held is not None and bool(lib.flux_disconnect_match(message.handle, held.handle))
+
+        self.do(self.state.drop(matches))
+        for key in [key for key in self.messages if matches(key)]:
+            del self.messages[key]
+
+
+def _number(value: str) -> int | float | str:
+    """An argument's value, as the configuration would have it."""
+    try:
+        return int(value)
+    except ValueError:
+        try:
+            return float(value)
+        except ValueError:
+            return value

@@ -1,0 +1,282 @@
+# SPDX-License-Identifier: LGPL-3.0-or-later
+"""A run's place on a cluster: access, what must be installed, one controller, its agents (step 4).
+
+Inputs: a kubeconfig, a run's directory. Outputs: a `Session` for the executor. Everything here
+waits for the API, so it is for the time before a run and after it.
+
+Invariants: nothing is created before the cluster, the access and the lease were found good; what
+`close` cannot remove the next run removes; a second controller is refused for as long as the
+first renews its lease, whatever the clocks of both machines say.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import secrets
+import socket
+import threading
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import yaml
+
+from dovetail import manifests
+from dovetail.core import Spec
+from dovetail.errors import BadInput, WorkFailed
+from dovetail.executors.lease import Lease
+from dovetail.kubeapi import Api, NotFound, Object, Refused, Unreachable
+from dovetail.manifests import KEY, NAMESPACE, PART, RANK_GROUP, RUN, SIMULATION, path
+from dovetail.pods.hub import Hub
+from dovetail.usernetes.state import write_private
+
+FOLDER = "kubernetes"
+"""Below the run's directory, private: the run's id and what agents trust it by."""
+_NEEDS = (
+    ("create", "batch", "jobs", ""),
+    ("create", "apps", "daemonsets", ""),
+    ("create", "", "secrets", ""),
+    ("patch", "", "pods", "resize"),
+    ("update", "coordination.k8s.io", "leases", ""),
+)
+
+
+def connect(kubeconfig: Path) -> Api:
+    """The cluster, found to be there, new enough and open to us; else BadInput."""
+    api = Api(kubeconfig)
+    api.check()
+    return api
+
+
+def look(api: Api, run: str = "") -> tuple[list[Object], list[Object]]:
+    """All nodes, and the pods of others, which take room from simulations; see `foreign`."""
+    try:
+        nodes = api.get(path("Node"))["items"]
+        pods = api.get(path("Pod", namespace=""))["items"]
+    except (Refused, Unreachable) as error:
+        raise BadInput(f"{api.path}: cannot list nodes and pods: {error}; {_hint()}") from None
+    return nodes, [pod for pod in pods if foreign(pod, run)]
+
+
+def foreign(pod: Object, run: str) -> bool:
+    """Whether a pod is not of this run, or with no run given, of none at all."""
+    of = pod["metadata"].get("labels", {}).get(RUN, "")
+    return pod["metadata"]["namespace"] != NAMESPACE or not of or bool(run and of != run)
+
+
+def folder() -> Path:
+    """`operator-manifests`, in the checkout or where it was installed."""
+    here = Path(__file__).resolve()
+    choices = [
+        here.parents[3] / "operator-manifests",
+        # PREFIX/lib/python3.x/site-packages/dovetail beside PREFIX/share
+        *(up / "share/dovetail/operator-manifests" for up in here.parents),
+    ]
+    for choice in choices:
+        if (choice / "kustomization.yaml").exists():
+            return choice
+    raise BadInput("operator-manifests/ was not found beside the installation of dovetail")
+
+
+def _hint() -> str:
+    return f"an administrator gives access with: kubectl apply -k {folder()}"
+
+
+def install(api: Api) -> list[str]:
+    """Create what is missing of operator-manifests; BadInput where that is for somebody else.
+
+    Returns what was made. What is there stays as it is: a site may have changed it.
+    """
+    made = []
+    try:
+        for thing in installed():
+            kind, meta = thing["kind"], thing["metadata"]
+            inside = meta.get("namespace", NAMESPACE)
+            try:
+                api.get(path(kind, meta["name"], inside))
+                continue
+            except NotFound:
+                pass
+            except Refused as error:
+                if error.status == 403:  # whoever may not look relies on an administrator
+                    continue
+                raise
+            api.create(path(kind, namespace=inside), thing)
+            made.append(f"{kind} {meta['name']}")
+    except (Refused, Unreachable) as error:
+        raise BadInput(
+            f"{api.path}: cannot be set up for simulations: {error}; {_hint()}"
+        ) from None
+    for verb, group, resource, part in _NEEDS:
+        asked = {"namespace": NAMESPACE, "verb": verb, "group": group, "resource": resource,
+                 "subresource": part}  # fmt: skip
+        review = {
+            "apiVersion": "authorization.k8s.io/v1", "kind": "SelfSubjectAccessReview",
+            "metadata": {}, "spec": {"resourceAttributes": asked},
+        }  # fmt: skip
+        try:
+            found = api.create("/apis/authorization.k8s.io/v1/selfsubjectaccessreviews", review)
+        except (Refused, Unreachable) as error:
+            raise BadInput(f"{api.path}: access cannot be checked: {error}") from None
+        if not found["status"].get("allowed"):
+            what = "/".join(filter(None, (resource, part)))
+            raise BadInput(
+                f"{api.path}: its user may not {verb} {what} in namespace {NAMESPACE}; {_hint()}"
+            )
+    return made
+
+
+def installed() -> Iterable[Object]:
+    """The objects of operator-manifests, in their order."""
+    top = folder()
+    names = yaml.safe_load((top / "kustomization.yaml").read_text())["resources"]
+    for name in names:
+        yield from yaml.safe_load_all((top / name).read_text())
+
+
+class Session:
+    """One run on one cluster: its lease, hub, agents and names.
+
+    `jobs` and `pods` are what an earlier controller of the same run left there.
+    """
+
+    def __init__(self, api: Api, directory: Path, specs: Iterable[Spec], resume: bool) -> None:
+        """Set everything up, or raise BadInput and leave nothing."""
+        self.api = api
+        own = directory / FOLDER
+        self.run = _identity(own, resume)
+        self.seen = manifests.folders(specs, directory)
+        self.resumed = resume
+        self.made = install(api)
+        self.lease = Lease(api, self.run)
+        self.hub: Hub | None = None
+        try:
+            self._sweep()
+            self.hub = Hub(_own_address(api.server), own)
+            self._start_agents(self.hub)
+            label = f"{RUN}={self.run}"
+            self.jobs: list[Object] = api.get(path("Job"), labelSelector=label)["items"]
+            self.pods: list[Object] = api.get(path("Pod"), labelSelector=label)["items"]
+        except (Refused, Unreachable) as error:
+            self.close(leave=resume)
+            raise WorkFailed(f"{api.path}: the run cannot be set up: {error}") from None
+        except BaseException:
+            self.close(leave=resume)
+            raise
+
+    def _sweep(self) -> None:
+        """Remove what runs left that nobody can resume any more: all, once nobody has the lease."""
+        others = f"{RUN},{RUN}!={self.run}"
+        if self.lease.left:
+            return  # by a run that died: its simulations go on, and it may be resumed after us
+        for kind in ("Job", "DaemonSet", "Secret"):
+            for thing in self.api.get(path(kind), labelSelector=others)["items"]:
+                self.api.delete(path(kind, thing["metadata"]["name"]))
+
+    def _start_agents(self, hub: Hub) -> None:
+        secret = manifests.secret(self.run, hub.credentials())
+        requests: Object = {"apiVersion": "v1", "kind": "ConfigMap",
+                            "metadata": {"name": manifests.REQUESTS}}  # fmt: skip
+        for thing in (requests, secret, manifests.agents(self.run, self.seen)):
+            try:
+                self.api.create(path(thing["kind"]), thing)
+            except Refused as error:
+                if error.reason != "AlreadyExists":
+                    raise
+        self.api.patch(
+            path("Secret", secret["metadata"]["name"]), {"stringData": secret["stringData"]}
+        )
+
+    def alive(self) -> dict[str, Object]:
+        """The Jobs of this run, by simulation, all of whose pods are there and run."""
+        found = {}
+        for job in self.jobs:
+            meta = job["metadata"]
+            key = meta["labels"][KEY]
+            pods = [pod for pod in self.pods if pod["metadata"]["labels"].get(KEY) == key]
+            running = [
+                pod for pod in pods
+                if pod["status"].get("phase") == "Running"
+                and not pod["metadata"].get("deletionTimestamp")
+            ]  # fmt: skip
+            if not meta.get("deletionTimestamp") and len(running) == job["spec"]["completions"]:
+                found[meta["labels"][SIMULATION]] = job
+        return found
+
+    def discard(self, keep: set[str]) -> None:
+        """Remove the run's other Jobs and pods, and wait until they are gone."""
+        for job in self.jobs:
+            if job["metadata"]["labels"][KEY] not in keep:
+                self.api.delete(path("Job", job["metadata"]["name"]))
+        names = ",".join(sorted(keep))
+        label = f"{RUN}={self.run},{PART}={RANK_GROUP}"
+        left = self._await_gone(label + (f",{KEY} notin ({names})" if names else ""))
+        if left:
+            raise WorkFailed(
+                f"{self.api.path}: cannot be removed, so nothing is started: {left[0]}"
+            )
+
+    def close(self, leave: bool = False) -> list[str]:
+        """Remove everything of the run, or with `leave` only let go; returns what could not be."""
+        left = []
+        if not leave:
+            label = f"{RUN}={self.run}"
+            for kind in ("Job", "DaemonSet", "Secret"):
+                try:
+                    for thing in self.api.get(path(kind), labelSelector=label)["items"]:
+                        self.api.delete(path(kind, thing["metadata"]["name"]))
+                except (Refused, Unreachable) as error:
+                    left.append(f"{kind}s: {error}")
+            left += self._await_gone(label)
+            with contextlib.suppress(Refused, Unreachable):
+                self.api.patch(path("ConfigMap", manifests.REQUESTS), {"data": None})
+        if self.hub is not None:
+            self.hub.close(forget=not leave)
+        self.lease.release()
+        self.api.close()
+        return left
+
+    def _await_gone(self, label: str) -> list[str]:
+        """Wait for the run's pods to go; after a while as if their nodes were lost."""
+        begun = time.monotonic()
+        forced = False
+        while True:
+            try:
+                pods = self.api.get(path("Pod"), labelSelector=label)["items"]
+            except (Refused, Unreachable) as error:
+                return [f"pods: {error}"]
+            waited = time.monotonic() - begun
+            if not pods or waited > 60.0:
+                return [f"pod {one['metadata']['name']}" for one in pods]
+            if waited > 20.0 and not forced:
+                forced = True
+                for one in pods:
+                    with contextlib.suppress(Refused, Unreachable):
+                        self.api.delete(path("Pod", one["metadata"]["name"]), grace=0)
+            threading.Event().wait(0.1)
+
+
+def _identity(own: Path, resume: bool) -> str:
+    """The run's id: kept in its directory for whoever takes it up again."""
+    file = own / "run.json"
+    if resume and file.exists():
+        with contextlib.suppress(ValueError, KeyError, TypeError):
+            return str(json.loads(file.read_text())["run"])
+        raise BadInput(f"{file}: is damaged; the run cannot be taken up again on a cluster")
+    run = secrets.token_hex(3)
+    own.mkdir(mode=0o700, exist_ok=True)
+    write_private(file, json.dumps({"run": run}) + "\n")
+    return run
+
+
+def _own_address(server: str) -> str:
+    """This machine's address on the way to the API server, which nodes reach too."""
+    where = urlsplit(server)
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect((where.hostname or "127.0.0.1", where.port or 443))
+            return str(probe.getsockname()[0])
+        except OSError as error:
+            raise BadInput(f"{server}: cannot be reached: {error.strerror}") from None

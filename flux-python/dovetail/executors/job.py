@@ -1,0 +1,83 @@
+# SPDX-License-Identifier: LGPL-3.0-or-later
+"""One simulation of the local executor, and what sets its shares (steps 4 and 6).
+
+Inputs: shares, rank pages. Outputs: control group weights, the control page, a simulation that
+stands still. Invariant: every call may be repeated.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from dovetail import cgroup, core, page, process
+
+
+@dataclass
+class Result:
+    """How a simulation ended. `trouble` is what to know besides: an incomplete log, for one."""
+
+    code: int
+    reason: str = ""
+    trouble: str = ""
+
+
+@dataclass
+class Job:
+    """One simulation that has been launched and not yet reported as finished."""
+
+    spec: core.Spec
+    share: core.Share
+    directory: str
+    temporary: str
+    group: cgroup.Group
+    parts: list[cgroup.Group] = field(default_factory=list)
+    moved: set[int] = field(default_factory=set)
+    control: page.Control | None = None
+    keeper: subprocess.Popen[bytes] | None = None
+    heard: bytes = b""
+    started: bool = False
+    stopped: str = ""
+    paused: bool = False
+    let_go: bool = False
+    overdue: float = 0.0  # CLOCK_MONOTONIC; after it the keeper is taken for dead
+    sample: core.Ranks | None = None
+    result: Result | None = None
+
+    def make_groups(self) -> None:
+        """The simulation's group, and below it one per rank group if it is divided."""
+        self.group.create()
+        size = self.spec.ranks_per_group
+        if size and self.group.weight:
+            self.group.share_out()
+            self.group.child("job").create()
+            for index in range(0, self.spec.ranks, size):
+                self.parts.append(self.group.child(f"r{index}", freezable=False).create())
+
+    def apply(self, share: core.Share) -> None:
+        """Set weights, wait policy and freezing; OSError where one is refused."""
+        size = self.spec.ranks_per_group
+        self.group.set_weight(sum(share.requests))
+        for index, part in enumerate(self.parts):
+            part.set_weight(sum(share.requests[index * size : (index + 1) * size]))
+        if self.control is not None:
+            self.control.set(share.wait)
+        self.freeze(share.frozen)
+
+    def freeze(self, frozen: bool) -> None:
+        """Let it stand still, or go on."""
+        if self.group.control:
+            self.group.freeze(frozen)
+        elif self.keeper is not None and frozen != self.paused:
+            process.pause_all(f"DOVETAIL_DIR={self.directory}", self.keeper.pid, frozen)
+            self.paused = frozen
+
+    def place_ranks(self, pages: Sequence[page.RankPage]) -> None:
+        """Move ranks into their rank groups as they appear."""
+        for one in pages if self.parts else ():
+            if one.pid not in self.moved and process.alive(one.pid, one.start_ticks):
+                with contextlib.suppress(OSError):
+                    self.parts[one.rank // self.spec.ranks_per_group].add(one.pid)
+                    self.moved.add(one.pid)

@@ -1,0 +1,315 @@
+# SPDX-License-Identifier: LGPL-3.0-or-later
+"""The Kubernetes executor: rank groups are pods (steps 4 to 7).
+
+Inputs: launches, resizes and stops from the controller; pods and nodes as the API shows them;
+what the agents on the nodes say. Outputs: events, as of `core.Executor`.
+
+Invariants: no call here waits for the network: threads do, and `observe` takes in what they say,
+in the controller's thread, which alone touches any state. Whatever ends, a Finished is reported
+only when no pod of the simulation is left.
+"""
+
+from __future__ import annotations
+
+import select
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Callable
+
+from dovetail import core, manifests, policy
+from dovetail.errors import WorkFailed
+from dovetail.executors import cluster, launched
+from dovetail.executors.calls import Calls
+from dovetail.executors.launched import Launched, Result
+from dovetail.executors.lifecycle import Lifecycle, sizes_of
+from dovetail.executors.nodes import Nodes
+from dovetail.executors.reporting import Report
+from dovetail.executors.resizes import Resizes
+from dovetail.executors.resizing import Change
+from dovetail.kubeapi import Watch
+from dovetail.manifests import path
+from dovetail.pods import wire
+
+_WORKERS = 8
+_STOP = 13.0  # seconds: the keeper's grace, and what it needs besides
+_CLOSE = 40.0  # seconds for all simulations to be gone at the end
+
+
+class KubernetesExecutor:
+    """Runs simulations on a cluster; implements `core.Executor`.
+
+    `run_dir` takes the simulations' directories; it must be the same directory on every node.
+    `limits` are millicores and bytes to stay within, None for all there is. `origin` is the
+    CLOCK_MONOTONIC time of the run clock's 0; `log_limit` bounds each log, bytes.
+    """
+
+    def __init__(
+        self,
+        session: cluster.Session,
+        run_dir: Path,
+        limits: tuple[int | None, int | None] = (None, None),
+        origin: float | None = None,
+        log_limit: int = 64 << 20,
+    ) -> None:
+        if session.hub is None:
+            raise WorkFailed("the session is closed")
+        self._session, self._api, self._hub = session, session.api, session.hub
+        self._origin = time.monotonic() if origin is None else origin
+        self.results: dict[str, Result] = {}
+        self.left: list[str] = []
+        self._events: list[core.Event] = []
+        self._clocks = launched.Clocks()
+        self._launches = 0
+        self._t = 0.0
+        self._closed = self._told_lost = False
+        self._calls = Calls(_WORKERS)
+        self._resizes = Resizes(self._api, self._calls)
+        self._report = Report(Path(run_dir), session.run)
+        self._nodes = Nodes(limits)
+        self._nodes.listed(*cluster.look(self._api, session.run))
+        self._capacity = self._nodes.capacity
+        self._life = Lifecycle(
+            session, self._calls, self._nodes, self._resizes, str(Path(run_dir).resolve()),
+            log_limit, self._ended, self._waits,
+        )  # fmt: skip
+        label = f"{manifests.RUN}={session.run},{manifests.PART}={manifests.RANK_GROUP}"
+        self._watches = [
+            Watch(self._api, path("Pod"), self._news(self._pods_news), labelSelector=label),
+            Watch(self._api, path("Node"), self._news(self._nodes.news)),
+        ]
+        self._poll = select.poll()
+        for source in (self._calls.fileno(), self._hub.fileno()):
+            self._poll.register(source, select.POLLIN)
+
+    def _news(self, take: Callable[[str, Any], None]) -> Callable[[str, Any], None]:
+        """What a watch's thread calls; `take` is then called in ours."""
+        return lambda kind, thing: self._calls.put(lambda: take(kind, thing))
+
+    def capacity(self) -> core.Capacity:
+        """All nodes that are ready, without what the pods of others ask for."""
+        return self._capacity
+
+    # --- what the controller asks for ---
+
+    def launch(self, spec: core.Spec, share: core.Share) -> None:
+        """Start a simulation as soon as it fits. ValueError if it is started already."""
+        if spec.name in self._life.jobs:
+            raise ValueError(f"simulation {spec.name} is running")
+        again = self._session.resumed or spec.name in self.results
+        self._life.jobs[spec.name] = Launched(spec, share, launched.new_key(spec.name, again))
+
+    def adopt(self, wanted: Mapping[str, tuple[core.Spec, core.Share]]) -> Sequence[str]:
+        """Go on with what an earlier controller of this run started; returns their names.
+
+        What else it left is removed, and that is waited for: nothing may run twice.
+        """
+        there = self._session.alive()
+        for name in there.keys() & wanted.keys():
+            spec, share = wanted[name]
+            key = there[name]["metadata"]["labels"][manifests.KEY]
+            job = Launched(spec, share, key, "running", sizes_of(there[name]), started=True)
+            job.cpu = self._nodes.divided(job.sizes, share.requests)
+            self._life.jobs[name] = job
+            self._life.tell_share(job, share)
+        self._session.discard(keep={job.key for job in self._life.jobs.values()})
+        return tuple(self._life.jobs)
+
+    def resize(self, shares: Mapping[str, core.Share]) -> None:
+        """Give new shares, all or none; a Resized follows."""
+        wanted = dict(shares)
+        self._resizes.add(
+            lambda: self._changes(wanted), lambda refused: self._resized(wanted, refused)
+        )
+
+    def stop(self, name: str, why: str) -> None:
+        """End a simulation: SIGTERM, a grace, SIGKILL; a Finished follows."""
+        job = self._life.jobs.get(name)
+        if job is None or job.stopped or job.result:
+            return
+        job.stopped = why or "stopped"
+        if job.phase == "running":
+            job.deadline = time.monotonic() + _STOP
+            self._hub.tell(wire.Freeze(job.key, False))
+            self._hub.tell(wire.Stop(job.key))
+
+    def close(self) -> None:
+        """End everything and remove every trace; may be called twice.
+
+        Afterwards `observe` once more says how they ended.
+        """
+        if self._closed:
+            return
+        self._closed = True
+        until = time.monotonic() + _CLOSE
+        for job in list(self._life.jobs.values()):
+            job.stopped = job.stopped or "the run ended"
+            if job.phase == "running":
+                self._life.leave(job)
+        last: list[core.Event] = []
+        while self._life.jobs and time.monotonic() < until:
+            self.wait(1.0)
+            last += self.observe(self._now())
+        self._events = last
+        for watch in self._watches:
+            watch.stop()
+        self.left = self._session.close()
+        self._calls.close()
+
+    # --- what happens ---
+
+    def wait(self, timeout: float) -> bool:
+        """Sleep until something happens or `timeout` seconds are over; True if it happened."""
+        if self._events:
+            return True
+        times = [self._life.deadline(job) for job in self._life.jobs.values()]
+        times = [moment for moment in (*times, self._resizes.deadline) if moment]
+        limit = min([timeout, *(moment - time.monotonic() for moment in times)])
+        return bool(self._poll.poll(max(0.0, limit * 1000)))
+
+    def observe(self, t: float) -> Sequence[core.Event]:
+        """What happened since the last call, oldest first; `t` is now on the run's clock."""
+        self._t = t
+        if not self._closed or self._life.jobs:
+            self._calls.take()
+            for node, message in self._hub.take():
+                self._hear(node, message)
+            now = time.monotonic()
+            self._find_lost(now)
+            for job in list(self._life.jobs.values()):
+                self._life.advance(job, now)
+            self._resizes.poll(now)
+            self._compare_capacity()
+            self._ask_weights(now)
+        events, self._events = self._events, []
+        return events
+
+    def _hear(self, node: str, message: wire.Message) -> None:
+        if isinstance(message, wire.Sample):
+            return self._sampled(node, message)
+        if isinstance(message, wire.Weights):
+            self._report.heard(message.values, self._life.jobs.values())
+            self._nodes.formula = self._report.formula
+            return None
+        key = getattr(message, "simulation", "")
+        job = next((one for one in self._life.jobs.values() if one.key == key), None)
+        if job is None:
+            if isinstance(message, (wire.Pod, wire.Result)) and not self._closed:
+                self._hub.tell(wire.End(key, 1))  # of a launch that is over
+            return
+        if isinstance(message, wire.Pod):
+            job.connected[message.group] = node
+        elif isinstance(message, wire.Started):
+            self._life.mpi[job.spec.command[0]] = message.mpi
+            if not job.started:
+                job.started = True
+                self._events.append(core.Started(self._t, job.spec.name))
+        elif isinstance(message, wire.Result) and not job.result:
+            job.result = Result(message.code, message.reason, message.trouble)
+            self._tell_sample(job)
+            self._life.leave(job)
+        elif isinstance(message, wire.Lost) and not job.result and job.phase != "leaving":
+            self._life.lose(job, f"rank group {message.group} on {node} ended without a result")
+
+    def _sampled(self, node: str, message: wire.Sample) -> None:
+        offset = self._clocks.offset(node, message.now, self._now())
+        by_key = {job.key: job for job in self._life.jobs.values()}
+        for key in dict.fromkeys((*message.ranks, *message.lines)):
+            if key in by_key:
+                by_key[key].take(message.ranks.get(key, {}), message.lines.get(key), offset)
+                self._tell_sample(by_key[key])
+
+    def _tell_sample(self, job: Launched) -> None:
+        ranks = job.sampled() if job.started else None
+        if ranks is not None:
+            family = job.spec.family
+            self._life.peak[family] = max(self._life.peak.get(family, 0), sum(ranks.memory))
+            self._events.append(core.Sampled(self._t, job.spec.name, ranks))
+
+    def _pods_news(self, kind: str, thing: Any) -> None:  # noqa: ANN401
+        by_key = {job.key: job for job in self._life.jobs.values()}
+        if kind != "LISTED":
+            job = by_key.get(thing["metadata"]["labels"].get(manifests.KEY, ""))
+            if job is not None:
+                self._life.pod(job, kind, thing)
+            return
+        there = {pod["metadata"]["name"] for pod in thing}
+        for job in by_key.values():
+            for pod in list(job.pods.values()):
+                if pod["metadata"]["name"] not in there:
+                    self._life.pod(job, "DELETED", pod)
+        for pod in thing:
+            self._pods_news("MODIFIED", pod)
+
+    def _find_lost(self, now: float) -> None:
+        """Give up what ran on nodes that are gone."""
+        live = [job for job in self._life.jobs.values() if job.phase in ("gathering", "running")]
+        used = {launched.node_of(pod) for job in live for pod in job.pods.values()} - {""}
+        for name, why in self._nodes.lost(now, self._hub.nodes(), used).items():
+            for job in live:
+                if name in map(launched.node_of, job.pods.values()) and job.phase != "leaving":
+                    job.result = job.result or Result(1, f"{policy.NODE_LOST}: {name}: {why}")
+                    self._life.leave(job)
+        if self._session.lease.lost and not self._told_lost:
+            self._told_lost = True
+            self._events.append(core.Interrupted(self._t, self._session.lease.lost))
+
+    def _ask_weights(self, now: float) -> None:
+        if not self._report.due(now):
+            return
+        uids: dict[str, list[str]] = {}
+        for job in self._life.jobs.values():
+            for pod in job.pods.values():
+                uids.setdefault(launched.node_of(pod), []).append(pod["metadata"]["uid"])
+        for node, ones in uids.items():
+            self._hub.send(node, wire.Check(ones))
+
+    def _compare_capacity(self) -> None:
+        if self._nodes.capacity != self._capacity:
+            self._capacity = self._nodes.capacity
+            self._events.append(core.CapacityChanged(self._t, self._capacity))
+
+    # --- resizes ---
+
+    def _changes(self, shares: Mapping[str, core.Share]) -> list[Change] | str:
+        """The pods whose requests change with these shares; or why that cannot be."""
+        changes = []
+        for name, share in shares.items():
+            job = self._life.jobs.get(name)
+            if job is None or job.result or job.stopped:
+                return f"{name}: is not running"
+            for group, cpu in enumerate(self._nodes.divided(job.sizes, share.requests)):
+                if group in job.pods:
+                    pod = job.pods[group]["metadata"]["name"]
+                    changes.append(Change(pod, job.cpu[group], cpu))
+        return changes
+
+    def _resized(self, shares: Mapping[str, core.Share], refused: str) -> None:
+        """A transaction is over: the rest of the shares takes effect with it, or nothing does."""
+        for name, share in shares.items() if not refused else ():
+            job = self._life.jobs.get(name)
+            if job is None:
+                continue
+            old, job.share = job.share, share
+            job.cpu = self._nodes.divided(job.sizes, share.requests)
+            if job.phase == "running" and (old.wait, old.frozen) != (share.wait, share.frozen):
+                self._life.tell_share(job, share)
+            if job.sizes and old.requests != share.requests:
+                self._life.publish(job)
+        self._report.soon(time.monotonic())
+        self._events.append(core.Resized(self._t, tuple(shares), refused))
+
+    # --- ends ---
+
+    def _waits(self, job: Launched) -> None:
+        self._events.append(core.Delayed(self._t, job.spec.name, job.why))
+
+    def _ended(self, job: Launched) -> None:
+        result = job.result or Result(143)
+        if job.stopped:
+            result = Result(result.code or 143, f"stopped: {job.stopped}", result.trouble)
+        self.results[job.spec.name] = result
+        self._events.append(core.Finished(self._t, job.spec.name, result.code, result.reason))
+
+    def _now(self) -> float:
+        return time.monotonic() - self._origin

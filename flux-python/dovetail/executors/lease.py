@@ -1,0 +1,115 @@
+# SPDX-License-Identifier: LGPL-3.0-or-later
+"""One controller at a time on a cluster, by a Lease (step 4).
+
+Inputs: the API, a run's id. Output: the lease, renewed by a thread. Invariant: whoever renews has
+it, whatever the clocks of two machines say: a lease is taken over only after it was watched
+through its whole duration without a renewal.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import threading
+import time
+from datetime import datetime, timezone
+
+from dovetail import manifests
+from dovetail.errors import BadInput
+from dovetail.kubeapi import Api, NotFound, Object, Refused, Unreachable
+from dovetail.manifests import path
+from dovetail.pods import orphan_limit
+
+DURATION, RENEW = 15, 4.0  # seconds
+
+
+def _now() -> str:
+    return datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+
+
+class Lease:
+    """The right to control simulations in the namespace, renewed by a thread until `release`.
+
+    `lost` says why we have it no more, if so. `left` is True if a controller that died had it
+    before, a short time ago.
+    """
+
+    def __init__(self, api: Api, run: str) -> None:
+        """Take it; BadInput if another controller has it."""
+        self._api = api
+        self._holder = f"{run} {socket.gethostname()} {os.getpid()}"
+        self._path = path("Lease", "dovetail-controller")
+        self._end = threading.Event()
+        self.lost = ""
+        self.left = False  # who had it and has not let go of it
+        self._held = self._take(run)
+        self._thread = threading.Thread(target=self._keep, name="lease", daemon=True)
+        self._thread.start()
+
+    def _take(self, run: str) -> Object:
+        body = manifests.lease(self._holder, _now(), DURATION)
+        try:
+            try:
+                found = self._api.get(self._path)
+            except NotFound:
+                return self._api.create(path("Lease"), body)
+            holder = found["spec"].get("holderIdentity", "")
+            if holder.split(" ")[0] != run:  # our own run is known dead: its directory is locked
+                self._await_silence(found, holder)
+                self.left = _age(found["spec"].get("renewTime", "")) < orphan_limit()
+            body["metadata"]["resourceVersion"] = found["metadata"]["resourceVersion"]
+            return self._api.call("PUT", self._path, body, patience=0.0)
+        except (Refused, Unreachable) as error:
+            raise BadInput(
+                f"{self._api.path}: another controller is starting there, or: {error}"
+            ) from None
+
+    def _await_silence(self, found: Object, holder: str) -> None:
+        """Wait until the lease has not been renewed for its duration, by our own clock."""
+        until = time.monotonic() + DURATION
+        while time.monotonic() < until:
+            self._end.wait(0.5)
+            with contextlib.suppress(NotFound):
+                now = self._api.get(self._path)["spec"].get("renewTime")
+                if now != found["spec"].get("renewTime"):
+                    run, host, pid = [*holder.split(" "), "?", "?"][:3]
+                    raise BadInput(
+                        f"{self._api.path}: this cluster is used by run {run} on {host} (process "
+                        f"{pid}); let it end first"
+                    )
+
+    def _keep(self) -> None:
+        while not self._end.wait(RENEW):
+            self._held["spec"]["renewTime"] = _now()
+            try:
+                self._held = self._api.call("PUT", self._path, self._held, patience=0.0)
+            except (Refused, Unreachable):
+                self._look()
+
+    def _look(self) -> None:
+        """A renewal failed: because nobody answers, or because it is another's now?"""
+        with contextlib.suppress(Refused, Unreachable):
+            found = self._api.get(self._path, patience=0.0)
+            holder = found["spec"].get("holderIdentity", "")
+            if holder == self._holder:
+                self._held = found
+            else:
+                self.lost = f"another controller has taken the cluster over: {holder}"
+                self._end.set()
+
+    def release(self) -> None:
+        """Let the next one have it at once."""
+        self._end.set()
+        self._thread.join()
+        if not self.lost:
+            with contextlib.suppress(Refused, Unreachable):
+                self._api.delete(self._path, patience=3.0)
+
+
+def _age(moment: str) -> float:
+    """Seconds since a time as the API writes it; none if it is not one."""
+    with contextlib.suppress(ValueError):
+        then = datetime.strptime(moment, "%Y-%m-%dT%H:%M:%S.%fZ").replace(tzinfo=timezone.utc)
+        return (datetime.now(timezone.utc) - then).total_seconds()
+    return 0.0

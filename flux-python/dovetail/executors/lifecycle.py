@@ -1,0 +1,348 @@
+# SPDX-License-Identifier: LGPL-3.0-or-later
+"""The way of a simulation's pods from the queue to their end (step 4).
+
+Inputs: launches; pods as the API shows them; which groups have connected. Outputs: a Job per
+launch, `Run` to its pods once all are there, and a call when the last of them has gone.
+
+Invariants: all pods of a simulation start or none; one simulation is placed at a time, so that
+what was found to fit is not promised twice; requests at birth are those wanted now. What goes
+wrong before a simulation ran is tried again, what goes wrong later ends it.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any, Callable
+
+from dovetail import commandline, core, manifests, paths, placement, policy
+from dovetail.executors import cluster, launched
+from dovetail.executors.calls import Calls
+from dovetail.executors.launched import Launched, Object, Result
+from dovetail.executors.nodes import Nodes
+from dovetail.executors.resizes import Resizes
+from dovetail.executors.resizing import Change
+from dovetail.kubeapi import NotFound, Refused
+from dovetail.manifests import path
+from dovetail.pods import wire
+
+GATHER = 60.0  # seconds for all pods of a simulation to be there
+AGAIN = 1.0  # seconds between two looks for room
+FAILURES = 3  # starts that may fail before the simulation does
+FORCE = 30.0  # seconds after which a pod that was deleted counts as on a lost node
+PATIENT = 3.0  # seconds without room before the user is told
+
+
+class Lifecycle:
+    """See the module. `ended(job)` is called when nothing of a simulation is left."""
+
+    def __init__(
+        self,
+        session: cluster.Session,
+        calls: Calls,
+        nodes: Nodes,
+        resizes: Resizes,
+        home: str,
+        log_limit: int,
+        ended: Callable[[Launched], None],
+        waits: Callable[[Launched], None],
+    ) -> None:
+        assert session.hub is not None
+        self._session, self._api, self._hub = session, session.api, session.hub
+        self._calls, self._nodes, self._resizes = calls, nodes, resizes
+        self._home, self._log_limit = home, log_limit
+        self._ended, self._waits = ended, waits
+        self._placing: Launched | None = None
+        self.jobs: dict[str, Launched] = {}
+        self.mpi: dict[str, str] = {}
+        self.peak: dict[str, int] = {}
+
+    # --- every look ---
+
+    def advance(self, job: Launched, now: float) -> None:
+        """Do what is due for a simulation."""
+        if job.phase == "waiting":
+            if job.result or job.stopped:
+                self._end(job)
+            elif self._placing is None and not self._resizes.busy and now >= job.retry_at:
+                self._look(job)
+        elif job.phase == "gathering":
+            self._gather(job, now)
+        elif job.phase == "running" and job.deadline and now > job.deadline:
+            job.result = job.result or Result(143)  # it did not stop when it was told to
+            self.leave(job)
+        elif job.phase == "leaving":
+            self._check_gone(job, now)
+
+    def deadline(self, job: Launched) -> float:
+        """When `advance` is needed at the latest; 0 for no such time."""
+        if job.phase == "waiting":
+            free = self._placing is None and not self._resizes.busy
+            return job.retry_at if free else 0.0
+        return job.deadline
+
+    # --- room, and the Job ---
+
+    def _look(self, job: Launched) -> None:
+        self._placing = job
+
+        def work() -> tuple[list[Object], list[Object], list[Object]]:
+            return (
+                self._api.get(path("Node"), 5.0)["items"],
+                self._api.get(path("Pod", namespace=""), 5.0)["items"],
+                self._api.get(path("ResourceQuota"), 5.0)["items"],
+            )
+
+        self._calls.submit(work, lambda found: self._looked(job, found))
+
+    def _looked(self, job: Launched, found: Any) -> None:  # noqa: ANN401
+        if isinstance(found, Exception):
+            return self._put_off(job, f"the cluster does not answer: {found}")
+        if job.stopped:
+            return self._put_off(job, "")
+        nodes, pods, quotas = found
+        others = [pod for pod in pods if cluster.foreign(pod, self._session.run)]
+        self._nodes.listed(nodes, others)
+        free = placement.rooms(nodes, pods)
+        spec = job.spec
+        requests = [max(1, int(one * self._nodes.scale)) for one in job.share.requests]
+        memory = max(spec.memory, self.peak.get(spec.family, 0))
+        job.sizes = placement.groups(spec.ranks, spec.ranks_per_group, requests, memory, free)
+        job.cpu = self._nodes.divided(job.sizes, job.share.requests)
+        _, each = placement.per_pod(job.sizes, requests, memory)
+        why = placement.lacking(job.cpu, each, free)
+        why = why or placement.over_quota(quotas, job.cpu, each)
+        if why:
+            return self._put_off(job, why)
+        job.phase, job.why = "creating", ""
+        self._create(job, each)
+
+    def _put_off(self, job: Launched, why: str) -> None:
+        """Let it wait; told to the user if that goes on, and whenever the reason changes."""
+        self._placing = None
+        job.phase = "waiting"
+        now = time.monotonic()
+        job.retry_at = now + AGAIN
+        job.waiting_since = job.waiting_since or now
+        if why and why != job.why and now - job.waiting_since > PATIENT:
+            job.why = why
+            self._waits(job)
+
+    def _create(self, job: Launched, memory: Sequence[int]) -> None:
+        run, spec = self._session.run, job.spec
+        name = manifests.job_name(run, job.key)
+        data = {f"{name}.{index}": f"{cpu}m" for index, cpu in enumerate(job.cpu)}
+        body = manifests.job(run, spec, job.key, job.sizes, job.cpu, memory, self._session.seen)
+
+        def work() -> Object:
+            self._publish(data)
+            return self._api.create(path("Job"), body)
+
+        self._calls.submit(work, lambda found: self._created(job, found))
+
+    def publish(self, job: Launched) -> None:
+        """Let pods of a simulation be born with what it has now, should there be new ones."""
+        name = manifests.job_name(self._session.run, job.key)
+        data = {f"{name}.{index}": f"{cpu}m" for index, cpu in enumerate(job.cpu)}
+        self._calls.submit(lambda: self._publish(data), lambda found: None)
+
+    def _publish(self, data: Mapping[str, str | None]) -> None:
+        """Set the requests that pods are born with; in a thread."""
+        try:
+            self._api.patch(path("ConfigMap", manifests.REQUESTS), {"data": data})
+        except NotFound:
+            made = {"apiVersion": "v1", "kind": "ConfigMap",
+                    "metadata": {"name": manifests.REQUESTS}}  # fmt: skip
+            self._api.create(path("ConfigMap"), {**made, "data": data})
+
+    def _created(self, job: Launched, found: Any) -> None:  # noqa: ANN401
+        if isinstance(found, Refused) and found.status in (400, 422):
+            job.result = Result(1, f"Kubernetes does not take its pods: {found}")
+        elif isinstance(found, Exception):
+            job.again = True  # it may be there all the same
+            job.why = ""
+        job.phase, job.waiting_since = "gathering", 0.0
+        job.deadline = time.monotonic() + GATHER
+        if isinstance(found, Exception) or job.stopped:
+            self.leave(job)
+
+    # --- all pods there? ---
+
+    def pod(self, job: Launched, kind: str, pod: Object) -> None:
+        """News of one of its pods."""
+        group, name = launched.group_of(pod), pod["metadata"]["name"]
+        if kind == "DELETED":
+            self._resizes.gone(name)
+            job.pods.pop(group, None)
+            if self._expected(job):
+                self.lose(job, f"pod {name} was deleted")
+            return
+        new = group not in job.pods
+        job.pods[group] = pod
+        if pod["metadata"].get("deletionTimestamp") and self._expected(job):
+            return self.lose(job, f"pod {name} is deleted: {launched.ended_by(pod)}")
+        if launched.over(pod):
+            self._resizes.gone(name)
+            if self._expected(job):
+                self.lose(job, f"pod {name} ended: {launched.ended_by(pod)}")
+            return
+        self._resizes.seen(pod)
+        if new and group < len(job.cpu) and launched.born_with(pod) != job.cpu[group]:
+            self._resizes.add(lambda: self._at_birth(job), lambda why: None)
+
+    def _expected(self, job: Launched) -> bool:
+        """Whether its pods should be there."""
+        return job.phase in ("gathering", "running") and not job.result
+
+    def _at_birth(self, job: Launched) -> list[Change]:
+        """Pods that the admission policy missed."""
+        return [
+            Change(pod["metadata"]["name"], launched.born_with(pod), job.cpu[group])
+            for group, pod in job.pods.items()
+            if not launched.over(pod) and job.phase != "leaving"
+        ]
+
+    def _gather(self, job: Launched, now: float) -> None:
+        pods = job.pods.values()
+        if self._placing is job and len([*filter(launched.node_of, pods)]) == len(job.sizes):
+            self._placing = None
+        why = next(filter(None, map(launched.hopeless, pods)), "")
+        ended = next((pod for pod in pods if launched.ending(pod)), None)
+        if ended is not None and not why and not job.stopped:  # before we knew of its Job
+            name = ended["metadata"]["name"]
+            return self.lose(job, f"pod {name} ended: {launched.ended_by(ended)}")
+        if why or job.stopped:
+            job.result = job.result or Result(1, why)
+            return self.leave(job)
+        if len(job.connected) == len(job.sizes) and len(job.pods) == len(job.sizes):
+            return self._run(job)
+        if now > job.deadline:
+            unplaced = next(filter(None, map(launched.unplaced, pods)), "")
+            missing = f"{len(job.connected)} of {len(job.sizes)} rank groups were there"
+            job.failures -= bool(unplaced)  # for room it may wait for ever
+            self.lose(job, f"{missing} after {GATHER:.0f} s: {unplaced or 'pods did not start'}")
+
+    def _run(self, job: Launched) -> None:
+        job.phase, job.deadline, job.failures = "running", 0.0, 0
+        hosts = [
+            {"address": job.pods[group]["status"].get("hostIP", ""), "ranks": size}
+            for group, size in enumerate(job.sizes)
+        ]
+        self._hub.tell(wire.Run(job.key, self._config(job.spec), hosts))
+        self.tell_share(job, job.share)
+
+    def tell_share(self, job: Launched, share: core.Share) -> None:
+        """Say how its ranks wait, and whether they stand still."""
+        self._hub.tell(wire.Wait(job.key, share.wait.mode, share.wait.yields))
+        self._hub.tell(wire.Freeze(job.key, share.frozen))
+
+    def _config(self, spec: core.Spec) -> dict[str, Any]:
+        environment = dict(spec.environment)
+        return {
+            "name": spec.name,
+            "case": spec.case,
+            "home": f"{self._home}/{spec.name}",
+            "ranks": spec.ranks,
+            "command": list(spec.command),
+            "prepare": [[line, list(commandline.split(line))] for line in spec.prepare],
+            "environment": {**environment, "PATH": commandline.search_path(environment)},
+            "mpi": self.mpi.get(spec.command[0], ""),
+            "libraries": paths.libraries(),
+            "log_limit": self._log_limit,
+        }
+
+    # --- the end ---
+
+    def lose(self, job: Launched, why: str) -> None:
+        """Pods are lost: try again if it did not run yet, else it has ended."""
+        if job.phase == "gathering" and not job.stopped and job.failures < FAILURES:
+            job.failures += 1
+            job.again, job.why = True, why
+            self._waits(job)
+        else:
+            job.result = job.result or Result(1, f"{policy.POD_LOST}: {why}")
+        self.leave(job)
+
+    def leave(self, job: Launched) -> None:
+        """Delete everything that a simulation has on the cluster."""
+        if job.phase == "leaving":
+            return
+        job.phase, job.deadline = "leaving", time.monotonic() + FORCE
+        if self._placing is job:
+            self._placing = None
+        code = job.result.code if job.result else 1
+        self._hub.tell(wire.End(job.key, code))
+        self._delete(job)
+
+    def _delete(self, job: Launched) -> None:
+        job.asking = True
+        name = manifests.job_name(self._session.run, job.key)
+        pods = [pod["metadata"]["name"] for pod in job.pods.values()]
+        keys: dict[str, str | None] = {f"{name}.{index}": None for index in range(len(job.sizes))}
+
+        def work() -> None:
+            self._api.delete(path("Job", name))
+            for pod in pods:
+                self._api.delete(path("Pod", pod))
+            self._publish(keys)
+
+        def done(found: Any) -> None:  # noqa: ANN401
+            job.asking = False
+            job.deleted = not isinstance(found, Exception)
+            job.retry_at = time.monotonic() + (0.0 if job.deleted else AGAIN)
+
+        self._calls.submit(work, done)
+
+    def _check_gone(self, job: Launched, now: float) -> None:
+        if now > job.deadline:
+            job.deadline = now + FORCE
+            for pod in list(job.pods.values()):
+                name = pod["metadata"]["name"]
+                self._calls.submit(
+                    lambda name=name: self._api.delete(path("Pod", name), grace=0),  # type: ignore[misc]
+                    lambda found: None,
+                )
+        if job.asking or now < job.retry_at:
+            return
+        if not job.deleted:
+            self._delete(job)
+        elif not job.pods:
+            job.asking = True
+            label = f"{manifests.KEY}={job.key},{manifests.RUN}={self._session.run}"
+            self._calls.submit(
+                lambda: self._api.get(path("Pod"), labelSelector=label)["items"],
+                lambda found: self._confirmed(job, found),
+            )
+
+    def _confirmed(self, job: Launched, found: Any) -> None:  # noqa: ANN401
+        job.asking = False
+        if isinstance(found, Exception):
+            job.retry_at = time.monotonic() + AGAIN
+            return
+        if found:  # one that we had not heard of yet
+            for pod in found:
+                job.pods[launched.group_of(pod)] = pod
+            job.deleted = False
+            return self._delete(job)
+        if job.again and not job.stopped and not job.result:
+            self._start_over(job)
+        else:
+            self._end(job)
+
+    def _start_over(self, job: Launched) -> None:
+        job.key = launched.new_key(job.spec.name, again=True)
+        job.phase, job.again, job.deleted = "waiting", False, False
+        job.connected.clear()
+        job.retry_at = time.monotonic() + AGAIN
+
+    def _end(self, job: Launched) -> None:
+        if self._placing is job:
+            self._placing = None
+        self.jobs.pop(job.spec.name, None)
+        self._ended(job)
+
+
+def sizes_of(job: Object) -> list[int]:
+    """The ranks of each group of a Job that an earlier controller made."""
+    return [int(size) for size in json.loads(job["metadata"]["annotations"][manifests.GROUPS])]

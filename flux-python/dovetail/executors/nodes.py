@@ -1,0 +1,97 @@
+# SPDX-License-Identifier: LGPL-3.0-or-later
+"""What the nodes of a cluster offer, and which of them are lost (steps 4 and 7).
+
+Inputs: nodes as the API has them, the pods of others, what the plan limits the run to. Outputs:
+`core.Capacity`, and nodes lost. No I/O.
+
+Invariant: the requests of all simulations, scaled, and of our agents fit beside what others ask
+for, whenever they fit the capacity as the controller sees it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from dovetail import core, manifests, placement, weights
+
+Object = dict[str, Any]
+
+LOST = 20.0
+"""Seconds that a node may be unready, with its agent silent, before what it ran is given up."""
+
+
+class Nodes:
+    """The nodes. `limits` are millicores and bytes to stay within, None for all there is."""
+
+    def __init__(self, limits: tuple[int | None, int | None]) -> None:
+        self._limits = limits
+        self._nodes: dict[str, Object] = {}
+        self._foreign: list[Object] = []
+        self._silent: dict[str, float] = {}
+        self.scale = 1.0
+        self.formula = ""  # by which requests become weights, once that is known
+        self.capacity = core.Capacity(())
+
+    def listed(self, nodes: Iterable[Object], foreign: Iterable[Object] | None = None) -> None:
+        """All there are now; `foreign` are the pods of others, if they were looked at."""
+        self._nodes = {node["metadata"]["name"]: node for node in nodes}
+        if foreign is not None:
+            self._foreign = list(foreign)
+        self._count()
+
+    def news(self, kind: str, thing: Any) -> None:  # noqa: ANN401 (a node, or a list of them)
+        """What a watch said."""
+        if kind == "LISTED":
+            self.listed(thing)
+        elif kind == "DELETED":
+            self._nodes.pop(thing["metadata"]["name"], None)
+        else:
+            self._nodes[thing["metadata"]["name"]] = thing
+        self._count()
+
+    def _count(self) -> None:
+        """Simulations are offered what agents take too, so that a node of two cores counts as
+        one of two cores; their requests are made smaller by as much.
+        """
+        offered = placement.offered(self._nodes.values(), self._foreign)
+        cpu, memory = self._limits
+        made, agents = [], 0
+        for node in offered:
+            offer = node.cpu if cpu is None else min(node.cpu, cpu)
+            room = max(0, node.memory - manifests.LEAST_MEMORY)
+            room = room if memory is None else min(room, memory)
+            agents += max(0, offer + manifests.AGENT_CPU - node.cpu)
+            cpu = None if cpu is None else cpu - offer
+            memory = None if memory is None else memory - room
+            made.append(core.Node(node.name, offer, room))
+        # A simulation cannot be frozen from outside its pods; the agents do that.
+        self.capacity = core.Capacity(tuple(node for node in made if node.cpu > 0))
+        total = self.capacity.cpu
+        self.scale = (total - agents) / total if total > agents else 1.0
+
+    def divided(self, sizes: Sequence[int], requests: Sequence[int]) -> list[int]:
+        """Requests of ranks as what the pods of these groups ask for, millicores.
+
+        Beside our agents, and such that the weights are in proportion.
+        """
+        made, first = [], 0
+        largest = max((node.cpu for node in self.capacity.nodes), default=0)
+        for size in sizes:
+            cpu = max(1, int(sum(requests[first : first + size]) * self.scale))
+            made.append(weights.corrected(cpu, self.formula, largest))
+            first += size
+        return made
+
+    def lost(self, now: float, connected: set[str], used: set[str]) -> dict[str, str]:
+        """Which of the nodes in use are gone for good, and how that was seen."""
+        found = {}
+        for name in used:
+            node = self._nodes.get(name)
+            if node is not None and (placement.usable(node) or name in connected):
+                self._silent.pop(name, None)
+            elif name not in connected:
+                since = self._silent.setdefault(name, now)
+                if now - since > (LOST if node is not None else LOST / 4):
+                    found[name] = "it left the cluster" if node is None else "it is not ready"
+        return found

@@ -1,0 +1,99 @@
+# SPDX-License-Identifier: LGPL-3.0-or-later
+"""What each rank group shall have of its node's CPU, and what the kernel gives it (step 6).
+
+Inputs: simulations with their pods, weights on disk as agents report them. Output: `status.json`
+in the run's directory, replaced as a whole, which `dovetail status` shows.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import time
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from dovetail import weights
+from dovetail.executors import launched
+from dovetail.executors.launched import Launched
+
+FILE = "status.json"
+PERIOD = 5.0
+"""Seconds between two looks at the weights on disk; a resize is looked at at once."""
+
+
+class Report:
+    """Keeps the weights, and the file up to date. `formula` is the one in use, "" if unknown."""
+
+    def __init__(self, directory: Path, run: str) -> None:
+        self._path = directory / FILE
+        self._run = run
+        self._values: dict[str, Mapping[str, str]] = {}
+        self._due = 0.0
+        self._written: list[dict[str, Any]] = []
+        self.formula = ""
+        self._write([])
+
+    def soon(self, now: float) -> None:
+        """A request has changed: the kernel will know in a moment."""
+        self._due = min(self._due, now + 0.2)
+
+    def due(self, now: float) -> bool:
+        """Whether it is time to ask the agents."""
+        if now < self._due:
+            return False
+        self._due = now + PERIOD
+        return True
+
+    def heard(self, values: Mapping[str, Mapping[str, str]], jobs: Iterable[Launched]) -> None:
+        """An agent's answer: the weight files of pods, by pod uid."""
+        self._values.update(values)
+        rows = self.rows(jobs)
+        known = [(row["cpu"], row["file"], row["value"]) for row in rows if row["file"]]
+        self.formula = weights.formula_of(known) or self.formula
+        if rows != self._written:
+            self._written = rows
+            self._write(rows)
+
+    def rows(self, jobs: Iterable[Launched]) -> list[dict[str, Any]]:
+        """One row per rank group that has a pod on a node; shares are parts of one."""
+        rows: list[dict[str, Any]] = []
+        for job in jobs:
+            first = 0
+            for group, (size, cpu) in enumerate(zip(job.sizes, job.cpu)):
+                pod = job.pods.get(group)
+                if pod is not None and launched.node_of(pod) and not launched.over(pod):
+                    rows.append(
+                        {
+                            "simulation": job.spec.name,
+                            "ranks": [first, first + size - 1],
+                            "node": launched.node_of(pod),
+                            "pod": pod["metadata"]["name"],
+                            "cpu": cpu,
+                            **self._on_disk(pod["metadata"]["uid"]),
+                        }
+                    )
+                first += size
+        for row in rows:
+            beside = [one for one in rows if one["node"] == row["node"]]
+            row["wanted"] = row["cpu"] / sum(one["cpu"] for one in beside)
+            whole = sum(one["value"] or 0 for one in beside)
+            known = whole and all(one["value"] for one in beside)
+            row["real"] = row["value"] / whole if known else None
+        return rows
+
+    def _on_disk(self, uid: str) -> dict[str, Any]:
+        for file in weights.FILES:
+            with contextlib.suppress(ValueError, KeyError):
+                return {"file": file, "value": int(self._values[uid][file])}
+        return {"file": "", "value": None}
+
+    def _write(self, rows: list[dict[str, Any]]) -> None:
+        content = {"schema": 1, "run": self._run, "written": time.time(), "formula": self.formula,
+                   "groups": rows}  # fmt: skip
+        draft = self._path.with_name(FILE + ".new")
+        with contextlib.suppress(OSError):  # as on a full disk: it is only there to be looked at
+            draft.write_text(json.dumps(content, indent=1) + "\n")
+            os.replace(draft, self._path)

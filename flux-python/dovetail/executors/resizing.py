@@ -1,0 +1,180 @@
+# SPDX-License-Identifier: LGPL-3.0-or-later
+"""A resize of several pods, all or none, as a state machine (step 6). Pure: no clock, no I/O.
+
+Inputs: the changes; then what the API answered to each patch, and each pod as it was seen.
+Outputs: patches to send, and at the end whether it was refused and why.
+
+Invariants: no pod is increased before every decrease has reached its node; after a refusal every
+pod that was touched gets its old request back, what grew first; a pod has at most one patch
+without an answer; a pod that has gone holds nothing up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from dovetail.placement import millicores
+
+LIMIT = 8.0
+"""Seconds that a round may take: below the controller's own patience, see `state.ACK_LIMIT`."""
+
+
+@dataclass(frozen=True)
+class Change:
+    """One pod's CPU request, millicores."""
+
+    pod: str
+    old: int
+    new: int
+
+
+@dataclass(frozen=True)
+class Patch:
+    """A request to send."""
+
+    pod: str
+    cpu: int
+
+
+@dataclass
+class _Open:
+    """A patch on its way: `generation` is the pod's after it, 0 while there is no answer."""
+
+    cpu: int
+    generation: int = 0
+    why: str = ""
+
+
+class Transaction:
+    """See the module. `finished` at the end, with `refused` saying why nothing changed."""
+
+    def __init__(self, changes: Iterable[Change], limit: float = LIMIT) -> None:
+        self._changes = {change.pod: change for change in changes if change.new != change.old}
+        ordered = sorted(self._changes.values(), key=lambda change: change.pod)
+        self._rounds = [
+            [Patch(c.pod, c.new) for c in ordered if c.new < c.old],
+            [Patch(c.pod, c.new) for c in ordered if c.new > c.old],
+        ]
+        self._limit = limit
+        self._deadline = 0.0
+        self._open: dict[str, _Open] = {}
+        self._held: list[Patch] = []
+        self._unanswered: set[str] = set()
+        self._touched: list[str] = []
+        self._gone: set[str] = set()
+        self.refused = ""
+        self.finished = False
+
+    @property
+    def pods(self) -> frozenset[str]:
+        """The pods that it is about."""
+        return frozenset(self._changes)
+
+    @property
+    def deadline(self) -> float:
+        """When `poll` has to be called at the latest; 0 if there is no such time."""
+        return 0.0 if self.finished else self._deadline
+
+    def poll(self, now: float) -> list[Patch]:
+        """The patches to send now."""
+        if self._open and now >= self._deadline:
+            self._late()
+        while not self._open and not self._held and not self.finished:
+            if not self._rounds:
+                self.finished = True
+                break
+            self._held = [p for p in self._rounds.pop(0) if p.pod not in self._gone]
+            self._deadline = now + self._limit
+        ready = [patch for patch in self._held if patch.pod not in self._unanswered]
+        self._held = [patch for patch in self._held if patch.pod in self._unanswered]
+        for patch in ready:
+            self._open[patch.pod] = _Open(patch.cpu)
+            self._unanswered.add(patch.pod)
+            if patch.pod not in self._touched:
+                self._touched.append(patch.pod)
+        return ready
+
+    def accepted(self, pod: str, cpu: int, generation: int) -> None:
+        """The API took a patch; the pod is of this generation now."""
+        self._unanswered.discard(pod)
+        if pod in self._open and self._open[pod].cpu == cpu:
+            self._open[pod].generation = generation
+
+    def declined(self, pod: str, cpu: int, why: str) -> None:
+        """The API did not take a patch, or nobody knows whether it did."""
+        self._unanswered.discard(pod)
+        if pod in self._open and self._open[pod].cpu == cpu:
+            self._fail(pod, why)
+
+    def gone(self, pod: str) -> None:
+        """The pod has ended or was deleted."""
+        self._gone.add(pod)
+        self._unanswered.discard(pod)
+        self._open.pop(pod, None)
+        self._held = [patch for patch in self._held if patch.pod != pod]
+
+    def seen(self, pod: str, thing: Mapping[str, Any]) -> None:
+        """The pod as the API has it now."""
+        waits = self._open.get(pod)
+        if waits is None or not waits.generation:
+            return
+        state, why = progress(thing, waits.generation, waits.cpu)
+        if state == "done":
+            del self._open[pod]
+        elif state == "infeasible":
+            self._fail(pod, why)
+        else:
+            waits.why = why
+
+    def _fail(self, pod: str, why: str) -> None:
+        """Turn round; a failure on the way back is only recorded."""
+        self._open.pop(pod, None)
+        if self.refused:
+            self.refused += f"; {pod} could not be set back: {why}"
+            return
+        self.refused = f"{pod}: {why}"
+        back = [self._changes[name] for name in reversed(self._touched) if name not in self._gone]
+        self._open.clear()
+        self._held.clear()
+        self._rounds = [
+            [Patch(c.pod, c.old) for c in back if c.new > c.old],
+            [Patch(c.pod, c.old) for c in back if c.new < c.old],
+        ]
+
+    def _late(self) -> None:
+        late = sorted(self._open)
+        why = self._open[late[0]].why or "no answer"
+        if self.refused:
+            self._open.clear()  # what was set back is on its way, and nothing more can be done
+        else:
+            self._fail(late[0], f"not done after {self._limit:g} s: {why}")
+
+
+def progress(thing: Mapping[str, Any], generation: int, cpu: int) -> tuple[str, str]:
+    """How far a pod's resize to `cpu` millicores is: done, infeasible or open, and why."""
+    status = thing.get("status", {})
+    if thing["metadata"].get("generation", 0) < generation:
+        return "open", "an older state was seen"
+    for one in status.get("conditions", []):
+        if one.get("observedGeneration", generation) < generation or one.get("status") != "True":
+            continue
+        said = one.get("message") or one.get("reason", "")
+        if one["type"] == "PodResizePending":
+            return ("infeasible" if one.get("reason") == "Infeasible" else "open"), (
+                f"{one.get('reason', 'pending')}: {said}"
+            )
+        if one["type"] == "PodResizeInProgress":
+            return "open", f"in progress: {said}" if said else "in progress"
+    if status.get("phase") == "Pending" and not status.get("containerStatuses"):
+        return "done", ""  # it will be born so
+    if status.get("observedGeneration", generation) < generation:
+        return "open", "its node has not looked yet"
+    has = _first(status.get("containerStatuses", []))
+    real = has.get("resources", {}).get("requests", {}).get("cpu", "0")
+    return ("done", "") if millicores(real) == cpu else ("open", f"it has {real} still")
+
+
+def _first(items: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
+    return items[0] if items else {}

@@ -1,0 +1,104 @@
+# SPDX-License-Identifier: LGPL-3.0-or-later
+"""Requests to the broker module, from programs without Flux's bindings (every step).
+
+A child process (`cli/dovetail_cli.py` under `flux python`) carries them; it ends with us, and so
+the module learns of our end, however it comes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import subprocess
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from dovetail.errors import BadInput, WorkFailed
+
+RELAY = Path(__file__).with_name("cli") / "dovetail_cli.py"
+NOT_LOADED = (
+    "Dovetail is not loaded in this Flux instance: start one with --dovetail, "
+    "or type `flux dovetail up --dovetail=nodes=N`"
+)
+
+
+class Refused(Exception):
+    """The module declined, or is not there (`code` is errno.ENOSYS)."""
+
+    def __init__(self, code: int, why: str) -> None:
+        super().__init__(why)
+        self.code = code
+
+
+class Client:
+    """A relay, and what it said so far."""
+
+    def __init__(self) -> None:
+        try:
+            self.process = subprocess.Popen(
+                ["flux", "python", str(RELAY)], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                start_new_session=True,  # a signal to our group must not take our last words
+            )  # fmt: skip
+        except OSError as error:
+            raise BadInput(f"flux cannot be run: {error.strerror}; is it on PATH?") from None
+        self.number = 0
+
+    def send(self, topic: str, payload: Mapping[str, Any], *, stream: bool = False) -> int:
+        """Send a request; returns its number."""
+        self.number += 1
+        line = {"id": self.number, "topic": topic, "payload": payload, "stream": stream}
+        assert self.process.stdin is not None
+        try:
+            self.process.stdin.write(json.dumps(line).encode() + b"\n")
+            self.process.stdin.flush()
+        except BrokenPipeError:
+            raise WorkFailed("no Flux instance answers here") from None
+        return self.number
+
+    def lines(self) -> Iterator[dict[str, Any]]:
+        """Everything that comes, until Flux is gone."""
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            yield json.loads(line)
+
+    def answers(
+        self, topic: str, payload: Mapping[str, Any], *, stream: bool = False
+    ) -> Iterator[dict[str, Any]]:
+        """The answers to one request: one, or with `stream` all until the module ends it."""
+        number = self.send(topic, payload, stream=stream)
+        for line in self.lines():
+            if line.get("id") != number:
+                continue
+            if "error" in line:
+                code, why = line["error"]
+                if code == errno.ENODATA and stream:
+                    return
+                raise Refused(code, why)
+            yield line["value"]
+            if not stream:
+                return
+        raise WorkFailed("no Flux instance answers here")
+
+    def close(self) -> None:
+        """End the relay."""
+        assert self.process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):
+            self.process.stdin.close()
+        self.process.wait()
+
+
+def call(topic: str, payload: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """One request and its answer, as a command needs it: failures are one line for the user."""
+    client = Client()
+    try:
+        return next(client.answers(topic, payload or {}))
+    except Refused as error:
+        if error.code == errno.ENOSYS:
+            raise BadInput(NOT_LOADED) from None
+        if error.code in (errno.ENOENT, errno.EINVAL):
+            raise BadInput(str(error)) from None
+        raise WorkFailed(str(error)) from None
+    finally:
+        client.close()

@@ -1,0 +1,251 @@
+# SPDX-License-Identifier: LGPL-3.0-or-later
+"""`flux dovetail COMMAND`: what a user types inside a Flux instance (steps 1 to 8).
+
+Each command is one function, `do_NAME(args)`, that sends a request to the broker module and
+shows the answer. Exit codes as everywhere: 0 done, 1 the work failed, 2 bad input, 130
+interrupted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from dovetail.errors import BadInput, WorkFailed
+from dovetail.fluxed import client, load, planned, shown
+
+HELP = {
+    "up": "start Kubernetes in this instance if it has none, and wait until it is up",
+    "submit": "submit a plan; its simulations run one plan after the other",
+    "status": "show slices and runs",
+    "top": "show the same, live",
+    "wait": "wait until runs have ended",
+    "cancel": "end runs",
+    "resize": "change the number of Kubernetes nodes, and wait until it is so",
+    "kubectl": "run kubectl on the cluster",
+    "url": "print where a service can be reached from a bare-metal job",
+    "logs": "print the log of a run, or the output of a slice",
+    "report": "print what the runs gained, and where their reports are",
+    "down": "end Kubernetes and wait until nothing is left of it",
+    "doctor": "say whether user-space Kubernetes can run here, and Flux can find Dovetail",
+}
+JSON = ("up", "submit", "status", "wait", "cancel", "resize", "url", "report", "doctor")
+
+
+def parser() -> argparse.ArgumentParser:
+    """Every command and its options."""
+    top = argparse.ArgumentParser(
+        prog="flux dovetail", description="User-space Kubernetes and packed simulations in Flux.",
+        epilog="See flux-dovetail(1) and dovetail-flux(7).",
+    )  # fmt: skip
+    commands = top.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    made = {}
+    for name, line in HELP.items():
+        made[name] = commands.add_parser(name, help=line, description=line)
+        if name in JSON:
+            made[name].add_argument("--json", action="store_true", help="print JSON, not text")
+    made["up"].add_argument("--dovetail", metavar="nodes=N[,cores=K|all]", default="",
+                            help="what to start, where nothing was asked for yet")  # fmt: skip
+    add = made["submit"].add_argument
+    add("plan", metavar="PLAN.yaml", type=Path, help="what to run")
+    add("-o", "--output", metavar="DIR", type=Path, help="results (default: dovetail-out-NUMBER)")
+    add("--wait-up", action="store_true", help="first wait until Kubernetes is up")
+    for name in ("wait", "cancel", "report"):
+        made[name].add_argument("runs", nargs="*", type=int, metavar="RUN", help="number of a run")
+        made[name].add_argument("--all", action="store_true", help="all runs")
+    made["resize"].add_argument("nodes", type=int, metavar="N", help="so many nodes")
+    made["kubectl"].add_argument("words", nargs=argparse.REMAINDER, metavar="...",
+                                 help="arguments of kubectl")  # fmt: skip
+    made["url"].add_argument("service", metavar="[NAMESPACE/]SERVICE", help="the service")
+    made["logs"].add_argument("run", nargs="?", type=int, metavar="RUN", help="default: the last")
+    made["logs"].add_argument("--slice", type=int, metavar="NUMBER", help="a slice's output")
+    agent = commands.add_parser("slice")  # not for users, and so not in the list
+    agent.add_argument("--number", type=int, required=True)
+    agent.add_argument("--cluster", required=True)
+    agent.add_argument("--machine-address", action="store_true")
+    agent.add_argument("--sweep", action="store_true")
+    mirror = commands.add_parser("simulation")  # nor is this
+    mirror.add_argument("--run", type=int, required=True)
+    mirror.add_argument("--name", required=True)
+    return top
+
+
+def show(args: argparse.Namespace, value: object, text: str) -> None:
+    """The result, as JSON or as text."""
+    print(json.dumps(value, indent=1) if args.json else text)
+
+
+def do_up(args: argparse.Namespace) -> int:
+    """Load the module if need be, and wait."""
+    if args.dovetail:
+        load.load(args.dovetail)
+    found = client.call("dovetail.wait-up")
+    show(args, found, f"Kubernetes is up: {found['nodes']} nodes")
+    return 0
+
+
+def do_submit(args: argparse.Namespace) -> int:
+    """Send a plan; relative paths are meant here."""
+    from dovetail import plan
+
+    plan.load(args.plan)  # complains before anything is sent
+    if args.wait_up:
+        client.call("dovetail.wait-up")
+    output = args.output
+    if output is None:
+        last = max((run["number"] for run in client.call("dovetail.status")["runs"]), default=0)
+        output = Path(f"dovetail-out-{last + 1}")
+    order = {"plan": str(args.plan.resolve()), "output": str(output.resolve()), "cwd": os.getcwd(),
+             "environment": shown.user_environment(os.environ)}  # fmt: skip
+    found = client.call("dovetail.submit", order)
+    show(args, {**found, "output": order["output"]}, str(found["run"]))
+    return 0
+
+
+def do_status(args: argparse.Namespace) -> int:
+    """Slices and runs, once."""
+    found = client.call("dovetail.status")
+    show(args, found, shown.status(found))
+    return 0
+
+
+def do_top(args: argparse.Namespace) -> int:
+    """Slices and runs, at every change."""
+    link = client.Client()
+    try:
+        for found in link.answers("dovetail.status", {}, stream=True):
+            if sys.stdout.isatty():
+                print("\x1b[H\x1b[2J", end="")
+            print(shown.status(found), flush=True)
+    except client.Refused as error:
+        raise WorkFailed(str(error)) from None
+    finally:
+        link.close()
+    return 0
+
+
+def chosen(args: argparse.Namespace) -> dict[str, Any]:
+    """The runs that the user named."""
+    if bool(args.runs) == args.all:
+        raise BadInput(f"{args.command}: name runs by their numbers, or say --all")
+    return {} if args.all else {"runs": args.runs}
+
+
+def do_wait(args: argparse.Namespace) -> int:
+    """Wait; fails if one of the runs did."""
+    found = client.call("dovetail.wait", chosen(args))["runs"]
+    show(args, found, shown.runs(found))
+    return 0 if all(run["state"] == "done" for run in found) else 1
+
+
+def do_cancel(args: argparse.Namespace) -> int:
+    """End runs; their state tells when they have ended."""
+    found = client.call("dovetail.cancel", chosen(args))
+    show(args, found, " ".join(map(str, found["runs"])))
+    return 0
+
+
+def do_resize(args: argparse.Namespace) -> int:
+    """More or fewer nodes."""
+    found = client.call("dovetail.resize", {"nodes": args.nodes})
+    show(args, found, f"{found['nodes']} nodes")
+    return 0
+
+
+def do_kubectl(args: argparse.Namespace) -> int:
+    """Become kubectl; the kubeconfig is in memory alone and ends with it."""
+    from dovetail.usernetes import build
+
+    folder = build.built()
+    if folder is None:
+        raise BadInput("kubectl is not built for this user: type `dovetail kube build` once")
+    content = client.call("dovetail.kubeconfig")["kubeconfig"]
+    memory = os.memfd_create("kubeconfig", 0)
+    os.write(memory, content.encode())
+    os.environ["KUBECONFIG"] = f"/proc/self/fd/{memory}"
+    words = args.words[1:] if args.words[:1] == ["--"] else args.words
+    sys.stdout.flush()
+    os.execv(folder / "bin" / "kubectl", ["kubectl", *words])
+
+
+def do_url(args: argparse.Namespace) -> int:
+    """A service's address."""
+    found = client.call("dovetail.url", {"service": args.service})
+    show(args, found, found["url"])
+    return 0
+
+
+def do_logs(args: argparse.Namespace) -> int:
+    """A run's log, or a slice's output."""
+    found = client.call("dovetail.status")
+    if args.slice is not None:
+        job = next((one["job"] for one in found["slices"] if one["number"] == args.slice), 0)
+        if not job:
+            raise BadInput(f"logs: there is no slice {args.slice}; see `flux dovetail status`")
+        print(shown.output(load.flux("job", "eventlog", "-fjson", "--path=guest.output", str(job))))
+        return 0
+    runs = {run["number"]: run for run in found["runs"]}
+    number = args.run if args.run is not None else max(runs, default=0)
+    if number not in runs:
+        raise BadInput(f"logs: there is no run {number}; see `flux dovetail status`")
+    with contextlib.suppress(FileNotFoundError):
+        print((Path(runs[number]["output"]) / planned.LOG).read_text(errors="replace"), end="")
+    return 0
+
+
+def do_report(args: argparse.Namespace) -> int:
+    """What runs gained; all runs that have ended, unless some are named."""
+    runs: Iterable[dict[str, Any]] = client.call("dovetail.status")["runs"]
+    found = []
+    for run in runs:
+        if args.runs and run["number"] not in args.runs:
+            continue
+        folder = Path(run["output"])
+        with contextlib.suppress(OSError, ValueError):
+            found.append({**run, "summary": json.loads((folder / "summary.json").read_text())})
+    show(args, found, shown.reports(found))
+    return 0
+
+
+def do_down(_: argparse.Namespace) -> int:
+    """End everything."""
+    client.call("dovetail.down")
+    return 0
+
+
+def do_doctor(args: argparse.Namespace) -> int:
+    """Whether it can run here."""
+    from dovetail.usernetes import preflight
+
+    return preflight.main(args.json)
+
+
+def do_slice(args: argparse.Namespace) -> int:
+    """Be the agent of a slice; only the broker module starts this."""
+    from dovetail.fluxed import slice as agent
+
+    return agent.main(
+        args.number, args.cluster, machine_address=args.machine_address, only_sweep=args.sweep
+    )
+
+
+def do_simulation(args: argparse.Namespace) -> int:
+    """Be the job of a simulation; only the broker module starts this."""
+    from dovetail.fluxed import mirror
+
+    return mirror.main(args.run, args.name)
+
+
+def main(words: list[str] | None = None) -> int:
+    """Run one command; returns its exit code."""
+    from dovetail.cli import guarded
+
+    args = parser().parse_args(words)
+    call = globals()[f"do_{args.command}"]
+    return guarded("flux dovetail", lambda: call(args))

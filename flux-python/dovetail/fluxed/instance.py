@@ -1,0 +1,330 @@
+# SPDX-License-Identifier: LGPL-3.0-or-later
+"""The state of Dovetail in one Flux instance (steps 2, 3 and 8): its slices, and what follows.
+
+Inputs: requests, and news of slice jobs and of their agents. Outputs: effects, as iterators
+that must be run to their end. Pure: no clock, no Flux, no files. Invariants: slice 0 holds the
+control plane; a slice that ends unasked is replaced if it had been ready, unless the user
+cancelled it; nothing starts once the end has begun; when it can never be up (again), all that
+is left ends and everybody who waits is told why.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from dovetail.fluxed.asked import Asked
+from dovetail.fluxed.effects import (
+    INVALID,
+    Answer,
+    Cancel,
+    Effect,
+    Key,
+    Log,
+    Mirror,
+    Refuse,
+    Submit,
+    Sweep,
+)
+from dovetail.fluxed.mirrors import Mirrors
+from dovetail.fluxed.runs import Runs
+from dovetail.fluxed.slices import Slice
+from dovetail.fluxed.waiting import DOWN, Waiting
+
+
+class Instance:
+    """Slices and requests of one Flux instance."""
+
+    def __init__(self, asked: Asked) -> None:
+        self.asked = asked
+        self.wanted = asked.nodes
+        self.slices: dict[int, Slice] = {}
+        self.last = 0  # highest slice number so far
+        self.lost: list[str] = []
+        self.runs = Runs()
+        self.mirrors = Mirrors()
+        self.waiting = Waiting()
+        self.failure = ""  # why it can never be up (again)
+        self.begun = False
+        self.ending = False
+        self.was_up = False
+        self.kubeconfig = ""
+
+    @property
+    def phase(self) -> str:
+        """starting, up, degraded (was up, a slice is missing), failed, ending or down."""
+        if self.ending:
+            return "ending" if self.slices or not self.begun else "down"
+        if self.failure:
+            return "failed"
+        ready = [one.number for one in self.slices.values() if one.state == "ready"]
+        if 0 in ready and len(ready) >= self.wanted:
+            return "up"
+        return "degraded" if self.was_up else "starting"
+
+    def status(self) -> dict[str, Any]:
+        """All that a user may see."""
+        return {
+            "phase": self.phase, "reason": self.failure, "wanted": self.wanted,
+            "slices": [self.slices[number].plain() for number in sorted(self.slices)],
+            "lost": self.lost[-20:], "runs": [run.plain() for run in self.runs.all.values()],
+        }  # fmt: skip
+
+    # --- The life of a slice ---
+
+    def start(self, adopted: Mapping[int, int]) -> Iterator[Effect]:
+        """Submit all slices, or take over those that run (number: job) after a reload."""
+        self.begun = True
+        for number, job in adopted.items():
+            self.slices[number] = Slice(number, job)
+        self.last = max(adopted, default=0)
+        self.wanted = len(adopted) or self.wanted
+        if adopted and 0 not in adopted:
+            yield from self.fail("the control slice ended while the module was not loaded")
+        if self.ending:  # already, before we knew what there is
+            yield from self.end_slices(DOWN)
+            yield from self.settle()
+        elif not adopted and not self.failure:
+            for number in range(self.wanted):
+                yield self.add(number)
+
+    def add(self, number: int) -> Effect:
+        """One more slice."""
+        self.last = max(self.last, number)
+        self.slices[number] = Slice(number)
+        return Submit(number)
+
+    def submitted(self, number: int, job: int, why: str = "") -> Iterator[Effect]:
+        """Flux took the job, or did not (`job` is 0)."""
+        one = self.slices[number]
+        one.job = job
+        if not job:
+            yield from self.cleaned(number, why)
+        elif one.state == "ending":
+            yield Cancel(job, "no longer wanted")
+
+    def attached(self, key: Key, news: Mapping[str, Any]) -> Iterator[Effect]:
+        """A slice's agent is there; what it knows may be more than we do."""
+        number = int(news["number"])
+        one = self.slices.get(number)
+        if one is None or one.agent is not None:
+            yield Refuse(key, INVALID, f"slice {number} is not expected")
+            return
+        one.agent, one.host, one.rank = key, str(news.get("host", "")), int(news["rank"])
+        if number == 0:
+            self.runs.adopt(news.get("runs", ()))
+            self.mirrors.adopt(news.get("simulations", ()))
+        if one.state == "ending":
+            yield from self.end(one)
+        else:
+            one.state = "starting"
+            if news.get("node"):
+                yield from self.ready(number, news)
+        yield from self.settle()
+
+    def news(self, number: int, news: Mapping[str, Any]) -> Iterator[Effect]:
+        """What a slice's agent tells."""
+        why = str(news.get("why", ""))
+        if "node" in news:
+            yield from self.ready(number, news)
+        elif "failed" in news and number in self.slices:
+            self.slices[number].reason = str(news["failed"])
+        elif "ended" in news and number in self.slices:
+            yield from self.confirm(self.slices[number], str(news["ended"]))
+        elif "invited" in news:
+            yield from self.waiting.invited(news["invited"], news.get("join", {}), why)
+        elif "answer" in news:
+            yield from self.waiting.answered(news["answer"], news.get("value", {}), why)
+        elif "simulation" in news:
+            yield from self.simulation(news["simulation"])
+        elif "run" in news:
+            yield from self.mirrors.end_all(news["run"], "its run is over")
+            yield from self.runs.ended(news["run"], news["code"], why)
+            yield from self.settle()
+
+    def simulation(self, news: Mapping[str, Any]) -> Iterator[Effect]:
+        """A simulation was launched, or has ended."""
+        run, name = news["run"], news["name"]
+        if "code" in news:
+            yield from self.mirrors.ended(run, name, news["code"], news["reason"])
+        elif 0 in self.slices:
+            self.mirrors.launched(run, name, news["log"])
+            yield Mirror(run, name, self.slices[0].job)
+
+    def ready(self, number: int, news: Mapping[str, Any]) -> Iterator[Effect]:
+        """A slice's node is ready in Kubernetes."""
+        one = self.slices.get(number)
+        if one is None or one.state == "ending":
+            return
+        one.state, one.node, one.cpus = "ready", str(news["node"]), str(news.get("cpus", ""))
+        one.proven = True
+        if number == 0:
+            self.kubeconfig = str(news.get("kubeconfig", ""))
+            for worker in self.waiting.joining:
+                yield from self.invite(worker)
+        yield from self.settle()
+
+    def excepted(self, number: int, kind: str, note: str) -> Iterator[Effect]:
+        """A slice's job has a fatal exception."""
+        one = self.slices.get(number)
+        if one is not None and one.state != "ending":
+            one.cancelled = kind == "cancel"
+            one.because(f"{kind}: {note}".rstrip(": "))
+        yield from self.settle()
+
+    def finished(self, number: int, status: int) -> Iterator[Effect]:
+        """A slice's processes have ended, with this wait status."""
+        one = self.slices.get(number)
+        if one is None:
+            return
+        if status:
+            signal, code = status & 0x7F, status >> 8
+            one.because(f"killed by signal {signal}" if signal else f"exit code {code}")
+        if not one.confirmed:
+            yield from self.sweep(one)
+
+    def sweep(self, one: Slice) -> Iterator[Effect]:
+        """Have removed what an agent could not remove itself."""
+        if one.rank < 0:  # it never had anything to remove
+            yield from self.confirm(one, "")
+        elif not one.sweeping:
+            one.sweeping = True
+            yield Sweep(one.number, one.rank)
+
+    def swept(self, number: int, trouble: str) -> Iterator[Effect]:
+        """A slice's machine was swept, or cannot be reached any more."""
+        if number in self.slices:
+            yield from self.confirm(self.slices[number], trouble)
+
+    def confirm(self, one: Slice, trouble: str) -> Iterator[Effect]:
+        """Nothing of a slice is left, or nobody can say more than `trouble`."""
+        one.confirmed = True
+        if trouble:
+            yield Log(f"slice {one.number}: its end is not confirmed: {trouble}")
+        yield from self.waiting.ended(one.number, trouble)
+        yield from self.gone(one.number)
+
+    def detached(self, one: Slice) -> Iterator[Effect]:
+        """A slice's agent is gone; the end of its job follows."""
+        one.agent = None
+        if one.state != "ending":
+            one.state = "lost"
+        yield from self.settle()
+
+    def cleaned(self, number: int, why: str = "") -> Iterator[Effect]:
+        """A slice's job is over, or could not be submitted; it may have been cancelled early."""
+        one = self.slices.get(number)
+        if one is not None:
+            one.clean = True
+            one.because(why)
+            if one.rank < 0:
+                yield from self.confirm(one, "")
+            yield from self.gone(number)
+
+    def gone(self, number: int) -> Iterator[Effect]:
+        """Go on without a slice, once its job is over and nothing of it is left."""
+        one = self.slices.get(number)
+        if one is None or not (one.clean and one.confirmed):
+            return
+        del self.slices[number]
+        self.waiting.joining.pop(number, None)
+        if one.node and number:
+            yield from self.tell({"forget": one.node})
+        if one.state != "ending":
+            yield from self.unasked(one, one.reason or "its job ended")
+        yield from self.settle()
+
+    def unasked(self, one: Slice, reason: str) -> Iterator[Effect]:
+        """A slice ended that should not have."""
+        self.lost.append(f"slice {one.number}: {reason}")
+        yield Log(self.lost[-1])
+        if one.number == 0:
+            yield from self.fail(f"the control slice ended: {reason}")
+        elif one.proven and not one.cancelled:
+            yield self.add(self.last + 1)
+        elif self.was_up:
+            self.wanted = max(1, self.wanted - 1)
+        else:
+            yield from self.fail(f"slice {one.number} did not come up: {reason}")
+
+    def resize(self, nodes: int) -> Iterator[Effect]:
+        """More slices, or fewer: those that are not ready go first, the control slice never."""
+        self.wanted = nodes
+        active = [one for one in self.slices.values() if one.state != "ending"]
+        active.sort(key=lambda one: (one.number != 0, one.state != "ready", one.number))
+        for one in active[nodes:]:
+            yield from self.end(one)
+        for _ in range(nodes - len(active)):
+            yield self.add(self.last + 1)
+
+    # --- The end ---
+
+    def end(self, one: Slice) -> Iterator[Effect]:
+        """Let a slice end by itself, or cancel its job where nobody listens there."""
+        one.state = "ending"
+        if one.agent is not None:
+            yield Answer(one.agent, {"end": True})
+        elif one.job:
+            yield Cancel(one.job, "no longer wanted")
+
+    def end_slices(self, why: str) -> Iterator[Effect]:
+        """All slices end, and so do all runs."""
+        for one in list(self.slices.values()):
+            yield from self.end(one)
+        yield from self.mirrors.end_all(None, why)
+        yield from self.runs.end_all(why)
+
+    def fail(self, why: str) -> Iterator[Effect]:
+        """It cannot be up any more: release everything, tell everybody."""
+        if not self.failure and not self.ending:
+            self.failure = why
+            yield Log(why)
+            yield from self.end_slices(why)
+            yield from self.settle()
+
+    def late(self) -> Iterator[Effect]:
+        """The time to come up is over."""
+        if self.phase == "starting":
+            missing = [one.said() for one in self.slices.values() if one.state != "ready"]
+            limit = f"not up after {self.asked.up_timeout:.0f} s"
+            yield from self.fail(f"{limit}: {', '.join(missing)}")
+
+    def late_down(self, *, last: bool) -> Iterator[Effect]:
+        """The time to end is over: cancel the jobs, or with `last` say what is left."""
+        for one in self.slices.values():
+            if one.job and not last:
+                yield Cancel(one.job, "did not end in time")
+        if last and self.slices:
+            left = ", ".join(f"slice {number}" for number in sorted(self.slices))
+            yield from self.waiting.overdue(left)
+
+    def drop(self, gone: Callable[[Key], bool]) -> Iterator[Effect]:
+        """A sender is gone: forget its requests; it may have been an agent."""
+        self.waiting.drop(gone)
+        self.runs.drop(gone)
+        self.mirrors.drop(gone)
+        for one in list(self.slices.values()):
+            if one.agent is not None and gone(one.agent):
+                yield from self.detached(one)
+
+    # --- What follows ---
+
+    def tell(self, order: Mapping[str, Any]) -> Iterator[Effect]:
+        """An order for the control slice's agent."""
+        control = self.slices.get(0)
+        if control is not None and control.agent is not None:
+            yield Answer(control.agent, order)
+
+    def invite(self, number: int) -> Iterator[Effect]:
+        """Have join data made for a slice that asked for them."""
+        yield from self.tell({"invite": number, "node": self.slices[number].called})
+
+    def settle(self) -> Iterator[Effect]:
+        """Start what can start, answer everybody whose condition is met."""
+        if self.phase == "up":
+            self.was_up = True
+            order = self.runs.next()
+            if order is not None:
+                yield from self.tell({"run": {**order, "executor": self.asked.executor}})
+        shrinking = any(one.state == "ending" for one in self.slices.values())
+        yield from self.waiting.settle(self.status(), resized=not shrinking)

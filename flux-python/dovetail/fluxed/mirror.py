@@ -1,0 +1,94 @@
+# SPDX-License-Identifier: LGPL-3.0-or-later
+"""The job that a simulation is for Flux (steps 4 to 8): `flux dovetail simulation`.
+
+Inputs: its run and name. Outputs: the simulation's output, its exit code. It lives exactly as
+long as the simulation's pods, and when it is cancelled, it has the simulation stopped.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import selectors
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+from dovetail.errors import WorkFailed
+from dovetail.fluxed.client import Client
+from dovetail.fluxed.tail import Tail
+
+
+class Mirror:
+    """Follows one simulation."""
+
+    def __init__(self, run: int, name: str) -> None:
+        self.which = {"run": run, "name": name}
+        self.client = Client()
+        self.selector = selectors.DefaultSelector()
+        self.log: Tail | None = None
+        self.end: dict[str, Any] | None = None
+        self.rest = b""
+
+    def live(self) -> int:
+        """Until the simulation has ended; returns its exit code."""
+        wake, wake_out = os.pipe()
+        os.set_blocking(wake_out, False)
+        signal.set_wakeup_fd(wake_out, warn_on_full_buffer=False)
+        signal.signal(signal.SIGTERM, self.stop)
+        signal.signal(signal.SIGINT, self.stop)
+        self.selector.register(wake, selectors.EVENT_READ, lambda: os.read(wake, 4096) and None)
+        relay = self.client.process.stdout
+        assert relay is not None
+        self.selector.register(relay, selectors.EVENT_READ, self.heard)
+        while self.end is None:
+            for key, _ in self.selector.select():
+                key.data()
+        self.copy()
+        self.client.close()
+        code, reason = int(self.end["code"]), self.end["reason"]
+        if reason:
+            print(f"{self.which['name']}: {reason}", file=sys.stderr, flush=True)
+        return code if 0 < code < 256 else 1 if code or reason else 0
+
+    def stop(self, *_: object) -> None:
+        """The job is cancelled; the simulation's end is waited for."""
+        with contextlib.suppress(WorkFailed):
+            self.client.send("dovetail.stop", self.which)
+
+    def heard(self) -> None:
+        """Lines from the module."""
+        assert self.client.process.stdout is not None
+        block = os.read(self.client.process.stdout.fileno(), 1 << 16)
+        if not block:
+            self.end = {"code": 1, "reason": "Flux is gone"}
+        *lines, self.rest = (self.rest + block).split(b"\n")
+        for line in map(json.loads, lines):
+            value = line.get("value", {})
+            if "event" in line:  # the module was loaded, perhaps anew
+                self.client.send("dovetail.follow", self.which, stream=True)
+            elif "code" in value:
+                self.end = value
+            if "log" in value:
+                self.follow(Path(value["log"]))
+
+    def follow(self, path: Path) -> None:
+        """Copy the log from now on."""
+        if self.log is None:
+            with contextlib.suppress(OSError):
+                self.log = Tail(path)
+                self.selector.register(self.log, selectors.EVENT_READ, self.copy)
+        self.copy()
+
+    def copy(self) -> None:
+        """Copy what is new."""
+        if self.log is not None:
+            sys.stdout.buffer.write(self.log.read())
+            sys.stdout.flush()
+
+
+def main(run: int, name: str) -> int:
+    """Be the job of a simulation."""
+    return Mirror(run, name).live()

@@ -1,0 +1,74 @@
+# SPDX-License-Identifier: LGPL-3.0-or-later
+"""Simulations as Flux sees them (steps 4 to 8): each launch is a job that follows its pods. Pure.
+
+Invariant: whoever follows a simulation is told its end, however that comes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from dovetail.fluxed.effects import Answer, Effect, Key
+
+
+@dataclass
+class Simulation:
+    """One launch of a simulation; `code` is None until it has ended."""
+
+    run: int
+    name: str
+    log: str
+    code: int | None = None
+    reason: str = ""
+
+    def told(self) -> dict[str, Any]:
+        """For whoever follows it."""
+        found = asdict(self)
+        return found if self.code is not None else {"log": self.log}
+
+
+class Mirrors:
+    """Simulations by run and name; a second launch takes the place of the first."""
+
+    def __init__(self) -> None:
+        self.all: dict[tuple[int, str], Simulation] = {}
+        self.following: dict[Key, tuple[int, str]] = {}
+
+    def adopt(self, known: Iterable[Mapping[str, Any]]) -> None:
+        """Take over what the control slice knows, after the module was loaded anew."""
+        for one in known:
+            self.all.setdefault((one["run"], one["name"]), Simulation(**one))
+
+    def launched(self, run: int, name: str, log: str) -> None:
+        """A simulation starts, perhaps again."""
+        self.all[run, name] = Simulation(run, name, log)
+
+    def ended(self, run: int, name: str, code: int, reason: str) -> Iterator[Effect]:
+        """A simulation has ended; no pod of it is left."""
+        one = self.all.get((run, name))
+        if one is not None and one.code is None:
+            one.code, one.reason = code, reason
+            for key in [key for key, wanted in self.following.items() if wanted == (run, name)]:
+                del self.following[key]
+                yield Answer(key, one.told())
+
+    def end_all(self, run: int | None, reason: str) -> Iterator[Effect]:
+        """A run is over, or all are (None): nothing of its simulations goes on."""
+        for one in list(self.all.values()):
+            if run in (None, one.run):
+                yield from self.ended(one.run, one.name, 1, reason)
+
+    def follow(self, key: Key, run: int, name: str) -> Iterator[Effect]:
+        """Tell where its log is, and then its end; an unknown one may be told of later."""
+        one = self.all.get((run, name))
+        if one is None or one.code is None:
+            self.following[key] = (run, name)
+        if one is not None:
+            yield Answer(key, one.told())
+
+    def drop(self, gone: Callable[[Key], bool]) -> None:
+        """Forget those who are gone."""
+        for key in [key for key in self.following if gone(key)]:
+            del self.following[key]

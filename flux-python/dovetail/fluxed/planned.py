@@ -1,0 +1,153 @@
+# SPDX-License-Identifier: LGPL-3.0-or-later
+"""The runs in the control slice (steps 4 to 8): each plan is one `dovetail run`, a child process.
+
+Inputs: orders of the broker module. Outputs: the run's directory, and news of its end.
+Invariant: no run outlives the slice's agent, however that dies.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import selectors
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from dovetail.fluxed.tail import Tail
+from dovetail.usernetes import linux
+
+LOG = "dovetail.log"  # in a run's directory: what `dovetail run` says
+GRACE = 10  # seconds for a run to end, once told
+
+
+class Planned:
+    """Runs of this slice, past and present; the arguments are its agent's."""
+
+    def __init__(
+        self,
+        tell: Callable[..., None],
+        watch: Callable[[subprocess.Popen[Any], Callable[[], None]], None],
+        selector: selectors.BaseSelector,
+    ) -> None:
+        self.tell, self.watch, self.selector = tell, watch, selector
+        self.all: dict[int, dict[str, Any]] = {}
+        self.simulations: dict[tuple[int, str], dict[str, Any]] = {}
+        self.running: subprocess.Popen[bytes] | None = None
+        self.number = 0  # of the one that runs
+        self.events: Tail | None = None
+        self.rest = b""
+
+    def start(self, order: Mapping[str, Any], kubeconfig: str) -> None:
+        """Start a plan, on the cluster or on this slice's cores."""
+        number, output = order["number"], Path(order["output"])
+        known = {name: order[name] for name in ("number", "plan", "output", "cwd")}
+        self.all[number] = {**known, "state": "running"}
+        command = [sys.executable, "-m", "dovetail", "run", order["plan"], "-o", str(output)]
+        command.append("--orders")
+        if order["executor"] == "kubernetes":
+            command += ["--kubeconfig", kubeconfig]
+        environment = package_environment(order.get("environment"))
+        try:
+            output.mkdir(parents=True, exist_ok=True)
+            self.number, self.rest = number, b""
+            self.events = Tail(output / "events.jsonl")
+            self.selector.register(self.events, selectors.EVENT_READ, self.read)
+            with open(output / LOG, "ab") as log:
+                self.running = subprocess.Popen(
+                    command, cwd=order["cwd"], stdin=subprocess.PIPE, stdout=log, stderr=log,
+                    env=environment, preexec_fn=apart,
+                )  # fmt: skip
+        except OSError as error:
+            self.forget()
+            self.ended(number, 2, str(error))
+            return
+        self.watch(self.running, lambda: self.over(number))
+
+    def over(self, number: int) -> None:
+        """A plan's process has ended."""
+        assert self.running is not None
+        self.read()
+        self.forget()
+        code, self.running = self.running.returncode, None
+        why = ""
+        output = Path(self.all[number]["output"])
+        if (output / "summary.json").exists():
+            why = "not all of its simulations are done" if code else ""
+        elif code:
+            with contextlib.suppress(OSError):
+                log = output / LOG
+                why = (log.read_text(errors="replace").strip().splitlines() or [""])[-1][:500]
+        self.ended(number, code, why)
+
+    def ended(self, number: int, code: int, why: str) -> None:
+        """Remember and tell."""
+        state = "done" if code == 0 else "failed"
+        self.all[number].update(state=state, code=code, reason=why)
+        self.tell(run=number, code=code, why=why)
+
+    def read(self) -> None:
+        """Tell which simulations were launched, and which have ended."""
+        if self.events is None:
+            return
+        *lines, self.rest = (self.rest + self.events.read()).split(b"\n")
+        for entry in map(json.loads, filter(None, lines)):
+            which = {"run": self.number, "name": entry.get("name", "")}
+            key = (self.number, which["name"])
+            if entry.get("type") == "Launch":
+                log = Path(self.all[self.number]["output"]) / which["name"] / "log"
+                self.simulations[key] = {**which, "log": str(log)}
+                self.tell(simulation=self.simulations[key])
+            elif entry.get("type") == "Finished" and key in self.simulations:
+                self.simulations[key].update(code=entry["code"], reason=entry["reason"])
+                self.tell(simulation=self.simulations[key])
+
+    def forget(self) -> None:
+        """Follow no events any more."""
+        if self.events is not None:
+            with contextlib.suppress(KeyError):
+                self.selector.unregister(self.events)
+            self.events.close()
+            self.events = None
+
+    def stop(self, number: int, name: str) -> None:
+        """Let one simulation of the present run end."""
+        if self.running is not None and self.running.stdin is not None and number == self.number:
+            with contextlib.suppress(BrokenPipeError):
+                self.running.stdin.write(f"stop {name}\n".encode())
+                self.running.stdin.flush()
+
+    def cancel(self) -> None:
+        """Let the present run end."""
+        if self.running is not None:
+            self.running.send_signal(signal.SIGINT)
+
+
+def end(child: subprocess.Popen[Any] | None) -> None:
+    """End a child, with grace if it takes it."""
+    if child is None or child.poll() is not None:
+        return
+    child.send_signal(signal.SIGTERM)
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        child.wait(GRACE)
+    if child.poll() is None:
+        child.kill()
+        child.wait()
+
+
+def apart() -> None:
+    """In a child: not reached by signals to our group, but never outliving us."""
+    os.setsid()
+    linux.set_process(linux.PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
+def package_environment(base: Mapping[str, str] | None = None) -> dict[str, str]:
+    """An environment in which this package is found."""
+    environment = dict(os.environ if base is None else base)
+    top = str(Path(__file__).resolve().parents[2])
+    paths = [top, environment.get("PYTHONPATH", "")]
+    return {**environment, "PYTHONPATH": os.pathsep.join(filter(None, paths))}

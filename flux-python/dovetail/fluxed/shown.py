@@ -1,0 +1,66 @@
+# SPDX-License-Identifier: LGPL-3.0-or-later
+"""What `flux dovetail` prints, from the module's answers. Pure (step 8)."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+INSTANCE = ("FLUX_", "DOVETAIL_STATE")
+
+
+def user_environment(whole: Mapping[str, str]) -> dict[str, str]:
+    """What of a script's environment its simulations shall have: not what belongs to its job."""
+    return {name: value for name, value in whole.items() if not name.startswith(INSTANCE)}
+
+
+def status(found: Mapping[str, Any]) -> str:
+    """Phase, slices and runs."""
+    reason = f": {found['reason']}" if found["reason"] else ""
+    lines = [f"Kubernetes is {found['phase']}{reason}"]
+    lines += [f"lost: {line}" for line in found["lost"]]
+    if found["slices"]:
+        lines.append(f"{'SLICE':<6} {'ROLE':<8} {'STATE':<10} {'NODE':<16} {'CORES':<8} HOST")
+    for one in found["slices"]:
+        why = f"  {one['reason']}" if one["reason"] else ""
+        lines.append(f"{one['number']:<6} {one['role']:<8} {one['state']:<10} {one['node']:<16} "
+                     f"{one['cpus']:<8} {one['host']}{why}")  # fmt: skip
+    if found["runs"]:
+        lines.append(runs(found["runs"]))
+    return "\n".join(lines)
+
+
+def runs(found: Iterable[Mapping[str, Any]]) -> str:
+    """A line for each run."""
+    lines = [f"{'RUN':<6} {'STATE':<10} {'CODE':>4}  PLAN, OUTPUT"]
+    for run in found:
+        code = "-" if run["code"] < 0 else str(run["code"])
+        why = f"  ({run['reason']})" if run["reason"] else ""
+        line = f"{run['number']:<6} {run['state']:<10} {code:>4}  {run['plan']}, {run['output']}"
+        lines.append(line + why)
+    return "\n".join(lines)
+
+
+def output(eventlog: str) -> str:
+    """What a job printed, from its output's event log: a JSON object a line."""
+    found = []
+    for line in eventlog.splitlines():
+        context = json.loads(line).get("context", {})
+        if "data" in context:
+            data = context["data"]
+            base64_ = context.get("encoding") == "base64"
+            found.append(base64.b64decode(data).decode(errors="replace") if base64_ else data)
+    return "".join(found).rstrip("\n")
+
+
+def reports(found: Iterable[Mapping[str, Any]]) -> str:
+    """What each run gained, as its summary has it."""
+    lines = []
+    for run in found:
+        summary = run["summary"]
+        done = sum(one["state"] == "done" for one in summary["simulations"])
+        whole = f"{done} of {len(summary['simulations'])} simulations done"
+        lines.append(f"run {run['number']}: {whole}; {run['output']}/report.html")
+    return "\n".join(lines) or "no run has ended yet"

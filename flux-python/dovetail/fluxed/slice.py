@@ -1,0 +1,321 @@
+# SPDX-License-Identifier: LGPL-3.0-or-later
+"""The agent of one slice (steps 2 to 4): the only task of its Flux job, `flux dovetail slice`.
+
+Inputs: the cores that Flux gave it, orders from the broker module. It starts its part of
+user-space Kubernetes on exactly those cores and stays until told; in slice 0 it also runs the
+submitted plans and answers what needs the cluster's administrator. Invariants: the node's
+owner is this process, so that the node ends with it, however it dies; when Flux is gone, or
+the job is cancelled, it ends by itself. No secret in a file but those of the cluster itself.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import select
+import selectors
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from dovetail.errors import BadInput, WorkFailed
+from dovetail.fluxed.client import Client
+from dovetail.fluxed.planned import Planned, apart, end, package_environment
+from dovetail.usernetes import api, build, cluster, components, state, steward
+
+Order = Mapping[str, Any]
+PATIENCE = 10.0  # seconds for a node to be removed by whoever is at it
+VERB = (sys.executable, "-m", "dovetail.usernetes")
+
+
+class Agent:
+    """One slice's life, driven by what its selector wakes it for."""
+
+    def __init__(self, number: int, name: str, *, machine_address: bool) -> None:
+        self.number, self.name = number, name
+        self.address = own_address() if machine_address else ""
+        # Several slices may share a machine, and its address.
+        host = socket.gethostname().split(".")[0].lower()
+        self.called = f"{host[:32]}-{number}" if machine_address else ""
+        self.cpus = ",".join(f"{core}-{core}" for core in sorted(os.sched_getaffinity(0)))
+        self.client = Client()
+        self.selector = selectors.DefaultSelector()
+        self.rest = b""
+        self.rank = -1
+        self.attached = self.joining = 0  # numbers of our requests
+        self.node: dict[str, Any] = {}
+        self.starting: subprocess.Popen[str] | None = None
+        self.planned = Planned(self.tell, self.when_ended, self.selector)
+        self.errors = tempfile.TemporaryFile("w+")  # noqa: SIM115 (as long as we live)
+        self.failed = ""
+        self.over = False
+
+    # --- The loop ---
+
+    def live(self) -> int:
+        """Until told, or until it makes no sense any more; returns the job's exit code."""
+        wake, wake_out = os.pipe()
+        os.set_blocking(wake_out, False)
+        signal.set_wakeup_fd(wake_out, warn_on_full_buffer=False)
+        for caught in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            signal.signal(caught, self.asked_to_end)
+        self.selector.register(wake, selectors.EVENT_READ, lambda: os.read(wake, 4096) and None)
+        relay = self.client.process.stdout
+        assert relay is not None
+        self.selector.register(relay, selectors.EVENT_READ, self.heard)
+        try:
+            self.begin()
+            while not self.over:
+                for key, _ in self.selector.select():
+                    key.data()
+        finally:
+            code = self.end()
+        return code
+
+    def asked_to_end(self, *_: object) -> None:
+        """SIGTERM: the job is cancelled, or its time is over."""
+        self.over = True
+
+    def heard(self) -> None:
+        """Lines from the module."""
+        assert self.client.process.stdout is not None
+        block = os.read(self.client.process.stdout.fileno(), 1 << 16)
+        if not block:
+            self.failed, self.over = "Flux is gone", True
+            return
+        *lines, self.rest = (self.rest + block).split(b"\n")
+        for line in lines:
+            self.take(json.loads(line))
+
+    def take(self, line: Order) -> None:
+        """One answer, order or event."""
+        if "event" in line:
+            self.rank = line.get("rank", self.rank)
+            self.attach()
+        elif line["id"] == self.joining:
+            self.join(line)
+        elif line["id"] == self.attached and "value" in line:
+            self.obey(line["value"])
+        elif line["id"] == self.attached and line["error"][0] == errno.ENODATA:
+            self.over = True
+        # Any other error: the module is not there (yet, or any more) and will say when it is.
+
+    def tell(self, **news: object) -> None:
+        """News for the module."""
+        self.client.send("dovetail.tell", {"number": self.number, **news})
+
+    def attach(self) -> None:
+        """Say that we are there and what we know, and listen for orders."""
+        host = {"number": self.number, "host": socket.gethostname(), "rank": self.rank}
+        known = {**host, **self.known()}
+        self.attached = self.client.send("dovetail.attach", known, stream=True)
+        if not self.node and self.number and self.starting is None:
+            self.joining = self.client.send(
+                "dovetail.join", {"number": self.number, "node": self.called}
+            )
+
+    def known(self) -> dict[str, Any]:
+        """What the module needs to know, anew if it was loaded anew."""
+        if not self.node:
+            return {}
+        found = {"node": self.node["node"], "cpus": self.cpus}
+        if self.number == 0:
+            found["kubeconfig"] = Path(self.node["kubeconfig"]).read_text()
+            found["runs"] = list(self.planned.all.values())
+            found["simulations"] = list(self.planned.simulations.values())
+        return found
+
+    # --- Kubernetes ---
+
+    def begin(self) -> None:
+        """Start the control plane; a worker waits for its invitation."""
+        if build.built() is None:
+            self.complain("Kubernetes is not built for this user: type `dovetail kube build` once")
+        elif self.number == 0:
+            self.start("up", "--name", self.name, *(["--node", self.called] if self.called else []))
+
+    def memory(self) -> str:
+        """Our cores' part of what a node may offer."""
+        whole = components.host_memory() // 4 * 3
+        part = whole * components.count(self.cpus) // (os.cpu_count() or 1)
+        return str(max(part, cluster.LEAST))
+
+    def start(self, *words: str, stdin: str = "") -> None:
+        """Start our node in the background."""
+        offer = ["--cpus", self.cpus, "--memory", self.memory(), "--owner", str(os.getpid())]
+        if self.address:
+            offer += ["--address", self.address]
+        # Its words go into the job's output, and the last of them to the module.
+        self.starting = subprocess.Popen(
+            [*VERB, *words, "--json", *offer], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+            stderr=self.errors, text=True, env=package_environment(), preexec_fn=apart,
+        )  # fmt: skip
+        assert self.starting.stdin is not None
+        self.starting.stdin.write(stdin)
+        self.starting.stdin.close()
+        self.when_ended(self.starting, self.started)
+
+    def join(self, line: Order) -> None:
+        """Our invitation, or why there is none."""
+        if "value" in line:
+            self.start("join", "-", stdin=json.dumps(line["value"]))
+
+    def started(self) -> None:
+        """Our node is ready, or will never be."""
+        assert self.starting is not None
+        assert self.starting.stdout is not None
+        self.errors.seek(0)
+        words = self.errors.read()
+        print(words, end="", file=sys.stderr, flush=True)
+        if self.starting.returncode:
+            self.complain(" ".join(words.split())[-800:] or "it did not start")
+            return
+        self.node = json.loads(self.starting.stdout.read())
+        print(f"slice {self.number}: node {self.node['node']}, cores {self.cpus}", flush=True)
+        self.tell(**self.known())
+
+    def complain(self, why: str) -> None:
+        """Tell why this slice cannot be, and end."""
+        self.failed = why.removeprefix("dovetail kube: ")
+        print(f"slice {self.number}: {why}", file=sys.stderr, flush=True)
+        self.tell(failed=self.failed)
+        self.over = True
+
+    def admin(self) -> api.Client:
+        """The cluster's API, in the control slice."""
+        return cluster.client(self.name)
+
+    # --- Orders ---
+
+    def obey(self, order: Order) -> None:
+        """Do what the module wants."""
+        if "end" in order:
+            self.over = True
+        elif "invite" in order:
+            self.invite(order["invite"], order["node"])
+        elif "forget" in order:
+            with contextlib.suppress(OSError, api.Refused, BadInput):
+                self.admin().call("DELETE", f"{steward.NODES}/{order['forget']}")
+        elif "run" in order:
+            self.planned.start(order["run"], self.node["kubeconfig"])
+        elif "cancel" in order:
+            self.planned.cancel()
+        elif "stop" in order:
+            self.planned.stop(order["of"], order["stop"])
+        elif "url" in order:
+            self.answer(order["question"], lambda: {"url": self.url(order["url"])})
+
+    def answer(self, question: int, find: Callable[[], dict[str, Any]]) -> None:
+        """Answer a question, or say why not."""
+        try:
+            self.tell(answer=question, value=find())
+        except (OSError, api.Refused, BadInput, WorkFailed) as error:
+            self.tell(answer=question, why=str(error))
+
+    def invite(self, number: int, node: str) -> None:
+        """Make join data for one node; they exist in this cluster's private folder for a moment."""
+        path = state.cluster_folder(self.name) / f"invite-{number}"
+        words = ["join", "--name", self.name, "--invite", str(path)]
+        words += ["--node", node] if node else []
+        done = subprocess.run(
+            [*VERB, *words],
+            capture_output=True, text=True, env=package_environment(),
+        )  # fmt: skip
+        if done.returncode:
+            self.tell(invited=number, why=done.stderr.strip())
+            return
+        content = json.loads(path.read_text())
+        path.unlink()
+        self.tell(invited=number, join=content)
+
+    def url(self, service: str) -> str:
+        """Where one of the service's pods listens: pods are on the host's network."""
+        space, _, name = service.rpartition("/")
+        path = f"/api/v1/namespaces/{space or 'default'}/endpoints/{name}"
+        try:
+            found = self.admin().call("GET", path)
+        except api.Refused as error:
+            if error.status != 404:
+                raise
+            raise BadInput(f"there is no service {service}") from None
+        for subset in found.get("subsets") or []:
+            for address in subset.get("addresses") or []:
+                return f"http://{address['ip']}:{subset['ports'][0]['port']}"
+        raise BadInput(f"no pod of service {service} is ready")
+
+    # --- The end ---
+
+    def when_ended(self, process: subprocess.Popen[Any], call: Callable[[], None]) -> None:
+        """Call once a child has ended."""
+        watched = os.pidfd_open(process.pid)
+
+        def ended() -> None:
+            self.selector.unregister(watched)
+            os.close(watched)
+            process.wait()
+            call()
+
+        self.selector.register(watched, selectors.EVENT_READ, ended)
+
+    def end(self) -> int:
+        """End all that this slice started; returns the job's exit code."""
+        for child in (self.planned.running, self.starting):
+            end(child)
+        with contextlib.suppress(WorkFailed):
+            self.planned.read()  # the last news
+        trouble = sweep(self.name)
+        with contextlib.suppress(WorkFailed, OSError):
+            self.tell(ended=trouble)
+            self.client.close()
+        return 1 if self.failed or trouble else 0
+
+
+def own_address() -> str:
+    """This machine's address, as the others reach it: that of the way out, or else of its name."""
+    try:
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            probe.connect(("192.0.2.1", 9))  # nothing is sent
+            return str(probe.getsockname()[0])
+    except OSError:
+        return socket.gethostbyname(socket.gethostname())
+
+
+def use_folder(number: int, name: str) -> None:
+    """A folder of its own for each slice, since slices may share a machine; verbs lock theirs."""
+    folder = f"/tmp/dovetail-{os.getuid()}-{name.partition('-')[2]}-{number}"
+    os.environ["DOVETAIL_STATE"] = folder
+
+
+def sweep(name: str) -> str:
+    """Remove all that is left of this slice's node, alive or not; returns what went wrong."""
+    folder = Path(os.environ["DOVETAIL_STATE"])
+    deadline = time.monotonic() + PATIENCE
+    while folder.exists():  # looking into it would make it
+        try:
+            cluster.down(name)
+            with contextlib.suppress(FileNotFoundError):  # the node's keeper was first
+                folder.rmdir()
+        except (BadInput, WorkFailed, OSError) as error:
+            if time.monotonic() > deadline:
+                return str(error)
+            select.select([], [], [], 0.2)  # the keeper holds the lock, and is at it
+    return ""
+
+
+def main(number: int, name: str, *, machine_address: bool, only_sweep: bool) -> int:
+    """Be the agent of slice `number` of cluster `name`, or only remove what it left."""
+    os.umask(0o077)
+    use_folder(number, name)
+    if only_sweep:
+        trouble = sweep(name)
+        print(trouble, end="", file=sys.stderr)
+        return 1 if trouble else 0
+    return Agent(number, name, machine_address=machine_address).live()

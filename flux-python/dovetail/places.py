@@ -1,0 +1,163 @@
+# SPDX-License-Identifier: LGPL-3.0-or-later
+"""Where a run's simulations go: this machine, or a cluster (steps 1 to 4).
+
+Inputs: the user's choice, and a plan. Outputs: an executor. Invariant: a plan that can never run
+there is refused before anything is started.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+from dovetail.controller import Controller
+from dovetail.core import Node
+from dovetail.errors import BadInput
+from dovetail.executors.local import LocalExecutor, free_memory
+from dovetail.loop import Waiting
+from dovetail.plan import Plan
+
+if TYPE_CHECKING:  # the Kubernetes client takes most of a second to import
+    from dovetail.executors.kubernetes import KubernetesExecutor
+
+
+class Place(Protocol):
+    """Somewhere to run simulations, once."""
+
+    def check(self, asked: Plan) -> None:
+        """Raise BadInput for a plan that can never run here."""
+
+    def cpu(self, asked: Plan) -> int:
+        """Millicores that the plan may use here."""
+
+    def start(self, asked: Plan, directory: Path, origin: float, *, resume: bool) -> Waiting:
+        """An executor; BadInput or WorkFailed where there can be none."""
+
+    def adopt(self, controller: Controller) -> Sequence[str]:
+        """Simulations of an interrupted run that run still; the executor goes on with them."""
+
+    def troubles(self) -> Sequence[str]:
+        """What the user should know after the run."""
+
+
+class Here:
+    """This machine."""
+
+    def __init__(self) -> None:
+        self._executor: LocalExecutor | None = None
+
+    def check(self, asked: Plan) -> None:
+        """The cores and the memory that this process may use."""
+        cpus, here = asked.limits.cpus, len(os.sched_getaffinity(0))
+        if cpus is not None and (cpus % 1000 or not 0 < cpus <= 1000 * here):
+            raise BadInput(
+                f"cpus: {cpus}m is not possible here; a whole number from 1 to {here} is"
+            )
+        _check_memory(asked, asked.limits.memory or free_memory(), "this machine offers")
+
+    def cpu(self, asked: Plan) -> int:
+        """Whole cores."""
+        return asked.limits.cpus or 1000 * len(os.sched_getaffinity(0))
+
+    def start(self, asked: Plan, directory: Path, origin: float, *, resume: bool) -> Waiting:
+        """Nothing is left of an earlier run: its processes end with it."""
+        limits = asked.limits
+        cpus = limits.cpus and limits.cpus // 1000
+        self._executor = LocalExecutor(directory, cpus, limits.memory, origin)
+        return self._executor
+
+    def adopt(self, controller: Controller) -> Sequence[str]:
+        """None."""
+        return ()
+
+    def troubles(self) -> Sequence[str]:
+        """Of logs that are not complete, mostly."""
+        results = self._executor.results if self._executor else {}
+        return [f"{name}: {one.trouble}" for name, one in results.items() if one.trouble]
+
+
+class Cluster:
+    """A Kubernetes cluster. Asks it at once; BadInput where it cannot be used."""
+
+    def __init__(self, kubeconfig: Path) -> None:
+        from dovetail.executors import cluster, nodes
+
+        self._api = cluster.connect(kubeconfig)
+        found = nodes.Nodes((None, None))
+        found.listed(*cluster.look(self._api))
+        self._capacity = found.capacity
+        self._executor: KubernetesExecutor | None = None
+
+    def check(self, asked: Plan) -> None:
+        """What the nodes offer beside what the pods of others ask for."""
+        where, offered = f"{self._api.server} offers", self._capacity.cpu
+        if not self._capacity.nodes:
+            raise BadInput(f"{self._api.server}: no node there is ready for simulations")
+        if asked.limits.cpus is not None and asked.limits.cpus > offered:
+            raise BadInput(f"cpus: {asked.limits.cpus}m are more than {where}: {offered}m")
+        _check_memory(asked, asked.limits.memory or self._capacity.memory, where)
+        for spec in asked.specs:
+            size = spec.ranks_per_group
+            if size and not _room_for(-(-spec.memory * size // spec.ranks), self._capacity.nodes):
+                raise BadInput(
+                    f"simulation {spec.name} asks for {spec.memory >> 20} MiB of memory, in pods "
+                    f"of {size} ranks; no node of {self._api.server} has room for one of them"
+                )
+
+    def cpu(self, asked: Plan) -> int:
+        """All nodes', unless the plan wants less."""
+        return min(asked.limits.cpus or self._capacity.cpu, self._capacity.cpu)
+
+    def start(self, asked: Plan, directory: Path, origin: float, *, resume: bool) -> Waiting:
+        """Set the run up on the cluster."""
+        from dovetail.executors import cluster
+        from dovetail.executors.kubernetes import KubernetesExecutor
+
+        session = cluster.Session(self._api, directory, asked.specs, resume)
+        limits = asked.limits.cpus, asked.limits.memory
+        try:
+            self._executor = KubernetesExecutor(session, directory, limits, origin)
+        except BaseException:
+            session.close(leave=resume)
+            raise
+        return self._executor
+
+    def adopt(self, controller: Controller) -> Sequence[str]:
+        """Those whose pods are all there; what else is left of the run is removed first."""
+        assert self._executor is not None
+        return self._executor.adopt(
+            {name: (controller.spec(name), share) for name, share in controller.running().items()}
+        )
+
+    def troubles(self) -> Sequence[str]:
+        """Of logs, and of what could not be removed."""
+        if self._executor is None:
+            return ()
+        results = self._executor.results.items()
+        left = [f"left on the cluster: {one}" for one in self._executor.left]
+        return [f"{name}: {one.trouble}" for name, one in results if one.trouble] + left
+
+
+def here() -> Place:
+    """This machine."""
+    return Here()
+
+
+def cluster(kubeconfig: Path) -> Place:
+    """The cluster of a kubeconfig."""
+    return Cluster(kubeconfig)
+
+
+def _check_memory(asked: Plan, offered: int, where: str) -> None:
+    for spec in asked.specs:
+        if spec.memory > offered:
+            raise BadInput(
+                f"simulation {spec.name} asks for {spec.memory >> 20} MiB of memory; "
+                f"{where} {offered >> 20} MiB"
+            )
+
+
+def _room_for(memory: int, nodes: Sequence[Node]) -> bool:
+    return any(node.memory >= memory for node in nodes)

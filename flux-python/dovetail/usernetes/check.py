@@ -1,0 +1,32 @@
+# SPDX-License-Identifier: LGPL-3.0-or-later
+"""One finding of the preflight (step 3), and where its checks look.
+
+Levels: `ok`; `note`, good to know; `soft`, runs but worse; `hard`, cannot run. A gap comes
+with the command that mends it and who must type it: `user` or `admin`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+PROC, SYS, DEV, ETC = Path("/proc"), Path("/sys"), Path("/dev"), Path("/etc")
+
+
+@dataclass(frozen=True)
+class Check:
+    """One finding."""
+
+    name: str
+    level: str
+    found: str
+    fix: str = ""
+    who: str = ""
+
+
+def read(path: Path, missing: str = "") -> str:
+    """A file of the kernel's, without its line end."""
+    try:
+        return path.read_text().strip()
+    except OSError:
+        return missing

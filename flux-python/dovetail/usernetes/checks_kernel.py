@@ -1,0 +1,211 @@
+# SPDX-License-Identifier: LGPL-3.0-or-later
+"""The preflight's checks of what the kernel and the login session allow (step 3).
+
+Every check tries the thing itself where that is possible, rather than reading what should be.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import struct
+import tempfile
+from pathlib import Path
+
+from dovetail.usernetes import build, cgroups, check, linux
+from dovetail.usernetes.check import Check, read
+
+ENOUGH_IDS = 65536  # what images of common distributions use
+
+
+def user_namespaces() -> Check:
+    """Whether the namespaces can be made, and get their ids."""
+    name = "user namespaces"
+
+    def attempt() -> None:
+        if os.getuid() != 0:
+            linux.enter_user_namespace(linux.user_name())
+        linux.unshare(linux.NEWNS | linux.NEWPID | linux.NEWIPC)
+
+    why = linux.in_child(attempt)
+    if not why:
+        return Check(name, "ok", "namespaces can be made")
+    if os.getuid() != 0 and not linux.in_child(lambda: linux.unshare(linux.NEWUSER)):
+        programs = [shutil.which(word) or word for word in ("newuidmap", "newgidmap")]
+        return Check(name, "hard", why, f"chmod u+s {' '.join(programs)}", "admin")
+    knobs = {
+        "kernel.unprivileged_userns_clone": "1",
+        "user.max_user_namespaces": "15000",
+        "kernel.apparmor_restrict_unprivileged_userns": "0",
+    }
+    wrong = [f"{name}={value}" for name, value in knobs.items() if _differs(name, value)]
+    # With the kernel willing it is the filter of a container that we are in.
+    engine = "docker run --security-opt seccomp=unconfined --security-opt systempaths=unconfined"
+    fix = f"sysctl -w {' '.join(wrong)}" if wrong else f"{engine}   (to start this container)"
+    return Check(name, "hard", why, fix, "admin")
+
+
+def _differs(name: str, value: str) -> bool:
+    now = read(check.PROC / "sys" / name.replace(".", "/"))
+    if not now:
+        return False
+    return int(now) < 1 if name == "user.max_user_namespaces" else now != value
+
+
+def subordinate_ids() -> Check:
+    """Subordinate ids, for images with files of several users."""
+    name, user = "subordinate ids", linux.user_name()
+    if os.getuid() == 0:
+        return Check(name, "ok", "not needed as root")
+    missing = [p for p in ("newuidmap", "newgidmap") if not shutil.which(p)]
+    if missing:
+        return Check(name, "soft", "no newuidmap: images must have files of one user only",
+                     "apt-get install uidmap", "admin")  # fmt: skip
+    tables = [check.ETC / f"sub{kind}id" for kind in "ug"]
+    ranges = [linux.subordinate_ids(user, str(table)) for table in tables]
+    if all(found and found[1] >= ENOUGH_IDS for found in ranges):
+        return Check(name, "ok", f"from {ranges[0]}")
+    lines = [line.split(":") for table in tables for line in read(table).splitlines()]
+    ends = [int(line[1]) + int(line[2]) for line in lines if len(line) == 3]
+    first = max([100000, *ends])
+    span = f"{first}-{first + ENOUGH_IDS - 1}"
+    fix = f"usermod --add-subuids {span} --add-subgids {span} {user}"
+    found = f"fewer than {ENOUGH_IDS} in /etc/subuid and /etc/subgid"
+    return Check(name, "soft", found, fix, "admin")
+
+
+def control_groups() -> Check:
+    """Control groups that this user may write to."""
+    name, version = "control groups", "version 2" if cgroups.unified() else "version 1"
+    problems = cgroups.problems()
+    if not problems:
+        return Check(name, "ok", f"{version}, below {cgroups.base()}")
+    who = "admin"
+    if cgroups.unified() and _manager_has_all():
+        fix, who = "systemd-run --user --scope -p Delegate=yes $SHELL", "user"
+    elif cgroups.unified():
+        fix = ("mkdir -p /etc/systemd/system/user@.service.d && printf "
+               "'[Service]\\nDelegate=cpu cpuset io memory pids\\n' "
+               "> /etc/systemd/system/user@.service.d/delegate.conf && "
+               "systemctl daemon-reload")  # fmt: skip
+    elif os.getuid() == 0:
+        fix = "mount -o remount,rw /sys/fs/cgroup"
+    else:
+        fix = f"{build.setup_folder()}/delegate {os.getuid()}   (once after each boot)"
+    return Check(name, "hard", f"{version}: {problems[0]}", fix, who)
+
+
+def _manager_has_all() -> bool:
+    """Whether this user's service manager has what a node needs, and only a scope is missing."""
+    uid = os.getuid()
+    manager = cgroups.ROOT / f"user.slice/user-{uid}.slice/user@{uid}.service"
+    return {"cpu", "cpuset", "memory", "pids"} <= set(read(manager / "cgroup.controllers").split())
+
+
+def linger() -> Check:
+    """Whether processes survive logging out."""
+    user = linux.user_name()
+    if not Path("/run/systemd/system").exists() or os.getuid() == 0:
+        return Check("linger", "ok", "not needed: nothing ends processes at logout")
+    if Path(f"/var/lib/systemd/linger/{user}").exists():
+        return Check("linger", "ok", "on")
+    return Check("linger", "soft", "systemd may end your processes when you log out",
+                 f"loginctl enable-linger {user}", "user")  # fmt: skip
+
+
+def runtime_folder() -> Check:
+    """XDG_RUNTIME_DIR, through which a user talks to systemd."""
+    name, folder = "XDG_RUNTIME_DIR", os.environ.get("XDG_RUNTIME_DIR", "")
+    if folder and os.path.isdir(folder) and os.stat(folder).st_uid == os.getuid():
+        return Check(name, "ok", folder)
+    if not Path("/run/systemd/system").exists() or os.getuid() == 0 or not cgroups.unified():
+        return Check(name, "ok", f"{folder or 'unset'}; not needed")
+    usual = f"/run/user/{os.getuid()}"
+    if os.path.isdir(usual):
+        return Check(name, "soft", f"{folder or 'unset'}: systemd-run --user cannot work",
+                     f"export XDG_RUNTIME_DIR={usual}", "user")  # fmt: skip
+    return Check(name, "soft", f"{folder or 'unset'}, and there is no {usual}",
+                 f"loginctl enable-linger {linux.user_name()}", "admin")  # fmt: skip
+
+
+def modules() -> Check:
+    """Overlay file systems for images; links and nftables for pods on a bridge."""
+    tries = {
+        "overlay": (_overlay, "images are copied"),
+        "veth": (_veth, "no --network bridge"),
+        "nf_tables": (_nftables, "no --network bridge"),
+    }
+    missing = {}
+    for name, (attempt, without) in tries.items():
+        if why := linux.in_child(attempt):
+            missing[name] = f"{name} ({without}: {why})"
+    if not missing:
+        return Check("kernel modules", "ok", " ".join(tries))
+    return Check("kernel modules", "soft", f"no {', no '.join(missing.values())}",
+                 f"modprobe -a {' '.join(missing)}", "admin")  # fmt: skip
+
+
+def _overlay() -> None:
+    with tempfile.TemporaryDirectory() as place:
+        for name in ("lower", "upper", "work", "merged"):
+            os.mkdir(f"{place}/{name}")
+        layers = f"lowerdir={place}/lower,upperdir={place}/upper,workdir={place}/work"
+
+        def attempt() -> None:
+            if os.getuid() != 0:
+                linux.enter_user_namespace(linux.user_name())
+            linux.unshare(linux.NEWNS)
+            linux.mount("none", "/", "", linux.REC | linux.PRIVATE)
+            linux.mount("overlay", f"{place}/merged", "overlay", 0,
+                        layers + ("" if linux.initial_user() else ",userxattr"))  # fmt: skip
+
+        if why := linux.in_child(attempt):
+            raise OSError(why)
+
+
+def _netlink(protocol: int, kind: int, flags: int, payload: bytes) -> None:
+    """One request to the kernel, in this network namespace; OSError if it declines."""
+    with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, protocol) as link:
+        link.settimeout(5)
+        link.send(struct.pack("=IHHII", 16 + len(payload), kind, flags, 1, 0) + payload)
+        answer = link.recv(65536)
+    (code,) = struct.unpack_from("=i", answer, 16) if answer[4:6] == b"\2\0" else (0,)
+    if code:
+        raise OSError(-code, os.strerror(-code))
+
+
+def _in_own_network() -> None:
+    if os.getuid() != 0:
+        linux.enter_user_namespace(linux.user_name())
+    linux.unshare(linux.NEWNET)
+
+
+def _veth() -> None:
+    """Make a pair of links, as pods on a bridge get, in a network namespace that ends at once."""
+    _in_own_network()
+    name = struct.pack("=HH", 12, 3) + b"dovetail"  # IFLA_IFNAME
+    kind = struct.pack("=HHHH", 12, 18, 8, 1) + b"veth"  # IFLA_LINKINFO, IFLA_INFO_KIND
+    _netlink(0, 16, 0x605, bytes(16) + name + kind)  # RTM_NEWLINK, to be created and answered
+
+
+def _nftables() -> None:
+    """List the tables, of which there are none, as kube-proxy would, in a network of our own."""
+    _in_own_network()
+    _netlink(12, 10 << 8 | 1, 0x301, bytes(4))  # NFT_MSG_GETTABLE, all
+
+
+def reverse_paths() -> Check:
+    """Strict filters drop what comes in by another interface than replies would leave by."""
+    settings = check.PROC / "sys/net/ipv4/conf"
+    common = int(read(settings / "all/rp_filter", "0"))
+    strict = [
+        path.name for path in sorted((check.SYS / "class/net").glob("*"))
+        if path.name != "lo" and read(path / "operstate") == "up"
+        and max(common, int(read(settings / path.name / "rp_filter", "0"))) == 1
+    ]  # fmt: skip
+    if len(strict) < 2:
+        return Check("rp_filter", "ok", f"strict on {' '.join(strict) or 'no interface'}")
+    return Check("rp_filter", "soft", f"strict on {' '.join(strict)}: nodes that are reached by "
+                 "one of them and answer by another are cut off",
+                 "sysctl -w net.ipv4.conf.all.rp_filter=2", "admin")  # fmt: skip

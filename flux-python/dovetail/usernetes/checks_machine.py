@@ -1,0 +1,259 @@
+# SPDX-License-Identifier: LGPL-3.0-or-later
+"""The preflight's checks of the machine: disk, ports, time, programs, devices (step 3)."""
+
+from __future__ import annotations
+
+import http.client
+import os
+import platform
+import re
+import resource
+import shutil
+import subprocess
+import time
+from pathlib import Path
+
+from dovetail.errors import BadInput
+from dovetail.usernetes import api, build, check, golang, linux, state
+from dovetail.usernetes.check import Check, read
+
+NETWORK_DISKS = {0x6969: "NFS", 0xBD00BD0: "Lustre", 0x47504653: "GPFS", 0x65735546: "FUSE",
+                 0xFF534D42: "CIFS", 0xFE534D42: "SMB2", 0x19830326: "BeeGFS"}  # fmt: skip
+SPACE = 4 << 30  # bytes that a build needs
+ROOM = 1 << 30  # bytes that a cluster needs
+NEWEST_PAST = 1767225600  # 2026-01-01: a clock before this release is wrong
+QUICK_CLOCKS = ("tsc", "kvm-clock", "arch_sys_counter", "hyperv_clocksource_tsc_page", "timebase")
+SKEW, MOST_SKEW = 2.0, 60.0  # seconds against an API server: worth a word; refused
+
+
+def disk() -> Check:
+    """A local disk with room under clusters and images."""
+    folder = state.root()
+    fix = f"export DOVETAIL_STATE={_better_place(ROOM)}"
+    if kind := _network_disk(folder):
+        found = f"{folder} is on {kind}: no image can be unpacked there"
+        return Check("disk", "hard", found, fix, "user")
+    free = shutil.disk_usage(folder).free
+    if free < ROOM:
+        return Check("disk", "hard", f"{folder}: {free >> 20} MiB free, 1 GiB needed", fix, "user")
+    return Check("disk", "ok", f"{folder}: local, {free >> 30} GiB free")
+
+
+def _network_disk(folder: Path) -> str:
+    """What kind of network file system a folder is on; "" if it is on none."""
+    probe = subprocess.run(["stat", "-f", "-c", "%t", str(folder)], capture_output=True, text=True)
+    return NETWORK_DISKS.get(int(probe.stdout.strip() or "0", 16), "")
+
+
+def _better_place(room: int) -> str:
+    """A folder on a local disk with that much room, for the user to put something in."""
+    usual = (os.environ.get("TMPDIR", ""), "/tmp", "/var/tmp", "/scratch", "/local",
+             os.environ.get("XDG_RUNTIME_DIR", ""))  # fmt: skip
+    for place in map(Path, filter(None, usual)):
+        fits = os.access(place, os.W_OK) and shutil.disk_usage(place).free >= room
+        if fits and not _network_disk(place):
+            return f"{place}/dovetail-{os.getuid()}"
+    return "/a/local/disk/dovetail"
+
+
+def ports() -> Check:
+    """Whether a loopback address and ports can be leased."""
+    try:
+        address, held = linux.lease_loopback()
+        port, other = linux.lease_port(address)
+    except OSError as error:
+        return Check("ports", "hard", str(error), "ip link set lo up", "admin")
+    held.close()
+    other.close()
+    return Check("ports", "ok", f"such as {address}:{port}")
+
+
+def clock() -> Check:
+    """A clock that certificates can trust, and that is quick to read."""
+    if time.time() < NEWEST_PAST:
+        return Check("clock", "hard", time.strftime("it is said to be %Y-%m-%d"),
+                     "timedatectl set-ntp true", "admin")  # fmt: skip
+    folder = check.SYS / "devices/system/clocksource/clocksource0"
+    source = read(folder / "current_clocksource")
+    offered = read(folder / "available_clocksource").split()
+    better = next((name for name in QUICK_CLOCKS if name in offered), "")
+    if source and source not in QUICK_CLOCKS and better:
+        return Check("clock", "soft", f"{source} is slow to read: profiling costs more",
+                     f"echo {better} > {folder}/current_clocksource", "admin")  # fmt: skip
+    found = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime())
+    return Check("clock", "ok", f"{found}, {source or 'unknown source'}")
+
+
+def servers() -> list[str]:
+    """API servers elsewhere that this user has to do with: $KUBECONFIG, and clusters joined."""
+    texts = [read(Path(name)) for name in os.environ.get("KUBECONFIG", "").split(":") if name]
+    found = [url for text in texts for url in re.findall(r'server"?:\s*"?(https://[^"\s,]+)', text)]
+    joined = [node for name in state.clusters() for node in state.nodes(name) if node.joined]
+    return sorted({*found, *(node.server for node in joined)})
+
+
+def time_skew() -> Check:
+    """This clock against the API servers that are known, else whether it is kept in step at all."""
+    name, mend = "time skew", "timedatectl set-ntp true"
+    seen = {}
+    for server in servers():
+        try:
+            seen[server] = api.skew(server)
+        except (OSError, http.client.HTTPException, ValueError):
+            continue
+    for server, seconds in seen.items():
+        if abs(seconds) > SKEW:
+            level = "hard" if abs(seconds) > MOST_SKEW else "soft"
+            return Check(name, level, f"{describe_skew(seconds)} {server}", mend, "admin")
+    if seen:
+        worst = max(map(abs, seen.values()))
+        return Check(name, "ok", f"at most {worst:.1f} s against {len(seen)} API server(s)")
+    if linux.clock_in_step():
+        return Check(name, "ok", "the clock is kept in step")
+    return Check(name, "soft", "nothing keeps the clock in step with other machines", mend, "admin")
+
+
+def describe_skew(seconds: float) -> str:
+    """How this machine's clock stands, as the beginning of a sentence."""
+    return f"{abs(seconds):.0f} s {'ahead of' if seconds > 0 else 'behind'}"
+
+
+def openssl() -> Check:
+    """The command that makes certificates."""
+    if shutil.which("openssl"):
+        return Check("openssl", "ok", "there")
+    return Check("openssl", "hard", "not installed", "apt-get install openssl", "admin")
+
+
+def programs() -> Check:
+    """The build, or what is needed to make it."""
+    if build.built():
+        return Check("programs", "ok", f"{build.cache()}/{build.key()}")
+    free = shutil.disk_usage(_existing(build.cache())).free
+    if free < SPACE:
+        return Check("programs", "hard", f"{build.cache()}: {free >> 20} MiB free, 4 GiB needed",
+                     f"export DOVETAIL_CACHE={_better_place(SPACE)}", "user")  # fmt: skip
+    if not golang.obtainable():
+        return _needs_go()
+    missing = [name for name in ("cc", "apt-get", "dpkg-deb") if not shutil.which(name)]
+    if missing:
+        return Check("programs", "hard", f"not built, and there is no {' '.join(missing)}",
+                     "apt-get install gcc libc6-dev dpkg", "admin")  # fmt: skip
+    return Check("programs", "soft", "not built yet", f"{build.setup_folder()}/build", "user")
+
+
+def _needs_go() -> Check:
+    """Where there are Debian packages, or any Go, the right one is fetched by the build."""
+    machine = golang.ARCHITECTURES.get(platform.machine(), platform.machine())
+    archive = f"https://go.dev/dl/go{build.go_version()}.linux-{machine}.tar.gz"
+    fix = (f"mkdir -p ~/.local && curl -L {archive} | tar -xz -C ~/.local && "
+           "export PATH=~/.local/go/bin:$PATH")  # fmt: skip
+    found = "not built, and there is neither Go nor apt-get to fetch it, nor a bundle"
+    return Check("programs", "hard", found, fix, "user")
+
+
+def _existing(path: Path) -> Path:
+    while not path.exists():
+        path = path.parent
+    return path
+
+
+def adapters() -> list[str]:
+    """InfiniBand, EFA and similar devices."""
+    return sorted(path.name for path in (check.SYS / "class/infiniband").glob("*"))
+
+
+def locked_memory() -> Check:
+    """The limit that InfiniBand and EFA need raised."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+    if soft == resource.RLIM_INFINITY or not adapters():
+        return Check("memlock", "ok", "unlimited" if soft < 0 else f"{soft >> 10} KiB")
+    found = f"{soft >> 10} KiB is little for {adapters()[0]}"
+    if hard == resource.RLIM_INFINITY:
+        return Check("memlock", "soft", found, "ulimit -l unlimited", "user")
+    fix = (f"echo '{linux.user_name()} - memlock unlimited' "
+           "> /etc/security/limits.d/95-memlock.conf   (for logins from then on)")  # fmt: skip
+    return Check("memlock", "soft", found, fix, "admin")
+
+
+def fuse() -> Check:
+    """FUSE, for pods that mount file systems of their own."""
+    device = check.DEV / "fuse"
+    if os.access(device, os.R_OK | os.W_OK):
+        return Check("/dev/fuse", "ok", "there")
+    if device.exists():
+        return Check("/dev/fuse", "soft", "not yours to open: pods cannot mount FUSE",
+                     f"chmod 666 {device}", "admin")  # fmt: skip
+    return Check("/dev/fuse", "soft", "missing: pods cannot mount FUSE",
+                 f"modprobe fuse && chmod 666 {device}", "admin")  # fmt: skip
+
+
+def huge_pages() -> Check:
+    """Huge pages, which EFA wants and others may use."""
+    found = []
+    for folder in sorted((check.SYS / "kernel/mm/hugepages").glob("hugepages-*")):
+        total, free = (read(folder / f"{kind}_hugepages", "0") for kind in ("nr", "free"))
+        if total != "0":
+            found.append(f"{total} of {folder.name.split('-')[1]}, {free} free")
+    elastic = [name for name in adapters() if name.startswith("efa")]
+    if found or not elastic:
+        return Check("huge pages", "note", "; ".join(found) or "none; none are needed")
+    return Check("huge pages", "soft", f"none: {elastic[0]} falls back to small ones",
+                 "sysctl -w vm.nr_hugepages=512", "admin")  # fmt: skip
+
+
+def fabrics() -> Check:
+    """Whether this user can open the fast networks that there are."""
+    found = adapters()
+    if not found:
+        return Check("fabrics", "note", "no InfiniBand or EFA device: MPI uses TCP between nodes")
+    nodes = sorted((check.DEV / "infiniband").glob("uverbs*"))
+    closed = [str(node) for node in nodes if not os.access(node, os.R_OK | os.W_OK)]
+    if not nodes:
+        return Check("fabrics", "soft", f"{' '.join(found)}, but programs cannot use it",
+                     "modprobe ib_uverbs", "admin")  # fmt: skip
+    if closed:
+        return Check("fabrics", "soft", f"{' '.join(found)}, but {closed[0]} is not yours to open",
+                     f"chmod 666 {' '.join(closed)}", "admin")  # fmt: skip
+    return Check("fabrics", "ok", f"{' '.join(found)} by {' '.join(node.name for node in nodes)}")
+
+
+ENGINES = {
+    "docker": ("info", "--format", "{{.SecurityOptions}}"),
+    "podman": ("info", "--format", "rootless={{.Host.Security.Rootless}}"),
+    "nerdctl": ("info", "--format", "{{.SecurityOptions}}"),
+    "apptainer": (),
+}
+
+
+def engine() -> Check:
+    """Container engines and whether they run rootless; none is needed."""
+    found = [f"{name} ({_state(name, words)})" for name, words in ENGINES.items()
+             if shutil.which(name)]  # fmt: skip
+    return Check("container engine", "note", f"{', '.join(found) or 'none'}; none is needed")
+
+
+def _state(name: str, words: tuple[str, ...]) -> str:
+    if not words:
+        return "needs no service"
+    try:
+        done = subprocess.run([name, *words], capture_output=True, text=True, timeout=5)
+    except (OSError, subprocess.TimeoutExpired):
+        return "does not answer"
+    if done.returncode:
+        return "does not run"
+    rootless = "rootless" in done.stdout and "rootless=false" not in done.stdout
+    return "rootless" if rootless else "as root"
+
+
+def join_skew(server: str) -> None:
+    """Refuse to join a cluster that cannot be reached, or whose certificates look wrong here."""
+    try:
+        seconds = api.skew(server)
+    except (OSError, http.client.HTTPException) as error:
+        raise BadInput(f"{server}: cannot be reached from here: {error}") from None
+    if abs(seconds) > MOST_SKEW:
+        raise BadInput(
+            f"this clock is {describe_skew(seconds)} that of {server}, so that its certificates "
+            "would not be valid here; an administrator types: timedatectl set-ntp true"
+        )

@@ -1,0 +1,125 @@
+# SPDX-License-Identifier: LGPL-3.0-or-later
+"""Programs that are not built here (step 3): this machine's own if they fit, else Debian's.
+
+Input: what the machine has on PATH, the Debian package service. Output: `bin/`, `cni/` and `lib/`
+of a build, and where each program is from. Nothing is installed.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+from dovetail.errors import WorkFailed
+
+Say = Callable[[str], None]
+
+# Program: Debian package, how it tells its version, the oldest that is known to do.
+TOOLS = {
+    "containerd": ("containerd", "--version", (1, 6)),
+    "containerd-shim-runc-v2": ("containerd", "-v", (1, 6)),
+    "ctr": ("containerd", "--version", (1, 6)),
+    "runc": ("runc", "--version", (1, 1)),
+    "etcd": ("etcd-server", "--version", (3, 4)),
+}
+PLUGINS = "containernetworking-plugins"
+# What kube-proxy calls on a bridge, with the libraries that a bare machine lacks.
+NFT = ("nftables", "libnftables1", "libnftnl11", "libmnl0", "libjansson4", "libxtables12",
+       "libedit2", "libbsd0", "libmd0")  # fmt: skip
+
+
+def run(words: list[str], what: str, **more: object) -> str:
+    """The standard output of a command. Raises WorkFailed with the end of what it complained of."""
+    done = subprocess.run(words, capture_output=True, text=True, **more)  # type: ignore[call-overload]
+    if done.returncode:
+        tail = done.stderr.strip().splitlines()[-3:]
+        raise WorkFailed(f"{what}: {' '.join(tail) or f'exit code {done.returncode}'}")
+    return str(done.stdout)
+
+
+def numbers(text: str) -> tuple[int, ...]:
+    """The first version number in a text; () if there is none."""
+    found = re.search(r"\bv?(\d+)\.(\d+)", text)
+    return (int(found[1]), int(found[2])) if found else ()
+
+
+def on_path(name: str, option: str, oldest: tuple[int, ...]) -> Path | None:
+    """A program that is already on this machine, if it is new enough."""
+    found = shutil.which(name, path=f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin")
+    if not found:
+        return None
+    done = subprocess.run([found, option], capture_output=True, text=True)
+    return Path(found).resolve() if numbers(done.stdout + done.stderr) >= oldest else None
+
+
+def tools(draft: Path, scratch: Path, say: Say) -> dict[str, str]:
+    """Runtime, store and network plugins: links to this machine's, else from Debian packages."""
+    origins, packages = {}, {}
+    for name, (package, option, oldest) in TOOLS.items():
+        found = on_path(name, option, oldest)
+        if found:
+            shutil.copy2(found, draft / "bin" / name)
+            origins[name] = str(found)
+        else:
+            packages[name] = package
+    installed = Path("/usr/lib/cni/bridge")
+    wanted = set(packages.values()) | (set() if installed.exists() else {PLUGINS})
+    own_nft = on_path("nft", "--version", (1, 0))
+    wanted |= set() if own_nft else set(NFT)
+    unpacked = unpack(sorted(wanted), scratch, say) if wanted else Path("/")
+    _nft(draft, own_nft, unpacked)
+    for name, package in packages.items():
+        places = [unpacked / "usr" / folder / name for folder in ("sbin", "bin")]
+        shutil.copy2(next(place for place in places if place.is_file()), draft / "bin" / name)
+        origins[name] = f"Debian package {package}"
+    plugins = (Path("/") if installed.exists() else unpacked) / "usr/lib/cni"
+    shutil.copytree(plugins, draft / "cni")
+    origins.update({path.name: f"Debian package {PLUGINS}" for path in plugins.iterdir()})
+    return origins
+
+
+def _nft(draft: Path, own: Path | None, unpacked: Path) -> None:
+    """A script that runs nft, the machine's or the unpacked one with its libraries."""
+    script = draft / "bin/nft"
+    if own:
+        script.write_text(f'#!/bin/sh\nexec {own} "$@"\n')
+    else:
+        (draft / "lib").mkdir()
+        for library in unpacked.rglob("*.so.*"):
+            shutil.copy2(library, draft / "lib" / library.name)
+        shutil.copy2(unpacked / "usr/sbin/nft", draft / "lib/nft")
+        script.write_text(
+            "#!/bin/sh\n"
+            'lib=$(dirname "$(dirname "$(readlink -f "$0")")")/lib\n'
+            'LD_LIBRARY_PATH=$lib exec "$lib/nft" "$@"\n'
+        )
+    script.chmod(0o755)
+
+
+def unpack(packages: list[str], scratch: Path, say: Say) -> Path:
+    """Fetch Debian packages and unpack them, installing nothing; apt checks their signatures."""
+    say(f"fetching Debian packages: {' '.join(packages)}")
+    if not shutil.which("apt-get"):
+        raise WorkFailed(f"no apt-get here; install: {' '.join(packages)}, or use a bundle")
+    scratch = Path(tempfile.mkdtemp(dir=scratch))
+    folder = scratch / "packages"
+    folder.mkdir()
+    words = ["apt-get", "-qq", "-o", "APT::Sandbox::User=", "download", *packages]
+    try:
+        run(words, "apt-get download", cwd=folder)
+    except WorkFailed:
+        # The machine's package lists may be missing or old, and only root may renew them there.
+        state = [f"-oDir::State::lists={scratch}/lists", f"-oDir::Cache={scratch}/apt"]
+        (scratch / "lists/partial").mkdir(parents=True)
+        (scratch / "apt/archives/partial").mkdir(parents=True)
+        run(["apt-get", "-qq", *state, "-o", "APT::Sandbox::User=", "update"], "apt-get update")
+        run([words[0], *state, *words[1:]], "apt-get download", cwd=folder)
+    target = scratch / "unpacked"
+    for package in folder.glob("*.deb"):
+        run(["dpkg-deb", "-x", str(package), str(target)], f"unpack {package.name}")
+    return target

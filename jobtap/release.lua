@@ -1,0 +1,45 @@
+-- SPDX-License-Identifier: LGPL-3.0-or-later
+-- Holds the epilog of a slice's job until nothing of its part of Kubernetes is left.
+--
+-- Step: 8 (teardown). In: jobs with attributes.user.dovetail.slice, the answer of the service
+-- `dovetail` to `wait-down`. Out: the job's resources are free for others only afterwards.
+-- Invariant: the epilog ends after a limit at the latest, and then says so on the job; where
+-- there is no such service nothing is held, since then nobody could confirm.
+local epilog = "dovetail-release"
+local limit = 30 -- seconds
+local grace = 60 -- seconds more for processes that are still to be ended
+
+jobtap.on("conf.update", function(conf)
+    local given = conf.dovetail and conf.dovetail["down-timeout"] or 30
+    if type(given) ~= "number" or given <= 0 then
+        error("dovetail.down-timeout is a number of seconds", 0)
+    end
+    limit = given
+end)
+
+-- A service that was there once, `known`, is being replaced when it is not.
+local function ask(job, slice, left, known)
+    job:rpc("dovetail.wait-down", { id = job.id, slice = slice }, left, function(reply, why, code)
+        local gone = code == "ENOSYS" or code == "EHOSTUNREACH" or code == "ECONNRESET"
+        if reply or (code == "ENOSYS" and not known) then
+            job:epilog_finish(epilog)
+        elseif gone and left > 1 then
+            job:after(1, function()
+                ask(job, slice, left - 1, true)
+            end)
+        else
+            job:raise("dovetail", 4, "teardown is not confirmed: " .. why)
+            job:epilog_finish(epilog, 1)
+        end
+    end)
+end
+
+jobtap.on("job.state.cleanup", function(job)
+    local user = job.jobspec.attributes.user
+    local slice = user and user.dovetail and user.dovetail.slice
+    -- Without resources, the job never ran.
+    if slice and job.R and job:epilog_start(epilog) then
+        local running = job.end_event.name ~= "finish" -- after an exception, until it is killed
+        ask(job, slice, limit + (running and grace or 0), false)
+    end
+end)

@@ -1,0 +1,191 @@
+# SPDX-License-Identifier: LGPL-3.0-or-later
+"""A Flux instance with Dovetail for the tests (tier flux), and a watch on what it leaves."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+from clusters import eventually
+from dovetail import process
+from dovetail.usernetes import build
+from localrun import FAKE_MPIRUN
+
+LIMIT = 150  # seconds that anything may take on a slow machine under load
+COMMANDS = Path(sys.executable).parent
+OPTION = "--dovetail=nodes=2,cores=1"
+
+
+def flux_command() -> str:
+    """The flux command, or a skip that says what is missing."""
+    for place in (os.environ.get("FLUX"), shutil.which("flux"), "/opt/flux/bin/flux"):
+        if place and os.access(place, os.X_OK):
+            break
+    else:
+        pytest.skip("no flux here")
+    if not (COMMANDS / "flux-dovetail").exists():
+        pytest.skip(f"no flux-dovetail in {COMMANDS}: run ./bootstrap")
+    if build.built() is None:
+        pytest.skip("Kubernetes is not built: run `dovetail kube build`")
+    return place
+
+
+class Flux:
+    """Brokers on this machine, in which jobs of an ordinary user run."""
+
+    def __init__(self, size=4, uid=None, cache=None):
+        self.flux = flux_command()
+        self.uid = os.getuid() if uid is None else uid
+        self.folder = Path(tempfile.mkdtemp(prefix="df-", dir="/tmp"))
+        self.folder.chmod(0o755)
+        self.token = f"DOVETAIL_TEST={self.folder}"
+        self.work = self.folder / "work"
+        for made in (self.work, self.work / "bin", self.work / "case"):
+            made.mkdir()
+        (self.work / "bin" / "mpirun").write_text(FAKE_MPIRUN)
+        (self.work / "bin" / "mpirun").chmod(0o755)
+        (self.work / "case" / "input").write_text("as delivered\n")
+        self.environment = {
+            "PATH": f"{Path(self.flux).parent}:/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin",
+            "HOME": str(self.work), "LANG": "C.UTF-8", "DOVETAIL_TEST": str(self.folder),
+            "DOVETAIL_CACHE": str(cache or build.built().parents[1]),
+            "PYTHONDONTWRITEBYTECODE": "1",
+        }  # fmt: skip
+        for path in (self.work, *self.work.rglob("*")):
+            os.chown(path, self.uid, self.uid)
+        found = subprocess.run([COMMANDS / "dovetail", "env", "--json"], capture_output=True,
+                               env=self.environment, text=True, check=True)  # fmt: skip
+        self.environment.update(json.loads(found.stdout))
+        words = ["start", "-s", str(size), "sh", "-c", "echo $FLUX_URI; cat >/dev/null"]
+        self.brokers = subprocess.Popen(
+            self.words(*words), env=self.environment, cwd=self.work, text=True,
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+        )  # fmt: skip
+        self.uri = self.brokers.stdout.readline().strip()
+        assert self.uri, "flux start failed"
+
+    def words(self, *words):
+        user = ["setpriv", f"--reuid={self.uid}", f"--regid={self.uid}", "--clear-groups"]
+        return [*(user if self.uid != os.getuid() else []), self.flux, *words]
+
+    def run(self, *words, uri="", code=0, given=None):
+        """A flux command's output; in the instance, or in one inside it."""
+        done = subprocess.run(
+            self.words(*words), env={**self.environment, "FLUX_URI": uri or self.uri},
+            cwd=self.work, capture_output=True, text=True, timeout=LIMIT, input=given,
+        )  # fmt: skip
+        assert code in (done.returncode, None), (words, done.stdout, done.stderr)
+        return done.stdout.strip() if code == 0 else done.stdout + done.stderr
+
+    def plan(self, script="echo 'Time = 1'", count=2):
+        """Write a plan of simulations that are shell scripts."""
+        path = f"{self.work}/bin:/usr/bin:/bin"
+        entry = {"name": "sim", "case": str(self.work / "case"), "ranks": 1, "count": count,
+                 "command": ["sh", "-c", script], "environment": {"PATH": path}}  # fmt: skip
+        (self.work / "plan.yaml").write_text(json.dumps({"simulations": [entry]}))
+
+    def batch(self, script, *options, size=4, dovetail=OPTION):
+        """Submit a batch script; its job id."""
+        path = self.work / "script.sh"
+        path.write_text(f"#!/bin/bash\n#flux: -N{size} {dovetail}\n{script}\n")
+        return self.run("batch", "--output=out.txt", *options, str(path))
+
+    def wait(self, job, event="clean"):
+        """Until an event of a job, which must come."""
+        self.run("job", "wait-event", "-t", str(LIMIT), job, event)
+
+    def code(self, job):
+        """A job's exit code."""
+        self.wait(job)
+        return int(self.run("jobs", "-no", "{returncode}", job))
+
+    def output(self, job):
+        """What a batch script printed; waits for its end."""
+        self.wait(job)
+        return (self.work / "out.txt").read_text()
+
+    def inside(self, job):
+        """The URI of the instance that a batch job is, once it can be used."""
+        self.wait(job, "memo")
+        found = eventually(lambda: self.run("uri", "--local", job, code=None).strip())
+        assert eventually(lambda: self.works(found)), found
+        return found
+
+    def works(self, uri):
+        """Whether the module answers there."""
+        return "phase" in self.run("dovetail", "status", "--json", uri=uri, code=None)
+
+    def status(self, uri):
+        """What the module says."""
+        return json.loads(self.run("dovetail", "status", "--json", uri=uri))
+
+    def processes(self):
+        """All that was started from here and still runs: pid to command line."""
+        found = {}
+        for folder in Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(OSError):
+                if self.token.encode() in (folder / "environ").read_bytes().split(b"\0"):
+                    line = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+                    if process.start_ticks(int(folder.name)):  # else a zombie
+                        found[int(folder.name)] = line
+        return found
+
+    def pid(self, *parts):
+        """The one process whose command line has all the parts."""
+
+        def matching():
+            return [p for p, line in self.processes().items() if all(x in line for x in parts)]
+
+        assert eventually(lambda: len(matching()) == 1), (parts, self.processes())
+        return matching()[0]
+
+    def kill(self, *parts):
+        """Kill that process without warning."""
+        os.kill(self.pid(*parts), signal.SIGKILL)
+
+    def left(self):
+        """What slices leave: folders, processes, control groups, mounts."""
+        folders = Path("/tmp").glob(f"dovetail-{self.uid}-????????-*")
+        found = [str(path) for path in folders if not self.others(path.name.split("-")[2])]
+        found += [f"{pid}: {line}" for pid, line in self.processes().items()
+                  if "dovetail" in line or "kube" in line or "etcd" in line]  # fmt: skip
+        groups = Path("/sys/fs/cgroup").glob(f"*/dovetail-{self.uid}/*f-????????*")
+        found += [str(p) for p in groups if not self.others(p.name.split("f-")[1][:8])]
+        mounts = Path("/proc/self/mounts").read_text().splitlines()
+        return found + [line for line in mounts if f"/tmp/dovetail-{self.uid}-" in line]
+
+    def others(self, cluster):
+        """Whether a cluster is another program's, which is no matter of this test."""
+        for folder in Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(OSError):
+                ours = self.token.encode() in (folder / "environ").read_bytes()
+                if cluster in (folder / "cmdline").read_bytes().decode() and not ours:
+                    return True
+        return False
+
+    def nothing_left(self):
+        """Everything of Dovetail is gone, soon."""
+        assert eventually(lambda: not self.left(), 60), self.left()
+
+    def close(self):
+        """End the brokers, which must be well."""
+        try:
+            if self.brokers.poll() is None:
+                self.run("cancel", "--all", code=None)
+                self.brokers.stdin.close()
+                assert self.brokers.wait(LIMIT) == 0
+            self.nothing_left()
+            assert eventually(lambda: not self.processes(), 30), self.processes()
+        finally:
+            for pid in self.processes():
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            shutil.rmtree(self.folder, ignore_errors=True)

@@ -1,0 +1,30 @@
+# SPDX-License-Identifier: LGPL-3.0-or-later
+"""The commands of a guide, as a reader would type them."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+TOP = Path(__file__).resolve().parents[1]
+
+
+@dataclass(frozen=True)
+class Command:
+    """One line to type: where it stands, whose prompt it has (`$`, `#`, `n1$`), and the line."""
+
+    section: str
+    prompt: str
+    line: str
+
+
+def commands(page: str) -> list[Command]:
+    """Every command of a manual page, in order."""
+    section, found = "", []
+    for line in (TOP / "doc" / page).read_text().splitlines():
+        if heading := re.match(r"\.S[hs] (.*)", line):
+            section = heading[1]
+        elif typed := re.match(r"(?:\.Dl )?([a-z0-9]*[$#]) (.+)", line):
+            found.append(Command(section, typed[1], typed[2].replace(r"\-", "-")))
+    return found

@@ -1,0 +1,120 @@
+# SPDX-License-Identifier: LGPL-3.0-or-later
+"""carve.lua decides who may have which slices (step 2), here without Flux around it."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import luacore
+import pytest
+
+pytestmark = pytest.mark.unit
+
+# What the host would offer. `main` gives a job and a configuration to the plugin, and returns
+# what the plugin did to the job.
+HOST = """
+    local handlers, done = {}, {}
+    jobtap = { on = function(topic, handler) handlers[topic] = handler end }
+
+    local actions = {}
+    function actions.reject(_, why) error("rejected: " .. why, 0) end
+    function actions.posted() return false end
+    function actions.annotate(_, what) done.annotated = what end
+
+    function main(case)
+        handlers["conf.update"](case.conf)
+        local job = { userid = case.userid, jobspec = case.jobspec }
+        for name, action in pairs(actions) do job[name] = action end
+        handlers["job.validate"](job)
+        handlers["job.new"](job)
+        return done
+    end
+"""
+PLUGIN = str(luacore.TOP / "jobtap" / "carve.lua")
+
+
+def jobspec(asked: object, nodes: int | None = 4, queue: str | None = None) -> dict[str, Any]:
+    """A job as Flux would describe it."""
+    slot = {"type": "slot", "count": 1, "with": [{"type": "core", "count": 1}]}
+    resource = {"type": "node", "count": nodes, "with": [slot]} if nodes else slot
+    system = {"duration": 0, **({"queue": queue} if queue else {})}
+    attributes: dict[str, Any] = {"system": system}
+    if asked is not None:
+        attributes["user"] = {"dovetail": asked}
+    return {"version": 1, "resources": [resource], "attributes": attributes}
+
+
+def judge(spec: dict[str, Any], **policy: object) -> str:
+    """What is printed: what was done to the job, or why it was rejected."""
+    conf = {"dovetail-policy": policy} if policy else {}
+    case = {"conf": conf, "userid": 1000, "jobspec": spec}
+    return luacore.run([luacore.build("lua5.3")], json.dumps(case), HOST, PLUGIN)
+
+
+ACCEPTED = {
+    "no slices": (jobspec(None), {}, "{}"),
+    "all cores of two nodes": (jobspec({"nodes": 2, "cores": "all"}), {}, ("all", 2)),
+    "two cores of each node": (jobspec({"nodes": 4, "cores": 2}), {}, (2, 4)),
+    "cores unsaid": (jobspec({"nodes": 1}), {}, ("all", 1)),
+    "more slices of few cores than nodes": (jobspec({"nodes": 8, "cores": 1}), {}, (1, 8)),
+    "a job of cores, its nodes unknown": (jobspec({"nodes": 2}, nodes=None), {}, ("all", 2)),
+    "as many as allowed": (jobspec({"nodes": 2}), {"max-nodes": 2}, ("all", 2)),
+    "the share allowed": (jobspec({"nodes": 2}), {"max-share": 0.5}, ("all", 2)),
+    "a user on the list": (jobspec({"nodes": 1}), {"users": [7, 1000]}, ("all", 1)),
+    "a queue on the list": (jobspec({"nodes": 1}, queue="a"), {"queues": ["a"]}, ("all", 1)),
+    "a slice, judged already": (jobspec({"slice": 1}), {"users": [7]}, "{}"),
+}
+REJECTED = {
+    "no nodes": (jobspec({}), {}, "nodes is a whole number from 1 on"),
+    "nodes in words": (jobspec({"nodes": "two"}), {}, "nodes is a whole number from 1 on"),
+    "half a node": (jobspec({"nodes": 0.5}), {}, "nodes is a whole number from 1 on"),
+    "something else": (jobspec("nodes=2"), {}, "nodes=N is missing"),
+    "no cores": (jobspec({"nodes": 1, "cores": 0}), {}, "cores is a whole number from 1 on"),
+    "more nodes than the job has": (
+        jobspec({"nodes": 5}), {}, "nodes=5 does not fit into the job's 4 nodes",
+    ),
+    "another user": (jobspec({"nodes": 1}), {"users": [7]}, "user 1000 may not use it here"),
+    "nobody at all": (jobspec({"nodes": 1}), {"users": []}, "user 1000 may not use it here"),
+    "another queue": (
+        jobspec({"nodes": 1}, queue="b"), {"queues": ["a"]}, "not allowed in queue b",
+    ),
+    "no queue": (jobspec({"nodes": 1}), {"queues": ["a"]}, "not allowed in queue (none)"),
+    "too many nodes": (
+        jobspec({"nodes": 3}), {"max-nodes": 2}, "nodes=3 is more than the 2 allowed here",
+    ),
+    "too many cores": (
+        jobspec({"nodes": 1, "cores": 9}), {"max-cores": 8}, "cores=9 is more than the 8 allowed",
+    ),
+    "all cores where some are allowed": (
+        jobspec({"nodes": 1}), {"max-cores": 8}, "cores=all is more than the 8 allowed",
+    ),
+    "too large a share": (
+        jobspec({"nodes": 3}), {"max-share": 0.5}, "nodes=3 is more than 50 % of the job's 4 nodes",
+    ),
+    "too large a share, in smaller pieces": (
+        jobspec({"nodes": 3, "cores": 1}), {"max-share": 0.5}, "nodes=3 is more than 50 %",
+    ),
+    "the site's own words": (
+        jobspec({"nodes": 9}), {"contact": "ask hpc@example.org"}, "; ask hpc@example.org",
+    ),
+    "a policy that is not known": (jobspec(None), {"max-node": 1}, "max-node is not known"),
+    "a policy of the wrong kind": (jobspec(None), {"max-nodes": "1"}, "max-nodes is not a number"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", ACCEPTED)
+def test_a_job_with_this_is_accepted_and_annotated(what):
+    spec, policy, outcome = ACCEPTED[what]
+    if isinstance(outcome, tuple):
+        cores, nodes = outcome
+        outcome = json.dumps({"annotated": {"dovetail": {"cores": cores, "nodes": nodes}}})
+    assert judge(spec, **policy) == outcome.replace(" ", "")
+
+
+@pytest.mark.parametrize("what", REJECTED)
+def test_a_job_with_this_is_rejected_with_the_reason(what):
+    spec, policy, why = REJECTED[what]
+    printed = judge(spec, **policy)
+    assert printed.startswith("error: ")
+    assert why in printed

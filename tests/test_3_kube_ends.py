@@ -1,0 +1,112 @@
+# SPDX-License-Identifier: LGPL-3.0-or-later
+"""Step 3, how a cluster ends: whatever is killed, nothing is left of it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+from pathlib import Path
+
+import pytest
+from clusters import COMPONENTS, eventually, record, start
+from dovetail.usernetes import cgroups
+
+pytestmark = pytest.mark.kube
+
+
+def test_a_component_that_is_killed_comes_back_and_pods_go_on(any_machine):
+    made = any_machine.up("--name", "one")
+    before = start(any_machine, made, "first")["status"]["containerStatuses"][0]
+    for name in COMPONENTS:
+        old = any_machine.pids(made, name)
+        assert len(old) == 1, (name, old)
+        os.kill(old[0], signal.SIGKILL)
+        assert eventually(lambda: any_machine.pids(made, name) not in ([], old)), name  # noqa: B023
+    assert eventually(lambda: any_machine.kubectl(made, "get", "--raw", "/readyz", check=False))
+    start(any_machine, made, "second")
+    after = any_machine.get(made, "pod", "first")["status"]["containerStatuses"][0]
+    assert (after["containerID"], after["restartCount"]) == (before["containerID"], 0)
+    any_machine.verb("down", "--name", "one")
+    any_machine.nothing_left()
+
+
+@pytest.mark.parametrize("victims", [["keeper"], ["supervisor"], ["keeper", "supervisor"]])
+def test_nothing_is_left_when_a_part_is_killed(any_machine, victims):
+    made = any_machine.up("--name", "one")
+    start(any_machine, made, "first")
+    parts = record(made)
+    for name in victims:
+        os.kill(parts[name], signal.SIGSTOP)  # so that neither can act on the other's death
+    for name in victims:
+        os.kill(parts[name], signal.SIGKILL)
+    if len(victims) == 1:
+        any_machine.nothing_left()  # whoever survives cleans up
+    else:
+        any_machine.verb("down", "--name", "one")
+        any_machine.nothing_left(limit=1)
+
+
+@pytest.mark.parametrize(
+    "part", [*COMPONENTS, "containerd-shim-runc-v2", "pause", "program", "keeper", "supervisor"]
+)
+def test_down_leaves_nothing_whichever_part_was_killed_just_before(any_machine, part):
+    made = any_machine.up("--name", "one")
+    start(any_machine, made, "first", f"exec sleep 1000{os.getpid()}")
+    parts = {name: [pid] for name, pid in record(made).items() if name in ("keeper", "supervisor")}
+    found = parts.get(part) or any_machine.pids(made, part) or inside(made, part)
+    assert len(found) == 1, found
+    os.kill(found[0], signal.SIGKILL)
+    any_machine.verb("down", "--name", "one")
+    any_machine.nothing_left(limit=1)
+
+
+@pytest.mark.parametrize("part", ["keeper", "supervisor"])
+def test_down_does_not_wait_for_a_part_that_hangs(any_machine, part):
+    made = any_machine.up("--name", "one")
+    os.kill(record(made)[part], signal.SIGSTOP)
+    any_machine.verb("down", "--name", "one")
+    any_machine.nothing_left(limit=1)
+
+
+def inside(made, part):
+    """The pod's program, or the program that holds its namespaces."""
+    word = {"program": f"1000{os.getpid()}", "pause": "/pause"}[part]
+    found = []
+    for pid in cgroups.processes(made["group"]):
+        with contextlib.suppress(OSError):
+            if word in Path(f"/proc/{pid}/cmdline").read_text().split("\0"):
+                found.append(pid)
+    return found
+
+
+def test_a_cluster_ends_with_its_owner(any_machine):
+    with subprocess.Popen(["sleep", "1000"]) as owner:
+        made = any_machine.up("--name", "one", "--owner", str(owner.pid))
+        start(any_machine, made, "first")
+        owner.kill()
+    any_machine.nothing_left()
+
+
+def test_nothing_is_left_when_up_itself_is_killed(any_machine):
+    words = any_machine.words("up", "--name", "one")
+    with subprocess.Popen(words, env=any_machine.environment, start_new_session=True) as caller:
+        assert eventually(
+            lambda: list((any_machine.folder / "s").glob("one/nodes/127*/run/etcd:0"))
+        )
+        assert any_machine.note()
+        caller.kill()
+    any_machine.nothing_left()
+
+
+def test_up_after_a_crash_of_everything_starts_anew(any_machine):
+    parts = record(any_machine.up("--name", "one"))
+    os.kill(parts["keeper"], signal.SIGSTOP)
+    os.kill(parts["supervisor"], signal.SIGKILL)
+    os.kill(parts["keeper"], signal.SIGKILL)
+    listed = json.loads(any_machine.verb("status", "--json", code=1).stdout)
+    assert [entry["state"] for entry in listed] == ["dead"]
+    made = any_machine.up("--name", "one")
+    assert any_machine.kubectl(made, "get", "--raw", "/readyz") == "ok"

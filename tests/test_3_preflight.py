@@ -1,0 +1,216 @@
+# SPDX-License-Identifier: LGPL-3.0-or-later
+"""Step 3, the doctor: every gap is found, with the command that mends it and who types it."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import resource
+
+import pytest
+from dovetail.usernetes import check, checks_kernel, checks_machine, linux
+from dovetail.usernetes import preflight as whole
+
+pytestmark = [pytest.mark.unit, pytest.mark.usefixtures("private_state")]
+
+
+@pytest.fixture
+def machine(tmp_path, monkeypatch):
+    """A machine that is only written down: what a check reads below /proc, /sys, /dev and /etc."""
+    for name in ("PROC", "SYS", "DEV", "ETC"):
+        monkeypatch.setattr(check, name, tmp_path / name)
+    monkeypatch.setattr(os, "getuid", lambda: 1000)
+    monkeypatch.setattr(linux, "user_name", lambda: "ann")
+    monkeypatch.setattr(checks_kernel.shutil, "which", lambda name: f"/usr/bin/{name}")
+
+
+CLOCK = "SYS/devices/system/clocksource/clocksource0"
+EFA = {"SYS/class/infiniband/efa_0/node_type": "1"}
+TWO_NETWORKS = {f"SYS/class/net/{name}/operstate": "up\n" for name in ("eth0", "ib0")}
+FEW_LOCKED = (64 << 10, 64 << 10)
+
+
+@pytest.mark.parametrize(
+    ("name", "files", "level", "mends", "who"),
+    [
+        ("rp_filter", {**TWO_NETWORKS, "PROC/sys/net/ipv4/conf/all/rp_filter": "1\n"},
+         "soft", "sysctl -w net.ipv4.conf.all.rp_filter=2", "admin"),
+        ("rp_filter", {**TWO_NETWORKS, "PROC/sys/net/ipv4/conf/all/rp_filter": "2\n",
+                       "PROC/sys/net/ipv4/conf/ib0/rp_filter": "1\n"}, "ok", "", ""),
+        ("subordinate ids", {"ETC/subuid": "bob:100000:65536\n", "ETC/subgid": ""},
+         "soft", "usermod --add-subuids 165536-231071 --add-subgids 165536-231071 ann", "admin"),
+        ("subordinate ids", {"ETC/subuid": "ann:100000:10\n", "ETC/subgid": "ann:100000:10\n"},
+         "soft", "--add-subuids 100010-165545", "admin"),
+        ("subordinate ids", {"ETC/subuid": "ann:100000:65536\n", "ETC/subgid": "ann:1:65536\n"},
+         "ok", "", ""),
+        ("clock", {f"{CLOCK}/current_clocksource": "hpet\n",
+                   f"{CLOCK}/available_clocksource": "hpet tsc \n"},
+         "soft", "echo tsc > ", "admin"),
+        ("clock", {f"{CLOCK}/current_clocksource": "hpet\n",
+                   f"{CLOCK}/available_clocksource": "hpet \n"}, "ok", "", ""),
+        ("/dev/fuse", {}, "soft", "modprobe fuse", "admin"),
+        ("/dev/fuse", {"DEV/fuse": ""}, "ok", "", ""),
+        ("huge pages", EFA, "soft", "sysctl -w vm.nr_hugepages=", "admin"),
+        ("huge pages", {**EFA, "SYS/kernel/mm/hugepages/hugepages-2048kB/nr_hugepages": "9"},
+         "note", "", ""),
+        ("huge pages", {}, "note", "", ""),
+        ("fabrics", EFA, "soft", "modprobe ib_uverbs", "admin"),
+        ("fabrics", {**EFA, "DEV/infiniband/uverbs0": ""}, "ok", "", ""),
+        ("fabrics", {}, "note", "", ""),
+        ("memlock", EFA, "soft", "ann - memlock unlimited", "admin"),
+        ("memlock", {}, "ok", "", ""),
+    ],
+)  # fmt: skip
+def test_a_gap_is_told_with_what_mends_it(
+    machine, monkeypatch, tmp_path, name, files, level, mends, who
+):
+    monkeypatch.setattr(resource, "getrlimit", lambda _: FEW_LOCKED)
+    for path, text in files.items():
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).write_text(text)
+    found = next(one() for one in whole.CHECKS if named(one) == name)
+    assert (found.name, found.level, found.who) == (name, level, who), found
+    assert mends in found.fix
+    assert bool(mends) == bool(found.fix)
+
+
+NAMES = {
+    "reverse_paths": "rp_filter", "fuse": "/dev/fuse", "locked_memory": "memlock",
+    "runtime_folder": "XDG_RUNTIME_DIR", "modules": "kernel modules", "engine": "container engine",
+}  # fmt: skip
+
+
+def named(one):
+    """What a check is called where people read it."""
+    return NAMES.get(one.__name__, one.__name__.replace("_", " "))
+
+
+def test_a_device_that_is_not_the_users_to_open_is_a_gap(machine, monkeypatch, tmp_path):
+    (tmp_path / "DEV/infiniband").mkdir(parents=True)
+    for path in ("DEV/fuse", "DEV/infiniband/uverbs0"):
+        (tmp_path / path).touch()
+    (tmp_path / "SYS/class/infiniband/mlx5_0").mkdir(parents=True)
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    assert checks_machine.fuse().fix == f"chmod 666 {tmp_path}/DEV/fuse"
+    assert checks_machine.fabrics().fix == f"chmod 666 {tmp_path}/DEV/infiniband/uverbs0"
+
+
+def test_locked_memory_that_the_user_may_raise_is_the_users_to_raise(
+    machine, tmp_path, monkeypatch
+):
+    (tmp_path / "SYS/class/infiniband/mlx5_0").mkdir(parents=True)
+    limits = (64 << 10, resource.RLIM_INFINITY)
+    monkeypatch.setattr(resource, "getrlimit", lambda _: limits)
+    found = checks_machine.locked_memory()
+    assert (found.level, found.fix, found.who) == ("soft", "ulimit -l unlimited", "user")
+
+
+def test_a_missing_module_is_named_with_what_it_is_for(monkeypatch):
+    def refused():
+        raise OSError("Operation not supported")
+
+    monkeypatch.setattr(checks_kernel, "_veth", refused)
+    monkeypatch.setattr(checks_kernel, "_overlay", refused)
+    monkeypatch.setattr(checks_kernel, "_nftables", lambda: None)
+    found = checks_kernel.modules()
+    assert (found.level, found.fix, found.who) == ("soft", "modprobe -a overlay veth", "admin")
+    assert "images are copied" in found.found
+
+
+def test_the_kernel_is_asked_for_what_it_cannot_have(monkeypatch):
+    """What tells a missing module from one that is there: a kind of link that nobody has."""
+
+    def unknown_kind():
+        checks_kernel._in_own_network()
+        kind = checks_kernel.struct.pack("=HHHH", 12, 18, 8, 1) + b"none"
+        checks_kernel._netlink(0, 16, 0x605, bytes(16) + kind)
+
+    if linux.in_child(checks_kernel._in_own_network):
+        pytest.skip("no network namespaces here")
+    assert "not supported" in linux.in_child(unknown_kind)
+
+
+@pytest.mark.parametrize(
+    ("manager", "mends", "who"),
+    [("cpu cpuset io memory pids", "systemd-run --user --scope -p Delegate=yes", "user"),
+     ("memory pids", "Delegate=cpu cpuset io memory pids", "admin")],
+)  # fmt: skip
+def test_on_version_2_the_user_opens_a_scope_where_the_manager_may(
+    machine, monkeypatch, tmp_path, manager, mends, who
+):
+    monkeypatch.setattr(checks_kernel.cgroups, "ROOT", tmp_path)
+    monkeypatch.setattr(checks_kernel.cgroups, "problems", lambda: ["not delegated"])
+    (tmp_path / "cgroup.controllers").touch()
+    folder = tmp_path / "user.slice/user-1000.slice/user@1000.service"
+    folder.mkdir(parents=True)
+    (folder / "cgroup.controllers").write_text(manager)
+    found = checks_kernel.control_groups()
+    assert (found.level, found.who) == ("hard", who)
+    assert mends in found.fix
+
+
+def test_every_gap_comes_with_a_command_and_who_types_it():
+    found = whole.checks()
+    assert len(found) == len(whole.CHECKS)
+    assert [one.name for one in found] == [named(one) for one in whole.CHECKS]
+    for one in found:
+        assert one.level in ("ok", "note", "soft", "hard")
+        assert bool(one.fix) == bool(one.who), one
+        assert one.fix or one.level in ("ok", "note"), one
+
+
+@pytest.mark.parametrize(("level", "code"), [("soft", 0), ("hard", 1)])
+def test_only_a_hard_gap_fails_the_doctor(monkeypatch, capsys, level, code):
+    gap = check.Check("memlock", level, "little", "ulimit -l unlimited", "user")
+    monkeypatch.setattr(whole, "CHECKS", (lambda: gap,))
+    assert whole.main(as_json=False) == code
+    assert "user types:       ulimit -l unlimited\n" in capsys.readouterr().out
+    assert whole.main(as_json=True) == code
+    said = json.loads(capsys.readouterr().out)
+    assert said["can_run"] is (code == 0)
+    assert said["checks"] == [{"name": "memlock", "level": level, "found": "little",
+                               "fix": "ulimit -l unlimited", "who": "user"}]  # fmt: skip
+
+
+def test_missing_delegation_is_a_hard_gap(monkeypatch):
+    monkeypatch.setattr(checks_kernel.cgroups, "problems", lambda: ["/x is missing"])
+    assert checks_kernel.control_groups().level == "hard"
+    assert any("control groups" in line for line in whole.hard_gaps())
+
+
+@pytest.mark.parametrize(
+    ("said", "state"),
+    [("echo '[name=seccomp name=rootless]'", "rootless"), ("echo '[name=seccomp]'", "as root"),
+     ("exit 1", "does not run")],
+)  # fmt: skip
+def test_a_container_engine_is_asked_whether_it_is_rootless(tmp_path, monkeypatch, said, state):
+    (tmp_path / "docker").write_text(f"#!/bin/sh\n{said}\n")
+    (tmp_path / "docker").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/bin")
+    monkeypatch.setattr(checks_machine, "ENGINES", {"docker": ("info",)})
+    assert f"docker ({state})" in checks_machine.engine().found
+
+
+def test_a_network_disk_is_left_for_a_local_one_with_room(tmp_path, monkeypatch):
+    (tmp_path / "local").mkdir()
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "local"))
+    kinds = {"state": "NFS"}
+    monkeypatch.setattr(checks_machine, "_network_disk", lambda path: kinds.get(path.name, ""))
+    found = checks_machine.disk()
+    assert (found.level, found.who) == ("hard", "user")
+    assert found.fix == f"export DOVETAIL_STATE={tmp_path}/local/dovetail-{os.getuid()}"
+    assert "is on NFS" in found.found
+
+
+def test_a_full_disk_is_a_hard_gap(monkeypatch):
+    monkeypatch.setattr(checks_machine, "ROOM", 1 << 60)
+    assert checks_machine.disk().level == "hard"
+
+
+def test_where_no_go_can_be_had_its_archive_is_named(tmp_path, monkeypatch):
+    monkeypatch.setenv("DOVETAIL_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(checks_machine.golang, "obtainable", lambda: False)
+    found = checks_machine.programs()
+    assert (found.level, found.who) == ("hard", "user")
+    assert re.search(r"curl -L https://\S+/go1\.\d+\.\d+\.linux-\w+\.tar\.gz \| tar", found.fix)

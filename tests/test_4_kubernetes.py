@@ -1,0 +1,41 @@
+# SPDX-License-Identifier: LGPL-3.0-or-later
+"""Step 4, launch: simulations as pods on the real cluster, from start to end.
+
+As root both users are tried, an ordinary one and root itself; as a user only that user.
+"""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import kuberun
+import pytest
+from clusters import modes
+
+pytestmark = pytest.mark.kube
+
+
+@pytest.fixture(scope="module", params=modes())
+def site(request, binaries):
+    found = kuberun.made(binaries, request.param == "rootless")
+    yield found
+    found.close()
+
+
+def test_two_imbalanced_simulations_run_at_once_and_leave_nothing(site):
+    plan = site.plan(site.busy(10, 30, iterations=300, count=2))
+    run = site.start(plan)
+    assert site.end(run) == 0, site.errors()
+    assert set(site.states().values()) == {"done"}
+    assert site.summary()["n_max"] == 2, "each rank sleeps: they fit beside each other"
+    site.nothing_left()
+
+
+def test_the_manifests_are_what_the_server_takes(site):
+    top = Path(__file__).resolve().parents[1] / "operator-manifests"
+    words = [str(site.machine.binaries / "bin/kubectl"), "--kubeconfig", site.kubeconfig,
+             "apply", "--dry-run=server", "-k", str(top)]  # fmt: skip
+    done = subprocess.run(words, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("server dry run") == 11
