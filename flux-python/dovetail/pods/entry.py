@@ -55,7 +55,7 @@ class Entry:
         self.placing: Placing | None = None
         self.keeping = Keeping(self.directory, self.watch, self.say)
         self.code: int | None = None
-        self.terminated = False
+        self.terminated = self.frozen = False
         self.poller = select.poll()
         self.watched: dict[int, Callable[[], None]] = {}
         ctypes.CDLL(None).prctl(_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
@@ -198,8 +198,14 @@ class Entry:
             self.keeping.stop()
 
     def _freeze(self, frozen: bool) -> None:
-        """Stop the processes of the simulation in this pod, or let them go on."""
-        process.pause_all(f"DOVETAIL_DIR={self.directory}", self.keeping.pid or os.getpid(), frozen)
+        """Stop the processes of the simulation in this pod, or let them go on.
+
+        Those that run are left alone: a starter says so in the log when it is continued.
+        """
+        if frozen or self.frozen:
+            root = self.keeping.pid or os.getpid()
+            process.pause_all(f"DOVETAIL_DIR={self.directory}", root, frozen)
+        self.frozen = frozen
 
     # --- signals, and the end ---
 
