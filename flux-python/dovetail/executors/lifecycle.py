@@ -27,7 +27,7 @@ from dovetail.kubeapi import NotFound, Refused
 from dovetail.manifests import path
 from dovetail.pods import wire
 
-GATHER = 60.0  # seconds for all pods of a simulation to be there
+GATHER, EACH = 60.0, 3.0  # seconds for all pods of a simulation to be there, and more for each
 AGAIN = 1.0  # seconds between two looks for room
 FAILURES = 3  # starts that may fail before the simulation does
 FORCE = 30.0  # seconds after which a pod that was deleted counts as on a lost node
@@ -163,7 +163,7 @@ class Lifecycle:
             job.again = True  # it may be there all the same
             job.why = ""
         job.phase, job.waiting_since = "gathering", 0.0
-        job.deadline = time.monotonic() + GATHER
+        job.deadline = time.monotonic() + GATHER + EACH * len(job.sizes)
         if isinstance(found, Exception) or job.stopped:
             self.leave(job)
 
@@ -221,7 +221,7 @@ class Lifecycle:
             unplaced = next(filter(None, map(launched.unplaced, pods)), "")
             missing = f"{len(job.connected)} of {len(job.sizes)} rank groups were there"
             job.failures -= bool(unplaced)  # for room it may wait for ever
-            self.lose(job, f"{missing} after {GATHER:.0f} s: {unplaced or 'pods did not start'}")
+            self.lose(job, f"{missing} in time: {unplaced or 'pods did not start'}")
 
     def _run(self, job: Launched) -> None:
         job.phase, job.deadline, job.failures = "running", 0.0, 0
