@@ -31,6 +31,15 @@ COMPONENTS = ("etcd", "kube-apiserver", "kube-controller-manager", "kube-schedul
               "containerd", "kubelet", "steward")  # fmt: skip
 
 
+TRIED = set()
+
+
+def pytest_terminal_summary(terminalreporter):
+    """Say as whom clusters ran: it depends on what the machine allows."""
+    if TRIED:
+        terminalreporter.write_line(f"clusters ran: {' and '.join(sorted(TRIED))}")
+
+
 def as_user(uid, *words):
     return ["setpriv", f"--reuid={uid}", f"--regid={uid}", "--clear-groups", *words]
 
@@ -40,6 +49,7 @@ class Machine:
 
     def __init__(self, rootless, binaries):
         self.rootless = rootless
+        TRIED.add("rootless" if rootless else "as root")
         self.uid = USER if rootless and ROOT else os.getuid()
         self.folder = Path(tempfile.mkdtemp(prefix="dk-", dir="/tmp"))
         self.binaries = binaries
@@ -168,7 +178,6 @@ def machine(request, binaries):
     if gaps:
         pytest.skip(f"cannot run here: {gaps[0]}")
     made = Machine(request.param == "rootless", binaries)
-    print(f"as {request.param}", file=sys.stderr)
     yield made
     made.close()
 

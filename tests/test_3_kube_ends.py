@@ -63,6 +63,14 @@ def test_down_leaves_nothing_whichever_part_was_killed_just_before(any_machine, 
     any_machine.nothing_left(limit=1)
 
 
+@pytest.mark.parametrize("part", ["keeper", "supervisor"])
+def test_down_does_not_wait_for_a_part_that_hangs(any_machine, part):
+    made = any_machine.up("--name", "one")
+    os.kill(record(made)[part], signal.SIGSTOP)
+    any_machine.verb("down", "--name", "one")
+    any_machine.nothing_left(limit=1)
+
+
 def inside(made, part):
     """The pod's program, or the program that holds its namespaces."""
     word = {"program": f"1000{os.getpid()}", "pause": "/pause"}[part]

@@ -3,8 +3,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -12,7 +14,7 @@ from pathlib import Path
 
 import guides
 import pytest
-from clusters import LIMIT, ROOT, TOP, Machine, as_user
+from clusters import LIMIT, ROOT, TOP, Machine, as_user, eventually
 from dovetail.usernetes import components
 
 PAGE = "dovetail-kubernetes.7"
@@ -129,8 +131,11 @@ def test_the_commands_for_several_machines_work_with_this_ones_address(reader):
     assert len(lines) == 3
     reader.type(*(line.replace("192.0.2.10", address).replace("192.0.2.11", address)
                   for line in lines))  # fmt: skip
-    config = reader.state / "default/kubeconfig"
-    said = reader.type(f"kubectl --kubeconfig {config} get nodes")
-    assert said.count(" Ready ") == 2
-    assert "login" in said
-    assert "n1" in said
+    kubectl = f"kubectl --kubeconfig {reader.state}/default/kubeconfig get nodes -o name"
+    assert reader.type(kubectl).split() == ["node/login", "node/n1"]
+
+    lost = json.loads((reader.state / "default/nodes/n1/node.json").read_text())
+    os.kill(lost["supervisor"], signal.SIGKILL)
+    assert eventually(lambda: reader.type(kubectl).split() == ["node/login"])
+    reader.type(*(line.replace("192.0.2.11", address) for line in lines[1:]))
+    assert reader.type(kubectl).split() == ["node/login", "node/n1"], "another took its name"

@@ -40,7 +40,9 @@ def user_namespaces() -> Check:
         "kernel.apparmor_restrict_unprivileged_userns": "0",
     }
     wrong = [f"{name}={value}" for name, value in knobs.items() if _differs(name, value)]
-    fix = f"sysctl -w {' '.join(wrong)}" if wrong else "allow unshare(2) in this container"
+    # With the kernel willing it is the filter of a container that we are in.
+    engine = "docker run --security-opt seccomp=unconfined --security-opt systempaths=unconfined"
+    fix = f"sysctl -w {' '.join(wrong)}" if wrong else f"{engine}   (to start this container)"
     return Check(name, "hard", why, fix, "admin")
 
 

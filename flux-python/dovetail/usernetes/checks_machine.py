@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import http.client
 import os
+import platform
 import re
 import resource
 import shutil
@@ -12,13 +13,14 @@ import subprocess
 import time
 from pathlib import Path
 
-from dovetail.errors import BadInput, WorkFailed
-from dovetail.usernetes import api, build, check, linux, packages, state
+from dovetail.errors import BadInput
+from dovetail.usernetes import api, build, check, golang, linux, state
 from dovetail.usernetes.check import Check, read
 
 NETWORK_DISKS = {0x6969: "NFS", 0xBD00BD0: "Lustre", 0x47504653: "GPFS", 0x65735546: "FUSE",
                  0xFF534D42: "CIFS", 0xFE534D42: "SMB2", 0x19830326: "BeeGFS"}  # fmt: skip
 SPACE = 4 << 30  # bytes that a build needs
+ROOM = 1 << 30  # bytes that a cluster needs
 NEWEST_PAST = 1767225600  # 2026-01-01: a clock before this release is wrong
 QUICK_CLOCKS = ("tsc", "kvm-clock", "arch_sys_counter", "hyperv_clocksource_tsc_page", "timebase")
 SKEW, MOST_SKEW = 2.0, 60.0  # seconds against an API server: worth a word; refused
@@ -27,16 +29,31 @@ SKEW, MOST_SKEW = 2.0, 60.0  # seconds against an API server: worth a word; refu
 def disk() -> Check:
     """A local disk with room under clusters and images."""
     folder = state.root()
-    probe = subprocess.run(["stat", "-f", "-c", "%t", str(folder)], capture_output=True, text=True)
-    kind = NETWORK_DISKS.get(int(probe.stdout.strip() or "0", 16))
-    if kind:
-        return Check("disk", "hard", f"{folder} is on {kind}: no image can be unpacked there",
-                     "export DOVETAIL_STATE=/a/local/disk/dovetail", "user")  # fmt: skip
+    fix = f"export DOVETAIL_STATE={_better_place(ROOM)}"
+    if kind := _network_disk(folder):
+        found = f"{folder} is on {kind}: no image can be unpacked there"
+        return Check("disk", "hard", found, fix, "user")
     free = shutil.disk_usage(folder).free
-    if free < 1 << 30:
-        return Check("disk", "hard", f"{folder}: {free >> 20} MiB free, 1 GiB needed",
-                     "export DOVETAIL_STATE=/a/larger/disk/dovetail", "user")  # fmt: skip
+    if free < ROOM:
+        return Check("disk", "hard", f"{folder}: {free >> 20} MiB free, 1 GiB needed", fix, "user")
     return Check("disk", "ok", f"{folder}: local, {free >> 30} GiB free")
+
+
+def _network_disk(folder: Path) -> str:
+    """What kind of network file system a folder is on; "" if it is on none."""
+    probe = subprocess.run(["stat", "-f", "-c", "%t", str(folder)], capture_output=True, text=True)
+    return NETWORK_DISKS.get(int(probe.stdout.strip() or "0", 16), "")
+
+
+def _better_place(room: int) -> str:
+    """A folder on a local disk with that much room, for the user to put something in."""
+    usual = (os.environ.get("TMPDIR", ""), "/tmp", "/var/tmp", "/scratch", "/local",
+             os.environ.get("XDG_RUNTIME_DIR", ""))  # fmt: skip
+    for place in map(Path, filter(None, usual)):
+        fits = os.access(place, os.W_OK) and shutil.disk_usage(place).free >= room
+        if fits and not _network_disk(place):
+            return f"{place}/dovetail-{os.getuid()}"
+    return "/a/local/disk/dovetail"
 
 
 def ports() -> Check:
@@ -115,24 +132,24 @@ def programs() -> Check:
     free = shutil.disk_usage(_existing(build.cache())).free
     if free < SPACE:
         return Check("programs", "hard", f"{build.cache()}: {free >> 20} MiB free, 4 GiB needed",
-                     "export DOVETAIL_CACHE=/a/larger/disk", "user")  # fmt: skip
-    try:
-        go = build.go()
-    except WorkFailed:
-        # Any Go from 1.21 on fetches the newer one that go.mod asks for by itself.
-        return Check("programs", "hard", "not built, and there is no Go 1.21 or later",
-                     "usernetes-setup/bundle --unpack FILE, made where there is one, or "
-                     "install Go from https://go.dev/dl/", "user")  # fmt: skip
-    done = subprocess.run([go, "env", "GOVERSION"], capture_output=True, text=True)
-    if packages.numbers(done.stdout.replace("go", "v")) < (1, 21):
-        return Check("programs", "hard", f"not built, and {go} is {done.stdout.strip()}: Go 1.21 "
-                     "or later fetches the right one by itself", "install Go from "
-                     "https://go.dev/dl/", "user")  # fmt: skip
+                     f"export DOVETAIL_CACHE={_better_place(SPACE)}", "user")  # fmt: skip
+    if not golang.obtainable():
+        return _needs_go()
     missing = [name for name in ("cc", "apt-get", "dpkg-deb") if not shutil.which(name)]
     if missing:
         return Check("programs", "hard", f"not built, and there is no {' '.join(missing)}",
-                     "apt-get install gcc libc6-dev, or unpack a bundle", "admin")  # fmt: skip
+                     "apt-get install gcc libc6-dev dpkg", "admin")  # fmt: skip
     return Check("programs", "soft", "not built yet", f"{build.setup_folder()}/build", "user")
+
+
+def _needs_go() -> Check:
+    """Where there are Debian packages, or any Go, the right one is fetched by the build."""
+    machine = golang.ARCHITECTURES.get(platform.machine(), platform.machine())
+    archive = f"https://go.dev/dl/go{build.go_version()}.linux-{machine}.tar.gz"
+    fix = (f"mkdir -p ~/.local && curl -L {archive} | tar -xz -C ~/.local && "
+           "export PATH=~/.local/go/bin:$PATH")  # fmt: skip
+    found = "not built, and there is neither Go nor apt-get to fetch it, nor a bundle"
+    return Check("programs", "hard", found, fix, "user")
 
 
 def _existing(path: Path) -> Path:
