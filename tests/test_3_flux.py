@@ -87,7 +87,6 @@ ENDS = {
         flux.kill("module-python-exec", "broker_module"), flux.run("cancel", job)),
     "its module was removed": lambda flux, job, uri: (
         flux.run("module", "remove", "dovetail", uri=uri), flux.run("cancel", job)),
-    "its leader was killed": lambda flux, job, uri: flux.kill("broker -c", "/jobtmp-0-"),
     "its control slice was killed": lambda flux, job, uri: (
         flux.kill("flux-dovetail slice --number 0"), flux.run("cancel", job)),
 }  # fmt: skip
@@ -187,6 +186,15 @@ def test_a_slice_that_is_lost_is_replaced_and_the_others_go_on(flux):
     assert sorted(nodes) == sorted(f"node/{s['node']}" for s in flux.status(uri)["slices"])
     assert flux.status(uri)["lost"]
     flux.run("cancel", job)
+    flux.wait(job)
+
+
+def test_slices_end_when_the_leading_broker_dies(flux):
+    job = flux.batch("flux dovetail up; exec flux dovetail top")  # ends without a broker, too
+    flux.run("dovetail", "up", uri=flux.inside(job))
+    flux.kill("broker -c", "/jobtmp-0-")
+    flux.nothing_left()
+    flux.run("cancel", job)  # Flux itself lets the other brokers wait
     flux.wait(job)
 
 

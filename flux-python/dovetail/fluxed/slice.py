@@ -25,6 +25,7 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from dovetail.errors import BadInput, WorkFailed
 from dovetail.fluxed.client import Client
@@ -237,18 +238,22 @@ class Agent:
         self.tell(invited=number, join=content)
 
     def url(self, service: str) -> str:
-        """Where one of the service's pods listens: pods are on the host's network."""
+        """Where a ready pod of the service listens: pods are on the host's network.
+
+        Not by its endpoints, of which there are none on loopback addresses.
+        """
         space, _, name = service.rpartition("/")
-        path = f"/api/v1/namespaces/{space or 'default'}/endpoints/{name}"
+        path = f"/api/v1/namespaces/{space or 'default'}"
         try:
-            found = self.admin().call("GET", path)
+            spec = self.admin().call("GET", f"{path}/services/{name}")["spec"]
         except api.Refused as error:
             if error.status != 404:
                 raise
             raise BadInput(f"there is no service {service}") from None
-        for subset in found.get("subsets") or []:
-            for address in subset.get("addresses") or []:
-                return f"http://{address['ip']}:{subset['ports'][0]['port']}"
+        labels = quote(",".join(f"{key}={value}" for key, value in spec["selector"].items()))
+        for pod in self.admin().call("GET", f"{path}/pods?labelSelector={labels}")["items"]:
+            if api.condition(pod, "Ready") == "True":
+                return f"http://{pod['status']['podIP']}:{target_port(spec, pod)}"
         raise BadInput(f"no pod of service {service} is ready")
 
     # --- The end ---
@@ -276,6 +281,17 @@ class Agent:
             self.tell(ended=trouble)
             self.client.close()
         return 1 if self.failed or trouble else 0
+
+
+def target_port(service: Order, pod: Order) -> int:
+    """The port of a pod that a service's first port means, by number or by name."""
+    wanted = service["ports"][0].get("targetPort", service["ports"][0]["port"])
+    named = {
+        port.get("name"): int(port["containerPort"])
+        for container in pod["spec"]["containers"]
+        for port in container.get("ports", ())
+    }
+    return named[wanted] if wanted in named else int(wanted)
 
 
 def own_address() -> str:
