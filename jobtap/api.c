@@ -113,7 +113,10 @@ static int jobtap_log(lua_State *L)
 
 static int jobtap_job(lua_State *L)
 {
-    job_push(L, luaL_checkinteger(L, 1));
+    lua_Integer id = luaL_checkinteger(L, 1);
+
+    luaL_argcheck(L, id >= 0, 1, "not a job's number"); // -1 is whatever job is current
+    job_push(L, id);
     return 1;
 }
 

@@ -18,11 +18,14 @@ jobtap.on("conf.update", function(conf)
     limit = given + margin
 end)
 
+-- What a service that is not there, or is taken away while it is asked, answers.
+local gone = { ENOSYS = true, EHOSTUNREACH = true, ECONNRESET = true }
+
 local function ask(job, absent)
     job:rpc("dovetail.wait-up", { id = job.id }, limit, function(reply, why, code)
         if reply then
             job:dependency_remove(scheme .. ":" .. wanted)
-        elseif (code == "ENOSYS" or code == "ECONNRESET") and absent < patience then
+        elseif gone[code] and absent < patience then
             job:after(1, function()
                 ask(job, absent + 1)
             end)

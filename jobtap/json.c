@@ -1,11 +1,10 @@
 // SPDX-License-Identifier: LGPL-3.0-or-later
-// See json.h.
+// The read-only views of json.h.
 #include "json.h"
 
 #include <lauxlib.h>
-#include <math.h>
 
-enum { MAX_DEPTH = 32, MAX_VALUES = 1 << 16, MAX_TEXT = 4 << 20 };
+enum { MAX_TEXT = 4 << 20 };
 
 static const char view_key; // its address is the metatable's key in the registry
 
@@ -19,8 +18,7 @@ json_t **json_box(lua_State *L)
     return box;
 }
 
-// Allocates nothing, so that it may be used where an error would leak.
-static json_t **to_box(lua_State *L, int index)
+json_t **json_to_box(lua_State *L, int index)
 {
     json_t **box = lua_touserdata(L, index);
     int same;
@@ -35,7 +33,7 @@ static json_t **to_box(lua_State *L, int index)
 
 static json_t *check_view(lua_State *L)
 {
-    json_t **box = to_box(L, 1);
+    json_t **box = json_to_box(L, 1);
 
     luaL_argcheck(L, box && *box, 1, "not a JSON value");
     return *box;
@@ -143,7 +141,7 @@ static int view_tostring(lua_State *L)
 
 static int view_gc(lua_State *L)
 {
-    json_t **box = to_box(L, 1);
+    json_t **box = json_to_box(L, 1);
 
     if (box) {
         json_decref(*box);
@@ -166,124 +164,4 @@ void json_open(lua_State *L)
 
     luaL_newlib(L, methods);
     lua_rawsetp(L, LUA_REGISTRYINDEX, &view_key);
-}
-
-// From Lua. No function from here to json_from_lua() raises an error or lets Lua allocate: the
-// part that is already converted would leak.
-
-struct conversion {
-    int values;
-    size_t text;
-    const char *error;
-};
-
-static json_t *convert(lua_State *L, struct conversion *c, int depth);
-
-static json_t *fail(struct conversion *c, json_t *partial, const char *error)
-{
-    if (!c->error)
-        c->error = error;
-    json_decref(partial);
-    return NULL;
-}
-
-static json_t *convert_text(lua_State *L, struct conversion *c)
-{
-    size_t size;
-    const char *text = lua_tolstring(L, -1, &size);
-    json_t *value;
-
-    if ((c->text += size) > MAX_TEXT)
-        return fail(c, NULL, "too large");
-    if (!(value = json_stringn(text, size)))
-        return fail(c, NULL, "text that is not UTF-8");
-    return value;
-}
-
-static json_t *convert_number(lua_State *L, struct conversion *c)
-{
-    lua_Number number = lua_tonumber(L, -1);
-
-    if (lua_isinteger(L, -1))
-        return json_integer(lua_tointeger(L, -1));
-    return isfinite(number) ? json_real(number) : fail(c, NULL, "a number that is not finite");
-}
-
-static json_t *convert_array(lua_State *L, struct conversion *c, int depth)
-{
-    json_t *array = json_array();
-    lua_Integer i, n = lua_rawlen(L, -1), keys = 0;
-    json_t *value;
-
-    for (i = 1; i <= n; i++) {
-        lua_rawgeti(L, -1, i);
-        value = convert(L, c, depth + 1);
-        lua_pop(L, 1);
-        if (!value || json_array_append_new(array, value) < 0)
-            return fail(c, array, "out of memory");
-    }
-    for (lua_pushnil(L); lua_next(L, -2); lua_pop(L, 1))
-        keys++;
-    return keys == n ? array : fail(c, array, "a table with keys of both kinds");
-}
-
-static json_t *convert_object(lua_State *L, struct conversion *c, int depth)
-{
-    json_t *object = json_object();
-    json_t *value;
-
-    for (lua_pushnil(L); lua_next(L, -2); lua_pop(L, 1)) {
-        if (lua_type(L, -2) != LUA_TSTRING || !(value = convert(L, c, depth + 1))) {
-            lua_pop(L, 2);
-            return fail(c, object, "a table key that is not text");
-        }
-        if (json_object_set_new(object, lua_tostring(L, -2), value) < 0) {
-            lua_pop(L, 2);
-            return fail(c, object, "a table key that is not UTF-8");
-        }
-    }
-    return object;
-}
-
-static json_t *convert(lua_State *L, struct conversion *c, int depth)
-{
-    json_t **box;
-
-    if (depth > MAX_DEPTH || !lua_checkstack(L, 8))
-        return fail(c, NULL, "nested too deeply");
-    if (++c->values > MAX_VALUES)
-        return fail(c, NULL, "too large");
-    switch (lua_type(L, -1)) {
-    case LUA_TNIL:
-        return json_null();
-    case LUA_TBOOLEAN:
-        return json_boolean(lua_toboolean(L, -1));
-    case LUA_TNUMBER:
-        return convert_number(L, c);
-    case LUA_TSTRING:
-        return convert_text(L, c);
-    case LUA_TTABLE:
-        return lua_rawlen(L, -1) > 0 ? convert_array(L, c, depth) : convert_object(L, c, depth);
-    case LUA_TUSERDATA:
-        if ((box = to_box(L, -1)) && *box)
-            return json_incref(*box);
-        // fall through
-    default:
-        return fail(c, NULL, "a value of a kind that JSON does not have");
-    }
-}
-
-json_t *json_from_lua(lua_State *L, int index)
-{
-    struct conversion c = {0};
-    json_t **box;
-
-    index = lua_absindex(L, index);
-    box = json_box(L);
-    lua_pushvalue(L, index);
-    *box = convert(L, &c, 0);
-    lua_pop(L, 1);
-    if (!*box)
-        luaL_error(L, "cannot be made JSON: %s", c.error ? c.error : "out of memory");
-    return *box;
 }

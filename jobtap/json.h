@@ -20,6 +20,9 @@ void json_push(lua_State *L, json_t *value);
 // Pushes an empty box: assign *box a new reference, and the box frees it when collected.
 json_t **json_box(lua_State *L);
 
+// The box at `index`, NULL if there is none. Allocates nothing.
+json_t **json_to_box(lua_State *L, int index);
+
 // Pushes a box with the JSON of the Lua value at `index`, and returns what is in it. Raises an
 // error where there is none: functions, mixed keys, text that is not UTF-8, NaN, cycles.
 json_t *json_from_lua(lua_State *L, int index);

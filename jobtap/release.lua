@@ -3,10 +3,11 @@
 --
 -- Step: 8 (teardown). In: jobs with attributes.user.dovetail.slice, the answer of the service
 -- `dovetail` to `wait-down`. Out: the job's resources are free for others only afterwards.
--- Invariant: the epilog ends after the limit at the latest, and then says so on the job; where
+-- Invariant: the epilog ends after a limit at the latest, and then says so on the job; where
 -- there is no such service nothing is held, since then nobody could confirm.
 local epilog = "dovetail-release"
 local limit = 30 -- seconds
+local grace = 60 -- seconds more for processes that are still to be ended
 
 jobtap.on("conf.update", function(conf)
     local given = conf.dovetail and conf.dovetail["down-timeout"] or 30
@@ -16,19 +17,29 @@ jobtap.on("conf.update", function(conf)
     limit = given
 end)
 
+-- A service that was there once, `known`, is being replaced when it is not.
+local function ask(job, slice, left, known)
+    job:rpc("dovetail.wait-down", { id = job.id, slice = slice }, left, function(reply, why, code)
+        local gone = code == "ENOSYS" or code == "EHOSTUNREACH" or code == "ECONNRESET"
+        if reply or (code == "ENOSYS" and not known) then
+            job:epilog_finish(epilog)
+        elseif gone and left > 1 then
+            job:after(1, function()
+                ask(job, slice, left - 1, true)
+            end)
+        else
+            job:raise("dovetail", 4, "teardown is not confirmed: " .. why)
+            job:epilog_finish(epilog, 1)
+        end
+    end)
+end
+
 jobtap.on("job.state.cleanup", function(job)
     local user = job.jobspec.attributes.user
     local slice = user and user.dovetail and user.dovetail.slice
     -- Without resources, the job never ran.
-    if not (slice and job.R and job:epilog_start(epilog)) then
-        return
+    if slice and job.R and job:epilog_start(epilog) then
+        local running = job.end_event.name ~= "finish" -- after an exception, until it is killed
+        ask(job, slice, limit + (running and grace or 0), false)
     end
-    local question = { id = job.id, slice = slice }
-    job:rpc("dovetail.wait-down", question, limit, function(reply, why, code)
-        local confirmed = reply or code == "ENOSYS"
-        if not confirmed then
-            job:raise("dovetail", 4, "teardown is not confirmed: " .. why)
-        end
-        job:epilog_finish(epilog, confirmed and 0 or 1)
-    end)
 end)

@@ -16,15 +16,15 @@ enum { COUNT_INTERVAL = 1000, MAX_SOURCE = 1 << 20 };
 const struct sandbox_limits sandbox_defaults = {
     .memory = 32 << 20,
     .instructions = 10 * 1000 * 1000,
-    .seconds = 1.,
+    .seconds = .5,
     .actions = 10 * 1000,
 };
 
 struct budget {
     long instructions;
     int actions;
-    double wall; // when to look at the processor clock, which is dearer to read
-    double cpu;
+    double wall; // when to look at the processor clock, which is much dearer to read
+    double cpu;  // its limit, 0 if it was not looked at yet
 };
 
 struct sandbox {
@@ -84,14 +84,17 @@ static void hook(lua_State *L, lua_Debug *event)
 {
     struct sandbox *sandbox = sandbox_of(L);
     struct budget *budget = &sandbox->budget;
-    double wall;
+    double wall, cpu;
 
     if (event->event == LUA_HOOKCOUNT && (budget->instructions -= COUNT_INTERVAL) <= 0)
         stop_runaway(L, sandbox->limits.instructions, "instructions");
     if ((wall = now(CLOCK_MONOTONIC)) < budget->wall)
         return;
-    // The machine may have been busy with others: only our own time counts.
-    if (now(CLOCK_THREAD_CPUTIME_ID) > budget->cpu)
+    // The machine may have been busy with others: only our own time counts, from here on.
+    cpu = now(CLOCK_THREAD_CPUTIME_ID);
+    if (budget->cpu == 0.)
+        budget->cpu = cpu + sandbox->limits.seconds;
+    if (cpu > budget->cpu)
         stop_runaway(L, sandbox->limits.seconds * 1000, "ms");
     budget->wall = wall + sandbox->limits.seconds / 10;
 }
@@ -104,7 +107,6 @@ static void budget_fill(struct sandbox *sandbox)
         .instructions = limits->instructions,
         .actions = limits->actions,
         .wall = now(CLOCK_MONOTONIC) + limits->seconds,
-        .cpu = now(CLOCK_THREAD_CPUTIME_ID) + limits->seconds,
     };
 }
 

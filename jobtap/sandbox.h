@@ -16,7 +16,7 @@
 struct sandbox_limits {
     size_t memory;     // bytes that Lua may hold
     long instructions; // of the virtual machine, for each outermost call
-    double seconds;    // of processor time, likewise
+    double seconds;    // of wall time, likewise, and then of processor time
     int actions;       // calls of sandbox_act(), likewise
 };
 extern const struct sandbox_limits sandbox_defaults;

@@ -52,6 +52,7 @@ class Flux:
             made.mkdir()
         (self.work / "bin" / "mpirun").write_text(FAKE_MPIRUN)
         (self.work / "bin" / "mpirun").chmod(0o755)
+        (self.work / "case" / "input").write_text("as delivered\n")
         self.environment = {
             "PATH": f"{Path(self.flux).parent}:/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin",
             "HOME": str(self.work), "LANG": "C.UTF-8", "DOVETAIL_TEST": str(self.folder),

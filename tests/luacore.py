@@ -15,7 +15,7 @@ import pytest
 
 TOP = Path(__file__).resolve().parents[1]
 VERSIONS = ("lua5.3", "lua5.4")
-SOURCES = ("sandbox.c", "libraries.c", "json.c", "core_test.c")
+SOURCES = ("sandbox.c", "libraries.c", "json.c", "convert.c", "core_test.c")
 SANITIZE = ("-fsanitize=address,undefined", "-fno-sanitize-recover=all")
 LIMIT = 120  # seconds; a limit for hangs, not an expectation
 

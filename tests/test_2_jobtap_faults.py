@@ -125,6 +125,20 @@ def test_a_plugin_without_its_script_is_not_loaded(flux):
     assert "absent.lua: No such file or directory" in done.stderr
 
 
+@pytest.mark.parametrize("topic", ["job.create", "job.dependency.held"])
+def test_a_job_that_was_accepted_before_is_ended_by_a_plugin_that_rejects_it(flux, topic):
+    with flux.plugin(
+        "first",
+        """jobtap.on("job.dependency.held", function(job)
+            job:dependency_add("held:x") end)""",
+    ):
+        job = flux.submit("--dependency=held:x", QUICK, "true")
+        flux.wait(job, "validate")
+        with flux.plugin("second", f'jobtap.on("{topic}", function(job) job:reject("no") end)'):
+            flux.wait(job, "clean")
+    assert flux.contexts(job, "exception")[0]["note"] == "no"
+
+
 HOLDING = """
     jobtap.on("job.dependency.held", function(job)
         assert(job:dependency_add("held:x"))

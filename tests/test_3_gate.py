@@ -13,7 +13,7 @@ from fluxhere import Instance
 
 pytestmark = pytest.mark.flux
 
-STUB = str(Path(__file__).parent / "stub_service.py")
+STUB = str(Path(__file__).parent / "stub_module.py")
 QUICK = "--setattr=system.exec.test.run_duration=0.001s"
 UP = "--dependency=dovetail:up"
 SLICE = "--setattr=user.dovetail.slice=1"
@@ -34,12 +34,11 @@ def flux(running: Instance) -> Iterator[Instance]:
 @contextlib.contextmanager
 def service(flux: Instance) -> Iterator[None]:
     """The service `dovetail`, which answers when it is told to."""
-    process = flux.start("python", STUB, stdin=-1)
+    flux.ok("module", "load", "--name", "dovetail", STUB)
     try:
-        assert process.stdout.readline() == "ready\n"
         yield
     finally:
-        process.communicate(timeout=fluxhere.LIMIT)
+        flux.run("module", "remove", "dovetail")
 
 
 def tell(flux: Instance, *words: str) -> None:
@@ -143,6 +142,18 @@ def test_a_teardown_that_is_not_confirmed_is_waited_for_up_to_a_limit(flux):
     (raised,) = flux.contexts(job, "exception")
     assert raised["severity"] == 4
     assert raised["note"] == "teardown is not confirmed: dovetail.wait-down: no answer in time"
+
+
+def test_a_teardown_is_confirmed_by_a_service_that_was_replaced(flux):
+    with flux.plugin("release"):
+        with service(flux):
+            job = flux.submit(SLICE, QUICK, "true")
+            flux.wait(job, "epilog-start")
+        with service(flux):
+            while "'answered': 1" not in flux.ok("python", STUB, "up"):
+                assert flux.state(job) == "CLEANUP"
+            flux.wait(job, "clean")
+    assert not flux.contexts(job, "exception")
 
 
 def test_nothing_is_held_where_there_is_no_service(flux):

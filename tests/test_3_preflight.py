@@ -9,7 +9,6 @@ import re
 import resource
 
 import pytest
-from dovetail.errors import WorkFailed
 from dovetail.usernetes import check, checks_kernel, checks_machine, linux
 from dovetail.usernetes import preflight as whole
 
@@ -209,20 +208,9 @@ def test_a_full_disk_is_a_hard_gap(monkeypatch):
     assert checks_machine.disk().level == "hard"
 
 
-@pytest.mark.parametrize("says", ["go1.19.8", ""])
-def test_without_a_go_that_can_fetch_the_right_one_its_archive_is_named(
-    tmp_path, monkeypatch, says
-):
+def test_where_no_go_can_be_had_its_archive_is_named(tmp_path, monkeypatch):
     monkeypatch.setenv("DOVETAIL_CACHE", str(tmp_path / "cache"))
-    (tmp_path / "go").write_text(f"#!/bin/sh\necho {says}\n")
-    (tmp_path / "go").chmod(0o755)
-
-    def go():
-        if not says:
-            raise WorkFailed("go is not installed")
-        return str(tmp_path / "go")
-
-    monkeypatch.setattr(checks_machine.build, "go", go)
+    monkeypatch.setattr(checks_machine.golang, "obtainable", lambda: False)
     found = checks_machine.programs()
     assert (found.level, found.who) == ("hard", "user")
     assert re.search(r"curl -L https://\S+/go1\.\d+\.\d+\.linux-\w+\.tar\.gz \| tar", found.fix)

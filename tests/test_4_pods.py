@@ -3,15 +3,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-from pathlib import Path
 
 import pytest
 from dovetail import core, page, process
 from dovetail.pods import wire
 from localrun import wait_for
-from podrun import cluster  # noqa: F401
+from podrun import cluster, state  # noqa: F401
 
 pytestmark = pytest.mark.unit
 
@@ -47,13 +45,6 @@ def test_a_frozen_simulation_stands_still_and_goes_on(cluster):  # noqa: F811
     cluster.hub.tell(wire.Freeze("sim", False))
     assert cluster.until(wire.Result, "sim").code == 0
     cluster.end("sim")
-
-
-def state(pid):
-    """The process's state letter; T is stopped."""
-    with contextlib.suppress(OSError):
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    return "T"  # a short sleep that is over
 
 
 def test_the_wait_policy_reaches_the_control_page(cluster):  # noqa: F811

@@ -15,7 +15,7 @@ from dovetail.errors import BadInput
 from dovetail.pods import wire
 from dovetail.pods.hub import Hub
 from localrun import wait_for
-from podrun import ADDRESSES, cluster, name_of  # noqa: F401
+from podrun import ADDRESSES, cluster, name_of, state  # noqa: F401
 
 pytestmark = pytest.mark.mpi
 
@@ -208,6 +208,29 @@ def test_ranks_go_on_without_hub_and_agents(cluster, program):  # noqa: F811
     assert cluster.until(wire.Result, "sim").code != 0
     cluster.end("sim", 1)
     wait_for(lambda: not processes(cluster, program))
+
+
+def counted(cluster):  # noqa: F811
+    """The iterations of rank 4, which the last pod has, at the next sample that has any."""
+    while True:
+        values = cluster.until(wire.Sample).ranks.get("sim", {}).get("4", [0])
+        if values[0] > 0:
+            return values[0]
+
+
+def test_a_frozen_program_stands_still_in_all_pods(cluster, program):  # noqa: F811
+    running(cluster, program, LAYOUTS["two pods on each of two nodes"])
+    assert counted(cluster)
+    cluster.hub.tell(wire.Freeze("sim", True))
+    wait_for(lambda: {state(pid) for pid in processes(cluster, program)} == {"T"})
+    cluster.hub.tell(wire.Freeze("sim", False))
+    cluster.heard.clear()
+    before = counted(cluster)
+    wait_for(lambda: counted(cluster) > before + 5)
+    cluster.hub.tell(wire.Freeze("sim", True))
+    cluster.hub.tell(wire.Stop("sim"))
+    assert cluster.until(wire.Result, "sim").code != 0
+    cluster.end("sim", 1)
 
 
 @pytest.mark.skipif(not PITZ_DAILY.is_dir(), reason="needs OpenFOAM's examples")

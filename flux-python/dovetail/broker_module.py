@@ -252,8 +252,8 @@ class Dovetail(BrokerModule):
         label = f"dovetail-sweep-{number}"
         call = {"cwd": "/", "env": self.environment(), "label": label, "waitable": True}
         subprocess.rexec_bg(self.handle, [*words, "--sweep"], nodeid=rank, **call).then(
-            self.sweeping, number, rank, label
-        )
+            self.sweeping, number, rank, label, timeout=self.asked.down_timeout
+        )  # a broker that is dying may never answer
 
     @guarded
     def sweeping(self, future: Future, number: int, rank: int, label: str) -> None:
@@ -263,7 +263,8 @@ class Dovetail(BrokerModule):
         except OSError as error:
             self.do(self.state.swept(number, f"rank {rank}: {error}"))
             return
-        subprocess.wait(self.handle, label=label, nodeid=rank).then(self.swept, number)
+        ended = subprocess.wait(self.handle, label=label, nodeid=rank)
+        ended.then(self.swept, number, timeout=self.asked.down_timeout)
 
     @guarded
     def swept(self, future: Future, number: int) -> None:

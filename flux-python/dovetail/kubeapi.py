@@ -340,7 +340,8 @@ def _plainly(error: BaseException) -> str:
             break
         error = inner
     if isinstance(error, ssl.SSLError):
-        return str(getattr(error, "verify_message", "") or error.reason or error)
+        said = str(getattr(error, "verify_message", "") or error.reason or error)
+        return " ".join(said.partition(" (_ssl")[0].split())
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
-    return str(error).rpartition(": ")[2][:200] or type(error).__name__
+    return " ".join(str(error).rpartition(": ")[2][:200].split()) or type(error).__name__

@@ -3,7 +3,7 @@
 
 Inputs: Flux, and the jobtap plugins built for it. Throughput is what Flux's own test of it
 measures: jobs that run for a simulated millisecond, from the first submission to the last job's
-end. The processor time is that of the broker, in which the job manager is a thread.
+end. The processor time is that of the job manager, a thread of the broker.
 """
 
 from __future__ import annotations
@@ -50,7 +50,8 @@ class Instance:
     def __init__(self, flux: str, uri: str) -> None:
         self.command = flux
         self.environment = {**os.environ, "FLUX_URI": uri}
-        self.broker = int(self.run("getattr", "broker.pid"))
+        threads = Path("/proc", self.run("getattr", "broker.pid"), "task").iterdir()
+        self.thread = next(t for t in threads if (t / "comm").read_text() == "job-manager\n")
 
     def run(self, *words: str) -> str:
         """What a flux command prints."""
@@ -62,9 +63,8 @@ class Instance:
         return done.stdout.strip()
 
     def cpu(self) -> float:
-        """Seconds of processor time that the broker has used."""
-        fields = Path(f"/proc/{self.broker}/stat").read_text().rpartition(")")[2].split()
-        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+        """Microseconds of processor time that the job manager has used."""
+        return int((self.thread / "schedstat").read_text().split()[0]) / 1e3
 
     @contextlib.contextmanager
     def plugin(self, path: Path | None) -> Iterator[None]:
@@ -147,7 +147,7 @@ def jobtap(scratch: Path, repeat: int, progress: Progress) -> list[Claim]:
             with flux.plugin(plugin):
                 before = flux.cpu()
                 rate = flux.throughput()
-                spent[name].append((flux.cpu() - before) / THROUGHPUT * 1e6)
+                spent[name].append((flux.cpu() - before) / THROUGHPUT)
             return rate
 
         rates = interleave(

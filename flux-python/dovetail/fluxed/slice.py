@@ -14,12 +14,14 @@ import contextlib
 import errno
 import json
 import os
+import select
 import selectors
 import signal
 import socket
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -30,6 +32,7 @@ from dovetail.fluxed.planned import Planned, apart, end, package_environment
 from dovetail.usernetes import api, build, cluster, components, state, steward
 
 Order = Mapping[str, Any]
+PATIENCE = 10.0  # seconds for a node to be removed by whoever is at it
 VERB = (sys.executable, "-m", "dovetail.usernetes")
 
 
@@ -294,12 +297,16 @@ def use_folder(number: int, name: str) -> None:
 def sweep(name: str) -> str:
     """Remove all that is left of this slice's node, alive or not; returns what went wrong."""
     folder = Path(os.environ["DOVETAIL_STATE"])
-    try:
-        if folder.exists():  # looking into it would make it
+    deadline = time.monotonic() + PATIENCE
+    while folder.exists():  # looking into it would make it
+        try:
             cluster.down(name)
-            folder.rmdir()
-    except (BadInput, WorkFailed, OSError) as error:
-        return str(error)
+            with contextlib.suppress(FileNotFoundError):  # the node's keeper was first
+                folder.rmdir()
+        except (BadInput, WorkFailed, OSError) as error:
+            if time.monotonic() > deadline:
+                return str(error)
+            select.select([], [], [], 0.2)  # the keeper holds the lock, and is at it
     return ""
 
 

@@ -15,47 +15,23 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
-import fcntl
 import os
 import re
 import signal
 import ssl
 import time
-from dataclasses import dataclass, field
 from pathlib import Path
 
 from dovetail import core, page, sweep
 from dovetail.cgroup import Group
 from dovetail.pods import orphan_limit, weights, wire
+from dovetail.pods.places import Place, Simulation, dead
 from dovetail.pods.samples import Reader
 
 PERIOD = 0.25  # seconds between looks at the pages
 SHORT_TIMEOUTS = (100, 500)  # microseconds; no bell is heard from another node
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,120}")
 _ORPHANED = 128 + signal.SIGTERM
-
-
-@dataclass
-class Place:
-    """One rank group on this node; `writer` is None while its entry is not connected."""
-
-    uid: str
-    writer: asyncio.StreamWriter | None = None
-
-
-@dataclass
-class Simulation:
-    """One simulation, as far as it is on this node."""
-
-    name: str
-    directory: str
-    reader: Reader
-    places: dict[int, Place] = field(default_factory=dict)
-    told: dict[type, wire.Message] = field(default_factory=dict)  # what the hub must hear
-    lost: dict[int, wire.Lost] = field(default_factory=dict)
-    spawns: dict[tuple[type, int], wire.Message] = field(default_factory=dict)
-    control: page.Control | None = None
-    end: wire.End | None = None
 
 
 class Agent:
@@ -306,21 +282,6 @@ class Agent:
             one.control = None
         if one.end is not None or not (one.told or one.lost):
             del self.simulations[one.name]
-
-
-def dead(file: str) -> bool:
-    """Whether the entry that locked this file has ended."""
-    try:
-        handle = os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    except OSError:
-        return True  # it has removed it
-    try:
-        fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        return True
-    except BlockingIOError:
-        return False
-    finally:
-        os.close(handle)
 
 
 def main() -> None:

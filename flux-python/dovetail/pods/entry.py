@@ -15,7 +15,6 @@ import argparse
 import contextlib
 import ctypes
 import fcntl
-import json
 import os
 import select
 import signal
@@ -24,8 +23,8 @@ import sys
 import time
 
 from dovetail import process, sweep
-from dovetail.cgroup import Group
-from dovetail.pods import command, orphan_limit, wire
+from dovetail.pods import orphan_limit, wire
+from dovetail.pods.keeping import Keeping
 from dovetail.pods.placing import Placing
 
 TYPE_CHECKING = False
@@ -54,11 +53,7 @@ class Entry:
         self.limit = orphan_limit()
         self.held: list[int] = []
         self.placing: Placing | None = None
-        self.keeper = 0
-        self.keeper_in = self.keeper_out = -1
-        self.heard = b""
-        self.started: wire.Started | None = None
-        self.result: wire.Result | None = None
+        self.keeping = Keeping(self.directory, self.watch, self.say)
         self.code: int | None = None
         self.terminated = False
         self.poller = select.poll()
@@ -88,6 +83,8 @@ class Entry:
                         self.watched[fd]()
             if self.link is None and time.monotonic() - self.seen > self.limit:
                 self.code = _TERMINATED
+            if self.terminated and not self.keeping.pending:
+                self.code = self.keeping.code(_TERMINATED)
         self._clean_up()
         return self.code
 
@@ -115,14 +112,15 @@ class Entry:
         self.link, self.outbox, self.decoder = link, bytearray(), wire.Decoder()
         self.watch(link.fileno(), self._read)
         assert self.placing
-        for message in (self.pod, self.started, self.result, *self.placing.answers()):
-            if message is not None:
-                self.say(message)
+        for message in (self.pod, *self.keeping.told.values(), *self.placing.answers()):
+            self.say(message)
 
     def _settle(self) -> None:
         """Take our place in the session, which an agent has made."""
         if self.placing:
             return
+        while self.held:  # of a try that failed
+            os.close(self.held.pop())
         self.held.append(sweep.join(self.session))
         with contextlib.suppress(FileExistsError):
             os.mkdir(self.directory, 0o700)
@@ -179,14 +177,13 @@ class Entry:
     def _obey(self, message: wire.Message) -> None:
         assert self.placing
         if isinstance(message, wire.Run):
-            self.placing.hosts = message.hosts
-            if self.pod.group == 0 and not self.keeper and not self.result:
-                self._start_keeper(message)
+            self.placing.meet(message.hosts)
+            if self.pod.group == 0:
+                self.keeping.start(message)
         elif isinstance(message, wire.Stop):
             self._stop()
         elif isinstance(message, wire.Freeze):
-            marker = f"DOVETAIL_DIR={self.directory}"
-            process.pause_all(marker, self.keeper or os.getpid(), message.frozen)
+            self._freeze(message.frozen)
         elif isinstance(message, wire.Spawn):
             self.placing.spawn(message)
         elif isinstance(message, wire.Spawned):
@@ -194,78 +191,22 @@ class Entry:
         elif isinstance(message, wire.End):
             self.code = message.code & 255
 
-    # --- the keeper ---
-
-    def _start_keeper(self, run: wire.Run) -> None:
-        own = {
-            "directory": self.directory,
-            "temporary": self.directory + "/tmp",
-            "group": ["", ""],
-            "job": ["", ""],
-            "cpus": [],
-            "hosts": run.hosts if len(run.hosts) > 1 else [],
-        }
-        with contextlib.suppress(FileExistsError):
-            os.mkdir(self.directory + "/tmp", 0o700)
-        text = json.dumps({**run.config, **own}).encode()
-        read_end, self.keeper_in = os.pipe()
-        self.keeper_out, write_end = os.pipe()
-        actions = [(os.POSIX_SPAWN_DUP2, read_end, 0), (os.POSIX_SPAWN_DUP2, write_end, 1)]
-        words = command("keeper", sys.executable)
-        self.keeper = os.posix_spawn(words[0], words, os.environ, file_actions=actions, setpgroup=0)
-        os.close(read_end)
-        os.close(write_end)
-        os.set_blocking(self.keeper_out, False)
-        self.watch(self.keeper_out, self._hear)
-        self._tell_keeper(len(text).to_bytes(4, "little") + text)
-
-    def _tell_keeper(self, text: bytes) -> None:
-        with contextlib.suppress(OSError):  # it has gone, which `_wake` finds
-            while text and self.keeper_in >= 0:
-                text = text[os.write(self.keeper_in, text) :]
-
-    def _hear(self) -> None:
-        """Take in the keeper's messages."""
-        try:
-            chunk = os.read(self.keeper_out, 1 << 16)
-        except BlockingIOError:
-            return
-        self.heard += chunk
-        *lines, self.heard = self.heard.split(b"\n")
-        for line in lines:
-            said = json.loads(line)
-            if said["kind"] == "started":
-                self.started = wire.Started(self.pod.simulation, said["mpi"])
-                self.say(self.started)
-            else:
-                self._conclude(said["code"], said["reason"], said["trouble"])
-        if not chunk:
-            self.watch(self.keeper_out, None)
-
-    def _conclude(self, code: int, reason: str, trouble: str = "") -> None:
-        if self.result is None:
-            self.result = wire.Result(self.pod.simulation, code, reason, trouble)
-            self.say(self.result)
-            if self.terminated:
-                self.code = code & 255
-
     def _stop(self) -> None:
-        """Ask the simulation to end; without a keeper there is nothing to be asked."""
-        if self.keeper:
-            process.pause_all(f"DOVETAIL_DIR={self.directory}", self.keeper, False)
-            self._tell_keeper(b"stop\n")
-        elif self.pod.group == 0:
-            self._conclude(_TERMINATED, "stopped before it started")
+        """Ask the simulation to end; what is frozen could not."""
+        self._freeze(False)
+        if self.pod.group == 0:
+            self.keeping.stop()
+
+    def _freeze(self, frozen: bool) -> None:
+        """Stop the processes of the simulation in this pod, or let them go on."""
+        process.pause_all(f"DOVETAIL_DIR={self.directory}", self.keeping.pid or os.getpid(), frozen)
 
     # --- signals, and the end ---
 
     def _wake(self) -> None:
         if set(os.read(self.waker, 512)) - {int(signal.SIGCHLD)}:
             self.terminated = True
-            if self.keeper and self.result is None:
-                self._stop()
-            else:
-                self.code = _TERMINATED if self.result is None else self.result.code & 255
+            self._stop()
         self._reap()
 
     def _reap(self) -> None:
@@ -274,28 +215,16 @@ class Entry:
                 pid, status = os.waitpid(-1, os.WNOHANG)
                 if pid == 0:
                     return
-                if pid == self.keeper:
-                    self._bury(os.waitstatus_to_exitcode(status))
+                if pid == self.keeping.pid:
+                    self.keeping.bury(os.waitstatus_to_exitcode(status))
                 elif self.placing:
                     self.placing.ended(pid, status)
 
-    def _bury(self, code: int) -> None:
-        """The keeper has gone. Its last words come first."""
-        self.keeper = 0
-        if self.keeper_out in self.watched:
-            self._hear()
-        if self.result is None:
-            sweep.end_simulation(self.directory, Group("", ""), os.getpid())
-            why = f"ended by signal {-code}" if code < 0 else f"exit code {code}"
-            self._conclude(128 - code if code < 0 else 1, f"its keeper failed: {why}")
-
     def _clean_up(self) -> None:
         """End all, remove what is ours, and the rest if we are the last."""
-        if self.keeper_in >= 0:
-            os.close(self.keeper_in)
-            self.keeper_in = -1
+        self.keeping.let_go()
         deadline = time.monotonic() + PATIENCE
-        while self.keeper and time.monotonic() < deadline:
+        while self.keeping.pid and time.monotonic() < deadline:
             for fd, _ in self.poller.poll(100):
                 if fd == self.waker:
                     os.read(self.waker, 512)
@@ -326,6 +255,5 @@ def main() -> None:
     parser.add_argument("--group", required=True, type=int, help="rank group, from 0")
     parser.add_argument("--uid", required=True, help="of the pod")
     args = parser.parse_args()
-    os.umask(0o077)
     session = sweep.shared_session(args.run, args.node)
     sys.exit(Entry(session, args.simulation, args.group, args.uid).run())

@@ -73,7 +73,8 @@ class Placing:
     ) -> None:
         self.directory = os.path.dirname(path)
         self.group = group
-        self.hosts: list[dict[str, Any]] = []
+        self._hosts: list[dict[str, Any]] = []
+        self._early: list[wire.Spawn] = []
         self.requests: dict[int, wire.Spawn] = {}  # ours, not answered yet
         self._watch, self._say = watch, say
         self._clients: dict[int, _Client] = {}
@@ -154,7 +155,7 @@ class Placing:
 
     def _send_off(self, client: _Client, asked: dict[str, Any]) -> None:
         """Ask the first rank group on a node to start a daemon."""
-        groups = [i for i, host in enumerate(self.hosts) if host["address"] == asked["host"]]
+        groups = [i for i, host in enumerate(self._hosts) if host["address"] == asked["host"]]
         if not groups:
             raise KeyError(f"no pod on node {asked['host']}")
         self._numbers += 1
@@ -196,13 +197,22 @@ class Placing:
 
     # --- for other pods ---
 
+    def meet(self, hosts: list[dict[str, Any]]) -> None:
+        """These are the simulation's rank groups; whoever asked before knew them already."""
+        self._hosts = hosts
+        while self._early:
+            self.spawn(self._early.pop())
+
     def spawn(self, asked: wire.Spawn) -> None:
         """Start a daemon for another pod, unless that has been done."""
+        if not self._hosts:
+            self._early.append(asked)
+            return
         key = (asked.origin, asked.number)
         if key not in self._daemons:
             output, output_end = os.pipe()
             os.set_blocking(output, False)
-            address = self.hosts[self.group]["address"]
+            address = self._hosts[self.group]["address"]
             device = mpirun.interface(address)
             text = asked.command.replace(asked.session, self.directory)
             text = re.sub(r"--iface \S+", f"--iface {device}", text) if device else text

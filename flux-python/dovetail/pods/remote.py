@@ -167,7 +167,7 @@ def spawn(host: str, words: list[str]) -> int:
             if not said.get("running"):
                 break
             connection.settimeout(_DETACH)
-    except TimeoutError:
+    except socket.timeout:
         if connection.gettimeout() == _DETACH:
             return 0
         said = {"said": f"node {host} does not answer"}

@@ -24,13 +24,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from dovetail.errors import BadInput, WorkFailed
-from dovetail.usernetes import components, images, packages
+from dovetail.errors import BadInput
+from dovetail.usernetes import components, golang, images, packages
 
 MODULE = "k8s.io/kubernetes"
 KUBERNETES = ("kube-apiserver", "kube-controller-manager", "kube-proxy", "kube-scheduler",
               "kubectl", "kubelet")  # fmt: skip
-ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64", "ppc64le": "ppc64le"}
 
 
 def setup_folder() -> Path:
@@ -144,7 +143,7 @@ def build(say: packages.Say = print) -> Path:
             (draft / "bin").mkdir(parents=True)
             origins: dict[str, str] = {}
             origins.update(packages.tools(draft, Path(scratch), say))
-            origins.update(_kubernetes(draft, say))
+            origins.update(_kubernetes(draft, Path(scratch), say))
             _pause(draft, Path(scratch))
             made = {}
             for path in sorted(draft.rglob("*")):
@@ -156,17 +155,7 @@ def build(say: packages.Say = print) -> Path:
             return install(draft)
 
 
-def go() -> str:
-    """The go command."""
-    found = shutil.which(
-        "go", path=f"{os.environ.get('PATH', '')}:/usr/local/go/bin:/usr/lib/go/bin"
-    )
-    if not found:
-        raise WorkFailed("go is not installed; see `dovetail doctor`")
-    return found
-
-
-def _kubernetes(draft: Path, say: packages.Say) -> dict[str, str]:
+def _kubernetes(draft: Path, scratch: Path, say: packages.Say) -> dict[str, str]:
     """The multi-call binary and a link for each component; the machine's own if they fit."""
     folder, pinned = draft / "bin", version()
     own = {name: shutil.which(name) for name in KUBERNETES}
@@ -185,7 +174,7 @@ def _kubernetes(draft: Path, say: packages.Say) -> dict[str, str]:
                    "GOTOOLCHAIN": "auto"}  # fmt: skip
     words = [
         "nice",
-        go(),
+        golang.command(go_version(), scratch, say),
         "build",
         "-trimpath",
         "-ldflags",
@@ -213,7 +202,7 @@ def _pause(draft: Path, scratch: Path) -> None:
     packages.run(["cc", "-static", "-Os", "-s", "-o", str(pause), str(source)], "cc")
     machine = platform.machine()
     names = [components.PAUSE, components.HOST]
-    images.pack(pause, draft / "images.tar", names, ARCHITECTURES.get(machine, machine))
+    images.pack(pause, draft / "images.tar", names, golang.ARCHITECTURES.get(machine, machine))
 
 
 def pack(target: Path) -> None:

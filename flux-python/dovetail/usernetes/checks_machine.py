@@ -13,8 +13,8 @@ import subprocess
 import time
 from pathlib import Path
 
-from dovetail.errors import BadInput, WorkFailed
-from dovetail.usernetes import api, build, check, linux, packages, state
+from dovetail.errors import BadInput
+from dovetail.usernetes import api, build, check, golang, linux, state
 from dovetail.usernetes.check import Check, read
 
 NETWORK_DISKS = {0x6969: "NFS", 0xBD00BD0: "Lustre", 0x47504653: "GPFS", 0x65735546: "FUSE",
@@ -133,13 +133,8 @@ def programs() -> Check:
     if free < SPACE:
         return Check("programs", "hard", f"{build.cache()}: {free >> 20} MiB free, 4 GiB needed",
                      f"export DOVETAIL_CACHE={_better_place(SPACE)}", "user")  # fmt: skip
-    try:
-        go = build.go()
-    except WorkFailed:
-        return _needs_go("there is no Go")
-    done = subprocess.run([go, "env", "GOVERSION"], capture_output=True, text=True)
-    if packages.numbers(done.stdout.replace("go", "v")) < (1, 21):
-        return _needs_go(f"{go} is {done.stdout.strip()}")
+    if not golang.obtainable():
+        return _needs_go()
     missing = [name for name in ("cc", "apt-get", "dpkg-deb") if not shutil.which(name)]
     if missing:
         return Check("programs", "hard", f"not built, and there is no {' '.join(missing)}",
@@ -147,13 +142,13 @@ def programs() -> Check:
     return Check("programs", "soft", "not built yet", f"{build.setup_folder()}/build", "user")
 
 
-def _needs_go(why: str) -> Check:
-    """Any Go from 1.21 on would do: it fetches the one that go.mod asks for by itself."""
-    machine = build.ARCHITECTURES.get(platform.machine(), platform.machine())
+def _needs_go() -> Check:
+    """Where there are Debian packages, or any Go, the right one is fetched by the build."""
+    machine = golang.ARCHITECTURES.get(platform.machine(), platform.machine())
     archive = f"https://go.dev/dl/go{build.go_version()}.linux-{machine}.tar.gz"
     fix = (f"mkdir -p ~/.local && curl -L {archive} | tar -xz -C ~/.local && "
            "export PATH=~/.local/go/bin:$PATH")  # fmt: skip
-    found = f"not built, and {why}: 1.21 or later is needed, or a bundle from another machine"
+    found = "not built, and there is neither Go nor apt-get to fetch it, nor a bundle"
     return Check("programs", "hard", found, fix, "user")
 
 

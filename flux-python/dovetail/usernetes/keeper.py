@@ -138,6 +138,7 @@ def launch(node: Node, entrance: socket.socket | None, verb: socket.socket) -> t
 def remove(node: Node, deadline: float = 0.0) -> list[str]:
     """End the node's processes and remove its groups and files; returns what is left."""
     deadline = deadline or time.monotonic() + REMOVAL
+    folder = node.folder  # asking for it anew would make the folder of all clusters again
     if node.alive():
         with contextlib.suppress(ProcessLookupError):
             os.kill(node.supervisor, signal.SIGKILL)  # the kernel kills the whole namespace
@@ -149,8 +150,8 @@ def remove(node: Node, deadline: float = 0.0) -> list[str]:
         discard(node)
     except OSError as error:
         left.append(str(error))
-    if node.folder.exists():
-        left.append(str(node.folder))
+    if folder.exists():
+        left.append(str(folder))
     return left
 
 

@@ -11,6 +11,7 @@ import os
 import re
 import shutil
 import subprocess
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -70,7 +71,7 @@ def tools(draft: Path, scratch: Path, say: Say) -> dict[str, str]:
     wanted = set(packages.values()) | (set() if installed.exists() else {PLUGINS})
     own_nft = on_path("nft", "--version", (1, 0))
     wanted |= set() if own_nft else set(NFT)
-    unpacked = _unpack(sorted(wanted), scratch, say) if wanted else Path("/")
+    unpacked = unpack(sorted(wanted), scratch, say) if wanted else Path("/")
     _nft(draft, own_nft, unpacked)
     for name, package in packages.items():
         places = [unpacked / "usr" / folder / name for folder in ("sbin", "bin")]
@@ -100,11 +101,12 @@ def _nft(draft: Path, own: Path | None, unpacked: Path) -> None:
     script.chmod(0o755)
 
 
-def _unpack(packages: list[str], scratch: Path, say: Say) -> Path:
+def unpack(packages: list[str], scratch: Path, say: Say) -> Path:
     """Fetch Debian packages and unpack them, installing nothing; apt checks their signatures."""
     say(f"fetching Debian packages: {' '.join(packages)}")
     if not shutil.which("apt-get"):
         raise WorkFailed(f"no apt-get here; install: {' '.join(packages)}, or use a bundle")
+    scratch = Path(tempfile.mkdtemp(dir=scratch))
     folder = scratch / "packages"
     folder.mkdir()
     words = ["apt-get", "-qq", "-o", "APT::Sandbox::User=", "download", *packages]

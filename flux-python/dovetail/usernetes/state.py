@@ -125,9 +125,12 @@ def clusters() -> list[str]:
 @contextlib.contextmanager
 def locked(cluster: str) -> Iterator[None]:
     """One verb at a time changes a cluster; the lock dies with its holder."""
-    path = root() / f"{checked_name(cluster, 'cluster', 20)}.lock"
     while True:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        path = root() / f"{checked_name(cluster, 'cluster', 20)}.lock"
+        try:
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except FileNotFoundError:
+            continue  # a node's end removed the root between our two steps
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -158,6 +161,8 @@ def discard(node: Node) -> None:
         top.rmdir()
     with contextlib.suppress(WorkFailed), locked(node.cluster):
         pass  # which removes the lock's file, unless a verb holds it
+    with contextlib.suppress(OSError):
+        root().rmdir()  # if this was the last cluster
 
 
 def write_private(path: Path, text: str) -> None:
