@@ -17,9 +17,11 @@ from dovetail.usernetes.state import Node
 
 def containerd(node: Node, rootless: bool, few_ids: bool) -> Command:
     """The container runtime, its state and sockets in the node's folder."""
-    runtime = node.folder / "runc"
-    runtime.write_text(_wrapper(node, few_ids) if rootless else _plain(node))
-    runtime.chmod(0o700)
+    runtime = Path(f"{node.binaries}/bin/runc")
+    if rootless:
+        runtime = node.folder / "runc"
+        runtime.write_text(_wrapper(node, few_ids))
+        runtime.chmod(0o700)
     network = node.folder / "cni"
     network.mkdir(exist_ok=True)
     _network(node, network)
@@ -108,10 +110,6 @@ def _network(node: Node, folder: Path) -> None:
         plugins = [{"type": "ptp", "ipam": pods}]
     content = {"cniVersion": "0.4.0", "name": "dovetail", "plugins": plugins}
     (folder / "10-dovetail.conflist").write_text(json.dumps(content))
-
-
-def _plain(node: Node) -> str:
-    return f'#!/bin/sh\nexec {node.binaries}/bin/runc "$@"\n'
 
 
 def _wrapper(node: Node, few_ids: bool) -> str:
