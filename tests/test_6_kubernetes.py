@@ -14,7 +14,7 @@ from pathlib import Path
 
 import kuberun
 import pytest
-from clusters import LIMIT, container_group, pod
+from clusters import LIMIT, pod
 from dovetail import core, manifests
 from dovetail.errors import BadInput
 from dovetail.executors import cluster
@@ -80,14 +80,20 @@ class Driver:
         found = {}
         for thing in self.site.pods(name):
             index = int(thing["metadata"]["labels"][manifests.INDEX])
-            group = container_group(self.site.made, thing, "cpu").parent
+            top = Path(f"/sys/fs/cgroup/cpu{self.site.made['group']}")
+            group = next(top.rglob(f"pod{thing['metadata']['uid']}"))
             file = group / "cpu.shares"
             found[index] = int((file if file.exists() else group / "cpu.weight").read_text())
         return [found[index] for index in sorted(found)]
 
     def identities(self, name):
-        states = [one["status"]["containerStatuses"][0] for one in self.site.pods(name)]
-        return sorted((one["containerID"], one["restartCount"]) for one in states)
+        def known():  # a kubelet may tell of a container after its processes have told us
+            states = [one["status"]["containerStatuses"][0] for one in self.site.pods(name)]
+            return all("containerID" in one for one in states) and sorted(
+                (one["containerID"], one["restartCount"]) for one in states
+            )
+
+        return self.until(known)
 
 
 @pytest.fixture
