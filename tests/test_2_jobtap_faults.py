@@ -222,6 +222,8 @@ MODULES = ("job-list", "job-exec", "sched-simple")  # those that need the job ma
 
 def test_a_held_job_survives_a_new_job_manager_and_an_instance_can_end_with_some():
     with fluxhere.instance(3) as flux:
+        if "sched-simple" not in flux.ok("module", "list"):
+            pytest.skip("another scheduler has modules of its own to reload")
         flux.load("holding", HOLDING)
         job = flux.submit("--dependency=held:x", QUICK, "true")
         for name in reversed(MODULES):
