@@ -70,9 +70,7 @@ class DovetailPlugin(CLIPlugin):
         if not command:
             raise ValueError("--dovetail: flux-dovetail is not on FLUX_EXEC_PATH; "
                              'type eval "$(dovetail env)" first')  # fmt: skip
-        if self.prog == WRAPS:
-            self.pieces = pieces({}, wanted, command)
-        else:
+        if self.prog != WRAPS:  # which has no --conf
             found = pieces(args.conf.config or {}, wanted, command)
             args.conf.update(json.dumps(found, indent=1))
 
@@ -89,7 +87,8 @@ class DovetailPlugin(CLIPlugin):
         if self.prog == WRAPS:
             task = jobspec.tasks[0]
             task["command"] = ["flux", "broker", "-c{{tmpdir}}/conf.json", *task["command"]]
-            jobspec.add_file("conf.json", self.pieces)
+            command = shutil.which("flux-dovetail", path=os.environ["FLUX_EXEC_PATH"])
+            jobspec.add_file("conf.json", pieces({}, asked.parse(text), str(command)))
             options = {"per-resource.type": "node", "mpi": "none", "exit-timeout": "none"}
             for name, value in options.items():  # as `flux batch` has them
                 jobspec.setattr_shell_option(name, value)
