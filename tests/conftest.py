@@ -11,7 +11,9 @@ from hypothesis.configuration import set_hypothesis_home_dir
 _HOME = tempfile.TemporaryDirectory(prefix="dovetail-hypothesis-")  # removed when pytest exits
 set_hypothesis_home_dir(_HOME.name)
 
-# In the background of a script it is ignored, and so it would be by all that tests start and end.
+# A script's background and nohup ignore these, and so would all that tests start and end; what
+# is handled here is not inherited.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGHUP, lambda number, frame: None)
 
 pytest_plugins = ["clusters"]
