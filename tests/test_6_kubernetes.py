@@ -146,6 +146,8 @@ def test_a_resize_beyond_the_node_is_taken_back_as_a_whole(driver):
     spec, _ = driver.specs(ranks_per_group=1)
     driver.launch(spec, 600, 200)
     driver.until_started("one")
+    # The admission policy, just made anew, may have missed them at birth.
+    driver.until(lambda: driver.weights("one")[0] > 2.8 * driver.weights("one")[1])
     before, pods = driver.weights("one"), driver.identities("one")
     why = driver.resize(one=shares(100, 50_000))
     # By its node, by a newer API server, or too slow on a machine that is busy with other things.
