@@ -295,7 +295,8 @@ class Lifecycle:
         self._calls.submit(work, done)
 
     def _check_gone(self, job: Launched, now: float) -> None:
-        if now > job.deadline:
+        late = now > job.deadline
+        if late:
             job.deadline = now + FORCE
             for pod in list(job.pods.values()):
                 name = pod["metadata"]["name"]
@@ -307,7 +308,7 @@ class Lifecycle:
             return
         if not job.deleted:
             self._delete(job)
-        elif not job.pods:
+        elif late or not job.pods:  # a watch whose connection hangs does not tell who has gone
             job.asking = True
             label = f"{manifests.KEY}={job.key},{manifests.RUN}={self._session.run}"
             self._calls.submit(
@@ -325,6 +326,7 @@ class Lifecycle:
                 job.pods[launched.group_of(pod)] = pod
             job.deleted = False
             return self._delete(job)
+        job.pods.clear()
         if job.again and not job.stopped and not job.result:
             self._start_over(job)
         else:
