@@ -61,12 +61,13 @@ static void add_handler(struct host *host, struct handler *handler)
     *end = handler; // as in Flux, the first that matches is called
 }
 
-static struct handler *handler_create(const char *topic, int function)
+static struct handler *handler_create(struct host *host, const char *topic, int function)
 {
     struct handler *handler = calloc(1, sizeof(*handler));
 
     if (!handler || !(handler->topic = strdup(topic)))
         goto error;
+    handler->host = host;
     handler->function = function;
     return handler;
 error:
@@ -76,7 +77,7 @@ error:
 
 static int jobtap_on(lua_State *L)
 {
-    static const char *const own[] = {"job.destroy", "conf.update", "plugin.query", NULL};
+    static const char *const own[] = {"conf.update", "plugin.query", NULL};
     struct host *host = sandbox_owner(L);
     const char *topic = luaL_checkstring(L, 1);
     struct handler *handler;
@@ -90,7 +91,7 @@ static int jobtap_on(lua_State *L)
         if (strcmp(handler->topic, topic) == 0)
             return luaL_error(L, "jobtap.on: %s: has a callback already", topic);
     lua_settop(L, 2);
-    if (!(handler = handler_create(topic, luaL_ref(L, LUA_REGISTRYINDEX))))
+    if (!(handler = handler_create(host, topic, luaL_ref(L, LUA_REGISTRYINDEX))))
         return luaL_error(L, "jobtap.on: out of memory");
     add_handler(host, handler);
     if (!matches(topic, own) &&

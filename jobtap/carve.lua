@@ -3,10 +3,11 @@
 --
 -- Step: 2 (carve). In: attributes.user.dovetail = {nodes=N, cores="all"|K} of a job that is
 -- submitted, the table `dovetail-policy` of the site's configuration. Out: the job is rejected
--- with the reason, or annotated with the slices that it gets. Invariants: a job that asks for no
--- slices is never touched; without a policy everything that makes sense is allowed.
+-- with the reason, or annotated with the slices that it gets; if these are fewer, its jobspec is
+-- changed. Invariants: a job that asks for no slices is never touched; nobody gets more than they
+-- asked for; without a policy everything that makes sense is allowed.
 local keys = { users = "table", queues = "table", ["max-nodes"] = "number", ["max-cores"] = "number",
-    ["max-share"] = "number", contact = "string" }
+    ["max-share"] = "number", reduce = "boolean", contact = "string" }
 local policy = {}
 
 jobtap.on("conf.update", function(conf)
@@ -20,10 +21,8 @@ jobtap.on("conf.update", function(conf)
 end)
 
 local function allowed(list, value)
-    for _, item in ipairs(list or { value }) do
-        if item == value then
-            return true
-        end
+    for _, item in ipairs(list or {}) do
+        if item == value then return true end
     end
     return not list
 end
@@ -35,17 +34,26 @@ end
 -- The nodes that the job itself asks for; nil where it asks for cores on any number of them.
 local function nodes_of(jobspec)
     for _, resource in ipairs(jobspec.resources) do
-        if resource.type == "node" then
-            local count = resource.count
-            return type(count) == "number" and count or count.max or count.min
-        end
+        local count = resource.type == "node" and resource.count
+        if count then return type(count) == "number" and count or count.max or count.min end
     end
 end
 
+-- The slices that a job gets: what it asks for, or with `reduce` what policy leaves of it.
+local function share(job, asked)
+    local nodes, cores, most = asked.nodes, asked.cores or "all", policy["max-cores"]
+    if policy.reduce and whole(nodes) and (cores == "all" or whole(cores)) then
+        local has = nodes_of(job.jobspec) or math.huge
+        nodes = math.min(nodes, policy["max-nodes"] or nodes, has * (policy["max-share"] or nodes))
+        nodes = math.max(1, math.floor(nodes))
+        cores = most and (cores == "all" or cores > most) and most or cores
+    end
+    return nodes, cores
+end
+
 local function objection(job, asked)
-    local nodes, cores = asked.nodes, asked.cores or "all"
-    local system = job.jobspec.attributes.system
-    local has = nodes_of(job.jobspec)
+    local nodes, cores = share(job, asked)
+    local system, has = job.jobspec.attributes.system, nodes_of(job.jobspec)
     if not whole(nodes) then
         return "nodes is a whole number from 1 on"
     elseif cores ~= "all" and not whole(cores) then
@@ -74,14 +82,17 @@ end
 jobtap.on("job.validate", function(job)
     local asked = request(job)
     local why = asked and (type(asked) ~= "userdata" and "nodes=N is missing" or objection(job, asked))
-    if why then
-        job:reject("dovetail: " .. why .. (policy.contact and "; " .. policy.contact or ""))
-    end
+    if why then job:reject("dovetail: " .. why .. (policy.contact and "; " .. policy.contact or "")) end
 end)
 
 jobtap.on("job.new", function(job)
     local asked = request(job)
     if asked and not job:posted("memo") then
-        job:annotate({ dovetail = { nodes = asked.nodes, cores = asked.cores or "all" } })
+        local nodes, cores = share(job, asked)
+        local gets = { nodes = nodes, cores = cores }
+        if nodes ~= asked.nodes or cores ~= (asked.cores or "all") then
+            assert(job:update({ ["attributes.user.dovetail"] = gets }))
+        end
+        job:annotate({ dovetail = gets })
     end
 end)

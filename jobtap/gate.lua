@@ -18,7 +18,8 @@ jobtap.on("conf.update", function(conf)
     limit = given + margin
 end)
 
--- What a service that is not there, or is taken away while it is asked, answers.
+-- What Flux answers for a service that is not there, or is taken away while it is asked. A plugin
+-- is not told when one comes, so it asks again until then; a service that is there answers by itself.
 local gone = { ENOSYS = true, EHOSTUNREACH = true, ECONNRESET = true }
 
 local function ask(job, absent)

@@ -10,7 +10,6 @@
 #include "host.h"
 
 #include <errno.h>
-#include <fnmatch.h>
 #include <lauxlib.h>
 #include <stdlib.h>
 #include <string.h>
@@ -103,50 +102,30 @@ int host_job_callback(flux_plugin_t *p, const char *topic, flux_plugin_arg_t *ar
 {
     struct handler *handler = arg;
     struct call call = {
-        .host = flux_plugin_aux_get(p, "dovetail::host"),
+        .host = handler->host,
         .handler = handler,
         .topic = topic,
         .args = args,
     };
     json_int_t id;
 
+    (void)p;
     if (flux_plugin_arg_unpack(args, FLUX_PLUGIN_ARG_IN, "{s:I}", "id", &id) < 0)
         return -1;
     call.id = id;
     return run_call(&call);
 }
 
-// The host's own part of job.destroy comes before the job's aux is destroyed.
-static int destroy_callback(flux_plugin_t *p, const char *topic, flux_plugin_arg_t *args, void *arg)
-{
-    struct host *host = arg;
-    struct handler *handler = handler_find(host, topic);
-    struct record *record;
-    json_int_t id;
-
-    if (handler)
-        host_job_callback(p, topic, args, handler);
-    if (flux_plugin_arg_unpack(args, FLUX_PLUGIN_ARG_IN, "{s:I}", "id", &id) == 0 &&
-        (record = record_find(host, id)))
-        record->ended = true;
-    return 0;
-}
-
 // --- the plugin ---
 
-// The first configuration loads the script, since only here an error's text reaches the user.
+// The first configuration refuses a broken script, since only here its error reaches the user.
 static int conf_callback(flux_plugin_t *p, const char *topic, flux_plugin_arg_t *args, void *arg)
 {
     struct host *host = arg;
-    char error[SANDBOX_ERROR_SIZE];
     struct call call = {.host = host, .topic = topic, .args = args, .id = FLUX_JOBID_ANY};
 
-    if (!host->loaded) {
-        if (sandbox_call(host->sandbox, api_open, host, error) != 0 ||
-            sandbox_run(host->sandbox, host->script, error) != 0)
-            return flux_jobtap_error(p, args, "%s", error);
-        host->loaded = true;
-    }
+    if (!host->loaded)
+        return flux_jobtap_error(p, args, "%s", host->last_error);
     call.handler = handler_find(host, topic);
     return call.handler ? run_call(&call) : 0;
 }
@@ -231,9 +210,11 @@ __attribute__((visibility("default"))) int flux_plugin_init(flux_plugin_t *p)
         host_destroy(host);
         return -1;
     }
+    host->loaded = sandbox_call(host->sandbox, api_open, host, host->last_error) == 0 &&
+                   sandbox_run(host->sandbox, host->script, host->last_error) == 0;
+    // After those of the script: Flux tries a plugin's handlers in turn, twice for each topic.
     if (flux_plugin_add_handler(p, "conf.update", conf_callback, host) < 0 ||
-        flux_plugin_add_handler(p, "plugin.query", query_callback, host) < 0 ||
-        flux_plugin_add_handler(p, "job.destroy", destroy_callback, host) < 0)
+        flux_plugin_add_handler(p, "plugin.query", query_callback, host) < 0)
         return -1;
     return 0;
 }

@@ -15,6 +15,7 @@
 
 // A topic that the script wants to be called for.
 struct handler {
+    struct host *host;
     char *topic;
     int function; // reference
     unsigned long calls;
@@ -74,7 +75,6 @@ enum hold_kind { HOLD_DEPENDENCY, HOLD_PROLOG, HOLD_EPILOG };
 struct record {
     struct host *host;
     flux_jobid_t id;
-    bool ended; // the job is inactive or was rejected: nothing it holds matters any more
     bool subscribed;
     int data; // reference of the job's Lua table, or LUA_NOREF
     struct hold *holds;

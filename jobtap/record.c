@@ -37,6 +37,17 @@ static void holds_free(struct hold *hold)
     }
 }
 
+static flux_job_state_t state_of(struct host *host, flux_jobid_t id)
+{
+    flux_plugin_arg_t *args = flux_jobtap_job_lookup(host->p, id);
+    int state = FLUX_JOB_STATE_INACTIVE;
+
+    if (args)
+        flux_plugin_arg_unpack(args, FLUX_PLUGIN_ARG_IN, "{s:i}", "state", &state);
+    flux_plugin_arg_destroy(args);
+    return state;
+}
+
 static int drop_data(lua_State *L)
 {
     struct record *record = lua_touserdata(L, 1);
@@ -55,7 +66,8 @@ static void record_destroy(void *arg)
     later_destroy_all(record);
     if (record->data != LUA_NOREF)
         sandbox_call(host->sandbox, drop_data, record, error);
-    if (record->holds && !record->ended && (orphan = calloc(1, sizeof(*orphan)))) {
+    if (record->holds && state_of(host, record->id) != FLUX_JOB_STATE_INACTIVE &&
+        (orphan = calloc(1, sizeof(*orphan)))) {
         *orphan = (struct orphan){record->id, record->holds, host->orphans};
         host->orphans = orphan;
         record->holds = NULL;
@@ -113,17 +125,6 @@ void record_unhold(struct record *record, enum hold_kind kind, const char *descr
 }
 
 // --- letting go of jobs ---
-
-static flux_job_state_t state_of(struct host *host, flux_jobid_t id)
-{
-    flux_plugin_arg_t *args = flux_jobtap_job_lookup(host->p, id);
-    int state = FLUX_JOB_STATE_INACTIVE;
-
-    if (args)
-        flux_plugin_arg_unpack(args, FLUX_PLUGIN_ARG_IN, "{s:i}", "state", &state);
-    flux_plugin_arg_destroy(args);
-    return state;
-}
 
 // A job that is new can have no fatal exception yet, but it can be asked for.
 int record_raise(struct host *host, flux_jobid_t id, const char *type, int severity,

@@ -17,7 +17,8 @@ jobtap.on("conf.update", function(conf)
     limit = given
 end)
 
--- A service that was there once, `known`, is being replaced when it is not.
+-- A service that was there once, `known`, is being replaced when it is not. A plugin is not told
+-- when the new one comes, so it asks again until then; a service that is there answers by itself.
 local function ask(job, slice, left, known)
     job:rpc("dovetail.wait-down", { id = job.id, slice = slice }, left, function(reply, why, code)
         local gone = code == "ENOSYS" or code == "EHOSTUNREACH" or code == "ECONNRESET"

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import atexit
 import functools
+import os
 import shutil
 import subprocess
 import tempfile
@@ -28,21 +29,36 @@ def directory() -> Path:
     return Path(made)
 
 
-@functools.cache
-def build(lua: str, *flags: str) -> str:
-    """The test program for one Lua; skips where its headers, or jansson's, are missing."""
-    query = ["pkg-config", "--cflags", "--libs", lua, "jansson"]
+def compiled(name: str, words: list[str], modules: list[str], path: str = "") -> Path:
+    """What a C compiler makes of these words; skips where it or the headers are missing."""
     if not shutil.which("pkg-config") or not shutil.which("cc"):
         pytest.skip("no C compiler or no pkg-config here")
-    found = subprocess.run(query, capture_output=True, text=True)
+    found = subprocess.run(
+        ["pkg-config", "--cflags", "--libs", *modules], capture_output=True, text=True,
+        env={**os.environ, "PKG_CONFIG_PATH": f"{path}:{os.environ.get('PKG_CONFIG_PATH', '')}"},
+    )  # fmt: skip
     if found.returncode != 0:
-        pytest.skip(f"no headers of {lua} and jansson here")
-    program = directory() / "-".join(("core", lua, *map(str, flags)))
-    words = ["cc", "-std=c99", "-D_GNU_SOURCE", "-g", "-O1", "-Wall", "-Wextra", "-Werror", *flags]
-    words += [*(str(TOP / "jobtap" / name) for name in SOURCES), "-o", str(program)]
+        pytest.skip(f"no headers of {' and '.join(modules)} here")
+    words = ["cc", "-std=c99", "-D_GNU_SOURCE", "-g", "-O1", "-Wall", "-Wextra", "-Werror", *words]
+    words += ["-o", str(directory() / name)]
     done = subprocess.run([*words, *found.stdout.split()], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    return str(program)
+    return directory() / name
+
+
+@functools.cache
+def build(lua: str, *flags: str) -> str:
+    """The test program for one Lua."""
+    sources = [str(TOP / "jobtap" / name) for name in SOURCES]
+    return str(compiled("-".join(("core", lua, *flags)), [*flags, *sources], [lua, "jansson"]))
+
+
+def build_host(lua: str, flux: str) -> Path:
+    """The whole host for one Lua, and for the Flux of this command."""
+    sources = [str(path) for path in (TOP / "jobtap").glob("*.c") if path.name != "core_test.c"]
+    words = ["-shared", "-fPIC", "-fvisibility=hidden", *sources]
+    path = str(Path(flux).parents[1] / "lib" / "pkgconfig")
+    return compiled(f"host-{lua}.so", words, [lua, "jansson", "flux-core"], path)
 
 
 def write(*scripts: str) -> list[str]:

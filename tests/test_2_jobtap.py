@@ -4,11 +4,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 
-import fluxhere
 import pytest
-from fluxhere import Instance
 
 pytestmark = pytest.mark.flux
 
@@ -24,6 +21,7 @@ TOPICS = [
     "job.state.cleanup",
     "job.state.inactive",
     "job.inactive-add",
+    "job.inactive-remove",
     "job.destroy",
     "job.priority.get",
     "job.update",
@@ -34,18 +32,6 @@ TOPICS = [
 ]
 HOLD = "--setattr=system.exec.test.run_duration=100s"  # a job that runs without processes
 QUICK = "--setattr=system.exec.test.run_duration=0.001s"
-
-
-@pytest.fixture(scope="module")
-def running() -> Iterator[Instance]:
-    with fluxhere.instance() as one:
-        yield one
-
-
-@pytest.fixture
-def flux(running: Instance) -> Iterator[Instance]:
-    yield running
-    running.clear()
 
 
 def test_every_topic_reaches_lua(flux):
@@ -65,6 +51,7 @@ def test_every_topic_reaches_lua(flux):
         flux.ok("cancel", job)
         flux.wait(job, "clean")
         flux.ok("run", QUICK, "true")
+        flux.ok("job", "purge", "--force", "--num-limit=0")
         found = flux.query("all")
     assert found["errors"] == 0, found["last_error"]
     assert [topic for topic in TOPICS if not found["topics"][topic]] == []
@@ -143,6 +130,7 @@ def test_an_update_can_be_refused_or_granted(flux):
     script = """
         jobtap.on("job.update.attributes.system.name", function(job)
             if job.value == "no" then job:reject("no such name here") end
+            assert(job.cred.userid == job.userid)
             return { validated = 1 }
         end)"""
     with flux.plugin("update", script):

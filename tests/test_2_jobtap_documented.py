@@ -3,11 +3,13 @@
 
 from __future__ import annotations
 
+import fnmatch
 import re
 
 import fluxhere
 import luacore
 import pytest
+from test_2_jobtap import TOPICS
 
 PAGE = (luacore.TOP / "doc" / "dovetail-jobtap.7").read_text()
 QUICK = "--setattr=system.exec.test.run_duration=0.001s"
@@ -42,6 +44,16 @@ def test_every_function_of_the_manual_page_is_there():
 
 
 @pytest.mark.unit
+def test_every_topic_of_the_manual_page_is_tested():
+    text = re.search(r"for a topic of\n(.*?)\.\n", PAGE, re.DOTALL).group(1)
+    topics = re.findall(r"Ql (job\.[\w.-]+)", text)
+    assert len(topics) >= 12
+    patterns = [re.sub(r"[A-Z]+", "*", topic) for topic in topics]
+    assert [one for one in patterns if not fnmatch.filter(TOPICS, one)] == []
+    assert [one for one in TOPICS if not any(fnmatch.fnmatch(one, p) for p in patterns)] == []
+
+
+@pytest.mark.unit
 def test_every_library_function_is_in_the_manual_page():
     text = (luacore.TOP / "jobtap" / "libraries.c").read_text()
     base = re.search(r"base\[\] = \{(.*?)NULL", text, re.DOTALL).group(1)
@@ -54,15 +66,23 @@ def test_every_policy_key_is_in_the_manual_page():
     text = (luacore.TOP / "jobtap" / "carve.lua").read_text()
     table = re.search(r"local keys = \{(.*?)\}", text, re.DOTALL).group(1)
     keys = re.findall(r'([\w-]+)"?\]? = "', table)
-    assert len(keys) == 6
+    assert len(keys) == 7
     assert [key for key in keys if f".It Va {key}" not in PAGE] == []
 
 
 @pytest.mark.unit
+@pytest.mark.parametrize("lua", luacore.VERSIONS)
 @pytest.mark.parametrize("name", ["long", "licence"])
-def test_an_example_is_correct_lua(name):
+def test_an_example_is_correct_lua(name, lua):
     host = "jobtap = { on = function() end } function main() return true end"
-    assert luacore.run([luacore.build("lua5.3")], "{}", host, examples()[name]) == "true"
+    assert luacore.run([luacore.build(lua)], "{}", host, examples()[name]) == "true"
+
+
+@pytest.mark.unit
+def test_a_plugin_of_ours_is_short():
+    plugins = list((luacore.TOP / "jobtap").glob("*.lua"))
+    assert len(plugins) == 3
+    assert [path.name for path in plugins if len(path.read_text().splitlines()) >= 100] == []
 
 
 @pytest.mark.flux

@@ -3,9 +3,12 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
+from xml.etree import ElementTree
 
 import fluxhere
+import luacore
 import pytest
 from fluxhere import Instance
 
@@ -41,12 +44,6 @@ UNLOADABLE = {
 def running() -> Iterator[Instance]:
     with fluxhere.instance(3) as one:  # three jobs have cores at once
         yield one
-
-
-@pytest.fixture
-def flux(running: Instance) -> Iterator[Instance]:
-    yield running
-    running.clear()
 
 
 def matches(text: str, alternatives: str) -> bool:
@@ -253,3 +250,90 @@ def test_a_thousand_jobs_pass_through_a_plugin_that_touches_each(flux):
         found = flux.query("thousand")
     assert (found["n"], found["errors"], found["waiting"]) == (1000, 0, 0)
     assert found["memory"] < 4 << 20
+
+
+# Uses every part of the host once, and some of them wrongly.
+ACTING = """
+    jobtap.on("conf.update", function(conf) jobtap.log("debug", conf) end)
+    jobtap.on("plugin.query", function() return { conf = jobtap.conf } end)
+    jobtap.on("job.validate", function(job)
+        if job.jobspec.tasks[1].command[1] == "false" then job:reject("no") end
+    end)
+    jobtap.on("job.dependency.odd", function(job)
+        job:dependency_add("odd:" .. job.dependency.value)
+        job:reject("odd")
+    end)
+    jobtap.on("job.new", function(job)
+        job.data.seen = { tostring(job.jobspec), job.f58 }
+        job:subscribe()
+        job:after(1000, function() end)
+        job:rpc("broker.ping", { seq = 1 }, 30, function(reply) job.data.seq = reply.seq end)
+        job:rpc("kvs.getroot", { namespace = "no" }, 30, function() error("lost", 0) end)
+        job:after(0.01, function() job:rpc("nobody.home", { f = error }, 30, error) end)
+    end)
+    jobtap.on("job.event.*", function(job) job.data[job.entry.name] = job.entry end)
+    jobtap.on("job.update.*", function(job) return { validated = 1 } end)
+    jobtap.on("job.state.priority", function(job) return { priority = 7, x = job.jobspec } end)
+    jobtap.on("job.state.depend", function(job)
+        job:annotate({ colour = "red" })
+        job:post("painted", { coats = 2 })
+        job:raise("taste", 3, "red is loud")
+        job:update({ ["attributes.system.job.name"] = "renamed" })
+        return { annotations = { list = { 1, 2 } } }
+    end)
+    jobtap.on("job.state.cleanup", function(job) error({ job:result() }) end)
+"""
+
+
+@pytest.mark.parametrize("lua", luacore.VERSIONS)
+def test_the_host_works_with_each_lua(flux, lua):
+    name = lua.replace(".", "")
+    (flux.scratch / f"{name}.so").symlink_to(luacore.build_host(lua, flux.flux))
+    with flux.plugin(name, ACTING, "list=[1,5]"):
+        job = flux.submit(QUICK, "true")
+        flux.wait(job, "clean")
+        found = flux.query(name)
+    assert (found["lua"], found["conf"]) == (f"Lua {lua[3:]}", {"list": [1, 5]})
+    assert found["last_error"] == "error of type table"
+    assert flux.contexts(job, "painted") == [{"coats": 2}]
+
+
+def in_the_host(error: ElementTree.Element) -> bool:
+    """Whether what valgrind found has to do with our library, which may be unloaded by then."""
+    return any(
+        str(frame.findtext("obj")).endswith("/lua.so")
+        or str(frame.findtext("dir")).endswith("/jobtap")
+        for frame in error.iter("frame")
+    )
+
+
+def test_valgrind_finds_nothing_in_a_job_manager_with_plugins(tmp_path):
+    if not shutil.which("valgrind"):
+        pytest.skip("no valgrind here")
+    found = tmp_path / "found.xml"
+    words = ["valgrind", "-q", "--leak-check=full", "--keep-debuginfo=yes"]
+    words += ["--child-silent-after-fork=yes", "--xml=yes", f"--xml-file={found}"]
+    with fluxhere.instance(1, "--wrap=" + ",".join(words)) as flux:
+        for what in ("a mistake in the syntax", "a topic twice"):
+            path = str(flux.write("unloadable", UNLOADABLE[what][0]))
+            assert flux.run("jobtap", "load", path).returncode != 0
+        with flux.plugin("acting", ACTING, "list=[1,5]"):
+            for refused in (["false"], ["--dependency=odd:1", "true"]):
+                assert flux.run("submit", *refused).returncode != 0
+            job = flux.submit("--urgency=hold", QUICK, "true")
+            flux.ok("update", job, "attributes.system.name=yes")
+            flux.ok("job", "urgency", job, "16")
+            flux.wait(job, "clean")
+            assert flux.query("acting")["last_error"] == "error of type table"
+        for hold in ("prolog", "epilog"):  # in turn, since there may be one core
+            flux.load("holding", HOLDING)
+            held = flux.submit("--dependency=held:x", QUICK, "true")
+            job = flux.submit(f"--setattr=user.{hold}=1", QUICK, "true")
+            flux.wait(job, f"{hold}-start")
+            flux.ok("jobtap", "remove", "holding.so")
+            flux.wait(job, "clean")
+        flux.load("holding", HOLDING)  # and stays, with the jobs that it holds
+        assert flux.state(held) == "DEPEND"
+    errors = ElementTree.parse(found).getroot().findall("error")
+    texts = [ElementTree.tostring(one, "unicode") for one in errors if in_the_host(one)]
+    assert texts == []

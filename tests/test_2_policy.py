@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from typing import Any
 
 import luacore
@@ -21,6 +22,7 @@ HOST = """
     function actions.reject(_, why) error("rejected: " .. why, 0) end
     function actions.posted() return false end
     function actions.annotate(_, what) done.annotated = what end
+    function actions.update(_, what) done.updated = what return true end
 
     function main(case)
         handlers["conf.update"](case.conf)
@@ -45,11 +47,16 @@ def jobspec(asked: object, nodes: int | None = 4, queue: str | None = None) -> d
     return {"version": 1, "resources": [resource], "attributes": attributes}
 
 
-def judge(spec: dict[str, Any], **policy: object) -> str:
-    """What is printed: what was done to the job, or why it was rejected."""
-    conf = {"dovetail-policy": policy} if policy else {}
-    case = {"conf": conf, "userid": 1000, "jobspec": spec}
-    return luacore.run([luacore.build("lua5.3")], json.dumps(case), HOST, PLUGIN)
+@pytest.fixture(params=luacore.VERSIONS)
+def judge(request: pytest.FixtureRequest) -> Callable[..., str]:
+    """What is printed for a job: what was done to it, or why it was rejected."""
+
+    def judged(spec: dict[str, Any], **policy: object) -> str:
+        conf = {"dovetail-policy": policy} if policy else {}
+        case = {"conf": conf, "userid": 1000, "jobspec": spec}
+        return luacore.run([luacore.build(request.param)], json.dumps(case), HOST, PLUGIN)
+
+    return judged
 
 
 ACCEPTED = {
@@ -64,6 +71,27 @@ ACCEPTED = {
     "a user on the list": (jobspec({"nodes": 1}), {"users": [7, 1000]}, ("all", 1)),
     "a queue on the list": (jobspec({"nodes": 1}, queue="a"), {"queues": ["a"]}, ("all", 1)),
     "a slice, judged already": (jobspec({"slice": 1}), {"users": [7]}, "{}"),
+}
+CUT = {  # what is left of a request where policy reduces, as (nodes, cores)
+    "to the nodes allowed": (jobspec({"nodes": 4}), {"max-nodes": 2}, (2, "all")),
+    "to the cores allowed, from all": (jobspec({"nodes": 1}), {"max-cores": 8}, (1, 8)),
+    "to the cores allowed, from more": (
+        jobspec({"nodes": 1, "cores": 9}), {"max-cores": 8}, (1, 8),
+    ),
+    "to the share allowed": (jobspec({"nodes": 4, "cores": 1}), {"max-share": 0.5}, (2, 1)),
+    "to a share in whole nodes": (jobspec({"nodes": 3}, nodes=3), {"max-share": 0.5}, (1, "all")),
+    "to all of it at once": (
+        jobspec({"nodes": 4}), {"max-share": 0.9, "max-nodes": 2, "max-cores": 1}, (2, 1),
+    ),
+}  # fmt: skip
+UNCUT = {
+    "less than policy allows": (
+        jobspec({"nodes": 1, "cores": 2}),
+        {"max-nodes": 2, "max-cores": 8},
+    ),
+    "nodes that are unknown, by a share": (jobspec({"nodes": 2}, nodes=None), {"max-share": 0.1}),
+    "nothing asked for": (jobspec(None), {"max-nodes": 1}),
+    "a slice, judged already": (jobspec({"slice": 1}), {"max-nodes": 1}),
 }
 REJECTED = {
     "no nodes": (jobspec({}), {}, "nodes is a whole number from 1 on"),
@@ -98,13 +126,23 @@ REJECTED = {
     "the site's own words": (
         jobspec({"nodes": 9}), {"contact": "ask hpc@example.org"}, "; ask hpc@example.org",
     ),
+    "a user who is not on the list, though others are reduced": (
+        jobspec({"nodes": 1}), {"users": [7], "reduce": True}, "user 1000 may not use it here",
+    ),
+    "a share of less than a node": (
+        jobspec({"nodes": 1}, nodes=1), {"max-share": 0.5, "reduce": True}, "more than 50 %",
+    ),
+    "half a core, to be reduced": (
+        jobspec({"nodes": 1, "cores": 0.5}), {"max-cores": 1, "reduce": True}, "cores is a whole",
+    ),
+    "a word for a switch": (jobspec(None), {"reduce": "yes"}, "reduce is not a boolean"),
     "a policy that is not known": (jobspec(None), {"max-node": 1}, "max-node is not known"),
     "a policy of the wrong kind": (jobspec(None), {"max-nodes": "1"}, "max-nodes is not a number"),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("what", ACCEPTED)
-def test_a_job_with_this_is_accepted_and_annotated(what):
+def test_a_job_with_this_is_accepted_and_annotated(judge, what):
     spec, policy, outcome = ACCEPTED[what]
     if isinstance(outcome, tuple):
         cores, nodes = outcome
@@ -112,8 +150,25 @@ def test_a_job_with_this_is_accepted_and_annotated(what):
     assert judge(spec, **policy) == outcome.replace(" ", "")
 
 
+@pytest.mark.parametrize("what", CUT)
+def test_a_request_beyond_policy_is_cut_where_policy_reduces(judge, what):
+    spec, policy, (nodes, cores) = CUT[what]
+    share = {"cores": cores, "nodes": nodes}
+    wanted = {"annotated": {"dovetail": share}, "updated": {"attributes.user.dovetail": share}}
+    assert json.loads(judge(spec, **policy, reduce=True)) == wanted
+    assert judge(spec, **policy).startswith("error: rejected: dovetail: ")
+
+
+@pytest.mark.parametrize("what", UNCUT)
+def test_a_request_within_policy_is_left_as_it_is(judge, what):
+    spec, policy = UNCUT[what]
+    found = judge(spec, **policy, reduce=True)
+    assert "updated" not in found
+    assert found == judge(spec, **policy)
+
+
 @pytest.mark.parametrize("what", REJECTED)
-def test_a_job_with_this_is_rejected_with_the_reason(what):
+def test_a_job_with_this_is_rejected_with_the_reason(judge, what):
     spec, policy, why = REJECTED[what]
     printed = judge(spec, **policy)
     assert printed.startswith("error: ")

@@ -7,7 +7,6 @@ import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 
-import fluxhere
 import pytest
 from fluxhere import Instance
 
@@ -17,18 +16,6 @@ STUB = str(Path(__file__).parent / "stub_module.py")
 QUICK = "--setattr=system.exec.test.run_duration=0.001s"
 UP = "--dependency=dovetail:up"
 SLICE = "--setattr=user.dovetail.slice=1"
-
-
-@pytest.fixture(scope="module")
-def running() -> Iterator[Instance]:
-    with fluxhere.instance() as one:
-        yield one
-
-
-@pytest.fixture
-def flux(running: Instance) -> Iterator[Instance]:
-    yield running
-    running.clear()
 
 
 @contextlib.contextmanager
