@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 from dovetail import process
-from dovetail.usernetes import build, components, preflight, state
+from dovetail.usernetes import build, cgroups, components, preflight, state
 from others import WHY_NOT
 
 TOP = Path(__file__).resolve().parents[1]
@@ -26,6 +26,7 @@ SETUP = TOP / "usernetes-setup"
 # Users that nobody has, another two for each run of the tests.
 USER, STRANGER = 200_000 + os.getpid(), 10_000_000 + os.getpid()
 LIMIT = 120  # seconds that anything may take on a slow machine under load
+DOWN = 10  # seconds in which `down` has ended everything, or says what it could not
 ROOT = os.getuid() == 0
 COMPONENTS = ("etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler",
               "containerd", "kubelet", "steward")  # fmt: skip
@@ -37,7 +38,8 @@ TRIED = set()
 def pytest_terminal_summary(terminalreporter):
     """Say as whom clusters ran: it depends on what the machine allows."""
     if TRIED:
-        terminalreporter.write_line(f"clusters ran: {' and '.join(sorted(TRIED))}")
+        why = f", since {WHY_NOT}" if ROOT and WHY_NOT else ""
+        terminalreporter.write_line(f"clusters ran: {' and '.join(sorted(TRIED))}{why}")
 
 
 def as_user(uid, *words):
@@ -54,6 +56,8 @@ class Machine:
         self.folder = Path(tempfile.mkdtemp(prefix="dk-", dir="/tmp"))
         self.binaries = binaries
         self.nodes = set()
+        self.networks = set()
+        self.outside = self.outer_network()
         self.environment = {
             "PATH": "/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin", "HOME": str(self.folder),
             "DOVETAIL_STATE": str(self.folder / "s"), "DOVETAIL_CACHE": str(binaries.parents[1]),
@@ -67,14 +71,28 @@ class Machine:
         return line if self.uid == os.getuid() else as_user(self.uid, *line)
 
     def note(self):
-        """Remember the nodes that there are now: what is left is looked for by their names."""
-        self.nodes |= {path.name for path in (self.folder / "s").glob("*/nodes/127.*")}
+        """Remember the nodes and network namespaces that there are now: by them what is left is
+        looked for."""
+        for path in (self.folder / "s").glob("*/nodes/127.*"):
+            self.nodes.add(path.name)
+            with contextlib.suppress(OSError, ValueError):
+                for pid in cgroups.processes(json.loads((path / "node.json").read_text())["group"]):
+                    self.networks |= links(f"/proc/{pid}/ns", "net") - links("/proc/self/ns", "net")
         return self.nodes
+
+    def outer_network(self):
+        """Links, and tables of packet filters, of the network that this process is in."""
+        listed = subprocess.run([self.binaries / "bin/nft", "list", "tables"], capture_output=True)
+        tables = listed.stdout.decode().splitlines()  # none for a user, who could make none either
+        with contextlib.suppress(OSError):
+            tables += Path("/proc/net/ip_tables_names").read_text().splitlines()
+        return {*os.listdir("/sys/class/net"), *tables}
 
     def verb(self, verb, *words, code=0):
         self.note()
         done = subprocess.run(self.words(verb, *words), env=self.environment,
-                              capture_output=True, text=True, timeout=LIMIT)  # fmt: skip
+                              capture_output=True, text=True,
+                              timeout=DOWN if verb == "down" else LIMIT)  # fmt: skip
         self.note()
         assert done.returncode == code, (verb, done.stdout, done.stderr)
         return done
@@ -114,14 +132,18 @@ class Machine:
                 if str(self.folder) in line or (self.rootless and ROOT
                                                 and folder.stat().st_uid == self.uid):  # fmt: skip
                     found.append(f"process {folder.name}: {line}")
+            held = links(folder / "ns", "net") | links(folder / "fd", "*")
+            found += [f"process {folder.name} holds {name}" for name in held & self.networks]
         # This user may have other clusters on this machine, which are none of our business.
         groups = [p for p in Path("/sys/fs/cgroup").glob(f"*/dovetail-{self.uid}") if p.is_dir()]
         for group in groups:
             inside = [path for path in group.iterdir() if path.is_dir()]
             ours = [path for path in inside if path.name.split(".", 2)[-1] in self.nodes]
             found += map(str, ours or ([] if inside or self.rootless else [group]))
-        mounts = Path("/proc/self/mounts").read_text().splitlines()
+        mounts = Path("/proc/self/mountinfo").read_text().splitlines()
         found += [line for line in mounts if str(self.folder) in line]
+        found += {line.split()[3] for line in mounts} & self.networks
+        found += self.outer_network() - self.outside
         addresses = {bytes(map(int, reversed(n.split(".")))).hex().upper() for n in self.nodes}
         listeners = Path("/proc/net/tcp").read_text().splitlines()
         ours = [line.split() for line in listeners[1:]]
@@ -139,6 +161,16 @@ class Machine:
         if self.uid != os.getuid():
             subprocess.run([SETUP / "delegate", str(self.uid), "--remove"], check=True)
         shutil.rmtree(self.folder)
+
+
+def links(folder, names):
+    """Where the links in a folder lead, as far as they can be read."""
+    found = set()
+    with contextlib.suppress(OSError):
+        for path in Path(folder).glob(names):
+            with contextlib.suppress(OSError):
+                found.add(os.readlink(path))
+    return found
 
 
 def eventually(question, limit=LIMIT):
@@ -167,6 +199,7 @@ def binaries():
 
 
 def modes():
+    """As whom clusters can run here; an ordinary user last."""
     if not ROOT:
         return ["rootless"]
     return ["root"] if WHY_NOT else ["root", "rootless"]
@@ -184,13 +217,11 @@ def machine(request, binaries):
 
 @pytest.fixture
 def any_machine(binaries):
-    """One user is enough: an ordinary one."""
-    if ROOT and WHY_NOT:
-        pytest.skip(WHY_NOT)
+    """One user is enough: an ordinary one where that is possible."""
     gaps = preflight.hard_gaps()
     if gaps:
         pytest.skip(f"cannot run here: {gaps[0]}")
-    made = Machine(True, binaries)
+    made = Machine(modes()[-1] == "rootless", binaries)
     yield made
     made.close()
 

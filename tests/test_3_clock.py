@@ -100,11 +100,11 @@ def test_a_node_with_a_wrong_clock_is_not_started(tmp_path, monkeypatch, ahead, 
     monkeypatch.setattr(cluster, "binaries", lambda _: tmp_path)
     with server(tmp_path, ahead) as url, pytest.raises(BadInput, match=says):
         cluster.join(join_file(tmp_path, url), print)
-    assert not list((tmp_path / "state").iterdir())
+    assert not (tmp_path / "state").exists()
 
 
 def test_a_node_whose_cluster_cannot_be_reached_is_not_started(tmp_path, monkeypatch):
     monkeypatch.setattr(cluster, "binaries", lambda _: tmp_path)
     with pytest.raises(BadInput, match="cannot be reached"):
         cluster.join(join_file(tmp_path, "https://127.77.255.254:1"), print)
-    assert not list((tmp_path / "state").iterdir())
+    assert not (tmp_path / "state").exists()

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
 import signal
@@ -13,6 +14,7 @@ from pathlib import Path
 import pytest
 from clusters import COMPONENTS, eventually, record, start
 from dovetail.usernetes import cgroups
+from others import needs_nobody
 
 pytestmark = pytest.mark.kube
 
@@ -33,10 +35,15 @@ def test_a_component_that_is_killed_comes_back_and_pods_go_on(any_machine):
     any_machine.nothing_left()
 
 
-@pytest.mark.parametrize("victims", [["keeper"], ["supervisor"], ["keeper", "supervisor"]])
-def test_nothing_is_left_when_a_part_is_killed(any_machine, victims):
-    made = any_machine.up("--name", "one")
-    start(any_machine, made, "first")
+@pytest.mark.parametrize(
+    ("network", "victims"),
+    [("host", ["keeper"]), ("bridge", ["supervisor"]), ("bridge", ["keeper", "supervisor"])],
+)
+def test_nothing_is_left_when_a_part_is_killed(any_machine, network, victims):
+    made = any_machine.up("--name", "one", "--network", network)
+    start(any_machine, made, "first", hostNetwork=network == "host")
+    any_machine.note()
+    assert len(any_machine.networks) == (2 if network == "bridge" else 0), "the node's, the pod's"
     parts = record(made)
     for name in victims:
         os.kill(parts[name], signal.SIGSTOP)  # so that neither can act on the other's death
@@ -71,6 +78,22 @@ def test_down_does_not_wait_for_a_part_that_hangs(any_machine, part):
     any_machine.nothing_left(limit=1)
 
 
+@needs_nobody
+def test_down_says_what_it_cannot_end_and_may_be_repeated(any_machine):
+    made = any_machine.up("--name", "one")
+    with subprocess.Popen(["sleep", "1000"]) as stranger:  # root's, so not the user's to kill
+        try:
+            for folder in cgroups.folders(made["group"]):
+                (folder / "system/cgroup.procs").write_text(str(stranger.pid))
+            said = any_machine.verb("down", "--name", "one", code=1).stderr
+        finally:
+            stranger.kill()
+    assert "could not be removed" in said
+    assert f"{made['group']}/system" in said
+    any_machine.verb("down", "--name", "one")
+    any_machine.nothing_left(limit=1)
+
+
 def inside(made, part):
     """The pod's program, or the program that holds its namespaces."""
     word = {"program": f"1000{os.getpid()}", "pause": "/pause"}[part]
@@ -101,12 +124,27 @@ def test_nothing_is_left_when_up_itself_is_killed(any_machine):
     any_machine.nothing_left()
 
 
+@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL])
+def test_nothing_is_left_when_whoever_holds_the_lock_is_killed_last(any_machine, how):
+    parts = record(any_machine.up("--name", "one"))
+    lock = any_machine.folder / "s" / "one.lock"
+    with lock.open() as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        os.kill(parts["keeper"], how)  # if killed, the supervisor does its work
+        assert eventually(lambda: not lock.with_suffix("").exists())
+    any_machine.nothing_left()
+
+
 def test_up_after_a_crash_of_everything_starts_anew(any_machine):
     parts = record(any_machine.up("--name", "one"))
     os.kill(parts["keeper"], signal.SIGSTOP)
     os.kill(parts["supervisor"], signal.SIGKILL)
     os.kill(parts["keeper"], signal.SIGKILL)
-    listed = json.loads(any_machine.verb("status", "--json", code=1).stdout)
-    assert [entry["state"] for entry in listed] == ["dead"]
+
+    def states():
+        listed = json.loads(any_machine.verb("status", "--json", code=1).stdout)
+        return [entry["state"] for entry in listed]
+
+    assert eventually(lambda: states() == ["dead"]), states()
     made = any_machine.up("--name", "one")
     assert any_machine.kubectl(made, "get", "--raw", "/readyz") == "ok"

@@ -17,9 +17,11 @@ pytestmark = [pytest.mark.unit, pytest.mark.usefixtures("private_state")]
 
 @pytest.fixture
 def machine(tmp_path, monkeypatch):
-    """A machine that is only written down: what a check reads below /proc, /sys, /dev and /etc."""
-    for name in ("PROC", "SYS", "DEV", "ETC"):
+    """A machine that is only written down: what a check reads below /proc, /sys, /dev and so on."""
+    for name in ("PROC", "SYS", "DEV", "ETC", "RUN", "VAR"):
         monkeypatch.setattr(check, name, tmp_path / name)
+    monkeypatch.setattr(checks_kernel.cgroups, "ROOT", tmp_path / "SYS/fs/cgroup")
+    monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
     monkeypatch.setattr(os, "getuid", lambda: 1000)
     monkeypatch.setattr(linux, "user_name", lambda: "ann")
     monkeypatch.setattr(checks_kernel.shutil, "which", lambda name: f"/usr/bin/{name}")
@@ -28,6 +30,8 @@ def machine(tmp_path, monkeypatch):
 CLOCK = "SYS/devices/system/clocksource/clocksource0"
 EFA = {"SYS/class/infiniband/efa_0/node_type": "1"}
 TWO_NETWORKS = {f"SYS/class/net/{name}/operstate": "up\n" for name in ("eth0", "ib0")}
+SYSTEMD = {"RUN/systemd/system/basic.target": ""}
+VERSION_2 = {**SYSTEMD, "SYS/fs/cgroup/cgroup.controllers": ""}
 FEW_LOCKED = (64 << 10, 64 << 10)
 
 
@@ -60,6 +64,13 @@ FEW_LOCKED = (64 << 10, 64 << 10)
         ("fabrics", {}, "note", "", ""),
         ("memlock", EFA, "soft", "ann - memlock unlimited", "admin"),
         ("memlock", {}, "ok", "", ""),
+        ("linger", SYSTEMD, "soft", "loginctl enable-linger ann", "user"),
+        ("linger", {**SYSTEMD, "VAR/lib/systemd/linger/ann": ""}, "ok", "", ""),
+        ("linger", {}, "ok", "", ""),
+        ("XDG_RUNTIME_DIR", VERSION_2, "soft", "loginctl enable-linger ann", "admin"),
+        ("XDG_RUNTIME_DIR", {**VERSION_2, "RUN/user/1000/bus": ""},
+         "soft", "/RUN/user/1000", "user"),
+        ("XDG_RUNTIME_DIR", SYSTEMD, "ok", "", ""),
     ],
 )  # fmt: skip
 def test_a_gap_is_told_with_what_mends_it(
@@ -84,6 +95,49 @@ NAMES = {
 def named(one):
     """What a check is called where people read it."""
     return NAMES.get(one.__name__, one.__name__.replace("_", " "))
+
+
+@pytest.mark.parametrize(
+    ("without_ids", "files", "mends"),
+    [
+        ("", {}, "chmod u+s /usr/bin/newuidmap /usr/bin/newgidmap"),
+        ("no", {"user/max_user_namespaces": "0"}, "sysctl -w user.max_user_namespaces=15000"),
+        ("no", {"user/max_user_namespaces": "9", "kernel/unprivileged_userns_clone": "0"},
+         "sysctl -w kernel.unprivileged_userns_clone=1"),
+        ("no", {"kernel/apparmor_restrict_unprivileged_userns": "1"},
+         "sysctl -w kernel.apparmor_restrict_unprivileged_userns=0"),
+        ("no", {}, "docker run --security-opt seccomp=unconfined"),
+    ],
+)  # fmt: skip
+def test_whoever_refuses_namespaces_is_found(
+    machine, monkeypatch, tmp_path, without_ids, files, mends
+):
+    for path, text in files.items():
+        (tmp_path / "PROC/sys" / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "PROC/sys" / path).write_text(text)
+    answers = iter(("no", without_ids))  # this kernel allows both
+    monkeypatch.setattr(linux, "in_child", lambda _: next(answers))
+    found = checks_kernel.user_namespaces()
+    assert (found.level, found.who) == ("hard", "admin")
+    assert found.fix.startswith(mends)
+
+
+def test_without_loopback_there_is_no_port():
+    def alone():
+        checks_kernel._in_own_network()
+        found = checks_machine.ports()
+        raise OSError(f"{found.level}, {found.who}: {found.fix}")
+
+    if linux.in_child(checks_kernel._in_own_network):
+        pytest.skip("no network namespaces here")
+    assert linux.in_child(alone) == "hard, admin: ip link set lo up"
+
+
+def test_a_clock_before_this_release_is_a_hard_gap(monkeypatch):
+    monkeypatch.setattr(checks_machine, "NEWEST_PAST", 1 << 40)
+    found = checks_machine.clock()
+    assert (found.level, found.fix, found.who) == ("hard", "timedatectl set-ntp true", "admin")
+    assert any("clock" in line for line in whole.hard_gaps())
 
 
 def test_a_device_that_is_not_the_users_to_open_is_a_gap(machine, monkeypatch, tmp_path):

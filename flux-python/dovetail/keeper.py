@@ -15,7 +15,6 @@ a flood of output nor a full disk stops it. Imports stay few: they cost millisec
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import json
 import os
 import select
@@ -24,7 +23,7 @@ import struct
 import sys
 import time
 
-from dovetail import mpirun, process, sweep
+from dovetail import child, mpirun, process, sweep
 from dovetail.cgroup import Group
 
 TYPE_CHECKING = False
@@ -37,10 +36,8 @@ GRACE = 3.0
 COUNT = struct.Struct("=Qd")
 """The file `iterations`: how many `Time =` lines, and when the last came (CLOCK_MONOTONIC)."""
 
-_SET_PDEATHSIG, _SET_CHILD_SUBREAPER = 1, 36  # prctl(2)
 _TAIL = 1 << 20
 _TIME_LINE = b"\nTime = "
-_CANNOT_START = 127
 
 
 class Log:
@@ -105,8 +102,7 @@ class Keeper:
     `case` (to copy from), `home` (its output directory), `ranks`, `command`, `prepare` (pairs of
     a line and its words), `environment` (to add), `libraries` (MPI to preloaded library), `group`
     (weight and control directory of its control group; its processes join the group `job`),
-    `cpus`, `log_limit`; and only in a pod `hosts`, those of all its pods if these are
-    several (see `mpirun.across`).
+    `cpus`, `log_limit`; and only in a pod `hosts`, those of all its pods (see `mpirun.across`).
     """
 
     def __init__(self, config: dict[str, Any]) -> None:
@@ -114,8 +110,8 @@ class Keeper:
         self.group = Group(*config["group"])
         self.job = Group(*config["job"])
         self.case = os.path.join(config["home"], "case")
-        self.libc = ctypes.CDLL(None, use_errno=True)
-        self.libc.prctl(_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+        child.adopt_orphans()
+        self.null = os.open(os.devnull, os.O_RDONLY)
         self.output, self.output_end = os.pipe()
         os.set_blocking(self.output, False)
         self.log: Log | None = None
@@ -124,9 +120,7 @@ class Keeper:
         self.stopping = False
         self.deadline = 0.0  # of the grace after a stop; 0 if none runs
         self.orphaned = False
-        self.waker, waker_end = os.pipe()
-        os.set_blocking(waker_end, False)
-        signal.set_wakeup_fd(waker_end)
+        self.waker = child.signal_pipe()
         for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             signal.signal(number, lambda number, frame: None)
 
@@ -158,7 +152,8 @@ class Keeper:
             return 1, f"cannot make {config['home']}: {error.strerror}"
         counter = os.path.join(config["directory"], "iterations")
         self.log = Log(os.path.join(config["home"], "log"), counter, config["log_limit"])
-        copy = 'rm -rf -- "$1" && cp -a -T -- "$0" "$1"'
+        # Whose the case is does not matter: in a pod others' ids may not even have a number.
+        copy = 'rm -rf -- "$1" && cp -a --no-preserve=ownership -T -- "$0" "$1"'
         steps = [("copying the case", "/", ["sh", "-c", copy, config["case"], self.case])]
         for line, words in config["prepare"]:
             steps.append((f"prepare step '{line}'", self.case, words))
@@ -174,8 +169,10 @@ class Keeper:
         mpi = config["mpi"] or mpirun.flavour(config["command"][0], path)
         words = mpirun.command_line(config["command"], config["ranks"], path, mpi)
         mpi = mpi or mpirun.flavour(words[0], path)  # a script runs under its starter's MPI
-        if config.get("hosts"):
-            words = self._spread(base, words, path, mpi)
+        if "hosts" in config:
+            base.update(mpirun.within(config["hosts"]))
+            if len(config["hosts"]) > 1:
+                words = self._spread(base, words, path, mpi)
         self._tell({"kind": "started", "mpi": mpi})
         code = self._step(words, self.case, mpirun.preload(base, config["libraries"].get(mpi, "")))
         if not code:
@@ -201,10 +198,8 @@ class Keeper:
         if self.stopping or self.orphaned:
             return 128 + signal.SIGTERM
         self.status = None
-        parent = os.getpid()
-        self.child = os.fork()
-        if self.child == 0:
-            self._become(parent, words, directory, environment)
+        files = {0: self.null, 1: self.output_end, 2: self.output_end}
+        self.child = child.start(words, directory, environment, files, self._confine)
         while self.status is None:
             if self.orphaned or (self.deadline and time.monotonic() >= self.deadline):
                 sweep.end_simulation(self.config["directory"], self.group, os.getpid())
@@ -216,30 +211,11 @@ class Keeper:
         code = os.waitstatus_to_exitcode(self.status)
         return code if code >= 0 else 128 - code
 
-    def _become(
-        self, parent: int, words: list[str], directory: str, environment: dict[str, str]
-    ) -> None:
-        """In the child: turn into the program; never returns."""
-        try:
-            os.setpgid(0, 0)
-            self.libc.prctl(_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-            if os.getppid() != parent:
-                os._exit(_CANNOT_START)
-            signal.set_wakeup_fd(-1)
-            for number in (signal.SIGPIPE, signal.SIGXFSZ):
-                signal.signal(number, signal.SIG_DFL)
-            os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-            os.dup2(self.output_end, 1)
-            os.dup2(self.output_end, 2)
-            self.job.add(os.getpid())
-            if self.config["cpus"]:
-                os.sched_setaffinity(0, self.config["cpus"])
-            os.chdir(directory)
-            os.execvpe(words[0], words, environment)
-        except OSError as error:
-            os.write(2, f"cannot start {words[0]}: {error.strerror}\n".encode())
-        finally:
-            os._exit(_CANNOT_START)
+    def _confine(self) -> None:
+        """In a step's own process: join the simulation's control group, and keep to its CPUs."""
+        self.job.add(os.getpid())
+        if self.config["cpus"]:
+            os.sched_setaffinity(0, self.config["cpus"])
 
     def _wait(self, limit: float | None) -> None:
         """Take in whatever comes first: output, a command, a child's end, or `limit` seconds."""
@@ -279,13 +255,9 @@ class Keeper:
 
     def _reap(self) -> None:
         """Collect the children that have ended, adopted ones included."""
-        with contextlib.suppress(ChildProcessError):
-            while True:
-                pid, status = os.waitpid(-1, os.WNOHANG)
-                if pid == 0:
-                    return
-                if pid == self.child:
-                    self.status = status
+        for pid, status in child.ended():
+            if pid == self.child:
+                self.status = status
 
     def _read(self) -> bool:
         try:

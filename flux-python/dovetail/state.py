@@ -25,8 +25,9 @@ from dovetail.observe import Meter
 from dovetail.policy import Mix, Settings
 from dovetail.simulation import Family, Simulation
 
-ACK_LIMIT = 10.0
-"""Seconds after which a resize without an answer is taken as done."""
+ACK_LIMIT = 90.0
+"""Seconds after which a resize without an answer is taken as done: an executor's are over, taken
+back or not."""
 
 
 class State:

@@ -30,12 +30,17 @@ def entrance(node: Node) -> socket.socket:
 
 
 def enter(node: Node) -> None:
-    """Bring the namespace's only interface up; from here on the node has the inside address."""
+    """Bring the namespace's only interface up; from here on the node has the inside address.
+
+    No way leads out, which pods that ask the machine's name servers shall hear each time, and not
+    once a second: for want of an answer they wait for 5 s.
+    """
     linux.interface_up("lo")
     linux.interface_up("lo:1", ADDRESS)
     node.address = ADDRESS
-    with open("/proc/sys/net/ipv4/ip_forward", "w") as file:
-        file.write("1")
+    for name, value in (("ip_forward", "1"), ("icmp_ratelimit", "0")):
+        with open(f"/proc/sys/net/ipv4/{name}", "w") as file:
+            file.write(value)
 
 
 def forwarder(node: Node, entrance: socket.socket, ready: Callable[[], bool]) -> components.Command:

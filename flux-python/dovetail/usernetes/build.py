@@ -46,6 +46,11 @@ def setup_folder() -> Path:
     raise BadInput("usernetes-setup/kube was not found; set DOVETAIL_SETUP to usernetes-setup")
 
 
+def examples() -> Path:
+    """The folder of the examples, wherever `usernetes-setup` is."""
+    return setup_folder().parent / "examples"
+
+
 def cache() -> Path:
     """Where all builds of this user are."""
     home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")

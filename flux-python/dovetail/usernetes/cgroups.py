@@ -180,10 +180,8 @@ def remove(group: str, deadline: float) -> list[str]:
     """Kill what is in the group and remove it; returns what is left at the monotonic deadline."""
     while True:
         for pid in processes(group) - {os.getpid()}:
-            try:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGKILL)
-            except ProcessLookupError:
-                continue
         for folder in _tree(group):
             try:
                 folder.rmdir()

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 PROC, SYS, DEV, ETC = Path("/proc"), Path("/sys"), Path("/dev"), Path("/etc")
+RUN, VAR = Path("/run"), Path("/var")
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,6 @@ import shutil
 import socket
 import struct
 import tempfile
-from pathlib import Path
 
 from dovetail.usernetes import build, cgroups, check, linux
 from dovetail.usernetes.check import Check, read
@@ -106,9 +105,9 @@ def _manager_has_all() -> bool:
 def linger() -> Check:
     """Whether processes survive logging out."""
     user = linux.user_name()
-    if not Path("/run/systemd/system").exists() or os.getuid() == 0:
+    if not (check.RUN / "systemd/system").exists() or os.getuid() == 0:
         return Check("linger", "ok", "not needed: nothing ends processes at logout")
-    if Path(f"/var/lib/systemd/linger/{user}").exists():
+    if (check.VAR / "lib/systemd/linger" / user).exists():
         return Check("linger", "ok", "on")
     return Check("linger", "soft", "systemd may end your processes when you log out",
                  f"loginctl enable-linger {user}", "user")  # fmt: skip
@@ -119,10 +118,10 @@ def runtime_folder() -> Check:
     name, folder = "XDG_RUNTIME_DIR", os.environ.get("XDG_RUNTIME_DIR", "")
     if folder and os.path.isdir(folder) and os.stat(folder).st_uid == os.getuid():
         return Check(name, "ok", folder)
-    if not Path("/run/systemd/system").exists() or os.getuid() == 0 or not cgroups.unified():
+    if not (check.RUN / "systemd/system").exists() or os.getuid() == 0 or not cgroups.unified():
         return Check(name, "ok", f"{folder or 'unset'}; not needed")
-    usual = f"/run/user/{os.getuid()}"
-    if os.path.isdir(usual):
+    usual = check.RUN / f"user/{os.getuid()}"
+    if usual.is_dir():
         return Check(name, "soft", f"{folder or 'unset'}: systemd-run --user cannot work",
                      f"export XDG_RUNTIME_DIR={usual}", "user")  # fmt: skip
     return Check(name, "soft", f"{folder or 'unset'}, and there is no {usual}",

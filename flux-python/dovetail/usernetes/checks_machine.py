@@ -9,6 +9,7 @@ import platform
 import re
 import resource
 import shutil
+import socket
 import subprocess
 import time
 from pathlib import Path
@@ -57,10 +58,12 @@ def _better_place(room: int) -> str:
 
 
 def ports() -> Check:
-    """Whether a loopback address and ports can be leased."""
+    """Whether a loopback address and ports can be leased, and connected to."""
     try:
         address, held = linux.lease_loopback()
         port, other = linux.lease_port(address)
+        with socket.create_server((address, port)):
+            socket.create_connection((address, port), 5).close()
     except OSError as error:
         return Check("ports", "hard", str(error), "ip link set lo up", "admin")
     held.close()

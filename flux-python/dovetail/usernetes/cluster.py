@@ -115,8 +115,8 @@ def join(args: argparse.Namespace, say: Say) -> dict[str, Any]:
         for node in state.nodes(name):
             if node.name == args.node and node.alive() and node.kept():
                 return described(node)
-            if node.name == args.node:
-                keeper.remove(node)
+            if node.name == args.node and (left := keeper.remove(node)):
+                raise WorkFailed(f"node {node.name}: could not be removed: {left[0]}")
         checks_machine.join_skew(server)
         record = plan(args, text, "host", programs)
         record.server = server
@@ -163,6 +163,8 @@ def unwound(node: Node, handle: keeper.Handle) -> Iterator[None]:
             handle.process.wait(keeper.REMOVAL + 2)
         if isinstance(error, WorkFailed):
             raise WorkFailed(f"{error}{complaint}") from None
+        if complaint and not isinstance(error, KeyboardInterrupt):
+            print(f"node {node.name}: ended before it was ready:{complaint}", file=sys.stderr)
         raise
 
 
@@ -274,11 +276,11 @@ def sweep(name: str, only: str = "") -> None:
         if node.kept():
             os.kill(node.keeper, signal.SIGKILL)
         left += keeper.remove(node, deadline)
+    if left:
+        raise WorkFailed(f"cluster {name}: could not be removed: {'; '.join(left[:3])}")
     folder = state.cluster_folder(name)
     if not only and folder.exists():  # what a start that was killed left
         linux.remove_folder(folder, linux.user_name())
-    if left:
-        raise WorkFailed(f"cluster {name}: could not be removed: {'; '.join(left[:3])}")
 
 
 def forget(node: Node) -> None:

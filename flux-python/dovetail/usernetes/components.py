@@ -12,6 +12,7 @@ import json
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from dovetail.usernetes.state import Node, cluster_folder
 
@@ -74,7 +75,23 @@ def etcd(node: Node) -> Command:
 def control_plane(node: Node, answers: Callable[[], bool]) -> list[Command]:
     """API server, controller manager and scheduler; `answers` says whether the first is up."""
     pki = cluster_folder(node.cluster) / "pki"
-    server = [
+    scheduler = [
+        "kube-scheduler",
+        f"--kubeconfig={pki}/scheduler.conf",
+        "--secure-port=0",
+        "--leader-elect=false",
+        "--profiling=false",
+    ]
+    lean = {"GOGC": "50"}  # trades a few percent of an idle control plane's CPU for memory
+    return [
+        Command("apiserver", _server(node, pki), (node.folder / "run/etcd:0").exists, lean),
+        Command("controller-manager", _manager(node, pki), answers, lean),
+        Command("scheduler", scheduler, answers, lean),
+    ]
+
+
+def _server(node: Node, pki: Path) -> list[str]:
+    return [
         "kube-apiserver",
         f"--etcd-servers=unix://{node.folder}/run/etcd:0",
         f"--bind-address={node.address}",
@@ -103,12 +120,18 @@ def control_plane(node: Node, answers: Callable[[], bool]) -> list[Command]:
         # An endpoint may not be a loopback address, and without kube-proxy nothing reads it.
         *(["--endpoint-reconciler-type=none"] if node.network == "host" else []),
     ]
-    manager = [
+
+
+def _manager(node: Node, pki: Path) -> list[str]:
+    return [
         "kube-controller-manager",
         f"--kubeconfig={pki}/manager.conf",
         "--secure-port=0",
         "--leader-elect=false",
         "--use-service-account-credentials=true",
+        # It asks for some hundred things when it starts; at its usual 20 a second that takes 5 s.
+        "--kube-api-qps=500",
+        "--kube-api-burst=1000",
         # Only the steward approves: the built-in approver would accept any node's name.
         "--controllers=*,-csrapproving,tokencleaner",
         f"--cluster-signing-cert-file={pki}/ca.crt",
@@ -119,19 +142,6 @@ def control_plane(node: Node, answers: Callable[[], bool]) -> list[Command]:
         "--node-monitor-grace-period=16s",
         "--profiling=false",
         *([f"--cluster-cidr={PODS}"] if node.network == "bridge" else []),
-    ]
-    scheduler = [
-        "kube-scheduler",
-        f"--kubeconfig={pki}/scheduler.conf",
-        "--secure-port=0",
-        "--leader-elect=false",
-        "--profiling=false",
-    ]
-    lean = {"GOGC": "50"}  # trades a few percent of an idle control plane's CPU for memory
-    return [
-        Command("apiserver", server, (node.folder / "run/etcd:0").exists, lean),
-        Command("controller-manager", manager, answers, lean),
-        Command("scheduler", scheduler, answers, lean),
     ]
 
 
@@ -158,8 +168,7 @@ def kubelet(node: Node, rootless: bool, ready: Callable[[], bool]) -> Command:
         "containerRuntimeEndpoint": f"unix://{node.folder}/run/containerd.sock",
         "cgroupDriver": "cgroupfs",
         "cgroupRoot": node.group,
-        "failCgroupV1": False,
-        "failSwapOn": False,
+        "failCgroupV1": False, "failSwapOn": False,
         "makeIPTablesUtilChains": False,
         "oomScoreAdj": 0,
         "systemReserved": {"memory": f"{spare_memory}"},
@@ -170,8 +179,9 @@ def kubelet(node: Node, rootless: bool, ready: Callable[[], bool]) -> Command:
             "nodefs.inodesFree": "0%", "imagefs.available": "0%", "imagefs.inodesFree": "0%",
         },
         "imageGCHighThresholdPercent": 100,
-        "nodeStatusUpdateFrequency": "4s",
-        "nodeLeaseDurationSeconds": 12,
+        # A resize of many pods is several requests for each, and the server is the user's own.
+        "kubeAPIQPS": 500, "kubeAPIBurst": 1000,
+        "nodeStatusUpdateFrequency": "4s", "nodeLeaseDurationSeconds": 12,
         "registerNode": True,
         "podLogsDir": f"{node.folder}/pods",
         "volumePluginDir": f"{node.folder}/plugins",

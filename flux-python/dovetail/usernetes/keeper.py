@@ -24,9 +24,9 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from dovetail import process
+from dovetail import child, process, sweep
 from dovetail.usernetes import bridge, cgroups, components, linux, pki, supervisor
-from dovetail.usernetes.state import Node, cluster_folder, discard, root, write_private
+from dovetail.usernetes.state import Node, cluster_folder, discard, locked, root, write_private
 
 REMOVAL = 8.0  # seconds for everything to be gone
 
@@ -101,7 +101,7 @@ def launch(node: Node, entrance: socket.socket | None, verb: socket.socket) -> t
     """Start the supervisor as process 1 of new namespaces; returns its pid, and our pipe to it."""
     reading, writing = os.pipe()
     answer_in, answer_out = os.pipe()
-    linux.set_process(linux.PR_SET_CHILD_SUBREAPER, 1)
+    child.adopt_orphans()
     between = os.fork()
     if between == 0:
         try:
@@ -112,9 +112,9 @@ def launch(node: Node, entrance: socket.socket | None, verb: socket.socket) -> t
             many = linux.enter_user_namespace(node.user) if rootless else True
             flags = linux.NEWNS | linux.NEWPID | linux.NEWIPC
             linux.unshare(flags | (linux.NEWNET if node.network == "bridge" else 0))
-            child = os.fork()
-            if child:
-                os.write(answer_out, str(child).encode())
+            pid = os.fork()
+            if pid:
+                os.write(answer_out, str(pid).encode())
                 os._exit(0)
             os.setsid()
             os.close(answer_out)
@@ -136,7 +136,7 @@ def launch(node: Node, entrance: socket.socket | None, verb: socket.socket) -> t
 
 
 def remove(node: Node, deadline: float = 0.0) -> list[str]:
-    """End the node's processes and remove its groups and files; returns what is left."""
+    """End the node's processes, then remove its groups and files; returns what is left."""
     deadline = deadline or time.monotonic() + REMOVAL
     folder = node.folder  # asking for it anew would make the folder of all clusters again
     if node.alive():
@@ -146,6 +146,9 @@ def remove(node: Node, deadline: float = 0.0) -> list[str]:
     with contextlib.suppress(ChildProcessError):
         while os.waitpid(-1, os.WNOHANG)[0]:
             pass
+    sweep.sweep()  # of simulations whose pods were just killed
+    if left:
+        return left  # with the node's record, by which `down` can try again
     try:
         discard(node)
     except OSError as error:
@@ -155,11 +158,21 @@ def remove(node: Node, deadline: float = 0.0) -> list[str]:
     return left
 
 
+def tidy(cluster: str) -> None:
+    """Remove what a verb that holds the lock would remove at its end, should it be killed.
+
+    In a process of its own, since the verb may wait for ours to end.
+    """
+    if os.fork() == 0:
+        os.closerange(3, 4096)  # above all the leases
+        with locked(cluster, wait=True):
+            pass
+        os._exit(0)
+
+
 def watch(node: Node, supervisor_pid: int, verb: int) -> str:
     """Wait for a reason to end the node."""
-    wake_in, wake_out = os.pipe()
-    os.set_blocking(wake_out, False)
-    signal.set_wakeup_fd(wake_out, warn_on_full_buffer=False)
+    wake_in = child.signal_pipe()
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, lambda *_: None)
     reasons = {os.pidfd_open(supervisor_pid): "its supervisor died", wake_in: "asked to"}
@@ -208,10 +221,12 @@ def main(folder: str, verb: int) -> int:
             channel.sendall(f"!{error}\n".encode())
         traceback.print_exc()
         remove(node)
+        tidy(node.cluster)
         return 1
     reason = watch(node, node.supervisor, verb)
     print(f"node {node.name} ends: {reason}", flush=True)
     left = remove(node)
+    tidy(node.cluster)
     del held
     return 1 if left else 0
 

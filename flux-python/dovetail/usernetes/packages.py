@@ -12,7 +12,7 @@ import re
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from dovetail.errors import WorkFailed
@@ -33,9 +33,14 @@ NFT = ("nftables", "libnftables1", "libnftnl11", "libmnl0", "libjansson4", "libx
        "libedit2", "libbsd0", "libmd0")  # fmt: skip
 
 
-def run(words: list[str], what: str, **more: object) -> str:
+def run(
+    words: list[str],
+    what: str,
+    cwd: str | Path | None = None,
+    env: Mapping[str, str] | None = None,
+) -> str:
     """The standard output of a command. Raises WorkFailed with the end of what it complained of."""
-    done = subprocess.run(words, capture_output=True, text=True, **more)  # type: ignore[call-overload]
+    done = subprocess.run(words, capture_output=True, text=True, cwd=cwd, env=env)
     if done.returncode:
         tail = done.stderr.strip().splitlines()[-3:]
         raise WorkFailed(f"{what}: {' '.join(tail) or f'exit code {done.returncode}'}")

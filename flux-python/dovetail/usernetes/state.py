@@ -123,8 +123,12 @@ def clusters() -> list[str]:
 
 
 @contextlib.contextmanager
-def locked(cluster: str) -> Iterator[None]:
-    """One verb at a time changes a cluster; the lock dies with its holder."""
+def locked(cluster: str, *, wait: bool = False) -> Iterator[None]:
+    """One verb at a time changes a cluster; the lock dies with its holder.
+
+    What is empty at the end is removed: the lock's file with the cluster, and the root with the
+    last cluster. Raises WorkFailed if another verb holds the lock, unless told to `wait`.
+    """
     while True:
         path = root() / f"{checked_name(cluster, 'cluster', 20)}.lock"
         try:
@@ -132,14 +136,15 @@ def locked(cluster: str) -> Iterator[None]:
         except FileNotFoundError:
             continue  # a node's end removed the root between our two steps
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
         except BlockingIOError:
             os.close(descriptor)
             raise WorkFailed(
                 f"cluster {cluster}: another `dovetail kube` command is changing it; try again"
             ) from None
-        if path.exists() and os.fstat(descriptor).st_ino == path.stat().st_ino:
-            break
+        with contextlib.suppress(FileNotFoundError):
+            if os.fstat(descriptor).st_ino == path.stat().st_ino:
+                break
         os.close(descriptor)  # the last holder removed the file between our two steps
     try:
         yield
@@ -147,6 +152,8 @@ def locked(cluster: str) -> Iterator[None]:
         if not cluster_folder(cluster).exists():
             path.unlink(missing_ok=True)
         os.close(descriptor)
+        with contextlib.suppress(OSError):
+            path.parent.rmdir()
 
 
 def discard(node: Node) -> None:
@@ -159,10 +166,6 @@ def discard(node: Node) -> None:
     with contextlib.suppress(OSError):
         (top / "nodes").rmdir()
         top.rmdir()
-    with contextlib.suppress(WorkFailed), locked(node.cluster):
-        pass  # which removes the lock's file, unless a verb holds it
-    with contextlib.suppress(OSError):
-        root().rmdir()  # if this was the last cluster
 
 
 def write_private(path: Path, text: str) -> None:

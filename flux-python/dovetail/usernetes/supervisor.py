@@ -19,13 +19,17 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 
-from dovetail.usernetes import api, bridge, cgroups, components, linux, runtime, steward
-from dovetail.usernetes.state import Node, cluster_folder, discard
+from dovetail import child, sweep
+from dovetail.errors import BadInput
+from dovetail.usernetes import api, bridge, build, cgroups, components, linux, runtime, steward
+from dovetail.usernetes.state import Node, cluster_folder, discard, locked
 
 TICK = 0.05  # seconds between looks at what a component waits for, while any waits
 STEADY = 20.0  # seconds after which a start counts as a success
 BACKOFF = 0.2  # seconds before the first restart of a component; doubles up to 5
+SHOWN = Path("/run/dovetail")  # in the node's own /run
 
 
 class Supervisor:
@@ -110,6 +114,17 @@ def private_view(node: Node) -> None:
         stand_in.write_text(f"{value}\n")
         with contextlib.suppress(OSError):
             linux.mount(str(stand_in), f"/proc/sys/{name}", "", linux.BIND)
+    show_programs()
+
+
+def show_programs() -> None:
+    """Let manifests name our Python and the examples, wherever they were installed."""
+    try:
+        for name, source in (("python", Path(sys.prefix)), ("examples", build.examples())):
+            (SHOWN / name).mkdir(parents=True, exist_ok=True)
+            linux.mount(str(source), str(SHOWN / name), "", linux.BIND | linux.REC)
+    except (OSError, BadInput) as error:  # simulations do without
+        print(f"pods cannot use {SHOWN}: {error}", flush=True)
 
 
 def commands(
@@ -164,18 +179,19 @@ def remove_all(node: Node) -> None:
             break
     with contextlib.suppress(OSError):
         cgroups.leave(node.group)
-    cgroups.remove(node.group, time.monotonic() + 5)
-    discard(node)
+    left = cgroups.remove(node.group, time.monotonic() + 5)
+    sweep.sweep()  # of simulations whose pods were just killed
+    if not left:  # else `down` can try again, by the node's record
+        discard(node)
+    with locked(node.cluster, wait=True):
+        pass  # which removes its file
 
 
 def serve(
     node: Node, keeper: int, few_ids: bool, rootless: bool, entrance: socket.socket | None
 ) -> None:
     """Run the node until the keeper goes or says so."""
-    wake_in, wake_out = os.pipe()
-    os.set_blocking(wake_out, False)
-    os.set_blocking(wake_in, False)
-    signal.set_wakeup_fd(wake_out, warn_on_full_buffer=False)
+    wake_in = child.signal_pipe()
     stop: list[int] = []
     signal.signal(signal.SIGCHLD, lambda *_: None)
     signal.signal(signal.SIGTERM, lambda *_: stop.append(1))
