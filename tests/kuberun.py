@@ -16,16 +16,20 @@ from pathlib import Path
 import known
 import pytest
 from clusters import LIMIT, Machine, as_user, eventually
-from dovetail import manifests
+from dovetail import manifests, page, placement
 from dovetail.usernetes import preflight
 from others import WHY_NOT
 
 TOP = Path(__file__).resolve().parents[1]
 ROOT = os.getuid() == 0
+KINDS = ("jobs", "daemonsets", "pods", "secrets", "leases", "services", "configmaps")
+LASTING = (manifests.REQUESTS, "kube-root-ca.crt")
 
 
 class Site:
     """A cluster, and a folder to run plans in, both of the same user."""
+
+    kinds = KINDS
 
     def __init__(self, machine: Machine, *words: str) -> None:
         self.machine = machine
@@ -65,9 +69,12 @@ class Site:
 
     # --- runs ---
 
-    def start(self, plan: Path, out: str = "out", *words: str, **environment: str):
+    def start(
+        self, plan: Path, out: str = "out", *words: str,
+        program: tuple[str, ...] = ("-m", "dovetail"), **environment: str,
+    ):  # fmt: skip
         """Start `dovetail run` on the cluster, in a process group of its own."""
-        line = [sys.executable, "-m", "dovetail", "run", "--kubeconfig", self.kubeconfig,
+        line = [sys.executable, *program, "run", "--kubeconfig", self.kubeconfig,
                 str(plan), "-o", str(self.folder / out), "--json", *words]  # fmt: skip
         if self.machine.uid != os.getuid():
             line = as_user(self.machine.uid, *line)
@@ -121,6 +128,12 @@ class Site:
         seen = self.of("Sampled", out, name)
         return min(seen[-1]["ranks"]["iterations"]) if seen else 0
 
+    def over(self, out: str = "out") -> bool:
+        """Whether every rank of a run has finalized MPI, by its page, whoever is alive."""
+        run = json.loads((self.folder / out / "status.json").read_text())["run"]
+        found = [*map(page.read_page, Path("/dev/shm").glob(f"dovetail-*-{run}.*/*/rank.*"))]
+        return bool(found) and all(one.state == "finalized" for one in found)
+
     def summary(self, out: str = "out") -> dict:
         return json.loads((self.folder / out / "summary.json").read_text())
 
@@ -135,6 +148,14 @@ class Site:
     def kubectl(self, *words: str, **options: object) -> str:
         return self.machine.kubectl(self.made, "-n", manifests.NAMESPACE, *words, **options)
 
+    def apply(self, folder: str, *words: str) -> str:
+        """Apply manifests of this checkout with kustomize, as an administrator does."""
+        top = Path(__file__).resolve().parents[1] / folder
+        kubectl = [str(self.machine.binaries / "bin/kubectl"), "--kubeconfig", self.kubeconfig]
+        return subprocess.run(
+            [*kubectl, "apply", "-k", str(top), *words], capture_output=True, text=True, check=True
+        ).stdout
+
     def pods(self, name: str = "") -> list[dict]:
         """Rank groups that are there, of one simulation if one is named."""
         label = f"{manifests.PART}={manifests.RANK_GROUP}"
@@ -144,11 +165,12 @@ class Site:
     def left(self) -> list[str]:
         """What runs have left on the cluster and on the machine."""
         found = []
-        for kind in ("jobs", "daemonsets", "pods", "secrets", "leases"):
+        for kind in self.kinds:
             names = [one["metadata"]["name"] for one in self.get(kind)["items"]]
-            found += [f"{kind} {name}" for name in names]
-        keys = self.get("configmap", manifests.REQUESTS).get("data", {})
-        found += [f"request {key}" for key in keys]
+            found += [f"{kind} {name}" for name in names if name not in LASTING]
+        for one in self.get("configmaps")["items"]:
+            if one["metadata"]["name"] == manifests.REQUESTS:
+                found += [f"request {key}" for key in one.get("data", {})]
         for file in self.folder.glob("*/status.json"):
             run = json.loads(file.read_text())["run"]
             found += [str(path) for path in Path("/dev/shm").glob(f"dovetail-*-{run}.*")]
@@ -176,3 +198,54 @@ def made(binaries: Path, rootless: bool, *words: str) -> Site:
     if rootless and ROOT and WHY_NOT:
         pytest.skip(WHY_NOT)
     return Site(Machine(rootless, binaries), *words)
+
+
+@pytest.fixture(scope="module")
+def site(binaries):
+    """As an ordinary user where that is possible."""
+    rootless = os.getuid() != 0 or not WHY_NOT
+    found = made(binaries, rootless)
+    yield found
+    found.close()
+
+
+@pytest.fixture
+def worker(site):
+    """A second node; what is left of it is removed afterwards."""
+    file = str(site.machine.folder / "join.json")
+    site.machine.verb("join", "--name", "one", "--invite", file)
+    made = json.loads(site.machine.verb("join", "--cpus", "1", "--json", file).stdout)
+    nodes = ("get", "nodes", "-o", "json")  # one that is ready may not take pods yet
+    site.until(lambda: all(map(placement.usable, json.loads(site.kubectl(*nodes))["items"])))
+    yield made
+    site.machine.verb("down", "--name", "one", "--node", made["node"])
+    site.until(lambda: len(site.get("nodes")["items"]) == 1)
+
+
+@pytest.fixture
+def out(site, request):
+    """A name for a run's directory; afterwards nothing of the run is left."""
+    yield f"{request.node.name.split('[')[0][5:35]}-{len(site.runs)}"
+    for run in site.runs:
+        if run.poll() is None:
+            site.end(run, signal.SIGTERM)
+    site.nothing_left()
+
+
+def containers(site):
+    """The identity of each container of rank groups, and how often it was restarted."""
+    states = [one["status"]["containerStatuses"][0] for one in site.pods()]
+    return sorted((one["containerID"], one["restartCount"]) for one in states)
+
+
+def two(site, **more):
+    """A plan of two simulations that fit beside each other and never end by themselves."""
+    return site.plan(site.busy(20, 30, count=2, **more))
+
+
+def running(site, out, plan, *words, **more):
+    run = site.start(plan, out, *words, **more)
+    site.until(lambda: run.poll() is not None or len(site.of("Started", out)) == 2, out)
+    assert run.poll() is None, site.errors(out)
+    site.until_iterating("sim-1", "sim-2", out=out)
+    return run

@@ -6,9 +6,6 @@ As root both users are tried, an ordinary one and root itself; as a user only th
 
 from __future__ import annotations
 
-import subprocess
-from pathlib import Path
-
 import kuberun
 import pytest
 from clusters import modes
@@ -33,9 +30,4 @@ def test_two_imbalanced_simulations_run_at_once_and_leave_nothing(site):
 
 
 def test_the_manifests_are_what_the_server_takes(site):
-    top = Path(__file__).resolve().parents[1] / "operator-manifests"
-    words = [str(site.machine.binaries / "bin/kubectl"), "--kubeconfig", site.kubeconfig,
-             "apply", "--dry-run=server", "-k", str(top)]  # fmt: skip
-    done = subprocess.run(words, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.count("server dry run") == 11
+    assert site.apply("operator-manifests", "--dry-run=server").count("server dry run") == 13

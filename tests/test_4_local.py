@@ -188,7 +188,7 @@ def test_a_process_that_took_over_an_id_is_not_moved(site, monkeypatch):  # noqa
     with open("/proc/self/cgroup") as file:
         before = file.read()
     executor = site.executor()
-    executor.launch(site.spec("sim", "sleep 1000", ranks_per_group=1), share())
+    executor.launch(site.spec("sim", "sleep 1000", ranks_per_pod=1), share())
     site.until(executor, "sim", core.Sampled)
     with open("/proc/self/cgroup") as file:
         assert file.read() == before

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
@@ -125,12 +124,18 @@ LACKS = [
 @pytest.mark.parametrize(("cpu", "memory", "why"), LACKS)
 def test_what_does_not_fit_all_at_once_does_not_fit(cpu, memory, why):
     free = [Room("a", 2000, 4 * GIB, 3), Room("b", 2000, 4 * GIB, 3)]
-    said = placement.lacking(cpu, memory, free)
+    nodes, said = placement.placed(cpu, memory, free)
     assert why in said if why else said == ""
+    assert len(nodes) == (0 if why else len(cpu))
 
 
 def test_no_node_at_all_is_said_so():
-    assert placement.lacking([1], [1], []) == "no node is ready"
+    assert placement.placed([1], [1], []) == ({}, "no node is ready")
+
+
+def test_a_light_group_leaves_the_room_that_the_heavy_one_needs():
+    free = [Room("empty", 980, GIB, 9), Room("busy", 380, GIB, 9)]
+    assert placement.placed([300, 900], [1, 1], free) == ({0: "busy", 1: "empty"}, "")
 
 
 def test_a_quota_that_would_be_exceeded_is_named():
@@ -159,6 +164,18 @@ def test_limits_of_the_plan_bound_the_offer():
     assert nodes.capacity.memory == GIB
 
 
+def test_pods_on_a_node_ask_for_no_more_than_it_has():
+    nodes = Nodes((None, None))
+    nodes.listed([node("a", cpu="1"), node("b", cpu="3")], [])
+    room = 1000 - manifests.AGENT_CPU
+    assert nodes.fitted("a", [200, 300], 100) == [200, 300]
+    assert nodes.fitted("a", [500, 1500], 0) == [room // 4, room * 3 // 4]
+    assert nodes.fitted("a", [500, 1500], 580) == [100, 300]
+    assert nodes.fitted("b", [500, 1500], 580) == [500, 1500]
+    assert nodes.fitted("a", [500, 1500], room) == [500, 1500], "it shall be refused"
+    assert nodes.fitted("gone", [500], 0) == [500]
+
+
 def test_a_node_is_lost_only_when_it_and_its_agent_are_silent_for_long():
     nodes = Nodes((None, None))
     nodes.listed([node("a", ready="Unknown")], [])
@@ -184,7 +201,7 @@ def test_a_simulation_is_an_indexed_job_with_requests_and_no_limits():
     assert (spec["completionMode"], spec["completions"], spec["backoffLimit"]) == ("Indexed", 2, 0)
     resources = spec["template"]["spec"]["containers"][0]["resources"]
     assert resources == {"requests": {"cpu": "500m", "memory": str(GIB)}}
-    assert json.loads(job["metadata"]["annotations"][manifests.GROUPS]) == [2, 1]
+    assert manifests.sizes_of(job) == [2, 1]
 
 
 def test_what_is_only_read_is_mounted_so():
@@ -228,21 +245,25 @@ MINICLUSTER = {
     "containers": [
         {
             "image": str,
+            "imagePullPolicy": str,
             "command": str,
             "launcher": bool,
             "commands": {"pre": str, "post": str},
             "environment": {"*": str},
             "resources": RESOURCES,
-            "volumes": {"*": {"hostPath": str, "path": str, "readOnly": bool}},
+            "volumes": {"*": {"hostPath": str, "secretName": str, "path": str, "readOnly": bool}},
         }
     ],
+    "network": {"disableAffinity": bool, "headlessName": str},
     "flux": {
-        "container": {"disable": bool},
+        "container": {"disable": bool, "image": str, "resources": RESOURCES},
+        "completeWorkers": bool,
         "curveCert": str,
         "scheduler": {"simple": bool, "queuePolicy": str},
         "optionFlags": str,
     },
     "pod": {
+        "annotations": {"*": str},
         "labels": {"*": str},
         "restartPolicy": str,
         "automountServiceAccountToken": bool,
@@ -268,9 +289,13 @@ def misfits(value, schema, where="spec"):
 def test_a_simulation_as_a_minicluster_fits_the_operators_schema():
     seen = manifests.Folders(("/usr", "/opt"), ("/dev/shm", "/out"))
     sizes, memory = [2, 1], [GIB, GIB]
-    thing = minicluster("abc123", SPEC, "sim", sizes, [700, 300], memory, seen, "/out/go", "cert")
+    where = "/opt/flux/bin", "/out/kubernetes/brokers"
+    thing = minicluster("abc123", SPEC, "sim", sizes, [700, 300], memory, seen, *where)
     assert list(misfits(thing["spec"], MINICLUSTER)) == []
     (container,) = thing["spec"]["containers"]
     assert container["resources"] == {"requests": {"cpu": "500m", "memory": str(GIB)}}
     paths = {one["path"]: one["readOnly"] for one in container["volumes"].values()}
-    assert paths == {"/usr": True, "/opt/flux": True, "/dev/shm": False, "/out": False}
+    seen_there = {"/usr": True, "/opt": True, "/dev/shm": False, "/out": False}
+    assert paths == {**seen_there, "/run/dovetail/curve": True}
+    images = {container["image"], thing["spec"]["flux"]["container"]["image"]}
+    assert images == {manifests.IMAGE}, "none of Flux's own is pulled"

@@ -6,7 +6,8 @@ from __future__ import annotations
 import os
 
 import pytest
-from dovetail import core, page, process
+from dovetail import core, process
+from dovetail.control_page import Control
 from dovetail.pods import wire
 from localrun import wait_for
 from podrun import cluster, state  # noqa: F401
@@ -52,7 +53,7 @@ def test_the_wait_policy_reaches_the_control_page(cluster):  # noqa: F811
     cluster.launch("sim", "sleep 1000")
     cluster.until(wire.Started, "sim")
     cluster.hub.tell(wire.Wait("sim", "doorbell", 7))
-    control = page.Control(cluster.session("one") / "sim")
+    control = Control(cluster.session("one") / "sim")
     wait_for(lambda: control.get() == core.WaitPolicy("doorbell", 7))
     control.close()
     cluster.end("sim", 1)

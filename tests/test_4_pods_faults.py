@@ -162,12 +162,14 @@ def test_the_next_agent_sweeps_a_session_of_which_all_are_dead(cluster):  # noqa
     cluster.launch("sim", "sleep 1000")
     cluster.until(wire.Started, "sim")
     kill(agent)
+    cluster.until(wire.Gone)
     kill(cluster.entries["sim", 0])
     old = cluster.session("one")
     assert old.exists()
     cluster.run += "b"
     cluster.agent()
     wait_for(lambda: not old.exists())
+    wait_for(cluster.hub.nodes)  # until then a signal ends it before it can leave its session
 
 
 def test_two_runs_on_a_node_leave_each_other_alone(cluster):  # noqa: F811
@@ -225,8 +227,8 @@ def test_a_stranger_hears_nothing(cluster, words, monkeypatch):  # noqa: F811
 def test_an_agent_says_nothing_to_a_hub_with_another_certificate(cluster, tmp_path):  # noqa: F811
     other = Hub("127.0.0.1", tmp_path / "other")
     try:
-        (cluster.credentials / "address").write_text(f"127.0.0.1:{other.port}\n")
-        (cluster.credentials / "token").write_text(other.credentials()["token"])
+        for name in ("address", "socket", "token"):
+            (cluster.credentials / name).write_text(other.credentials()[name])
         cluster.agent()
         cluster.entry("sim")
         wait_for(lambda: (cluster.session("one") / "sim" / "pod.0").exists())

@@ -10,7 +10,8 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from dovetail import page, paths, process
+from dovetail import paths, process
+from dovetail.control_page import MODES
 from dovetail.errors import BadInput
 from dovetail.pods import wire
 from dovetail.pods.hub import Hub
@@ -57,6 +58,7 @@ int main(int argc, char **argv) {
 """
 LAYOUTS = {
     "two pods on one node": [("one", 0, 1), ("one", 0, 2)],
+    "two pods with addresses of their own on one node": [("one", 0, 2), ("one", 1, 2)],
     "a pod on each of two nodes": [("one", 0, 1), ("two", 1, 1)],
     "two pods on each of two nodes": [("one", 0, 1), ("one", 0, 1), ("two", 1, 1), ("two", 1, 2)],
     "pods that take turns on two nodes": [("one", 0, 1), ("two", 1, 1), ("one", 0, 1)],
@@ -119,7 +121,7 @@ def test_ranks_in_several_pods_are_one_program(cluster, program, layout):  # noq
     assert "signal" not in cluster.log("sim")
 
 
-@pytest.mark.parametrize("policy", page.MODES)
+@pytest.mark.parametrize("policy", MODES)
 def test_ranks_in_pods_that_see_no_other_process(cluster, program, policy):  # noqa: F811
     if subprocess.run([*ISOLATED, "true"], capture_output=True).returncode:
         pytest.skip("cannot make namespaces here")

@@ -6,19 +6,26 @@ The executor is driven here without a controller, so that every share is known.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import os
-import time
+import socket
+import subprocess
+import sys
+import threading
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import kuberun
 import pytest
 from clusters import LIMIT, pod
-from dovetail import core, manifests
+from dovetail import core, kubeapi, manifests, placement
 from dovetail.errors import BadInput
 from dovetail.executors import cluster
-from dovetail.executors.kubernetes import KubernetesExecutor
+from dovetail.executors.nodes import Nodes
+from driven import Driver, shares
+from faultyproxy import Proxy
 
 pytestmark = pytest.mark.kube
 
@@ -31,85 +38,8 @@ def site(binaries):
     found.close()
 
 
-class Driver:
-    """An executor, and all that it said."""
-
-    def __init__(self, site, name):
-        self.site = site
-        self.out = site.folder / name
-        self.out.mkdir()
-        self.begun = time.monotonic()
-        api = cluster.connect(Path(site.kubeconfig))
-        self.session = cluster.Session(api, self.out, self.specs(), False)
-        self.executor = KubernetesExecutor(self.session, self.out)
-        self.events = []
-
-    def specs(self, **more):
-        entry = self.site.busy(5, 5)
-        case = str(self.site.case)
-        return [
-            core.Spec(name, "sim", case, 2, (1.0, 1.0), tuple(entry["command"]), **more)
-            for name in ("one", "two")
-        ]
-
-    def launch(self, spec, *requests):
-        self.executor.launch(spec, core.Share(tuple(requests)))
-
-    def until(self, question, limit=2 * LIMIT):
-        deadline = time.monotonic() + limit
-        while not (answer := question()):
-            assert time.monotonic() < deadline, (self.events[-5:], self.site.pods())
-            self.executor.wait(0.25)
-            self.events += self.executor.observe(time.monotonic() - self.begun)
-        return answer
-
-    def of(self, kind, name=""):
-        return [e for e in self.events if isinstance(e, kind) and (not name or e.name == name)]
-
-    def until_started(self, name):
-        return self.until(lambda: self.of(core.Started, name))
-
-    def resize(self, **shares):
-        before = len(self.of(core.Resized))
-        self.executor.resize(shares)
-        self.until(lambda: len(self.of(core.Resized)) > before)
-        return self.of(core.Resized)[-1].refused
-
-    def weights(self, name):
-        """What is on disk for each rank group, in their order: shares or weight."""
-        found = {}
-        for thing in self.site.pods(name):
-            index = int(thing["metadata"]["labels"][manifests.INDEX])
-            top = Path(f"/sys/fs/cgroup/cpu{self.site.made['group']}")
-            group = next(top.rglob(f"pod{thing['metadata']['uid']}"))
-            file = group / "cpu.shares"
-            found[index] = int((file if file.exists() else group / "cpu.weight").read_text())
-        return [found[index] for index in sorted(found)]
-
-    def identities(self, name):
-        def known():  # a kubelet may tell of a container after its processes have told us
-            states = [one["status"]["containerStatuses"][0] for one in self.site.pods(name)]
-            return all("containerID" in one for one in states) and sorted(
-                (one["containerID"], one["restartCount"]) for one in states
-            )
-
-        return self.until(known)
-
-
-@pytest.fixture
-def driver(site, request):
-    made = Driver(site, request.node.name[:30].replace("[", "-"))
-    yield made
-    made.executor.close()
-    site.nothing_left()
-
-
-def shares(*requests, **more):
-    return core.Share(tuple(requests), **more)
-
-
 def test_each_pod_is_born_with_its_own_request_and_resized_without_a_restart(driver):
-    spec, _ = driver.specs(ranks_per_group=1)
+    spec, _ = driver.specs(ranks_per_pod=1)
     driver.launch(spec, 150, 450)
     driver.until_started("one")
     light, heavy = driver.weights("one")
@@ -118,10 +48,48 @@ def test_each_pod_is_born_with_its_own_request_and_resized_without_a_restart(dri
     assert driver.resize(one=shares(450, 150)) == ""
     driver.until(lambda: driver.weights("one") == [heavy, light])
     assert driver.identities("one") == before
-    assert {one["status"]["qosClass"] for one in driver.site.pods("one")} == {"Burstable"}
+    pods = driver.site.pods("one")
+    assert {one["status"]["qosClass"] for one in pods} == {"Burstable"}
+    for one in pods:
+        driver.until(lambda: made_anew(driver.site, one) == placement.asked(one)[0])  # noqa: B023
     rows = driver.until(lambda: status(driver.out, [heavy, light]))
     for row in rows:
         assert row["real"] == pytest.approx(row["wanted"], abs=0.01)
+    shown = cli("status", str(driver.out)).splitlines()
+    for row in rows:
+        cells = ["one", driver.site.made["node"], f"{row['cpu']}m", f"cpu.shares {row['value']}"]
+        assert any(all(cell in line for cell in cells) for line in shown), shown
+    assert json.loads(cli("status", "--json", str(driver.out)))["groups"] == rows
+
+
+def made_anew(site, pod):
+    """The CPU that a pod would ask for if it were made once more now."""
+    meta = {"name": "again", "labels": pod["metadata"]["labels"]}
+    ask = {"requests": {"cpu": "1m", "memory": "1Mi"}}
+    containers = [{"name": "main", "image": manifests.IMAGE, "resources": ask}]
+    made = {"apiVersion": "v1", "kind": "Pod", "metadata": meta, "spec": {"containers": containers}}
+    words = ("create", "--dry-run=server", "-o", "json", "-f", "-")
+    return placement.asked(json.loads(site.kubectl(*words, text=json.dumps(made))))[0]
+
+
+def cli(*words):
+    """What the command prints."""
+    line = [sys.executable, "-m", "dovetail", *words]
+    environment = {**os.environ, "COLUMNS": "200"}
+    return subprocess.check_output(line, env=environment, text=True)
+
+
+def test_a_light_rank_group_leaves_the_node_that_the_heavy_one_needs(driver, worker):
+    (first, _), (_, second) = driver.specs(), driver.specs(ranks_per_pod=1)
+    driver.launch(first, 250, 250)
+    driver.until_started("one")
+    (busy,) = (one["spec"]["nodeName"] for one in driver.site.pods("one"))
+    driver.launch(second, 300, 700)  # the emptier node would do for either, and not for both
+    driver.until_started("two")
+    pods = sorted(driver.site.pods("two"), key=lambda one: one["metadata"]["name"])
+    light, heavy = (one["spec"]["nodeName"] for one in pods)
+    assert light == busy != heavy
+    assert pods[0]["metadata"]["labels"][manifests.KEY] == "two", "at the first try"
 
 
 def status(out, values):
@@ -131,33 +99,87 @@ def status(out, values):
     return rows if [row["value"] for row in rows] == values else None
 
 
-def test_pods_that_the_policy_missed_are_resized_after_birth(driver):
-    driver.site.kubectl("delete", "mutatingadmissionpolicybinding", "dovetail-requests")
+@pytest.fixture
+def older(site):
+    """The way to a second API server of the same cluster, without admission policies.
+
+    So servers are before 1.36. The policies of the first, which makes the pods, are deleted.
+    """
+    (first,) = site.machine.pids(site.made, "kube-apiserver")
+    line = Path(f"/proc/{first}/cmdline").read_text().split("\0")[:-1]
+    server = urlsplit(site.made["server"])
+    with socket.create_server((server.hostname, 0)) as probe:
+        port = probe.getsockname()[1]
+    off = [f"{manifests.path(kind)[6:]}=false" for kind in sorted(manifests.POLICIES)]
+    more = [f"--secure-port={port}", f"--runtime-config={','.join(off)}",
+            "--disable-admission-plugins=MutatingAdmissionPolicy"]  # fmt: skip
+    program = str(site.machine.binaries / "bin/kube-apiserver")
+    with (site.folder / "older.log").open("w") as log:
+        second = subprocess.Popen([*line, *more], executable=program, stdout=log, stderr=log)
+    real, site.kubeconfig = site.kubeconfig, str(site.folder / "older")
+    text = Path(real).read_text().replace(site.made["server"], f"https://{server.hostname}:{port}")
+    Path(site.kubeconfig).write_text(text)
+    policies = ("mutatingadmissionpolicy,mutatingadmissionpolicybinding", "--all")
     try:
-        spec, _ = driver.specs(ranks_per_group=1)
-        driver.launch(spec, 150, 450)
-        driver.until_started("one")
-        driver.until(lambda: driver.weights("one")[1] > 2.8 * driver.weights("one")[0])
+        assert kuberun.eventually(lambda: ready(site)), (site.folder / "older.log").read_text()
+        site.kubectl("delete", *policies, "--ignore-not-found")
+        yield
     finally:
-        cluster.install(driver.session.api)
+        site.kubeconfig = real
+        second.terminate()
+        second.wait()
+        cluster.install(cluster.connect(Path(real)))
 
 
-def test_a_resize_beyond_the_node_is_taken_back_as_a_whole(driver):
-    spec, _ = driver.specs(ranks_per_group=1)
+def ready(site):
+    with contextlib.suppress(BadInput):
+        return cluster.connect(Path(site.kubeconfig))
+
+
+def test_a_limit_follows_the_requests_where_the_plan_asks_for_one(driver):
+    spec, _ = driver.specs(ranks_per_pod=1, limit=2.5)
+    driver.launch(spec, 150, 450)
+    driver.until_started("one")
+    driver.until(lambda: driver.limits("one") == [375, 1125])
+    before = driver.identities("one")
+    assert driver.resize(one=shares(450, 20)) == ""
+    driver.until(lambda: driver.limits("one") == [1125, 100])
+    assert driver.identities("one") == before
+    pods = driver.site.pods("one")
+    assert {one["status"]["qosClass"] for one in pods} == {"Burstable"}
+    for one in pods:
+        asked = one["spec"]["containers"][0]["resources"]
+        assert placement.millicores(asked["limits"]["cpu"]) >= 2.5 * placement.millicores(
+            asked["requests"]["cpu"]
+        )
+
+
+def test_on_a_server_without_admission_policies_pods_are_resized_after_birth(older, driver):
+    assert "too old for admission policies" in str(driver.session.launcher)
+    spec, _ = driver.specs(ranks_per_pod=1)
+    driver.launch(spec, 150, 450)
+    driver.until_started("one")
+    driver.until(lambda: driver.weights("one")[1] > 2.8 * driver.weights("one")[0])
+    assert driver.site.get("mutatingadmissionpolicies")["items"] == [], "nobody made them anew"
+
+
+def test_a_resize_beyond_the_node_is_taken_back_as_a_whole(driver, monkeypatch):
+    # As if the node had become smaller this moment: else nobody asks it for so much.
+    monkeypatch.setattr(Nodes, "fitted", lambda self, node, wanted, taken: list(wanted))
+    spec, _ = driver.specs(ranks_per_pod=1)
     driver.launch(spec, 600, 200)
     driver.until_started("one")
     # The admission policy, just made anew, may have missed them at birth.
     driver.until(lambda: driver.weights("one")[0] > 2.8 * driver.weights("one")[1])
     before, pods = driver.weights("one"), driver.identities("one")
     why = driver.resize(one=shares(100, 50_000))
-    # By its node, by a newer API server, or too slow on a machine that is busy with other things.
-    assert "Infeasible" in why or "allocatable" in why or "not done after" in why
+    assert "Infeasible" in why or "allocatable" in why, "by its node, or a newer API server"
     driver.until(lambda: driver.weights("one") == before)
     assert driver.identities("one") == pods
 
 
 def test_a_resize_that_finds_no_room_in_time_is_taken_back(driver):
-    spec, _ = driver.specs(ranks_per_group=1)
+    spec, _ = driver.specs(ranks_per_pod=1)
     driver.launch(spec, 200, 200)
     driver.until_started("one")
     before = driver.weights("one")
@@ -167,6 +189,34 @@ def test_a_resize_that_finds_no_room_in_time_is_taken_back(driver):
     driver.until(lambda: driver.weights("one") == before)
     driver.site.kubectl("delete", "pod", "filler", "--now")
     assert driver.resize(one=shares(100, 700)) == "", "once there is room it is done"
+
+
+def test_a_pod_asks_for_the_memory_that_its_like_was_seen_to_need(driver, monkeypatch):
+    monkeypatch.setattr(manifests, "LEAST_MEMORY", 1 << 20)
+    one, two = driver.specs()
+    driver.launch(one, 100, 100)
+    driver.until(lambda: driver.of(core.Sampled, "one"))
+    driver.launch(two, 100, 100)
+    driver.until_started("two")
+    (first, second) = (placement.asked(driver.site.pods(name)[0])[1] for name in ("one", "two"))
+    assert first == 1 << 20, "nothing is known of it"
+    assert second in {sum(seen.ranks.memory) for seen in driver.of(core.Sampled)}
+
+
+def test_no_pod_is_asked_to_grow_beyond_its_node(driver):
+    one, two = driver.specs()
+    driver.launch(one, 100, 100)
+    driver.until_started("one")
+    driver.launch(two, 200, 200)
+    driver.until_started("two")
+    room = driver.executor.capacity().cpu - manifests.AGENT_CPU
+    assert driver.resize(one=shares(4000, 4000)) == ""
+    used = sum(placement.asked(pod)[0] for pod in driver.site.pods())
+    assert room - 4 <= used <= room
+    assert driver.resize(one=shares(1000, 2000), two=shares(2000, 4000)) == ""
+    first, second = (placement.asked(driver.site.pods(name)[0])[0] for name in ("one", "two"))
+    assert room - 4 <= first + second <= room
+    assert second == pytest.approx(2 * first, abs=4)
 
 
 def test_a_quota_holds_up_launches_and_refuses_resizes(driver):
@@ -197,38 +247,26 @@ def quota(site, cpu):
     )
 
 
-def test_what_does_not_fit_waits_and_says_why_and_can_be_stopped(driver):
-    one, two = driver.specs()
+def test_all_pods_start_or_none_and_what_waits_says_why_and_can_be_stopped(driver):
+    one, two = driver.specs(ranks_per_pod=1)
     driver.launch(one, 400, 400)
     driver.until_started("one")
-    driver.launch(two, 200, 200)
+    driver.launch(two, 100, 400)
     told = driver.until(lambda: driver.of(core.Delayed, "two"))
     assert "asks for 392m of CPU" in told[0].why
+    assert driver.site.pods("two") == [], "not even the one that would fit"
+    assert len(driver.site.get("jobs")["items"]) == 1
     driver.executor.stop("two", "enough")
     (end,) = driver.until(lambda: driver.of(core.Finished, "two"))
     assert (end.code, end.reason) == (143, "stopped: enough")
     assert driver.of(core.Started, "two") == []
 
 
-def test_ranks_are_frozen_and_go_on_in_pods(driver):
-    spec, _ = driver.specs()
+def test_ranks_of_mpich_meet_across_pods_and_are_frozen_and_go_on(driver):
+    spec, _ = driver.specs("mpich", ranks_per_pod=1)
     driver.launch(spec, 100, 100)
     driver.until_started("one")
-
-    def iterations():
-        seen = driver.of(core.Sampled, "one")
-        return min(seen[-1].ranks.iterations) if seen else 0
-
-    driver.until(lambda: iterations() > 5)
-    assert driver.resize(one=shares(10, 10, frozen=True)) == ""
-    time.sleep(1.0)  # that nothing happens can only be seen by waiting
-    driver.until(lambda: True)
-    still = iterations()
-    time.sleep(1.0)
-    driver.until(lambda: True)
-    assert iterations() <= still + 1
-    assert driver.resize(one=shares(100, 100)) == ""
-    driver.until(lambda: iterations() > still + 5)
+    driver.freeze_and_thaw()
 
 
 def test_an_image_that_is_missing_fails_the_simulation_with_its_name(driver, monkeypatch):
@@ -250,6 +288,8 @@ def test_a_pod_that_is_deleted_ends_its_simulation_alone(driver):
     (end,) = driver.until(lambda: driver.of(core.Finished, "one"))
     assert end.reason.startswith("pod lost")
     assert driver.of(core.Finished, "two") == []
+    wanted = [found.split("-")[0] for found in driver.site.left() if found.startswith("request")]
+    assert set(wanted) == {"request two"}
 
 
 def test_a_second_controller_is_refused(driver):
@@ -258,3 +298,43 @@ def test_a_second_controller_is_refused(driver):
     spec, _ = driver.specs()
     driver.launch(spec, 100, 100)
     driver.until_started("one")
+
+
+@pytest.fixture
+def proxy(site):
+    """The way of the executor to the API; a fake, see there."""
+    made = Proxy(site.kubeconfig)
+    real, site.kubeconfig = site.kubeconfig, made.kubeconfig(site.folder / "proxy")
+    yield made
+    site.kubeconfig = real
+    made.gate.set()
+    made.shutdown()
+    made.server_close()
+
+
+def test_the_controller_waits_for_no_answer_of_the_api(proxy, driver, monkeypatch):
+    one, two = driver.specs()
+    driver.launch(one, 100, 100)
+    driver.until_started("one")
+    asking = set()
+    real = kubeapi.Api.call
+
+    def call(api, *words, **more):
+        asking.add(threading.current_thread())
+        return real(api, *words, **more)
+
+    monkeypatch.setattr(kubeapi.Api, "call", call)
+    proxy.gate.clear()  # from now on nobody answers
+    try:
+        driver.executor.resize({"one": shares(200, 200)})
+        driver.launch(two, 100, 100)
+        driver.until(lambda: proxy.held > 0)
+        driver.executor.stop("two", "enough")
+        driver.until(lambda: True)
+    finally:
+        proxy.gate.set()
+    driver.until(lambda: driver.of(core.Finished, "two"))
+    (resized,) = driver.until(lambda: driver.of(core.Resized))
+    assert resized.refused == ""
+    assert asking
+    assert threading.current_thread() not in asking

@@ -50,7 +50,7 @@ def test_weights_follow_the_requests(site):  # noqa: F811
 @weights
 def test_each_rank_can_have_a_group_of_its_own(site):  # noqa: F811
     executor = site.executor()
-    start(site, executor, "a", ranks=2, ranks_per_group=1)
+    start(site, executor, "a", ranks=2, ranks_per_pod=1)
     executor.resize({"a": core.Share((250, 1500))})
     site.until(executor, "a", core.Resized)
     light, heavy = (shares(executor, f"a/r{rank}") for rank in (0, 1))

@@ -2,21 +2,22 @@
 """Step 6, resize: the transaction over several pods as a state machine, by tables of what happens.
 
 A table's steps: `go` (poll), `ok`/`no` (the API's answer to a patch), `sees` (the pod as its node
-left it), `gone`, `late` (the limit is over). After each step come the patches sent by then.
+left it), `gone`, `late` (the limit is over), `given_up` (so
+is the patience with the slow). After each step come the patches sent by then.
 """
 
 from __future__ import annotations
 
 import pytest
-from dovetail.executors.resizing import LIMIT, Change, Transaction, progress
+from dovetail.executors.resizing import LIMIT, SLOW, Change, Transaction, progress
 
 pytestmark = pytest.mark.unit
 A, B = Change("a", 1000, 400), Change("b", 500, 1100)
 
 
-def pod(cpu, generation=2, conditions=(), observed=2, phase="Running"):
+def pod(cpu, generation=2, conditions=(), observed=2, phase="Running", **limits):
     """A pod as the API shows it."""
-    has = [{"name": "main", "resources": {"requests": {"cpu": f"{cpu}m"}}}]
+    has = [{"name": "main", "resources": {"requests": {"cpu": f"{cpu}m"}, **limits}}]
     return {
         "metadata": {"name": "a", "generation": generation},
         "status": {
@@ -43,7 +44,7 @@ class Play:
         self.go()
 
     def go(self):
-        new = [(p.pod, p.cpu) for p in self.it.poll(self.now)]
+        new = [(p.pod, p.cpu, p.limit)[: 3 if p.limit else 2] for p in self.it.poll(self.now)]
         self.sent += new
         return self
 
@@ -64,6 +65,10 @@ class Play:
 
     def late(self):
         self.now += LIMIT + 1
+        return self.go()
+
+    def given_up(self):
+        self.now += SLOW
         return self.go()
 
 
@@ -100,10 +105,11 @@ SETBACKS = {
         "b: not done after 8 s: Deferred",
         [("a", 1000), ("b", 500)],
     ),
-    "a decrease that nobody answers": (lambda p: p.late(), "a: not done after 8 s: no answer", []),
+    "a decrease that nobody answers": (
+        lambda p: p.late().given_up(), "a: not done after 60 s: no answer", []),
     "a decrease that its node never applies": (
-        lambda p: p.ok("a", 400).sees("a", 1000, observed=1).late(),
-        "a: not done after 8 s: its node has not looked yet",
+        lambda p: p.ok("a", 400).sees("a", 1000, observed=1).late().given_up(),
+        "a: not done after 60 s: its node has not looked yet",
         [("a", 1000)],
     ),
 }  # fmt: skip
@@ -126,6 +132,13 @@ def test_a_setback_gives_every_touched_pod_its_old_request_back(what):
         assert play.it.finished
 
 
+def test_a_slow_node_is_waited_for():
+    play = Play(A, B).late().ok("a", 400).late().sees("a", 1000, observed=1).late().sees("a", 400)
+    play.late().does("b", 1100)
+    assert play.sent == [("a", 400), ("b", 1100)]
+    assert (play.it.finished, play.it.refused) == (True, "")
+
+
 def test_what_grew_shrinks_first_on_the_way_back():
     play = Play(Change("a", 500, 800), Change("b", 500, 800), Change("c", 900, 300))
     play.does("c", 300).does("a", 800).no("b", 800)
@@ -138,7 +151,7 @@ def test_what_grew_shrinks_first_on_the_way_back():
 
 
 def test_a_pod_gets_no_second_patch_before_the_first_was_answered():
-    play = Play(A).late()
+    play = Play(A).given_up()
     assert play.sent == [("a", 400)]
     play.ok("a", 400)
     assert play.sent == [("a", 400), ("a", 1000)], "and then it is set back"
@@ -169,7 +182,7 @@ def test_a_pod_that_goes_away_holds_nothing_up():
         (pod(1000), "open"),
         (pod(400, generation=1), "open"),
         (pod(400, observed=1), "open"),
-        (pod(1000, conditions=[pending("Deferred")]), "open"),
+        (pod(1000, conditions=[pending("Deferred")]), "deferred"),
         (pod(1000, conditions=[pending("Infeasible")]), "infeasible"),
         (pod(400, conditions=[pending("Infeasible", observed=1)]), "done"),
         (pod(400, conditions=[{"type": "PodResizeInProgress", "status": "True"}]), "open"),
@@ -178,3 +191,27 @@ def test_a_pod_that_goes_away_holds_nothing_up():
 )
 def test_progress_is_read_from_generation_conditions_and_what_the_pod_has(thing, wanted):
     assert progress(thing, 2, 400)[0] == wanted
+
+
+def test_a_limit_goes_with_its_request_both_ways():
+    a, b = Change("a", 500, 300, 1000, 600), Change("b", 300, 500, 600, 1000)
+    play = Play(a, b).ok("a", 300)
+    assert play.sees("a", 300).sent == [("a", 300, 600)], "its limit is not there yet"
+    play.sees("a", 300, limits={"cpu": "600m"})
+    assert play.sent[1:] == [("b", 500, 1000)]
+    play.no("b", 500)
+    assert play.sent[2:] == [("b", 300, 600)], "what grew first"
+    play.ok("b", 300).sees("b", 300, limits={"cpu": "600m"})
+    assert play.sent[3:] == [("a", 500, 1000)]
+
+
+def test_a_limit_that_alone_changes_is_a_change():
+    play = Play(Change("a", 500, 500, 1000, 600), Change("b", 500, 500, 600, 600))
+    assert play.sent == [("a", 500, 600)]
+    play.ok("a", 500).sees("a", 500, limits={"cpu": "600m"})
+    assert play.it.finished
+    assert play.it.refused == ""
+
+
+def test_a_limit_that_nobody_asked_for_is_the_sites():
+    assert progress(pod(400, limits={"cpu": "1"}), 2, 400)[0] == "done"

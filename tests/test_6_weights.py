@@ -3,8 +3,13 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
-from dovetail import weights
+from dovetail import core, weights
+from dovetail.executors.launched import Launched
+from dovetail.executors.nodes import Nodes
+from dovetail.executors.reporting import FILE, Report
 
 pytestmark = pytest.mark.unit
 
@@ -61,3 +66,27 @@ def test_straight_formulas_need_no_correction(formula):
     assert [weights.corrected(one, formula, 4000) for one in (1, 67, 1005, 4000)] == [
         1, 67, 1005, 4000,
     ]  # fmt: skip
+
+
+def test_the_wanted_share_is_what_the_ranks_were_given_whatever_their_pods_ask_for(tmp_path):
+    nodes, report = Nodes((None, None)), Report(tmp_path, "run")
+    nodes.formula = "curve"
+    nodes.capacity = core.Capacity((core.Node("n", 2000, 0),))
+    jobs, values = [], {}
+    for name, requests in {"heavy": (1000, 500), "light": (60, 40)}.items():
+        spec = core.Spec(name, name, ".", 2, (1.0, 1.0), ("true",))
+        job = Launched(spec, core.Share(requests), name, sizes=[1, 1])
+        job.cpu = nodes.divided(job.sizes, requests)
+        for group, cpu in enumerate(job.cpu):
+            uid = f"{name}-{group}"
+            meta = {"name": uid, "uid": uid}
+            job.pods[group] = {"metadata": meta, "spec": {"nodeName": "n"}, "status": {}}
+            values[uid] = {"cpu.weight": str(weights.weight(cpu, "curve"))}
+        jobs.append(job)
+    assert jobs[1].cpu != list(jobs[1].share.requests), "corrected"
+    report.heard(values, jobs)
+    found = json.loads((tmp_path / FILE).read_text())
+    assert found["formula"] == "curve"
+    wanted = [1000 / 1600, 500 / 1600, 60 / 1600, 40 / 1600]
+    assert [row["wanted"] for row in found["groups"]] == pytest.approx(wanted)
+    assert [row["real"] for row in found["groups"]] == pytest.approx(wanted, abs=0.01)

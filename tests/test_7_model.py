@@ -165,6 +165,14 @@ def test_the_table_says_prediction_and_marks_the_knee(capsys):
     assert marked[0].split()[0] == "3"
 
 
+def test_measurements_may_come_one_option_each(capsys):
+    one_each = [word for pair in MEASURED[1:] for word in ("--measured", pair)]
+    assert main([*BASE, *one_each]) == 0
+    said = capsys.readouterr().out
+    assert main([*BASE, *MEASURED]) == 0
+    assert said == capsys.readouterr().out
+
+
 def test_json_has_bands_when_fitted_and_none_otherwise(capsys):
     main([*BASE, *MEASURED, "--json"])
     fitted = json.loads(capsys.readouterr().out)

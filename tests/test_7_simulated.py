@@ -194,6 +194,16 @@ def test_a_lost_node_costs_a_restart_and_no_simulation():
     assert result.controller.status().restarts >= 1
 
 
+def test_a_simulation_that_hangs_as_soon_as_it_has_started_holds_nobody_up():
+    queue = [Spec(f"f-{k}", "f", "case", 2, (1.0, 1.0), ("run",)) for k in range(2)]
+    works = {"f": Work((0.01, 0.01), 20)}
+    stalled = [Fault(0.0, "stall", "f-0")]
+    result = run_simulated(queue, works, [Node("n0", 2000, GIB)], 1, stalled, limit=4000.0)
+    first, second = result.controller.views()
+    assert (first.state, second.state) == ("failed", "done")
+    assert "no first iteration" in first.reason
+
+
 def test_a_hung_simulation_is_ended_with_the_reason():
     result = run_simulated(
         specs("a", 2, (1, 3)), {"a": IMBALANCED}, TWO_CORES, faults=[Fault(8.0, "stall", "a-0")]

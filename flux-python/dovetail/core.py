@@ -39,7 +39,8 @@ class Spec:
     profile serves all. `slowdown` is how many times slower than alone it may run (1.0 or
     more); `deadline` is on the run's clock, None if it has none; `memory` is 0 if unknown.
     `iterations` is the number that a run is expected to take, 0 if unknown. `environment`
-    holds pairs added to the environment. `ranks_per_group` is 0 for one rank group per node.
+    holds pairs added to the environment. `ranks_per_pod` is 0 for one rank group per node.
+    `limit` is how many times its request a pod may use at most, 0 for no limit.
     """
 
     name: str
@@ -53,8 +54,9 @@ class Spec:
     memory: int = 0
     deadline: Optional[float] = None  # noqa: UP045 (pydantic reads it, on Python 3.9 too)
     iterations: int = 0
-    ranks_per_group: int = 0
+    ranks_per_pod: int = 0
     environment: tuple[tuple[str, str], ...] = ()
+    limit: float = 0.0
 
 
 @dataclass(frozen=True)

@@ -38,6 +38,8 @@ LEAST_VERSION = (1, 33)
 
 _TRIES = (0.05, 3.0)  # first and longest pause between two tries, seconds
 _AGAIN = (429, 500, 502, 503, 504)
+SILENCE = 15.0  # seconds without any answer after which a run that ends waits for none
+_WATCH = 60  # seconds after which the server ends a watch; one whose connection hangs ends later
 _KINDS = {
     "merge": "application/merge-patch+json",
     "strategic": "application/strategic-merge-patch+json",
@@ -69,6 +71,8 @@ class Api:
         """Read the kubeconfig; BadInput where it is not one. Nothing is asked yet."""
         self.path = Path(kubeconfig)
         self._stop = threading.Event()
+        self._silent_since = 0.0  # the first of our last tries that nobody answered
+        self._ending = False
         configuration = _configuration(self.path)
         self.server = str(configuration.host)
         self._expires = _expiry(configuration.cert_file)
@@ -78,11 +82,27 @@ class Api:
         """Give up every request that is being tried again, soon."""
         self._stop.set()
 
+    def silent(self) -> bool:
+        """Whether nobody has answered for so long that an end need not wait for it."""
+        return 0.0 < self._silent_since < time.monotonic() - SILENCE
+
+    def end(self) -> None:
+        """From now on a server that is silent is tried once for each request."""
+        self._ending = True
+
     # --- requests ---
 
     def get(self, path: str, patience: float = 30.0, **query: str) -> Object:
         """Read one object, or a list."""
         return self.call("GET", path, patience=patience, query=query)
+
+    def kinds(self, group: str) -> frozenset[str]:
+        """The kinds that the server has in a group and version, such as `/apis/batch/v1`."""
+        try:
+            found = self.get(group)
+        except NotFound:
+            return frozenset()
+        return frozenset(one["kind"] for one in found.get("resources", []))
 
     def create(self, path: str, body: Object, patience: float = 30.0, **query: str) -> Object:
         """Create below a collection's `path`. Refused with reason AlreadyExists if it was there."""
@@ -117,8 +137,11 @@ class Api:
         while True:
             tried += 1
             try:
-                return self._once(method, path, body, query or {}, content)
+                found = self._once(method, path, body, query or {}, content)
+                self._silent_since = 0.0
+                return found
             except Refused as error:
+                self._silent_since = 0.0
                 if error.reason == "AlreadyExists" and tried > 1 and isinstance(body, dict):
                     return self.get(f"{path}/{body['metadata']['name']}", patience)
                 again = error.status in _AGAIN or (
@@ -128,9 +151,11 @@ class Api:
                     raise
                 last = f"{error.status}: {error}"
             except (urllib3.exceptions.HTTPError, OSError, ValueError) as error:
+                self._silent_since = self._silent_since or time.monotonic()
                 last = _plainly(error)
             left = deadline - time.monotonic()
-            if left <= 0 or self._stop.wait(min(left, pause * random.uniform(0.5, 1.0))):
+            given_up = left <= 0 or (self._ending and self.silent())
+            if given_up or self._stop.wait(min(left, pause * random.uniform(0.5, 1.0))):
                 raise Unreachable(last)
             pause = min(2 * pause, _TRIES[1])
 
@@ -164,9 +189,9 @@ class Api:
 
     def watch(self, path: str, version: str, **query: str) -> Any:  # noqa: ANN401
         """The open answer of a watch from a resource version on, lines of JSON."""
-        asked = {**query, "watch": "1", "resourceVersion": version, "timeoutSeconds": "240",
-                 "allowWatchBookmarks": "true"}  # fmt: skip
-        return self._open("GET", path, None, asked, "application/json", (5.0, 300.0))
+        asked = {**query, "watch": "1", "resourceVersion": version,
+                 "timeoutSeconds": str(_WATCH), "allowWatchBookmarks": "true"}  # fmt: skip
+        return self._open("GET", path, None, asked, "application/json", (5.0, _WATCH + 10.0))
 
     # --- before anything starts ---
 

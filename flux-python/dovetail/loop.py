@@ -43,6 +43,9 @@ class Waiting(Executor, Protocol):
     def wait(self, timeout: float) -> bool:
         """Sleep until something happens or `timeout` seconds are over; True if it happened."""
 
+    def silent(self) -> bool:
+        """Whether nobody answers any more who could end the simulations."""
+
 
 class Signals:
     """SIGINT and SIGTERM as wishes: to end, by the first, to end at once, by the second.
@@ -124,7 +127,10 @@ class Loop:
         return time.monotonic() - self.origin
 
     def drive(self, first: Sequence[Action] = ()) -> None:
-        """Take the `first` actions and run until nothing is left to do, or a signal ends it."""
+        """Take the `first` actions and run until nothing is left to do, or a signal ends it.
+
+        A run that is to end does not wait for a cluster that is silent: its pods end by themselves.
+        """
         told = False
         try:
             self.act_on(first)
@@ -138,6 +144,8 @@ class Loop:
                 unwanted = [Unwanted(t, name, "cancelled") for name in self.orders.take()]
                 self.step([*self.executor.observe(t), *unwanted, new])
                 self.live.show(self.controller, t)
+                if told and self.executor.silent():
+                    break
         finally:
             self.executor.close()
         if not self.controller.finished:

@@ -3,7 +3,8 @@
 
 Inputs: a simulation, its requests, what its pods must see of the machine. Outputs: plain JSON.
 Invariants: the same input gives the same names, so whatever was made can be found again; pods
-have requests and never limits, so their class is Burstable; no secret is in a command or variable.
+have requests, and limits of CPU alone where asked for, so their class is Burstable; no secret is
+in a command or variable.
 """
 
 from __future__ import annotations
@@ -23,14 +24,19 @@ Object = dict[str, Any]
 
 NAMESPACE = "dovetail"
 GROUPS = "dovetail/groups"
-"""The annotation of a Job that says how many ranks each of its pods has."""
+"""The annotation of a Job's pods that says how many ranks each of them has."""
 IMAGE = "localhost/dovetail/host:1"
 """An almost empty image that `dovetail kube up` loads; programs come by hostPath mounts."""
 REQUESTS = "dovetail-requests"
-"""The ConfigMap of CPU requests by `<job>.<completion index>`, see operator-manifests/."""
+"""The ConfigMap of what pods get at admission, see operator-manifests/requests.yaml."""
+ADMISSION = "/apis/admissionregistration.k8s.io/v1"
+POLICIES = frozenset({"MutatingAdmissionPolicy", "MutatingAdmissionPolicyBinding"})
+"""Kinds of `ADMISSION` that servers have from Kubernetes 1.36 on."""
 RUN, SIMULATION, KEY, PART = (
     f"dovetail/{word}" for word in ("run", "simulation", "launch", "part")
 )
+HOST = "host"
+"""The network of pods that share their node's; on any other they have addresses of their own."""
 RANK_GROUP, AGENT = "rank-group", "agent"
 INDEX = "batch.kubernetes.io/job-completion-index"
 CONTAINER = "main"
@@ -49,6 +55,10 @@ class Folders:
 
     read: tuple[str, ...]
     written: tuple[str, ...]
+
+    def mounts(self) -> list[tuple[str, bool]]:
+        """All of them, each with whether it is read alone."""
+        return [(name, True) for name in self.read] + [(name, False) for name in self.written]
 
 
 def job_name(run: str, key: str) -> str:
@@ -80,17 +90,19 @@ _KINDS = {
     "ClusterRole": ("/apis/rbac.authorization.k8s.io/v1", "clusterroles", False),
     "ClusterRoleBinding": ("/apis/rbac.authorization.k8s.io/v1", "clusterrolebindings", False),
     "PriorityClass": ("/apis/scheduling.k8s.io/v1", "priorityclasses", False),
-    "MutatingAdmissionPolicy": (
-        "/apis/admissionregistration.k8s.io/v1", "mutatingadmissionpolicies", False),
-    "MutatingAdmissionPolicyBinding": (
-        "/apis/admissionregistration.k8s.io/v1", "mutatingadmissionpolicybindings", False),
+    "MutatingAdmissionPolicy": (ADMISSION, "mutatingadmissionpolicies", False),
+    "MutatingAdmissionPolicyBinding": (ADMISSION, "mutatingadmissionpolicybindings", False),
     "MiniCluster": ("/apis/flux-framework.org/v1alpha2", "miniclusters", True),
 }  # fmt: skip
 
 
-def folders(specs: Iterable[Spec], run_directory: Path) -> Folders:
-    """What the pods of these simulations must see: programs, this package, cases, the output."""
+def folders(specs: Iterable[Spec], run_directory: Path, flux: str = "") -> Folders:
+    """What the pods of these simulations must see: programs, this package, cases, the output.
+
+    And the installation of Flux whose command is in the folder `flux`, if one is given.
+    """
     wanted = {sys.prefix, str(Path(__file__).resolve().parents[1])}
+    wanted |= {os.path.dirname(flux)} if flux else set()
     wanted |= {str(Path(library).parent) for library in paths.libraries().values()}
     for spec in specs:
         environment = dict(spec.environment)
@@ -121,29 +133,22 @@ def job(
     memory: Sequence[int],
     seen: Folders,
     image: str = IMAGE,
+    network: str = HOST,
+    limit: int = 0,
 ) -> Object:
     """One launch of a simulation: an Indexed Job with a pod per rank group.
 
     `sizes` in ranks, `requests` in millicores and `memory` in bytes, shape (groups,). The template
-    has the mean request; each pod gets its own at admission, or right after. Nothing is tried
+    has the mean request; each pod gets its own at admission, or right after. A `limit`, also in
+    millicores, is that of all pods at birth, and must not be below any request. Nothing is tried
     again by the Job itself: whether a simulation runs twice is the controller's to decide.
     """
-    labels = {RUN: run, SIMULATION: spec.name, KEY: key, PART: RANK_GROUP}
+    labels = rank_group(run, spec, key)
     count = len(requests)
+    words = f"--run {run} --node $(NODE_NAME) --simulation {key}"
     pod = _pod(
         "entry",
-        [
-            "--run",
-            run,
-            "--node",
-            "$(NODE_NAME)",
-            "--simulation",
-            key,
-            "--group",
-            "$(RANK_GROUP)",
-            "--uid",
-            "$(POD_UID)",
-        ],
+        [*words.split(), *["--group", "$(RANK_GROUP)", "--uid", "$(POD_UID)"]],
         seen,
         image,
         {
@@ -154,24 +159,40 @@ def job(
         cpu=max(1, round(sum(requests) / count)),
         memory=max(LEAST_MEMORY, *memory),
         grace=8,
+        limit=limit,
     )
     pod.update(restartPolicy="Never", priorityClassName="dovetail-simulation")
+    pod["hostNetwork"] = network == HOST
     return {
         "apiVersion": "batch/v1",
         "kind": "Job",
-        "metadata": {
-            "name": job_name(run, key),
-            "labels": labels,
-            "annotations": {GROUPS: json.dumps(list(sizes))},
-        },
+        "metadata": {"name": job_name(run, key), "labels": labels},
         "spec": {
             "completionMode": "Indexed",
             "completions": count,
             "parallelism": count,
             "backoffLimit": 0,
-            "template": {"metadata": {"labels": labels}, "spec": pod},
+            "template": {
+                "metadata": {"labels": labels, "annotations": groups_annotation(sizes)},
+                "spec": pod,
+            },
         },
     }
+
+
+def groups_annotation(sizes: Sequence[int]) -> dict[str, str]:
+    """What pods carry for a controller that comes later, see `sizes_of`."""
+    return {GROUPS: json.dumps(list(sizes))}
+
+
+def sizes_of(job: Object) -> list[int]:
+    """The ranks of each group of a Job, ours or a MiniCluster's, that is there already."""
+    return [int(n) for n in json.loads(job["spec"]["template"]["metadata"]["annotations"][GROUPS])]
+
+
+def rank_group(run: str, spec: Spec, key: str) -> dict[str, str]:
+    """The labels of one launch of a simulation, and of its pods."""
+    return {RUN: run, SIMULATION: spec.name, KEY: key, PART: RANK_GROUP}
 
 
 def agents(run: str, seen: Folders, image: str = IMAGE) -> Object:
@@ -231,10 +252,25 @@ def lease(holder: str, now: str, seconds: int) -> Object:
     }
 
 
-def resize(millicores: int) -> Object:
-    """The body of a patch of pods/resize: the CPU request alone."""
-    part = {"name": CONTAINER, "resources": {"requests": {"cpu": f"{millicores}m"}}}
+def resize(millicores: int, limit: int = 0) -> Object:
+    """The body of a patch of pods/resize: the CPU request, and the limit of pods that have one."""
+    part = {"name": CONTAINER, "resources": {"requests": {"cpu": f"{millicores}m"}, **cap(limit)}}
     return {"spec": {"containers": [part]}}
+
+
+def cap(limit: int) -> Object:
+    """A CPU limit in millicores, as a part of a container's resources; nothing for 0."""
+    return {"limits": {"cpu": f"{limit}m"}} if limit else {}
+
+
+def orphan_limit() -> dict[str, str]:
+    """The user's wish for how long pods wait for a controller, as an environment."""
+    return {ORPHAN: os.environ[ORPHAN]} if os.environ.get(ORPHAN) else {}
+
+
+def pull(image: str) -> str:
+    """Ours is on the nodes or nowhere."""
+    return "Never" if image == IMAGE else "IfNotPresent"
 
 
 def _pod(
@@ -247,22 +283,22 @@ def _pod(
     cpu: int,
     memory: int,
     grace: int,
+    limit: int = 0,
 ) -> Object:
     """A pod that runs one module of `pods` with the machine's own Python."""
-    mounts = [(name, True) for name in seen.read] + [(name, False) for name in seen.written]
+    mounts = seen.mounts()
     variables: list[Object] = [
         {"name": k, "valueFrom": {"fieldRef": {"fieldPath": v}}} for k, v in fields.items()
     ]
-    variables.append({"name": "PATH", "value": "/usr/local/bin:/usr/bin:/bin"})
-    if os.environ.get(ORPHAN):
-        variables.append({"name": ORPHAN, "value": os.environ[ORPHAN]})
+    own = {"PATH": pods.PATH, **orphan_limit()}
+    variables += [{"name": name, "value": value} for name, value in own.items()]
     container = {
         "name": CONTAINER,
         "image": image,
-        "imagePullPolicy": "Never" if image == IMAGE else "IfNotPresent",
+        "imagePullPolicy": pull(image),
         "command": [*pods.command(f"pods.{module}"), *words],
         "env": variables,
-        "resources": {"requests": {"cpu": f"{cpu}m", "memory": str(memory)}},
+        "resources": {"requests": {"cpu": f"{cpu}m", "memory": str(memory)}, **cap(limit)},
         # So that a resize never restarts anything; also what the API assumes if nothing is said.
         "resizePolicy": [
             {"resourceName": "cpu", "restartPolicy": "NotRequired"},

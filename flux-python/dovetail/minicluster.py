@@ -1,23 +1,28 @@
 # SPDX-License-Identifier: LGPL-3.0-or-later
 """A simulation as a MiniCluster of the Flux Operator, v1alpha2 (step 4). Pure.
 
-Inputs: as for `manifests.job`, and the CURVE certificate of the Flux instance in the pods.
-Output: the object. It is built and checked against the operator's schema; nothing starts one yet.
+Inputs: as for `manifests.job`, and where Flux is on the nodes. Output: the object, of which the
+operator makes a Job and Flux brokers; `operator-manifests/minicluster.yaml` adds what a MiniCluster
+cannot say, and `pods.broker` prepares each broker.
 
 Invariants: no image of Flux's own is used, since pods see the machine's by hostPath mounts; pods
-have requests and never limits; a pod that is lost ends the simulation instead of starting it anew.
+ask for what those of Jobs do; a pod that is lost ends the simulation instead of starting it anew.
+The operator and its pods print all that they are given, so the CURVE certificate is not in here.
 """
 
 from __future__ import annotations
 
+import os
+import shlex
 from collections.abc import Sequence
 
-from dovetail import manifests
+from dovetail import manifests, pods
 from dovetail.core import Spec
 from dovetail.manifests import Folders, Object
 
-FLUX = "/opt/flux"
-"""Where Flux is on the machine. Not all of /opt: the operator puts a volume at /opt/software."""
+GROUP = "/apis/flux-framework.org/v1alpha2"
+KIND = "MiniCluster"
+_INIT = {"cpu": "1m", "memory": "1Mi"}  # a quota wants every container to ask for something
 
 
 def minicluster(
@@ -28,58 +33,138 @@ def minicluster(
     requests: Sequence[int],
     memory: Sequence[int],
     seen: Folders,
-    script: str,
-    curve: str,
+    flux: str,
+    meeting: str,
     image: str = manifests.IMAGE,
+    limit: int = 0,
 ) -> Object:
-    """One launch of a simulation: a broker per rank group, and `script` run under the first.
+    """One launch of a simulation: a broker per rank group, and under the first `flux run` of ours.
 
-    `script` is the path of an executable file, because the operator loses quotes in commands.
-    Each pod gets its own request at admission, as those of a Job: the operator makes one.
+    `flux` is the folder of the command, and `meeting` one of the run's that all nodes see. Each
+    pod gets its own request at admission, as those of a Job.
     """
-    labels = {manifests.RUN: run, manifests.SIMULATION: spec.name, manifests.KEY: key,
-              manifests.PART: manifests.RANK_GROUP}  # fmt: skip
-    read = [name for name in seen.read if name != "/opt"] + [FLUX]
-    mounts = [(name, True) for name in read] + [(name, False) for name in seen.written]
-    cpu = max(1, round(sum(requests) / len(requests)))
-    asked = {"cpu": f"{cpu}m", "memory": str(max(manifests.LEAST_MEMORY, *memory))}
+    labels = manifests.rank_group(run, spec, key)
+    name = manifests.job_name(run, key)
     container = {
         "image": image,
-        "command": script,
-        "launcher": True,
-        "commands": {"post": "exit $?"},
-        "environment": {**dict(spec.environment), "PATH": f"{FLUX}/bin:/usr/bin:/bin"},
-        "resources": {"requests": asked},
-        "volumes": {
-            f"v{index}": {"hostPath": name, "path": name, "readOnly": fixed}
-            for index, (name, fixed) in enumerate(mounts)
+        "imagePullPolicy": manifests.pull(image),
+        "commands": {
+            "pre": _prepare(run, key, name, len(sizes), meeting),
+            "post": "exit $?",  # of the simulation; the operator's script would lose it
         },
+        "environment": {"PATH": f"{flux}:{pods.PATH}", **manifests.orphan_limit()},
+        **_container(run, requests, memory, seen, limit),
     }
     return {
         "apiVersion": "flux-framework.org/v1alpha2",
-        "kind": "MiniCluster",
-        "metadata": {
-            "name": manifests.job_name(run, key),
-            "namespace": manifests.NAMESPACE,
-            "labels": labels,
-        },
+        "kind": KIND,
+        "metadata": {"name": name, "labels": labels},
         "spec": {
             "size": len(sizes),
-            "tasks": spec.ranks,
-            "interactive": False,
             "jobLabels": labels,
             "containers": [container],
+            # Our rank groups may share a node. A service's name must begin with a letter.
+            "network": {"disableAffinity": True, "headlessName": f"s-{name}"},
             "flux": {
-                "container": {"disable": True},
-                "curveCert": curve,  # the operator's own build would make an empty one
+                "container": {"disable": True, "image": image, "resources": {"requests": _INIT}},
+                "curveCert": "it comes by a Secret",  # anything, or the operator makes one
+                "completeWorkers": True,  # not once more after 15 s
                 "scheduler": {"simple": True},
-                # A broker takes the whole machine for its own, and would pin every task to core 0.
-                "optionFlags": "-ocpu-affinity=off",
             },
             "pod": {
+                "annotations": manifests.groups_annotation(sizes),
                 "labels": labels,
                 "restartPolicy": "Never",
                 "automountServiceAccountToken": False,
             },
         },
     }
+
+
+def _container(
+    run: str, requests: Sequence[int], memory: Sequence[int], seen: Folders, limit: int
+) -> Object:
+    """What all containers of the run are: the program, what they ask for and what they see."""
+    cpu = max(1, round(sum(requests) / len(requests)))
+    asked = {"cpu": f"{cpu}m", "memory": str(max(manifests.LEAST_MEMORY, *memory))}
+    return {
+        "command": pods.START,  # a file, because quotes are lost here
+        "launcher": True,
+        "resources": {"requests": asked, **manifests.cap(limit)},
+        "volumes": {
+            "curve": {"secretName": curve_secret(run), "path": pods.CURVE, "readOnly": True},
+            **{
+                f"v{index}": {"hostPath": folder, "path": folder, "readOnly": fixed}
+                for index, (folder, fixed) in enumerate(seen.mounts())
+            },
+        },
+    }
+
+
+def _prepare(run: str, key: str, name: str, size: int, meeting: str) -> str:
+    """Shell for the operator's script, before it starts the broker.
+
+    Pods on the machine's network have the machine's host name, so the script, which asks for it
+    to know the first pod, and the broker, which finds its rank by it, are told one instead.
+    """
+    words = [*pods.command("pods.broker"), "--run", run, "--simulation", key, "--name", name,
+             "--size", str(size), "--meeting", os.path.join(meeting, name)]  # fmt: skip
+    return "\n".join(
+        (
+            f"{shlex.join(words)} || exit 1",
+            'mainHost=; [ "$JOB_COMPLETION_INDEX" = 0 ] && mainHost=$(hostname)',
+            f'brokerOptions="$brokerOptions -Shostname={name}-$JOB_COMPLETION_INDEX"',
+        )
+    )
+
+
+def curve_secret(run: str) -> str:
+    """The name of the Secret by which a run's brokers trust each other."""
+    return f"dovetail-curve-{run}"
+
+
+def secret(run: str, certificate: str) -> Object:
+    """The Secret that pods mount at `pods.CURVE`."""
+    return {
+        "apiVersion": "v1",
+        "kind": "Secret",
+        "metadata": {"name": curve_secret(run), "labels": {manifests.RUN: run}},
+        "stringData": {"curve": certificate},
+    }
+
+
+def probe() -> Object:
+    """A Job that is never made: whether the policy is in force shows in what would become of it."""
+    template: Object = {
+        "restartPolicy": "Never",
+        "containers": [_empty("main")],
+        "initContainers": [_empty("init")],
+        "volumes": [{"name": "v0", "emptyDir": {}}],
+    }
+    owner = {"apiVersion": "flux-framework.org/v1alpha2", "kind": KIND, "name": "p", "uid": "p"}
+    return {
+        "apiVersion": "batch/v1",
+        "kind": "Job",
+        "metadata": {
+            "name": "dovetail-probe",
+            "labels": {manifests.PART: manifests.RANK_GROUP},
+            "ownerReferences": [owner],
+        },
+        "spec": {"backoffLimit": 1, "template": {"spec": template}},
+    }
+
+
+def _empty(name: str) -> Object:
+    mount = {"name": "v0", "mountPath": "/v"}
+    return {
+        "name": name,
+        "image": manifests.IMAGE,
+        "env": [{"name": "A", "value": "a"}],
+        "volumeMounts": [mount],
+        "resources": {"requests": _INIT},
+    }
+
+
+def in_force(answer: Object) -> bool:
+    """Whether the policy has changed the probe."""
+    return bool(answer["spec"].get("backoffLimit") == 0)

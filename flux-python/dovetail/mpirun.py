@@ -117,6 +117,16 @@ def host_files(hosts: Sequence[Mapping[str, Any]]) -> dict[str, str]:
     return {"openmpi": "".join(lines), "mpich": "".join(parts)}
 
 
+def within(hosts: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    """What keeps Open MPI in the network of these hosts.
+
+    Even one host needs it: if that has loopback alone, Open MPI by itself would start nothing.
+    """
+    network = common_network([host["address"] for host in hosts])
+    names = ("OMPI_MCA_oob_tcp_if_include", "OMPI_MCA_btl_tcp_if_include")
+    return dict.fromkeys(names, network) if network else {}
+
+
 def across(hosts: Sequence[Mapping[str, Any]], directory: str, script: str) -> dict[str, str]:
     """What the starters of both MPIs need in their environment to start ranks in other pods.
 
@@ -131,9 +141,6 @@ def across(hosts: Sequence[Mapping[str, Any]], directory: str, script: str) -> d
         "OMPI_MCA_btl_vader_single_copy_mechanism": "none",
     }
     addresses = [host["address"] for host in hosts]
-    network = common_network(addresses)
-    if network:
-        extra.update(OMPI_MCA_oob_tcp_if_include=network, OMPI_MCA_btl_tcp_if_include=network)
     if len(set(addresses)) > 1:
         extra.update(
             OMPI_MCA_plm="rsh",

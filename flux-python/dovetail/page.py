@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: LGPL-3.0-or-later
-"""Reads the pages that ranks publish, and writes the control page that they read (step 5).
+"""Reads the pages that ranks publish (step 5).
 
 In: a directory with one file `rank.<world rank>.<pid>` for each MPI process, laid out as in
 pmpi/page.h and dovetail-page(5), perhaps while the process writes to it. Out: a `RankPage` for
@@ -12,7 +12,6 @@ Invariants: reading costs the rank nothing. Any bytes at all give either a `Rank
 from __future__ import annotations
 
 import math
-import mmap
 import os
 import re
 import stat
@@ -23,7 +22,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dovetail import process
-from dovetail.core import WaitPolicy
 from dovetail.errors import BadInput
 
 MAGIC = b"DVTPAGE\0"
@@ -39,12 +37,6 @@ MARKS_AT = HEAD.size
 CALLS_AT = MARKS_AT + 5 * MARK.size
 NAMES_AT = CALLS_AT + CALLS_MAX * CALL.size
 SIZE = NAMES_AT + CALLS_MAX * NAME_MAX
-
-CONTROL_MAGIC = b"DVTCTRL\0"
-CONTROL_VERSION = 1
-CONTROL = struct.Struct("=8s2I5I28x")
-CONTROL_SEQ_AT = 16
-MODES = ("off", "yield", "doorbell")
 
 MPIS = {1: "openmpi", 2: "mpich"}
 STATES = {1: "running", 2: "finalized", 3: "aborted"}
@@ -152,9 +144,6 @@ class _Latest:
     def seconds(self, tick: int) -> float:
         """The moment of a tick on CLOCK_MONOTONIC."""
         return self.mark.stamp + (tick - self.tick) * self.ns_per_tick * 1e-9
-
-
-# --- Reading ---
 
 
 def read_page(path: str | os.PathLike[str]) -> RankPage:
@@ -363,66 +352,3 @@ def read_pages(directory: str | os.PathLike[str]) -> list[RankPage]:
     # An earlier program with more ranks leaves pages that no later one takes the place of.
     last = {page.world: page for page in sorted(newest.values(), key=lambda page: page.init_s)}
     return [page for (world, rank), page in sorted(newest.items()) if rank < last[world].world_size]
-
-
-# --- The control page ---
-
-
-class Control:
-    """The control page of one simulation: how its ranks wait inside MPI."""
-
-    def __init__(self, directory: Path) -> None:
-        """Open the control page of a directory; raises PageError if there is no right one."""
-        path = directory / "control"
-        try:
-            fd = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
-            try:
-                self._map = mmap.mmap(fd, CONTROL.size)
-            finally:
-                os.close(fd)
-        except (OSError, ValueError) as error:
-            raise PageError(f"{path}: {error}") from error
-        magic, version, size, self._seq, *_ = CONTROL.unpack_from(self._map)
-        if (magic, version, size) != (CONTROL_MAGIC, CONTROL_VERSION, CONTROL.size):
-            self._map.close()
-            raise PageError(f"{path}: is not a control page of version {CONTROL_VERSION}")
-
-    @classmethod
-    def create(cls, directory: Path, policy: WaitPolicy) -> Control:
-        """Write a new control page, which must be there before the ranks start."""
-        data = CONTROL.pack(
-            CONTROL_MAGIC, CONTROL_VERSION, CONTROL.size, 1, _mode(policy), policy.yields, 0, 0
-        )
-        path = directory / "control"
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        with os.fdopen(fd, "wb") as file:
-            file.write(data)
-        return cls(directory)
-
-    def set(self, policy: WaitPolicy) -> None:
-        """Change how the ranks wait; they follow within one MPI call."""
-        self._seq = (self._seq + 1) % 2**32
-        values = (self._seq, _mode(policy), policy.yields)
-        for i in (2, 1, 0):  # the sequence number last
-            struct.pack_into("=I", self._map, CONTROL_SEQ_AT + 4 * i, values[i])
-
-    def set_timeouts(self, shortest: int, longest: int) -> None:
-        """How long a rank sleeps on the doorbell at first and at most, microseconds; 0: default."""
-        struct.pack_into("=2I", self._map, CONTROL_SEQ_AT + 12, shortest, longest)
-
-    def get(self) -> WaitPolicy:
-        """What is set now."""
-        mode, yields = struct.unpack_from("=2I", self._map, CONTROL_SEQ_AT + 4)
-        return WaitPolicy(MODES[mode] if mode < len(MODES) else "off", yields)
-
-    def close(self) -> None:
-        """Let go of the mapping; the page stays as it is."""
-        self._map.close()
-
-
-def _mode(policy: WaitPolicy) -> int:
-    if policy.mode not in MODES:
-        raise BadInput(f"wait mode {policy.mode!r}: one of {', '.join(MODES)} would be right")
-    if not 0 <= policy.yields < 2**31:
-        raise BadInput(f"{policy.yields} yields: 0 or more would be right")
-    return MODES.index(policy.mode)

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: LGPL-3.0-or-later
-"""Which rank groups a simulation gets, and whether they fit on the nodes (step 4). Pure.
+"""Which rank groups a simulation gets, and which nodes they fit on (step 4). Pure.
 
 Inputs: nodes, pods and quotas as the API has them. Outputs: the room on each node, the number of
-ranks in each group, and a reason in words where there is no room. Invariant: what is said to fit
-fits all at once, so a simulation's pods start together or not at all.
+ranks in each group, a node for each, and a reason in words where there is no room. Invariant: what
+is said to fit fits all at once, so a simulation's pods start together or not at all.
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ def groups(
         return [min(per_group, ranks - first) for first in range(0, ranks, per_group)]
     for count in range(1, min(ranks, len(free)) + 1):
         sizes = _divide(requests, [max(1, room.cpu) for room in free[:count]])
-        if not lacking(*per_pod(sizes, requests, memory), free):
+        if placed(*per_pod(sizes, requests, memory), free)[0]:
             return sizes
     return [ranks]
 
@@ -153,20 +153,24 @@ def per_pod(
     return cpu, [largest] * len(sizes)
 
 
-def lacking(cpu: Sequence[int], memory: Sequence[int], free: Sequence[Room]) -> str:
-    """Why these pods do not fit all at once, in words; empty if they do."""
+def placed(
+    cpu: Sequence[int], memory: Sequence[int], free: Sequence[Room]
+) -> tuple[dict[int, str], str]:
+    """A node for each of these pods, by their order; or why they do not fit all at once."""
     left = list(free)
-    for want, bytes_ in sorted(zip(cpu, memory), reverse=True):
+    nodes: dict[int, str] = {}
+    for want, bytes_, pod in sorted(zip(cpu, memory, range(len(cpu))), reverse=True):
         for index, room in enumerate(left):
             if room.cpu >= want and room.memory >= bytes_ and room.pods > 0:
+                nodes[pod] = room.node
                 left[index] = replace(
                     room, cpu=room.cpu - want, memory=room.memory - bytes_, pods=room.pods - 1
                 )
                 left.sort(key=lambda room: (-room.cpu, room.node))
                 break
         else:
-            return _shortage(want, bytes_, left)
-    return ""
+            return {}, _shortage(want, bytes_, left)
+    return nodes, ""
 
 
 def _shortage(cpu: int, memory: int, left: Sequence[Room]) -> str:
@@ -185,13 +189,15 @@ def _shortage(cpu: int, memory: int, left: Sequence[Room]) -> str:
     )
 
 
-def over_quota(quotas: Iterable[Object], cpu: Sequence[int], memory: Sequence[int]) -> str:
+def over_quota(
+    quotas: Iterable[Object], cpu: Sequence[int], memory: Sequence[int], limits: Sequence[int] = ()
+) -> str:
     """Which quota a new Job of these pods would exceed, in words; empty for none."""
     want = {
         "requests.cpu": Decimal(sum(cpu)) / 1000, "cpu": Decimal(sum(cpu)) / 1000,
         "requests.memory": Decimal(sum(memory)), "memory": Decimal(sum(memory)),
+        "limits.cpu": Decimal(sum(limits)) / 1000, "count/jobs.batch": Decimal(1),
         "pods": Decimal(len(cpu)), "count/pods": Decimal(len(cpu)),
-        "count/jobs.batch": Decimal(1),
     }  # fmt: skip
     for quota in quotas:
         status = quota.get("status", {})

@@ -38,6 +38,9 @@ class Place(Protocol):
     def adopt(self, controller: Controller) -> Sequence[str]:
         """Simulations of an interrupted run that run still; the executor goes on with them."""
 
+    def launcher(self) -> str:
+        """What simulations become on a cluster, in words; known once it has started."""
+
     def troubles(self) -> Sequence[str]:
         """What the user should know after the run."""
 
@@ -56,6 +59,12 @@ class Here:
                 f"cpus: {cpus}m is not possible here; a whole number from 1 to {here} is"
             )
         _check_memory(asked, asked.limits.memory or free_memory(), "this machine offers")
+        for spec in asked.specs:
+            if spec.limit:
+                raise BadInput(
+                    f"simulation {spec.name} has a limit, and only pods can have one; leave the "
+                    "key out, or run the plan on a cluster (--kubeconfig)"
+                )
 
     def cpu(self, asked: Plan) -> int:
         """Whole cores."""
@@ -72,6 +81,10 @@ class Here:
         """None."""
         return ()
 
+    def launcher(self) -> str:
+        """Processes, as always."""
+        return ""
+
     def troubles(self) -> Sequence[str]:
         """Of logs that are not complete, mostly."""
         results = self._executor.results if self._executor else {}
@@ -79,15 +92,19 @@ class Here:
 
 
 class Cluster:
-    """A Kubernetes cluster. Asks it at once; BadInput where it cannot be used."""
+    """A Kubernetes cluster. Asks it at once; BadInput where it cannot be used.
 
-    def __init__(self, kubeconfig: Path) -> None:
+    `network` is the pods', see `executors.cluster.Session`.
+    """
+
+    def __init__(self, kubeconfig: Path, network: str) -> None:
         from dovetail.executors import cluster, nodes
 
         self._api = cluster.connect(kubeconfig)
         found = nodes.Nodes((None, None))
         found.listed(*cluster.look(self._api))
         self._capacity = found.capacity
+        self._network, self._launcher = network, ""
         self._executor: KubernetesExecutor | None = None
 
     def check(self, asked: Plan) -> None:
@@ -99,7 +116,7 @@ class Cluster:
             raise BadInput(f"cpus: {asked.limits.cpus}m are more than {where}: {offered}m")
         _check_memory(asked, asked.limits.memory or self._capacity.memory, where)
         for spec in asked.specs:
-            size = spec.ranks_per_group
+            size = spec.ranks_per_pod
             if size and not _room_for(-(-spec.memory * size // spec.ranks), self._capacity.nodes):
                 raise BadInput(
                     f"simulation {spec.name} asks for {spec.memory >> 20} MiB of memory, in pods "
@@ -115,7 +132,8 @@ class Cluster:
         from dovetail.executors import cluster
         from dovetail.executors.kubernetes import KubernetesExecutor
 
-        session = cluster.Session(self._api, directory, asked.specs, resume)
+        session = cluster.Session(self._api, directory, asked.specs, resume, self._network)
+        self._launcher = str(session.launcher)
         limits = asked.limits.cpus, asked.limits.memory
         try:
             self._executor = KubernetesExecutor(session, directory, limits, origin)
@@ -131,6 +149,10 @@ class Cluster:
             {name: (controller.spec(name), share) for name, share in controller.running().items()}
         )
 
+    def launcher(self) -> str:
+        """Jobs, or MiniClusters of the Flux Operator where that is installed."""
+        return self._launcher
+
     def troubles(self) -> Sequence[str]:
         """Of logs, and of what could not be removed."""
         if self._executor is None:
@@ -145,9 +167,9 @@ def here() -> Place:
     return Here()
 
 
-def cluster(kubeconfig: Path) -> Place:
+def cluster(kubeconfig: Path, network: str = "") -> Place:
     """The cluster of a kubeconfig."""
-    return Cluster(kubeconfig)
+    return Cluster(kubeconfig, network)
 
 
 def _check_memory(asked: Plan, offered: int, where: str) -> None:

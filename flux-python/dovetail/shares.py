@@ -20,6 +20,15 @@ from dovetail.errors import BadInput
 FLOOR = 10
 """The least request by default, millicores: below it the kernel's CPU weights lose precision."""
 
+LIMIT = 2.0
+"""A CPU limit below this many times the request throttles."""
+
+THROTTLED = (
+    "limits equal to requests made simulations 3.7 times slower on two cores, limits of 1.5 "
+    "to 2 times the request hardly throttled (measured elsewhere)"
+)
+"""Why, in words."""
+
 MAX_MILLICORES = 1_000_000_000
 
 

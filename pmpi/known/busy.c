@@ -5,11 +5,14 @@
  * In each iteration rank r works for MSr milliseconds outside MPI, asleep or burning that much
  * CPU time, and then meets the others in a barrier. So useful time is ITERATIONS * MSr, the load
  * balance is average(MS) / max(MS), and the communication efficiency is close to 1.
+ *
+ * With 0 ITERATIONS they go on until one of them finds a file by the name in BUSY_UNTIL.
  */
 #include <mpi.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
+#include <unistd.h>
 
 static double cpu_seconds(void)
 {
@@ -32,6 +35,19 @@ static void work(int burn, double seconds)
     }
 }
 
+/* Meet the others; whether anybody says that it is enough. */
+static int meet(const char *until)
+{
+    int enough = 0, any = 0;
+    if (until == NULL) {
+        MPI_Barrier(MPI_COMM_WORLD);
+        return 0;
+    }
+    enough = access(until, F_OK) == 0;
+    MPI_Allreduce(&enough, &any, 1, MPI_INT, MPI_LOR, MPI_COMM_WORLD);
+    return any;
+}
+
 int main(int argc, char *argv[])
 {
     int rank, size;
@@ -43,9 +59,11 @@ int main(int argc, char *argv[])
     const int burn = strcmp(argv[1], "burn") == 0;
     const int iterations = atoi(argv[2]);
     const double seconds = 1e-3 * atof(argv[3 + rank]);
-    for (int i = 0; i < iterations; i++) {
+    const char *until = iterations == 0 ? getenv("BUSY_UNTIL") : NULL;
+    int over = iterations == 0 && until == NULL;
+    for (int i = 0; !over; i++) {
         work(burn, seconds);
-        MPI_Barrier(MPI_COMM_WORLD);
+        over = meet(until) || i + 1 == iterations;
         MPI_Pcontrol(1);
     }
     MPI_Finalize();

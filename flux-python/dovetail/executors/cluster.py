@@ -26,6 +26,7 @@ import yaml
 from dovetail import manifests
 from dovetail.core import Spec
 from dovetail.errors import BadInput, WorkFailed
+from dovetail.executors.launcher import Launcher
 from dovetail.executors.lease import Lease
 from dovetail.kubeapi import Api, NotFound, Object, Refused, Unreachable
 from dovetail.manifests import KEY, NAMESPACE, PART, RANK_GROUP, RUN, SIMULATION, path
@@ -84,15 +85,20 @@ def _hint() -> str:
     return f"an administrator gives access with: kubectl apply -k {folder()}"
 
 
-def install(api: Api) -> list[str]:
+def install(api: Api, more: Iterable[tuple[str, str, str, str]] = ()) -> list[str]:
     """Create what is missing of operator-manifests; BadInput where that is for somebody else.
 
-    Returns what was made. What is there stays as it is: a site may have changed it.
+    Returns what was made. What is there stays as it is: a site may have changed it. A server that
+    is too old for admission policies goes without. `more` are verb, group, resource and its part
+    that our user must be allowed besides.
     """
     made = []
     try:
+        without = manifests.POLICIES - api.kinds(manifests.ADMISSION)
         for thing in installed():
             kind, meta = thing["kind"], thing["metadata"]
+            if kind in without:
+                continue
             inside = meta.get("namespace", NAMESPACE)
             try:
                 api.get(path(kind, meta["name"], inside))
@@ -109,7 +115,7 @@ def install(api: Api) -> list[str]:
         raise BadInput(
             f"{api.path}: cannot be set up for simulations: {error}; {_hint()}"
         ) from None
-    for verb, group, resource, part in _NEEDS:
+    for verb, group, resource, part in (*_NEEDS, *more):
         asked = {"namespace": NAMESPACE, "verb": verb, "group": group, "resource": resource,
                  "subresource": part}  # fmt: skip
         review = {
@@ -142,20 +148,26 @@ class Session:
     `jobs` and `pods` are what an earlier controller of the same run left there.
     """
 
-    def __init__(self, api: Api, directory: Path, specs: Iterable[Spec], resume: bool) -> None:
-        """Set everything up, or raise BadInput and leave nothing."""
+    def __init__(
+        self, api: Api, directory: Path, specs: Iterable[Spec], resume: bool, network: str = ""
+    ) -> None:
+        """Set everything up, or raise BadInput and leave nothing.
+
+        Pods that are made are on `network`; if empty, on that of the run so far, or their nodes'.
+        """
         self.api = api
         own = directory / FOLDER
-        self.run = _identity(own, resume)
-        self.seen = manifests.folders(specs, directory)
+        self.run, network = _identity(own, resume, network)
+        self.launcher = Launcher(api, self.run, specs, directory, FOLDER, network)
         self.resumed = resume
-        self.made = install(api)
+        self.made = install(api, self.launcher.needs)
         self.lease = Lease(api, self.run)
         self.hub: Hub | None = None
         try:
             self._sweep()
             self.hub = Hub(_own_address(api.server), own)
             self._start_agents(self.hub)
+            self.launcher.prepare()
             label = f"{RUN}={self.run}"
             self.jobs: list[Object] = api.get(path("Job"), labelSelector=label)["items"]
             self.pods: list[Object] = api.get(path("Pod"), labelSelector=label)["items"]
@@ -171,7 +183,7 @@ class Session:
         others = f"{RUN},{RUN}!={self.run}"
         if self.lease.left:
             return  # by a run that died: its simulations go on, and it may be resumed after us
-        for kind in ("Job", "DaemonSet", "Secret"):
+        for kind in (*self.launcher.kinds, "DaemonSet", "Secret"):
             for thing in self.api.get(path(kind), labelSelector=others)["items"]:
                 self.api.delete(path(kind, thing["metadata"]["name"]))
 
@@ -179,7 +191,7 @@ class Session:
         secret = manifests.secret(self.run, hub.credentials())
         requests: Object = {"apiVersion": "v1", "kind": "ConfigMap",
                             "metadata": {"name": manifests.REQUESTS}}  # fmt: skip
-        for thing in (requests, secret, manifests.agents(self.run, self.seen)):
+        for thing in (requests, secret, manifests.agents(self.run, self.launcher.seen)):
             try:
                 self.api.create(path(thing["kind"]), thing)
             except Refused as error:
@@ -207,9 +219,10 @@ class Session:
 
     def discard(self, keep: set[str]) -> None:
         """Remove the run's other Jobs and pods, and wait until they are gone."""
-        for job in self.jobs:
-            if job["metadata"]["labels"][KEY] not in keep:
-                self.api.delete(path("Job", job["metadata"]["name"]))
+        for kind in self.launcher.kinds:
+            for one in self.api.get(path(kind), labelSelector=f"{RUN}={self.run}")["items"]:
+                if one["metadata"]["labels"][KEY] not in keep:
+                    self.api.delete(path(kind, one["metadata"]["name"]))
         names = ",".join(sorted(keep))
         label = f"{RUN}={self.run},{PART}={RANK_GROUP}"
         left = self._await_gone(label + (f",{KEY} notin ({names})" if names else ""))
@@ -223,7 +236,7 @@ class Session:
         left = []
         if not leave:
             label = f"{RUN}={self.run}"
-            for kind in ("Job", "DaemonSet", "Secret"):
+            for kind in (*self.launcher.kinds, "DaemonSet", "Secret"):
                 try:
                     for thing in self.api.get(path(kind), labelSelector=label)["items"]:
                         self.api.delete(path(kind, thing["metadata"]["name"]))
@@ -258,17 +271,22 @@ class Session:
             threading.Event().wait(0.1)
 
 
-def _identity(own: Path, resume: bool) -> str:
-    """The run's id: kept in its directory for whoever takes it up again."""
+def _identity(own: Path, resume: bool, network: str) -> tuple[str, str]:
+    """The run's id and its pods' network: kept in its directory for whoever takes it up again."""
     file = own / "run.json"
+    run = ""
     if resume and file.exists():
-        with contextlib.suppress(ValueError, KeyError, TypeError):
-            return str(json.loads(file.read_text())["run"])
-        raise BadInput(f"{file}: is damaged; the run cannot be taken up again on a cluster")
-    run = secrets.token_hex(3)
+        try:
+            kept = json.loads(file.read_text())
+            run, network = str(kept["run"]), network or str(kept.get("network", ""))
+        except (ValueError, KeyError, TypeError, AttributeError):
+            raise BadInput(
+                f"{file}: is damaged; the run cannot be taken up again on a cluster"
+            ) from None
+    run, network = run or secrets.token_hex(3), network or manifests.HOST
     own.mkdir(mode=0o700, exist_ok=True)
-    write_private(file, json.dumps({"run": run}) + "\n")
-    return run
+    write_private(file, json.dumps({"run": run, "network": network}) + "\n")
+    return run, network
 
 
 def _own_address(server: str) -> str:

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from dovetail import cgroup, core, page, process
+from dovetail.control_page import Control
 
 
 @dataclass
@@ -35,7 +36,7 @@ class Job:
     group: cgroup.Group
     parts: list[cgroup.Group] = field(default_factory=list)
     moved: set[int] = field(default_factory=set)
-    control: page.Control | None = None
+    control: Control | None = None
     keeper: subprocess.Popen[bytes] | None = None
     heard: bytes = b""
     started: bool = False
@@ -49,7 +50,7 @@ class Job:
     def make_groups(self) -> None:
         """The simulation's group, and below it one per rank group if it is divided."""
         self.group.create()
-        size = self.spec.ranks_per_group
+        size = self.spec.ranks_per_pod
         if size and self.group.weight:
             self.group.share_out()
             self.group.child("job").create()
@@ -58,7 +59,7 @@ class Job:
 
     def apply(self, share: core.Share) -> None:
         """Set weights, wait policy and freezing; OSError where one is refused."""
-        size = self.spec.ranks_per_group
+        size = self.spec.ranks_per_pod
         self.group.set_weight(sum(share.requests))
         for index, part in enumerate(self.parts):
             part.set_weight(sum(share.requests[index * size : (index + 1) * size]))
@@ -79,5 +80,5 @@ class Job:
         for one in pages if self.parts else ():
             if one.pid not in self.moved and process.alive(one.pid, one.start_ticks):
                 with contextlib.suppress(OSError):
-                    self.parts[one.rank // self.spec.ranks_per_group].add(one.pid)
+                    self.parts[one.rank // self.spec.ranks_per_pod].add(one.pid)
                     self.moved.add(one.pid)

@@ -6,7 +6,7 @@ what the agents on the nodes say. Outputs: events, as of `core.Executor`.
 
 Invariants: no call here waits for the network: threads do, and `observe` takes in what they say,
 in the controller's thread, which alone touches any state. Whatever ends, a Finished is reported
-only when no pod of the simulation is left.
+only when nothing of the simulation runs any more; what the API still shows of it, `close` awaits.
 """
 
 from __future__ import annotations
@@ -21,8 +21,9 @@ from dovetail import core, manifests, policy
 from dovetail.errors import WorkFailed
 from dovetail.executors import cluster, launched
 from dovetail.executors.calls import Calls
-from dovetail.executors.launched import Launched, Result
-from dovetail.executors.lifecycle import Lifecycle, sizes_of
+from dovetail.executors.job import Result
+from dovetail.executors.launched import Launched
+from dovetail.executors.lifecycle import Lifecycle
 from dovetail.executors.nodes import Nodes
 from dovetail.executors.reporting import Report
 from dovetail.executors.resizes import Resizes
@@ -33,6 +34,7 @@ from dovetail.pods import wire
 
 _WORKERS = 8
 _STOP = 13.0  # seconds: the keeper's grace, and what it needs besides
+_DOUBT = 120.0  # seconds for a node to come back or to be lost; a cluster takes one to see that
 _CLOSE = 40.0  # seconds for all simulations to be gone at the end
 
 
@@ -63,6 +65,7 @@ class KubernetesExecutor:
         self._launches = 0
         self._t = 0.0
         self._closed = self._told_lost = False
+        self._wanted: dict[str, list[int]] = {}  # by the resize that is under way
         self._calls = Calls(_WORKERS)
         self._resizes = Resizes(self._api, self._calls)
         self._report = Report(Path(run_dir), session.run)
@@ -97,7 +100,8 @@ class KubernetesExecutor:
         if spec.name in self._life.jobs:
             raise ValueError(f"simulation {spec.name} is running")
         again = self._session.resumed or spec.name in self.results
-        self._life.jobs[spec.name] = Launched(spec, share, launched.new_key(spec.name, again))
+        key = launched.new_key(spec.name, again)
+        self._life.jobs[spec.name] = Launched(spec, share, key, retry_at=time.monotonic())
 
     def adopt(self, wanted: Mapping[str, tuple[core.Spec, core.Share]]) -> Sequence[str]:
         """Go on with what an earlier controller of this run started; returns their names.
@@ -108,7 +112,8 @@ class KubernetesExecutor:
         for name in there.keys() & wanted.keys():
             spec, share = wanted[name]
             key = there[name]["metadata"]["labels"][manifests.KEY]
-            job = Launched(spec, share, key, "running", sizes_of(there[name]), started=True)
+            sizes = manifests.sizes_of(there[name])
+            job = Launched(spec, share, key, "running", sizes, started=True)
             job.cpu = self._nodes.divided(job.sizes, share.requests)
             self._life.jobs[name] = job
             self._life.tell_share(job, share)
@@ -141,13 +146,14 @@ class KubernetesExecutor:
         if self._closed:
             return
         self._closed = True
+        self._api.end()
         until = time.monotonic() + _CLOSE
         for job in list(self._life.jobs.values()):
             job.stopped = job.stopped or "the run ended"
             if job.phase == "running":
                 self._life.leave(job)
         last: list[core.Event] = []
-        while self._life.jobs and time.monotonic() < until:
+        while self._life.jobs and time.monotonic() < until and not self.silent():
             self.wait(1.0)
             last += self.observe(self._now())
         self._events = last
@@ -166,6 +172,10 @@ class KubernetesExecutor:
         times = [moment for moment in (*times, self._resizes.deadline) if moment]
         limit = min([timeout, *(moment - time.monotonic() for moment in times)])
         return bool(self._poll.poll(max(0.0, limit * 1000)))
+
+    def silent(self) -> bool:
+        """Whether the cluster has not answered for so long that an end need not wait for it."""
+        return self._api.silent()
 
     def observe(self, t: float) -> Sequence[core.Event]:
         """What happened since the last call, oldest first; `t` is now on the run's clock."""
@@ -205,11 +215,20 @@ class KubernetesExecutor:
                 job.started = True
                 self._events.append(core.Started(self._t, job.spec.name))
         elif isinstance(message, wire.Result) and not job.result:
-            job.result = Result(message.code, message.reason, message.trouble)
+            job.doubted = Result(message.code, message.reason, message.trouble)
             self._tell_sample(job)
-            self._life.leave(job)
+            self._believe(job)
         elif isinstance(message, wire.Lost) and not job.result and job.phase != "leaving":
             self._life.lose(job, f"rank group {message.group} on {node} ended without a result")
+
+    def _believe(self, job: Launched) -> None:
+        """Take what the ranks said of their end; if they failed without a node, that is why."""
+        away = set(map(launched.node_of, job.pods.values())) - self._hub.nodes()
+        if job.doubted and job.doubted.code and away and not job.stopped:
+            job.deadline = job.deadline or time.monotonic() + _DOUBT
+        elif job.doubted:
+            job.result = job.result or job.doubted
+            self._life.leave(job)
 
     def _sampled(self, node: str, message: wire.Sample) -> None:
         offset = self._clocks.offset(node, message.now, self._now())
@@ -250,6 +269,9 @@ class KubernetesExecutor:
                 if name in map(launched.node_of, job.pods.values()) and job.phase != "leaving":
                     job.result = job.result or Result(1, f"{policy.NODE_LOST}: {name}: {why}")
                     self._life.leave(job)
+        for job in live:
+            if job.phase == "running" and not job.result:
+                self._believe(job)  # once its nodes are back
         if self._session.lease.lost and not self._told_lost:
             self._told_lost = True
             self._events.append(core.Interrupted(self._t, self._session.lease.lost))
@@ -273,16 +295,44 @@ class KubernetesExecutor:
 
     def _changes(self, shares: Mapping[str, core.Share]) -> list[Change] | str:
         """The pods whose requests change with these shares; or why that cannot be."""
-        changes = []
-        for name, share in shares.items():
+        for name in shares:
             job = self._life.jobs.get(name)
             if job is None or job.result or job.stopped:
                 return f"{name}: is not running"
-            for group, cpu in enumerate(self._nodes.divided(job.sizes, share.requests)):
-                if group in job.pods:
-                    pod = job.pods[group]["metadata"]["name"]
-                    changes.append(Change(pod, job.cpu[group], cpu))
+        self._wanted = self._fitted(shares)
+        changes = []
+        for name, wanted in self._wanted.items():
+            job = self._life.jobs[name]
+            old = [*zip(job.cpu, job.limits(job.share))]
+            new = [*zip(wanted, job.limits(shares[name]))]
+            changes += [
+                Change.between(job.pods[group]["metadata"]["name"], old[group], new[group])
+                for group in range(len(wanted))
+                if group in job.pods
+            ]
         return changes
+
+    def _fitted(self, shares: Mapping[str, core.Share]) -> dict[str, list[int]]:
+        """What the rank groups with new shares shall ask for, as far as their nodes have it."""
+        wanted: dict[str, list[int]] = {}
+        on: dict[str, list[tuple[str, int]]] = {}
+        taken: dict[str, int] = {}
+        for name, job in self._life.jobs.items():
+            new = name in shares
+            if new:
+                wanted[name] = self._nodes.divided(job.sizes, shares[name].requests)
+            for group, pod in job.pods.items():
+                node = launched.node_of(pod)
+                if new:
+                    on.setdefault(node, []).append((name, group))
+                elif not launched.over(pod):
+                    taken[node] = taken.get(node, 0) + job.cpu[group]
+        for node, places in on.items():
+            cpus = [wanted[name][group] for name, group in places]
+            fitted = self._nodes.fitted(node, cpus, taken.get(node, 0))
+            for (name, group), cpu in zip(places, fitted):
+                wanted[name][group] = cpu
+        return wanted
 
     def _resized(self, shares: Mapping[str, core.Share], refused: str) -> None:
         """A transaction is over: the rest of the shares takes effect with it, or nothing does."""
@@ -291,7 +341,7 @@ class KubernetesExecutor:
             if job is None:
                 continue
             old, job.share = job.share, share
-            job.cpu = self._nodes.divided(job.sizes, share.requests)
+            job.cpu = self._wanted[name]
             if job.phase == "running" and (old.wait, old.frozen) != (share.wait, share.frozen):
                 self._life.tell_share(job, share)
             if job.sizes and old.requests != share.requests:

@@ -7,16 +7,20 @@ Inputs: the simulation's pods as they were seen, samples of its ranks from the n
 
 from __future__ import annotations
 
+import math
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from dovetail import core, manifests
-from dovetail.placement import asked
+from dovetail.executors.job import Result
+from dovetail.placement import asked, millicores
 
 Object = dict[str, Any]
 
+LEAST_LIMIT = 100
+"""Millicores; with less a pod would take minutes to start, and to end."""
 _KEY = 40
 
 # Reasons for which a container that waits will wait for ever.
@@ -24,15 +28,7 @@ _HOPELESS = (
     "ErrImageNeverPull", "ErrImagePull", "ImagePullBackOff", "InvalidImageName",
     "CreateContainerConfigError", "CreateContainerError", "RunContainerError",
 )  # fmt: skip
-
-
-@dataclass
-class Result:
-    """How a simulation ended. `trouble` is what to know besides: an incomplete log, for one."""
-
-    code: int
-    reason: str = ""
-    trouble: str = ""
+_NOT_YET = "have not yet been read"  # said by a node that has just started, which tries again
 
 
 @dataclass
@@ -42,6 +38,7 @@ class Launched:
     `phase` is waiting (for room), creating, gathering (until all pods are connected), running,
     or leaving (until the last pod has gone). `cpu` is what each group shall ask for, millicores;
     `sizes` how many ranks it has; `pods` are by group. `deadline` ends the phase, 0 for none.
+    `doubted` is a failure that the loss of a node may explain, until it is known what that node is.
     """
 
     spec: core.Spec
@@ -55,6 +52,7 @@ class Launched:
     started: bool = False
     stopped: str = ""
     result: Result | None = None
+    doubted: Result | None = None
     again: bool = False
     retry_at: float = 0.0
     deadline: float = 0.0
@@ -66,6 +64,32 @@ class Launched:
     ranks: dict[int, list[float]] = field(default_factory=dict)
     lines: tuple[int, float] = (0, 0.0)
     sample: core.Ranks | None = None
+
+    def hosts(self) -> list[Object]:
+        """The address and the size of each rank group, once all are there; until then empty.
+
+        Pods on their nodes' network have the same address where they share a node, and there one
+        MPI daemon. A pod may call before its node has told the API its address.
+        """
+        found = [
+            {"address": self.pods[group]["status"]["podIP"], "ranks": size}
+            for group, size in enumerate(self.sizes)
+            if group in self.connected and self.pods.get(group, {}).get("status", {}).get("podIP")
+        ]
+        return found if len(found) == len(self.sizes) else []
+
+    def limits(self, share: core.Share) -> list[int]:
+        """The CPU limit of each rank group with this share, millicores; 0 for none.
+
+        Never below the request, which is at most the sum of what the ranks are given.
+        """
+        found, first = [], 0
+        for size in self.sizes:
+            given = sum(share.requests[first : first + size])
+            limit = max(LEAST_LIMIT, math.ceil(self.spec.limit * given))
+            found.append(limit if self.spec.limit else 0)
+            first += size
+        return found
 
     def take(
         self, ranks: Mapping[str, Sequence[float]], lines: Sequence[float] | None, offset: float
@@ -86,7 +110,8 @@ class Launched:
         stamps = tuple(row[1] for row in rows)
         if min(counts) < 0:  # only the log counts; a line begins an iteration and ends another
             count, stamp = self.lines
-            over = self.result is not None and self.result.code == 0
+            end = self.result or self.doubted
+            over = end is not None and end.code == 0
             counts = (count if over else max(0, count - 1),) * len(rows)
             stamps = (stamp,) * len(rows)
         found = core.Ranks(
@@ -138,9 +163,10 @@ def node_of(pod: Object) -> str:
     return str(pod["spec"].get("nodeName", ""))
 
 
-def born_with(pod: Object) -> int:
-    """The CPU request in a pod's specification, millicores."""
-    return asked({"spec": pod["spec"]})[0]
+def born_with(pod: Object) -> tuple[int, int]:
+    """The CPU request and limit in a pod's specification, millicores; 0 for no limit."""
+    limit = pod["spec"]["containers"][0].get("resources", {}).get("limits", {}).get("cpu", "0")
+    return asked({"spec": pod["spec"]})[0], millicores(limit)
 
 
 def over(pod: Object) -> bool:
@@ -155,15 +181,25 @@ def ending(pod: Object) -> bool:
 
 def hopeless(pod: Object) -> str:
     """Why a pod will never start, in words; empty if it may."""
-    for one in pod.get("status", {}).get("containerStatuses", []):
+    for one in _containers(pod):
         waits = one.get("state", {}).get("waiting") or {}
-        if waits.get("reason") in _HOPELESS:
+        said = waits.get("message", "")
+        if waits.get("reason") in _HOPELESS and _NOT_YET not in said:
             image = pod["spec"]["containers"][0]["image"]
-            said = waits.get("message", "")
             if "Image" in waits["reason"]:
                 return f"image {image} is not on node {node_of(pod)}: {waits['reason']}"
             return f"pod {pod['metadata']['name']}: {waits['reason']}: {said}"
     return ""
+
+
+def _containers(pod: Object) -> list[Object]:
+    """The states of its containers, without those of preparation that ended well."""
+    status = pod.get("status", {})
+    first = [
+        one for one in status.get("initContainerStatuses", [])
+        if not one.get("state", {}).get("terminated") or one["state"]["terminated"].get("exitCode")
+    ]  # fmt: skip
+    return [*first, *status.get("containerStatuses", [])]
 
 
 def unplaced(pod: Object) -> str:
@@ -178,7 +214,7 @@ def ended_by(pod: Object) -> str:
     """What ended a pod, in words."""
     status = pod.get("status", {})
     said = status.get("message") or status.get("reason")
-    for one in status.get("containerStatuses", []):
+    for one in _containers(pod):
         end = one.get("state", {}).get("terminated") or {}
         if end:
             last = str(end.get("message", "")).strip().splitlines()

@@ -2,7 +2,7 @@
 """The way of a simulation's pods from the queue to their end (step 4).
 
 Inputs: launches; pods as the API shows them; which groups have connected. Outputs: a Job per
-launch, `Run` to its pods once all are there, and a call when the last of them has gone.
+launch, `Run` to its pods once all are there, and a call when the last of them is over.
 
 Invariants: all pods of a simulation start or none; one simulation is placed at a time, so that
 what was found to fit is not promised twice; requests at birth are those wanted now. What goes
@@ -11,7 +11,7 @@ wrong before a simulation ran is tried again, what goes wrong later ends it.
 
 from __future__ import annotations
 
-import json
+import functools
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any, Callable
@@ -19,7 +19,8 @@ from typing import Any, Callable
 from dovetail import commandline, core, manifests, paths, placement, policy
 from dovetail.executors import cluster, launched
 from dovetail.executors.calls import Calls
-from dovetail.executors.launched import Launched, Object, Result
+from dovetail.executors.job import Result
+from dovetail.executors.launched import Launched, Object
 from dovetail.executors.nodes import Nodes
 from dovetail.executors.resizes import Resizes
 from dovetail.executors.resizing import Change
@@ -32,10 +33,11 @@ AGAIN = 1.0  # seconds between two looks for room
 FAILURES = 3  # starts that may fail before the simulation does
 FORCE = 30.0  # seconds after which a pod that was deleted counts as on a lost node
 PATIENT = 3.0  # seconds without room before the user is told
+DEAF = 3.0  # seconds without what should have been seen, after which a watch is not relied on
 
 
 class Lifecycle:
-    """See the module. `ended(job)` is called when nothing of a simulation is left."""
+    """See the module. `ended(job)` is called when nothing of a simulation runs any more."""
 
     def __init__(
         self,
@@ -70,7 +72,8 @@ class Lifecycle:
         elif job.phase == "gathering":
             self._gather(job, now)
         elif job.phase == "running" and job.deadline and now > job.deadline:
-            job.result = job.result or Result(143)  # it did not stop when it was told to
+            # It did not stop when it was told to, or its node neither came back nor was lost.
+            job.result = job.result or job.doubted or Result(143)
             self.leave(job)
         elif job.phase == "leaving":
             self._check_gone(job, now)
@@ -108,15 +111,15 @@ class Lifecycle:
         spec = job.spec
         requests = [max(1, int(one * self._nodes.scale)) for one in job.share.requests]
         memory = max(spec.memory, self.peak.get(spec.family, 0))
-        job.sizes = placement.groups(spec.ranks, spec.ranks_per_group, requests, memory, free)
+        job.sizes = placement.groups(spec.ranks, spec.ranks_per_pod, requests, memory, free)
         job.cpu = self._nodes.divided(job.sizes, job.share.requests)
         _, each = placement.per_pod(job.sizes, requests, memory)
-        why = placement.lacking(job.cpu, each, free)
-        why = why or placement.over_quota(quotas, job.cpu, each)
+        where, why = placement.placed(job.cpu, each, free)
+        why = why or placement.over_quota(quotas, job.cpu, each, job.limits(job.share))
         if why:
             return self._put_off(job, why)
         job.phase, job.why = "creating", ""
-        self._create(job, each)
+        self._create(job, each, where)
 
     def _put_off(self, job: Launched, why: str) -> None:
         """Let it wait; told to the user if that goes on, and whenever the reason changes."""
@@ -129,15 +132,16 @@ class Lifecycle:
             job.why = why
             self._waits(job)
 
-    def _create(self, job: Launched, memory: Sequence[int]) -> None:
-        run, spec = self._session.run, job.spec
-        name = manifests.job_name(run, job.key)
+    def _create(self, job: Launched, memory: Sequence[int], where: Mapping[int, str]) -> None:
+        name = manifests.job_name(self._session.run, job.key)
         data = {f"{name}.{index}": f"{cpu}m" for index, cpu in enumerate(job.cpu)}
-        body = manifests.job(run, spec, job.key, job.sizes, job.cpu, memory, self._session.seen)
+        data.update({f"{name}.{index}.node": node for index, node in where.items()})
+        limit = max(job.limits(job.share))
+        body = self._session.launcher.body(job.spec, job.key, job.sizes, job.cpu, memory, limit)
 
         def work() -> Object:
             self._publish(data)
-            return self._api.create(path("Job"), body)
+            return self._api.create(path(body["kind"]), body)
 
         self._calls.submit(work, lambda found: self._created(job, found))
 
@@ -148,7 +152,7 @@ class Lifecycle:
         self._calls.submit(lambda: self._publish(data), lambda found: None)
 
     def _publish(self, data: Mapping[str, str | None]) -> None:
-        """Set the requests that pods are born with; in a thread."""
+        """Set the requests and nodes that pods are born with; in a thread."""
         try:
             self._api.patch(path("ConfigMap", manifests.REQUESTS), {"data": data})
         except NotFound:
@@ -163,6 +167,7 @@ class Lifecycle:
             job.again = True  # it may be there all the same
             job.why = ""
         job.phase, job.waiting_since = "gathering", 0.0
+        job.retry_at = time.monotonic() + DEAF
         job.deadline = time.monotonic() + GATHER + EACH * len(job.sizes)
         if isinstance(found, Exception) or job.stopped:
             self.leave(job)
@@ -188,7 +193,7 @@ class Lifecycle:
                 self.lose(job, f"pod {name} ended: {launched.ended_by(pod)}")
             return
         self._resizes.seen(pod)
-        if new and group < len(job.cpu) and launched.born_with(pod) != job.cpu[group]:
+        if new and group < len(job.cpu) and launched.born_with(pod) != self._now(job)[group]:
             self._resizes.add(lambda: self._at_birth(job), lambda why: None)
 
     def _expected(self, job: Launched) -> bool:
@@ -196,12 +201,18 @@ class Lifecycle:
         return job.phase in ("gathering", "running") and not job.result
 
     def _at_birth(self, job: Launched) -> list[Change]:
-        """Pods that the admission policy missed."""
+        """Pods that the admission policy missed, or whose limit is not the greatest of all."""
+        now = self._now(job)
         return [
-            Change(pod["metadata"]["name"], launched.born_with(pod), job.cpu[group])
+            Change.between(pod["metadata"]["name"], launched.born_with(pod), now[group])
             for group, pod in job.pods.items()
             if not launched.over(pod) and job.phase != "leaving"
         ]
+
+    @staticmethod
+    def _now(job: Launched) -> list[tuple[int, int]]:
+        """The request and the limit that each of its pods shall have."""
+        return [*zip(job.cpu, job.limits(job.share))]
 
     def _gather(self, job: Launched, now: float) -> None:
         pods = job.pods.values()
@@ -215,21 +226,31 @@ class Lifecycle:
         if why or job.stopped:
             job.result = job.result or Result(1, why)
             return self.leave(job)
-        if len(job.connected) == len(job.sizes) and len(job.pods) == len(job.sizes):
-            return self._run(job)
+        hosts = job.hosts()
+        if hosts:
+            return self._run(job, hosts)
+        if len(job.connected) == len(job.sizes) and now > job.retry_at and not job.asking:
+            self._list(job, lambda found: self._met(job, found))
         if now > job.deadline:
             unplaced = next(filter(None, map(launched.unplaced, pods)), "")
             missing = f"{len(job.connected)} of {len(job.sizes)} rank groups were there"
             job.failures -= bool(unplaced)  # for room it may wait for ever
-            self.lose(job, f"{missing} in time: {unplaced or 'pods did not start'}")
+            made = f"nobody makes pods of {self._session.launcher}"
+            why = "pods did not start" if pods else made
+            self.lose(job, f"{missing} in time: {unplaced or why}")
 
-    def _run(self, job: Launched) -> None:
+    def _met(self, job: Launched, found: Any) -> None:  # noqa: ANN401
+        """Pods that have called, and that no watch has shown."""
+        if job.phase == "leaving":
+            return
+        job.asking, job.retry_at = False, time.monotonic() + DEAF
+        for pod in found if not isinstance(found, Exception) else ():
+            if pod["metadata"]["labels"][manifests.KEY] == job.key:
+                self.pod(job, "MODIFIED", pod)
+
+    def _run(self, job: Launched, hosts: Sequence[Object]) -> None:
         job.phase, job.deadline, job.failures = "running", 0.0, 0
-        hosts = [
-            {"address": job.pods[group]["status"].get("hostIP", ""), "ranks": size}
-            for group, size in enumerate(job.sizes)
-        ]
-        self._hub.tell(wire.Run(job.key, self._config(job.spec), hosts))
+        self._hub.tell(wire.Run(job.key, self._config(job.spec), list(hosts)))
         self.tell_share(job, job.share)
 
     def tell_share(self, job: Launched, share: core.Share) -> None:
@@ -279,10 +300,12 @@ class Lifecycle:
         job.asking = True
         name = manifests.job_name(self._session.run, job.key)
         pods = [pod["metadata"]["name"] for pod in job.pods.values()]
-        keys: dict[str, str | None] = {f"{name}.{index}": None for index in range(len(job.sizes))}
+        born = [f"{name}.{index}" for index in range(len(job.sizes))]
+        keys = dict.fromkeys([*born, *(f"{one}.node" for one in born)])
 
         def work() -> None:
-            self._api.delete(path("Job", name))
+            for kind in self._session.launcher.kinds:
+                self._api.delete(path(kind, name))
             for pod in pods:
                 self._api.delete(path("Pod", pod))
             self._publish(keys)
@@ -301,27 +324,28 @@ class Lifecycle:
             for pod in list(job.pods.values()):
                 name = pod["metadata"]["name"]
                 self._calls.submit(
-                    lambda name=name: self._api.delete(path("Pod", name), grace=0),  # type: ignore[misc]
+                    functools.partial(self._api.delete, path("Pod", name), grace=0),
                     lambda found: None,
                 )
         if job.asking or now < job.retry_at:
             return
         if not job.deleted:
             self._delete(job)
-        elif late or not job.pods:  # a watch whose connection hangs does not tell who has gone
-            job.asking = True
-            label = f"{manifests.KEY}={job.key},{manifests.RUN}={self._session.run}"
-            self._calls.submit(
-                lambda: self._api.get(path("Pod"), labelSelector=label)["items"],
-                lambda found: self._confirmed(job, found),
-            )
+        elif late or all(map(launched.over, job.pods.values())):  # late: a watch may hang
+            self._list(job, lambda found: self._confirmed(job, found))
+
+    def _list(self, job: Launched, then: Callable[[Any], None]) -> None:
+        """Ask for a simulation's pods."""
+        job.asking = True
+        label = f"{manifests.KEY}={job.key},{manifests.RUN}={self._session.run}"
+        self._calls.submit(lambda: self._api.get(path("Pod"), labelSelector=label)["items"], then)
 
     def _confirmed(self, job: Launched, found: Any) -> None:  # noqa: ANN401
         job.asking = False
         if isinstance(found, Exception):
             job.retry_at = time.monotonic() + AGAIN
             return
-        if found:  # one that we had not heard of yet
+        if not all(map(launched.over, found)):  # one that we had not heard of yet
             for pod in found:
                 job.pods[launched.group_of(pod)] = pod
             job.deleted = False
@@ -343,8 +367,3 @@ class Lifecycle:
             self._placing = None
         self.jobs.pop(job.spec.name, None)
         self._ended(job)
-
-
-def sizes_of(job: Object) -> list[int]:
-    """The ranks of each group of a Job that an earlier controller made."""
-    return [int(size) for size in json.loads(job["metadata"]["annotations"][manifests.GROUPS])]

@@ -25,7 +25,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from dovetail import cgroup, commandline, core, keeper, page, paths, sampling, sweep
+from dovetail import cgroup, commandline, core, keeper, paths, sampling, sweep
+from dovetail.control_page import Control
 from dovetail.errors import BadInput, WorkFailed
 from dovetail.executors.job import Job, Result
 
@@ -128,7 +129,7 @@ class LocalExecutor:
         try:
             os.mkdir(job.directory, 0o700)
             os.mkdir(job.temporary, 0o700)
-            job.control = page.Control.create(Path(job.directory), share.wait)
+            job.control = Control.create(Path(job.directory), share.wait)
             job.make_groups()
             job.apply(share)
             self._start_keeper(job)
@@ -203,6 +204,10 @@ class LocalExecutor:
             return True
         limit = min([timeout, *(deadline - time.monotonic() for deadline in deadlines)])
         return bool(self._poll.poll(max(0.0, limit)))
+
+    def silent(self) -> bool:
+        """Never: nobody else needs to answer."""
+        return False
 
     def observe(self, t: float) -> Sequence[core.Event]:
         """What happened since the last call, oldest first; `t` is now on the run's clock."""

@@ -29,6 +29,7 @@ class Nodes:
         self._nodes: dict[str, Object] = {}
         self._foreign: list[Object] = []
         self._silent: dict[str, float] = {}
+        self._rooms: dict[str, int] = {}  # for simulations, beside our agents, millicores
         self.scale = 1.0
         self.formula = ""  # by which requests become weights, once that is known
         self.capacity = core.Capacity(())
@@ -57,6 +58,7 @@ class Nodes:
         offered = placement.offered(self._nodes.values(), self._foreign)
         cpu, memory = self._limits
         made, agents = [], 0
+        self._rooms = {}
         for node in offered:
             offer = node.cpu if cpu is None else min(node.cpu, cpu)
             room = max(0, node.memory - manifests.LEAST_MEMORY)
@@ -65,6 +67,7 @@ class Nodes:
             cpu = None if cpu is None else cpu - offer
             memory = None if memory is None else memory - room
             made.append(core.Node(node.name, offer, room))
+            self._rooms[node.name] = min(offer, node.cpu - manifests.AGENT_CPU)
         # A simulation cannot be frozen from outside its pods; the agents do that.
         self.capacity = core.Capacity(tuple(node for node in made if node.cpu > 0))
         total = self.capacity.cpu
@@ -82,6 +85,17 @@ class Nodes:
             made.append(weights.corrected(cpu, self.formula, largest))
             first += size
         return made
+
+    def fitted(self, node: str, wanted: Sequence[int], taken: int) -> list[int]:
+        """What pods on a node shall ask for, beside simulations' pods that ask for `taken` there.
+
+        The capacity is that of all nodes together, and so may be what they are wanted to ask for:
+        where one has less, all on it get less, in the same proportion. Millicores.
+        """
+        room, total = self._rooms.get(node, 0) - taken, sum(wanted)
+        if total <= room or room < len(wanted):
+            return list(wanted)
+        return [max(1, cpu * room // total) for cpu in wanted]
 
     def lost(self, now: float, connected: set[str], used: set[str]) -> dict[str, str]:
         """Which of the nodes in use are gone for good, and how that was seen."""

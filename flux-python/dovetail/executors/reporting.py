@@ -60,6 +60,7 @@ class Report:
     def rows(self, jobs: Iterable[Launched]) -> list[dict[str, Any]]:
         """One row per rank group that has a pod on a node; shares are parts of one."""
         rows: list[dict[str, Any]] = []
+        shares: list[int] = []  # what a pod asks for may be corrected for the formula already
         for job in jobs:
             first = 0
             for group, (size, cpu) in enumerate(zip(job.sizes, job.cpu)):
@@ -75,10 +76,14 @@ class Report:
                             **self._on_disk(pod["metadata"]["uid"]),
                         }
                     )
+                    shares.append(sum(job.share.requests[first : first + size]))
                 first += size
-        for row in rows:
+        on: dict[str, int] = {}
+        for row, share in zip(rows, shares):
+            on[row["node"]] = on.get(row["node"], 0) + share
+        for row, share in zip(rows, shares):
             beside = [one for one in rows if one["node"] == row["node"]]
-            row["wanted"] = row["cpu"] / sum(one["cpu"] for one in beside)
+            row["wanted"] = share / on[row["node"]]
             whole = sum(one["value"] or 0 for one in beside)
             known = whole and all(one["value"] for one in beside)
             row["real"] = row["value"] / whole if known else None

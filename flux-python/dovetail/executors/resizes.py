@@ -23,7 +23,7 @@ Done = Callable[[str], None]
 """Called at the end; with the reason if nothing was changed."""
 
 
-_PATIENCE = 6.0  # seconds to try a patch again; less than a transaction's limit
+_PATIENCE = 20.0  # seconds to try a patch again; less than `resizing.SLOW`
 
 
 class Resizes:
@@ -82,7 +82,7 @@ class Resizes:
 
     def _send(self, patch: Patch) -> None:
         where = path("Pod", patch.pod) + "/resize"
-        body = manifests.resize(patch.cpu)
+        body = manifests.resize(patch.cpu, patch.limit)
         self._calls.submit(
             lambda: self._api.patch(where, body, "strategic", patience=_PATIENCE),
             lambda found: self._answered(patch, found),

@@ -18,16 +18,36 @@ from typing import Any
 from dovetail.placement import millicores
 
 LIMIT = 8.0
-"""Seconds that a round may take: below the controller's own patience, see `state.ACK_LIMIT`."""
+"""Seconds that a round may take where a node says that it has no room."""
+SLOW = 60.0
+"""Seconds that all may take where nobody says no: then a node is slow, and will get there.
+Below the controller's own patience, see `state.ACK_LIMIT`."""
 
 
 @dataclass(frozen=True)
 class Change:
-    """One pod's CPU request, millicores."""
+    """One pod's CPU request, and its limit, 0 for none; millicores."""
 
     pod: str
     old: int
     new: int
+    old_limit: int = 0
+    new_limit: int = 0
+
+    @classmethod
+    def between(cls, pod: str, old: tuple[int, int], new: tuple[int, int]) -> Change:
+        """From one request and limit to another."""
+        return cls(pod, old[0], new[0], old[1], new[1])
+
+    @property
+    def there(self) -> Patch:
+        """What makes it."""
+        return Patch(self.pod, self.new, self.new_limit)
+
+    @property
+    def back(self) -> Patch:
+        """What undoes it."""
+        return Patch(self.pod, self.old, self.old_limit)
 
 
 @dataclass(frozen=True)
@@ -36,6 +56,7 @@ class Patch:
 
     pod: str
     cpu: int
+    limit: int = 0
 
 
 @dataclass
@@ -43,22 +64,24 @@ class _Open:
     """A patch on its way: `generation` is the pod's after it, 0 while there is no answer."""
 
     cpu: int
+    limit: int
     generation: int = 0
     why: str = ""
+    deferred: bool = False
 
 
 class Transaction:
     """See the module. `finished` at the end, with `refused` saying why nothing changed."""
 
     def __init__(self, changes: Iterable[Change], limit: float = LIMIT) -> None:
-        self._changes = {change.pod: change for change in changes if change.new != change.old}
+        self._changes = {change.pod: change for change in changes if change.there != change.back}
         ordered = sorted(self._changes.values(), key=lambda change: change.pod)
         self._rounds = [
-            [Patch(c.pod, c.new) for c in ordered if c.new < c.old],
-            [Patch(c.pod, c.new) for c in ordered if c.new > c.old],
+            [c.there for c in ordered if c.new < c.old],
+            [c.there for c in ordered if c.new >= c.old],
         ]
         self._limit = limit
-        self._deadline = 0.0
+        self._deadline = self._last = 0.0
         self._open: dict[str, _Open] = {}
         self._held: list[Patch] = []
         self._unanswered: set[str] = set()
@@ -79,8 +102,9 @@ class Transaction:
 
     def poll(self, now: float) -> list[Patch]:
         """The patches to send now."""
+        self._last = self._last or now + SLOW
         if self._open and now >= self._deadline:
-            self._late()
+            self._late(now)
         while not self._open and not self._held and not self.finished:
             if not self._rounds:
                 self.finished = True
@@ -90,7 +114,7 @@ class Transaction:
         ready = [patch for patch in self._held if patch.pod not in self._unanswered]
         self._held = [patch for patch in self._held if patch.pod in self._unanswered]
         for patch in ready:
-            self._open[patch.pod] = _Open(patch.cpu)
+            self._open[patch.pod] = _Open(patch.cpu, patch.limit)
             self._unanswered.add(patch.pod)
             if patch.pod not in self._touched:
                 self._touched.append(patch.pod)
@@ -120,13 +144,13 @@ class Transaction:
         waits = self._open.get(pod)
         if waits is None or not waits.generation:
             return
-        state, why = progress(thing, waits.generation, waits.cpu)
+        state, why = progress(thing, waits.generation, waits.cpu, waits.limit)
         if state == "done":
             del self._open[pod]
         elif state == "infeasible":
             self._fail(pod, why)
         else:
-            waits.why = why
+            waits.why, waits.deferred = why, state == "deferred"
 
     def _fail(self, pod: str, why: str) -> None:
         """Turn round; a failure on the way back is only recorded."""
@@ -139,21 +163,26 @@ class Transaction:
         self._open.clear()
         self._held.clear()
         self._rounds = [
-            [Patch(c.pod, c.old) for c in back if c.new > c.old],
-            [Patch(c.pod, c.old) for c in back if c.new < c.old],
+            [c.back for c in back if c.new > c.old],
+            [c.back for c in back if c.new <= c.old],
         ]
 
-    def _late(self) -> None:
-        late = sorted(self._open)
-        why = self._open[late[0]].why or "no answer"
+    def _late(self, now: float) -> None:
+        late = sorted(self._open, key=lambda pod: (not self._open[pod].deferred, pod))[0]
         if self.refused:
             self._open.clear()  # what was set back is on its way, and nothing more can be done
+        elif self._open[late].deferred:
+            self._fail(late, f"not done after {self._limit:g} s: {self._open[late].why}")
+        elif now >= self._last:
+            self._fail(late, f"not done after {SLOW:g} s: {self._open[late].why or 'no answer'}")
         else:
-            self._fail(late[0], f"not done after {self._limit:g} s: {why}")
+            self._deadline = min(now + self._limit, self._last)
 
 
-def progress(thing: Mapping[str, Any], generation: int, cpu: int) -> tuple[str, str]:
-    """How far a pod's resize to `cpu` millicores is: done, infeasible or open, and why."""
+def progress(
+    thing: Mapping[str, Any], generation: int, cpu: int, limit: int = 0
+) -> tuple[str, str]:
+    """How far a pod's resize is: done, infeasible, deferred or open; why. Millicores."""
     status = thing.get("status", {})
     if thing["metadata"].get("generation", 0) < generation:
         return "open", "an older state was seen"
@@ -162,9 +191,9 @@ def progress(thing: Mapping[str, Any], generation: int, cpu: int) -> tuple[str, 
             continue
         said = one.get("message") or one.get("reason", "")
         if one["type"] == "PodResizePending":
-            return ("infeasible" if one.get("reason") == "Infeasible" else "open"), (
-                f"{one.get('reason', 'pending')}: {said}"
-            )
+            reason = one.get("reason", "pending")
+            found = {"Infeasible": "infeasible", "Deferred": "deferred"}.get(reason, "open")
+            return found, f"{reason}: {said}"
         if one["type"] == "PodResizeInProgress":
             return "open", f"in progress: {said}" if said else "in progress"
     if status.get("phase") == "Pending" and not status.get("containerStatuses"):
@@ -172,8 +201,13 @@ def progress(thing: Mapping[str, Any], generation: int, cpu: int) -> tuple[str, 
     if status.get("observedGeneration", generation) < generation:
         return "open", "its node has not looked yet"
     has = _first(status.get("containerStatuses", []))
-    real = has.get("resources", {}).get("requests", {}).get("cpu", "0")
-    return ("done", "") if millicores(real) == cpu else ("open", f"it has {real} still")
+    real = has.get("resources", {})
+    request, most = (real.get(name, {}).get("cpu", "0") for name in ("requests", "limits"))
+    if millicores(request) != cpu:
+        return "open", f"it has {request} still"
+    if limit and millicores(most) != limit:  # if none is wanted, it has none or the site's
+        return "open", f"its limit is {most} still"
+    return "done", ""
 
 
 def _first(items: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:

@@ -192,6 +192,7 @@ class Simulated:
             self._run_until_now(node)
             self._on[node][name] = sim
         self._events.append(core.Started(self.now, name))
+        self._publish(sim)  # as a page is there from MPI_Init on
         self._iterate(sim)
         self._replan(sim.nodes)
 
@@ -218,6 +219,14 @@ class Simulated:
         for node in sim.nodes:
             self._run_until_now(node)
         sim.iterations += 1
+        self._publish(sim)
+        if sim.iterations >= sim.work.iterations:
+            self._end(sim, 0, "")
+        else:
+            self._iterate(sim)
+            self._replan(sim.nodes)
+
+    def _publish(self, sim: Sim) -> None:
         n = len(sim.ranks)
         if sim.work.publishes:
             sim.ranks_at = core.Ranks(
@@ -229,11 +238,6 @@ class Simulated:
                 (sim.spec.memory // n,) * n,
             )
             sim.fresh = True
-        if sim.iterations >= sim.work.iterations:
-            self._end(sim, 0, "")
-        else:
-            self._iterate(sim)
-            self._replan(sim.nodes)
 
     def _apply_resizes(self) -> None:
         while self._resizes and self._resizes[0][0] <= self.clock:

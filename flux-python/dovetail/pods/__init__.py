@@ -3,7 +3,8 @@
 
 On each node an agent (`agent`), in each pod an entry (`entry`), in each rank that is not in its
 starter's pod a go-between (`remote`); they talk to the controller's `hub` in the messages of
-`wire`. Those on the nodes need Python alone, none of the packages that the controller needs.
+`wire`. In the pods of a MiniCluster entries are tasks of Flux, for which `broker` prepares it.
+Those on the nodes need Python alone, none of the packages that the controller needs.
 """
 
 from __future__ import annotations
@@ -12,6 +13,14 @@ import os
 from pathlib import Path
 
 PACKAGE = str(Path(__file__).resolve().parents[2])
+PATH = "/usr/local/bin:/usr/bin:/bin"
+"""Where an entry looks for programs; a simulation's own path is its plan's."""
+HOME = "/mnt/flux"
+"""A folder of a MiniCluster's pod alone, where the operator's script works."""
+START = f"{HOME}/dovetail-start"
+"""What the first broker of a MiniCluster runs."""
+CURVE = "/run/dovetail/curve"
+"""Where such a pod has the brokers' certificate, in a file `curve`."""
 
 
 def command(module: str, python: str = "/usr/bin/python3") -> list[str]:

@@ -24,12 +24,14 @@ from pathlib import Path
 
 from dovetail import core, page, sweep
 from dovetail.cgroup import Group
+from dovetail.control_page import Control
 from dovetail.pods import orphan_limit, weights, wire
 from dovetail.pods.places import Place, Simulation, dead
 from dovetail.pods.samples import Reader
 
 PERIOD = 0.25  # seconds between looks at the pages
 SHORT_TIMEOUTS = (100, 500)  # microseconds; no bell is heard from another node
+_REACH = 10.0  # seconds for a connection to the hub, either way
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,120}")
 _ORPHANED = 128 + signal.SIGTERM
 
@@ -115,7 +117,7 @@ class Agent:
         directory = Path(one.directory)
         if one.control is None and not (directory / "control").exists():
             with contextlib.suppress(OSError, page.PageError):  # full: ranks wait as shipped
-                one.control = page.Control.create(directory, core.WaitPolicy())
+                one.control = Control.create(directory, core.WaitPolicy())
         self._report(pod)
         if one.end:
             self._say(place, one.end)
@@ -155,7 +157,7 @@ class Agent:
         pause = 0.1
         while True:
             with contextlib.suppress(OSError, EOFError, ValueError, asyncio.TimeoutError):
-                reader, writer = await asyncio.wait_for(self._dial(), 10.0)
+                reader, writer = await self._dial()
                 try:
                     self.hub = writer
                     self._introduce()
@@ -174,15 +176,28 @@ class Agent:
             pause = min(2.0, 2 * pause)
 
     async def _dial(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        """A connection to whoever has the very certificate that we were given.
+        """A connection to the hub's address; or to its socket, where no way leads to that address.
 
-        That it is the very one is a stricter test than a signature, and needs no right clock.
+        This is so where the node has a network of its own on the hub's machine.
         """
-        address, _, port = (self.credentials / "address").read_text().strip().rpartition(":")
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         context.check_hostname = False
         context.verify_mode = ssl.CERT_NONE
-        reader, writer = await asyncio.open_connection(address, int(port), ssl=context)
+        address, _, port = (self.credentials / "address").read_text().strip().rpartition(":")
+        with contextlib.suppress(OSError, asyncio.TimeoutError):
+            far = asyncio.open_connection(address, int(port), ssl=context)
+            return self._trusted(*await asyncio.wait_for(far, _REACH))
+        with wire.short((self.credentials / "socket").read_text().strip()) as path:
+            near = asyncio.open_unix_connection(path, ssl=context, server_hostname="")
+            return self._trusted(*await asyncio.wait_for(near, _REACH))
+
+    def _trusted(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        """The connection, if whoever is there has the very certificate that we were given.
+
+        That it is the very one is a stricter test than a signature, and needs no right clock.
+        """
         wanted = ssl.PEM_cert_to_DER_cert((self.credentials / "certificate").read_text())
         if writer.get_extra_info("ssl_object").getpeercert(binary_form=True) != wanted:
             writer.transport.abort()
@@ -218,12 +233,12 @@ class Agent:
     ) -> None:
         if isinstance(message, wire.Wait):
             with contextlib.suppress(page.PageError, ValueError):
-                one.control = one.control or page.Control(Path(one.directory))
+                one.control = one.control or Control(Path(one.directory))
                 one.control.set(core.WaitPolicy(message.mode, message.yields))
             return
         if isinstance(message, wire.Run) and len({h.get("address") for h in message.hosts}) > 1:
             with contextlib.suppress(page.PageError):
-                one.control = one.control or page.Control(Path(one.directory))
+                one.control = one.control or Control(Path(one.directory))
                 one.control.set_timeouts(*SHORT_TIMEOUTS)
         if isinstance(message, wire.End):
             one.end = message

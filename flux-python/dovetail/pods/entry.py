@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import ctypes
 import fcntl
 import os
 import select
@@ -22,7 +21,7 @@ import socket
 import sys
 import time
 
-from dovetail import process, sweep
+from dovetail import child, process, sweep
 from dovetail.pods import orphan_limit, wire
 from dovetail.pods.keeping import Keeping
 from dovetail.pods.placing import Placing
@@ -32,7 +31,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 PATIENCE = 10.0  # seconds for the keeper to clean up before it is ended itself
-_SET_CHILD_SUBREAPER = 36
 _TERMINATED = 128 + signal.SIGTERM
 
 
@@ -58,10 +56,8 @@ class Entry:
         self.terminated = self.frozen = False
         self.poller = select.poll()
         self.watched: dict[int, Callable[[], None]] = {}
-        ctypes.CDLL(None).prctl(_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-        self.waker, waker_end = os.pipe()
-        os.set_blocking(waker_end, False)
-        signal.set_wakeup_fd(waker_end)
+        child.adopt_orphans()
+        self.waker = child.signal_pipe()
         for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             signal.signal(number, lambda number, frame: None)
         self.watch(self.waker, self._wake)
@@ -216,15 +212,11 @@ class Entry:
         self._reap()
 
     def _reap(self) -> None:
-        with contextlib.suppress(ChildProcessError):
-            while True:
-                pid, status = os.waitpid(-1, os.WNOHANG)
-                if pid == 0:
-                    return
-                if pid == self.keeping.pid:
-                    self.keeping.bury(os.waitstatus_to_exitcode(status))
-                elif self.placing:
-                    self.placing.ended(pid, status)
+        for pid, status in child.ended():
+            if pid == self.keeping.pid:
+                self.keeping.bury(os.waitstatus_to_exitcode(status))
+            elif self.placing:
+                self.placing.ended(pid, status)
 
     def _clean_up(self) -> None:
         """End all, remove what is ours, and the rest if we are the last."""

@@ -4,7 +4,8 @@
 Inputs: what agents say (`wire`), and what the executor tells them. Outputs: messages to take, in
 order, each with the name of its node. A thread does all the talking, so no call here waits.
 
-Invariants: one listener, on one address; TLS, and not a word to whoever does not know the token;
+Invariants: it listens on one address, and on a socket in its folder for nodes of this machine whose
+network has no way to that address; TLS, and not a word to whoever does not know the token;
 a Result is passed on once; what `tell` said reaches a node whose agent was away, when it is back.
 The folder keeps certificate, key, token and port, so that a hub made from it again is the same.
 """
@@ -20,7 +21,7 @@ import shutil
 import socket
 import ssl
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from dovetail.errors import WorkFailed
@@ -44,7 +45,7 @@ class Hub:
 
     def __init__(self, address: str, folder: Path, port: int = 0) -> None:
         self.address = address
-        self._folder = folder
+        self._folder = folder.resolve()  # as pods see it
         context, self._token, last = _credentials(folder, address)
         self._lock = threading.Lock()
         self._heard: list[tuple[str, wire.Message]] = []
@@ -69,8 +70,10 @@ class Hub:
             ) from error
         self.port: int = listener.getsockname()[1]
         write_private(folder / "port", f"{self.port}\n")
+        self._socket = self._folder / "hub.sock"
+        listeners = [listener, *_beside(self._socket)]
         self._thread = threading.Thread(
-            target=self._work, args=(listener, context), name="hub", daemon=True
+            target=self._work, args=(listeners, context), name="hub", daemon=True
         )
         self._thread.start()
 
@@ -78,6 +81,7 @@ class Hub:
         """The files that an agent needs, by name; secret."""
         return {
             "address": f"{self.address}:{self.port}",
+            "socket": str(self._socket),
             "certificate": (self._folder / "hub.crt").read_text(),
             "token": self._token,
         }
@@ -114,11 +118,13 @@ class Hub:
         self._do(lambda: self._tell(message))
 
     def close(self, forget: bool = False) -> None:
-        """End the listener and all connections; with `forget` remove the folder too."""
+        """End the listeners and all connections; with `forget` remove the folder too."""
         if not self._closed:
             self._closed = True
             self._loop.call_soon_threadsafe(self._ending.set_result, None)
             self._thread.join()
+            with contextlib.suppress(OSError):
+                self._socket.unlink()
             os.close(self._bell)
             os.close(self._bell_end)
         if forget:
@@ -130,16 +136,20 @@ class Hub:
 
     # --- in the hub's own thread ---
 
-    def _work(self, listener: socket.socket, context: ssl.SSLContext) -> None:
-        self._loop.run_until_complete(self._serve(listener, context))
+    def _work(self, listeners: Sequence[socket.socket], context: ssl.SSLContext) -> None:
+        self._loop.run_until_complete(self._serve(listeners, context))
         self._loop.close()
 
-    async def _serve(self, listener: socket.socket, context: ssl.SSLContext) -> None:
-        server = await asyncio.start_server(
-            self._welcome, sock=listener, ssl=context, ssl_handshake_timeout=_PATIENCE
-        )
+    async def _serve(self, listeners: Sequence[socket.socket], context: ssl.SSLContext) -> None:
+        servers = [
+            await asyncio.start_server(
+                self._welcome, sock=one, ssl=context, ssl_handshake_timeout=_PATIENCE
+            )
+            for one in listeners
+        ]
         await self._ending
-        server.close()
+        for server in servers:
+            server.close()
         tasks = asyncio.all_tasks() - {asyncio.current_task()}
         for task in tasks:
             task.cancel()
@@ -232,6 +242,20 @@ class Hub:
             self._heard.append((node, message))
             with contextlib.suppress(BlockingIOError):  # full: it is readable
                 os.write(self._bell_end, b"!")
+
+
+def _beside(path: Path) -> list[socket.socket]:
+    """Listens there, in place of a hub that was killed; empty where the disk takes no sockets."""
+    listener = socket.socket(socket.AF_UNIX)
+    try:
+        path.unlink(missing_ok=True)
+        with wire.short(str(path)) as name:
+            listener.bind(name)
+        listener.listen(256)
+        return [listener]
+    except OSError:
+        listener.close()
+        return []
 
 
 def _credentials(folder: Path, address: str) -> tuple[ssl.SSLContext, str, int]:

@@ -63,7 +63,7 @@ class Keeping:
             "group": ["", ""],
             "job": ["", ""],
             "cpus": [],
-            "hosts": run.hosts if len(run.hosts) > 1 else [],
+            "hosts": run.hosts,
         }
         with contextlib.suppress(FileExistsError):
             os.mkdir(self._directory + "/tmp", 0o700)

@@ -12,7 +12,7 @@ import fcntl
 import os
 from dataclasses import dataclass, field
 
-from dovetail import page
+from dovetail.control_page import Control
 from dovetail.pods import wire
 from dovetail.pods.samples import Reader
 
@@ -36,7 +36,7 @@ class Simulation:
     told: dict[type, wire.Message] = field(default_factory=dict)  # what the hub must hear
     lost: dict[int, wire.Lost] = field(default_factory=dict)
     spawns: dict[tuple[type, int], wire.Message] = field(default_factory=dict)
-    control: page.Control | None = None
+    control: Control | None = None
     end: wire.End | None = None
 
 

@@ -10,8 +10,6 @@ from __future__ import annotations
 
 import array
 import contextlib
-import ctypes
-import fcntl
 import json
 import os
 import re
@@ -19,7 +17,7 @@ import signal
 import socket
 from dataclasses import dataclass, field
 
-from dovetail import mpirun
+from dovetail import child, mpirun
 from dovetail.pods import remote, wire
 
 TYPE_CHECKING = False
@@ -29,9 +27,6 @@ if TYPE_CHECKING:
 
 _SAID = 2000  # bytes of a daemon's output that are worth telling
 _FILES = 253  # the most that the kernel passes in one message
-_HIGH = 512  # no starter hands a file with a larger number to a rank
-_SET_PDEATHSIG = 1
-_CANNOT_START = 127
 
 
 @dataclass
@@ -80,7 +75,6 @@ class Placing:
         self._clients: dict[int, _Client] = {}
         self._daemons: dict[tuple[int, int], _Daemon] = {}
         self._numbers = 0
-        self._libc = ctypes.CDLL(None, use_errno=True)
         self._listener = socket.socket(socket.AF_UNIX)
         with contextlib.suppress(FileNotFoundError):
             os.unlink(path)
@@ -139,7 +133,7 @@ class Placing:
         try:
             asked = json.loads(text)
             if asked["do"] == "place":
-                client.pid = self._start(
+                client.pid = child.start(
                     asked["words"],
                     asked["directory"],
                     asked["environment"],
@@ -151,7 +145,7 @@ class Placing:
             else:
                 self._send_off(client, asked)
         except (ValueError, KeyError, TypeError, OSError) as error:
-            self._reply(client, {"code": _CANNOT_START, "said": str(error)})
+            self._reply(client, {"code": child.CANNOT_START, "said": str(error)})
 
     def _send_off(self, client: _Client, asked: dict[str, Any]) -> None:
         """Ask the first rank group on a node to start a daemon."""
@@ -216,13 +210,19 @@ class Placing:
             device = mpirun.interface(address)
             text = asked.command.replace(asked.session, self.directory)
             text = re.sub(r"--iface \S+", f"--iface {device}", text) if device else text
-            environment = remote.here(asked.environment, self.directory)
+            # Not the first daemon's, which may be on this node in another pod: daemons know
+            # nothing of each other, and files of the MPI's shared memory have the same names.
+            own = f"{self.directory}/tmp.{self.group}"
+            with contextlib.suppress(OSError):  # it is there, or the daemon says what is wrong
+                os.mkdir(own, 0o700)
+            daemon_has = {**dict.fromkeys(remote.OWN, own), "DOVETAIL_DIR": self.directory}
+            environment = remote.here(asked.environment, daemon_has)
             environment["DOVETAIL_GROUP"] = str(self.group)
             # How the host files call it, whatever it calls itself: two nodes may be one machine.
             environment["PMIX_HOSTNAME"] = address
             null = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
             files = {0: null, 1: output_end, 2: output_end}
-            pid = self._start(["sh", "-c", text], "/", environment, files)
+            pid = child.start(["sh", "-c", text], "/", environment, files)
             os.close(null)
             os.close(output_end)
             daemon = self._daemons[key] = _Daemon(asked, pid, output)
@@ -241,34 +241,6 @@ class Placing:
             os.close(daemon.output)
 
     # --- processes ---
-
-    def _start(
-        self, words: list[str], directory: str, environment: dict[str, str], files: dict[int, int]
-    ) -> int:
-        """Start a process in a group of its own; `files` has what is open in it, by number."""
-        parent = os.getpid()
-        pid = os.fork()
-        if pid:
-            with contextlib.suppress(OSError):
-                os.setpgid(pid, pid)  # as in the child, whoever comes first
-            return pid
-        try:
-            os.setpgid(0, 0)
-            self._libc.prctl(_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-            if os.getppid() != parent:
-                os._exit(_CANNOT_START)
-            signal.set_wakeup_fd(-1)
-            for ignored in (signal.SIGPIPE, signal.SIGXFSZ):
-                signal.signal(ignored, signal.SIG_DFL)
-            high = {n: fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, _HIGH) for n, fd in files.items()}
-            for number, fd in high.items():
-                os.dup2(fd, number)
-            os.chdir(directory)
-            os.execvpe(words[0], words, environment)
-        except OSError as error:
-            os.write(2, f"cannot start {words[0]}: {error.strerror}\n".encode())
-        finally:
-            os._exit(_CANNOT_START)
 
     def ended(self, pid: int, status: int) -> None:
         """A child has ended, perhaps one of these."""

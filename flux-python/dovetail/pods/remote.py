@@ -35,15 +35,14 @@ _FORWARD = (
 )  # fmt: skip
 
 
-def here(environment: dict[str, str], directory: str) -> dict[str, str]:
-    """The environment with what names a directory of the node naming this node's."""
-    return {
-        **environment,
-        "DOVETAIL_DIR": directory,
-        "TMPDIR": directory + "/tmp",
-        "OMPI_MCA_btl_vader_backing_directory": directory,
-        "UCX_POSIX_DIR": directory,
-    }
+OWN = ("TMPDIR", "OMPI_MCA_btl_vader_backing_directory", "UCX_POSIX_DIR")
+"""What names a directory that a starter's daemon shares with its own ranks and nobody else."""
+
+
+def here(environment: dict[str, str], daemon: Mapping[str, str]) -> dict[str, str]:
+    """The environment with the directories of the daemon on whose node, and for whom, it is."""
+    names = ("DOVETAIL_DIR", *OWN)
+    return {**environment, **{name: daemon[name] for name in names if name in daemon}}
 
 
 def group_of(rank: int, sizes: list[int]) -> int:
@@ -108,7 +107,7 @@ def place(words: list[str]) -> None:
     sizes = [int(size) for size in os.environ["DOVETAIL_GROUPS"].split(",")]
     group = str(group_of(rank, sizes)) if rank >= 0 else own
     elsewhere = group != own and os.path.exists(f"{directory}/pod.{group}.sock")
-    environment = here(dict(os.environ), directory)
+    environment = here(dict(os.environ), starter)
     environment["DOVETAIL_GROUP"] = group if elsewhere else own
     if not elsewhere:
         try:

@@ -11,11 +11,14 @@ been decoded is the one that was encoded.
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import socket
 import struct
+from collections.abc import Iterator
 from dataclasses import dataclass, fields
-from typing import Any, Union
+from typing import Any, Union, get_args
 
 LENGTH = struct.Struct("!I")
 LONGEST = 16 << 20  # bytes of one message
@@ -194,8 +197,15 @@ Message = Union[
     Hello, Pod, Started, Result, Lost, Sample, Weights, Run, Stop, Wait, Freeze, End, Check,
     Spawn, Spawned, Joined, Gone,
 ]  # fmt: skip
-KINDS: dict[str, Any] = {kind.__name__: kind for kind in Message.__args__}  # type: ignore[attr-defined]
-_TYPES = {"str": str, "int": int, "float": (int, float), "bool": bool, "dict": dict, "list": list}
+KINDS: dict[str, Any] = {kind.__name__: kind for kind in get_args(Message)}
+_TYPES: dict[str, Any] = {
+    "str": str,
+    "int": int,
+    "float": (int, float),
+    "bool": bool,
+    "dict": dict,
+    "list": list,
+}
 
 
 def encode(message: Message) -> bytes:
@@ -240,14 +250,20 @@ def _decode(text: bytes) -> Message:
     if wanted.keys() != data.keys():
         raise WireError(f"{kind.__name__}: has not the right fields")
     for name, value in data.items():
-        right = isinstance(value, _TYPES[wanted[name]])  # type: ignore[arg-type]
+        right = isinstance(value, _TYPES[wanted[name]])
         if not right or (isinstance(value, bool) and wanted[name] != "bool"):
             raise WireError(f"{kind.__name__}: {name} is not a {wanted[name]}")
-    return kind(**data)  # type: ignore[no-any-return]
+    message: Message = kind(**data)
+    return message
 
 
 def keep_alive(connection: socket.socket) -> None:
-    """Let the kernel find out within half a minute that the other side has gone without a word."""
+    """Let the kernel find out within half a minute that the other side has gone without a word.
+
+    On the same machine it knows at once.
+    """
+    if connection.family == socket.AF_UNIX:
+        return
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for option, value in (
         (socket.TCP_KEEPIDLE, 10),
@@ -256,3 +272,13 @@ def keep_alive(connection: socket.socket) -> None:
         (socket.TCP_USER_TIMEOUT, 30000),
     ):
         connection.setsockopt(socket.IPPROTO_TCP, option, value)
+
+
+@contextlib.contextmanager
+def short(path: str) -> Iterator[str]:
+    """Another name of a socket, for as long as this lasts: theirs have at most 107 bytes."""
+    folder = os.open(os.path.dirname(path), os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        yield f"/proc/self/fd/{folder}/{os.path.basename(path)}"
+    finally:
+        os.close(folder)

@@ -1,0 +1,133 @@
+# SPDX-License-Identifier: LGPL-3.0-or-later
+"""What simulations become on a cluster: Jobs, or MiniClusters of the Flux Operator (step 4).
+
+Inputs: the API; this machine's Flux, which pods see at the same place. Outputs: the objects, and
+what they need: the run's CURVE certificate as a Secret. All but `body` waits for the API.
+
+Invariant: MiniClusters are made where the operator is installed, the server has admission policies
+and Flux is here, whoever asks, so that a run which is taken up again goes on as it began.
+"""
+
+from __future__ import annotations
+
+import base64
+import os
+import shutil
+import subprocess
+import threading
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from dovetail import manifests, minicluster
+from dovetail.core import Spec
+from dovetail.errors import BadInput, WorkFailed
+from dovetail.kubeapi import Api, Object, Refused, Unreachable
+from dovetail.manifests import path
+
+_PATIENCE = 100  # looks for the policy, 0.1 s apart; it takes a second from its creation
+_Z85 = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ.-:+=^!/*?&<>()[]{}@%$#"
+
+
+class Launcher:
+    """One run's way to make pods.
+
+    `kind` is that of the objects; `kinds` are those that may be there, in the order in which they
+    are to be deleted: what makes others first. `needs` is the access that it takes besides. `own`
+    is a private folder of the run that all nodes see, `network` where the pods are. BadInput if
+    there can be no such pods.
+    """
+
+    def __init__(
+        self, api: Api, run: str, specs: Iterable[Spec], directory: Path, own: str, network: str
+    ) -> None:
+        self._api, self._run, self._network = api, run, network
+        try:
+            self._there = minicluster.KIND in api.kinds(minicluster.GROUP)
+            self._admits = api.kinds(manifests.ADMISSION) >= manifests.POLICIES
+        except (Refused, Unreachable) as error:
+            raise BadInput(f"{api.path}: cannot be asked what it knows: {error}") from None
+        self._flux = _flux()
+        fit = self._there and self._flux and self._admits
+        self.kind = minicluster.KIND if fit else "Job"
+        self.kinds = (minicluster.KIND, "Job") if self._there else ("Job",)
+        if self.kind == minicluster.KIND and network != manifests.HOST:
+            raise BadInput(f"--network {network}: MiniClusters have pods on the host network only")
+        ours = ("create", "flux-framework.org", "miniclusters", "")
+        self.needs = [ours] if self.kind == minicluster.KIND else []
+        self.seen = manifests.folders(specs, directory, self._flux)
+        self._meeting = str((directory / own).resolve() / "brokers")
+
+    def __str__(self) -> str:
+        """What simulations become, in words."""
+        if self.kind == minicluster.KIND:
+            return f"MiniClusters of the Flux Operator, with the Flux in {self._flux}"
+        said = "Jobs"
+        if self._there and not self._flux:
+            said += "; the Flux Operator is there, but there is no flux on this machine"
+        if not self._admits:
+            said += "; pods get their requests after birth, since the server is too old for "
+            said += "admission policies" + (", as MiniClusters need them" if self._there else "")
+        return said
+
+    def body(
+        self, spec: Spec, key: str, sizes: Sequence[int], cpu: Sequence[int],
+        memory: Sequence[int], limit: int,
+    ) -> Object:  # fmt: skip
+        """What to create for one launch of a simulation; as for `manifests.job`."""
+        given = self._run, spec, key, sizes, cpu, memory, self.seen
+        if self.kind == "Job":
+            return manifests.job(*given, network=self._network, limit=limit)
+        return minicluster.minicluster(*given, self._flux, self._meeting, limit=limit)
+
+    def prepare(self) -> None:
+        """Make the run's certificate, if an earlier controller has not; and wait for the policy."""
+        if self.kind == "Job":
+            return
+        try:
+            self._api.create(path("Secret"), minicluster.secret(self._run, certificate()))
+        except Refused as error:
+            if error.reason != "AlreadyExists":
+                raise
+        for _ in range(_PATIENCE):
+            answer = self._api.create(path("Job"), minicluster.probe(), dryRun="All")
+            if minicluster.in_force(answer):
+                return
+            threading.Event().wait(0.1)
+        raise BadInput(
+            f"{self._api.path}: the admission policy dovetail-minicluster has no effect there"
+        )
+
+
+def _flux() -> str:
+    """The folder of this machine's `flux`; empty if there is none."""
+    found = shutil.which("flux") or shutil.which("/opt/flux/bin/flux")
+    return os.path.dirname(os.path.realpath(found)) if found else ""
+
+
+def certificate() -> str:
+    """A CURVE certificate as `flux keygen` writes it, made in memory alone."""
+    private = _openssl("genpkey", "-algorithm", "X25519")
+    keys = _openssl("pkey", "-pubout", given=private), private
+    # The key is at the end of what openssl writes around it.
+    public, secret = (z85(base64.b64decode(pem.split("-----")[2])[-32:]) for pem in keys)
+    lines = f'    public-key = "{public}"\n    secret-key = "{secret}"\n'
+    return f'metadata\n    name = "dovetail"\ncurve\n{lines}'
+
+
+def z85(data: bytes) -> str:
+    """Bytes, four at a time, in ZeroMQ's base 85."""
+    text = ""
+    for start in range(0, len(data), 4):
+        number = int.from_bytes(data[start : start + 4], "big")
+        text += "".join(_Z85[number // 85**power % 85] for power in (4, 3, 2, 1, 0))
+    return text
+
+
+def _openssl(*words: str, given: str = "") -> str:
+    try:
+        done = subprocess.run(["openssl", *words], input=given, capture_output=True, text=True)
+    except FileNotFoundError:
+        raise WorkFailed("openssl is not installed; see `dovetail doctor`") from None
+    if done.returncode:
+        raise WorkFailed(f"openssl {words[0]}: {done.stderr.strip().splitlines()[-1]}")
+    return done.stdout

@@ -1,0 +1,115 @@
+# SPDX-License-Identifier: LGPL-3.0-or-later
+"""Prepares the Flux broker of a pod in a MiniCluster, and what runs under it (step 4).
+
+Called by the operator's script in every pod before it starts the broker. Inputs: the pod's
+environment, of which the admission policy sets a part; the certificate; a folder that all nodes
+see, where the first pod says at which address it listens. Outputs: files below `HOME`, which no
+other pod sees: the broker's configuration, the script that the first broker runs, and the pod's
+entry, which that script starts in each pod.
+
+So nothing asks for the names of pods, which need not mean anything to anybody. Invariant: the
+certificate is nowhere but in files that their owner alone can read.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shlex
+import socket
+import sys
+import time
+from pathlib import Path
+
+from dovetail.pods import CURVE, HOME, PATH, START, command
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+_CONFIG = f"{HOME}/config/etc/flux/config/broker.toml"  # where the operator's script has them
+_COPY = f"{HOME}/config/curve/curve.cert"
+_ENTRY = f"{HOME}/dovetail-entry"
+_PATIENCE = 120.0  # seconds for the first pod to say where it is
+_LOOK = 0.1  # seconds between two looks; a shared file system has no better way
+# What the operator's script and we ourselves need of the environment, and simulations do not.
+_OURS = ("PATH", "STATE_DIR", "NODE_ADDRESS", "JOB_COMPLETION_INDEX", "_", "PWD", "SHLVL")
+
+
+def listen(address: str, meeting: Path) -> str:
+    """A free address for the first broker, told to the others."""
+    with socket.socket() as probe:
+        probe.bind((address, 0))
+        found = f"{address}:{probe.getsockname()[1]}"
+    meeting.parent.mkdir(mode=0o700, exist_ok=True)
+    draft = meeting.with_name(meeting.name + ".new")
+    draft.write_text(found)
+    draft.rename(meeting)
+    return found
+
+
+def meet(meeting: Path, patience: float = _PATIENCE) -> str:
+    """The address of the first broker, once it has told; TimeoutError if it does not."""
+    deadline = time.monotonic() + patience
+    # Opening the folder is what makes a network file system look.
+    while not (meeting.parent.is_dir() and meeting.name in os.listdir(meeting.parent)):
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"{meeting}: the first pod has not said where it listens")
+        time.sleep(_LOOK)
+    return meeting.read_text()
+
+
+def configuration(name: str, size: int, address: str) -> str:
+    """The configuration of all brokers, TOML: the first is everybody's parent."""
+    hosts = f'{{ host = "{name}-0", bind = "tcp://{address}", connect = "tcp://{address}" }},\n'
+    if size > 1:
+        hosts += f'{{ host = "{name}-[1-{size - 1}]" }},\n'
+    return f'[bootstrap]\ncurve_cert = "{_COPY}"\nhosts = [\n{hosts}]\n'
+
+
+def start(size: int) -> str:
+    """What the first broker runs: one task in each pod, on whatever cores the pod may use."""
+    options = "--tasks-per-node=1 -o cpu-affinity=off -o pmi=off -o exit-timeout=none"
+    return f"#!/bin/sh\nexec flux run -N{size} {options} sh {_ENTRY} </dev/null\n"
+
+
+def entry(words: list[str], environment: Mapping[str, str]) -> str:
+    """The pod's entry, with this pod's environment, for a task has the first pod's."""
+    kept = {name: value for name, value in environment.items() if name not in _OURS}
+    kept["PATH"] = PATH
+    pairs = [f"{name}={value}" for name, value in kept.items() if not name.startswith("FLUX_")]
+    return f"#!/bin/sh\ncd /\nexec env -i {shlex.join([*pairs, *words])}\n"
+
+
+def _write(path: str, text: str, mode: int) -> None:
+    """As a new file, so that a mode that was more generous does not stay."""
+    draft = path + ".new"
+    os.makedirs(os.path.dirname(path), exist_ok=True)
+    with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode), "w") as file:
+        file.write(text)
+    os.rename(draft, path)
+
+
+def main() -> None:
+    """Write the pod's files."""
+    parser = argparse.ArgumentParser(prog="dovetail-broker")
+    parser.add_argument("--run", required=True, help="id of the run")
+    parser.add_argument("--simulation", required=True, help="its name, one for each launch")
+    parser.add_argument("--name", required=True, help="name of the MiniCluster")
+    parser.add_argument("--size", required=True, type=int, help="number of pods")
+    parser.add_argument("--meeting", required=True, type=Path, help="file with the first address")
+    args = parser.parse_args()
+    given = os.environ
+    group = given["JOB_COMPLETION_INDEX"]
+    try:
+        first = group == "0"
+        address = listen(given["NODE_ADDRESS"], args.meeting) if first else meet(args.meeting)
+        _write(_COPY, Path(CURVE, "curve").read_text(), 0o600)
+        _write(_CONFIG, configuration(args.name, args.size, address), 0o644)
+        _write(START, start(args.size), 0o755)
+        words = [*command("pods.entry"), "--run", args.run, "--node", given["NODE_NAME"],
+                 "--simulation", args.simulation, "--group", group,
+                 "--uid", given["POD_UID"]]  # fmt: skip
+        _write(_ENTRY, entry(words, given), 0o644)
+    except OSError as error:
+        sys.exit(f"the broker cannot be prepared: {error}")
