@@ -14,10 +14,11 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from clusters import eventually
+from clusters import SETUP, USER, eventually
 from dovetail import process
 from dovetail.usernetes import build
 from localrun import FAKE_MPIRUN
+from others import WHY_NOT
 
 LIMIT = 150  # seconds that anything may take on a slow machine under load
 COMMANDS = Path(sys.executable).parent
@@ -41,9 +42,16 @@ def flux_command() -> str:
 class Flux:
     """Brokers on this machine, in which jobs of an ordinary user run."""
 
-    def __init__(self, size=4, uid=None, cache=None):
+    def __init__(self, size=4, uid=None, cache=None, scheduler="sched-simple"):
         self.flux = flux_command()
+        found = subprocess.check_output([self.flux, "config", "builtin", "module_path"], text=True)
+        if not any(any(Path(f).glob(f"{scheduler}.*")) for f in found.strip().split(":")):
+            pytest.skip(f"{scheduler} is not installed")
+        self.scheduler = [f"--conf=modules.alternatives.sched={scheduler}"]
+        self.size = size
         self.uid = os.getuid() if uid is None else uid
+        self.before = set(self.folders())
+        self.clusters = {}  # those that were seen here: the addresses of their slices
         self.folder = Path(tempfile.mkdtemp(prefix="df-", dir="/tmp"))
         self.folder.chmod(0o755)
         self.token = f"DOVETAIL_TEST={self.folder}"
@@ -64,24 +72,36 @@ class Flux:
         found = subprocess.run([COMMANDS / "dovetail", "env", "--json"], capture_output=True,
                                env=self.environment, text=True, check=True)  # fmt: skip
         self.environment.update(json.loads(found.stdout))
-        words = ["start", "-s", str(size), "sh", "-c", "echo $FLUX_URI; cat >/dev/null"]
+        words = ["start", "-s", str(size), *self.scheduler,
+                 "sh", "-c", "echo $FLUX_URI; cat >/dev/null"]  # fmt: skip
         self.brokers = subprocess.Popen(
             self.words(*words), env=self.environment, cwd=self.work, text=True,
             stdin=subprocess.PIPE, stdout=subprocess.PIPE,
         )  # fmt: skip
         self.uri = self.brokers.stdout.readline().strip()
         assert self.uri, "flux start failed"
+        assert scheduler in self.run("module", "list")
 
     def words(self, *words):
         user = ["setpriv", f"--reuid={self.uid}", f"--regid={self.uid}", "--clear-groups"]
         return [*(user if self.uid != os.getuid() else []), self.flux, *words]
 
+    def place(self, uri):
+        """Where a flux command runs: in the instance, or in one inside it."""
+        environment = {**self.environment, "FLUX_URI": uri or self.uri}
+        return {"env": environment, "cwd": self.work, "text": True}
+
+    def start(self, *words, uri=""):
+        """A flux command that goes on."""
+        return subprocess.Popen(self.words(*words), stdout=subprocess.PIPE, **self.place(uri))
+
     def run(self, *words, uri="", code=0, given=None):
-        """A flux command's output; in the instance, or in one inside it."""
+        """A flux command's output."""
+        self.note()
         done = subprocess.run(
-            self.words(*words), env={**self.environment, "FLUX_URI": uri or self.uri},
-            cwd=self.work, capture_output=True, text=True, timeout=LIMIT, input=given,
-        )  # fmt: skip
+            self.words(*words), capture_output=True, timeout=LIMIT, input=given, **self.place(uri)
+        )
+        self.note()
         assert code in (done.returncode, None), (words, done.stdout, done.stderr)
         return done.stdout.strip() if code == 0 else done.stdout + done.stderr
 
@@ -92,15 +112,17 @@ class Flux:
                  "command": ["sh", "-c", script], "environment": {"PATH": path}}  # fmt: skip
         (self.work / "plan.yaml").write_text(json.dumps({"simulations": [entry]}))
 
-    def batch(self, script, *options, size=4, dovetail=OPTION):
+    def batch(self, script, *options, size=0, dovetail=OPTION):
         """Submit a batch script; its job id."""
         path = self.work / "script.sh"
-        path.write_text(f"#!/bin/bash\n#flux: -N{size} {dovetail}\n{script}\n")
-        return self.run("batch", "--output=out.txt", *options, str(path))
+        path.write_text(f"#!/bin/bash\n#flux: -N{size or self.size} {dovetail}\n{script}\n")
+        return self.run("batch", "--output=out.txt", *self.scheduler, *options, str(path))
 
     def wait(self, job, event="clean"):
         """Until an event of a job, which must come."""
-        self.run("job", "wait-event", "-t", str(LIMIT), job, event)
+        with self.start("job", "wait-event", "-t", str(LIMIT), job, event) as waiting:
+            assert eventually(lambda: self.note() or waiting.poll() is not None, LIMIT + 10)
+        assert waiting.returncode == 0, (job, event)
 
     def code(self, job):
         """A job's exit code."""
@@ -132,10 +154,11 @@ class Flux:
         found = {}
         for folder in Path("/proc").glob("[0-9]*"):
             with contextlib.suppress(OSError):
-                if self.token.encode() in (folder / "environ").read_bytes().split(b"\0"):
-                    line = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode()
-                    if process.start_ticks(int(folder.name)):  # else a zombie
-                        found[int(folder.name)] = line
+                line = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+                ours = self.token.encode() in (folder / "environ").read_bytes().split(b"\0")
+                ours = ours or any(f"-{cluster}" in line for cluster in self.clusters)
+                if ours and process.start_ticks(int(folder.name)):  # else a zombie
+                    found[int(folder.name)] = line
         return found
 
     def pid(self, *parts):
@@ -151,19 +174,58 @@ class Flux:
         """Kill that process without warning."""
         os.kill(self.pid(*parts), signal.SIGKILL)
 
+    def note(self):
+        """Remember the clusters here, and where they listen: much of them has not our token."""
+        for folder in set(self.folders()) - self.before:
+            cluster = folder.name.split("-")[2]
+            if cluster in self.clusters or any(cluster in s for s in self.processes().values()):
+                found = [node.name.split(".") for node in folder.glob("*/nodes/127.*")]
+                known = self.clusters.setdefault(cluster, set())
+                known.update(bytes(map(int, reversed(one))).hex().upper() for one in found)
+
     def left(self):
-        """What slices leave: folders, processes, control groups, mounts."""
-        folders = Path("/tmp").glob(f"dovetail-{self.uid}-????????-*")
+        """What slices leave: folders, processes, groups, mounts, shared memory, ports, keys."""
+        folders = set(self.folders()) - self.before
         found = [str(path) for path in folders if not self.others(path.name.split("-")[2])]
         found += [f"{pid}: {line}" for pid, line in self.processes().items()
                   if "dovetail" in line or "kube" in line or "etcd" in line]  # fmt: skip
         groups = Path("/sys/fs/cgroup").glob(f"*/dovetail-{self.uid}/*f-????????*")
         found += [str(p) for p in groups if not self.others(p.name.split("f-")[1][:8])]
+        for status in self.work.rglob("status.json"):
+            run = json.loads(status.read_text())["run"]
+            found += map(str, Path("/dev/shm").glob(f"dovetail-*-{run}*"))
         mounts = Path("/proc/self/mounts").read_text().splitlines()
-        return found + [line for line in mounts if f"/tmp/dovetail-{self.uid}-" in line]
+        found += [line for line in mounts if f"/tmp/dovetail-{self.uid}-" in line]
+        listeners = map(str.split, Path("/proc/net/tcp").read_text().splitlines())
+        ours = set().union(*self.clusters.values())  # as they are in that list
+        found += [f"port {one[1]}" for one in listeners
+                  if one[3] == "0A" and one[1].split(":")[0] in ours]  # fmt: skip
+        return found + [str(path) for path in self.files() if holds_a_key(path)]
+
+    def files(self):
+        """Those of Flux and of the test's folder, and of a user of our own all in /tmp.
+
+        But for the key of a run that was killed, kept for --resume in a private folder.
+        """
+        rundir = Path(self.uri.removeprefix("local://")).parent
+        for top in ["/tmp"] if self.uid == USER else [self.folder, rundir]:
+            for folder, _, names in os.walk(top):
+                for path in (Path(folder, name) for name in names):
+                    with contextlib.suppress(OSError):
+                        ours = path.is_file() and path.stat().st_uid == self.uid
+                        if ours and path.match("kubernetes/hub.key"):
+                            assert path.parent.stat().st_mode & 0o77 == 0
+                        elif ours:
+                            yield path
+
+    def folders(self):
+        """Those of all slices on this machine."""
+        return Path("/tmp").glob(f"dovetail-{self.uid}-????????-*")
 
     def others(self, cluster):
         """Whether a cluster is another program's, which is no matter of this test."""
+        if cluster in self.clusters:
+            return False
         for folder in Path("/proc").glob("[0-9]*"):
             with contextlib.suppress(OSError):
                 ours = self.token.encode() in (folder / "environ").read_bytes()
@@ -189,3 +251,24 @@ class Flux:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
             shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def holds_a_key(path):
+    """Whether a private key is in a file, as it is or in base64, as in a kubeconfig."""
+    with contextlib.suppress(OSError):
+        content = path.read_bytes()
+        return b"PRIVATE KEY-----" in content or b"client-key-data" in content
+    return False
+
+
+@contextlib.contextmanager
+def ordinary_user(binaries, size):
+    """Brokers of a user who exists only here."""
+    if os.getuid() != 0 or WHY_NOT:
+        pytest.skip(WHY_NOT or "this is an ordinary user already")
+    flux_command()
+    subprocess.run([SETUP / "delegate", str(USER)], check=True)
+    made = Flux(size=size, uid=USER, cache=binaries.parents[1])
+    yield made
+    made.close()
+    subprocess.run([SETUP / "delegate", str(USER), "--remove"], check=True)

@@ -129,13 +129,17 @@ class Instance:
 
 
 @contextlib.contextmanager
-def instance(size: int = 1) -> Iterator[Instance]:
-    """An instance of `size` brokers on this machine; gone afterwards, with its jobs."""
+def instance(size: int = 1, *options: str) -> Iterator[Instance]:
+    """An instance of `size` brokers on this machine; gone afterwards, with its jobs.
+
+    The options are those of flux-start(1).
+    """
     flux = command()
     host()
     with tempfile.TemporaryDirectory(prefix="dovetail-flux-") as scratch:
         process = subprocess.Popen(
-            [flux, "start", "-s", str(size), "sh", "-c", "echo $FLUX_URI; cat >/dev/null"],
+            [flux, "start", "-s", str(size), *options,
+             "sh", "-c", "echo $FLUX_URI; cat >/dev/null"],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=scratch,
             env={k: v for k, v in os.environ.items() if not k.startswith("FLUX_")},
         )  # fmt: skip
@@ -155,3 +159,15 @@ def instance(size: int = 1) -> Iterator[Instance]:
             if process.poll() is None:
                 process.terminate()  # lets the brokers end; killing it would leave them
                 process.wait(LIMIT)
+
+
+@pytest.fixture(scope="module")
+def running() -> Iterator[Instance]:
+    with instance() as one:
+        yield one
+
+
+@pytest.fixture
+def flux(running: Instance) -> Iterator[Instance]:
+    yield running
+    running.clear()

@@ -1,153 +1,22 @@
 # SPDX-License-Identifier: LGPL-3.0-or-later
-"""Steps 1 to 3 and 8 without Flux: what was asked for, and what the broker module decides."""
+"""Steps 2, 3 and 8 without Flux: what the broker module decides."""
 
 from __future__ import annotations
 
 import pytest
-from dovetail.errors import BadInput
 from dovetail.fluxed import asked
 from dovetail.fluxed.effects import (
     FAILED,
     INVALID,
     NOENT,
-    Answer,
     Cancel,
     Mirror,
-    Refuse,
-    Submit,
     Sweep,
 )
-from dovetail.fluxed.instance import Instance
-from dovetail.fluxed.requests import REQUESTS, STREAMS
+from dovetail.fluxed.requests import STREAMS
+from instances import Play
 
 pytestmark = pytest.mark.unit
-
-
-# --- What was asked for ---
-
-
-@pytest.mark.parametrize(
-    ("text", "nodes", "cores"),
-    [("nodes=2,cores=all", 2, 0), ("nodes=1", 1, 0), ("cores=3,nodes=4", 4, 3)],
-)
-def test_the_option_says_how_many_slices_of_which_size(text, nodes, cores):
-    found = asked.parse(text)
-    assert (found.nodes, found.cores) == (nodes, cores)
-    assert asked.from_table(found.plain()) == found
-
-
-BAD = {
-    "": "nodes=N",
-    "2": "nodes=N",
-    "nodes": "nodes=N",
-    "nodes=": "number from 1",
-    "nodes=0": "number from 1",
-    "nodes=-1": "number from 1",
-    "nodes=1.5": "number from 1",
-    "nodes=99999": "number from 1",
-    "nodes=²": "number from 1",
-    "nodes=all": "number from 1",
-    "nodes=2,": "nodes=N",
-    "nodes=2,nodes=3": "twice",
-    "nodes=2,cores=some": "or all",
-    "nodes=2,cores=0": "or all",
-    "cores=all": "nodes=N is missing",
-    "nodes=2,share=0.5": "nodes=N or cores",
-}
-
-
-@pytest.mark.parametrize("text", BAD)
-def test_a_request_that_makes_no_sense_is_refused_in_one_line(text):
-    with pytest.raises(BadInput, match=BAD[text]) as found:
-        asked.parse(text)
-    assert "\n" not in str(found.value)
-
-
-@pytest.mark.parametrize(
-    ("table", "word"),
-    [
-        ({"nodes": True}, "nodes"),
-        ({"nodes": 1, "executor": "remote"}, "executor"),
-        ({"nodes": 1, "up-timeout": 0}, "up-timeout"),
-        ({"nodes": 1, "down-timeout": "long"}, "down-timeout"),
-        ({"nodes": 1, "node": 2}, "no key node"),
-    ],
-)
-def test_a_configuration_that_makes_no_sense_is_refused(table, word):
-    with pytest.raises(BadInput, match=word):
-        asked.from_table(table)
-
-
-def test_whole_nodes_must_fit_into_the_allocation():
-    asked.fits(asked.parse("nodes=4"), 4, "x")
-    asked.fits(asked.parse("nodes=5,cores=1"), 4, "x")  # several may share a node
-    asked.fits(asked.parse("nodes=5"), None, "x")
-    with pytest.raises(BadInput, match="-N"):
-        asked.fits(asked.parse("nodes=5"), 4, "x")
-
-
-# --- What the module decides ---
-
-
-class Play:
-    """An instance, and what it wanted done; requests have names as their keys."""
-
-    def __init__(self, nodes=2):
-        self.state = Instance(asked.Asked(nodes))
-        self.done = []
-        self.jobs = 100
-
-    def do(self, effects):
-        for effect in effects:
-            self.done.append(effect)
-            if isinstance(effect, Submit):
-                self.jobs += 1
-        return self
-
-    def ask(self, topic, key, **payload):
-        known = STREAMS if topic in ("attach", "follow") else REQUESTS
-        return self.do(known[topic](self.state, key, payload))
-
-    def begin(self, adopted=None):
-        self.do(self.state.start(adopted or {}))
-        for number in self.submits() if not adopted else ():
-            self.do(self.state.submitted(number, 100 + number))
-        return self
-
-    def attach(self, number, **news):
-        return self.ask("attach", f"agent{number}", number=number, rank=number, **news)
-
-    def ready(self, *numbers):
-        for number in numbers:
-            self.attach(number)
-            news = {"kubeconfig": "secret"} if number == 0 else {}
-            self.ask("tell", f"t{number}", number=number, node=f"n{number}", **news)
-        return self
-
-    def over(self, number, status=0):
-        """A slice's job ends, and its machine is found clean."""
-        self.do(self.state.finished(number, status))
-        self.do(self.state.swept(number, ""))
-        return self.do(self.state.cleaned(number))
-
-    def left(self, number):
-        """An agent did as it was told."""
-        self.ask("tell", "bye", number=number, ended="")
-        self.do(self.state.drop(lambda key: key == f"agent{number}"))
-        return self.over(number)
-
-    def submits(self):
-        return [effect.number for effect in self.done if isinstance(effect, Submit)]
-
-    def told(self, key):
-        """The answers to one request: values, or (code, why)."""
-        found = []
-        for effect in self.done:
-            if isinstance(effect, Answer) and effect.key == key:
-                found.append(dict(effect.value))
-            elif isinstance(effect, Refuse) and effect.key == key:
-                found.append((effect.code, effect.why))
-        return found
 
 
 def test_a_job_that_waits_is_let_go_when_every_node_is_ready():
@@ -194,6 +63,13 @@ def test_a_start_that_takes_too_long_names_what_is_missing():
     assert code == FAILED
     assert "slice 1 is submitted" in why
     assert Cancel(101, "no longer wanted") in play.done
+
+
+def test_a_start_that_ends_before_anything_was_submitted_says_so():
+    play = Play().ask("wait-up", "gate")
+    play.do(play.state.late())
+    [(_, why)] = play.told("gate")
+    assert why.endswith("s: no slice was submitted yet")
 
 
 def test_the_time_to_come_up_is_no_matter_once_it_was_up():
@@ -267,8 +143,8 @@ def test_runs_wait_for_kubernetes_and_for_each_other():
         play.ask("submit", f"s{number}", plan=f"p{number}", output="o", cwd="/")
     play.ask("wait", "all")
     play.ready(0)
-    orders = [told["run"]["plan"] for told in play.told("agent0") if "run" in told]
-    assert orders == ["p1"]
+    assert [one["queue"]["plan"] for one in play.told("agent0") if "queue" in one] == ["p1", "p2"]
+    assert [one["run"] for one in play.told("agent0") if "run" in one] == [1]
     play.ask("tell", "t", number=0, run=1, code=0)
     play.ask("tell", "t", number=0, run=2, code=1, why="bad")
     [answer] = play.told("all")
@@ -297,10 +173,11 @@ def test_a_simulation_is_a_job_that_is_told_its_end():
     assert play.told("g") == [{"log": "o/sim/log"}]
     play.ask("stop", "s", run=1, name="sim")
     assert {"stop": "sim", "of": 1} in play.told("agent0")
-    ended = {"run": 1, "name": "sim", "log": "o/sim/log", "code": 3, "reason": "cancelled"}
+    ended = {"run": 1, "name": "sim", "log": "o/sim/log", "code": 3, "reason": "bad"}
     play.ask("tell", "t", number=0, simulation=ended)
-    assert play.told("f") == [ended]
-    assert play.ask("follow", "late", run=1, name="sim").told("late") == [ended]
+    [told] = play.told("f")
+    assert (told["code"], told["reason"], told["exception"]) == (3, "bad", "")
+    assert play.ask("follow", "late", run=1, name="sim").told("late") == [told]
 
 
 def test_a_simulations_job_ends_with_its_run_whatever_was_said():
@@ -308,6 +185,19 @@ def test_a_simulations_job_ends_with_its_run_whatever_was_said():
     play.ask("tell", "t", number=0, simulation={"run": 1, "name": "sim", "log": "l"})
     play.ask("follow", "f", run=1, name="sim").ask("tell", "t", number=0, run=1, code=1)
     assert play.told("f")[-1]["reason"] == "its run is over"
+    assert play.told("f")[-1]["exception"] == "dovetail"
+
+
+@pytest.mark.parametrize(
+    ("reason", "exception"),
+    [("exit code 3: bad", ""), ("pod lost: p: evicted", "dovetail"),
+     ("node lost: n", "dovetail"), ("stopped: cancelled", "cancel")],
+)  # fmt: skip
+def test_a_simulations_job_has_an_exception_unless_its_program_ended_so(reason, exception):
+    play = Play(1).begin().ready(0)
+    for more in ({}, {"code": 3, "reason": reason}):
+        play.ask("tell", "t", number=0, simulation={"run": 1, "name": "s", "log": "l", **more})
+    assert play.ask("follow", "f", run=1, name="s").told("f")[0]["exception"] == exception
 
 
 def test_more_nodes_are_answered_when_ready_and_fewer_when_gone():
@@ -317,24 +207,21 @@ def test_more_nodes_are_answered_when_ready_and_fewer_when_gone():
     play.ask("resize", "shrink", nodes=1)
     assert play.told("shrink") == []
     play.left(1).left(2)
+    assert play.told("shrink") == [], "Kubernetes has their nodes still"
+    for node in ("n1", "n2"):
+        play.ask("tell", "t", number=0, forgotten=node)
     assert play.told("shrink") == [{"nodes": 1}]
     assert play.state.phase == "up"
     for nodes in (0, "many", None, True):
         assert play.ask("resize", f"r{nodes}", nodes=nodes).told(f"r{nodes}")[0][0] == INVALID
 
 
-def test_after_a_reload_the_agents_tell_what_there_is():
-    play = Play(2).begin({0: 7, 3: 8}).ask("wait-up", "gate")
-    runs = [{"number": 4, "plan": "p", "output": "o", "cwd": "/", "state": "running"}]
-    play.attach(0, node="n0", kubeconfig="secret", runs=runs)
-    play.attach(3, node="n3")
-    assert play.told("gate") == [{"nodes": 2}]
+def test_a_resize_before_the_first_submission_counts_then():
+    play = Play(1).ask("resize", "grow", nodes=3)
     assert play.submits() == []
-    assert play.ask("kubeconfig", "k").told("k") == [{"kubeconfig": "secret"}]
-    play.ask("wait", "w")
-    assert play.told("w") == []
-    play.ask("tell", "t", number=0, run=4, code=0)
-    assert play.told("w")[0]["runs"][0]["state"] == "done"
+    assert play.begin().submits() == [0, 1, 2]
+    play.ready(0, 1, 2)
+    assert play.told("grow") == [{"nodes": 3}]
 
 
 def test_the_end_before_the_beginning_starts_nothing():

@@ -16,20 +16,16 @@ import hashlib
 import json
 import os
 import socket
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import flux.job
 import flux.subprocess as subprocess
 from _flux._core import lib
 from flux.brokermod import BrokerModule, request_handler
-from flux.constants import FLUX_MSGTYPE_REQUEST
+from flux.constants import FLUX_JOB_LOOKUP_CURRENT, FLUX_MSGTYPE_REQUEST
 from flux.hostlist import Hostlist
-
-sys.path.append(str(Path(__file__).resolve().parents[1]))
 
 from dovetail.errors import BadInput
 from dovetail.fluxed import asked, effects
@@ -39,6 +35,8 @@ from dovetail.fluxed.requests import REQUESTS, STREAMS
 
 NAMES = ("dovetail-control", "dovetail-node")
 PRIVATE = ("FLUX_MODULE_URI", "FLUX_URI", "FLUX_JOB_", "FLUX_TASK_", "FLUX_KVS_NAMESPACE")
+ALL_UP = 10.0  # seconds for all brokers to be up, before slices go to those that are
+PARENT = 10.0  # seconds for the instance around us to say what our job may have
 Message = Any  # these three are of Flux, which has no types
 Future = Any
 Handle = Any
@@ -59,6 +57,18 @@ def guarded(handler: Callable[..., None]) -> Callable[..., None]:
     return guard
 
 
+def granted(h: Handle) -> object:
+    """What our own job is to have, which the policy of the instance around us may have changed."""
+    try:
+        parent = flux.Flux(h.attr_get("parent-uri"))
+        query = {"id": flux.job.JobID(h.attr_get("jobid")), "keys": ["jobspec"],
+                 "flags": FLUX_JOB_LOOKUP_CURRENT}  # fmt: skip
+        spec = json.loads(parent.rpc("job-info.lookup", query).wait_for(PARENT).get()["jobspec"])
+        return spec["attributes"].get("user", {}).get("dovetail")
+    except OSError:  # there is none, or it does not answer
+        return None
+
+
 class Dovetail(BrokerModule):
     """Carries requests and news to the state, and out what it decides."""
 
@@ -68,9 +78,12 @@ class Dovetail(BrokerModule):
         table = dict(h.conf_get("dovetail", default={}))
         table.update((key, _number(value)) for key, _, value in (a.partition("=") for a in args))
         try:
-            self.asked = asked.from_table(table)
+            wanted = asked.from_table(table)
         except BadInput as error:
             raise ValueError(str(error)) from None
+        self.asked = asked.cut(wanted, granted(h))
+        if self.asked != wanted:
+            self.log.notice(f"the site grants {self.asked.plain()} of {wanted.plain()}")
         if self.asked.address == "auto":
             several = len(set(Hostlist(h.attr_get("hostlist")))) > 1
             self.asked = replace(self.asked, address="machine" if several else "loopback")
@@ -109,7 +122,10 @@ class Dovetail(BrokerModule):
             query = {"id": job, "keys": ["jobspec"], "flags": 0}
             self.handle.rpc("job-info.lookup", query).then(self.looked_up, job)
         if not self.adopting:
-            self.begin({})
+            # A scheduler may deny for good what asks for brokers that are not up yet: Fluxion does.
+            up = {"up": int(self.handle.attr_get("size"))}
+            self.handle.rpc("resource.monitor-waitup", up).then(self.fresh)
+            self.timer(ALL_UP, self.fresh)
 
     @guarded
     def looked_up(self, future: Future, job: int) -> None:
@@ -119,11 +135,15 @@ class Dovetail(BrokerModule):
         if -1 not in self.adopting.values():
             self.begin({number: job for job, number in self.adopting.items()})
 
+    @guarded
+    def fresh(self, *_: object) -> None:
+        """All brokers are up, or one takes too long; whichever comes first."""
+        if not self.state.begun:
+            self.begin({})
+
     def begin(self, adopted: dict[int, int]) -> None:
         """Submit slices, or watch those that are there."""
         self.do(self.state.start(adopted))
-        for number, job in adopted.items():
-            self.watch_job(number, job)
         self.handle.event_send("dovetail.loaded")
         self.log.info(f"cluster {self.cluster}: {self.state.wanted} slices, {len(adopted)} adopted")
 
@@ -134,6 +154,8 @@ class Dovetail(BrokerModule):
         for effect in wanted:
             if isinstance(effect, effects.Submit):
                 self.submit_slice(effect.number)
+            elif isinstance(effect, effects.Watch):
+                self.watch_job(effect.number, effect.job)
             elif isinstance(effect, effects.Mirror):
                 query = {"id": effect.slice_job, "keys": ["R"], "flags": 0}
                 self.handle.rpc("job-info.lookup", query).then(self.mirror, effect)
@@ -206,7 +228,6 @@ class Dovetail(BrokerModule):
         except OSError as error:
             self.do(self.state.submitted(number, 0, str(error)))
             return
-        self.watch_job(number, job)
         self.do(self.state.submitted(number, job))
 
     @guarded
@@ -214,15 +235,17 @@ class Dovetail(BrokerModule):
         """Submit a simulation's job on the control slice's resources."""
         held = json.loads(future.get()["R"])
         spec = asked.mirror_jobspec(self.asked, effect.run, effect.name, held, self.environment())
-        flux.job.submit_async(self.handle, json.dumps(spec)).then(self.mirrored, effect.name)
+        flux.job.submit_async(self.handle, json.dumps(spec)).then(self.mirrored, effect)
 
     @guarded
-    def mirrored(self, future: Future, name: str) -> None:
+    def mirrored(self, future: Future, effect: effects.Mirror) -> None:
         """The simulation goes on without its job, if there is none."""
         try:
-            future.get_id()
+            job = int(future.get_id())
         except OSError as error:
-            self.log.warning(f"simulation {name} has no job: {error}")
+            self.log.warning(f"simulation {effect.name} has no job: {error}")
+            return
+        self.do(self.state.mirrored(effect.run, effect.name, job))
 
     def watch_job(self, number: int, job: int) -> None:
         """Follow a slice's job."""

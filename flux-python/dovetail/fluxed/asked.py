@@ -10,8 +10,9 @@ submitting command and by the broker module.
 from __future__ import annotations
 
 import contextlib
+import difflib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from dovetail import paths
@@ -22,7 +23,12 @@ MOST = 10000  # nodes or cores; more is a slip of the finger
 EXECUTORS = ("kubernetes", "local")
 ADDRESSES = ("auto", "loopback", "machine")
 LIMITS = {"up-timeout": 120.0, "down-timeout": 30.0}
+WHERE = "configuration: dovetail"
 TABLE = (*KEYS, "command", "executor", "address", *LIMITS)
+FOLDERS = {  # of this package, that an instance needs on its paths
+    "FLUX_MODPROBE_PATH_APPEND": "fluxed/modprobe",
+    "FLUX_MODULE_PATH_PREPEND": "fluxed/modules",
+}
 
 
 @dataclass(frozen=True)
@@ -60,11 +66,12 @@ def parse(text: str) -> Asked:
     return from_table(given, f"--dovetail={text}")
 
 
-def from_table(table: Mapping[str, Any], where: str = "configuration: dovetail") -> Asked:
+def from_table(table: Mapping[str, Any], where: str = WHERE) -> Asked:
     """The table `dovetail` of a configuration."""
     for key in table:
         if key not in TABLE:
-            raise BadInput(f"{where}: there is no key {key}; known are {', '.join(TABLE)}")
+            near = "".join(f" ({name}?)" for name in difflib.get_close_matches(key, TABLE, 1))
+            raise BadInput(f"{where}: there is no key {key}{near}; known are {', '.join(TABLE)}")
     if "nodes" not in table:
         raise BadInput(f"{where}: nodes=N is missing")
     cores = table.get("cores", "all")
@@ -79,6 +86,13 @@ def from_table(table: Mapping[str, Any], where: str = "configuration: dovetail")
         executor=table.get("executor", EXECUTORS[0]), address=table.get("address", ADDRESSES[0]),
         up_timeout=limits[0], down_timeout=limits[1],
     )  # fmt: skip
+
+
+def check(table: object, where: str = WHERE) -> None:
+    """Refuse a table that is wrong; one that has defaults alone, and no nodes, is right."""
+    if not isinstance(table, Mapping):
+        raise BadInput(f"{where} is a table with keys {', '.join(TABLE)}, not {table!r}")
+    from_table({"nodes": 1, **table}, where)
 
 
 def _whole(value: object, key: str, where: str, more: str = "") -> int:
@@ -100,6 +114,18 @@ def fits(asked: Asked, nodes: int | None, where: str) -> None:
             f"{where}: nodes={asked.nodes} with all cores of each does not fit into the "
             f"{nodes} nodes asked for; ask for more with -N, or for fewer cores with cores=N"
         )
+
+
+def cut(asked: Asked, granted: object) -> Asked:
+    """What a site left of a request: `attributes.user.dovetail` of its job; never more."""
+    if not isinstance(granted, Mapping):
+        return asked
+    try:
+        other = from_table({key: granted[key] for key in KEYS if key in granted})
+    except BadInput:
+        return asked  # a slice's, or of something else
+    cores = min(filter(None, (asked.cores, other.cores)), default=0)
+    return replace(asked, nodes=min(asked.nodes, other.nodes), cores=cores)
 
 
 def plugins() -> list[str]:

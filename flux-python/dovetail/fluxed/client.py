@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from dovetail.errors import BadInput, WorkFailed
+from dovetail.fluxed import asked
 
 RELAY = Path(__file__).with_name("cli") / "dovetail_cli.py"
 NOT_LOADED = (
@@ -89,6 +90,17 @@ class Client:
         self.process.wait()
 
 
+def not_loaded(client: Client) -> str:
+    """Why the module is not there; perhaps the configuration has something wrong for it."""
+    try:
+        asked.check(next(client.answers("config.get", {})).get("dovetail", {}))
+    except BadInput as error:
+        return f"Dovetail is not loaded in this Flux instance: {error}"
+    except Refused:
+        pass
+    return NOT_LOADED
+
+
 def call(topic: str, payload: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """One request and its answer, as a command needs it: failures are one line for the user."""
     client = Client()
@@ -96,7 +108,7 @@ def call(topic: str, payload: Mapping[str, Any] | None = None) -> dict[str, Any]
         return next(client.answers(topic, payload or {}))
     except Refused as error:
         if error.code == errno.ENOSYS:
-            raise BadInput(NOT_LOADED) from None
+            raise BadInput(not_loaded(client)) from None
         if error.code in (errno.ENOENT, errno.EINVAL):
             raise BadInput(str(error)) from None
         raise WorkFailed(str(error)) from None

@@ -13,7 +13,7 @@ import contextlib
 import json
 import os
 import sys
-from collections.abc import Iterable
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +35,6 @@ HELP = {
     "down": "end Kubernetes and wait until nothing is left of it",
     "doctor": "say whether user-space Kubernetes can run here, and Flux can find Dovetail",
 }
-JSON = ("up", "submit", "status", "wait", "cancel", "resize", "url", "report", "doctor")
 
 
 def parser() -> argparse.ArgumentParser:
@@ -47,8 +46,11 @@ def parser() -> argparse.ArgumentParser:
     commands = top.add_subparsers(dest="command", metavar="COMMAND", required=True)
     made = {}
     for name, line in HELP.items():
-        made[name] = commands.add_parser(name, help=line, description=line)
-        if name in JSON:
+        ours = name != "kubectl"  # what begins with a dash is kubectl's, wherever it stands
+        made[name] = commands.add_parser(
+            name, help=line, description=line, add_help=ours, prefix_chars="-" if ours else "\0"
+        )
+        if ours:
             made[name].add_argument("--json", action="store_true", help="print JSON, not text")
     made["up"].add_argument("--dovetail", metavar="nodes=N[,cores=K|all]", default="",
                             help="what to start, where nothing was asked for yet")  # fmt: skip
@@ -60,8 +62,7 @@ def parser() -> argparse.ArgumentParser:
         made[name].add_argument("runs", nargs="*", type=int, metavar="RUN", help="number of a run")
         made[name].add_argument("--all", action="store_true", help="all runs")
     made["resize"].add_argument("nodes", type=int, metavar="N", help="so many nodes")
-    made["kubectl"].add_argument("words", nargs=argparse.REMAINDER, metavar="...",
-                                 help="arguments of kubectl")  # fmt: skip
+    made["kubectl"].add_argument("words", nargs="*", metavar="...", help="arguments of kubectl")
     made["url"].add_argument("service", metavar="[NAMESPACE/]SERVICE", help="the service")
     made["logs"].add_argument("run", nargs="?", type=int, metavar="RUN", help="default: the last")
     made["logs"].add_argument("--slice", type=int, metavar="NUMBER", help="a slice's output")
@@ -94,7 +95,8 @@ def do_submit(args: argparse.Namespace) -> int:
     """Send a plan; relative paths are meant here."""
     from dovetail import plan
 
-    plan.load(args.plan)  # complains before anything is sent
+    for line in plan.warnings(plan.load(args.plan)):  # which complains before anything is sent
+        print(f"flux-dovetail: {line}", file=sys.stderr)
     if args.wait_up:
         client.call("dovetail.wait-up")
     output = args.output
@@ -120,9 +122,9 @@ def do_top(args: argparse.Namespace) -> int:
     link = client.Client()
     try:
         for found in link.answers("dovetail.status", {}, stream=True):
-            if sys.stdout.isatty():
+            if sys.stdout.isatty() and not args.json:
                 print("\x1b[H\x1b[2J", end="")
-            print(shown.status(found), flush=True)
+            print(json.dumps(found) if args.json else shown.status(found), flush=True)
     except client.Refused as error:
         raise WorkFailed(str(error)) from None
     finally:
@@ -165,13 +167,13 @@ def do_kubectl(args: argparse.Namespace) -> int:
     folder = build.built()
     if folder is None:
         raise BadInput("kubectl is not built for this user: type `dovetail kube build` once")
-    content = client.call("dovetail.kubeconfig")["kubeconfig"]
-    memory = os.memfd_create("kubeconfig", 0)
-    os.write(memory, content.encode())
-    os.environ["KUBECONFIG"] = f"/proc/self/fd/{memory}"
-    words = args.words[1:] if args.words[:1] == ["--"] else args.words
+    if args.words not in (["-h"], ["--help"]):  # its help needs no cluster
+        content = client.call("dovetail.kubeconfig")["kubeconfig"]
+        memory = os.memfd_create("kubeconfig", 0)
+        os.write(memory, content.encode())
+        os.environ["KUBECONFIG"] = f"/proc/self/fd/{memory}"
     sys.stdout.flush()
-    os.execv(folder / "bin" / "kubectl", ["kubectl", *words])
+    os.execv(folder / "bin" / "kubectl", ["kubectl", *args.words])
 
 
 def do_url(args: argparse.Namespace) -> int:
@@ -188,20 +190,27 @@ def do_logs(args: argparse.Namespace) -> int:
         job = next((one["job"] for one in found["slices"] if one["number"] == args.slice), 0)
         if not job:
             raise BadInput(f"logs: there is no slice {args.slice}; see `flux dovetail status`")
-        print(shown.output(load.flux("job", "eventlog", "-fjson", "--path=guest.output", str(job))))
+        eventlog = load.flux("job", "eventlog", "-fjson", "--path=guest.output", str(job))
+        log = shown.output(eventlog)
+        show(args, {"slice": args.slice, "log": log}, log)
         return 0
     runs = {run["number"]: run for run in found["runs"]}
     number = args.run if args.run is not None else max(runs, default=0)
     if number not in runs:
         raise BadInput(f"logs: there is no run {number}; see `flux dovetail status`")
+    log = ""
     with contextlib.suppress(FileNotFoundError):
-        print((Path(runs[number]["output"]) / planned.LOG).read_text(errors="replace"), end="")
+        log = (Path(runs[number]["output"]) / planned.LOG).read_text(errors="replace").rstrip("\n")
+    show(args, {"run": number, "log": log}, log)
     return 0
 
 
 def do_report(args: argparse.Namespace) -> int:
     """What runs gained; all runs that have ended, unless some are named."""
-    runs: Iterable[dict[str, Any]] = client.call("dovetail.status")["runs"]
+    runs: Sequence[dict[str, Any]] = client.call("dovetail.status")["runs"]
+    unknown = set(args.runs) - {run["number"] for run in runs}
+    if unknown:
+        raise BadInput(f"report: there is no run {min(unknown)}; see `flux dovetail status`")
     found = []
     for run in runs:
         if args.runs and run["number"] not in args.runs:
@@ -213,9 +222,10 @@ def do_report(args: argparse.Namespace) -> int:
     return 0
 
 
-def do_down(_: argparse.Namespace) -> int:
+def do_down(args: argparse.Namespace) -> int:
     """End everything."""
     client.call("dovetail.down")
+    show(args, {"phase": "down"}, "Kubernetes is down")
     return 0
 
 

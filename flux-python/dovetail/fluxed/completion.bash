@@ -14,10 +14,9 @@ _flux_dovetail() {
       up) words="--dovetail --json --help" ;;
       submit) words="--output --wait-up --json --help" ;;
       wait | cancel | report) words="--all --json --help" ;;
-      status | resize | url | doctor) words="--json --help" ;;
-      logs) words="--slice --help" ;;
+      logs) words="--slice --json --help" ;;
       kubectl) words= ;;
-      *) words="--help" ;;
+      *) words="--json --help" ;;
     esac
   fi
   mapfile -t COMPREPLY < <(compgen -W "$words" -- "$cur")

@@ -23,6 +23,14 @@ class Submit:
 
 
 @dataclass(frozen=True)
+class Watch:
+    """Follow the job of a slice, from its beginning."""
+
+    number: int
+    job: int
+
+
+@dataclass(frozen=True)
 class Sweep:
     """Remove what a slice left on its broker's machine, since its agent could not."""
 
@@ -71,4 +79,4 @@ class Log:
     line: str
 
 
-Effect = Union[Submit, Mirror, Sweep, Cancel, Answer, Refuse, Log]
+Effect = Union[Submit, Watch, Mirror, Sweep, Cancel, Answer, Refuse, Log]

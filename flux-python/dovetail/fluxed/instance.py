@@ -5,7 +5,8 @@ Inputs: requests, and news of slice jobs and of their agents. Outputs: effects, 
 that must be run to their end. Pure: no clock, no Flux, no files. Invariants: slice 0 holds the
 control plane; a slice that ends unasked is replaced if it had been ready, unless the user
 cancelled it; nothing starts once the end has begun; when it can never be up (again), all that
-is left ends and everybody who waits is told why.
+is left ends and everybody who waits is told why; the control slice keeps what another one must
+know that comes after us.
 """
 
 from __future__ import annotations
@@ -15,16 +16,14 @@ from typing import Any
 
 from dovetail.fluxed.asked import Asked
 from dovetail.fluxed.effects import (
-    INVALID,
     Answer,
     Cancel,
     Effect,
     Key,
     Log,
-    Mirror,
-    Refuse,
     Submit,
     Sweep,
+    Watch,
 )
 from dovetail.fluxed.mirrors import Mirrors
 from dovetail.fluxed.runs import Runs
@@ -46,9 +45,13 @@ class Instance:
         self.waiting = Waiting()
         self.failure = ""  # why it can never be up (again)
         self.begun = False
+        self.knows = False  # what was before us
+        self.held: dict[Key, Callable[[], Iterator[Effect]]] = {}  # requests, until it does
+        self.kept: Mapping[str, Any] = {}  # by the control slice
         self.ending = False
         self.was_up = False
         self.kubeconfig = ""
+        self.leaving: set[str] = set()  # nodes that the control slice removes from Kubernetes
 
     @property
     def phase(self) -> str:
@@ -75,18 +78,41 @@ class Instance:
     def start(self, adopted: Mapping[int, int]) -> Iterator[Effect]:
         """Submit all slices, or take over those that run (number: job) after a reload."""
         self.begun = True
-        for number, job in adopted.items():
-            self.slices[number] = Slice(number, job)
+        self.slices = {number: Slice(number, job) for number, job in adopted.items()}
         self.last = max(adopted, default=0)
-        self.wanted = len(adopted) or self.wanted
-        if adopted and 0 not in adopted:
-            yield from self.fail("the control slice ended while the module was not loaded")
         if self.ending:  # already, before we knew what there is
             yield from self.end_slices(DOWN)
-            yield from self.settle()
-        elif not adopted and not self.failure:
+        elif 0 in adopted:
+            yield from self.watch(self.slices[0])  # its agent tells the rest
+        elif adopted:
+            yield from self.fail("the control slice ended while the module was not loaded")
+        else:
+            self.knows = True
             for number in range(self.wanted):
                 yield self.add(number)
+        yield from self.settle()
+
+    def learn(self, kept: Mapping[str, Any]) -> Iterator[Effect]:
+        """Go on from what the control slice kept; slices that ended meanwhile are seen to end."""
+        self.knows = True
+        self.wanted = kept.get("wanted", self.wanted)
+        self.was_up = kept.get("up", self.was_up)
+        self.lost = [*kept.get("lost", self.lost)]
+        for old in kept.get("slices", ()):
+            one = self.slices.setdefault(old["number"], Slice(old["number"], old["job"], "lost"))
+            if one.agent is None:
+                one.node, one.rank, one.proven = old["node"], old["rank"], old["proven"]
+            if old["state"] == "ending":
+                yield from self.end(one)
+        self.last = max([self.last, *self.slices])
+        for one in list(self.slices.values()):
+            yield from self.watch(one)
+
+    def watch(self, one: Slice) -> Iterator[Effect]:
+        """Follow a slice's job, once."""
+        if one.job and not one.watched:
+            one.watched = True
+            yield Watch(one.number, one.job)
 
     def add(self, number: int) -> Effect:
         """One more slice."""
@@ -100,56 +126,15 @@ class Instance:
         one.job = job
         if not job:
             yield from self.cleaned(number, why)
-        elif one.state == "ending":
-            yield Cancel(job, "no longer wanted")
-
-    def attached(self, key: Key, news: Mapping[str, Any]) -> Iterator[Effect]:
-        """A slice's agent is there; what it knows may be more than we do."""
-        number = int(news["number"])
-        one = self.slices.get(number)
-        if one is None or one.agent is not None:
-            yield Refuse(key, INVALID, f"slice {number} is not expected")
             return
-        one.agent, one.host, one.rank = key, str(news.get("host", "")), int(news["rank"])
-        if number == 0:
-            self.runs.adopt(news.get("runs", ()))
-            self.mirrors.adopt(news.get("simulations", ()))
+        yield from self.watch(one)
         if one.state == "ending":
-            yield from self.end(one)
-        else:
-            one.state = "starting"
-            if news.get("node"):
-                yield from self.ready(number, news)
+            yield Cancel(job, "no longer wanted")
         yield from self.settle()
 
-    def news(self, number: int, news: Mapping[str, Any]) -> Iterator[Effect]:
-        """What a slice's agent tells."""
-        why = str(news.get("why", ""))
-        if "node" in news:
-            yield from self.ready(number, news)
-        elif "failed" in news and number in self.slices:
-            self.slices[number].reason = str(news["failed"])
-        elif "ended" in news and number in self.slices:
-            yield from self.confirm(self.slices[number], str(news["ended"]))
-        elif "invited" in news:
-            yield from self.waiting.invited(news["invited"], news.get("join", {}), why)
-        elif "answer" in news:
-            yield from self.waiting.answered(news["answer"], news.get("value", {}), why)
-        elif "simulation" in news:
-            yield from self.simulation(news["simulation"])
-        elif "run" in news:
-            yield from self.mirrors.end_all(news["run"], "its run is over")
-            yield from self.runs.ended(news["run"], news["code"], why)
-            yield from self.settle()
-
-    def simulation(self, news: Mapping[str, Any]) -> Iterator[Effect]:
-        """A simulation was launched, or has ended."""
-        run, name = news["run"], news["name"]
-        if "code" in news:
-            yield from self.mirrors.ended(run, name, news["code"], news["reason"])
-        elif 0 in self.slices:
-            self.mirrors.launched(run, name, news["log"])
-            yield Mirror(run, name, self.slices[0].job)
+    def mirrored(self, run: int, name: str, job: int) -> Iterator[Effect]:
+        """A simulation has a job."""
+        yield from self.tell({"mirrored": name, "of": run, "job": job})
 
     def ready(self, number: int, news: Mapping[str, Any]) -> Iterator[Effect]:
         """A slice's node is ready in Kubernetes."""
@@ -207,6 +192,8 @@ class Instance:
     def detached(self, one: Slice) -> Iterator[Effect]:
         """A slice's agent is gone; the end of its job follows."""
         one.agent = None
+        if one.number == 0:
+            self.leaving.clear()
         if one.state != "ending":
             one.state = "lost"
         yield from self.settle()
@@ -228,7 +215,8 @@ class Instance:
             return
         del self.slices[number]
         self.waiting.joining.pop(number, None)
-        if one.node and number:
+        if one.node and number and 0 in self.slices and self.slices[0].agent is not None:
+            self.leaving.add(one.node)
             yield from self.tell({"forget": one.node})
         if one.state != "ending":
             yield from self.unasked(one, one.reason or "its job ended")
@@ -250,6 +238,8 @@ class Instance:
     def resize(self, nodes: int) -> Iterator[Effect]:
         """More slices, or fewer: those that are not ready go first, the control slice never."""
         self.wanted = nodes
+        if not self.begun:  # all are submitted then
+            return
         active = [one for one in self.slices.values() if one.state != "ending"]
         active.sort(key=lambda one: (one.number != 0, one.state != "ready", one.number))
         for one in active[nodes:]:
@@ -269,6 +259,7 @@ class Instance:
 
     def end_slices(self, why: str) -> Iterator[Effect]:
         """All slices end, and so do all runs."""
+        yield from self.learn({})
         for one in list(self.slices.values()):
             yield from self.end(one)
         yield from self.mirrors.end_all(None, why)
@@ -287,7 +278,7 @@ class Instance:
         if self.phase == "starting":
             missing = [one.said() for one in self.slices.values() if one.state != "ready"]
             limit = f"not up after {self.asked.up_timeout:.0f} s"
-            yield from self.fail(f"{limit}: {', '.join(missing)}")
+            yield from self.fail(f"{limit}: {', '.join(missing) or 'no slice was submitted yet'}")
 
     def late_down(self, *, last: bool) -> Iterator[Effect]:
         """The time to end is over: cancel the jobs, or with `last` say what is left."""
@@ -300,6 +291,7 @@ class Instance:
 
     def drop(self, gone: Callable[[Key], bool]) -> Iterator[Effect]:
         """A sender is gone: forget its requests; it may have been an agent."""
+        self.held = {key: again for key, again in self.held.items() if not gone(key)}
         self.waiting.drop(gone)
         self.runs.drop(gone)
         self.mirrors.drop(gone)
@@ -315,16 +307,34 @@ class Instance:
         if control is not None and control.agent is not None:
             yield Answer(control.agent, order)
 
+    def keep(self) -> Iterator[Effect]:
+        """Have the control slice keep what is not to be lost with us."""
+        control = self.slices.get(0)
+        if control is None or control.agent is None:
+            return
+        found = {"wanted": self.wanted, "up": self.was_up, "lost": self.lost[-20:],
+                 "slices": [one.kept() for one in self.slices.values() if one.job]}  # fmt: skip
+        if found != self.kept:
+            self.kept = found
+            yield from self.tell({"keep": found})
+        for order in self.runs.untold():
+            yield from self.tell({"queue": {**order, "executor": self.asked.executor}})
+
     def invite(self, number: int) -> Iterator[Effect]:
         """Have join data made for a slice that asked for them."""
         yield from self.tell({"invite": number, "node": self.slices[number].called})
 
     def settle(self) -> Iterator[Effect]:
         """Start what can start, answer everybody whose condition is met."""
+        self.was_up = self.was_up or self.phase == "up"
+        yield from self.keep()
         if self.phase == "up":
-            self.was_up = True
-            order = self.runs.next()
-            if order is not None:
-                yield from self.tell({"run": {**order, "executor": self.asked.executor}})
-        shrinking = any(one.state == "ending" for one in self.slices.values())
+            number = self.runs.next()
+            if number:
+                yield from self.tell({"run": number})
+        if self.knows:
+            held, self.held = self.held, {}
+            for again in held.values():
+                yield from again()
+        shrinking = self.leaving or any(one.state == "ending" for one in self.slices.values())
         yield from self.waiting.settle(self.status(), resized=not shrinking)

@@ -18,7 +18,6 @@ from dovetail.errors import BadInput, WorkFailed
 from dovetail.fluxed import asked, client
 
 PACKAGE = Path(__file__).resolve().parents[1]
-MODPROBE = PACKAGE / "fluxed" / "modprobe"
 VARIABLE = "FLUX_MODPROBE_PATH_APPEND"
 
 
@@ -48,6 +47,6 @@ def load(text: str) -> None:
     flux("config", "load", given=json.dumps(whole))
     for plugin in asked.plugins():
         flux("jobtap", "load", plugin)
-    paths = [os.environ.get(VARIABLE, ""), str(MODPROBE)]
+    paths = [os.environ.get(VARIABLE, ""), str(PACKAGE / asked.FOLDERS[VARIABLE])]
     client.call("broker.setenv", {"env": {VARIABLE: ":".join(filter(None, paths))}})
-    flux("module", "load", "--name=dovetail", str(PACKAGE / "broker_module.py"))
+    flux("module", "load", str(PACKAGE / "fluxed" / "modules" / "dovetail.py"))

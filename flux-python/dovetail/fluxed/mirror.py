@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: LGPL-3.0-or-later
 """The job that a simulation is for Flux (steps 4 to 8): `flux dovetail simulation`.
 
-Inputs: its run and name. Outputs: the simulation's output, its exit code. It lives exactly as
-long as the simulation's pods, and when it is cancelled, it has the simulation stopped.
+Inputs: its run and name. Outputs: the simulation's output and exit code, and an exception of the
+job where that is not how its program ended. It lives exactly as long as the simulation's pods,
+and when it is cancelled, it has the simulation stopped.
 """
 
 from __future__ import annotations
@@ -16,8 +17,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from dovetail import child
 from dovetail.errors import WorkFailed
 from dovetail.fluxed.client import Client
+from dovetail.fluxed.load import flux
 from dovetail.fluxed.tail import Tail
 
 
@@ -31,12 +34,11 @@ class Mirror:
         self.log: Tail | None = None
         self.end: dict[str, Any] | None = None
         self.rest = b""
+        self.stopping = False
 
     def live(self) -> int:
         """Until the simulation has ended; returns its exit code."""
-        wake, wake_out = os.pipe()
-        os.set_blocking(wake_out, False)
-        signal.set_wakeup_fd(wake_out, warn_on_full_buffer=False)
+        wake = child.signal_pipe()
         signal.signal(signal.SIGTERM, self.stop)
         signal.signal(signal.SIGINT, self.stop)
         self.selector.register(wake, selectors.EVENT_READ, lambda: os.read(wake, 4096) and None)
@@ -51,24 +53,37 @@ class Mirror:
         code, reason = int(self.end["code"]), self.end["reason"]
         if reason:
             print(f"{self.which['name']}: {reason}", file=sys.stderr, flush=True)
+        if self.end["exception"] and not self.stopping:  # else there is one already
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)  # comes of it
+            kind, job = self.end["exception"], os.environ["FLUX_JOB_ID"]
+            with contextlib.suppress(WorkFailed):  # it may have ended by itself
+                flux("job", "raise", "--severity=0", f"--type={kind}", job, reason)
         return code if 0 < code < 256 else 1 if code or reason else 0
 
     def stop(self, *_: object) -> None:
         """The job is cancelled; the simulation's end is waited for."""
+        if not self.stopping:
+            self.stopping = True
+            self.ask("dovetail.stop")
+
+    def ask(self, topic: str, *, stream: bool = False) -> None:
+        """Ask the module, if there is one; it says when it is loaded anew."""
         with contextlib.suppress(WorkFailed):
-            self.client.send("dovetail.stop", self.which)
+            self.client.send(topic, self.which, stream=stream)
 
     def heard(self) -> None:
         """Lines from the module."""
         assert self.client.process.stdout is not None
         block = os.read(self.client.process.stdout.fileno(), 1 << 16)
         if not block:
-            self.end = {"code": 1, "reason": "Flux is gone"}
+            self.end = {"code": 1, "reason": "Flux is gone", "exception": ""}
         *lines, self.rest = (self.rest + block).split(b"\n")
         for line in map(json.loads, lines):
             value = line.get("value", {})
             if "event" in line:  # the module was loaded, perhaps anew
-                self.client.send("dovetail.follow", self.which, stream=True)
+                self.ask("dovetail.follow", stream=True)
+                if self.stopping:
+                    self.ask("dovetail.stop")
             elif "code" in value:
                 self.end = value
             if "log" in value:

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: LGPL-3.0-or-later
 """Simulations as Flux sees them (steps 4 to 8): each launch is a job that follows its pods. Pure.
 
-Invariant: whoever follows a simulation is told its end, however that comes.
+Invariants: every launch has a job, whether the module saw it or not; whoever follows a
+simulation is told its end, however that comes.
 """
 
 from __future__ import annotations
@@ -11,22 +12,36 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from dovetail.fluxed.effects import Answer, Effect, Key
+from dovetail.policy import NODE_LOST, POD_LOST
+
+STOPPED = "stopped"  # how the reason begins where it was told to end
+CANCEL, LOST = "cancel", "dovetail"  # types of exceptions
 
 
 @dataclass
 class Simulation:
-    """One launch of a simulation; `code` is None until it has ended."""
+    """One launch of a simulation; `code` is None until it has ended, `job` 0 if there is none."""
 
     run: int
     name: str
     log: str
     code: int | None = None
     reason: str = ""
+    job: int = 0
+    lost: bool = False  # nobody said how it ended
+
+    @property
+    def exception(self) -> str:
+        """The type of its job's exception; empty where its program ended by itself."""
+        if self.lost or self.reason.startswith((NODE_LOST, POD_LOST)):
+            return LOST
+        return CANCEL if self.reason.startswith(STOPPED) else ""
 
     def told(self) -> dict[str, Any]:
         """For whoever follows it."""
-        found = asdict(self)
-        return found if self.code is not None else {"log": self.log}
+        if self.code is None:
+            return {"log": self.log}
+        return {**asdict(self), "exception": self.exception}
 
 
 class Mirrors:
@@ -36,20 +51,23 @@ class Mirrors:
         self.all: dict[tuple[int, str], Simulation] = {}
         self.following: dict[Key, tuple[int, str]] = {}
 
-    def adopt(self, known: Iterable[Mapping[str, Any]]) -> None:
-        """Take over what the control slice knows, after the module was loaded anew."""
-        for one in known:
-            self.all.setdefault((one["run"], one["name"]), Simulation(**one))
+    def adopt(self, known: Iterable[Mapping[str, Any]]) -> list[Simulation]:
+        """Take over what the control slice knows; returns those that still need a job."""
+        found = [Simulation(**one) for one in known]
+        self.all.update({(one.run, one.name): one for one in found})
+        return [one for one in found if not one.job]
 
     def launched(self, run: int, name: str, log: str) -> None:
         """A simulation starts, perhaps again."""
         self.all[run, name] = Simulation(run, name, log)
 
-    def ended(self, run: int, name: str, code: int, reason: str) -> Iterator[Effect]:
+    def ended(
+        self, run: int, name: str, code: int, reason: str, *, lost: bool = False
+    ) -> Iterator[Effect]:
         """A simulation has ended; no pod of it is left."""
         one = self.all.get((run, name))
         if one is not None and one.code is None:
-            one.code, one.reason = code, reason
+            one.code, one.reason, one.lost = code, reason, lost
             for key in [key for key, wanted in self.following.items() if wanted == (run, name)]:
                 del self.following[key]
                 yield Answer(key, one.told())
@@ -58,7 +76,7 @@ class Mirrors:
         """A run is over, or all are (None): nothing of its simulations goes on."""
         for one in list(self.all.values()):
             if run in (None, one.run):
-                yield from self.ended(one.run, one.name, 1, reason)
+                yield from self.ended(one.run, one.name, 1, reason, lost=True)
 
     def follow(self, key: Key, run: int, name: str) -> Iterator[Effect]:
         """Tell where its log is, and then its end; an unknown one may be told of later."""

@@ -2,7 +2,8 @@
 """The runs in the control slice (steps 4 to 8): each plan is one `dovetail run`, a child process.
 
 Inputs: orders of the broker module. Outputs: the run's directory, and news of its end.
-Invariant: no run outlives the slice's agent, however that dies.
+Invariants: no run outlives the slice's agent, however that dies; what was queued outlives the
+module.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from dovetail.fluxed.runs import Run
 from dovetail.fluxed.tail import Tail
 from dovetail.usernetes import linux
 
@@ -26,7 +28,7 @@ GRACE = 10  # seconds for a run to end, once told
 
 
 class Planned:
-    """Runs of this slice, past and present; the arguments are its agent's."""
+    """Runs of this slice, past, present and to come; the arguments are its agent's."""
 
     def __init__(
         self,
@@ -35,18 +37,25 @@ class Planned:
         selector: selectors.BaseSelector,
     ) -> None:
         self.tell, self.watch, self.selector = tell, watch, selector
-        self.all: dict[int, dict[str, Any]] = {}
+        self.all: dict[int, Run] = {}
+        self.orders: dict[int, Mapping[str, Any]] = {}  # of those that wait
         self.simulations: dict[tuple[int, str], dict[str, Any]] = {}
         self.running: subprocess.Popen[bytes] | None = None
         self.number = 0  # of the one that runs
         self.events: Tail | None = None
         self.rest = b""
 
-    def start(self, order: Mapping[str, Any], kubeconfig: str) -> None:
-        """Start a plan, on the cluster or on this slice's cores."""
-        number, output = order["number"], Path(order["output"])
-        known = {name: order[name] for name in ("number", "plan", "output", "cwd")}
-        self.all[number] = {**known, "state": "running"}
+    def queue(self, order: Mapping[str, Any]) -> None:
+        """Keep a plan until it is its turn."""
+        number = order["number"]
+        self.all[number] = Run(number, order["plan"], order["output"], order["cwd"])
+        self.orders[number] = order
+
+    def start(self, number: int, kubeconfig: str) -> None:
+        """Start a plan that waits, on the cluster or on this slice's cores."""
+        order = self.orders.pop(number)
+        output = Path(order["output"])
+        self.all[number].state = "running"
         command = [sys.executable, "-m", "dovetail", "run", order["plan"], "-o", str(output)]
         command.append("--orders")
         if order["executor"] == "kubernetes":
@@ -75,7 +84,7 @@ class Planned:
         self.forget()
         code, self.running = self.running.returncode, None
         why = ""
-        output = Path(self.all[number]["output"])
+        output = Path(self.all[number].output)
         if (output / "summary.json").exists():
             why = "not all of its simulations are done" if code else ""
         elif code:
@@ -86,8 +95,7 @@ class Planned:
 
     def ended(self, number: int, code: int, why: str) -> None:
         """Remember and tell."""
-        state = "done" if code == 0 else "failed"
-        self.all[number].update(state=state, code=code, reason=why)
+        self.all[number].end(code, why)
         self.tell(run=number, code=code, why=why)
 
     def read(self) -> None:
@@ -99,7 +107,7 @@ class Planned:
             which = {"run": self.number, "name": entry.get("name", "")}
             key = (self.number, which["name"])
             if entry.get("type") == "Launch":
-                log = Path(self.all[self.number]["output"]) / which["name"] / "log"
+                log = Path(self.all[self.number].output) / which["name"] / "log"
                 self.simulations[key] = {**which, "log": str(log)}
                 self.tell(simulation=self.simulations[key])
             elif entry.get("type") == "Finished" and key in self.simulations:
@@ -121,9 +129,16 @@ class Planned:
                 self.running.stdin.write(f"stop {name}\n".encode())
                 self.running.stdin.flush()
 
-    def cancel(self) -> None:
-        """Let the present run end."""
-        if self.running is not None:
+    def mirrored(self, number: int, name: str, job: int) -> None:
+        """A simulation has a job."""
+        if (number, name) in self.simulations:
+            self.simulations[number, name]["job"] = job
+
+    def cancel(self, number: int) -> None:
+        """Let the present run end, or never start one that waits."""
+        self.all[number].cancel()
+        self.orders.pop(number, None)
+        if self.running is not None and number == self.number:
             self.running.send_signal(signal.SIGINT)
 
 

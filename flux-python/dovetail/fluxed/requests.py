@@ -7,18 +7,42 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from dovetail.fluxed.asked import MOST
-from dovetail.fluxed.effects import FAILED, INVALID, NOENT, Answer, Effect, Key, Refuse
+from dovetail.fluxed.effects import FAILED, INVALID, NOENT, Answer, Effect, Key, Mirror, Refuse
 from dovetail.fluxed.instance import Instance
+from dovetail.fluxed.runs import ENDED
+from dovetail.fluxed.slices import Slice
 from dovetail.fluxed.waiting import DOWN
+
+OVER = "its run is over"
 
 Payload = Mapping[str, Any]
 Effects = Iterator[Effect]
+Request = Callable[[Instance, Key, Payload], Effects]
 
 
+def informed(request: Request) -> Request:
+    """A request that is held until the state knows what was before it, after a reload."""
+
+    def answer(state: Instance, key: Key, payload: Payload) -> Effects:
+        try:
+            yield from request(state, key, payload)
+        except (KeyError, TypeError, ValueError) as error:  # no matter of whoever let it go on
+            yield Refuse(key, INVALID, f"{type(error).__name__}: {error}")
+
+    @functools.wraps(request)
+    def held(state: Instance, key: Key, payload: Payload) -> Effects:
+        state.held[key] = functools.partial(answer, state, key, payload)
+        yield from state.settle()
+
+    return held
+
+
+@informed
 def status(state: Instance, key: Key, _: Payload) -> Effects:
     """The state, now."""
     yield Answer(key, state.status())
@@ -36,6 +60,7 @@ def wait_up(state: Instance, key: Key, _: Payload) -> Effects:
     yield from state.settle()
 
 
+@informed
 def submit(state: Instance, key: Key, order: Payload) -> Effects:
     """Queue a plan."""
     if state.failure or state.ending:
@@ -45,11 +70,13 @@ def submit(state: Instance, key: Key, order: Payload) -> Effects:
     yield from state.settle()
 
 
+@informed
 def wait(state: Instance, key: Key, asked: Payload) -> Effects:
     """Answered when runs have ended."""
     yield from state.runs.wait(key, asked)
 
 
+@informed
 def cancel(state: Instance, key: Key, asked: Payload) -> Effects:
     """End runs."""
     numbers, wrong = state.runs.chosen(asked)
@@ -63,6 +90,7 @@ def cancel(state: Instance, key: Key, asked: Payload) -> Effects:
     yield from state.settle()
 
 
+@informed
 def resize(state: Instance, key: Key, asked: Payload) -> Effects:
     """Answered when there are so many slices, and all are ready."""
     nodes = asked.get("nodes")
@@ -76,19 +104,26 @@ def resize(state: Instance, key: Key, asked: Payload) -> Effects:
         yield from state.settle()
 
 
+@informed
 def kubeconfig(state: Instance, key: Key, _: Payload) -> Effects:
     """The administrator's kubeconfig; requests reach us from the instance's owner alone."""
     if state.kubeconfig and not state.failure and not state.ending:
         yield Answer(key, {"kubeconfig": state.kubeconfig})
     else:
-        yield Refuse(key, FAILED, state.failure or "Kubernetes is not up")
+        yield Refuse(key, FAILED, not_up(state))
 
 
+def not_up(state: Instance) -> str:
+    """Why nothing can be asked of Kubernetes."""
+    return state.failure or (DOWN if state.ending else "Kubernetes is not up")
+
+
+@informed
 def url(state: Instance, key: Key, asked: Payload) -> Effects:
     """Where a service can be reached; the control slice knows."""
     control = state.slices.get(0)
     if control is None or control.state != "ready":
-        yield Refuse(key, FAILED, state.failure or "Kubernetes is not up")
+        yield Refuse(key, FAILED, not_up(state))
     else:
         question = state.waiting.ask(key)
         yield from state.tell({"url": str(asked["service"]), "question": question})
@@ -108,6 +143,7 @@ def follow(state: Instance, key: Key, asked: Payload) -> Effects:
     yield from state.mirrors.follow(key, int(asked["run"]), str(asked["name"]))
 
 
+@informed
 def stop(state: Instance, key: Key, asked: Payload) -> Effects:
     """End one simulation; its run goes on."""
     yield from state.tell({"stop": str(asked["name"]), "of": int(asked["run"])})
@@ -126,8 +162,35 @@ def wait_down(state: Instance, key: Key, asked: Payload) -> Effects:
 
 
 def attach(state: Instance, key: Key, news: Payload) -> Effects:
-    """An agent listens for orders; its disconnect tells that it is lost."""
-    yield from state.attached(key, news)
+    """An agent listens for orders, and says what it knows; its disconnect tells that it is lost."""
+    number = int(news["number"])
+    one = state.slices.get(number)
+    if one is None or one.agent is not None:
+        yield Refuse(key, INVALID, f"slice {number} is not expected")
+        return
+    one.agent, one.host, one.rank = key, str(news.get("host", "")), int(news["rank"])
+    if number == 0:
+        yield from adopt(state, one, news)
+    if one.state == "ending":
+        yield from state.end(one)
+    else:
+        one.state = "starting"
+        if news.get("node"):
+            yield from state.ready(number, news)
+    yield from state.settle()
+
+
+def adopt(state: Instance, control: Slice, news: Payload) -> Effects:
+    """Take over what the control slice knows, which may be more than we do."""
+    state.runs.adopt(news.get("runs", ()))
+    for found in state.mirrors.adopt(news.get("simulations", ())):
+        yield Mirror(found.run, found.name, control.job)
+    for run in state.runs.all.values():
+        if run.state in ENDED:
+            yield from state.mirrors.end_all(run.number, OVER)
+    if not state.knows:
+        yield from state.learn(news.get("kept", {}))
+        yield from state.resize(state.wanted)
 
 
 def join(state: Instance, key: Key, asked: Payload) -> Effects:
@@ -144,11 +207,45 @@ def join(state: Instance, key: Key, asked: Payload) -> Effects:
 
 def tell(state: Instance, key: Key, news: Payload) -> Effects:
     """News from an agent."""
-    yield from state.news(int(news["number"]), news)
+    yield from heard(state, int(news["number"]), news)
     yield Answer(key, {})
 
 
-REQUESTS: dict[str, Callable[[Instance, Key, Payload], Effects]] = {
+def heard(state: Instance, number: int, news: Payload) -> Effects:
+    """What follows from the news of a slice's agent."""
+    why = str(news.get("why", ""))
+    if "node" in news:
+        yield from state.ready(number, news)
+    elif "failed" in news and number in state.slices:
+        state.slices[number].reason = str(news["failed"])
+    elif "ended" in news and number in state.slices:
+        yield from state.confirm(state.slices[number], str(news["ended"]))
+    elif "invited" in news:
+        yield from state.waiting.invited(news["invited"], news.get("join", {}), why)
+    elif "forgotten" in news:
+        state.leaving.discard(news["forgotten"])
+        yield from state.settle()
+    elif "answer" in news:
+        yield from state.waiting.answered(news["answer"], news.get("value", {}), why)
+    elif "simulation" in news:
+        yield from simulation(state, news["simulation"])
+    elif "run" in news:
+        yield from state.mirrors.end_all(news["run"], OVER)
+        yield from state.runs.ended(news["run"], news["code"], why)
+        yield from state.settle()
+
+
+def simulation(state: Instance, news: Payload) -> Effects:
+    """A simulation was launched, or has ended."""
+    run, name = news["run"], news["name"]
+    if "code" in news:
+        yield from state.mirrors.ended(run, name, news["code"], news["reason"])
+    elif 0 in state.slices:
+        state.mirrors.launched(run, name, news["log"])
+        yield Mirror(run, name, state.slices[0].job)
+
+
+REQUESTS: dict[str, Request] = {
     "status": status,
     "wait-up": wait_up,
     "submit": submit,

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: LGPL-3.0-or-later
 """The plans that were submitted (steps 1 and 4 to 8): one runs at a time, the others wait.
 
-A run is one `dovetail run`, a process in the control slice. Pure: what shall happen comes back
-as effects. Invariant: a run ends once, and everybody who waits for it is told.
+A run is one `dovetail run`, a process in the control slice, which keeps the waiting ones too.
+Pure: what shall happen comes back as effects. Invariant: a run ends once, and everybody who
+waits for it is told.
 """
 
 from __future__ import annotations
@@ -33,13 +34,25 @@ class Run:
         """For status and wait."""
         return asdict(self)
 
+    def end(self, code: int, reason: str) -> None:
+        """Its process ended."""
+        self.state = "done" if code == 0 else "cancelled" if self.reason else "failed"
+        self.code, self.reason = code, self.reason or reason
+
+    def cancel(self) -> None:
+        """It is unwanted; a process of it must be told."""
+        if self.state == "waiting":
+            self.state, self.code, self.reason = "cancelled", 1, "cancelled before it started"
+        elif self.state == "running":
+            self.reason = "cancelled"
+
 
 class Runs:
     """All runs of the instance."""
 
     def __init__(self) -> None:
         self.all: dict[int, Run] = {}
-        self.orders: dict[int, Mapping[str, Any]] = {}  # what a waiting run needs to start
+        self.orders: dict[int, Mapping[str, Any]] = {}  # that the control slice was not told yet
         self.waiting: dict[Key, tuple[int, ...]] = {}
 
     def submit(self, key: Key, order: Mapping[str, Any]) -> Iterator[Effect]:
@@ -49,18 +62,23 @@ class Runs:
             return
         number = max(self.all, default=0) + 1
         self.all[number] = Run(number, order["plan"], order["output"], order["cwd"])
-        self.orders[number] = {name: order[name] for name in TOLD if name in order}
+        known = {name: order[name] for name in TOLD if name in order}
+        self.orders[number] = {"number": number, **known}
         yield Answer(key, {"run": number})
 
-    def next(self) -> dict[str, Any] | None:
-        """The order to start the next run, if none runs; it counts as running from here on."""
+    def untold(self) -> list[Mapping[str, Any]]:
+        """What the control slice needs to start runs that it was not told of."""
+        orders, self.orders = self.orders, {}
+        return list(orders.values())
+
+    def next(self) -> int:
+        """The run to start now, or 0; it counts as running from here on."""
         if any(run.state == "running" for run in self.all.values()):
-            return None
-        number = next((n for n, run in self.all.items() if run.state == "waiting"), None)
-        if number is None:
-            return None
-        self.all[number].state = "running"
-        return {"number": number, **self.orders.pop(number)}
+            return 0
+        number = next((n for n, run in self.all.items() if run.state == "waiting"), 0)
+        if number:
+            self.all[number].state = "running"
+        return number
 
     def adopt(self, known: Iterable[Mapping[str, Any]]) -> None:
         """Take over what the control slice knows, after the module was loaded anew."""
@@ -72,8 +90,7 @@ class Runs:
         run = self.all.get(number)
         if run is None or run.state in ENDED:
             return
-        state = "done" if code == 0 else "cancelled" if run.reason else "failed"
-        run.state, run.code, run.reason = state, code, run.reason or reason
+        run.end(code, reason)
         yield from self.settle()
 
     def end_all(self, reason: str) -> Iterator[Effect]:
@@ -84,15 +101,13 @@ class Runs:
         yield from self.settle()
 
     def cancel(self, numbers: Iterable[int]) -> list[int]:
-        """Mark runs as unwanted; returns those whose process must be told."""
+        """Mark runs as unwanted; returns those of which the control slice must be told."""
         told = []
         for number in numbers:
             run = self.all[number]
-            if run.state == "waiting":
-                run.state, run.code, run.reason = "cancelled", 1, "cancelled before it started"
-            elif run.state == "running":
-                run.reason = "cancelled"
+            if run.state not in ENDED and self.orders.pop(number, None) is None:
                 told.append(number)
+            run.cancel()
         return told
 
     def chosen(self, payload: Mapping[str, Any]) -> tuple[tuple[int, ...], str]:

@@ -25,9 +25,10 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
 
+from dovetail import child
 from dovetail.errors import BadInput, WorkFailed
+from dovetail.fluxed import services
 from dovetail.fluxed.client import Client
 from dovetail.fluxed.planned import Planned, apart, end, package_environment
 from dovetail.usernetes import api, build, cluster, components, state, steward
@@ -55,6 +56,7 @@ class Agent:
         self.node: dict[str, Any] = {}
         self.starting: subprocess.Popen[str] | None = None
         self.planned = Planned(self.tell, self.when_ended, self.selector)
+        self.kept: dict[str, Any] = {}  # for the module, should it be loaded anew
         self.errors = tempfile.TemporaryFile("w+")  # noqa: SIM115 (as long as we live)
         self.failed = ""
         self.over = False
@@ -63,9 +65,7 @@ class Agent:
 
     def live(self) -> int:
         """Until told, or until it makes no sense any more; returns the job's exit code."""
-        wake, wake_out = os.pipe()
-        os.set_blocking(wake_out, False)
-        signal.set_wakeup_fd(wake_out, warn_on_full_buffer=False)
+        wake = child.signal_pipe()
         for caught in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             signal.signal(caught, self.asked_to_end)
         self.selector.register(wake, selectors.EVENT_READ, lambda: os.read(wake, 4096) and None)
@@ -116,7 +116,9 @@ class Agent:
     def attach(self) -> None:
         """Say that we are there and what we know, and listen for orders."""
         host = {"number": self.number, "host": socket.gethostname(), "rank": self.rank}
-        known = {**host, **self.known()}
+        known = {**host, **self.known(), "kept": self.kept}
+        known["runs"] = [run.plain() for run in self.planned.all.values()]
+        known["simulations"] = list(self.planned.simulations.values())
         self.attached = self.client.send("dovetail.attach", known, stream=True)
         if not self.node and self.number and self.starting is None:
             self.joining = self.client.send(
@@ -125,13 +127,11 @@ class Agent:
 
     def known(self) -> dict[str, Any]:
         """What the module needs to know, anew if it was loaded anew."""
-        if not self.node:
-            return {}
-        found = {"node": self.node["node"], "cpus": self.cpus}
-        if self.number == 0:
+        found: dict[str, Any] = {}
+        if self.node:
+            found = {"node": self.node["node"], "cpus": self.cpus}
+        if self.node and self.number == 0:
             found["kubeconfig"] = Path(self.node["kubeconfig"]).read_text()
-            found["runs"] = list(self.planned.all.values())
-            found["simulations"] = list(self.planned.simulations.values())
         return found
 
     # --- Kubernetes ---
@@ -173,15 +173,20 @@ class Agent:
         """Our node is ready, or will never be."""
         assert self.starting is not None
         assert self.starting.stdout is not None
-        self.errors.seek(0)
-        words = self.errors.read()
-        print(words, end="", file=sys.stderr, flush=True)
+        words = self.repeat()
         if self.starting.returncode:
             self.complain(" ".join(words.split())[-800:] or "it did not start")
             return
         self.node = json.loads(self.starting.stdout.read())
         print(f"slice {self.number}: node {self.node['node']}, cores {self.cpus}", flush=True)
         self.tell(**self.known())
+
+    def repeat(self) -> str:
+        """Print what the start of our node said, into the job's output."""
+        self.errors.seek(0)
+        words = self.errors.read()
+        print(words, end="", file=sys.stderr, flush=True)
+        return words
 
     def complain(self, why: str) -> None:
         """Tell why this slice cannot be, and end."""
@@ -205,14 +210,22 @@ class Agent:
         elif "forget" in order:
             with contextlib.suppress(OSError, api.Refused, BadInput):
                 self.admin().call("DELETE", f"{steward.NODES}/{order['forget']}")
+            self.tell(forgotten=order["forget"])
+        elif "keep" in order:
+            self.kept = order["keep"]
+        elif "queue" in order:
+            self.planned.queue(order["queue"])
         elif "run" in order:
             self.planned.start(order["run"], self.node["kubeconfig"])
         elif "cancel" in order:
-            self.planned.cancel()
+            self.planned.cancel(order["cancel"])
+        elif "mirrored" in order:
+            self.planned.mirrored(order["of"], order["mirrored"], order["job"])
         elif "stop" in order:
             self.planned.stop(order["of"], order["stop"])
         elif "url" in order:
-            self.answer(order["question"], lambda: {"url": self.url(order["url"])})
+            found = order["url"]
+            self.answer(order["question"], lambda: {"url": services.url(self.admin(), found)})
 
     def answer(self, question: int, find: Callable[[], dict[str, Any]]) -> None:
         """Answer a question, or say why not."""
@@ -237,25 +250,6 @@ class Agent:
         path.unlink()
         self.tell(invited=number, join=content)
 
-    def url(self, service: str) -> str:
-        """Where a ready pod of the service listens: pods are on the host's network.
-
-        Not by its endpoints, of which there are none on loopback addresses.
-        """
-        space, _, name = service.rpartition("/")
-        path = f"/api/v1/namespaces/{space or 'default'}"
-        try:
-            spec = self.admin().call("GET", f"{path}/services/{name}")["spec"]
-        except api.Refused as error:
-            if error.status != 404:
-                raise
-            raise BadInput(f"there is no service {service}") from None
-        labels = quote(",".join(f"{key}={value}" for key, value in spec["selector"].items()))
-        for pod in self.admin().call("GET", f"{path}/pods?labelSelector={labels}")["items"]:
-            if api.condition(pod, "Ready") == "True":
-                return f"http://{pod['status']['podIP']}:{target_port(spec, pod)}"
-        raise BadInput(f"no pod of service {service} is ready")
-
     # --- The end ---
 
     def when_ended(self, process: subprocess.Popen[Any], call: Callable[[], None]) -> None:
@@ -272,8 +266,11 @@ class Agent:
 
     def end(self) -> int:
         """End all that this slice started; returns the job's exit code."""
-        for child in (self.planned.running, self.starting):
-            end(child)
+        unready = self.starting is not None and self.starting.poll() is None
+        for one in (self.planned.running, self.starting):
+            end(one)
+        if unready:
+            self.repeat()
         with contextlib.suppress(WorkFailed):
             self.planned.read()  # the last news
         trouble = sweep(self.name)
@@ -281,17 +278,6 @@ class Agent:
             self.tell(ended=trouble)
             self.client.close()
         return 1 if self.failed or trouble else 0
-
-
-def target_port(service: Order, pod: Order) -> int:
-    """The port of a pod that a service's first port means, by number or by name."""
-    wanted = service["ports"][0].get("targetPort", service["ports"][0]["port"])
-    named = {
-        port.get("name"): int(port["containerPort"])
-        for container in pod["spec"]["containers"]
-        for port in container.get("ports", ())
-    }
-    return named[wanted] if wanted in named else int(wanted)
 
 
 def own_address() -> str:

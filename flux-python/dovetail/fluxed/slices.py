@@ -25,6 +25,7 @@ class Slice:
     rank: int = -1  # of its broker
     cancelled: bool = False  # by the user
     proven: bool = False  # it was ready once
+    watched: bool = False  # its job is followed
     sweeping: bool = False  # its machine, in its agent's stead
     clean: bool = False  # its job is over
     confirmed: bool = False  # nothing of it is left on its machine
@@ -36,6 +37,11 @@ class Slice:
             "number": self.number, "role": role, "job": self.job, "state": self.state,
             "node": self.node, "cpus": self.cpus, "host": self.host, "reason": self.reason,
         }  # fmt: skip
+
+    def kept(self) -> dict[str, Any]:
+        """For whoever comes after this module."""
+        return {"number": self.number, "job": self.job, "state": self.state, "node": self.node,
+                "rank": self.rank, "proven": self.proven}  # fmt: skip
 
     def because(self, reason: str) -> None:
         """Keep the first reason for its end, which is the cause of the others."""

@@ -37,6 +37,7 @@ from dovetail.errors import BadInput  # noqa: E402
 from dovetail.fluxed import asked  # noqa: E402
 
 KILL_TIMEOUT = "40s"  # Flux's own 5 s are too short for a slice to end well
+SILENCE = "1m"  # of the leading broker; the slices of a dead one stay for Flux's own 5 minutes
 INSTANCES = ("batch", "alloc")
 WRAPS = "submit"  # where the command becomes the first program of a new instance
 
@@ -64,14 +65,16 @@ class DovetailPlugin(CLIPlugin):
         try:
             wanted = asked.parse(text)
             asked.fits(wanted, args.nodes, f"--dovetail={text}")
+            known = {} if self.prog == WRAPS else args.conf.config or {}  # it has no --conf
+            asked.check(known.get("dovetail", {}), "--conf: dovetail")
         except BadInput as error:
             raise ValueError(str(error)) from None
         command = shutil.which("flux-dovetail", path=os.environ.get("FLUX_EXEC_PATH", ""))
         if not command:
             raise ValueError("--dovetail: flux-dovetail is not on FLUX_EXEC_PATH; "
                              'type eval "$(dovetail env)" first')  # fmt: skip
-        if self.prog != WRAPS:  # which has no --conf
-            found = pieces(args.conf.config or {}, wanted, command)
+        if self.prog != WRAPS:
+            found = pieces(known, wanted, command)
             args.conf.update(json.dumps(found, indent=1))
 
     def modify_jobspec(self, args: Namespace, jobspec: Jobspec) -> None:
@@ -81,8 +84,9 @@ class DovetailPlugin(CLIPlugin):
             return
         jobspec.setattr("attributes.user.dovetail", asked.parse(text).plain())
         environment = jobspec.environment
-        paths = [environment.get("FLUX_MODPROBE_PATH_APPEND", ""), str(PACKAGE / "fluxed/modprobe")]
-        environment["FLUX_MODPROBE_PATH_APPEND"] = ":".join(filter(None, paths))
+        for name, folder in asked.FOLDERS.items():
+            found = environment.get(name, "")
+            environment[name] = ":".join(filter(None, (found, str(PACKAGE / folder))))
         jobspec.environment = environment
         if self.prog == WRAPS:
             task = jobspec.tasks[0]
@@ -100,6 +104,8 @@ def pieces(known: dict[str, Any], wanted: asked.Asked, command: str) -> dict[str
     found: dict[str, Any] = {"dovetail": table}
     if "kill-timeout" not in known.get("exec", {}):
         found["exec"] = {"kill-timeout": KILL_TIMEOUT}
+    if "heartbeat" not in known:  # else a longer period might be taken for silence
+        found["heartbeat"] = {"timeout": SILENCE}
     loaded = [*known.get("job-manager", {}).get("plugins", [])]
     loaded += [{"load": path} for path in asked.plugins()]
     if loaded:

@@ -1,12 +1,25 @@
 # SPDX-License-Identifier: LGPL-3.0-or-later
 """Has the broker module loaded when the instance starts (step 1); run by flux-modprobe(1)."""
 
+import sys
 from pathlib import Path
 from typing import Any
 
+sys.path.append(str(Path(__file__).resolve().parents[4]))
+
+from dovetail.errors import BadInput
+from dovetail.fluxed import asked
+
 
 def setup(context: Any) -> None:  # noqa: ANN401
-    """Put the module, which lies beside this folder, on the list."""
-    module = Path(__file__).resolve().parents[3] / "broker_module.py"
-    context.modprobe.update_module("dovetail", {"module": str(module)})
+    """Put the module on the list, unless what it is to read is wrong: the instance goes on then.
+
+    Its folder is on FLUX_MODULE_PATH_PREPEND.
+    """
+    try:
+        asked.check(context.conf_get("dovetail", {}))
+    except BadInput as error:
+        if context.rank == 0:
+            print(f"Dovetail is not loaded: {error}", file=sys.stderr)
+        return
     context.load_modules(["dovetail"])

@@ -1,0 +1,9 @@
+# SPDX-License-Identifier: LGPL-3.0-or-later
+"""The broker module, in a folder and by the name where Flux looks for it (step 2)."""
+
+import sys
+from pathlib import Path
+
+sys.path.append(str(Path(__file__).resolve().parents[3]))
+
+from dovetail.broker_module import Dovetail as Dovetail
