@@ -15,9 +15,10 @@ import subprocess
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from dovetail import page, paths, sweep
+from dovetail import paths, sweep
 from dovetail.bench.figures import Claim, Progress, copies, mpirun
 from dovetail.bench.harness import Row, interleave, plain, plain_environment, ratios
+from dovetail.control_page import Control
 from dovetail.core import WaitPolicy
 from dovetail.errors import BadInput, WorkFailed
 
@@ -40,7 +41,7 @@ def calls(scratch: Path, repeat: int, progress: Progress) -> list[Claim]:
         raise BadInput("no MPI that Dovetail was built for: run `make` with one installed")
     case = copies(scratch, (1, 1), 40, 1)
     with sweep.session(f"bench-{secrets.token_hex(4)}") as session:
-        page.Control.create(Path(session), WaitPolicy("off"))
+        Control.create(Path(session), WaitPolicy("off"))
         on = ["env", f"LD_PRELOAD={paths.library('openmpi')}", f"DOVETAIL_DIR={session}"]
         rows = interleave(
             {
@@ -57,7 +58,7 @@ def calls(scratch: Path, repeat: int, progress: Progress) -> list[Claim]:
 def added(mpi: str, words: Sequence[str]) -> float:
     """Run the small program with the library; nanoseconds that the wrapper adds to a call."""
     with sweep.session(f"bench-{secrets.token_hex(4)}") as session:
-        page.Control.create(Path(session), WaitPolicy("off"))
+        Control.create(Path(session), WaitPolicy("off"))
         env = {
             **plain_environment(),
             "LD_PRELOAD": str(paths.library(mpi)),

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: LGPL-3.0-or-later
-"""A cluster for as long as a demo takes, and what it costs against processes (steps 3 and 8).
+"""Clusters for as long as a comparison takes, and what one costs against processes (step 8).
 
 Inputs: how many cores. Outputs: a kubeconfig; `kubernetes.json` with both makespans. Invariant: the
 cluster ends with this process, however that ends.
@@ -13,6 +13,7 @@ import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from dovetail import summary
 from dovetail.bench.figures import Progress
@@ -24,17 +25,22 @@ BOUND = 1.05
 
 
 @contextlib.contextmanager
-def started(cores: int, progress: Progress) -> Iterator[Path]:
-    """A cluster of one node; gives its kubeconfig."""
-    name = f"demo-{os.getpid()}"
+def started(
+    cores: int, progress: Progress, network: str = "host", nodes: int = 1
+) -> Iterator[Path]:
+    """A cluster of nodes with so many cores each; gives its kubeconfig."""
+    name = f"demo-{os.getpid()}-{network}-{nodes}"
     who = "root" if os.getuid() == 0 else "an ordinary user"
-    progress(f"starting a Kubernetes cluster of its own as {who}, on {cores} cores")
-    words = argparse.Namespace(
-        name=name, cpus=str(cores), memory="", network="host", address="", node="",
-        owner=os.getpid(), timeout=120.0,
-    )  # fmt: skip
-    made = cluster.up(words, progress)
+    progress(f"starting a Kubernetes cluster of its own as {who}, on {nodes * cores} cores")
+    usual: dict[str, Any] = {"name": name, "cpus": str(cores), "memory": "", "address": "",
+             "node": "", "owner": os.getpid(), "timeout": 120.0}  # fmt: skip
     try:
+        made = cluster.up(argparse.Namespace(network=network, **usual), progress)
+        invitation = str(Path(made["kubeconfig"]).with_name("join.json"))
+        for _ in range(nodes - 1):
+            asked = argparse.Namespace(name=name, invite=invitation, node="", valid=600)
+            cluster.invite(asked)
+            cluster.join(argparse.Namespace(file=invitation, **usual), progress)
         yield Path(made["kubeconfig"])
     finally:
         progress("taking the cluster down")

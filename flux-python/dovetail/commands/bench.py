@@ -21,7 +21,7 @@ from types import FrameType
 from rich.console import Console
 from rich.table import Table
 
-from dovetail.bench import calls, demo, figures, jobtap, kube
+from dovetail.bench import batch, calls, demo, figures, hybrid, jobtap, kube, pods
 from dovetail.bench.figures import Claim, Progress
 from dovetail.errors import BadInput
 
@@ -34,12 +34,21 @@ COMPARISONS: dict[str, tuple[str, Callable[[Path, int, Progress], list[Claim]]]]
     "queue": ("a queue of imbalanced simulations under the controller", figures.queue),
     "balanced": ("a queue of balanced simulations under the controller", figures.balanced),
     "model": ("predictions against measurements", figures.model),
+    "batch": ("a batch job's Kubernetes: up, resized and down", batch.batch),
     "jobtap": ("Lua in Flux's job manager", jobtap.jobtap),
     "kube": ("user-space Kubernetes from up to down", kube.kube),
+    "hybrid": ("LAMMPS and messages, bare and in pods", hybrid.hybrid),
+    "pods": ("simulations as pods against processes, and 64 pods at once", pods.pods),
     "scale": ("the cost of a decision against the number of ranks", figures.scaling),
 }
 
-APART = ("jobtap", "kube")  # need Flux, or a build of Kubernetes, and are about nothing else
+APART = (
+    "batch",
+    "jobtap",
+    "kube",
+    "hybrid",
+    "pods",
+)  # need Flux, or a build of Kubernetes, and are about nothing else
 
 
 def configure(parser: argparse.ArgumentParser) -> None:

@@ -1,0 +1,118 @@
+# SPDX-License-Identifier: LGPL-3.0-or-later
+"""How long a batch job waits for its Kubernetes, when it begins, changes and ends (steps 1 to 8).
+
+Inputs: Flux, the number of rounds. Output: `Claim`s. Each round is a batch job on four brokers of
+this machine, with two slices of a core. Invariant: nothing is polled; the job's script says by a
+named pipe that Kubernetes is up, and waits at another until it shall end. The broker module is
+pinged while a plan runs and its status is streamed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import select
+import statistics
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from dovetail import paths
+from dovetail.bench.figures import Claim, Progress
+from dovetail.bench.harness import Row
+from dovetail.bench.jobtap import Instance, instance
+from dovetail.errors import WorkFailed
+
+BROKERS = 4
+UP, MORE, LESS, PING, MEMORY, END = (
+    f"job start to up, {BROKERS} brokers", "a slice more", "a slice less",
+    "a ping of the busy broker module, 99 of 100", "memory of the broker module",
+    "end of the script to end of the job",
+)  # fmt: skip
+BOUNDS = {UP: ("s", 12.0), MORE: ("s", 6.0), LESS: ("s", 6.0), PING: ("ms", 10.0),
+          MEMORY: ("MB", 80.0), END: ("s", 10.0)}  # fmt: skip
+SCRIPT = """#!/bin/sh
+#flux: -N{brokers} --dovetail=nodes=2,cores=1 --output={folder}/log
+flux dovetail up >&2 && echo "$FLUX_URI" >{folder}/said || echo >{folder}/said
+read -r _ <{folder}/told
+"""
+PINGS = 300
+_PATIENCE = 200.0  # seconds
+
+
+def batch(scratch: Path, repeat: int, progress: Progress) -> list[Claim]:
+    """Job after job."""
+    os.environ.update(paths.for_flux())
+    (scratch / "script").write_text(SCRIPT.format(brokers=BROKERS, folder=scratch))
+    for name in ("said", "told"):
+        os.mkfifo(scratch / name, 0o600)
+    found: dict[str, list[float]] = {name: [] for name in BOUNDS}
+    with instance(BROKERS) as flux:
+        for number in range(repeat):
+            life(flux, scratch, found)
+            said = ", ".join(f"{name} {found[name][-1]:.3g} {BOUNDS[name][0]}" for name in BOUNDS)
+            progress(f"round {number + 1}/{repeat}  {said}")
+    return [Claim(Row(name, tuple(found[name])), unit, "<=", bound)
+            for name, (unit, bound) in BOUNDS.items()]  # fmt: skip
+
+
+def life(flux: Instance, scratch: Path, found: dict[str, list[float]]) -> None:
+    """One job from its start to its end."""
+
+    def inside(*words: str) -> str:
+        return flux.run(*words, uri=uri)
+
+    def timed(name: str, what: Callable[[], object]) -> None:
+        began = time.monotonic()
+        what()
+        found[name].append(time.monotonic() - began)
+
+    job = flux.run("batch", str(scratch / "script"))
+    uri = heard(scratch / "said")
+    if not uri:
+        flux.run("cancel", job)
+        raise WorkFailed(f"Kubernetes is not up: {(scratch / 'log').read_text().strip()}")
+    found[UP].append(time.time() - float(flux.run("jobs", "-no", "{t_run}", job)))
+    timed(MORE, lambda: inside("dovetail", "resize", "3"))
+    timed(LESS, lambda: inside("dovetail", "resize", "2"))
+    found[PING].append(pinged(flux, scratch, uri))
+    usage = json.loads(inside("module", "stats", "--rusage=self", "dovetail"))
+    found[MEMORY].append(usage["maxrss"] * 1024 / 1e6)
+    (scratch / "told").write_text("\n")
+    timed(END, lambda: flux.run("job", "wait-event", "-t", str(_PATIENCE), job, "clean"))
+
+
+def pinged(flux: Instance, scratch: Path, uri: str) -> float:
+    """Milliseconds in which 99 of 100 pings are answered, while simulations come and go."""
+    case, plan = scratch / "case", scratch / "plan.yaml"
+    case.mkdir(exist_ok=True)
+    entry = {"name": "sim", "case": str(case), "ranks": 1, "count": 4, "command": ["sleep", "0.5"]}
+    plan.write_text(json.dumps({"simulations": [entry]}))
+    top = subprocess.Popen(
+        [flux.command, "dovetail", "top"], env={**flux.environment, "FLUX_URI": uri},
+        stdout=subprocess.DEVNULL,
+    )  # fmt: skip
+    try:
+        output = tempfile.mkdtemp(prefix="out-", dir=scratch)
+        flux.run("dovetail", "submit", "-o", output, str(plan), uri=uri)
+        said = flux.run("ping", f"--count={PINGS}", "--interval=0.01", "dovetail", uri=uri)
+        flux.run("dovetail", "wait", "--all", uri=uri)
+    finally:
+        top.terminate()
+        top.wait()
+    times = [float(time) for time in re.findall(r" time=([\d.]+) ms", said)]
+    return statistics.quantiles(times, n=100)[-1]
+
+
+def heard(pipe: Path) -> str:
+    """The line that comes through a named pipe."""
+    descriptor = os.open(pipe, os.O_RDWR)  # both, so that nothing waits for the other side
+    try:
+        if not select.select([descriptor], [], [], _PATIENCE)[0]:
+            raise WorkFailed(f"the batch job said nothing for {_PATIENCE:g} s")
+        return os.read(descriptor, 4096).decode().strip()
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,79 @@
+# SPDX-License-Identifier: LGPL-3.0-or-later
+"""What simulations cost as pods: makespan, messages, resizes and watching of many (steps 4 to 7).
+
+Inputs: the number of rounds. Outputs: `Claim`s. Clusters are started for it, as whoever runs it,
+and end with this process.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from dovetail import summary
+from dovetail.bench import demo, many, ondemand, pairs
+from dovetail.bench.cases import pitz_daily
+from dovetail.bench.figures import Claim, Progress
+from dovetail.bench.harness import interleave, plain_environment, ratios
+from dovetail.errors import BadInput, WorkFailed
+from dovetail.usernetes import preflight
+
+PODS = 64
+CORES = 2
+
+
+def pods(scratch: Path, repeat: int, progress: Progress) -> list[Claim]:
+    """Every figure of the executor for Kubernetes."""
+    gaps = preflight.hard_gaps()
+    if gaps:
+        raise BadInput(f"user-space Kubernetes cannot run here: {gaps[0]}; see `dovetail doctor`")
+    with ondemand.started(1, progress, nodes=2) as kubeconfig:
+        claims = many.resized(scratch / "resized", kubeconfig, PODS, repeat, progress)
+        claims += many.watched(scratch / "watched", kubeconfig, PODS, repeat, progress)
+    with ondemand.started(CORES, progress) as kubeconfig:
+        claims += makespan(scratch / "plan", kubeconfig, repeat, progress)
+        with ondemand.started(CORES, progress, network="bridge") as bridge:
+            claims += pairs.messages(scratch / "pairs", kubeconfig, bridge, repeat, progress)
+    with ondemand.started(CORES, progress, network="bridge") as bridge:
+        claims += makespan(scratch / "bridged", bridge, repeat, progress, network="bridge")
+    return claims
+
+
+def run(plan: Path, out: Path, *words: str) -> summary.Summary:
+    """`dovetail run` in a process of its own; what it made of the plan."""
+    line = [sys.executable, "-m", "dovetail", "run", "--json", "-o", str(out), *words, str(plan)]
+    done = subprocess.run(line, env=plain_environment(), capture_output=True, text=True)
+    if done.returncode:
+        raise WorkFailed(f"dovetail run {' '.join(words)}: {done.stderr.strip()[-2000:]}")
+    return summary.load(out)[0]
+
+
+def makespan(
+    scratch: Path,
+    kubeconfig: Path,
+    repeat: int,
+    progress: Progress,
+    families: Sequence[demo.Family] = demo.FAMILIES,
+    network: str = "host",
+) -> list[Claim]:
+    """The demo's plan as pods on either network, and as processes."""
+    scratch.mkdir()
+    for one in families:
+        pitz_daily(scratch / "cases" / one.name / "0", one.weights, one.iterations)
+    plan = scratch / "plan.yaml"
+    plan.write_text(demo.demo_plan(scratch, families))
+    numbers = iter(range(2 * repeat))
+
+    def took(*words: str) -> float:
+        seconds = run(plan, scratch / f"out{next(numbers)}", *words).totals.makespan_s.value
+        if seconds is None:
+            raise WorkFailed("a simulation of the plan is not done")
+        return seconds
+
+    pods = "as pods" if network == "host" else f"as pods on a {network}"
+    words = ("--kubeconfig", str(kubeconfig), "--network", network)
+    rows = interleave({pods: lambda: took(*words), "as processes": took}, repeat, progress)
+    ratio = ratios(rows[pods], rows["as processes"], f"makespan, {pods} / as processes")
+    return [Claim(ratio, "x", "<=", ondemand.BOUND), *(Claim(row, "s") for row in rows.values())]
