@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: LGPL-3.0-or-later
-"""What all tests share: nothing is written beside the sources; the fixtures of clusters."""
+"""What all tests share: nothing is written beside the sources; the modules with fixtures."""
 
 from __future__ import annotations
 
@@ -16,4 +16,4 @@ set_hypothesis_home_dir(_HOME.name)
 signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, lambda number, frame: None)
 
-pytest_plugins = ["clusters"]
+pytest_plugins = ["clusters", "kuberun", "driven", "fluxhere", "plans"]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: LGPL-3.0-or-later
-"""The commands of a guide, as a reader would type them."""
+"""The commands of a guide, as a reader would type them, and the files that it shows."""
 
 from __future__ import annotations
 
@@ -28,3 +28,11 @@ def commands(page: str) -> list[Command]:
         elif typed := re.match(r"(?:\.Dl )?([a-z0-9]*[$#]) (.+)", line):
             found.append(Command(section, typed[1], typed[2].replace(r"\-", "-")))
     return found
+
+
+def blocks(page: str, wanted: str) -> list[str]:
+    """The files that a section of a manual page shows as they are."""
+    text = (TOP / "doc" / page).read_text()
+    section = re.split(rf"^\.S[hs] {wanted}\n", text, flags=re.MULTILINE)[1]
+    section = re.split(r"^\.S[hs] ", section, flags=re.MULTILINE)[0]
+    return re.findall(r"^\.Bd -literal.*?\n(.*?)^\.Ed", section, re.MULTILINE | re.DOTALL)

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from dovetail import __version__, cli
 from dovetail.fluxed import asked, command, requests
+from dovetail.usernetes.__main__ import VERBS
 
 pytestmark = pytest.mark.unit
 
@@ -132,6 +133,18 @@ def test_every_file_of_the_package_is_installed():
 def test_every_manual_page_is_installed():
     made = (TOP / "Makefile.am").read_text().split()
     assert [page.name for page in TOP.glob("doc/*.[1-8]") if f"doc/{page.name}" not in made] == []
+
+
+def test_every_verb_has_a_manual_page_by_its_name():
+    made = (TOP / "Makefile.am").read_text().split()
+    assert [verb for verb in VERBS if f"doc/dovetail-kube-{verb}.1" not in made] == []
+
+
+def test_every_example_is_installed_where_pods_see_it():
+    made = (TOP / "Makefile.am").read_text().split()
+    names = [f"examples/{path.name}" for path in TOP.glob("examples/*.*")]
+    assert len(names) > 2
+    assert [name for name in names if name not in made] == []
 
 
 def test_the_package_and_the_build_have_the_same_version():

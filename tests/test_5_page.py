@@ -9,7 +9,8 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from dovetail import page
+from dovetail import control_page, page
+from dovetail.control_page import Control
 from dovetail.core import WaitPolicy
 from dovetail.errors import BadInput
 from hypothesis import given, settings
@@ -231,7 +232,7 @@ int main(void) {{
     done = subprocess.run([str(program)], capture_output=True, text=True, check=True)
     assert list(map(int, done.stdout.split())) == [
         *(page.SIZE, page.SEQUENCES_AT, page.MARKS_AT, page.CALLS_AT, page.NAMES_AT),
-        *(page.CONTROL.size, page.CONTROL_SEQ_AT),
+        *(control_page.LAYOUT.size, control_page.SEQ_AT),
     ]
 
 
@@ -239,14 +240,14 @@ int main(void) {{
 
 
 def test_a_change_of_the_wait_policy_can_be_read_back(tmp_path):
-    control = page.Control.create(tmp_path, WaitPolicy("doorbell", 20))
+    control = Control.create(tmp_path, WaitPolicy("doorbell", 20))
     assert (tmp_path / "control").stat().st_mode & 0o777 == 0o600
-    other = page.Control(tmp_path)
+    other = Control(tmp_path)
     for policy in (WaitPolicy("off", 20), WaitPolicy("yield", 0), WaitPolicy("doorbell", 5)):
         control.set(policy)
         assert other.get() == policy
     data = (tmp_path / "control").read_bytes()
-    assert struct.unpack_from("=3I", data, page.CONTROL_SEQ_AT) == (4, 2, 5)
+    assert struct.unpack_from("=3I", data, control_page.SEQ_AT) == (4, 2, 5)
     control.close()
     other.close()
 
@@ -254,11 +255,11 @@ def test_a_change_of_the_wait_policy_can_be_read_back(tmp_path):
 @pytest.mark.parametrize("policy", [WaitPolicy("sleep"), WaitPolicy("off", -1)])
 def test_an_impossible_wait_policy_is_refused(policy, tmp_path):
     with pytest.raises(BadInput):
-        page.Control.create(tmp_path, policy)
+        Control.create(tmp_path, policy)
 
 
-@pytest.mark.parametrize("data", [b"", b"x" * 64, page.CONTROL_MAGIC + b"\2" * 56])
+@pytest.mark.parametrize("data", [b"", b"x" * 64, control_page.MAGIC + b"\2" * 56])
 def test_a_foreign_control_page_is_refused(data, tmp_path):
     (tmp_path / "control").write_bytes(data)
     with pytest.raises(page.PageError):
-        page.Control(tmp_path)
+        Control(tmp_path)

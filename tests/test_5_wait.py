@@ -17,6 +17,7 @@ from pathlib import Path
 import known
 import pytest
 from dovetail import page
+from dovetail.control_page import Control
 from dovetail.core import WaitPolicy
 
 pytestmark = pytest.mark.mpi
@@ -75,7 +76,7 @@ def test_the_result_is_the_same_in_each_mode(
     mpi: str, mode: str, what: str, ranks: int, tmp_path: Path
 ) -> None:
     words = [known.build(mpi, PROGRAM), what, "16"]
-    page.Control.create(tmp_path, WaitPolicy(mode)).close()
+    Control.create(tmp_path, WaitPolicy(mode)).close()
     run = known.run(mpi, ranks, words, tmp_path)
     assert (run.code, run.output) == (0, known.plain(mpi, ranks, words)), run.errors
     assert (tmp_path / "bells").stat().st_mode & 0o777 == 0o600
@@ -88,7 +89,7 @@ def test_a_light_rank_takes_less_cpu_on_the_doorbell(mpi: str, tmp_path: Path) -
     for mode in ("off", "doorbell"):
         directory = tmp_path / mode
         directory.mkdir()
-        page.Control.create(directory, WaitPolicy(mode)).close()
+        Control.create(directory, WaitPolicy(mode)).close()
         run = known.run(mpi, 2, words, directory)
         assert run.code == 0, run.errors
         cpu[mode] = run.pages[0].cpu_s
@@ -98,7 +99,7 @@ def test_a_light_rank_takes_less_cpu_on_the_doorbell(mpi: str, tmp_path: Path) -
 @pytest.mark.parametrize("mpi", known.MPIS)
 def test_a_change_of_mode_is_seen_while_the_ranks_run(mpi: str, tmp_path: Path) -> None:
     # The light rank needs 1 ms of CPU and waits for at least 11 ms, in every iteration.
-    control = page.Control.create(tmp_path, WaitPolicy("off"))
+    control = Control.create(tmp_path, WaitPolicy("off"))
     words = [known.build(mpi, "known/busy.c"), "burn", str(ENDLESS), "1", "12"]
     process = known.start(mpi, 2, words, tmp_path)
     rates = Rates(tmp_path, 2)
@@ -114,7 +115,7 @@ def test_a_change_of_mode_is_seen_while_the_ranks_run(mpi: str, tmp_path: Path) 
 
 @pytest.mark.parametrize("mpi", known.MPIS)
 def test_a_job_ends_when_a_rank_is_killed_while_its_peer_sleeps(mpi: str, tmp_path: Path) -> None:
-    page.Control.create(tmp_path, WaitPolicy("doorbell", 0)).close()
+    Control.create(tmp_path, WaitPolicy("doorbell", 0)).close()
     words = [known.build(mpi, "known/busy.c"), "sleep", "2", "1", "1000000"]
     process = known.start(mpi, 2, words, tmp_path)
     try:
@@ -156,7 +157,7 @@ def test_a_bad_control_page_leaves_the_program_alone(
 
 @pytest.mark.parametrize("mpi", known.MPIS)
 def test_a_bells_file_full_of_garbage_does_no_harm(mpi: str, tmp_path: Path) -> None:
-    page.Control.create(tmp_path, WaitPolicy("doorbell", 1)).close()
+    Control.create(tmp_path, WaitPolicy("doorbell", 1)).close()
     (tmp_path / "bells").write_bytes(b"\xff" * 4096)
     words = [known.build(mpi, PROGRAM), "mix", "16"]
     run = known.run(mpi, 2, words, tmp_path)
@@ -164,7 +165,7 @@ def test_a_bells_file_full_of_garbage_does_no_harm(mpi: str, tmp_path: Path) -> 
 
 
 def test_a_program_without_mpi_gives_way_as_ever(tmp_path: Path) -> None:
-    page.Control.create(tmp_path, WaitPolicy("off")).close()
+    Control.create(tmp_path, WaitPolicy("off")).close()
     code = "import os; [os.sched_yield() for _ in range(1000)]"
     variables = {"LD_PRELOAD": str(known.library("openmpi")), "DOVETAIL_DIR": str(tmp_path)}
     done = subprocess.run(

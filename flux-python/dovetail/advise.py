@@ -25,7 +25,7 @@ from dovetail.errors import BadInput
 from dovetail.figures import QUIET, SPLIT, Family, Point, disturbed, needed
 from dovetail.history import Array
 from dovetail.model import Model
-from dovetail.shares import FLOOR
+from dovetail.shares import FLOOR, LIMIT, THROTTLED
 from dovetail.summary import Summary
 from dovetail.verdict import SAME, Totals
 
@@ -36,8 +36,6 @@ WAIT_COST = 1.05
 """Waits that give the CPU back make a simulation alone this much slower."""
 MOST = 8
 """The most simulations at once that packing is predicted for."""
-LIMIT = 2.0
-"""A CPU limit below this many times the request throttles."""
 SHOWN = 16
 
 
@@ -339,7 +337,6 @@ def _limit(known: Sequence[Known]) -> Advice:
         name,
         f"Set no CPU limits; where the site demands them, at least {LIMIT:g} times the request "
         f"({name}: {LIMIT * request:.0f}m for the heaviest rank's {request}m).",
-        "limits equal to requests made simulations 3.7 times slower on two cores, limits of 1.5 "
-        "to 2 times the request hardly throttled (measured elsewhere)",
+        THROTTLED,
         "predicted",
     )

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: LGPL-3.0-or-later
-"""Where the parts that are not Python lie: profiling libraries (step 5), jobtap plugins (step 2).
+"""Where the parts lie that others load: profiling libraries (step 5), what is for Flux (step 2).
 
 In: DOVETAIL_LIBDIR, which wins if set, and this file's own place. Out: absolute paths.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -53,9 +54,9 @@ def libraries() -> dict[str, str]:
     return found
 
 
-def bench(mpi: str) -> Path:
-    """The program that measures a wrapped call; raises BadInput where it is not built."""
-    name = f"bench_calls.{mpi}"
+def bench(mpi: str, program: str = "bench_calls") -> Path:
+    """A program that measures something; raises BadInput where it is not built for this MPI."""
+    name = f"{program}.{mpi}"
     for directory in directories():
         built, installed = directory.parent, directory.parent.parent / "libexec" / "dovetail"
         for place in (built, installed):
@@ -72,3 +73,16 @@ def jobtap(name: str) -> Path:
             if (place / f"{name}.so").is_file():
                 return (place / f"{name}.so").absolute()
     raise BadInput(f"no jobtap plugin {name}.so: run ./configure and make with Flux and Lua there")
+
+
+def for_flux() -> dict[str, str]:
+    """The environment in which Flux finds its commands and plugins of ours, and all it has now."""
+    commands = Path(sys.argv[0]).resolve().parent
+    if not (commands / "flux-dovetail").exists():
+        raise BadInput(f"there is no flux-dovetail in {commands}: install Dovetail first")
+    plugins = Path(__file__).resolve().parent / "fluxed" / "cli"
+    found = {}
+    for name, folder in (("FLUX_EXEC_PATH_PREPEND", commands), ("FLUX_CLI_PLUGINPATH", plugins)):
+        parts = [part for part in os.environ.get(name, "").split(":") if part]
+        found[name] = ":".join([str(folder), *(part for part in parts if part != str(folder))])
+    return found

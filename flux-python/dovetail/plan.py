@@ -30,7 +30,7 @@ from pydantic import (
 )
 from pydantic_core import ErrorDetails
 
-from dovetail import commandline, quantities
+from dovetail import commandline, quantities, shares
 from dovetail.core import Spec
 from dovetail.errors import BadInput
 from dovetail.quantities import show
@@ -86,6 +86,16 @@ def load(path: str | os.PathLike[str]) -> Plan:
     return Plan(specs, Limits(plan.cpus, plan.memory, plan.max_packed))
 
 
+def warnings(asked: Plan) -> list[str]:
+    """What is allowed, and seldom meant, in words."""
+    limits = {spec.family: spec.limit for spec in asked.specs if 0 < spec.limit < shares.LIMIT}
+    return [
+        f"{name}: a limit of {limit:g} times the request may slow it down, since ranks that wait "
+        f"use it up: {shares.THROTTLED}; {shares.LIMIT:g} or more is better, and no limit is best"
+        for name, limit in limits.items()
+    ]
+
+
 def _runnable(words: tuple[str, ...], info: ValidationInfo) -> tuple[str, ...]:
     """The words, if the first of them is a program."""
     environment = info.data.get("environment", {})
@@ -122,7 +132,8 @@ class _Entry(BaseModel):
     memory: Annotated[int, BeforeValidator(quantities.memory)] = 0
     deadline: Optional[Annotated[float, BeforeValidator(quantities.seconds)]] = None
     iterations: int = Field(0, ge=1, le=10**12)
-    ranks_per_group: int = Field(0, ge=1, le=MAX_RANKS)
+    ranks_per_pod: int = Field(0, ge=1, le=MAX_RANKS)
+    limit: Annotated[float, BeforeValidator(quantities.number)] = Field(0.0, ge=1, le=1000)
 
     @field_validator("name")
     @classmethod
@@ -171,7 +182,7 @@ class _Entry(BaseModel):
             )
         return weights
 
-    @field_validator("ranks_per_group")
+    @field_validator("ranks_per_pod")
     @classmethod
     def _group(cls, size: int, info: ValidationInfo) -> int:
         if size > info.data.get("ranks", size):
@@ -198,8 +209,9 @@ class _Entry(BaseModel):
             memory=self.memory,
             deadline=self.deadline,
             iterations=self.iterations,
-            ranks_per_group=self.ranks_per_group,
+            ranks_per_pod=self.ranks_per_pod,
             environment=tuple(self.environment.items()),
+            limit=self.limit,
         )
         return [dataclasses.replace(first, name=name) for name in self.names()]
 

@@ -105,7 +105,7 @@ class _Teller:
         self.pending.append(action.shares)
 
     def _stop(self, action: core.Stop) -> None:
-        self._attempt(action.name, stopped=action.why, requeued=action.requeue)
+        self._attempt(action.name, {"stopped": action.why, "requeued": action.requeue})
         self.marks.append(Mark(self.now, "stop", action.why, (action.name,)))
 
     def _note(self, action: core.Note) -> None:
@@ -144,7 +144,7 @@ class _Teller:
         pass  # the controller's note on it says the same
 
     def _started(self, event: core.Started) -> None:
-        self._attempt(event.name, start=self.now)
+        self._attempt(event.name, {"start": self.now})
         self._turn()
         self.running[event.name] = None
         self._enter(event.name, self._letter(event.name))
@@ -236,7 +236,7 @@ class _Teller:
             if name in event.alive:
                 self.last.pop(name, None)
             elif track.attempts and track.attempts[-1].end is None:
-                self._attempt(name, stopped=why, requeued=True)
+                self._attempt(name, {"stopped": why, "requeued": True})
                 self._end(name, core.Finished(event.t, name, -1, why))
             elif self.interrupted and (track.state, track.reason) == ("failed", self.interrupted):
                 why = f"put back into the queue: {self.interrupted}"
@@ -275,10 +275,10 @@ class _Teller:
             return named
         return tuple(n for n in self.phase if self.tracks[n].spec.family == family)
 
-    def _attempt(self, name: str, **changes: object) -> None:
+    def _attempt(self, name: str, changes: Mapping[str, Any]) -> None:
         track = self.tracks[name]
         if track.attempts:
-            last = replace(track.attempts[-1], **changes)  # type: ignore[arg-type]
+            last = replace(track.attempts[-1], **changes)
             self.tracks[name] = replace(track, attempts=(*track.attempts[:-1], last))
 
     def _end(self, name: str, event: core.Finished) -> None:
@@ -287,7 +287,7 @@ class _Teller:
         self._freeze(name, False)
         self.running.pop(name, None)
         self.trials.discard(name)
-        self._attempt(name, end=self.now, code=event.code, reason=event.reason)
+        self._attempt(name, {"end": self.now, "code": event.code, "reason": event.reason})
         track = self.tracks[name]
         last = track.attempts[-1] if track.attempts else Attempt(self.now)
         state, reason = "done", ""

@@ -30,6 +30,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     source.add_argument("--beta", type=float, help="the model's parameter, if it is known")
     source.add_argument(
         "--measured",
+        action="extend",
         nargs="+",
         metavar="N:SECONDS",
         help="measured times of N simulations at once, to fit beta to",

@@ -29,6 +29,7 @@ from rich.table import Table
 
 from dovetail import detect, page, paths, sweep
 from dovetail import profile as profiles
+from dovetail.control_page import MODES, Control
 from dovetail.core import WaitPolicy
 from dovetail.errors import BadInput, WorkFailed
 from dovetail.profile import Profile, RankProfile
@@ -44,7 +45,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.usage = "dovetail profile [-o FILE] [--wait MODE] [--mpi MPI] [--json] -- COMMAND"
     parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="write the profile here")
     parser.add_argument(
-        "--wait", choices=page.MODES, default="off", help="how ranks wait inside MPI (off)"
+        "--wait", choices=MODES, default="off", help="how ranks wait inside MPI (off)"
     )
     parser.add_argument("--yields", type=int, default=20, help="yields before a rank sleeps (20)")
     parser.add_argument("--mpi", choices=paths.MPIS, help="the MPI of the command, if it is hidden")
@@ -97,7 +98,7 @@ def _session(policy: WaitPolicy) -> Iterator[Path]:
     with sweep.session(f"profile-{os.getpid()}-{secrets.token_hex(4)}") as session:
         directory = Path(session, "profile")
         directory.mkdir(mode=0o700)
-        page.Control.create(directory, policy).close()
+        Control.create(directory, policy).close()
         yield directory
 
 

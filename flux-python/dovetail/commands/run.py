@@ -46,6 +46,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="run the simulations as pods on this cluster, not as processes here",
     )  # fmt: skip
     parser.add_argument(
+        "--network", choices=("host", "bridge"), default="",
+        help="the network of the pods: their nodes', or the cluster's own (default: host)",
+    )  # fmt: skip
+    parser.add_argument(
         "--orders", action="store_true", help="read lines `stop NAME` from standard input"
     )
 
@@ -53,7 +57,14 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Run a plan; 0 if all simulations are done, 1 if not, 130 if interrupted."""
     asked = plan.load(args.plan)
-    place = places.here() if args.kubeconfig is None else places.cluster(args.kubeconfig)
+    for line in plan.warnings(asked):
+        print(f"dovetail: {line}", file=sys.stderr)
+    if args.kubeconfig is not None:
+        place = places.cluster(args.kubeconfig, args.network)
+    elif args.network:
+        raise BadInput("--network is for pods; name their cluster with --kubeconfig")
+    else:
+        place = places.here()
     place.check(asked)
     check_output(asked, args.output)
     if args.dry_run:
@@ -142,9 +153,12 @@ def execute(
             first = controller.resume(spent, capacity, alive)
         else:
             controller = Controller(asked.specs, capacity, tuned)
-            head = events.header(asked.specs, capacity, tuned.plain(), versions())
+            used = versions(place.launcher())
+            head = events.header(asked.specs, capacity, tuned.plain(), used)
             log = events.Log.create(directory / LOG, head)
         with Live(quiet=quiet) as live:
+            if place.launcher():
+                live.say(f"simulations become {place.launcher()}")
             if not capacity.weights:
                 live.say("no control group can be made here: simulations run without CPU weights")
             Loop(controller, executor, log, live, origin, signals, orders).drive(first)
@@ -167,9 +181,10 @@ def resumable(log: Path, asked: plan.Plan) -> float:
     return max((entry.t for entry in entries if hasattr(entry, "t")), default=0.0)
 
 
-def versions() -> dict[str, str]:
+def versions(launcher: str) -> dict[str, str]:
     """What ran the run."""
-    return {"python": platform.python_version(), "kernel": platform.release()}
+    found = {"python": platform.python_version(), "kernel": platform.release()}
+    return {**found, "launcher": launcher} if launcher else found
 
 
 def finish(directory: Path, signals: Signals, log: events.Log, *, as_json: bool) -> int:
