@@ -81,6 +81,7 @@ def test_simulations_that_started_while_the_module_was_away_become_jobs_once():
     play = Play(1).begin({0: 7})
     run = {"number": 1, "plan": "p", "output": "o", "cwd": "/", "state": "running"}
     known = [{"run": 1, "name": "old", "log": "l", "job": 9}, {"run": 1, "name": "new", "log": "l"}]
+    play.ask("tell", "early", number=0, simulation=known[1])  # it will be told again
     play.attach(0, node="n0", runs=[run], simulations=known)
     assert [e for e in play.done if isinstance(e, Mirror)] == [Mirror(1, "new", 7)]
     play.do(play.state.mirrored(1, "new", 10))

@@ -237,12 +237,12 @@ def heard(state: Instance, number: int, news: Payload) -> Effects:
 
 def simulation(state: Instance, news: Payload) -> Effects:
     """A simulation was launched, or has ended."""
-    run, name = news["run"], news["name"]
+    run, name, control = news["run"], news["name"], state.slices.get(0)
     if "code" in news:
         yield from state.mirrors.ended(run, name, news["code"], news["reason"])
-    elif 0 in state.slices:
+    elif control is not None and control.agent is not None:  # else it is told when that attaches
         state.mirrors.launched(run, name, news["log"])
-        yield Mirror(run, name, state.slices[0].job)
+        yield Mirror(run, name, control.job)
 
 
 REQUESTS: dict[str, Request] = {
