@@ -94,7 +94,7 @@ def test_nothing_is_lost_when_the_module_is_killed_reloaded_or_away(flux):
     let_go(flux, "sim-2")
     flux.run("dovetail", "wait", "--all", uri=uri)
     assert [r["state"] for r in flux.status(uri)["runs"]] == ["done", "done"]
-    assert names(flux, uri) == ["sim", "sim-1", "sim-2"]
+    assert eventually(lambda: names(flux, uri) == ["sim", "sim-1", "sim-2"])
     flux.run("module", "remove", "dovetail", uri=uri)
     flux.kill("flux-dovetail slice --number 1")
     flux.run("module", "load", "dovetail", uri=uri)

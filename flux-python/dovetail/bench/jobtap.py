@@ -3,7 +3,8 @@
 
 Inputs: Flux, and the jobtap plugins built for it. Throughput is what Flux's own test of it
 measures: jobs that run for a simulated millisecond, from the first submission to the last job's
-end. The processor time is that of the job manager, a thread of the broker.
+end; each time in a new instance, since they get slower as they get older. The processor time is
+that of the job manager, a thread of the broker.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from dovetail.errors import BadInput, WorkFailed
 
 QUICK = "--setattr=system.exec.test.run_duration=0.001s"
 IDLE = {"all": "job.*", "validate": "job.validate"}  # topics to which plugins listen, by name
-THROUGHPUT, GATED = 500, 1000  # jobs
+FIRST, THROUGHPUT, GATED = 50, 500, 1000  # jobs
 # Stands in for the broker module: keeps what it is asked, and answers all when its input ends.
 SERVICE = """
 import sys, flux
@@ -70,23 +71,22 @@ class Instance:
         """Microseconds of processor time that the job manager has used."""
         return int((self.thread / "schedstat").read_text().split()[0]) / 1e3
 
-    @contextlib.contextmanager
-    def plugin(self, path: Path | None) -> Iterator[None]:
-        """A plugin, if one is given, while in here."""
-        if path:
-            self.run("jobtap", "load", str(path))
-        yield
-        if path:
-            self.run("jobtap", "remove", path.name)
-
-    def throughput(self) -> float:
-        """Jobs per second."""
-        self.run("job", "purge", "--force", "--num-limit=0")
-        self.run("submit", "--quiet", f"--cc=1-{THROUGHPUT}", QUICK, "true")
+    def jobs(self, number: int) -> None:
+        """Run so many."""
+        self.run("submit", "--quiet", f"--cc=1-{number}", QUICK, "true")
         self.run("queue", "idle", "--quiet")
+
+    def throughput(self) -> tuple[float, float]:
+        """Jobs per second, and microseconds of processor time for each."""
+        self.jobs(FIRST)
+        self.run("job", "purge", "--force", "--num-limit=0")
+        before = self.cpu()
+        self.jobs(THROUGHPUT)
+        spent = self.cpu() - before
         lines = self.run("jobs", "-a", "-n", "-c0", "-o", "{t_submit} {t_inactive}").splitlines()
         times = [tuple(map(float, line.split())) for line in lines]
-        return len(times) / (max(end for _, end in times) - min(begin for begin, _ in times))
+        seconds = max(end for _, end in times) - min(begin for begin, _ in times)
+        return len(times) / seconds, spent / THROUGHPUT
 
     def gated(self) -> float:
         """Seconds from the first submission until all jobs behind our dependency have ended."""
@@ -145,22 +145,22 @@ def jobtap(scratch: Path, repeat: int, progress: Progress) -> list[Claim]:
         (scratch / f"{name}.so").symlink_to(paths.jobtap("gate").resolve())
         (scratch / f"{name}.lua").write_text(f"jobtap.on('{topic}', function() end)\n")
 
+    def measure(name: str) -> float:
+        with instance() as flux:
+            if name in IDLE:
+                flux.run("jobtap", "load", str(scratch / f"{name}.so"))
+            rate, cost = flux.throughput()
+        spent[name].append(cost)
+        return rate
+
+    rates = interleave(
+        {name: functools.partial(measure, name) for name in spent},
+        3 * repeat,  # throughput scatters
+        progress,
+    )
     with instance() as flux:
-
-        def measure(name: str) -> float:
-            with flux.plugin(scratch / f"{name}.so" if name in IDLE else None):
-                before = flux.cpu()
-                rate = flux.throughput()
-                spent[name].append((flux.cpu() - before) / THROUGHPUT)
-            return rate
-
-        rates = interleave(
-            {name: functools.partial(measure, name) for name in spent},
-            3 * repeat,  # throughput scatters
-            progress,
-        )
-        with flux.plugin(paths.jobtap("gate")):
-            waits = interleave({"after": flux.after, "gate": flux.gated}, repeat, progress)
+        flux.run("jobtap", "load", str(paths.jobtap("gate")))
+        waits = interleave({"after": flux.after, "gate": flux.gated}, repeat, progress)
     claims = [Claim(rates["without"], "jobs/s")]
     for name, topic in IDLE.items():
         what = f"an idle plugin for {topic}"
