@@ -104,19 +104,6 @@ def test_every_key_is_in_the_manual_page():
     assert documented == {*plan._Entry.model_fields, *plan._Plan.model_fields}
 
 
-@pytest.mark.parametrize("command", ["requests", "decompose", "predict"])
-def test_every_option_is_in_its_manual_page(command):
-    page = (ROOT / "doc" / f"dovetail-{command}.1").read_text()
-    (commands,) = (
-        action.choices
-        for action in cli.parser(command)._actions
-        if isinstance(action.choices, dict)
-    )
-    for action in commands[command]._actions:
-        for option in action.option_strings:
-            assert f".It Fl {option[1:]}" in page or f", Fl {option[1:]}" in page
-
-
 def test_every_example_is_a_good_plan(monkeypatch):
     """But for programs and cases of OpenFOAM, where that is not installed."""
     monkeypatch.setattr(commandline, "check", lambda *_: None)

@@ -227,15 +227,6 @@ def test_a_slice_that_is_lost_is_replaced_once_there_is_a_core_and_the_others_go
     flux.wait(job)
 
 
-def test_slices_end_when_the_leading_broker_dies(flux):
-    script = "flux dovetail up; exec flux dovetail top"  # which ends without a broker, too
-    job = flux.batch(script, "--conf=heartbeat.timeout=5s")
-    flux.run("dovetail", "up", uri=flux.inside(job))
-    flux.kill("broker -c", "/jobtmp-0-")
-    flux.nothing_left()
-    flux.wait(job)
-
-
 def test_a_dead_leader_is_missed_after_a_minute_unless_somebody_said_otherwise(flux):
     for options, limit in (((), 60.0), (("--conf=heartbeat.timeout=90s",), 90.0)):
         assert flux.code(flux.batch("flux module stats heartbeat >stats", *options)) == 0
