@@ -8,7 +8,10 @@ is the patience with the slow). After each step come the patches sent by then.
 
 from __future__ import annotations
 
+import time
+
 import pytest
+from dovetail.executors.resizes import Resizes
 from dovetail.executors.resizing import LIMIT, SLOW, Change, Transaction, progress
 
 pytestmark = pytest.mark.unit
@@ -215,3 +218,23 @@ def test_a_limit_that_alone_changes_is_a_change():
 
 def test_a_limit_that_nobody_asked_for_is_the_sites():
     assert progress(pod(400, limits={"cpu": "1"}), 2, 400)[0] == "done"
+
+
+def test_a_resize_that_was_asked_for_is_sent_at_once_and_the_next_waits_for_its_end():
+    sent, ended = [], []
+
+    class Calls:
+        def submit(self, work, then):
+            sent.append(work)
+
+    resizes = Resizes(None, Calls())
+    assert resizes.deadline == 0.0
+    for change in (A, B):
+        resizes.add(lambda change=change: [change], ended.append)
+    assert 0.0 < resizes.deadline < time.monotonic(), "due now"
+    resizes.poll(time.monotonic())
+    assert len(sent) == 1
+    assert resizes.deadline > time.monotonic()
+    resizes.gone("a")
+    resizes.poll(time.monotonic())
+    assert (len(sent), ended) == (2, [""])

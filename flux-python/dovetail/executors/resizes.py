@@ -22,7 +22,7 @@ Changes = Callable[[], Union[Sequence[Change], str]]
 Done = Callable[[str], None]
 """Called at the end; with the reason if nothing was changed."""
 
-
+_AT_ONCE = 1e-9  # a time that is over
 _PATIENCE = 20.0  # seconds to try a patch again; less than `resizing.SLOW`
 
 
@@ -43,7 +43,9 @@ class Resizes:
     @property
     def deadline(self) -> float:
         """When `poll` is needed at the latest; 0 for no such time."""
-        return self._now[0].deadline if self._now else 0.0
+        if self._now is None:
+            return _AT_ONCE if self._queue else 0.0
+        return self._now[0].deadline
 
     def add(self, changes: Changes, done: Done) -> None:
         """One more transaction."""
