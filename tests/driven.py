@@ -46,8 +46,12 @@ class Driver:
         while not (answer := question()):
             assert time.monotonic() < deadline, (self.events[-5:], self.site.pods())
             self.executor.wait(0.25)
-            self.events += self.executor.observe(time.monotonic() - self.begun)
+            self.look()
         return answer
+
+    def look(self):
+        """Take in what has happened, once."""
+        self.events += self.executor.observe(time.monotonic() - self.begun)
 
     def of(self, kind, name=""):
         return [e for e in self.events if isinstance(e, kind) and (not name or e.name == name)]

@@ -62,6 +62,24 @@ def test_each_pod_is_born_with_its_own_request_and_resized_without_a_restart(dri
     assert json.loads(cli("status", "--json", str(driver.out)))["groups"] == rows
 
 
+def test_a_simulation_whose_place_is_found_during_a_resize_has_its_part_of_it(driver):
+    one, two = driver.specs(ranks_per_pod=1)
+    driver.launch(one, 100, 200)
+    driver.until_started("one")
+    driver.launch(two, 100, 100)
+    driver.look()  # from now on its place is sought
+    assert driver.resize(one=shares(200, 100), two=shares(50, 150)) == ""
+    driver.until_started("two")
+
+    def asked():
+        return [placement.asked(one)[0] for one in driver.site.pods("two")]
+
+    light, heavy = driver.until(lambda: min(asked()) < 60 and sorted(asked()))
+    assert heavy / light == pytest.approx(3, rel=0.05)
+    assert driver.resize(one=shares(100, 100), two=shares(60, 60)) == ""
+    assert len(set(asked())) == 1
+
+
 def made_anew(site, pod):
     """The CPU that a pod would ask for if it were made once more now."""
     meta = {"name": "again", "labels": pod["metadata"]["labels"]}

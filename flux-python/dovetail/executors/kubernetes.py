@@ -65,7 +65,8 @@ class KubernetesExecutor:
         self._launches = 0
         self._t = 0.0
         self._closed = self._told_lost = False
-        self._wanted: dict[str, list[int]] = {}  # by the resize that is under way
+        self._wanted: dict[str, list[int]] = {}  # by the resize that is under way,
+        self._known: dict[str, set[str]] = {}  # and the pods that there were when it began
         self._calls = Calls(_WORKERS)
         self._resizes = Resizes(self._api, self._calls)
         self._report = Report(Path(run_dir), session.run)
@@ -299,10 +300,11 @@ class KubernetesExecutor:
             job = self._life.jobs.get(name)
             if job is None or job.result or job.stopped:
                 return f"{name}: is not running"
-        self._wanted = self._fitted(shares)
+        self._wanted, self._known = self._fitted(shares), {}
         changes = []
         for name, wanted in self._wanted.items():
             job = self._life.jobs[name]
+            self._known[name] = names(job)
             old = [*zip(job.cpu, job.limits(job.share))]
             new = [*zip(wanted, job.limits(shares[name]))]
             changes += [
@@ -342,6 +344,10 @@ class KubernetesExecutor:
                 continue
             old, job.share = job.share, share
             job.cpu = self._wanted[name]
+            if len(job.cpu) != len(job.sizes):  # its place was found meanwhile
+                job.cpu = self._nodes.divided(job.sizes, share.requests)
+            if names(job) - self._known[name]:
+                self._life.correct(job)
             if job.phase == "running" and (old.wait, old.frozen) != (share.wait, share.frozen):
                 self._life.tell_share(job, share)
             if job.sizes and old.requests != share.requests:
@@ -363,3 +369,8 @@ class KubernetesExecutor:
 
     def _now(self) -> float:
         return time.monotonic() - self._origin
+
+
+def names(job: Launched) -> set[str]:
+    """Its pods."""
+    return {pod["metadata"]["name"] for pod in job.pods.values()}

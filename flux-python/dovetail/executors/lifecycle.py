@@ -194,7 +194,11 @@ class Lifecycle:
             return
         self._resizes.seen(pod)
         if new and group < len(job.cpu) and launched.born_with(pod) != self._now(job)[group]:
-            self._resizes.add(lambda: self._at_birth(job), lambda why: None)
+            self.correct(job)
+
+    def correct(self, job: Launched) -> None:
+        """Give its pods what they shall have, where they were born with something else."""
+        self._resizes.add(lambda: self._at_birth(job), lambda why: None)
 
     def _expected(self, job: Launched) -> bool:
         """Whether its pods should be there."""
