@@ -89,7 +89,7 @@ def test_nothing_is_lost_when_the_module_is_killed_reloaded_or_away(flux):
     assert [r["state"] for r in after["runs"]] == states
     assert eventually(lambda: flux.status(uri)["phase"] == "up")
     assert [s["node"] for s in flux.status(uri)["slices"]] == [s["node"] for s in before["slices"]]
-    assert eventually(lambda: names(flux, uri) == ["sim-1", "sim-2"])
+    assert eventually(lambda: names(flux, uri) == ["sim-1", "sim-2"]), names(flux, uri)
     flux.run("module", "reload", "dovetail", uri=uri)
     let_go(flux, "sim-2")
     flux.run("dovetail", "wait", "--all", uri=uri)

@@ -10,7 +10,6 @@ from dovetail.fluxed.effects import (
     INVALID,
     NOENT,
     Cancel,
-    Mirror,
     Sweep,
 )
 from dovetail.fluxed.requests import STREAMS
@@ -168,14 +167,13 @@ def test_a_cancelled_run_is_told_and_a_waiting_one_never_starts():
 def test_a_simulation_is_a_job_that_is_told_its_end():
     play = Play(1).begin().ready(0).ask("follow", "f", run=1, name="sim")
     play.ask("tell", "t", number=0, simulation={"run": 1, "name": "sim", "log": "o/sim/log"})
-    assert Mirror(1, "sim", 100) in play.done
     play.ask("follow", "g", run=1, name="sim")
-    assert play.told("g") == [{"log": "o/sim/log"}]
+    assert play.told("f") == play.told("g") == [{"log": "o/sim/log"}]
     play.ask("stop", "s", run=1, name="sim")
     assert {"stop": "sim", "of": 1} in play.told("agent0")
     ended = {"run": 1, "name": "sim", "log": "o/sim/log", "code": 3, "reason": "bad"}
     play.ask("tell", "t", number=0, simulation=ended)
-    [told] = play.told("f")
+    [_, told] = play.told("f")
     assert (told["code"], told["reason"], told["exception"]) == (3, "bad", "")
     assert play.ask("follow", "late", run=1, name="sim").told("late") == [told]
 

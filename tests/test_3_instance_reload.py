@@ -6,7 +6,6 @@ from __future__ import annotations
 import pytest
 from dovetail.fluxed.effects import (
     INVALID,
-    Mirror,
     Sweep,
 )
 from instances import Play
@@ -77,12 +76,15 @@ def test_a_slice_that_was_to_end_ends_after_a_reload():
     assert play.submits() == []
 
 
-def test_simulations_that_started_while_the_module_was_away_become_jobs_once():
+def test_who_follows_a_simulation_of_before_a_reload_is_told_where_it_is_and_how_it_ended():
     play = Play(1).begin({0: 7})
+    for name in ("over", "runs"):  # their jobs may be quicker than the agent
+        play.ask("follow", name, run=1, name=name)
     run = {"number": 1, "plan": "p", "output": "o", "cwd": "/", "state": "running"}
-    known = [{"run": 1, "name": "old", "log": "l", "job": 9}, {"run": 1, "name": "new", "log": "l"}]
-    play.ask("tell", "early", number=0, simulation=known[1])  # it will be told again
+    known = [{"run": 1, "name": name, "log": name} for name in ("over", "runs")]
+    known[0].update(code=3, reason="bad")
     play.attach(0, node="n0", runs=[run], simulations=known)
-    assert [e for e in play.done if isinstance(e, Mirror)] == [Mirror(1, "new", 7)]
-    play.do(play.state.mirrored(1, "new", 10))
-    assert play.told("agent0")[-1] == {"mirrored": "new", "of": 1, "job": 10}
+    assert [told["code"] for told in play.told("over")] == [3]
+    assert play.told("runs") == [{"log": "runs"}]
+    play.ask("tell", "t", number=0, simulation={**known[1], "code": 0, "reason": ""})
+    assert play.told("runs")[1]["code"] == 0

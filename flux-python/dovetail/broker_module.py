@@ -14,7 +14,6 @@ import errno
 import functools
 import hashlib
 import json
-import os
 import socket
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
@@ -34,7 +33,6 @@ from dovetail.fluxed.instance import Instance
 from dovetail.fluxed.requests import REQUESTS, STREAMS
 
 NAMES = ("dovetail-control", "dovetail-node")
-PRIVATE = ("FLUX_MODULE_URI", "FLUX_URI", "FLUX_JOB_", "FLUX_TASK_", "FLUX_KVS_NAMESPACE")
 ALL_UP = 10.0  # seconds for all brokers to be up, before slices go to those that are
 PARENT = 10.0  # seconds for the instance around us to say what our job may have
 Message = Any  # these three are of Flux, which has no types
@@ -156,9 +154,6 @@ class Dovetail(BrokerModule):
                 self.submit_slice(effect.number)
             elif isinstance(effect, effects.Watch):
                 self.watch_job(effect.number, effect.job)
-            elif isinstance(effect, effects.Mirror):
-                query = {"id": effect.slice_job, "keys": ["R"], "flags": 0}
-                self.handle.rpc("job-info.lookup", query).then(self.mirror, effect)
             elif isinstance(effect, effects.Sweep):
                 self.sweep(effect.number, effect.rank)
             elif isinstance(effect, effects.Cancel):
@@ -211,13 +206,9 @@ class Dovetail(BrokerModule):
         self.watchers.append(watcher)
         return watcher
 
-    def environment(self) -> dict[str, str]:
-        """Ours, without what belongs to this module or to the job that the instance is."""
-        return {k: v for k, v in os.environ.items() if not k.startswith(PRIVATE)}
-
     def submit_slice(self, number: int) -> None:
         """Submit a slice's job."""
-        spec = asked.jobspec(self.asked, number, self.cluster, self.environment())
+        spec = asked.jobspec(self.asked, number, self.cluster, asked.environment())
         flux.job.submit_async(self.handle, json.dumps(spec)).then(self.slice_submitted, number)
 
     @guarded
@@ -229,23 +220,6 @@ class Dovetail(BrokerModule):
             self.do(self.state.submitted(number, 0, str(error)))
             return
         self.do(self.state.submitted(number, job))
-
-    @guarded
-    def mirror(self, future: Future, effect: effects.Mirror) -> None:
-        """Submit a simulation's job on the control slice's resources."""
-        held = json.loads(future.get()["R"])
-        spec = asked.mirror_jobspec(self.asked, effect.run, effect.name, held, self.environment())
-        flux.job.submit_async(self.handle, json.dumps(spec)).then(self.mirrored, effect)
-
-    @guarded
-    def mirrored(self, future: Future, effect: effects.Mirror) -> None:
-        """The simulation goes on without its job, if there is none."""
-        try:
-            job = int(future.get_id())
-        except OSError as error:
-            self.log.warning(f"simulation {effect.name} has no job: {error}")
-            return
-        self.do(self.state.mirrored(effect.run, effect.name, job))
 
     def watch_job(self, number: int, job: int) -> None:
         """Follow a slice's job."""
@@ -273,7 +247,7 @@ class Dovetail(BrokerModule):
         """Run the agent's last act in its stead, on the same machine."""
         words = [self.asked.command, "slice", "--number", str(number), "--cluster", self.cluster]
         label = f"dovetail-sweep-{number}"
-        call = {"cwd": "/", "env": self.environment(), "label": label, "waitable": True}
+        call = {"cwd": "/", "env": asked.environment(), "label": label, "waitable": True}
         subprocess.rexec_bg(self.handle, [*words, "--sweep"], nodeid=rank, **call).then(
             self.sweeping, number, rank, label, timeout=self.asked.down_timeout
         )  # a broker that is dying may never answer

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import difflib
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -24,6 +25,8 @@ EXECUTORS = ("kubernetes", "local")
 ADDRESSES = ("auto", "loopback", "machine")
 LIMITS = {"up-timeout": 120.0, "down-timeout": 30.0}
 WHERE = "configuration: dovetail"
+PRIVATE = ("FLUX_MODULE_URI", "FLUX_URI", "FLUX_JOB_", "FLUX_TASK_", "FLUX_KVS_NAMESPACE",
+           "PMI_", "DOVETAIL_STATE")  # fmt: skip
 TABLE = (*KEYS, "command", "executor", "address", *LIMITS)
 FOLDERS = {  # of this package, that an instance needs on its paths
     "FLUX_MODPROBE_PATH_APPEND": "fluxed/modprobe",
@@ -166,23 +169,25 @@ def jobspec(
     }
 
 
-def mirror_jobspec(
-    asked: Asked, run: int, name: str, resources: Mapping[str, Any], environment: Mapping[str, str]
-) -> dict[str, Any]:
-    """The job that a simulation is for Flux, on `resources` that a slice holds already."""
+def environment() -> dict[str, str]:
+    """Ours, without what belongs to our own job, or to the job that the instance is."""
+    return {name: value for name, value in os.environ.items() if not name.startswith(PRIVATE)}
+
+
+def mirror_jobspec(command: str, run: int, name: str) -> dict[str, Any]:
+    """The job that a simulation is for Flux, but for its cores, which a slice holds already."""
     slot = {"type": "slot", "count": 1, "label": "task", "with": [{"type": "core", "count": 1}]}
-    command = [asked.command, "simulation", "--run", str(run), "--name", name]
+    words = [command, "simulation", "--run", str(run), "--name", name]
     return {
         "version": 1,
         "resources": [slot],
-        "tasks": [{"command": command, "slot": "task", "count": {"per_slot": 1}}],
+        "tasks": [{"command": words, "slot": "task", "count": {"per_slot": 1}}],
         "attributes": {
             "system": {
                 "duration": 0,
                 "cwd": "/",
-                "environment": dict(environment),
+                "environment": environment(),
                 "job": {"name": name},
-                "alloc-bypass": {"R": resources},
             },
             "user": {"dovetail": {"run": run, "simulation": name}},
         },

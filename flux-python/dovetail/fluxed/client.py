@@ -19,6 +19,8 @@ from dovetail.errors import BadInput, WorkFailed
 from dovetail.fluxed import asked
 
 RELAY = Path(__file__).with_name("cli") / "dovetail_cli.py"
+SUBMIT = "submit"
+"""Instead of a topic: submit a jobspec, the payload, on the cores of the job that we are in."""
 NOT_LOADED = (
     "Dovetail is not loaded in this Flux instance: start one with --dovetail, "
     "or type `flux dovetail up --dovetail=nodes=N`"

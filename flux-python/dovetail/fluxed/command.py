@@ -246,7 +246,7 @@ def do_slice(args: argparse.Namespace) -> int:
 
 
 def do_simulation(args: argparse.Namespace) -> int:
-    """Be the job of a simulation; only the broker module starts this."""
+    """Be the job of a simulation; only the agent of the control slice starts this."""
     from dovetail.fluxed import mirror
 
     return mirror.main(args.run, args.name)

@@ -39,15 +39,6 @@ class Sweep:
 
 
 @dataclass(frozen=True)
-class Mirror:
-    """Submit the job that a simulation is for Flux, on cores that the control slice holds."""
-
-    run: int
-    name: str
-    slice_job: int
-
-
-@dataclass(frozen=True)
 class Cancel:
     """Cancel the job of a slice."""
 
@@ -79,4 +70,4 @@ class Log:
     line: str
 
 
-Effect = Union[Submit, Watch, Mirror, Sweep, Cancel, Answer, Refuse, Log]
+Effect = Union[Submit, Watch, Sweep, Cancel, Answer, Refuse, Log]

@@ -132,10 +132,6 @@ class Instance:
             yield Cancel(job, "no longer wanted")
         yield from self.settle()
 
-    def mirrored(self, run: int, name: str, job: int) -> Iterator[Effect]:
-        """A simulation has a job."""
-        yield from self.tell({"mirrored": name, "of": run, "job": job})
-
     def ready(self, number: int, news: Mapping[str, Any]) -> Iterator[Effect]:
         """A slice's node is ready in Kubernetes."""
         one = self.slices.get(number)

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: LGPL-3.0-or-later
 """Simulations as Flux sees them (steps 4 to 8): each launch is a job that follows its pods. Pure.
 
-Invariants: every launch has a job, whether the module saw it or not; whoever follows a
-simulation is told its end, however that comes.
+The jobs are submitted by the control slice's agent, once for each launch. Invariant: whoever
+follows a simulation is told its end, however that comes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -20,14 +20,13 @@ CANCEL, LOST = "cancel", "dovetail"  # types of exceptions
 
 @dataclass
 class Simulation:
-    """One launch of a simulation; `code` is None until it has ended, `job` 0 if there is none."""
+    """One launch of a simulation; `code` is None until it has ended."""
 
     run: int
     name: str
     log: str
     code: int | None = None
     reason: str = ""
-    job: int = 0
     lost: bool = False  # nobody said how it ended
 
     @property
@@ -51,15 +50,18 @@ class Mirrors:
         self.all: dict[tuple[int, str], Simulation] = {}
         self.following: dict[Key, tuple[int, str]] = {}
 
-    def adopt(self, known: Iterable[Mapping[str, Any]]) -> list[Simulation]:
-        """Take over what the control slice knows; returns those that still need a job."""
-        found = [Simulation(**one) for one in known]
-        self.all.update({(one.run, one.name): one for one in found})
-        return [one for one in found if not one.job]
+    def known(self, one: Simulation) -> Iterator[Effect]:
+        """A simulation starts, perhaps again; or it did before us, and may have ended."""
+        self.all[one.run, one.name] = one
+        yield from self.answer(one)
 
-    def launched(self, run: int, name: str, log: str) -> None:
-        """A simulation starts, perhaps again."""
-        self.all[run, name] = Simulation(run, name, log)
+    def answer(self, one: Simulation) -> Iterator[Effect]:
+        """Tell those who follow a simulation, for the last time if it has ended."""
+        which = (one.run, one.name)
+        for key in [key for key, wanted in self.following.items() if wanted == which]:
+            if one.code is not None:
+                del self.following[key]
+            yield Answer(key, one.told())
 
     def ended(
         self, run: int, name: str, code: int, reason: str, *, lost: bool = False
@@ -68,9 +70,7 @@ class Mirrors:
         one = self.all.get((run, name))
         if one is not None and one.code is None:
             one.code, one.reason, one.lost = code, reason, lost
-            for key in [key for key, wanted in self.following.items() if wanted == (run, name)]:
-                del self.following[key]
-                yield Answer(key, one.told())
+            yield from self.answer(one)
 
     def end_all(self, run: int | None, reason: str) -> Iterator[Effect]:
         """A run is over, or all are (None): nothing of its simulations goes on."""

@@ -35,8 +35,9 @@ class Planned:
         tell: Callable[..., None],
         watch: Callable[[subprocess.Popen[Any], Callable[[], None]], None],
         selector: selectors.BaseSelector,
+        mirror: Callable[[int, str], None],
     ) -> None:
-        self.tell, self.watch, self.selector = tell, watch, selector
+        self.tell, self.watch, self.selector, self.mirror = tell, watch, selector, mirror
         self.all: dict[int, Run] = {}
         self.orders: dict[int, Mapping[str, Any]] = {}  # of those that wait
         self.simulations: dict[tuple[int, str], dict[str, Any]] = {}
@@ -110,6 +111,7 @@ class Planned:
                 log = Path(self.all[self.number].output) / which["name"] / "log"
                 self.simulations[key] = {**which, "log": str(log)}
                 self.tell(simulation=self.simulations[key])
+                self.mirror(*key)
             elif entry.get("type") == "Finished" and key in self.simulations:
                 self.simulations[key].update(code=entry["code"], reason=entry["reason"])
                 self.tell(simulation=self.simulations[key])
@@ -128,11 +130,6 @@ class Planned:
             with contextlib.suppress(BrokenPipeError):
                 self.running.stdin.write(f"stop {name}\n".encode())
                 self.running.stdin.flush()
-
-    def mirrored(self, number: int, name: str, job: int) -> None:
-        """A simulation has a job."""
-        if (number, name) in self.simulations:
-            self.simulations[number, name]["job"] = job
 
     def cancel(self, number: int) -> None:
         """Let the present run end, or never start one that waits."""

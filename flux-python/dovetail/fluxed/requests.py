@@ -12,10 +12,10 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from dovetail.fluxed.asked import MOST
-from dovetail.fluxed.effects import FAILED, INVALID, NOENT, Answer, Effect, Key, Mirror, Refuse
+from dovetail.fluxed.effects import FAILED, INVALID, NOENT, Answer, Effect, Key, Refuse
 from dovetail.fluxed.instance import Instance
+from dovetail.fluxed.mirrors import Simulation
 from dovetail.fluxed.runs import ENDED
-from dovetail.fluxed.slices import Slice
 from dovetail.fluxed.waiting import DOWN
 
 OVER = "its run is over"
@@ -170,7 +170,7 @@ def attach(state: Instance, key: Key, news: Payload) -> Effects:
         return
     one.agent, one.host, one.rank = key, str(news.get("host", "")), int(news["rank"])
     if number == 0:
-        yield from adopt(state, one, news)
+        yield from adopt(state, news)
     if one.state == "ending":
         yield from state.end(one)
     else:
@@ -180,11 +180,11 @@ def attach(state: Instance, key: Key, news: Payload) -> Effects:
     yield from state.settle()
 
 
-def adopt(state: Instance, control: Slice, news: Payload) -> Effects:
+def adopt(state: Instance, news: Payload) -> Effects:
     """Take over what the control slice knows, which may be more than we do."""
     state.runs.adopt(news.get("runs", ()))
-    for found in state.mirrors.adopt(news.get("simulations", ())):
-        yield Mirror(found.run, found.name, control.job)
+    for found in news.get("simulations", ()):
+        yield from state.mirrors.known(Simulation(**found))
     for run in state.runs.all.values():
         if run.state in ENDED:
             yield from state.mirrors.end_all(run.number, OVER)
@@ -237,12 +237,11 @@ def heard(state: Instance, number: int, news: Payload) -> Effects:
 
 def simulation(state: Instance, news: Payload) -> Effects:
     """A simulation was launched, or has ended."""
-    run, name, control = news["run"], news["name"], state.slices.get(0)
+    run, name = news["run"], news["name"]
     if "code" in news:
         yield from state.mirrors.ended(run, name, news["code"], news["reason"])
-    elif control is not None and control.agent is not None:  # else it is told when that attaches
-        state.mirrors.launched(run, name, news["log"])
-        yield Mirror(run, name, control.job)
+    else:
+        yield from state.mirrors.known(Simulation(run, name, news["log"]))
 
 
 REQUESTS: dict[str, Request] = {

@@ -28,8 +28,8 @@ from typing import Any
 
 from dovetail import child
 from dovetail.errors import BadInput, WorkFailed
-from dovetail.fluxed import services
-from dovetail.fluxed.client import Client
+from dovetail.fluxed import asked, services
+from dovetail.fluxed.client import SUBMIT, Client
 from dovetail.fluxed.planned import Planned, apart, end, package_environment
 from dovetail.usernetes import api, build, cluster, components, state, steward
 
@@ -55,7 +55,8 @@ class Agent:
         self.attached = self.joining = 0  # numbers of our requests
         self.node: dict[str, Any] = {}
         self.starting: subprocess.Popen[str] | None = None
-        self.planned = Planned(self.tell, self.when_ended, self.selector)
+        self.planned = Planned(self.tell, self.when_ended, self.selector, self.mirror)
+        self.mirrors: dict[int, str] = {}  # simulations, by the number of our request for a job
         self.kept: dict[str, Any] = {}  # for the module, should it be loaded anew
         self.errors = tempfile.TemporaryFile("w+")  # noqa: SIM115 (as long as we live)
         self.failed = ""
@@ -107,6 +108,8 @@ class Agent:
             self.obey(line["value"])
         elif line["id"] == self.attached and line["error"][0] == errno.ENODATA:
             self.over = True
+        elif line["id"] in self.mirrors:
+            self.mirrored(self.mirrors.pop(line["id"]), line)
         # Any other error: the module is not there (yet, or any more) and will say when it is.
 
     def tell(self, **news: object) -> None:
@@ -124,6 +127,17 @@ class Agent:
             self.joining = self.client.send(
                 "dovetail.join", {"number": self.number, "node": self.called}
             )
+
+    def mirror(self, run: int, name: str) -> None:
+        """Submit the job that a simulation is for Flux; we do, as the module may be away."""
+        if not self.over:
+            spec = asked.mirror_jobspec(sys.argv[0], run, name)
+            self.mirrors[self.client.send(SUBMIT, spec)] = name
+
+    def mirrored(self, name: str, line: Order) -> None:
+        """A simulation has a job, or goes on without."""
+        if "error" in line:
+            print(f"simulation {name} has no job: {line['error'][1]}", file=sys.stderr, flush=True)
 
     def known(self) -> dict[str, Any]:
         """What the module needs to know, anew if it was loaded anew."""
@@ -219,8 +233,6 @@ class Agent:
             self.planned.start(order["run"], self.node["kubeconfig"])
         elif "cancel" in order:
             self.planned.cancel(order["cancel"])
-        elif "mirrored" in order:
-            self.planned.mirrored(order["of"], order["mirrored"], order["job"])
         elif "stop" in order:
             self.planned.stop(order["of"], order["stop"])
         elif "url" in order:

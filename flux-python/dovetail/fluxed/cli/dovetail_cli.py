@@ -7,7 +7,8 @@ instance's configuration and environment, nowhere else.
 
 As a program (`flux python dovetail_cli.py`) it is the one client of the module's requests, for
 commands and slice agents, which need no Flux bindings then: requests are lines of JSON on
-standard input, {"id", "topic", "payload", "stream"}; on standard output are answers, as lines
+standard input, {"id", "topic", "payload", "stream"}, where the topic `submit` has a jobspec
+submitted on the cores of the job that we are in; on standard output are answers, as lines
 {"id", "value"} or {"id", "error": [number, text]}, and events: first {"event": "connected",
 "rank"}, and {"event": "loaded"} whenever the module was loaded. It ends with its input, or with
 the broker; then the module sees a disconnect.
@@ -24,6 +25,7 @@ from typing import Any
 
 import flux
 import flux.constants
+import flux.job
 from flux.cli.plugin import CLIPlugin
 
 Namespace = Any  # these four are of Flux, which has no types
@@ -35,6 +37,7 @@ sys.path.append(str(PACKAGE.parent))
 
 from dovetail.errors import BadInput  # noqa: E402
 from dovetail.fluxed import asked  # noqa: E402
+from dovetail.fluxed.client import SUBMIT  # noqa: E402
 
 KILL_TIMEOUT = "40s"  # Flux's own 5 s are too short for a slice to end well
 SILENCE = "1m"  # of the leading broker; the slices of a dead one stay for Flux's own 5 minutes
@@ -155,9 +158,31 @@ class Relay:
 
     def request(self, asked_: dict[str, Any]) -> None:
         """Send one request."""
+        if asked_["topic"] == SUBMIT:
+            self.submit(asked_)
+            return
         flags = flux.constants.FLUX_RPC_STREAMING if asked_.get("stream") else 0
         future = self.handle.rpc(asked_["topic"], asked_.get("payload", {}), nodeid=0, flags=flags)
         future.then(self.answered, asked_)
+
+    def submit(self, asked_: dict[str, Any]) -> None:
+        """Submit a job on cores that ours has."""
+        query = {"id": flux.job.JobID(os.environ["FLUX_JOB_ID"]), "keys": ["R"], "flags": 0}
+        try:
+            held = self.handle.rpc("job-info.lookup", query, nodeid=0).get()["R"]
+        except OSError as error:
+            self.say({"id": asked_["id"], "error": [error.errno, str(error)]})
+            return
+        spec = asked_["payload"]
+        spec["attributes"]["system"]["alloc-bypass"] = {"R": json.loads(held)}
+        flux.job.submit_async(self.handle, json.dumps(spec)).then(self.submitted, asked_)
+
+    def submitted(self, future: Future, asked_: dict[str, Any]) -> None:
+        """Pass on which job it is, or why there is none."""
+        try:
+            self.say({"id": asked_["id"], "value": {"job": int(future.get_id())}})
+        except OSError as error:
+            self.say({"id": asked_["id"], "error": [error.errno, str(error)]})
 
     def answered(self, future: Future, asked_: dict[str, Any]) -> None:
         """Pass an answer on."""
