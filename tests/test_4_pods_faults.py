@@ -8,10 +8,11 @@ import signal
 import socket
 import ssl
 import subprocess
+import time
 from pathlib import Path
 
 import pytest
-from dovetail import process, sweep
+from dovetail import child, process, sweep
 from dovetail.pods import wire
 from dovetail.pods.hub import Hub
 from localrun import wait_for
@@ -57,6 +58,27 @@ def test_a_pod_that_is_deleted_tells_how_its_simulation_ended(cluster):  # noqa:
     assert cluster.until(wire.Result, "sim").code == 143
     assert cluster.entries["sim", 0].wait(120) == 143
     assert not [m for _, m in cluster.heard if isinstance(m, wire.Lost)]
+
+
+@pytest.mark.parametrize("moment", ["before it is the program", "when it is forked"])
+def test_a_signal_to_a_program_that_is_about_to_start_ends_it(moment):
+    handled = signal.signal(signal.SIGTERM, lambda number, frame: None)
+    here, there = os.pipe()
+
+    def ready():
+        os.write(there, b"x")
+        time.sleep(60)
+
+    try:
+        pid = child.start(["sleep", "1000"], "/", dict(os.environ), {}, ready)
+        if moment == "before it is the program":
+            assert os.read(here, 1) == b"x"
+        os.killpg(pid, signal.SIGTERM)
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -signal.SIGTERM
+    finally:
+        signal.signal(signal.SIGTERM, handled)
+        os.close(here)
+        os.close(there)
 
 
 def test_a_simulation_goes_on_without_its_agent(cluster):  # noqa: F811

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from typing import NoReturn
 
 CANNOT_START = 127
+_ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 """Exit code of a child that could not become its program, as a shell has it."""
 
 _SET_PDEATHSIG, _SET_CHILD_SUBREAPER = 1, 36  # prctl(2)
@@ -62,12 +63,17 @@ def start(
     """Start a program as the leader of a process group; its process id.
 
     `files` has what is open in it: its number there, and ours. `ready` is called in the child.
-    What fails there is told on its standard error, and the exit code is CANNOT_START.
+    What fails there is told on its standard error, and the exit code is CANNOT_START. A signal
+    that is to end the program does so from the first, and is not taken by our own handlers.
     """
     parent = os.getpid()
-    pid = os.fork()
-    if pid == 0:
-        _become(parent, words, directory, environment, files, ready)
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING)
+    try:
+        pid = os.fork()
+        if pid == 0:
+            _become(parent, mask, words, directory, environment, files, ready)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
     with contextlib.suppress(OSError):
         os.setpgid(pid, pid)  # as in the child, whoever comes first
     return pid
@@ -75,6 +81,7 @@ def start(
 
 def _become(
     parent: int,
+    mask: set[int | signal.Signals],
     words: list[str],
     directory: str,
     environment: Mapping[str, str],
@@ -87,8 +94,10 @@ def _become(
         if os.getppid() != parent:
             os._exit(CANNOT_START)
         signal.set_wakeup_fd(-1)
-        for ignored in (signal.SIGPIPE, signal.SIGXFSZ):
-            signal.signal(ignored, signal.SIG_DFL)
+        handled = [one for one in _ENDING if callable(signal.getsignal(one))]
+        for one in (*handled, signal.SIGPIPE, signal.SIGXFSZ):
+            signal.signal(one, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         # First out of each other's way: a number may be that of another file.
         above = max([2, *files, *files.values()]) + 1
         high = {n: fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, above) for n, fd in files.items()}
