@@ -54,6 +54,12 @@ def test_a_failure_is_explained_in_one_line(case):
     assert mpirun.explain(code, output, {76: 0, 77: 1}) == reason
 
 
+def test_a_rank_that_aborted_is_named_where_its_starter_lost_the_message():
+    """Open MPI's starter sometimes prints an error of its own in the message's place."""
+    lost = "[vm:05748] [[31370,0],0] ORTE_ERROR_LOG: Out of resource in file show_help.c\n"
+    assert mpirun.explain(7, lost, {76: 0, 77: 1}, [1]).startswith("rank 1: exit code 7: ")
+
+
 @pytest.mark.parametrize("size", [1, 2, 7, 8, 9, 1000])
 def test_time_lines_are_counted_whatever_pieces_they_come_in(tmp_path, size):
     text = b"Time = 1\n Time = 2\nTime = 3\nExecutionTime = 4\n\nTime = 5\nTime = 6"

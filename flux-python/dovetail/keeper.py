@@ -25,6 +25,7 @@ import time
 
 from dovetail import child, mpirun, process, sweep
 from dovetail.cgroup import Group
+from dovetail.errors import BadInput
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -177,7 +178,7 @@ class Keeper:
         code = self._step(words, self.case, mpirun.preload(base, config["libraries"].get(mpi, "")))
         if not code:
             return 0, ""
-        return code, mpirun.explain(code, self._recent(), self._ranks())
+        return code, mpirun.explain(code, self._recent(), self._ranks(), self._aborted())
 
     def _spread(self, base: dict[str, str], words: list[str], path: str, mpi: str) -> list[str]:
         """Have the starter put the ranks into all pods of the simulation; its command line."""
@@ -283,6 +284,15 @@ class Keeper:
         pairs = {(int(p[2]), int(p[1])) for p in pages if p[0] == "rank" and len(p) == 3}
         pids = [pid for pid, _ in pairs]
         return {pid: rank for pid, rank in pairs if pids.count(pid) == 1}
+
+    def _aborted(self) -> list[int]:
+        """The simulation's own ranks that called MPI_Abort, as far as their pages can be read."""
+        from dovetail import page  # only where something failed
+
+        with contextlib.suppress(BadInput, OSError):
+            pages = page.read_pages(self.config["directory"])
+            return [one.rank for one in pages if one.state == "aborted" and one.world == 0]
+        return []
 
     def _tell(self, message: dict[str, Any]) -> None:
         with contextlib.suppress(OSError):

@@ -201,11 +201,14 @@ _LOUD = re.compile(r"error|fatal|fail|abort|exception|cannot|not found|no such|k
 _STARTER_SAYS = re.compile(r"^(-{60,})\n(?:.*\n)*?\1\n|^(={60,})\n(?:=.*\n)*\2\n", re.M)
 
 
-def explain(code: int, output: str, ranks_by_pid: Mapping[int, int]) -> str:
+def explain(
+    code: int, output: str, ranks_by_pid: Mapping[int, int], aborted: Sequence[int] = ()
+) -> str:
     """Why a command failed, in one line.
 
     `code` is its exit code, 128 more than the signal that ended it; `output` the end of what
-    it printed; `ranks_by_pid` the ranks that are known.
+    it printed; `ranks_by_pid` the ranks that are known; `aborted` those that called MPI_Abort
+    by their own pages: the starters do not always say so.
     """
     missing = re.search(r"find the specified executable[\s\S]*?Executable: +(\S+)", output)
     missing = missing or re.search(r"execvp error on file (\S+)", output)
@@ -213,14 +216,16 @@ def explain(code: int, output: str, ranks_by_pid: Mapping[int, int]) -> str:
         return f"program {missing[1]} not found"
     who = ""
     killed = re.search(r"rank (\d+) with PID \d+ .*exited on\s+signal (\d+)", output)
-    aborted = re.search(r"MPI_ABORT was invoked on rank (\d+) .*\n?.*errorcode (\d+)", output)
+    told = re.search(r"MPI_ABORT was invoked on rank (\d+) .*\n?.*errorcode (\d+)", output)
     exited = re.search(r"Process name: \[\[\d+,\d+\],(\d+)\]\s+Exit code:\s+(\d+)", output)
     hydra = re.search(r"= +PID (\d+) RUNNING AT .*\n= +EXIT CODE: (\d+)", output)
     if killed:
         return f"rank {killed[1]} killed by signal {killed[2]}"
-    found = aborted or exited
+    found = told or exited
     if found:
         who, code = f"rank {found[1]}: ", int(found[2])
+    elif aborted:
+        who = f"rank {aborted[0]}: "
     elif hydra:
         rank = ranks_by_pid.get(int(hydra[1]))
         who = "a rank" if rank is None else f"rank {rank}"
