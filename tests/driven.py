@@ -65,6 +65,17 @@ class Driver:
         self.until(lambda: len(self.of(core.Resized)) > before)
         return self.of(core.Resized)[-1].refused
 
+    def until_held_up(self, first, second, kind):
+        """Launch a simulation and another, for which there is no room beside it; what it says."""
+        one, two = self.specs(ranks_per_pod=1)
+        self.launch(one, *first)
+        self.until_started("one")
+        self.launch(two, *second)
+        told = self.until(lambda: self.of(core.Delayed, "two"))
+        assert self.site.pods("two") == [], "not even the one that would fit"
+        assert len(self.site.get(kind)["items"]) == 1
+        return told[0].why
+
     def iterations(self):
         seen = self.of(core.Sampled, "one")
         return min(seen[-1].ranks.iterations) if seen else 0

@@ -265,14 +265,7 @@ def quota(site, cpu):
 
 
 def test_all_pods_start_or_none_and_what_waits_says_why_and_can_be_stopped(driver):
-    one, two = driver.specs(ranks_per_pod=1)
-    driver.launch(one, 400, 400)
-    driver.until_started("one")
-    driver.launch(two, 100, 400)
-    told = driver.until(lambda: driver.of(core.Delayed, "two"))
-    assert "asks for 392m of CPU" in told[0].why
-    assert driver.site.pods("two") == [], "not even the one that would fit"
-    assert len(driver.site.get("jobs")["items"]) == 1
+    assert "asks for 392m of CPU" in driver.until_held_up((400, 400), (100, 400), "jobs")
     driver.executor.stop("two", "enough")
     (end,) = driver.until(lambda: driver.of(core.Finished, "two"))
     assert (end.code, end.reason) == (143, "stopped: enough")

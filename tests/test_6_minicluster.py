@@ -40,14 +40,8 @@ def test_each_pod_is_born_with_its_own_request_and_resized_without_a_restart(dri
 
 
 def test_all_pods_start_or_none_and_what_does_not_fit_waits(driver):
-    one, two = driver.specs(ranks_per_pod=1)
-    driver.launch(one, 350, 350)
-    driver.until_started("one")
-    driver.launch(two, 100, 250)
-    told = driver.until(lambda: driver.of(core.Delayed, "two"))
-    assert "of CPU, and at most" in told[0].why
-    assert driver.site.pods("two") == [], "not even the one that would fit"
-    assert len(driver.site.get("miniclusters")["items"]) == 1
+    why = driver.until_held_up((350, 350), (100, 250), "miniclusters")
+    assert "of CPU, and at most" in why
     driver.executor.stop("one", "enough")
     driver.until_started("two")
     (end,) = driver.of(core.Finished, "one")
