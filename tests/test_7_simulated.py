@@ -185,6 +185,18 @@ def test_every_simulation_is_accounted_for_when(what, faults, expected):
         assert bool(view.reason) == (view.state != "done")
 
 
+@pytest.mark.parametrize("seconds", [0.5, 2.0, 10.0])
+def test_while_no_node_is_ready_nothing_is_decided_and_what_runs_goes_on(seconds):
+    """As where the only node's kubelet was killed, or does not answer for a while."""
+    away = [Fault(8.0, "away", "", seconds)]
+    result = run_simulated(specs("a", 4, (1, 3)), {"a": IMBALANCED}, TWO_CORES, faults=away)
+    assert states(result) == ["done"] * 4
+    assert [n for t, n in result.running if t < 8.0][-1] == 2, "two were packed"
+    meanwhile = [a for t, a in result.actions if 8.0 < t < 8.0 + seconds]
+    assert [a for a in meanwhile if not isinstance(a, core.Note)] == []
+    assert result.controller.status().restarts == 0
+
+
 def test_a_lost_node_costs_a_restart_and_no_simulation():
     nodes = [Node("n0", 2000, 8 * GIB), Node("n1", 2000, 8 * GIB)]
     result = run_simulated(

@@ -230,6 +230,8 @@ class Controller:
             return
         watching.guard(state)
         self._short_of_capacity()
+        if state.capacity.cpu <= 0:
+            return  # nothing to share out, and nothing to measure by; what runs goes on
         profiling.profile(state)
         watching.follow(state)
         judging.judge(state)

@@ -265,6 +265,12 @@ class Simulated:
             self._delay_until = (float("inf"), fault.seconds)
         elif fault.kind == "clock":
             self.offset += fault.seconds
+        elif fault.kind == "away":
+            offers = self.capacity() if fault.name == "over" else Capacity(())
+            self._events.append(core.CapacityChanged(self.now, offers))
+            if not fault.name:
+                end = Fault(fault.t + fault.seconds, "away", "over")
+                self._faults = sorted([*self._faults, end], key=lambda fault: fault.t)
         elif fault.kind == "node":
             self._lose([node.name for node in self._nodes].index(fault.name))
         elif sim is not None and fault.kind == "death":

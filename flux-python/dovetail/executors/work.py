@@ -41,8 +41,8 @@ class Fault:
     """Something that goes wrong at run time `t`.
 
     `kind`: death (a rank of `name` is killed), stall (`name` stops iterating), refuse (resizes
-    are refused for `seconds`), delay (they take `seconds`), node (`name` is lost), clock (the
-    run's clock jumps by `seconds`), fail (`name` exits 1).
+    are refused for `seconds`), delay (they take `seconds`), node (`name` is lost), away (no node
+    is ready for `seconds`), clock (the run's clock jumps by `seconds`), fail (`name` exits 1).
     """
 
     t: float
