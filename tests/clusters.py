@@ -7,6 +7,7 @@ As root two users are tried, root and one that exists only here; as a user only 
 from __future__ import annotations
 
 import contextlib
+import glob
 import json
 import os
 import shutil
@@ -26,7 +27,6 @@ SETUP = TOP / "usernetes-setup"
 # Users that nobody has, another two for each run of the tests.
 USER, STRANGER = 200_000 + os.getpid(), 10_000_000 + os.getpid()
 LIMIT = 120  # seconds that anything may take on a slow machine under load
-DOWN = 10  # seconds in which `down` has ended everything, or says what it could not
 ROOT = os.getuid() == 0
 COMPONENTS = ("etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler",
               "containerd", "kubelet", "steward")  # fmt: skip
@@ -73,7 +73,7 @@ class Machine:
     def note(self):
         """Remember the nodes and network namespaces that there are now: by them what is left is
         looked for."""
-        for path in (self.folder / "s").glob("*/nodes/127.*"):
+        for path in map(Path, glob.glob(f"{self.folder}/s/*/nodes/127.*")):  # some may just go
             self.nodes.add(path.name)
             with contextlib.suppress(OSError, ValueError):
                 for pid in cgroups.processes(json.loads((path / "node.json").read_text())["group"]):
@@ -91,8 +91,7 @@ class Machine:
     def verb(self, verb, *words, code=0):
         self.note()
         done = subprocess.run(self.words(verb, *words), env=self.environment,
-                              capture_output=True, text=True,
-                              timeout=DOWN if verb == "down" else LIMIT)  # fmt: skip
+                              capture_output=True, text=True, timeout=LIMIT)  # fmt: skip
         self.note()
         assert done.returncode == code, (verb, done.stdout, done.stderr)
         return done
@@ -114,7 +113,7 @@ class Machine:
         found = []
         for folder in Path("/proc").glob("[0-9]*"):
             with contextlib.suppress(OSError):
-                line = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+                line = (folder / "cmdline").read_bytes().decode(errors="replace").replace("\0", " ")
                 program = line.split(" ")[0].rsplit("/", 1)[-1]
                 here = program == name or (name == "steward" and "usernetes.steward" in line)
                 if here and f"/{made['cluster']}/" in line and str(self.folder) in line:
@@ -158,9 +157,15 @@ class Machine:
 
     def close(self):
         self.verb("down", "--all")
+        self.nothing_left()
         if self.uid != os.getuid():
             subprocess.run([SETUP / "delegate", str(self.uid), "--remove"], check=True)
         shutil.rmtree(self.folder)
+
+
+def below(folder):
+    """All files below a folder, of which some may just go."""
+    return [Path(top, name) for top, _, names in os.walk(folder) for name in names]
 
 
 def links(folder, names):

@@ -132,7 +132,7 @@ def test_the_commands_for_one_machine_work_in_the_order_of_the_guide(reader):
 
     reader.type(*of("How it ends"))
     assert eventually(lambda: not reader.left()), reader.left()
-    reader.machine.nothing_left(limit=1)
+    reader.machine.nothing_left(limit=10)
 
 
 @pytest.mark.kube

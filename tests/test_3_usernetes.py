@@ -88,6 +88,18 @@ def test_two_verbs_do_not_change_one_cluster_at_once():
         pass
 
 
+def test_what_a_killed_verb_left_is_removed_and_nothing_is_made_for_that(private_state):
+    state.wait_unlocked("one")
+    assert not (private_state / "state").exists()
+    (state.root() / "one.lock").touch()
+    state.wait_unlocked("one")
+    assert not (private_state / "state").exists()
+    state.cluster_folder("one").mkdir()
+    (state.root() / "one.lock").touch()
+    state.wait_unlocked("one")
+    assert (state.root() / "one.lock").exists(), "it goes with its cluster"
+
+
 def test_a_damaged_record_is_not_a_node():
     folder = state.cluster_folder("c") / "nodes/n"
     folder.mkdir(parents=True)

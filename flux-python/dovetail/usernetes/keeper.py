@@ -26,7 +26,14 @@ from pathlib import Path
 
 from dovetail import child, process, sweep
 from dovetail.usernetes import bridge, cgroups, components, linux, pki, supervisor
-from dovetail.usernetes.state import Node, cluster_folder, discard, locked, root, write_private
+from dovetail.usernetes.state import (
+    Node,
+    cluster_folder,
+    discard,
+    root,
+    wait_unlocked,
+    write_private,
+)  # fmt: skip
 
 REMOVAL = 8.0  # seconds for everything to be gone
 
@@ -165,8 +172,7 @@ def tidy(cluster: str) -> None:
     """
     if os.fork() == 0:
         os.closerange(3, 4096)  # above all the leases
-        with locked(cluster, wait=True):
-            pass
+        wait_unlocked(cluster)
         os._exit(0)
 
 

@@ -80,12 +80,19 @@ class Node:
         write_private(self.folder / "node.json", json.dumps(asdict(self), indent=1))
 
 
+def _place() -> Path:
+    """Where the folder of all of this user's clusters is, if it exists."""
+    return Path(os.environ.get("DOVETAIL_STATE", f"/tmp/dovetail-kube-{os.getuid()}"))
+
+
 def root() -> Path:
     """The folder of all of this user's clusters, made if missing; refused if others can get in."""
-    wanted = Path(os.environ.get("DOVETAIL_STATE", f"/tmp/dovetail-kube-{os.getuid()}"))
-    with contextlib.suppress(FileExistsError):
-        wanted.mkdir(mode=0o700, parents=True)
-    found = wanted.lstat()
+    wanted, found = _place(), None
+    while found is None:
+        with contextlib.suppress(FileExistsError):
+            wanted.mkdir(mode=0o700, parents=True)
+        with contextlib.suppress(FileNotFoundError):  # a verb's end removed it in between
+            found = wanted.lstat()
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
         raise BadInput(
             f"{wanted}: must be a directory of yours that nobody else can open (mode 0700); "
@@ -123,11 +130,11 @@ def clusters() -> list[str]:
 
 
 @contextlib.contextmanager
-def locked(cluster: str, *, wait: bool = False) -> Iterator[None]:
+def locked(cluster: str) -> Iterator[None]:
     """One verb at a time changes a cluster; the lock dies with its holder.
 
     What is empty at the end is removed: the lock's file with the cluster, and the root with the
-    last cluster. Raises WorkFailed if another verb holds the lock, unless told to `wait`.
+    last cluster. Raises WorkFailed if another verb holds the lock.
     """
     while True:
         path = root() / f"{checked_name(cluster, 'cluster', 20)}.lock"
@@ -136,7 +143,7 @@ def locked(cluster: str, *, wait: bool = False) -> Iterator[None]:
         except FileNotFoundError:
             continue  # a node's end removed the root between our two steps
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             os.close(descriptor)
             raise WorkFailed(
@@ -149,11 +156,32 @@ def locked(cluster: str, *, wait: bool = False) -> Iterator[None]:
     try:
         yield
     finally:
-        if not cluster_folder(cluster).exists():
-            path.unlink(missing_ok=True)
+        _release(path, descriptor)
+
+
+def wait_unlocked(cluster: str) -> None:
+    """Wait for the verb that has the lock, and remove what is empty if it was killed.
+
+    Makes nothing, not even for a moment: whoever comes after the verb may count on its clean-up.
+    """
+    path = _place() / f"{cluster}.lock"
+    with contextlib.suppress(FileNotFoundError):
+        descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        with contextlib.suppress(FileNotFoundError):
+            if os.fstat(descriptor).st_ino == path.stat().st_ino:
+                _release(path, descriptor)
+                return
         os.close(descriptor)
-        with contextlib.suppress(OSError):
-            path.parent.rmdir()
+
+
+def _release(path: Path, descriptor: int) -> None:
+    """Give a cluster's lock back, with what is empty."""
+    if not path.with_suffix("").exists():
+        path.unlink(missing_ok=True)
+    os.close(descriptor)
+    with contextlib.suppress(OSError):
+        path.parent.rmdir()
 
 
 def discard(node: Node) -> None:

@@ -24,7 +24,7 @@ from pathlib import Path
 from dovetail import child, sweep
 from dovetail.errors import BadInput
 from dovetail.usernetes import api, bridge, build, cgroups, components, linux, runtime, steward
-from dovetail.usernetes.state import Node, cluster_folder, discard, locked
+from dovetail.usernetes.state import Node, cluster_folder, discard, wait_unlocked
 
 TICK = 0.05  # seconds between looks at what a component waits for, while any waits
 STEADY = 20.0  # seconds after which a start counts as a success
@@ -183,8 +183,7 @@ def remove_all(node: Node) -> None:
     sweep.sweep()  # of simulations whose pods were just killed
     if not left:  # else `down` can try again, by the node's record
         discard(node)
-    with locked(node.cluster, wait=True):
-        pass  # which removes its file
+    wait_unlocked(node.cluster)
 
 
 def serve(
