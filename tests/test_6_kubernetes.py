@@ -42,8 +42,12 @@ def test_each_pod_is_born_with_its_own_request_and_resized_without_a_restart(dri
     spec, _ = driver.specs(ranks_per_pod=1)
     driver.launch(spec, 150, 450)
     driver.until_started("one")
-    light, heavy = driver.weights("one")
-    assert heavy / light == pytest.approx(3, rel=0.05)
+
+    def apart():  # a pod that the policy came too late for is corrected
+        light, heavy = driver.weights("one")
+        return heavy / light == pytest.approx(3, rel=0.05) and (light, heavy)
+
+    light, heavy = driver.until(apart)
     before = driver.identities("one")
     assert driver.resize(one=shares(450, 150)) == ""
     driver.until(lambda: driver.weights("one") == [heavy, light])
@@ -52,9 +56,13 @@ def test_each_pod_is_born_with_its_own_request_and_resized_without_a_restart(dri
     assert {one["status"]["qosClass"] for one in pods} == {"Burstable"}
     for one in pods:
         driver.until(lambda: made_anew(driver.site, one) == placement.asked(one)[0])  # noqa: B023
-    rows = driver.until(lambda: status(driver.out, [heavy, light]))
-    for row in rows:
-        assert row["real"] == pytest.approx(row["wanted"], abs=0.01)
+
+    def as_wanted():  # the node's answer may come before what was asked for is noted
+        rows = status(driver.out, [heavy, light]) or []
+        near = [row["real"] == pytest.approx(row["wanted"], abs=0.01) for row in rows]
+        return all(near) and rows
+
+    rows = driver.until(as_wanted)
     shown = cli("status", str(driver.out)).splitlines()
     for row in rows:
         cells = ["one", driver.site.made["node"], f"{row['cpu']}m", f"cpu.shares {row['value']}"]
@@ -288,14 +296,29 @@ def test_an_image_that_is_missing_fails_the_simulation_with_its_name(driver, mon
     assert end.reason.startswith("image localhost/dovetail/none:1 is not on node")
 
 
-def test_a_pod_that_is_deleted_ends_its_simulation_alone(driver):
+@pytest.fixture
+def proxy(site):
+    """The way of the executor to the API; a fake, see there."""
+    made = Proxy(site.kubeconfig)
+    real, site.kubeconfig = site.kubeconfig, made.kubeconfig(site.folder / "proxy")
+    yield made
+    site.kubeconfig = real
+    made.gate.set()
+    made.shutdown()
+    made.server_close()
+
+
+@pytest.mark.parametrize("deaf", [False, True], ids=["its watch tells", "its ranks tell first"])
+def test_a_pod_that_is_deleted_ends_its_simulation_alone(proxy, driver, deaf):
     one, two = driver.specs()
     for spec in (one, two):
         driver.launch(spec, 100, 100)
         driver.until_started(spec.name)
     (victim,) = driver.site.pods("one")
+    proxy.deaf = deaf
     driver.site.kubectl("delete", "pod", victim["metadata"]["name"], "--wait=false")
     (end,) = driver.until(lambda: driver.of(core.Finished, "one"))
+    proxy.deaf = False
     assert end.reason.startswith("pod lost")
     assert driver.of(core.Finished, "two") == []
     wanted = [found.split("-")[0] for found in driver.site.left() if found.startswith("request")]
@@ -308,18 +331,6 @@ def test_a_second_controller_is_refused(driver):
     spec, _ = driver.specs()
     driver.launch(spec, 100, 100)
     driver.until_started("one")
-
-
-@pytest.fixture
-def proxy(site):
-    """The way of the executor to the API; a fake, see there."""
-    made = Proxy(site.kubeconfig)
-    real, site.kubeconfig = site.kubeconfig, made.kubeconfig(site.folder / "proxy")
-    yield made
-    site.kubeconfig = real
-    made.gate.set()
-    made.shutdown()
-    made.server_close()
 
 
 def test_the_controller_waits_for_no_answer_of_the_api(proxy, driver, monkeypatch):
@@ -340,7 +351,7 @@ def test_the_controller_waits_for_no_answer_of_the_api(proxy, driver, monkeypatc
         driver.launch(two, 100, 100)
         driver.until(lambda: proxy.held > 0)
         driver.executor.stop("two", "enough")
-        driver.until(lambda: True)
+        driver.look()
     finally:
         proxy.gate.set()
     driver.until(lambda: driver.of(core.Finished, "two"))

@@ -223,10 +223,13 @@ class KubernetesExecutor:
             self._life.lose(job, f"rank group {message.group} on {node} ended without a result")
 
     def _believe(self, job: Launched) -> None:
-        """Take what the ranks said of their end; if they failed without a node, that is why."""
+        """Take what the ranks said of their end; a lost node or pod is why they failed."""
         away = set(map(launched.node_of, job.pods.values())) - self._hub.nodes()
-        if job.doubted and job.doubted.code and away and not job.stopped:
+        failed = job.doubted and job.doubted.code and not job.stopped
+        if failed and away:
             job.deadline = job.deadline or time.monotonic() + _DOUBT
+        elif failed and job.phase == "running" and not job.checked:
+            self._life.check(job)
         elif job.doubted:
             job.result = job.result or job.doubted
             self._life.leave(job)

@@ -38,7 +38,8 @@ class Launched:
     `phase` is waiting (for room), creating, gathering (until all pods are connected), running,
     or leaving (until the last pod has gone). `cpu` is what each group shall ask for, millicores;
     `sizes` how many ranks it has; `pods` are by group. `deadline` ends the phase, 0 for none.
-    `doubted` is a failure that the loss of a node may explain, until it is known what that node is.
+    `doubted` is a failure that the loss of a node or a pod may explain, until that is known;
+    `checked` whether its pods were asked for since.
     """
 
     spec: core.Spec
@@ -53,6 +54,7 @@ class Launched:
     stopped: str = ""
     result: Result | None = None
     doubted: Result | None = None
+    checked: bool = False
     again: bool = False
     retry_at: float = 0.0
     deadline: float = 0.0
@@ -174,9 +176,14 @@ def over(pod: Object) -> bool:
     return pod.get("status", {}).get("phase") in ("Succeeded", "Failed")
 
 
+def deleted(pod: Object) -> bool:
+    """Whether somebody has deleted a pod; it may still be there."""
+    return bool(pod["metadata"].get("deletionTimestamp"))
+
+
 def ending(pod: Object) -> bool:
     """Whether a pod has ended or is about to."""
-    return over(pod) or bool(pod["metadata"].get("deletionTimestamp"))
+    return over(pod) or deleted(pod)
 
 
 def hopeless(pod: Object) -> str:

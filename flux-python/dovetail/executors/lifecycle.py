@@ -185,7 +185,7 @@ class Lifecycle:
             return
         new = group not in job.pods
         job.pods[group] = pod
-        if pod["metadata"].get("deletionTimestamp") and self._expected(job):
+        if launched.deleted(pod) and self._expected(job):
             return self.lose(job, f"pod {name} is deleted: {launched.ended_by(pod)}")
         if launched.over(pod):
             self._resizes.gone(name)
@@ -343,6 +343,20 @@ class Lifecycle:
         job.asking = True
         label = f"{manifests.KEY}={job.key},{manifests.RUN}={self._session.run}"
         self._calls.submit(lambda: self._api.get(path("Pod"), labelSelector=label)["items"], then)
+
+    def check(self, job: Launched) -> None:
+        """Find out whether pods are deleted, of which the watch may not have told yet."""
+
+        def done(found: Any) -> None:  # noqa: ANN401
+            job.asking, job.checked = False, True
+            if isinstance(found, Exception):
+                return
+            there = {launched.group_of(pod) for pod in found if not launched.deleted(pod)}
+            for group in set(job.pods) - there:
+                self.pod(job, "DELETED", job.pods[group])
+
+        if not job.asking:
+            self._list(job, done)
 
     def _confirmed(self, job: Launched, found: Any) -> None:  # noqa: ANN401
         job.asking = False
