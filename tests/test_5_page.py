@@ -101,7 +101,7 @@ def test_a_call_that_has_been_left_is_over(enter, state):
 
 REFUSED = {
     "another file's first bytes": (good(magic=b"\x7fELF\2\1\1\0"), "not a page"),
-    "an empty file": (b"", "not a page"),
+    "an empty file": (b"", "not filled in yet"),
     "a foreign version": (good(version=2), "version 2, this program reads 1"),
     "a foreign size": (good(size=4096), "4096"),
     "a page cut short": (good()[:-1], "12799 bytes"),
@@ -138,6 +138,7 @@ def test_is_refused_with_a_reason(case, tmp_path):
 
 def test_a_page_not_yet_filled_in_is_left_out(tmp_path):
     (tmp_path / "rank.0.10").write_bytes(bytes(page.SIZE))
+    (tmp_path / "rank.2.12").touch()
     (tmp_path / "rank.1.11").write_bytes(good())
     (tmp_path / "control").write_bytes(b"not a page")
     assert [one.rank for one in page.read_pages(tmp_path)] == [1]

@@ -251,7 +251,7 @@ def _parse(data: bytes) -> RankPage:
 
 
 def _head(data: bytes) -> _Head:
-    if len(data) == SIZE and data[:8] == bytes(8):
+    if len(data) in (0, SIZE) and not any(data[:8]):  # just made, or just sized
         raise NotYet("is not filled in yet")
     if data[:8] != MAGIC:
         raise PageError("is not a page of a rank")
