@@ -40,6 +40,7 @@ from dovetail.usernetes import (
 from dovetail.usernetes.state import Node
 
 Say = Callable[[str], None]
+SERVING = "kubelet/pki/kubelet-server-current.pem"  # a worker's, once the control plane signed it
 MADE_LATER = (
     "/readyz",  # the built-in roles among others
     f"{steward.ACCOUNTS}/default",  # no pod can be made without it
@@ -182,13 +183,18 @@ def last_words(node: Node) -> str:
     return "".join(found)
 
 
-def is_ready(node: Node) -> bool:
-    """Whether the API says that the node is ready; False while it cannot be asked."""
+def is_ready(node: Node, patience: float = 2.0) -> bool:
+    """Whether the API says that the node is ready; False while it cannot be asked.
+
+    `patience` is for each answer, seconds.
+    """
     with contextlib.suppress(OSError, api.Refused, http.client.HTTPException, BadInput):
         who = client(node.cluster) if node.control else kubelet_client(node)
-        found = who.call("GET", f"{steward.NODES}/{node.name}", timeout=2.0)
+        found = who.call("GET", f"{steward.NODES}/{node.name}", timeout=patience)
         for path in MADE_LATER if node.control else ():
-            who.call("GET", path, timeout=2.0)
+            who.call("GET", path, timeout=patience)
+        if not node.control and not (node.folder / SERVING).exists():
+            return False  # logs and exec would be refused
         return api.condition(found, "Ready") == "True"
     return False
 
@@ -241,7 +247,7 @@ def status(name: str) -> list[dict[str, Any]]:
                 {"cluster": cluster, "node": "", "ready": False, "state": "no such cluster"}
             )
         for node in nodes:
-            ready = node.alive() and is_ready(node)
+            ready = node.alive() and is_ready(node, 10.0)
             word = "ready" if ready else "not ready" if node.alive() else "dead"
             found.append({**described(node), "ready": ready, "state": word, "owner": node.owner})
     return found
