@@ -69,6 +69,7 @@ def test_a_start_that_ends_before_anything_was_submitted_says_so():
     play.do(play.state.late())
     [(_, why)] = play.told("gate")
     assert why.endswith("s: no slice was submitted yet")
+    assert play.begin().submits() == [], "nor is any later"
 
 
 def test_the_time_to_come_up_is_no_matter_once_it_was_up():
@@ -169,8 +170,6 @@ def test_a_simulation_is_a_job_that_is_told_its_end():
     play.ask("tell", "t", number=0, simulation={"run": 1, "name": "sim", "log": "o/sim/log"})
     play.ask("follow", "g", run=1, name="sim")
     assert play.told("f") == play.told("g") == [{"log": "o/sim/log"}]
-    play.ask("stop", "s", run=1, name="sim")
-    assert {"stop": "sim", "of": 1} in play.told("agent0")
     ended = {"run": 1, "name": "sim", "log": "o/sim/log", "code": 3, "reason": "bad"}
     play.ask("tell", "t", number=0, simulation=ended)
     [_, told] = play.told("f")

@@ -28,7 +28,7 @@ def test_after_a_reload_the_agents_tell_what_there_is():
 
 
 def test_runs_that_wait_are_there_after_a_reload_with_their_numbers():
-    play = Play(1).begin({0: 7}).ask("stop", "wrong", run="no number", name="sim")
+    play = Play(1).begin({0: 7}).ask("resize", "wrong", nodes="no number")
     play.ask("wait", "w").ask("submit", "s", plan="p", output="o", cwd="/")
     assert play.told("w") == play.told("s") == [], "nobody knows yet what runs there are"
     run = {"plan": "p", "output": "o", "cwd": "/"}

@@ -80,8 +80,8 @@ class Instance:
         self.begun = True
         self.slices = {number: Slice(number, job) for number, job in adopted.items()}
         self.last = max(adopted, default=0)
-        if self.ending:  # already, before we knew what there is
-            yield from self.end_slices(DOWN)
+        if self.ending or self.failure:  # already, before we knew what there is
+            yield from self.end_slices(self.failure or DOWN)
         elif 0 in adopted:
             yield from self.watch(self.slices[0])  # its agent tells the rest
         elif adopted:

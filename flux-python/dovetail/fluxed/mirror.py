@@ -2,8 +2,8 @@
 """The job that a simulation is for Flux (steps 4 to 8): `flux dovetail simulation`.
 
 Inputs: its run and name. Outputs: the simulation's output and exit code, and an exception of the
-job where that is not how its program ended. It lives exactly as long as the simulation's pods,
-and when it is cancelled, it has the simulation stopped.
+job where that is not how its program ended. It lives as long as the simulation's pods, also when
+it is cancelled: then the control slice's agent has the simulation stopped.
 """
 
 from __future__ import annotations
@@ -29,6 +29,9 @@ class Mirror:
 
     def __init__(self, run: int, name: str) -> None:
         self.which = {"run": run, "name": name}
+        self.wake = child.signal_pipe()
+        signal.signal(signal.SIGTERM, self.stop)
+        signal.signal(signal.SIGINT, self.stop)
         self.client = Client()
         self.selector = selectors.DefaultSelector()
         self.log: Tail | None = None
@@ -38,9 +41,7 @@ class Mirror:
 
     def live(self) -> int:
         """Until the simulation has ended; returns its exit code."""
-        wake = child.signal_pipe()
-        signal.signal(signal.SIGTERM, self.stop)
-        signal.signal(signal.SIGINT, self.stop)
+        wake = self.wake
         self.selector.register(wake, selectors.EVENT_READ, lambda: os.read(wake, 4096) and None)
         relay = self.client.process.stdout
         assert relay is not None
@@ -62,14 +63,7 @@ class Mirror:
 
     def stop(self, *_: object) -> None:
         """The job is cancelled; the simulation's end is waited for."""
-        if not self.stopping:
-            self.stopping = True
-            self.ask("dovetail.stop")
-
-    def ask(self, topic: str, *, stream: bool = False) -> None:
-        """Ask the module, if there is one; it says when it is loaded anew."""
-        with contextlib.suppress(WorkFailed):
-            self.client.send(topic, self.which, stream=stream)
+        self.stopping = True
 
     def heard(self) -> None:
         """Lines from the module."""
@@ -81,9 +75,8 @@ class Mirror:
         for line in map(json.loads, lines):
             value = line.get("value", {})
             if "event" in line:  # the module was loaded, perhaps anew
-                self.ask("dovetail.follow", stream=True)
-                if self.stopping:
-                    self.ask("dovetail.stop")
+                with contextlib.suppress(WorkFailed):
+                    self.client.send("dovetail.follow", self.which, stream=True)
             elif "code" in value:
                 self.end = value
             if "log" in value:

@@ -35,7 +35,7 @@ class Planned:
         tell: Callable[..., None],
         watch: Callable[[subprocess.Popen[Any], Callable[[], None]], None],
         selector: selectors.BaseSelector,
-        mirror: Callable[[int, str], None],
+        mirror: Callable[[dict[str, Any]], None],
     ) -> None:
         self.tell, self.watch, self.selector, self.mirror = tell, watch, selector, mirror
         self.all: dict[int, Run] = {}
@@ -111,7 +111,7 @@ class Planned:
                 log = Path(self.all[self.number].output) / which["name"] / "log"
                 self.simulations[key] = {**which, "log": str(log)}
                 self.tell(simulation=self.simulations[key])
-                self.mirror(*key)
+                self.mirror(self.simulations[key])
             elif entry.get("type") == "Finished" and key in self.simulations:
                 self.simulations[key].update(code=entry["code"], reason=entry["reason"])
                 self.tell(simulation=self.simulations[key])
@@ -124,12 +124,15 @@ class Planned:
             self.events.close()
             self.events = None
 
-    def stop(self, number: int, name: str) -> None:
-        """Let one simulation of the present run end."""
-        if self.running is not None and self.running.stdin is not None and number == self.number:
-            with contextlib.suppress(BrokenPipeError):
-                self.running.stdin.write(f"stop {name}\n".encode())
-                self.running.stdin.flush()
+    def stop(self, launch: Mapping[str, Any]) -> None:
+        """Let one simulation of the present run end, but not a later launch of it."""
+        latest = self.simulations[launch["run"], launch["name"]] is launch
+        if self.running is None or launch["run"] != self.number or not latest or "code" in launch:
+            return
+        assert self.running.stdin is not None
+        with contextlib.suppress(BrokenPipeError):
+            self.running.stdin.write(f"stop {launch['name']}\n".encode())
+            self.running.stdin.flush()
 
     def cancel(self, number: int) -> None:
         """Let the present run end, or never start one that waits."""

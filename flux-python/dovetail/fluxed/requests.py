@@ -143,13 +143,6 @@ def follow(state: Instance, key: Key, asked: Payload) -> Effects:
     yield from state.mirrors.follow(key, int(asked["run"]), str(asked["name"]))
 
 
-@informed
-def stop(state: Instance, key: Key, asked: Payload) -> Effects:
-    """End one simulation; its run goes on."""
-    yield from state.tell({"stop": str(asked["name"]), "of": int(asked["run"])})
-    yield Answer(key, {})
-
-
 def wait_down(state: Instance, key: Key, asked: Payload) -> Effects:
     """Answered when nothing of one slice is left on its machine."""
     one = state.slices.get(int(asked["slice"]))
@@ -255,7 +248,6 @@ REQUESTS: dict[str, Request] = {
     "url": url,
     "down": down,
     "wait-down": wait_down,
-    "stop": stop,
     "join": join,
     "tell": tell,
 }

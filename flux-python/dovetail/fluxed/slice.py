@@ -23,6 +23,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping
+from http.client import HTTPException
 from pathlib import Path
 from typing import Any
 
@@ -52,11 +53,12 @@ class Agent:
         self.selector = selectors.DefaultSelector()
         self.rest = b""
         self.rank = -1
-        self.attached = self.joining = 0  # numbers of our requests
+        self.attached: set[int] = set()  # numbers of our requests, of which all but one are refused
+        self.joining = 0
         self.node: dict[str, Any] = {}
         self.starting: subprocess.Popen[str] | None = None
         self.planned = Planned(self.tell, self.when_ended, self.selector, self.mirror)
-        self.mirrors: dict[int, str] = {}  # simulations, by the number of our request for a job
+        self.mirrors: dict[int, dict[str, Any]] = {}  # launches, by our request for their job
         self.kept: dict[str, Any] = {}  # for the module, should it be loaded anew
         self.errors = tempfile.TemporaryFile("w+")  # noqa: SIM115 (as long as we live)
         self.failed = ""
@@ -104,12 +106,12 @@ class Agent:
             self.attach()
         elif line["id"] == self.joining:
             self.join(line)
-        elif line["id"] == self.attached and "value" in line:
+        elif line["id"] in self.attached and "value" in line:
             self.obey(line["value"])
-        elif line["id"] == self.attached and line["error"][0] == errno.ENODATA:
+        elif line["id"] in self.attached and line["error"][0] == errno.ENODATA:
             self.over = True
         elif line["id"] in self.mirrors:
-            self.mirrored(self.mirrors.pop(line["id"]), line)
+            self.mirrored(line)
         # Any other error: the module is not there (yet, or any more) and will say when it is.
 
     def tell(self, **news: object) -> None:
@@ -122,22 +124,26 @@ class Agent:
         known = {**host, **self.known(), "kept": self.kept}
         known["runs"] = [run.plain() for run in self.planned.all.values()]
         known["simulations"] = list(self.planned.simulations.values())
-        self.attached = self.client.send("dovetail.attach", known, stream=True)
+        self.attached.add(self.client.send("dovetail.attach", known, stream=True))
         if not self.node and self.number and self.starting is None:
             self.joining = self.client.send(
                 "dovetail.join", {"number": self.number, "node": self.called}
             )
 
-    def mirror(self, run: int, name: str) -> None:
+    def mirror(self, launch: dict[str, Any]) -> None:
         """Submit the job that a simulation is for Flux; we do, as the module may be away."""
         if not self.over:
-            spec = asked.mirror_jobspec(sys.argv[0], run, name)
-            self.mirrors[self.client.send(SUBMIT, spec)] = name
+            spec = asked.mirror_jobspec(sys.argv[0], launch["run"], launch["name"])
+            self.mirrors[self.client.send(SUBMIT, spec)] = launch
 
-    def mirrored(self, name: str, line: Order) -> None:
-        """A simulation has a job, or goes on without."""
+    def mirrored(self, line: Order) -> None:
+        """A simulation has a job, or goes on without; or that was cancelled."""
+        launch = self.mirrors[line["id"]]
         if "error" in line:
-            print(f"simulation {name} has no job: {line['error'][1]}", file=sys.stderr, flush=True)
+            why = line["error"][1]
+            print(f"simulation {launch['name']} has no job: {why}", file=sys.stderr, flush=True)
+        elif "cancelled" in line["value"]:
+            self.planned.stop(launch)
 
     def known(self) -> dict[str, Any]:
         """What the module needs to know, anew if it was loaded anew."""
@@ -222,7 +228,7 @@ class Agent:
         elif "invite" in order:
             self.invite(order["invite"], order["node"])
         elif "forget" in order:
-            with contextlib.suppress(OSError, api.Refused, BadInput):
+            with contextlib.suppress(OSError, HTTPException, api.Refused, BadInput):
                 self.admin().call("DELETE", f"{steward.NODES}/{order['forget']}")
             self.tell(forgotten=order["forget"])
         elif "keep" in order:
@@ -233,8 +239,6 @@ class Agent:
             self.planned.start(order["run"], self.node["kubeconfig"])
         elif "cancel" in order:
             self.planned.cancel(order["cancel"])
-        elif "stop" in order:
-            self.planned.stop(order["of"], order["stop"])
         elif "url" in order:
             found = order["url"]
             self.answer(order["question"], lambda: {"url": services.url(self.admin(), found)})

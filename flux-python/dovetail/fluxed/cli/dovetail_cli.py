@@ -8,10 +8,10 @@ instance's configuration and environment, nowhere else.
 As a program (`flux python dovetail_cli.py`) it is the one client of the module's requests, for
 commands and slice agents, which need no Flux bindings then: requests are lines of JSON on
 standard input, {"id", "topic", "payload", "stream"}, where the topic `submit` has a jobspec
-submitted on the cores of the job that we are in; on standard output are answers, as lines
-{"id", "value"} or {"id", "error": [number, text]}, and events: first {"event": "connected",
-"rank"}, and {"event": "loaded"} whenever the module was loaded. It ends with its input, or with
-the broker; then the module sees a disconnect.
+submitted on the cores of the job that we are in, and answers once more if that is cancelled; on
+standard output are answers, as lines {"id", "value"} or {"id", "error": [number, text]}, and
+events: first {"event": "connected", "rank"}, and {"event": "loaded"} whenever the module was
+loaded. It ends with its input, or with the broker; then the module sees a disconnect.
 """
 
 from __future__ import annotations
@@ -180,9 +180,22 @@ class Relay:
     def submitted(self, future: Future, asked_: dict[str, Any]) -> None:
         """Pass on which job it is, or why there is none."""
         try:
-            self.say({"id": asked_["id"], "value": {"job": int(future.get_id())}})
+            job = future.get_id()
         except OSError as error:
             self.say({"id": asked_["id"], "error": [error.errno, str(error)]})
+            return
+        self.say({"id": asked_["id"], "value": {"job": int(job)}})
+        flux.job.event_watch_async(self.handle, job).then(self.happened, asked_)
+
+    def happened(self, future: Future, asked_: dict[str, Any]) -> None:
+        """Pass on that a job which we submitted was cancelled, or may run no longer."""
+        try:
+            event = future.get_event()
+        except OSError:  # it has ended and is forgotten
+            return
+        told = event.context if event is not None and event.name == "exception" else {}
+        if told.get("severity") == 0 and told["type"] in ("cancel", "timeout"):
+            self.say({"id": asked_["id"], "value": {"cancelled": True}})
 
     def answered(self, future: Future, asked_: dict[str, Any]) -> None:
         """Pass an answer on."""
