@@ -206,7 +206,7 @@ def agents(run: str, seen: Folders, image: str = IMAGE) -> Object:
         {"NODE_NAME": "spec.nodeName"},
         cpu=AGENT_CPU,
         memory=LEAST_MEMORY,
-        grace=2,
+        grace=5,
     )
     pod["priorityClassName"] = "dovetail-service"
     pod["volumes"].append({"name": "hub", "secret": {"secretName": hub_secret(run)}})

@@ -84,9 +84,9 @@ def join(session: str) -> int:
     while True:
         with contextlib.suppress(FileExistsError):
             os.mkdir(session, 0o700)
-        if os.lstat(session).st_uid != os.getuid() or os.path.islink(session):
-            raise PermissionError(errno.EPERM, "belongs to somebody else", session)
         with contextlib.suppress(FileNotFoundError):  # another sweep takes it away this moment
+            if os.lstat(session).st_uid != os.getuid() or os.path.islink(session):
+                raise PermissionError(errno.EPERM, "belongs to somebody else", session)
             handle = os.open(session + "/owner", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
             fcntl.flock(handle, fcntl.LOCK_SH)
             with contextlib.suppress(FileNotFoundError):

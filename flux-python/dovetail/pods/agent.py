@@ -19,6 +19,7 @@ import os
 import re
 import signal
 import ssl
+import sys
 import time
 from pathlib import Path
 
@@ -309,10 +310,12 @@ def main() -> None:
     parser.add_argument("--cgroups", default="/sys/fs/cgroup", help="where they are mounted")
     args = parser.parse_args()
     os.umask(0o077)
+    for number in (signal.SIGTERM, signal.SIGINT):  # which process 1 of a pod would not notice
+        signal.signal(number, lambda *_: sys.exit(0))
     session = sweep.shared_session(args.run, args.node)
     held = sweep.join(session)  # first: what this run's dead pods left is news for the hub
-    sweep.sweep()
     try:
+        sweep.sweep()
         asyncio.run(Agent(session, args.node, args.credentials, args.cgroups).run())
     finally:
         with contextlib.suppress(OSError):
