@@ -40,6 +40,7 @@ class Proxy(http.server.ThreadingHTTPServer):
         self.gate.set()
         self.held = 0
         self.faults = itertools.cycle(FAULTS)  # one after the other, so that each has its turn
+        self.count = itertools.count(1)
         self.done: set[str] = set()
         threading.Thread(target=self.serve_forever, daemon=True).start()
 
@@ -73,7 +74,9 @@ class Handler(http.server.BaseHTTPRequestHandler):
     def forward(self):
         body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
         draw, proxy = self.server.random.random(), self.server
-        fault = next(proxy.faults) if draw < proxy.rate else ""
+        # By chance, but often enough that each is there in a short run.
+        due = draw < proxy.rate or (proxy.rate and next(proxy.count) % 8 == 0)
+        fault = next(proxy.faults) if due else ""
         if fault:
             proxy.done.add(fault)
         if not proxy.gate.is_set():

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import glob
 import json
 import os
 import shutil
@@ -14,7 +15,7 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from clusters import SETUP, USER, eventually
+from clusters import SETUP, USER, below, eventually
 from dovetail import process
 from dovetail.usernetes import build
 from localrun import FAKE_MPIRUN
@@ -154,7 +155,7 @@ class Flux:
         found = {}
         for folder in Path("/proc").glob("[0-9]*"):
             with contextlib.suppress(OSError):
-                line = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+                line = (folder / "cmdline").read_bytes().decode(errors="replace").replace("\0", " ")
                 ours = self.token.encode() in (folder / "environ").read_bytes().split(b"\0")
                 ours = ours or any(f"-{cluster}" in line for cluster in self.clusters)
                 if ours and process.start_ticks(int(folder.name)):  # else a zombie
@@ -179,7 +180,8 @@ class Flux:
         for folder in set(self.folders()) - self.before:
             cluster = folder.name.split("-")[2]
             if cluster in self.clusters or any(cluster in s for s in self.processes().values()):
-                found = [node.name.split(".") for node in folder.glob("*/nodes/127.*")]
+                nodes = glob.glob(f"{folder}/*/nodes/127.*")  # some may just go
+                found = [Path(node).name.split(".") for node in nodes]
                 known = self.clusters.setdefault(cluster, set())
                 known.update(bytes(map(int, reversed(one))).hex().upper() for one in found)
 
@@ -189,11 +191,12 @@ class Flux:
         found = [str(path) for path in folders if not self.others(path.name.split("-")[2])]
         found += [f"{pid}: {line}" for pid, line in self.processes().items()
                   if "dovetail" in line or "kube" in line or "etcd" in line]  # fmt: skip
-        groups = Path("/sys/fs/cgroup").glob(f"*/dovetail-{self.uid}/*f-????????*")
+        groups = map(Path, glob.glob(f"/sys/fs/cgroup/*/dovetail-{self.uid}/*f-????????*"))
         found += [str(p) for p in groups if not self.others(p.name.split("f-")[1][:8])]
-        for status in self.work.rglob("status.json"):
-            run = json.loads(status.read_text())["run"]
-            found += map(str, Path("/dev/shm").glob(f"dovetail-*-{run}*"))
+        for status in below(self.work):
+            if status.name == "status.json":
+                run = json.loads(status.read_text())["run"]
+                found += map(str, Path("/dev/shm").glob(f"dovetail-*-{run}*"))
         mounts = Path("/proc/self/mounts").read_text().splitlines()
         found += [line for line in mounts if f"/tmp/dovetail-{self.uid}-" in line]
         listeners = map(str.split, Path("/proc/net/tcp").read_text().splitlines())
@@ -229,7 +232,7 @@ class Flux:
         for folder in Path("/proc").glob("[0-9]*"):
             with contextlib.suppress(OSError):
                 ours = self.token.encode() in (folder / "environ").read_bytes()
-                if cluster in (folder / "cmdline").read_bytes().decode() and not ours:
+                if cluster.encode() in (folder / "cmdline").read_bytes() and not ours:
                     return True
         return False
 

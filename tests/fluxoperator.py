@@ -32,7 +32,8 @@ class Operator:
     def __init__(self, site: kuberun.Site) -> None:
         top = home()
         site.kubectl("apply", "--server-side", "-f", str(top / "config/crd/bases"))
-        site.kubectl("wait", "--for=condition=Established", "--all", "crd")
+        ready = ("wait", "--for=condition=Established", "--all", "crd")
+        assert site.until(lambda: site.kubectl(*ready, check=False))  # fails on one without status
         site.kinds = ("miniclusters", *kuberun.KINDS)
         self.log = site.folder / "manager.log"
         # No ports: the machine may run others.

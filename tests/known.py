@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 from dovetail import page, paths
+from dovetail import process as ours
 
 TOP = Path(__file__).resolve().parents[1]
 MPIS = ("openmpi", "mpich")
@@ -94,6 +95,8 @@ def run(mpi: str, ranks: int, words: list[str], directory: Path) -> Run:
         output, errors = process.communicate(timeout=LIMIT)
     finally:
         process.kill()
+        # MPICH's starter may leave a rank behind that waits for ever, and takes a core.
+        ours.end_all(lambda: ours.members(f"DOVETAIL_DIR={directory}"))
     return Run(process.returncode, output, errors, page.read_pages(directory))
 
 

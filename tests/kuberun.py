@@ -234,13 +234,23 @@ def out(site, request):
 
 def containers(site):
     """The identity of each container of rank groups, and how often it was restarted."""
-    states = [one["status"]["containerStatuses"][0] for one in site.pods()]
-    return sorted((one["containerID"], one["restartCount"]) for one in states)
+
+    def known():  # ranks iterate before the kubelet has told of their containers
+        states = [state for one in site.pods() for state in one["status"]["containerStatuses"]]
+        return all("containerID" in state for state in states) and states
+
+    return sorted((one["containerID"], one["restartCount"]) for one in site.until(known))
 
 
 def two(site, **more):
-    """A plan of two simulations that fit beside each other and never end by themselves."""
-    return site.plan(site.busy(20, 30, count=2, **more))
+    """A plan of two simulations that never end by themselves, and that it clearly pays to pack."""
+    return site.plan(site.busy(10, 30, count=2, **more))
+
+
+def ends(site, out):
+    """A file that ends simulations once it is there, and what makes them wait for it."""
+    file = site.folder / out / "enough"
+    return file, {"iterations": 0, "environment": {"BUSY_UNTIL": str(file)}}
 
 
 def running(site, out, plan, *words, **more):

@@ -147,8 +147,9 @@ def name_of(pid: int) -> str:
 def state(pid):
     """The process's state letter; T is stopped."""
     with contextlib.suppress(OSError):
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    return "T"  # a short sleep that is over
+        letter = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+        return "T" if letter in "ZX" else letter
+    return "T"  # a short sleep that is over, and that a parent which stands may not have collected
 
 
 @pytest.fixture

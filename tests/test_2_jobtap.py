@@ -138,6 +138,7 @@ def test_an_update_can_be_refused_or_granted(flux):
         refused = flux.run("update", job, "attributes.system.name=no")
         flux.ok("update", job, "attributes.system.name=yes")
         flux.ok("cancel", job)
+        flux.wait(job, "clean")
     assert "no such name here" in refused.stderr
     assert flux.contexts(job, "jobspec-update") == [{"attributes.system.name": "yes"}]
 

@@ -69,8 +69,12 @@ def killed(*parts):
 
 def time_limit(flux, job, uri):
     """Its time is over soon."""
-    runs_for = float(flux.run("jobs", "-no", "{runtime}", job))
-    flux.run("update", job, f"duration={runs_for + 5:.0f}s")
+
+    def shortened():
+        limit = f"duration={float(flux.run('jobs', '-no', '{runtime}', job)) + 5:.0f}s"
+        return "in the past" not in flux.run("update", job, limit, code=None)
+
+    assert eventually(shortened)
 
 
 FAULTS = {
@@ -82,7 +86,7 @@ FAULTS = {
     "a dead leader": killed("broker -c", "/jobtmp-0-"),
 }
 TOLD = {"cancelled": "cancel", "an exception": "a note", "a time limit": "timeout"}
-QUICK = "--conf=heartbeat.timeout=5s"  # of the followers to miss a leader: a minute otherwise
+QUICK = "--conf=heartbeat.timeout=10s"  # of the followers to miss a leader: a minute otherwise
 PARTS = {
     "a dead control slice": killed("flux-dovetail slice --number 0"),
     "a dead module": killed("module-python-exec", "modules/dovetail.py"),

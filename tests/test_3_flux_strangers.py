@@ -14,7 +14,7 @@ from pathlib import Path
 
 import known
 import pytest
-from clusters import STRANGER, as_user
+from clusters import STRANGER, as_user, below
 from dovetail.fluxed import requests
 from fluxed import LIMIT, Flux, eventually, ordinary_user
 from strangers import attempt
@@ -61,12 +61,13 @@ def simulating(user):
 def shared(user):
     """The user's folders in shared memory; in a pod the user has another number."""
     folders = Path("/dev/shm").glob("dovetail-*")
-    return [folder for folder in folders if folder.stat().st_uid == user.uid]
+    return [folder for folder in folders if folder.exists() and folder.stat().st_uid == user.uid]
 
 
 def pages(user):
     """The pages of the simulation's ranks."""
-    return [path for folder in shared(user) for path in folder.rglob("rank*")]
+    files = [path for folder in shared(user) for path in below(folder)]
+    return [path for path in files if path.name.startswith("rank")]
 
 
 def processes(user):
@@ -75,7 +76,7 @@ def processes(user):
     for folder in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
             uid = re.search(r"^Uid:\t(\d+)", (folder / "status").read_text(), re.MULTILINE)[1]
-            line = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+            line = (folder / "cmdline").read_bytes().decode(errors="replace").replace("\0", " ")
             if int(uid) == user.uid and line:
                 found[int(folder.name)] = line
     return found
@@ -98,8 +99,7 @@ def test_another_user_on_the_node_gets_nothing_of_a_job(user):
     shown = user.run("dovetail", "kubectl", "config", "view", uri=uri)
     server = re.search(r"server: (\S+)", shown)[1]
     folders = [*Path("/tmp").glob(f"dovetail-{user.uid}-*"), *shared(user)]
-    inside = [path for folder in folders for path in folder.rglob("*")
-              if path.is_file() or path.is_socket()]  # fmt: skip
+    inside = [path for folder in folders for path in below(folder)]
     assert any(path.name == "kubeconfig" for path in inside)
     running = processes(user)
     parts = ("kube-apiserver", "etcd", "flux-dovetail slice", "module-python-exec", str(program))

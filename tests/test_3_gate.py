@@ -62,6 +62,7 @@ def test_a_service_that_comes_later_is_found(flux):
         with service(flux):
             asked = 0
             while not asked:
+                assert flux.state(job) == "DEPEND"
                 asked = "'answered': 1" in flux.ok("python", STUB, "up")
             flux.wait(job, "clean")
     assert flux.contexts(job, "finish") == [{"status": 0}]

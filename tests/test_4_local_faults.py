@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -52,8 +53,11 @@ def test_all_ends_when_the_controlling_process_dies(site, phase, number):  # noq
 
 def helpers(site, word=b"dovetail.keeper"):  # noqa: F811
     """The test's processes of which `word` is in the command line: its keepers."""
-    found = process.members(site.token)
-    return [pid for pid in found if word in Path(f"/proc/{pid}/cmdline").read_bytes()]
+    found = []
+    for pid in process.members(site.token):
+        with contextlib.suppress(OSError):  # it has just ended
+            found += [pid] if word in Path(f"/proc/{pid}/cmdline").read_bytes() else []
+    return found
 
 
 @pytest.mark.parametrize("groups", [True, False])
@@ -74,8 +78,9 @@ def test_a_keeper_killed_with_9_is_noticed(site, groups):  # noqa: F811
 def test_a_keeper_that_hangs_is_not_waited_for_for_ever(site, monkeypatch):  # noqa: F811
     monkeypatch.setattr("dovetail.executors.local._PATIENCE", 0.5)
     executor = site.executor()
-    executor.launch(site.spec("sim", "sleep 1000"), share())
+    executor.launch(site.spec("sim", "echo up; sleep 1000"), share())
     site.until(executor, "sim", core.Started)
+    wait_for(lambda: "up" in site.log("sim"))
     for pid in helpers(site):
         os.kill(pid, signal.SIGSTOP)
     executor.stop("sim", "enough")

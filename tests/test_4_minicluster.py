@@ -17,7 +17,7 @@ import yaml
 from clusters import ROOT
 from dovetail import manifests, replay
 from fluxoperator import with_operator
-from kuberun import TOP, running, two
+from kuberun import TOP, containers, ends, running, two
 from others import WHY_NOT
 
 pytestmark = pytest.mark.kube
@@ -26,11 +26,6 @@ pytestmark = pytest.mark.kube
 @pytest.fixture(scope="module")
 def site(binaries):
     yield from with_operator(binaries, not ROOT or not WHY_NOT)
-
-
-def containers(site):
-    states = [one["status"]["containerStatuses"][0] for one in site.pods()]
-    return sorted((one["containerID"], one["restartCount"]) for one in states)
 
 
 def as_service_account(site):
@@ -98,10 +93,13 @@ def test_a_commands_exit_code_is_the_simulations(site, out):
 
 @pytest.mark.parametrize("group", [0, 1])
 def test_a_lost_pod_is_no_success_whichever_broker_it_had(site, out, group):
-    run = running(site, out, two(site, ranks_per_pod=1, iterations=400))
+    file, waiting = ends(site, out)
+    run = running(site, out, two(site, ranks_per_pod=1, **waiting))
     (victim,) = [one for one in site.pods("sim-1")
                  if one["metadata"]["labels"][manifests.INDEX] == str(group)]  # fmt: skip
     site.kubectl("delete", "pod", victim["metadata"]["name"], "--wait=false")
+    site.until(lambda: site.of("Finished", out), out)
+    file.touch()
     assert site.end(run) == 0, site.errors(out)
     (lost,) = [one for one in site.of("Finished", out) if one["reason"]]
     assert lost["reason"].startswith("pod lost")

@@ -147,7 +147,7 @@ def test_a_hub_that_comes_back_is_told_all_it_missed(cluster):  # noqa: F811
 
 
 def test_without_a_controller_everything_ends(cluster):  # noqa: F811
-    agent = cluster.agent(DOVETAIL_ORPHAN_S="1")
+    agent = cluster.agent(DOVETAIL_ORPHAN_S="5")
     cluster.launch("sim", "trap '' TERM; while :; do sleep 1000; done")
     cluster.until(wire.Started, "sim")
     cluster.hub.close()
@@ -160,6 +160,7 @@ def test_without_an_agent_a_pod_ends(cluster):  # noqa: F811
     entry = cluster.entry("sim", DOVETAIL_ORPHAN_S="1")
     assert entry.wait(120) == 143
     agent = cluster.agent()
+    cluster.until(wire.Joined)
     entry = cluster.entry("sim", DOVETAIL_ORPHAN_S="1")
     cluster.until(wire.Pod, "sim")
     kill(agent)

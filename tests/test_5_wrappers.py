@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import select
@@ -191,7 +192,8 @@ def test_pages_can_be_read_live_and_are_complete_after_kill_9(mpi, tmp_path):
         assert all(one.alive for one in live)
         assert {one.state for one in live} <= {"running", "in_mpi"}
         for one in live:
-            os.kill(one.pid, signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError):  # the starter may be as quick
+                os.kill(one.pid, signal.SIGKILL)
         process.communicate(timeout=known.LIMIT)
     finally:
         process.kill()
@@ -199,8 +201,9 @@ def test_pages_can_be_read_live_and_are_complete_after_kill_9(mpi, tmp_path):
     assert [one.alive for one in dead] == [False, False]
     for before, after in zip(live, dead):
         assert after.iterations >= before.iterations
-        assert after.iterations <= known.counts(after)["MPI_Pcontrol"] <= after.iterations + 1
-        assert after.elapsed_s >= before.iter_stamp - before.init_s
+        # A boundary is published inside the call, which is counted when it is left.
+        assert after.iterations - 1 <= known.counts(after)["MPI_Pcontrol"] <= after.iterations
+        assert after.elapsed_s >= before.iter_stamp - before.init_s - 0.1
         assert after.elapsed_s == pytest.approx(after.useful_s + after.mpi_s)
 
 

@@ -44,7 +44,7 @@ def test_all_pods_start_or_none_and_what_does_not_fit_waits(driver):
     assert "of CPU, and at most" in why
     driver.executor.stop("one", "enough")
     driver.until_started("two")
-    (end,) = driver.of(core.Finished, "one")
+    (end,) = driver.until(lambda: driver.of(core.Finished, "one"))
     assert end.reason == "stopped: enough"
     assert end.code != 0
 

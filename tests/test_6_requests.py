@@ -9,12 +9,10 @@ from dovetail.core import Capacity, Node, Spec
 from dovetail.executors.simulated import Work
 from dovetail.policy import Part
 from dovetail.simulate import run_simulated
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 pytestmark = pytest.mark.unit
-settings.register_profile("any machine", deadline=None)
-settings.load_profile("any machine")
 
 
 def capacity(cpu: int) -> Capacity:

@@ -14,8 +14,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 pytestmark = pytest.mark.unit
-settings.register_profile("any machine", deadline=None)
-settings.load_profile("any machine")
 
 texts = st.text(max_size=8)
 reals = st.floats(allow_nan=False, allow_infinity=False)

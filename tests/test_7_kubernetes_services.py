@@ -64,8 +64,11 @@ def service(site, driver):
 
 
 def answers(url):
-    with urllib.request.urlopen(url, timeout=LIMIT) as answer:
-        return answer.status == 200
+    try:
+        with urllib.request.urlopen(url, timeout=LIMIT) as answer:
+            return answer.status == 200
+    except OSError:
+        return False
 
 
 def used(site, things):

@@ -16,7 +16,7 @@ import pytest
 from clusters import eventually, record
 from dovetail import replay
 from faultyproxy import FAULTS, Proxy
-from kuberun import ROOT, containers, running, two
+from kuberun import ROOT, containers, ends, running, two
 
 pytestmark = pytest.mark.kube
 PARTS = ("kubelet", "containerd", "kube-apiserver", "kube-scheduler", "etcd",
@@ -32,7 +32,7 @@ def test_parts_of_the_cluster_that_are_killed_in_mid_run_disturb_no_simulation(s
     run = running(site, out, two(site, iterations=2000))
     before = containers(site)
     for part in PARTS:
-        (old,) = site.machine.pids(site.made, part)
+        (old,) = eventually(lambda: site.machine.pids(site.made, part))  # noqa: B023
         os.kill(old, signal.SIGKILL)
         site.until_iterating("sim-1", "sim-2", out=out)
         assert eventually(lambda: site.machine.pids(site.made, part) not in ([], [old])), part  # noqa: B023
@@ -65,10 +65,12 @@ def test_a_killed_controller_is_resumed_and_adopts_what_runs(site, out):
 
 
 def test_what_ended_while_the_controller_was_dead_is_not_run_again(site, out):
-    plan = two(site, iterations=600)
+    file, waiting = ends(site, out)
+    plan = two(site, **waiting)
     run = running(site, out, plan)
     run.kill()
     site.end(run)
+    file.touch()
     site.until(lambda: site.over(out), out)
     assert len(site.pods()) == 2, "they wait there to be heard"
     run = site.start(plan, out, "--resume")
@@ -91,9 +93,12 @@ def test_simulations_whose_controller_never_comes_back_are_ended(site, out):
 
 
 def test_a_deleted_pod_sends_its_simulation_back_to_the_queue(site, out):
-    run = running(site, out, two(site, iterations=600))
+    file, waiting = ends(site, out)
+    run = running(site, out, two(site, **waiting))
     (victim,) = site.pods("sim-1")
     site.kubectl("delete", "pod", victim["metadata"]["name"], "--wait=false")
+    site.until(lambda: site.of("Finished", out), out)
+    file.touch()
     assert site.end(run) == 0, site.errors(out)
     assert set(site.states(out).values()) == {"done"}
     restarts = {one["name"]: one["restarts"] for one in site.summary(out)["simulations"]}

@@ -13,7 +13,7 @@ import kuberun
 import pytest
 from clusters import record
 from dovetail import manifests, replay, sweep
-from kuberun import running
+from kuberun import ends, running
 from others import WHY_NOT
 
 pytestmark = pytest.mark.kube
@@ -35,14 +35,15 @@ def site(binaries):
 
 def witnessed(site, out, *milliseconds, **more):
     """A plan of simulations with a pod for each rank, until `enough`; see WITNESS."""
-    entry = site.busy(*milliseconds, iterations=0, ranks_per_pod=1, **more)
+    _, waiting = ends(site, out)
+    entry = site.busy(*milliseconds, ranks_per_pod=1, **waiting, **more)
     entry["command"] = ["sh", "-c", WITNESS, "witness", *entry["command"]]
-    return site.plan({**entry, "environment": {"BUSY_UNTIL": str(site.folder / out / "enough")}})
+    return site.plan(entry)
 
 
 def enough(site, out, run):
     """Let the simulations end, and see that all did, and that none ran twice at once."""
-    (site.folder / out / "enough").touch()
+    ends(site, out)[0].touch()
     assert site.end(run) == 0, site.errors(out)
     assert set(site.states(out).values()) == {"done"}
     assert not (site.folder / out / "twice").exists()
@@ -52,8 +53,10 @@ def enough(site, out, run):
 
 def lose(node):
     """End a node as a power cut does, and all that could clean up after it."""
-    for part in ("keeper", "supervisor"):
-        os.kill(record(node)[part], signal.SIGKILL)
+    parts = record(node)
+    for number in (signal.SIGSTOP, signal.SIGKILL):  # so that neither acts on the other's death
+        for part in ("keeper", "supervisor"):
+            os.kill(parts[part], number)
 
 
 def on(site, node):
