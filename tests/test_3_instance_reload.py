@@ -78,10 +78,11 @@ def test_a_slice_that_was_to_end_ends_after_a_reload():
 
 def test_who_follows_a_simulation_of_before_a_reload_is_told_where_it_is_and_how_it_ended():
     play = Play(1).begin({0: 7})
-    for name in ("over", "runs"):  # their jobs may be quicker than the agent
-        play.ask("follow", name, run=1, name=name)
+    for launch, name in ((1, "over"), (2, "runs")):  # their jobs may be quicker than the agent
+        play.ask("follow", name, launch=launch)
     run = {"number": 1, "plan": "p", "output": "o", "cwd": "/", "state": "running"}
-    known = [{"run": 1, "name": name, "log": name} for name in ("over", "runs")]
+    known = [{"number": n, "run": 1, "name": "sim", "log": log}
+             for n, log in ((1, "over"), (2, "runs"))]  # fmt: skip
     known[0].update(code=3, reason="bad")
     play.attach(0, node="n0", runs=[run], simulations=known)
     assert [told["code"] for told in play.told("over")] == [3]

@@ -174,10 +174,11 @@ def environment() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if not name.startswith(PRIVATE)}
 
 
-def mirror_jobspec(command: str, run: int, name: str) -> dict[str, Any]:
+def mirror_jobspec(command: str, launch: Mapping[str, Any]) -> dict[str, Any]:
     """The job that a simulation is for Flux, but for its cores, which a slice holds already."""
+    run, name = launch["run"], launch["name"]
     slot = {"type": "slot", "count": 1, "label": "task", "with": [{"type": "core", "count": 1}]}
-    words = [command, "simulation", "--run", str(run), "--name", name]
+    words = [command, "simulation", "--launch", str(launch["number"]), "--name", name]
     return {
         "version": 1,
         "resources": [slot],

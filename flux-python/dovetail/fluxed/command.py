@@ -72,7 +72,7 @@ def parser() -> argparse.ArgumentParser:
     agent.add_argument("--machine-address", action="store_true")
     agent.add_argument("--sweep", action="store_true")
     mirror = commands.add_parser("simulation")  # nor is this
-    mirror.add_argument("--run", type=int, required=True)
+    mirror.add_argument("--launch", type=int, required=True)
     mirror.add_argument("--name", required=True)
     return top
 
@@ -249,7 +249,7 @@ def do_simulation(args: argparse.Namespace) -> int:
     """Be the job of a simulation; only the agent of the control slice starts this."""
     from dovetail.fluxed import mirror
 
-    return mirror.main(args.run, args.name)
+    return mirror.main(args.launch, args.name)
 
 
 def main(words: list[str] | None = None) -> int:

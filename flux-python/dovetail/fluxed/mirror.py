@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: LGPL-3.0-or-later
 """The job that a simulation is for Flux (steps 4 to 8): `flux dovetail simulation`.
 
-Inputs: its run and name. Outputs: the simulation's output and exit code, and an exception of the
-job where that is not how its program ended. It lives as long as the simulation's pods, also when
-it is cancelled: then the control slice's agent has the simulation stopped.
+Inputs: the number of its launch, and its name. Outputs: the simulation's output and exit code,
+and an exception of the job where that is not how its program ended. It lives as long as the
+simulation's pods, also when it is cancelled: then the control slice's agent, which submitted it,
+has the simulation stopped.
 """
 
 from __future__ import annotations
@@ -27,8 +28,8 @@ from dovetail.fluxed.tail import Tail
 class Mirror:
     """Follows one simulation."""
 
-    def __init__(self, run: int, name: str) -> None:
-        self.which = {"run": run, "name": name}
+    def __init__(self, launch: int, name: str) -> None:
+        self.launch, self.name = launch, name
         self.wake = child.signal_pipe()
         signal.signal(signal.SIGTERM, self.stop)
         signal.signal(signal.SIGINT, self.stop)
@@ -53,7 +54,7 @@ class Mirror:
         self.client.close()
         code, reason = int(self.end["code"]), self.end["reason"]
         if reason:
-            print(f"{self.which['name']}: {reason}", file=sys.stderr, flush=True)
+            print(f"{self.name}: {reason}", file=sys.stderr, flush=True)
         if self.end["exception"] and not self.stopping:  # else there is one already
             signal.signal(signal.SIGTERM, signal.SIG_IGN)  # comes of it
             kind, job = self.end["exception"], os.environ["FLUX_JOB_ID"]
@@ -76,7 +77,7 @@ class Mirror:
             value = line.get("value", {})
             if "event" in line:  # the module was loaded, perhaps anew
                 with contextlib.suppress(WorkFailed):
-                    self.client.send("dovetail.follow", self.which, stream=True)
+                    self.client.send("dovetail.follow", {"launch": self.launch}, stream=True)
             elif "code" in value:
                 self.end = value
             if "log" in value:
@@ -97,6 +98,6 @@ class Mirror:
             sys.stdout.flush()
 
 
-def main(run: int, name: str) -> int:
+def main(launch: int, name: str) -> int:
     """Be the job of a simulation."""
-    return Mirror(run, name).live()
+    return Mirror(launch, name).live()

@@ -40,7 +40,7 @@ class Planned:
         self.tell, self.watch, self.selector, self.mirror = tell, watch, selector, mirror
         self.all: dict[int, Run] = {}
         self.orders: dict[int, Mapping[str, Any]] = {}  # of those that wait
-        self.simulations: dict[tuple[int, str], dict[str, Any]] = {}
+        self.simulations: dict[int, dict[str, Any]] = {}  # launches by their numbers
         self.running: subprocess.Popen[bytes] | None = None
         self.number = 0  # of the one that runs
         self.events: Tail | None = None
@@ -105,16 +105,20 @@ class Planned:
             return
         *lines, self.rest = (self.rest + self.events.read()).split(b"\n")
         for entry in map(json.loads, filter(None, lines)):
-            which = {"run": self.number, "name": entry.get("name", "")}
-            key = (self.number, which["name"])
+            name = entry.get("name", "")
             if entry.get("type") == "Launch":
-                log = Path(self.all[self.number].output) / which["name"] / "log"
-                self.simulations[key] = {**which, "log": str(log)}
-                self.tell(simulation=self.simulations[key])
-                self.mirror(self.simulations[key])
-            elif entry.get("type") == "Finished" and key in self.simulations:
-                self.simulations[key].update(code=entry["code"], reason=entry["reason"])
-                self.tell(simulation=self.simulations[key])
+                number = len(self.simulations) + 1
+                log = str(Path(self.all[self.number].output) / name / "log")
+                launch = {"number": number, "run": self.number, "name": name, "log": log}
+                self.simulations[number] = launch
+                self.tell(simulation=launch)
+                self.mirror(launch)
+            elif entry.get("type") == "Finished":
+                for launch in self.simulations.values():
+                    which = (launch["run"], launch["name"])
+                    if which == (self.number, name) and "code" not in launch:
+                        launch.update(code=entry["code"], reason=entry["reason"])
+                        self.tell(simulation=launch)
 
     def forget(self) -> None:
         """Follow no events any more."""
@@ -125,9 +129,8 @@ class Planned:
             self.events = None
 
     def stop(self, launch: Mapping[str, Any]) -> None:
-        """Let one simulation of the present run end, but not a later launch of it."""
-        latest = self.simulations[launch["run"], launch["name"]] is launch
-        if self.running is None or launch["run"] != self.number or not latest or "code" in launch:
+        """Let one simulation of the present run end, if it still is that launch of it."""
+        if self.running is None or launch["run"] != self.number or "code" in launch:
             return
         assert self.running.stdin is not None
         with contextlib.suppress(BrokenPipeError):

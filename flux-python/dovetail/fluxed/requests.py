@@ -140,7 +140,7 @@ def down(state: Instance, key: Key, _: Payload) -> Effects:
 
 def follow(state: Instance, key: Key, asked: Payload) -> Effects:
     """The job of a simulation: told where its log is, and its end."""
-    yield from state.mirrors.follow(key, int(asked["run"]), str(asked["name"]))
+    yield from state.mirrors.follow(key, int(asked["launch"]))
 
 
 def wait_down(state: Instance, key: Key, asked: Payload) -> Effects:
@@ -230,11 +230,10 @@ def heard(state: Instance, number: int, news: Payload) -> Effects:
 
 def simulation(state: Instance, news: Payload) -> Effects:
     """A simulation was launched, or has ended."""
-    run, name = news["run"], news["name"]
     if "code" in news:
-        yield from state.mirrors.ended(run, name, news["code"], news["reason"])
+        yield from state.mirrors.ended(news["number"], news["code"], news["reason"])
     else:
-        yield from state.mirrors.known(Simulation(run, name, news["log"]))
+        yield from state.mirrors.known(Simulation(**news))
 
 
 REQUESTS: dict[str, Request] = {

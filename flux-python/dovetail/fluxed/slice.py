@@ -133,7 +133,7 @@ class Agent:
     def mirror(self, launch: dict[str, Any]) -> None:
         """Submit the job that a simulation is for Flux; we do, as the module may be away."""
         if not self.over:
-            spec = asked.mirror_jobspec(sys.argv[0], launch["run"], launch["name"])
+            spec = asked.mirror_jobspec(sys.argv[0], launch)
             self.mirrors[self.client.send(SUBMIT, spec)] = launch
 
     def mirrored(self, line: Order) -> None:
