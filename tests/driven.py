@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from pathlib import Path
 
@@ -132,7 +133,7 @@ class Driver:
 
 @pytest.fixture
 def driver(site, request):
-    made = Driver(site, request.node.name[:30].replace("[", "-"))
+    made = Driver(site, re.sub(r"\W+", "-", request.node.name)[-40:])
     yield made
     made.executor.close()
     site.nothing_left()
