@@ -29,7 +29,8 @@ class Mirror:
     """Follows one simulation."""
 
     def __init__(self, launch: int, name: str) -> None:
-        self.launch, self.name = launch, name
+        self.launch, self.name, self.job = launch, name, os.environ["FLUX_JOB_ID"]
+        self.stopping = False
         self.wake = child.signal_pipe()
         signal.signal(signal.SIGTERM, self.stop)
         signal.signal(signal.SIGINT, self.stop)
@@ -38,12 +39,10 @@ class Mirror:
         self.log: Tail | None = None
         self.end: dict[str, Any] | None = None
         self.rest = b""
-        self.stopping = False
 
     def live(self) -> int:
         """Until the simulation has ended; returns its exit code."""
-        wake = self.wake
-        self.selector.register(wake, selectors.EVENT_READ, lambda: os.read(wake, 4096) and None)
+        self.selector.register(self.wake, selectors.EVENT_READ, self.woken)
         relay = self.client.process.stdout
         assert relay is not None
         self.selector.register(relay, selectors.EVENT_READ, self.heard)
@@ -57,14 +56,21 @@ class Mirror:
             print(f"{self.name}: {reason}", file=sys.stderr, flush=True)
         if self.end["exception"] and not self.stopping:  # else there is one already
             signal.signal(signal.SIGTERM, signal.SIG_IGN)  # comes of it
-            kind, job = self.end["exception"], os.environ["FLUX_JOB_ID"]
+            kind = self.end["exception"]
             with contextlib.suppress(WorkFailed):  # it may have ended by itself
-                flux("job", "raise", "--severity=0", f"--type={kind}", job, reason)
+                flux("job", "raise", "--severity=0", f"--type={kind}", self.job, reason)
         return code if 0 < code < 256 else 1 if code or reason else 0
 
     def stop(self, *_: object) -> None:
-        """The job is cancelled; the simulation's end is waited for."""
+        """A signal: the job is cancelled, or only we are told to end, as by `flux job kill`."""
         self.stopping = True
+
+    def woken(self) -> None:
+        """See that the job is cancelled; the simulation's end is waited for."""
+        os.read(self.wake, 4096)
+        with contextlib.suppress(WorkFailed):
+            if " exception " not in flux("job", "eventlog", self.job):
+                flux("cancel", self.job)
 
     def heard(self) -> None:
         """Lines from the module."""

@@ -33,7 +33,7 @@ from dovetail.usernetes.state import (
     root,
     wait_unlocked,
     write_private,
-)  # fmt: skip
+)
 
 REMOVAL = 8.0  # seconds for everything to be gone
 
