@@ -215,7 +215,9 @@ class KubernetesExecutor:
             if not job.started:
                 job.started = True
                 self._events.append(core.Started(self._t, job.spec.name))
-        elif isinstance(message, wire.Result) and not job.result:
+        elif isinstance(message, wire.Result) and not job.result and job.phase != "leaving":
+            if job.phase == "gathering" and message.code and not job.stopped:
+                return self._life.lose(job, message.reason)  # it never ran
             job.doubted = Result(message.code, message.reason, message.trouble)
             self._tell_sample(job)
             self._believe(job)
@@ -228,7 +230,7 @@ class KubernetesExecutor:
         failed = job.doubted and job.doubted.code and not job.stopped
         if failed and away:
             job.deadline = job.deadline or time.monotonic() + _DOUBT
-        elif failed and job.phase == "running" and not job.checked:
+        elif failed and not job.checked:
             self._life.check(job)
         elif job.doubted:
             job.result = job.result or job.doubted

@@ -348,6 +348,8 @@ class Lifecycle:
         """Find out whether pods are deleted, of which the watch may not have told yet."""
 
         def done(found: Any) -> None:  # noqa: ANN401
+            if job.phase == "leaving":
+                return
             job.asking, job.checked = False, True
             if isinstance(found, Exception):
                 return
@@ -381,6 +383,8 @@ class Lifecycle:
         job.retry_at = time.monotonic() + AGAIN
 
     def _end(self, job: Launched) -> None:
+        if self.jobs.get(job.spec.name) is not job:
+            return
         if self._placing is job:
             self._placing = None
         self.jobs.pop(job.spec.name, None)
