@@ -197,6 +197,13 @@ def test_while_no_node_is_ready_nothing_is_decided_and_what_runs_goes_on(seconds
     assert result.controller.status().restarts == 0
 
 
+def test_a_profile_is_not_taken_while_no_node_is_ready():
+    away = [Fault(1.5, "away", "", 20.0)]  # the first simulation ends meanwhile
+    result = run_simulated(specs("a", 4, (1, 3)), {"a": IMBALANCED}, TWO_CORES, faults=away)
+    assert states(result) == ["done"] * 4
+    assert [note.why for note in result.notes("profile") if "of 0 cores" in note.why] == []
+
+
 def test_a_lost_node_costs_a_restart_and_no_simulation():
     nodes = [Node("n0", 2000, 8 * GIB), Node("n1", 2000, 8 * GIB)]
     result = run_simulated(

@@ -19,8 +19,6 @@ from dovetail.state import State
 
 def admit(state: State) -> None:
     """Start or thaw what may run beside what runs."""
-    if state.interrupted or state.capacity.cpu <= 0:
-        return
     if not state.active:
         _start_first(state)
     while state.active and _admit_one(state):

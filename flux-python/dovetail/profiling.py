@@ -114,7 +114,7 @@ def finished_early(state: State, sim: Simulation) -> None:
     family = state.family(sim)
     if family.profile is None and sim.share is not None and window and window.iterations >= 3:
         _record(family, sim, window, sim.share.wait)
-    if family.profile is None and family.trials:
+    if family.profile is None and family.trials and state.cores > 0:
         conclude(state, sim)
 
 
