@@ -166,21 +166,23 @@ def test_a_cancelled_run_is_told_and_a_waiting_one_never_starts():
 
 
 def test_a_simulation_is_a_job_that_is_told_its_end():
-    play = Play(1).begin().ready(0).ask("follow", "f", launch=1)
-    launch = {"number": 1, "run": 1, "name": "sim", "log": "o/sim/log"}
+    play = Play(1).begin().ready(0).ask("follow", "f", launch="a-1")
+    launch = {"launch": "a-1", "run": 1, "name": "sim", "log": "o/sim/log"}
     play.ask("tell", "t", number=0, simulation=launch)
-    play.ask("follow", "g", launch=1)
+    play.ask("follow", "g", launch="a-1")
     assert play.told("f") == play.told("g") == [{"log": "o/sim/log"}]
     play.ask("tell", "t", number=0, simulation={**launch, "code": 3, "reason": "bad"})
     [_, told] = play.told("f")
     assert (told["code"], told["reason"], told["exception"]) == (3, "bad", "")
-    assert play.ask("follow", "late", launch=1).told("late") == [told]
+    assert play.ask("follow", "late", launch="a-1").told("late") == [told]
 
 
 def test_a_simulations_job_ends_with_its_run_whatever_was_said():
     play = Play(1).begin().ready(0).ask("submit", "s", plan="p", output="o", cwd="/")
-    play.ask("tell", "t", number=0, simulation={"number": 1, "run": 1, "name": "sim", "log": "l"})
-    play.ask("follow", "f", launch=1).ask("tell", "t", number=0, run=1, code=1)
+    play.ask(
+        "tell", "t", number=0, simulation={"launch": "a-1", "run": 1, "name": "sim", "log": "l"}
+    )
+    play.ask("follow", "f", launch="a-1").ask("tell", "t", number=0, run=1, code=1)
     assert play.told("f")[-1]["reason"] == "its run is over"
     assert play.told("f")[-1]["exception"] == "dovetail"
 
@@ -192,10 +194,10 @@ def test_a_simulations_job_ends_with_its_run_whatever_was_said():
 )  # fmt: skip
 def test_a_simulations_job_has_an_exception_unless_its_program_ended_so(reason, exception):
     play = Play(1).begin().ready(0)
-    launch = {"number": 1, "run": 1, "name": "s", "log": "l"}
+    launch = {"launch": "a-1", "run": 1, "name": "s", "log": "l"}
     for more in ({}, {"code": 3, "reason": reason}):
         play.ask("tell", "t", number=0, simulation={**launch, **more})
-    assert play.ask("follow", "f", launch=1).told("f")[0]["exception"] == exception
+    assert play.ask("follow", "f", launch="a-1").told("f")[0]["exception"] == exception
 
 
 def test_more_nodes_are_answered_when_ready_and_fewer_when_gone():

@@ -28,7 +28,7 @@ def test_after_a_reload_the_agents_tell_what_there_is():
 
 
 def test_runs_that_wait_are_there_after_a_reload_with_their_numbers():
-    play = Play(1).begin({0: 7}).ask("resize", "wrong", nodes="no number")
+    play = Play(1).begin({0: 7}).ask("wait", "wrong", runs=[[1]])
     play.ask("wait", "w").ask("submit", "s", plan="p", output="o", cwd="/")
     assert play.told("w") == play.told("s") == [], "nobody knows yet what runs there are"
     run = {"plan": "p", "output": "o", "cwd": "/"}
@@ -77,12 +77,12 @@ def test_a_slice_that_was_to_end_ends_after_a_reload():
 
 
 def test_who_follows_a_simulation_of_before_a_reload_is_told_where_it_is_and_how_it_ended():
-    play = Play(1).begin({0: 7})
-    for launch, name in ((1, "over"), (2, "runs")):  # their jobs may be quicker than the agent
+    play, launches = Play(1).begin({0: 7}), {"a-1": "over", "a-2": "runs"}
+    for launch, name in launches.items():  # their jobs may be quicker than the agent
         play.ask("follow", name, launch=launch)
     run = {"number": 1, "plan": "p", "output": "o", "cwd": "/", "state": "running"}
-    known = [{"number": n, "run": 1, "name": "sim", "log": log}
-             for n, log in ((1, "over"), (2, "runs"))]  # fmt: skip
+    known = [{"launch": launch, "run": 1, "name": "sim", "log": log}
+             for launch, log in launches.items()]  # fmt: skip
     known[0].update(code=3, reason="bad")
     play.attach(0, node="n0", runs=[run], simulations=known)
     assert [told["code"] for told in play.told("over")] == [3]

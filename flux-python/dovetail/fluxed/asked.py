@@ -178,7 +178,7 @@ def mirror_jobspec(command: str, launch: Mapping[str, Any]) -> dict[str, Any]:
     """The job that a simulation is for Flux, but for its cores, which a slice holds already."""
     run, name = launch["run"], launch["name"]
     slot = {"type": "slot", "count": 1, "label": "task", "with": [{"type": "core", "count": 1}]}
-    words = [command, "simulation", "--launch", str(launch["number"]), "--name", name]
+    words = [command, "simulation", "--launch", launch["launch"], "--name", name]
     return {
         "version": 1,
         "resources": [slot],

@@ -20,7 +20,10 @@ from dovetail.fluxed import asked
 
 RELAY = Path(__file__).with_name("cli") / "dovetail_cli.py"
 SUBMIT = "submit"
-"""Instead of a topic: submit a jobspec, the payload, on the cores of the job that we are in."""
+"""Instead of a topic: submit a jobspec, the payload, on the cores of the job that we are in.
+
+The first answer is the `job`; a later one has `cancelled` if that is told to end.
+"""
 NOT_LOADED = (
     "Dovetail is not loaded in this Flux instance: start one with --dovetail, "
     "or type `flux dovetail up --dovetail=nodes=N`"

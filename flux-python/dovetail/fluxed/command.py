@@ -72,7 +72,7 @@ def parser() -> argparse.ArgumentParser:
     agent.add_argument("--machine-address", action="store_true")
     agent.add_argument("--sweep", action="store_true")
     mirror = commands.add_parser("simulation")  # nor is this
-    mirror.add_argument("--launch", type=int, required=True)
+    mirror.add_argument("--launch", required=True)
     mirror.add_argument("--name", required=True)
     return top
 

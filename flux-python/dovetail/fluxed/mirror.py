@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: LGPL-3.0-or-later
 """The job that a simulation is for Flux (steps 4 to 8): `flux dovetail simulation`.
 
-Inputs: the number of its launch, and its name. Outputs: the simulation's output and exit code,
+Inputs: what names its launch, and its name. Outputs: the simulation's output and exit code,
 and an exception of the job where that is not how its program ended. It lives as long as the
 simulation's pods, also when it is cancelled: then the control slice's agent, which submitted it,
 has the simulation stopped.
@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import selectors
 import signal
 import sys
@@ -28,7 +29,7 @@ from dovetail.fluxed.tail import Tail
 class Mirror:
     """Follows one simulation."""
 
-    def __init__(self, launch: int, name: str) -> None:
+    def __init__(self, launch: str, name: str) -> None:
         self.launch, self.name, self.job = launch, name, os.environ["FLUX_JOB_ID"]
         self.stopping = False
         self.wake = child.signal_pipe()
@@ -62,15 +63,15 @@ class Mirror:
         return code if 0 < code < 256 else 1 if code or reason else 0
 
     def stop(self, *_: object) -> None:
-        """A signal: the job is cancelled, or only we are told to end, as by `flux job kill`."""
-        self.stopping = True
+        """A signal: the job is to end, or only we are, as by `flux job kill`."""
 
     def woken(self) -> None:
-        """See that the job is cancelled; the simulation's end is waited for."""
+        """See that the job is told to end; the simulation's end is waited for."""
         os.read(self.wake, 4096)
         with contextlib.suppress(WorkFailed):
-            if " exception " not in flux("job", "eventlog", self.job):
+            if not re.search(r" exception .*\bseverity=0\b", flux("job", "eventlog", self.job)):
                 flux("cancel", self.job)
+            self.stopping = True
 
     def heard(self) -> None:
         """Lines from the module."""
@@ -104,6 +105,6 @@ class Mirror:
             sys.stdout.flush()
 
 
-def main(launch: int, name: str) -> int:
+def main(launch: str, name: str) -> int:
     """Be the job of a simulation."""
     return Mirror(launch, name).live()

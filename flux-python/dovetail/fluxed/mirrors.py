@@ -22,7 +22,7 @@ CANCEL, LOST = "cancel", "dovetail"  # types of exceptions
 class Simulation:
     """One launch of a simulation; `code` is None until it has ended."""
 
-    number: int
+    launch: str
     run: int
     name: str
     log: str
@@ -45,27 +45,27 @@ class Simulation:
 
 
 class Mirrors:
-    """Launches of simulations, by their numbers."""
+    """Launches of simulations, by what the control slice names them."""
 
     def __init__(self) -> None:
-        self.all: dict[int, Simulation] = {}
-        self.following: dict[Key, int] = {}
+        self.all: dict[str, Simulation] = {}
+        self.following: dict[Key, str] = {}
 
     def known(self, one: Simulation) -> Iterator[Effect]:
         """A simulation starts; or it did before us, and may have ended."""
-        self.all[one.number] = one
+        self.all[one.launch] = one
         yield from self.answer(one)
 
     def answer(self, one: Simulation) -> Iterator[Effect]:
         """Tell those who follow a simulation, for the last time if it has ended."""
-        for key in [key for key, wanted in self.following.items() if wanted == one.number]:
+        for key in [key for key, wanted in self.following.items() if wanted == one.launch]:
             if one.code is not None:
                 del self.following[key]
             yield Answer(key, one.told())
 
-    def ended(self, number: int, code: int, reason: str, *, lost: bool = False) -> Iterator[Effect]:
+    def ended(self, launch: str, code: int, reason: str, *, lost: bool = False) -> Iterator[Effect]:
         """A simulation has ended; no pod of it is left."""
-        one = self.all.get(number)
+        one = self.all.get(launch)
         if one is not None and one.code is None:
             one.code, one.reason, one.lost = code, reason, lost
             yield from self.answer(one)
@@ -74,13 +74,13 @@ class Mirrors:
         """A run is over, or all are (None): nothing of its simulations goes on."""
         for one in list(self.all.values()):
             if run in (None, one.run):
-                yield from self.ended(one.number, 1, reason, lost=True)
+                yield from self.ended(one.launch, 1, reason, lost=True)
 
-    def follow(self, key: Key, number: int) -> Iterator[Effect]:
+    def follow(self, key: Key, launch: str) -> Iterator[Effect]:
         """Tell where its log is, and then its end; an unknown one may be told of later."""
-        one = self.all.get(number)
+        one = self.all.get(launch)
         if one is None or one.code is None:
-            self.following[key] = number
+            self.following[key] = launch
         if one is not None:
             yield Answer(key, one.told())
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import secrets
 import selectors
 import signal
 import subprocess
@@ -40,7 +41,8 @@ class Planned:
         self.tell, self.watch, self.selector, self.mirror = tell, watch, selector, mirror
         self.all: dict[int, Run] = {}
         self.orders: dict[int, Mapping[str, Any]] = {}  # of those that wait
-        self.simulations: dict[int, dict[str, Any]] = {}  # launches by their numbers
+        self.simulations: dict[str, dict[str, Any]] = {}  # launches, by what names them
+        self.series = secrets.token_hex(4)  # of another control slice there may still be jobs
         self.running: subprocess.Popen[bytes] | None = None
         self.number = 0  # of the one that runs
         self.events: Tail | None = None
@@ -107,10 +109,10 @@ class Planned:
         for entry in map(json.loads, filter(None, lines)):
             name = entry.get("name", "")
             if entry.get("type") == "Launch":
-                number = len(self.simulations) + 1
+                key = f"{self.series}-{len(self.simulations) + 1}"
                 log = str(Path(self.all[self.number].output) / name / "log")
-                launch = {"number": number, "run": self.number, "name": name, "log": log}
-                self.simulations[number] = launch
+                launch = {"launch": key, "run": self.number, "name": name, "log": log}
+                self.simulations[key] = launch
                 self.tell(simulation=launch)
                 self.mirror(launch)
             elif entry.get("type") == "Finished":

@@ -140,7 +140,7 @@ def down(state: Instance, key: Key, _: Payload) -> Effects:
 
 def follow(state: Instance, key: Key, asked: Payload) -> Effects:
     """The job of a simulation: told where its log is, and its end."""
-    yield from state.mirrors.follow(key, int(asked["launch"]))
+    yield from state.mirrors.follow(key, str(asked["launch"]))
 
 
 def wait_down(state: Instance, key: Key, asked: Payload) -> Effects:
@@ -231,7 +231,7 @@ def heard(state: Instance, number: int, news: Payload) -> Effects:
 def simulation(state: Instance, news: Payload) -> Effects:
     """A simulation was launched, or has ended."""
     if "code" in news:
-        yield from state.mirrors.ended(news["number"], news["code"], news["reason"])
+        yield from state.mirrors.ended(news["launch"], news["code"], news["reason"])
     else:
         yield from state.mirrors.known(Simulation(**news))
 

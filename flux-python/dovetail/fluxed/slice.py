@@ -247,7 +247,7 @@ class Agent:
         """Answer a question, or say why not."""
         try:
             self.tell(answer=question, value=find())
-        except (OSError, api.Refused, BadInput, WorkFailed) as error:
+        except (OSError, HTTPException, api.Refused, BadInput, WorkFailed) as error:
             self.tell(answer=question, why=str(error))
 
     def invite(self, number: int, node: str) -> None:

@@ -8,7 +8,7 @@ instance's configuration and environment, nowhere else.
 As a program (`flux python dovetail_cli.py`) it is the one client of the module's requests, for
 commands and slice agents, which need no Flux bindings then: requests are lines of JSON on
 standard input, {"id", "topic", "payload", "stream"}, where the topic `submit` has a jobspec
-submitted on the cores of the job that we are in, and answers once more if that is cancelled; on
+submitted on the cores of the job that we are in, and answers again if that is told to end; on
 standard output are answers, as lines {"id", "value"} or {"id", "error": [number, text]}, and
 events: first {"event": "connected", "rank"}, and {"event": "loaded"} whenever the module was
 loaded. It ends with its input, or with the broker; then the module sees a disconnect.
@@ -188,13 +188,13 @@ class Relay:
         flux.job.event_watch_async(self.handle, job).then(self.happened, asked_)
 
     def happened(self, future: Future, asked_: dict[str, Any]) -> None:
-        """Pass on that a job which we submitted was cancelled, or may run no longer."""
+        """Pass on that a job which we submitted was told to end."""
         try:
             event = future.get_event()
         except OSError:  # it has ended and is forgotten
             return
         told = event.context if event is not None and event.name == "exception" else {}
-        if told.get("severity") == 0 and told["type"] in ("cancel", "timeout"):
+        if told.get("severity") == 0 and told["type"] != "exec":  # one that has no job may go on
             self.say({"id": asked_["id"], "value": {"cancelled": True}})
 
     def answered(self, future: Future, asked_: dict[str, Any]) -> None:
