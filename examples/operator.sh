@@ -12,7 +12,9 @@ plan=${1:-examples/pitzdaily.yaml}
 
 flux dovetail up
 flux dovetail kubectl apply --server-side -f "$FLUX_OPERATOR/config/crd/bases"
-until flux dovetail kubectl wait --for=condition=Established --all crd; do sleep 0.2; done
+# A definition that is quite new has no conditions yet, which kubectl takes for an error.
+timeout 60 sh -c 'until flux dovetail kubectl wait --for=condition=Established --all crd
+                  do sleep 0.2; done'
 # shellcheck disable=SC2016 # the job's own variables
 flux submit --output=operator.log sh -c 'umask 077
   export KUBECONFIG="$FLUX_JOB_TMPDIR/kubeconfig"

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
     from typing import NoReturn
 
-CANNOT_START = 127
 _ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+CANNOT_START = 127
 """Exit code of a child that could not become its program, as a shell has it."""
 
 _SET_PDEATHSIG, _SET_CHILD_SUBREAPER = 1, 36  # prctl(2)

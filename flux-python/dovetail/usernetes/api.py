@@ -89,7 +89,7 @@ class Client:
             link.close()
 
 
-def skew(server: str, timeout: float = 10.0) -> float:
+def skew(server: str, timeout: float = 3.0) -> float:
     """Seconds that this machine's clock is ahead of a server's, which need not be trusted.
 
     Its certificate is not checked: a wrong clock makes every certificate look wrong. Nothing is

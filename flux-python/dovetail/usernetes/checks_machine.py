@@ -252,7 +252,7 @@ def _state(name: str, words: tuple[str, ...]) -> str:
 def join_skew(server: str) -> None:
     """Refuse to join a cluster that cannot be reached, or whose certificates look wrong here."""
     try:
-        seconds = api.skew(server)
+        seconds = api.skew(server, timeout=10.0)
     except (OSError, http.client.HTTPException) as error:
         raise BadInput(f"{server}: cannot be reached from here: {error}") from None
     if abs(seconds) > MOST_SKEW:
