@@ -27,6 +27,7 @@ SETUP = TOP / "usernetes-setup"
 # Users that nobody has, another two for each run of the tests.
 USER, STRANGER = 200_000 + os.getpid(), 10_000_000 + os.getpid()
 LIMIT = 120  # seconds that anything may take on a slow machine under load
+DOWN = 30  # seconds for `down`, which promises 10: so much only if it waits for what hangs
 ROOT = os.getuid() == 0
 COMPONENTS = ("etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler",
               "containerd", "kubelet", "steward")  # fmt: skip
@@ -91,7 +92,8 @@ class Machine:
     def verb(self, verb, *words, code=0):
         self.note()
         done = subprocess.run(self.words(verb, *words), env=self.environment,
-                              capture_output=True, text=True, timeout=LIMIT)  # fmt: skip
+                              capture_output=True, text=True,
+                              timeout=DOWN if verb == "down" else LIMIT)  # fmt: skip
         self.note()
         assert done.returncode == code, (verb, done.stdout, done.stderr)
         return done

@@ -22,7 +22,7 @@ VALUE = st.recursive(
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(KEYS, inner, max_size=6),
     max_leaves=10,
 )
-FUZZ = settings(suppress_health_check=list(HealthCheck), deadline=None, max_examples=100)
+FUZZ = settings(suppress_health_check=list(HealthCheck), max_examples=100)
 
 
 def refuse_or_load(text):

@@ -44,7 +44,6 @@ def test_equal_neighbours_share_a_zone():
 
 
 @unit
-@settings(suppress_health_check=[HealthCheck.too_slow], deadline=None)
 @given(
     st.lists(st.floats(0.01, 100) | st.sampled_from([1.0, 2.0]), min_size=1, max_size=20),
     st.tuples(st.integers(1, 9), st.integers(1, 9), st.integers(1, 4)),
@@ -212,7 +211,7 @@ def test_a_damaged_mesh_is_refused_with_the_file(name, tmp_path):
 
 
 @unit
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(suppress_health_check=list(HealthCheck))
 @given(st.data())
 def test_any_bytes_are_a_mesh_or_refused(tmp_path, data):
     files = dict(data.draw(st.sampled_from(list(FORMATS.values()))))

@@ -10,7 +10,7 @@ import pytest
 from dovetail.cli import main
 from dovetail.errors import BadInput
 from dovetail.shares import parse_cpu, proportional
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 pytestmark = pytest.mark.unit
@@ -32,7 +32,6 @@ def test_shares(name):
     assert proportional(weights, total, floor) == expected
 
 
-@settings(deadline=None)
 @given(
     st.lists(st.floats(1e-12, 1e12), min_size=1, max_size=60),
     st.integers(1, 10**7),

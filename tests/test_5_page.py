@@ -186,13 +186,13 @@ def read(data: bytes) -> None:
     assert "\n" not in reason
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.binary(max_size=300), st.booleans())
 def test_no_bytes_crash_the_reader(data, magic):
     read(page.MAGIC + data if magic else data)
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=500)
 @given(
     st.lists(
         st.tuples(

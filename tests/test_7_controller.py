@@ -310,7 +310,7 @@ def plan(drawn) -> tuple[list[Spec], dict[str, Work]]:
     return specs, works
 
 
-@settings(max_examples=20, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=20, suppress_health_check=list(HealthCheck))
 @given(families, faults, st.booleans(), st.booleans(), st.sampled_from([1000, 2000, 4000]))
 def test_any_run_ends_and_keeps_its_promises(tmp_path, drawn, faults, weights, freeze, cpu):
     queue, works = plan(drawn)

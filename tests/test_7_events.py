@@ -83,7 +83,7 @@ def test_every_event_and_action_survives_json(entry):
     assert events.decode(json.loads(json.dumps(events.encode(entry)))) == entry
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=list(HealthCheck))
 @given(specs, capacities)
 def test_every_plan_survives_the_log(tmp_path, spec, capacity):
     path = tmp_path / "events.jsonl"
@@ -170,7 +170,7 @@ def test_a_missing_file_is_bad_input(tmp_path):
         events.read(tmp_path / "none")
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=300)
+@settings(suppress_health_check=list(HealthCheck), max_examples=300)
 @given(data=st.data())
 def test_any_damage_is_read_or_refused_with_a_line(path, data):
     whole = bytearray(path.read_bytes())

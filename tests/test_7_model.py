@@ -10,7 +10,7 @@ import pytest
 from dovetail.cli import main
 from dovetail.errors import BadInput
 from dovetail.model import Model
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 pytestmark = pytest.mark.unit
@@ -106,7 +106,6 @@ def test_knee(name):
     assert model.knee(up_to) == knee
 
 
-@settings(deadline=None)
 @given(
     st.floats(0.01, 1e6),
     st.integers(1, 1000),
