@@ -31,6 +31,7 @@ from dovetail import child
 from dovetail.errors import BadInput, WorkFailed
 from dovetail.fluxed import asked, services
 from dovetail.fluxed.client import SUBMIT, Client
+from dovetail.fluxed.effects import FAILED
 from dovetail.fluxed.planned import Planned, apart, end, package_environment
 from dovetail.usernetes import api, build, cluster, components, state, steward
 
@@ -185,9 +186,11 @@ class Agent:
         self.when_ended(self.starting, self.started)
 
     def join(self, line: Order) -> None:
-        """Our invitation, or why there is none."""
+        """Our invitation, or why there is none; where the module is away we ask again later."""
         if "value" in line:
             self.start("join", "-", stdin=json.dumps(line["value"]))
+        elif line["error"][0] == FAILED:
+            self.complain(f"cannot be invited: {line['error'][1]}")
 
     def started(self) -> None:
         """Our node is ready, or will never be."""
