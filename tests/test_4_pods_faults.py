@@ -156,6 +156,15 @@ def test_without_a_controller_everything_ends(cluster):  # noqa: F811
     wait_for(lambda: not cluster.traces(), lambda: f"still there: {cluster.traces()}")
 
 
+def test_an_agent_that_is_ended_while_it_starts_leaves_nothing(cluster):  # noqa: F811
+    agent = cluster.agent()
+    while not cluster.session("one").exists():
+        assert agent.poll() is None
+    agent.terminate()
+    assert agent.wait(120) == 0
+    assert not cluster.session("one").exists()
+
+
 def test_without_an_agent_a_pod_ends(cluster):  # noqa: F811
     entry = cluster.entry("sim", DOVETAIL_ORPHAN_S="1")
     assert entry.wait(120) == 143

@@ -310,11 +310,14 @@ def main() -> None:
     parser.add_argument("--cgroups", default="/sys/fs/cgroup", help="where they are mounted")
     args = parser.parse_args()
     os.umask(0o077)
-    for number in (signal.SIGTERM, signal.SIGINT):  # which process 1 of a pod would not notice
+    ending = (signal.SIGTERM, signal.SIGINT)  # which process 1 of a pod would not notice by itself
+    for number in ending:
         signal.signal(number, lambda *_: sys.exit(0))
+    masked = signal.pthread_sigmask(signal.SIG_BLOCK, ending)
     session = sweep.shared_session(args.run, args.node)
     held = sweep.join(session)  # first: what this run's dead pods left is news for the hub
     try:
+        signal.pthread_sigmask(signal.SIG_SETMASK, masked)
         sweep.sweep()
         asyncio.run(Agent(session, args.node, args.credentials, args.cgroups).run())
     finally:
