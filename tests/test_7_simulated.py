@@ -204,6 +204,20 @@ def test_a_profile_is_not_taken_while_no_node_is_ready():
     assert [note.why for note in result.notes("profile") if "of 0 cores" in note.why] == []
 
 
+def test_who_stands_still_for_a_profile_goes_on_while_no_node_is_ready():
+    def run(*faults):
+        plan = specs("a", 3, (1, 3)) + specs("b", 3, (1, 3))
+        return run_simulated(plan, {"a": IMBALANCED, "b": IMBALANCED}, TWO_CORES, faults=faults)
+
+    (begun, *_) = [t for t, a in run().actions if getattr(a, "what", "") == "profile"
+                   and "stand still" in a.why]  # fmt: skip
+    result = run(Fault(begun + 0.3, "away", "", 20.0))
+    assert states(result) == ["done"] * 6
+    soon = [a for t, a in result.actions if begun + 0.2 < t < begun + 1.0]
+    (thawed,) = [a.shares for a in soon if isinstance(a, core.Resize)]
+    assert not any(share.frozen for share in thawed.values())
+
+
 def test_a_lost_node_costs_a_restart_and_no_simulation():
     nodes = [Node("n0", 2000, 8 * GIB), Node("n1", 2000, 8 * GIB)]
     result = run_simulated(

@@ -230,8 +230,10 @@ class Controller:
             return
         watching.guard(state)
         self._short_of_capacity()
-        if state.capacity.cpu <= 0:
-            return  # nothing to share out, and nothing to measure by; what runs goes on
+        if state.capacity.cpu <= 0:  # nothing to share out, and nothing to measure by
+            if state.profiling is not None:
+                profiling.end(state)  # so that all that runs goes on
+            return
         profiling.profile(state)
         watching.follow(state)
         judging.judge(state)
