@@ -36,6 +36,7 @@ class Proxy(http.server.ThreadingHTTPServer):
         self.random = random.Random(7)
         self.rate = 0.0
         self.deaf = False  # whether watches are silent from now on
+        self.once: tuple[str, str] | None = None  # the next of that verb and path gets no answer
         self.gate = threading.Event()  # while it is not set, nothing is done and nobody answers
         self.gate.set()
         self.held = 0
@@ -75,8 +76,10 @@ class Handler(http.server.BaseHTTPRequestHandler):
         body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
         draw, proxy = self.server.random.random(), self.server
         # By chance, but often enough that each is there in a short run.
-        due = draw < proxy.rate or (proxy.rate and next(proxy.count) % 8 == 0)
-        fault = next(proxy.faults) if due else ""
+        rare = proxy.rate and len(proxy.done) < len(FAULTS) and next(proxy.count) % 6 == 0
+        fault = next(proxy.faults) if rare or draw < proxy.rate else ""
+        if proxy.once and self.command == proxy.once[0] and proxy.once[1] in self.path:
+            fault, proxy.once = "silent", None
         if fault:
             proxy.done.add(fault)
         if not proxy.gate.is_set():

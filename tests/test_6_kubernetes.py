@@ -333,6 +333,13 @@ def test_a_second_controller_is_refused(driver):
     driver.until_started("one")
 
 
+def test_the_cluster_is_given_back_though_an_answer_to_that_is_lost(proxy, driver):
+    proxy.once = ("DELETE", "/leases/")
+    driver.executor.close()
+    assert proxy.once is None
+    assert driver.site.left() == []
+
+
 def test_the_controller_waits_for_no_answer_of_the_api(proxy, driver, monkeypatch):
     one, two = driver.specs()
     driver.launch(one, 100, 100)

@@ -104,7 +104,7 @@ class Lease:
         self._thread.join()
         if not self.lost:
             with contextlib.suppress(Refused, Unreachable):
-                self._api.delete(self._path, patience=3.0)
+                self._api.delete(self._path)
 
 
 def _age(moment: str) -> float:
