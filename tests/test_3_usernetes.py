@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import argparse
+import fcntl
 import json
 import os
 import subprocess
@@ -11,7 +12,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from clusters import node
+from clusters import eventually, node
 from dovetail.errors import BadInput, WorkFailed
 from dovetail.usernetes import cgroups, cluster, components, keeper, linux, offer, state
 
@@ -98,6 +99,24 @@ def test_what_a_killed_verb_left_is_removed_and_nothing_is_made_for_that(private
     (state.root() / "one.lock").touch()
     state.wait_unlocked("one")
     assert (state.root() / "one.lock").exists(), "it goes with its cluster"
+
+
+def test_a_verb_that_is_killed_after_another_leaves_nothing_either():
+    """The first ends well, and the second begins and dies before we are woken."""
+    lock, code = state.root() / "one.lock", "from dovetail.usernetes import state"
+    waiting = [sys.executable, "-c", f"{code}; state.wait_unlocked('one')"]
+    with open(lock, "w") as first, open(lock.with_suffix(".new"), "w") as second:
+        fcntl.flock(first, fcntl.LOCK_EX)
+        fcntl.flock(second, fcntl.LOCK_EX)
+        with subprocess.Popen(waiting) as waiter:
+            assert eventually(lambda: any(
+                "->" in line and f":{lock.stat().st_ino} " in line
+                for line in Path("/proc/locks").read_text().splitlines()))  # fmt: skip
+            lock.with_suffix(".new").rename(lock)
+            first.close()
+            second.close()
+            assert waiter.wait(60) == 0
+    assert not lock.exists()
 
 
 def test_a_damaged_record_is_not_a_node():

@@ -160,19 +160,21 @@ def locked(cluster: str) -> Iterator[None]:
 
 
 def wait_unlocked(cluster: str) -> None:
-    """Wait for the verb that has the lock, and remove what is empty if it was killed.
+    """Wait for all verbs that have the lock, and remove what is empty if the last was killed.
 
     Makes nothing, not even for a moment: whoever comes after the verb may count on its clean-up.
     """
     path = _place() / f"{cluster}.lock"
-    with contextlib.suppress(FileNotFoundError):
-        descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    while True:
+        try:
+            descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return
         fcntl.flock(descriptor, fcntl.LOCK_EX)
         with contextlib.suppress(FileNotFoundError):
             if os.fstat(descriptor).st_ino == path.stat().st_ino:
-                _release(path, descriptor)
-                return
-        os.close(descriptor)
+                return _release(path, descriptor)
+        os.close(descriptor)  # its holder removed the file, and there may be another already
 
 
 def _release(path: Path, descriptor: int) -> None:
