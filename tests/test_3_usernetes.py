@@ -92,6 +92,9 @@ def test_two_verbs_do_not_change_one_cluster_at_once():
 def test_what_a_killed_verb_left_is_removed_and_nothing_is_made_for_that(private_state):
     state.wait_unlocked("one")
     assert not (private_state / "state").exists()
+    state.root()
+    state.wait_unlocked("one")
+    assert not (private_state / "state").exists()
     (state.root() / "one.lock").touch()
     state.wait_unlocked("one")
     assert not (private_state / "state").exists()

@@ -169,6 +169,8 @@ def wait_unlocked(cluster: str) -> None:
         try:
             descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
         except FileNotFoundError:
+            with contextlib.suppress(OSError):  # a question may have made it, as `root` does
+                path.parent.rmdir()
             return
         fcntl.flock(descriptor, fcntl.LOCK_EX)
         with contextlib.suppress(FileNotFoundError):
