@@ -10,10 +10,12 @@ import contextlib
 import functools
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -337,6 +339,26 @@ def test_the_cluster_is_given_back_though_an_answer_to_that_is_lost(proxy, drive
     proxy.once = ("DELETE", "/leases/")
     driver.executor.close()
     assert proxy.once is None
+    assert driver.site.left() == []
+
+
+def test_an_agent_that_is_ended_as_soon_as_it_is_there_leaves_nothing(driver):
+    def starting():
+        for file in Path("/proc").glob("[0-9]*/cmdline"):
+            with contextlib.suppress(OSError):
+                line = file.read_bytes()
+                if b"dovetail.pods.agent" in line and driver.session.run.encode() in line:
+                    return int(file.parent.name)
+        return 0
+
+    begun = time.monotonic()
+    while not (pid := starting()):
+        assert time.monotonic() < begun + LIMIT
+    os.kill(pid, signal.SIGSTOP)  # it listens to no signal yet
+    go_on = threading.Timer(2.0, os.kill, (pid, signal.SIGCONT))
+    go_on.start()
+    driver.executor.close()
+    go_on.join()
     assert driver.site.left() == []
 
 

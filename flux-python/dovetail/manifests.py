@@ -209,6 +209,7 @@ def agents(run: str, seen: Folders, image: str = IMAGE) -> Object:
         grace=5,
     )
     pod["priorityClassName"] = "dovetail-service"
+    pod["shareProcessNamespace"] = True  # process 1 would not end by a signal before it is ready
     pod["volumes"].append({"name": "hub", "secret": {"secretName": hub_secret(run)}})
     pod["containers"][0]["volumeMounts"].append({"name": "hub", "mountPath": HUB, "readOnly": True})
     return {

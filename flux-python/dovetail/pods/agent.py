@@ -310,8 +310,8 @@ def main() -> None:
     parser.add_argument("--cgroups", default="/sys/fs/cgroup", help="where they are mounted")
     args = parser.parse_args()
     os.umask(0o077)
-    ending = (signal.SIGTERM, signal.SIGINT)  # which process 1 of a pod would not notice by itself
-    for number in ending:
+    ending = (signal.SIGTERM, signal.SIGINT)
+    for number in ending:  # until here they end us, and nothing is left either
         signal.signal(number, lambda *_: sys.exit(0))
     masked = signal.pthread_sigmask(signal.SIG_BLOCK, ending)
     session = sweep.shared_session(args.run, args.node)
