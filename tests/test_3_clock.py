@@ -16,7 +16,7 @@ from email.utils import formatdate
 import pytest
 from clusters import node
 from dovetail.errors import BadInput
-from dovetail.usernetes import api, checks_machine, cluster, linux, pki
+from dovetail.usernetes import api, checks_machine, cluster, linux, pki, state
 
 pytestmark = [pytest.mark.unit, pytest.mark.usefixtures("private_state")]
 
@@ -82,6 +82,7 @@ def test_without_a_server_the_kernel_says_whether_its_clock_is_kept(monkeypatch,
 
 def test_a_joined_nodes_server_is_known():
     here = node(joined="yes", server="https://192.0.2.1:6443")
+    state.root(make=True)
     here.folder.mkdir(parents=True)
     here.save()
     assert "https://192.0.2.1:6443" in checks_machine.servers()

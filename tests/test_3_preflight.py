@@ -9,7 +9,7 @@ import re
 import resource
 
 import pytest
-from dovetail.usernetes import check, checks_kernel, checks_machine, linux
+from dovetail.usernetes import check, checks_kernel, checks_machine, linux, state
 from dovetail.usernetes import preflight as whole
 
 pytestmark = [pytest.mark.unit, pytest.mark.usefixtures("private_state")]
@@ -249,7 +249,7 @@ def test_a_container_engine_is_asked_whether_it_is_rootless(tmp_path, monkeypatc
 def test_a_network_disk_is_left_for_a_local_one_with_room(tmp_path, monkeypatch):
     (tmp_path / "local").mkdir()
     monkeypatch.setenv("TMPDIR", str(tmp_path / "local"))
-    kinds = {"state": "NFS"}
+    kinds = {state.root(make=True).name: "NFS"}
     monkeypatch.setattr(checks_machine, "_network_disk", lambda path: kinds.get(path.name, ""))
     found = checks_machine.disk()
     assert (found.level, found.who) == ("hard", "user")

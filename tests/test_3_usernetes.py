@@ -14,7 +14,16 @@ from pathlib import Path
 import pytest
 from clusters import eventually, node
 from dovetail.errors import BadInput, WorkFailed
-from dovetail.usernetes import cgroups, cluster, components, keeper, linux, offer, state
+from dovetail.usernetes import (
+    cgroups,
+    checks_machine,
+    cluster,
+    components,
+    keeper,
+    linux,
+    offer,
+    state,
+)
 
 pytestmark = [pytest.mark.unit, pytest.mark.usefixtures("private_state")]
 
@@ -72,6 +81,20 @@ def test_a_state_folder_that_is_a_link_is_refused(private_state):
         state.root()
 
 
+def test_a_state_folder_that_cannot_be_made_is_refused(private_state, monkeypatch):
+    (private_state / "file").touch()
+    monkeypatch.setenv("DOVETAIL_STATE", str(private_state / "file/state"))
+    with pytest.raises(BadInput, match="file/state cannot be made: Not a directory; set"):
+        state.root(make=True)
+    assert (checks_machine.disk().level, checks_machine.disk().who) == ("hard", "user")
+
+
+def test_whoever_only_asks_makes_no_state_folder(private_state):
+    assert (state.clusters(), state.nodes("one")) == ([], [])
+    assert checks_machine.disk().level == "ok"
+    assert list(private_state.iterdir()) == []
+
+
 def test_secrets_are_private_from_their_first_byte(private_state):
     path = private_state / "secret"
     before = os.umask(0)
@@ -92,13 +115,13 @@ def test_two_verbs_do_not_change_one_cluster_at_once():
 def test_what_a_killed_verb_left_is_removed_and_nothing_is_made_for_that(private_state):
     state.wait_unlocked("one")
     assert not (private_state / "state").exists()
-    state.root()
+    state.root(make=True)
     state.wait_unlocked("one")
     assert not (private_state / "state").exists()
-    (state.root() / "one.lock").touch()
+    (state.root(make=True) / "one.lock").touch()
     state.wait_unlocked("one")
     assert not (private_state / "state").exists()
-    state.cluster_folder("one").mkdir()
+    (state.root(make=True) / "one").mkdir()
     (state.root() / "one.lock").touch()
     state.wait_unlocked("one")
     assert (state.root() / "one.lock").exists(), "it goes with its cluster"
@@ -106,7 +129,7 @@ def test_what_a_killed_verb_left_is_removed_and_nothing_is_made_for_that(private
 
 def test_a_verb_that_is_killed_after_another_leaves_nothing_either():
     """The first ends well, and the second begins and dies before we are woken."""
-    lock, code = state.root() / "one.lock", "from dovetail.usernetes import state"
+    lock, code = state.root(make=True) / "one.lock", "from dovetail.usernetes import state"
     waiting = [sys.executable, "-c", f"{code}; state.wait_unlocked('one')"]
     with open(lock, "w") as first, open(lock.with_suffix(".new"), "w") as second:
         fcntl.flock(first, fcntl.LOCK_EX)
@@ -123,7 +146,7 @@ def test_a_verb_that_is_killed_after_another_leaves_nothing_either():
 
 
 def test_a_damaged_record_is_not_a_node():
-    folder = state.cluster_folder("c") / "nodes/n"
+    folder = state.root(make=True) / "c/nodes/n"
     folder.mkdir(parents=True)
     (folder / "node.json").write_text('{"cluster": "c"')
     assert state.nodes("c") == []
@@ -173,7 +196,7 @@ def test_removal_never_follows_a_mount(tmp_path, monkeypatch):
 
 
 def test_a_keeper_whose_input_is_wrong_leaves_nothing(private_state):
-    folder = state.cluster_folder("c") / "nodes/new-1"
+    folder = state.root(make=True) / "c/nodes/new-1"
     folder.mkdir(mode=0o700, parents=True)
     here = node(name="new-1", address="", joined='{"no": "authority"}')
     state.write_private(folder / "node.json", json.dumps(vars(here)))
@@ -193,7 +216,7 @@ def test_a_join_file_that_is_none_is_refused(tmp_path):
 
 def test_ending_what_is_not_there_is_fine():
     cluster.down("nothing")
-    assert list(Path(state.root()).iterdir()) == []
+    assert not state.root().exists()
 
 
 @pytest.mark.parametrize("group", ["", "/", "/dovetail-0", "/user.slice"])

@@ -7,7 +7,7 @@ import json
 
 import pytest
 from clusters import node
-from dovetail.usernetes import components, rootless, runtime
+from dovetail.usernetes import components, rootless, runtime, state
 
 pytestmark = [pytest.mark.unit, pytest.mark.usefixtures("private_state")]
 
@@ -52,6 +52,7 @@ def test_our_own_namespaces_are_not_joined_again():
 
 def test_every_component_listens_on_the_nodes_address_alone():
     here = node()
+    state.root(make=True)
     here.folder.mkdir(parents=True)
     commands = [components.etcd(here), *components.control_plane(here, lambda: True)]
     commands.append(runtime.containerd(here, rootless=True, few_ids=True))
@@ -70,6 +71,7 @@ def test_every_component_listens_on_the_nodes_address_alone():
 
 def test_the_kubelet_reserves_all_that_was_not_given():
     here = node(memory=1 << 30, cpus="0")
+    state.root(make=True)
     here.folder.mkdir(parents=True)
     components.kubelet(here, False, lambda: True)
     reserved = json.loads((here.folder / "kubelet.json").read_text())["systemReserved"]
@@ -86,6 +88,7 @@ def test_the_kubelet_reserves_all_that_was_not_given():
 )
 def test_exec_and_attach_are_served_by_tls_on_loopback_alone(network, address, served):
     here = node(network=network, address=address)
+    state.root(make=True)
     here.folder.mkdir(parents=True)
     runtime.containerd(here, rootless=False, few_ids=False)
     text = (here.folder / "containerd.toml").read_text()

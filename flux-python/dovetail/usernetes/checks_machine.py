@@ -31,10 +31,14 @@ def disk() -> Check:
     """A local disk with room under clusters and images."""
     folder = state.root()
     fix = f"export DOVETAIL_STATE={_better_place(ROOM)}"
-    if kind := _network_disk(folder):
+    place = next(path for path in (folder, *folder.parents) if path.exists())
+    if not (place.is_dir() and os.access(place, os.W_OK)):
+        found = f"{folder} cannot be used: {place} is no directory that you can write to"
+        return Check("disk", "hard", found, fix, "user")
+    if kind := _network_disk(place):
         found = f"{folder} is on {kind}: no image can be unpacked there"
         return Check("disk", "hard", found, fix, "user")
-    free = shutil.disk_usage(folder).free
+    free = shutil.disk_usage(place).free
     if free < ROOM:
         return Check("disk", "hard", f"{folder}: {free >> 20} MiB free, 1 GiB needed", fix, "user")
     return Check("disk", "ok", f"{folder}: local, {free >> 30} GiB free")

@@ -85,14 +85,25 @@ def _place() -> Path:
     return Path(os.environ.get("DOVETAIL_STATE", f"/tmp/dovetail-kube-{os.getuid()}"))
 
 
-def root() -> Path:
-    """The folder of all of this user's clusters, made if missing; refused if others can get in."""
+def root(make: bool = False) -> Path:
+    """The folder of all of this user's clusters; refused if others can get in.
+
+    Made only for who is about to put something in. Raises BadInput.
+    """
     wanted, found = _place(), None
     while found is None:
-        with contextlib.suppress(FileExistsError):
-            wanted.mkdir(mode=0o700, parents=True)
-        with contextlib.suppress(FileNotFoundError):  # a verb's end removed it in between
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
             found = wanted.lstat()
+            continue
+        if not make:
+            return wanted
+        try:
+            wanted.mkdir(mode=0o700, parents=True, exist_ok=True)
+        except OSError as error:
+            raise BadInput(
+                f"{wanted} cannot be made: {error.strerror}; "
+                "set DOVETAIL_STATE to a folder on a local disk that you can write to"
+            ) from error
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
         raise BadInput(
             f"{wanted}: must be a directory of yours that nobody else can open (mode 0700); "
@@ -126,7 +137,7 @@ def nodes(cluster: str) -> list[Node]:
 
 def clusters() -> list[str]:
     """Names of this user's clusters on this machine, running or not."""
-    return sorted(path.name for path in root().iterdir() if path.is_dir())
+    return sorted(path.name for path in root().glob("*") if path.is_dir())
 
 
 @contextlib.contextmanager
@@ -137,7 +148,7 @@ def locked(cluster: str) -> Iterator[None]:
     last cluster. Raises WorkFailed if another verb holds the lock.
     """
     while True:
-        path = root() / f"{checked_name(cluster, 'cluster', 20)}.lock"
+        path = root(make=True) / f"{checked_name(cluster, 'cluster', 20)}.lock"
         try:
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except FileNotFoundError:
@@ -169,7 +180,7 @@ def wait_unlocked(cluster: str) -> None:
         try:
             descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
         except FileNotFoundError:
-            with contextlib.suppress(OSError):  # a question may have made it, as `root` does
+            with contextlib.suppress(OSError):  # of a verb that was killed before it had a lock
                 path.parent.rmdir()
             return
         fcntl.flock(descriptor, fcntl.LOCK_EX)
