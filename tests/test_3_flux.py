@@ -128,7 +128,7 @@ def let_go(flux, name="sim-1"):
 
 
 def test_every_simulation_is_a_job(flux):
-    flux.plan("echo begun; until [ -e go ]; do sleep 0.2; done; echo over; exit 7", count=3)
+    flux.plan("echo begun; until [ -e go ]; do sleep 0.2; done; echo over; exit 7", count=4)
     job = flux.batch("flux dovetail submit --wait-up plan.yaml; sleep 1000")
     uri = flux.inside(job)
 
@@ -161,11 +161,15 @@ def test_every_simulation_is_a_job(flux):
     told = running("sim-3")
     flux.run("job", "wait-event", "-W", "-p", "guest.output", told, "data", uri=uri)
     flux.run("job", "kill", told, uri=uri)
-    flux.run("dovetail", "wait", "--all", uri=uri, code=1)
     assert ended(told).startswith("CANCELED ")
+    assert eventually(lambda: running("sim-4"))
+    killed = running("sim-4")
+    flux.run("job", "kill", "-s", "KILL", killed, uri=uri)
+    flux.run("dovetail", "wait", "--all", uri=uri, code=1)
+    assert ended(killed).startswith("FAILED 137 ")
     text = (flux.work / "dovetail-out-1" / "summary.json").read_text()
     reasons = [one["reason"] for one in json.loads(text)["simulations"]]
-    assert reasons == ["exit code 7: over", "cancelled", "cancelled"]
+    assert reasons == ["exit code 7: over", "cancelled", "cancelled", "cancelled"]
     flux.run("cancel", job)
     flux.wait(job)
 

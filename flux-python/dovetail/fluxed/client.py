@@ -22,7 +22,7 @@ RELAY = Path(__file__).with_name("cli") / "dovetail_cli.py"
 SUBMIT = "submit"
 """Instead of a topic: submit a jobspec, the payload, on the cores of the job that we are in.
 
-The first answer is the `job`; a later one has `cancelled` if that is told to end.
+The first answer is the `job`; a later one has `cancelled` if that is told to end, or killed.
 """
 NOT_LOADED = (
     "Dovetail is not loaded in this Flux instance: start one with --dovetail, "

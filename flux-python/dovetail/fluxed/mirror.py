@@ -4,7 +4,7 @@
 Inputs: what names its launch, and its name. Outputs: the simulation's output and exit code,
 and an exception of the job where that is not how its program ended. It lives as long as the
 simulation's pods, also when it is cancelled: then the control slice's agent, which submitted it,
-has the simulation stopped.
+has the simulation stopped, as it has when we are killed before we can say that.
 """
 
 from __future__ import annotations

@@ -138,7 +138,7 @@ class Agent:
             self.mirrors[self.client.send(SUBMIT, spec)] = launch
 
     def mirrored(self, line: Order) -> None:
-        """A simulation has a job, or goes on without; or that was cancelled."""
+        """A simulation has a job, or goes on without; or that was cancelled or killed."""
         launch = self.mirrors[line["id"]]
         if "error" in line:
             why = line["error"][1]

@@ -188,13 +188,16 @@ class Relay:
         flux.job.event_watch_async(self.handle, job).then(self.happened, asked_)
 
     def happened(self, future: Future, asked_: dict[str, Any]) -> None:
-        """Pass on that a job which we submitted was told to end."""
+        """Pass on that a job which we submitted was told to end, or was killed."""
         try:
             event = future.get_event()
         except OSError:  # it has ended and is forgotten
             return
-        told = event.context if event is not None and event.name == "exception" else {}
-        if told.get("severity") == 0 and told["type"] != "exec":  # one that has no job may go on
+        told = event.context if event is not None else {}
+        fatal = told.get("severity") == 0
+        if fatal and told["type"] == "exec":
+            asked_["lost"] = True  # by Flux, and not for the user's wish: one without may go on
+        elif fatal or (told.get("status", 0) >> 8 > 128 and "lost" not in asked_):
             self.say({"id": asked_["id"], "value": {"cancelled": True}})
 
     def answered(self, future: Future, asked_: dict[str, Any]) -> None:
