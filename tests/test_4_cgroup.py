@@ -40,6 +40,7 @@ def tree(tmp_path, own, groups):
         (directory / "cgroup.controllers").write_text(controllers)
         (directory / "cgroup.subtree_control").write_text(subtree)
         (directory / "cgroup.procs").write_text(processes)
+        (directory / "cgroup.type").write_text("domain\n")
     (tmp_path / "mountinfo").write_text(f"30 29 0:26 / {tmp_path}/fs rw - cgroup2 cgroup2 rw\n")
     (tmp_path / "own").write_text(f"0::/{own}\n")
     found = cgroup.find(str(tmp_path / "mountinfo"), str(tmp_path / "own"))
@@ -47,9 +48,14 @@ def tree(tmp_path, own, groups):
 
 
 def test_version_2_takes_the_nearest_group_that_shares_out_cpu(tmp_path):
-    groups = {"app": ("cpu memory", "cpu", ""), "app/scope": ("cpu", "", "1\n")}
-    groups["app/scope"] = ("memory", "memory", "1\n")
+    groups = {"app": ("cpu memory", "cpu", ""), "app/scope": ("memory", "memory", "1\n")}
     assert tree(tmp_path, "app/scope", groups) == ["app"]
+
+
+def test_version_2_takes_no_group_that_has_processes_though_it_was_delegated(tmp_path):
+    groups = {"app": ("cpu memory", "cpu", ""), "app/scope": ("cpu", "", "1\n")}
+    assert tree(tmp_path, "app/scope", groups) == ["app"]
+    assert (tmp_path / "fs/app/scope/cgroup.subtree_control").read_text() == ""
 
 
 def test_version_2_switches_cpu_on_where_it_is_delegated(tmp_path):

@@ -189,13 +189,17 @@ def _delegated(point: str, path: str, cpu: bool) -> str:
     """The nearest group above, ourselves included, that this user may extend; empty if none.
 
     A process may only be moved by who may write to the common parent, hence the second test.
-    A group with processes of its own cannot give weights to its children, hence the search.
+    A group with processes of its own, if it is not the root, cannot give weights to children:
+    the kernel lets it have the controller, and then no process into the children.
     """
     while True:
         if _usable(path) and os.access(os.path.join(path, "cgroup.procs"), os.W_OK):
             if not cpu:
                 return path
             with contextlib.suppress(OSError):
+                root = not os.path.exists(os.path.join(path, "cgroup.type"))
+                if not root and _read(os.path.join(path, "cgroup.procs")):
+                    raise PermissionError
                 if "cpu" not in _read(os.path.join(path, "cgroup.subtree_control")).split():
                     if "cpu" not in _read(os.path.join(path, "cgroup.controllers")).split():
                         raise PermissionError
