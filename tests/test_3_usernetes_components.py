@@ -56,7 +56,7 @@ def test_every_component_listens_on_the_nodes_address_alone():
     here.folder.mkdir(parents=True)
     commands = [components.etcd(here), *components.control_plane(here, lambda: True)]
     commands.append(runtime.containerd(here, rootless=True, few_ids=True))
-    commands.append(components.kubelet(here, True, lambda: True))
+    commands.append(components.kubelet(here, here.group, True, lambda: True))
     text = " ".join(word for command in commands for word in command.words)
     text += (here.folder / "kubelet.json").read_text()
     text += (here.folder / "containerd.toml").read_text()
@@ -73,7 +73,7 @@ def test_the_kubelet_reserves_all_that_was_not_given():
     here = node(memory=1 << 30, cpus="0")
     state.root(make=True)
     here.folder.mkdir(parents=True)
-    components.kubelet(here, False, lambda: True)
+    components.kubelet(here, here.group, False, lambda: True)
     reserved = json.loads((here.folder / "kubelet.json").read_text())["systemReserved"]
     assert int(reserved["memory"]) == components.host_memory() - (1 << 30)
 
@@ -95,5 +95,5 @@ def test_exec_and_attach_are_served_by_tls_on_loopback_alone(network, address, s
     assert f'stream_server_address = "{served}"' in text
     assert "enable_tls_streaming = true" in text
     assert f'tls_cert_file = "{here.folder}/stream.crt"' in text
-    kubelet = components.kubelet(here, False, lambda: True)
+    kubelet = components.kubelet(here, here.group, False, lambda: True)
     assert kubelet.environment["SSL_CERT_FILE"] == f"{here.folder}/stream.crt"

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: LGPL-3.0-or-later
 """Control groups of a node (step 3): made, pinned to cores, emptied and removed.
 
-Version 1 and hybrid (one folder for each controller) were tried; version 2 is written to the
-kernel's documentation and marked untried in the guide. Invariants: nothing outside the
-node's own groups is written, and every process of the node is in them.
+Version 1 and hybrid have a folder for each controller, version 2 one for all. Invariants: nothing
+outside the node's own groups is written, but that on version 2 the groups above it, where they
+are the user's, let it have controllers; and every process of the node is in them.
 """
 
 from __future__ import annotations
@@ -110,9 +110,8 @@ def make(group: str, cpus: str) -> None:
     for folder in folders(group):
         folder.mkdir(parents=True, exist_ok=True)
         if unified():
-            for parent in [*reversed(folder.relative_to(ROOT).parents)][1:]:
+            for parent in reversed(folder.relative_to(ROOT).parents):
                 _delegate(ROOT / parent)
-            _delegate(folder)
         if (folder / "cpuset.cpus").exists():
             _fill_cpuset(folder, cpus)
         # As many shares as that many processes of the host would have: with the default a
@@ -128,9 +127,36 @@ def make(group: str, cpus: str) -> None:
 
 
 def _delegate(folder: Path) -> None:
+    """Switch the controllers on for the groups below, if this group is ours (version 2)."""
     wanted = {"cpu", "cpuset", "memory", "pids", "io"}
-    for name in wanted & set((folder / "cgroup.controllers").read_text().split()):
-        (folder / "cgroup.subtree_control").write_text(f"+{name}")
+    if os.access(folder / "cgroup.subtree_control", os.W_OK):
+        for name in wanted & set((folder / "cgroup.controllers").read_text().split()):
+            (folder / "cgroup.subtree_control").write_text(f"+{name}")
+
+
+def show(group: str, staging: Path) -> None:
+    """On version 2, let this mount namespace have the group as the root of all groups.
+
+    A kubelet insists on every controller that the root has, and a user is never given all. Then
+    the controllers are switched on for the groups below: only until then a process can be in it.
+    """
+
+    def mount() -> None:
+        enter(group)
+        linux.unshare(linux.NEWCGROUP)
+        linux.mount("cgroup2", str(staging), "cgroup2")
+
+    staging.mkdir()
+    if problem := linux.in_child(mount):
+        raise OSError(f"cannot mount the node's control groups: {problem}")
+    linux.mount(str(staging), str(ROOT), "", linux.BIND)  # the kernel refuses it on itself else
+    linux.unmount(str(staging))
+    _delegate(ROOT)
+
+
+def root(group: str) -> str:
+    """What the node's group is called in its own mount namespace."""
+    return "/" if unified() else group
 
 
 def _fill_cpuset(folder: Path, cpus: str) -> None:
@@ -151,8 +177,16 @@ def enter(group: str) -> None:
 
 
 def leave(group: str) -> None:
-    """Move this process out of the node's group, as far as its user may."""
-    enter("/" if os.getuid() == 0 and linux.initial_user() else str(Path(group).parent))
+    """Move this process out of the node's group, as far as its user may; OSError if it cannot.
+
+    On version 2 the group above has none but groups in it: the service manager's own holds us.
+    """
+    if os.getuid() == 0 and linux.initial_user():
+        enter("/")
+    elif unified():
+        enter(f"{Path(group).parent}/init.scope")
+    else:
+        enter(str(Path(group).parent))
 
 
 def _tree(group: str) -> list[Path]:

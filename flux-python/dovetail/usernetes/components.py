@@ -145,10 +145,10 @@ def _manager(node: Node, pki: Path) -> list[str]:
     ]
 
 
-def kubelet(node: Node, rootless: bool, ready: Callable[[], bool]) -> Command:
+def kubelet(node: Node, group: str, rootless: bool, ready: Callable[[], bool]) -> Command:
     """The kubelet: offers the node's memory alone, by reserving the rest.
 
-    Its cores are all that it sees; see `supervisor.private_view`.
+    Its cores are all that it sees; see `supervisor.private_view`. The `group` is the node's.
     """
     pki, data = cluster_folder(node.cluster) / "pki", node.folder / "kubelet"
     spare_memory = host_memory() - node.memory
@@ -167,7 +167,7 @@ def kubelet(node: Node, rootless: bool, ready: Callable[[], bool]) -> Command:
         "authorization": {"mode": "Webhook"},
         "containerRuntimeEndpoint": f"unix://{node.folder}/run/containerd.sock",
         "cgroupDriver": "cgroupfs",
-        "cgroupRoot": node.group,
+        "cgroupRoot": group,
         "failCgroupV1": False, "failSwapOn": False,
         "makeIPTablesUtilChains": False,
         "oomScoreAdj": 0,

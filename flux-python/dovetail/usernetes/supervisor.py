@@ -114,6 +114,8 @@ def private_view(node: Node) -> None:
         stand_in.write_text(f"{value}\n")
         with contextlib.suppress(OSError):
             linux.mount(str(stand_in), f"/proc/sys/{name}", "", linux.BIND)
+    if cgroups.unified():
+        cgroups.show(node.group, staging / "cgroup")
     show_programs()
 
 
@@ -136,7 +138,7 @@ def commands(
         return [
             runtime.containerd(node, rootless, few_ids),
             runtime.images(node),
-            components.kubelet(node, rootless, socket),
+            components.kubelet(node, cgroups.root(node.group), rootless, socket),
         ]
     pki = cluster_folder(node.cluster) / "pki"
     server = f"https://{node.address}:{node.ports['server']}"
@@ -147,7 +149,7 @@ def commands(
         *components.control_plane(node, up),
         runtime.containerd(node, rootless, few_ids),
         runtime.images(node),
-        components.kubelet(node, rootless, socket),
+        components.kubelet(node, cgroups.root(node.group), rootless, socket),
         steward.command(node, up),
         *([bridge.proxy(node, up), bridge.forwarder(node, entrance, up)] if entrance else []),
     ]
@@ -178,6 +180,8 @@ def remove_all(node: Node) -> None:
         except ChildProcessError:
             break
     with contextlib.suppress(OSError):
+        if cgroups.unified():
+            linux.unmount(str(cgroups.ROOT))  # ours; below it is the machine's
         cgroups.leave(node.group)
     left = cgroups.remove(node.group, time.monotonic() + 5)
     sweep.sweep()  # of simulations whose pods were just killed
