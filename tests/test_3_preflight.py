@@ -185,23 +185,31 @@ def test_the_kernel_is_asked_for_what_it_cannot_have(monkeypatch):
     assert "not supported" in linux.in_child(unknown_kind)
 
 
-@pytest.mark.parametrize(
-    ("manager", "mends", "who"),
-    [("cpu cpuset io memory pids", "systemd-run --user --scope -p Delegate=yes", "user"),
-     ("memory pids", "Delegate=cpu cpuset io memory pids", "admin")],
-)  # fmt: skip
-def test_on_version_2_the_user_opens_a_scope_where_the_manager_may(
-    machine, monkeypatch, tmp_path, manager, mends, who
+@pytest.mark.parametrize("login", ["session-1.scope", "user@1000.service/app.slice"])
+@pytest.mark.parametrize("offered", ["cpu cpuset io memory pids", "memory pids"])
+def test_on_version_2_a_scope_is_taken_where_the_service_manager_may(
+    machine, monkeypatch, tmp_path, login, offered
 ):
-    monkeypatch.setattr(checks_kernel.cgroups, "ROOT", tmp_path)
-    monkeypatch.setattr(checks_kernel.cgroups, "problems", lambda: ["not delegated"])
+    cgroups, user = checks_kernel.cgroups, tmp_path / "user.slice/user-1000.slice"
+    ours = [user / "user@1000.service", user / "user@1000.service/app.slice"]
+    monkeypatch.setattr(cgroups, "ROOT", tmp_path)
+    monkeypatch.setattr(cgroups, "RUN", tmp_path / "run")
+    monkeypatch.setattr(cgroups, "base", lambda: f"/user.slice/user-1000.slice/{login}")
+    monkeypatch.setattr(cgroups, "_owned", lambda folder: folder in ours)
     (tmp_path / "cgroup.controllers").touch()
-    folder = tmp_path / "user.slice/user-1000.slice/user@1000.service"
-    folder.mkdir(parents=True)
-    (folder / "cgroup.controllers").write_text(manager)
+    for folder in (*ours, user / "session-1.scope"):
+        folder.mkdir(parents=True)
+        (folder / "cgroup.controllers").write_text(offered)
+    assert cgroups.scope() == []
+    (tmp_path / "run/1000/systemd").mkdir(parents=True)
+    (tmp_path / "run/1000/systemd/private").touch()
+    assert (cgroups.scope() != []) == login.startswith("session")
     found = checks_kernel.control_groups()
-    assert (found.level, found.who) == ("hard", who)
-    assert mends in found.fix
+    if offered == "memory pids":
+        assert (found.level, found.who) == ("hard", "admin")
+        assert "Delegate=cpu cpuset io memory pids" in found.fix
+    else:
+        assert found.level == "ok"
 
 
 def test_every_gap_comes_with_a_command_and_who_types_it():

@@ -20,6 +20,7 @@ from dovetail.usernetes import linux
 from dovetail.usernetes.components import numbers
 
 ROOT = Path("/sys/fs/cgroup")
+RUN = Path("/run/user")
 MARK = "dovetail."
 NEEDED = ("cpu", "cpuacct", "cpuset", "memory", "pids")
 
@@ -47,8 +48,8 @@ def hierarchies(kind: str = "cgroup") -> list[Path]:
 def base() -> str:
     """The group below which this user may make groups, as a path within the hierarchies.
 
-    Version 1: the one that an administrator made, or root makes. Version 2: the nearest group
-    above this process that the user owns, which is what systemd's `Delegate=` gives.
+    Version 1: the one that an administrator made, or root makes. Version 2: the highest of the
+    groups above this process that the user owns, or if none is, its own; see `scope`.
     """
     if not unified():
         return f"/dovetail-{os.getuid()}"
@@ -65,10 +66,35 @@ def base() -> str:
     return str(path)
 
 
+def scope() -> list[str]:
+    """What to put before a command so that there are groups that the user owns above it.
+
+    On version 2 a login's or a job's are not, but a service manager's are, which most users have.
+    """
+    if not unified() or os.getuid() == 0 or _owned(ROOT / base()[1:]):
+        return []
+    usable = _owned(_manager()) and os.access(f"{RUN}/{os.getuid()}/systemd/private", os.W_OK)
+    return ["systemd-run", "--user", "--scope", "--quiet", "--"] if usable else []
+
+
+def scoped() -> dict[str, str]:
+    """The environment that this needs."""
+    return {"XDG_RUNTIME_DIR": f"{RUN}/{os.getuid()}"}
+
+
+def _manager() -> Path:
+    """The group of this user's service manager."""
+    return ROOT / f"user.slice/user-{os.getuid()}.slice/user@{os.getuid()}.service"
+
+
+def _owned(folder: Path) -> bool:
+    return os.access(folder / "cgroup.subtree_control", os.W_OK)
+
+
 def problems() -> list[str]:
     """Why no node can run here, one line for each reason; empty if one can."""
     if unified():
-        top = ROOT / base()[1:]
+        top = _manager() if scope() else ROOT / base()[1:]
         if os.getuid() == 0:
             return [] if os.access(ROOT, os.W_OK) else ["/sys/fs/cgroup is read-only"]
         try:
@@ -77,7 +103,7 @@ def problems() -> list[str]:
             return [f"{top}: {error.strerror}"]
         missing = {"cpu", "cpuset", "memory", "pids"} - offered
         lines = [f"controllers not delegated: {' '.join(sorted(missing))}"] if missing else []
-        if not os.access(top / "cgroup.subtree_control", os.W_OK):
+        if not _owned(top):
             lines.append(f"{top} is not delegated to this user")
         return lines
     mounted = {path.name: path for path in hierarchies()}
@@ -114,12 +140,13 @@ def make(group: str, cpus: str) -> None:
                 _delegate(ROOT / parent)
         if (folder / "cpuset.cpus").exists():
             _fill_cpuset(folder, cpus)
-        # As many shares as that many processes of the host would have: with the default a
-        # cluster of any size would get as much as one process that runs beside it.
+        # As much as that many processes of the host would have: with the default a cluster of
+        # any size would get as much as one process that runs beside it.
         for shared, cores in ((folder.parent, os.cpu_count()), (folder, len(numbers(cpus)))):
-            with contextlib.suppress(OSError):  # a user's parent group is its maker's
-                if (shared / "cpu.shares").exists():
-                    (shared / "cpu.shares").write_text(str(1024 * (cores or 1)))
+            for file, one, most in (("cpu.shares", 1024, 262144), ("cpu.weight", 100, 10000)):
+                with contextlib.suppress(OSError):  # a user's parent group is its maker's
+                    if (shared / file).exists():
+                        (shared / file).write_text(str(min(most, one * (cores or 1))))
         (folder / "system").mkdir(exist_ok=True)
         if not unified() and (folder / "cpuset.cpus").exists():
             _fill_cpuset(folder / "system", cpus)
@@ -129,7 +156,7 @@ def make(group: str, cpus: str) -> None:
 def _delegate(folder: Path) -> None:
     """Switch the controllers on for the groups below, if this group is ours (version 2)."""
     wanted = {"cpu", "cpuset", "memory", "pids", "io"}
-    if os.access(folder / "cgroup.subtree_control", os.W_OK):
+    if _owned(folder):
         for name in wanted & set((folder / "cgroup.controllers").read_text().split()):
             (folder / "cgroup.subtree_control").write_text(f"+{name}")
 

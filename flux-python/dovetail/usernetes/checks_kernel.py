@@ -79,11 +79,10 @@ def control_groups() -> Check:
     name, version = "control groups", "version 2" if cgroups.unified() else "version 1"
     problems = cgroups.problems()
     if not problems:
-        return Check(name, "ok", f"{version}, below {cgroups.base()}")
+        place = "in a scope of its own" if cgroups.scope() else f"below {cgroups.base()}"
+        return Check(name, "ok", f"{version}, {place}")
     who = "admin"
-    if cgroups.unified() and _manager_has_all():
-        fix, who = "systemd-run --user --scope -p Delegate=yes $SHELL", "user"
-    elif cgroups.unified():
+    if cgroups.unified():
         fix = ("mkdir -p /etc/systemd/system/user@.service.d && printf "
                "'[Service]\\nDelegate=cpu cpuset io memory pids\\n' "
                "> /etc/systemd/system/user@.service.d/delegate.conf && "
@@ -93,13 +92,6 @@ def control_groups() -> Check:
     else:
         fix = f"{build.setup_folder()}/delegate {os.getuid()}   (once after each boot)"
     return Check(name, "hard", f"{version}: {problems[0]}", fix, who)
-
-
-def _manager_has_all() -> bool:
-    """Whether this user's service manager has what a node needs, and only a scope is missing."""
-    uid = os.getuid()
-    manager = cgroups.ROOT / f"user.slice/user-{uid}.slice/user@{uid}.service"
-    return {"cpu", "cpuset", "memory", "pids"} <= set(read(manager / "cgroup.controllers").split())
 
 
 def linger() -> Check:

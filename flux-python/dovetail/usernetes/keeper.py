@@ -257,8 +257,12 @@ def start(folder: Path) -> Handle:
     paths = [str(Path(__file__).resolve().parents[2]), os.environ.get("PYTHONPATH", "")]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
     log = os.open(folder / "keeper.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    command = [sys.executable, "-m", "dovetail.usernetes.keeper", str(folder), str(theirs.fileno())]
+    if scope := cgroups.scope():
+        command = [*scope, *command]
+        environment.update(cgroups.scoped())
     started = subprocess.Popen(
-        [sys.executable, "-m", "dovetail.usernetes.keeper", str(folder), str(theirs.fileno())],
+        command,
         stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd="/", start_new_session=True,
         pass_fds=[theirs.fileno()], env=environment,
     )  # fmt: skip

@@ -23,6 +23,8 @@ NEWNS, NEWIPC, NEWUSER, NEWPID, NEWNET = 0x20000, 0x8000000, 0x10000000, 0x20000
 NEWCGROUP = 0x2000000
 BIND, REC, RDONLY, REMOUNT, PRIVATE = 0x1000, 0x4000, 0x1, 0x20, 0x40000
 PR_SET_PDEATHSIG = 1
+# What components insist on writing to in /run, /var/lib and /var/log.
+WRITTEN = {"cni", "containerd", "containers", "dovetail", "kubelet", "netns", "pods"}
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -54,13 +56,14 @@ def mount(source: str, target: str, kind: str = "", flags: int = 0, data: str = 
 def copy_up(folder: str, staging: Path) -> None:
     """Make a system folder writable for this mount namespace alone.
 
-    An empty file system takes its place, with every entry of the old one bound into it, so
-    that what the components insist on writing there (`/run/containerd`, `/var/lib/kubelet`)
-    stays private and vanishes with the namespace.
+    An empty file system takes its place, with every entry of the old one bound into it but for
+    those of `WRITTEN`. These stay private, vanish with the namespace, and may be another's.
     """
     staging.mkdir(mode=0o755)
     mount("dovetail", str(staging), "tmpfs", 0, "mode=755,size=16m")
     for entry in os.scandir(folder):
+        if entry.name in WRITTEN:
+            continue
         copy = staging / entry.name
         if entry.is_symlink():
             copy.symlink_to(os.readlink(entry.path))
