@@ -141,6 +141,9 @@ class Machine:
             inside = [path for path in group.iterdir() if path.is_dir()]
             ours = [path for path in inside if path.name.split(".", 2)[-1] in self.nodes]
             found += map(str, ours or ([] if inside or self.rootless else [group]))
+        manager = f"user.slice/user-{self.uid}.slice/user@{self.uid}.service"  # version 2
+        groups = Path("/sys/fs/cgroup").glob(f"{manager}/dovetail.*")
+        found += [str(path) for path in groups if path.name.split(".", 2)[-1] in self.nodes]
         mounts = Path("/proc/self/mountinfo").read_text().splitlines()
         found += [line for line in mounts if str(self.folder) in line]
         found += {line.split()[3] for line in mounts} & self.networks
@@ -273,8 +276,12 @@ def start(machine, made, name, command="exec sleep 1000", **more):
 def container_group(made, thing, controller):
     """The folder of a pod's container in one hierarchy, once it is there."""
     identity = thing["status"]["containerStatuses"][0]["containerID"].split("//")[1]
-    top = Path(f"/sys/fs/cgroup/{controller}{made['group']}")
-    return next(top.rglob(identity))
+    return next(groups_of(made, controller).rglob(identity))
+
+
+def groups_of(made, controller):
+    """The folder of a node's group, in one hierarchy of version 1 or in the only one."""
+    return cgroups.ROOT / ("" if cgroups.unified() else controller) / made["group"][1:]
 
 
 def record(made):

@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
-from clusters import LIMIT
+from clusters import LIMIT, groups_of
 from dovetail import core, manifests
 from dovetail.executors import cluster
 from dovetail.executors.kubernetes import KubernetesExecutor
@@ -115,7 +115,7 @@ class Driver:
         found = {}
         for thing in self.site.pods(name):
             index = int(thing["metadata"]["labels"][manifests.INDEX])
-            top = Path(f"/sys/fs/cgroup/cpu{self.site.made['group']}")
+            top = groups_of(self.site.made, "cpu")
             group = next(top.rglob(f"pod{thing['metadata']['uid']}"))
             path = group / file
             found[index] = (path if path.exists() else group / other).read_text()

@@ -26,6 +26,7 @@ from dovetail import core, kubeapi, manifests, placement
 from dovetail.errors import BadInput
 from dovetail.executors import cluster
 from dovetail.executors.nodes import Nodes
+from dovetail.usernetes import cgroups
 from driven import Driver, shares
 from faultyproxy import Proxy
 
@@ -66,8 +67,9 @@ def test_each_pod_is_born_with_its_own_request_and_resized_without_a_restart(dri
 
     rows = driver.until(as_wanted)
     shown = cli("status", str(driver.out)).splitlines()
+    weight = "cpu.weight" if cgroups.unified() else "cpu.shares"
     for row in rows:
-        cells = ["one", driver.site.made["node"], f"{row['cpu']}m", f"cpu.shares {row['value']}"]
+        cells = ["one", driver.site.made["node"], f"{row['cpu']}m", f"{weight} {row['value']}"]
         assert any(all(cell in line for cell in cells) for line in shown), shown
     assert json.loads(cli("status", "--json", str(driver.out)))["groups"] == rows
 

@@ -7,8 +7,7 @@ that the cpu controller is switched on for the children of a delegated group wit
 
 Works with version 1 (`cpu` and `freezer`), version 2, and both at once, where weights come
 from version 1, and freezing and killing from version 2. No group ever gets a hard limit:
-a quota burns on the spinning of ranks that wait. Version 2's `cpu.weight` follows the kernel's
-documentation; the machines that the tests run on only have version 1 weights.
+a quota burns on the spinning of ranks that wait.
 """
 
 from __future__ import annotations

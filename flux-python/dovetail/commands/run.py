@@ -13,6 +13,7 @@ import fcntl
 import json
 import os
 import platform
+import shlex
 import sys
 import time
 from dataclasses import replace
@@ -27,6 +28,7 @@ from dovetail.core import Action, Capacity, Node, Spec
 from dovetail.errors import BadInput, WorkFailed
 from dovetail.live import Live
 from dovetail.loop import Loop, Orders, Signals
+from dovetail.usernetes import cgroups
 
 HELP = "run a queue of MPI simulations, packed where that pays"
 LOG = "events.jsonl"
@@ -161,6 +163,8 @@ def execute(
                 live.say(f"simulations become {place.launcher()}")
             if not capacity.weights:
                 live.say("no control group can be made here: simulations run without CPU weights")
+                if scope := cgroups.scope():
+                    live.say(f"with `{shlex.join(scope)} dovetail run` they would have them")
             Loop(controller, executor, log, live, origin, signals, orders).drive(first)
         for line in place.troubles():
             live.say(line)
