@@ -193,7 +193,6 @@ def test_on_version_2_a_scope_is_taken_where_the_service_manager_may(
     cgroups, user = checks_kernel.cgroups, tmp_path / "user.slice/user-1000.slice"
     ours = [user / "user@1000.service", user / "user@1000.service/app.slice"]
     monkeypatch.setattr(cgroups, "ROOT", tmp_path)
-    monkeypatch.setattr(cgroups, "RUN", tmp_path / "run")
     monkeypatch.setattr(cgroups, "base", lambda: f"/user.slice/user-1000.slice/{login}")
     monkeypatch.setattr(cgroups, "_owned", lambda folder: folder in ours)
     (tmp_path / "cgroup.controllers").touch()
@@ -201,8 +200,8 @@ def test_on_version_2_a_scope_is_taken_where_the_service_manager_may(
         folder.mkdir(parents=True)
         (folder / "cgroup.controllers").write_text(offered)
     assert cgroups.scope() == []
-    (tmp_path / "run/1000/systemd").mkdir(parents=True)
-    (tmp_path / "run/1000/systemd/private").touch()
+    (tmp_path / "RUN/user/1000/systemd").mkdir(parents=True)
+    (tmp_path / "RUN/user/1000/systemd/private").touch()
     assert (cgroups.scope() != []) == login.startswith("session")
     found = checks_kernel.control_groups()
     if offered == "memory pids":

@@ -16,11 +16,10 @@ import signal
 import time
 from pathlib import Path
 
-from dovetail.usernetes import linux
+from dovetail.usernetes import check, linux
 from dovetail.usernetes.components import numbers
 
 ROOT = Path("/sys/fs/cgroup")
-RUN = Path("/run/user")
 MARK = "dovetail."
 NEEDED = ("cpu", "cpuacct", "cpuset", "memory", "pids")
 
@@ -73,13 +72,18 @@ def scope() -> list[str]:
     """
     if not unified() or os.getuid() == 0 or _owned(ROOT / base()[1:]):
         return []
-    usable = _owned(_manager()) and os.access(f"{RUN}/{os.getuid()}/systemd/private", os.W_OK)
+    usable = _owned(_manager()) and os.access(_runtime() / "systemd/private", os.W_OK)
     return ["systemd-run", "--user", "--scope", "--quiet", "--"] if usable else []
 
 
-def scoped() -> dict[str, str]:
-    """The environment that this needs."""
-    return {"XDG_RUNTIME_DIR": f"{RUN}/{os.getuid()}"}
+def scope_environment() -> dict[str, str]:
+    """The variables without which a scope cannot be asked for; a job may lack them."""
+    return {"XDG_RUNTIME_DIR": str(_runtime())}
+
+
+def _runtime() -> Path:
+    """Where this user's service manager listens."""
+    return check.RUN / f"user/{os.getuid()}"
 
 
 def _manager() -> Path:

@@ -148,7 +148,8 @@ def _manager(node: Node, pki: Path) -> list[str]:
 def kubelet(node: Node, group: str, rootless: bool, ready: Callable[[], bool]) -> Command:
     """The kubelet: offers the node's memory alone, by reserving the rest.
 
-    Its cores are all that it sees; see `supervisor.private_view`. The `group` is the node's.
+    Its cores are all that it sees; see `supervisor.private_view`. The `group` is the
+    node's, as it is called in there.
     """
     pki, data = cluster_folder(node.cluster) / "pki", node.folder / "kubelet"
     spare_memory = host_memory() - node.memory

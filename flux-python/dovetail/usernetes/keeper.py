@@ -260,7 +260,7 @@ def start(folder: Path) -> Handle:
     command = [sys.executable, "-m", "dovetail.usernetes.keeper", str(folder), str(theirs.fileno())]
     if scope := cgroups.scope():
         command = [*scope, *command]
-        environment.update(cgroups.scoped())
+        environment.update(cgroups.scope_environment())
     started = subprocess.Popen(
         command,
         stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd="/", start_new_session=True,

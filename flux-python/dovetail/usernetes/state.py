@@ -90,13 +90,14 @@ def root(make: bool = False) -> Path:
 
     Made only for who is about to put something in. Raises BadInput.
     """
-    wanted, found = _place(), None
-    while found is None:
-        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+    wanted = _place()
+    while True:
+        try:
             found = wanted.lstat()
-            continue
-        if not make:
-            return wanted
+            break
+        except (FileNotFoundError, NotADirectoryError):
+            if not make:
+                return wanted
         try:
             wanted.mkdir(mode=0o700, parents=True, exist_ok=True)
         except OSError as error:

@@ -33,6 +33,7 @@ Jobspec = Any
 Handle = Any
 Future = Any
 PACKAGE = Path(__file__).resolve().parents[2]
+SIGNALLED = 128  # plus the signal: the exit code that a job shell gives a killed task
 sys.path.append(str(PACKAGE.parent))
 
 from dovetail.errors import BadInput  # noqa: E402
@@ -195,9 +196,10 @@ class Relay:
             return
         told = event.context if event is not None else {}
         fatal = told.get("severity") == 0
+        killed = told.get("status", 0) >> 8 > SIGNALLED
         if fatal and told["type"] == "exec":
             asked_["lost"] = True  # by Flux, and not for the user's wish: one without may go on
-        elif fatal or (told.get("status", 0) >> 8 > 128 and "lost" not in asked_):
+        elif fatal or (killed and "lost" not in asked_):
             self.say({"id": asked_["id"], "value": {"cancelled": True}})
 
     def answered(self, future: Future, asked_: dict[str, Any]) -> None:
