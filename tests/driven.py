@@ -9,13 +9,14 @@ from pathlib import Path
 
 import pytest
 from clusters import LIMIT, groups_of
-from dovetail import core, manifests
+from dovetail import manifests
+from dovetail.core import protocol
 from dovetail.executors import cluster
 from dovetail.executors.kubernetes import KubernetesExecutor
 
 
 def shares(*requests, **more):
-    return core.Share(tuple(requests), **more)
+    return protocol.Share(tuple(requests), **more)
 
 
 class Driver:
@@ -35,12 +36,12 @@ class Driver:
         entry = self.site.busy(5, 5, mpi=mpi)
         case = str(self.site.case)
         return [
-            core.Spec(name, "sim", case, 2, (1.0, 1.0), tuple(entry["command"]), **more)
+            protocol.Spec(name, "sim", case, 2, (1.0, 1.0), tuple(entry["command"]), **more)
             for name in ("one", "two")
         ]
 
     def launch(self, spec, *requests):
-        self.executor.launch(spec, core.Share(tuple(requests)))
+        self.executor.launch(spec, protocol.Share(tuple(requests)))
 
     def until(self, question, limit=2 * LIMIT):
         deadline = time.monotonic() + limit
@@ -65,13 +66,13 @@ class Driver:
         return [e for e in self.events if isinstance(e, kind) and (not name or e.name == name)]
 
     def until_started(self, name):
-        return self.until(lambda: self.of(core.Started, name))
+        return self.until(lambda: self.of(protocol.Started, name))
 
     def resize(self, **shares):
-        before = len(self.of(core.Resized))
+        before = len(self.of(protocol.Resized))
         self.executor.resize(shares)
-        self.until(lambda: len(self.of(core.Resized)) > before)
-        return self.of(core.Resized)[-1].refused
+        self.until(lambda: len(self.of(protocol.Resized)) > before)
+        return self.of(protocol.Resized)[-1].refused
 
     def until_held_up(self, first, second, kind):
         """Launch a simulation and another, for which there is no room beside it; what it says."""
@@ -79,13 +80,13 @@ class Driver:
         self.launch(one, *first)
         self.until_started("one")
         self.launch(two, *second)
-        told = self.until(lambda: self.of(core.Delayed, "two"))
+        told = self.until(lambda: self.of(protocol.Delayed, "two"))
         assert self.site.pods("two") == [], "not even the one that would fit"
         assert len(self.site.get(kind)["items"]) == 1
         return told[0].why
 
     def iterations(self):
-        seen = self.of(core.Sampled, "one")
+        seen = self.of(protocol.Sampled, "one")
         return min(seen[-1].ranks.iterations) if seen else 0
 
     def freeze_and_thaw(self):

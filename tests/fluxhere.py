@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 from dovetail import paths
-from dovetail.errors import BadInput
+from dovetail.core.errors import BadInput
 
 LIMIT = 120  # seconds; a limit for hangs, not an expectation
 

@@ -15,7 +15,8 @@ import time
 from pathlib import Path
 
 import pytest
-from dovetail import cgroup, core, process, sweep
+from dovetail import cgroup, process, sweep
+from dovetail.core import protocol
 from dovetail.executors.local import LocalExecutor
 
 LIMIT = 120.0  # seconds that any condition may take; a limit, never an expectation
@@ -44,7 +45,7 @@ class Site:
         self.token = f"DOVETAIL_TEST={directory}"
         self.sessions: list[str] = []
         self.executors: list[LocalExecutor] = []
-        self.events: list[core.Event] = []
+        self.events: list[protocol.Event] = []
         self.case = directory / "source"
         self.bin = directory / "bin"
         if not self.case.exists():
@@ -60,19 +61,19 @@ class Site:
         self.sessions.append(os.path.basename(made.session))
         return made
 
-    def spec(self, name: str, script: str, *prepare: str, **options: object) -> core.Spec:
+    def spec(self, name: str, script: str, *prepare: str, **options: object) -> protocol.Spec:
         options.setdefault("ranks", 1)
         options.setdefault("case", str(self.case))
         options.setdefault("command", ("sh", "-c", script))
         path = f"{self.bin}:{os.environ['PATH']}"
         environment = (("PATH", path), ("DOVETAIL_TEST", str(self.directory)))
-        return core.Spec(
+        return protocol.Spec(
             name, "family", weights=(1.0,) * options["ranks"],
             prepare=scripts(*prepare),
             environment=environment, **options,
         )  # fmt: skip
 
-    def until(self, executor, name, kind=core.Finished, limit=LIMIT):
+    def until(self, executor, name, kind=protocol.Finished, limit=LIMIT):
         """Drive the executor until there is such an event for the simulation; returns it."""
         start = time.monotonic()
         while time.monotonic() - start < limit:
@@ -113,8 +114,8 @@ def wait_for(condition, what="condition", limit=LIMIT):
         time.sleep(0.02)
 
 
-def share(millicores: int = 1000, **options: object) -> core.Share:
-    return core.Share((millicores,), **options)
+def share(millicores: int = 1000, **options: object) -> protocol.Share:
+    return protocol.Share((millicores,), **options)
 
 
 @pytest.fixture

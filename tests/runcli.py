@@ -13,7 +13,8 @@ from pathlib import Path
 
 import known
 import pytest
-from dovetail import cgroup, events, process, replay, sweep
+from dovetail import cgroup, process, replay, sweep
+from dovetail.core import eventlog
 from localrun import FAKE_MPIRUN, LIMIT, scripts, wait_for
 
 TOP = Path(__file__).resolve().parents[1]
@@ -167,7 +168,7 @@ class Site:
         told = {one["name"]: (one["state"], one["reason"]) for one in found}
         known = {name: (view.state, view.reason) for name, view in views.items()}
         assert told == known, f"{told}\n{known}"
-        head, _ = events.read(path)
+        head, _ = eventlog.read(path)
         assert [one["name"] for one in found] == [spec.name for spec in head.specs]
 
     def assert_clean(self) -> None:

@@ -5,16 +5,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from dovetail import alternatives, core, events
+from dovetail import alternatives
+from dovetail.core import eventlog, protocol
 from dovetail.telling import tell
 
-CAPACITY = core.Capacity((core.Node("node", 2000, 8 << 30),))
-OFF = core.WaitPolicy("off")
-BELL = core.WaitPolicy("doorbell")
+CAPACITY = protocol.Capacity((protocol.Node("node", 2000, 8 << 30),))
+OFF = protocol.WaitPolicy("off")
+BELL = protocol.WaitPolicy("doorbell")
 
 
 def spec(name, family, weights=(1.0, 3.0)):
-    return core.Spec(name, family, "case", len(weights), tuple(weights), ("true",))
+    return protocol.Spec(name, family, "case", len(weights), tuple(weights), ("true",))
 
 
 @dataclass
@@ -26,7 +27,7 @@ class Run:
     log: list = field(default_factory=list)
     t: float = 0.0
     counters: dict = field(default_factory=dict)
-    wait: core.WaitPolicy = OFF
+    wait: protocol.WaitPolicy = OFF
 
     def add(self, *entries):
         self.log.extend(entries)
@@ -36,11 +37,11 @@ class Run:
 
     def launch(self, name, prepare=0.0):
         count = self.one(name).ranks
-        share = core.Share((2000 // count,) * count, self.wait)
-        self.add(core.Launch(name, share))
+        share = protocol.Share((2000 // count,) * count, self.wait)
+        self.add(protocol.Launch(name, share))
         self.t += prepare
         self.counters[name] = [0, self.t] + [[0.0] * count for _ in range(3)]
-        self.add(core.Started(self.t, name))
+        self.add(protocol.Started(self.t, name))
 
     def work(self, seconds, slowdown=1.0, period=0.5):
         """All that run go on for so long, `slowdown` times slower than alone."""
@@ -66,10 +67,10 @@ class Run:
             state[4][rank] += more * waits
         n = spec.ranks
         self.add(
-            core.Sampled(
+            protocol.Sampled(
                 self.t,
                 name,
-                core.Ranks(
+                protocol.Ranks(
                     (state[0],) * n,
                     (state[1],) * n,
                     tuple(state[2]),
@@ -81,12 +82,12 @@ class Run:
         )
 
     def note(self, what, why="because", **data):
-        self.add(core.Note(what, why, data))
+        self.add(protocol.Note(what, why, data))
 
     def resize(self, requests, wait=None, refused="", frozen=False):
         self.wait = wait or self.wait
-        shares = {name: core.Share(requests, self.wait, frozen) for name in self.counters}
-        self.add(core.Resize(shares, "load"), core.Resized(self.t, tuple(shares), refused))
+        shares = {name: protocol.Share(requests, self.wait, frozen) for name in self.counters}
+        self.add(protocol.Resize(shares, "load"), protocol.Resized(self.t, tuple(shares), refused))
 
     def history(self):
         return tell(self.specs, CAPACITY, self.log)
@@ -94,10 +95,10 @@ class Run:
     def save(self, directory, measured=()):
         """As a run's output directory."""
         directory.mkdir(parents=True, exist_ok=True)
-        head = events.header(self.specs, CAPACITY, {}, {"mpi": "Open MPI 4.1"})
-        with events.Log.create(directory / "events.jsonl", head) as log:
+        head = eventlog.header(self.specs, CAPACITY, {}, {"mpi": "Open MPI 4.1"})
+        with eventlog.Log.create(directory / "events.jsonl", head) as log:
             for entry in self.log:
-                if isinstance(entry, events.Resumed):
+                if isinstance(entry, eventlog.Resumed):
                     log.resume(entry.t, entry.capacity)
                 else:
                     log.write(entry)
@@ -107,7 +108,7 @@ class Run:
 
     def finish(self, name, code=0, reason=""):
         self.counters.pop(name, None)
-        self.add(core.Finished(self.t, name, code, reason))
+        self.add(protocol.Finished(self.t, name, code, reason))
 
 
 def packed(pairs=2):
@@ -148,7 +149,7 @@ def mixed():
     run.launch("even-2", 0.2)
     run.work(3, 2.2)
     run.note("rollback", "throughput fell to 0.91", name="even-2")
-    run.add(core.Stop("even-2", "packing does not pay", True))
+    run.add(protocol.Stop("even-2", "packing does not pay", True))
     run.finish("even-2", -15, "stopped")
     run.work(5)
     run.finish("even-1")

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import pytest
-from dovetail.errors import BadInput
+from dovetail.core.errors import BadInput
 from dovetail.fluxed import asked
 
 pytestmark = pytest.mark.unit

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from dovetail import cli, commandline, plan
-from dovetail.errors import BadInput
+from dovetail.core.errors import BadInput
 from plans import GOOD, ONE, entry, load
 
 pytestmark = pytest.mark.unit

@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 import yaml
 from dovetail import plan
-from dovetail.errors import BadInput
+from dovetail.core.errors import BadInput
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from plans import GOOD, load

@@ -7,7 +7,7 @@ import os
 
 import pytest
 from dovetail import plan
-from dovetail.errors import BadInput
+from dovetail.core.errors import BadInput
 from plans import GOOD, ONE, entry, load
 
 pytestmark = pytest.mark.unit

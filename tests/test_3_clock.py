@@ -15,7 +15,7 @@ from email.utils import formatdate
 
 import pytest
 from clusters import node
-from dovetail.errors import BadInput
+from dovetail.core.errors import BadInput
 from dovetail.usernetes import api, checks_machine, cluster, linux, pki, state
 
 pytestmark = [pytest.mark.unit, pytest.mark.usefixtures("private_state")]

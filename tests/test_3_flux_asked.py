@@ -11,7 +11,7 @@ import subprocess
 import guides
 import pytest
 from dovetail import fluxed, paths
-from dovetail.errors import BadInput
+from dovetail.core.errors import BadInput
 from fluxed import COMMANDS, LIMIT, Flux
 
 pytestmark = pytest.mark.flux

@@ -6,7 +6,7 @@ from __future__ import annotations
 import os
 
 import pytest
-from dovetail.errors import WorkFailed
+from dovetail.core.errors import WorkFailed
 from dovetail.usernetes import golang
 
 pytestmark = pytest.mark.unit

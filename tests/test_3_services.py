@@ -22,7 +22,7 @@ import fluxoperator
 import numpy as np
 import pytest
 from clusters import eventually
-from dovetail.errors import BadInput
+from dovetail.core.errors import BadInput
 from dovetail.fluxed import services
 from fluxed import Flux, ordinary_user
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from clusters import eventually, node
-from dovetail.errors import BadInput, WorkFailed
+from dovetail.core.errors import BadInput, WorkFailed
 from dovetail.usernetes import (
     cgroups,
     checks_machine,

@@ -9,7 +9,7 @@ import shutil
 import tarfile
 
 import pytest
-from dovetail.errors import BadInput
+from dovetail.core.errors import BadInput
 from dovetail.usernetes import build, images, packages
 
 pytestmark = pytest.mark.unit

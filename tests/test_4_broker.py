@@ -9,13 +9,14 @@ import subprocess
 import threading
 
 import pytest
-from dovetail import core, manifests, minicluster, pods
+from dovetail import manifests, minicluster, pods
+from dovetail.core import protocol
 from dovetail.executors import launched, launcher
 from dovetail.pods import broker
 
 pytestmark = pytest.mark.unit
 tomllib = pytest.importorskip("tomllib")  # Python 3.11
-SPEC = core.Spec("sim", "family", "/case", 3, (1.0, 1.0, 1.0), ("solve",))
+SPEC = protocol.Spec("sim", "family", "/case", 3, (1.0, 1.0, 1.0), ("solve",))
 
 
 def test_z85_is_as_its_specification_has_it():
@@ -83,7 +84,7 @@ def test_the_shell_that_prepares_a_broker_is_one_word_for_each_word():
 @pytest.mark.parametrize("longest", ["a" * 40, "1" + "a" * 80])
 def test_names_that_the_operator_makes_longer_stay_short_enough(longest):
     key = launched.new_key(longest, again=True)
-    spec = core.Spec(longest, "f", "/case", 1, (1.0,), ("solve",))
+    spec = protocol.Spec(longest, "f", "/case", 1, (1.0,), ("solve",))
     seen = manifests.Folders((), ())
     made = minicluster.minicluster("abcdef", spec, key, [1], [1], [1], seen, "/f", "/m")
     name = made["metadata"]["name"]

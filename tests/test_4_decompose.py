@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 from dovetail import foam
 from dovetail.cli import main
+from dovetail.core.errors import BadInput
 from dovetail.decompose import concentric, zones
-from dovetail.errors import BadInput
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 

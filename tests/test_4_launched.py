@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import pytest
-from dovetail import core
+from dovetail.core import protocol
 from dovetail.executors.launched import Launched
 
 pytestmark = pytest.mark.unit
@@ -12,8 +12,8 @@ pytestmark = pytest.mark.unit
 
 def launched(connected, addresses):
     """A simulation of two rank groups, and as much of them as has been seen."""
-    spec = core.Spec("sim", "sim", "/case", 3, (1.0,) * 3, ("program",))
-    job = Launched(spec, core.Share((1, 1, 1)), "sim", "gathering", [1, 2])
+    spec = protocol.Spec("sim", "sim", "/case", 3, (1.0,) * 3, ("program",))
+    job = Launched(spec, protocol.Share((1, 1, 1)), "sim", "gathering", [1, 2])
     job.connected.update(dict.fromkeys(connected, "node"))
     for group, address in addresses.items():
         job.pods[group] = {"status": {"podIP": address} if address else {}}

@@ -8,8 +8,9 @@ import signal
 from types import SimpleNamespace
 
 import pytest
-from dovetail import core, page
-from dovetail.errors import BadInput
+from dovetail import page
+from dovetail.core import protocol
+from dovetail.core.errors import BadInput
 from dovetail.executors.local import LocalExecutor
 from localrun import share, site, wait_for  # noqa: F401
 
@@ -65,7 +66,7 @@ def test_started_comes_after_prepare_and_before_finished(site):  # noqa: F811
     executor = site.executor()
     executor.launch(site.spec("sim", "true", "true"), share())
     site.until(executor, "sim")
-    assert [type(event) for event in site.events] == [core.Started, core.Finished]
+    assert [type(event) for event in site.events] == [protocol.Started, protocol.Finished]
 
 
 def test_a_finished_simulation_has_no_traces_before_the_run_ends(site):  # noqa: F811
@@ -88,7 +89,7 @@ def test_launching_does_not_wait_for_the_simulation(site):  # noqa: F811
     executor = site.executor()
     for number in range(5):
         executor.launch(site.spec(f"sim{number}", "sleep 1000"), share())
-    assert not any(isinstance(event, core.Finished) for event in executor.observe(0.0))
+    assert not any(isinstance(event, protocol.Finished) for event in executor.observe(0.0))
 
 
 STOPS = {
@@ -102,7 +103,7 @@ STOPS = {
 def test_stop_ends_it(site, script):  # noqa: F811
     executor = site.executor()
     executor.launch(site.spec("sim", script), share())
-    site.until(executor, "sim", core.Started)
+    site.until(executor, "sim", protocol.Started)
     executor.stop("sim", "no progress for 60 s")
     finished = site.until(executor, "sim")
     assert finished.code != 0
@@ -113,7 +114,7 @@ def test_stop_lets_it_end_by_itself_first(site):  # noqa: F811
     executor = site.executor()
     script = "trap 'echo saved; exit 0' TERM; echo ready; while :; do sleep 0.1; done"
     executor.launch(site.spec("sim", script), share())
-    site.until(executor, "sim", core.Started)
+    site.until(executor, "sim", protocol.Started)
     wait_for(lambda: "ready" in site.log("sim"))
     executor.stop("sim", "enough")
     site.until(executor, "sim")
@@ -125,7 +126,7 @@ def test_stop_works_while_it_is_being_prepared(site):  # noqa: F811
     executor.launch(site.spec("sim", "true", "sleep 1000"), share())
     executor.stop("sim", "enough")
     assert site.until(executor, "sim").reason == "stopped: enough"
-    assert not any(isinstance(event, core.Started) for event in site.events)
+    assert not any(isinstance(event, protocol.Started) for event in site.events)
 
 
 def test_a_flood_of_output_is_cut_in_the_middle(site):  # noqa: F811
@@ -173,7 +174,7 @@ def test_iterations_come_from_the_log_where_ranks_tell_nothing(site, monkeypatch
     script = "echo Time = 1; printf 'Time ='; sleep 0.1; printf ' 2\\nno Time = 9\\nTime = 3\\n'"
     executor.launch(site.spec("sim", f'[ "$RANK" = 1 ] || {{ {script}; }}', ranks=2), share())
     site.until(executor, "sim")
-    samples = [event for event in site.events if isinstance(event, core.Sampled)]
+    samples = [event for event in site.events if isinstance(event, protocol.Sampled)]
     assert samples[-1].ranks.iterations == (3, 3)
     assert samples[-1].ranks.memory == (7, 7)
     assert samples[-1].ranks.stamp[0] > 0
@@ -189,7 +190,7 @@ def test_a_process_that_took_over_an_id_is_not_moved(site, monkeypatch):  # noqa
         before = file.read()
     executor = site.executor()
     executor.launch(site.spec("sim", "sleep 1000", ranks_per_pod=1), share())
-    site.until(executor, "sim", core.Sampled)
+    site.until(executor, "sim", protocol.Sampled)
     with open("/proc/self/cgroup") as file:
         assert file.read() == before
 

@@ -12,8 +12,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from dovetail import cgroup, core, process, sweep
-from dovetail.errors import BadInput
+from dovetail import cgroup, process, sweep
+from dovetail.core import protocol
+from dovetail.core.errors import BadInput
 from localrun import Site, share, site, wait_for  # noqa: F401
 from others import needs_nobody
 
@@ -64,7 +65,7 @@ def helpers(site, word=b"dovetail.keeper"):  # noqa: F811
 def test_a_keeper_killed_with_9_is_noticed(site, groups):  # noqa: F811
     executor = site.executor(place=None if groups else cgroup.Group("", ""))
     executor.launch(site.spec("sim", "echo up; setsid sleep 1000 & sleep 1000"), share())
-    site.until(executor, "sim", core.Started)
+    site.until(executor, "sim", protocol.Started)
     wait_for(lambda: "up" in site.log("sim"))
     for pid in helpers(site):
         os.kill(pid, signal.SIGKILL)
@@ -79,7 +80,7 @@ def test_a_keeper_that_hangs_is_not_waited_for_for_ever(site, monkeypatch):  # n
     monkeypatch.setattr("dovetail.executors.local._PATIENCE", 0.5)
     executor = site.executor()
     executor.launch(site.spec("sim", "echo up; sleep 1000"), share())
-    site.until(executor, "sim", core.Started)
+    site.until(executor, "sim", protocol.Started)
     wait_for(lambda: "up" in site.log("sim"))
     for pid in helpers(site):
         os.kill(pid, signal.SIGSTOP)

@@ -9,8 +9,9 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from dovetail import core, paths
-from dovetail.errors import BadInput
+from dovetail import paths
+from dovetail.core import protocol
+from dovetail.core.errors import BadInput
 from localrun import scripts, share, site, wait_for  # noqa: F401
 
 pytestmark = pytest.mark.mpi
@@ -55,8 +56,8 @@ def program(request, tmp_path_factory):
 def launch(site, executor, program, *arguments, environment=()):  # noqa: F811
     """Start it on two ranks; returns the spec."""
     spec = site.spec("sim", "", ranks=2, command=(program, *arguments))
-    spec = core.Spec(**{**vars(spec), "environment": environment})
-    executor.launch(spec, core.Share((1000, 1000), core.WaitPolicy("yield")))
+    spec = protocol.Spec(**{**vars(spec), "environment": environment})
+    executor.launch(spec, protocol.Share((1000, 1000), protocol.WaitPolicy("yield")))
     return spec
 
 
@@ -90,7 +91,7 @@ def test_iterations_are_counted_and_a_hang_can_be_stopped(site, program):  # noq
     launch(site, executor, program)
 
     def counted():
-        site.until(executor, "sim", core.Sampled)
+        site.until(executor, "sim", protocol.Sampled)
         return site.events[-1].ranks.iterations[0] >= 3
 
     wait_for(counted)
@@ -113,14 +114,14 @@ def test_openfoam_runs_to_its_end_and_every_iteration_is_seen(site, monkeypatch)
     shorten = "sed -i 's/^endTime .*/endTime 40;/' system/controlDict"
     mesh = "cp -rL /usr/share/doc/openfoam-examples/examples/resources . || true; blockMesh"
     executor = site.executor(origin=0.0)
-    spec = core.Spec(
+    spec = protocol.Spec(
         "pitz", "pitz", str(PITZ_DAILY), 2, (1.0, 1.0), ("simpleFoam", "-parallel"),
         scripts(shorten, mesh, decompose),
     )  # fmt: skip
-    executor.launch(spec, core.Share((1000, 1000), core.WaitPolicy("yield")))
+    executor.launch(spec, protocol.Share((1000, 1000), protocol.WaitPolicy("yield")))
     finished = site.until(executor, "pitz")
     assert (finished.code, finished.reason) == (0, ""), site.log("pitz")[-2000:]
-    samples = [event.ranks for event in site.events if isinstance(event, core.Sampled)]
+    samples = [event.ranks for event in site.events if isinstance(event, protocol.Sampled)]
     assert samples[-1].iterations == (40, 40)
     assert all(cpu > 0 for cpu in samples[-1].cpu)
     assert all(memory > 1 << 20 for memory in samples[-1].memory)

@@ -9,8 +9,9 @@ import subprocess
 import sys
 
 import pytest
-from dovetail import core, manifests
-from dovetail.errors import BadInput
+from dovetail import manifests
+from dovetail.core import protocol
+from dovetail.core.errors import BadInput
 from dovetail.executors import cluster as kubernetes
 from dovetail.executors import launcher
 from dovetail.pods import wire
@@ -18,7 +19,7 @@ from dovetail.pods.hub import Hub
 from podrun import cluster  # noqa: F401
 
 pytestmark = pytest.mark.unit
-SPEC = core.Spec("sim", "sim", "/tmp", 2, (1.0,) * 2, ("true",))
+SPEC = protocol.Spec("sim", "sim", "/tmp", 2, (1.0,) * 2, ("true",))
 SEEN = manifests.Folders(("/usr",), ("/dev/shm",))
 
 

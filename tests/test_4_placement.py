@@ -6,7 +6,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from dovetail import core, manifests, placement
+from dovetail import manifests, placement
+from dovetail.core import protocol
 from dovetail.executors.nodes import Nodes
 from dovetail.minicluster import minicluster
 from dovetail.placement import Room
@@ -186,7 +187,7 @@ def test_a_node_is_lost_only_when_it_and_its_agent_are_silent_for_long():
     assert nodes.lost(230.0, set(), {"a"}) == {"a": "it is not ready"}
 
 
-SPEC = core.Spec("sim", "sim", "/tmp", 3, (1.0,) * 3, ("true",))
+SPEC = protocol.Spec("sim", "sim", "/tmp", 3, (1.0,) * 3, ("true",))
 
 
 def made(**more):
@@ -219,7 +220,7 @@ def test_pods_see_programs_cases_and_commands_and_no_folder_twice(tmp_path):
     case, tools = tmp_path / "case", tmp_path / "tools"
     case.mkdir()
     tools.mkdir()
-    spec = core.Spec("s", "s", str(case), 1, (1.0,), (f"{tools}/solver", "-x"))
+    spec = protocol.Spec("s", "s", str(case), 1, (1.0,), (f"{tools}/solver", "-x"))
     seen = manifests.folders([spec], tmp_path / "out")
     assert str(case) in seen.read
     assert str(tools) in seen.read

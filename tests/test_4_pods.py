@@ -6,8 +6,9 @@ from __future__ import annotations
 import os
 
 import pytest
-from dovetail import core, process
+from dovetail import process
 from dovetail.control_page import Control
+from dovetail.core import protocol
 from dovetail.pods import wire
 from localrun import wait_for
 from podrun import cluster, state  # noqa: F401
@@ -54,7 +55,7 @@ def test_the_wait_policy_reaches_the_control_page(cluster):  # noqa: F811
     cluster.until(wire.Started, "sim")
     cluster.hub.tell(wire.Wait("sim", "doorbell", 7))
     control = Control(cluster.session("one") / "sim")
-    wait_for(lambda: control.get() == core.WaitPolicy("doorbell", 7))
+    wait_for(lambda: control.get() == protocol.WaitPolicy("doorbell", 7))
     control.close()
     cluster.end("sim", 1)
 

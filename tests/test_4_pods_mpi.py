@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from dovetail import page, paths, process
 from dovetail.control_page import MODES
-from dovetail.errors import BadInput
+from dovetail.core.errors import BadInput
 from dovetail.pods import wire
 from dovetail.pods.hub import Hub
 from localrun import wait_for

@@ -8,8 +8,8 @@ import json
 
 import pytest
 from dovetail.cli import main
-from dovetail.errors import BadInput
-from dovetail.shares import parse_cpu, proportional
+from dovetail.core.cpu_requests import parse_cpu, proportional
+from dovetail.core.errors import BadInput
 from hypothesis import given
 from hypothesis import strategies as st
 

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from dovetail import control_page, page
 from dovetail.control_page import Control
-from dovetail.core import WaitPolicy
-from dovetail.errors import BadInput
+from dovetail.core.errors import BadInput
+from dovetail.core.protocol import WaitPolicy
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

@@ -18,7 +18,7 @@ from pathlib import Path
 import known
 import pytest
 from dovetail import profile
-from dovetail.errors import BadInput
+from dovetail.core.errors import BadInput
 
 mpi_tier = pytest.mark.mpi
 unit_tier = pytest.mark.unit

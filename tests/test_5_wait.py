@@ -18,7 +18,7 @@ import known
 import pytest
 from dovetail import page
 from dovetail.control_page import Control
-from dovetail.core import WaitPolicy
+from dovetail.core.protocol import WaitPolicy
 
 pytestmark = pytest.mark.mpi
 

@@ -14,7 +14,7 @@ import subprocess
 import kuberun
 import pytest
 from dovetail import paths
-from dovetail.errors import BadInput
+from dovetail.core.errors import BadInput
 from kuberun import containers, running, two
 from others import WHY_NOT
 

@@ -22,8 +22,9 @@ from urllib.parse import urlsplit
 import kuberun
 import pytest
 from clusters import LIMIT, pod
-from dovetail import core, kubeapi, manifests, placement
-from dovetail.errors import BadInput
+from dovetail import kubeapi, manifests, placement
+from dovetail.core import protocol
+from dovetail.core.errors import BadInput
 from dovetail.executors import cluster
 from dovetail.executors.nodes import Nodes
 from dovetail.usernetes import cgroups
@@ -224,12 +225,12 @@ def test_a_pod_asks_for_the_memory_that_its_like_was_seen_to_need(driver, monkey
     monkeypatch.setattr(manifests, "LEAST_MEMORY", 1 << 20)
     one, two = driver.specs()
     driver.launch(one, 100, 100)
-    driver.until(lambda: driver.of(core.Sampled, "one"))
+    driver.until(lambda: driver.of(protocol.Sampled, "one"))
     driver.launch(two, 100, 100)
     driver.until_started("two")
     (first, second) = (placement.asked(driver.site.pods(name)[0])[1] for name in ("one", "two"))
     assert first == 1 << 20, "nothing is known of it"
-    assert second in {sum(seen.ranks.memory) for seen in driver.of(core.Sampled)}
+    assert second in {sum(seen.ranks.memory) for seen in driver.of(protocol.Sampled)}
 
 
 def test_no_pod_is_asked_to_grow_beyond_its_node(driver):
@@ -259,7 +260,7 @@ def test_a_quota_holds_up_launches_and_refuses_resizes(driver):
         assert "exceeded quota" in driver.resize(one=shares(300, 300))
         assert driver.weights("one") == before
         driver.launch(two, 200, 200)
-        told = driver.until(lambda: driver.of(core.Delayed, "two"))
+        told = driver.until(lambda: driver.of(protocol.Delayed, "two"))
         assert "quota dovetail has" in told[0].why
     finally:
         quota(site, "100000")
@@ -279,9 +280,9 @@ def quota(site, cpu):
 def test_all_pods_start_or_none_and_what_waits_says_why_and_can_be_stopped(driver):
     assert "asks for 392m of CPU" in driver.until_held_up((400, 400), (100, 400), "jobs")
     driver.executor.stop("two", "enough")
-    (end,) = driver.until(lambda: driver.of(core.Finished, "two"))
+    (end,) = driver.until(lambda: driver.of(protocol.Finished, "two"))
     assert (end.code, end.reason) == (143, "stopped: enough")
-    assert driver.of(core.Started, "two") == []
+    assert driver.of(protocol.Started, "two") == []
 
 
 def test_ranks_of_mpich_meet_across_pods_and_are_frozen_and_go_on(driver):
@@ -296,7 +297,7 @@ def test_an_image_that_is_missing_fails_the_simulation_with_its_name(driver, mon
     monkeypatch.setattr(manifests, "job", lacking)
     spec, _ = driver.specs()
     driver.launch(spec, 100, 100)
-    (end,) = driver.until(lambda: driver.of(core.Finished, "one"))
+    (end,) = driver.until(lambda: driver.of(protocol.Finished, "one"))
     assert end.reason.startswith("image localhost/dovetail/none:1 is not on node")
 
 
@@ -321,10 +322,10 @@ def test_a_pod_that_is_deleted_ends_its_simulation_alone(proxy, driver, deaf):
     (victim,) = driver.site.pods("one")
     proxy.deaf = deaf
     driver.site.kubectl("delete", "pod", victim["metadata"]["name"], "--wait=false")
-    (end,) = driver.until(lambda: driver.of(core.Finished, "one"))
+    (end,) = driver.until(lambda: driver.of(protocol.Finished, "one"))
     proxy.deaf = False
     assert end.reason.startswith("pod lost")
-    assert driver.of(core.Finished, "two") == []
+    assert driver.of(protocol.Finished, "two") == []
     wanted = [found.split("-")[0] for found in driver.site.left() if found.startswith("request")]
     assert set(wanted) == {"request two"}
 
@@ -385,8 +386,8 @@ def test_the_controller_waits_for_no_answer_of_the_api(proxy, driver, monkeypatc
         driver.look()
     finally:
         proxy.gate.set()
-    driver.until(lambda: driver.of(core.Finished, "two"))
-    (resized,) = driver.until(lambda: driver.of(core.Resized))
+    driver.until(lambda: driver.of(protocol.Finished, "two"))
+    (resized,) = driver.until(lambda: driver.of(protocol.Resized))
     assert resized.refused == ""
     assert asking
     assert threading.current_thread() not in asking

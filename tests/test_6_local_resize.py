@@ -7,7 +7,8 @@ import os
 from pathlib import Path
 
 import pytest
-from dovetail import cgroup, core, process
+from dovetail import cgroup, process
+from dovetail.core import protocol
 from localrun import share, site, wait_for  # noqa: F401
 
 pytestmark = pytest.mark.unit
@@ -19,7 +20,7 @@ weights = pytest.mark.skipif(not cgroup.find().weight, reason="no control groups
 def start(site, executor, name, **options):  # noqa: F811
     """A simulation that counts as fast as it gets CPU."""
     spec = site.spec(name, "", command=("sh", "-c", COUNT, name), **options)
-    executor.launch(spec, core.Share((1000,) * spec.ranks))
+    executor.launch(spec, protocol.Share((1000,) * spec.ranks))
     wait_for(lambda: count(site, name))
 
 
@@ -43,7 +44,7 @@ def test_weights_follow_the_requests(site):  # noqa: F811
     start(site, executor, "a")
     before = shares(executor, "a")
     executor.resize({"a": share(250)})
-    assert site.until(executor, "a", core.Resized).refused == ""
+    assert site.until(executor, "a", protocol.Resized).refused == ""
     assert shares(executor, "a") == pytest.approx(before / 4, rel=0.02)
 
 
@@ -51,8 +52,8 @@ def test_weights_follow_the_requests(site):  # noqa: F811
 def test_each_rank_can_have_a_group_of_its_own(site):  # noqa: F811
     executor = site.executor()
     start(site, executor, "a", ranks=2, ranks_per_pod=1)
-    executor.resize({"a": core.Share((250, 1500))})
-    site.until(executor, "a", core.Resized)
+    executor.resize({"a": protocol.Share((250, 1500))})
+    site.until(executor, "a", protocol.Resized)
     light, heavy = (shares(executor, f"a/r{rank}") for rank in (0, 1))
     assert heavy / light == pytest.approx(6.0, rel=0.02)
 
@@ -63,7 +64,7 @@ def test_a_resize_takes_effect_for_all_or_none(site):  # noqa: F811
     start(site, executor, "a")
     before = shares(executor, "a")
     executor.resize({"a": share(250, frozen=True), "b": share(250)})
-    resized = site.until(executor, "a", core.Resized)
+    resized = site.until(executor, "a", protocol.Resized)
     assert "b: is not running" in resized.refused
     assert shares(executor, "a") == before
     now = count(site, "a")
@@ -75,10 +76,10 @@ def test_weights_decide_who_gets_a_contended_core(site):  # noqa: F811
     executor = site.executor(cpus=1)
     for name in ("a", "b"):
         executor.launch(site.spec(name, "while :; do :; done"), share())
-        site.until(executor, name, core.Started)
+        site.until(executor, name, protocol.Started)
     wait_for(lambda: min(cpu_seconds(executor, name) for name in ("a", "b")) > 0.1)
     executor.resize({"a": share(1600), "b": share(400)})
-    site.until(executor, "a", core.Resized)
+    site.until(executor, "a", protocol.Resized)
     first = {name: cpu_seconds(executor, name) for name in ("a", "b")}
     wait_for(lambda: cpu_seconds(executor, "b") > first["b"] + 0.3)
     gained = {name: cpu_seconds(executor, name) - first[name] for name in first}

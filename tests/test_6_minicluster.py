@@ -11,7 +11,7 @@ import signal
 
 import pytest
 from clusters import ROOT
-from dovetail import core
+from dovetail.core import protocol
 from dovetail.executors import lifecycle
 from driven import shares
 from fluxoperator import with_operator
@@ -44,7 +44,7 @@ def test_all_pods_start_or_none_and_what_does_not_fit_waits(driver):
     assert "of CPU, and at most" in why
     driver.executor.stop("one", "enough")
     driver.until_started("two")
-    (end,) = driver.until(lambda: driver.of(core.Finished, "one"))
+    (end,) = driver.until(lambda: driver.of(protocol.Finished, "one"))
     assert end.reason == "stopped: enough"
     assert end.code != 0
 
@@ -63,7 +63,7 @@ def test_an_operator_that_does_nothing_is_named_and_not_waited_for_for_ever(driv
     try:
         spec, _ = driver.specs()
         driver.launch(spec, 100, 100)
-        (end,) = driver.until(lambda: driver.of(core.Finished, "one"))
+        (end,) = driver.until(lambda: driver.of(protocol.Finished, "one"))
         assert end.code != 0
         assert "nobody makes pods of MiniClusters of the Flux Operator" in end.reason
     finally:

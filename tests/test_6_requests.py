@@ -4,8 +4,9 @@
 from __future__ import annotations
 
 import pytest
-from dovetail import core, policy
-from dovetail.core import Capacity, Node, Spec
+from dovetail import policy
+from dovetail.core import protocol
+from dovetail.core.protocol import Capacity, Node, Spec
 from dovetail.executors.simulated import Work
 from dovetail.policy import Part
 from dovetail.simulate import run_simulated
@@ -90,10 +91,10 @@ def test_predicted_slowdowns(what, parts, cores, expected):
 def test_requests_follow_a_load_that_is_not_what_the_weights_said():
     specs = [Spec("a-0", "a", "case", 2, (1.0, 1.0), ("run",))]
     result = run_simulated(specs, {"a": Work((0.006, 0.03), 300)}, [Node("n", 2000, 0)])
-    resize = next(a for _, a in result.actions if isinstance(a, core.Resize))
+    resize = next(a for _, a in result.actions if isinstance(a, protocol.Resize))
     light, heavy = resize.shares["a-0"].requests
     assert light / heavy == pytest.approx(0.2, abs=0.03)
-    assert result.count(core.Resize) == 1
+    assert result.count(protocol.Resize) == 1
 
 
 def test_within_the_machine_at_every_moment():
@@ -101,11 +102,11 @@ def test_within_the_machine_at_every_moment():
     result = run_simulated(specs, {"a": Work((0.01, 0.03), 200)}, [Node("n", 2000, 0)])
     now: dict[str, int] = {}
     for _, action in result.actions:
-        if isinstance(action, core.Launch):
+        if isinstance(action, protocol.Launch):
             running = {v.name for v in result.controller.views()}
             now[action.name] = sum(action.share.requests)
             assert action.name in running
-        elif isinstance(action, core.Resize):
+        elif isinstance(action, protocol.Resize):
             now.update({name: sum(share.requests) for name, share in action.shares.items()})
     assert all(total <= 2000 for total in now.values())
 
@@ -114,11 +115,11 @@ def test_equal_simulations_get_equal_requests_however_noisy_they_are():
     specs = [Spec(f"a-{i}", "a", "case", 2, (1.0, 3.0), ("run",)) for i in range(4)]
     work = Work((0.01, 0.03), 800, noise=0.2)
     result = run_simulated(specs, {"a": work}, [Node("n", 2000, 0)])
-    shares: dict[str, core.Share] = {}
+    shares: dict[str, protocol.Share] = {}
     for _, action in result.actions:
-        if isinstance(action, core.Launch):
+        if isinstance(action, protocol.Launch):
             shares[action.name] = action.share
-        elif isinstance(action, core.Resize):
+        elif isinstance(action, protocol.Resize):
             shares.update(action.shares)
         packed = {s.requests for s in shares.values() if s.wait.mode == "doorbell"}
         assert len(packed) <= 1

@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from dovetail import core, weights
+from dovetail.core import cgroup_weights, protocol
 from dovetail.executors.launched import Launched
 from dovetail.executors.nodes import Nodes
 from dovetail.executors.reporting import FILE, Report
@@ -24,18 +24,18 @@ VALUES = [
 
 @pytest.mark.parametrize(("cpu", "formula", "value"), VALUES)
 def test_a_request_becomes_a_weight_as_kubelet_and_runtime_compute_it(cpu, formula, value):
-    assert weights.weight(cpu, formula) == value
+    assert cgroup_weights.weight(cpu, formula) == value
 
 
 def test_the_curve_flattens_fifteen_to_one_to_less_than_eight_to_one():
-    assert 7 < weights.weight(1005, "curve") / weights.weight(67, "curve") < 8
+    assert 7 < cgroup_weights.weight(1005, "curve") / cgroup_weights.weight(67, "curve") < 8
 
 
 @pytest.mark.parametrize("formula", ["shares", "linear", "curve"])
 def test_the_formula_is_told_from_what_is_on_disk(formula):
     file = "cpu.shares" if formula == "shares" else "cpu.weight"
-    found = [(cpu, file, weights.weight(cpu, formula)) for cpu in (67, 500, 1005)]
-    assert weights.formula_of(found) == formula
+    found = [(cpu, file, cgroup_weights.weight(cpu, formula)) for cpu in (67, 500, 1005)]
+    assert cgroup_weights.formula_of(found) == formula
 
 
 @pytest.mark.parametrize(
@@ -48,22 +48,22 @@ def test_the_formula_is_told_from_what_is_on_disk(formula):
     ],
 )
 def test_what_no_formula_explains_is_unknown(found):
-    assert weights.formula_of(found) == ""
+    assert cgroup_weights.formula_of(found) == ""
 
 
 def test_corrected_requests_have_weights_in_the_wanted_proportion_and_fit():
     wanted = [2000, 1500, 1005, 500, 200]
-    asked = [weights.corrected(one, "curve", 4000) for one in wanted]
-    whole = weights.weight(4000, "curve")
+    asked = [cgroup_weights.corrected(one, "curve", 4000) for one in wanted]
+    whole = cgroup_weights.weight(4000, "curve")
     for request, want in zip(asked, wanted):
         assert request <= want
-        assert abs(weights.weight(request, "curve") - whole * want / 4000) <= 1
+        assert abs(cgroup_weights.weight(request, "curve") - whole * want / 4000) <= 1
     assert sum(asked) <= sum(wanted)
 
 
 @pytest.mark.parametrize("formula", ["shares", "linear", ""])
 def test_straight_formulas_need_no_correction(formula):
-    assert [weights.corrected(one, formula, 4000) for one in (1, 67, 1005, 4000)] == [
+    assert [cgroup_weights.corrected(one, formula, 4000) for one in (1, 67, 1005, 4000)] == [
         1, 67, 1005, 4000,
     ]  # fmt: skip
 
@@ -71,17 +71,17 @@ def test_straight_formulas_need_no_correction(formula):
 def test_the_wanted_share_is_what_the_ranks_were_given_whatever_their_pods_ask_for(tmp_path):
     nodes, report = Nodes((None, None)), Report(tmp_path, "run")
     nodes.formula = "curve"
-    nodes.capacity = core.Capacity((core.Node("n", 2000, 0),))
+    nodes.capacity = protocol.Capacity((protocol.Node("n", 2000, 0),))
     jobs, values = [], {}
     for name, requests in {"heavy": (1000, 500), "light": (60, 40)}.items():
-        spec = core.Spec(name, name, ".", 2, (1.0, 1.0), ("true",))
-        job = Launched(spec, core.Share(requests), name, sizes=[1, 1])
+        spec = protocol.Spec(name, name, ".", 2, (1.0, 1.0), ("true",))
+        job = Launched(spec, protocol.Share(requests), name, sizes=[1, 1])
         job.cpu = nodes.divided(job.sizes, requests)
         for group, cpu in enumerate(job.cpu):
             uid = f"{name}-{group}"
             meta = {"name": uid, "uid": uid}
             job.pods[group] = {"metadata": meta, "spec": {"nodeName": "n"}, "status": {}}
-            values[uid] = {"cpu.weight": str(weights.weight(cpu, "curve"))}
+            values[uid] = {"cpu.weight": str(cgroup_weights.weight(cpu, "curve"))}
         jobs.append(job)
     assert jobs[1].cpu != list(jobs[1].share.requests), "corrected"
     report.heard(values, jobs)

@@ -6,9 +6,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from dovetail import core, events
 from dovetail.controller import TERMINAL, Controller
-from dovetail.core import Capacity, Launch, Node, Note, Ranks, Spec, Stop
+from dovetail.core import eventlog, protocol
+from dovetail.core.protocol import Capacity, Launch, Node, Note, Ranks, Spec, Stop
 from dovetail.executors.simulated import Fault, Work
 from dovetail.policy import Settings
 from dovetail.replay import replay
@@ -30,18 +30,18 @@ def launches(actions) -> list[str]:
     return [action.name for action in actions if isinstance(action, Launch)]
 
 
-def sample(t: float, name: str, k: int, seconds: float = 0.1) -> core.Sampled:
+def sample(t: float, name: str, k: int, seconds: float = 0.1) -> protocol.Sampled:
     """After k iterations of `seconds` each, loads 1:3."""
     stamp = 1.0 + k * seconds
     useful = (k * seconds / 3, k * seconds)
     ranks = Ranks((k, k), (stamp, stamp), useful, useful, (0.0, 0.0), (100, 100))
-    return core.Sampled(t, name, ranks)
+    return protocol.Sampled(t, name, ranks)
 
 
 def running(controller: Controller, until: float = 1.9) -> float:
     """Bring the first simulation up to some iterations; returns the time."""
-    controller.handle(core.Tick(0.0))
-    controller.handle(core.Started(1.0, "a-0"))
+    controller.handle(protocol.Tick(0.0))
+    controller.handle(protocol.Started(1.0, "a-0"))
     t, k = 1.0, 0
     while t < until:
         t, k = t + 0.1, k + 1
@@ -50,12 +50,14 @@ def running(controller: Controller, until: float = 1.9) -> float:
 
 
 def test_the_first_event_starts_the_head_of_the_queue_and_nothing_else():
-    assert launches(Controller(specs(3), CAPACITY).handle(core.Tick(0.0))) == ["a-0"]
+    assert launches(Controller(specs(3), CAPACITY).handle(protocol.Tick(0.0))) == ["a-0"]
 
 
 def test_requests_before_a_profile_follow_the_weights():
     (launch,) = [
-        a for a in Controller(specs(1), CAPACITY).handle(core.Tick(0.0)) if isinstance(a, Launch)
+        a
+        for a in Controller(specs(1), CAPACITY).handle(protocol.Tick(0.0))
+        if isinstance(a, Launch)
     ]
     assert launch.share.requests == (333, 1000)
     assert launch.share.wait.mode == "off"
@@ -64,22 +66,22 @@ def test_requests_before_a_profile_follow_the_weights():
 def test_the_next_starts_in_the_same_breath_as_one_ends():
     controller = Controller(specs(2), CAPACITY)
     t = running(controller)
-    assert launches(controller.handle(core.Finished(t, "a-0", 0))) == ["a-1"]
+    assert launches(controller.handle(protocol.Finished(t, "a-0", 0))) == ["a-1"]
     assert controller.view("a-0").state == "done"
 
 
 def test_an_empty_plan_is_finished_at_once():
     controller = Controller([], CAPACITY)
     assert controller.finished
-    assert controller.handle(core.Tick(0.0)) == []
+    assert controller.handle(protocol.Tick(0.0)) == []
 
 
 UNKNOWN = [
-    core.Started(1.0, "who"),
-    core.Finished(1.0, "who", 0),
-    core.Finished(1.0, "a-1", 0),
-    core.Started(1.0, "a-1"),
-    core.Resized(1.0, ("who",), "no"),
+    protocol.Started(1.0, "who"),
+    protocol.Finished(1.0, "who", 0),
+    protocol.Finished(1.0, "a-1", 0),
+    protocol.Started(1.0, "a-1"),
+    protocol.Resized(1.0, ("who",), "no"),
     sample(1.0, "who", 3),
     sample(1.0, "a-1", 3),
 ]
@@ -88,7 +90,7 @@ UNKNOWN = [
 @pytest.mark.parametrize("event", UNKNOWN, ids=lambda e: f"{type(e).__name__} {e}"[:40])
 def test_events_about_who_does_not_run_are_ignored(event):
     controller = Controller(specs(2), CAPACITY)
-    controller.handle(core.Tick(0.0))
+    controller.handle(protocol.Tick(0.0))
     before = controller.views()
     controller.handle(event)
     assert controller.views() == before
@@ -96,9 +98,9 @@ def test_events_about_who_does_not_run_are_ignored(event):
 
 def test_a_doubled_end_counts_once():
     controller = Controller(specs(2), CAPACITY)
-    controller.handle(core.Tick(0.0))
-    controller.handle(core.Finished(1.0, "a-0", 1, "crashed"))
-    controller.handle(core.Finished(1.1, "a-0", 0))
+    controller.handle(protocol.Tick(0.0))
+    controller.handle(protocol.Finished(1.0, "a-0", 1, "crashed"))
+    controller.handle(protocol.Finished(1.1, "a-0", 0))
     assert controller.view("a-0").state == "failed"
     assert controller.view("a-0").reason == "crashed"
 
@@ -106,21 +108,21 @@ def test_a_doubled_end_counts_once():
 def test_an_interrupt_stops_what_runs_and_starts_nothing_more():
     controller = Controller(specs(3), CAPACITY)
     running(controller)
-    actions = controller.handle(core.Interrupted(3.0, "SIGINT"))
+    actions = controller.handle(protocol.Interrupted(3.0, "SIGINT"))
     assert [a.name for a in actions if isinstance(a, Stop)] == ["a-0"]
-    assert not launches(controller.handle(core.Finished(3.1, "a-0", 143, "stopped")))
+    assert not launches(controller.handle(protocol.Finished(3.1, "a-0", 143, "stopped")))
     assert [v.state for v in controller.views()] == ["failed", "not started", "not started"]
     assert controller.view("a-0").reason == "SIGINT"
     assert controller.finished
-    assert not launches(controller.handle(core.Tick(4.0)))
+    assert not launches(controller.handle(protocol.Tick(4.0)))
 
 
 def test_a_resume_after_an_interrupt_runs_what_was_interrupted_again():
     controller = Controller(specs(3), CAPACITY)
     t = running(controller)
-    controller.handle(core.Finished(t, "a-0", 0))
-    controller.handle(core.Interrupted(3.0, "SIGINT"))
-    controller.handle(core.Finished(3.1, "a-1", 143, "stopped"))
+    controller.handle(protocol.Finished(t, "a-0", 0))
+    controller.handle(protocol.Interrupted(3.0, "SIGINT"))
+    controller.handle(protocol.Finished(3.1, "a-1", 143, "stopped"))
     assert controller.finished
     assert launches(controller.resume(9.0, CAPACITY)) == ["a-1"]
     views = controller.views()
@@ -132,8 +134,8 @@ def test_a_resume_after_an_interrupt_runs_what_was_interrupted_again():
 def test_one_that_ends_well_despite_an_interrupt_is_done():
     controller = Controller(specs(1), CAPACITY)
     running(controller)
-    controller.handle(core.Interrupted(3.0, "SIGINT"))
-    controller.handle(core.Finished(3.1, "a-0", 0))
+    controller.handle(protocol.Interrupted(3.0, "SIGINT"))
+    controller.handle(protocol.Finished(3.1, "a-0", 0))
     assert controller.view("a-0").state == "done"
 
 
@@ -154,7 +156,7 @@ def test_a_clock_jump_stops_nobody_and_spoils_no_rate(what, jump):
         now = t + jump + 0.1 * step
         ranks = sample(now, "a-0", k + step).ranks
         ranks = replace(ranks, stamp=tuple(s + jump for s in ranks.stamp))
-        actions = controller.handle(core.Sampled(now, "a-0", ranks))
+        actions = controller.handle(protocol.Sampled(now, "a-0", ranks))
         assert not [a for a in actions if isinstance(a, Stop)]
     profile = controller.baselines()["a"]
     assert profile.rate == pytest.approx(10.0, rel=0.02)
@@ -170,8 +172,8 @@ HANGS = [
 @pytest.mark.parametrize(("what", "seconds", "patient", "ended"), HANGS, ids=[h[0] for h in HANGS])
 def test_it_ends_what_hangs(what, seconds, patient, ended):
     controller = Controller(specs(1), CAPACITY)
-    controller.handle(core.Tick(0.0))
-    controller.handle(core.Started(1.0, "a-0"))
+    controller.handle(protocol.Tick(0.0))
+    controller.handle(protocol.Started(1.0, "a-0"))
     t = 1.0
     for k in range(1, 41):
         t = 1.0 + k * seconds
@@ -179,10 +181,10 @@ def test_it_ends_what_hangs(what, seconds, patient, ended):
     quiet, stops = t, []
     while t < quiet + ended and not stops:
         t += 1.0
-        stops = [a for a in controller.handle(core.Tick(t)) if isinstance(a, Stop)]
+        stops = [a for a in controller.handle(protocol.Tick(t)) if isinstance(a, Stop)]
     assert patient <= t - quiet <= ended
     assert "hung" in stops[0].why
-    controller.handle(core.Finished(t, "a-0", 143, "stopped by us"))
+    controller.handle(protocol.Finished(t, "a-0", 143, "stopped by us"))
     assert controller.view("a-0").state == "failed"
     assert controller.view("a-0").reason.startswith("hung")
 
@@ -197,10 +199,10 @@ def test_restarted_ranks_do_not_count_backwards():
 def test_a_lost_node_puts_the_simulation_back_into_the_queue_at_most_three_times():
     controller = Controller(specs(1), CAPACITY)
     t, states = 0.0, []
-    controller.handle(core.Tick(t))
+    controller.handle(protocol.Tick(t))
     for _ in range(4):
         t += 1.0
-        controller.handle(core.Finished(t, "a-0", 1, "node lost: n0"))
+        controller.handle(protocol.Finished(t, "a-0", 1, "node lost: n0"))
         states.append(controller.view("a-0").state)
     assert states == ["preparing", "preparing", "preparing", "failed"]
     assert controller.view("a-0").restarts == 3
@@ -208,23 +210,23 @@ def test_a_lost_node_puts_the_simulation_back_into_the_queue_at_most_three_times
 
 def test_without_any_node_the_rest_is_given_up_after_a_while_and_not_before():
     controller = Controller(specs(2), CAPACITY)
-    controller.handle(core.Tick(0.0))
-    controller.handle(core.CapacityChanged(1.0, Capacity(())))
-    controller.handle(core.Finished(1.0, "a-0", 1, "node lost: n0"))
+    controller.handle(protocol.Tick(0.0))
+    controller.handle(protocol.CapacityChanged(1.0, Capacity(())))
+    controller.handle(protocol.Finished(1.0, "a-0", 1, "node lost: n0"))
     for t in range(2, 60):
-        controller.handle(core.Tick(float(t)))
+        controller.handle(protocol.Tick(float(t)))
     assert not controller.finished
     for t in range(60, 70):
-        controller.handle(core.Tick(float(t)))
+        controller.handle(protocol.Tick(float(t)))
     assert [v.state for v in controller.views()] == ["not started"] * 2
 
 
 def test_nodes_that_come_back_are_used():
     controller = Controller(specs(2), CAPACITY)
-    controller.handle(core.Tick(0.0))
-    controller.handle(core.CapacityChanged(1.0, Capacity(())))
-    controller.handle(core.Finished(1.0, "a-0", 1, "node lost: n0"))
-    assert launches(controller.handle(core.CapacityChanged(20.0, CAPACITY))) == ["a-0"]
+    controller.handle(protocol.Tick(0.0))
+    controller.handle(protocol.CapacityChanged(1.0, Capacity(())))
+    controller.handle(protocol.Finished(1.0, "a-0", 1, "node lost: n0"))
+    assert launches(controller.handle(protocol.CapacityChanged(20.0, CAPACITY))) == ["a-0"]
 
 
 def test_two_simulations_of_one_name_are_a_mistake():
@@ -243,7 +245,7 @@ def test_every_figure_of_a_note_is_plain_json():
     kinds = {"profile", "resize", "admit", "keep", "policy", "hold", "model", "fail"}
     assert {note.what for note in notes} <= kinds | {"rollback"}
     for note in notes:
-        assert events.decode(events.encode(note)) == note
+        assert eventlog.decode(eventlog.encode(note)) == note
         assert note.why
 
 
@@ -317,7 +319,7 @@ def test_any_run_ends_and_keeps_its_promises(tmp_path, drawn, faults, weights, f
     nodes = [Node("n0", cpu, 8 * GIB)]
     capacity = Capacity(tuple(nodes), weights, freeze)
     path = tmp_path / "events.jsonl"
-    with events.Log.create(path, events.header(queue, capacity, Settings().plain())) as log:
+    with eventlog.Log.create(path, eventlog.header(queue, capacity, Settings().plain())) as log:
         result = run_simulated(
             queue, works, nodes, 1, faults, weights=weights, freeze=freeze, log=log, limit=4000.0
         )
@@ -330,7 +332,7 @@ def test_any_run_ends_and_keeps_its_promises(tmp_path, drawn, faults, weights, f
     started = [a.name for _, a in result.actions if isinstance(a, Launch)]
     assert len(started) == len(set(started)) + sum(view.restarts for view in views)
     for _, action in result.actions:
-        if isinstance(action, core.Resize):
+        if isinstance(action, protocol.Resize):
             for name, share in action.shares.items():
                 assert sum(share.requests) <= cpu, name
                 assert min(share.requests) >= 1, name

@@ -7,8 +7,8 @@ import json
 import os
 
 import pytest
-from dovetail import core, events
-from dovetail.errors import BadInput
+from dovetail.core import eventlog, protocol
+from dovetail.core.errors import BadInput
 from dovetail.policy import Settings
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -24,12 +24,12 @@ def many(inner):
     return st.lists(inner, max_size=3).map(tuple)
 
 
-waits = st.builds(core.WaitPolicy, texts, wholes)
-shares = st.builds(core.Share, many(wholes), waits, st.booleans())
-nodes = st.builds(core.Node, texts, wholes, wholes)
-capacities = st.builds(core.Capacity, many(nodes), st.booleans(), st.booleans())
+waits = st.builds(protocol.WaitPolicy, texts, wholes)
+shares = st.builds(protocol.Share, many(wholes), waits, st.booleans())
+nodes = st.builds(protocol.Node, texts, wholes, wholes)
+capacities = st.builds(protocol.Capacity, many(nodes), st.booleans(), st.booleans())
 ranks = st.builds(
-    core.Ranks, many(wholes), many(reals), many(reals), many(reals), many(reals), many(wholes)
+    protocol.Ranks, many(wholes), many(reals), many(reals), many(reals), many(reals), many(wholes)
 )
 plain = st.recursive(
     st.none() | st.booleans() | wholes | reals | texts,
@@ -37,20 +37,20 @@ plain = st.recursive(
     max_leaves=4,
 )
 entries = st.one_of(
-    st.builds(core.Tick, reals),
-    st.builds(core.Started, reals, texts),
-    st.builds(core.Sampled, reals, texts, ranks),
-    st.builds(core.Finished, reals, texts, wholes, texts),
-    st.builds(core.Resized, reals, many(texts), texts),
-    st.builds(core.CapacityChanged, reals, capacities),
-    st.builds(core.Interrupted, reals, texts),
-    st.builds(core.Launch, texts, shares),
-    st.builds(core.Resize, st.dictionaries(texts, shares, max_size=2), texts),
-    st.builds(core.Stop, texts, texts, st.booleans()),
-    st.builds(core.Note, texts, texts, st.dictionaries(texts, plain, max_size=2)),
+    st.builds(protocol.Tick, reals),
+    st.builds(protocol.Started, reals, texts),
+    st.builds(protocol.Sampled, reals, texts, ranks),
+    st.builds(protocol.Finished, reals, texts, wholes, texts),
+    st.builds(protocol.Resized, reals, many(texts), texts),
+    st.builds(protocol.CapacityChanged, reals, capacities),
+    st.builds(protocol.Interrupted, reals, texts),
+    st.builds(protocol.Launch, texts, shares),
+    st.builds(protocol.Resize, st.dictionaries(texts, shares, max_size=2), texts),
+    st.builds(protocol.Stop, texts, texts, st.booleans()),
+    st.builds(protocol.Note, texts, texts, st.dictionaries(texts, plain, max_size=2)),
 )
 specs = st.builds(
-    core.Spec,
+    protocol.Spec,
     name=texts,
     family=texts,
     case=texts,
@@ -64,36 +64,36 @@ specs = st.builds(
     environment=many(st.tuples(texts, texts)),
 )
 
-CAPACITY = core.Capacity((core.Node("n0", 2000, 1 << 30),))
-SPEC = core.Spec("a-0", "a", "case", 2, (1.0, 3.0), ("run",))
+CAPACITY = protocol.Capacity((protocol.Node("n0", 2000, 1 << 30),))
+SPEC = protocol.Spec("a-0", "a", "case", 2, (1.0, 3.0), ("run",))
 
 
 @pytest.fixture
 def path(tmp_path):
     path = tmp_path / "events.jsonl"
-    with events.Log.create(path, events.header([SPEC], CAPACITY, Settings().plain())) as log:
-        log.write(core.Tick(0.0))
-        log.write(core.Launch("a-0", core.Share((500, 1500))))
-        log.write(core.Finished(1.5, "a-0", 0))
+    with eventlog.Log.create(path, eventlog.header([SPEC], CAPACITY, Settings().plain())) as log:
+        log.write(protocol.Tick(0.0))
+        log.write(protocol.Launch("a-0", protocol.Share((500, 1500))))
+        log.write(protocol.Finished(1.5, "a-0", 0))
     return path
 
 
 @given(entries)
 def test_every_event_and_action_survives_json(entry):
-    assert events.decode(json.loads(json.dumps(events.encode(entry)))) == entry
+    assert eventlog.decode(json.loads(json.dumps(eventlog.encode(entry)))) == entry
 
 
 @settings(suppress_health_check=list(HealthCheck))
 @given(specs, capacities)
 def test_every_plan_survives_the_log(tmp_path, spec, capacity):
     path = tmp_path / "events.jsonl"
-    events.Log.create(path, events.header([spec], capacity, {})).close()
-    head, _ = events.read(path)
+    eventlog.Log.create(path, eventlog.header([spec], capacity, {})).close()
+    head, _ = eventlog.read(path)
     assert (head.specs, head.capacity) == ((spec,), capacity)
 
 
 def test_what_was_written_is_read(path):
-    head, found = events.read(path)
+    head, found = eventlog.read(path)
     assert head.specs == (SPEC,)
     assert head.capacity == CAPACITY
     assert Settings.of(head.settings) == Settings()
@@ -110,13 +110,13 @@ def test_a_torn_last_line_is_dropped_and_written_over(path):
     whole = path.read_bytes()
     for cut in range(len(whole.split(b"\n")[0]) + 1, len(whole)):
         path.write_bytes(whole[:cut])
-        _, found = events.read(path)
+        _, found = eventlog.read(path)
         assert len(found) == whole[:cut].count(b"\n") - 1
-    with events.Log.append(path) as log:
+    with eventlog.Log.append(path) as log:
         log.resume(2.0, CAPACITY)
-        log.write(core.Tick(2.0))
-    _, found = events.read(path)
-    assert found[-2:] == [events.Resumed(2.0, CAPACITY), core.Tick(2.0)]
+        log.write(protocol.Tick(2.0))
+    _, found = eventlog.read(path)
+    assert found[-2:] == [eventlog.Resumed(2.0, CAPACITY), protocol.Tick(2.0)]
 
 
 def edited(line: int, change):
@@ -159,7 +159,7 @@ def test_it_refuses(path, what, damage, reason):
     lines = damage(path.read_text().splitlines())
     path.write_text("".join(line + "\n" for line in lines))
     with pytest.raises(BadInput) as caught:
-        events.read(path)
+        eventlog.read(path)
     assert reason in str(caught.value)
     assert str(path) in str(caught.value)
     assert "\n" not in str(caught.value)
@@ -167,7 +167,7 @@ def test_it_refuses(path, what, damage, reason):
 
 def test_a_missing_file_is_bad_input(tmp_path):
     with pytest.raises(BadInput):
-        events.read(tmp_path / "none")
+        eventlog.read(tmp_path / "none")
 
 
 @settings(suppress_health_check=list(HealthCheck), max_examples=300)
@@ -181,7 +181,7 @@ def test_any_damage_is_read_or_refused_with_a_line(path, data):
     path.write_bytes(bytes(whole))
     reason = "line 1"
     try:
-        events.read(path)
+        eventlog.read(path)
     except BadInput as error:
         reason = str(error)
     finally:
@@ -195,18 +195,18 @@ def test_any_bytes_are_read_or_refused(tmp_path_factory, noise):
     path = tmp_path_factory.mktemp("log") / "events.jsonl"
     path.write_bytes(noise)
     with pytest.raises(BadInput):
-        events.read(path)
+        eventlog.read(path)
 
 
 def test_deep_nesting_is_refused_and_not_a_crash(path):
     with path.open("a") as file:
         file.write('{"seq":4,"kind":"action","type":"Note","data":' + "[" * 100_000 + "\n")
     with pytest.raises(BadInput, match="line 5"):
-        events.read(path)
+        eventlog.read(path)
 
 
 def test_a_full_disk_is_told_once_and_leaves_whole_lines(path, monkeypatch):
-    log = events.Log.append(path)
+    log = eventlog.Log.append(path)
     write = os.write
     calls = []
 
@@ -216,42 +216,42 @@ def test_a_full_disk_is_told_once_and_leaves_whole_lines(path, monkeypatch):
             return write(fd, bytes(data)[:5])
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(events.os, "write", full)
-    with pytest.raises(events.LogStopped, match="No space left"):
-        log.write(core.Tick(2.0))
+    monkeypatch.setattr(eventlog.os, "write", full)
+    with pytest.raises(eventlog.LogStopped, match="No space left"):
+        log.write(protocol.Tick(2.0))
     monkeypatch.undo()
     assert "No space left" in log.failed
-    assert len(events.read(path)[1]) == 3
-    assert events.read(path, log.held)[1][3:] == [core.Tick(2.0)]
+    assert len(eventlog.read(path)[1]) == 3
+    assert eventlog.read(path, log.held)[1][3:] == [protocol.Tick(2.0)]
 
 
 def test_a_disk_that_has_room_again_gets_all_that_was_held(path, monkeypatch):
-    log = events.Log.append(path)
+    log = eventlog.Log.append(path)
 
     def full(fd, data):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(events.os, "write", full)
-    with pytest.raises(events.LogStopped):
-        log.write(core.Tick(2.0))
-    log.write(core.Tick(3.0))  # does not raise again
+    monkeypatch.setattr(eventlog.os, "write", full)
+    with pytest.raises(eventlog.LogStopped):
+        log.write(protocol.Tick(2.0))
+    log.write(protocol.Tick(3.0))  # does not raise again
     monkeypatch.undo()
-    log.write(core.Tick(4.0))
+    log.write(protocol.Tick(4.0))
     log.close()
     assert (log.failed, log.held) == ("", b"")
-    assert [entry.t for entry in events.read(path)[1][3:]] == [2.0, 3.0, 4.0]
+    assert [entry.t for entry in eventlog.read(path)[1][3:]] == [2.0, 3.0, 4.0]
 
 
 def test_a_log_that_cannot_begin_is_not_left_behind(tmp_path, monkeypatch):
     def full(fd, data):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(events.os, "write", full)
-    with pytest.raises(events.LogStopped):
-        events.Log.create(tmp_path / "events.jsonl", events.header([SPEC], CAPACITY, {}))
+    monkeypatch.setattr(eventlog.os, "write", full)
+    with pytest.raises(eventlog.LogStopped):
+        eventlog.Log.create(tmp_path / "events.jsonl", eventlog.header([SPEC], CAPACITY, {}))
     assert list(tmp_path.iterdir()) == []
 
 
 def test_dev_full_is_a_full_disk():
-    with pytest.raises(events.LogStopped, match="No space left"):
-        events.Log.create("/dev/full", events.header([SPEC], CAPACITY, {}))
+    with pytest.raises(eventlog.LogStopped, match="No space left"):
+        eventlog.Log.create("/dev/full", eventlog.header([SPEC], CAPACITY, {}))

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from dovetail import core
 from dovetail.controller import Controller
-from dovetail.core import Capacity, Node, Note, Spec
+from dovetail.core import protocol
+from dovetail.core.protocol import Capacity, Node, Note, Spec
 from dovetail.drift import Alone
 from dovetail.executors.simulated import Fault, Simulated, Work
 from dovetail.policy import Settings
@@ -53,7 +53,7 @@ def frozen(result: Result) -> dict[str, list[tuple[float, bool]]]:
     """By simulation, when it was frozen (True) or thawed (False)."""
     found: dict[str, list[tuple[float, bool]]] = {}
     for t, action in result.actions:
-        if isinstance(action, core.Resize):
+        if isinstance(action, protocol.Resize):
             for name, share in action.shares.items():
                 seen = found.setdefault(name, [])
                 if share.frozen != (bool(seen) and seen[-1][1]):
@@ -62,7 +62,7 @@ def frozen(result: Result) -> dict[str, list[tuple[float, bool]]]:
 
 
 def launched(result: Result) -> list[str]:
-    return [action.name for _, action in result.actions if isinstance(action, core.Launch)]
+    return [action.name for _, action in result.actions if isinstance(action, protocol.Launch)]
 
 
 # --- an admission that does not pay ---
@@ -87,7 +87,7 @@ def test_what_stands_still_keeps_the_least_request_and_makes_no_progress():
     counts = {count for t, count in machine.seen["a-1"] if still + 0.2 <= t < again}
     assert len(counts) <= 1
     shares = [
-        a.shares["a-1"] for t, a in result.actions if isinstance(a, core.Resize) and t == still
+        a.shares["a-1"] for t, a in result.actions if isinstance(a, protocol.Resize) and t == still
     ]
     assert [share.requests for share in shares] == [(10, 10)]
 
@@ -98,7 +98,7 @@ class Watched(Simulated):
     def observe(self, t):
         events = super().observe(t)
         for event in events:
-            if isinstance(event, core.Sampled):
+            if isinstance(event, protocol.Sampled):
                 self.seen.setdefault(event.name, []).append((event.t, min(event.ranks.iterations)))
         return events
 
@@ -346,14 +346,14 @@ def ended_as_hung(useful):
     """Whether a simulation is ended that for four hours publishes `useful(t)` and no iteration."""
     spec = Spec("a", "a", "case", 2, (1.0, 1.0), ("run",))
     made = Controller([spec], Capacity((Node("n", 2000, 1 << 34),)))
-    actions = made.handle(core.Tick(0.0)) + made.handle(core.Started(0.0, "a"))
+    actions = made.handle(protocol.Tick(0.0)) + made.handle(protocol.Started(0.0, "a"))
     none = (0.0, 0.0)
     for t in range(10, 4 * 3600, 10):
         if useful is not None:
-            ranks = core.Ranks((0, 0), none, none, (useful(t), 1.0), none, (0, 0))
-            actions += made.handle(core.Sampled(float(t), "a", ranks))
-        actions += made.handle(core.Tick(float(t)))
-    return any(isinstance(action, core.Stop) for action in actions)
+            ranks = protocol.Ranks((0, 0), none, none, (useful(t), 1.0), none, (0, 0))
+            actions += made.handle(protocol.Sampled(float(t), "a", ranks))
+        actions += made.handle(protocol.Tick(float(t)))
+    return any(isinstance(action, protocol.Stop) for action in actions)
 
 
 def test_a_program_that_publishes_nothing_is_never_taken_for_hung():

@@ -12,7 +12,7 @@ from pathlib import Path
 import kuberun
 import pytest
 from clusters import LIMIT, container_group, eventually, pod
-from dovetail import core
+from dovetail.core import protocol
 from dovetail.placement import asked
 from driven import Driver, shares
 
@@ -86,7 +86,7 @@ def test_a_service_answers_and_keeps_its_share_beside_packed_simulations(site, d
         driver.launch(spec, 100, 100)
     for spec in simulations:
         driver.until_started(spec.name)
-        driver.until(lambda: driver.of(core.Sampled, spec.name))  # noqa: B023
+        driver.until(lambda: driver.of(protocol.Sampled, spec.name))  # noqa: B023
     (serving,) = site.get("pods", "-l", "app=service")["items"]
     assert eventually(lambda: answers(service))
     check_share(site, driver, service, serving)
@@ -96,7 +96,7 @@ def test_a_service_answers_and_keeps_its_share_beside_packed_simulations(site, d
     (now,) = site.get("pods", "-l", "app=service")["items"]
     before, after = (one["status"]["containerStatuses"][0] for one in (serving, now))
     assert (after["restartCount"], after["containerID"]) == (0, before["containerID"])
-    assert {one.name for one in driver.of(core.Finished)} == set(), "nobody was put out"
+    assert {one.name for one in driver.of(protocol.Finished)} == set(), "nobody was put out"
 
 
 def check_share(site, driver, url, serving):

@@ -8,8 +8,8 @@ import math
 
 import pytest
 from dovetail.cli import main
-from dovetail.errors import BadInput
-from dovetail.model import Model
+from dovetail.core.errors import BadInput
+from dovetail.core.throughput_model import Model
 from hypothesis import given
 from hypothesis import strategies as st
 

@@ -6,10 +6,10 @@ from __future__ import annotations
 import json
 
 import pytest
-from dovetail import core, events
 from dovetail.controller import TERMINAL, Controller
-from dovetail.core import Capacity, Node, Spec
-from dovetail.errors import BadInput
+from dovetail.core import eventlog, protocol
+from dovetail.core.errors import BadInput
+from dovetail.core.protocol import Capacity, Node, Spec
 from dovetail.executors.simulated import Fault, Simulated, Work
 from dovetail.policy import Settings
 from dovetail.replay import rebuild, replay
@@ -24,8 +24,8 @@ CAPACITY = Capacity(tuple(NODES))
 
 
 def recorded(path, faults=()):
-    head = events.header(SPECS, CAPACITY, Settings().plain())
-    with events.Log.create(path, head) as log:
+    head = eventlog.header(SPECS, CAPACITY, Settings().plain())
+    with eventlog.Log.create(path, head) as log:
         return run_simulated(SPECS, {"a": WORK}, NODES, faults=faults, log=log)
 
 
@@ -41,7 +41,7 @@ FAULTS = [
 def test_a_recorded_run_replays_to_the_same_decisions(tmp_path, faults):
     path = tmp_path / "events.jsonl"
     result = recorded(path, faults)
-    assert result.count(core.Launch) >= 5
+    assert result.count(protocol.Launch) >= 5
     assert replay(path) is None
 
 
@@ -57,14 +57,14 @@ def test_a_changed_decision_is_found(tmp_path):
     found = replay(path)
     assert found is not None
     assert found.seq == at
-    assert isinstance(found.recorded, core.Resize)
+    assert isinstance(found.recorded, protocol.Resize)
     assert found.recorded.why == "another reason"
-    assert isinstance(found.replayed, core.Resize)
+    assert isinstance(found.replayed, protocol.Resize)
 
 
 def test_settings_that_are_none_are_refused(tmp_path):
     path = tmp_path / "events.jsonl"
-    with events.Log.create(path, events.header(SPECS, CAPACITY, {"colour": 1})):
+    with eventlog.Log.create(path, eventlog.header(SPECS, CAPACITY, {"colour": 1})):
         pass
     with pytest.raises(BadInput, match=r"line 1.*colour"):
         replay(path)
@@ -81,29 +81,29 @@ def test_a_run_whose_loop_was_killed_is_taken_up_again(tmp_path, share):
     t = controller.status().t + 3.0
     machine = Simulated(NODES, {"a": WORK})
     machine.clock = t
-    with events.Log.append(path) as log:
+    with eventlog.Log.append(path) as log:
         log.resume(t, CAPACITY)
         pending = controller.resume(t, CAPACITY)
         launched: list[str] = []
         while not controller.finished:
             for action in pending:
                 log.write(action)
-                if isinstance(action, core.Launch):
+                if isinstance(action, protocol.Launch):
                     launched.append(action.name)
                     machine.launch(next(s for s in SPECS if s.name == action.name), action.share)
-                elif isinstance(action, core.Resize):
+                elif isinstance(action, protocol.Resize):
                     machine.resize(action.shares)
             pending = []
             machine.advance(0.1)
-            for event in [*machine.observe(machine.now), core.Tick(machine.now)]:
+            for event in [*machine.observe(machine.now), protocol.Tick(machine.now)]:
                 log.write(event)
                 for action in controller.handle(event):
                     log.write(action)
-                    if isinstance(action, core.Launch):
+                    if isinstance(action, protocol.Launch):
                         launched.append(action.name)
                         spec = next(s for s in SPECS if s.name == action.name)
                         machine.launch(spec, action.share)
-                    elif isinstance(action, core.Resize):
+                    elif isinstance(action, protocol.Resize):
                         machine.resize(action.shares)
     done = {name for name, view in before.items() if view.state in TERMINAL}
     assert sorted(launched) == sorted(set(before) - done)
@@ -121,16 +121,16 @@ def drive(controller, machine, log, pending, until):
     def act(actions):
         for action in actions:
             log.write(action)
-            if isinstance(action, core.Launch):
+            if isinstance(action, protocol.Launch):
                 launched.append(action.name)
                 machine.launch(controller.spec(action.name), action.share)
-            elif isinstance(action, core.Resize):
+            elif isinstance(action, protocol.Resize):
                 machine.resize(action.shares)
 
     act(pending)
     while not until():
         machine.advance(0.1)
-        for event in [*machine.observe(machine.now), core.Tick(machine.now)]:
+        for event in [*machine.observe(machine.now), protocol.Tick(machine.now)]:
             log.write(event)
             act(controller.handle(event))
     return launched
@@ -141,13 +141,13 @@ def test_simulations_that_outlive_the_controller_are_taken_over(tmp_path, second
     path = tmp_path / "events.jsonl"
     machine = Simulated(NODES, {"a": WORK})
     first = Controller(SPECS, CAPACITY, Settings())
-    with events.Log.create(path, events.header(SPECS, CAPACITY, Settings().plain())) as log:
+    with eventlog.Log.create(path, eventlog.header(SPECS, CAPACITY, Settings().plain())) as log:
         once = drive(first, machine, log, [], lambda: machine.now >= seconds)
     controller = rebuild(path)
     alive = tuple(controller.running())
     assert alive
     machine.resize({name: controller.running()[name] for name in alive})
-    with events.Log.append(path) as log:
+    with eventlog.Log.append(path) as log:
         log.resume(machine.now, CAPACITY, alive)
         pending = controller.resume(machine.now, CAPACITY, alive)
         again = drive(controller, machine, log, pending, lambda: controller.finished)
@@ -161,6 +161,6 @@ def test_simulations_that_outlive_the_controller_are_taken_over(tmp_path, second
 
 def test_a_simulation_that_has_to_wait_is_noted_once(tmp_path):
     controller = Controller(SPECS, CAPACITY, Settings())
-    controller.handle(core.Tick(0.0))
-    (note,) = controller.handle(core.Delayed(0.1, "a-0", "no room"))
-    assert note == core.Note("hold", "a-0 waits: no room", {"name": "a-0"})
+    controller.handle(protocol.Tick(0.0))
+    (note,) = controller.handle(protocol.Delayed(0.1, "a-0", "no room"))
+    assert note == protocol.Note("hold", "a-0 waits: no room", {"name": "a-0"})

@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from dovetail import core
-from dovetail.core import Capacity, Node, Spec
+from dovetail.core import protocol
+from dovetail.core.protocol import Capacity, Node, Spec
 from dovetail.executors.simulated import Fault, Simulated, Work, fill
 from dovetail.simulate import Result, run_simulated
 
@@ -98,8 +98,8 @@ def test_a_family_that_fits_beside_what_runs_may_overtake():
 
 def test_waits_are_off_whenever_a_simulation_runs_alone():
     result = run_simulated(specs("a", 3, (1, 3)), {"a": IMBALANCED}, TWO_CORES)
-    last = [a for _, a in result.actions if isinstance(a, (core.Resize, core.Launch))][-1]
-    shares = last.shares.values() if isinstance(last, core.Resize) else [last.share]
+    last = [a for _, a in result.actions if isinstance(a, (protocol.Resize, protocol.Launch))][-1]
+    shares = last.shares.values() if isinstance(last, protocol.Resize) else [last.share]
     assert [share.wait.mode for share in shares] == ["off"]
 
 
@@ -157,7 +157,7 @@ def test_a_rank_ten_times_longer_than_its_peers_gets_the_request_for_it():
     work = Work((0.003, 0.003, 0.003, 0.03), 200)
     plan = specs("a", 1, (1, 1, 1, 1))
     result = run_simulated(plan, {"a": work}, [Node("n", 4000, 0)])
-    requests = [a for _, a in result.actions if isinstance(a, core.Resize)][-1].shares["a-0"]
+    requests = [a for _, a in result.actions if isinstance(a, protocol.Resize)][-1].shares["a-0"]
     assert requests.requests[3] > 8 * requests.requests[0]
 
 
@@ -193,7 +193,7 @@ def test_while_no_node_is_ready_nothing_is_decided_and_what_runs_goes_on(seconds
     assert states(result) == ["done"] * 4
     assert [n for t, n in result.running if t < 8.0][-1] == 2, "two were packed"
     meanwhile = [a for t, a in result.actions if 8.0 < t < 8.0 + seconds]
-    assert [a for a in meanwhile if not isinstance(a, core.Note)] == []
+    assert [a for a in meanwhile if not isinstance(a, protocol.Note)] == []
     assert result.controller.status().restarts == 0
 
 
@@ -214,7 +214,7 @@ def test_who_stands_still_for_a_profile_goes_on_while_no_node_is_ready():
     result = run(Fault(begun + 0.3, "away", "", 20.0))
     assert states(result) == ["done"] * 6
     soon = [a for t, a in result.actions if begun + 0.2 < t < begun + 1.0]
-    (thawed,) = [a.shares for a in soon if isinstance(a, core.Resize)]
+    (thawed,) = [a.shares for a in soon if isinstance(a, protocol.Resize)]
     assert not any(share.frozen for share in thawed.values())
 
 
@@ -298,13 +298,13 @@ def test_weighted_fair_sharing(what, groups, cores, expected):
 )
 def test_two_at_once_do_as_was_measured_on_two_cores(work, mode, low, high):
     executor = Simulated(TWO_CORES, {"a": work})
-    share = core.Share((500, 500), core.WaitPolicy(mode))
+    share = protocol.Share((500, 500), protocol.WaitPolicy(mode))
     for spec in specs("a", 2, (1, 1)):
         executor.launch(spec, share)
     ended: list[float] = []
     while len(ended) < 2:
         executor.advance(0.05)
-        ended += [e.t for e in executor.observe(0.0) if isinstance(e, core.Finished)]
+        ended += [e.t for e in executor.observe(0.0) if isinstance(e, protocol.Finished)]
     alone = max(work.seconds) * work.iterations + work.startup
     assert low <= 2 * alone / max(ended) <= high
 

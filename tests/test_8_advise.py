@@ -9,9 +9,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import runs
-from dovetail import advise, cli, core, profile, summary
+from dovetail import advise, cli, profile, summary
 from dovetail.advise import Known
 from dovetail.alternatives import FEWER, SEQUENTIAL, Alternative
+from dovetail.core import protocol
 
 pytestmark = pytest.mark.unit
 
@@ -216,7 +217,7 @@ def test_a_run_on_a_busy_machine_is_doubted_first():
 
 
 def starved(entry):
-    if not isinstance(entry, core.Sampled):
+    if not isinstance(entry, protocol.Sampled):
         return entry
     cpu = tuple(seconds / 2 for seconds in entry.ranks.cpu)
     return replace(entry, ranks=replace(entry.ranks, cpu=cpu))

@@ -13,8 +13,9 @@ import sys
 
 import pytest
 import runs
-from dovetail import charts, cli, core, report, summary
+from dovetail import charts, cli, report, summary
 from dovetail.alternatives import FEWER, SEQUENTIAL, Alternative
+from dovetail.core import protocol
 
 pytestmark = pytest.mark.unit
 
@@ -70,7 +71,7 @@ def partial():
 
 def interrupted():
     run = partial()
-    run.add(core.Interrupted(run.t, "SIGTERM"))
+    run.add(protocol.Interrupted(run.t, "SIGTERM"))
     return run
 
 
@@ -143,7 +144,7 @@ def test_hostile_names_and_reasons_are_escaped_everywhere():
     run.work(2, 1.5)
     run.resize((500, 1500), refused=HOSTILE)
     run.finish(HOSTILE, 1, HOSTILE)
-    run.add(core.Interrupted(run.t, HOSTILE))
+    run.add(protocol.Interrupted(run.t, HOSTILE))
     alternative = Alternative(family=HOSTILE, name=FEWER, makespan_s=[1.0], ranks=1)
     text = page(run, [alternative])
     found = Page(text)

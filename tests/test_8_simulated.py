@@ -4,7 +4,8 @@
 from __future__ import annotations
 
 import pytest
-from dovetail import core, events, summary
+from dovetail import summary
+from dovetail.core import eventlog, protocol
 from dovetail.executors.simulated import Fault, Work
 from dovetail.policy import Settings
 from dovetail.report import page
@@ -12,21 +13,21 @@ from dovetail.simulate import run_simulated
 
 pytestmark = pytest.mark.unit
 
-NODE = core.Node("node", 2000, 8 << 30)
+NODE = protocol.Node("node", 2000, 8 << 30)
 UNEVEN = Work((0.01, 0.03), iterations=600)
 EVEN = Work((0.02, 0.02), iterations=600)
 
 
 def plan(family, count, ranks=2, **more):
     return [
-        core.Spec(f"{family}-{n}", family, "case", ranks, (1.0,) * ranks, ("true",), **more)
+        protocol.Spec(f"{family}-{n}", family, "case", ranks, (1.0,) * ranks, ("true",), **more)
         for n in range(1, count + 1)
     ]
 
 
 def simulate(directory, specs, works, faults=(), **more):
-    head = events.header(specs, core.Capacity((NODE,)), Settings().plain())
-    with events.Log.create(directory / "events.jsonl", head) as log:
+    head = eventlog.header(specs, protocol.Capacity((NODE,)), Settings().plain())
+    with eventlog.Log.create(directory / "events.jsonl", head) as log:
         result = run_simulated(specs, works, [NODE], seed=1, faults=faults, log=log, **more)
     return result, *summary.load(directory)
 

@@ -10,7 +10,7 @@ import pytest
 import runs
 from dovetail import alternatives, summary
 from dovetail.alternatives import DOVETAIL, FEWER, NAIVE, SEQUENTIAL, Alternative
-from dovetail.errors import BadInput
+from dovetail.core.errors import BadInput
 from rich.console import Console
 
 pytestmark = pytest.mark.unit

@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import pytest
 import runs
-from dovetail import core
-from dovetail.events import Resumed
+from dovetail.core import protocol
+from dovetail.core.eventlog import Resumed
 from dovetail.telling import tell
 
 pytestmark = pytest.mark.unit
@@ -42,7 +42,7 @@ def crashes():
 def hangs():
     run = short("a")
     run.launch("a")
-    run.add(core.Stop("a", "no progress for 60 s"))
+    run.add(protocol.Stop("a", "no progress for 60 s"))
     run.finish("a", -15, "")
     return run, {"a": ("failed", 1)}
 
@@ -57,7 +57,7 @@ def log_ends():
 def taken_back_and_run_again():
     run = short("a")
     run.launch("a")
-    run.add(core.Stop("a", "does not pay", True))
+    run.add(protocol.Stop("a", "does not pay", True))
     run.finish("a", -15, "stopped")
     run.launch("a")
     run.finish("a")
@@ -67,7 +67,7 @@ def taken_back_and_run_again():
 def taken_back_for_good():
     run = short("a")
     run.launch("a")
-    run.add(core.Stop("a", "does not pay", True))
+    run.add(protocol.Stop("a", "does not pay", True))
     run.finish("a", -15, "stopped")
     return run, {"a": ("not started", 1)}
 
@@ -192,8 +192,12 @@ def test_load_is_kept_apart_by_how_ranks_wait_and_who_else_runs():
 def test_names_that_are_not_in_the_plan_are_left_out():
     run = short("a")
     run.launch("a")
-    stranger = (core.Started(1.0, "x"), core.Finished(2.0, "x", 0), core.Stop("x", "why"))
-    run.add(*stranger, core.Note("admit", "why", {"name": ["a"], "family": 3, "names": [4]}))
+    stranger = (
+        protocol.Started(1.0, "x"),
+        protocol.Finished(2.0, "x", 0),
+        protocol.Stop("x", "why"),
+    )
+    run.add(*stranger, protocol.Note("admit", "why", {"name": ["a"], "family": 3, "names": [4]}))
     assert states(tell(run.specs, runs.CAPACITY, run.log)) == {"a": ("unfinished", 1)}
 
 
@@ -201,8 +205,8 @@ def test_the_wait_for_the_first_iteration_is_no_part_of_its_speed():
     run = short("a")
     run.t = 20.0  # the run is old when it starts, and a rank without iterations has the stamp 0
     run.launch("a")
-    zero = core.Ranks((0, 0), (0.0, 0.0), *[(0.0, 0.0)] * 3, (1, 1))
-    run.add(core.Sampled(20.0, "a", zero), core.Sampled(20.2, "a", zero))
+    zero = protocol.Ranks((0, 0), (0.0, 0.0), *[(0.0, 0.0)] * 3, (1, 1))
+    run.add(protocol.Sampled(20.0, "a", zero), protocol.Sampled(20.2, "a", zero))
     run.work(4)
     count, seconds = run.history().tracks[0].stepping
     assert seconds / count == pytest.approx(0.1)
@@ -213,7 +217,7 @@ def test_a_resumed_run_is_not_interrupted_any_more():
     run.launch("a")
     run.work(1)
     why = "interrupted by SIGINT"
-    run.add(core.Interrupted(run.t, why), core.Stop("a", why))
+    run.add(protocol.Interrupted(run.t, why), protocol.Stop("a", why))
     run.finish("a", 143, f"stopped: {why}")
     assert states(run.history()) == {"a": ("failed", 1), "b": ("not started", 0)}
     run.add(Resumed(run.t, runs.CAPACITY))

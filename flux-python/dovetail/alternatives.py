@@ -22,7 +22,7 @@ from typing import Annotated, Final, Literal, Optional
 
 import pydantic
 
-from dovetail.errors import BadInput
+from dovetail.core.errors import BadInput
 
 FILE = "alternatives.json"
 SEQUENTIAL: Final = "one after the other"

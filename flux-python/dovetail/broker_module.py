@@ -26,7 +26,7 @@ from flux.brokermod import BrokerModule, request_handler
 from flux.constants import FLUX_JOB_LOOKUP_CURRENT, FLUX_MSGTYPE_REQUEST
 from flux.hostlist import Hostlist
 
-from dovetail.errors import BadInput
+from dovetail.core.errors import BadInput
 from dovetail.fluxed import asked, effects
 from dovetail.fluxed.effects import Key
 from dovetail.fluxed.instance import Instance

@@ -16,7 +16,7 @@ import sys
 from collections.abc import Callable
 
 from dovetail import __version__
-from dovetail.errors import BadInput, WorkFailed
+from dovetail.core.errors import BadInput, WorkFailed
 
 COMMANDS = (
     "profile",

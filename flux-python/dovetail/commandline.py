@@ -14,7 +14,7 @@ import shutil
 import sys
 from collections.abc import Mapping
 
-from dovetail.quantities import show
+from dovetail.core.units import show
 
 # A word that a shell would not pass on: a pipe, a list of commands, a redirection.
 _SHELL = re.compile(r"\|\|?|&&?|;|\d*[<>].*|\S*;")

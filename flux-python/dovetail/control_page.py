@@ -14,8 +14,8 @@ import os
 import struct
 from pathlib import Path
 
-from dovetail.core import WaitPolicy
-from dovetail.errors import BadInput
+from dovetail.core.errors import BadInput
+from dovetail.core.protocol import WaitPolicy
 from dovetail.page import PageError
 
 MAGIC = b"DVTCTRL\0"

@@ -15,8 +15,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from dovetail import core, judging, packing, policy, profiling, views, watching
-from dovetail.core import Action, Capacity, Event, Share, Spec
+from dovetail import judging, packing, policy, profiling, views, watching
+from dovetail.core import protocol
+from dovetail.core.protocol import Action, Capacity, Event, Share, Spec
 from dovetail.policy import Settings
 from dovetail.simulation import Simulation
 from dovetail.state import State
@@ -95,31 +96,31 @@ class Controller:
     def _take(self, event: Event) -> bool:
         """Write an event into the state; True if it calls for a decision at once."""
         state = self._state
-        if isinstance(event, core.Sampled):
+        if isinstance(event, protocol.Sampled):
             sim = state.active.get(event.name) or state.frozen.get(event.name)
             if sim is not None:
                 state.sampled(sim, event.ranks)
             return False
-        if isinstance(event, core.Started):
+        if isinstance(event, protocol.Started):
             self._started(event)
-        elif isinstance(event, core.Delayed):
+        elif isinstance(event, protocol.Delayed):
             state.note("hold", f"{event.name} waits: {event.why}", name=event.name)
             return False
-        elif isinstance(event, core.Finished):
+        elif isinstance(event, protocol.Finished):
             self._finished(event)
-        elif isinstance(event, core.Resized):
+        elif isinstance(event, protocol.Resized):
             state.resized(event.names, event.refused)
-        elif isinstance(event, core.CapacityChanged):
+        elif isinstance(event, protocol.CapacityChanged):
             self._capacity(event.capacity)
-        elif isinstance(event, core.Interrupted):
+        elif isinstance(event, protocol.Interrupted):
             self._interrupted(event.reason)
-        elif isinstance(event, core.Unwanted):
+        elif isinstance(event, protocol.Unwanted):
             sim = state.active.get(event.name) or state.frozen.get(event.name)
             if sim is not None:
                 state.stop(sim, event.reason)
         return True
 
-    def _started(self, event: core.Started) -> None:
+    def _started(self, event: protocol.Started) -> None:
         sim = self._state.active.get(event.name) or self._state.frozen.get(event.name)
         if sim is None:
             return
@@ -128,7 +129,7 @@ class Controller:
         if sim.state == "preparing":
             sim.state = "starting"
 
-    def _finished(self, event: core.Finished) -> None:
+    def _finished(self, event: protocol.Finished) -> None:
         state = self._state
         sim = state.sims.get(event.name)
         if sim is None or not self._forget(sim):

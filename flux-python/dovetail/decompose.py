@@ -20,8 +20,8 @@ from itertools import groupby
 
 import numpy as np
 
-from dovetail import shares
-from dovetail.errors import BadInput
+from dovetail.core import cpu_requests
+from dovetail.core.errors import BadInput
 from dovetail.foamfile import Floats, Labels
 
 
@@ -35,10 +35,10 @@ def concentric(centres: Floats, weights: Sequence[float], centre: Floats) -> Lab
 
     Raises BadInput for bad weights, or fewer cells than ranks.
     """
-    shares.check_weights(weights)
+    cpu_requests.check_weights(weights)
     if len(centres) < len(weights):
         raise BadInput(f"weights: {len(weights)} ranks for a mesh of {len(centres)} cells")
-    counts = shares.apportion(weights, len(centres), floor=1)
+    counts = cpu_requests.apportion(weights, len(centres), floor=1)
     offset = centres - centre
     distance = np.linalg.norm(offset, axis=1)
     first, second = _plane(centres)

@@ -16,7 +16,7 @@ import struct
 import subprocess
 from collections.abc import Sequence
 
-from dovetail.errors import BadInput
+from dovetail.core.errors import BadInput
 from dovetail.mpirun import linked
 
 LAUNCHERS = re.compile(r"(mpirun|mpiexec|orterun|prterun)([.-].*)?|hydra.*")

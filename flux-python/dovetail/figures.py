@@ -17,8 +17,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from dovetail.alternatives import DOVETAIL, FEWER, NAIVE, SEQUENTIAL, Alternative
+from dovetail.core.throughput_model import Model
 from dovetail.history import Array, History, Load, Spell, Track
-from dovetail.model import Model
 from dovetail.verdict import Figure, Totals, Verdict, judge, ratio
 
 SPLIT = 0.8

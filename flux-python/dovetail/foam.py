@@ -18,7 +18,7 @@ from pathlib import Path
 
 import numpy as np
 
-from dovetail.errors import BadInput
+from dovetail.core.errors import BadInput
 from dovetail.foamfile import Floats, FoamFile, Labels, find
 
 MARK = "// Written by `dovetail decompose`; it will write over this file."

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from dovetail.errors import BadInput
+from dovetail.core.errors import BadInput
 
 Floats = npt.NDArray[np.float64]
 Labels = npt.NDArray[np.int64]

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from dovetail import core
+from dovetail.core import protocol
 
 Array = npt.NDArray[np.float64]
 Span = tuple[float, float]
@@ -47,7 +47,7 @@ class Track:
     watch (B, resize, takes no time; it is a Mark). `frozen` are the spans in which it stood still.
     """
 
-    spec: core.Spec
+    spec: protocol.Spec
     attempts: tuple[Attempt, ...] = ()
     state: str = "not started"
     reason: str = ""

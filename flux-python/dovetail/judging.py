@@ -10,7 +10,7 @@ but that of a young simulation that cannot be paused.
 from __future__ import annotations
 
 from dovetail import policy
-from dovetail.core import WaitPolicy
+from dovetail.core.protocol import WaitPolicy
 from dovetail.knowledge import Measure, Outcome
 from dovetail.observe import Window
 from dovetail.policy import Mix, Part

@@ -25,7 +25,7 @@ import time
 
 from dovetail import child, mpirun, process, sweep
 from dovetail.cgroup import Group
-from dovetail.errors import BadInput
+from dovetail.core.errors import BadInput
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

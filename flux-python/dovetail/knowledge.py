@@ -14,7 +14,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from dovetail.core import WaitPolicy
+from dovetail.core.protocol import WaitPolicy
 from dovetail.policy import Mix, Settings
 
 

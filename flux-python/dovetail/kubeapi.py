@@ -30,7 +30,7 @@ import urllib3
 import yaml
 from kubernetes.config import kube_config
 
-from dovetail.errors import BadInput
+from dovetail.core.errors import BadInput
 
 Object = dict[str, Any]
 LEAST_VERSION = (1, 33)

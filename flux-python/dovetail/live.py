@@ -17,7 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from dovetail.controller import Controller
-from dovetail.core import Note
+from dovetail.core.protocol import Note
 from dovetail.views import View
 
 ROWS = 16

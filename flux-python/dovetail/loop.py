@@ -16,7 +16,8 @@ from types import FrameType
 from typing import Protocol
 
 from dovetail.controller import Controller
-from dovetail.core import (
+from dovetail.core.eventlog import Log, LogStopped
+from dovetail.core.protocol import (
     Action,
     Event,
     Executor,
@@ -28,7 +29,6 @@ from dovetail.core import (
     Tick,
     Unwanted,
 )
-from dovetail.events import Log, LogStopped
 from dovetail.live import Live
 
 LOOK = 0.25

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from dovetail import commandline, paths, pods
-from dovetail.core import Spec
+from dovetail.core.protocol import Spec
 
 Object = dict[str, Any]
 

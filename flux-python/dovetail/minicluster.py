@@ -17,7 +17,7 @@ import shlex
 from collections.abc import Sequence
 
 from dovetail import manifests, pods
-from dovetail.core import Spec
+from dovetail.core.protocol import Spec
 from dovetail.manifests import Folders, Object
 
 GROUP = "/apis/flux-framework.org/v1alpha2"

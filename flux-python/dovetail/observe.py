@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from dovetail.core import Ranks
+from dovetail.core.protocol import Ranks
 
 KEEP = 96
 """Most marks kept per simulation."""

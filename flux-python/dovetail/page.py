@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dovetail import process
-from dovetail.errors import BadInput
+from dovetail.core.errors import BadInput
 
 MAGIC = b"DVTPAGE\0"
 VERSION = 1

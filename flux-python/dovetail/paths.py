@@ -12,7 +12,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from dovetail.errors import BadInput
+from dovetail.core.errors import BadInput
 
 MPIS = ("openmpi", "mpich")
 

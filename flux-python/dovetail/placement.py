@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from decimal import ROUND_CEILING, Decimal
 from typing import Any
 
-from dovetail.core import Node
+from dovetail.core.protocol import Node
 
 Object = Mapping[str, Any]
 

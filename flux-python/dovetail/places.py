@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from dovetail.controller import Controller
-from dovetail.core import Node
-from dovetail.errors import BadInput
+from dovetail.core.errors import BadInput
+from dovetail.core.protocol import Node
 from dovetail.executors.local import LocalExecutor, free_memory
 from dovetail.loop import Waiting
 from dovetail.plan import Plan

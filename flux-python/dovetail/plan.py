@@ -30,10 +30,11 @@ from pydantic import (
 )
 from pydantic_core import ErrorDetails
 
-from dovetail import commandline, quantities, shares
-from dovetail.core import Spec
-from dovetail.errors import BadInput
-from dovetail.quantities import show
+from dovetail import commandline
+from dovetail.core import cpu_requests, units
+from dovetail.core.errors import BadInput
+from dovetail.core.protocol import Spec
+from dovetail.core.units import show
 from dovetail.yamlfile import Key, YamlFile
 
 MAX_SIMULATIONS = 10_000
@@ -88,10 +89,13 @@ def load(path: str | os.PathLike[str]) -> Plan:
 
 def warnings(asked: Plan) -> list[str]:
     """What is allowed, and seldom meant, in words."""
-    limits = {spec.family: spec.limit for spec in asked.specs if 0 < spec.limit < shares.LIMIT}
+    limits = {
+        spec.family: spec.limit for spec in asked.specs if 0 < spec.limit < cpu_requests.LIMIT
+    }
     return [
         f"{name}: a limit of {limit:g} times the request may slow it down, since ranks that wait "
-        f"use it up: {shares.THROTTLED}; {shares.LIMIT:g} or more is better, and no limit is best"
+        f"use it up: {cpu_requests.THROTTLED}; {cpu_requests.LIMIT:g} or more is better, "
+        "and no limit is best"
         for name, limit in limits.items()
     ]
 
@@ -122,18 +126,18 @@ class _Entry(BaseModel):
     environment: dict[str, str] = {}
     case: str = Field(description="the case directory, relative to the plan file")
     ranks: int = Field(ge=1, le=MAX_RANKS, description="the number of MPI ranks")
-    weights: Optional[list[Annotated[float, BeforeValidator(quantities.weight)]]] = None
+    weights: Optional[list[Annotated[float, BeforeValidator(units.weight)]]] = None
     command: Annotated[
         tuple[str, ...], BeforeValidator(commandline.split), AfterValidator(_runnable)
     ] = Field(description="the program and its arguments, e.g. simpleFoam -parallel")
     prepare: list[Annotated[str, AfterValidator(_runnable_line)]] = []
     count: int = Field(1, ge=1, le=MAX_SIMULATIONS)
-    slowdown: Annotated[float, BeforeValidator(quantities.number)] = Field(2.0, ge=1, le=1000)
-    memory: Annotated[int, BeforeValidator(quantities.memory)] = 0
-    deadline: Optional[Annotated[float, BeforeValidator(quantities.seconds)]] = None
+    slowdown: Annotated[float, BeforeValidator(units.number)] = Field(2.0, ge=1, le=1000)
+    memory: Annotated[int, BeforeValidator(units.memory)] = 0
+    deadline: Optional[Annotated[float, BeforeValidator(units.seconds)]] = None
     iterations: int = Field(0, ge=1, le=10**12)
     ranks_per_pod: int = Field(0, ge=1, le=MAX_RANKS)
-    limit: Annotated[float, BeforeValidator(quantities.number)] = Field(0.0, ge=1, le=1000)
+    limit: Annotated[float, BeforeValidator(units.number)] = Field(0.0, ge=1, le=1000)
 
     @field_validator("name")
     @classmethod
@@ -221,8 +225,8 @@ class _Plan(BaseModel):
 
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
 
-    cpus: Optional[Annotated[int, BeforeValidator(quantities.cpus)]] = None
-    memory: Optional[Annotated[int, BeforeValidator(quantities.memory)]] = None
+    cpus: Optional[Annotated[int, BeforeValidator(units.cpus)]] = None
+    memory: Optional[Annotated[int, BeforeValidator(units.memory)]] = None
     max_packed: Optional[int] = Field(None, ge=1, le=MAX_SIMULATIONS)
     simulations: list[_Entry] = Field(min_length=1, description="the list of what to run")
 

@@ -14,9 +14,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from dovetail.core import Capacity, Requests, Spec, WaitPolicy
-from dovetail.shares import FLOOR as FLOOR
-from dovetail.shares import proportional
+from dovetail.core.cpu_requests import FLOOR as FLOOR
+from dovetail.core.cpu_requests import proportional
+from dovetail.core.protocol import Capacity, Requests, Spec, WaitPolicy
 
 OFF = WaitPolicy("off")
 YIELD = WaitPolicy("yield")

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from dovetail import __version__
-from dovetail.errors import BadInput, WorkFailed
+from dovetail.core.errors import BadInput, WorkFailed
 from dovetail.page import RankPage
 
 SCHEMA = 1

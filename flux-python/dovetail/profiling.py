@@ -10,7 +10,7 @@ Invariants: one profile at a time; whatever ends it, the paused simulations go o
 from __future__ import annotations
 
 from dovetail import policy
-from dovetail.core import WaitPolicy
+from dovetail.core.protocol import WaitPolicy
 from dovetail.drift import Alone
 from dovetail.observe import Window
 from dovetail.policy import Profile

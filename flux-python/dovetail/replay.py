@@ -12,9 +12,9 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from dovetail import core, events
 from dovetail.controller import Controller
-from dovetail.errors import BadInput
+from dovetail.core import eventlog, protocol
+from dovetail.core.errors import BadInput
 from dovetail.policy import Settings
 
 
@@ -23,8 +23,8 @@ class Difference:
     """Where a replay left the record: after entry `seq`, one of both may be None."""
 
     seq: int
-    recorded: core.Action | None
-    replayed: core.Action | None
+    recorded: protocol.Action | None
+    replayed: protocol.Action | None
 
 
 def replay(path: str | os.PathLike[str]) -> Difference | None:
@@ -44,7 +44,7 @@ def rebuild(path: str | os.PathLike[str]) -> Controller:
 
 
 def _feed(path: str | os.PathLike[str]) -> tuple[Controller, Difference | None]:
-    head, entries = events.read(path)
+    head, entries = eventlog.read(path)
     try:
         controller = Controller(head.specs, head.capacity, Settings.of(head.settings))
     except ValueError as error:
@@ -54,33 +54,33 @@ def _feed(path: str | os.PathLike[str]) -> tuple[Controller, Difference | None]:
     while seq < end:
         entry = entries[seq]
         seq += 1
-        if isinstance(entry, (core.Launch, core.Resize, core.Stop, core.Note)):
+        if isinstance(entry, (protocol.Launch, protocol.Resize, protocol.Stop, protocol.Note)):
             found = found or Difference(seq, entry, None)  # an answer to no event
             continue
-        if isinstance(entry, events.Resumed):
+        if isinstance(entry, eventlog.Resumed):
             answer = controller.resume(entry.t, entry.capacity, entry.alive)
         else:
             answer = controller.handle(entry)
         recorded = _actions_after(entries, seq)
         # The writer may have been killed between an event and the last of its answers.
         cut = seq + len(recorded)
-        torn = cut == end or isinstance(entries[cut], events.Resumed)
+        torn = cut == end or isinstance(entries[cut], eventlog.Resumed)
         found = found or _compare(seq, recorded, answer, torn)
         seq = cut
     return controller, found
 
 
-def _actions_after(entries: Sequence[events.Entry], start: int) -> list[core.Action]:
-    actions: list[core.Action] = []
+def _actions_after(entries: Sequence[eventlog.Entry], start: int) -> list[protocol.Action]:
+    actions: list[protocol.Action] = []
     for entry in entries[start:]:
-        if not isinstance(entry, (core.Launch, core.Resize, core.Stop, core.Note)):
+        if not isinstance(entry, (protocol.Launch, protocol.Resize, protocol.Stop, protocol.Note)):
             break
         actions.append(entry)
     return actions
 
 
 def _compare(
-    seq: int, recorded: list[core.Action], replayed: list[core.Action], torn: bool
+    seq: int, recorded: list[protocol.Action], replayed: list[protocol.Action], torn: bool
 ) -> Difference | None:
     length = max(len(recorded), len(replayed))
     for k in range(length):
@@ -88,6 +88,6 @@ def _compare(
         new = replayed[k] if k < len(replayed) else None
         if old is None and torn:
             return None
-        if old is None or new is None or events.encode(old) != events.encode(new):
+        if old is None or new is None or eventlog.encode(old) != eventlog.encode(new):
             return Difference(seq + k + 1, old, new)
     return None

@@ -22,7 +22,7 @@ from markupsafe import Markup
 from dovetail import advise, charts
 from dovetail.alternatives import DOVETAIL, FEWER, NAIVE, SEQUENTIAL
 from dovetail.charts import Bar, Curve
-from dovetail.errors import BadInput, WorkFailed
+from dovetail.core.errors import BadInput, WorkFailed
 from dovetail.figures import Family
 from dovetail.history import Array, History
 from dovetail.summary import HEADINGS, Simulation, Summary, figure, number

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: LGPL-3.0-or-later
 """Turns the rank pages of one simulation into a sample for the controller (step 5).
 
-Inputs: the simulation's session directory on this node. Output: `core.Ranks`. Invariant: a sample
-belongs to whole iterations, whichever of the three sources counts them.
+Inputs: the simulation's session directory on this node. Output: `protocol.Ranks`. Invariant: a
+sample belongs to whole iterations, whichever of the three sources counts them.
 """
 
 from __future__ import annotations
@@ -11,8 +11,9 @@ import contextlib
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from dovetail import core, keeper, page
-from dovetail.errors import BadInput
+from dovetail import keeper, page
+from dovetail.core import protocol
+from dovetail.core.errors import BadInput
 
 
 def here(directory: Path) -> list[page.RankPage]:
@@ -37,14 +38,14 @@ def complete(directory: Path, count: int) -> list[page.RankPage]:
 
 def ranks(
     pages: Sequence[page.RankPage], directory: Path, origin: float, succeeded: bool = False
-) -> core.Ranks:
+) -> protocol.Ranks:
     """The sample of these pages; `origin` is the CLOCK_MONOTONIC time of the run clock's 0.
 
     `succeeded` says that the simulation has ended well, which completes its last iteration.
     """
     memory = tuple(one.peak_rss for one in pages)
     if all(one.iteration_source != "none" for one in pages):
-        return core.Ranks(
+        return protocol.Ranks(
             tuple(one.iterations for one in pages),
             _seconds(one.iter_stamp - origin for one in pages),
             _seconds(one.iter_cpu_s for one in pages),
@@ -58,7 +59,7 @@ def ranks(
         raw = (directory / "iterations").read_bytes()
         lines, stamp = keeper.COUNT.unpack(raw) if raw else (0, origin)
     count = len(pages)
-    return core.Ranks(
+    return protocol.Ranks(
         (lines if succeeded else max(0, lines - 1),) * count,
         _seconds([stamp - origin]) * count,
         _seconds(one.cpu_s for one in pages),

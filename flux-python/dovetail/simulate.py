@@ -11,10 +11,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from dovetail import core
 from dovetail.controller import Controller
-from dovetail.core import Action, Node, Spec
-from dovetail.events import Log
+from dovetail.core import protocol
+from dovetail.core.eventlog import Log
+from dovetail.core.protocol import Action, Node, Spec
 from dovetail.executors.simulated import Fault, Simulated, Work
 from dovetail.policy import Settings
 
@@ -44,9 +44,9 @@ class Result:
         """How many actions of a type there were."""
         return sum(isinstance(action, kind) for _, action in self.actions)
 
-    def notes(self, what: str) -> list[core.Note]:
+    def notes(self, what: str) -> list[protocol.Note]:
         """The notes of one kind, in order."""
-        return [a for _, a in self.actions if isinstance(a, core.Note) and a.what == what]
+        return [a for _, a in self.actions if isinstance(a, protocol.Note) and a.what == what]
 
 
 def sequential(specs: Sequence[Spec], works: Mapping[str, Work], nodes: Sequence[Node]) -> float:
@@ -55,8 +55,8 @@ def sequential(specs: Sequence[Spec], works: Mapping[str, Work], nodes: Sequence
     for spec in specs:
         if spec.family not in alone:
             executor = Simulated(nodes, works)
-            executor.launch(spec, core.Share((1000,) * spec.ranks))
-            while not any(isinstance(e, core.Finished) for e in executor.observe(0.0)):
+            executor.launch(spec, protocol.Share((1000,) * spec.ranks))
+            while not any(isinstance(e, protocol.Finished) for e in executor.observe(0.0)):
                 executor.advance(0.05)
             alone[spec.family] = executor.clock
     return sum(alone[spec.family] for spec in specs)
@@ -84,11 +84,11 @@ def run_simulated(
     started: dict[str, int] = {}
     frozen: set[str] = set()
     while not controller.finished and machine.clock < limit:
-        happened = [*machine.observe(machine.now), core.Tick(machine.now)]
+        happened = [*machine.observe(machine.now), protocol.Tick(machine.now)]
         for event in happened:
             if log is not None:
                 log.write(event)
-            if isinstance(event, core.Finished):
+            if isinstance(event, protocol.Finished):
                 started.pop(event.name, None)
                 frozen.discard(event.name)
                 result.makespan = machine.clock
@@ -113,12 +113,12 @@ def _act(
     started: dict[str, int],
     frozen: set[str],
 ) -> None:
-    if isinstance(action, core.Launch):
+    if isinstance(action, protocol.Launch):
         executor.launch(specs[action.name], action.share)
         started[action.name] = specs[action.name].memory
-    elif isinstance(action, core.Resize):
+    elif isinstance(action, protocol.Resize):
         executor.resize(action.shares)
         for name, share in action.shares.items():
             (frozen.add if share.frozen else frozen.discard)(name)
-    elif isinstance(action, core.Stop):
+    elif isinstance(action, protocol.Stop):
         executor.stop(action.name, action.why)

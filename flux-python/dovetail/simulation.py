@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from dovetail.core import Share, Spec, Stop, WaitPolicy
+from dovetail.core.protocol import Share, Spec, Stop, WaitPolicy
 from dovetail.drift import Alone
 from dovetail.observe import Meter, Window
 from dovetail.policy import Profile

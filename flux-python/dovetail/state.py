@@ -17,8 +17,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from dovetail import policy
-from dovetail.core import Action, Capacity, Launch, Note, Ranks, Resize, Share, Spec, Stop
-from dovetail.core import WaitPolicy as Wait
+from dovetail.core.protocol import Action, Capacity, Launch, Note, Ranks, Resize, Share, Spec, Stop
+from dovetail.core.protocol import WaitPolicy as Wait
 from dovetail.drift import Alone
 from dovetail.knowledge import Knowledge
 from dovetail.observe import Meter

@@ -23,11 +23,12 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from dovetail import alternatives, events, figures
+from dovetail import alternatives, figures
 from dovetail.alternatives import FEWER, NAIVE, SEQUENTIAL, Alternative
+from dovetail.core import eventlog
+from dovetail.core.throughput_model import Model
 from dovetail.figures import Family
 from dovetail.history import History, Track
-from dovetail.model import Model
 from dovetail.telling import tell
 from dovetail.verdict import Figure, Totals, Verdict, judge, ratio
 
@@ -94,7 +95,7 @@ def load(directory: pathlib.Path, held: bytes = b"") -> tuple[Summary, History]:
 
     Raises BadInput where its log or alternatives are damaged.
     """
-    header, entries = events.read(directory / "events.jsonl", held)
+    header, entries = eventlog.read(directory / "events.jsonl", held)
     history = tell(header.specs, header.capacity, entries)
     versions = {**header.versions, "dovetail": header.dovetail}
     return summarise(history, alternatives.read(directory), versions), history

@@ -27,7 +27,7 @@ from collections.abc import Iterator
 
 from dovetail import process
 from dovetail.cgroup import Group
-from dovetail.errors import BadInput
+from dovetail.core.errors import BadInput
 
 ROOT = "/dev/shm"
 _YOUNG = 60.0  # seconds that a session may exist without its owner file

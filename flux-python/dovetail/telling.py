@@ -19,8 +19,8 @@ from typing import Any
 
 import numpy as np
 
-from dovetail import core
-from dovetail.events import Entry, Resumed
+from dovetail.core import protocol
+from dovetail.core.eventlog import Entry, Resumed
 from dovetail.history import Array, Attempt, History, Load, Mark, Spell, Track
 from dovetail.policy import NODE_LOST, Settings
 
@@ -31,10 +31,12 @@ JUMP = 60.0
 slept. The loop writes a Tick every second."""
 KINDS = {"off": "spinning", "yield": "yielding", "doorbell": "blocking"}
 
-_ACTIONS = (core.Launch, core.Resize, core.Stop, core.Note)
+_ACTIONS = (protocol.Launch, protocol.Resize, protocol.Stop, protocol.Note)
 
 
-def tell(specs: Sequence[core.Spec], capacity: core.Capacity, log: Iterable[Entry]) -> History:
+def tell(
+    specs: Sequence[protocol.Spec], capacity: protocol.Capacity, log: Iterable[Entry]
+) -> History:
     """The history of a run of `specs` on `capacity`, from its log's entries in order."""
     teller = _Teller(specs, capacity)
     for entry in log:
@@ -45,7 +47,7 @@ def tell(specs: Sequence[core.Spec], capacity: core.Capacity, log: Iterable[Entr
 class _Teller:
     """The state of the one pass over the log."""
 
-    def __init__(self, specs: Sequence[core.Spec], capacity: core.Capacity) -> None:
+    def __init__(self, specs: Sequence[protocol.Spec], capacity: protocol.Capacity) -> None:
         self.now = 0.0
         self.jumped: float | None = None
         self.cpu = self.left = capacity.cpu
@@ -53,10 +55,10 @@ class _Teller:
         self.marks: list[Mark] = []
         self.spells: list[Spell] = []
         self.sums: dict[tuple[str, str], tuple[float, Array]] = {}
-        self.shares: dict[str, core.Share] = {}
-        self.pending: list[Mapping[str, core.Share]] = []
+        self.shares: dict[str, protocol.Share] = {}
+        self.pending: list[Mapping[str, protocol.Share]] = []
         self.running: dict[str, None] = {}
-        self.last: dict[str, tuple[core.Ranks, int]] = {}
+        self.last: dict[str, tuple[protocol.Ranks, int]] = {}
         self.steps: dict[str, tuple[float, float]] = defaultdict(lambda: (0.0, 0.0))
         self.spell_start = 0.0
         self.phase: dict[str, tuple[str, float]] = {}
@@ -88,7 +90,7 @@ class _Teller:
 
     # --- actions ---
 
-    def _launch(self, action: core.Launch) -> None:
+    def _launch(self, action: protocol.Launch) -> None:
         track = self.tracks[action.name]
         self.tracks[action.name] = replace(
             track,
@@ -101,14 +103,14 @@ class _Teller:
         self.shares[action.name] = action.share
         self.last.pop(action.name, None)
 
-    def _resize(self, action: core.Resize) -> None:
+    def _resize(self, action: protocol.Resize) -> None:
         self.pending.append(action.shares)
 
-    def _stop(self, action: core.Stop) -> None:
+    def _stop(self, action: protocol.Stop) -> None:
         self._attempt(action.name, {"stopped": action.why, "requeued": action.requeue})
         self.marks.append(Mark(self.now, "stop", action.why, (action.name,)))
 
-    def _note(self, action: core.Note) -> None:
+    def _note(self, action: protocol.Note) -> None:
         names = self._names(action.data)
         beside = action.data.get("n", 2) != 1
         if action.what == "admit" and not beside:
@@ -137,19 +139,19 @@ class _Teller:
 
     # --- events ---
 
-    def _tick(self, event: core.Tick) -> None:
+    def _tick(self, event: protocol.Tick) -> None:
         pass
 
-    def _delayed(self, event: core.Delayed) -> None:
+    def _delayed(self, event: protocol.Delayed) -> None:
         pass  # the controller's note on it says the same
 
-    def _started(self, event: core.Started) -> None:
+    def _started(self, event: protocol.Started) -> None:
         self._attempt(event.name, {"start": self.now})
         self._turn()
         self.running[event.name] = None
         self._enter(event.name, self._letter(event.name))
 
-    def _sampled(self, event: core.Sampled) -> None:
+    def _sampled(self, event: protocol.Sampled) -> None:
         before, spell = self.last.get(event.name, (None, -1))
         self.last[event.name] = (event.ranks, len(self.spells))
         track = self.tracks[event.name]
@@ -181,7 +183,9 @@ class _Teller:
             self.steps[event.name] = (done + count, spent + seconds)
             self._add_load(event.name, before, now, count)
 
-    def _add_load(self, name: str, before: core.Ranks, now: core.Ranks, count: float) -> None:
+    def _add_load(
+        self, name: str, before: protocol.Ranks, now: protocol.Ranks, count: float
+    ) -> None:
         """Add what the ranks did between two samples to the family's sums."""
         mode = self.shares[name].wait.mode
         kind = "packed" if len(self.running) > 1 else KINDS.get(mode, "spinning")
@@ -191,10 +195,10 @@ class _Teller:
         if sums.shape == delta.shape:
             self.sums[family, kind] = (iterations + count, sums + delta)
 
-    def _finished(self, event: core.Finished) -> None:
+    def _finished(self, event: protocol.Finished) -> None:
         self._end(event.name, event)
 
-    def _resized(self, event: core.Resized) -> None:
+    def _resized(self, event: protocol.Resized) -> None:
         shares = self.pending.pop(0) if self.pending else {}
         names = tuple(name for name in event.names if name in self.tracks)
         if event.refused:
@@ -215,17 +219,17 @@ class _Teller:
         if changed:
             self.marks.append(Mark(self.now, "resize", "requests follow the load", names))
 
-    def _capacitychanged(self, event: core.CapacityChanged) -> None:
+    def _capacitychanged(self, event: protocol.CapacityChanged) -> None:
         self._turn()
         self.left = event.capacity.cpu
         self.cpu = max(self.cpu, self.left)
         why = f"{event.capacity.cpu / 1000:g} cores now"
         self.marks.append(Mark(self.now, "capacity", why))
 
-    def _unwanted(self, event: core.Unwanted) -> None:
+    def _unwanted(self, event: protocol.Unwanted) -> None:
         """Its Stop follows, which tells."""
 
-    def _interrupted(self, event: core.Interrupted) -> None:
+    def _interrupted(self, event: protocol.Interrupted) -> None:
         self.interrupted = event.reason or "interrupted"
         self.marks.append(Mark(self.now, "interrupt", self.interrupted))
 
@@ -237,7 +241,7 @@ class _Teller:
                 self.last.pop(name, None)
             elif track.attempts and track.attempts[-1].end is None:
                 self._attempt(name, {"stopped": why, "requeued": True})
-                self._end(name, core.Finished(event.t, name, -1, why))
+                self._end(name, protocol.Finished(event.t, name, -1, why))
             elif self.interrupted and (track.state, track.reason) == ("failed", self.interrupted):
                 why = f"put back into the queue: {self.interrupted}"
                 self.tracks[name] = replace(
@@ -281,7 +285,7 @@ class _Teller:
             last = replace(track.attempts[-1], **changes)
             self.tracks[name] = replace(track, attempts=(*track.attempts[:-1], last))
 
-    def _end(self, name: str, event: core.Finished) -> None:
+    def _end(self, name: str, event: protocol.Finished) -> None:
         self._turn()
         self._enter(name, "")
         self._freeze(name, False)

@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from dovetail import policy
-from dovetail.core import Requests, WaitPolicy
+from dovetail.core.protocol import Requests, WaitPolicy
 from dovetail.simulation import Simulation
 from dovetail.state import State
 

@@ -11,7 +11,7 @@ a roll-back, a new window is measured before anything else is done about it.
 from __future__ import annotations
 
 from dovetail import policy
-from dovetail.core import WaitPolicy
+from dovetail.core.protocol import WaitPolicy
 from dovetail.drift import Alone
 from dovetail.judging import measured, next_policy, rollback
 from dovetail.profiling import complete

@@ -18,7 +18,7 @@ from typing import Union
 
 import yaml
 
-from dovetail.errors import BadInput
+from dovetail.core.errors import BadInput
 
 Key = Union[str, int]
 

@@ -24,7 +24,7 @@ from dovetail import paths
 from dovetail.bench.figures import Claim, Progress
 from dovetail.bench.harness import Row
 from dovetail.bench.jobtap import Instance, instance
-from dovetail.errors import WorkFailed
+from dovetail.core.errors import WorkFailed
 
 BROKERS = 4
 UP, MORE, LESS, PING, MEMORY, END = (

@@ -19,8 +19,8 @@ from dovetail import paths, sweep
 from dovetail.bench.figures import Claim, Progress, copies, mpirun
 from dovetail.bench.harness import Row, interleave, plain, plain_environment, ratios
 from dovetail.control_page import Control
-from dovetail.core import WaitPolicy
-from dovetail.errors import BadInput, WorkFailed
+from dovetail.core.errors import BadInput, WorkFailed
+from dovetail.core.protocol import WaitPolicy
 
 LAUNCH = {
     "openmpi": ("mpirun.openmpi", "--bind-to", "none", "-np", "1"),

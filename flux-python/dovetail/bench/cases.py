@@ -15,7 +15,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from dovetail.errors import BadInput, WorkFailed
+from dovetail.core.errors import BadInput, WorkFailed
 
 TUTORIALS = (
     "/usr/share/doc/openfoam-examples/examples/incompressible/simpleFoam/pitzDaily",

@@ -17,8 +17,8 @@ from dovetail.bench.cases import pitz_daily
 from dovetail.bench.fixed import Outcome, run_fixed
 from dovetail.bench.harness import Row, interleave, plain, ratios
 from dovetail.bench.scale import bench_scale
-from dovetail.core import WaitPolicy
-from dovetail.model import Model
+from dovetail.core.protocol import WaitPolicy
+from dovetail.core.throughput_model import Model
 
 DOORBELL = WaitPolicy("doorbell")
 SOLVER = ("simpleFoam", "-parallel")

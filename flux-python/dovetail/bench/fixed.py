@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dovetail.bench.cases import environment
-from dovetail.core import Finished, Ranks, Sampled, Share, Spec, WaitPolicy
-from dovetail.errors import WorkFailed
+from dovetail.core.errors import WorkFailed
+from dovetail.core.protocol import Finished, Ranks, Sampled, Share, Spec, WaitPolicy
 from dovetail.executors.local import LocalExecutor
 
 

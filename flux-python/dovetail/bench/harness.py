@@ -19,7 +19,7 @@ from pathlib import Path
 
 from dovetail import sweep
 from dovetail.bench.cases import environment
-from dovetail.errors import WorkFailed
+from dovetail.core.errors import WorkFailed
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from dovetail import paths
 from dovetail.bench import ondemand
 from dovetail.bench.figures import Claim, Progress
 from dovetail.bench.harness import Row, plain_environment, ratios
-from dovetail.errors import BadInput, WorkFailed
+from dovetail.core.errors import BadInput, WorkFailed
 from dovetail.usernetes import build, preflight
 
 CORES = 2

@@ -21,7 +21,7 @@ from pathlib import Path
 from dovetail import paths
 from dovetail.bench.figures import Claim, Progress
 from dovetail.bench.harness import Row, interleave, ratios
-from dovetail.errors import BadInput, WorkFailed
+from dovetail.core.errors import BadInput, WorkFailed
 
 QUICK = "--setattr=system.exec.test.run_duration=0.001s"
 IDLE = {"all": "job.*", "validate": "job.validate"}  # topics to which plugins listen, by name

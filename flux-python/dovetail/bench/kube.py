@@ -23,7 +23,7 @@ from typing import Any
 
 from dovetail.bench.figures import Claim, Progress
 from dovetail.bench.harness import Row, ratios
-from dovetail.errors import BadInput, WorkFailed
+from dovetail.core.errors import BadInput, WorkFailed
 from dovetail.usernetes import api, build, cgroups, components, preflight
 
 FIGURES = {

@@ -19,10 +19,11 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from dovetail import core, manifests, paths
+from dovetail import manifests, paths
 from dovetail.bench.figures import Claim, Progress
 from dovetail.bench.harness import Row, plain_environment
-from dovetail.errors import WorkFailed
+from dovetail.core import protocol
+from dovetail.core.errors import WorkFailed
 from dovetail.executors import cluster
 from dovetail.executors.kubernetes import KubernetesExecutor
 from dovetail.manifests import path
@@ -43,20 +44,20 @@ def resized(
 ) -> list[Claim]:
     """Seconds from the wish to its fulfilment, when half of the pods grow and half shrink."""
     (scratch / "case").mkdir(parents=True)
-    spec = core.Spec("many", "many", str(scratch / "case"), count, (1.0,) * count,
+    spec = protocol.Spec("many", "many", str(scratch / "case"), count, (1.0,) * count,
                      tuple(command()), ranks_per_pod=1)  # fmt: skip
     session = cluster.Session(cluster.connect(kubeconfig), scratch, [spec], False)
     executor = KubernetesExecutor(session, scratch)
-    seen: list[core.Event] = []
+    seen: list[protocol.Event] = []
 
-    def until(kind: type[core.Event], limit: float) -> core.Event:
+    def until(kind: type[protocol.Event], limit: float) -> protocol.Event:
         """Observe until there is such an event."""
         end = time.monotonic() + limit
         while time.monotonic() < end:
             executor.wait(1.0)
             new = executor.observe(time.monotonic())
             seen.extend(new)
-            ended = next((event for event in new if isinstance(event, core.Finished)), None)
+            ended = next((event for event in new if isinstance(event, protocol.Finished)), None)
             if ended is not None:
                 raise WorkFailed(f"the pods ended: {ended.reason}")
             found = next((event for event in new if isinstance(event, kind)), None)
@@ -64,18 +65,18 @@ def resized(
                 return found
         raise WorkFailed(f"no {kind.__name__} of {count} pods in {limit:.0f} s: {seen[-3:]}")
 
-    def requests(turn: int) -> core.Share:
-        return core.Share(tuple(CPU[(rank + turn) % 2] for rank in range(count)))
+    def requests(turn: int) -> protocol.Share:
+        return protocol.Share(tuple(CPU[(rank + turn) % 2] for rank in range(count)))
 
     try:
         progress(f"starting {count} pods on two nodes")
         executor.launch(spec, requests(0))
-        until(core.Sampled, START)
+        until(protocol.Sampled, START)
         before, values = containers(session), []
         for turn in range(repeat):
             started = time.monotonic()
             executor.resize({spec.name: requests(turn + 1)})
-            answer = until(core.Resized, 120.0)
+            answer = until(protocol.Resized, 120.0)
             values.append(time.monotonic() - started)
             progress(f"round {turn + 1}/{repeat}  {count} pods resized: {values[-1]:.3g} s")
             if getattr(answer, "refused", ""):

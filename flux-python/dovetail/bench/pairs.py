@@ -16,7 +16,7 @@ from pathlib import Path
 from dovetail import mpirun, paths
 from dovetail.bench.figures import Claim, Progress
 from dovetail.bench.harness import Row, plain_environment, ratios
-from dovetail.errors import WorkFailed
+from dovetail.core.errors import WorkFailed
 
 TRANSPORTS = {"TCP": "tcp,self", "shared memory": "vader,self"}
 BOUND = 1.05

@@ -17,7 +17,7 @@ from dovetail.bench import demo, many, ondemand, pairs
 from dovetail.bench.cases import pitz_daily
 from dovetail.bench.figures import Claim, Progress
 from dovetail.bench.harness import interleave, plain_environment, ratios
-from dovetail.errors import BadInput, WorkFailed
+from dovetail.core.errors import BadInput, WorkFailed
 from dovetail.usernetes import preflight
 
 PODS = 64

@@ -15,8 +15,8 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from dovetail import core
 from dovetail.controller import Controller
+from dovetail.core import protocol
 
 RANKS = 10
 """Ranks per simulation."""
@@ -40,7 +40,7 @@ def _row(size: int) -> dict[str, Any]:
         run.round()
     run.finish(min(count // 2, 50))
     decision = statistics.median(run.decisions)
-    replan = run.timed(core.CapacityChanged(run.t, _capacity(max(1, count // 2))))
+    replan = run.timed(protocol.CapacityChanged(run.t, _capacity(max(1, count // 2))))
     crowded = run.crowded()
     return {
         "ranks": count * RANKS,
@@ -54,10 +54,10 @@ def _row(size: int) -> dict[str, Any]:
     }
 
 
-def _capacity(count: int) -> core.Capacity:
+def _capacity(count: int) -> protocol.Capacity:
     """Nodes of 64 cores, enough for all ranks to have a core each."""
     nodes = -(-count * RANKS // 64)
-    return core.Capacity(tuple(core.Node(f"n{i}", 64_000, 1 << 38) for i in range(nodes)))
+    return protocol.Capacity(tuple(protocol.Node(f"n{i}", 64_000, 1 << 38) for i in range(nodes)))
 
 
 class _Run:
@@ -66,7 +66,7 @@ class _Run:
     def __init__(self, count: int) -> None:
         weights = tuple(float(1 + rank % 3) for rank in range(RANKS))
         self.specs = [
-            core.Spec(f"s{i}", f"f{i % 5}", "case", RANKS, weights, ("run",))
+            protocol.Spec(f"s{i}", f"f{i % 5}", "case", RANKS, weights, ("run",))
             for i in range(2 * count)
         ]
         self.controller = Controller(self.specs, _capacity(count))
@@ -76,21 +76,21 @@ class _Run:
         self.samples: list[float] = []
         self.iterations: dict[str, int] = {}
 
-    def timed(self, event: core.Event) -> float:
+    def timed(self, event: protocol.Event) -> float:
         """Hand in an event, note what was launched; seconds of the answer."""
         begin = time.perf_counter()
         actions = self.controller.handle(event)
         seconds = time.perf_counter() - begin
         for action in actions:
-            if isinstance(action, core.Launch):
+            if isinstance(action, protocol.Launch):
                 self.iterations[action.name] = 0
-                self.worst = max(self.worst, self.timed(core.Started(self.t, action.name)))
+                self.worst = max(self.worst, self.timed(protocol.Started(self.t, action.name)))
         self.worst = max(self.worst, seconds)
         return seconds
 
     def begin(self) -> None:
         """Until the profiles are there and the machine is full."""
-        self.timed(core.Tick(self.t))
+        self.timed(protocol.Tick(self.t))
         for _ in range(4 * ROUNDS):
             self.round()
 
@@ -100,7 +100,7 @@ class _Run:
         for name in list(self.iterations):
             self.iterations[name] += 5
             self.samples.append(self.timed(_sample(self.t, name, self.iterations[name])))
-        self.decisions.append(self.timed(core.Tick(self.t)))
+        self.decisions.append(self.timed(protocol.Tick(self.t)))
 
     def crowded(self) -> float:
         """Looks at all ranks while they share cores; the costliest decision."""
@@ -113,11 +113,13 @@ class _Run:
         """Some end, and the next in the queue take their places."""
         for name in list(self.iterations)[:count]:
             del self.iterations[name]
-            self.decisions.append(self.timed(core.Finished(self.t, name, 0)))
+            self.decisions.append(self.timed(protocol.Finished(self.t, name, 0)))
 
 
-def _sample(t: float, name: str, iterations: int) -> core.Sampled:
+def _sample(t: float, name: str, iterations: int) -> protocol.Sampled:
     work = tuple(iterations * 0.015 * (1 + rank % 3) for rank in range(RANKS))
     idle = (0.0,) * RANKS
-    ranks = core.Ranks((iterations,) * RANKS, (t,) * RANKS, work, work, idle, (1 << 20,) * RANKS)
-    return core.Sampled(t, name, ranks)
+    ranks = protocol.Ranks(
+        (iterations,) * RANKS, (t,) * RANKS, work, work, idle, (1 << 20,) * RANKS
+    )
+    return protocol.Sampled(t, name, ranks)

@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.padding import Padding
 
 from dovetail import advise, summary
-from dovetail.errors import BadInput
+from dovetail.core.errors import BadInput
 
 HELP = "say what would pay: packing, fewer ranks, other weights or a limit"
 

@@ -23,7 +23,7 @@ from rich.table import Table
 
 from dovetail.bench import batch, calls, demo, figures, hybrid, jobtap, kube, pods
 from dovetail.bench.figures import Claim, Progress
-from dovetail.errors import BadInput
+from dovetail.core.errors import BadInput
 
 HELP = "measure the gain against the alternatives, interleaved, with the spread"
 

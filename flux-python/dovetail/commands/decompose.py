@@ -14,9 +14,10 @@ from pathlib import Path
 
 import numpy as np
 
-from dovetail import foam, shares
+from dovetail import foam
+from dovetail.core import cpu_requests
+from dovetail.core.errors import BadInput
 from dovetail.decompose import concentric, zones
-from dovetail.errors import BadInput
 
 HELP = "cut an OpenFOAM mesh into concentric zones of any weights"
 
@@ -44,7 +45,7 @@ def run(args: argparse.Namespace) -> int:
         raise BadInput(f"--ranks: {args.ranks} is not 1 or more")
     weights = (1.0,) * args.ranks
     if args.weights is not None:
-        weights = shares.parse_weights(args.weights)
+        weights = cpu_requests.parse_weights(args.weights)
     if len(weights) != args.ranks:
         raise BadInput(
             f"--weights: {len(weights)} weights for {args.ranks} ranks; give one per rank"

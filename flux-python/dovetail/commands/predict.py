@@ -13,8 +13,8 @@ import math
 import re
 from collections.abc import Iterable
 
-from dovetail.errors import BadInput
-from dovetail.model import MAX_SIMS, Model
+from dovetail.core.errors import BadInput
+from dovetail.core.throughput_model import MAX_SIMS, Model
 
 HELP = "predict the throughput of N simulations at once"
 

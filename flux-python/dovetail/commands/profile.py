@@ -30,8 +30,8 @@ from rich.table import Table
 from dovetail import detect, page, paths, sweep
 from dovetail import profile as profiles
 from dovetail.control_page import MODES, Control
-from dovetail.core import WaitPolicy
-from dovetail.errors import BadInput, WorkFailed
+from dovetail.core.errors import BadInput, WorkFailed
+from dovetail.core.protocol import WaitPolicy
 from dovetail.profile import Profile, RankProfile
 
 HELP = "run an MPI program and print where each rank's time goes"

@@ -11,8 +11,9 @@ import argparse
 import json
 from pathlib import Path
 
-from dovetail import foam, shares
-from dovetail.errors import BadInput
+from dovetail import foam
+from dovetail.core import cpu_requests
+from dovetail.core.errors import BadInput
 
 HELP = "share CPU among ranks in proportion to their load"
 
@@ -34,9 +35,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Print the requests; 0."""
     weights = _weights(args)
-    total = shares.parse_cpu(args.cpus)
-    floor = 0 if args.floor in ("0", "0m") else shares.parse_cpu(args.floor, "floor")
-    requests = shares.proportional(weights, total, floor)
+    total = cpu_requests.parse_cpu(args.cpus)
+    floor = 0 if args.floor in ("0", "0m") else cpu_requests.parse_cpu(args.floor, "floor")
+    requests = cpu_requests.proportional(weights, total, floor)
     if args.json:
         print(json.dumps({"weights": weights, "requests_m": requests, "total_m": total}))
     else:
@@ -47,7 +48,7 @@ def run(args: argparse.Namespace) -> int:
 def _weights(args: argparse.Namespace) -> tuple[float, ...]:
     """One weight per rank, from the one source that was given."""
     if args.weights is not None:
-        return shares.parse_weights(args.weights)
+        return cpu_requests.parse_weights(args.weights)
     if args.case is not None:
         return tuple(float(cells) for cells in foam.cells_per_processor(args.case))
     return _profile_load(args.profile)

@@ -22,10 +22,11 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from dovetail import events, places, plan, policy, replay, summary
+from dovetail import places, plan, policy, replay, summary
 from dovetail.controller import Controller
-from dovetail.core import Action, Capacity, Node, Spec
-from dovetail.errors import BadInput, WorkFailed
+from dovetail.core import eventlog
+from dovetail.core.errors import BadInput, WorkFailed
+from dovetail.core.protocol import Action, Capacity, Node, Spec
 from dovetail.live import Live
 from dovetail.loop import Loop, Orders, Signals
 from dovetail.usernetes import cgroups
@@ -134,7 +135,7 @@ def execute(
     settings: policy.Settings | None = None,
     place: places.Place | None = None,
     orders: Orders | None = None,
-) -> events.Log:
+) -> eventlog.Log:
     """Drive the run to its end; returns its log. `settings` are for a new run, not a resumed one.
 
     The plan's `max_packed` is put into the settings. `place` is this machine by default.
@@ -150,14 +151,14 @@ def execute(
         if resume:
             controller = replay.rebuild(directory / LOG)
             alive = place.adopt(controller)
-            log = events.Log.append(directory / LOG)
+            log = eventlog.Log.append(directory / LOG)
             log.resume(spent, capacity, alive)
             first = controller.resume(spent, capacity, alive)
         else:
             controller = Controller(asked.specs, capacity, tuned)
             used = versions(place.launcher())
-            head = events.header(asked.specs, capacity, tuned.plain(), used)
-            log = events.Log.create(directory / LOG, head)
+            head = eventlog.header(asked.specs, capacity, tuned.plain(), used)
+            log = eventlog.Log.create(directory / LOG, head)
         with Live(quiet=quiet) as live:
             if place.launcher():
                 live.say(f"simulations become {place.launcher()}")
@@ -170,7 +171,7 @@ def execute(
             live.say(line)
         log.close()
         return log
-    except events.LogStopped as error:
+    except eventlog.LogStopped as error:
         raise WorkFailed(f"the event log cannot be written: {error}") from error
     finally:
         executor.close()
@@ -178,7 +179,7 @@ def execute(
 
 def resumable(log: Path, asked: plan.Plan) -> float:
     """Seconds that the run in `log` has taken so far; BadInput if it was of another plan."""
-    head, entries = events.read(log)
+    head, entries = eventlog.read(log)
     packed = head.settings.get("max_packed", 0)
     if head.specs != asked.specs or packed != (asked.limits.max_packed or 0):
         raise BadInput(f"{log}: the run was started with another plan; resume with the same one")
@@ -191,7 +192,7 @@ def versions(launcher: str) -> dict[str, str]:
     return {**found, "launcher": launcher} if launcher else found
 
 
-def finish(directory: Path, signals: Signals, log: events.Log, *, as_json: bool) -> int:
+def finish(directory: Path, signals: Signals, log: eventlog.Log, *, as_json: bool) -> int:
     """Write summary and report, print the table; the exit code."""
     found, history = summary.load(directory, log.held)
     from dovetail import report  # the template engine takes a while to import
@@ -219,7 +220,7 @@ def show(asked: plan.Plan, cpus: int, *, as_json: bool) -> int:
     """What would run on so many millicores, with the first requests: of one simulation alone."""
     rows = [(spec, first_requests(spec, cpus)) for spec in asked.specs]
     if as_json:
-        found = [{**events.plain(spec), "requests": list(asks)} for spec, asks in rows]
+        found = [{**eventlog.plain(spec), "requests": list(asks)} for spec, asks in rows]
         print(json.dumps({"cpus": cpus, "simulations": found}))
         return 0
     table = Table(title=f"{len(rows)} simulations on {cpus}m of CPU", title_justify="left")

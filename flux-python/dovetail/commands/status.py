@@ -15,7 +15,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from dovetail.errors import BadInput
+from dovetail.core.errors import BadInput
 
 HELP = "show the wanted and the real CPU share of each rank group of a run on a cluster"
 FILE = "status.json"

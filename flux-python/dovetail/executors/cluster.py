@@ -24,8 +24,8 @@ from urllib.parse import urlsplit
 import yaml
 
 from dovetail import manifests
-from dovetail.core import Spec
-from dovetail.errors import BadInput, WorkFailed
+from dovetail.core.errors import BadInput, WorkFailed
+from dovetail.core.protocol import Spec
 from dovetail.executors.launcher import Launcher
 from dovetail.executors.lease import Lease
 from dovetail.kubeapi import Api, NotFound, Object, Refused, Unreachable

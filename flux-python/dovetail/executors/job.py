@@ -12,8 +12,9 @@ import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from dovetail import cgroup, core, page, process
+from dovetail import cgroup, page, process
 from dovetail.control_page import Control
+from dovetail.core import protocol
 
 
 @dataclass
@@ -29,8 +30,8 @@ class Result:
 class Job:
     """One simulation that has been launched and not yet reported as finished."""
 
-    spec: core.Spec
-    share: core.Share
+    spec: protocol.Spec
+    share: protocol.Share
     directory: str
     temporary: str
     group: cgroup.Group
@@ -44,7 +45,7 @@ class Job:
     paused: bool = False
     let_go: bool = False
     overdue: float = 0.0  # CLOCK_MONOTONIC; after it the keeper is taken for dead
-    sample: core.Ranks | None = None
+    sample: protocol.Ranks | None = None
     result: Result | None = None
 
     def make_groups(self) -> None:
@@ -57,7 +58,7 @@ class Job:
             for index in range(0, self.spec.ranks, size):
                 self.parts.append(self.group.child(f"r{index}", freezable=False).create())
 
-    def apply(self, share: core.Share) -> None:
+    def apply(self, share: protocol.Share) -> None:
         """Set weights, wait policy and freezing; OSError where one is refused."""
         size = self.spec.ranks_per_pod
         self.group.set_weight(sum(share.requests))

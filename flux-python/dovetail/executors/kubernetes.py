@@ -2,7 +2,7 @@
 """The Kubernetes executor: rank groups are pods (steps 4 to 7).
 
 Inputs: launches, resizes and stops from the controller; pods and nodes as the API shows them;
-what the agents on the nodes say. Outputs: events, as of `core.Executor`.
+what the agents on the nodes say. Outputs: events, as of `protocol.Executor`.
 
 Invariants: no call here waits for the network: threads do, and `observe` takes in what they say,
 in the controller's thread, which alone touches any state. Whatever ends, a Finished is reported
@@ -17,8 +17,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Callable
 
-from dovetail import core, manifests, policy
-from dovetail.errors import WorkFailed
+from dovetail import manifests, policy
+from dovetail.core import protocol
+from dovetail.core.errors import WorkFailed
 from dovetail.executors import cluster, launched
 from dovetail.executors.calls import Calls
 from dovetail.executors.job import Result
@@ -39,7 +40,7 @@ _CLOSE = 40.0  # seconds for all simulations to be gone at the end
 
 
 class KubernetesExecutor:
-    """Runs simulations on a cluster; implements `core.Executor`.
+    """Runs simulations on a cluster; implements `protocol.Executor`.
 
     `run_dir` takes the simulations' directories; it must be the same directory on every node.
     `limits` are millicores and bytes to stay within, None for all there is. `origin` is the
@@ -60,7 +61,7 @@ class KubernetesExecutor:
         self._origin = time.monotonic() if origin is None else origin
         self.results: dict[str, Result] = {}
         self.left: list[str] = []
-        self._events: list[core.Event] = []
+        self._events: list[protocol.Event] = []
         self._clocks = launched.Clocks()
         self._launches = 0
         self._t = 0.0
@@ -90,13 +91,13 @@ class KubernetesExecutor:
         """What a watch's thread calls; `take` is then called in ours."""
         return lambda kind, thing: self._calls.put(lambda: take(kind, thing))
 
-    def capacity(self) -> core.Capacity:
+    def capacity(self) -> protocol.Capacity:
         """All nodes that are ready, without what the pods of others ask for."""
         return self._capacity
 
     # --- what the controller asks for ---
 
-    def launch(self, spec: core.Spec, share: core.Share) -> None:
+    def launch(self, spec: protocol.Spec, share: protocol.Share) -> None:
         """Start a simulation as soon as it fits. ValueError if it is started already."""
         if spec.name in self._life.jobs:
             raise ValueError(f"simulation {spec.name} is running")
@@ -104,7 +105,7 @@ class KubernetesExecutor:
         key = launched.new_key(spec.name, again)
         self._life.jobs[spec.name] = Launched(spec, share, key, retry_at=time.monotonic())
 
-    def adopt(self, wanted: Mapping[str, tuple[core.Spec, core.Share]]) -> Sequence[str]:
+    def adopt(self, wanted: Mapping[str, tuple[protocol.Spec, protocol.Share]]) -> Sequence[str]:
         """Go on with what an earlier controller of this run started; returns their names.
 
         What else it left is removed, and that is waited for: nothing may run twice.
@@ -121,7 +122,7 @@ class KubernetesExecutor:
         self._session.discard(keep={job.key for job in self._life.jobs.values()})
         return tuple(self._life.jobs)
 
-    def resize(self, shares: Mapping[str, core.Share]) -> None:
+    def resize(self, shares: Mapping[str, protocol.Share]) -> None:
         """Give new shares, all or none; a Resized follows."""
         wanted = dict(shares)
         self._resizes.add(
@@ -153,7 +154,7 @@ class KubernetesExecutor:
             job.stopped = job.stopped or "the run ended"
             if job.phase == "running":
                 self._life.leave(job)
-        last: list[core.Event] = []
+        last: list[protocol.Event] = []
         while self._life.jobs and time.monotonic() < until and not self.silent():
             self.wait(1.0)
             last += self.observe(self._now())
@@ -178,7 +179,7 @@ class KubernetesExecutor:
         """Whether the cluster has not answered for so long that an end need not wait for it."""
         return self._api.silent()
 
-    def observe(self, t: float) -> Sequence[core.Event]:
+    def observe(self, t: float) -> Sequence[protocol.Event]:
         """What happened since the last call, oldest first; `t` is now on the run's clock."""
         self._t = t
         if not self._closed or self._life.jobs:
@@ -214,7 +215,7 @@ class KubernetesExecutor:
             self._life.mpi[job.spec.command[0]] = message.mpi
             if not job.started:
                 job.started = True
-                self._events.append(core.Started(self._t, job.spec.name))
+                self._events.append(protocol.Started(self._t, job.spec.name))
         elif isinstance(message, wire.Result) and not job.result and job.phase != "leaving":
             if job.phase == "gathering" and message.code and not job.stopped:
                 return self._life.lose(job, message.reason)  # it never ran
@@ -249,7 +250,7 @@ class KubernetesExecutor:
         if ranks is not None:
             family = job.spec.family
             self._life.peak[family] = max(self._life.peak.get(family, 0), sum(ranks.memory))
-            self._events.append(core.Sampled(self._t, job.spec.name, ranks))
+            self._events.append(protocol.Sampled(self._t, job.spec.name, ranks))
 
     def _pods_news(self, kind: str, thing: Any) -> None:  # noqa: ANN401
         by_key = {job.key: job for job in self._life.jobs.values()}
@@ -280,7 +281,7 @@ class KubernetesExecutor:
                 self._believe(job)  # once its nodes are back
         if self._session.lease.lost and not self._told_lost:
             self._told_lost = True
-            self._events.append(core.Interrupted(self._t, self._session.lease.lost))
+            self._events.append(protocol.Interrupted(self._t, self._session.lease.lost))
 
     def _ask_weights(self, now: float) -> None:
         if not self._report.due(now):
@@ -295,11 +296,11 @@ class KubernetesExecutor:
     def _compare_capacity(self) -> None:
         if self._nodes.capacity != self._capacity:
             self._capacity = self._nodes.capacity
-            self._events.append(core.CapacityChanged(self._t, self._capacity))
+            self._events.append(protocol.CapacityChanged(self._t, self._capacity))
 
     # --- resizes ---
 
-    def _changes(self, shares: Mapping[str, core.Share]) -> list[Change] | str:
+    def _changes(self, shares: Mapping[str, protocol.Share]) -> list[Change] | str:
         """The pods whose requests change with these shares; or why that cannot be."""
         for name in shares:
             job = self._life.jobs.get(name)
@@ -319,7 +320,7 @@ class KubernetesExecutor:
             ]
         return changes
 
-    def _fitted(self, shares: Mapping[str, core.Share]) -> dict[str, list[int]]:
+    def _fitted(self, shares: Mapping[str, protocol.Share]) -> dict[str, list[int]]:
         """What the rank groups with new shares shall ask for, as far as their nodes have it."""
         wanted: dict[str, list[int]] = {}
         on: dict[str, list[tuple[str, int]]] = {}
@@ -341,7 +342,7 @@ class KubernetesExecutor:
                 wanted[name][group] = cpu
         return wanted
 
-    def _resized(self, shares: Mapping[str, core.Share], refused: str) -> None:
+    def _resized(self, shares: Mapping[str, protocol.Share], refused: str) -> None:
         """A transaction is over: the rest of the shares takes effect with it, or nothing does."""
         for name, share in shares.items() if not refused else ():
             job = self._life.jobs.get(name)
@@ -358,19 +359,19 @@ class KubernetesExecutor:
             if job.sizes and old.requests != share.requests:
                 self._life.publish(job)
         self._report.soon(time.monotonic())
-        self._events.append(core.Resized(self._t, tuple(shares), refused))
+        self._events.append(protocol.Resized(self._t, tuple(shares), refused))
 
     # --- ends ---
 
     def _waits(self, job: Launched) -> None:
-        self._events.append(core.Delayed(self._t, job.spec.name, job.why))
+        self._events.append(protocol.Delayed(self._t, job.spec.name, job.why))
 
     def _ended(self, job: Launched) -> None:
         result = job.result or Result(143)
         if job.stopped:
             result = Result(result.code or 143, f"stopped: {job.stopped}", result.trouble)
         self.results[job.spec.name] = result
-        self._events.append(core.Finished(self._t, job.spec.name, result.code, result.reason))
+        self._events.append(protocol.Finished(self._t, job.spec.name, result.code, result.reason))
 
     def _now(self) -> float:
         return time.monotonic() - self._origin

@@ -2,7 +2,7 @@
 """One launch of a simulation on Kubernetes, as the executor keeps it (steps 4 to 7).
 
 Inputs: the simulation's pods as they were seen, samples of its ranks from the nodes. Outputs:
-`core.Ranks` on the run's clock, and what is wrong with a pod, in words. No I/O.
+`protocol.Ranks` on the run's clock, and what is wrong with a pod, in words. No I/O.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from dovetail import core, manifests
+from dovetail import manifests
+from dovetail.core import protocol
 from dovetail.executors.job import Result
 from dovetail.placement import asked, millicores
 
@@ -42,8 +43,8 @@ class Launched:
     `checked` whether its pods were asked for since.
     """
 
-    spec: core.Spec
-    share: core.Share
+    spec: protocol.Spec
+    share: protocol.Share
     key: str
     phase: str = "waiting"
     sizes: list[int] = field(default_factory=list)
@@ -65,7 +66,7 @@ class Launched:
     asking: bool = False
     ranks: dict[int, list[float]] = field(default_factory=dict)
     lines: tuple[int, float] = (0, 0.0)
-    sample: core.Ranks | None = None
+    sample: protocol.Ranks | None = None
 
     def hosts(self) -> list[Object]:
         """The address and the size of each rank group, once all are there; until then empty.
@@ -80,7 +81,7 @@ class Launched:
         ]
         return found if len(found) == len(self.sizes) else []
 
-    def limits(self, share: core.Share) -> list[int]:
+    def limits(self, share: protocol.Share) -> list[int]:
         """The CPU limit of each rank group with this share, millicores; 0 for none.
 
         Never below the request, which is at most the sum of what the ranks are given.
@@ -103,7 +104,7 @@ class Launched:
             if 0 <= int(rank) < self.spec.ranks and len(values) == 6:
                 self.ranks[int(rank)] = [values[0], max(0.0, values[1] + offset), *values[2:]]
 
-    def sampled(self) -> core.Ranks | None:
+    def sampled(self) -> protocol.Ranks | None:
         """The ranks, if all have published and anything is new."""
         if len(self.ranks) < self.spec.ranks:
             return None
@@ -116,7 +117,7 @@ class Launched:
             over = end is not None and end.code == 0
             counts = (count if over else max(0, count - 1),) * len(rows)
             stamps = (stamp,) * len(rows)
-        found = core.Ranks(
+        found = protocol.Ranks(
             counts,
             stamps,
             tuple(row[2] for row in rows),

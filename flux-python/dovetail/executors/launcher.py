@@ -19,8 +19,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from dovetail import manifests, minicluster
-from dovetail.core import Spec
-from dovetail.errors import BadInput, WorkFailed
+from dovetail.core.errors import BadInput, WorkFailed
+from dovetail.core.protocol import Spec
 from dovetail.kubeapi import Api, Object, Refused, Unreachable
 from dovetail.manifests import path
 

@@ -16,7 +16,7 @@ import time
 from datetime import datetime, timezone
 
 from dovetail import manifests
-from dovetail.errors import BadInput
+from dovetail.core.errors import BadInput
 from dovetail.kubeapi import Api, NotFound, Object, Refused, Unreachable
 from dovetail.manifests import path
 from dovetail.pods import orphan_limit

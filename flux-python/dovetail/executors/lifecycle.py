@@ -16,7 +16,8 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any, Callable
 
-from dovetail import commandline, core, manifests, paths, placement, policy
+from dovetail import commandline, manifests, paths, placement, policy
+from dovetail.core import protocol
 from dovetail.executors import cluster, launched
 from dovetail.executors.calls import Calls
 from dovetail.executors.job import Result
@@ -257,12 +258,12 @@ class Lifecycle:
         self._hub.tell(wire.Run(job.key, self._config(job.spec), list(hosts)))
         self.tell_share(job, job.share)
 
-    def tell_share(self, job: Launched, share: core.Share) -> None:
+    def tell_share(self, job: Launched, share: protocol.Share) -> None:
         """Say how its ranks wait, and whether they stand still."""
         self._hub.tell(wire.Wait(job.key, share.wait.mode, share.wait.yields))
         self._hub.tell(wire.Freeze(job.key, share.frozen))
 
-    def _config(self, spec: core.Spec) -> dict[str, Any]:
+    def _config(self, spec: protocol.Spec) -> dict[str, Any]:
         environment = dict(spec.environment)
         return {
             "name": spec.name,

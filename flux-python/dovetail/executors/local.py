@@ -25,9 +25,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from dovetail import cgroup, commandline, core, keeper, paths, sampling, sweep
+from dovetail import cgroup, commandline, keeper, paths, sampling, sweep
 from dovetail.control_page import Control
-from dovetail.errors import BadInput, WorkFailed
+from dovetail.core import protocol
+from dovetail.core.errors import BadInput, WorkFailed
 from dovetail.executors.job import Job, Result
 
 _PATIENCE = 10.0  # seconds for a keeper to do what it was told before it is ended itself
@@ -39,7 +40,7 @@ _RUN_WARDEN = _PATH + "from dovetail.sweep import sweep_session; sweep_session(s
 
 
 class LocalExecutor:
-    """Runs simulations on this machine; implements `core.Executor`.
+    """Runs simulations on this machine; implements `protocol.Executor`.
 
     `run_dir` takes the simulations' directories. `cpus` is how many of the CPUs that this
     process may use are given to simulations (None: all), `memory` how many bytes (None: what
@@ -71,7 +72,7 @@ class LocalExecutor:
         self._log_limit = log_limit
         self.results: dict[str, Result] = {}
         self._jobs: dict[str, Job] = {}
-        self._events: list[core.Event] = []
+        self._events: list[protocol.Event] = []
         self._launches = 0
         self._mpi: dict[str, str] = {}
         self._poll = select.epoll()
@@ -106,14 +107,14 @@ class LocalExecutor:
                     group.remove()
         return cgroup.Group("", "")
 
-    def capacity(self) -> core.Capacity:
+    def capacity(self) -> protocol.Capacity:
         """This machine; without control groups it has no weights, freezing works always."""
-        node = core.Node(socket.gethostname(), 1000 * len(self._cpus), self._memory)
-        return core.Capacity((node,), weights=bool(self._group.weight), freeze=True)
+        node = protocol.Node(socket.gethostname(), 1000 * len(self._cpus), self._memory)
+        return protocol.Capacity((node,), weights=bool(self._group.weight), freeze=True)
 
     # --- what the controller asks for ---
 
-    def launch(self, spec: core.Spec, share: core.Share) -> None:
+    def launch(self, spec: protocol.Spec, share: protocol.Share) -> None:
         """Start a simulation; a failure comes back as Finished. ValueError if it runs already."""
         if spec.name in self._jobs:
             raise ValueError(f"simulation {spec.name} is running")
@@ -136,7 +137,7 @@ class LocalExecutor:
         except (OSError, ValueError) as error:
             job.result = Result(1, f"cannot be started: {error}")
 
-    def resize(self, shares: Mapping[str, core.Share]) -> None:
+    def resize(self, shares: Mapping[str, protocol.Share]) -> None:
         """Give new shares, all or none; a Resized follows."""
         done: list[Job] = []
         refused = ""
@@ -157,7 +158,7 @@ class LocalExecutor:
                     job.apply(job.share)
             else:
                 job.share = shares[job.spec.name]
-        self._events.append(core.Resized(self._now(), tuple(shares), refused))
+        self._events.append(protocol.Resized(self._now(), tuple(shares), refused))
 
     def stop(self, name: str, why: str) -> None:
         """End a simulation: SIGTERM, a grace of 3 s, SIGKILL; a Finished follows."""
@@ -181,7 +182,7 @@ class LocalExecutor:
             if not job.result:
                 job.stopped = job.stopped or "the run ended"
             self._let_go(job)
-        last: list[core.Event] = []
+        last: list[protocol.Event] = []
         while self._jobs:
             self.wait(_PATIENCE)
             last += self.observe(self._now())
@@ -209,7 +210,7 @@ class LocalExecutor:
         """Never: nobody else needs to answer."""
         return False
 
-    def observe(self, t: float) -> Sequence[core.Event]:
+    def observe(self, t: float) -> Sequence[protocol.Event]:
         """What happened since the last call, oldest first; `t` is now on the run's clock."""
         events, self._events = self._events, []
         for job in list(self._jobs.values()):
@@ -222,7 +223,7 @@ class LocalExecutor:
                 self._finish(job, t, events)
         return events
 
-    def _hear(self, job: Job, t: float, events: list[core.Event]) -> bool:
+    def _hear(self, job: Job, t: float, events: list[protocol.Event]) -> bool:
         """Take in the keeper's messages; True if it has gone."""
         if job.keeper is None:
             return True
@@ -245,12 +246,12 @@ class LocalExecutor:
                 if job.share.frozen and not job.paused:  # born frozen, without control groups
                     job.freeze(True)
                 self._mpi[job.spec.command[0]] = message["mpi"]
-                events.append(core.Started(t, job.spec.name))
+                events.append(protocol.Started(t, job.spec.name))
             else:
                 job.result = Result(message["code"], message["reason"], message["trouble"])
         return ended
 
-    def _sample(self, job: Job, t: float, events: list[core.Event]) -> None:
+    def _sample(self, job: Job, t: float, events: list[protocol.Event]) -> None:
         """Report the ranks if any of them has published something new."""
         pages = sampling.complete(Path(job.directory), job.spec.ranks)
         if not pages:
@@ -260,9 +261,9 @@ class LocalExecutor:
         ranks = sampling.ranks(pages, Path(job.directory), self._origin, succeeded)
         if ranks != job.sample:
             job.sample = ranks
-            events.append(core.Sampled(t, job.spec.name, ranks))
+            events.append(protocol.Sampled(t, job.spec.name, ranks))
 
-    def _finish(self, job: Job, t: float, events: list[core.Event]) -> None:
+    def _finish(self, job: Job, t: float, events: list[protocol.Event]) -> None:
         """The keeper has gone, or is taken for dead: see that nothing is left, and report."""
         code = 1
         if job.keeper is not None:
@@ -286,7 +287,7 @@ class LocalExecutor:
             result = Result(result.code or 143, f"stopped: {job.stopped}", result.trouble)
         del self._jobs[job.spec.name]
         self.results[job.spec.name] = result
-        events.append(core.Finished(t, job.spec.name, result.code, result.reason))
+        events.append(protocol.Finished(t, job.spec.name, result.code, result.reason))
 
     # --- means ---
 

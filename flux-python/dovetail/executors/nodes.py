@@ -2,7 +2,7 @@
 """What the nodes of a cluster offer, and which of them are lost (steps 4 and 7).
 
 Inputs: nodes as the API has them, the pods of others, what the plan limits the run to. Outputs:
-`core.Capacity`, and nodes lost. No I/O.
+`protocol.Capacity`, and nodes lost. No I/O.
 
 Invariant: the requests of all simulations, scaled, and of our agents fit beside what others ask
 for, whenever they fit the capacity as the controller sees it.
@@ -13,7 +13,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from dovetail import core, manifests, placement, weights
+from dovetail import manifests, placement
+from dovetail.core import cgroup_weights, protocol
 
 Object = dict[str, Any]
 
@@ -32,7 +33,7 @@ class Nodes:
         self._rooms: dict[str, int] = {}  # for simulations, beside our agents, millicores
         self.scale = 1.0
         self.formula = ""  # by which requests become weights, once that is known
-        self.capacity = core.Capacity(())
+        self.capacity = protocol.Capacity(())
 
     def listed(self, nodes: Iterable[Object], foreign: Iterable[Object] | None = None) -> None:
         """All there are now; `foreign` are the pods of others, if they were looked at."""
@@ -66,10 +67,10 @@ class Nodes:
             agents += max(0, offer + manifests.AGENT_CPU - node.cpu)
             cpu = None if cpu is None else cpu - offer
             memory = None if memory is None else memory - room
-            made.append(core.Node(node.name, offer, room))
+            made.append(protocol.Node(node.name, offer, room))
             self._rooms[node.name] = min(offer, node.cpu - manifests.AGENT_CPU)
         # A simulation cannot be frozen from outside its pods; the agents do that.
-        self.capacity = core.Capacity(tuple(node for node in made if node.cpu > 0))
+        self.capacity = protocol.Capacity(tuple(node for node in made if node.cpu > 0))
         total = self.capacity.cpu
         self.scale = (total - agents) / total if total > agents else 1.0
 
@@ -82,7 +83,7 @@ class Nodes:
         largest = max((node.cpu for node in self.capacity.nodes), default=0)
         for size in sizes:
             cpu = max(1, int(sum(requests[first : first + size]) * self.scale))
-            made.append(weights.corrected(cpu, self.formula, largest))
+            made.append(cgroup_weights.corrected(cpu, self.formula, largest))
             first += size
         return made
 

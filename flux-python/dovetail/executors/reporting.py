@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from dovetail import weights
+from dovetail.core import cgroup_weights
 from dovetail.executors import launched
 from dovetail.executors.launched import Launched
 
@@ -52,7 +52,7 @@ class Report:
         self._values.update(values)
         rows = self.rows(jobs)
         known = [(row["cpu"], row["file"], row["value"]) for row in rows if row["file"]]
-        self.formula = weights.formula_of(known) or self.formula
+        self.formula = cgroup_weights.formula_of(known) or self.formula
         if rows != self._written:
             self._written = rows
             self._write(rows)
@@ -90,7 +90,7 @@ class Report:
         return rows
 
     def _on_disk(self, uid: str) -> dict[str, Any]:
-        for file in weights.FILES:
+        for file in cgroup_weights.FILES:
             with contextlib.suppress(ValueError, KeyError):
                 return {"file": file, "value": int(self._values[uid][file])}
         return {"file": "", "value": None}

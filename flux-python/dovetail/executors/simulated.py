@@ -20,8 +20,8 @@ import heapq
 import random
 from collections.abc import Mapping, Sequence
 
-from dovetail import core
-from dovetail.core import Capacity, Event, Node, Share, Spec
+from dovetail.core import protocol
+from dovetail.core.protocol import Capacity, Event, Node, Share, Spec
 from dovetail.executors.work import Fault as Fault
 from dovetail.executors.work import Rank, Sim
 from dovetail.executors.work import Work as Work
@@ -97,7 +97,7 @@ class Simulated:
         """What happened since the last call."""
         for sim in self._sims.values():
             if sim.fresh and sim.ranks_at is not None:
-                self._events.append(core.Sampled(self.now, sim.spec.name, sim.ranks_at))
+                self._events.append(protocol.Sampled(self.now, sim.spec.name, sim.ranks_at))
                 sim.fresh = False
         events, self._events = self._events, []
         return events
@@ -191,7 +191,7 @@ class Simulated:
         for node in sim.nodes:
             self._run_until_now(node)
             self._on[node][name] = sim
-        self._events.append(core.Started(self.now, name))
+        self._events.append(protocol.Started(self.now, name))
         self._publish(sim)  # as a page is there from MPI_Init on
         self._iterate(sim)
         self._replan(sim.nodes)
@@ -210,8 +210,8 @@ class Simulated:
             self._on[node].pop(sim.spec.name, None)
         del self._sims[sim.spec.name]
         if sim.fresh and sim.ranks_at is not None:
-            self._events.append(core.Sampled(self.now, sim.spec.name, sim.ranks_at))
-        self._events.append(core.Finished(self.now, sim.spec.name, code, reason))
+            self._events.append(protocol.Sampled(self.now, sim.spec.name, sim.ranks_at))
+        self._events.append(protocol.Finished(self.now, sim.spec.name, code, reason))
         self._replan(sim.nodes)
 
     def _boundary(self, sim: Sim) -> None:
@@ -229,7 +229,7 @@ class Simulated:
     def _publish(self, sim: Sim) -> None:
         n = len(sim.ranks)
         if sim.work.publishes:
-            sim.ranks_at = core.Ranks(
+            sim.ranks_at = protocol.Ranks(
                 (sim.iterations,) * n,
                 (self.now,) * n,
                 tuple(rank.cpu for rank in sim.ranks),
@@ -244,7 +244,7 @@ class Simulated:
             _, _, shares = heapq.heappop(self._resizes)
             names = tuple(shares)
             if self.clock < self._refuse_until:
-                self._events.append(core.Resized(self.now, names, "no room on the node"))
+                self._events.append(protocol.Resized(self.now, names, "no room on the node"))
                 continue
             touched: set[int] = set()
             for name, share in shares.items():
@@ -254,7 +254,7 @@ class Simulated:
                     for node in sim.nodes:
                         self._run_until_now(node)
                     sim.share = share
-            self._events.append(core.Resized(self.now, names))
+            self._events.append(protocol.Resized(self.now, names))
             self._replan(tuple(touched))
 
     def _fault(self, fault: Fault) -> None:
@@ -267,7 +267,7 @@ class Simulated:
             self.offset += fault.seconds
         elif fault.kind == "away":
             offers = self.capacity() if fault.name == "over" else Capacity(())
-            self._events.append(core.CapacityChanged(self.now, offers))
+            self._events.append(protocol.CapacityChanged(self.now, offers))
             if not fault.name:
                 end = Fault(fault.t + fault.seconds, "away", "over")
                 self._faults = sorted([*self._faults, end], key=lambda fault: fault.t)
@@ -288,7 +288,7 @@ class Simulated:
             return
         self._lost.add(node)
         # First what is left, so that nobody is sent back to a node that is gone.
-        self._events.append(core.CapacityChanged(self.now, self.capacity()))
+        self._events.append(protocol.CapacityChanged(self.now, self.capacity()))
         for sim in [sim for sim in self._sims.values() if node in sim.nodes]:
             self._end(sim, 1, f"node lost: {self._nodes[node].name}")
 

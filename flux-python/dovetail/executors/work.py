@@ -12,8 +12,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from dovetail import core
-from dovetail.core import Share, Spec
+from dovetail.core import protocol
+from dovetail.core.protocol import Share, Spec
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ class Sim:
     pending: int = 0
     stamp: float = 0.0
     fresh: bool = False
-    ranks_at: core.Ranks | None = None
+    ranks_at: protocol.Ranks | None = None
 
     @property
     def running(self) -> bool:

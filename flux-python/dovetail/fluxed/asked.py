@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from dovetail import paths
-from dovetail.errors import BadInput
+from dovetail.core.errors import BadInput
 
 KEYS = ("nodes", "cores")
 MOST = 10000  # nodes or cores; more is a slip of the finger

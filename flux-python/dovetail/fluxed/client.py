@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from dovetail.errors import BadInput, WorkFailed
+from dovetail.core.errors import BadInput, WorkFailed
 from dovetail.fluxed import asked
 
 RELAY = Path(__file__).with_name("cli") / "dovetail_cli.py"

@@ -14,7 +14,7 @@ import shutil
 import subprocess
 from pathlib import Path
 
-from dovetail.errors import BadInput, WorkFailed
+from dovetail.core.errors import BadInput, WorkFailed
 from dovetail.fluxed import asked, client
 
 PACKAGE = Path(__file__).resolve().parents[1]

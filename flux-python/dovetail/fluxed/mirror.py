@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from dovetail import child
-from dovetail.errors import WorkFailed
+from dovetail.core.errors import WorkFailed
 from dovetail.fluxed.client import Client
 from dovetail.fluxed.load import flux
 from dovetail.fluxed.tail import Tail

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 from urllib.parse import quote
 
-from dovetail.errors import BadInput
+from dovetail.core.errors import BadInput
 from dovetail.usernetes import api
 
 Object = Mapping[str, Any]

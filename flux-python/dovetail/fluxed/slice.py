@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from dovetail import child
-from dovetail.errors import BadInput, WorkFailed
+from dovetail.core.errors import BadInput, WorkFailed
 from dovetail.fluxed import asked, services
 from dovetail.fluxed.client import SUBMIT, Client
 from dovetail.fluxed.effects import FAILED

@@ -23,9 +23,10 @@ import sys
 import time
 from pathlib import Path
 
-from dovetail import core, page, sweep
+from dovetail import page, sweep
 from dovetail.cgroup import Group
 from dovetail.control_page import Control
+from dovetail.core import protocol
 from dovetail.pods import orphan_limit, weights, wire
 from dovetail.pods.places import Place, Simulation, dead
 from dovetail.pods.samples import Reader
@@ -118,7 +119,7 @@ class Agent:
         directory = Path(one.directory)
         if one.control is None and not (directory / "control").exists():
             with contextlib.suppress(OSError, page.PageError):  # full: ranks wait as shipped
-                one.control = Control.create(directory, core.WaitPolicy())
+                one.control = Control.create(directory, protocol.WaitPolicy())
         self._report(pod)
         if one.end:
             self._say(place, one.end)
@@ -235,7 +236,7 @@ class Agent:
         if isinstance(message, wire.Wait):
             with contextlib.suppress(page.PageError, ValueError):
                 one.control = one.control or Control(Path(one.directory))
-                one.control.set(core.WaitPolicy(message.mode, message.yields))
+                one.control.set(protocol.WaitPolicy(message.mode, message.yields))
             return
         if isinstance(message, wire.Run) and len({h.get("address") for h in message.hosts}) > 1:
             with contextlib.suppress(page.PageError):

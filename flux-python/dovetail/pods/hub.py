@@ -24,7 +24,7 @@ import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from dovetail.errors import WorkFailed
+from dovetail.core.errors import WorkFailed
 from dovetail.pods import wire
 from dovetail.usernetes import pki
 from dovetail.usernetes.state import write_private

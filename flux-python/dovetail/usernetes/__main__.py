@@ -15,7 +15,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from dovetail.errors import BadInput, WorkFailed
+from dovetail.core.errors import BadInput, WorkFailed
 from dovetail.usernetes import build, cluster, preflight, state
 
 VERBS = {

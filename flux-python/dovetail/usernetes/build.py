@@ -24,7 +24,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from dovetail.errors import BadInput
+from dovetail.core.errors import BadInput
 from dovetail.usernetes import components, golang, images, packages
 
 MODULE = "k8s.io/kubernetes"

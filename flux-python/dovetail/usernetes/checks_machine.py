@@ -14,7 +14,7 @@ import subprocess
 import time
 from pathlib import Path
 
-from dovetail.errors import BadInput
+from dovetail.core.errors import BadInput
 from dovetail.usernetes import api, build, check, golang, linux, state
 from dovetail.usernetes.check import Check, read
 

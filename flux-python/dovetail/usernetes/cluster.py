@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from dovetail import process
-from dovetail.errors import BadInput, WorkFailed
+from dovetail.core.errors import BadInput, WorkFailed
 from dovetail.usernetes import (
     api,
     build,

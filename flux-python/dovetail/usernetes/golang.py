@@ -14,7 +14,7 @@ import re
 import shutil
 from pathlib import Path
 
-from dovetail.errors import WorkFailed
+from dovetail.core.errors import WorkFailed
 from dovetail.usernetes import packages
 
 ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64", "ppc64le": "ppc64le"}

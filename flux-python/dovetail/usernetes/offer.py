@@ -11,7 +11,7 @@ import os
 import re
 import socket
 
-from dovetail.errors import BadInput
+from dovetail.core.errors import BadInput
 from dovetail.usernetes import components, state
 from dovetail.usernetes.state import Node
 

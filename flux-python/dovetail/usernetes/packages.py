@@ -15,7 +15,7 @@ import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from dovetail.errors import WorkFailed
+from dovetail.core.errors import WorkFailed
 
 Say = Callable[[str], None]
 

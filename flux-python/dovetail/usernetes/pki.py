@@ -14,7 +14,7 @@ import secrets
 import subprocess
 from pathlib import Path
 
-from dovetail.errors import WorkFailed
+from dovetail.core.errors import WorkFailed
 from dovetail.usernetes.state import write_private
 
 DAYS = 365

@@ -13,7 +13,7 @@ import platform
 from collections.abc import Callable
 from dataclasses import asdict
 
-from dovetail.errors import BadInput
+from dovetail.core.errors import BadInput
 from dovetail.usernetes import checks_kernel as kernel
 from dovetail.usernetes import checks_machine as machine
 from dovetail.usernetes import linux

@@ -25,7 +25,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from dovetail import process
-from dovetail.errors import BadInput, WorkFailed
+from dovetail.core.errors import BadInput, WorkFailed
 from dovetail.usernetes import linux
 
 

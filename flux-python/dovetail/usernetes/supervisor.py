@@ -22,7 +22,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from dovetail import child, sweep
-from dovetail.errors import BadInput
+from dovetail.core.errors import BadInput
 from dovetail.usernetes import api, bridge, build, cgroups, components, linux, runtime, steward
 from dovetail.usernetes.state import Node, cluster_folder, discard, wait_unlocked
 

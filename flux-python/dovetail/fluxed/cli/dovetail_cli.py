@@ -36,7 +36,7 @@ PACKAGE = Path(__file__).resolve().parents[2]
 SIGNALLED = 128  # plus the signal: the exit code that a job shell gives a killed task
 sys.path.append(str(PACKAGE.parent))
 
-from dovetail.errors import BadInput  # noqa: E402
+from dovetail.core.errors import BadInput  # noqa: E402
 from dovetail.fluxed import asked  # noqa: E402
 from dovetail.fluxed.client import SUBMIT  # noqa: E402
 

@@ -7,7 +7,7 @@ from typing import Any
 
 sys.path.append(str(Path(__file__).resolve().parents[4]))
 
-from dovetail.errors import BadInput
+from dovetail.core.errors import BadInput
 from dovetail.fluxed import asked
 
 

@@ -24,7 +24,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from dovetail.errors import BadInput
+from dovetail.core.errors import BadInput
 
 # Before there are residuals of our own, those of the papers' table (4 points, 1 parameter)
 # say how well such a model does; they go on counting as so many degrees of freedom.

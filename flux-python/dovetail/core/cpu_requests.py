@@ -15,7 +15,7 @@ import re
 from collections.abc import Sequence
 from fractions import Fraction
 
-from dovetail.errors import BadInput
+from dovetail.core.errors import BadInput
 
 FLOOR = 10
 """The least request by default, millicores: below it the kernel's CPU weights lose precision."""

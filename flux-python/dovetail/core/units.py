@@ -12,8 +12,8 @@ import math
 import re
 from fractions import Fraction
 
-from dovetail import shares
-from dovetail.errors import BadInput
+from dovetail.core import cpu_requests
+from dovetail.core.errors import BadInput
 
 MAX_SECONDS = 366 * 86400
 
@@ -27,7 +27,7 @@ def cpus(value: object) -> int:
     if isinstance(value, bool) or not isinstance(value, (int, float, str)):
         raise ValueError(f"{show(value)} is not a CPU quantity like 4, 2.5 or 2500m")
     try:
-        return shares.parse_cpu(value if isinstance(value, str) else show(value))
+        return cpu_requests.parse_cpu(value if isinstance(value, str) else show(value))
     except BadInput as error:
         raise ValueError(str(error).split(": ", 1)[1]) from None
 

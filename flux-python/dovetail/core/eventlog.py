@@ -27,8 +27,9 @@ from typing import Any, Callable, Union, get_args
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
-from dovetail import __version__, core
-from dovetail.errors import BadInput
+from dovetail import __version__
+from dovetail.core import protocol
+from dovetail.core.errors import BadInput
 
 SCHEMA = 1
 Record = dict[str, Any]
@@ -54,8 +55,8 @@ def _reader(kind: type[Any]) -> TypeAdapter[Any]:
     return TypeAdapter(tuple[kind], config=_CONFIG)  # type: ignore[valid-type]
 
 
-_EVENTS = get_args(core.Event)
-_ACTIONS = get_args(core.Action)
+_EVENTS = get_args(protocol.Event)
+_ACTIONS = get_args(protocol.Action)
 _KINDS = {
     kind.__name__: ("event" if kind in _EVENTS else "action", _reader(kind))
     for kind in (*_EVENTS, *_ACTIONS)
@@ -84,7 +85,7 @@ def _checked(reader: TypeAdapter[Any], value: Json) -> Json:
         raise ValueError(f"{where}: {first['msg']}" if where else first["msg"]) from None
 
 
-def encode(value: core.Event | core.Action) -> Record:
+def encode(value: protocol.Event | protocol.Action) -> Record:
     """An event or action as a JSON object with `kind` and `type`."""
     name = type(value).__name__
     return {"kind": _KINDS[name][0], "type": name, **plain(value)}
@@ -104,8 +105,8 @@ def decode(record: Mapping[str, Any]) -> Json:
 
 
 def header(
-    specs: Iterable[core.Spec],
-    capacity: core.Capacity,
+    specs: Iterable[protocol.Spec],
+    capacity: protocol.Capacity,
     settings: Mapping[str, Any],
     versions: Mapping[str, str] | None = None,
     **more: Json,
@@ -166,11 +167,11 @@ class Log:
         except OSError as error:
             raise LogStopped(f"{path}: {error.strerror}") from error
 
-    def write(self, value: core.Event | core.Action) -> None:
+    def write(self, value: protocol.Event | protocol.Action) -> None:
         """Append one record. Raises LogStopped when writing begins to fail; then holds it."""
         self._record(encode(value))
 
-    def resume(self, t: float, capacity: core.Capacity, alive: Iterable[str] = ()) -> None:
+    def resume(self, t: float, capacity: protocol.Capacity, alive: Iterable[str] = ()) -> None:
         """Append the record that says that the run was taken up again at run time `t`.
 
         `alive` are the simulations that went on running meanwhile.
@@ -226,11 +227,11 @@ class Resumed:
     """The run was taken up again at run time `t` with this capacity; `alive` were still running."""
 
     t: float
-    capacity: core.Capacity
+    capacity: protocol.Capacity
     alive: tuple[str, ...] = ()
 
 
-Entry = Union[core.Event, core.Action, Resumed]
+Entry = Union[protocol.Event, protocol.Action, Resumed]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -238,8 +239,8 @@ class Header:
     """The first line of a log: `raw` is all of it."""
 
     dovetail: str
-    specs: tuple[core.Spec, ...]
-    capacity: core.Capacity
+    specs: tuple[protocol.Spec, ...]
+    capacity: protocol.Capacity
     settings: Mapping[str, Any]
     versions: Mapping[str, Any]
     raw: Mapping[str, Any]
