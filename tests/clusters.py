@@ -18,7 +18,7 @@ import time
 from pathlib import Path
 
 import pytest
-from dovetail import process
+from dovetail.host import processes
 from dovetail.usernetes import build, cgroups, components, preflight, state
 from others import WHY_NOT
 
@@ -128,7 +128,7 @@ class Machine:
         for folder in Path("/proc").glob("[0-9]*"):
             with contextlib.suppress(OSError):
                 line = (folder / "cmdline").read_bytes().decode(errors="replace")
-                if not process.start_ticks(int(folder.name)):
+                if not processes.start_ticks(int(folder.name)):
                     continue  # a zombie that its parent has yet to collect holds nothing
                 if str(self.folder) in line or (self.rootless and ROOT
                                                 and folder.stat().st_uid == self.uid):  # fmt: skip

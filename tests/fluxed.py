@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 from clusters import SETUP, USER, below, eventually
-from dovetail import process
+from dovetail.host import processes
 from dovetail.usernetes import build
 from localrun import FAKE_MPIRUN
 from others import WHY_NOT
@@ -158,7 +158,7 @@ class Flux:
                 line = (folder / "cmdline").read_bytes().decode(errors="replace").replace("\0", " ")
                 ours = self.token.encode() in (folder / "environ").read_bytes().split(b"\0")
                 ours = ours or any(f"-{cluster}" in line for cluster in self.clusters)
-                if ours and process.start_ticks(int(folder.name)):  # else a zombie
+                if ours and processes.start_ticks(int(folder.name)):  # else a zombie
                     found[int(folder.name)] = line
         return found
 

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from dovetail import paths
 from dovetail.core.errors import BadInput
+from dovetail.host import install_paths
 
 LIMIT = 120  # seconds; a limit for hangs, not an expectation
 
@@ -32,7 +32,7 @@ def command() -> str:
 def host() -> Path:
     """The library that runs Lua plugins; skips where it is not built."""
     try:
-        return paths.jobtap("carve").resolve()
+        return install_paths.jobtap("carve").resolve()
     except BadInput as error:
         pytest.skip(str(error))
 
@@ -82,7 +82,7 @@ class Instance:
     @contextlib.contextmanager
     def plugin(self, name: str, lua: str | None = None, *words: str) -> Iterator[None]:
         """A plugin of this text, or one of ours, while in here."""
-        path = paths.jobtap(name) if lua is None else self.write(name, lua)
+        path = install_paths.jobtap(name) if lua is None else self.write(name, lua)
         self.ok("jobtap", "load", str(path), *words)
         try:
             yield

@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from dovetail import page, paths
-from dovetail import process as ours
+from dovetail import page
+from dovetail.host import install_paths
+from dovetail.host import processes as ours
 
 TOP = Path(__file__).resolve().parents[1]
 MPIS = ("openmpi", "mpich")
@@ -40,7 +41,7 @@ def library(mpi: str) -> Path:
     """The profiling library; skips where it is not built or the MPI is missing."""
     if shutil.which(LAUNCHERS[mpi]) is None:
         pytest.skip(f"no {LAUNCHERS[mpi]} here")
-    return paths.library(mpi)
+    return install_paths.library(mpi)
 
 
 @functools.cache

@@ -15,9 +15,9 @@ import time
 from pathlib import Path
 
 import pytest
-from dovetail import cgroup, process, sweep
 from dovetail.core import protocol
 from dovetail.executors.local import LocalExecutor
+from dovetail.host import cgroups, processes, session
 
 LIMIT = 120.0  # seconds that any condition may take; a limit, never an expectation
 
@@ -95,9 +95,9 @@ class Site:
         wait_for(lambda: not self.traces(), lambda: f"still there: {self.traces()}")
 
     def traces(self) -> list[str]:
-        found = [f"process {pid}" for pid in process.members(self.token)]
-        place = cgroup.find()
-        places = [sweep.ROOT, tempfile.gettempdir(), *place.directories]
+        found = [f"process {pid}" for pid in processes.members(self.token)]
+        place = cgroups.find()
+        places = [session.ROOT, tempfile.gettempdir(), *place.directories]
         for name in self.sessions:
             found += [f"{top}/{name}" for top in places if os.path.exists(f"{top}/{name}")]
         return found

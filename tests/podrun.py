@@ -14,7 +14,8 @@ import time
 from pathlib import Path
 
 import pytest
-from dovetail import commandline, paths, pods, process, sweep
+from dovetail import commandline, pods
+from dovetail.host import install_paths, processes, session
 from dovetail.pods import wire
 from dovetail.pods.hub import Hub
 from localrun import FAKE_MPIRUN, LIMIT, scripts, wait_for
@@ -50,7 +51,7 @@ class Cluster:
             (self.credentials / name).write_text(text)
 
     def session(self, node: str) -> Path:
-        return Path(sweep.shared_session(self.run, node))
+        return Path(session.shared_session(self.run, node))
 
     def command(self, module: str, *words: str) -> list[str]:
         return [*pods.command(f"pods.{module}", sys.executable), "--run", self.run, *words]
@@ -96,7 +97,7 @@ class Cluster:
             "prepare": [(line, commandline.split(line)) for line in scripts(*prepare)],
             "environment": {"PATH": f"{self.bin}:{os.environ['PATH']}", **environment},
             "mpi": "",
-            "libraries": paths.libraries(),
+            "libraries": install_paths.libraries(),
             "log_limit": 64 << 20,
         }
 
@@ -132,8 +133,8 @@ class Cluster:
 
     def traces(self) -> list[str]:
         """Processes, and what is in shared memory, that a test has left behind."""
-        found = [f"process {pid} {name_of(pid)}" for pid in process.members(self.token)]
-        found += [name for name in os.listdir(sweep.ROOT) if self.run in name]
+        found = [f"process {pid} {name_of(pid)}" for pid in processes.members(self.token)]
+        found += [name for name in os.listdir(session.ROOT) if self.run in name]
         return found
 
 

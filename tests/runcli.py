@@ -13,8 +13,9 @@ from pathlib import Path
 
 import known
 import pytest
-from dovetail import cgroup, process, replay, sweep
+from dovetail import replay
 from dovetail.core import eventlog
+from dovetail.host import cgroups, processes, session
 from localrun import FAKE_MPIRUN, LIMIT, scripts, wait_for
 
 TOP = Path(__file__).resolve().parents[1]
@@ -107,7 +108,7 @@ class Site:
 
     def note_session(self, pid: int) -> bool:
         """Remember the session that a process owns."""
-        for owner in Path(sweep.ROOT).glob("dovetail-*/owner"):
+        for owner in Path(session.ROOT).glob("dovetail-*/owner"):
             try:
                 mine = json.loads(owner.read_text()).get("pid") == pid
             except (OSError, ValueError):
@@ -176,17 +177,17 @@ class Site:
         wait_for(lambda: not self.traces(), lambda: f"still there: {self.traces()}")
 
     def traces(self) -> list[str]:
-        found = [f"process {pid}" for pid in process.members(self.token)]
+        found = [f"process {pid}" for pid in processes.members(self.token)]
         found += [f"{self.temporary}/{name}" for name in os.listdir(self.temporary)]
         found += [str(path) for path in self.directory.glob("out*/.*")]
-        for top in (sweep.ROOT, tempfile.gettempdir(), *cgroup.find().directories):
+        for top in (session.ROOT, tempfile.gettempdir(), *cgroups.find().directories):
             found += [f"{top}/{n}" for n in self.sessions if os.path.exists(f"{top}/{n}")]
         return found
 
     def processes(self, word: str) -> list[int]:
         """The processes of the test with `word` in their command line."""
         found = []
-        for pid in process.members(self.token):
+        for pid in processes.members(self.token):
             try:
                 if word.encode() in Path(f"/proc/{pid}/cmdline").read_bytes():
                     found.append(pid)

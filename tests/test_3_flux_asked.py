@@ -10,8 +10,9 @@ import subprocess
 
 import guides
 import pytest
-from dovetail import fluxed, paths
+from dovetail import fluxed
 from dovetail.core.errors import BadInput
+from dovetail.host import install_paths
 from fluxed import COMMANDS, LIMIT, Flux
 
 pytestmark = pytest.mark.flux
@@ -27,7 +28,7 @@ def flux():
 def paths_or_skip():
     """Skip where the jobtap plugins are not built."""
     try:
-        paths.jobtap("gate")
+        install_paths.jobtap("gate")
     except BadInput as error:
         pytest.skip(str(error))
 
@@ -161,8 +162,10 @@ def test_a_site_offers_it_to_all_in_the_way_of_the_manual_and_may_grant_less(flu
     lines = subprocess.run(shell, env=known, capture_output=True, text=True, check=True).stdout
     flux.environment = dict(line.split("=", 1) for line in lines.split("\0") if line)
     flux.run("config", "load", given=policy + "max-cores = 1\n")
-    assert f'load = "/opt/dovetail/lib/dovetail/jobtap/{paths.jobtap("carve").name}"' in policy
-    flux.run("jobtap", "load", str(paths.jobtap("carve")))  # as at the start of an instance
+    assert (
+        f'load = "/opt/dovetail/lib/dovetail/jobtap/{install_paths.jobtap("carve").name}"' in policy
+    )
+    flux.run("jobtap", "load", str(install_paths.jobtap("carve")))  # as at the start of an instance
     named = flux.work / "xdg" / "flux" / "config"
     named.mkdir(parents=True)
     (named / "dovetail.toml").write_text(defaults)

@@ -7,7 +7,8 @@ import os
 import subprocess
 
 import pytest
-from dovetail import cgroup, process
+from dovetail.host import cgroups
+from dovetail.host import processes as process
 from localrun import wait_for
 
 pytestmark = pytest.mark.unit
@@ -28,7 +29,7 @@ def test_weights_are_linear_in_millicores(tmp_path, case):
         directory = tmp_path / name
         directory.mkdir()
         (directory / file).touch()
-        cgroup.Group(str(directory), str(directory)).set_weight(millicores)
+        cgroups.Group(str(directory), str(directory)).set_weight(millicores)
         assert (directory / file).read_text() == expected
 
 
@@ -43,7 +44,7 @@ def tree(tmp_path, own, groups):
         (directory / "cgroup.type").write_text("domain\n")
     (tmp_path / "mountinfo").write_text(f"30 29 0:26 / {tmp_path}/fs rw - cgroup2 cgroup2 rw\n")
     (tmp_path / "own").write_text(f"0::/{own}\n")
-    found = cgroup.find(str(tmp_path / "mountinfo"), str(tmp_path / "own"))
+    found = cgroups.find(str(tmp_path / "mountinfo"), str(tmp_path / "own"))
     return [os.path.relpath(path, tmp_path / "fs") for path in found.directories]
 
 
@@ -72,7 +73,7 @@ def test_version_1_finds_cpu_and_freezer_apart(tmp_path):
         f"2 0 0:2 / {tmp_path}/freezer rw - cgroup cgroup rw,freezer\n"
     )
     (tmp_path / "own").write_text("2:freezer:/user\n1:cpu,cpuacct:/user\n")
-    found = cgroup.find(str(tmp_path / "mountinfo"), str(tmp_path / "own"))
+    found = cgroups.find(str(tmp_path / "mountinfo"), str(tmp_path / "own"))
     assert found.weight == f"{tmp_path}/cpu,cpuacct/user"
     assert found.control == f"{tmp_path}/freezer/user"
 
@@ -80,16 +81,16 @@ def test_version_1_finds_cpu_and_freezer_apart(tmp_path):
 def test_without_any_mount_there_is_no_group(tmp_path):
     (tmp_path / "mountinfo").write_text("1 0 0:1 / / rw - ext4 /dev/vda rw\n")
     (tmp_path / "own").write_text("0::/\n")
-    found = cgroup.find(str(tmp_path / "mountinfo"), str(tmp_path / "own"))
+    found = cgroups.find(str(tmp_path / "mountinfo"), str(tmp_path / "own"))
     assert found.directories == []
 
 
 def places():
     """The control groups that this machine lets us make, version 1 and 2 apart."""
-    found = cgroup.find()
+    found = cgroups.find()
     result = {"what is found": found}
     if os.access("/sys/fs/cgroup/freezer", os.W_OK):
-        result["the version 1 freezer"] = cgroup.Group(found.weight, "/sys/fs/cgroup/freezer")
+        result["the version 1 freezer"] = cgroups.Group(found.weight, "/sys/fs/cgroup/freezer")
     return {name: place for name, place in result.items() if place.control}
 
 

@@ -12,9 +12,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from dovetail import cgroup, process, sweep
 from dovetail.core import protocol
 from dovetail.core.errors import BadInput
+from dovetail.host import cgroups, processes
+from dovetail.host import session as sweep
 from localrun import Site, share, site, wait_for  # noqa: F401
 from others import needs_nobody
 
@@ -55,7 +56,7 @@ def test_all_ends_when_the_controlling_process_dies(site, phase, number):  # noq
 def helpers(site, word=b"dovetail.keeper"):  # noqa: F811
     """The test's processes of which `word` is in the command line: its keepers."""
     found = []
-    for pid in process.members(site.token):
+    for pid in processes.members(site.token):
         with contextlib.suppress(OSError):  # it has just ended
             found += [pid] if word in Path(f"/proc/{pid}/cmdline").read_bytes() else []
     return found
@@ -63,7 +64,7 @@ def helpers(site, word=b"dovetail.keeper"):  # noqa: F811
 
 @pytest.mark.parametrize("groups", [True, False])
 def test_a_keeper_killed_with_9_is_noticed(site, groups):  # noqa: F811
-    executor = site.executor(place=None if groups else cgroup.Group("", ""))
+    executor = site.executor(place=None if groups else cgroups.Group("", ""))
     executor.launch(site.spec("sim", "echo up; setsid sleep 1000 & sleep 1000"), share())
     site.until(executor, "sim", protocol.Started)
     wait_for(lambda: "up" in site.log("sim"))
@@ -72,7 +73,7 @@ def test_a_keeper_killed_with_9_is_noticed(site, groups):  # noqa: F811
     finished = site.until(executor, "sim")
     assert finished.code == 137
     assert "keeper failed: ended by signal 9" in finished.reason
-    assert len(process.members(site.token)) == 1  # the warden
+    assert len(processes.members(site.token)) == 1  # the warden
     assert os.listdir(executor.session) == ["owner"]
 
 
@@ -126,7 +127,7 @@ def test_two_runs_at_once_leave_each_other_alone(site):  # noqa: F811
 
 
 def test_a_dead_run_is_swept_though_its_process_id_lives_on(tmp_path):
-    session, lock = sweep.create("reused", cgroup.Group("", ""), "", str(tmp_path))
+    session, lock = sweep.create("reused", cgroups.Group("", ""), "", str(tmp_path))
     record = json.loads(Path(session, "owner").read_text())
     assert record["pid"] == os.getpid()  # which lives, and after the close no longer owns it
     assert sweep.sweep(str(tmp_path)) == []
@@ -138,16 +139,16 @@ def test_a_dead_run_is_swept_though_its_process_id_lives_on(tmp_path):
 def test_a_signal_for_a_dead_process_never_reaches_its_successor():
     child = subprocess.Popen(["sleep", "1000"])
     try:
-        ticks = process.start_ticks(child.pid)
-        assert not process.send(child.pid, ticks - 1, signal.SIGKILL)
-        assert process.alive(child.pid, ticks)
-        assert not process.alive(child.pid, ticks + 1)
-        assert not process.alive(child.pid, 0)
-        assert process.send(child.pid, ticks, signal.SIGKILL)
+        ticks = processes.start_ticks(child.pid)
+        assert not processes.send(child.pid, ticks - 1, signal.SIGKILL)
+        assert processes.alive(child.pid, ticks)
+        assert not processes.alive(child.pid, ticks + 1)
+        assert not processes.alive(child.pid, 0)
+        assert processes.send(child.pid, ticks, signal.SIGKILL)
     finally:
         child.kill()
         child.wait()
-    assert process.start_ticks(child.pid) == 0
+    assert processes.start_ticks(child.pid) == 0
 
 
 def test_a_session_is_private_and_locked_and_ends_with_its_processes():

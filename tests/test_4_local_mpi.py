@@ -9,9 +9,9 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from dovetail import paths
 from dovetail.core import protocol
 from dovetail.core.errors import BadInput
+from dovetail.host import install_paths
 from localrun import scripts, share, site, wait_for  # noqa: F401
 
 pytestmark = pytest.mark.mpi
@@ -43,7 +43,7 @@ int main(int argc, char **argv) {
 def program(request, tmp_path_factory):
     """A program whose ranks exchange messages for ever, under either MPI."""
     try:
-        paths.library(request.param)
+        install_paths.library(request.param)
     except BadInput as error:
         pytest.skip(str(error))
     directory = tmp_path_factory.mktemp(request.param)
@@ -103,7 +103,7 @@ def test_iterations_are_counted_and_a_hang_can_be_stopped(site, program):  # noq
 def test_openfoam_runs_to_its_end_and_every_iteration_is_seen(site, monkeypatch):  # noqa: F811
     monkeypatch.setenv("WM_PROJECT_DIR", "/usr/share/openfoam")
     try:
-        paths.library("openmpi")
+        install_paths.library("openmpi")
     except BadInput as error:
         pytest.skip(str(error))
     decompose = (

@@ -6,9 +6,9 @@ from __future__ import annotations
 import os
 
 import pytest
-from dovetail import process
 from dovetail.control_page import Control
 from dovetail.core import protocol
+from dovetail.host import processes
 from dovetail.pods import wire
 from localrun import wait_for
 from podrun import cluster, state  # noqa: F401
@@ -40,7 +40,7 @@ def test_a_frozen_simulation_stands_still_and_goes_on(cluster):  # noqa: F811
     cluster.agent()
     cluster.launch("sim", "while [ ! -e go ]; do sleep 0.05; done")
     cluster.until(wire.Started, "sim")
-    ranks = wait_for(lambda: process.members(f"DOVETAIL_DIR={cluster.session('one')}/sim"))
+    ranks = wait_for(lambda: processes.members(f"DOVETAIL_DIR={cluster.session('one')}/sim"))
     cluster.hub.tell(wire.Freeze("sim", True))
     wait_for(lambda: {state(pid) for pid in ranks} == {"T"})
     (cluster.directory / "run" / "sim" / "case" / "go").touch()

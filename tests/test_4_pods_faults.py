@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 
 import pytest
-from dovetail import child, process, sweep
+from dovetail.host import child, processes, session
 from dovetail.pods import wire
 from dovetail.pods.hub import Hub
 from localrun import wait_for
@@ -30,7 +30,7 @@ def go(cluster, name="sim"):  # noqa: F811
 
 def ranks(cluster, name="sim", node="one"):  # noqa: F811
     """The processes of a simulation."""
-    return process.members(f"DOVETAIL_DIR={cluster.session(node)}/{name}")
+    return processes.members(f"DOVETAIL_DIR={cluster.session(node)}/{name}")
 
 
 def kill(started):
@@ -182,7 +182,7 @@ def test_a_keeper_that_is_killed_is_named(cluster):  # noqa: F811
     cluster.launch("sim", "setsid sleep 1000 & sleep 1000")
     cluster.until(wire.Started, "sim")
     wait_for(lambda: ranks(cluster))  # before, what becomes one has the keeper's name
-    (keeper,) = [p for p in process.members(cluster.token) if "dovetail.keeper" in name_of(p)]
+    (keeper,) = [p for p in processes.members(cluster.token) if "dovetail.keeper" in name_of(p)]
     os.kill(keeper, signal.SIGKILL)
     result = cluster.until(wire.Result, "sim")
     assert (result.code, result.reason) == (137, "its keeper failed: ended by signal 9")
@@ -210,7 +210,7 @@ def test_two_runs_on_a_node_leave_each_other_alone(cluster):  # noqa: F811
     cluster.launch("sim", "sleep 1000")
     cluster.until(wire.Started, "sim")
     wait_for(lambda: ranks(cluster))
-    assert sweep.sweep() == []
+    assert session.sweep() == []
     assert ranks(cluster)
     cluster.end("sim", 1)
 

@@ -10,9 +10,10 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from dovetail import page, paths, process
+from dovetail import page
 from dovetail.control_page import MODES
 from dovetail.core.errors import BadInput
+from dovetail.host import install_paths, processes
 from dovetail.pods import wire
 from dovetail.pods.hub import Hub
 from localrun import wait_for
@@ -70,7 +71,7 @@ LAYOUTS = {
 def program(request, tmp_path_factory):
     """The program above, under either MPI."""
     try:
-        paths.library(request.param)
+        install_paths.library(request.param)
     except BadInput as error:
         pytest.skip(str(error))
     directory = tmp_path_factory.mktemp(request.param)
@@ -163,7 +164,7 @@ def test_a_stop_reaches_every_rank(cluster, program):  # noqa: F811
 
 def processes(cluster, program):  # noqa: F811
     """The test's processes that are ranks of the program."""
-    found = process.members(cluster.token)
+    found = processes.members(cluster.token)
     return [pid for pid in found if program in name_of(pid)]
 
 

@@ -305,9 +305,9 @@ def ranks_running(mine):
 
 
 def still_runs(one):
-    from dovetail import process
+    from dovetail.host import processes
 
-    return process.alive(one.pid, one.start_ticks)
+    return processes.alive(one.pid, one.start_ticks)
 
 
 def wait_for(condition):

@@ -13,8 +13,8 @@ import subprocess
 
 import kuberun
 import pytest
-from dovetail import paths
 from dovetail.core.errors import BadInput
+from dovetail.host import install_paths
 from kuberun import containers, running, two
 from others import WHY_NOT
 
@@ -64,7 +64,7 @@ def site(binaries):
 def program(request, site):
     """The program above, under either MPI, where the site's user can run it."""
     try:
-        paths.library(request.param)
+        install_paths.library(request.param)
     except BadInput as error:
         pytest.skip(str(error))
     folder = site.folder / request.param

@@ -7,14 +7,14 @@ import os
 from pathlib import Path
 
 import pytest
-from dovetail import cgroup, process
 from dovetail.core import protocol
+from dovetail.host import cgroups, processes
 from localrun import share, site, wait_for  # noqa: F401
 
 pytestmark = pytest.mark.unit
 
 COUNT = 'i=0; while :; do i=$((i+1)); echo $i > "$DOVETAIL_TEST/$0"; done'
-weights = pytest.mark.skipif(not cgroup.find().weight, reason="no control groups to weigh with")
+weights = pytest.mark.skipif(not cgroups.find().weight, reason="no control groups to weigh with")
 
 
 def start(site, executor, name, **options):  # noqa: F811
@@ -32,7 +32,7 @@ def count(site, name):  # noqa: F811
 
 
 def shares(executor, name):
-    group = cgroup.find().child(os.path.basename(executor.session)).child(name)
+    group = cgroups.find().child(os.path.basename(executor.session)).child(name)
     directory = Path(group.weight)
     file = next(f for f in ("cpu.shares", "cpu.weight") if (directory / f).exists())
     return int((directory / file).read_text())
@@ -89,15 +89,15 @@ def test_weights_decide_who_gets_a_contended_core(site):  # noqa: F811
 def cpu_seconds(executor, name):
     """CPU time of all processes of a simulation."""
     total = 0.0
-    for pid in process.members(f"DOVETAIL_DIR={executor.session}/{name}"):
+    for pid in processes.members(f"DOVETAIL_DIR={executor.session}/{name}"):
         total += int(Path(f"/proc/{pid}/schedstat").read_text().split()[0]) / 1e9
     return total
 
 
 @pytest.mark.parametrize("groups", [True, False])
 def test_freezing_stops_progress_and_thawing_resumes_it(site, groups):  # noqa: F811
-    executor = site.executor(place=None if groups else cgroup.Group("", ""))
-    assert executor.capacity().weights == (groups and bool(cgroup.find().weight))
+    executor = site.executor(place=None if groups else cgroups.Group("", ""))
+    assert executor.capacity().weights == (groups and bool(cgroups.find().weight))
     start(site, executor, "a")
     start(site, executor, "b")
     executor.resize({"a": share(frozen=True)})

@@ -11,7 +11,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from dovetail import process, sweep
+from dovetail.host import processes
+from dovetail.host import session as sweep
 from localrun import wait_for
 from others import WHY_NOT, needs_nobody
 from runcli import NOBODY, site  # noqa: F401
@@ -260,7 +261,7 @@ def test_an_ordinary_user_without_control_groups_is_told_and_served(site):  # no
 
 def test_a_session_whose_process_id_was_given_to_another_is_removed(site):  # noqa: F811
     """Its owner seems to live: our own id, and in one of the two even our own start time."""
-    for name, ticks in (("reused", 1), ("unlocked", process.start_ticks(os.getpid()))):
+    for name, ticks in (("reused", 1), ("unlocked", processes.start_ticks(os.getpid()))):
         session = Path(sweep.ROOT, f"dovetail-{os.getuid()}-{os.getpid()}{name}")
         session.mkdir(0o700)
         site.sessions.add(session.name)

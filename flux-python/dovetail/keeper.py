@@ -23,9 +23,10 @@ import struct
 import sys
 import time
 
-from dovetail import child, mpirun, process, sweep
-from dovetail.cgroup import Group
+from dovetail import mpirun
 from dovetail.core.errors import BadInput
+from dovetail.host import child, processes, session
+from dovetail.host.cgroups import Group
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -129,7 +130,7 @@ class Keeper:
         """All steps, then the result, then the clean-up once the executor has let go."""
         code, reason = self._steps()
         self._await_stopped()
-        left = sweep.end_simulation(self.config["directory"], self.group, os.getpid())
+        left = session.end_simulation(self.config["directory"], self.group, os.getpid())
         self._drain()
         if self.log:
             self.log.close()
@@ -141,9 +142,9 @@ class Keeper:
             self._wait(None)
         directory, temporary = self.config["directory"], self.config["temporary"]
         if "hosts" in self.config:  # in a pod the entry removes the rest, or else the agent
-            sweep.end_simulation(directory, self.group, os.getpid())
+            session.end_simulation(directory, self.group, os.getpid())
         else:
-            sweep.remove_simulation(directory, self.group, temporary, os.getpid())
+            session.remove_simulation(directory, self.group, temporary, os.getpid())
 
     def _steps(self) -> tuple[int, str]:
         config = self.config
@@ -203,7 +204,7 @@ class Keeper:
         self.child = child.start(words, directory, environment, files, self._confine)
         while self.status is None:
             if self.orphaned or (self.deadline and time.monotonic() >= self.deadline):
-                sweep.end_simulation(self.config["directory"], self.group, os.getpid())
+                session.end_simulation(self.config["directory"], self.group, os.getpid())
                 self.deadline = 0.0
                 self._reap()
             else:
@@ -250,7 +251,7 @@ class Keeper:
         """After a stop, leave the rest of the grace to those who outlive the step's own process."""
         marker = f"DOVETAIL_DIR={self.config['directory']}"
         while not self.orphaned and self.deadline > time.monotonic():
-            if not process.members(marker, os.getpid()):
+            if not processes.members(marker, os.getpid()):
                 return
             self._wait(self.deadline - time.monotonic())  # each of them becomes our child
 

@@ -17,8 +17,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dovetail import commandline, paths, pods
+from dovetail import commandline, pods
 from dovetail.core.protocol import Spec
+from dovetail.host import install_paths
 
 Object = dict[str, Any]
 
@@ -103,7 +104,7 @@ def folders(specs: Iterable[Spec], run_directory: Path, flux: str = "") -> Folde
     """
     wanted = {sys.prefix, str(Path(__file__).resolve().parents[1])}
     wanted |= {os.path.dirname(flux)} if flux else set()
-    wanted |= {str(Path(library).parent) for library in paths.libraries().values()}
+    wanted |= {str(Path(library).parent) for library in install_paths.libraries().values()}
     for spec in specs:
         environment = dict(spec.environment)
         wanted.add(os.path.abspath(spec.case))

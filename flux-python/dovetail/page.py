@@ -21,8 +21,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from dovetail import process
 from dovetail.core.errors import BadInput
+from dovetail.host import processes
 
 MAGIC = b"DVTPAGE\0"
 VERSION = 1
@@ -217,7 +217,7 @@ def _parse(data: bytes) -> RankPage:
     latest = marks[2 + head.latest_seq % 2]
     if not (math.isfinite(latest.ns_per_tick) and 1e-3 < latest.ns_per_tick < 1e6):
         raise PageError(f"{latest.ns_per_tick} nanoseconds per tick is not possible")
-    alive = process.alive(head.pid, head.start_ticks)
+    alive = processes.alive(head.pid, head.start_ticks)
     state, end, inside = _now(head, latest, alive)
     elapsed = max(end - head.init * 1e-9, 0.0)
     inside = min(max(inside, 0.0), elapsed)

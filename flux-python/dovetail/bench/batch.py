@@ -20,11 +20,11 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from dovetail import paths
 from dovetail.bench.figures import Claim, Progress
 from dovetail.bench.harness import Row
 from dovetail.bench.jobtap import Instance, instance
 from dovetail.core.errors import WorkFailed
+from dovetail.host import install_paths
 
 BROKERS = 4
 UP, MORE, LESS, PING, MEMORY, END = (
@@ -45,7 +45,7 @@ _PATIENCE = 200.0  # seconds
 
 def batch(scratch: Path, repeat: int, progress: Progress) -> list[Claim]:
     """Job after job."""
-    os.environ.update(paths.for_flux())
+    os.environ.update(install_paths.for_flux())
     (scratch / "script").write_text(SCRIPT.format(brokers=BROKERS, folder=scratch))
     for name in ("said", "told"):
         os.mkfifo(scratch / name, 0o600)

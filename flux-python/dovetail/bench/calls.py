@@ -15,12 +15,13 @@ import subprocess
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from dovetail import paths, sweep
 from dovetail.bench.figures import Claim, Progress, copies, mpirun
 from dovetail.bench.harness import Row, interleave, plain, plain_environment, ratios
 from dovetail.control_page import Control
 from dovetail.core.errors import BadInput, WorkFailed
 from dovetail.core.protocol import WaitPolicy
+from dovetail.host import install_paths
+from dovetail.host import session as sweep
 
 LAUNCH = {
     "openmpi": ("mpirun.openmpi", "--bind-to", "none", "-np", "1"),
@@ -33,7 +34,7 @@ def calls(scratch: Path, repeat: int, progress: Progress) -> list[Claim]:
     claims = []
     for mpi, launch in LAUNCH.items():
         with contextlib.suppress(BadInput):  # not built for this MPI
-            words = [*launch, str(paths.bench(mpi))]
+            words = [*launch, str(install_paths.bench(mpi))]
             row = Row(f"added to a call, {mpi}", tuple(added(mpi, words) for _ in range(repeat)))
             progress(f"{row.name}: {row.median:.1f} ns")
             claims.append(Claim(row, "ns", "<=", 25.0))
@@ -42,7 +43,7 @@ def calls(scratch: Path, repeat: int, progress: Progress) -> list[Claim]:
     case = copies(scratch, (1, 1), 40, 1)
     with sweep.session(f"bench-{secrets.token_hex(4)}") as session:
         Control.create(Path(session), WaitPolicy("off"))
-        on = ["env", f"LD_PRELOAD={paths.library('openmpi')}", f"DOVETAIL_DIR={session}"]
+        on = ["env", f"LD_PRELOAD={install_paths.library('openmpi')}", f"DOVETAIL_DIR={session}"]
         rows = interleave(
             {
                 "CPU without": lambda: cpu(lambda: plain(case, mpirun(2), 1)),
@@ -61,7 +62,7 @@ def added(mpi: str, words: Sequence[str]) -> float:
         Control.create(Path(session), WaitPolicy("off"))
         env = {
             **plain_environment(),
-            "LD_PRELOAD": str(paths.library(mpi)),
+            "LD_PRELOAD": str(install_paths.library(mpi)),
             "DOVETAIL_DIR": session,
         }
         done = subprocess.run(words, env=env, capture_output=True, text=True, check=False)

@@ -17,9 +17,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from dovetail import sweep
 from dovetail.bench.cases import environment
 from dovetail.core.errors import WorkFailed
+from dovetail.host import session as sweep
 
 
 @dataclass(frozen=True)

@@ -18,11 +18,11 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from dovetail import paths
 from dovetail.bench import ondemand
 from dovetail.bench.figures import Claim, Progress
 from dovetail.bench.harness import Row, plain_environment, ratios
 from dovetail.core.errors import BadInput, WorkFailed
+from dovetail.host import install_paths
 from dovetail.usernetes import build, preflight
 
 CORES = 2
@@ -83,7 +83,7 @@ def commands() -> list[list[str]]:
         raise BadInput("there is no lmp: ./bootstrap services installs LAMMPS")
     size = [word for axis in "xyz" for word in ("-var", axis, str(CELLS))]
     made = ["-in", str(build.examples() / "in.lj"), "-log", "none", "-var", "steps", str(STEPS)]
-    return [[lammps, *made, *size], [str(paths.bench("openmpi", "bench_pairs")), "pairs"]]
+    return [[lammps, *made, *size], [str(install_paths.bench("openmpi", "bench_pairs")), "pairs"]]
 
 
 def mpi_run(words: Sequence[str], folder: Path) -> str:

@@ -18,10 +18,10 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from dovetail import paths
 from dovetail.bench.figures import Claim, Progress
 from dovetail.bench.harness import Row, interleave, ratios
 from dovetail.core.errors import BadInput, WorkFailed
+from dovetail.host import install_paths
 
 QUICK = "--setattr=system.exec.test.run_duration=0.001s"
 IDLE = {"all": "job.*", "validate": "job.validate"}  # topics to which plugins listen, by name
@@ -142,7 +142,7 @@ def jobtap(scratch: Path, repeat: int, progress: Progress) -> list[Claim]:
     """The job manager with and without plugins in Lua."""
     spent: dict[str, list[float]] = {"without": [], **{name: [] for name in IDLE}}
     for name, topic in IDLE.items():
-        (scratch / f"{name}.so").symlink_to(paths.jobtap("gate").resolve())
+        (scratch / f"{name}.so").symlink_to(install_paths.jobtap("gate").resolve())
         (scratch / f"{name}.lua").write_text(f"jobtap.on('{topic}', function() end)\n")
 
     def measure(name: str) -> float:
@@ -159,7 +159,7 @@ def jobtap(scratch: Path, repeat: int, progress: Progress) -> list[Claim]:
         progress,
     )
     with instance() as flux:
-        flux.run("jobtap", "load", str(paths.jobtap("gate")))
+        flux.run("jobtap", "load", str(install_paths.jobtap("gate")))
         waits = interleave({"after": flux.after, "gate": flux.gated}, repeat, progress)
     claims = [Claim(rates["without"], "jobs/s")]
     for name, topic in IDLE.items():

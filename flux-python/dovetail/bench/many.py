@@ -19,13 +19,14 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from dovetail import manifests, paths
+from dovetail import manifests
 from dovetail.bench.figures import Claim, Progress
 from dovetail.bench.harness import Row, plain_environment
 from dovetail.core import protocol
 from dovetail.core.errors import WorkFailed
 from dovetail.executors import cluster
 from dovetail.executors.kubernetes import KubernetesExecutor
+from dovetail.host import install_paths
 from dovetail.manifests import path
 
 START = 600.0  # seconds for all pods to run, on a machine that is busy with other things
@@ -36,7 +37,7 @@ CPU = (10, 20)  # millicores that ranks ask for in turn
 
 def command() -> list[str]:
     """A rank that sleeps, iteration by iteration."""
-    return [str(paths.bench("openmpi", "bench_pairs")), "hold", str(ITERATION)]
+    return [str(install_paths.bench("openmpi", "bench_pairs")), "hold", str(ITERATION)]
 
 
 def resized(

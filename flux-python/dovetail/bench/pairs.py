@@ -13,10 +13,11 @@ import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 
-from dovetail import mpirun, paths
+from dovetail import mpirun
 from dovetail.bench.figures import Claim, Progress
 from dovetail.bench.harness import Row, plain_environment, ratios
 from dovetail.core.errors import WorkFailed
+from dovetail.host import install_paths
 
 TRANSPORTS = {"TCP": "tcp,self", "shared memory": "vader,self"}
 BOUND = 1.05
@@ -68,7 +69,7 @@ def _claims(found: Mapping[tuple[str, str], list[Figures]]) -> list[Claim]:
 
 def program() -> str:
     """What measures."""
-    return str(paths.bench("openmpi", "bench_pairs"))
+    return str(install_paths.bench("openmpi", "bench_pairs"))
 
 
 def bare(transport: str, scratch: Path) -> Figures:

@@ -8,7 +8,8 @@ import json
 import shlex
 from pathlib import Path
 
-from dovetail import fluxed, paths
+from dovetail import fluxed
+from dovetail.host import install_paths
 
 HELP = 'print what lets Flux find Dovetail; use as eval "$(dovetail env)"'
 
@@ -19,7 +20,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print two variables, each with what is in it already, and bash's completion."""
-    found = paths.for_flux()
+    found = install_paths.for_flux()
     if args.json:
         print(json.dumps(found, indent=1))
     else:

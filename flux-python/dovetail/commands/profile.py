@@ -27,11 +27,13 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from dovetail import detect, page, paths, sweep
+from dovetail import detect, page
 from dovetail import profile as profiles
 from dovetail.control_page import MODES, Control
 from dovetail.core.errors import BadInput, WorkFailed
 from dovetail.core.protocol import WaitPolicy
+from dovetail.host import install_paths
+from dovetail.host import session as sweep
 from dovetail.profile import Profile, RankProfile
 
 HELP = "run an MPI program and print where each rank's time goes"
@@ -48,7 +50,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--wait", choices=MODES, default="off", help="how ranks wait inside MPI (off)"
     )
     parser.add_argument("--yields", type=int, default=20, help="yields before a rank sleeps (20)")
-    parser.add_argument("--mpi", choices=paths.MPIS, help="the MPI of the command, if it is hidden")
+    parser.add_argument(
+        "--mpi", choices=install_paths.MPIS, help="the MPI of the command, if it is hidden"
+    )
     parser.add_argument("words", nargs=argparse.REMAINDER, metavar="COMMAND", help="what to run")
 
 
@@ -56,7 +60,7 @@ def run(args: argparse.Namespace) -> int:
     """Profile one command; 1 if it failed or was no MPI program."""
     command = args.words[1:] if args.words[:1] == ["--"] else args.words
     mpi = args.mpi or detect.mpi_of(command)
-    library = paths.library(mpi)
+    library = install_paths.library(mpi)
     _check_output(args.output)
     policy = WaitPolicy(args.wait, args.yields)
     with _session(policy) as directory:

@@ -12,9 +12,10 @@ import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from dovetail import cgroup, page, process
+from dovetail import page
 from dovetail.control_page import Control
 from dovetail.core import protocol
+from dovetail.host import cgroups, processes
 
 
 @dataclass
@@ -34,8 +35,8 @@ class Job:
     share: protocol.Share
     directory: str
     temporary: str
-    group: cgroup.Group
-    parts: list[cgroup.Group] = field(default_factory=list)
+    group: cgroups.Group
+    parts: list[cgroups.Group] = field(default_factory=list)
     moved: set[int] = field(default_factory=set)
     control: Control | None = None
     keeper: subprocess.Popen[bytes] | None = None
@@ -73,13 +74,13 @@ class Job:
         if self.group.control:
             self.group.freeze(frozen)
         elif self.keeper is not None and frozen != self.paused:
-            process.pause_all(f"DOVETAIL_DIR={self.directory}", self.keeper.pid, frozen)
+            processes.pause_all(f"DOVETAIL_DIR={self.directory}", self.keeper.pid, frozen)
             self.paused = frozen
 
     def place_ranks(self, pages: Sequence[page.RankPage]) -> None:
         """Move ranks into their rank groups as they appear."""
         for one in pages if self.parts else ():
-            if one.pid not in self.moved and process.alive(one.pid, one.start_ticks):
+            if one.pid not in self.moved and processes.alive(one.pid, one.start_ticks):
                 with contextlib.suppress(OSError):
                     self.parts[one.rank // self.spec.ranks_per_pod].add(one.pid)
                     self.moved.add(one.pid)

@@ -16,7 +16,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any, Callable
 
-from dovetail import commandline, manifests, paths, placement, policy
+from dovetail import commandline, manifests, placement, policy
 from dovetail.core import protocol
 from dovetail.executors import cluster, launched
 from dovetail.executors.calls import Calls
@@ -25,6 +25,7 @@ from dovetail.executors.launched import Launched, Object
 from dovetail.executors.nodes import Nodes
 from dovetail.executors.resizes import Resizes
 from dovetail.executors.resizing import Change
+from dovetail.host import install_paths
 from dovetail.kubeapi import NotFound, Refused
 from dovetail.manifests import path
 from dovetail.pods import wire
@@ -274,7 +275,7 @@ class Lifecycle:
             "prepare": [[line, list(commandline.split(line))] for line in spec.prepare],
             "environment": {**environment, "PATH": commandline.search_path(environment)},
             "mpi": self.mpi.get(spec.command[0], ""),
-            "libraries": paths.libraries(),
+            "libraries": install_paths.libraries(),
             "log_limit": self._log_limit,
         }
 

@@ -25,18 +25,22 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from dovetail import cgroup, commandline, keeper, paths, sampling, sweep
+from dovetail import commandline, keeper, sampling
 from dovetail.control_page import Control
 from dovetail.core import protocol
 from dovetail.core.errors import BadInput, WorkFailed
 from dovetail.executors.job import Job, Result
+from dovetail.host import cgroups, install_paths
+from dovetail.host import session as sweep
 
 _PATIENCE = 10.0  # seconds for a keeper to do what it was told before it is ended itself
 _PACKAGE = str(Path(__file__).resolve().parents[2])
 _PYTHON = [sys.executable, "-I", "-S", "-c"]
 _PATH = f"import sys; sys.path.insert(0, {_PACKAGE!r}); "
 _RUN_KEEPER = _PATH + "from dovetail.keeper import main; main()"
-_RUN_WARDEN = _PATH + "from dovetail.sweep import sweep_session; sweep_session(sys.argv[1], True)"
+_RUN_WARDEN = (
+    _PATH + "from dovetail.host.session import sweep_session; sweep_session(sys.argv[1], True)"
+)
 
 
 class LocalExecutor:
@@ -57,7 +61,7 @@ class LocalExecutor:
         origin: float | None = None,
         run_id: str = "",
         log_limit: int = 64 << 20,
-        place: cgroup.Group | None = None,
+        place: cgroups.Group | None = None,
     ) -> None:
         allowed = sorted(os.sched_getaffinity(0))
         if cpus is not None and not 1 <= cpus <= len(allowed):
@@ -79,7 +83,7 @@ class LocalExecutor:
         self.swept = sweep.sweep()
         run_id = run_id or secrets.token_hex(4)
         name = f"dovetail-{os.getuid()}-{run_id}"
-        self._group = self._make_group(cgroup.find() if place is None else place, name)
+        self._group = self._make_group(cgroups.find() if place is None else place, name)
         self._temporary = os.path.join(tempfile.gettempdir(), name)
         try:
             os.mkdir(self._temporary, 0o700)
@@ -93,9 +97,9 @@ class LocalExecutor:
             [*_PYTHON, _RUN_WARDEN, self.session], stdin=subprocess.DEVNULL, start_new_session=True
         )
 
-    def _make_group(self, place: cgroup.Group, name: str) -> cgroup.Group:
+    def _make_group(self, place: cgroups.Group, name: str) -> cgroups.Group:
         """The run's own group, as far as the kernel lets us have one."""
-        for wanted in (place, cgroup.Group("", place.control), cgroup.Group(place.weight, "")):
+        for wanted in (place, cgroups.Group("", place.control), cgroups.Group(place.weight, "")):
             group = wanted.child(name)
             try:
                 group.create()
@@ -105,7 +109,7 @@ class LocalExecutor:
             except OSError:
                 with contextlib.suppress(OSError):
                     group.remove()
-        return cgroup.Group("", "")
+        return cgroups.Group("", "")
 
     def capacity(self) -> protocol.Capacity:
         """This machine; without control groups it has no weights, freezing works always."""
@@ -309,7 +313,7 @@ class LocalExecutor:
             "prepare": [(line, commandline.split(line)) for line in spec.prepare],
             "environment": {**environment, "PATH": commandline.search_path(environment)},
             "mpi": self._mpi.get(spec.command[0], ""),
-            "libraries": paths.libraries(),
+            "libraries": install_paths.libraries(),
             "group": [group.weight, group.control],
             "job": [inner.weight, inner.control],
             "cpus": self._pin,
@@ -346,4 +350,4 @@ def free_memory() -> int:
     """Memory that simulations may use, bytes: what is free, within the own group's limit."""
     with open("/proc/meminfo") as file:
         free = next(int(line.split()[1]) * 1024 for line in file if "MemAvailable" in line)
-    return min(free, cgroup.limits() or free)
+    return min(free, cgroups.limits() or free)

@@ -16,8 +16,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from dovetail import paths
 from dovetail.core.errors import BadInput
+from dovetail.host import install_paths
 
 KEYS = ("nodes", "cores")
 MOST = 10000  # nodes or cores; more is a slip of the finger
@@ -136,7 +136,7 @@ def plugins() -> list[str]:
     found = ["alloc-bypass.so"]  # Flux's own: lets a simulation's job have its slice's cores
     for name in ("gate", "release"):
         with contextlib.suppress(BadInput):
-            found.append(str(paths.jobtap(name)))
+            found.append(str(install_paths.jobtap(name)))
     return found
 
 

@@ -19,11 +19,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from dovetail import child
 from dovetail.core.errors import WorkFailed
 from dovetail.fluxed.client import Client
 from dovetail.fluxed.load import flux
-from dovetail.fluxed.tail import Tail
+from dovetail.host import child
+from dovetail.host.file_tail import Tail
 
 
 class Mirror:

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from dovetail.fluxed.runs import Run
-from dovetail.fluxed.tail import Tail
+from dovetail.host.file_tail import Tail
 from dovetail.usernetes import linux
 
 LOG = "dovetail.log"  # in a run's directory: what `dovetail run` says

@@ -27,12 +27,12 @@ from http.client import HTTPException
 from pathlib import Path
 from typing import Any
 
-from dovetail import child
 from dovetail.core.errors import BadInput, WorkFailed
 from dovetail.fluxed import asked, services
 from dovetail.fluxed.client import SUBMIT, Client
 from dovetail.fluxed.effects import FAILED
 from dovetail.fluxed.planned import Planned, apart, end, package_environment
+from dovetail.host import child
 from dovetail.usernetes import api, build, cluster, components, state, steward
 
 Order = Mapping[str, Any]

@@ -23,10 +23,11 @@ import sys
 import time
 from pathlib import Path
 
-from dovetail import page, sweep
-from dovetail.cgroup import Group
+from dovetail import page
 from dovetail.control_page import Control
 from dovetail.core import protocol
+from dovetail.host import session as sweep
+from dovetail.host.cgroups import Group
 from dovetail.pods import orphan_limit, weights, wire
 from dovetail.pods.places import Place, Simulation, dead
 from dovetail.pods.samples import Reader

@@ -21,7 +21,8 @@ import socket
 import sys
 import time
 
-from dovetail import child, process, sweep
+from dovetail.host import child, processes
+from dovetail.host import session as sweep
 from dovetail.pods import orphan_limit, wire
 from dovetail.pods.keeping import Keeping
 from dovetail.pods.placing import Placing
@@ -200,7 +201,7 @@ class Entry:
         """
         if frozen or self.frozen:
             root = self.keeping.pid or os.getpid()
-            process.pause_all(f"DOVETAIL_DIR={self.directory}", root, frozen)
+            processes.pause_all(f"DOVETAIL_DIR={self.directory}", root, frozen)
         self.frozen = frozen
 
     # --- signals, and the end ---
@@ -230,7 +231,7 @@ class Entry:
         if self.placing:
             self.placing.close(self.path + ".sock")
             marker = f"DOVETAIL_DIR={self.directory}"
-            process.end_all(lambda: process.members(marker, os.getpid()))
+            processes.end_all(lambda: processes.members(marker, os.getpid()))
             self._flush()
             with contextlib.suppress(OSError):
                 os.unlink(self.path)

@@ -14,8 +14,8 @@ import os
 import signal
 import sys
 
-from dovetail import sweep
-from dovetail.cgroup import Group
+from dovetail.host import session
+from dovetail.host.cgroups import Group
 from dovetail.pods import command, wire
 
 TYPE_CHECKING = False
@@ -98,7 +98,7 @@ class Keeping:
         if self._messages >= 0:
             self._hear()
         if "result" not in self.told:
-            sweep.end_simulation(self._directory, Group("", ""), os.getpid())
+            session.end_simulation(self._directory, Group("", ""), os.getpid())
             why = f"ended by signal {-code}" if code < 0 else f"exit code {code}"
             self._conclude(128 - code if code < 0 else 1, f"its keeper failed: {why}")
 

@@ -17,7 +17,8 @@ import signal
 import socket
 from dataclasses import dataclass, field
 
-from dovetail import child, mpirun
+from dovetail import mpirun
+from dovetail.host import child
 from dovetail.pods import remote, wire
 
 TYPE_CHECKING = False

@@ -24,8 +24,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from dovetail import process
 from dovetail.core.errors import BadInput, WorkFailed
+from dovetail.host import processes
 from dovetail.usernetes import (
     api,
     build,
@@ -52,7 +52,7 @@ LEAST = offer.LEAST
 def plan(args: argparse.Namespace, joined: str, network: str, binaries: Path) -> Node:
     """A node's record, from checked options."""
     address = offer.own_address(args.address)
-    if args.owner and not process.start_ticks(args.owner):
+    if args.owner and not processes.start_ticks(args.owner):
         raise BadInput(f"--owner {args.owner}: no such process")
     if address and not args.node:
         args.node = socket.gethostname().split(".")[0].lower() or "node"

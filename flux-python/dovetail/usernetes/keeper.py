@@ -24,7 +24,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from dovetail import child, process, sweep
+from dovetail.host import child, processes, session
 from dovetail.usernetes import bridge, cgroups, components, linux, pki, supervisor
 from dovetail.usernetes.state import (
     Node,
@@ -153,7 +153,7 @@ def remove(node: Node, deadline: float = 0.0) -> list[str]:
     with contextlib.suppress(ChildProcessError):
         while os.waitpid(-1, os.WNOHANG)[0]:
             pass
-    sweep.sweep()  # of simulations whose pods were just killed
+    session.sweep()  # of simulations whose pods were just killed
     if left:
         return left  # with the node's record, by which `down` can try again
     try:
@@ -216,10 +216,10 @@ def main(folder: str, verb: int) -> int:
         certificates(node) if node.control else joining(node)
         pki.alone(node.folder, "stream", components.stream_address(node))
         cgroups.make(node.group, node.cpus)
-        node.keeper, node.keeper_ticks = os.getpid(), process.start_ticks(os.getpid())
+        node.keeper, node.keeper_ticks = os.getpid(), processes.start_ticks(os.getpid())
         node.save()
         node.supervisor, _pipe = launch(node, entrance, channel)
-        node.supervisor_ticks = process.start_ticks(node.supervisor)
+        node.supervisor_ticks = processes.start_ticks(node.supervisor)
         node.save()
         channel.sendall(f"{node.name}\n".encode())
     except Exception as error:

@@ -24,8 +24,8 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from dovetail import process
 from dovetail.core.errors import BadInput, WorkFailed
+from dovetail.host import processes
 from dovetail.usernetes import linux
 
 
@@ -69,11 +69,11 @@ class Node:
 
     def alive(self) -> bool:
         """Whether its supervisor runs; the components die with it."""
-        return process.alive(self.supervisor, self.supervisor_ticks)
+        return processes.alive(self.supervisor, self.supervisor_ticks)
 
     def kept(self) -> bool:
         """Whether its keeper runs."""
-        return process.alive(self.keeper, self.keeper_ticks)
+        return processes.alive(self.keeper, self.keeper_ticks)
 
     def save(self) -> None:
         """Write `node.json`."""

@@ -21,8 +21,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from dovetail import child, sweep
 from dovetail.core.errors import BadInput
+from dovetail.host import child, session
 from dovetail.usernetes import api, bridge, build, cgroups, components, linux, runtime, steward
 from dovetail.usernetes.state import Node, cluster_folder, discard, wait_unlocked
 
@@ -184,7 +184,7 @@ def remove_all(node: Node) -> None:
             linux.unmount(str(cgroups.ROOT))  # ours; below it is the machine's
         cgroups.leave(node.group)
     left = cgroups.remove(node.group, time.monotonic() + 5)
-    sweep.sweep()  # of simulations whose pods were just killed
+    session.sweep()  # of simulations whose pods were just killed
     if not left:  # else `down` can try again, by the node's record
         discard(node)
     wait_unlocked(node.cluster)

@@ -23,7 +23,7 @@ def directories() -> Iterator[Path]:
     if wish:
         yield Path(wish)
         return
-    package = Path(__file__).resolve().parent
+    package = Path(__file__).resolve().parents[1]
     top = package.parents[1]  # of the source tree, built in place or in build/
     yield top / "pmpi" / ".libs"
     yield top / "build" / "pmpi" / ".libs"
@@ -80,7 +80,7 @@ def for_flux() -> dict[str, str]:
     commands = Path(sys.argv[0]).resolve().parent
     if not (commands / "flux-dovetail").exists():
         raise BadInput(f"there is no flux-dovetail in {commands}: install Dovetail first")
-    plugins = Path(__file__).resolve().parent / "fluxed" / "cli"
+    plugins = Path(__file__).resolve().parents[1] / "fluxed" / "cli"
     found = {}
     for name, folder in (("FLUX_EXEC_PATH_PREPEND", commands), ("FLUX_CLI_PLUGINPATH", plugins)):
         parts = [part for part in os.environ.get(name, "").split(":") if part]

@@ -25,9 +25,9 @@ import time
 import zlib
 from collections.abc import Iterator
 
-from dovetail import process
-from dovetail.cgroup import Group
 from dovetail.core.errors import BadInput
+from dovetail.host import processes
+from dovetail.host.cgroups import Group
 
 ROOT = "/dev/shm"
 _YOUNG = 60.0  # seconds that a session may exist without its owner file
@@ -43,7 +43,7 @@ def create(run_id: str, group: Group, temporary: str, root: str = ROOT) -> tuple
     fcntl.flock(handle, fcntl.LOCK_EX)
     record = {
         "pid": os.getpid(),
-        "start_ticks": process.start_ticks(os.getpid()),
+        "start_ticks": processes.start_ticks(os.getpid()),
         "weight": group.weight,
         "control": group.control,
         "temporary": temporary,
@@ -165,7 +165,7 @@ def _lives(record: bytes) -> bool:
         owner = json.loads(record)
         if owner.get("shared"):
             return True
-        return process.alive(int(owner["pid"]), int(owner["start_ticks"]))
+        return processes.alive(int(owner["pid"]), int(owner["start_ticks"]))
     return False
 
 
@@ -212,11 +212,11 @@ def remove_simulation(directory: str, group: Group, temporary: str, root: int = 
 def end_simulation(directory: str, group: Group, root: int = 0) -> list[int]:
     """Kill every process of one simulation; returns those that did not die within seconds."""
 
-    def find() -> process.Processes:
+    def find() -> processes.Processes:
         group.kill()
-        return {**process.members(f"DOVETAIL_DIR={directory}", root), **group.members()}
+        return {**processes.members(f"DOVETAIL_DIR={directory}", root), **group.members()}
 
-    return sorted(process.end_all(find))
+    return sorted(processes.end_all(find))
 
 
 def remove_tree(top: str) -> None:

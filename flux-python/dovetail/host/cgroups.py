@@ -16,7 +16,7 @@ import contextlib
 import os
 import signal
 
-from dovetail import process
+from dovetail.host import processes
 
 WEIGHT_MAX = 10000
 
@@ -83,14 +83,14 @@ class Group:
         for path in self.directories:
             _write(os.path.join(path, "cgroup.procs"), str(pid))
 
-    def members(self) -> process.Processes:
+    def members(self) -> processes.Processes:
         """Its processes and those of the groups below."""
         found = {}
         for top in self.directories:
             for path, _, _ in os.walk(top):
                 with contextlib.suppress(OSError):
                     for line in _read(os.path.join(path, "cgroup.procs")).split():
-                        ticks = process.start_ticks(int(line))
+                        ticks = processes.start_ticks(int(line))
                         if ticks:
                             found[int(line)] = ticks
         return found
@@ -106,7 +106,7 @@ class Group:
             else:
                 self.freeze(True)
                 for pid, ticks in self.members().items():
-                    process.send(pid, ticks, signal.SIGKILL)
+                    processes.send(pid, ticks, signal.SIGKILL)
         with contextlib.suppress(OSError):
             self.freeze(False)  # version 1 does not let the frozen die
 
