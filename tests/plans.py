@@ -6,7 +6,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from dovetail import plan
+from dovetail.plan import schema
 
 GOOD = """\
 cpus: 2
@@ -61,4 +61,4 @@ def where(tmp_path, monkeypatch):
 def load(text):
     data = text if isinstance(text, bytes) else text.encode()
     Path("plan.yaml").write_bytes(data)
-    return plan.load("plan.yaml")
+    return schema.load("plan.yaml")

@@ -14,8 +14,9 @@ import time
 from pathlib import Path
 
 import pytest
-from dovetail import commandline, pods
+from dovetail import pods
 from dovetail.host import install_paths, processes, session
+from dovetail.plan import command_line
 from dovetail.pods import wire
 from dovetail.pods.hub import Hub
 from localrun import FAKE_MPIRUN, LIMIT, scripts, wait_for
@@ -94,7 +95,7 @@ class Cluster:
             "home": str(self.directory / "run" / name),
             "ranks": ranks,
             "command": list(command),
-            "prepare": [(line, commandline.split(line)) for line in scripts(*prepare)],
+            "prepare": [(line, command_line.split(line)) for line in scripts(*prepare)],
             "environment": {"PATH": f"{self.bin}:{os.environ['PATH']}", **environment},
             "mpi": "",
             "libraries": install_paths.libraries(),

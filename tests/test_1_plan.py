@@ -7,8 +7,9 @@ import os
 from pathlib import Path
 
 import pytest
-from dovetail import cli, commandline, plan
+from dovetail import cli
 from dovetail.core.errors import BadInput
+from dovetail.plan import command_line, schema
 from plans import GOOD, ONE, entry, load
 
 pytestmark = pytest.mark.unit
@@ -18,7 +19,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 def test_every_key_of_a_good_plan_arrives(where):
     loaded = load(GOOD)
-    assert loaded.limits == plan.Limits(cpus=2000, memory=8 * 10**9, max_packed=4)
+    assert loaded.limits == schema.Limits(cpus=2000, memory=8 * 10**9, max_packed=4)
     assert [spec.name for spec in loaded.specs] == ["channel-1", "channel-2"]
     spec = loaded.specs[1]
     assert spec.family == "channel"
@@ -33,7 +34,7 @@ def test_every_key_of_a_good_plan_arrives(where):
 
 def test_a_minimal_plan_has_the_documented_defaults(where):
     loaded = load("simulations: [{name: a, case: cases/channel, ranks: 3, command: solver}]")
-    assert loaded.limits == plan.Limits()
+    assert loaded.limits == schema.Limits()
     (spec,) = loaded.specs
     assert (spec.name, spec.family, spec.weights) == ("a", "a", (1.0, 1.0, 1.0))
     assert (spec.prepare, spec.slowdown, spec.memory, spec.deadline) == ((), 2.0, 0, None)
@@ -83,7 +84,7 @@ def test_accepted(name, where):
 def test_a_case_is_found_from_the_plans_own_directory(where, monkeypatch):
     load(GOOD)
     monkeypatch.chdir("/")
-    assert plan.load(where / "plan.yaml").specs[0].case == str(where / "cases" / "channel")
+    assert schema.load(where / "plan.yaml").specs[0].case == str(where / "cases" / "channel")
 
 
 def test_the_entrys_own_path_is_searched(where):
@@ -101,26 +102,26 @@ def test_the_entrys_own_path_is_searched(where):
 def test_every_key_is_in_the_manual_page():
     page = (ROOT / "doc" / "dovetail-plan.5").read_text()
     documented = {line.split()[2] for line in page.splitlines() if line.startswith(".It Ic ")}
-    assert documented == {*plan._Entry.model_fields, *plan._Plan.model_fields}
+    assert documented == {*schema._Entry.model_fields, *schema._Plan.model_fields}
 
 
 def test_every_example_is_a_good_plan(monkeypatch):
     """But for programs and cases of OpenFOAM, where that is not installed."""
-    monkeypatch.setattr(commandline, "check", lambda *_: None)
+    monkeypatch.setattr(command_line, "check", lambda *_: None)
     monkeypatch.setattr(os.path, "isdir", lambda _: True)
     found = sorted((ROOT / "examples").glob("*.yaml"))
     examples = [example for example in found if "\nsimulations:" in example.read_text()]
     assert examples
     for example in examples:
-        assert plan.load(example).specs
+        assert schema.load(example).specs
 
 
 def test_a_limit_under_twice_the_request_is_warned_of_with_the_reason(where):
-    (line,) = plan.warnings(load(GOOD.replace("limit: 2.5", "limit: 1.5")))
+    (line,) = schema.warnings(load(GOOD.replace("limit: 2.5", "limit: 1.5")))
     assert line.startswith("channel: a limit of 1.5 times the request may slow it down, since")
     assert "3.7 times slower" in line
     for text in (GOOD, GOOD.replace("limit: 2.5", "limit: 2"), ONE):
-        assert plan.warnings(load(text)) == []
+        assert schema.warnings(load(text)) == []
 
 
 def test_a_limit_without_pods_is_refused(where, capsys):

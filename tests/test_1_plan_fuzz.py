@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import pytest
 import yaml
-from dovetail import plan
 from dovetail.core.errors import BadInput
+from dovetail.plan import schema
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from plans import GOOD, load
@@ -14,7 +14,7 @@ from plans import GOOD, load
 pytestmark = pytest.mark.unit
 
 SCALAR = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8)
-KEYS = st.sampled_from(sorted({*plan._Entry.model_fields, *plan._Plan.model_fields})) | st.text(
+KEYS = st.sampled_from(sorted({*schema._Entry.model_fields, *schema._Plan.model_fields})) | st.text(
     max_size=4
 )
 VALUE = st.recursive(

@@ -6,8 +6,8 @@ from __future__ import annotations
 import os
 
 import pytest
-from dovetail import plan
 from dovetail.core.errors import BadInput
+from dovetail.plan import schema
 from plans import GOOD, ONE, entry, load
 
 pytestmark = pytest.mark.unit
@@ -279,4 +279,4 @@ def test_files_that_are_no_plans(name, tmp_path):
     path = tmp_path / "plan.yaml"
     make(path)
     with pytest.raises(BadInput, match=reason):
-        plan.load(path)
+        schema.load(path)

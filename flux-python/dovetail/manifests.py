@@ -17,9 +17,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dovetail import commandline, pods
+from dovetail import pods
 from dovetail.core.protocol import Spec
 from dovetail.host import install_paths
+from dovetail.plan import command_line
 
 Object = dict[str, Any]
 
@@ -108,8 +109,8 @@ def folders(specs: Iterable[Spec], run_directory: Path, flux: str = "") -> Folde
     for spec in specs:
         environment = dict(spec.environment)
         wanted.add(os.path.abspath(spec.case))
-        wanted |= set(commandline.search_path(environment).split(os.pathsep))
-        lines = [spec.command, *(commandline.split(line) for line in spec.prepare)]
+        wanted |= set(command_line.search_path(environment).split(os.pathsep))
+        lines = [spec.command, *(command_line.split(line) for line in spec.prepare)]
         wanted |= {os.path.dirname(word) for line in lines for word in line}
     written = str(Path(run_directory).resolve())
     there = [name for name in _PROGRAMS if os.path.isdir(name)]

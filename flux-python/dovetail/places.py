@@ -17,7 +17,7 @@ from dovetail.core.errors import BadInput
 from dovetail.core.protocol import Node
 from dovetail.executors.local import LocalExecutor, free_memory
 from dovetail.loop import Waiting
-from dovetail.plan import Plan
+from dovetail.plan.schema import Plan
 
 if TYPE_CHECKING:  # the Kubernetes client takes most of a second to import
     from dovetail.executors.kubernetes import KubernetesExecutor

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from dovetail import alternatives, places, plan
+from dovetail import alternatives, places
 from dovetail.alternatives import FEWER, NAIVE, SEQUENTIAL, Alternative, Name
 from dovetail.bench import ondemand
 from dovetail.bench.cases import pitz_daily
@@ -20,6 +20,7 @@ from dovetail.bench.figures import Progress, mpirun, plan_entry
 from dovetail.bench.harness import plain
 from dovetail.commands.run import LOG, check_directory, execute, finish
 from dovetail.loop import Signals
+from dovetail.plan import schema
 
 MADE = (
     "cases", "plan.yaml", alternatives.FILE, LOG, "summary.json", "report.html", "status.json",
@@ -62,7 +63,7 @@ def run_demo(
         cases[one.name] = [first, *clones(first, one.count)]
         serial = pitz_daily(made / "serial-0", (1,), one.iterations)
         cases[f"{one.name} serial"] = [serial, *clones(serial, one.count)]
-    asked = plan.load(path)
+    asked = schema.load(path)
     with Signals() as signals:
         if kubernetes:
             with ondemand.started(CORES, progress) as kubeconfig:

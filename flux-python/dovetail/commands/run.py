@@ -22,13 +22,14 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from dovetail import places, plan, policy, replay, summary
+from dovetail import places, policy, replay, summary
 from dovetail.controller import Controller
 from dovetail.core import eventlog
 from dovetail.core.errors import BadInput, WorkFailed
 from dovetail.core.protocol import Action, Capacity, Node, Spec
 from dovetail.live import Live
 from dovetail.loop import Loop, Orders, Signals
+from dovetail.plan import schema
 from dovetail.usernetes import cgroups
 
 HELP = "run a queue of MPI simulations, packed where that pays"
@@ -59,8 +60,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Run a plan; 0 if all simulations are done, 1 if not, 130 if interrupted."""
-    asked = plan.load(args.plan)
-    for line in plan.warnings(asked):
+    asked = schema.load(args.plan)
+    for line in schema.warnings(asked):
         print(f"dovetail: {line}", file=sys.stderr)
     if args.kubeconfig is not None:
         place = places.cluster(args.kubeconfig, args.network)
@@ -108,7 +109,7 @@ def lock(directory: Path) -> int:
     return held
 
 
-def check_output(asked: plan.Plan, directory: Path) -> None:
+def check_output(asked: schema.Plan, directory: Path) -> None:
     """Refuse a directory that lies in a case."""
     path = directory.resolve()
     for case in {spec.case for spec in asked.specs}:
@@ -126,7 +127,7 @@ def check_directory(directory: Path, *, resume: bool) -> None:
 
 
 def execute(
-    asked: plan.Plan,
+    asked: schema.Plan,
     directory: Path,
     signals: Signals,
     *,
@@ -177,7 +178,7 @@ def execute(
         executor.close()
 
 
-def resumable(log: Path, asked: plan.Plan) -> float:
+def resumable(log: Path, asked: schema.Plan) -> float:
     """Seconds that the run in `log` has taken so far; BadInput if it was of another plan."""
     head, entries = eventlog.read(log)
     packed = head.settings.get("max_packed", 0)
@@ -216,7 +217,7 @@ def finish(directory: Path, signals: Signals, log: eventlog.Log, *, as_json: boo
     return 0 if all(one.state == "done" for one in found.simulations) else 1
 
 
-def show(asked: plan.Plan, cpus: int, *, as_json: bool) -> int:
+def show(asked: schema.Plan, cpus: int, *, as_json: bool) -> int:
     """What would run on so many millicores, with the first requests: of one simulation alone."""
     rows = [(spec, first_requests(spec, cpus)) for spec in asked.specs]
     if as_json:

@@ -16,7 +16,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any, Callable
 
-from dovetail import commandline, manifests, placement, policy
+from dovetail import manifests, placement, policy
 from dovetail.core import protocol
 from dovetail.executors import cluster, launched
 from dovetail.executors.calls import Calls
@@ -28,6 +28,7 @@ from dovetail.executors.resizing import Change
 from dovetail.host import install_paths
 from dovetail.kubeapi import NotFound, Refused
 from dovetail.manifests import path
+from dovetail.plan import command_line
 from dovetail.pods import wire
 
 GATHER, EACH = 60.0, 3.0  # seconds for all pods of a simulation to be there, and more for each
@@ -272,8 +273,8 @@ class Lifecycle:
             "home": f"{self._home}/{spec.name}",
             "ranks": spec.ranks,
             "command": list(spec.command),
-            "prepare": [[line, list(commandline.split(line))] for line in spec.prepare],
-            "environment": {**environment, "PATH": commandline.search_path(environment)},
+            "prepare": [[line, list(command_line.split(line))] for line in spec.prepare],
+            "environment": {**environment, "PATH": command_line.search_path(environment)},
             "mpi": self.mpi.get(spec.command[0], ""),
             "libraries": install_paths.libraries(),
             "log_limit": self._log_limit,

@@ -25,13 +25,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from dovetail import commandline, keeper, sampling
+from dovetail import keeper, sampling
 from dovetail.control_page import Control
 from dovetail.core import protocol
 from dovetail.core.errors import BadInput, WorkFailed
 from dovetail.executors.job import Job, Result
 from dovetail.host import cgroups, install_paths
 from dovetail.host import session as sweep
+from dovetail.plan import command_line
 
 _PATIENCE = 10.0  # seconds for a keeper to do what it was told before it is ended itself
 _PACKAGE = str(Path(__file__).resolve().parents[2])
@@ -310,8 +311,8 @@ class LocalExecutor:
             "home": str(self._run_dir / spec.name),
             "ranks": spec.ranks,
             "command": spec.command,
-            "prepare": [(line, commandline.split(line)) for line in spec.prepare],
-            "environment": {**environment, "PATH": commandline.search_path(environment)},
+            "prepare": [(line, command_line.split(line)) for line in spec.prepare],
+            "environment": {**environment, "PATH": command_line.search_path(environment)},
             "mpi": self._mpi.get(spec.command[0], ""),
             "libraries": install_paths.libraries(),
             "group": [group.weight, group.control],

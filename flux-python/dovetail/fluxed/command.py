@@ -93,9 +93,9 @@ def do_up(args: argparse.Namespace) -> int:
 
 def do_submit(args: argparse.Namespace) -> int:
     """Send a plan; relative paths are meant here."""
-    from dovetail import plan
+    from dovetail.plan import schema
 
-    for line in plan.warnings(plan.load(args.plan)):  # which complains before anything is sent
+    for line in schema.warnings(schema.load(args.plan)):  # which complains before anything is sent
         print(f"flux-dovetail: {line}", file=sys.stderr)
     if args.wait_up:
         client.call("dovetail.wait-up")

@@ -30,12 +30,12 @@ from pydantic import (
 )
 from pydantic_core import ErrorDetails
 
-from dovetail import commandline
 from dovetail.core import cpu_requests, units
 from dovetail.core.errors import BadInput
 from dovetail.core.protocol import Spec
 from dovetail.core.units import show
-from dovetail.yamlfile import Key, YamlFile
+from dovetail.plan import command_line
+from dovetail.plan.yaml_lines import Key, YamlFile
 
 MAX_SIMULATIONS = 10_000
 MAX_RANKS = 100_000
@@ -103,13 +103,13 @@ def warnings(asked: Plan) -> list[str]:
 def _runnable(words: tuple[str, ...], info: ValidationInfo) -> tuple[str, ...]:
     """The words, if the first of them is a program."""
     environment = info.data.get("environment", {})
-    commandline.check(words[0], info.data.get("case"), environment)
+    command_line.check(words[0], info.data.get("case"), environment)
     return words
 
 
 def _runnable_line(line: str, info: ValidationInfo) -> str:
     """A prepare line, if its first word is a program."""
-    _runnable(commandline.split(line), info)
+    _runnable(command_line.split(line), info)
     return line
 
 
@@ -128,7 +128,7 @@ class _Entry(BaseModel):
     ranks: int = Field(ge=1, le=MAX_RANKS, description="the number of MPI ranks")
     weights: Optional[list[Annotated[float, BeforeValidator(units.weight)]]] = None
     command: Annotated[
-        tuple[str, ...], BeforeValidator(commandline.split), AfterValidator(_runnable)
+        tuple[str, ...], BeforeValidator(command_line.split), AfterValidator(_runnable)
     ] = Field(description="the program and its arguments, e.g. simpleFoam -parallel")
     prepare: list[Annotated[str, AfterValidator(_runnable_line)]] = []
     count: int = Field(1, ge=1, le=MAX_SIMULATIONS)
