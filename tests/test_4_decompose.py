@@ -12,10 +12,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from dovetail import foam
+from dovetail.applications.openfoam import mesh as foam
+from dovetail.applications.openfoam.concentric import concentric, zones
 from dovetail.cli import main
 from dovetail.core.errors import BadInput
-from dovetail.decompose import concentric, zones
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 

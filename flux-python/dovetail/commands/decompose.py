@@ -14,10 +14,10 @@ from pathlib import Path
 
 import numpy as np
 
-from dovetail import foam
+from dovetail.applications.openfoam import mesh as foam
+from dovetail.applications.openfoam.concentric import concentric, zones
 from dovetail.core import cpu_requests
 from dovetail.core.errors import BadInput
-from dovetail.decompose import concentric, zones
 
 HELP = "cut an OpenFOAM mesh into concentric zones of any weights"
 

@@ -20,9 +20,9 @@ from itertools import groupby
 
 import numpy as np
 
+from dovetail.applications.openfoam.mesh_file import Floats, Labels
 from dovetail.core import cpu_requests
 from dovetail.core.errors import BadInput
-from dovetail.foamfile import Floats, Labels
 
 
 def zones(weights: Sequence[float]) -> tuple[int, ...]:

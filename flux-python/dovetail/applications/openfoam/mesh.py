@@ -18,8 +18,8 @@ from pathlib import Path
 
 import numpy as np
 
+from dovetail.applications.openfoam.mesh_file import Floats, FoamFile, Labels, find
 from dovetail.core.errors import BadInput
-from dovetail.foamfile import Floats, FoamFile, Labels, find
 
 MARK = "// Written by `dovetail decompose`; it will write over this file."
 
