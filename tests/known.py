@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from dovetail import page
 from dovetail.host import install_paths
 from dovetail.host import processes as ours
+from dovetail.mpi import page
 
 TOP = Path(__file__).resolve().parents[1]
 MPIS = ("openmpi", "mpich")

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import pytest
-from dovetail import keeper, mpirun
+from dovetail.mpi import launcher, supervisor
 
 pytestmark = pytest.mark.unit
 
@@ -51,27 +51,27 @@ REASONS = {
 @pytest.mark.parametrize("case", REASONS.values(), ids=REASONS.keys())
 def test_a_failure_is_explained_in_one_line(case):
     code, output, reason = case
-    assert mpirun.explain(code, output, {76: 0, 77: 1}) == reason
+    assert launcher.explain(code, output, {76: 0, 77: 1}) == reason
 
 
 def test_a_rank_that_aborted_is_named_where_its_starter_lost_the_message():
     """Open MPI's starter sometimes prints an error of its own in the message's place."""
     lost = "[vm:05748] [[31370,0],0] ORTE_ERROR_LOG: Out of resource in file show_help.c\n"
-    assert mpirun.explain(7, lost, {76: 0, 77: 1}, [1]).startswith("rank 1: exit code 7: ")
+    assert launcher.explain(7, lost, {76: 0, 77: 1}, [1]).startswith("rank 1: exit code 7: ")
 
 
 @pytest.mark.parametrize("size", [1, 2, 7, 8, 9, 1000])
 def test_time_lines_are_counted_whatever_pieces_they_come_in(tmp_path, size):
     text = b"Time = 1\n Time = 2\nTime = 3\nExecutionTime = 4\n\nTime = 5\nTime = 6"
-    log = keeper.Log(str(tmp_path / "log"), str(tmp_path / "iterations"), 1 << 30)
+    log = supervisor.Log(str(tmp_path / "log"), str(tmp_path / "iterations"), 1 << 30)
     for start in range(0, len(text), size):
         log.take(text[start : start + size])
-    assert keeper.COUNT.unpack((tmp_path / "iterations").read_bytes())[0] == 4
+    assert supervisor.COUNT.unpack((tmp_path / "iterations").read_bytes())[0] == 4
     assert (tmp_path / "log").read_bytes() == text
 
 
 def test_an_output_as_large_as_the_limit_is_kept_whole(tmp_path):
-    log = keeper.Log(str(tmp_path / "log"), str(tmp_path / "iterations"), 2 << 20)
+    log = supervisor.Log(str(tmp_path / "log"), str(tmp_path / "iterations"), 2 << 20)
     text = b"0123456789abcdef" * (2 << 16)
     log.take(text)
     log.close()
@@ -81,10 +81,11 @@ def test_an_output_as_large_as_the_limit_is_kept_whole(tmp_path):
 
 def test_a_command_with_its_own_starter_is_taken_as_it_is():
     words = ["mpirun", "-np", "3", "a.out"]
-    assert mpirun.command_line(words, 2, "/nonexistent", "") == words
+    assert launcher.command_line(words, 2, "/nonexistent", "") == words
 
 
 def test_a_preload_of_the_users_own_is_kept():
     assert (
-        mpirun.preload({"LD_PRELOAD": "theirs.so"}, "ours.so")["LD_PRELOAD"] == "ours.so:theirs.so"
+        launcher.preload({"LD_PRELOAD": "theirs.so"}, "ours.so")["LD_PRELOAD"]
+        == "ours.so:theirs.so"
     )

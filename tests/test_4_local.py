@@ -8,10 +8,10 @@ import signal
 from types import SimpleNamespace
 
 import pytest
-from dovetail import page
 from dovetail.core import protocol
 from dovetail.core.errors import BadInput
 from dovetail.executors.local import LocalExecutor
+from dovetail.mpi import page
 from localrun import share, site, wait_for  # noqa: F401
 
 pytestmark = pytest.mark.unit

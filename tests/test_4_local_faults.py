@@ -53,7 +53,7 @@ def test_all_ends_when_the_controlling_process_dies(site, phase, number):  # noq
     site.assert_clean()
 
 
-def helpers(site, word=b"dovetail.keeper"):  # noqa: F811
+def helpers(site, word=b"dovetail.mpi.supervisor"):  # noqa: F811
     """The test's processes of which `word` is in the command line: its keepers."""
     found = []
     for pid in processes.members(site.token):

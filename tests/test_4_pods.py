@@ -6,9 +6,9 @@ from __future__ import annotations
 import os
 
 import pytest
-from dovetail.control_page import Control
 from dovetail.core import protocol
 from dovetail.host import processes
+from dovetail.mpi.control_page import Control
 from dovetail.pods import wire
 from localrun import wait_for
 from podrun import cluster, state  # noqa: F401

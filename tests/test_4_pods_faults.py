@@ -182,7 +182,9 @@ def test_a_keeper_that_is_killed_is_named(cluster):  # noqa: F811
     cluster.launch("sim", "setsid sleep 1000 & sleep 1000")
     cluster.until(wire.Started, "sim")
     wait_for(lambda: ranks(cluster))  # before, what becomes one has the keeper's name
-    (keeper,) = [p for p in processes.members(cluster.token) if "dovetail.keeper" in name_of(p)]
+    (keeper,) = [
+        p for p in processes.members(cluster.token) if "dovetail.mpi.supervisor" in name_of(p)
+    ]
     os.kill(keeper, signal.SIGKILL)
     result = cluster.until(wire.Result, "sim")
     assert (result.code, result.reason) == (137, "its keeper failed: ended by signal 9")

@@ -10,10 +10,10 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from dovetail import page
-from dovetail.control_page import MODES
 from dovetail.core.errors import BadInput
 from dovetail.host import install_paths, processes
+from dovetail.mpi import page
+from dovetail.mpi.control_page import MODES
 from dovetail.pods import wire
 from dovetail.pods.hub import Hub
 from localrun import wait_for

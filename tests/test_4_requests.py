@@ -189,7 +189,7 @@ PROFILES = {
 
 def profiled(path, wait, useful, cpu, counted):
     """A profile file of two ranks with these loads; `counted` says whether per iteration."""
-    profile = pytest.importorskip("dovetail.profile")
+    profile = pytest.importorskip("dovetail.mpi.profile")
     ranks = tuple(
         profile.RankProfile(
             rank=rank,

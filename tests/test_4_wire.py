@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from dovetail import mpirun
+from dovetail.mpi import launcher
 from dovetail.pods import remote, wire
 from hypothesis import given
 from hypothesis import strategies as st
@@ -91,7 +91,7 @@ NETWORKS = {
 @pytest.mark.parametrize("case", NETWORKS.values(), ids=NETWORKS.keys())
 def test_the_network_of_all_nodes_is_the_smallest(case):
     addresses, network = case
-    assert mpirun.common_network(addresses) == network
+    assert launcher.common_network(addresses) == network
 
 
 def test_ranks_are_in_the_groups_that_their_sizes_say():
@@ -104,7 +104,7 @@ def test_host_files_keep_the_order_of_the_ranks():
         {"address": a, "ranks": n}
         for a, n in (("192.0.2.1", 2), ("192.0.2.2", 1), ("192.0.2.1", 1))
     ]
-    files = mpirun.host_files(hosts)
+    files = launcher.host_files(hosts)
     own = files["openmpi"].split()[0]
     assert files["openmpi"].split() == [own, own, "192.0.2.2", own]
     assert files["mpich"].split() == ["localhost:2", "192.0.2.2:1", "localhost:1"]

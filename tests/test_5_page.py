@@ -9,10 +9,10 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from dovetail import control_page, page
-from dovetail.control_page import Control
 from dovetail.core.errors import BadInput
 from dovetail.core.protocol import WaitPolicy
+from dovetail.mpi import control_page, page
+from dovetail.mpi.control_page import Control
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

@@ -17,8 +17,8 @@ from pathlib import Path
 
 import known
 import pytest
-from dovetail import profile
 from dovetail.core.errors import BadInput
+from dovetail.mpi import profile
 
 mpi_tier = pytest.mark.mpi
 unit_tier = pytest.mark.unit
@@ -294,7 +294,7 @@ def test_an_interrupt_ends_all_and_leaves_nothing(mpi, number, tmp_path):
 
 
 def ranks_running(mine):
-    from dovetail import page
+    from dovetail.mpi import page
 
     for name in sessions():
         if mine in name and os.path.isdir(f"/dev/shm/{name}/profile"):

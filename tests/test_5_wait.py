@@ -16,9 +16,9 @@ from pathlib import Path
 
 import known
 import pytest
-from dovetail import page
-from dovetail.control_page import Control
 from dovetail.core.protocol import WaitPolicy
+from dovetail.mpi import page
+from dovetail.mpi.control_page import Control
 
 pytestmark = pytest.mark.mpi
 

@@ -13,7 +13,7 @@ import time
 
 import known
 import pytest
-from dovetail import page
+from dovetail.mpi import page
 
 pytestmark = pytest.mark.mpi
 

@@ -9,10 +9,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import runs
-from dovetail import advise, cli, profile, summary
+from dovetail import advise, cli, summary
 from dovetail.advise import Known
 from dovetail.alternatives import FEWER, SEQUENTIAL, Alternative
 from dovetail.core import protocol
+from dovetail.mpi import profile
 
 pytestmark = pytest.mark.unit
 

@@ -271,12 +271,12 @@ def test_a_session_whose_process_id_was_given_to_another_is_removed(site):  # no
     assert site.states() == {"sim": "done"}
 
 
-@pytest.mark.parametrize("word", ["dovetail.keeper", "sweep_session"])
+@pytest.mark.parametrize("word", ["dovetail.mpi.supervisor", "sweep_session"])
 def test_a_helper_killed_with_9_does_no_harm(site, word):  # noqa: F811
     run = reached(site, three(site, "starting"))
     for pid in site.processes(word):
         os.kill(pid, signal.SIGKILL)
-    if word == "dovetail.keeper":
+    if word == "dovetail.mpi.supervisor":
         site.until(lambda log: any(r["type"] == "Finished" and r["code"] for r in log))
         assert site.end(run)[0] == 1
         assert site.states() == {"first": "done", "second": "failed", "third": "done"}

@@ -19,13 +19,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dovetail import profile
 from dovetail.alternatives import SEQUENTIAL
 from dovetail.core.cpu_requests import FLOOR, LIMIT, THROTTLED
 from dovetail.core.errors import BadInput
 from dovetail.core.throughput_model import Model
 from dovetail.figures import QUIET, SPLIT, Family, Point, disturbed, needed
 from dovetail.history import Array
+from dovetail.mpi import profile
 from dovetail.summary import Summary
 from dovetail.verdict import SAME, Totals
 

@@ -17,11 +17,11 @@ from pathlib import Path
 
 from dovetail.bench.figures import Claim, Progress, copies, mpirun
 from dovetail.bench.harness import Row, interleave, plain, plain_environment, ratios
-from dovetail.control_page import Control
 from dovetail.core.errors import BadInput, WorkFailed
 from dovetail.core.protocol import WaitPolicy
 from dovetail.host import install_paths
 from dovetail.host import session as sweep
+from dovetail.mpi.control_page import Control
 
 LAUNCH = {
     "openmpi": ("mpirun.openmpi", "--bind-to", "none", "-np", "1"),

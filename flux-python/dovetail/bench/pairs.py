@@ -13,11 +13,11 @@ import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 
-from dovetail import mpirun
 from dovetail.bench.figures import Claim, Progress
 from dovetail.bench.harness import Row, plain_environment, ratios
 from dovetail.core.errors import WorkFailed
 from dovetail.host import install_paths
+from dovetail.mpi import launcher
 
 TRANSPORTS = {"TCP": "tcp,self", "shared memory": "vader,self"}
 BOUND = 1.05
@@ -94,7 +94,7 @@ def as_pods(transport: str, scratch: Path, out: Path, *words: str) -> Figures:
 
 def _starter() -> str:
     path = os.environ.get("PATH", os.defpath)
-    return mpirun.which("mpirun.openmpi", path) or "mpirun"
+    return launcher.which("mpirun.openmpi", path) or "mpirun"
 
 
 def _answer(words: list[str], env: Mapping[str, str] | None = None) -> Figures:

@@ -27,14 +27,14 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from dovetail import detect, page
-from dovetail import profile as profiles
-from dovetail.control_page import MODES, Control
 from dovetail.core.errors import BadInput, WorkFailed
 from dovetail.core.protocol import WaitPolicy
 from dovetail.host import install_paths
 from dovetail.host import session as sweep
-from dovetail.profile import Profile, RankProfile
+from dovetail.mpi import detect, page
+from dovetail.mpi import profile as profiles
+from dovetail.mpi.control_page import MODES, Control
+from dovetail.mpi.profile import Profile, RankProfile
 
 HELP = "run an MPI program and print where each rank's time goes"
 FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)

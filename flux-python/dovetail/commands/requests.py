@@ -60,7 +60,7 @@ def _profile_load(path: Path) -> tuple[float, ...]:
     CPU seconds if its ranks gave the CPU back while they waited; a rank that spins or yields
     burns as much CPU waiting as working, so then it is the seconds outside MPI.
     """
-    from dovetail import profile  # here, since only this source needs it
+    from dovetail.mpi import profile  # here, since only this source needs it
 
     run = profile.load(path)
     ranks = [rank for rank in run.ranks if rank.world == 0]

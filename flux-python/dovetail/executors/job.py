@@ -12,10 +12,10 @@ import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from dovetail import page
-from dovetail.control_page import Control
 from dovetail.core import protocol
 from dovetail.host import cgroups, processes
+from dovetail.mpi import page
+from dovetail.mpi.control_page import Control
 
 
 @dataclass

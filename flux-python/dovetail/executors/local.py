@@ -3,7 +3,7 @@
 
 Inputs: launches, resizes and stops from the controller; the rank pages. Outputs: events; per
 simulation `<run_dir>/<name>/case` and `log`, a control group and a keeper process (see
-`dovetail.keeper`), which does whatever takes time, so that no call here blocks.
+`dovetail.mpi.supervisor`), which does whatever takes time, so that no call here blocks.
 
 Invariants: nothing outlives the controlling process, however it ends: the keepers notice; a
 Finished is reported only after every trace of the simulation is gone but its output.
@@ -25,20 +25,20 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from dovetail import keeper, sampling
-from dovetail.control_page import Control
 from dovetail.core import protocol
 from dovetail.core.errors import BadInput, WorkFailed
 from dovetail.executors.job import Job, Result
 from dovetail.host import cgroups, install_paths
 from dovetail.host import session as sweep
+from dovetail.mpi import sampling, supervisor
+from dovetail.mpi.control_page import Control
 from dovetail.plan import command_line
 
 _PATIENCE = 10.0  # seconds for a keeper to do what it was told before it is ended itself
 _PACKAGE = str(Path(__file__).resolve().parents[2])
 _PYTHON = [sys.executable, "-I", "-S", "-c"]
 _PATH = f"import sys; sys.path.insert(0, {_PACKAGE!r}); "
-_RUN_KEEPER = _PATH + "from dovetail.keeper import main; main()"
+_RUN_KEEPER = _PATH + "from dovetail.mpi.supervisor import main; main()"
 _RUN_WARDEN = (
     _PATH + "from dovetail.host.session import sweep_session; sweep_session(sys.argv[1], True)"
 )
@@ -171,7 +171,7 @@ class LocalExecutor:
         if job is None or job.result or job.stopped:
             return
         job.stopped = why or "stopped"
-        job.overdue = time.monotonic() + keeper.GRACE + _PATIENCE
+        job.overdue = time.monotonic() + supervisor.GRACE + _PATIENCE
         with contextlib.suppress(OSError):
             job.freeze(False)
             self._tell(job, b"stop\n")

@@ -23,11 +23,11 @@ import sys
 import time
 from pathlib import Path
 
-from dovetail import page
-from dovetail.control_page import Control
 from dovetail.core import protocol
 from dovetail.host import session as sweep
 from dovetail.host.cgroups import Group
+from dovetail.mpi import page
+from dovetail.mpi.control_page import Control
 from dovetail.pods import orphan_limit, weights, wire
 from dovetail.pods.places import Place, Simulation, dead
 from dovetail.pods.samples import Reader

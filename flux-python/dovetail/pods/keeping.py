@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: LGPL-3.0-or-later
 """A pod's keeper, which runs its simulation, as a child of the pod's entry (step 4).
 
-Inputs: a Run, a stop, the keeper's messages on a pipe (see `dovetail.keeper`). Outputs: Started and
+Inputs: a Run, a stop, the keeper's messages on a pipe (see `dovetail.mpi.supervisor`). Outputs: Started and
 Result. Invariants: there is one keeper and one Result, whatever is asked for twice; a keeper that
 dies without one gets one, and what it leaves is ended.
 """
@@ -71,7 +71,7 @@ class Keeping:
         read_end, self._commands = os.pipe()
         self._messages, write_end = os.pipe()
         actions = [(os.POSIX_SPAWN_DUP2, read_end, 0), (os.POSIX_SPAWN_DUP2, write_end, 1)]
-        words = command("keeper", sys.executable)
+        words = command("mpi.supervisor", sys.executable)
         self.pid = os.posix_spawn(words[0], words, os.environ, file_actions=actions, setpgroup=0)
         os.close(read_end)
         os.close(write_end)

@@ -12,7 +12,7 @@ import fcntl
 import os
 from dataclasses import dataclass, field
 
-from dovetail.control_page import Control
+from dovetail.mpi.control_page import Control
 from dovetail.pods import wire
 from dovetail.pods.samples import Reader
 

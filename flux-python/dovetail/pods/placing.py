@@ -17,8 +17,8 @@ import signal
 import socket
 from dataclasses import dataclass, field
 
-from dovetail import mpirun
 from dovetail.host import child
+from dovetail.mpi import launcher
 from dovetail.pods import remote, wire
 
 TYPE_CHECKING = False
@@ -208,7 +208,7 @@ class Placing:
             output, output_end = os.pipe()
             os.set_blocking(output, False)
             address = self._hosts[self.group]["address"]
-            device = mpirun.interface(address)
+            device = launcher.interface(address)
             text = asked.command.replace(asked.session, self.directory)
             text = re.sub(r"--iface \S+", f"--iface {device}", text) if device else text
             # Not the first daemon's, which may be on this node in another pod: daemons know

@@ -14,8 +14,8 @@ import re
 import time
 from dataclasses import dataclass
 
-from dovetail import page
-from dovetail.keeper import COUNT
+from dovetail.mpi import page
+from dovetail.mpi.supervisor import COUNT
 
 _PAGE = re.compile(r"rank\.\d+\.\d+")
 _SETTLED = 100_000_000  # nanoseconds; a directory's time is no finer than a clock tick

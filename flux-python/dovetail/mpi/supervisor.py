@@ -23,10 +23,10 @@ import struct
 import sys
 import time
 
-from dovetail import mpirun
 from dovetail.core.errors import BadInput
 from dovetail.host import child, processes, session
 from dovetail.host.cgroups import Group
+from dovetail.mpi import launcher
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -159,40 +159,42 @@ class Keeper:
         steps = [("copying the case", "/", ["sh", "-c", copy, config["case"], self.case])]
         for line, words in config["prepare"]:
             steps.append((f"prepare step '{line}'", self.case, words))
-        base = mpirun.environment(
+        base = launcher.environment(
             {**os.environ, **config["environment"]}, config["directory"], config["temporary"]
         )
         for what, directory, words in steps:
             code = self._step(words, directory, base)
             if code:
-                said = mpirun.complaint(self._recent())
+                said = launcher.complaint(self._recent())
                 return code, f"{what} failed with exit code {code}" + (f": {said}" if said else "")
         path = base.get("PATH", os.defpath)
-        mpi = config["mpi"] or mpirun.flavour(config["command"][0], path)
-        words = mpirun.command_line(config["command"], config["ranks"], path, mpi)
-        mpi = mpi or mpirun.flavour(words[0], path)  # a script runs under its starter's MPI
+        mpi = config["mpi"] or launcher.flavour(config["command"][0], path)
+        words = launcher.command_line(config["command"], config["ranks"], path, mpi)
+        mpi = mpi or launcher.flavour(words[0], path)  # a script runs under its starter's MPI
         if "hosts" in config:
-            base.update(mpirun.within(config["hosts"]))
+            base.update(launcher.within(config["hosts"]))
             if len(config["hosts"]) > 1:
                 words = self._spread(base, words, path, mpi)
         self._tell({"kind": "started", "mpi": mpi})
-        code = self._step(words, self.case, mpirun.preload(base, config["libraries"].get(mpi, "")))
+        code = self._step(
+            words, self.case, launcher.preload(base, config["libraries"].get(mpi, ""))
+        )
         if not code:
             return 0, ""
-        return code, mpirun.explain(code, self._recent(), self._ranks(), self._aborted())
+        return code, launcher.explain(code, self._recent(), self._ranks(), self._aborted())
 
     def _spread(self, base: dict[str, str], words: list[str], path: str, mpi: str) -> list[str]:
         """Have the starter put the ranks into all pods of the simulation; its command line."""
         config = self.config
-        script = os.path.join(os.path.dirname(mpirun.__file__), "pods", "remote.py")
-        for name, text in mpirun.host_files(config["hosts"]).items():
+        script = os.path.join(os.path.dirname(os.path.dirname(__file__)), "pods", "remote.py")
+        for name, text in launcher.host_files(config["hosts"]).items():
             with open(os.path.join(config["directory"], f"hosts.{name}"), "w") as file:
                 file.write(text)
-        base.update(mpirun.across(config["hosts"], config["directory"], script))
+        base.update(launcher.across(config["hosts"], config["directory"], script))
         if mpi != "mpich":
             return words  # Open MPI takes it from the environment
         place = [sys.executable, "-I", "-S", script, "place"]
-        return mpirun.command_line(config["command"], config["ranks"], path, mpi, place)
+        return launcher.command_line(config["command"], config["ranks"], path, mpi, place)
 
     def _step(self, words: list[str], directory: str, environment: dict[str, str]) -> int:
         """Run one program to its end; its exit code, 128 more than the signal that ended it."""
@@ -288,7 +290,7 @@ class Keeper:
 
     def _aborted(self) -> list[int]:
         """The simulation's own ranks that called MPI_Abort, as far as their pages can be read."""
-        from dovetail import page  # only where something failed
+        from dovetail.mpi import page  # only where something failed
 
         with contextlib.suppress(BadInput, OSError):
             pages = page.read_pages(self.config["directory"])

@@ -17,7 +17,7 @@ import subprocess
 from collections.abc import Sequence
 
 from dovetail.core.errors import BadInput
-from dovetail.mpirun import linked
+from dovetail.mpi.launcher import linked
 
 LAUNCHERS = re.compile(r"(mpirun|mpiexec|orterun|prterun)([.-].*)?|hydra.*")
 PT_INTERP = 3

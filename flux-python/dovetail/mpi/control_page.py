@@ -16,7 +16,7 @@ from pathlib import Path
 
 from dovetail.core.errors import BadInput
 from dovetail.core.protocol import WaitPolicy
-from dovetail.page import PageError
+from dovetail.mpi.page import PageError
 
 MAGIC = b"DVTCTRL\0"
 VERSION = 1

@@ -11,9 +11,9 @@ import contextlib
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from dovetail import keeper, page
 from dovetail.core import protocol
 from dovetail.core.errors import BadInput
+from dovetail.mpi import page, supervisor
 
 
 def here(directory: Path) -> list[page.RankPage]:
@@ -57,7 +57,7 @@ def ranks(
     lines, stamp = 0, origin
     with contextlib.suppress(OSError, ValueError):
         raw = (directory / "iterations").read_bytes()
-        lines, stamp = keeper.COUNT.unpack(raw) if raw else (0, origin)
+        lines, stamp = supervisor.COUNT.unpack(raw) if raw else (0, origin)
     count = len(pages)
     return protocol.Ranks(
         (lines if succeeded else max(0, lines - 1),) * count,

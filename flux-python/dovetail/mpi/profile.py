@@ -23,7 +23,7 @@ from typing import Any
 
 from dovetail import __version__
 from dovetail.core.errors import BadInput, WorkFailed
-from dovetail.page import RankPage
+from dovetail.mpi.page import RankPage
 
 SCHEMA = 1
 REGION = "Global"
