@@ -4,11 +4,11 @@
 from __future__ import annotations
 
 import pytest
-from dovetail import policy
+from dovetail.controller import settings
+from dovetail.controller.settings import Part
 from dovetail.core import protocol
 from dovetail.core.protocol import Capacity, Node, Spec
 from dovetail.executors.simulated import Work
-from dovetail.policy import Part
 from dovetail.simulate import run_simulated
 from hypothesis import given
 from hypothesis import strategies as st
@@ -36,7 +36,7 @@ CASES = [
 
 @pytest.mark.parametrize(("what", "needs", "cpu", "expected"), CASES, ids=[c[0] for c in CASES])
 def test_requests(what, needs, cpu, expected):
-    assert policy.fit_requests(needs, capacity(cpu)) == expected
+    assert settings.fit_requests(needs, capacity(cpu)) == expected
 
 
 @given(
@@ -44,7 +44,7 @@ def test_requests(what, needs, cpu, expected):
     st.integers(0, 20_000),
 )
 def test_requests_fit_the_capacity_and_keep_the_floor(needs, cpu):
-    found = policy.fit_requests(needs, capacity(cpu))
+    found = settings.fit_requests(needs, capacity(cpu))
     flat = [request for sim in found for request in sim]
     assert [len(sim) for sim in found] == [len(sim) for sim in needs]
     if cpu >= 10 * len(flat):
@@ -63,7 +63,7 @@ CHANGES = [
 
 @pytest.mark.parametrize(("what", "old", "new", "sent"), CHANGES, ids=[c[0] for c in CHANGES])
 def test_a_resize_is_sent_only_for(what, old, new, sent):
-    assert policy.differ(old, new, 0.10) is sent
+    assert settings.differ(old, new, 0.10) is sent
 
 
 PREDICTIONS = [
@@ -84,7 +84,7 @@ PREDICTIONS = [
     ("what", "parts", "cores", "expected"), PREDICTIONS, ids=[p[0] for p in PREDICTIONS]
 )
 def test_predicted_slowdowns(what, parts, cores, expected):
-    found = policy.slowdowns(parts, cores, beta=0.1, wait_cost=0.05)
+    found = settings.slowdowns(parts, cores, beta=0.1, wait_cost=0.05)
     assert found == pytest.approx(expected)
 
 

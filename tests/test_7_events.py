@@ -7,9 +7,9 @@ import json
 import os
 
 import pytest
+from dovetail.controller.settings import Settings
 from dovetail.core import eventlog, protocol
 from dovetail.core.errors import BadInput
-from dovetail.policy import Settings
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 

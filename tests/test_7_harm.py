@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from dovetail.controller import Controller
+from dovetail.controller.baseline import Alone
+from dovetail.controller.controller import Controller
+from dovetail.controller.settings import Settings
 from dovetail.core import protocol
 from dovetail.core.protocol import Capacity, Node, Note, Spec
-from dovetail.drift import Alone
 from dovetail.executors.simulated import Fault, Simulated, Work
-from dovetail.policy import Settings
 from dovetail.simulate import Result, run_simulated
 
 pytestmark = pytest.mark.unit

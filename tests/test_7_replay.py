@@ -6,12 +6,12 @@ from __future__ import annotations
 import json
 
 import pytest
-from dovetail.controller import TERMINAL, Controller
+from dovetail.controller.controller import TERMINAL, Controller
+from dovetail.controller.settings import Settings
 from dovetail.core import eventlog, protocol
 from dovetail.core.errors import BadInput
 from dovetail.core.protocol import Capacity, Node, Spec
 from dovetail.executors.simulated import Fault, Simulated, Work
-from dovetail.policy import Settings
 from dovetail.replay import rebuild, replay
 from dovetail.simulate import run_simulated
 

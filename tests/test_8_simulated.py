@@ -5,9 +5,9 @@ from __future__ import annotations
 
 import pytest
 from dovetail import summary
+from dovetail.controller.settings import Settings
 from dovetail.core import eventlog, protocol
 from dovetail.executors.simulated import Fault, Work
-from dovetail.policy import Settings
 from dovetail.report import page
 from dovetail.simulate import run_simulated
 

@@ -16,9 +16,9 @@ from rich.live import Live as RichLive
 from rich.table import Table
 from rich.text import Text
 
-from dovetail.controller import Controller
+from dovetail.controller.controller import Controller
+from dovetail.controller.views import View
 from dovetail.core.protocol import Note
-from dovetail.views import View
 
 ROWS = 16
 ACTIVE = ("preparing", "starting", "running", "frozen")

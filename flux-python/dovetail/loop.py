@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from types import FrameType
 from typing import Protocol
 
-from dovetail.controller import Controller
+from dovetail.controller.controller import Controller
 from dovetail.core.eventlog import Log, LogStopped
 from dovetail.core.protocol import (
     Action,

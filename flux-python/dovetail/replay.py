@@ -12,10 +12,10 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from dovetail.controller import Controller
+from dovetail.controller.controller import Controller
+from dovetail.controller.settings import Settings
 from dovetail.core import eventlog, protocol
 from dovetail.core.errors import BadInput
-from dovetail.policy import Settings
 
 
 @dataclass(frozen=True)

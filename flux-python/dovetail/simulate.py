@@ -11,12 +11,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from dovetail.controller import Controller
+from dovetail.controller.controller import Controller
+from dovetail.controller.settings import Settings
 from dovetail.core import protocol
 from dovetail.core.eventlog import Log
 from dovetail.core.protocol import Action, Node, Spec
 from dovetail.executors.simulated import Fault, Simulated, Work
-from dovetail.policy import Settings
 
 
 @dataclass

@@ -19,10 +19,10 @@ from typing import Any
 
 import numpy as np
 
+from dovetail.controller.settings import NODE_LOST, Settings
 from dovetail.core import protocol
 from dovetail.core.eventlog import Entry, Resumed
 from dovetail.history import Array, Attempt, History, Load, Mark, Spell, Track
-from dovetail.policy import NODE_LOST, Settings
 
 WARMUP = 3
 """First iterations that no rate is taken from: caches, first touch, file reading."""

@@ -15,7 +15,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from dovetail.controller import Controller
+from dovetail.controller.controller import Controller
 from dovetail.core import protocol
 
 RANKS = 10

@@ -22,8 +22,9 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from dovetail import places, policy, replay, summary
-from dovetail.controller import Controller
+from dovetail import places, replay, summary
+from dovetail.controller import settings as policy
+from dovetail.controller.controller import Controller
 from dovetail.core import eventlog
 from dovetail.core.errors import BadInput, WorkFailed
 from dovetail.core.protocol import Action, Capacity, Node, Spec

@@ -17,7 +17,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Callable
 
-from dovetail import manifests, policy
+from dovetail import manifests
+from dovetail.controller import settings
 from dovetail.core import protocol
 from dovetail.core.errors import WorkFailed
 from dovetail.executors import cluster, launched
@@ -274,7 +275,7 @@ class KubernetesExecutor:
         for name, why in self._nodes.lost(now, self._hub.nodes(), used).items():
             for job in live:
                 if name in map(launched.node_of, job.pods.values()) and job.phase != "leaving":
-                    job.result = job.result or Result(1, f"{policy.NODE_LOST}: {name}: {why}")
+                    job.result = job.result or Result(1, f"{settings.NODE_LOST}: {name}: {why}")
                     self._life.leave(job)
         for job in live:
             if job.phase == "running" and not job.result:

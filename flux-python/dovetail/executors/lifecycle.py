@@ -16,7 +16,8 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any, Callable
 
-from dovetail import manifests, placement, policy
+from dovetail import manifests, placement
+from dovetail.controller import settings
 from dovetail.core import protocol
 from dovetail.executors import cluster, launched
 from dovetail.executors.calls import Calls
@@ -289,7 +290,7 @@ class Lifecycle:
             job.again, job.why = True, why
             self._waits(job)
         else:
-            job.result = job.result or Result(1, f"{policy.POD_LOST}: {why}")
+            job.result = job.result or Result(1, f"{settings.POD_LOST}: {why}")
         self.leave(job)
 
     def leave(self, job: Launched) -> None:

@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from dovetail.controller.settings import NODE_LOST, POD_LOST
 from dovetail.fluxed.effects import Answer, Effect, Key
-from dovetail.policy import NODE_LOST, POD_LOST
 
 STOPPED = "stopped"  # how the reason begins where it was told to end
 CANCEL, LOST = "cancel", "dovetail"  # types of exceptions

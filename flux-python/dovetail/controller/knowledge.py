@@ -14,8 +14,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from dovetail.controller.settings import Mix, Settings
 from dovetail.core.protocol import WaitPolicy
-from dovetail.policy import Mix, Settings
 
 
 @dataclass(frozen=True)

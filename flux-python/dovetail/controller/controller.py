@@ -15,13 +15,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from dovetail import judging, packing, policy, profiling, views, watching
+from dovetail.controller import admission, baseline_run, fairness, trial, views
+from dovetail.controller import settings as policy
+from dovetail.controller.settings import Settings
+from dovetail.controller.simulation import Simulation
+from dovetail.controller.state import State
+from dovetail.controller.views import Status, View
 from dovetail.core import protocol
 from dovetail.core.protocol import Action, Capacity, Event, Share, Spec
-from dovetail.policy import Settings
-from dovetail.simulation import Simulation
-from dovetail.state import State
-from dovetail.views import Status, View
 
 TERMINAL = ("done", "failed", "not started")
 
@@ -160,7 +161,7 @@ class Controller:
         family = state.family(sim)
         if sim.iterations:
             family.iterations = max(1, sim.iterations)
-            profiling.finished_early(state, sim)
+            baseline_run.finished_early(state, sim)
         elif not family.silent and family.profile is None:
             family.silent = True
             state.note(
@@ -229,18 +230,18 @@ class Controller:
         self._decided = state.now
         if state.interrupted:
             return
-        watching.guard(state)
+        fairness.guard(state)
         self._short_of_capacity()
         if state.capacity.cpu <= 0:  # nothing to share out, and nothing to measure by
             if state.profiling is not None:
-                profiling.end(state)  # so that all that runs goes on
+                baseline_run.end(state)  # so that all that runs goes on
             return
-        profiling.profile(state)
-        watching.follow(state)
-        judging.judge(state)
-        watching.watch(state)
-        packing.admit(state)
-        watching.settle(state)
+        baseline_run.profile(state)
+        fairness.follow(state)
+        trial.judge(state)
+        fairness.watch(state)
+        admission.admit(state)
+        fairness.settle(state)
 
     def _short_of_capacity(self) -> None:
         state = self._state

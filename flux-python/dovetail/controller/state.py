@@ -16,14 +16,14 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from dovetail import policy
+from dovetail.controller import settings as policy
+from dovetail.controller.baseline import Alone
+from dovetail.controller.knowledge import Knowledge
+from dovetail.controller.meter import Meter
+from dovetail.controller.settings import Mix, Settings
+from dovetail.controller.simulation import Family, Simulation
 from dovetail.core.protocol import Action, Capacity, Launch, Note, Ranks, Resize, Share, Spec, Stop
 from dovetail.core.protocol import WaitPolicy as Wait
-from dovetail.drift import Alone
-from dovetail.knowledge import Knowledge
-from dovetail.observe import Meter
-from dovetail.policy import Mix, Settings
-from dovetail.simulation import Family, Simulation
 
 ACK_LIMIT = 90.0
 """Seconds after which a resize without an answer is taken as done: an executor's are over, taken

@@ -10,13 +10,13 @@ a roll-back, a new window is measured before anything else is done about it.
 
 from __future__ import annotations
 
-from dovetail import policy
+from dovetail.controller import settings
+from dovetail.controller.baseline import Alone
+from dovetail.controller.baseline_run import complete
+from dovetail.controller.simulation import Simulation
+from dovetail.controller.state import State
+from dovetail.controller.trial import measured, next_policy, rollback
 from dovetail.core.protocol import WaitPolicy
-from dovetail.drift import Alone
-from dovetail.judging import measured, next_policy, rollback
-from dovetail.profiling import complete
-from dovetail.simulation import Simulation
-from dovetail.state import State
 
 GUARD = 1.0
 """Seconds between two looks for what hangs: limits are a minute and more."""
@@ -210,11 +210,11 @@ def _waits(state: State) -> None:
 
 def _wanted(state: State) -> WaitPolicy:
     if state.own_cores:
-        return policy.OFF
+        return settings.OFF
     if len(state.active) == 1:
         (sim,) = state.active.values()
         profile = state.family(sim).profile
-        return profile.wait if profile else policy.OFF
+        return profile.wait if profile else settings.OFF
     return next_policy(state, state.mix)
 
 
@@ -231,12 +231,12 @@ def _requests(state: State) -> None:
         _needs(state, sim) if sim.spec.name in state.active else [1.0] * sim.spec.ranks
         for sim in sims
     ]
-    wanted = policy.fit_requests(needs, state.capacity)
+    wanted = settings.fit_requests(needs, state.capacity)
     pairs = list(zip(sims, wanted))
     moved = [
         (sim, new)
         for sim, new in pairs
-        if sim.share is None or policy.differ(sim.share.requests, new, state.settings.hysteresis)
+        if sim.share is None or settings.differ(sim.share.requests, new, state.settings.hysteresis)
     ]
     stays = {sim.spec.name: sim.share.requests for sim in sims if sim.share}
     stays.update({sim.spec.name: new for sim, new in moved})
@@ -266,13 +266,13 @@ def _needs(state: State, sim: Simulation) -> list[float]:
     They are the family's, so that equal simulations get equal requests, unless the loads of
     this one have been seen to differ.
     """
-    needs = policy.rank_needs(sim.spec, state.family(sim).profile)
+    needs = settings.rank_needs(sim.spec, state.family(sim).profile)
     rate, loads = sim.alone.rate, sim.alone.loads
     window = sim.meter.window()
     if state.own_cores and window and window.iterations >= state.settings.window_iterations:
         rate, loads = window.rate, sim.meter.loads("useful") or ()
     if rate > 0.0 and len(loads) == len(needs) and state.family(sim).profile:
         own = [min(1000.0, 1000.0 * load * rate) for load in loads]
-        if policy.differ(needs, own, state.settings.hysteresis):
+        if settings.differ(needs, own, state.settings.hysteresis):
             needs = own
     return [need * sim.boost for need in needs]

@@ -10,11 +10,11 @@ been judged; a mix that did not pay is not tried again; trials may lose no more 
 
 from __future__ import annotations
 
-from dovetail import policy
-from dovetail.judging import affordable, parts, predicted, spun_need
-from dovetail.policy import Mix
-from dovetail.simulation import Simulation
-from dovetail.state import State
+from dovetail.controller import settings
+from dovetail.controller.settings import Mix
+from dovetail.controller.simulation import Simulation
+from dovetail.controller.state import State
+from dovetail.controller.trial import affordable, parts, predicted, spun_need
 
 
 def admit(state: State) -> None:
@@ -110,7 +110,7 @@ def _pays(state: State, mix: Mix, sim: Simulation) -> str:
         return "each rank has a core to itself"
     if state.profiling is not None:
         return ""
-    new = policy.with_one(mix, sim.spec.family)
+    new = settings.with_one(mix, sim.spec.family)
     verdict = state.knowledge.verdict(new)
     if verdict == "bad" or state.now < state.hold_until:
         return ""

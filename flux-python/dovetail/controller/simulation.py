@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from dovetail.controller.baseline import Alone
+from dovetail.controller.meter import Meter, Window
+from dovetail.controller.settings import Profile
 from dovetail.core.protocol import Share, Spec, Stop, WaitPolicy
-from dovetail.drift import Alone
-from dovetail.observe import Meter, Window
-from dovetail.policy import Profile
 
 
 @dataclass

@@ -9,14 +9,14 @@ but that of a young simulation that cannot be paused.
 
 from __future__ import annotations
 
-from dovetail import policy
+from dovetail.controller import settings
+from dovetail.controller.baseline_run import complete
+from dovetail.controller.knowledge import Measure, Outcome
+from dovetail.controller.meter import Window
+from dovetail.controller.settings import Mix, Part
+from dovetail.controller.simulation import Simulation
+from dovetail.controller.state import State
 from dovetail.core.protocol import WaitPolicy
-from dovetail.knowledge import Measure, Outcome
-from dovetail.observe import Window
-from dovetail.policy import Mix, Part
-from dovetail.profiling import complete
-from dovetail.simulation import Simulation
-from dovetail.state import State
 
 
 def parts(state: State, mix: Mix) -> list[Part]:
@@ -24,7 +24,7 @@ def parts(state: State, mix: Mix) -> list[Part]:
     result = []
     for name, count in mix:
         family = state.families[name]
-        need = policy.expected_need(family.spec)
+        need = settings.expected_need(family.spec)
         if family.profile is not None:
             need = family.packed or family.profile.need
         result.append(Part(count, family.spec.ranks, need, family.packed is not None))
@@ -34,7 +34,7 @@ def parts(state: State, mix: Mix) -> list[Part]:
 def predicted(state: State, mix: Mix) -> list[float]:
     """Slowdowns by family, in the order of the mix."""
     beta, cost = state.knowledge.beta, state.settings.wait_cost
-    return policy.slowdowns(parts(state, mix), state.cores, beta, cost)
+    return settings.slowdowns(parts(state, mix), state.cores, beta, cost)
 
 
 def next_policy(state: State, mix: Mix) -> WaitPolicy:
@@ -53,11 +53,11 @@ def next_policy(state: State, mix: Mix) -> WaitPolicy:
 
 def _options(state: State, mix: Mix) -> tuple[WaitPolicy, ...]:
     ranks = sum(count * state.families[name].spec.ranks for name, count in mix)
-    options = policy.candidates(ranks, sum(count for _, count in mix), state.cores)
+    options = settings.candidates(ranks, sum(count for _, count in mix), state.cores)
     known = state.knowledge.outcome(mix)
     loss = 0.25 * state.settings.window  # half a window at half the throughput
     if len(options) > 1 and known.measures and not affordable(state, loss):
-        return tuple(p for p in options if p != policy.OFF)
+        return tuple(p for p in options if p != settings.OFF)
     return options
 
 
@@ -79,7 +79,7 @@ def _good_enough(state: State, mix: Mix, known: Outcome) -> bool:
 def spun_need(state: State, name: str) -> float:
     """Cores that a family's simulation keeps busy alone, without what blocking waits cost."""
     profile = state.families[name].profile
-    return profile.need if profile else policy.expected_need(state.families[name].spec)
+    return profile.need if profile else settings.expected_need(state.families[name].spec)
 
 
 def judge(state: State) -> None:

@@ -9,13 +9,13 @@ Invariants: one profile at a time; whatever ends it, the paused simulations go o
 
 from __future__ import annotations
 
-from dovetail import policy
+from dovetail.controller import settings
+from dovetail.controller.baseline import Alone
+from dovetail.controller.meter import Window
+from dovetail.controller.settings import Profile
+from dovetail.controller.simulation import Family, Simulation
+from dovetail.controller.state import State
 from dovetail.core.protocol import WaitPolicy
-from dovetail.drift import Alone
-from dovetail.observe import Window
-from dovetail.policy import Profile
-from dovetail.simulation import Family, Simulation
-from dovetail.state import State
 
 DISTURBED = 0.1
 """Share of a spinning rank's CPU that others take, from which a profile is not to be trusted."""
@@ -72,8 +72,8 @@ def _begin(state: State, sim: Simulation) -> None:
             f"{len(others)} simulations stand still while {sim.spec.name} is profiled",
             name=sim.spec.name,
         )
-    if others or (sim.share and sim.share.wait != policy.OFF):
-        state.share(sim, "run alone for the profile", wait=policy.OFF)
+    if others or (sim.share and sim.share.wait != settings.OFF):
+        state.share(sim, "run alone for the profile", wait=settings.OFF)
         state.restart_windows([sim])
 
 
@@ -100,7 +100,7 @@ def _may_wait_differently(state: State, sim: Simulation) -> bool:
 
 
 def _options(state: State, sim: Simulation) -> tuple[WaitPolicy, ...]:
-    return policy.candidates(sim.spec.ranks, 1, state.cores)
+    return settings.candidates(sim.spec.ranks, 1, state.cores)
 
 
 def _record(family: Family, sim: Simulation, window: Window, wait: WaitPolicy) -> None:
@@ -147,8 +147,8 @@ def _loads(state: State, sim: Simulation, wait: WaitPolicy) -> tuple[float, ...]
     """
     trials = state.family(sim).trials
     window, loads, cpu = trials[wait]
-    if sim.spec.ranks > state.cores and policy.DOORBELL in trials:
-        loads = trials[policy.DOORBELL][2]
+    if sim.spec.ranks > state.cores and settings.DOORBELL in trials:
+        loads = trials[settings.DOORBELL][2]
     elif wait.mode == "doorbell":
         loads = cpu
     return tuple(max(load, 1e-9) for load in loads) or (1.0 / window.rate,) * sim.spec.ranks
@@ -156,7 +156,7 @@ def _loads(state: State, sim: Simulation, wait: WaitPolicy) -> tuple[float, ...]
 
 def _lost(state: State, sim: Simulation) -> float:
     """Share of its ranks' CPU that others took: a rank that spins uses all it can get."""
-    window, _, cpu = state.family(sim).trials.get(policy.OFF, (None, (), ()))
+    window, _, cpu = state.family(sim).trials.get(settings.OFF, (None, (), ()))
     if window is None or not cpu or sim.spec.ranks > state.cores:
         return 0.0
     return max(0.0, 1.0 - sum(cpu) * window.rate / sim.spec.ranks)

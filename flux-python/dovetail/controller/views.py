@@ -10,10 +10,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from dovetail import policy
+from dovetail.controller import settings
+from dovetail.controller.simulation import Simulation
+from dovetail.controller.state import State
 from dovetail.core.protocol import Requests, WaitPolicy
-from dovetail.simulation import Simulation
-from dovetail.state import State
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ def view(state: State, sim: Simulation) -> View:
         baseline,
         baseline / rate if baseline and rate else None,
         share.requests if share else (),
-        share.wait if share else policy.OFF,
+        share.wait if share else settings.OFF,
         sim.restarts,
         sim.reason,
         sim.started,
