@@ -9,10 +9,9 @@ from pathlib import Path
 
 import pytest
 from clusters import LIMIT, groups_of
-from dovetail import manifests
 from dovetail.core import protocol
-from dovetail.executors import cluster
-from dovetail.executors.kubernetes import KubernetesExecutor
+from dovetail.executors.kubernetes import manifests, session
+from dovetail.executors.kubernetes.executor import KubernetesExecutor
 
 
 def shares(*requests, **more):
@@ -27,8 +26,8 @@ class Driver:
         self.out = site.folder / name
         self.out.mkdir()
         self.begun = time.monotonic()
-        api = cluster.connect(Path(site.kubeconfig))
-        self.session = cluster.Session(api, self.out, self.specs(), False)
+        api = session.connect(Path(site.kubeconfig))
+        self.session = session.Session(api, self.out, self.specs(), False)
         self.executor = KubernetesExecutor(self.session, self.out)
         self.events = []
 

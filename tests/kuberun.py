@@ -16,7 +16,7 @@ from pathlib import Path
 import known
 import pytest
 from clusters import LIMIT, Machine, as_user, eventually
-from dovetail import manifests, placement
+from dovetail.executors.kubernetes import manifests, placement
 from dovetail.mpi import page
 from dovetail.usernetes import preflight
 from others import WHY_NOT

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 from dovetail.core import protocol
-from dovetail.executors.local import LocalExecutor
+from dovetail.executors.local.executor import LocalExecutor
 from dovetail.host import cgroups, processes, session
 
 LIMIT = 120.0  # seconds that any condition may take; a limit, never an expectation

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from dovetail import manifests
+from dovetail.executors.kubernetes import manifests
 from kuberun import running, two
 
 pytestmark = pytest.mark.kube

@@ -9,9 +9,9 @@ import subprocess
 import threading
 
 import pytest
-from dovetail import manifests, minicluster, pods
+from dovetail import pods
 from dovetail.core import protocol
-from dovetail.executors import launched, launcher
+from dovetail.executors.kubernetes import launch, manifests, minicluster, workload_kinds
 from dovetail.pods import broker
 
 pytestmark = pytest.mark.unit
@@ -20,14 +20,14 @@ SPEC = protocol.Spec("sim", "family", "/case", 3, (1.0, 1.0, 1.0), ("solve",))
 
 
 def test_z85_is_as_its_specification_has_it():
-    assert launcher.z85(bytes.fromhex("864fd26fb559f75b")) == "HelloWorld"
-    assert launcher.z85(bytes(32)) == "0" * 40
-    assert launcher.z85(b"\xff" * 32) == "%nSc0" * 8
+    assert workload_kinds.z85(bytes.fromhex("864fd26fb559f75b")) == "HelloWorld"
+    assert workload_kinds.z85(bytes(32)) == "0" * 40
+    assert workload_kinds.z85(b"\xff" * 32) == "%nSc0" * 8
 
 
 def test_a_certificate_has_two_keys_and_is_new_each_time():
     pattern = r'public-key = "(\S{40})"\n    secret-key = "(\S{40})"\n'
-    found = [re.search(pattern, launcher.certificate()).groups() for _ in range(2)]
+    found = [re.search(pattern, workload_kinds.certificate()).groups() for _ in range(2)]
     assert len({key for pair in found for key in pair}) == 4
 
 
@@ -83,7 +83,7 @@ def test_the_shell_that_prepares_a_broker_is_one_word_for_each_word():
 
 @pytest.mark.parametrize("longest", ["a" * 40, "1" + "a" * 80])
 def test_names_that_the_operator_makes_longer_stay_short_enough(longest):
-    key = launched.new_key(longest, again=True)
+    key = launch.new_key(longest, again=True)
     spec = protocol.Spec(longest, "f", "/case", 1, (1.0,), ("solve",))
     seen = manifests.Folders((), ())
     made = minicluster.minicluster("abcdef", spec, key, [1], [1], [1], seen, "/f", "/m")
@@ -108,5 +108,5 @@ def test_a_container_of_preparation_is_hopeless_when_it_can_never_start(state, s
         "spec": {"containers": [{"image": "i"}]},
         "status": {"initContainerStatuses": [{"state": state}], "containerStatuses": []},
     }
-    assert said in launched.hopeless(pod)
-    assert bool(launched.hopeless(pod)) == bool(said)
+    assert said in launch.hopeless(pod)
+    assert bool(launch.hopeless(pod)) == bool(said)

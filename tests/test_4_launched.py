@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 from dovetail.core import protocol
-from dovetail.executors.launched import Launched
+from dovetail.executors.kubernetes.launch import Launched
 
 pytestmark = pytest.mark.unit
 

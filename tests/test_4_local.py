@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 from dovetail.core import protocol
 from dovetail.core.errors import BadInput
-from dovetail.executors.local import LocalExecutor
+from dovetail.executors.local.executor import LocalExecutor
 from dovetail.mpi import page
 from localrun import share, site, wait_for  # noqa: F401
 

@@ -78,7 +78,7 @@ def test_a_keeper_killed_with_9_is_noticed(site, groups):  # noqa: F811
 
 
 def test_a_keeper_that_hangs_is_not_waited_for_for_ever(site, monkeypatch):  # noqa: F811
-    monkeypatch.setattr("dovetail.executors.local._PATIENCE", 0.5)
+    monkeypatch.setattr("dovetail.executors.local.executor._PATIENCE", 0.5)
     executor = site.executor()
     executor.launch(site.spec("sim", "echo up; sleep 1000"), share())
     site.until(executor, "sim", protocol.Started)
@@ -90,7 +90,9 @@ def test_a_keeper_that_hangs_is_not_waited_for_for_ever(site, monkeypatch):  # n
 
 
 def test_a_keeper_that_cannot_start_fails_the_simulation(site, monkeypatch):  # noqa: F811
-    monkeypatch.setattr("dovetail.executors.local._RUN_KEEPER", "raise SystemExit('no luck')")
+    monkeypatch.setattr(
+        "dovetail.executors.local.executor._RUN_KEEPER", "raise SystemExit('no luck')"
+    )
     executor = site.executor()
     executor.launch(site.spec("sim", "true"), share())
     assert site.until(executor, "sim").reason == "its keeper failed: exit code 1: no luck"

@@ -15,7 +15,8 @@ from pathlib import Path
 import pytest
 import yaml
 from clusters import ROOT
-from dovetail import manifests, replay
+from dovetail import replay
+from dovetail.executors.kubernetes import manifests
 from fluxoperator import with_operator
 from kuberun import TOP, containers, ends, running, two
 from others import WHY_NOT

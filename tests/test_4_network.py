@@ -9,11 +9,10 @@ import subprocess
 import sys
 
 import pytest
-from dovetail import manifests
 from dovetail.core import protocol
 from dovetail.core.errors import BadInput
-from dovetail.executors import cluster as kubernetes
-from dovetail.executors import launcher
+from dovetail.executors.kubernetes import manifests, workload_kinds
+from dovetail.executors.kubernetes import session as kubernetes
 from dovetail.pods import wire
 from dovetail.pods.hub import Hub
 from podrun import cluster  # noqa: F401
@@ -81,13 +80,13 @@ class Operated:
 
 
 def test_miniclusters_on_a_bridge_are_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr(launcher, "_flux", lambda: "/opt/flux/bin")
+    monkeypatch.setattr(workload_kinds, "_flux", lambda: "/opt/flux/bin")
     made = Operated(), "run", [SPEC], tmp_path, "own"
-    assert launcher.Launcher(*made, "host").kind == "MiniCluster"
+    assert workload_kinds.Launcher(*made, "host").kind == "MiniCluster"
     with pytest.raises(BadInput, match="^--network bridge: MiniClusters have pods on the host"):
-        launcher.Launcher(*made, "bridge")
-    monkeypatch.setattr(launcher, "_flux", lambda: "")
-    assert launcher.Launcher(*made, "bridge").kind == "Job"
+        workload_kinds.Launcher(*made, "bridge")
+    monkeypatch.setattr(workload_kinds, "_flux", lambda: "")
+    assert workload_kinds.Launcher(*made, "bridge").kind == "Job"
 
 
 def test_a_network_without_a_cluster_is_refused_in_one_line(tmp_path):

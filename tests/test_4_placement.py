@@ -6,11 +6,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from dovetail import manifests, placement
 from dovetail.core import protocol
-from dovetail.executors.nodes import Nodes
-from dovetail.minicluster import minicluster
-from dovetail.placement import Room
+from dovetail.executors.kubernetes import manifests, placement
+from dovetail.executors.kubernetes.minicluster import minicluster
+from dovetail.executors.kubernetes.nodes import Nodes
+from dovetail.executors.kubernetes.placement import Room
 
 pytestmark = pytest.mark.unit
 GIB = 1 << 30

@@ -22,11 +22,11 @@ from urllib.parse import urlsplit
 import kuberun
 import pytest
 from clusters import LIMIT, pod
-from dovetail import kubeapi, manifests, placement
 from dovetail.core import protocol
 from dovetail.core.errors import BadInput
-from dovetail.executors import cluster
-from dovetail.executors.nodes import Nodes
+from dovetail.executors.kubernetes import api as kubeapi
+from dovetail.executors.kubernetes import manifests, placement, session
+from dovetail.executors.kubernetes.nodes import Nodes
 from dovetail.usernetes import cgroups
 from driven import Driver, shares
 from faultyproxy import Proxy
@@ -158,12 +158,12 @@ def older(site):
         site.kubeconfig = real
         second.terminate()
         second.wait()
-        cluster.install(cluster.connect(Path(real)))
+        session.install(session.connect(Path(real)))
 
 
 def ready(site):
     with contextlib.suppress(BadInput):
-        return cluster.connect(Path(site.kubeconfig))
+        return session.connect(Path(site.kubeconfig))
 
 
 def test_a_limit_follows_the_requests_where_the_plan_asks_for_one(driver):

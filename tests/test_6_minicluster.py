@@ -12,7 +12,7 @@ import signal
 import pytest
 from clusters import ROOT
 from dovetail.core import protocol
-from dovetail.executors import lifecycle
+from dovetail.executors.kubernetes import lifecycle
 from driven import shares
 from fluxoperator import with_operator
 

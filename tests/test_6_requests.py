@@ -8,7 +8,7 @@ from dovetail.controller import settings
 from dovetail.controller.settings import Part
 from dovetail.core import protocol
 from dovetail.core.protocol import Capacity, Node, Spec
-from dovetail.executors.simulated import Work
+from dovetail.executors.simulated.executor import Work
 from dovetail.simulate import run_simulated
 from hypothesis import given
 from hypothesis import strategies as st

@@ -11,8 +11,14 @@ from __future__ import annotations
 import time
 
 import pytest
-from dovetail.executors.resizes import Resizes
-from dovetail.executors.resizing import LIMIT, SLOW, Change, Transaction, progress
+from dovetail.executors.kubernetes.resize_queue import Resizes
+from dovetail.executors.kubernetes.resize_transaction import (
+    LIMIT,
+    SLOW,
+    Change,
+    Transaction,
+    progress,
+)
 
 pytestmark = pytest.mark.unit
 A, B = Change("a", 1000, 400), Change("b", 500, 1100)

@@ -7,9 +7,9 @@ import json
 
 import pytest
 from dovetail.core import cgroup_weights, protocol
-from dovetail.executors.launched import Launched
-from dovetail.executors.nodes import Nodes
-from dovetail.executors.reporting import FILE, Report
+from dovetail.executors.kubernetes.launch import Launched
+from dovetail.executors.kubernetes.nodes import Nodes
+from dovetail.executors.kubernetes.share_report import FILE, Report
 
 pytestmark = pytest.mark.unit
 

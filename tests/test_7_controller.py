@@ -10,7 +10,7 @@ from dovetail.controller.controller import TERMINAL, Controller
 from dovetail.controller.settings import Settings
 from dovetail.core import eventlog, protocol
 from dovetail.core.protocol import Capacity, Launch, Node, Note, Ranks, Spec, Stop
-from dovetail.executors.simulated import Fault, Work
+from dovetail.executors.simulated.executor import Fault, Work
 from dovetail.replay import replay
 from dovetail.simulate import run_simulated
 from hypothesis import HealthCheck, given, settings

@@ -8,7 +8,7 @@ import sys
 import pytest
 from dovetail.bench.scale import bench_scale
 from dovetail.core.protocol import Node, Spec
-from dovetail.executors.simulated import Work
+from dovetail.executors.simulated.executor import Work
 from dovetail.simulate import run_simulated
 
 pytestmark = pytest.mark.unit

@@ -14,7 +14,7 @@ from dovetail.controller.controller import Controller
 from dovetail.controller.settings import Settings
 from dovetail.core import protocol
 from dovetail.core.protocol import Capacity, Node, Note, Spec
-from dovetail.executors.simulated import Fault, Simulated, Work
+from dovetail.executors.simulated.executor import Fault, Simulated, Work
 from dovetail.simulate import Result, run_simulated
 
 pytestmark = pytest.mark.unit

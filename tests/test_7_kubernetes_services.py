@@ -13,7 +13,7 @@ import kuberun
 import pytest
 from clusters import LIMIT, container_group, eventually, pod
 from dovetail.core import protocol
-from dovetail.placement import asked
+from dovetail.executors.kubernetes.placement import asked
 from driven import Driver, shares
 
 pytestmark = pytest.mark.kube

@@ -11,7 +11,7 @@ from dovetail.controller.settings import Settings
 from dovetail.core import eventlog, protocol
 from dovetail.core.errors import BadInput
 from dovetail.core.protocol import Capacity, Node, Spec
-from dovetail.executors.simulated import Fault, Simulated, Work
+from dovetail.executors.simulated.executor import Fault, Simulated, Work
 from dovetail.replay import rebuild, replay
 from dovetail.simulate import run_simulated
 

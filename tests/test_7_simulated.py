@@ -11,7 +11,7 @@ from dataclasses import replace
 import pytest
 from dovetail.core import protocol
 from dovetail.core.protocol import Capacity, Node, Spec
-from dovetail.executors.simulated import Fault, Simulated, Work, fill
+from dovetail.executors.simulated.executor import Fault, Simulated, Work, fill
 from dovetail.simulate import Result, run_simulated
 
 pytestmark = pytest.mark.unit

@@ -12,7 +12,8 @@ import subprocess
 import kuberun
 import pytest
 from clusters import record
-from dovetail import manifests, replay
+from dovetail import replay
+from dovetail.executors.kubernetes import manifests
 from dovetail.host import session as sweep
 from kuberun import ends, running
 from others import WHY_NOT

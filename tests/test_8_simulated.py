@@ -7,7 +7,7 @@ import pytest
 from dovetail import summary
 from dovetail.controller.settings import Settings
 from dovetail.core import eventlog, protocol
-from dovetail.executors.simulated import Fault, Work
+from dovetail.executors.simulated.executor import Fault, Work
 from dovetail.report import page
 from dovetail.simulate import run_simulated
 

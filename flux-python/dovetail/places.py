@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Protocol
 from dovetail.controller.controller import Controller
 from dovetail.core.errors import BadInput
 from dovetail.core.protocol import Node
-from dovetail.executors.local import LocalExecutor, free_memory
+from dovetail.executors.local.executor import LocalExecutor, free_memory
 from dovetail.loop import Waiting
 from dovetail.plan.schema import Plan
 
 if TYPE_CHECKING:  # the Kubernetes client takes most of a second to import
-    from dovetail.executors.kubernetes import KubernetesExecutor
+    from dovetail.executors.kubernetes.executor import KubernetesExecutor
 
 
 class Place(Protocol):
@@ -98,7 +98,8 @@ class Cluster:
     """
 
     def __init__(self, kubeconfig: Path, network: str) -> None:
-        from dovetail.executors import cluster, nodes
+        from dovetail.executors.kubernetes import nodes
+        from dovetail.executors.kubernetes import session as cluster
 
         self._api = cluster.connect(kubeconfig)
         found = nodes.Nodes((None, None))
@@ -129,8 +130,8 @@ class Cluster:
 
     def start(self, asked: Plan, directory: Path, origin: float, *, resume: bool) -> Waiting:
         """Set the run up on the cluster."""
-        from dovetail.executors import cluster
-        from dovetail.executors.kubernetes import KubernetesExecutor
+        from dovetail.executors.kubernetes import session as cluster
+        from dovetail.executors.kubernetes.executor import KubernetesExecutor
 
         session = cluster.Session(self._api, directory, asked.specs, resume, self._network)
         self._launcher = str(session.launcher)

@@ -16,7 +16,7 @@ from dovetail.controller.settings import Settings
 from dovetail.core import protocol
 from dovetail.core.eventlog import Log
 from dovetail.core.protocol import Action, Node, Spec
-from dovetail.executors.simulated import Fault, Simulated, Work
+from dovetail.executors.simulated.executor import Fault, Simulated, Work
 
 
 @dataclass

@@ -17,7 +17,7 @@ from pathlib import Path
 from dovetail.bench.cases import environment
 from dovetail.core.errors import WorkFailed
 from dovetail.core.protocol import Finished, Ranks, Sampled, Share, Spec, WaitPolicy
-from dovetail.executors.local import LocalExecutor
+from dovetail.executors.local.executor import LocalExecutor
 
 
 @dataclass(frozen=True)

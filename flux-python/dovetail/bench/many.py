@@ -19,15 +19,15 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from dovetail import manifests
 from dovetail.bench.figures import Claim, Progress
 from dovetail.bench.harness import Row, plain_environment
 from dovetail.core import protocol
 from dovetail.core.errors import WorkFailed
-from dovetail.executors import cluster
-from dovetail.executors.kubernetes import KubernetesExecutor
+from dovetail.executors.kubernetes import manifests
+from dovetail.executors.kubernetes import session as cluster
+from dovetail.executors.kubernetes.executor import KubernetesExecutor
+from dovetail.executors.kubernetes.manifests import path
 from dovetail.host import install_paths
-from dovetail.manifests import path
 
 START = 600.0  # seconds for all pods to run, on a machine that is busy with other things
 ITERATION = 500  # milliseconds

@@ -27,7 +27,7 @@ from typing import Any
 
 from dovetail.core import protocol
 from dovetail.core.errors import BadInput, WorkFailed
-from dovetail.executors.job import Job, Result
+from dovetail.executors.local.job import Job, Result
 from dovetail.host import cgroups, install_paths
 from dovetail.host import session as sweep
 from dovetail.mpi import sampling, supervisor
@@ -35,7 +35,7 @@ from dovetail.mpi.control_page import Control
 from dovetail.plan import command_line
 
 _PATIENCE = 10.0  # seconds for a keeper to do what it was told before it is ended itself
-_PACKAGE = str(Path(__file__).resolve().parents[2])
+_PACKAGE = str(Path(__file__).resolve().parents[3])
 _PYTHON = [sys.executable, "-I", "-S", "-c"]
 _PATH = f"import sys; sys.path.insert(0, {_PACKAGE!r}); "
 _RUN_KEEPER = _PATH + "from dovetail.mpi.supervisor import main; main()"

@@ -17,21 +17,21 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Callable
 
-from dovetail import manifests
 from dovetail.controller import settings
 from dovetail.core import protocol
 from dovetail.core.errors import WorkFailed
-from dovetail.executors import cluster, launched
-from dovetail.executors.calls import Calls
-from dovetail.executors.job import Result
-from dovetail.executors.launched import Launched
-from dovetail.executors.lifecycle import Lifecycle
-from dovetail.executors.nodes import Nodes
-from dovetail.executors.reporting import Report
-from dovetail.executors.resizes import Resizes
-from dovetail.executors.resizing import Change
-from dovetail.kubeapi import Watch
-from dovetail.manifests import path
+from dovetail.executors.kubernetes import launch, manifests
+from dovetail.executors.kubernetes import session as cluster
+from dovetail.executors.kubernetes.api import Watch
+from dovetail.executors.kubernetes.background_calls import Calls
+from dovetail.executors.kubernetes.launch import Launched
+from dovetail.executors.kubernetes.lifecycle import Lifecycle
+from dovetail.executors.kubernetes.manifests import path
+from dovetail.executors.kubernetes.nodes import Nodes
+from dovetail.executors.kubernetes.resize_queue import Resizes
+from dovetail.executors.kubernetes.resize_transaction import Change
+from dovetail.executors.kubernetes.share_report import Report
+from dovetail.executors.local.job import Result
 from dovetail.pods import wire
 
 _WORKERS = 8
@@ -63,7 +63,7 @@ class KubernetesExecutor:
         self.results: dict[str, Result] = {}
         self.left: list[str] = []
         self._events: list[protocol.Event] = []
-        self._clocks = launched.Clocks()
+        self._clocks = launch.Clocks()
         self._launches = 0
         self._t = 0.0
         self._closed = self._told_lost = False
@@ -103,7 +103,7 @@ class KubernetesExecutor:
         if spec.name in self._life.jobs:
             raise ValueError(f"simulation {spec.name} is running")
         again = self._session.resumed or spec.name in self.results
-        key = launched.new_key(spec.name, again)
+        key = launch.new_key(spec.name, again)
         self._life.jobs[spec.name] = Launched(spec, share, key, retry_at=time.monotonic())
 
     def adopt(self, wanted: Mapping[str, tuple[protocol.Spec, protocol.Share]]) -> Sequence[str]:
@@ -228,7 +228,7 @@ class KubernetesExecutor:
 
     def _believe(self, job: Launched) -> None:
         """Take what the ranks said of their end; a lost node or pod is why they failed."""
-        away = set(map(launched.node_of, job.pods.values())) - self._hub.nodes()
+        away = set(map(launch.node_of, job.pods.values())) - self._hub.nodes()
         failed = job.doubted and job.doubted.code and not job.stopped
         if failed and away:
             job.deadline = job.deadline or time.monotonic() + _DOUBT
@@ -271,10 +271,10 @@ class KubernetesExecutor:
     def _find_lost(self, now: float) -> None:
         """Give up what ran on nodes that are gone."""
         live = [job for job in self._life.jobs.values() if job.phase in ("gathering", "running")]
-        used = {launched.node_of(pod) for job in live for pod in job.pods.values()} - {""}
+        used = {launch.node_of(pod) for job in live for pod in job.pods.values()} - {""}
         for name, why in self._nodes.lost(now, self._hub.nodes(), used).items():
             for job in live:
-                if name in map(launched.node_of, job.pods.values()) and job.phase != "leaving":
+                if name in map(launch.node_of, job.pods.values()) and job.phase != "leaving":
                     job.result = job.result or Result(1, f"{settings.NODE_LOST}: {name}: {why}")
                     self._life.leave(job)
         for job in live:
@@ -290,7 +290,7 @@ class KubernetesExecutor:
         uids: dict[str, list[str]] = {}
         for job in self._life.jobs.values():
             for pod in job.pods.values():
-                uids.setdefault(launched.node_of(pod), []).append(pod["metadata"]["uid"])
+                uids.setdefault(launch.node_of(pod), []).append(pod["metadata"]["uid"])
         for node, ones in uids.items():
             self._hub.send(node, wire.Check(ones))
 
@@ -331,10 +331,10 @@ class KubernetesExecutor:
             if new:
                 wanted[name] = self._nodes.divided(job.sizes, shares[name].requests)
             for group, pod in job.pods.items():
-                node = launched.node_of(pod)
+                node = launch.node_of(pod)
                 if new:
                     on.setdefault(node, []).append((name, group))
-                elif not launched.over(pod):
+                elif not launch.over(pod):
                     taken[node] = taken.get(node, 0) + job.cpu[group]
         for node, places in on.items():
             cpus = [wanted[name][group] for name, group in places]

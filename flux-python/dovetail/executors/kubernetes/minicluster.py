@@ -16,9 +16,10 @@ import os
 import shlex
 from collections.abc import Sequence
 
-from dovetail import manifests, pods
+from dovetail import pods
 from dovetail.core.protocol import Spec
-from dovetail.manifests import Folders, Object
+from dovetail.executors.kubernetes import manifests
+from dovetail.executors.kubernetes.manifests import Folders, Object
 
 GROUP = "/apis/flux-framework.org/v1alpha2"
 KIND = "MiniCluster"

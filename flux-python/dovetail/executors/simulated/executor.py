@@ -22,10 +22,10 @@ from collections.abc import Mapping, Sequence
 
 from dovetail.core import protocol
 from dovetail.core.protocol import Capacity, Event, Node, Share, Spec
-from dovetail.executors.work import Fault as Fault
-from dovetail.executors.work import Rank, Sim
-from dovetail.executors.work import Work as Work
-from dovetail.executors.work import fill as fill
+from dovetail.executors.simulated.work import Fault as Fault
+from dovetail.executors.simulated.work import Rank, Sim
+from dovetail.executors.simulated.work import Work as Work
+from dovetail.executors.simulated.work import fill as fill
 
 SPIN = 0.55
 """Speed of work while spinning ranks crowd the cores: their turns delay every message."""

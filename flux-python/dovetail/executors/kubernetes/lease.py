@@ -15,10 +15,10 @@ import threading
 import time
 from datetime import datetime, timezone
 
-from dovetail import manifests
 from dovetail.core.errors import BadInput
-from dovetail.kubeapi import Api, NotFound, Object, Refused, Unreachable
-from dovetail.manifests import path
+from dovetail.executors.kubernetes import manifests
+from dovetail.executors.kubernetes.api import Api, NotFound, Object, Refused, Unreachable
+from dovetail.executors.kubernetes.manifests import path
 from dovetail.pods import orphan_limit
 
 DURATION, RENEW = 15, 4.0  # seconds

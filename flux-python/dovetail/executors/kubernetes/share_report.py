@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from dovetail.core import cgroup_weights
-from dovetail.executors import launched
-from dovetail.executors.launched import Launched
+from dovetail.executors.kubernetes import launch
+from dovetail.executors.kubernetes.launch import Launched
 
 FILE = "status.json"
 PERIOD = 5.0
@@ -65,12 +65,12 @@ class Report:
             first = 0
             for group, (size, cpu) in enumerate(zip(job.sizes, job.cpu)):
                 pod = job.pods.get(group)
-                if pod is not None and launched.node_of(pod) and not launched.over(pod):
+                if pod is not None and launch.node_of(pod) and not launch.over(pod):
                     rows.append(
                         {
                             "simulation": job.spec.name,
                             "ranks": [first, first + size - 1],
-                            "node": launched.node_of(pod),
+                            "node": launch.node_of(pod),
                             "pod": pod["metadata"]["name"],
                             "cpu": cpu,
                             **self._on_disk(pod["metadata"]["uid"]),

@@ -23,13 +23,21 @@ from urllib.parse import urlsplit
 
 import yaml
 
-from dovetail import manifests
 from dovetail.core.errors import BadInput, WorkFailed
 from dovetail.core.protocol import Spec
-from dovetail.executors.launcher import Launcher
-from dovetail.executors.lease import Lease
-from dovetail.kubeapi import Api, NotFound, Object, Refused, Unreachable
-from dovetail.manifests import KEY, NAMESPACE, PART, RANK_GROUP, RUN, SIMULATION, path
+from dovetail.executors.kubernetes import manifests
+from dovetail.executors.kubernetes.api import Api, NotFound, Object, Refused, Unreachable
+from dovetail.executors.kubernetes.lease import Lease
+from dovetail.executors.kubernetes.manifests import (
+    KEY,
+    NAMESPACE,
+    PART,
+    RANK_GROUP,
+    RUN,
+    SIMULATION,
+    path,
+)
+from dovetail.executors.kubernetes.workload_kinds import Launcher
 from dovetail.pods.hub import Hub
 from dovetail.usernetes.state import write_private
 
@@ -71,7 +79,7 @@ def folder() -> Path:
     """`operator-manifests`, in the checkout or where it was installed."""
     here = Path(__file__).resolve()
     choices = [
-        here.parents[3] / "operator-manifests",
+        here.parents[4] / "operator-manifests",
         # PREFIX/lib/python3.x/site-packages/dovetail beside PREFIX/share
         *(up / "share/dovetail/operator-manifests" for up in here.parents),
     ]

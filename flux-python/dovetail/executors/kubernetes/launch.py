@@ -13,10 +13,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from dovetail import manifests
 from dovetail.core import protocol
-from dovetail.executors.job import Result
-from dovetail.placement import asked, millicores
+from dovetail.executors.kubernetes import manifests
+from dovetail.executors.kubernetes.placement import asked, millicores
+from dovetail.executors.local.job import Result
 
 Object = dict[str, Any]
 

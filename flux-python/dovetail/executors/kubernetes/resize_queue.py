@@ -11,11 +11,11 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any, Callable, Union
 
-from dovetail import manifests
-from dovetail.executors.calls import Calls, Outcome
-from dovetail.executors.resizing import Change, Patch, Transaction
-from dovetail.kubeapi import Api, NotFound
-from dovetail.manifests import path
+from dovetail.executors.kubernetes import manifests
+from dovetail.executors.kubernetes.api import Api, NotFound
+from dovetail.executors.kubernetes.background_calls import Calls, Outcome
+from dovetail.executors.kubernetes.manifests import path
+from dovetail.executors.kubernetes.resize_transaction import Change, Patch, Transaction
 
 Changes = Callable[[], Union[Sequence[Change], str]]
 """Asked for the changes, or for the reason why there can be none."""

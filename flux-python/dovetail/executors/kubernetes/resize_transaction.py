@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from dovetail.placement import millicores
+from dovetail.executors.kubernetes.placement import millicores
 
 LIMIT = 8.0
 """Seconds that a round may take where a node says that it has no room."""

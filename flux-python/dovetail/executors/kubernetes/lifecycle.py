@@ -16,19 +16,19 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any, Callable
 
-from dovetail import manifests, placement
 from dovetail.controller import settings
 from dovetail.core import protocol
-from dovetail.executors import cluster, launched
-from dovetail.executors.calls import Calls
-from dovetail.executors.job import Result
-from dovetail.executors.launched import Launched, Object
-from dovetail.executors.nodes import Nodes
-from dovetail.executors.resizes import Resizes
-from dovetail.executors.resizing import Change
+from dovetail.executors.kubernetes import launch, manifests, placement
+from dovetail.executors.kubernetes import session as cluster
+from dovetail.executors.kubernetes.api import NotFound, Refused
+from dovetail.executors.kubernetes.background_calls import Calls
+from dovetail.executors.kubernetes.launch import Launched, Object
+from dovetail.executors.kubernetes.manifests import path
+from dovetail.executors.kubernetes.nodes import Nodes
+from dovetail.executors.kubernetes.resize_queue import Resizes
+from dovetail.executors.kubernetes.resize_transaction import Change
+from dovetail.executors.local.job import Result
 from dovetail.host import install_paths
-from dovetail.kubeapi import NotFound, Refused
-from dovetail.manifests import path
 from dovetail.plan import command_line
 from dovetail.pods import wire
 
@@ -180,7 +180,7 @@ class Lifecycle:
 
     def pod(self, job: Launched, kind: str, pod: Object) -> None:
         """News of one of its pods."""
-        group, name = launched.group_of(pod), pod["metadata"]["name"]
+        group, name = launch.group_of(pod), pod["metadata"]["name"]
         if kind == "DELETED":
             self._resizes.gone(name)
             job.pods.pop(group, None)
@@ -189,15 +189,15 @@ class Lifecycle:
             return
         new = group not in job.pods
         job.pods[group] = pod
-        if launched.deleted(pod) and self._expected(job):
-            return self.lose(job, f"pod {name} is deleted: {launched.ended_by(pod)}")
-        if launched.over(pod):
+        if launch.deleted(pod) and self._expected(job):
+            return self.lose(job, f"pod {name} is deleted: {launch.ended_by(pod)}")
+        if launch.over(pod):
             self._resizes.gone(name)
             if self._expected(job):
-                self.lose(job, f"pod {name} ended: {launched.ended_by(pod)}")
+                self.lose(job, f"pod {name} ended: {launch.ended_by(pod)}")
             return
         self._resizes.seen(pod)
-        if new and group < len(job.cpu) and launched.born_with(pod) != self._now(job)[group]:
+        if new and group < len(job.cpu) and launch.born_with(pod) != self._now(job)[group]:
             self.correct(job)
 
     def correct(self, job: Launched) -> None:
@@ -212,9 +212,9 @@ class Lifecycle:
         """Pods that the admission policy missed, or whose limit is not the greatest of all."""
         now = self._now(job)
         return [
-            Change.between(pod["metadata"]["name"], launched.born_with(pod), now[group])
+            Change.between(pod["metadata"]["name"], launch.born_with(pod), now[group])
             for group, pod in job.pods.items()
-            if not launched.over(pod) and job.phase != "leaving"
+            if not launch.over(pod) and job.phase != "leaving"
         ]
 
     @staticmethod
@@ -224,13 +224,13 @@ class Lifecycle:
 
     def _gather(self, job: Launched, now: float) -> None:
         pods = job.pods.values()
-        if self._placing is job and len([*filter(launched.node_of, pods)]) == len(job.sizes):
+        if self._placing is job and len([*filter(launch.node_of, pods)]) == len(job.sizes):
             self._placing = None
-        why = next(filter(None, map(launched.hopeless, pods)), "")
-        ended = next((pod for pod in pods if launched.ending(pod)), None)
+        why = next(filter(None, map(launch.hopeless, pods)), "")
+        ended = next((pod for pod in pods if launch.ending(pod)), None)
         if ended is not None and not why and not job.stopped:  # before we knew of its Job
             name = ended["metadata"]["name"]
-            return self.lose(job, f"pod {name} ended: {launched.ended_by(ended)}")
+            return self.lose(job, f"pod {name} ended: {launch.ended_by(ended)}")
         if why or job.stopped:
             job.result = job.result or Result(1, why)
             return self.leave(job)
@@ -240,7 +240,7 @@ class Lifecycle:
         if len(job.connected) == len(job.sizes) and now > job.retry_at and not job.asking:
             self._list(job, lambda found: self._met(job, found))
         if now > job.deadline:
-            unplaced = next(filter(None, map(launched.unplaced, pods)), "")
+            unplaced = next(filter(None, map(launch.unplaced, pods)), "")
             missing = f"{len(job.connected)} of {len(job.sizes)} rank groups were there"
             job.failures -= bool(unplaced)  # for room it may wait for ever
             made = f"nobody makes pods of {self._session.launcher}"
@@ -339,7 +339,7 @@ class Lifecycle:
             return
         if not job.deleted:
             self._delete(job)
-        elif late or all(map(launched.over, job.pods.values())):  # late: a watch may hang
+        elif late or all(map(launch.over, job.pods.values())):  # late: a watch may hang
             self._list(job, lambda found: self._confirmed(job, found))
 
     def _list(self, job: Launched, then: Callable[[Any], None]) -> None:
@@ -357,7 +357,7 @@ class Lifecycle:
             job.asking, job.checked = False, True
             if isinstance(found, Exception):
                 return
-            there = {launched.group_of(pod) for pod in found if not launched.deleted(pod)}
+            there = {launch.group_of(pod) for pod in found if not launch.deleted(pod)}
             for group in set(job.pods) - there:
                 self.pod(job, "DELETED", job.pods[group])
 
@@ -369,9 +369,9 @@ class Lifecycle:
         if isinstance(found, Exception):
             job.retry_at = time.monotonic() + AGAIN
             return
-        if not all(map(launched.over, found)):  # one that we had not heard of yet
+        if not all(map(launch.over, found)):  # one that we had not heard of yet
             for pod in found:
-                job.pods[launched.group_of(pod)] = pod
+                job.pods[launch.group_of(pod)] = pod
             job.deleted = False
             return self._delete(job)
         job.pods.clear()
@@ -381,7 +381,7 @@ class Lifecycle:
             self._end(job)
 
     def _start_over(self, job: Launched) -> None:
-        job.key = launched.new_key(job.spec.name, again=True)
+        job.key = launch.new_key(job.spec.name, again=True)
         job.phase, job.again, job.deleted = "waiting", False, False
         job.connected.clear()
         job.retry_at = time.monotonic() + AGAIN

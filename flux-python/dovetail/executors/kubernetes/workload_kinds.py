@@ -18,11 +18,11 @@ import threading
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from dovetail import manifests, minicluster
 from dovetail.core.errors import BadInput, WorkFailed
 from dovetail.core.protocol import Spec
-from dovetail.kubeapi import Api, Object, Refused, Unreachable
-from dovetail.manifests import path
+from dovetail.executors.kubernetes import manifests, minicluster
+from dovetail.executors.kubernetes.api import Api, Object, Refused, Unreachable
+from dovetail.executors.kubernetes.manifests import path
 
 _PATIENCE = 100  # looks for the policy, 0.1 s apart; it takes a second from its creation
 _Z85 = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ.-:+=^!/*?&<>()[]{}@%$#"

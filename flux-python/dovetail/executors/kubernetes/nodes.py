@@ -13,8 +13,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from dovetail import manifests, placement
 from dovetail.core import cgroup_weights, protocol
+from dovetail.executors.kubernetes import manifests, placement
 
 Object = dict[str, Any]
 
