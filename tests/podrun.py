@@ -14,11 +14,11 @@ import time
 from pathlib import Path
 
 import pytest
-from dovetail import pods
+from dovetail.executors import pods
+from dovetail.executors.kubernetes.agent_hub import Hub
+from dovetail.executors.pods import messages
 from dovetail.host import install_paths, processes, session
 from dovetail.plan import command_line
-from dovetail.pods import wire
-from dovetail.pods.hub import Hub
 from localrun import FAKE_MPIRUN, LIMIT, scripts, wait_for
 
 ADDRESSES = ("127.0.0.1", "127.0.0.2")
@@ -32,7 +32,7 @@ class Cluster:
         self.run = "t" + secrets.token_hex(4)
         self.token = f"DOVETAIL_TEST={directory}"
         self.hub = Hub("127.0.0.1", directory / "hub")
-        self.heard: list[tuple[str, wire.Message]] = []
+        self.heard: list[tuple[str, messages.Message]] = []
         self.agents: dict[str, subprocess.Popen[bytes]] = {}
         self.entries: dict[tuple[str, int], subprocess.Popen[bytes]] = {}
         self.uids = itertools.count()
@@ -55,7 +55,12 @@ class Cluster:
         return Path(session.shared_session(self.run, node))
 
     def command(self, module: str, *words: str) -> list[str]:
-        return [*pods.command(f"pods.{module}", sys.executable), "--run", self.run, *words]
+        return [
+            *pods.command(f"executors.pods.{module}", sys.executable),
+            "--run",
+            self.run,
+            *words,
+        ]
 
     def agent(
         self, node: str = "one", *prefix: str, cgroups: str = "", **more: str
@@ -68,7 +73,7 @@ class Cluster:
     def entry(
         self, simulation: str, group: int = 0, node: str = "one", *prefix: str, **more: str
     ) -> subprocess.Popen[bytes]:
-        words = self.command("entry", "--node", node, "--simulation", simulation)
+        words = self.command("entrypoint", "--node", node, "--simulation", simulation)
         words += ["--group", str(group), "--uid", f"uid{next(self.uids)}"]
         started = subprocess.Popen([*prefix, *words], env={**os.environ, **more})
         self.entries[simulation, group] = started
@@ -105,9 +110,9 @@ class Cluster:
     def launch(self, name: str, script: str, *prepare: str, prefix: tuple[str, ...] = ()) -> None:
         """Run a shell script as a simulation of one rank in one pod on node one."""
         self.entry(name, 0, "one", *prefix)
-        self.until(wire.Pod, name)
+        self.until(messages.Pod, name)
         config = self.config(name, ("sh", "-c", script), 1, *prepare)
-        self.hub.tell(wire.Run(name, config, [{"address": ADDRESSES[0], "ranks": 1}]))
+        self.hub.tell(messages.Run(name, config, [{"address": ADDRESSES[0], "ranks": 1}]))
 
     def log(self, name: str) -> str:
         path = self.directory / "run" / name / "log"
@@ -115,7 +120,7 @@ class Cluster:
 
     def end(self, name: str, code: int = 0) -> None:
         """End the simulation; its entries exit with the code."""
-        self.hub.tell(wire.End(name, code))
+        self.hub.tell(messages.End(name, code))
         for (simulation, _), entry in self.entries.items():
             if simulation == name:
                 assert entry.wait(LIMIT) == code

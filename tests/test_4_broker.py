@@ -9,10 +9,10 @@ import subprocess
 import threading
 
 import pytest
-from dovetail import pods
 from dovetail.core import protocol
+from dovetail.executors import pods
 from dovetail.executors.kubernetes import launch, manifests, minicluster, workload_kinds
-from dovetail.pods import broker
+from dovetail.executors.pods import flux_broker
 
 pytestmark = pytest.mark.unit
 tomllib = pytest.importorskip("tomllib")  # Python 3.11
@@ -33,7 +33,7 @@ def test_a_certificate_has_two_keys_and_is_new_each_time():
 
 @pytest.mark.parametrize("size", [1, 2, 5])
 def test_every_broker_finds_itself_and_the_first_in_the_configuration(size):
-    made = tomllib.loads(broker.configuration("sim-abc", size, "127.0.0.1:5"))["bootstrap"]
+    made = tomllib.loads(flux_broker.configuration("sim-abc", size, "127.0.0.1:5"))["bootstrap"]
     hosts = made["hosts"]
     assert hosts[0]["host"] == "sim-abc-0"
     assert hosts[0]["bind"] == hosts[0]["connect"] == "tcp://127.0.0.1:5"
@@ -43,24 +43,24 @@ def test_every_broker_finds_itself_and_the_first_in_the_configuration(size):
 def test_the_first_address_is_told_to_those_who_came_before_it_and_after(tmp_path):
     meeting = tmp_path / "folder" / "sim"
     early: list[str] = []
-    waiting = threading.Thread(target=lambda: early.append(broker.meet(meeting)))
+    waiting = threading.Thread(target=lambda: early.append(flux_broker.meet(meeting)))
     waiting.start()
-    told = broker.listen("127.0.0.1", meeting)
+    told = flux_broker.listen("127.0.0.1", meeting)
     waiting.join()
-    assert early == [told] == [broker.meet(meeting)]
+    assert early == [told] == [flux_broker.meet(meeting)]
     assert re.fullmatch(r"127\.0\.0\.1:\d+", told)
     assert meeting.parent.stat().st_mode & 0o077 == 0
 
 
 def test_a_first_pod_that_never_says_where_it_is_is_not_waited_for_for_ever(tmp_path):
     with pytest.raises(TimeoutError, match="has not said where it listens"):
-        broker.meet(tmp_path / "sim", 0.0)
+        flux_broker.meet(tmp_path / "sim", 0.0)
 
 
 def test_an_entry_has_its_own_pods_environment_and_nothing_of_flux_or_the_first_pod(tmp_path):
     given = {"A": "a b'c", "PATH": "/opt/flux/bin", "FLUX_URI": "x", "JOB_COMPLETION_INDEX": "1"}
     script = tmp_path / "entry"
-    script.write_text(broker.entry(["/usr/bin/env"], given))
+    script.write_text(flux_broker.entry(["/usr/bin/env"], given))
     done = subprocess.run(["sh", str(script)], env={"FLUX_JOB_ID": "1", "PMI_RANK": "0"},
                           capture_output=True, text=True, check=True)  # fmt: skip
     found = dict(line.split("=", 1) for line in done.stdout.splitlines())

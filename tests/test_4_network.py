@@ -13,8 +13,8 @@ from dovetail.core import protocol
 from dovetail.core.errors import BadInput
 from dovetail.executors.kubernetes import manifests, workload_kinds
 from dovetail.executors.kubernetes import session as kubernetes
-from dovetail.pods import wire
-from dovetail.pods.hub import Hub
+from dovetail.executors.kubernetes.agent_hub import Hub
+from dovetail.executors.pods import messages
 from podrun import cluster  # noqa: F401
 
 pytestmark = pytest.mark.unit
@@ -37,7 +37,7 @@ def beyond(cluster):  # noqa: F811
 def test_an_agent_finds_the_hub_by_its_socket_where_no_way_leads_to_its_address(beyond):
     beyond.agent()
     beyond.launch("sim", "exit 3")
-    assert beyond.until(wire.Result, "sim").code == 3
+    assert beyond.until(messages.Result, "sim").code == 3
     beyond.end("sim", 3)
 
 
@@ -45,11 +45,11 @@ def test_a_hub_takes_the_place_of_one_that_was_killed_and_leaves_no_socket(beyon
     folder = beyond.directory / ("long" * 30) / "hub"
     beyond.hub.close()
     assert not (folder / "hub.sock").exists()
-    with socket.socket(socket.AF_UNIX) as left, wire.short(str(folder / "hub.sock")) as name:
+    with socket.socket(socket.AF_UNIX) as left, messages.short(str(folder / "hub.sock")) as name:
         left.bind(name)
     beyond.hub = Hub("127.0.0.1", folder)
     beyond.agent()
-    beyond.until(wire.Joined)
+    beyond.until(messages.Joined)
     assert beyond.hub.nodes() == {"one"}
 
 
@@ -58,7 +58,7 @@ def test_a_hub_whose_disk_takes_no_sockets_has_its_address_alone(cluster):  # no
     (cluster.directory / "hub" / "hub.sock").mkdir()
     cluster.hub = Hub("127.0.0.1", cluster.directory / "hub")
     cluster.agent()
-    cluster.until(wire.Joined)
+    cluster.until(messages.Joined)
 
 
 @pytest.mark.parametrize("network", ["host", "bridge"])

@@ -12,9 +12,9 @@ import time
 from pathlib import Path
 
 import pytest
+from dovetail.executors.kubernetes.agent_hub import Hub
+from dovetail.executors.pods import messages
 from dovetail.host import child, processes, session
-from dovetail.pods import wire
-from dovetail.pods.hub import Hub
 from localrun import wait_for
 from podrun import cluster, name_of  # noqa: F401
 
@@ -41,23 +41,23 @@ def kill(started):
 def test_a_pod_that_is_killed_is_reported_and_nothing_of_it_is_left(cluster):  # noqa: F811
     cluster.agent()
     cluster.launch("sim", "trap '' TERM; setsid sleep 1000 & while :; do sleep 1000; done")
-    cluster.until(wire.Started, "sim")
+    cluster.until(messages.Started, "sim")
     wait_for(lambda: ranks(cluster))
     kill(cluster.entries["sim", 0])
-    assert cluster.until(wire.Lost, "sim") == wire.Lost("sim", 0, "uid0")
+    assert cluster.until(messages.Lost, "sim") == messages.Lost("sim", 0, "uid0")
     wait_for(lambda: not ranks(cluster))
     wait_for(lambda: not (cluster.session("one") / "sim").exists())
-    cluster.hub.tell(wire.End("sim", 1))
+    cluster.hub.tell(messages.End("sim", 1))
 
 
 def test_a_pod_that_is_deleted_tells_how_its_simulation_ended(cluster):  # noqa: F811
     cluster.agent()
     cluster.launch("sim", "sleep 1000")
-    cluster.until(wire.Started, "sim")
+    cluster.until(messages.Started, "sim")
     cluster.entries["sim", 0].terminate()
-    assert cluster.until(wire.Result, "sim").code == 143
+    assert cluster.until(messages.Result, "sim").code == 143
     assert cluster.entries["sim", 0].wait(120) == 143
-    assert not [m for _, m in cluster.heard if isinstance(m, wire.Lost)]
+    assert not [m for _, m in cluster.heard if isinstance(m, messages.Lost)]
 
 
 @pytest.mark.parametrize("moment", ["before it is the program", "when it is forked"])
@@ -84,13 +84,13 @@ def test_a_signal_to_a_program_that_is_about_to_start_ends_it(moment):
 def test_a_simulation_goes_on_without_its_agent(cluster):  # noqa: F811
     agent = cluster.agent()
     cluster.launch("sim", WAITS)
-    cluster.until(wire.Started, "sim")
+    cluster.until(messages.Started, "sim")
     kill(agent)
-    cluster.until(wire.Gone)
+    cluster.until(messages.Gone)
     cluster.agent()
-    assert cluster.until(wire.Pod, "sim") == wire.Pod("sim", 0, "uid0")
+    assert cluster.until(messages.Pod, "sim") == messages.Pod("sim", 0, "uid0")
     go(cluster)
-    assert cluster.until(wire.Result, "sim").code == 0
+    assert cluster.until(messages.Result, "sim").code == 0
     assert cluster.log("sim") == "went\n"
     cluster.end("sim")
 
@@ -98,30 +98,30 @@ def test_a_simulation_goes_on_without_its_agent(cluster):  # noqa: F811
 def test_a_result_that_comes_while_the_agent_is_dead_is_kept(cluster):  # noqa: F811
     agent = cluster.agent()
     cluster.launch("sim", WAITS)
-    cluster.until(wire.Started, "sim")
+    cluster.until(messages.Started, "sim")
     kill(agent)
     go(cluster)
     wait_for(lambda: not ranks(cluster))
     cluster.agent()
-    assert cluster.until(wire.Result, "sim").code == 0
+    assert cluster.until(messages.Result, "sim").code == 0
     kill(cluster.agents["one"])
     cluster.agent()  # which says it again, and the hub does not
-    cluster.until(wire.Pod, "sim")
+    cluster.until(messages.Pod, "sim")
     cluster.end("sim")
     cluster.heard += cluster.hub.take()
-    assert not [m for _, m in cluster.heard if isinstance(m, (wire.Result, wire.Lost))]
+    assert not [m for _, m in cluster.heard if isinstance(m, (messages.Result, messages.Lost))]
 
 
 def test_a_pod_that_dies_while_the_agent_is_dead_is_found(cluster):  # noqa: F811
     agent = cluster.agent()
     cluster.launch("sim", "sleep 1000")
-    cluster.until(wire.Started, "sim")
+    cluster.until(messages.Started, "sim")
     kill(agent)
     kill(cluster.entries["sim", 0])
     cluster.agent()
-    assert cluster.until(wire.Lost, "sim").uid == "uid0"
+    assert cluster.until(messages.Lost, "sim").uid == "uid0"
     wait_for(lambda: not (cluster.session("one") / "sim").exists())
-    cluster.hub.tell(wire.End("sim", 1))
+    cluster.hub.tell(messages.End("sim", 1))
 
 
 def test_a_hub_that_comes_back_is_told_all_it_missed(cluster):  # noqa: F811
@@ -129,7 +129,7 @@ def test_a_hub_that_comes_back_is_told_all_it_missed(cluster):  # noqa: F811
     cluster.launch("done", WAITS)
     cluster.launch("goes-on", WAITS)
     for name in ("done", "goes-on"):
-        cluster.until(wire.Started, name)
+        cluster.until(messages.Started, name)
     cluster.hub.close()
     go(cluster, "done")
     wait_for(lambda: not ranks(cluster, "done"))
@@ -137,11 +137,11 @@ def test_a_hub_that_comes_back_is_told_all_it_missed(cluster):  # noqa: F811
     cluster.hub = Hub("127.0.0.1", cluster.directory / "hub")
     assert (cluster.hub.port, cluster.hub.credentials()) == (before.port, before.credentials())
     cluster.heard.clear()
-    assert cluster.until(wire.Result, "done").code == 0
-    cluster.until(wire.Pod, "goes-on")
-    cluster.until(wire.Started, "goes-on")
+    assert cluster.until(messages.Result, "done").code == 0
+    cluster.until(messages.Pod, "goes-on")
+    cluster.until(messages.Started, "goes-on")
     go(cluster, "goes-on")
-    assert cluster.until(wire.Result, "goes-on").code == 0
+    assert cluster.until(messages.Result, "goes-on").code == 0
     cluster.end("done")
     cluster.end("goes-on")
 
@@ -149,7 +149,7 @@ def test_a_hub_that_comes_back_is_told_all_it_missed(cluster):  # noqa: F811
 def test_without_a_controller_everything_ends(cluster):  # noqa: F811
     agent = cluster.agent(DOVETAIL_ORPHAN_S="5")
     cluster.launch("sim", "trap '' TERM; while :; do sleep 1000; done")
-    cluster.until(wire.Started, "sim")
+    cluster.until(messages.Started, "sim")
     cluster.hub.close()
     assert cluster.entries["sim", 0].wait(120) == 143
     assert agent.wait(120) == 0
@@ -169,9 +169,9 @@ def test_without_an_agent_a_pod_ends(cluster):  # noqa: F811
     entry = cluster.entry("sim", DOVETAIL_ORPHAN_S="1")
     assert entry.wait(120) == 143
     agent = cluster.agent()
-    cluster.until(wire.Joined)
+    cluster.until(messages.Joined)
     entry = cluster.entry("sim", DOVETAIL_ORPHAN_S="1")
-    cluster.until(wire.Pod, "sim")
+    cluster.until(messages.Pod, "sim")
     kill(agent)
     assert entry.wait(120) == 143
     wait_for(lambda: not cluster.traces(), lambda: f"still there: {cluster.traces()}")
@@ -180,13 +180,13 @@ def test_without_an_agent_a_pod_ends(cluster):  # noqa: F811
 def test_a_keeper_that_is_killed_is_named(cluster):  # noqa: F811
     cluster.agent()
     cluster.launch("sim", "setsid sleep 1000 & sleep 1000")
-    cluster.until(wire.Started, "sim")
+    cluster.until(messages.Started, "sim")
     wait_for(lambda: ranks(cluster))  # before, what becomes one has the keeper's name
     (keeper,) = [
         p for p in processes.members(cluster.token) if "dovetail.mpi.supervisor" in name_of(p)
     ]
     os.kill(keeper, signal.SIGKILL)
-    result = cluster.until(wire.Result, "sim")
+    result = cluster.until(messages.Result, "sim")
     assert (result.code, result.reason) == (137, "its keeper failed: ended by signal 9")
     wait_for(lambda: not ranks(cluster))
     cluster.end("sim", 1)
@@ -195,9 +195,9 @@ def test_a_keeper_that_is_killed_is_named(cluster):  # noqa: F811
 def test_the_next_agent_sweeps_a_session_of_which_all_are_dead(cluster):  # noqa: F811
     agent = cluster.agent()
     cluster.launch("sim", "sleep 1000")
-    cluster.until(wire.Started, "sim")
+    cluster.until(messages.Started, "sim")
     kill(agent)
-    cluster.until(wire.Gone)
+    cluster.until(messages.Gone)
     kill(cluster.entries["sim", 0])
     old = cluster.session("one")
     assert old.exists()
@@ -210,7 +210,7 @@ def test_the_next_agent_sweeps_a_session_of_which_all_are_dead(cluster):  # noqa
 def test_two_runs_on_a_node_leave_each_other_alone(cluster):  # noqa: F811
     cluster.agent()
     cluster.launch("sim", "sleep 1000")
-    cluster.until(wire.Started, "sim")
+    cluster.until(messages.Started, "sim")
     wait_for(lambda: ranks(cluster))
     assert session.sweep() == []
     assert ranks(cluster)
@@ -223,10 +223,10 @@ def test_a_simulation_runs_though_shared_memory_is_full(cluster):  # noqa: F811
     if subprocess.run([*prefix, "true"], capture_output=True).returncode:
         pytest.skip("cannot make namespaces here")
     agent = cluster.agent("one", *prefix)
-    cluster.until(wire.Joined)
+    cluster.until(messages.Joined)
     inside = ("nsenter", "--mount", "--target", str(agent.pid))
     cluster.launch("sim", "echo Time = 1; echo Time = 2; exit 4", prefix=inside)
-    result = cluster.until(wire.Result, "sim")
+    result = cluster.until(messages.Result, "sim")
     assert (result.code, result.trouble) == (4, "")
     cluster.end("sim", 4)
 
@@ -234,20 +234,22 @@ def test_a_simulation_runs_though_shared_memory_is_full(cluster):  # noqa: F811
 STRANGERS = {
     "says nothing": b"",
     "speaks without TLS": None,
-    "has another token": wire.encode(wire.Hello("one", "0" * 64)),
-    "begins with another message": wire.encode(wire.Result("sim", 0, "", "")),
-    "sends a long message": wire.LENGTH.pack(1 << 30),
-    "sends no message": wire.LENGTH.pack(2) + b"[]",
-    "sends an unfinished message": wire.LENGTH.pack(200) + b'{"kind":"Hello"',
+    "has another token": messages.encode(messages.Hello("one", "0" * 64)),
+    "begins with another message": messages.encode(messages.Result("sim", 0, "", "")),
+    "sends a long message": messages.LENGTH.pack(1 << 30),
+    "sends no message": messages.LENGTH.pack(2) + b"[]",
+    "sends an unfinished message": messages.LENGTH.pack(200) + b'{"kind":"Hello"',
 }
 
 
 @pytest.mark.parametrize("words", STRANGERS.values(), ids=STRANGERS.keys())
 def test_a_stranger_hears_nothing(cluster, words, monkeypatch):  # noqa: F811
-    monkeypatch.setattr("dovetail.pods.hub._PATIENCE", 1.0)
+    monkeypatch.setattr("dovetail.executors.kubernetes.agent_hub._PATIENCE", 1.0)
     with socket.create_connection(("127.0.0.1", cluster.hub.port), 120) as plain:
         if words is None:
-            plain.sendall(wire.encode(wire.Hello("one", cluster.hub.credentials()["token"])))
+            plain.sendall(
+                messages.encode(messages.Hello("one", cluster.hub.credentials()["token"]))
+            )
             assert not plain.recv(100).startswith(b"{")
         else:
             context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
@@ -269,7 +271,7 @@ def test_an_agent_says_nothing_to_a_hub_with_another_certificate(cluster, tmp_pa
         wait_for(lambda: (cluster.session("one") / "sim" / "pod.0").exists())
         assert other.nodes() == set()
         cluster.write_credentials()  # the right ones come late
-        cluster.until(wire.Pod, "sim")
+        cluster.until(messages.Pod, "sim")
         assert other.take() == []
         cluster.end("sim", 1)
     finally:
@@ -282,7 +284,7 @@ def test_secrets_are_in_private_files(cluster):  # noqa: F811
     assert {path.name: path.stat().st_mode & 0o77 for path in folder.iterdir()}["hub.key"] == 0
     assert Path(folder, "token").stat().st_mode & 0o77 == 0
     agent = cluster.agent()
-    cluster.until(wire.Joined)
+    cluster.until(messages.Joined)
     token = cluster.hub.credentials()["token"]
     for name in ("cmdline", "environ"):
         assert token.encode() not in Path(f"/proc/{agent.pid}/{name}").read_bytes()

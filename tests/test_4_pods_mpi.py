@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 from dovetail.core.errors import BadInput
+from dovetail.executors.kubernetes.agent_hub import Hub
+from dovetail.executors.pods import messages
 from dovetail.host import install_paths, processes
 from dovetail.mpi import page
 from dovetail.mpi.control_page import MODES
-from dovetail.pods import wire
-from dovetail.pods.hub import Hub
 from localrun import wait_for
 from podrun import ADDRESSES, cluster, name_of, state  # noqa: F401
 
@@ -89,19 +89,19 @@ def launch(cluster, layout, *command, policy="yield", prefix=(), case=None, prep
     for group, (node, _, _) in enumerate(layout):
         cluster.entry("sim", group, node, *prefix)
     for _ in layout:
-        cluster.until(wire.Pod, "sim")
+        cluster.until(messages.Pod, "sim")
     hosts = [{"address": ADDRESSES[index], "ranks": ranks} for _, index, ranks in layout]
     config = cluster.config("sim", command, sum(host["ranks"] for host in hosts), *prepare, **more)
     config["case"] = str(case or config["case"])
     config["environment"]["PATH"] = config["environment"]["PATH"].partition(":")[2]
-    cluster.hub.tell(wire.Wait("sim", policy, 20))
-    cluster.hub.tell(wire.Run("sim", config, hosts))
+    cluster.hub.tell(messages.Wait("sim", policy, 20))
+    cluster.hub.tell(messages.Run("sim", config, hosts))
     return hosts
 
 
 def check_answer(cluster, layout, hosts, rounds=200):  # noqa: F811
     """The program ended well, its sums are right, and each rank was in its own pod."""
-    result = cluster.until(wire.Result, "sim")
+    result = cluster.until(messages.Result, "sim")
     log = cluster.log("sim")
     assert (result.code, result.reason) == (0, ""), log
     size = sum(host["ranks"] for host in hosts)
@@ -118,7 +118,7 @@ def check_answer(cluster, layout, hosts, rounds=200):  # noqa: F811
 @pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS.keys())
 def test_ranks_in_several_pods_are_one_program(cluster, program, layout):  # noqa: F811
     hosts = launch(cluster, layout, program)
-    cluster.hub.tell(wire.Freeze("sim", False))  # which is news to nobody
+    cluster.hub.tell(messages.Freeze("sim", False))  # which is news to nobody
     check_answer(cluster, layout, hosts)
     assert "signal" not in cluster.log("sim")
 
@@ -134,10 +134,10 @@ def test_ranks_in_pods_that_see_no_other_process(cluster, program, policy):  # n
 
 def test_every_rank_is_sampled_wherever_it_is(cluster, program):  # noqa: F811
     launch(cluster, LAYOUTS["two pods on each of two nodes"], program, "-1")
-    cluster.until(wire.Started, "sim")
+    cluster.until(messages.Started, "sim")
     counts = {}
     while sorted(counts) != ["0", "1", "2", "3", "4"] or min(counts.values()) < 5:
-        found = cluster.until(wire.Sample).ranks.get("sim", {})
+        found = cluster.until(messages.Sample).ranks.get("sim", {})
         new = {rank: values for rank, values in found.items() if values[0] >= 0}
         assert all(counts.get(rank, 0) <= values[0] for rank, values in new.items())
         assert all(values[2] > 0 and values[5] > 1 << 20 for values in new.values())
@@ -147,7 +147,7 @@ def test_every_rank_is_sampled_wherever_it_is(cluster, program):  # noqa: F811
 
 def test_the_exit_code_of_a_rank_in_another_pod_is_kept(cluster, program):  # noqa: F811
     launch(cluster, LAYOUTS["two pods on one node"], program, "-1", "exit")
-    result = cluster.until(wire.Result, "sim")
+    result = cluster.until(messages.Result, "sim")
     assert result.code != 0
     assert "exit code 9" in result.reason or "mpich" in program
     cluster.end("sim", 9)
@@ -156,8 +156,8 @@ def test_the_exit_code_of_a_rank_in_another_pod_is_kept(cluster, program):  # no
 def test_a_stop_reaches_every_rank(cluster, program):  # noqa: F811
     launch(cluster, LAYOUTS["two pods on each of two nodes"], program, "-1")
     wait_for(lambda: cluster.log("sim").count("rank ") == 5)
-    cluster.hub.tell(wire.Stop("sim"))
-    assert cluster.until(wire.Result, "sim").code != 0
+    cluster.hub.tell(messages.Stop("sim"))
+    assert cluster.until(messages.Result, "sim").code != 0
     cluster.end("sim", 1)
     wait_for(lambda: not processes(cluster, program))
 
@@ -180,10 +180,10 @@ def test_a_pod_that_is_killed_ends_the_others_ranks(cluster, program, group):  #
     running(cluster, program, LAYOUTS["two pods on each of two nodes"])
     cluster.entries["sim", group].kill()
     if group:
-        assert cluster.until(wire.Result, "sim").code != 0  # there may be a Lost besides
+        assert cluster.until(messages.Result, "sim").code != 0  # there may be a Lost besides
     else:
-        assert cluster.until(wire.Lost, "sim").group == 0
-    cluster.hub.tell(wire.End("sim", 1))
+        assert cluster.until(messages.Lost, "sim").group == 0
+    cluster.hub.tell(messages.End("sim", 1))
     for entry in cluster.entries.values():
         assert entry.wait(120) in (1, -9)
     wait_for(lambda: not processes(cluster, program))
@@ -198,7 +198,7 @@ def test_a_rank_that_is_killed_in_another_pod_is_named(cluster, program):  # noq
 
     wait_for(lambda: (cluster.session("two") / "sim").is_dir())
     os.kill(wait_for(waits)[0], signal.SIGKILL)
-    reason = cluster.until(wire.Result, "sim").reason
+    reason = cluster.until(messages.Result, "sim").reason
     assert reason == "rank 3 killed by signal 9" or "mpich" in program
     cluster.end("sim", 1)
 
@@ -213,11 +213,11 @@ def test_ranks_go_on_without_hub_and_agents(cluster, program):  # noqa: F811
     for node in list(cluster.agents):
         cluster.agent(node)
     for _ in range(4):
-        cluster.until(wire.Pod, "sim")
-    while "4" not in cluster.until(wire.Sample).ranks.get("sim", {}):
+        cluster.until(messages.Pod, "sim")
+    while "4" not in cluster.until(messages.Sample).ranks.get("sim", {}):
         pass
-    cluster.hub.tell(wire.Stop("sim"))
-    assert cluster.until(wire.Result, "sim").code != 0
+    cluster.hub.tell(messages.Stop("sim"))
+    assert cluster.until(messages.Result, "sim").code != 0
     cluster.end("sim", 1)
     wait_for(lambda: not processes(cluster, program))
 
@@ -225,7 +225,7 @@ def test_ranks_go_on_without_hub_and_agents(cluster, program):  # noqa: F811
 def counted(cluster):  # noqa: F811
     """The iterations of rank 4, which the last pod has, at the next sample that has any."""
     while True:
-        values = cluster.until(wire.Sample).ranks.get("sim", {}).get("4", [0])
+        values = cluster.until(messages.Sample).ranks.get("sim", {}).get("4", [0])
         if values[0] > 0:
             return values[0]
 
@@ -233,15 +233,15 @@ def counted(cluster):  # noqa: F811
 def test_a_frozen_program_stands_still_in_all_pods(cluster, program):  # noqa: F811
     running(cluster, program, LAYOUTS["two pods on each of two nodes"])
     assert counted(cluster)
-    cluster.hub.tell(wire.Freeze("sim", True))
+    cluster.hub.tell(messages.Freeze("sim", True))
     wait_for(lambda: {state(pid) for pid in processes(cluster, program)} == {"T"})
-    cluster.hub.tell(wire.Freeze("sim", False))
+    cluster.hub.tell(messages.Freeze("sim", False))
     cluster.heard.clear()
     before = counted(cluster)
     wait_for(lambda: counted(cluster) > before + 5)
-    cluster.hub.tell(wire.Freeze("sim", True))
-    cluster.hub.tell(wire.Stop("sim"))
-    assert cluster.until(wire.Result, "sim").code != 0
+    cluster.hub.tell(messages.Freeze("sim", True))
+    cluster.hub.tell(messages.Stop("sim"))
+    assert cluster.until(messages.Result, "sim").code != 0
     cluster.end("sim", 1)
 
 
@@ -259,11 +259,11 @@ def test_openfoam_runs_in_pods_on_two_nodes(cluster):  # noqa: F811
         cluster, layout, "simpleFoam", "-parallel", case=PITZ_DAILY,
         prepare=(shorten, mesh, decompose), WM_PROJECT_DIR="/usr/share/openfoam",
     )  # fmt: skip
-    result = cluster.until(wire.Result, "sim")
+    result = cluster.until(messages.Result, "sim")
     counts = {}
-    samples = [m for _, m in cluster.heard if isinstance(m, wire.Sample)]
+    samples = [m for _, m in cluster.heard if isinstance(m, messages.Sample)]
     while samples or sorted(counts) != ["0", "1", "2"]:  # the other node's may come later
-        sample = samples.pop(0) if samples else cluster.until(wire.Sample)
+        sample = samples.pop(0) if samples else cluster.until(messages.Sample)
         counts.update({rank: values[0] for rank, values in sample.ranks.get("sim", {}).items()})
     assert (result.code, result.reason) == (0, ""), cluster.log("sim")[-3000:]
     assert counts["0"] == 20  # the last look at the node of the keeper is just before the result

@@ -6,29 +6,31 @@ from __future__ import annotations
 import json
 
 import pytest
+from dovetail.executors.pods import messages, rsh_agent
 from dovetail.mpi import launcher
-from dovetail.pods import remote, wire
 from hypothesis import given
 from hypothesis import strategies as st
 
 pytestmark = pytest.mark.unit
 
-SAMPLE = wire.Sample(1.5, {"sim": {"0": [3, 1.25, 0.5, 0.25, 0.25, 1 << 40]}}, {"sim": [2, 1.0]})
+SAMPLE = messages.Sample(
+    1.5, {"sim": {"0": [3, 1.25, 0.5, 0.25, 0.25, 1 << 40]}}, {"sim": [2, 1.0]}
+)
 MESSAGES = [
-    wire.Hello("node", "secret"),
+    messages.Hello("node", "secret"),
     SAMPLE,
-    wire.Run("sim", {"ranks": 2, "command": ["a", "b c"]}, [{"address": "::1", "ranks": 2}]),
-    wire.Freeze("sim", True),
-    wire.Spawn("sim", 1, 0, 7, "orted", {"A": "\udcff"}, "/dev/shm/x"),
-    wire.Spawned("sim", 0, 7, False, 0, ""),
-    wire.Joined(),
+    messages.Run("sim", {"ranks": 2, "command": ["a", "b c"]}, [{"address": "::1", "ranks": 2}]),
+    messages.Freeze("sim", True),
+    messages.Spawn("sim", 1, 0, 7, "orted", {"A": "\udcff"}, "/dev/shm/x"),
+    messages.Spawned("sim", 0, 7, False, 0, ""),
+    messages.Joined(),
 ]
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 5, 7, 100, 10000])
 def test_messages_survive_in_whatever_pieces_they_come(size):
-    data = b"".join(map(wire.encode, MESSAGES))
-    decoder = wire.Decoder()
+    data = b"".join(map(messages.encode, MESSAGES))
+    decoder = messages.Decoder()
     found = []
     for start in range(0, len(data), size):
         found += decoder.feed(data[start : start + size])
@@ -36,7 +38,7 @@ def test_messages_survive_in_whatever_pieces_they_come(size):
 
 
 WRONG = {
-    "too long": wire.LENGTH.pack(wire.LONGEST + 1),
+    "too long": messages.LENGTH.pack(messages.LONGEST + 1),
     "not JSON": b"{",
     "no object": b"[1]",
     "no kind": b"{}",
@@ -52,31 +54,31 @@ WRONG = {
 
 @pytest.mark.parametrize("text", WRONG.values(), ids=WRONG.keys())
 def test_what_is_no_message_is_refused(text):
-    data = text if len(text) == 4 else wire.LENGTH.pack(len(text)) + text
-    with pytest.raises(wire.WireError):
-        wire.Decoder().feed(data)
+    data = text if len(text) == 4 else messages.LENGTH.pack(len(text)) + text
+    with pytest.raises(messages.WireError):
+        messages.Decoder().feed(data)
 
 
 @given(st.binary(max_size=200))
 def test_any_bytes_give_messages_or_an_error(text):
-    decoder = wire.Decoder()
+    decoder = messages.Decoder()
     try:
-        found = decoder.feed(wire.LENGTH.pack(len(text)) + text)
-    except wire.WireError:
+        found = decoder.feed(messages.LENGTH.pack(len(text)) + text)
+    except messages.WireError:
         return
-    assert all(isinstance(message, tuple(wire.KINDS.values())) for message in found)
+    assert all(isinstance(message, tuple(messages.KINDS.values())) for message in found)
 
 
 @given(st.text(max_size=30), st.integers(), st.dictionaries(st.text(max_size=5), st.text()))
 def test_any_content_survives(name, number, environment):
-    message = wire.Spawn(name, number, 0, 1, name, environment, "")
-    assert wire.Decoder().feed(wire.encode(message)) == [message]
-    json.loads(wire.encode(message)[4:])
+    message = messages.Spawn(name, number, 0, 1, name, environment, "")
+    assert messages.Decoder().feed(messages.encode(message)) == [message]
+    json.loads(messages.encode(message)[4:])
 
 
 def test_a_message_that_is_too_long_is_not_sent():
-    with pytest.raises(wire.WireError):
-        wire.encode(wire.Result("sim", 0, "x" * (wire.LONGEST + 1), ""))
+    with pytest.raises(messages.WireError):
+        messages.encode(messages.Result("sim", 0, "x" * (messages.LONGEST + 1), ""))
 
 
 NETWORKS = {
@@ -96,7 +98,7 @@ def test_the_network_of_all_nodes_is_the_smallest(case):
 
 def test_ranks_are_in_the_groups_that_their_sizes_say():
     sizes = [2, 0, 3, 1]
-    assert [remote.group_of(rank, sizes) for rank in range(7)] == [0, 0, 2, 2, 2, 3, -1]
+    assert [rsh_agent.group_of(rank, sizes) for rank in range(7)] == [0, 0, 2, 2, 2, 3, -1]
 
 
 def test_host_files_keep_the_order_of_the_ranks():

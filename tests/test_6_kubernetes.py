@@ -350,7 +350,7 @@ def test_an_agent_that_is_ended_as_soon_as_it_is_there_leaves_nothing(driver):
         for file in Path("/proc").glob("[0-9]*/cmdline"):
             with contextlib.suppress(OSError):
                 line = file.read_bytes()
-                if b"dovetail.pods.agent" in line and driver.session.run.encode() in line:
+                if b"dovetail.executors.pods.agent" in line and driver.session.run.encode() in line:
                     return int(file.parent.name)
         return 0
 

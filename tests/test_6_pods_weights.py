@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import pytest
-from dovetail.pods import weights, wire
+from dovetail.executors.pods import messages, weights
 from podrun import cluster  # noqa: F401
 
 pytestmark = pytest.mark.unit
@@ -43,7 +43,7 @@ def test_an_agent_answers_a_check(cluster, tmp_path):  # noqa: F811
     pod.mkdir(parents=True)
     (pod / "cpu.weight").write_text("77\n")
     cluster.agent("one", cgroups=str(tmp_path / "cgroups"))
-    cluster.until(wire.Joined)
-    assert cluster.hub.send("one", wire.Check([UID]))
-    assert cluster.until(wire.Weights).values == {UID: {"cpu.weight": "77"}}
-    assert not cluster.hub.send("two", wire.Check([UID]))
+    cluster.until(messages.Joined)
+    assert cluster.hub.send("one", messages.Check([UID]))
+    assert cluster.until(messages.Weights).values == {UID: {"cpu.weight": "77"}}
+    assert not cluster.hub.send("two", messages.Check([UID]))

@@ -130,7 +130,7 @@ def within(hosts: Sequence[Mapping[str, Any]]) -> dict[str, str]:
 def across(hosts: Sequence[Mapping[str, Any]], directory: str, script: str) -> dict[str, str]:
     """What the starters of both MPIs need in their environment to start ranks in other pods.
 
-    `directory` has the files `hosts.openmpi` and `hosts.mpich`, `script` is `remote.py`.
+    `directory` has the files `hosts.openmpi` and `hosts.mpich`, `script` is `rsh_agent.py`.
     """
     python = f"{sys.executable} -I -S {script}"
     extra = {

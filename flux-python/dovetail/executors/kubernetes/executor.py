@@ -32,7 +32,7 @@ from dovetail.executors.kubernetes.resize_queue import Resizes
 from dovetail.executors.kubernetes.resize_transaction import Change
 from dovetail.executors.kubernetes.share_report import Report
 from dovetail.executors.local.job import Result
-from dovetail.pods import wire
+from dovetail.executors.pods import messages
 
 _WORKERS = 8
 _STOP = 13.0  # seconds: the keeper's grace, and what it needs besides
@@ -138,8 +138,8 @@ class KubernetesExecutor:
         job.stopped = why or "stopped"
         if job.phase == "running":
             job.deadline = time.monotonic() + _STOP
-            self._hub.tell(wire.Freeze(job.key, False))
-            self._hub.tell(wire.Stop(job.key))
+            self._hub.tell(messages.Freeze(job.key, False))
+            self._hub.tell(messages.Stop(job.key))
 
     def close(self) -> None:
         """End everything and remove every trace; may be called twice.
@@ -197,33 +197,33 @@ class KubernetesExecutor:
         events, self._events = self._events, []
         return events
 
-    def _hear(self, node: str, message: wire.Message) -> None:
-        if isinstance(message, wire.Sample):
+    def _hear(self, node: str, message: messages.Message) -> None:
+        if isinstance(message, messages.Sample):
             return self._sampled(node, message)
-        if isinstance(message, wire.Weights):
+        if isinstance(message, messages.Weights):
             self._report.heard(message.values, self._life.jobs.values())
             self._nodes.formula = self._report.formula
             return None
         key = getattr(message, "simulation", "")
         job = next((one for one in self._life.jobs.values() if one.key == key), None)
         if job is None:
-            if isinstance(message, (wire.Pod, wire.Result)) and not self._closed:
-                self._hub.tell(wire.End(key, 1))  # of a launch that is over
+            if isinstance(message, (messages.Pod, messages.Result)) and not self._closed:
+                self._hub.tell(messages.End(key, 1))  # of a launch that is over
             return
-        if isinstance(message, wire.Pod):
+        if isinstance(message, messages.Pod):
             job.connected[message.group] = node
-        elif isinstance(message, wire.Started):
+        elif isinstance(message, messages.Started):
             self._life.mpi[job.spec.command[0]] = message.mpi
             if not job.started:
                 job.started = True
                 self._events.append(protocol.Started(self._t, job.spec.name))
-        elif isinstance(message, wire.Result) and not job.result and job.phase != "leaving":
+        elif isinstance(message, messages.Result) and not job.result and job.phase != "leaving":
             if job.phase == "gathering" and message.code and not job.stopped:
                 return self._life.lose(job, message.reason)  # it never ran
             job.doubted = Result(message.code, message.reason, message.trouble)
             self._tell_sample(job)
             self._believe(job)
-        elif isinstance(message, wire.Lost) and not job.result and job.phase != "leaving":
+        elif isinstance(message, messages.Lost) and not job.result and job.phase != "leaving":
             self._life.lose(job, f"rank group {message.group} on {node} ended without a result")
 
     def _believe(self, job: Launched) -> None:
@@ -238,7 +238,7 @@ class KubernetesExecutor:
             job.result = job.result or job.doubted
             self._life.leave(job)
 
-    def _sampled(self, node: str, message: wire.Sample) -> None:
+    def _sampled(self, node: str, message: messages.Sample) -> None:
         offset = self._clocks.offset(node, message.now, self._now())
         by_key = {job.key: job for job in self._life.jobs.values()}
         for key in dict.fromkeys((*message.ranks, *message.lines)):
@@ -292,7 +292,7 @@ class KubernetesExecutor:
             for pod in job.pods.values():
                 uids.setdefault(launch.node_of(pod), []).append(pod["metadata"]["uid"])
         for node, ones in uids.items():
-            self._hub.send(node, wire.Check(ones))
+            self._hub.send(node, messages.Check(ones))
 
     def _compare_capacity(self) -> None:
         if self._nodes.capacity != self._capacity:

@@ -19,7 +19,7 @@ from dovetail.core.errors import BadInput
 from dovetail.executors.kubernetes import manifests
 from dovetail.executors.kubernetes.api import Api, NotFound, Object, Refused, Unreachable
 from dovetail.executors.kubernetes.manifests import path
-from dovetail.pods import orphan_limit
+from dovetail.executors.pods import orphan_limit
 
 DURATION, RENEW = 15, 4.0  # seconds
 

@@ -28,9 +28,9 @@ from dovetail.executors.kubernetes.nodes import Nodes
 from dovetail.executors.kubernetes.resize_queue import Resizes
 from dovetail.executors.kubernetes.resize_transaction import Change
 from dovetail.executors.local.job import Result
+from dovetail.executors.pods import messages
 from dovetail.host import install_paths
 from dovetail.plan import command_line
-from dovetail.pods import wire
 
 GATHER, EACH = 60.0, 3.0  # seconds for all pods of a simulation to be there, and more for each
 AGAIN = 1.0  # seconds between two looks for room
@@ -258,13 +258,13 @@ class Lifecycle:
 
     def _run(self, job: Launched, hosts: Sequence[Object]) -> None:
         job.phase, job.deadline, job.failures = "running", 0.0, 0
-        self._hub.tell(wire.Run(job.key, self._config(job.spec), list(hosts)))
+        self._hub.tell(messages.Run(job.key, self._config(job.spec), list(hosts)))
         self.tell_share(job, job.share)
 
     def tell_share(self, job: Launched, share: protocol.Share) -> None:
         """Say how its ranks wait, and whether they stand still."""
-        self._hub.tell(wire.Wait(job.key, share.wait.mode, share.wait.yields))
-        self._hub.tell(wire.Freeze(job.key, share.frozen))
+        self._hub.tell(messages.Wait(job.key, share.wait.mode, share.wait.yields))
+        self._hub.tell(messages.Freeze(job.key, share.frozen))
 
     def _config(self, spec: protocol.Spec) -> dict[str, Any]:
         environment = dict(spec.environment)
@@ -301,7 +301,7 @@ class Lifecycle:
         if self._placing is job:
             self._placing = None
         code = job.result.code if job.result else 1
-        self._hub.tell(wire.End(job.key, code))
+        self._hub.tell(messages.End(job.key, code))
         self._delete(job)
 
     def _delete(self, job: Launched) -> None:

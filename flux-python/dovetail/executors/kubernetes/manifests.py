@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dovetail import pods
 from dovetail.core.protocol import Spec
+from dovetail.executors import pods
 from dovetail.host import install_paths
 from dovetail.plan import command_line
 
@@ -149,7 +149,7 @@ def job(
     count = len(requests)
     words = f"--run {run} --node $(NODE_NAME) --simulation {key}"
     pod = _pod(
-        "entry",
+        "entrypoint",
         [*words.split(), *["--group", "$(RANK_GROUP)", "--uid", "$(POD_UID)"]],
         seen,
         image,
@@ -299,7 +299,7 @@ def _pod(
         "name": CONTAINER,
         "image": image,
         "imagePullPolicy": pull(image),
-        "command": [*pods.command(f"pods.{module}"), *words],
+        "command": [*pods.command(f"executors.pods.{module}"), *words],
         "env": variables,
         "resources": {"requests": {"cpu": f"{cpu}m", "memory": str(memory)}, **cap(limit)},
         # So that a resize never restarts anything; also what the API assumes if nothing is said.

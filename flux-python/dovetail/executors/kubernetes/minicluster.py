@@ -16,8 +16,8 @@ import os
 import shlex
 from collections.abc import Sequence
 
-from dovetail import pods
 from dovetail.core.protocol import Spec
+from dovetail.executors import pods
 from dovetail.executors.kubernetes import manifests
 from dovetail.executors.kubernetes.manifests import Folders, Object
 
@@ -108,8 +108,8 @@ def _prepare(run: str, key: str, name: str, size: int, meeting: str) -> str:
     Pods on the machine's network have the machine's host name, so the script, which asks for it
     to know the first pod, and the broker, which finds its rank by it, are told one instead.
     """
-    words = [*pods.command("pods.broker"), "--run", run, "--simulation", key, "--name", name,
-             "--size", str(size), "--meeting", os.path.join(meeting, name)]  # fmt: skip
+    words = [*pods.command("executors.pods.flux_broker"), "--run", run, "--simulation", key,
+             "--name", name, "--size", str(size), "--meeting", os.path.join(meeting, name)]  # fmt: skip
     return "\n".join(
         (
             f"{shlex.join(words)} || exit 1",

@@ -26,6 +26,7 @@ import yaml
 from dovetail.core.errors import BadInput, WorkFailed
 from dovetail.core.protocol import Spec
 from dovetail.executors.kubernetes import manifests
+from dovetail.executors.kubernetes.agent_hub import Hub
 from dovetail.executors.kubernetes.api import Api, NotFound, Object, Refused, Unreachable
 from dovetail.executors.kubernetes.lease import Lease
 from dovetail.executors.kubernetes.manifests import (
@@ -38,7 +39,6 @@ from dovetail.executors.kubernetes.manifests import (
     path,
 )
 from dovetail.executors.kubernetes.workload_kinds import Launcher
-from dovetail.pods.hub import Hub
 from dovetail.usernetes.state import write_private
 
 FOLDER = "kubernetes"

@@ -21,7 +21,7 @@ import sys
 import time
 from pathlib import Path
 
-from dovetail.pods import CURVE, HOME, PATH, START, command
+from dovetail.executors.pods import CURVE, HOME, PATH, START, command
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -107,8 +107,8 @@ def main() -> None:
         _write(_COPY, Path(CURVE, "curve").read_text(), 0o600)
         _write(_CONFIG, configuration(args.name, args.size, address), 0o644)
         _write(START, start(args.size), 0o755)
-        words = [*command("pods.entry"), "--run", args.run, "--node", given["NODE_NAME"],
-                 "--simulation", args.simulation, "--group", group,
+        words = [*command("executors.pods.entrypoint"), "--run", args.run,
+                 "--node", given["NODE_NAME"], "--simulation", args.simulation, "--group", group,
                  "--uid", given["POD_UID"]]  # fmt: skip
         _write(_ENTRY, entry(words, given), 0o644)
     except OSError as error:

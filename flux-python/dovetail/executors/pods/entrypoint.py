@@ -21,11 +21,12 @@ import socket
 import sys
 import time
 
+from dovetail.executors.pods import messages as wire
+from dovetail.executors.pods import orphan_limit
+from dovetail.executors.pods.spawn import Placing
+from dovetail.executors.pods.supervised import Keeping
 from dovetail.host import child, processes
 from dovetail.host import session as sweep
-from dovetail.pods import orphan_limit, wire
-from dovetail.pods.keeping import Keeping
-from dovetail.pods.placing import Placing
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: LGPL-3.0-or-later
 """A pod's keeper, which runs its simulation, as a child of the pod's entry (step 4).
 
-Inputs: a Run, a stop, the keeper's messages on a pipe (see `dovetail.mpi.supervisor`). Outputs: Started and
-Result. Invariants: there is one keeper and one Result, whatever is asked for twice; a keeper that
+Inputs: a Run, a stop, the keeper's messages on a pipe (see `dovetail.mpi.supervisor`).
+Outputs: Started and Result. Invariants: there is one keeper and one Result, whatever is asked for twice; a keeper that
 dies without one gets one, and what it leaves is ended.
 """
 
@@ -14,9 +14,9 @@ import os
 import signal
 import sys
 
+from dovetail.executors.pods import command, messages
 from dovetail.host import session
 from dovetail.host.cgroups import Group
-from dovetail.pods import command, wire
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -33,10 +33,10 @@ class Keeping:
         self,
         directory: str,
         watch: Callable[[int, Callable[[], None] | None], None],
-        say: Callable[[wire.Message], None],
+        say: Callable[[messages.Message], None],
     ) -> None:
         self.pid = 0
-        self.told: dict[str, wire.Started | wire.Result] = {}
+        self.told: dict[str, messages.Started | messages.Result] = {}
         self._directory = directory
         self._simulation = os.path.basename(directory)
         self._watch, self._say = watch, say
@@ -51,9 +51,9 @@ class Keeping:
     def code(self, otherwise: int) -> int:
         """The exit code of the Result, `otherwise` if there is none."""
         result = self.told.get("result")
-        return result.code & 255 if isinstance(result, wire.Result) else otherwise
+        return result.code & 255 if isinstance(result, messages.Result) else otherwise
 
-    def start(self, run: wire.Run) -> None:
+    def start(self, run: messages.Run) -> None:
         """Start the keeper, the first time."""
         if self.pid or "result" in self.told:
             return
@@ -117,7 +117,7 @@ class Keeping:
         for line in lines:
             said = json.loads(line)
             if said["kind"] == "started":
-                self.told["started"] = wire.Started(self._simulation, said["mpi"])
+                self.told["started"] = messages.Started(self._simulation, said["mpi"])
                 self._say(self.told["started"])
             else:
                 self._conclude(said["code"], said["reason"], said["trouble"])
@@ -128,6 +128,6 @@ class Keeping:
 
     def _conclude(self, code: int, reason: str, trouble: str = "") -> None:
         if "result" not in self.told:
-            result = wire.Result(self._simulation, code, reason, trouble)
+            result = messages.Result(self._simulation, code, reason, trouble)
             self.told["result"] = result
             self._say(result)

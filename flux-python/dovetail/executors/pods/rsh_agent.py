@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: LGPL-3.0-or-later
 """Stands between an MPI starter and a process that belongs into another pod (step 4).
 
-    remote.py spawn HOST COMMAND...   as `ssh` for the starter: runs its daemon in a pod of HOST
-    remote.py place PROGRAM [ARG]...  before each rank: runs it in the pod of its rank group
+    rsh_agent.py spawn HOST COMMAND...   as `ssh` for the starter: runs its daemon in a pod of HOST
+    rsh_agent.py place PROGRAM [ARG]...  before each rank: runs it in the pod of its rank group
 
 Inputs: DOVETAIL_DIR and DOVETAIL_GROUP in the environment that the starter's own process was given
 (it passes on those of the node where it all began), DOVETAIL_GROUPS (ranks of each group). Output:

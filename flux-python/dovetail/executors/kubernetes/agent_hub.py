@@ -25,16 +25,23 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from dovetail.core.errors import WorkFailed
-from dovetail.pods import wire
+from dovetail.executors.pods import messages
 from dovetail.usernetes import pki
 from dovetail.usernetes.state import write_private
 
 _PATIENCE = 10.0  # seconds for the handshake, and again for the token
 _FROM_AGENTS = (
-    wire.Pod, wire.Started, wire.Result, wire.Lost, wire.Sample, wire.Weights, wire.Spawn,
-    wire.Spawned,
+    messages.Pod, messages.Started, messages.Result, messages.Lost, messages.Sample,
+    messages.Weights, messages.Spawn,
+    messages.Spawned,
 )  # fmt: skip
-_Told = (wire.Run, wire.Wait, wire.Freeze, wire.Stop, wire.End)  # in the order of their effect
+_Told = (
+    messages.Run,
+    messages.Wait,
+    messages.Freeze,
+    messages.Stop,
+    messages.End,
+)  # in the order of their effect
 
 
 class Hub:
@@ -48,12 +55,12 @@ class Hub:
         self._folder = folder.resolve()  # as pods see it
         context, self._token, last = _credentials(folder, address)
         self._lock = threading.Lock()
-        self._heard: list[tuple[str, wire.Message]] = []
+        self._heard: list[tuple[str, messages.Message]] = []
         self._bell, self._bell_end = os.pipe()
         os.set_blocking(self._bell_end, False)
         self._links: dict[str, asyncio.StreamWriter] = {}
         self._places: dict[str, dict[int, str]] = {}  # simulation to group to node
-        self._told: dict[str, dict[type, wire.Message]] = {}
+        self._told: dict[str, dict[type, messages.Message]] = {}
         self._results: set[str] = set()
         self._loop = asyncio.new_event_loop()
         self._ending = self._loop.create_future()
@@ -88,7 +95,7 @@ class Hub:
 
     # --- for the executor's thread ---
 
-    def take(self) -> list[tuple[str, wire.Message]]:
+    def take(self) -> list[tuple[str, messages.Message]]:
         """What was heard since the last call, oldest first, and from which node."""
         with self._lock:
             heard, self._heard = self._heard, []
@@ -105,7 +112,7 @@ class Hub:
         with self._lock:
             return set(self._links)
 
-    def send(self, node: str, message: wire.Message) -> bool:
+    def send(self, node: str, message: messages.Message) -> bool:
         """Say something to one node; False if its agent is not connected."""
         with self._lock:
             there = node in self._links
@@ -113,7 +120,9 @@ class Hub:
             self._do(lambda: self._send(node, message))
         return there
 
-    def tell(self, message: wire.Run | wire.Wait | wire.Freeze | wire.Stop | wire.End) -> None:
+    def tell(
+        self, message: messages.Run | messages.Wait | messages.Freeze | messages.Stop | messages.End
+    ) -> None:
         """Say something to every node that has, or gets, pods of the message's simulation."""
         self._do(lambda: self._tell(message))
 
@@ -157,12 +166,12 @@ class Hub:
 
     async def _welcome(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """One connection from its first byte to its last."""
-        decoder = wire.Decoder(wire.FIRST)
+        decoder = messages.Decoder(messages.FIRST)
         try:
             node = await asyncio.wait_for(self._authenticate(reader, decoder), _PATIENCE)
             if not node:
                 return
-            wire.keep_alive(writer.get_extra_info("socket"))
+            messages.keep_alive(writer.get_extra_info("socket"))
             self._join(node, writer)
             try:
                 while True:
@@ -173,21 +182,21 @@ class Hub:
                         self._hear(node, message)
             finally:
                 self._leave(node, writer)
-        except (wire.WireError, OSError, EOFError, asyncio.TimeoutError):
+        except (messages.WireError, OSError, EOFError, asyncio.TimeoutError):
             pass  # whoever that was may try again
         finally:
             writer.transport.abort()
 
-    async def _authenticate(self, reader: asyncio.StreamReader, decoder: wire.Decoder) -> str:
+    async def _authenticate(self, reader: asyncio.StreamReader, decoder: messages.Decoder) -> str:
         """The name of the node if the first message has the token, else empty."""
-        (size,) = wire.LENGTH.unpack(head := await reader.readexactly(wire.LENGTH.size))
+        (size,) = messages.LENGTH.unpack(head := await reader.readexactly(messages.LENGTH.size))
         decoder.feed(head)  # which refuses one that is too long
         hello = decoder.feed(await reader.readexactly(size))[0]
-        decoder.longest = wire.LONGEST
-        known = isinstance(hello, wire.Hello) and hmac.compare_digest(
+        decoder.longest = messages.LONGEST
+        known = isinstance(hello, messages.Hello) and hmac.compare_digest(
             hello.token.encode(), self._token.encode()
         )
-        return hello.node if known and isinstance(hello, wire.Hello) else ""
+        return hello.node if known and isinstance(hello, messages.Hello) else ""
 
     def _join(self, node: str, writer: asyncio.StreamWriter) -> None:
         before = self._links.get(node)
@@ -196,48 +205,50 @@ class Hub:
             before.transport.abort()
         with self._lock:
             self._links[node] = writer
-        self._post(node, wire.Joined())
+        self._post(node, messages.Joined())
 
     def _leave(self, node: str, writer: asyncio.StreamWriter) -> None:
         if self._links.get(node) is writer:
             with self._lock:
                 del self._links[node]
-            self._post(node, wire.Gone())
+            self._post(node, messages.Gone())
 
-    def _hear(self, node: str, message: wire.Message) -> None:
+    def _hear(self, node: str, message: messages.Message) -> None:
         if not isinstance(message, _FROM_AGENTS):
-            raise wire.WireError(f"{type(message).__name__} is not for an agent to say")
-        if isinstance(message, (wire.Spawn, wire.Spawned)):
+            raise messages.WireError(f"{type(message).__name__} is not for an agent to say")
+        if isinstance(message, (messages.Spawn, messages.Spawned)):
             self._send(self._places.get(message.simulation, {}).get(message.group, ""), message)
             return
         told = self._told.get(getattr(message, "simulation", ""), {})
-        if isinstance(message, wire.Pod):
+        if isinstance(message, messages.Pod):
             self._places.setdefault(message.simulation, {})[message.group] = node
             for kind in _Told:
                 if kind in told:
                     self._send(node, told[kind])
-        elif isinstance(message, (wire.Result, wire.Lost)) and wire.End in told:
-            self._send(node, told[wire.End])
+        elif isinstance(message, (messages.Result, messages.Lost)) and messages.End in told:
+            self._send(node, told[messages.End])
             return
-        elif isinstance(message, wire.Result):
+        elif isinstance(message, messages.Result):
             if message.simulation in self._results:
                 return
             self._results.add(message.simulation)
         self._post(node, message)
 
-    def _tell(self, message: wire.Run | wire.Wait | wire.Freeze | wire.Stop | wire.End) -> None:
-        if isinstance(message, wire.End):
+    def _tell(
+        self, message: messages.Run | messages.Wait | messages.Freeze | messages.Stop | messages.End
+    ) -> None:
+        if isinstance(message, messages.End):
             self._told[message.simulation] = {}
         self._told.setdefault(message.simulation, {})[type(message)] = message
         for node in sorted(set(self._places.get(message.simulation, {}).values())):
             self._send(node, message)
 
-    def _send(self, node: str, message: wire.Message) -> None:
+    def _send(self, node: str, message: messages.Message) -> None:
         writer = self._links.get(node)
         if writer is not None and not writer.is_closing():
-            writer.write(wire.encode(message))
+            writer.write(messages.encode(message))
 
-    def _post(self, node: str, message: wire.Message) -> None:
+    def _post(self, node: str, message: messages.Message) -> None:
         with self._lock:
             self._heard.append((node, message))
             with contextlib.suppress(BlockingIOError):  # full: it is readable
@@ -249,7 +260,7 @@ def _beside(path: Path) -> list[socket.socket]:
     listener = socket.socket(socket.AF_UNIX)
     try:
         path.unlink(missing_ok=True)
-        with wire.short(str(path)) as name:
+        with messages.short(str(path)) as name:
             listener.bind(name)
         listener.listen(256)
         return [listener]

@@ -17,9 +17,9 @@ import signal
 import socket
 from dataclasses import dataclass, field
 
+from dovetail.executors.pods import messages, rsh_agent
 from dovetail.host import child
 from dovetail.mpi import launcher
-from dovetail.pods import remote, wire
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ class _Client:
 class _Daemon:
     """A process that another pod asked for."""
 
-    asked: wire.Spawn
+    asked: messages.Spawn
     pid: int
     output: int
     said: bytes = b""
@@ -65,13 +65,13 @@ class Placing:
         path: str,
         group: int,
         watch: Callable[[int, Callable[[], None] | None], None],
-        say: Callable[[wire.Message], None],
+        say: Callable[[messages.Message], None],
     ) -> None:
         self.directory = os.path.dirname(path)
         self.group = group
         self._hosts: list[dict[str, Any]] = []
-        self._early: list[wire.Spawn] = []
-        self.requests: dict[int, wire.Spawn] = {}  # ours, not answered yet
+        self._early: list[messages.Spawn] = []
+        self.requests: dict[int, messages.Spawn] = {}  # ours, not answered yet
         self._watch, self._say = watch, say
         self._clients: dict[int, _Client] = {}
         self._daemons: dict[tuple[int, int], _Daemon] = {}
@@ -84,7 +84,7 @@ class Placing:
         self._listener.setblocking(False)
         watch(self._listener.fileno(), self._accept)
 
-    def answers(self) -> list[wire.Message]:
+    def answers(self) -> list[messages.Message]:
         """What an agent must know that does not know anything: what is open on either side."""
         answers = [_answer(one) for one in self._daemons.values()]
         return [*self.requests.values(), *answers]
@@ -125,12 +125,12 @@ class Placing:
             self._request(client)
 
     def _request(self, client: _Client) -> None:
-        if len(client.held) < wire.LENGTH.size:
+        if len(client.held) < messages.LENGTH.size:
             return
-        (size,) = wire.LENGTH.unpack_from(client.held)
-        if len(client.held) < wire.LENGTH.size + size:
+        (size,) = messages.LENGTH.unpack_from(client.held)
+        if len(client.held) < messages.LENGTH.size + size:
             return
-        text, client.held = client.held[wire.LENGTH.size :][:size], b""
+        text, client.held = client.held[messages.LENGTH.size :][:size], b""
         try:
             asked = json.loads(text)
             if asked["do"] == "place":
@@ -155,7 +155,7 @@ class Placing:
             raise KeyError(f"no pod on node {asked['host']}")
         self._numbers += 1
         client.number = self._numbers
-        self.requests[client.number] = wire.Spawn(
+        self.requests[client.number] = messages.Spawn(
             os.path.basename(self.directory), groups[0], self.group, client.number,
             asked["command"], asked["environment"], self.directory,
         )  # fmt: skip
@@ -164,7 +164,7 @@ class Placing:
     def _reply(self, client: _Client, answer: dict[str, Any]) -> None:
         text = json.dumps(answer).encode()
         with contextlib.suppress(OSError):
-            client.connection.sendall(wire.LENGTH.pack(len(text)) + text)
+            client.connection.sendall(messages.LENGTH.pack(len(text)) + text)
         if not answer.get("running"):
             self._dismiss(client)
 
@@ -181,7 +181,7 @@ class Placing:
             with contextlib.suppress(OSError):
                 os.killpg(client.pid, signal.SIGKILL)
 
-    def answered(self, message: wire.Spawned) -> None:
+    def answered(self, message: messages.Spawned) -> None:
         """Another pod says how our request goes."""
         for client in list(self._clients.values()):
             if client.number == message.number:
@@ -198,7 +198,7 @@ class Placing:
         while self._early:
             self.spawn(self._early.pop())
 
-    def spawn(self, asked: wire.Spawn) -> None:
+    def spawn(self, asked: messages.Spawn) -> None:
         """Start a daemon for another pod, unless that has been done."""
         if not self._hosts:
             self._early.append(asked)
@@ -216,8 +216,8 @@ class Placing:
             own = f"{self.directory}/tmp.{self.group}"
             with contextlib.suppress(OSError):  # it is there, or the daemon says what is wrong
                 os.mkdir(own, 0o700)
-            daemon_has = {**dict.fromkeys(remote.OWN, own), "DOVETAIL_DIR": self.directory}
-            environment = remote.here(asked.environment, daemon_has)
+            daemon_has = {**dict.fromkeys(rsh_agent.OWN, own), "DOVETAIL_DIR": self.directory}
+            environment = rsh_agent.here(asked.environment, daemon_has)
             environment["DOVETAIL_GROUP"] = str(self.group)
             # How the host files call it, whatever it calls itself: two nodes may be one machine.
             environment["PMIX_HOSTNAME"] = address
@@ -268,9 +268,9 @@ class Placing:
             self._dismiss(client)
 
 
-def _answer(daemon: _Daemon) -> wire.Spawned:
+def _answer(daemon: _Daemon) -> messages.Spawned:
     asked = daemon.asked
     said = daemon.said.decode(errors="replace").strip()
-    return wire.Spawned(
+    return messages.Spawned(
         asked.simulation, asked.origin, asked.number, daemon.running, daemon.code, said
     )

@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-PACKAGE = str(Path(__file__).resolve().parents[2])
+PACKAGE = str(Path(__file__).resolve().parents[3])
 PATH = "/usr/local/bin:/usr/bin:/bin"
 """Where an entry looks for programs; a simulation's own path is its plan's."""
 HOME = "/mnt/flux"
@@ -24,7 +24,7 @@ CURVE = "/run/dovetail/curve"
 
 
 def command(module: str, python: str = "/usr/bin/python3") -> list[str]:
-    """The words that run a module, such as `pods.agent`; its arguments come after them."""
+    """The words that run a module, such as `executors.pods.agent`; its arguments follow."""
     run = f"from dovetail.{module} import main; main()"
     return [python, "-I", "-S", "-c", f"import sys; sys.path.insert(0, {PACKAGE!r}); {run}"]
 

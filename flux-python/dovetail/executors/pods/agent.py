@@ -24,13 +24,13 @@ import time
 from pathlib import Path
 
 from dovetail.core import protocol
+from dovetail.executors.pods import messages, orphan_limit, weights
+from dovetail.executors.pods.residents import Place, Simulation, dead
+from dovetail.executors.pods.samples import Reader
 from dovetail.host import session as sweep
 from dovetail.host.cgroups import Group
 from dovetail.mpi import page
 from dovetail.mpi.control_page import Control
-from dovetail.pods import orphan_limit, weights, wire
-from dovetail.pods.places import Place, Simulation, dead
-from dovetail.pods.samples import Reader
 
 PERIOD = 0.25  # seconds between looks at the pages
 SHORT_TIMEOUTS = (100, 500)  # microseconds; no bell is heard from another node
@@ -90,7 +90,7 @@ class Agent:
 
     def _simulation(self, name: str) -> Simulation:
         if not _NAME.fullmatch(name):
-            raise wire.WireError(f"{name!r} is no name of a simulation")
+            raise messages.WireError(f"{name!r} is no name of a simulation")
         if name not in self.simulations:
             directory = os.path.join(self.session, name)
             self.simulations[name] = Simulation(name, directory, Reader(directory))
@@ -99,22 +99,22 @@ class Agent:
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """One entry, from its first message to its last."""
         place: Place | None = None
-        decoder = wire.Decoder()
+        decoder = messages.Decoder()
         try:
             while data := await reader.read(1 << 16):
                 for message in decoder.feed(data):
-                    if isinstance(message, wire.Pod):
+                    if isinstance(message, messages.Pod):
                         place = self._admit(message, writer)
                     elif place is not None:
                         self._from_entry(message)
-        except (OSError, wire.WireError):
+        except (OSError, messages.WireError):
             pass  # it comes again, or `_check_places` finds that it is dead
         finally:
             if place is not None and place.writer is writer:
                 place.writer = None
             writer.transport.abort()
 
-    def _admit(self, pod: wire.Pod, writer: asyncio.StreamWriter) -> Place:
+    def _admit(self, pod: messages.Pod, writer: asyncio.StreamWriter) -> Place:
         one = self._simulation(pod.simulation)
         place = one.places[pod.group] = Place(pod.uid, writer)
         directory = Path(one.directory)
@@ -126,16 +126,16 @@ class Agent:
             self._say(place, one.end)
         return place
 
-    def _from_entry(self, message: wire.Message) -> None:
-        if isinstance(message, (wire.Started, wire.Result)):
+    def _from_entry(self, message: messages.Message) -> None:
+        if isinstance(message, (messages.Started, messages.Result)):
             self._simulation(message.simulation).told[type(message)] = message
-            if isinstance(message, wire.Result):
+            if isinstance(message, messages.Result):
                 self._sample()  # the last iterations come before the end
             self._report(message)
-        elif isinstance(message, (wire.Spawn, wire.Spawned)):
+        elif isinstance(message, (messages.Spawn, messages.Spawned)):
             self._relay(message)
 
-    def _relay(self, message: wire.Spawn | wire.Spawned) -> None:
+    def _relay(self, message: messages.Spawn | messages.Spawned) -> None:
         """Pass it on to its group, here or elsewhere; it is kept for a hub that comes later."""
         one = self._simulation(message.simulation)
         place = one.places.get(message.group)
@@ -145,15 +145,15 @@ class Agent:
             one.spawns[type(message), message.number] = message
             self._report(message)
 
-    def _say(self, place: Place, message: wire.Message) -> None:
+    def _say(self, place: Place, message: messages.Message) -> None:
         if place.writer is not None and not place.writer.is_closing():
-            place.writer.write(wire.encode(message))
+            place.writer.write(messages.encode(message))
 
     # --- the hub ---
 
-    def _report(self, message: wire.Message) -> None:
+    def _report(self, message: messages.Message) -> None:
         if self.hub is not None and not self.hub.is_closing():
-            self.hub.write(wire.encode(message))
+            self.hub.write(messages.encode(message))
 
     async def _connect(self) -> None:
         """Be connected with the hub, again and again."""
@@ -165,11 +165,11 @@ class Agent:
                     self.hub = writer
                     self._introduce()
                     pause = 0.1
-                    decoder = wire.Decoder()
+                    decoder = messages.Decoder()
                     while data := await reader.read(1 << 16):
                         for message in decoder.feed(data):
                             self._from_hub(message)
-                except wire.WireError:
+                except messages.WireError:
                     pass
                 finally:
                     self.hub = None
@@ -190,7 +190,7 @@ class Agent:
         with contextlib.suppress(OSError, asyncio.TimeoutError):
             far = asyncio.open_connection(address, int(port), ssl=context)
             return self._trusted(*await asyncio.wait_for(far, _REACH))
-        with wire.short((self.credentials / "socket").read_text().strip()) as path:
+        with messages.short((self.credentials / "socket").read_text().strip()) as path:
             near = asyncio.open_unix_connection(path, ssl=context, server_hostname="")
             return self._trusted(*await asyncio.wait_for(near, _REACH))
 
@@ -205,45 +205,49 @@ class Agent:
         if writer.get_extra_info("ssl_object").getpeercert(binary_form=True) != wanted:
             writer.transport.abort()
             raise ConnectionError("a stranger listens there")
-        wire.keep_alive(writer.get_extra_info("socket"))
+        messages.keep_alive(writer.get_extra_info("socket"))
         return reader, writer
 
     def _introduce(self) -> None:
         """Say who we are and all that a hub must know, since it may be a new one."""
-        self._report(wire.Hello(self.node, (self.credentials / "token").read_text().strip()))
+        self._report(messages.Hello(self.node, (self.credentials / "token").read_text().strip()))
         for one in self.simulations.values():
             one.reader.forget()
             for group, place in one.places.items():
                 if place.writer is not None:
-                    self._report(wire.Pod(one.name, group, place.uid))
+                    self._report(messages.Pod(one.name, group, place.uid))
             for message in (*one.told.values(), *one.lost.values(), *one.spawns.values()):
                 self._report(message)
 
-    def _from_hub(self, message: wire.Message) -> None:
-        if isinstance(message, wire.Check):
-            self._report(wire.Weights(weights.read(self.cgroups, message.uids)))
-        elif isinstance(message, (wire.Spawn, wire.Spawned)):
+    def _from_hub(self, message: messages.Message) -> None:
+        if isinstance(message, messages.Check):
+            self._report(messages.Weights(weights.read(self.cgroups, message.uids)))
+        elif isinstance(message, (messages.Spawn, messages.Spawned)):
             one = self.simulations.get(message.simulation)
             if one and message.group in one.places:
                 self._say(one.places[message.group], message)
-        elif isinstance(message, (wire.Run, wire.Stop, wire.Wait, wire.Freeze, wire.End)):
+        elif isinstance(
+            message, (messages.Run, messages.Stop, messages.Wait, messages.Freeze, messages.End)
+        ):
             one = self.simulations.get(message.simulation)
             if one:
                 self._act(one, message)
 
     def _act(
-        self, one: Simulation, message: wire.Run | wire.Stop | wire.Wait | wire.Freeze | wire.End
+        self,
+        one: Simulation,
+        message: messages.Run | messages.Stop | messages.Wait | messages.Freeze | messages.End,
     ) -> None:
-        if isinstance(message, wire.Wait):
+        if isinstance(message, messages.Wait):
             with contextlib.suppress(page.PageError, ValueError):
                 one.control = one.control or Control(Path(one.directory))
                 one.control.set(protocol.WaitPolicy(message.mode, message.yields))
             return
-        if isinstance(message, wire.Run) and len({h.get("address") for h in message.hosts}) > 1:
+        if isinstance(message, messages.Run) and len({h.get("address") for h in message.hosts}) > 1:
             with contextlib.suppress(page.PageError):
                 one.control = one.control or Control(Path(one.directory))
                 one.control.set_timeouts(*SHORT_TIMEOUTS)
-        if isinstance(message, wire.End):
+        if isinstance(message, messages.End):
             one.end = message
             one.told.clear()
             one.lost.clear()
@@ -261,7 +265,7 @@ class Agent:
             if self.hub is None and time.monotonic() - self.seen > self.limit:
                 for one in self.simulations.values():
                     if one.end is None:
-                        self._act(one, wire.End(one.name, _ORPHANED))
+                        self._act(one, messages.End(one.name, _ORPHANED))
                 if not self.simulations:
                     ending.set()
             await asyncio.sleep(PERIOD)
@@ -277,15 +281,15 @@ class Agent:
             if log:
                 lines[one.name] = log
         if ranks or lines:
-            self._report(wire.Sample(time.monotonic(), ranks, lines))
+            self._report(messages.Sample(time.monotonic(), ranks, lines))
 
     def _check_places(self, one: Simulation) -> None:
         """Find pods that have died, and remove the simulation when none is left."""
         for group, place in list(one.places.items()):
             if place.writer is None and dead(os.path.join(one.directory, f"pod.{group}")):
                 del one.places[group]
-                if one.end is None and wire.Result not in one.told:
-                    one.lost[group] = wire.Lost(one.name, group, place.uid)
+                if one.end is None and messages.Result not in one.told:
+                    one.lost[group] = messages.Lost(one.name, group, place.uid)
                     self._report(one.lost[group])
                     sweep.end_simulation(one.directory, Group("", ""))
         if not one.places:

@@ -12,9 +12,9 @@ import fcntl
 import os
 from dataclasses import dataclass, field
 
+from dovetail.executors.pods import messages
+from dovetail.executors.pods.samples import Reader
 from dovetail.mpi.control_page import Control
-from dovetail.pods import wire
-from dovetail.pods.samples import Reader
 
 
 @dataclass
@@ -33,11 +33,11 @@ class Simulation:
     directory: str
     reader: Reader
     places: dict[int, Place] = field(default_factory=dict)
-    told: dict[type, wire.Message] = field(default_factory=dict)  # what the hub must hear
-    lost: dict[int, wire.Lost] = field(default_factory=dict)
-    spawns: dict[tuple[type, int], wire.Message] = field(default_factory=dict)
+    told: dict[type, messages.Message] = field(default_factory=dict)  # what the hub must hear
+    lost: dict[int, messages.Lost] = field(default_factory=dict)
+    spawns: dict[tuple[type, int], messages.Message] = field(default_factory=dict)
     control: Control | None = None
-    end: wire.End | None = None
+    end: messages.End | None = None
 
 
 def dead(file: str) -> bool:
