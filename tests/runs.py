@@ -5,9 +5,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from dovetail import alternatives
 from dovetail.core import eventlog, protocol
-from dovetail.telling import tell
+from dovetail.report import alternatives
+from dovetail.report.build_history import tell
 
 CAPACITY = protocol.Capacity((protocol.Node("node", 2000, 8 << 30),))
 OFF = protocol.WaitPolicy("off")

@@ -9,11 +9,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import runs
-from dovetail import advise, cli, summary
-from dovetail.advise import Known
-from dovetail.alternatives import FEWER, SEQUENTIAL, Alternative
+from dovetail import cli
 from dovetail.core import protocol
 from dovetail.mpi import profile
+from dovetail.report import advise, summary
+from dovetail.report.advise import Known
+from dovetail.report.alternatives import FEWER, SEQUENTIAL, Alternative
 
 pytestmark = pytest.mark.unit
 

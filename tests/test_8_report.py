@@ -13,9 +13,11 @@ import sys
 
 import pytest
 import runs
-from dovetail import charts, cli, report, summary
-from dovetail.alternatives import FEWER, SEQUENTIAL, Alternative
+from dovetail import cli
 from dovetail.core import protocol
+from dovetail.report import charts, summary
+from dovetail.report import html as report
+from dovetail.report.alternatives import FEWER, SEQUENTIAL, Alternative
 
 pytestmark = pytest.mark.unit
 

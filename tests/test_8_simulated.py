@@ -4,11 +4,11 @@
 from __future__ import annotations
 
 import pytest
-from dovetail import summary
 from dovetail.controller.settings import Settings
 from dovetail.core import eventlog, protocol
 from dovetail.executors.simulated.executor import Fault, Work
-from dovetail.report import page
+from dovetail.report import summary
+from dovetail.report.html import page
 from dovetail.simulate import run_simulated
 
 pytestmark = pytest.mark.unit

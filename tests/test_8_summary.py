@@ -8,9 +8,9 @@ import json
 
 import pytest
 import runs
-from dovetail import alternatives, summary
-from dovetail.alternatives import DOVETAIL, FEWER, NAIVE, SEQUENTIAL, Alternative
 from dovetail.core.errors import BadInput
+from dovetail.report import alternatives, summary
+from dovetail.report.alternatives import DOVETAIL, FEWER, NAIVE, SEQUENTIAL, Alternative
 from rich.console import Console
 
 pytestmark = pytest.mark.unit

@@ -7,7 +7,7 @@ import pytest
 import runs
 from dovetail.core import protocol
 from dovetail.core.eventlog import Resumed
-from dovetail.telling import tell
+from dovetail.report.build_history import tell
 
 pytestmark = pytest.mark.unit
 

@@ -12,8 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from dovetail import alternatives, places
-from dovetail.alternatives import FEWER, NAIVE, SEQUENTIAL, Alternative, Name
+from dovetail import places
 from dovetail.bench import ondemand
 from dovetail.bench.cases import pitz_daily
 from dovetail.bench.figures import Progress, mpirun, plan_entry
@@ -21,6 +20,8 @@ from dovetail.bench.harness import plain
 from dovetail.commands.run import LOG, check_directory, execute, finish
 from dovetail.loop import Signals
 from dovetail.plan import schema
+from dovetail.report import alternatives
+from dovetail.report.alternatives import FEWER, NAIVE, SEQUENTIAL, Alternative, Name
 
 MADE = (
     "cases", "plan.yaml", alternatives.FILE, LOG, "summary.json", "report.html", "status.json",

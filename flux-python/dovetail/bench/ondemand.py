@@ -15,8 +15,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from dovetail import summary
 from dovetail.bench.figures import Progress
+from dovetail.report import summary
 from dovetail.usernetes import cluster
 
 FILE = "kubernetes.json"

@@ -12,12 +12,12 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from dovetail import summary
 from dovetail.bench import demo, many, ondemand, pairs
 from dovetail.bench.cases import pitz_daily
 from dovetail.bench.figures import Claim, Progress
 from dovetail.bench.harness import interleave, plain_environment, ratios
 from dovetail.core.errors import BadInput, WorkFailed
+from dovetail.report import summary
 from dovetail.usernetes import preflight
 
 PODS = 64

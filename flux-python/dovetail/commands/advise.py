@@ -17,8 +17,8 @@ from dataclasses import asdict
 from rich.console import Console
 from rich.padding import Padding
 
-from dovetail import advise, summary
 from dovetail.core.errors import BadInput
+from dovetail.report import advise, summary
 
 HELP = "say what would pay: packing, fewer ranks, other weights or a limit"
 

@@ -14,7 +14,7 @@ import shutil
 
 from rich.console import Console
 
-from dovetail import summary
+from dovetail.report import summary
 
 HELP = "write the HTML report of a run from its event log"
 
@@ -35,13 +35,13 @@ def run(args: argparse.Namespace) -> int:
         if args.output is None:
             return 0
     # The template engine and the charts are only needed here, and take a while to import.
-    from dovetail import report
+    from dovetail.report import html
 
     if args.output is None:
-        path = report.publish(args.directory, found, history)
+        path = html.publish(args.directory, found, history)
     else:
         path = args.output
-        report.replace_file(path, report.page(found, history))
+        html.replace_file(path, html.page(found, history))
     if not args.json:
         # Into a pipe or a file, lines must not be wrapped at a terminal's 80 columns.
         width = shutil.get_terminal_size((140, 24)).columns

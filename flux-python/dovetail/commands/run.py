@@ -22,7 +22,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from dovetail import places, replay, summary
+from dovetail import places, replay
 from dovetail.controller import settings as policy
 from dovetail.controller.controller import Controller
 from dovetail.core import eventlog
@@ -31,6 +31,7 @@ from dovetail.core.protocol import Action, Capacity, Node, Spec
 from dovetail.live import Live
 from dovetail.loop import Loop, Orders, Signals
 from dovetail.plan import schema
+from dovetail.report import summary
 from dovetail.usernetes import cgroups
 
 HELP = "run a queue of MPI simulations, packed where that pays"
@@ -197,10 +198,10 @@ def versions(launcher: str) -> dict[str, str]:
 def finish(directory: Path, signals: Signals, log: eventlog.Log, *, as_json: bool) -> int:
     """Write summary and report, print the table; the exit code."""
     found, history = summary.load(directory, log.held)
-    from dovetail import report  # the template engine takes a while to import
+    from dovetail.report import html  # the template engine takes a while to import
 
     try:
-        path, trouble = report.publish(directory, found, history), log.failed
+        path, trouble = html.publish(directory, found, history), log.failed
     except (BadInput, WorkFailed) as error:
         path, trouble = None, str(error)
     if as_json:

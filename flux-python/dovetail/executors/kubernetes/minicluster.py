@@ -109,7 +109,8 @@ def _prepare(run: str, key: str, name: str, size: int, meeting: str) -> str:
     to know the first pod, and the broker, which finds its rank by it, are told one instead.
     """
     words = [*pods.command("executors.pods.flux_broker"), "--run", run, "--simulation", key,
-             "--name", name, "--size", str(size), "--meeting", os.path.join(meeting, name)]  # fmt: skip
+             "--name", name, "--size", str(size),
+             "--meeting", os.path.join(meeting, name)]  # fmt: skip
     return "\n".join(
         (
             f"{shlex.join(words)} || exit 1",

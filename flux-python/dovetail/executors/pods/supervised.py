@@ -2,8 +2,8 @@
 """A pod's keeper, which runs its simulation, as a child of the pod's entry (step 4).
 
 Inputs: a Run, a stop, the keeper's messages on a pipe (see `dovetail.mpi.supervisor`).
-Outputs: Started and Result. Invariants: there is one keeper and one Result, whatever is asked for twice; a keeper that
-dies without one gets one, and what it leaves is ended.
+Outputs: Started and Result. Invariants: there is one keeper and one Result, whatever is asked for
+twice; a keeper that dies without one gets one, and what it leaves is ended.
 """
 
 from __future__ import annotations

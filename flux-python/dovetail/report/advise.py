@@ -19,15 +19,15 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dovetail.alternatives import SEQUENTIAL
 from dovetail.core.cpu_requests import FLOOR, LIMIT, THROTTLED
 from dovetail.core.errors import BadInput
 from dovetail.core.throughput_model import Model
-from dovetail.figures import QUIET, SPLIT, Family, Point, disturbed, needed
-from dovetail.history import Array
 from dovetail.mpi import profile
-from dovetail.summary import Summary
-from dovetail.verdict import SAME, Totals
+from dovetail.report.alternatives import SEQUENTIAL
+from dovetail.report.figures import QUIET, SPLIT, Family, Point, disturbed, needed
+from dovetail.report.history import Array
+from dovetail.report.summary import Summary
+from dovetail.report.verdict import SAME, Totals
 
 BETAS = (0.1, 0.0, 0.25)
 """Interference of packed ranks before it is measured: expected, least, most. Two cores with

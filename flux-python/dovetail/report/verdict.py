@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from dovetail.alternatives import DOVETAIL, FEWER, NAIVE, SEQUENTIAL
+from dovetail.report.alternatives import DOVETAIL, FEWER, NAIVE, SEQUENTIAL
 
 SAME = 1.03
 """Makespans within this factor count as equal: repeats on a quiet machine differ as much."""

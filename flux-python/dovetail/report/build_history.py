@@ -22,7 +22,7 @@ import numpy as np
 from dovetail.controller.settings import NODE_LOST, Settings
 from dovetail.core import protocol
 from dovetail.core.eventlog import Entry, Resumed
-from dovetail.history import Array, Attempt, History, Load, Mark, Spell, Track
+from dovetail.report.history import Array, Attempt, History, Load, Mark, Spell, Track
 
 WARMUP = 3
 """First iterations that no rate is taken from: caches, first touch, file reading."""

@@ -13,9 +13,9 @@ from collections.abc import Sequence
 
 from markupsafe import Markup
 
-from dovetail import charts
-from dovetail.charts import element, line, path, rect, svg, text
-from dovetail.history import History, Track
+from dovetail.report import charts
+from dovetail.report.charts import element, line, path, rect, svg, text
+from dovetail.report.history import History, Track
 
 ROWS = 30
 MARKS = 200

@@ -23,14 +23,14 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from dovetail import alternatives, figures
-from dovetail.alternatives import FEWER, NAIVE, SEQUENTIAL, Alternative
 from dovetail.core import eventlog
 from dovetail.core.throughput_model import Model
-from dovetail.figures import Family
-from dovetail.history import History, Track
-from dovetail.telling import tell
-from dovetail.verdict import Figure, Totals, Verdict, judge, ratio
+from dovetail.report import alternatives, figures
+from dovetail.report.alternatives import FEWER, NAIVE, SEQUENTIAL, Alternative
+from dovetail.report.build_history import tell
+from dovetail.report.figures import Family
+from dovetail.report.history import History, Track
+from dovetail.report.verdict import Figure, Totals, Verdict, judge, ratio
 
 
 @dataclass(frozen=True)

@@ -19,15 +19,15 @@ import jinja2
 import numpy as np
 from markupsafe import Markup
 
-from dovetail import advise, charts
-from dovetail.alternatives import DOVETAIL, FEWER, NAIVE, SEQUENTIAL
-from dovetail.charts import Bar, Curve
 from dovetail.core.errors import BadInput, WorkFailed
-from dovetail.figures import Family
-from dovetail.history import Array, History
-from dovetail.summary import HEADINGS, Simulation, Summary, figure, number
-from dovetail.timeline import GLYPHS, rows, timeline
-from dovetail.verdict import SAME
+from dovetail.report import advise, charts
+from dovetail.report.alternatives import DOVETAIL, FEWER, NAIVE, SEQUENTIAL
+from dovetail.report.charts import Bar, Curve
+from dovetail.report.figures import Family
+from dovetail.report.history import Array, History
+from dovetail.report.summary import HEADINGS, Simulation, Summary, figure, number
+from dovetail.report.timeline import GLYPHS, rows, timeline
+from dovetail.report.verdict import SAME
 
 TABLE_ROWS = 200
 FAMILIES = 12
@@ -79,7 +79,7 @@ def replace_file(path: pathlib.Path, text: str) -> None:
 def page(summary: Summary, history: History) -> str:
     """The report as one HTML document."""
     environment = jinja2.Environment(
-        loader=jinja2.PackageLoader("dovetail", "."),
+        loader=jinja2.PackageLoader("dovetail.report", "."),
         autoescape=True,
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,

@@ -16,10 +16,10 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from dovetail.alternatives import DOVETAIL, FEWER, NAIVE, SEQUENTIAL, Alternative
 from dovetail.core.throughput_model import Model
-from dovetail.history import Array, History, Load, Spell, Track
-from dovetail.verdict import Figure, Totals, Verdict, judge, ratio
+from dovetail.report.alternatives import DOVETAIL, FEWER, NAIVE, SEQUENTIAL, Alternative
+from dovetail.report.history import Array, History, Load, Spell, Track
+from dovetail.report.verdict import Figure, Totals, Verdict, judge, ratio
 
 SPLIT = 0.8
 """Share of the ideal that fewer ranks side by side keep where cache or memory is short."""
