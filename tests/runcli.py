@@ -13,9 +13,9 @@ from pathlib import Path
 
 import known
 import pytest
-from dovetail import replay
 from dovetail.core import eventlog
 from dovetail.host import cgroups, processes, session
+from dovetail.run import resume
 from localrun import FAKE_MPIRUN, LIMIT, scripts, wait_for
 
 TOP = Path(__file__).resolve().parents[1]
@@ -27,7 +27,7 @@ import sys
 from pathlib import Path
 from dovetail import plan, policy
 from dovetail.commands import run
-from dovetail.loop import Signals
+from dovetail.run.loop import Signals
 out = Path(sys.argv[2])
 out.mkdir()
 with Signals() as signals:
@@ -163,8 +163,8 @@ class Site:
     def check_log(self, out: Path | None = None) -> None:
         """The log replays to the same decisions, and tells what the controller knew."""
         path = (out or self.out) / "events.jsonl"
-        assert replay.replay(path) is None
-        views = {view.name: view for view in replay.rebuild(path).views()}
+        assert resume.replay(path) is None
+        views = {view.name: view for view in resume.rebuild(path).views()}
         found = self.summary(out)["simulations"]
         told = {one["name"]: (one["state"], one["reason"]) for one in found}
         known = {name: (view.state, view.reason) for name, view in views.items()}

@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 import yaml
 from clusters import ROOT
-from dovetail import replay
 from dovetail.executors.kubernetes import manifests
+from dovetail.run import resume
 from fluxoperator import with_operator
 from kuberun import TOP, containers, ends, running, two
 from others import WHY_NOT
@@ -57,7 +57,7 @@ def test_a_run_becomes_miniclusters_several_pods_on_a_node_and_is_packed(site, o
     assert set(site.states(out).values()) == {"done"}
     assert site.summary(out)["n_max"] == 2
     assert site.summary(out)["versions"]["launcher"].startswith("MiniClusters")
-    assert replay.replay(site.folder / out / "events.jsonl") is None
+    assert resume.replay(site.folder / out / "events.jsonl") is None
 
 
 def test_the_service_account_may_do_all_that_it_takes(site, out):

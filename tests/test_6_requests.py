@@ -9,7 +9,7 @@ from dovetail.controller.settings import Part
 from dovetail.core import protocol
 from dovetail.core.protocol import Capacity, Node, Spec
 from dovetail.executors.simulated.executor import Work
-from dovetail.simulate import run_simulated
+from dovetail.run.simulate import run_simulated
 from hypothesis import given
 from hypothesis import strategies as st
 

@@ -11,8 +11,8 @@ from dovetail.controller.settings import Settings
 from dovetail.core import eventlog, protocol
 from dovetail.core.protocol import Capacity, Launch, Node, Note, Ranks, Spec, Stop
 from dovetail.executors.simulated.executor import Fault, Work
-from dovetail.replay import replay
-from dovetail.simulate import run_simulated
+from dovetail.run.resume import replay
+from dovetail.run.simulate import run_simulated
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 

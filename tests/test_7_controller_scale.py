@@ -9,7 +9,7 @@ import pytest
 from dovetail.bench.scale import bench_scale
 from dovetail.core.protocol import Node, Spec
 from dovetail.executors.simulated.executor import Work
-from dovetail.simulate import run_simulated
+from dovetail.run.simulate import run_simulated
 
 pytestmark = pytest.mark.unit
 

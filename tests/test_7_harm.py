@@ -15,7 +15,7 @@ from dovetail.controller.settings import Settings
 from dovetail.core import protocol
 from dovetail.core.protocol import Capacity, Node, Note, Spec
 from dovetail.executors.simulated.executor import Fault, Simulated, Work
-from dovetail.simulate import Result, run_simulated
+from dovetail.run.simulate import Result, run_simulated
 
 pytestmark = pytest.mark.unit
 

@@ -12,8 +12,8 @@ from dovetail.core import eventlog, protocol
 from dovetail.core.errors import BadInput
 from dovetail.core.protocol import Capacity, Node, Spec
 from dovetail.executors.simulated.executor import Fault, Simulated, Work
-from dovetail.replay import rebuild, replay
-from dovetail.simulate import run_simulated
+from dovetail.run.resume import rebuild, replay
+from dovetail.run.simulate import run_simulated
 
 pytestmark = pytest.mark.unit
 

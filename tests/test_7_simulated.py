@@ -12,7 +12,7 @@ import pytest
 from dovetail.core import protocol
 from dovetail.core.protocol import Capacity, Node, Spec
 from dovetail.executors.simulated.executor import Fault, Simulated, Work, fill
-from dovetail.simulate import Result, run_simulated
+from dovetail.run.simulate import Result, run_simulated
 
 pytestmark = pytest.mark.unit
 

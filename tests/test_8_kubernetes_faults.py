@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 from clusters import eventually, record
-from dovetail import replay
+from dovetail.run import resume
 from faultyproxy import FAULTS, Proxy
 from kuberun import ROOT, containers, ends, running, two
 
@@ -25,7 +25,7 @@ PARTS = ("kubelet", "containerd", "kube-apiserver", "kube-scheduler", "etcd",
 
 def check_log(site, out):
     """The log replays to the same decisions."""
-    assert replay.replay(site.folder / out / "events.jsonl") is None
+    assert resume.replay(site.folder / out / "events.jsonl") is None
 
 
 def test_parts_of_the_cluster_that_are_killed_in_mid_run_disturb_no_simulation(site, out):

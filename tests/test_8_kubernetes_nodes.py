@@ -12,9 +12,9 @@ import subprocess
 import kuberun
 import pytest
 from clusters import record
-from dovetail import replay
 from dovetail.executors.kubernetes import manifests
 from dovetail.host import session as sweep
+from dovetail.run import resume
 from kuberun import ends, running
 from others import WHY_NOT
 
@@ -49,7 +49,7 @@ def enough(site, out, run):
     assert site.end(run) == 0, site.errors(out)
     assert set(site.states(out).values()) == {"done"}
     assert not (site.folder / out / "twice").exists()
-    assert replay.replay(site.folder / out / "events.jsonl") is None
+    assert resume.replay(site.folder / out / "events.jsonl") is None
     return {one["name"]: one["restarts"] for one in site.summary(out)["simulations"]}
 
 

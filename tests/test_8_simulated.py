@@ -9,7 +9,7 @@ from dovetail.core import eventlog, protocol
 from dovetail.executors.simulated.executor import Fault, Work
 from dovetail.report import summary
 from dovetail.report.html import page
-from dovetail.simulate import run_simulated
+from dovetail.run.simulate import run_simulated
 
 pytestmark = pytest.mark.unit
 

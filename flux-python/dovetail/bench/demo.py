@@ -12,16 +12,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from dovetail import places
 from dovetail.bench import ondemand
 from dovetail.bench.cases import pitz_daily
 from dovetail.bench.figures import Progress, mpirun, plan_entry
 from dovetail.bench.harness import plain
 from dovetail.commands.run import LOG, check_directory, execute, finish
-from dovetail.loop import Signals
 from dovetail.plan import schema
 from dovetail.report import alternatives
 from dovetail.report.alternatives import FEWER, NAIVE, SEQUENTIAL, Alternative, Name
+from dovetail.run import target as places
+from dovetail.run.loop import Signals
 
 MADE = (
     "cases", "plan.yaml", alternatives.FILE, LOG, "summary.json", "report.html", "status.json",

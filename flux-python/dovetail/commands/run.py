@@ -22,16 +22,17 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from dovetail import places, replay
 from dovetail.controller import settings as policy
 from dovetail.controller.controller import Controller
 from dovetail.core import eventlog
 from dovetail.core.errors import BadInput, WorkFailed
 from dovetail.core.protocol import Action, Capacity, Node, Spec
-from dovetail.live import Live
-from dovetail.loop import Loop, Orders, Signals
 from dovetail.plan import schema
 from dovetail.report import summary
+from dovetail.run import resume as replay
+from dovetail.run import target
+from dovetail.run.live_table import Live
+from dovetail.run.loop import Loop, Orders, Signals
 from dovetail.usernetes import cgroups
 
 HELP = "run a queue of MPI simulations, packed where that pays"
@@ -66,11 +67,11 @@ def run(args: argparse.Namespace) -> int:
     for line in schema.warnings(asked):
         print(f"dovetail: {line}", file=sys.stderr)
     if args.kubeconfig is not None:
-        place = places.cluster(args.kubeconfig, args.network)
+        place = target.cluster(args.kubeconfig, args.network)
     elif args.network:
         raise BadInput("--network is for pods; name their cluster with --kubeconfig")
     else:
-        place = places.here()
+        place = target.here()
     place.check(asked)
     check_output(asked, args.output)
     if args.dry_run:
@@ -136,7 +137,7 @@ def execute(
     resume: bool = False,
     quiet: bool = False,
     settings: policy.Settings | None = None,
-    place: places.Place | None = None,
+    place: target.Place | None = None,
     orders: Orders | None = None,
 ) -> eventlog.Log:
     """Drive the run to its end; returns its log. `settings` are for a new run, not a resumed one.
@@ -146,7 +147,7 @@ def execute(
     tuned = replace(settings or policy.Settings(), max_packed=asked.limits.max_packed or 0)
     spent = resumable(directory / LOG, asked) if resume else 0.0
     origin = time.monotonic() - spent
-    place = place or places.here()
+    place = place or target.here()
     executor = place.start(asked, directory, origin, resume=resume)
     try:
         capacity = executor.capacity()

@@ -16,8 +16,8 @@ from dovetail.controller.controller import Controller
 from dovetail.core.errors import BadInput
 from dovetail.core.protocol import Node
 from dovetail.executors.local.executor import LocalExecutor, free_memory
-from dovetail.loop import Waiting
 from dovetail.plan.schema import Plan
+from dovetail.run.loop import Waiting
 
 if TYPE_CHECKING:  # the Kubernetes client takes most of a second to import
     from dovetail.executors.kubernetes.executor import KubernetesExecutor

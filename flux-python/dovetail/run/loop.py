@@ -29,7 +29,7 @@ from dovetail.core.protocol import (
     Tick,
     Unwanted,
 )
-from dovetail.live import Live
+from dovetail.run.live_table import Live
 
 LOOK = 0.25
 """Seconds between looks at the ranks while something is measured: far below a judging window."""
