@@ -3,22 +3,17 @@
 
 from __future__ import annotations
 
-from dovetail.fluxed import asked
-from dovetail.fluxed.effects import (
-    Answer,
-    Refuse,
-    Submit,
-    Watch,
-)
-from dovetail.fluxed.instance import Instance
-from dovetail.fluxed.requests import REQUESTS, STREAMS
+from dovetail.flux import option
+from dovetail.flux.instance.effects import Answer, Refuse, Submit, Watch
+from dovetail.flux.instance.requests import REQUESTS, STREAMS
+from dovetail.flux.instance.state import Instance
 
 
 class Play:
     """An instance, and what it wanted done; requests have names as their keys."""
 
     def __init__(self, nodes=2):
-        self.state = Instance(asked.Asked(nodes))
+        self.state = Instance(option.Asked(nodes))
         self.done = []
         self.jobs = 100
 

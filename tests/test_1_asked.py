@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 from dovetail.core.errors import BadInput
-from dovetail.fluxed import asked
+from dovetail.flux import option
 
 pytestmark = pytest.mark.unit
 
@@ -15,9 +15,9 @@ pytestmark = pytest.mark.unit
     [("nodes=2,cores=all", 2, 0), ("nodes=1", 1, 0), ("cores=3,nodes=4", 4, 3)],
 )
 def test_the_option_says_how_many_slices_of_which_size(text, nodes, cores):
-    found = asked.parse(text)
+    found = option.parse(text)
     assert (found.nodes, found.cores) == (nodes, cores)
-    assert asked.from_table(found.plain()) == found
+    assert option.from_table(found.plain()) == found
 
 
 BAD = {
@@ -43,7 +43,7 @@ BAD = {
 @pytest.mark.parametrize("text", BAD)
 def test_a_request_that_makes_no_sense_is_refused_in_one_line(text):
     with pytest.raises(BadInput, match=BAD[text]) as found:
-        asked.parse(text)
+        option.parse(text)
     assert "\n" not in str(found.value)
 
 
@@ -60,24 +60,24 @@ def test_a_request_that_makes_no_sense_is_refused_in_one_line(text):
 )
 def test_a_configuration_that_makes_no_sense_is_refused(table, word):
     with pytest.raises(BadInput, match=word):
-        asked.from_table(table)
+        option.from_table(table)
     with pytest.raises(BadInput, match=word):
-        asked.check(table)
+        option.check(table)
 
 
 def test_a_configuration_may_have_defaults_alone():
-    asked.check({"up-timeout": 300})
-    asked.check({})
+    option.check({"up-timeout": 300})
+    option.check({})
     with pytest.raises(BadInput, match="is a table"):
-        asked.check(3)
+        option.check(3)
 
 
 def test_whole_nodes_must_fit_into_the_allocation():
-    asked.fits(asked.parse("nodes=4"), 4, "x")
-    asked.fits(asked.parse("nodes=5,cores=1"), 4, "x")  # several may share a node
-    asked.fits(asked.parse("nodes=5"), None, "x")
+    option.fits(option.parse("nodes=4"), 4, "x")
+    option.fits(option.parse("nodes=5,cores=1"), 4, "x")  # several may share a node
+    option.fits(option.parse("nodes=5"), None, "x")
     with pytest.raises(BadInput, match="-N"):
-        asked.fits(asked.parse("nodes=5"), 4, "x")
+        option.fits(option.parse("nodes=5"), 4, "x")
 
 
 GRANTED = {  # a request, what the job has, and what comes of both
@@ -95,5 +95,5 @@ GRANTED = {  # a request, what the job has, and what comes of both
 @pytest.mark.parametrize("what", GRANTED)
 def test_a_site_grants_what_was_asked_for_or_less(what):
     text, granted, (nodes, cores) = GRANTED[what]
-    found = asked.cut(asked.parse(text), granted)
+    found = option.cut(option.parse(text), granted)
     assert (found.nodes, found.cores) == (nodes, cores)

@@ -10,7 +10,9 @@ from pathlib import Path
 
 import pytest
 from dovetail import __version__, cli
-from dovetail.fluxed import asked, command, requests
+from dovetail.flux import command
+from dovetail.flux import option as asked
+from dovetail.flux.instance import requests
 from dovetail.usernetes.__main__ import VERBS
 
 pytestmark = pytest.mark.unit
@@ -56,7 +58,7 @@ def test_every_command_and_option_of_flux_dovetail_is_in_its_manual_page():
 
 
 def test_every_option_of_flux_dovetail_is_completed():
-    text = (TOP / "flux-python/dovetail/fluxed/completion.bash").read_text()
+    text = (TOP / "flux-python/dovetail/flux/plugins/completion.bash").read_text()
     script = (
         text[: text.index("\nif ! declare")]
         + """

@@ -10,7 +10,7 @@ import subprocess
 
 import guides
 import pytest
-from dovetail import fluxed
+from dovetail import flux as fluxed
 from dovetail.core.errors import BadInput
 from dovetail.host import install_paths
 from fluxed import COMMANDS, LIMIT, Flux
@@ -138,7 +138,7 @@ def test_a_bad_request_is_refused_before_submission(flux):
 
 
 def test_an_instance_whose_configuration_is_wrong_goes_on_without_it(flux):
-    path = os.path.join(os.path.dirname(fluxed.__file__), "modprobe")
+    path = os.path.join(os.path.dirname(fluxed.__file__), "plugins", "modprobe")
     wrong = [f"--conf=dovetail.{key}" for key in ("nodes=1", "up-timout=3")]
     script = "for word in status up; do flux dovetail $word 2>&1; echo code $?; done; echo on"
     job = flux.batch(script, f"--env=FLUX_MODPROBE_PATH_APPEND={path}", *wrong, dovetail="")

@@ -15,7 +15,7 @@ from pathlib import Path
 import known
 import pytest
 from clusters import STRANGER, as_user, below
-from dovetail.fluxed import requests
+from dovetail.flux.instance import requests
 from fluxed import LIMIT, Flux, eventually, ordinary_user
 from strangers import attempt
 

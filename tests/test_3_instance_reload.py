@@ -4,10 +4,7 @@
 from __future__ import annotations
 
 import pytest
-from dovetail.fluxed.effects import (
-    INVALID,
-    Sweep,
-)
+from dovetail.flux.instance.effects import INVALID, Sweep
 from instances import Play
 
 pytestmark = pytest.mark.unit

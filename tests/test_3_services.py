@@ -23,7 +23,7 @@ import numpy as np
 import pytest
 from clusters import eventually
 from dovetail.core.errors import BadInput
-from dovetail.fluxed import services
+from dovetail.flux import services
 from fluxed import Flux, ordinary_user
 
 EXAMPLES = Path(__file__).resolve().parents[1] / "examples"

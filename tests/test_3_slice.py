@@ -9,8 +9,8 @@ from __future__ import annotations
 import errno
 
 import pytest
-from dovetail.fluxed import slice as agents
-from dovetail.fluxed.effects import FAILED, INVALID
+from dovetail.flux import slice_agent as agents
+from dovetail.flux.instance.effects import FAILED, INVALID
 
 pytestmark = pytest.mark.unit
 

@@ -80,7 +80,7 @@ def for_flux() -> dict[str, str]:
     commands = Path(sys.argv[0]).resolve().parent
     if not (commands / "flux-dovetail").exists():
         raise BadInput(f"there is no flux-dovetail in {commands}: install Dovetail first")
-    plugins = Path(__file__).resolve().parents[1] / "fluxed" / "cli"
+    plugins = Path(__file__).resolve().parents[1] / "flux" / "plugins" / "cli"
     found = {}
     for name, folder in (("FLUX_EXEC_PATH_PREPEND", commands), ("FLUX_CLI_PLUGINPATH", plugins)):
         parts = [part for part in os.environ.get(name, "").split(":") if part]

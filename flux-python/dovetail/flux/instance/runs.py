@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from dovetail.fluxed.effects import INVALID, NOENT, Answer, Effect, Key, Refuse
+from dovetail.flux.instance.effects import INVALID, NOENT, Answer, Effect, Key, Refuse
 
 ENDED = ("done", "failed", "cancelled")
 TOLD = ("plan", "output", "cwd", "environment")

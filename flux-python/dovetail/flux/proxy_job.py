@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from dovetail.core.errors import WorkFailed
-from dovetail.fluxed.client import Client
-from dovetail.fluxed.load import flux
+from dovetail.flux.client import Client
+from dovetail.flux.load import flux
 from dovetail.host import child
 from dovetail.host.file_tail import Tail
 

@@ -29,8 +29,8 @@ PRIVATE = ("FLUX_MODULE_URI", "FLUX_URI", "FLUX_JOB_", "FLUX_TASK_", "FLUX_KVS_N
            "PMI_", "DOVETAIL_STATE")  # fmt: skip
 TABLE = (*KEYS, "command", "executor", "address", *LIMITS)
 FOLDERS = {  # of this package, that an instance needs on its paths
-    "FLUX_MODPROBE_PATH_APPEND": "fluxed/modprobe",
-    "FLUX_MODULE_PATH_PREPEND": "fluxed/modules",
+    "FLUX_MODPROBE_PATH_APPEND": "flux/plugins/modprobe",
+    "FLUX_MODULE_PATH_PREPEND": "flux/plugins/modules",
 }
 
 

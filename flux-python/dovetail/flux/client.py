@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: LGPL-3.0-or-later
 """Requests to the broker module, from programs without Flux's bindings (every step).
 
-A child process (`cli/dovetail_cli.py` under `flux python`) carries them; it ends with us, and so
-the module learns of our end, however it comes.
+A child process (`plugins/cli/dovetail_cli.py` under `flux python`) carries them; it ends with us,
+and so the module learns of our end, however it comes.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from dovetail.core.errors import BadInput, WorkFailed
-from dovetail.fluxed import asked
+from dovetail.flux import option
 
-RELAY = Path(__file__).with_name("cli") / "dovetail_cli.py"
+RELAY = Path(__file__).with_name("plugins") / "cli" / "dovetail_cli.py"
 SUBMIT = "submit"
 """Instead of a topic: submit a jobspec, the payload, on the cores of the job that we are in.
 
@@ -98,7 +98,7 @@ class Client:
 def not_loaded(client: Client) -> str:
     """Why the module is not there; perhaps the configuration has something wrong for it."""
     try:
-        asked.check(next(client.answers("config.get", {})).get("dovetail", {}))
+        option.check(next(client.answers("config.get", {})).get("dovetail", {}))
     except BadInput as error:
         return f"Dovetail is not loaded in this Flux instance: {error}"
     except Refused:

@@ -15,7 +15,7 @@ import subprocess
 from pathlib import Path
 
 from dovetail.core.errors import BadInput, WorkFailed
-from dovetail.fluxed import asked, client
+from dovetail.flux import client, option
 
 PACKAGE = Path(__file__).resolve().parents[1]
 VARIABLE = "FLUX_MODPROBE_PATH_APPEND"
@@ -31,7 +31,7 @@ def flux(*words: str, given: str | None = None) -> str:
 
 def load(text: str) -> None:
     """Start what --dovetail=TEXT asks for, unless something is there already."""
-    wanted = asked.parse(text)
+    wanted = option.parse(text)
     try:
         client.call("dovetail.status")
     except BadInput as error:
@@ -45,8 +45,8 @@ def load(text: str) -> None:
     whole = json.loads(flux("config", "get"))
     whole["dovetail"] = {**whole.get("dovetail", {}), **wanted.plain(), "command": command}
     flux("config", "load", given=json.dumps(whole))
-    for plugin in asked.plugins():
+    for plugin in option.plugins():
         flux("jobtap", "load", plugin)
-    paths = [os.environ.get(VARIABLE, ""), str(PACKAGE / asked.FOLDERS[VARIABLE])]
+    paths = [os.environ.get(VARIABLE, ""), str(PACKAGE / option.FOLDERS[VARIABLE])]
     client.call("broker.setenv", {"env": {VARIABLE: ":".join(filter(None, paths))}})
-    flux("module", "load", str(PACKAGE / "fluxed" / "modules" / "dovetail.py"))
+    flux("module", "load", str(PACKAGE / "flux" / "plugins" / "modules" / "dovetail.py"))

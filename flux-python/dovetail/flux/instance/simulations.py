@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from dovetail.controller.settings import NODE_LOST, POD_LOST
-from dovetail.fluxed.effects import Answer, Effect, Key
+from dovetail.flux.instance.effects import Answer, Effect, Key
 
 STOPPED = "stopped"  # how the reason begins where it was told to end
 CANCEL, LOST = "cancel", "dovetail"  # types of exceptions

@@ -4,6 +4,6 @@
 import sys
 from pathlib import Path
 
-sys.path.append(str(Path(__file__).resolve().parents[3]))
+sys.path.append(str(Path(__file__).resolve().parents[4]))
 
-from dovetail.broker_module import Dovetail as Dovetail
+from dovetail.flux.module import Dovetail as Dovetail

@@ -11,12 +11,12 @@ import functools
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from dovetail.fluxed.asked import MOST
-from dovetail.fluxed.effects import FAILED, INVALID, NOENT, Answer, Effect, Key, Refuse
-from dovetail.fluxed.instance import Instance
-from dovetail.fluxed.mirrors import Simulation
-from dovetail.fluxed.runs import ENDED
-from dovetail.fluxed.waiting import DOWN
+from dovetail.flux.instance.effects import FAILED, INVALID, NOENT, Answer, Effect, Key, Refuse
+from dovetail.flux.instance.pending import DOWN
+from dovetail.flux.instance.runs import ENDED
+from dovetail.flux.instance.simulations import Simulation
+from dovetail.flux.instance.state import Instance
+from dovetail.flux.option import MOST
 
 OVER = "its run is over"
 

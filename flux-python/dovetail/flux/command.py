@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from dovetail.core.errors import BadInput, WorkFailed
-from dovetail.fluxed import client, load, planned, shown
+from dovetail.flux import client, format, load, plan_runner
 
 HELP = {
     "up": "start Kubernetes in this instance if it has none, and wait until it is up",
@@ -104,7 +104,7 @@ def do_submit(args: argparse.Namespace) -> int:
         last = max((run["number"] for run in client.call("dovetail.status")["runs"]), default=0)
         output = Path(f"dovetail-out-{last + 1}")
     order = {"plan": str(args.plan.resolve()), "output": str(output.resolve()), "cwd": os.getcwd(),
-             "environment": shown.user_environment(os.environ)}  # fmt: skip
+             "environment": format.user_environment(os.environ)}  # fmt: skip
     found = client.call("dovetail.submit", order)
     show(args, {**found, "output": order["output"]}, str(found["run"]))
     return 0
@@ -113,7 +113,7 @@ def do_submit(args: argparse.Namespace) -> int:
 def do_status(args: argparse.Namespace) -> int:
     """Slices and runs, once."""
     found = client.call("dovetail.status")
-    show(args, found, shown.status(found))
+    show(args, found, format.status(found))
     return 0
 
 
@@ -124,7 +124,7 @@ def do_top(args: argparse.Namespace) -> int:
         for found in link.answers("dovetail.status", {}, stream=True):
             if sys.stdout.isatty() and not args.json:
                 print("\x1b[H\x1b[2J", end="")
-            print(json.dumps(found) if args.json else shown.status(found), flush=True)
+            print(json.dumps(found) if args.json else format.status(found), flush=True)
     except client.Refused as error:
         raise WorkFailed(str(error)) from None
     finally:
@@ -142,7 +142,7 @@ def chosen(args: argparse.Namespace) -> dict[str, Any]:
 def do_wait(args: argparse.Namespace) -> int:
     """Wait; fails if one of the runs did."""
     found = client.call("dovetail.wait", chosen(args))["runs"]
-    show(args, found, shown.runs(found))
+    show(args, found, format.runs(found))
     return 0 if all(run["state"] == "done" for run in found) else 1
 
 
@@ -191,7 +191,7 @@ def do_logs(args: argparse.Namespace) -> int:
         if not job:
             raise BadInput(f"logs: there is no slice {args.slice}; see `flux dovetail status`")
         eventlog = load.flux("job", "eventlog", "-fjson", "--path=guest.output", str(job))
-        log = shown.output(eventlog)
+        log = format.output(eventlog)
         show(args, {"slice": args.slice, "log": log}, log)
         return 0
     runs = {run["number"]: run for run in found["runs"]}
@@ -200,7 +200,11 @@ def do_logs(args: argparse.Namespace) -> int:
         raise BadInput(f"logs: there is no run {number}; see `flux dovetail status`")
     log = ""
     with contextlib.suppress(FileNotFoundError):
-        log = (Path(runs[number]["output"]) / planned.LOG).read_text(errors="replace").rstrip("\n")
+        log = (
+            (Path(runs[number]["output"]) / plan_runner.LOG)
+            .read_text(errors="replace")
+            .rstrip("\n")
+        )
     show(args, {"run": number, "log": log}, log)
     return 0
 
@@ -218,7 +222,7 @@ def do_report(args: argparse.Namespace) -> int:
         folder = Path(run["output"])
         with contextlib.suppress(OSError, ValueError):
             found.append({**run, "summary": json.loads((folder / "summary.json").read_text())})
-    show(args, found, shown.reports(found))
+    show(args, found, format.reports(found))
     return 0
 
 
@@ -238,7 +242,7 @@ def do_doctor(args: argparse.Namespace) -> int:
 
 def do_slice(args: argparse.Namespace) -> int:
     """Be the agent of a slice; only the broker module starts this."""
-    from dovetail.fluxed import slice as agent
+    from dovetail.flux import slice_agent as agent
 
     return agent.main(
         args.number, args.cluster, machine_address=args.machine_address, only_sweep=args.sweep
@@ -247,9 +251,9 @@ def do_slice(args: argparse.Namespace) -> int:
 
 def do_simulation(args: argparse.Namespace) -> int:
     """Be the job of a simulation; only the agent of the control slice starts this."""
-    from dovetail.fluxed import mirror
+    from dovetail.flux import proxy_job
 
-    return mirror.main(args.launch, args.name)
+    return proxy_job.main(args.launch, args.name)
 
 
 def main(words: list[str] | None = None) -> int:

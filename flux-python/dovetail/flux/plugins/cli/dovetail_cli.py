@@ -32,13 +32,13 @@ Namespace = Any  # these four are of Flux, which has no types
 Jobspec = Any
 Handle = Any
 Future = Any
-PACKAGE = Path(__file__).resolve().parents[2]
+PACKAGE = Path(__file__).resolve().parents[3]
 SIGNALLED = 128  # plus the signal: the exit code that a job shell gives a killed task
 sys.path.append(str(PACKAGE.parent))
 
 from dovetail.core.errors import BadInput  # noqa: E402
-from dovetail.fluxed import asked  # noqa: E402
-from dovetail.fluxed.client import SUBMIT  # noqa: E402
+from dovetail.flux import option  # noqa: E402
+from dovetail.flux.client import SUBMIT  # noqa: E402
 
 KILL_TIMEOUT = "40s"  # Flux's own 5 s are too short for a slice to end well
 SILENCE = "1m"  # of the leading broker; the slices of a dead one stay for Flux's own 5 minutes
@@ -67,10 +67,10 @@ class DovetailPlugin(CLIPlugin):
         if not text:
             return
         try:
-            wanted = asked.parse(text)
-            asked.fits(wanted, args.nodes, f"--dovetail={text}")
+            wanted = option.parse(text)
+            option.fits(wanted, args.nodes, f"--dovetail={text}")
             known = {} if self.prog == WRAPS else args.conf.config or {}  # it has no --conf
-            asked.check(known.get("dovetail", {}), "--conf: dovetail")
+            option.check(known.get("dovetail", {}), "--conf: dovetail")
         except BadInput as error:
             raise ValueError(str(error)) from None
         command = shutil.which("flux-dovetail", path=os.environ.get("FLUX_EXEC_PATH", ""))
@@ -86,9 +86,9 @@ class DovetailPlugin(CLIPlugin):
         text = getattr(args, "dovetail", None)
         if not text:
             return
-        jobspec.setattr("attributes.user.dovetail", asked.parse(text).plain())
+        jobspec.setattr("attributes.user.dovetail", option.parse(text).plain())
         environment = jobspec.environment
-        for name, folder in asked.FOLDERS.items():
+        for name, folder in option.FOLDERS.items():
             found = environment.get(name, "")
             environment[name] = ":".join(filter(None, (found, str(PACKAGE / folder))))
         jobspec.environment = environment
@@ -96,13 +96,13 @@ class DovetailPlugin(CLIPlugin):
             task = jobspec.tasks[0]
             task["command"] = ["flux", "broker", "-c{{tmpdir}}/conf.json", *task["command"]]
             command = shutil.which("flux-dovetail", path=os.environ["FLUX_EXEC_PATH"])
-            jobspec.add_file("conf.json", pieces({}, asked.parse(text), str(command)))
+            jobspec.add_file("conf.json", pieces({}, option.parse(text), str(command)))
             options = {"per-resource.type": "node", "mpi": "none", "exit-timeout": "none"}
             for name, value in options.items():  # as `flux batch` has them
                 jobspec.setattr_shell_option(name, value)
 
 
-def pieces(known: dict[str, Any], wanted: asked.Asked, command: str) -> dict[str, Any]:
+def pieces(known: dict[str, Any], wanted: option.Asked, command: str) -> dict[str, Any]:
     """What is added to the `known` configuration of the new instance."""
     table = {**known.get("dovetail", {}), **wanted.plain(), "command": command}
     found: dict[str, Any] = {"dovetail": table}
@@ -111,7 +111,7 @@ def pieces(known: dict[str, Any], wanted: asked.Asked, command: str) -> dict[str
     if "heartbeat" not in known:  # else a longer period might be taken for silence
         found["heartbeat"] = {"timeout": SILENCE}
     loaded = [*known.get("job-manager", {}).get("plugins", [])]
-    loaded += [{"load": path} for path in asked.plugins()]
+    loaded += [{"load": path} for path in option.plugins()]
     if loaded:
         found["job-manager"] = {"plugins": loaded}
     return found

@@ -5,7 +5,7 @@ Inputs: the table `dovetail` of the configuration, or the same keys as arguments
 requests, see dovetail-flux(7). Outputs: slice jobs, answers. Invariants: nothing here blocks,
 since all that takes time is done by the slices' agents; no exception leaves a handler; a
 module that is loaded anew finds its slices again, and they find it by the event
-`dovetail.loaded`. What is decided is in `fluxed/instance.py`; this file only carries it out.
+`dovetail.loaded`. What is decided is in `instance/`; this file only carries it out.
 """
 
 from __future__ import annotations
@@ -27,10 +27,11 @@ from flux.constants import FLUX_JOB_LOOKUP_CURRENT, FLUX_MSGTYPE_REQUEST
 from flux.hostlist import Hostlist
 
 from dovetail.core.errors import BadInput
-from dovetail.fluxed import asked, effects
-from dovetail.fluxed.effects import Key
-from dovetail.fluxed.instance import Instance
-from dovetail.fluxed.requests import REQUESTS, STREAMS
+from dovetail.flux import option
+from dovetail.flux.instance import effects
+from dovetail.flux.instance.effects import Key
+from dovetail.flux.instance.requests import REQUESTS, STREAMS
+from dovetail.flux.instance.state import Instance
 
 NAMES = ("dovetail-control", "dovetail-node")
 ALL_UP = 10.0  # seconds for all brokers to be up, before slices go to those that are
@@ -76,10 +77,10 @@ class Dovetail(BrokerModule):
         table = dict(h.conf_get("dovetail", default={}))
         table.update((key, _number(value)) for key, _, value in (a.partition("=") for a in args))
         try:
-            wanted = asked.from_table(table)
+            wanted = option.from_table(table)
         except BadInput as error:
             raise ValueError(str(error)) from None
-        self.asked = asked.cut(wanted, granted(h))
+        self.asked = option.cut(wanted, granted(h))
         if self.asked != wanted:
             self.log.notice(f"the site grants {self.asked.plain()} of {wanted.plain()}")
         if self.asked.address == "auto":
@@ -208,7 +209,7 @@ class Dovetail(BrokerModule):
 
     def submit_slice(self, number: int) -> None:
         """Submit a slice's job."""
-        spec = asked.jobspec(self.asked, number, self.cluster, asked.environment())
+        spec = option.jobspec(self.asked, number, self.cluster, option.environment())
         flux.job.submit_async(self.handle, json.dumps(spec)).then(self.slice_submitted, number)
 
     @guarded
@@ -247,7 +248,7 @@ class Dovetail(BrokerModule):
         """Run the agent's last act in its stead, on the same machine."""
         words = [self.asked.command, "slice", "--number", str(number), "--cluster", self.cluster]
         label = f"dovetail-sweep-{number}"
-        call = {"cwd": "/", "env": asked.environment(), "label": label, "waitable": True}
+        call = {"cwd": "/", "env": option.environment(), "label": label, "waitable": True}
         subprocess.rexec_bg(self.handle, [*words, "--sweep"], nodeid=rank, **call).then(
             self.sweeping, number, rank, label, timeout=self.asked.down_timeout
         )  # a broker that is dying may never answer

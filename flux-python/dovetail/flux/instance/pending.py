@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from dovetail.fluxed.effects import FAILED, NOENT, TIMEOUT, Answer, Effect, Key, Refuse
+from dovetail.flux.instance.effects import FAILED, NOENT, TIMEOUT, Answer, Effect, Key, Refuse
 
 UNDECIDED = ("starting", "degraded")  # phases in which nobody can say whether it will be up
 DOWN = "Kubernetes was taken down"

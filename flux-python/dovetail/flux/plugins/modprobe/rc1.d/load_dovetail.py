@@ -5,10 +5,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
-sys.path.append(str(Path(__file__).resolve().parents[4]))
+sys.path.append(str(Path(__file__).resolve().parents[5]))
 
 from dovetail.core.errors import BadInput
-from dovetail.fluxed import asked
+from dovetail.flux import option
 
 
 def setup(context: Any) -> None:  # noqa: ANN401
@@ -17,7 +17,7 @@ def setup(context: Any) -> None:  # noqa: ANN401
     Its folder is on FLUX_MODULE_PATH_PREPEND.
     """
     try:
-        asked.check(context.conf_get("dovetail", {}))
+        option.check(context.conf_get("dovetail", {}))
     except BadInput as error:
         if context.rank == 0:
             print(f"Dovetail is not loaded: {error}", file=sys.stderr)

@@ -14,21 +14,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from dovetail.fluxed.asked import Asked
-from dovetail.fluxed.effects import (
-    Answer,
-    Cancel,
-    Effect,
-    Key,
-    Log,
-    Submit,
-    Sweep,
-    Watch,
-)
-from dovetail.fluxed.mirrors import Mirrors
-from dovetail.fluxed.runs import Runs
-from dovetail.fluxed.slices import Slice
-from dovetail.fluxed.waiting import DOWN, Waiting
+from dovetail.flux.instance.effects import Answer, Cancel, Effect, Key, Log, Submit, Sweep, Watch
+from dovetail.flux.instance.pending import DOWN, Waiting
+from dovetail.flux.instance.runs import Runs
+from dovetail.flux.instance.simulations import Mirrors
+from dovetail.flux.instance.slices import Slice
+from dovetail.flux.option import Asked
 
 
 class Instance:

@@ -20,7 +20,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from dovetail.fluxed.runs import Run
+from dovetail.flux.instance.runs import Run
 from dovetail.host.file_tail import Tail
 from dovetail.usernetes import linux
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from dovetail.fluxed.effects import Key
+from dovetail.flux.instance.effects import Key
 
 
 @dataclass

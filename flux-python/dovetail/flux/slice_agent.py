@@ -28,10 +28,10 @@ from pathlib import Path
 from typing import Any
 
 from dovetail.core.errors import BadInput, WorkFailed
-from dovetail.fluxed import asked, services
-from dovetail.fluxed.client import SUBMIT, Client
-from dovetail.fluxed.effects import FAILED
-from dovetail.fluxed.planned import Planned, apart, end, package_environment
+from dovetail.flux import option, services
+from dovetail.flux.client import SUBMIT, Client
+from dovetail.flux.instance.effects import FAILED
+from dovetail.flux.plan_runner import Planned, apart, end, package_environment
 from dovetail.host import child
 from dovetail.usernetes import api, build, cluster, components, state, steward
 
@@ -134,7 +134,7 @@ class Agent:
     def mirror(self, launch: dict[str, Any]) -> None:
         """Submit the job that a simulation is for Flux; we do, as the module may be away."""
         if not self.over:
-            spec = asked.mirror_jobspec(sys.argv[0], launch)
+            spec = option.mirror_jobspec(sys.argv[0], launch)
             self.mirrors[self.client.send(SUBMIT, spec)] = launch
 
     def mirrored(self, line: Order) -> None:
