@@ -26,7 +26,7 @@ TUNED = """
 import sys
 from pathlib import Path
 from dovetail import plan, policy
-from dovetail.commands import run
+from dovetail.cli import run
 from dovetail.run.loop import Signals
 out = Path(sys.argv[2])
 out.mkdir()

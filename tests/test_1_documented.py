@@ -9,7 +9,8 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from dovetail import __version__, cli
+from dovetail import __version__
+from dovetail.cli import main
 from dovetail.flux import command
 from dovetail.flux import option as asked
 from dovetail.flux.instance import requests
@@ -22,7 +23,7 @@ TOP = Path(__file__).resolve().parents[1]
 
 def commands() -> dict[str, argparse.ArgumentParser]:
     """Each subcommand's parser."""
-    action = next(a for a in cli.parser()._actions if isinstance(a, argparse._SubParsersAction))
+    action = next(a for a in main.parser()._actions if isinstance(a, argparse._SubParsersAction))
     return dict(action.choices)
 
 
@@ -35,7 +36,7 @@ def options(parser: argparse.ArgumentParser) -> list[argparse.Action]:
     return found
 
 
-@pytest.mark.parametrize("command", cli.COMMANDS)
+@pytest.mark.parametrize("command", main.COMMANDS)
 def test_every_option_of_a_command_is_in_its_manual_page(command):
     page = (TOP / "doc" / f"dovetail-{command}.1").read_text()
     common = (TOP / "doc" / "dovetail.1").read_text()
@@ -95,7 +96,7 @@ def test_every_key_of_the_configuration_is_in_the_manual():
 
 def test_every_command_is_in_the_overview():
     page = (TOP / "doc" / "dovetail.1").read_text()
-    assert re.findall(r"^\.It Cm (\w+)", page, re.MULTILINE) == list(cli.COMMANDS)
+    assert re.findall(r"^\.It Cm (\w+)", page, re.MULTILINE) == list(main.COMMANDS)
 
 
 def test_every_environment_variable_is_in_a_manual_page():

@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 
 import pytest
-from dovetail import cli
+from dovetail.cli import main
 from dovetail.core.errors import BadInput
 from dovetail.plan import command_line, schema
 from plans import GOOD, ONE, entry, load
@@ -126,5 +126,5 @@ def test_a_limit_under_twice_the_request_is_warned_of_with_the_reason(where):
 
 def test_a_limit_without_pods_is_refused(where, capsys):
     (where / "plan.yaml").write_text(entry("limit", 3))
-    assert cli.main(["run", "--dry-run", "plan.yaml", "-o", "out"]) == 2
+    assert main.main(["run", "--dry-run", "plan.yaml", "-o", "out"]) == 2
     assert "simulation a has a limit, and only pods can have one" in capsys.readouterr().err

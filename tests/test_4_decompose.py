@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from dovetail.applications.openfoam import mesh as foam
 from dovetail.applications.openfoam.concentric import concentric, zones
-from dovetail.cli import main
+from dovetail.cli.main import main
 from dovetail.core.errors import BadInput
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st

@@ -7,7 +7,7 @@ import gzip
 import json
 
 import pytest
-from dovetail.cli import main
+from dovetail.cli.main import main
 from dovetail.core.cpu_requests import parse_cpu, proportional
 from dovetail.core.errors import BadInput
 from hypothesis import given

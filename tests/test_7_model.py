@@ -7,7 +7,7 @@ import json
 import math
 
 import pytest
-from dovetail.cli import main
+from dovetail.cli.main import main
 from dovetail.core.errors import BadInput
 from dovetail.core.throughput_model import Model
 from hypothesis import given

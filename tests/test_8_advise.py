@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import runs
-from dovetail import cli
+from dovetail.cli import main
 from dovetail.core import protocol
 from dovetail.mpi import profile
 from dovetail.report import advise, summary
@@ -155,17 +155,17 @@ def test_measured_fewer_ranks_are_reported_as_they_came_out(seconds, says):
 
 def test_the_command_takes_a_run_and_its_cores(tmp_path, capsys):
     runs.mixed().save(tmp_path)
-    assert cli.main(["advise", "--json", str(tmp_path)]) == 0
+    assert main.main(["advise", "--json", str(tmp_path)]) == 0
     data = json.loads(capsys.readouterr().out)
     assert data["cores"] == 2
     assert {"topic", "statement", "evidence", "source", "gain", "range"} <= set(data["advice"][0])
-    assert cli.main(["advise", str(tmp_path)]) == 0
+    assert main.main(["advise", str(tmp_path)]) == 0
     assert "[measured]" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("cores", ["0", "-1", "nan", "1e9"])
 def test_cores_that_make_no_sense_are_refused(tmp_path, capsys, cores):
-    assert cli.main(["advise", "--cores", cores, str(tmp_path)]) == 2
+    assert main.main(["advise", "--cores", cores, str(tmp_path)]) == 2
     assert capsys.readouterr().err.count("\n") == 1
 
 
@@ -199,7 +199,7 @@ def save(path, *ranks):
 def test_a_profile_file_gives_the_advice_of_its_figures(tmp_path, capsys, counted):
     ranks = [rank(n, 1.0, useful, 1.0, counted=counted) for n, useful in enumerate((1 / 3, 1.0))]
     path = save(tmp_path / "pitz.json", *ranks)
-    assert cli.main(["advise", "--json", "--cores", "2", str(path)]) == 0
+    assert main.main(["advise", "--json", "--cores", "2", str(path)]) == 0
     advice = json.loads(capsys.readouterr().out)["advice"]
     packing = next(piece for piece in advice if piece["topic"] == "packing")
     assert "1.50 is the bound" in packing["statement"]
@@ -230,5 +230,5 @@ def test_a_profile_without_work_is_refused(tmp_path, capsys, ranks):
     path = tmp_path / "empty.json"
     if ranks:
         save(path, *ranks)
-    assert cli.main(["advise", str(path)]) == 2
+    assert main.main(["advise", str(path)]) == 2
     assert capsys.readouterr().err.count("\n") == 1

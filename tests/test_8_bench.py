@@ -20,7 +20,7 @@ import pytest
 from dovetail.bench import batch, demo, hybrid, jobtap, many, ondemand, pairs, pods
 from dovetail.bench.cases import TUTORIALS
 from dovetail.bench.harness import Row, interleave, ratios
-from dovetail.commands.run import LOG
+from dovetail.cli.run import LOG
 from dovetail.usernetes import preflight
 from fluxed import COMMANDS, flux_command
 

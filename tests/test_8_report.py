@@ -13,7 +13,7 @@ import sys
 
 import pytest
 import runs
-from dovetail import cli
+from dovetail.cli import main
 from dovetail.core import protocol
 from dovetail.report import charts, summary
 from dovetail.report import html as report
@@ -202,7 +202,7 @@ def test_axes_have_round_numbers(top, expected):
 
 def test_the_command_writes_the_page_and_prints_the_table(tmp_path, capsys):
     runs.mixed().save(tmp_path / "out")
-    assert cli.main(["report", str(tmp_path / "out")]) == 0
+    assert main.main(["report", str(tmp_path / "out")]) == 0
     assert "pitz-1" in capsys.readouterr().out
     names = sorted(p.name for p in (tmp_path / "out").iterdir())
     assert names == ["events.jsonl", "report.html", "summary.json"]
@@ -211,7 +211,7 @@ def test_the_command_writes_the_page_and_prints_the_table(tmp_path, capsys):
 
 def test_with_json_only_the_summary_is_printed(tmp_path, capsys):
     runs.mixed().save(tmp_path)
-    assert cli.main(["report", "--json", str(tmp_path)]) == 0
+    assert main.main(["report", "--json", str(tmp_path)]) == 0
     assert json.loads(capsys.readouterr().out)["n_max"] == 2
     assert not (tmp_path / "report.html").exists()
 
@@ -237,7 +237,7 @@ def test_a_damaged_log_is_refused_in_one_line(tmp_path, capsys, spoil, code):
     runs.mixed().save(tmp_path)
     log = tmp_path / "events.jsonl"
     log.write_text(spoil(log.read_text()))
-    assert cli.main(["report", str(tmp_path)]) == code
+    assert main.main(["report", str(tmp_path)]) == code
     errors = capsys.readouterr().err
     assert errors.count("\n") == (1 if code else 0)
 
@@ -245,7 +245,7 @@ def test_a_damaged_log_is_refused_in_one_line(tmp_path, capsys, spoil, code):
 @pytest.mark.parametrize("output", [".", "missing/report.html"])
 def test_an_output_that_is_no_file_is_refused(tmp_path, capsys, output):
     runs.packed(1).save(tmp_path)
-    assert cli.main(["report", str(tmp_path), "-o", str(tmp_path / output)]) == 2
+    assert main.main(["report", str(tmp_path), "-o", str(tmp_path / output)]) == 2
     assert not (tmp_path / "report.html").exists()
 
 
@@ -253,7 +253,7 @@ def test_an_output_that_is_no_file_is_refused(tmp_path, capsys, output):
 def test_a_full_disk_is_an_error_and_leaves_no_draft(tmp_path, capsys, monkeypatch):
     runs.packed(1).save(tmp_path)
     (tmp_path / ".summary.json.new").symlink_to("/dev/full")
-    assert cli.main(["report", str(tmp_path)]) == 1
+    assert main.main(["report", str(tmp_path)]) == 1
     assert [p.name for p in tmp_path.iterdir()] == ["events.jsonl"]
 
 

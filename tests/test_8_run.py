@@ -16,7 +16,7 @@ import time
 from pathlib import Path
 
 import pytest
-from dovetail.commands import run
+from dovetail.cli import run
 from localrun import LIMIT, wait_for
 from others import needs_nobody
 from runcli import COMMAND, NOBODY, site  # noqa: F401

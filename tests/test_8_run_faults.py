@@ -82,7 +82,7 @@ def test_signals_before_anything_runs_start_nothing(site, count):  # noqa: F811
 
 BEFORE = """
 import os, signal, sys
-from dovetail.commands import run
+from dovetail.cli import run
 from dovetail import cli
 Live = run.Live
 def late(**options):

@@ -3,6 +3,6 @@
 
 import sys
 
-from dovetail.cli import main
+from dovetail.cli.main import main
 
 sys.exit(main())

@@ -16,7 +16,7 @@ from dovetail.bench import ondemand
 from dovetail.bench.cases import pitz_daily
 from dovetail.bench.figures import Progress, mpirun, plan_entry
 from dovetail.bench.harness import plain
-from dovetail.commands.run import LOG, check_directory, execute, finish
+from dovetail.cli.run import LOG, check_directory, execute, finish
 from dovetail.plan import schema
 from dovetail.report import alternatives
 from dovetail.report.alternatives import FEWER, NAIVE, SEQUENTIAL, Alternative, Name

@@ -44,7 +44,7 @@ def parser(only: str | None = None) -> argparse.ArgumentParser:
     top.add_argument("--version", action="version", version=f"dovetail {__version__}")
     commands = top.add_subparsers(dest="command", metavar="COMMAND", required=True)
     for name in COMMANDS if only is None else (only,):
-        module = importlib.import_module(f"dovetail.commands.{name}")
+        module = importlib.import_module(f"dovetail.cli.{name}")
         command = commands.add_parser(name, help=module.HELP, description=module.HELP)
         command.add_argument("--json", action="store_true", help="print JSON instead of text")
         module.configure(command)

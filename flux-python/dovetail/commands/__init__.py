@@ -1,2 +1,0 @@
-# SPDX-License-Identifier: LGPL-3.0-or-later
-"""One module for each `dovetail` subcommand; see `dovetail.cli` for what it must offer."""
