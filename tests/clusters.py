@@ -19,8 +19,11 @@ from pathlib import Path
 
 import pytest
 from dovetail.host import processes
-from dovetail.usernetes import build, cgroups, components, preflight, state
 from others import WHY_NOT
+from usernetes_setup import node_record
+from usernetes_setup.build import programs
+from usernetes_setup.node import cgroups, components
+from usernetes_setup.preflight import report
 
 TOP = Path(__file__).resolve().parents[1]
 SETUP = TOP / "usernetes-setup"
@@ -194,7 +197,7 @@ def eventually(question, limit=LIMIT):
 @pytest.fixture(scope="session")
 def binaries():
     """The build, where another user can read it too."""
-    folder = build.build(lambda line: print(line, file=sys.stderr))
+    folder = programs.build(lambda line: print(line, file=sys.stderr))
     top = Path(tempfile.mkdtemp(prefix="dk-cache-", dir="/tmp"))
     top.chmod(0o755)
     target = top / "kube" / folder.name
@@ -217,7 +220,7 @@ def modes():
 
 @pytest.fixture(params=modes())
 def machine(request, binaries):
-    gaps = preflight.hard_gaps()
+    gaps = report.hard_gaps()
     if gaps:
         pytest.skip(f"cannot run here: {gaps[0]}")
     made = Machine(request.param == "rootless", binaries)
@@ -228,7 +231,7 @@ def machine(request, binaries):
 @pytest.fixture
 def any_machine(binaries):
     """One user is enough: an ordinary one where that is possible."""
-    gaps = preflight.hard_gaps()
+    gaps = report.hard_gaps()
     if gaps:
         pytest.skip(f"cannot run here: {gaps[0]}")
     made = Machine(modes()[-1] == "rootless", binaries)
@@ -296,7 +299,7 @@ def node(**more):
         "network": "host", "user": "u", "group": "/g", "binaries": "/b",
         "ports": {"server": 1, "kubelet": 2, "stream": 3},
     }  # fmt: skip
-    return state.Node(**{**fields, **more})
+    return node_record.Node(**{**fields, **more})
 
 
 @pytest.fixture(autouse=True)

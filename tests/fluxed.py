@@ -17,9 +17,9 @@ from pathlib import Path
 import pytest
 from clusters import SETUP, USER, below, eventually
 from dovetail.host import processes
-from dovetail.usernetes import build
 from localrun import FAKE_MPIRUN
 from others import WHY_NOT
+from usernetes_setup.build import programs
 
 LIMIT = 150  # seconds that anything may take on a slow machine under load
 COMMANDS = Path(sys.executable).parent
@@ -35,7 +35,7 @@ def flux_command() -> str:
         pytest.skip("no flux here")
     if not (COMMANDS / "flux-dovetail").exists():
         pytest.skip(f"no flux-dovetail in {COMMANDS}: run ./bootstrap")
-    if build.built() is None:
+    if programs.built() is None:
         pytest.skip("Kubernetes is not built: run `dovetail kube build`")
     return place
 
@@ -65,7 +65,7 @@ class Flux:
         self.environment = {
             "PATH": f"{Path(self.flux).parent}:/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin",
             "HOME": str(self.work), "LANG": "C.UTF-8", "DOVETAIL_TEST": str(self.folder),
-            "DOVETAIL_CACHE": str(cache or build.built().parents[1]),
+            "DOVETAIL_CACHE": str(cache or programs.built().parents[1]),
             "PYTHONDONTWRITEBYTECODE": "1",
         }  # fmt: skip
         for path in (self.work, *self.work.rglob("*")):

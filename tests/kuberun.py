@@ -18,8 +18,8 @@ import pytest
 from clusters import LIMIT, Machine, as_user, eventually
 from dovetail.executors.kubernetes import manifests, placement
 from dovetail.mpi import page
-from dovetail.usernetes import preflight
 from others import WHY_NOT
+from usernetes_setup.preflight import report
 
 TOP = Path(__file__).resolve().parents[1]
 ROOT = os.getuid() == 0
@@ -193,7 +193,7 @@ class Site:
 
 def made(binaries: Path, rootless: bool, *words: str) -> Site:
     """A site; skips where there can be none."""
-    gaps = preflight.hard_gaps()
+    gaps = report.hard_gaps()
     if gaps:
         pytest.skip(f"cannot run here: {gaps[0]}")
     if rootless and ROOT and WHY_NOT:

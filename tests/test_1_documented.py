@@ -14,7 +14,7 @@ from dovetail.cli import main
 from dovetail.flux import command
 from dovetail.flux import option as asked
 from dovetail.flux.instance import requests
-from dovetail.usernetes.__main__ import VERBS
+from usernetes_setup.__main__ import VERBS
 
 pytestmark = pytest.mark.unit
 
@@ -124,12 +124,12 @@ def test_every_source_file_names_its_licence():
 
 
 def test_every_file_of_the_package_is_installed():
-    package = TOP / "flux-python"
-    made = set((package / "Makefile.am").read_text().split())
-    files = [*package.rglob("*.py"), *package.rglob("*.html"), *package.rglob("py.typed")]
-    assert [
-        str(f.relative_to(package)) for f in files if str(f.relative_to(package)) not in made
-    ] == []
+    for package in (TOP / "flux-python", TOP / "usernetes-setup"):
+        made = set((package / "Makefile.am").read_text().split())
+        files = [*package.rglob("*.py"), *package.rglob("*.html"), *package.rglob("py.typed")]
+        assert len(files) > 10
+        names = [str(file.relative_to(package)) for file in files]
+        assert [name for name in names if name not in made] == []
 
 
 def test_every_manual_page_is_installed():

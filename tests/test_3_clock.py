@@ -16,7 +16,10 @@ from email.utils import formatdate
 import pytest
 from clusters import node
 from dovetail.core.errors import BadInput
-from dovetail.usernetes import api, checks_machine, cluster, linux, pki, state
+from usernetes_setup import cluster, node_record
+from usernetes_setup.control import api_client, certificates
+from usernetes_setup.node import namespaces
+from usernetes_setup.preflight import machine
 
 pytestmark = [pytest.mark.unit, pytest.mark.usefixtures("private_state")]
 
@@ -34,7 +37,7 @@ def server(folder, ahead):
         def log_message(self, *_):
             pass
 
-    pki.alone(folder, "server", "127.0.0.1")
+    certificates.alone(folder, "server", "127.0.0.1")
     listening = http.server.HTTPServer(("127.0.0.1", 0), Declines)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(folder / "server.crt", folder / "server.key")
@@ -52,7 +55,7 @@ def server(folder, ahead):
 @pytest.mark.parametrize("ahead", [-3600, 0, 3600])
 def test_a_clock_is_compared_with_a_servers(tmp_path, ahead):
     with server(tmp_path, ahead) as url:
-        assert api.skew(url, timeout=60) == pytest.approx(-ahead, abs=30)
+        assert api_client.skew(url, timeout=60) == pytest.approx(-ahead, abs=30)
 
 
 @pytest.mark.parametrize(
@@ -63,11 +66,11 @@ def test_a_clock_is_compared_with_a_servers(tmp_path, ahead):
 def test_the_doctor_asks_the_server_of_the_users_kubeconfig(
     tmp_path, monkeypatch, ahead, level, says
 ):
-    monkeypatch.setattr(checks_machine, "SKEW", 30.0)  # the server may be slow here
+    monkeypatch.setattr(machine, "SKEW", 30.0)  # the server may be slow here
     with server(tmp_path, ahead) as url:
         (tmp_path / "config").write_text(f"clusters:\n- cluster:\n    server: {url}\n")
         monkeypatch.setenv("KUBECONFIG", f"{tmp_path}/none:{tmp_path}/config")
-        found = checks_machine.time_skew()
+        found = machine.time_skew()
     assert found.level == level
     assert re.search(says, found.found)
     assert found.fix == ("" if level == "ok" else "timedatectl set-ntp true")
@@ -76,16 +79,16 @@ def test_the_doctor_asks_the_server_of_the_users_kubeconfig(
 @pytest.mark.parametrize(("kept", "level"), [(True, "ok"), (False, "soft")])
 def test_without_a_server_the_kernel_says_whether_its_clock_is_kept(monkeypatch, kept, level):
     monkeypatch.delenv("KUBECONFIG", raising=False)
-    monkeypatch.setattr(linux, "clock_in_step", lambda: kept)
-    assert checks_machine.time_skew().level == level
+    monkeypatch.setattr(namespaces, "clock_in_step", lambda: kept)
+    assert machine.time_skew().level == level
 
 
 def test_a_joined_nodes_server_is_known():
     here = node(joined="yes", server="https://192.0.2.1:6443")
-    state.root(make=True)
+    node_record.root(make=True)
     here.folder.mkdir(parents=True)
     here.save()
-    assert "https://192.0.2.1:6443" in checks_machine.servers()
+    assert "https://192.0.2.1:6443" in machine.servers()
 
 
 def join_file(tmp_path, url):

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 from clusters import LIMIT, Machine, container_group, eventually, modes, record, start
-from dovetail.usernetes import components
+from usernetes_setup.node import components
 
 pytestmark = pytest.mark.kube
 

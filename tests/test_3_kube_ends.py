@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 from clusters import COMPONENTS, eventually, record, start
-from dovetail.usernetes import cgroups
 from others import needs_nobody
+from usernetes_setup.node import cgroups
 
 pytestmark = pytest.mark.kube
 

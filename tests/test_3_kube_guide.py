@@ -16,7 +16,7 @@ import guides
 import known
 import pytest
 from clusters import LIMIT, TOP, Machine, as_user, eventually
-from dovetail.usernetes import components
+from usernetes_setup.node import components
 
 PAGE = "dovetail-kubernetes.7"
 EARLIER = "A cluster that you have already"

@@ -14,8 +14,8 @@ from pathlib import Path
 import known
 import pytest
 from clusters import COMPONENTS, ROOT, as_user, below, eventually, record, start
-from dovetail.usernetes import cgroups
 from strangers import attempt
+from usernetes_setup.node import cgroups
 
 pytestmark = pytest.mark.kube
 

@@ -9,8 +9,12 @@ import re
 import resource
 
 import pytest
-from dovetail.usernetes import check, checks_kernel, checks_machine, linux, state
-from dovetail.usernetes import preflight as whole
+from usernetes_setup import node_record
+from usernetes_setup.node import namespaces
+from usernetes_setup.preflight import finding
+from usernetes_setup.preflight import kernel as checks_kernel
+from usernetes_setup.preflight import machine as checks_machine
+from usernetes_setup.preflight import report as whole
 
 pytestmark = [pytest.mark.unit, pytest.mark.usefixtures("private_state")]
 
@@ -19,11 +23,11 @@ pytestmark = [pytest.mark.unit, pytest.mark.usefixtures("private_state")]
 def machine(tmp_path, monkeypatch):
     """A machine that is only written down: what a check reads below /proc, /sys, /dev and so on."""
     for name in ("PROC", "SYS", "DEV", "ETC", "RUN", "VAR"):
-        monkeypatch.setattr(check, name, tmp_path / name)
+        monkeypatch.setattr(finding, name, tmp_path / name)
     monkeypatch.setattr(checks_kernel.cgroups, "ROOT", tmp_path / "SYS/fs/cgroup")
     monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
     monkeypatch.setattr(os, "getuid", lambda: 1000)
-    monkeypatch.setattr(linux, "user_name", lambda: "ann")
+    monkeypatch.setattr(namespaces, "user_name", lambda: "ann")
     monkeypatch.setattr(checks_kernel.shutil, "which", lambda name: f"/usr/bin/{name}")
 
 
@@ -116,7 +120,7 @@ def test_whoever_refuses_namespaces_is_found(
         (tmp_path / "PROC/sys" / path).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "PROC/sys" / path).write_text(text)
     answers = iter(("no", without_ids))  # this kernel allows both
-    monkeypatch.setattr(linux, "in_child", lambda _: next(answers))
+    monkeypatch.setattr(namespaces, "in_child", lambda _: next(answers))
     found = checks_kernel.user_namespaces()
     assert (found.level, found.who) == ("hard", "admin")
     assert found.fix.startswith(mends)
@@ -128,9 +132,9 @@ def test_without_loopback_there_is_no_port():
         found = checks_machine.ports()
         raise OSError(f"{found.level}, {found.who}: {found.fix}")
 
-    if linux.in_child(checks_kernel._in_own_network):
+    if namespaces.in_child(checks_kernel._in_own_network):
         pytest.skip("no network namespaces here")
-    assert linux.in_child(alone) == "hard, admin: ip link set lo up"
+    assert namespaces.in_child(alone) == "hard, admin: ip link set lo up"
 
 
 def test_a_clock_before_this_release_is_a_hard_gap(monkeypatch):
@@ -180,9 +184,9 @@ def test_the_kernel_is_asked_for_what_it_cannot_have(monkeypatch):
         kind = checks_kernel.struct.pack("=HHHH", 12, 18, 8, 1) + b"none"
         checks_kernel._netlink(0, 16, 0x605, bytes(16) + kind)
 
-    if linux.in_child(checks_kernel._in_own_network):
+    if namespaces.in_child(checks_kernel._in_own_network):
         pytest.skip("no network namespaces here")
-    assert "not supported" in linux.in_child(unknown_kind)
+    assert "not supported" in namespaces.in_child(unknown_kind)
 
 
 @pytest.mark.parametrize("login", ["session-1.scope", "user@1000.service/app.slice"])
@@ -223,7 +227,7 @@ def test_every_gap_comes_with_a_command_and_who_types_it():
 
 @pytest.mark.parametrize(("level", "code"), [("soft", 0), ("hard", 1)])
 def test_only_a_hard_gap_fails_the_doctor(monkeypatch, capsys, level, code):
-    gap = check.Check("memlock", level, "little", "ulimit -l unlimited", "user")
+    gap = finding.Check("memlock", level, "little", "ulimit -l unlimited", "user")
     monkeypatch.setattr(whole, "CHECKS", (lambda: gap,))
     assert whole.main(as_json=False) == code
     assert "user types:       ulimit -l unlimited\n" in capsys.readouterr().out
@@ -256,7 +260,7 @@ def test_a_container_engine_is_asked_whether_it_is_rootless(tmp_path, monkeypatc
 def test_a_network_disk_is_left_for_a_local_one_with_room(tmp_path, monkeypatch):
     (tmp_path / "local").mkdir()
     monkeypatch.setenv("TMPDIR", str(tmp_path / "local"))
-    kinds = {state.root(make=True).name: "NFS"}
+    kinds = {node_record.root(make=True).name: "NFS"}
     monkeypatch.setattr(checks_machine, "_network_disk", lambda path: kinds.get(path.name, ""))
     found = checks_machine.disk()
     assert (found.level, found.who) == ("hard", "user")
@@ -272,6 +276,6 @@ def test_a_full_disk_is_a_hard_gap(monkeypatch):
 def test_where_no_go_can_be_had_its_archive_is_named(tmp_path, monkeypatch):
     monkeypatch.setenv("DOVETAIL_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(checks_machine.golang, "obtainable", lambda: False)
-    found = checks_machine.programs()
+    found = checks_machine.node_programs()
     assert (found.level, found.who) == ("hard", "user")
     assert re.search(r"curl -L https://\S+/go1\.\d+\.\d+\.linux-\w+\.tar\.gz \| tar", found.fix)

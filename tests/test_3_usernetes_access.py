@@ -7,7 +7,7 @@ import base64
 import subprocess
 
 import pytest
-from dovetail.usernetes import pki, steward
+from usernetes_setup.control import certificates, steward
 
 pytestmark = pytest.mark.unit
 CLIENT = "kubernetes.io/kube-apiserver-client-kubelet"
@@ -16,12 +16,12 @@ SERVING = "kubernetes.io/kubelet-serving"
 
 @pytest.fixture
 def authority(tmp_path):
-    pki.authority(tmp_path, "test")
+    certificates.authority(tmp_path, "test")
     return tmp_path
 
 
 def asked(folder, subject, signer, user, names=()):
-    pki.key(folder, "n")
+    certificates.key(folder, "n")
     words = ["req", "-new", "-key", "n.key", "-subj", subject]
     if names:
         words += ["-addext", f"subjectAltName={','.join(names)}"]
@@ -67,8 +67,8 @@ def test_a_token_that_was_revoked_gets_nothing(authority):
 
 
 def test_certificates_are_for_one_use(authority):
-    pki.certificate(authority, "server", "/CN=s", ["127.0.0.1", "name"])
-    pki.certificate(authority, "client", "/CN=c")
+    certificates.certificate(authority, "server", "/CN=s", ["127.0.0.1", "name"])
+    certificates.certificate(authority, "client", "/CN=c")
     text = {
         name: subprocess.run(["openssl", "x509", "-in", f"{name}.crt", "-noout", "-text"],
                              cwd=authority, capture_output=True, text=True, check=True).stdout
@@ -83,7 +83,7 @@ def test_certificates_are_for_one_use(authority):
 
 
 def test_a_certificate_for_a_server_alone_is_trusted_by_itself_and_for_its_address(tmp_path):
-    pki.alone(tmp_path, "stream", "127.77.1.2")
+    certificates.alone(tmp_path, "stream", "127.77.1.2")
     for address, fine in (("127.77.1.2", True), ("127.77.1.3", False)):
         words = ["openssl", "verify", "-CAfile", "stream.crt", "-partial_chain",
                  "-purpose", "sslserver", "-verify_ip", address, "stream.crt"]  # fmt: skip

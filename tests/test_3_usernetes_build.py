@@ -10,7 +10,7 @@ import tarfile
 
 import pytest
 from dovetail.core.errors import BadInput
-from dovetail.usernetes import build, images, packages
+from usernetes_setup.build import debian_packages, oci_image, programs
 
 pytestmark = pytest.mark.unit
 
@@ -19,7 +19,7 @@ def test_the_same_program_packs_into_the_same_image(tmp_path):
     pause = tmp_path / "pause"
     pause.write_bytes(b"\x7fELF")
     for name in ("a", "b"):
-        images.pack(pause, tmp_path / name, ["localhost/x:1"], "amd64")
+        oci_image.pack(pause, tmp_path / name, ["localhost/x:1"], "amd64")
     assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
     with tarfile.open(tmp_path / "a") as archive:
         index = json.load(archive.extractfile("index.json"))
@@ -30,22 +30,22 @@ def test_the_same_program_packs_into_the_same_image(tmp_path):
 @pytest.fixture
 def bundle(tmp_path, monkeypatch):
     monkeypatch.setenv("DOVETAIL_CACHE", str(tmp_path / "cache"))
-    folder = build.cache() / build.key()
+    folder = programs.cache() / programs.key()
     (folder / "bin").mkdir(parents=True)
     (folder / "bin/kube").write_text("program")
     (folder / "bin/kubelet").symlink_to("kube")
-    made = {"bin/kube": {"bytes": 7, "sha256": build.checksum(folder / "bin/kube")}}
+    made = {"bin/kube": {"bytes": 7, "sha256": programs.checksum(folder / "bin/kube")}}
     (folder / "made.json").write_text(json.dumps(made))
-    build.pack(tmp_path / "bundle.tgz")
+    programs.pack(tmp_path / "bundle.tgz")
     return folder, tmp_path / "bundle.tgz"
 
 
 def test_a_bundle_is_the_same_on_the_other_side(bundle):
     folder, path = bundle
     shutil.rmtree(folder)
-    assert build.built() is None
-    assert build.unpack(path) == folder
-    assert build.built() == folder
+    assert programs.built() is None
+    assert programs.unpack(path) == folder
+    assert programs.built() == folder
     assert os.readlink(folder / "bin/kubelet") == "kube"
 
 
@@ -55,7 +55,7 @@ def test_a_bundle_with_other_content_than_it_says_is_refused(bundle, tmp_path):
     with tarfile.open(tmp_path / "bad.tgz", "w:gz") as archive:
         archive.add(folder, arcname=folder.name)
     with pytest.raises(BadInput, match="damaged: bin/kube"):
-        build.unpack(tmp_path / "bad.tgz")
+        programs.unpack(tmp_path / "bad.tgz")
 
 
 @pytest.mark.parametrize("name", ["../evil", "other-build/bin/kube", "/etc/evil"])
@@ -64,19 +64,19 @@ def test_a_bundle_that_reaches_elsewhere_is_refused(bundle, tmp_path, name):
         entry = tarfile.TarInfo(name)
         archive.addfile(entry)
     with pytest.raises(BadInput, match="not a build"):
-        build.unpack(tmp_path / "evil.tgz")
+        programs.unpack(tmp_path / "evil.tgz")
 
 
 def test_a_torn_bundle_is_refused(bundle, tmp_path):
     (tmp_path / "torn.tgz").write_bytes(bundle[1].read_bytes()[:100])
     with pytest.raises(BadInput, match="not a bundle"):
-        build.unpack(tmp_path / "torn.tgz")
+        programs.unpack(tmp_path / "torn.tgz")
 
 
 def test_unpacking_again_changes_nothing(bundle):
     folder, path = bundle
-    assert build.unpack(path) == build.unpack(path) == folder
-    assert build.damaged(folder) == []
+    assert programs.unpack(path) == programs.unpack(path) == folder
+    assert programs.damaged(folder) == []
 
 
 def test_a_build_that_is_whole_is_used_where_nobody_may_write(bundle, monkeypatch):
@@ -85,11 +85,11 @@ def test_a_build_that_is_whole_is_used_where_nobody_may_write(bundle, monkeypatc
     def refused():
         raise AssertionError("the cache was locked")
 
-    monkeypatch.setattr(build, "lock", refused)
-    assert build.build(print) == folder
+    monkeypatch.setattr(programs, "lock", refused)
+    assert programs.build(print) == folder
     (folder / "bin/kube").write_text("changed")
     with pytest.raises(AssertionError, match="locked"):
-        build.build(print)
+        programs.build(print)
 
 
 def program(folder, name, says):
@@ -105,7 +105,7 @@ def program(folder, name, says):
 def test_a_program_of_the_machines_is_used_if_it_is_new_enough(tmp_path, monkeypatch, says, fits):
     program(tmp_path, "runc", says)
     monkeypatch.setenv("PATH", f"{tmp_path}:/bin")
-    found = packages.on_path("runc", "--version", (1, 1))
+    found = debian_packages.on_path("runc", "--version", (1, 1))
     assert (found == tmp_path / "runc") is fits
 
 
@@ -115,13 +115,13 @@ def test_the_machines_own_kubernetes_is_used_if_it_is_the_pinned_one(
 ):
     (tmp_path / "bin").mkdir()
     (tmp_path / "draft/bin").mkdir(parents=True)
-    for name in build.KUBERNETES:
-        program(tmp_path / "bin", name, f"Kubernetes {build.version()}{offset}")
+    for name in programs.KUBERNETES:
+        program(tmp_path / "bin", name, f"Kubernetes {programs.version()}{offset}")
     monkeypatch.setenv("PATH", f"{tmp_path}/bin:/bin")
-    monkeypatch.setattr(packages, "run", lambda *_, **__: pytest.fail("it was built"))
+    monkeypatch.setattr(debian_packages, "run", lambda *_, **__: pytest.fail("it was built"))
     if fits:
-        origins = build._kubernetes(tmp_path / "draft", tmp_path, print)
+        origins = programs._kubernetes(tmp_path / "draft", tmp_path, print)
         assert origins["kubelet"] == str(tmp_path / "bin/kubelet")
     else:
         with pytest.raises(pytest.fail.Exception, match="it was built"):
-            build._kubernetes(tmp_path / "draft", tmp_path, print)
+            programs._kubernetes(tmp_path / "draft", tmp_path, print)

@@ -7,7 +7,8 @@ import json
 
 import pytest
 from clusters import node
-from dovetail.usernetes import components, rootless, runtime, state
+from usernetes_setup import node_record
+from usernetes_setup.node import components, container_runtime, runc_rootless
 
 pytestmark = [pytest.mark.unit, pytest.mark.usefixtures("private_state")]
 
@@ -24,7 +25,7 @@ def config(namespaces):
 
 
 def test_a_pod_on_the_hosts_network_gets_the_hosts_sys():
-    changed = rootless.change(config([{"type": "pid"}, {"type": "ipc"}]), one_id=False)
+    changed = runc_rootless.change(config([{"type": "pid"}, {"type": "ipc"}]), one_id=False)
     mounts = {mount["destination"]: mount for mount in changed["mounts"]}
     assert mounts["/sys"]["type"] == "bind"
     assert "ro" in mounts["/sys"]["options"]
@@ -34,28 +35,28 @@ def test_a_pod_on_the_hosts_network_gets_the_hosts_sys():
 
 def test_a_pod_with_a_network_of_its_own_keeps_its_sys():
     spaces = [{"type": "network"}, {"type": "ipc"}]
-    mounts = rootless.change(config(spaces), one_id=False)["mounts"]
+    mounts = runc_rootless.change(config(spaces), one_id=False)["mounts"]
     assert mounts[0]["type"] == "sysfs"
 
 
 def test_with_one_id_there_is_no_tty_group():
-    mounts = rootless.change(config([{"type": "ipc"}]), one_id=True)["mounts"]
+    mounts = runc_rootless.change(config([{"type": "ipc"}]), one_id=True)["mounts"]
     assert mounts[-1]["options"] == ["mode=0620"]
 
 
 def test_our_own_namespaces_are_not_joined_again():
     spaces = [{"type": "network", "path": "/proc/self/ns/net"}, {"type": "pid"}]
-    changed = rootless.change(config(spaces), one_id=False)
+    changed = runc_rootless.change(config(spaces), one_id=False)
     assert changed["linux"]["namespaces"] == [{"type": "pid"}]
     assert [mount["destination"] for mount in changed["mounts"]] == ["/sys", "/dev/pts"]
 
 
 def test_every_component_listens_on_the_nodes_address_alone():
     here = node()
-    state.root(make=True)
+    node_record.root(make=True)
     here.folder.mkdir(parents=True)
     commands = [components.etcd(here), *components.control_plane(here, lambda: True)]
-    commands.append(runtime.containerd(here, rootless=True, few_ids=True))
+    commands.append(container_runtime.containerd(here, rootless=True, few_ids=True))
     commands.append(components.kubelet(here, here.group, True, lambda: True))
     text = " ".join(word for command in commands for word in command.words)
     text += (here.folder / "kubelet.json").read_text()
@@ -71,7 +72,7 @@ def test_every_component_listens_on_the_nodes_address_alone():
 
 def test_the_kubelet_reserves_all_that_was_not_given():
     here = node(memory=1 << 30, cpus="0")
-    state.root(make=True)
+    node_record.root(make=True)
     here.folder.mkdir(parents=True)
     components.kubelet(here, here.group, False, lambda: True)
     reserved = json.loads((here.folder / "kubelet.json").read_text())["systemReserved"]
@@ -88,9 +89,9 @@ def test_the_kubelet_reserves_all_that_was_not_given():
 )
 def test_exec_and_attach_are_served_by_tls_on_loopback_alone(network, address, served):
     here = node(network=network, address=address)
-    state.root(make=True)
+    node_record.root(make=True)
     here.folder.mkdir(parents=True)
-    runtime.containerd(here, rootless=False, few_ids=False)
+    container_runtime.containerd(here, rootless=False, few_ids=False)
     text = (here.folder / "containerd.toml").read_text()
     assert f'stream_server_address = "{served}"' in text
     assert "enable_tls_streaming = true" in text

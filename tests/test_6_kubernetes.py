@@ -27,9 +27,9 @@ from dovetail.core.errors import BadInput
 from dovetail.executors.kubernetes import api as kubeapi
 from dovetail.executors.kubernetes import manifests, placement, session
 from dovetail.executors.kubernetes.nodes import Nodes
-from dovetail.usernetes import cgroups
 from driven import Driver, shares
 from faultyproxy import Proxy
+from usernetes_setup.node import cgroups
 
 pytestmark = pytest.mark.kube
 

@@ -21,8 +21,8 @@ from dovetail.bench import batch, demo, hybrid, jobtap, many, ondemand, pairs, p
 from dovetail.bench.cases import TUTORIALS
 from dovetail.bench.harness import Row, interleave, ratios
 from dovetail.cli.run import LOG
-from dovetail.usernetes import preflight
 from fluxed import COMMANDS, flux_command
+from usernetes_setup.preflight import report as preflight
 
 
 @pytest.mark.unit

@@ -18,12 +18,14 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+from usernetes_setup.build import programs as build
+from usernetes_setup.preflight import report
+
 from dovetail.bench import ondemand
 from dovetail.bench.figures import Claim, Progress
 from dovetail.bench.harness import Row, plain_environment, ratios
 from dovetail.core.errors import BadInput, WorkFailed
 from dovetail.host import install_paths
-from dovetail.usernetes import build, preflight
 
 CORES = 2
 CELLS, STEPS = 16, 400
@@ -43,7 +45,7 @@ _PATIENCE = 600  # seconds
 
 def hybrid(scratch: Path, repeat: int, progress: Progress) -> list[Claim]:
     """Every figure of the paper's table, on this machine."""
-    gaps = preflight.hard_gaps()
+    gaps = report.hard_gaps()
     if gaps:
         raise BadInput(f"user-space Kubernetes cannot run here: {gaps[0]}; see `dovetail doctor`")
     programs = commands()

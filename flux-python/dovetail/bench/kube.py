@@ -21,10 +21,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from usernetes_setup.build import programs as build
+from usernetes_setup.control import api_client
+from usernetes_setup.node import cgroups, components
+from usernetes_setup.preflight import report
+
 from dovetail.bench.figures import Claim, Progress
 from dovetail.bench.harness import Row, ratios
 from dovetail.core.errors import BadInput, WorkFailed
-from dovetail.usernetes import api, build, cgroups, components, preflight
+from dovetail.host.install_paths import package_environment
 
 FIGURES = {
     "up, to node ready": ("s", 8.0),
@@ -42,7 +47,7 @@ LOOK, PATIENCE = 3.0, 24.0
 
 def kube(scratch: Path, repeat: int, progress: Progress) -> list[Claim]:
     """From `up` to `down`, again and again, for each user in turn."""
-    gaps = preflight.hard_gaps()
+    gaps = report.hard_gaps()
     if gaps:
         raise BadInput(f"user-space Kubernetes cannot run here: {gaps[0]}; see `dovetail doctor`")
     with _users(scratch, progress) as users:
@@ -74,16 +79,12 @@ class User:
 
     def verb(self, *words: str) -> Any:  # noqa: ANN401
         """One verb's JSON. Raises WorkFailed."""
-        line = [sys.executable, "-m", "dovetail.usernetes", *words, "--json"]
+        line = [sys.executable, "-m", "usernetes_setup", *words, "--json"]
         if self.uid != os.getuid():
             line = ["setpriv", f"--reuid={self.uid}", f"--regid={self.uid}", "--clear-groups",
                     *line]  # fmt: skip
-        package = str(Path(__file__).resolve().parents[2])
         environment = {
-            **os.environ,
-            "PYTHONPATH": os.pathsep.join(
-                filter(None, [package, os.environ.get("PYTHONPATH", "")])
-            ),
+            **package_environment(),
             "HOME": str(self.folder),
             "DOVETAIL_STATE": str(self.folder / "s"),
             "DOVETAIL_CACHE": str(self.programs),
@@ -107,7 +108,7 @@ class User:
         try:
             folder = Path(made["folder"]).parents[1]
             authority = (folder / "pki/ca.crt").read_text()
-            client = api.Client(made["server"], authority, folder / "pki/admin.crt")
+            client = api_client.Client(made["server"], authority, folder / "pki/admin.crt")
             started = time.monotonic()
             client.call("POST", PODS, pod())
             identity = running(client)
@@ -156,7 +157,7 @@ def _users(scratch: Path, progress: Progress) -> Iterator[list[User]]:
         subprocess.run([*delegate, "--remove"], check=True)
 
 
-def pod() -> api.Object:
+def pod() -> api_client.Object:
     """A pod that only waits."""
     container = {
         "name": "main", "image": components.HOST, "imagePullPolicy": "Never",
@@ -169,7 +170,7 @@ def pod() -> api.Object:
     }  # fmt: skip
 
 
-def running(client: api.Client) -> str:
+def running(client: api_client.Client) -> str:
     """Wait until the pod's container runs; returns the container's id."""
     for _, thing in client.watch(PODS, "fieldSelector=metadata.name=bench&timeoutSeconds=60"):
         for status in thing.get("status", {}).get("containerStatuses", []):
@@ -178,7 +179,7 @@ def running(client: api.Client) -> str:
     raise WorkFailed("the pod did not run within a minute")
 
 
-def resizes(client: api.Client, group: str, identity: str) -> Iterator[float]:
+def resizes(client: api_client.Client, group: str, identity: str) -> Iterator[float]:
     """Seconds from the PATCH to the changed value on disk, again and again."""
     value = weight(group, identity)
     for number in range(RESIZES):

@@ -15,9 +15,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from usernetes_setup import cluster
+
 from dovetail.bench.figures import Progress
 from dovetail.report import summary
-from dovetail.usernetes import cluster
 
 FILE = "kubernetes.json"
 BOUND = 1.05

@@ -12,13 +12,14 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from usernetes_setup.preflight import report
+
 from dovetail.bench import demo, many, ondemand, pairs
 from dovetail.bench.cases import pitz_daily
 from dovetail.bench.figures import Claim, Progress
 from dovetail.bench.harness import interleave, plain_environment, ratios
 from dovetail.core.errors import BadInput, WorkFailed
 from dovetail.report import summary
-from dovetail.usernetes import preflight
 
 PODS = 64
 CORES = 2
@@ -26,7 +27,7 @@ CORES = 2
 
 def pods(scratch: Path, repeat: int, progress: Progress) -> list[Claim]:
     """Every figure of the executor for Kubernetes."""
-    gaps = preflight.hard_gaps()
+    gaps = report.hard_gaps()
     if gaps:
         raise BadInput(f"user-space Kubernetes cannot run here: {gaps[0]}; see `dovetail doctor`")
     with ondemand.started(1, progress, nodes=2) as kubeconfig:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import argparse
 
-from dovetail.usernetes import preflight
+from usernetes_setup.preflight import report
 
 HELP = "say whether user-space Kubernetes can run here, and how to mend what is missing"
 
@@ -16,4 +16,4 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print the findings; 0 if a cluster can run here, else 1."""
-    return preflight.main(args.json)
+    return report.main(args.json)

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: LGPL-3.0-or-later
-"""`dovetail kube VERB`: user-space Kubernetes (step 3); see `dovetail.usernetes`."""
+"""`dovetail kube VERB`: user-space Kubernetes (step 3); see `usernetes_setup`."""
 
 from __future__ import annotations
 
 import argparse
 
-from dovetail.usernetes import __main__ as verbs
+from usernetes_setup import __main__ as verbs
 
 HELP = "start, join, inspect and end user-space Kubernetes"
 

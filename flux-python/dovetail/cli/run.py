@@ -21,6 +21,7 @@ from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
+from usernetes_setup.node import cgroups
 
 from dovetail.controller import settings as policy
 from dovetail.controller.controller import Controller
@@ -33,7 +34,6 @@ from dovetail.run import resume as replay
 from dovetail.run import target
 from dovetail.run.live_table import Live
 from dovetail.run.loop import Loop, Orders, Signals
-from dovetail.usernetes import cgroups
 
 HELP = "run a queue of MPI simulations, packed where that pays"
 LOG = "events.jsonl"

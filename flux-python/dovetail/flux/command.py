@@ -162,9 +162,9 @@ def do_resize(args: argparse.Namespace) -> int:
 
 def do_kubectl(args: argparse.Namespace) -> int:
     """Become kubectl; the kubeconfig is in memory alone and ends with it."""
-    from dovetail.usernetes import build
+    from usernetes_setup.build import programs
 
-    folder = build.built()
+    folder = programs.built()
     if folder is None:
         raise BadInput("kubectl is not built for this user: type `dovetail kube build` once")
     if args.words not in (["-h"], ["--help"]):  # its help needs no cluster
@@ -235,7 +235,7 @@ def do_down(args: argparse.Namespace) -> int:
 
 def do_doctor(args: argparse.Namespace) -> int:
     """Whether it can run here."""
-    from dovetail.usernetes import preflight
+    from usernetes_setup.preflight import report as preflight
 
     return preflight.main(args.json)
 

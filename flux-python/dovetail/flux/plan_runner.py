@@ -20,9 +20,11 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from usernetes_setup.node import namespaces
+
 from dovetail.flux.instance.runs import Run
 from dovetail.host.file_tail import Tail
-from dovetail.usernetes import linux
+from dovetail.host.install_paths import package_environment
 
 LOG = "dovetail.log"  # in a run's directory: what `dovetail run` says
 GRACE = 10  # seconds for a run to end, once told
@@ -162,12 +164,4 @@ def end(child: subprocess.Popen[Any] | None) -> None:
 def apart() -> None:
     """In a child: not reached by signals to our group, but never outliving us."""
     os.setsid()
-    linux.set_process(linux.PR_SET_PDEATHSIG, signal.SIGTERM)
-
-
-def package_environment(base: Mapping[str, str] | None = None) -> dict[str, str]:
-    """An environment in which this package is found."""
-    environment = dict(os.environ if base is None else base)
-    top = str(Path(__file__).resolve().parents[2])
-    paths = [top, environment.get("PYTHONPATH", "")]
-    return {**environment, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
+    namespaces.set_process(namespaces.PR_SET_PDEATHSIG, signal.SIGTERM)

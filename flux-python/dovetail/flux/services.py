@@ -11,13 +11,14 @@ from collections.abc import Mapping
 from typing import Any
 from urllib.parse import quote
 
+from usernetes_setup.control import api_client
+
 from dovetail.core.errors import BadInput
-from dovetail.usernetes import api
 
 Object = Mapping[str, Any]
 
 
-def url(cluster: api.Client, service: str) -> str:
+def url(cluster: api_client.Client, service: str) -> str:
     """Where a ready pod of the service listens: pods are on the host's network.
 
     Not by its endpoints, of which there are none on loopback addresses.
@@ -28,7 +29,7 @@ def url(cluster: api.Client, service: str) -> str:
     path = f"/api/v1/namespaces/{quote(space or 'default', safe='')}"
     try:
         spec = cluster.call("GET", f"{path}/services/{quote(name, safe='')}")["spec"]
-    except api.Refused as error:
+    except api_client.Refused as error:
         if error.status != 404:
             raise
         raise BadInput(f"there is no service {service}") from None
@@ -36,7 +37,9 @@ def url(cluster: api.Client, service: str) -> str:
         raise BadInput(f"service {service} has no selector or no port, so no pod can be found")
     labels = quote(",".join(f"{key}={value}" for key, value in spec["selector"].items()))
     for pod in cluster.call("GET", f"{path}/pods?labelSelector={labels}")["items"]:
-        if api.condition(pod, "Ready") == "True" and not pod["metadata"].get("deletionTimestamp"):
+        if api_client.condition(pod, "Ready") == "True" and not pod["metadata"].get(
+            "deletionTimestamp"
+        ):
             return f"http://{pod['status']['podIP']}:{target_port(spec, pod)}"
     raise BadInput(f"no pod of service {service} is ready")
 

@@ -27,17 +27,22 @@ from http.client import HTTPException
 from pathlib import Path
 from typing import Any
 
+from usernetes_setup import cluster, node_record
+from usernetes_setup.build import programs
+from usernetes_setup.control import api_client, steward
+from usernetes_setup.node import components
+
 from dovetail.core.errors import BadInput, WorkFailed
 from dovetail.flux import option, services
 from dovetail.flux.client import SUBMIT, Client
 from dovetail.flux.instance.effects import FAILED
-from dovetail.flux.plan_runner import Planned, apart, end, package_environment
+from dovetail.flux.plan_runner import Planned, apart, end
 from dovetail.host import child
-from dovetail.usernetes import api, build, cluster, components, state, steward
+from dovetail.host.install_paths import package_environment
 
 Order = Mapping[str, Any]
 PATIENCE = 10.0  # seconds for a node to be removed by whoever is at it
-VERB = (sys.executable, "-m", "dovetail.usernetes")
+VERB = (sys.executable, "-m", "usernetes_setup")
 
 
 class Agent:
@@ -159,7 +164,7 @@ class Agent:
 
     def begin(self) -> None:
         """Start the control plane; a worker waits for its invitation."""
-        if build.built() is None:
+        if programs.built() is None:
             self.complain("Kubernetes is not built for this user: type `dovetail kube build` once")
         elif self.number == 0:
             self.start("up", "--name", self.name, *(["--node", self.called] if self.called else []))
@@ -218,7 +223,7 @@ class Agent:
         self.tell(failed=self.failed)
         self.over = True
 
-    def admin(self) -> api.Client:
+    def admin(self) -> api_client.Client:
         """The cluster's API, in the control slice."""
         return cluster.client(self.name)
 
@@ -231,7 +236,7 @@ class Agent:
         elif "invite" in order:
             self.invite(order["invite"], order["node"])
         elif "forget" in order:
-            with contextlib.suppress(OSError, HTTPException, api.Refused, BadInput):
+            with contextlib.suppress(OSError, HTTPException, api_client.Refused, BadInput):
                 self.admin().call("DELETE", f"{steward.NODES}/{order['forget']}")
             self.tell(forgotten=order["forget"])
         elif "keep" in order:
@@ -250,12 +255,12 @@ class Agent:
         """Answer a question, or say why not."""
         try:
             self.tell(answer=question, value=find())
-        except (OSError, HTTPException, api.Refused, BadInput, WorkFailed) as error:
+        except (OSError, HTTPException, api_client.Refused, BadInput, WorkFailed) as error:
             self.tell(answer=question, why=str(error))
 
     def invite(self, number: int, node: str) -> None:
         """Make join data for one node; they exist in this cluster's private folder for a moment."""
-        path = state.cluster_folder(self.name) / f"invite-{number}"
+        path = node_record.cluster_folder(self.name) / f"invite-{number}"
         words = ["join", "--name", self.name, "--invite", str(path)]
         words += ["--node", node] if node else []
         done = subprocess.run(

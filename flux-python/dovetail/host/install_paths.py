@@ -9,12 +9,22 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from dovetail.core.errors import BadInput
 
 MPIS = ("openmpi", "mpich")
+PACKAGE = Path(__file__).resolve().parents[1]
+
+
+def package_environment(base: Mapping[str, str] | None = None) -> dict[str, str]:
+    """An environment in which Python finds our packages, installed or in a checkout."""
+    environment = dict(os.environ if base is None else base)
+    checkout = PACKAGE.parents[1] / "usernetes-setup"
+    folders = [PACKAGE.parent, *([checkout] if (checkout / "usernetes_setup").is_dir() else [])]
+    paths = [*map(str, folders), environment.get("PYTHONPATH", "")]
+    return {**environment, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
 
 
 def directories() -> Iterator[Path]:
@@ -23,12 +33,11 @@ def directories() -> Iterator[Path]:
     if wish:
         yield Path(wish)
         return
-    package = Path(__file__).resolve().parents[1]
-    top = package.parents[1]  # of the source tree, built in place or in build/
+    top = PACKAGE.parents[1]  # of the source tree, built in place or in build/
     yield top / "pmpi" / ".libs"
     yield top / "build" / "pmpi" / ".libs"
     # PREFIX/lib/python3.x/site-packages/dovetail beside PREFIX/lib[/TRIPLET]/dovetail
-    for parent in package.parents:
+    for parent in PACKAGE.parents:
         if parent.name in ("lib", "lib64"):
             yield parent / "dovetail"
             yield from sorted(parent.glob("*-linux-*/dovetail"))
@@ -80,7 +89,7 @@ def for_flux() -> dict[str, str]:
     commands = Path(sys.argv[0]).resolve().parent
     if not (commands / "flux-dovetail").exists():
         raise BadInput(f"there is no flux-dovetail in {commands}: install Dovetail first")
-    plugins = Path(__file__).resolve().parents[1] / "flux" / "plugins" / "cli"
+    plugins = PACKAGE / "flux" / "plugins" / "cli"
     found = {}
     for name, folder in (("FLUX_EXEC_PATH_PREPEND", commands), ("FLUX_CLI_PLUGINPATH", plugins)):
         parts = [part for part in os.environ.get(name, "").split(":") if part]

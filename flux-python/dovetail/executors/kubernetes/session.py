@@ -22,6 +22,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import yaml
+from usernetes_setup.node_record import write_private
 
 from dovetail.core.errors import BadInput, WorkFailed
 from dovetail.core.protocol import Spec
@@ -39,7 +40,6 @@ from dovetail.executors.kubernetes.manifests import (
     path,
 )
 from dovetail.executors.kubernetes.workload_kinds import Launcher
-from dovetail.usernetes.state import write_private
 
 FOLDER = "kubernetes"
 """Below the run's directory, private: the run's id and what agents trust it by."""

@@ -25,7 +25,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from dovetail.core.errors import BadInput
-from dovetail.usernetes import components, golang, images, packages
+
+from usernetes_setup.build import debian_packages, go_toolchain, oci_image
+from usernetes_setup.node import components
 
 MODULE = "k8s.io/kubernetes"
 KUBERNETES = ("kube-apiserver", "kube-controller-manager", "kube-proxy", "kube-scheduler",
@@ -36,7 +38,7 @@ def setup_folder() -> Path:
     """`usernetes-setup`, in the checkout or where it was installed."""
     choices = [
         Path(os.environ.get("DOVETAIL_SETUP", "/nonexistent")),
-        Path(__file__).resolve().parents[3] / "usernetes-setup",
+        Path(__file__).resolve().parents[2],
         # PREFIX/lib/python3.x/site-packages/dovetail beside PREFIX/share
         *(up / "share/dovetail/usernetes-setup" for up in Path(__file__).resolve().parents),
     ]
@@ -75,12 +77,19 @@ def go_version() -> str:
 def key() -> str:
     """Names what a build would contain."""
     digest = hashlib.sha256(
-        repr((platform.machine(), packages.TOOLS, packages.PLUGINS, packages.NFT)).encode()
+        repr(
+            (
+                platform.machine(),
+                debian_packages.TOOLS,
+                debian_packages.PLUGINS,
+                debian_packages.NFT,
+            )
+        ).encode()
     )
     folder = setup_folder() / "kube"
     for path in [folder / name for name in ("go.mod", "go.sum", "main.go", "pause.c")]:
         digest.update(path.read_bytes())
-    digest.update(Path(images.__file__).read_bytes())
+    digest.update(Path(oci_image.__file__).read_bytes())
     return f"{version()}-{digest.hexdigest()[:12]}"
 
 
@@ -136,7 +145,7 @@ def install(draft: Path) -> Path:
     return target
 
 
-def build(say: packages.Say = print) -> Path:
+def build(say: debian_packages.Say = print) -> Path:
     """Build what is not there yet; returns its folder."""
     if found := whole():  # a cache that an administrator filled is not ours to lock
         return found
@@ -147,7 +156,7 @@ def build(say: packages.Say = print) -> Path:
             draft = Path(scratch) / "build"
             (draft / "bin").mkdir(parents=True)
             origins: dict[str, str] = {}
-            origins.update(packages.tools(draft, Path(scratch), say))
+            origins.update(debian_packages.tools(draft, Path(scratch), say))
             origins.update(_kubernetes(draft, Path(scratch), say))
             _pause(draft, Path(scratch))
             made = {}
@@ -160,7 +169,7 @@ def build(say: packages.Say = print) -> Path:
             return install(draft)
 
 
-def _kubernetes(draft: Path, scratch: Path, say: packages.Say) -> dict[str, str]:
+def _kubernetes(draft: Path, scratch: Path, say: debian_packages.Say) -> dict[str, str]:
     """The multi-call binary and a link for each component; the machine's own if they fit."""
     folder, pinned = draft / "bin", version()
     own = {name: shutil.which(name) for name in KUBERNETES}
@@ -179,7 +188,7 @@ def _kubernetes(draft: Path, scratch: Path, say: packages.Say) -> dict[str, str]
                    "GOTOOLCHAIN": "auto"}  # fmt: skip
     words = [
         "nice",
-        golang.command(go_version(), scratch, say),
+        go_toolchain.command(go_version(), scratch, say),
         "build",
         "-trimpath",
         "-ldflags",
@@ -188,7 +197,7 @@ def _kubernetes(draft: Path, scratch: Path, say: packages.Say) -> dict[str, str]
         str(folder / "kube"),
         ".",
     ]
-    packages.run(words, "go build", cwd=setup_folder() / "kube", env=environment)
+    debian_packages.run(words, "go build", cwd=setup_folder() / "kube", env=environment)
     for name in KUBERNETES:
         (folder / name).symlink_to("kube")
     return {"kube": f"Go module {MODULE} {pinned}"}
@@ -204,10 +213,12 @@ def _pause(draft: Path, scratch: Path) -> None:
     """The pause program and the images made of it."""
     pause = scratch / "pause"
     source = setup_folder() / "kube/pause.c"
-    packages.run(["cc", "-static", "-Os", "-s", "-o", str(pause), str(source)], "cc")
+    debian_packages.run(["cc", "-static", "-Os", "-s", "-o", str(pause), str(source)], "cc")
     machine = platform.machine()
     names = [components.PAUSE, components.HOST]
-    images.pack(pause, draft / "images.tar", names, golang.ARCHITECTURES.get(machine, machine))
+    oci_image.pack(
+        pause, draft / "images.tar", names, go_toolchain.ARCHITECTURES.get(machine, machine)
+    )
 
 
 def pack(target: Path) -> None:

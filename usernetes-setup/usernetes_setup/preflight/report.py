@@ -14,16 +14,17 @@ from collections.abc import Callable
 from dataclasses import asdict
 
 from dovetail.core.errors import BadInput
-from dovetail.usernetes import checks_kernel as kernel
-from dovetail.usernetes import checks_machine as machine
-from dovetail.usernetes import linux
-from dovetail.usernetes.check import Check
+
+from usernetes_setup.node import namespaces
+from usernetes_setup.preflight import kernel as kernel
+from usernetes_setup.preflight import machine as machine
+from usernetes_setup.preflight.finding import Check
 
 CHECKS: tuple[Callable[[], Check], ...] = (
     kernel.user_namespaces, kernel.subordinate_ids, kernel.control_groups, kernel.linger,
     kernel.runtime_folder, kernel.modules, kernel.reverse_paths, machine.locked_memory,
     machine.fuse, machine.disk, machine.ports, machine.time_skew, machine.clock, machine.engine,
-    machine.huge_pages, machine.fabrics, machine.openssl, machine.programs,
+    machine.huge_pages, machine.fabrics, machine.openssl, machine.node_programs,
 )  # fmt: skip
 
 
@@ -54,7 +55,7 @@ def main(as_json: bool) -> int:
     can = not any(check.level == "hard" for check in found)
     if as_json:
         host = f"{platform.system()} {platform.release()} {platform.machine()}"
-        print(json.dumps({"can_run": can, "user": linux.user_name(), "machine": host,
+        print(json.dumps({"can_run": can, "user": namespaces.user_name(), "machine": host,
                           "checks": [asdict(check) for check in found]}, indent=1))  # fmt: skip
         return 0 if can else 1
     for check in found:

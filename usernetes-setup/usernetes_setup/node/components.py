@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from dovetail.usernetes.state import Node, cluster_folder
+from usernetes_setup.node_record import Node, cluster_folder
 
 SERVICES = "10.96.0.0/16"
 PODS = "10.244.0.0/24"

@@ -16,7 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from dovetail.core.errors import BadInput, WorkFailed
-from dovetail.usernetes import build, cluster, preflight, state
+
+from usernetes_setup import cluster, node_record
+from usernetes_setup.build import programs
+from usernetes_setup.preflight import report
 
 VERBS = {
     "preflight": "say whether user-space Kubernetes can run here, and how to mend what is missing",
@@ -91,16 +94,16 @@ def run(verb: str, args: argparse.Namespace) -> int:
     """Do one verb; returns its exit code."""
     os.umask(0o077)
     if verb == "preflight":
-        return preflight.main(args.json)
+        return report.main(args.json)
     if verb == "build":
-        folder = build.build(say)
+        folder = programs.build(say)
         show(args, json.loads((folder / "made.json").read_text()), str(folder))
     elif verb == "bundle":
         if bool(args.output) == bool(args.unpack):
             raise BadInput("bundle: give either -o FILE or --unpack FILE")
         if args.output:
-            build.pack(Path(args.output))
-        done = Path(args.output) if args.output else build.unpack(Path(args.unpack))
+            programs.pack(Path(args.output))
+        done = Path(args.output) if args.output else programs.unpack(Path(args.unpack))
         show(args, str(done), str(done))
     elif verb == "up":
         made = cluster.up(args, say)
@@ -119,7 +122,7 @@ def run(verb: str, args: argparse.Namespace) -> int:
         show(args, found, table(found))
         return 0 if all(entry["ready"] for entry in found) else 1
     elif verb == "down":
-        names = state.clusters() if args.all else [args.name]
+        names = node_record.clusters() if args.all else [args.name]
         for name in names:
             cluster.down(name, args.node)
         show(args, names, "")

@@ -12,8 +12,10 @@ import re
 import socket
 
 from dovetail.core.errors import BadInput
-from dovetail.usernetes import components, state
-from dovetail.usernetes.state import Node
+
+from usernetes_setup import node_record
+from usernetes_setup.node import components
+from usernetes_setup.node_record import Node
 
 UNITS = {
     "": 1,
@@ -85,4 +87,6 @@ def own_address(wanted: str) -> str:
 
 def running() -> list[Node]:
     """All nodes of this user that run on this machine."""
-    return [node for name in state.clusters() for node in state.nodes(name) if node.alive()]
+    return [
+        node for name in node_record.clusters() for node in node_record.nodes(name) if node.alive()
+    ]

@@ -20,8 +20,10 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from dovetail.usernetes import api, components, pki
-from dovetail.usernetes.state import Node, cluster_folder
+from usernetes_setup.control import api_client
+from usernetes_setup.control import certificates as pki
+from usernetes_setup.node import components
+from usernetes_setup.node_record import Node, cluster_folder
 
 REQUESTS = "/apis/certificates.k8s.io/v1/certificatesigningrequests"
 BINDINGS = "/apis/rbac.authorization.k8s.io/v1/clusterrolebindings"
@@ -39,10 +41,10 @@ def command(node: Node, ready: Callable[[], bool]) -> components.Command:
     return components.Command("steward", words, ready)
 
 
-def bindings() -> list[api.Object]:
+def bindings() -> list[api_client.Object]:
     """Who may do what, besides what Kubernetes itself sets up."""
 
-    def binding(name: str, role: str, kind: str, subject: str) -> api.Object:
+    def binding(name: str, role: str, kind: str, subject: str) -> api_client.Object:
         group = "rbac.authorization.k8s.io"
         return {
             "apiVersion": f"{group}/v1",
@@ -58,7 +60,7 @@ def bindings() -> list[api.Object]:
     ]
 
 
-def invite(client: api.Client, node_name: str, seconds: int) -> str:
+def invite(client: api_client.Client, node_name: str, seconds: int) -> str:
     """Make a join token for one node; returns it."""
     identity, secret = secrets.token_hex(3), secrets.token_hex(8)
     expires = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(time.time() + seconds))
@@ -74,7 +76,7 @@ def invite(client: api.Client, node_name: str, seconds: int) -> str:
     return f"{identity}.{secret}"
 
 
-def verdict(spec: api.Object, invited: str, addresses: set[str]) -> str:
+def verdict(spec: api_client.Object, invited: str, addresses: set[str]) -> str:
     """Why a signing request is refused, or "" if it is fine.
 
     `invited` is the node that the asking token was made for; `addresses` are those of the
@@ -101,7 +103,7 @@ def verdict(spec: api.Object, invited: str, addresses: set[str]) -> str:
 class Steward:
     """The two watches, each in a thread; any failure ends the process, which starts again."""
 
-    def __init__(self, client: api.Client, own: str, authority: str) -> None:
+    def __init__(self, client: api_client.Client, own: str, authority: str) -> None:
         self.client, self.own, self.authority = client, own, authority
 
     def prepare(self) -> None:
@@ -114,7 +116,7 @@ class Steward:
         for path, thing in [*things, (ACCOUNTS, account), (MAPS, root)]:
             try:
                 self.client.call("POST", path, thing)
-            except api.Refused as error:
+            except api_client.Refused as error:
                 if error.status != 409:
                     raise
 
@@ -125,7 +127,7 @@ class Steward:
             return ""
         try:
             token = self.client.call("GET", f"{TOKENS}/bootstrap-token-{found[1]}")
-        except api.Refused:
+        except api_client.Refused:
             return ""
         return base64.b64decode(token["data"].get("node", "")).decode()
 
@@ -134,16 +136,16 @@ class Steward:
         name = username.split("system:node:")[-1]
         try:
             node = self.client.call("GET", f"{NODES}/{name}")
-        except api.Refused:
+        except api_client.Refused:
             return set()
         return {entry["address"] for entry in node["status"].get("addresses", [])}
 
-    def judge(self, request: api.Object) -> None:
+    def judge(self, request: api_client.Object) -> None:
         """Approve or deny a new signing request; revoke the token of an issued one."""
         spec, status = request["spec"], request.get("status", {})
         user = spec["username"]
         if status.get("certificate") and user.startswith("system:bootstrap:"):
-            with contextlib.suppress(api.Refused):
+            with contextlib.suppress(api_client.Refused):
                 self.client.call("DELETE", f"{TOKENS}/bootstrap-token-{user.split(':')[2]}")
         if status.get("conditions"):
             return
@@ -153,7 +155,9 @@ class Steward:
         request["status"] = {"conditions": [{
             "type": kind, "status": "True", "reason": "Dovetail", "message": why or "as invited",
         }]}  # fmt: skip
-        with contextlib.suppress(api.Refused):  # changed meanwhile: the watch brings it again
+        with contextlib.suppress(
+            api_client.Refused
+        ):  # changed meanwhile: the watch brings it again
             self.client.call("PUT", f"{REQUESTS}/{request['metadata']['name']}/approval", request)
 
     def watch_requests(self) -> None:
@@ -171,7 +175,7 @@ class Steward:
             items = self.client.call("GET", NODES)["items"]
             silent = {
                 node["metadata"]["name"] for node in items
-                if api.condition(node, "Ready") == "Unknown"
+                if api_client.condition(node, "Ready") == "Unknown"
             }  # fmt: skip
             since = {name: since.get(name, now) for name in silent}
             for name, first in since.items():
@@ -188,7 +192,7 @@ def main(record: str) -> None:
     admin = json.loads((folder / "admin.conf").read_text())
     server = admin["clusters"][0]["cluster"]["server"]
     authority = (folder / "ca.crt").read_text()
-    client = api.Client(server, authority, folder / "admin.crt")
+    client = api_client.Client(server, authority, folder / "admin.crt")
     steward = Steward(client, node.name, authority)
     steward.prepare()
     failed = threading.Event()

@@ -15,7 +15,8 @@ import shutil
 from pathlib import Path
 
 from dovetail.core.errors import WorkFailed
-from dovetail.usernetes import packages
+
+from usernetes_setup.build import debian_packages
 
 ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64", "ppc64le": "ppc64le"}
 LEAST = (1, 21)  # from here on Go fetches the Go that a go.mod asks for by itself
@@ -33,10 +34,14 @@ def obtainable() -> bool:
     return bool(installed() or shutil.which("apt-get"))
 
 
-def command(wanted: str, scratch: Path, say: packages.Say) -> str:
+def command(wanted: str, scratch: Path, say: debian_packages.Say) -> str:
     """A go command that can build what asks for Go `wanted`, such as 1.26.0. Raises WorkFailed."""
     found, environment = installed(), dict(os.environ)
-    if found and packages.numbers(packages.run([found, "env", "GOVERSION"], "go")[2:]) >= LEAST:
+    if (
+        found
+        and debian_packages.numbers(debian_packages.run([found, "env", "GOVERSION"], "go")[2:])
+        >= LEAST
+    ):
         return found
     if not found:
         root = _from_debian(scratch, say)
@@ -45,7 +50,7 @@ def command(wanted: str, scratch: Path, say: packages.Say) -> str:
     machine = ARCHITECTURES.get(platform.machine(), platform.machine())
     module = f"golang.org/toolchain@v0.0.1-go{wanted}.linux-{machine}"
     words = [found, "mod", "download", "-json", module]
-    told = packages.run(words, "go mod download", cwd=scratch, env=environment)
+    told = debian_packages.run(words, "go mod download", cwd=scratch, env=environment)
     folder = Path(json.loads(told)["Dir"])
     # A module's files are no programs; Go sets these bits itself, but only from 1.21 on.
     for program in [*folder.glob("bin/*"), *folder.glob("pkg/tool/*/*")]:
@@ -53,13 +58,15 @@ def command(wanted: str, scratch: Path, say: packages.Say) -> str:
     return str(folder / "bin/go")
 
 
-def _from_debian(scratch: Path, say: packages.Say) -> Path:
+def _from_debian(scratch: Path, say: debian_packages.Say) -> Path:
     """Unpack the Go of this Debian; old as it is, it can fetch another. Returns its GOROOT."""
     if not shutil.which("apt-get"):
         raise WorkFailed("there is neither go nor apt-get; see `dovetail doctor`")
-    listed = packages.run(["apt-cache", "depends", "--recurse", "golang-go"], "apt-cache depends")
+    listed = debian_packages.run(
+        ["apt-cache", "depends", "--recurse", "golang-go"], "apt-cache depends"
+    )
     names = sorted(set(re.findall(r"^golang-[\d.]+-(?:go|src)$", listed, re.M)))
     if not names:
         raise WorkFailed("apt-get knows no golang-go; see `dovetail doctor`")
-    unpacked = packages.unpack(names, scratch, say)
+    unpacked = debian_packages.unpack(names, scratch, say)
     return next(unpacked.glob("usr/lib/go-*"))

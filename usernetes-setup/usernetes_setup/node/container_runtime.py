@@ -10,9 +10,9 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from dovetail.usernetes import linux
-from dovetail.usernetes.components import PAUSE, PODS, Command, stream_address
-from dovetail.usernetes.state import Node
+from usernetes_setup.node import namespaces
+from usernetes_setup.node.components import PAUSE, PODS, Command, stream_address
+from usernetes_setup.node_record import Node
 
 
 def containerd(node: Node, rootless: bool, few_ids: bool) -> Command:
@@ -82,14 +82,14 @@ def snapshotter(node: Node) -> str:
     probe = node.folder / "overlay"
     for name in ("lower", "upper", "work", "merged"):
         (probe / name).mkdir(parents=True, exist_ok=True)
-    extra = ",userxattr" if not linux.initial_user() else ""
+    extra = ",userxattr" if not namespaces.initial_user() else ""
     layers = f"lowerdir={probe}/lower,upperdir={probe}/upper,workdir={probe}/work{extra}"
 
     def attempt() -> None:
-        linux.unshare(linux.NEWNS)
-        linux.mount("overlay", str(probe / "merged"), "overlay", 0, layers)
+        namespaces.unshare(namespaces.NEWNS)
+        namespaces.mount("overlay", str(probe / "merged"), "overlay", 0, layers)
 
-    return "native" if linux.in_child(attempt) else "overlayfs"
+    return "native" if namespaces.in_child(attempt) else "overlayfs"
 
 
 def _network(node: Node, folder: Path) -> None:
@@ -114,7 +114,7 @@ def _network(node: Node, folder: Path) -> None:
 
 def _wrapper(node: Node, few_ids: bool) -> str:
     """runc, after the container's configuration is changed to what a user may do."""
-    editor = Path(__file__).with_name("rootless.py")
+    editor = Path(__file__).with_name("runc_rootless.py")
     words = f"{'one' if few_ids else 'many'}"
     return f"""#!/bin/sh
 case " $* " in *" create "*) python3 -I -S {editor} {words} "$@" || exit 1 ;; esac

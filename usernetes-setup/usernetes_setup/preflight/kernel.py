@@ -12,8 +12,10 @@ import socket
 import struct
 import tempfile
 
-from dovetail.usernetes import build, cgroups, check, linux
-from dovetail.usernetes.check import Check, read
+from usernetes_setup.build import programs as build
+from usernetes_setup.node import cgroups, namespaces
+from usernetes_setup.preflight import finding
+from usernetes_setup.preflight.finding import Check, read
 
 ENOUGH_IDS = 65536  # what images of common distributions use
 
@@ -24,13 +26,13 @@ def user_namespaces() -> Check:
 
     def attempt() -> None:
         if os.getuid() != 0:
-            linux.enter_user_namespace(linux.user_name())
-        linux.unshare(linux.NEWNS | linux.NEWPID | linux.NEWIPC)
+            namespaces.enter_user_namespace(namespaces.user_name())
+        namespaces.unshare(namespaces.NEWNS | namespaces.NEWPID | namespaces.NEWIPC)
 
-    why = linux.in_child(attempt)
+    why = namespaces.in_child(attempt)
     if not why:
         return Check(name, "ok", "namespaces can be made")
-    if os.getuid() != 0 and not linux.in_child(lambda: linux.unshare(linux.NEWUSER)):
+    if os.getuid() != 0 and not namespaces.in_child(lambda: namespaces.unshare(namespaces.NEWUSER)):
         programs = [shutil.which(word) or word for word in ("newuidmap", "newgidmap")]
         return Check(name, "hard", why, f"chmod u+s {' '.join(programs)}", "admin")
     knobs = {
@@ -46,7 +48,7 @@ def user_namespaces() -> Check:
 
 
 def _differs(name: str, value: str) -> bool:
-    now = read(check.PROC / "sys" / name.replace(".", "/"))
+    now = read(finding.PROC / "sys" / name.replace(".", "/"))
     if not now:
         return False
     return int(now) < 1 if name == "user.max_user_namespaces" else now != value
@@ -54,15 +56,15 @@ def _differs(name: str, value: str) -> bool:
 
 def subordinate_ids() -> Check:
     """Subordinate ids, for images with files of several users."""
-    name, user = "subordinate ids", linux.user_name()
+    name, user = "subordinate ids", namespaces.user_name()
     if os.getuid() == 0:
         return Check(name, "ok", "not needed as root")
     missing = [p for p in ("newuidmap", "newgidmap") if not shutil.which(p)]
     if missing:
         return Check(name, "soft", "no newuidmap: images must have files of one user only",
                      "apt-get install uidmap", "admin")  # fmt: skip
-    tables = [check.ETC / f"sub{kind}id" for kind in "ug"]
-    ranges = [linux.subordinate_ids(user, str(table)) for table in tables]
+    tables = [finding.ETC / f"sub{kind}id" for kind in "ug"]
+    ranges = [namespaces.subordinate_ids(user, str(table)) for table in tables]
     if all(found and found[1] >= ENOUGH_IDS for found in ranges):
         return Check(name, "ok", f"from {ranges[0]}")
     lines = [line.split(":") for table in tables for line in read(table).splitlines()]
@@ -96,10 +98,10 @@ def control_groups() -> Check:
 
 def linger() -> Check:
     """Whether processes survive logging out."""
-    user = linux.user_name()
-    if not (check.RUN / "systemd/system").exists() or os.getuid() == 0:
+    user = namespaces.user_name()
+    if not (finding.RUN / "systemd/system").exists() or os.getuid() == 0:
         return Check("linger", "ok", "not needed: nothing ends processes at logout")
-    if (check.VAR / "lib/systemd/linger" / user).exists():
+    if (finding.VAR / "lib/systemd/linger" / user).exists():
         return Check("linger", "ok", "on")
     return Check("linger", "soft", "systemd may end your processes when you log out",
                  f"loginctl enable-linger {user}", "user")  # fmt: skip
@@ -110,14 +112,14 @@ def runtime_folder() -> Check:
     name, folder = "XDG_RUNTIME_DIR", os.environ.get("XDG_RUNTIME_DIR", "")
     if folder and os.path.isdir(folder) and os.stat(folder).st_uid == os.getuid():
         return Check(name, "ok", folder)
-    if not (check.RUN / "systemd/system").exists() or os.getuid() == 0 or not cgroups.unified():
+    if not (finding.RUN / "systemd/system").exists() or os.getuid() == 0 or not cgroups.unified():
         return Check(name, "ok", f"{folder or 'unset'}; not needed")
-    usual = check.RUN / f"user/{os.getuid()}"
+    usual = finding.RUN / f"user/{os.getuid()}"
     if usual.is_dir():
         return Check(name, "soft", f"{folder or 'unset'}: systemd-run --user cannot work",
                      f"export XDG_RUNTIME_DIR={usual}", "user")  # fmt: skip
     return Check(name, "soft", f"{folder or 'unset'}, and there is no {usual}",
-                 f"loginctl enable-linger {linux.user_name()}", "admin")  # fmt: skip
+                 f"loginctl enable-linger {namespaces.user_name()}", "admin")  # fmt: skip
 
 
 def modules() -> Check:
@@ -129,7 +131,7 @@ def modules() -> Check:
     }
     missing = {}
     for name, (attempt, without) in tries.items():
-        if why := linux.in_child(attempt):
+        if why := namespaces.in_child(attempt):
             missing[name] = f"{name} ({without}: {why})"
     if not missing:
         return Check("kernel modules", "ok", " ".join(tries))
@@ -145,13 +147,13 @@ def _overlay() -> None:
 
         def attempt() -> None:
             if os.getuid() != 0:
-                linux.enter_user_namespace(linux.user_name())
-            linux.unshare(linux.NEWNS)
-            linux.mount("none", "/", "", linux.REC | linux.PRIVATE)
-            linux.mount("overlay", f"{place}/merged", "overlay", 0,
-                        layers + ("" if linux.initial_user() else ",userxattr"))  # fmt: skip
+                namespaces.enter_user_namespace(namespaces.user_name())
+            namespaces.unshare(namespaces.NEWNS)
+            namespaces.mount("none", "/", "", namespaces.REC | namespaces.PRIVATE)
+            namespaces.mount("overlay", f"{place}/merged", "overlay", 0,
+                        layers + ("" if namespaces.initial_user() else ",userxattr"))  # fmt: skip
 
-        if why := linux.in_child(attempt):
+        if why := namespaces.in_child(attempt):
             raise OSError(why)
 
 
@@ -168,8 +170,8 @@ def _netlink(protocol: int, kind: int, flags: int, payload: bytes) -> None:
 
 def _in_own_network() -> None:
     if os.getuid() != 0:
-        linux.enter_user_namespace(linux.user_name())
-    linux.unshare(linux.NEWNET)
+        namespaces.enter_user_namespace(namespaces.user_name())
+    namespaces.unshare(namespaces.NEWNET)
 
 
 def _veth() -> None:
@@ -188,10 +190,10 @@ def _nftables() -> None:
 
 def reverse_paths() -> Check:
     """Strict filters drop what comes in by another interface than replies would leave by."""
-    settings = check.PROC / "sys/net/ipv4/conf"
+    settings = finding.PROC / "sys/net/ipv4/conf"
     common = int(read(settings / "all/rp_filter", "0"))
     strict = [
-        path.name for path in sorted((check.SYS / "class/net").glob("*"))
+        path.name for path in sorted((finding.SYS / "class/net").glob("*"))
         if path.name != "lo" and read(path / "operstate") == "up"
         and max(common, int(read(settings / path.name / "rp_filter", "0"))) == 1
     ]  # fmt: skip

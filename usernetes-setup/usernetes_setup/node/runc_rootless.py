@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: LGPL-3.0-or-later
 """Changes a container's configuration to what an ordinary user may do (step 3).
 
-Called by the runtime wrapper before `runc create`, as `rootless.py one|many ARGUMENTS…`: the
+Called by the runtime wrapper before `runc create`, as `runc_rootless.py one|many ARGUMENTS…`: the
 arguments are runc's, and `one` says that the user namespace has a single id. Needs nothing
 but the standard library and starts in milliseconds. Invariant: a pod sees what it would see
 with root, but for /sys, which is the host's where the pod has the host's network.

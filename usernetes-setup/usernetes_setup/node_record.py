@@ -26,7 +26,8 @@ from pathlib import Path
 
 from dovetail.core.errors import BadInput, WorkFailed
 from dovetail.host import processes
-from dovetail.usernetes import linux
+
+from usernetes_setup.node import namespaces
 
 
 @dataclass
@@ -202,7 +203,7 @@ def _release(path: Path, descriptor: int) -> None:
 
 def discard(node: Node) -> None:
     """Remove a node's files, and the cluster's when it was the last or the control node."""
-    linux.remove_folder(node.folder, node.user)
+    namespaces.remove_folder(node.folder, node.user)
     top = cluster_folder(node.cluster)
     if node.control:
         shutil.rmtree(top / "pki", ignore_errors=True)

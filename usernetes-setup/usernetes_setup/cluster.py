@@ -26,18 +26,13 @@ from typing import Any
 
 from dovetail.core.errors import BadInput, WorkFailed
 from dovetail.host import processes
-from dovetail.usernetes import (
-    api,
-    build,
-    checks_machine,
-    keeper,
-    linux,
-    offer,
-    preflight,
-    state,
-    steward,
-)
-from dovetail.usernetes.state import Node
+
+from usernetes_setup import node_options, node_record
+from usernetes_setup.build import programs as build
+from usernetes_setup.control import api_client, steward
+from usernetes_setup.node import monitor, namespaces
+from usernetes_setup.node_record import Node
+from usernetes_setup.preflight import machine, report
 
 Say = Callable[[str], None]
 SERVING = "kubelet/pki/kubelet-server-current.pem"  # a worker's, once the control plane signed it
@@ -46,12 +41,12 @@ MADE_LATER = (
     f"{steward.ACCOUNTS}/default",  # no pod can be made without it
     f"{steward.BINDINGS}/dovetail-kubelets",  # no log can be read
 )
-LEAST = offer.LEAST
+LEAST = node_options.LEAST
 
 
 def plan(args: argparse.Namespace, joined: str, network: str, binaries: Path) -> Node:
     """A node's record, from checked options."""
-    address = offer.own_address(args.address)
+    address = node_options.own_address(args.address)
     if args.owner and not processes.start_ticks(args.owner):
         raise BadInput(f"--owner {args.owner}: no such process")
     if address and not args.node:
@@ -59,20 +54,23 @@ def plan(args: argparse.Namespace, joined: str, network: str, binaries: Path) ->
     if args.node and not address and network == "host" and not args.node.startswith("127."):
         raise BadInput("--node: only with --address; on loopback a node is named by its address")
     if args.node:
-        state.checked_name(args.node, "node", 40)
+        node_record.checked_name(args.node, "node", 40)
     return Node(
         cluster=args.name, name=args.node or f"new-{os.getpid()}", address=address,
-        cpus=offer.cores(args.cpus), memory=offer.memory(args.memory), network=network,
-        user=linux.user_name(), group="", binaries=str(binaries), joined=joined, owner=args.owner,
+        cpus=node_options.cores(args.cpus), memory=node_options.memory(args.memory),
+        network=network, user=namespaces.user_name(), group="", binaries=str(binaries),
+        joined=joined, owner=args.owner,
     )  # fmt: skip
 
 
-def client(name: str) -> api.Client:
+def client(name: str) -> api_client.Client:
     """The API of one of our clusters, as its administrator."""
-    folder = state.cluster_folder(name)
+    folder = node_record.cluster_folder(name)
     try:
         server = json.loads((folder / "kubeconfig").read_text())["clusters"][0]["cluster"]["server"]
-        return api.Client(server, (folder / "pki/ca.crt").read_text(), folder / "pki/admin.crt")
+        return api_client.Client(
+            server, (folder / "pki/ca.crt").read_text(), folder / "pki/admin.crt"
+        )
     except OSError:
         raise BadInput(
             f"cluster {name}: has no control node here; see `dovetail kube status`"
@@ -81,7 +79,7 @@ def client(name: str) -> api.Client:
 
 def binaries(say: Say) -> Path:
     """The build, made now if it is missing; first of all, whether anything could run here."""
-    gaps = preflight.hard_gaps()
+    gaps = report.hard_gaps()
     if gaps:
         raise BadInput(f"user-space Kubernetes cannot run here: {gaps[0]}; see `dovetail doctor`")
     return build.built() or build.build(say)
@@ -90,8 +88,8 @@ def binaries(say: Say) -> Path:
 def up(args: argparse.Namespace, say: Say) -> dict[str, Any]:
     """Start a cluster, or find it running; returns its record."""
     programs = binaries(say)
-    with state.locked(args.name):
-        here = [node for node in state.nodes(args.name) if node.control]
+    with node_record.locked(args.name):
+        here = [node for node in node_record.nodes(args.name) if node.control]
         if here and here[0].alive() and here[0].kept():
             return described(here[0])
         sweep(args.name)
@@ -112,13 +110,13 @@ def join(args: argparse.Namespace, say: Say) -> dict[str, Any]:
     except (OSError, ValueError, KeyError, TypeError):
         raise BadInput(f"{args.file}: not a join file; `join --invite` writes one") from None
     programs = binaries(say)
-    with state.locked(name):
-        for node in state.nodes(name):
+    with node_record.locked(name):
+        for node in node_record.nodes(name):
             if node.name == args.node and node.alive() and node.kept():
                 return described(node)
-            if node.name == args.node and (left := keeper.remove(node)):
+            if node.name == args.node and (left := monitor.remove(node)):
                 raise WorkFailed(f"node {node.name}: could not be removed: {left[0]}")
-        checks_machine.join_skew(server)
+        machine.join_skew(server)
         record = plan(args, text, "host", programs)
         record.server = server
         node, handle = start(record)
@@ -133,26 +131,26 @@ def described(node: Node) -> dict[str, Any]:
              "memory": node.memory, "network": node.network, "folder": str(node.folder),
              "group": node.group}  # fmt: skip
     if node.control:
-        known["kubeconfig"] = str(state.cluster_folder(node.cluster) / "kubeconfig")
+        known["kubeconfig"] = str(node_record.cluster_folder(node.cluster) / "kubeconfig")
     return known
 
 
-def start(record: Node) -> tuple[Node, keeper.Handle]:
+def start(record: Node) -> tuple[Node, monitor.Handle]:
     """Start a keeper and wait until its supervisor runs."""
     folder = record.folder
     folder.mkdir(mode=0o700, parents=True)
-    state.write_private(folder / "node.json", json.dumps(vars(record)))
-    handle = keeper.start(folder)
+    node_record.write_private(folder / "node.json", json.dumps(vars(record)))
+    handle = monitor.start(folder)
     answer = handle.answer()
     if answer.startswith("!"):
         handle.process.wait()
         raise WorkFailed(f"the node did not start: {answer[1:]}")
-    nodes = state.nodes(record.cluster)
+    nodes = node_record.nodes(record.cluster)
     return next(node for node in nodes if node.name == answer), handle
 
 
 @contextlib.contextmanager
-def unwound(node: Node, handle: keeper.Handle) -> Iterator[None]:
+def unwound(node: Node, handle: monitor.Handle) -> Iterator[None]:
     """Keep the node if the block succeeds; else have it removed, and say what its logs say."""
     try:
         yield
@@ -161,7 +159,7 @@ def unwound(node: Node, handle: keeper.Handle) -> Iterator[None]:
         complaint = last_words(node)
         handle.channel.close()  # the keeper takes this for our death, and removes the node
         with contextlib.suppress(subprocess.TimeoutExpired):
-            handle.process.wait(keeper.REMOVAL + 2)
+            handle.process.wait(monitor.REMOVAL + 2)
         if isinstance(error, WorkFailed):
             raise WorkFailed(f"{error}{complaint}") from None
         if complaint and not isinstance(error, KeyboardInterrupt):
@@ -188,18 +186,18 @@ def is_ready(node: Node, patience: float = 2.0) -> bool:
 
     `patience` is for each answer, seconds.
     """
-    with contextlib.suppress(OSError, api.Refused, http.client.HTTPException, BadInput):
+    with contextlib.suppress(OSError, api_client.Refused, http.client.HTTPException, BadInput):
         who = client(node.cluster) if node.control else kubelet_client(node)
         found = who.call("GET", f"{steward.NODES}/{node.name}", timeout=patience)
         for path in MADE_LATER if node.control else ():
             who.call("GET", path, timeout=patience)
         if not node.control and not (node.folder / SERVING).exists():
             return False  # logs and exec would be refused
-        return api.condition(found, "Ready") == "True"
+        return api_client.condition(found, "Ready") == "True"
     return False
 
 
-def wait_ready(node: Node, handle: keeper.Handle, limit: float) -> None:
+def wait_ready(node: Node, handle: monitor.Handle, limit: float) -> None:
     """Wait until the node is ready."""
     deadline = time.monotonic() + limit
     while time.monotonic() < deadline:
@@ -212,15 +210,17 @@ def wait_ready(node: Node, handle: keeper.Handle, limit: float) -> None:
     raise WorkFailed(f"node {node.name} is not ready after {limit:.0f} s")
 
 
-def kubelet_client(node: Node) -> api.Client:
+def kubelet_client(node: Node) -> api_client.Client:
     """The API as a joined node itself; OSError until it has its certificate."""
     own = node.folder / "kubelet/pki/kubelet-client-current.pem"
-    return api.Client(node.server, (node.folder / "ca.crt").read_text(), own)
+    return api_client.Client(node.server, (node.folder / "ca.crt").read_text(), own)
 
 
 def invite(args: argparse.Namespace) -> dict[str, Any]:
     """Write a join file for one node of one of our clusters."""
-    control = next((node for node in state.nodes(args.name) if node.control and node.alive()), None)
+    control = next(
+        (node for node in node_record.nodes(args.name) if node.control and node.alive()), None
+    )
     if control is None:
         raise BadInput(f"cluster {args.name}: is not running here; see `dovetail kube status`")
     if control.network == "bridge":
@@ -228,20 +228,22 @@ def invite(args: argparse.Namespace) -> dict[str, Any]:
     loopback = control.address.startswith("127.")
     if not loopback and not args.node:
         raise BadInput("join --invite: name the node with --node, since its token is for it alone")
-    node = linux.any_loopback() if loopback else state.checked_name(args.node, "node", 40)
+    node = (
+        namespaces.any_loopback() if loopback else node_record.checked_name(args.node, "node", 40)
+    )
     token = steward.invite(client(args.name), node, args.valid)
-    authority = (state.cluster_folder(args.name) / "pki/ca.crt").read_text()
+    authority = (node_record.cluster_folder(args.name) / "pki/ca.crt").read_text()
     content = {"cluster": args.name, "node": node, "server": control.server,
                "authority": authority, "token": token}  # fmt: skip
-    state.write_private(Path(args.invite), json.dumps(content, indent=1) + "\n")
+    node_record.write_private(Path(args.invite), json.dumps(content, indent=1) + "\n")
     return {"file": args.invite, "node": node}
 
 
 def status(name: str) -> list[dict[str, Any]]:
     """Every node of this user on this machine, with its parts and whether it is ready."""
     found = []
-    for cluster in [name] if name else state.clusters():
-        nodes = state.nodes(cluster)
+    for cluster in [name] if name else node_record.clusters():
+        nodes = node_record.nodes(cluster)
         if not nodes:
             found.append(
                 {"cluster": cluster, "node": "", "ready": False, "state": "no such cluster"}
@@ -255,14 +257,14 @@ def status(name: str) -> list[dict[str, Any]]:
 
 def down(name: str, only: str = "") -> None:
     """End a cluster's nodes here, or one of them; no node at all is fine."""
-    with state.locked(name):
+    with node_record.locked(name):
         sweep(name, only)
 
 
 def sweep(name: str, only: str = "") -> None:
     """Remove nodes with all they left, whatever is still alive of them."""
-    deadline = time.monotonic() + keeper.REMOVAL
-    nodes = [node for node in state.nodes(name) if only in ("", node.name)]
+    deadline = time.monotonic() + monitor.REMOVAL
+    nodes = [node for node in node_record.nodes(name) if only in ("", node.name)]
     if only:
         for node in nodes:
             forget(node)
@@ -276,22 +278,22 @@ def sweep(name: str, only: str = "") -> None:
     for node in reversed(nodes):  # workers first
         if watched := asked.get(node.name):
             # A keeper that hangs gets half of the time, and we do its work in the other half.
-            patience = deadline - keeper.REMOVAL / 2 - time.monotonic()
+            patience = deadline - monitor.REMOVAL / 2 - time.monotonic()
             select.select([watched], [], [], max(0.0, patience))
             os.close(watched)
         if node.kept():
             os.kill(node.keeper, signal.SIGKILL)
-        left += keeper.remove(node, deadline)
+        left += monitor.remove(node, deadline)
     if left:
         raise WorkFailed(f"cluster {name}: could not be removed: {'; '.join(left[:3])}")
-    folder = state.cluster_folder(name)
+    folder = node_record.cluster_folder(name)
     if not only and folder.exists():  # what a start that was killed left
-        linux.remove_folder(folder, linux.user_name())
+        namespaces.remove_folder(folder, namespaces.user_name())
 
 
 def forget(node: Node) -> None:
     """Tell the cluster that a worker leaves on purpose, if it can still be told."""
     if node.control or not node.alive():
         return
-    with contextlib.suppress(OSError, api.Refused, http.client.HTTPException, BadInput):
+    with contextlib.suppress(OSError, api_client.Refused, http.client.HTTPException, BadInput):
         client(node.cluster).call("DELETE", f"{steward.NODES}/{node.name}", timeout=2.0)

@@ -15,8 +15,8 @@ import socket
 import sys
 from collections.abc import Callable
 
-from dovetail.usernetes import components, linux
-from dovetail.usernetes.state import Node, cluster_folder
+from usernetes_setup.node import components, namespaces
+from usernetes_setup.node_record import Node, cluster_folder
 
 ADDRESS = "10.243.0.1"
 """The node's own address inside its network namespace."""
@@ -35,8 +35,8 @@ def enter(node: Node) -> None:
     No way leads out, which pods that ask the machine's name servers shall hear each time, and not
     once a second: for want of an answer they wait for 5 s.
     """
-    linux.interface_up("lo")
-    linux.interface_up("lo:1", ADDRESS)
+    namespaces.interface_up("lo")
+    namespaces.interface_up("lo:1", ADDRESS)
     node.address = ADDRESS
     for name, value in (("ip_forward", "1"), ("icmp_ratelimit", "0")):
         with open(f"/proc/sys/net/ipv4/{name}", "w") as file:

@@ -25,8 +25,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dovetail.host import child, processes, session
-from dovetail.usernetes import bridge, cgroups, components, linux, pki, supervisor
-from dovetail.usernetes.state import (
+from dovetail.host.install_paths import package_environment
+
+from usernetes_setup.control import certificates
+from usernetes_setup.node import bridge_network, cgroups, components, namespaces, supervisor
+from usernetes_setup.node_record import (
     Node,
     cluster_folder,
     discard,
@@ -43,25 +46,25 @@ def lease(node: Node) -> list[socket.socket]:
     held: list[socket.socket] = []
     if not node.address:
         node.address = node.name if node.name.startswith("127.") else ""
-        node.address, socket_ = linux.lease_loopback(node.address)
+        node.address, socket_ = namespaces.lease_loopback(node.address)
         if node.name.startswith("new-"):
             node.name = node.address
         held.append(socket_)
     wanted = {"kubelet": node.address, "stream": components.stream_address(node)}
     for name, address in {**wanted, **({"server": node.address} if node.control else {})}.items():
-        node.ports[name], socket_ = linux.lease_port(address)
+        node.ports[name], socket_ = namespaces.lease_port(address)
         held.append(socket_)
     if node.control:
         node.server = f"https://{node.address}:{node.ports['server']}"
     return held
 
 
-def certificates(node: Node) -> None:
+def founding(node: Node) -> None:
     """Everything in `pki/`, and the administrator's kubeconfig."""
     folder = cluster_folder(node.cluster) / "pki"
     folder.mkdir(mode=0o700, exist_ok=True)
-    pki.authority(folder, node.cluster)
-    inside = node.address if node.network == "host" else bridge.ADDRESS
+    certificates.authority(folder, node.cluster)
+    inside = node.address if node.network == "host" else bridge_network.ADDRESS
     names = ["kubernetes", "kubernetes.default", "kubernetes.default.svc", "localhost"]
     this = f"/O=system:nodes/CN=system:node:{node.name}"
     servers = {
@@ -80,19 +83,21 @@ def certificates(node: Node) -> None:
     with (
         ThreadPoolExecutor() as together
     ):  # dozens of short commands, one after the other: a second
-        work = [together.submit(pki.certificate, folder, *(name, *more))
+        work = [together.submit(certificates.certificate, folder, *(name, *more))
                 for name, more in servers.items()]  # fmt: skip
-        work += [together.submit(pki.certificate, folder, *pair) for pair in clients.items()]
+        work += [
+            together.submit(certificates.certificate, folder, *pair) for pair in clients.items()
+        ]
         for done in work:
             done.result()
     for name in clients:
         user = {"crt": str(folder / f"{name}.crt"), "key": str(folder / f"{name}.key")}
-        pki.kubeconfig(folder / f"{name}.conf", internal, folder / "ca.crt", user)
-    pki.key(folder, "accounts")
-    pki.public_key(folder, "accounts")
+        certificates.kubeconfig(folder / f"{name}.conf", internal, folder / "ca.crt", user)
+    certificates.key(folder, "accounts")
+    certificates.public_key(folder, "accounts")
     user = {"crt": str(folder / "admin.crt"), "key": str(folder / "admin.key")}
     kubeconfig = cluster_folder(node.cluster) / "kubeconfig"
-    pki.kubeconfig(kubeconfig, node.server, folder / "ca.crt", user)
+    certificates.kubeconfig(kubeconfig, node.server, folder / "ca.crt", user)
 
 
 def joining(node: Node) -> None:
@@ -100,7 +105,8 @@ def joining(node: Node) -> None:
     content = json.loads(node.joined)
     node.joined = "yes"  # the token is used once and not kept in the record
     write_private(node.folder / "ca.crt", content["authority"])
-    pki.kubeconfig(node.folder / "bootstrap.conf", content["server"], node.folder / "ca.crt",
+    certificates.kubeconfig(node.folder / "bootstrap.conf", content["server"],
+                            node.folder / "ca.crt",
                    {"token": content["token"]})  # fmt: skip
 
 
@@ -116,9 +122,9 @@ def launch(node: Node, entrance: socket.socket | None, verb: socket.socket) -> t
             verb.close()
             rootless = os.getuid() != 0
             cgroups.enter(f"{node.group}/system")
-            many = linux.enter_user_namespace(node.user) if rootless else True
-            flags = linux.NEWNS | linux.NEWPID | linux.NEWIPC
-            linux.unshare(flags | (linux.NEWNET if node.network == "bridge" else 0))
+            many = namespaces.enter_user_namespace(node.user) if rootless else True
+            flags = namespaces.NEWNS | namespaces.NEWPID | namespaces.NEWIPC
+            namespaces.unshare(flags | (namespaces.NEWNET if node.network == "bridge" else 0))
             pid = os.fork()
             if pid:
                 os.write(answer_out, str(pid).encode())
@@ -126,7 +132,7 @@ def launch(node: Node, entrance: socket.socket | None, verb: socket.socket) -> t
             os.setsid()
             os.close(answer_out)
             if entrance:
-                bridge.enter(node)
+                bridge_network.enter(node)
             supervisor.serve(node, reading, not many, rootless, entrance)
         except BaseException:
             traceback.print_exc()
@@ -212,9 +218,9 @@ def main(folder: str, verb: int) -> int:
         for name in ("log", "run"):
             (node.folder / name).mkdir(mode=0o700, exist_ok=True)
         if node.network == "bridge":
-            entrance = bridge.entrance(node)
-        certificates(node) if node.control else joining(node)
-        pki.alone(node.folder, "stream", components.stream_address(node))
+            entrance = bridge_network.entrance(node)
+        founding(node) if node.control else joining(node)
+        certificates.alone(node.folder, "stream", components.stream_address(node))
         cgroups.make(node.group, node.cpus)
         node.keeper, node.keeper_ticks = os.getpid(), processes.start_ticks(os.getpid())
         node.save()
@@ -254,10 +260,15 @@ def start(folder: Path) -> Handle:
     """Start a keeper in the background for the node that is described in the folder."""
     ours, theirs = socket.socketpair()
     # It and the helpers among the components must find this package from anywhere.
-    paths = [str(Path(__file__).resolve().parents[2]), os.environ.get("PYTHONPATH", "")]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
+    environment = package_environment()
     log = os.open(folder / "keeper.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-    command = [sys.executable, "-m", "dovetail.usernetes.keeper", str(folder), str(theirs.fileno())]
+    command = [
+        sys.executable,
+        "-m",
+        "usernetes_setup.node.monitor",
+        str(folder),
+        str(theirs.fileno()),
+    ]
     if scope := cgroups.scope():
         command = [*scope, *command]
         environment.update(cgroups.scope_environment())

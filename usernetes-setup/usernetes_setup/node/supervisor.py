@@ -23,8 +23,11 @@ from pathlib import Path
 
 from dovetail.core.errors import BadInput
 from dovetail.host import child, session
-from dovetail.usernetes import api, bridge, build, cgroups, components, linux, runtime, steward
-from dovetail.usernetes.state import Node, cluster_folder, discard, wait_unlocked
+
+from usernetes_setup.build import programs as build
+from usernetes_setup.control import api_client, steward
+from usernetes_setup.node import bridge_network, cgroups, components, container_runtime, namespaces
+from usernetes_setup.node_record import Node, cluster_folder, discard, wait_unlocked
 
 TICK = 0.05  # seconds between looks at what a component waits for, while any waits
 STEADY = 20.0  # seconds after which a start counts as a success
@@ -95,15 +98,15 @@ class Supervisor:
 
 def private_view(node: Node) -> None:
     """Mounts of this node alone: its own /proc, and copies of what the components write to."""
-    linux.mount("none", "/", "", linux.REC | linux.PRIVATE)
-    linux.mount("proc", "/proc", "proc")
+    namespaces.mount("none", "/", "", namespaces.REC | namespaces.PRIVATE)
+    namespaces.mount("proc", "/proc", "proc")
     staging = node.folder / "view"
     staging.mkdir(exist_ok=True)
     for folder in ("/run", "/var/lib", "/var/log"):
-        linux.copy_up(folder, staging / folder.strip("/").replace("/", "-"))
+        namespaces.copy_up(folder, staging / folder.strip("/").replace("/", "-"))
     # The kubelet, and programs in pods, take this for all the cores that there are.
     (staging / "online").write_text(f"{node.cpus}\n")
-    linux.mount(str(staging / "online"), "/sys/devices/system/cpu/online", "", linux.BIND)
+    namespaces.mount(str(staging / "online"), "/sys/devices/system/cpu/online", "", namespaces.BIND)
     # The kubelet sets these for the whole machine; here it finds them set, and sets a file.
     for name, value in (
         ("vm/overcommit_memory", 1),
@@ -113,7 +116,7 @@ def private_view(node: Node) -> None:
         stand_in = staging / name.replace("/", "-")
         stand_in.write_text(f"{value}\n")
         with contextlib.suppress(OSError):
-            linux.mount(str(stand_in), f"/proc/sys/{name}", "", linux.BIND)
+            namespaces.mount(str(stand_in), f"/proc/sys/{name}", "", namespaces.BIND)
     if cgroups.unified():
         cgroups.show(node.group, staging / "cgroup")
     show_programs()
@@ -124,7 +127,7 @@ def show_programs() -> None:
     try:
         for name, source in (("python", Path(sys.prefix)), ("examples", build.examples())):
             (SHOWN / name).mkdir(parents=True, exist_ok=True)
-            linux.mount(str(source), str(SHOWN / name), "", linux.BIND | linux.REC)
+            namespaces.mount(str(source), str(SHOWN / name), "", namespaces.BIND | namespaces.REC)
     except (OSError, BadInput) as error:  # simulations do without
         print(f"pods cannot use {SHOWN}: {error}", flush=True)
 
@@ -136,22 +139,26 @@ def commands(
     socket = (node.folder / "run/containerd.sock").exists
     if not node.control:
         return [
-            runtime.containerd(node, rootless, few_ids),
-            runtime.images(node),
+            container_runtime.containerd(node, rootless, few_ids),
+            container_runtime.images(node),
             components.kubelet(node, cgroups.root(node.group), rootless, socket),
         ]
     pki = cluster_folder(node.cluster) / "pki"
     server = f"https://{node.address}:{node.ports['server']}"
-    admin = api.Client(server, (pki / "ca.crt").read_text(), pki / "admin.crt")
+    admin = api_client.Client(server, (pki / "ca.crt").read_text(), pki / "admin.crt")
     up = Latch(admin.ready)
     return [
         components.etcd(node),
         *components.control_plane(node, up),
-        runtime.containerd(node, rootless, few_ids),
-        runtime.images(node),
+        container_runtime.containerd(node, rootless, few_ids),
+        container_runtime.images(node),
         components.kubelet(node, cgroups.root(node.group), rootless, socket),
         steward.command(node, up),
-        *([bridge.proxy(node, up), bridge.forwarder(node, entrance, up)] if entrance else []),
+        *(
+            [bridge_network.proxy(node, up), bridge_network.forwarder(node, entrance, up)]
+            if entrance
+            else []
+        ),
     ]
 
 
@@ -181,7 +188,7 @@ def remove_all(node: Node) -> None:
             break
     with contextlib.suppress(OSError):
         if cgroups.unified():
-            linux.unmount(str(cgroups.ROOT))  # ours; below it is the machine's
+            namespaces.unmount(str(cgroups.ROOT))  # ours; below it is the machine's
         cgroups.leave(node.group)
     left = cgroups.remove(node.group, time.monotonic() + 5)
     session.sweep()  # of simulations whose pods were just killed
@@ -216,4 +223,4 @@ def serve(
 
 
 if __name__ == "__main__":
-    sys.exit("this module is started by dovetail.usernetes.keeper")
+    sys.exit("this module is started by usernetes_setup.node.monitor")

@@ -15,8 +15,13 @@ import time
 from pathlib import Path
 
 from dovetail.core.errors import BadInput
-from dovetail.usernetes import api, build, check, golang, linux, state
-from dovetail.usernetes.check import Check, read
+
+from usernetes_setup import node_record
+from usernetes_setup.build import go_toolchain, programs
+from usernetes_setup.control import api_client
+from usernetes_setup.node import namespaces
+from usernetes_setup.preflight import finding
+from usernetes_setup.preflight.finding import Check, read
 
 NETWORK_DISKS = {0x6969: "NFS", 0xBD00BD0: "Lustre", 0x47504653: "GPFS", 0x65735546: "FUSE",
                  0xFF534D42: "CIFS", 0xFE534D42: "SMB2", 0x19830326: "BeeGFS"}  # fmt: skip
@@ -29,7 +34,7 @@ SKEW, MOST_SKEW = 2.0, 60.0  # seconds against an API server: worth a word; refu
 
 def disk() -> Check:
     """A local disk with room under clusters and images."""
-    folder = state.root()
+    folder = node_record.root()
     fix = f"export DOVETAIL_STATE={_better_place(ROOM)}"
     place = next(path for path in (folder, *folder.parents) if path.exists())
     if not (place.is_dir() and os.access(place, os.W_OK)):
@@ -64,8 +69,8 @@ def _better_place(room: int) -> str:
 def ports() -> Check:
     """Whether a loopback address and ports can be leased, and connected to."""
     try:
-        address, held = linux.lease_loopback()
-        port, other = linux.lease_port(address)
+        address, held = namespaces.lease_loopback()
+        port, other = namespaces.lease_port(address)
         with socket.create_server((address, port)):
             socket.create_connection((address, port), 5).close()
     except OSError as error:
@@ -80,7 +85,7 @@ def clock() -> Check:
     if time.time() < NEWEST_PAST:
         return Check("clock", "hard", time.strftime("it is said to be %Y-%m-%d"),
                      "timedatectl set-ntp true", "admin")  # fmt: skip
-    folder = check.SYS / "devices/system/clocksource/clocksource0"
+    folder = finding.SYS / "devices/system/clocksource/clocksource0"
     source = read(folder / "current_clocksource")
     offered = read(folder / "available_clocksource").split()
     better = next((name for name in QUICK_CLOCKS if name in offered), "")
@@ -95,7 +100,9 @@ def servers() -> list[str]:
     """API servers elsewhere that this user has to do with: $KUBECONFIG, and clusters joined."""
     texts = [read(Path(name)) for name in os.environ.get("KUBECONFIG", "").split(":") if name]
     found = [url for text in texts for url in re.findall(r'server"?:\s*"?(https://[^"\s,]+)', text)]
-    joined = [node for name in state.clusters() for node in state.nodes(name) if node.joined]
+    joined = [
+        node for name in node_record.clusters() for node in node_record.nodes(name) if node.joined
+    ]
     return sorted({*found, *(node.server for node in joined)})
 
 
@@ -105,7 +112,7 @@ def time_skew() -> Check:
     seen = {}
     for server in servers():
         try:
-            seen[server] = api.skew(server)
+            seen[server] = api_client.skew(server)
         except (OSError, http.client.HTTPException, ValueError):
             continue
     for server, seconds in seen.items():
@@ -115,7 +122,7 @@ def time_skew() -> Check:
     if seen:
         worst = max(map(abs, seen.values()))
         return Check(name, "ok", f"at most {worst:.1f} s against {len(seen)} API server(s)")
-    if linux.clock_in_step():
+    if namespaces.clock_in_step():
         return Check(name, "ok", "the clock is kept in step")
     return Check(name, "soft", "nothing keeps the clock in step with other machines", mend, "admin")
 
@@ -132,27 +139,27 @@ def openssl() -> Check:
     return Check("openssl", "hard", "not installed", "apt-get install openssl", "admin")
 
 
-def programs() -> Check:
+def node_programs() -> Check:
     """The build, or what is needed to make it."""
-    if build.built():
-        return Check("programs", "ok", f"{build.cache()}/{build.key()}")
-    free = shutil.disk_usage(_existing(build.cache())).free
+    if programs.built():
+        return Check("programs", "ok", f"{programs.cache()}/{programs.key()}")
+    free = shutil.disk_usage(_existing(programs.cache())).free
     if free < SPACE:
-        return Check("programs", "hard", f"{build.cache()}: {free >> 20} MiB free, 4 GiB needed",
+        return Check("programs", "hard", f"{programs.cache()}: {free >> 20} MiB free, 4 GiB needed",
                      f"export DOVETAIL_CACHE={_better_place(SPACE)}", "user")  # fmt: skip
-    if not golang.obtainable():
+    if not go_toolchain.obtainable():
         return _needs_go()
     missing = [name for name in ("cc", "apt-get", "dpkg-deb") if not shutil.which(name)]
     if missing:
         return Check("programs", "hard", f"not built, and there is no {' '.join(missing)}",
                      "apt-get install gcc libc6-dev dpkg", "admin")  # fmt: skip
-    return Check("programs", "soft", "not built yet", f"{build.setup_folder()}/build", "user")
+    return Check("programs", "soft", "not built yet", f"{programs.setup_folder()}/build", "user")
 
 
 def _needs_go() -> Check:
     """Where there are Debian packages, or any Go, the right one is fetched by the build."""
-    machine = golang.ARCHITECTURES.get(platform.machine(), platform.machine())
-    archive = f"https://go.dev/dl/go{build.go_version()}.linux-{machine}.tar.gz"
+    machine = go_toolchain.ARCHITECTURES.get(platform.machine(), platform.machine())
+    archive = f"https://go.dev/dl/go{programs.go_version()}.linux-{machine}.tar.gz"
     fix = (f"mkdir -p ~/.local && curl -L {archive} | tar -xz -C ~/.local && "
            "export PATH=~/.local/go/bin:$PATH")  # fmt: skip
     found = "not built, and there is neither Go nor apt-get to fetch it, nor a bundle"
@@ -167,7 +174,7 @@ def _existing(path: Path) -> Path:
 
 def adapters() -> list[str]:
     """InfiniBand, EFA and similar devices."""
-    return sorted(path.name for path in (check.SYS / "class/infiniband").glob("*"))
+    return sorted(path.name for path in (finding.SYS / "class/infiniband").glob("*"))
 
 
 def locked_memory() -> Check:
@@ -178,14 +185,14 @@ def locked_memory() -> Check:
     found = f"{soft >> 10} KiB is little for {adapters()[0]}"
     if hard == resource.RLIM_INFINITY:
         return Check("memlock", "soft", found, "ulimit -l unlimited", "user")
-    fix = (f"echo '{linux.user_name()} - memlock unlimited' "
+    fix = (f"echo '{namespaces.user_name()} - memlock unlimited' "
            "> /etc/security/limits.d/95-memlock.conf   (for logins from then on)")  # fmt: skip
     return Check("memlock", "soft", found, fix, "admin")
 
 
 def fuse() -> Check:
     """FUSE, for pods that mount file systems of their own."""
-    device = check.DEV / "fuse"
+    device = finding.DEV / "fuse"
     if os.access(device, os.R_OK | os.W_OK):
         return Check("/dev/fuse", "ok", "there")
     if device.exists():
@@ -198,7 +205,7 @@ def fuse() -> Check:
 def huge_pages() -> Check:
     """Huge pages, which EFA wants and others may use."""
     found = []
-    for folder in sorted((check.SYS / "kernel/mm/hugepages").glob("hugepages-*")):
+    for folder in sorted((finding.SYS / "kernel/mm/hugepages").glob("hugepages-*")):
         total, free = (read(folder / f"{kind}_hugepages", "0") for kind in ("nr", "free"))
         if total != "0":
             found.append(f"{total} of {folder.name.split('-')[1]}, {free} free")
@@ -214,7 +221,7 @@ def fabrics() -> Check:
     found = adapters()
     if not found:
         return Check("fabrics", "note", "no InfiniBand or EFA device: MPI uses TCP between nodes")
-    nodes = sorted((check.DEV / "infiniband").glob("uverbs*"))
+    nodes = sorted((finding.DEV / "infiniband").glob("uverbs*"))
     closed = [str(node) for node in nodes if not os.access(node, os.R_OK | os.W_OK)]
     if not nodes:
         return Check("fabrics", "soft", f"{' '.join(found)}, but programs cannot use it",
@@ -256,7 +263,7 @@ def _state(name: str, words: tuple[str, ...]) -> str:
 def join_skew(server: str) -> None:
     """Refuse to join a cluster that cannot be reached, or whose certificates look wrong here."""
     try:
-        seconds = api.skew(server, timeout=10.0)
+        seconds = api_client.skew(server, timeout=10.0)
     except (OSError, http.client.HTTPException) as error:
         raise BadInput(f"{server}: cannot be reached from here: {error}") from None
     if abs(seconds) > MOST_SKEW:

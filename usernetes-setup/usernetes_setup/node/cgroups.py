@@ -16,8 +16,9 @@ import signal
 import time
 from pathlib import Path
 
-from dovetail.usernetes import check, linux
-from dovetail.usernetes.components import numbers
+from usernetes_setup.node import namespaces
+from usernetes_setup.node.components import numbers
+from usernetes_setup.preflight import finding
 
 ROOT = Path("/sys/fs/cgroup")
 MARK = "dovetail."
@@ -83,7 +84,7 @@ def scope_environment() -> dict[str, str]:
 
 def _runtime() -> Path:
     """Where this user's service manager listens."""
-    return check.RUN / f"user/{os.getuid()}"
+    return finding.RUN / f"user/{os.getuid()}"
 
 
 def _manager() -> Path:
@@ -174,14 +175,16 @@ def show(group: str, staging: Path) -> None:
 
     def mount() -> None:
         enter(group)
-        linux.unshare(linux.NEWCGROUP)
-        linux.mount("cgroup2", str(staging), "cgroup2")
+        namespaces.unshare(namespaces.NEWCGROUP)
+        namespaces.mount("cgroup2", str(staging), "cgroup2")
 
     staging.mkdir()
-    if problem := linux.in_child(mount):
+    if problem := namespaces.in_child(mount):
         raise OSError(f"cannot mount the node's control groups: {problem}")
-    linux.mount(str(staging), str(ROOT), "", linux.BIND)  # the kernel refuses it on itself else
-    linux.unmount(str(staging))
+    namespaces.mount(
+        str(staging), str(ROOT), "", namespaces.BIND
+    )  # the kernel refuses it on itself else
+    namespaces.unmount(str(staging))
     _delegate(ROOT)
 
 
@@ -212,7 +215,7 @@ def leave(group: str) -> None:
 
     On version 2 the group above has none but groups in it: the service manager's own holds us.
     """
-    if os.getuid() == 0 and linux.initial_user():
+    if os.getuid() == 0 and namespaces.initial_user():
         enter("/")
     elif unified():
         enter(f"{Path(group).parent}/init.scope")

@@ -15,7 +15,8 @@ import subprocess
 from pathlib import Path
 
 from dovetail.core.errors import WorkFailed
-from dovetail.usernetes.state import write_private
+
+from usernetes_setup.node_record import write_private
 
 DAYS = 365
 
