@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: LGPL-3.0-or-later
  *
- * What the profiling library adds to one MPI call (step 5, profile): `bench_calls [REPEATS]`,
+ * What the profiling library adds to one MPI call: `bench_calls [REPEATS]`,
  * with the library preloaded and DOVETAIL_DIR set, or without for comparison.
  *
  * MPI_Test of no request is as cheap as an MPI call gets. Batches of calls through the wrapper

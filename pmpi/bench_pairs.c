@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: LGPL-3.0-or-later
  *
- * What messages cost where the ranks are (step 4, launch): `bench_pairs pairs|hold [MS]`.
+ * What messages cost where the ranks are: `bench_pairs pairs|hold [MS]`.
  *
  * pairs: prints the medians over the batches, in microseconds, of a ping-pong's one way between
  * ranks 0 and 1 and of an Allreduce of all ranks, of 8 bytes and of 1 MB each.

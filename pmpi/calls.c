@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: LGPL-3.0-or-later
  *
- * The wrappers (step 5, profile): one shape in C and one in Fortran, stamped out over the table
+ * The wrappers: one shape in C and one in Fortran, stamped out over the table
  * in calls.def, and MPI_Pcontrol.
  *
  * In: calls of the program. Out: the same calls to the MPI library, unchanged, and counts in

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: LGPL-3.0-or-later
  *
- * Iterations of OpenFOAM solvers (step 5, profile), without touching them: this library exports
+ * Iterations of OpenFOAM solvers, without touching them: this library exports
  * two of OpenFOAM's own functions, which then are called in their stead, and passes the calls on.
  *
  * In: Foam::Time::operator++(), which begins a time step, and Foam::subCycleTime::operator++(),

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: LGPL-3.0-or-later
  *
- * What the preloaded library and its readers share, in memory (step 5, profile).
+ * What the preloaded library and its readers share, in memory.
  *
  * Two kinds of file in the directory that DOVETAIL_DIR names, both fixed in size, both
  * little or big endian as the machine is, both described field by field in dovetail-page(5):

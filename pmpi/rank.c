@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: LGPL-3.0-or-later
  *
- * The life of one rank's page (step 5, profile): made after MPI_Init, marked now and then,
+ * The life of one rank's page: made after MPI_Init, marked now and then,
  * closed by MPI_Finalize or MPI_Abort.
  *
  * In: DOVETAIL_DIR, the directory for pages and the wait policy (wait.h); DOVETAIL_CLOCK (ticks.h).

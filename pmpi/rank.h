@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: LGPL-3.0-or-later
  *
- * One MPI process and its page, as the wrappers see them (step 5, profile).
+ * One MPI process and its page, as the wrappers see them.
  *
  * Invariants: `rank_page` is NULL unless this very process is between MPI_Init and the end of
  * MPI_Finalize and has a page to write to; then every function here is safe to call from any

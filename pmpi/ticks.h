@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: LGPL-3.0-or-later
  *
- * The cheapest clock there is (step 5, profile): the processor's time stamp counter where it
+ * The cheapest clock there is: the processor's time stamp counter where it
  * runs at one rate whatever the processor does, CLOCK_MONOTONIC elsewhere.
  *
  * Invariant: `ticks_now` never goes back on one thread, and its rate is constant.

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: LGPL-3.0-or-later
  *
- * The wait policy of a rank (steps 5 and 7): gives the CPU back while MPI waits.
+ * The wait policy of a rank: gives the CPU back while MPI waits.
  *
  * In: turns of the MPI library's progress loop that found nothing to do (wait_hooks.c), and the
  * control page, read at each of them. Out: CPU time for others, and the file `bells`.

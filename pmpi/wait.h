@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: LGPL-3.0-or-later
  *
- * How a rank waits inside MPI (steps 5 and 7): as shipped, giving way, or asleep on a doorbell.
+ * How a rank waits inside MPI: as shipped, giving way, or asleep on a doorbell.
  *
  * In: the file `control` in DOVETAIL_DIR (page.h), which the launcher may change at any time.
  * Out: the file `bells` there, which the ranks of one node share (wait.c).

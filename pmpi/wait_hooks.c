@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: LGPL-3.0-or-later
  *
- * Where the MPI libraries meet the wait policy (steps 5 and 7): functions that their progress
+ * Where the MPI libraries meet the wait policy: functions that their progress
  * loops call in other libraries, and that this one, preloaded, stands in for.
  *
  *   sched_yield          Open MPI, at a turn that found nothing to do, if mpi_yield_when_idle=1

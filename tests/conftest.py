@@ -21,4 +21,10 @@ settings.load_profile("any machine")
 signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, lambda number, frame: None)
 
-pytest_plugins = ["clusters", "kuberun", "driven", "fluxhere", "plans"]
+pytest_plugins = [
+    "support.clusters",
+    "support.cluster_runs",
+    "support.driven_executor",
+    "support.flux_lua",
+    "support.plans",
+]

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: LGPL-3.0-or-later
  *
- * A program whose profile is known (step 5): `busy sleep|burn ITERATIONS MS0 MS1 ...`
+ * A program whose profile is known: `busy sleep|burn ITERATIONS MS0 MS1 ...`
  *
  * In each iteration rank r works for MSr milliseconds outside MPI, asleep or burning that much
  * CPU time, and then meets the others in a barrier. So useful time is ITERATIONS * MSr, the load

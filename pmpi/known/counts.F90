@@ -1,6 +1,6 @@
 ! SPDX-License-Identifier: LGPL-3.0-or-later
 !
-! Calls MPI from Fortran a known number of times, on an even number of ranks (step 5). Compiled
+! Calls MPI from Fortran a known number of times, on an even number of ranks. Compiled
 ! three times: with -DF08 for `use mpi_f08`, with -DMPIFH for mpif.h, else for `use mpi`. The
 ! calls, each as often as its line says, are those that the test expects.
 #if defined(F08)

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: LGPL-3.0-or-later
  *
  * Calls each family of MPI functions a known number of times, on an even number of ranks
- * (step 5): `counts DIRECTORY`. Prints "rank name count" for each function, as counted here, and
+ *: `counts DIRECTORY`. Prints "rank name count" for each function, as counted here, and
  * "rank result CHECKSUM" over everything that the calls returned.
  */
 #include <mpi.h>

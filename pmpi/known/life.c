@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: LGPL-3.0-or-later
  *
- * The ways in which a rank can begin and end (step 5): `life spawn|fork|abort|hang|exit`.
+ * The ways in which a rank can begin and end: `life spawn|fork|abort|hang|exit`.
  *
  * spawn: each of two ranks takes part in starting two more, which meet in 5 barriers of their own
  * fork: rank 0 has a child that calls MPI_Pcontrol 7 times, the rank itself does 3 times

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: LGPL-3.0-or-later
  *
- * Four threads on each of two ranks talk at once (step 5): each thread sends and receives 1000
+ * Four threads on each of two ranks talk at once: each thread sends and receives 1000
  * messages, so each rank calls MPI_Send and MPI_Recv 4000 times.
  */
 #include <mpi.h>

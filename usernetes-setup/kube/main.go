@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: LGPL-3.0-or-later
 
-// Command kube is every Kubernetes component in one binary (step 3, up): it runs the one that
+// Command kube is every Kubernetes component in one binary: it runs the one that
 // it was called by, through a link such as kubelet -> kube, or as `kube kubelet ...`. The
 // components share nearly all of their code, so one binary is a third of the size of five.
 //

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: LGPL-3.0-or-later
-// The first process of every pod (step 3): holds its namespaces and collects its dead.
+// The first process of every pod: holds its namespaces and collects its dead.
 //
 // Built static and tiny, since every pod has one. Ends on SIGTERM and SIGINT with 0.
 #include <signal.h>

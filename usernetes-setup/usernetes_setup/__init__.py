@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: LGPL-3.0-or-later
-"""User-space Kubernetes, provider `native` (step 3): its components straight in namespaces.
+"""User-space Kubernetes, provider `native`: its components straight in namespaces.
 
 Only the standard library is used, since these verbs run on login and compute nodes before
 anything is installed there; `usernetes-setup/` has them as plain scripts.

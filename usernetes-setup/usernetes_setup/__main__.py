@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: LGPL-3.0-or-later
-"""The verbs of user-space Kubernetes (step 3), as `dovetail kube VERB` and `usernetes-setup/VERB`.
+"""The verbs of user-space Kubernetes, as `dovetail kube VERB` and `usernetes-setup/VERB`.
 
 Each may be repeated: it ends in the same state whether it was there already or not. Exit
 codes: 0 done, 1 the work failed, 2 bad input, 130 interrupted.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: LGPL-3.0-or-later
-"""What the verbs up, join, status and down do (step 3).
+"""What the verbs up, join, status and down do.
 
 Inputs: the user's options, the records of `state.py`. Outputs: started or ended keepers.
 Invariants: input is checked before anything starts; a verb that fails leaves nothing behind

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: LGPL-3.0-or-later
-"""What a node is to offer, from what its user asked for (step 3): cores, memory, an address.
+"""What a node is to offer, from what its user asked for: cores, memory, an address.
 
 Input: words of the command line. Output: what the kernel has, checked; BadInput otherwise.
 """

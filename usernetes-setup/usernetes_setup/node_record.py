@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: LGPL-3.0-or-later
-"""Where a cluster's files are, and what is known about its nodes (step 3).
+"""Where a cluster's files are, and what is known about its nodes.
 
     <root>/<cluster>/kubeconfig         the administrator's, on the control node
     <root>/<cluster>/pki/               keys and certificates, control node only

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: LGPL-3.0-or-later
-"""How long a batch job waits for its Kubernetes, when it begins, changes and ends (steps 1 to 8).
+"""How long a batch job waits for its Kubernetes, when it begins, changes and ends.
 
 Inputs: Flux, the number of rounds. Output: `Claim`s. Each round is a batch job on four brokers of
 this machine, with two slices of a core. Invariant: nothing is polled; the job's script says by a

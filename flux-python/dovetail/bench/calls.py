@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: LGPL-3.0-or-later
-"""What profiling costs: a wrapped MPI call, and a whole program (step 5).
+"""What profiling costs: a wrapped MPI call, and a whole program.
 
 Inputs: a small program that calls MPI through the wrapper and past it. The
 whole program is balanced, so that ranks hardly wait and CPU time is work.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: LGPL-3.0-or-later
-"""The OpenFOAM cases that the comparisons run (before step 1: they are what a user brings).
+"""The OpenFOAM cases that the comparisons run.
 
 Input: the pitzDaily tutorial of the installed OpenFOAM examples. Output: a meshed and, for more
 than one rank, decomposed case. Invariant: a case depends on its arguments alone.

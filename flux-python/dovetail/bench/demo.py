@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: LGPL-3.0-or-later
-"""The demo: one plan, run by Dovetail and in every other way a user could run it (step 8).
+"""The demo: one plan, run by Dovetail and in every other way a user could run it.
 
 Output: a run's directory with `cases/`, `plan.yaml`, `alternatives.json`, the event log, summary
 and report. The plan is one imbalanced case, which packs, and one balanced case, which does not.

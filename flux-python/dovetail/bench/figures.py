@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: LGPL-3.0-or-later
-"""The comparisons themselves: each returns rows of ratios, and what it should reach (step 8).
+"""The comparisons themselves: each returns rows of ratios, and what it should reach.
 
 Inputs: a scratch directory and the number of rounds. Outputs: `Claim`s. Invariants: cases are
 made before anything is timed; all variants of a comparison are interleaved in one run.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: LGPL-3.0-or-later
-"""Runs simulations through the local executor with a fixed wait policy and no controller (step 7).
+"""Runs simulations through the local executor with a fixed wait policy and no controller.
 
 Inputs: cases and a policy. Output: makespan and CPU time per rank. It shows what the mechanism
 can do, apart from what finding it out costs.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: LGPL-3.0-or-later
-"""Runs variants in turn, again and again, and says how far the repeats lie apart (step 8).
+"""Runs variants in turn, again and again, and says how far the repeats lie apart.
 
 Inputs: named callables that return seconds (or any figure). Output: `Row`s. Invariant: variants
 are interleaved, round by round, each round in another order, so that a slow minute of the

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: LGPL-3.0-or-later
-"""MPI beside and inside user-space Kubernetes: LAMMPS and messages, bare and in pods (step 4).
+"""MPI beside and inside user-space Kubernetes: LAMMPS and messages, bare and in pods.
 
 Input: the number of rounds. Output: `Claim`s; the bounds are what the paper that this answers has
 for the same (`PAPER`). In each round: bare; bare, with Kubernetes idle beside it; and in pods, of

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: LGPL-3.0-or-later
-"""What Lua in the job manager costs (step 2): plugins that do nothing, and a gated dependency.
+"""What Lua in the job manager costs: plugins that do nothing, and a gated dependency.
 
 Inputs: Flux, and the jobtap plugins built for it. Throughput is what Flux's own test of it
 measures: jobs that run for a simulated millisecond, from the first submission to the last job's

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: LGPL-3.0-or-later
-"""What user-space Kubernetes costs on this machine: time to start, memory, resizes (step 3).
+"""What user-space Kubernetes costs on this machine: time to start, memory, resizes.
 
 Input: the number of rounds. Output: `Claim`s, as root and rootless where both can be tried: root
 plays a user that exists only here. Every round takes a cluster through its whole life, and users

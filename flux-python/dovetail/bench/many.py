@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-3.0-or-later
 """One simulation of many pods on two nodes: its resize as one transaction, and what it takes to
-watch it (steps 5 and 6).
+watch it.
 
 Inputs: a cluster, how many pods. Outputs: `Claim`s. Ranks sleep, and publish an iteration twice a
 second, so that pods cost the machine little. Invariant: a figure of a resize that restarted a

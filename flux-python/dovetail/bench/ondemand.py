@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: LGPL-3.0-or-later
-"""Clusters for as long as a comparison takes, and what one costs against processes (step 8).
+"""Clusters for as long as a comparison takes, and what one costs against processes.
 
 Inputs: how many cores. Outputs: a kubeconfig; `kubernetes.json` with both makespans. Invariant: the
 cluster ends with this process, however that ends.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: LGPL-3.0-or-later
-"""What messages between two pods cost against bare processes, by each transport (step 4).
+"""What messages between two pods cost against bare processes, by each transport.
 
 Inputs: two clusters, on the host's network and on a bridge. Outputs: `Claim`s. Bare processes are
 those of a plain mpirun, which wait spinning, as ranks in pods do that are alone.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: LGPL-3.0-or-later
-"""What simulations cost as pods: makespan, messages, resizes and watching of many (steps 4 to 7).
+"""What simulations cost as pods: makespan, messages, resizes and watching of many.
 
 Inputs: the number of rounds. Outputs: `Claim`s. Clusters are started for it, as whoever runs it,
 and end with this process.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: LGPL-3.0-or-later
-"""What a decision costs against the number of ranks (step 7).
+"""What a decision costs against the number of ranks.
 
 Inputs: sizes in ranks. Outputs: seconds per decision, per sample and for the costliest answer,
 with the whole queue running at once on a machine that is large enough, and as long a queue

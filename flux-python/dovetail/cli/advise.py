@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: LGPL-3.0-or-later
-"""`dovetail advise`: would packing, fewer ranks, other weights or a limit pay (step 8).
+"""`dovetail advise`: would packing, fewer ranks, other weights or a limit pay.
 
 Input: profile files of `dovetail profile`, or output directories of runs. Output: advice with
 its evidence, what pays most first, as text or JSON.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: LGPL-3.0-or-later
-"""`dovetail bench`: measures the claims of the README on this machine (step 8).
+"""`dovetail bench`: measures the claims of the README on this machine.
 
 Input: which comparison. Output: each figure with the spread of its repeats, and whether it keeps
 its bound. Exit code 1 when one does not: a comparison that cannot fail would be no comparison.

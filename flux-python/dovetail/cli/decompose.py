@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: LGPL-3.0-or-later
-"""`dovetail decompose`: write OpenFOAM's manual decomposition (before step 1).
+"""`dovetail decompose`: write OpenFOAM's manual decomposition.
 
 Input: a meshed case, and weights. Output: `constant/cellDecomposition` and
 `system/decomposeParDict` in the case, for `decomposePar`; cells per rank on stdout.

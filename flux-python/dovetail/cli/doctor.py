@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: LGPL-3.0-or-later
-"""`dovetail doctor`: whether user-space Kubernetes can run here (step 3), as `kube preflight`."""
+"""`dovetail doctor`: whether user-space Kubernetes can run here, as `kube preflight`."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: LGPL-3.0-or-later
-"""`dovetail env`: what a shell needs so that Flux finds Dovetail (step 1)."""
+"""`dovetail env`: what a shell needs so that Flux finds Dovetail."""
 
 from __future__ import annotations
 

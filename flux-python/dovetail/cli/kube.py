@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: LGPL-3.0-or-later
-"""`dovetail kube VERB`: user-space Kubernetes (step 3); see `usernetes_setup`."""
+"""`dovetail kube VERB`: user-space Kubernetes; see `usernetes_setup`."""
 
 from __future__ import annotations
 

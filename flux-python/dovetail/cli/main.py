@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: LGPL-3.0-or-later
 """The `dovetail` command: finds the subcommand, turns errors into one line and an exit code.
 
-Every step. Each module in `commands` is one subcommand: `HELP` is its line in the overview,
+Each other module of this package is one subcommand: `HELP` is its line in the overview,
 `configure(parser)` adds its options, `run(args)` does it and returns 0 (done) or 1 (the work
 failed). Bad input is exit code 2, an interrupt is 130.
 """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: LGPL-3.0-or-later
-"""`dovetail predict`: what N simulations at once would cost and gain (step 7, pack).
+"""`dovetail predict`: what N simulations at once would cost and gain.
 
 Input: the time of one simulation alone, its ranks, the vCPUs, and beta or measured times.
 Output: a table over N with the knee marked; predictions, and said to be such.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: LGPL-3.0-or-later
-"""`dovetail profile`: runs an unmodified MPI program and says where its time went (step 5).
+"""`dovetail profile`: runs an unmodified MPI program and says where its time went.
 
 In: the command. Out: its own output, untouched; then on standard error a table per rank, the
 MPI calls that took longest, and the POP efficiencies; with -o a file for other commands; with

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: LGPL-3.0-or-later
-"""`dovetail report`: a run's HTML page and summary, again, from its event log (step 8).
+"""`dovetail report`: a run's HTML page and summary, again, from its event log.
 
 Input: a run's output directory. Output: `report.html` and `summary.json` there, or one page
 elsewhere, and the summary's table, or JSON.

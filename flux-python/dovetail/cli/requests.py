@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: LGPL-3.0-or-later
-"""`dovetail requests`: CPU requests in proportion to the ranks' load (step 4, launch).
+"""`dovetail requests`: CPU requests in proportion to the ranks' load.
 
 Input: weights from exactly one source (the command line, a profile, a decomposed case) and
 the CPU to share. Output: one request per rank, in millicores, that add up exactly.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: LGPL-3.0-or-later
-"""`dovetail run`: the main job, a plan's simulations packed on a machine or cluster (steps 1 to 8).
+"""`dovetail run`: the main job, a plan's simulations packed on a machine or cluster.
 
 Input: a plan. Output: the run's directory with `events.jsonl`, `summary.json`, `report.html` and,
 per simulation, its log and case. Invariant: bad input is found before anything is written.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: LGPL-3.0-or-later
-"""`dovetail status`: what each rank group of a run on a cluster shall have, and has (step 6).
+"""`dovetail status`: what each rank group of a run on a cluster shall have, and has.
 
 Input: a run's directory. Output: a table, or JSON.
 """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: LGPL-3.0-or-later
-"""Phase C, pack: admit what is predicted to pay (step 7).
+"""Phase C, pack: admit what is predicted to pay.
 
 Inputs: the state. Outputs: launches and thaws, with notes that say why.
 

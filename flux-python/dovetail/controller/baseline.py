@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: LGPL-3.0-or-later
-"""What a simulation would do alone, while its work per iteration changes (step 7).
+"""What a simulation would do alone, while its work per iteration changes.
 
 Iterations get cheaper or dearer as a run goes on: solvers converge, adaptive meshes grow. A rate
 that was measured alone is then soon wrong, and every slowdown with it. CPU time per iteration

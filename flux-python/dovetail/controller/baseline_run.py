@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: LGPL-3.0-or-later
-"""Phase A, profile: the first simulation of each family alone (step 5).
+"""Phase A, profile: the first simulation of each family alone.
 
 Inputs: the state with fresh samples. Outputs: a `Profile` for the family, and on the way the
 freezing and thawing of the others.

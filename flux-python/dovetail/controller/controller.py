@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: LGPL-3.0-or-later
-"""The controller: events in, actions out (steps 4 to 7).
+"""The controller: events in, actions out.
 
 Inputs: `handle(event)`, from the loop that also drives an executor. The loop hands in a Tick
 at least once a second, after the events of its last look. Outputs: the actions in the order

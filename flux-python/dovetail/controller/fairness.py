@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: LGPL-3.0-or-later
-"""Phases B and D, resize and watch fairness; and what makes no progress (steps 6 and 7).
+"""Phases B and D, resize and watch fairness; and what makes no progress.
 
 Inputs: the state. Outputs: requests that follow the measured load, larger shares for those
 that are too slow, roll-backs, and the end of those that hang.

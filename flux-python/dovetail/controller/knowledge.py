@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: LGPL-3.0-or-later
-"""What was learned about running simulations at once (step 7).
+"""What was learned about running simulations at once.
 
 Inputs: measured throughput and slowdowns of a mix under a wait policy. Outputs: verdicts, the
 best policy of a mix, the model's interference β with its error.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: LGPL-3.0-or-later
-"""Rates and loads from samples (step 5).
+"""Rates and loads from samples.
 
 Inputs: the samples of one simulation's ranks, and the controller's own seconds. Outputs:
 iterations per second over a window with its relative error, and work per iteration and rank.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: LGPL-3.0-or-later
-"""What the controller decides by: its settings, needs, requests and predictions (steps 5 to 7).
+"""What the controller decides by: its settings, needs, requests and predictions.
 
 Inputs: profiles and capacity. Outputs: CPU requests, predicted slowdowns, wait policies to try.
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: LGPL-3.0-or-later
-"""One simulation, and the family it belongs to, as the controller keeps them (steps 4 to 7).
+"""One simulation, and the family it belongs to, as the controller keeps them.
 
 Inputs and outputs: none; `State` and the phases read and write them.
 """

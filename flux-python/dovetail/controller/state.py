@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: LGPL-3.0-or-later
-"""What the controller knows and has decided: simulations, families, queue (steps 4 to 7).
+"""What the controller knows and has decided: simulations, families, queue.
 
 Inputs: none of its own; the controller writes into it what events say, the phases decide on it.
 Outputs: the actions collected since the last `flush`.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: LGPL-3.0-or-later
-"""Phase C, pack: measure what runs at once; keep it, or take the newest back (step 7).
+"""Phase C, pack: measure what runs at once; keep it, or take the newest back.
 
 Inputs: the state. Outputs: wait policies to measure, freezes and stops, with notes that say why.
 

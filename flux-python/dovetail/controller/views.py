@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: LGPL-3.0-or-later
-"""What the controller shows of itself: one simulation, the whole run (steps 4 to 8).
+"""What the controller shows of itself: one simulation, the whole run.
 
 Inputs: the state. Outputs: values for the live table and the summary.
 

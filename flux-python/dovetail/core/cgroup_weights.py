@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: LGPL-3.0-or-later
-"""How CPU requests become CPU weights, and back (step 6). Pure.
+"""How CPU requests become CPU weights, and back. Pure.
 
 Inputs: requests in millicores; weights as found on disk. Outputs: which formula is in use, and
 requests whose weights are in the wanted proportion.

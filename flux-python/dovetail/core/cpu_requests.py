@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: LGPL-3.0-or-later
-"""Proportional CPU requests: whole millicores, exact sum, a floor (step 4, and 6).
+"""Proportional CPU requests: whole millicores, exact sum, a floor.
 
 Inputs: one weight per rank (cells, CPU seconds per iteration, or what the user says), the
 CPU to share, the least that any rank may get. Output: one request per rank, millicores.

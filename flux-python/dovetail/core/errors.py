@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: LGPL-3.0-or-later
 """The two ways a command ends badly, each with its exit code.
 
-Every step; raised anywhere, caught once, in `cli.main`. A message is one line: what is
+Raised anywhere, caught once, in `cli.main`. A message is one line: what is
 wrong, where, and what would be right.
 """
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: LGPL-3.0-or-later
-"""The event log: every event and decision of a run, in order (steps 4 to 8).
+"""The event log: every event and decision of a run, in order.
 
 Inputs and outputs: core events and actions to and from plain JSON, and the file
 `events.jsonl`: a header line, then one record per line

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: LGPL-3.0-or-later
-"""What the controller and its executors say to each other (steps 4 to 7).
+"""What the controller and its executors say to each other.
 
 Inputs and outputs: none; these are values. `Event`s go into the controller, `Action`s come
 out, and both are written to the event log, so every one of them is frozen, made of plain

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: LGPL-3.0-or-later
-"""How long N simulations take at once: the throughput model (step 7, pack).
+"""How long N simulations take at once: the throughput model.
 
 Inputs: the time T1 of one simulation alone, its ranks R, the vCPUs V that all share, its CPU
 need u in cores (CPU seconds / wall seconds, alone, waits blocking), and measured times of

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: LGPL-3.0-or-later
-"""Values of a plan as numbers in one unit, and values as words of an error (step 1, submit).
+"""Values of a plan as numbers in one unit, and values as words of an error.
 
 Inputs: what YAML made of a user's text. Outputs: millicores, bytes, seconds. Invariant: every
 function ends in a value that is finite and within sane bounds, or in a ValueError that shows

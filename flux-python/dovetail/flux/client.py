@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: LGPL-3.0-or-later
-"""Requests to the broker module, from programs without Flux's bindings (every step).
+"""Requests to the broker module, from programs without Flux's bindings.
 
 A child process (`plugins/cli/dovetail_cli.py` under `flux python`) carries them; it ends with us,
 and so the module learns of our end, however it comes.

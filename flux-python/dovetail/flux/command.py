@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: LGPL-3.0-or-later
-"""`flux dovetail COMMAND`: what a user types inside a Flux instance (steps 1 to 8).
+"""`flux dovetail COMMAND`: what a user types inside a Flux instance.
 
 Each command is one function, `do_NAME(args)`, that sends a request to the broker module and
 shows the answer. Exit codes as everywhere: 0 done, 1 the work failed, 2 bad input, 130

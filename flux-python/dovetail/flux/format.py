@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: LGPL-3.0-or-later
-"""What `flux dovetail` prints, from the module's answers. Pure (step 8)."""
+"""What `flux dovetail` prints, from the module's answers. Pure."""
 
 from __future__ import annotations
 

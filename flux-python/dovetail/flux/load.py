@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: LGPL-3.0-or-later
-"""Loads the broker module into an instance that was started without --dovetail (step 1).
+"""Loads the broker module into an instance that was started without --dovetail.
 
 Output: the table `dovetail` in the instance's configuration, the module, and the variable by
 which flux-modprobe(1) finds the module again to remove it when the instance ends: a module

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: LGPL-3.0-or-later
-"""The broker module `dovetail`, on rank 0 of the user's own Flux instance (steps 2, 3 and 8).
+"""The broker module `dovetail`, on rank 0 of the user's own Flux instance.
 
 Inputs: the table `dovetail` of the configuration, or the same keys as arguments (`nodes=2`);
 requests, see dovetail-flux(7). Outputs: slice jobs, answers. Invariants: nothing here blocks,

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: LGPL-3.0-or-later
-"""What was asked for (steps 1 and 2): the value of --dovetail, the table in a configuration.
+"""What was asked for: the value of --dovetail, the table in a configuration.
 
 Input: `nodes=2,cores=all` from a command line, or the table `dovetail` of an instance's
 configuration. Output: an `Asked`, checked. Invariant: a value that passes here can be met by

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: LGPL-3.0-or-later
-"""The runs in the control slice (steps 4 to 8): each plan is one `dovetail run`, a child process.
+"""The runs in the control slice: each plan is one `dovetail run`, a child process.
 
 Inputs: orders of the broker module. Outputs: the run's directory, and news of its end.
 Invariants: no run outlives the slice's agent, however that dies; what was queued outlives the

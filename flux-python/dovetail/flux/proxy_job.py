@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: LGPL-3.0-or-later
-"""The job that a simulation is for Flux (steps 4 to 8): `flux dovetail simulation`.
+"""The job that a simulation is for Flux: `flux dovetail simulation`.
 
 Inputs: what names its launch, and its name. Outputs: the simulation's output and exit code,
 and an exception of the job where that is not how its program ended. It lives as long as the

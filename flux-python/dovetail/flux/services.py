@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: LGPL-3.0-or-later
-"""Where a service of the cluster is reached from a bare-metal job (step 3).
+"""Where a service of the cluster is reached from a bare-metal job.
 
 Input: the cluster's API and what the user typed. Output: a URL. Invariant: whatever the service
 looks like, the answer is a URL or one line that says why there is none.

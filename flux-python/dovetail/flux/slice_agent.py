@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: LGPL-3.0-or-later
-"""The agent of one slice (steps 2 to 4): the only task of its Flux job, `flux dovetail slice`.
+"""The agent of one slice: the only task of its Flux job, `flux dovetail slice`.
 
 Inputs: the cores that Flux gave it, orders from the broker module. It starts its part of
 user-space Kubernetes on exactly those cores and stays until told; in slice 0 it also runs the

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: LGPL-3.0-or-later
-"""CPU weights, freezing and killing for a group of processes (steps 4 and 6).
+"""CPU weights, freezing and killing for a group of processes.
 
 Inputs: where the kernel's control groups are mounted and which of them this user may extend.
 Outputs: child groups named `dovetail-…`, and nothing else: no existing group is changed, except

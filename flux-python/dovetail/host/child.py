@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: LGPL-3.0-or-later
-"""What a process needs that keeps others (step 4): signals to poll for, orphans, a clean start.
+"""What a process needs that keeps others: signals to poll for, orphans, a clean start.
 
 Outputs: a pipe, children and how they ended. Invariant: a child that was started here does not
 outlive its parent. Imports stay few: the keeper starts once per simulation.

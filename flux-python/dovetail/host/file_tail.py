@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: LGPL-3.0-or-later
-"""What is appended to a file, as it happens (steps 4 to 8), without polling.
+"""What is appended to a file, as it happens, without polling.
 
 Input: a path; the file may come later, and so may its folder, but not the folder of that.
 Output: the new bytes, each once. Changes made on another machine wake nobody up; they come

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: LGPL-3.0-or-later
-"""Where the parts lie that others load: profiling libraries (step 5), what is for Flux (step 2).
+"""Where the parts lie that others load: profiling libraries, what is for Flux.
 
 In: DOVETAIL_LIBDIR, which wins if set, and this file's own place. Out: absolute paths.
 """

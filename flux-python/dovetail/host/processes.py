@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: LGPL-3.0-or-later
-"""Finds, recognises and ends processes through /proc (steps 4 and 6).
+"""Finds, recognises and ends processes through /proc.
 
 Inputs: process ids and start ticks. Outputs: signals. A process is always named by its id
 together with its start time, so that an id which the kernel gave to somebody else in the

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: LGPL-3.0-or-later
-"""What a run leaves on a machine while it runs, and how all of it is removed (steps 4 and 8).
+"""What a run leaves on a machine while it runs, and how all of it is removed.
 
 A run has a session: the directory `/dev/shm/dovetail-<uid>-<run id>`, and in it the file
 `owner`, which the controlling process keeps locked as long as it lives. It lists the run's

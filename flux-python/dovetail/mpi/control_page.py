@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: LGPL-3.0-or-later
-"""Writes the control page that the ranks of a simulation read: how they wait (steps 5 and 7).
+"""Writes the control page that the ranks of a simulation read: how they wait.
 
 In: a directory and a `WaitPolicy`. Out: the file `control` in it, laid out as in pmpi/page.h and
 dovetail-page(5).

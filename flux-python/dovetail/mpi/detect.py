@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: LGPL-3.0-or-later
-"""Which MPI a command line will use (step 5), so that the right library is preloaded.
+"""Which MPI a command line will use, so that the right library is preloaded.
 
 In: the words of a command such as `mpirun -np 4 simpleFoam -parallel`. Out: `openmpi` or
 `mpich`. The linked libraries of the program decide; scripts and interpreters hide theirs, and

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: LGPL-3.0-or-later
-"""What must be known of Open MPI and MPICH to start a program under either (step 4).
+"""What must be known of Open MPI and MPICH to start a program under either.
 
 Inputs: the user's command. Outputs: the command line and environment that start it with the
 profiling library, unbound to cores and leaving no files behind; and, when it failed, the

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: LGPL-3.0-or-later
-"""Reads the pages that ranks publish (step 5).
+"""Reads the pages that ranks publish.
 
 In: a directory with one file `rank.<world rank>.<pid>` for each MPI process, laid out as in
 pmpi/page.h and dovetail-page(5), perhaps while the process writes to it. Out: a `RankPage` for

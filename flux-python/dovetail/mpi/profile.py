@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: LGPL-3.0-or-later
-"""What a profiled run says (step 5): figures per rank, POP efficiencies, and their file.
+"""What a profiled run says: figures per rank, POP efficiencies, and their file.
 
 In: the pages of a program that ended, or a file written earlier. Out: a `Profile`, and JSON in
 the shape that TALP of DLB writes (https://pm.bsc.es/dlb), with all that TALP has no place for

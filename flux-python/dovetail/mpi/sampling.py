@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: LGPL-3.0-or-later
-"""Turns the rank pages of one simulation into a sample for the controller (step 5).
+"""Turns the rank pages of one simulation into a sample for the controller.
 
 Inputs: the simulation's session directory on this node. Output: `protocol.Ranks`. Invariant: a
 sample belongs to whole iterations, whichever of the three sources counts them.

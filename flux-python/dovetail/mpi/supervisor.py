@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: LGPL-3.0-or-later
-"""Runs one simulation, and ends it when nobody is left who wants it (step 4).
+"""Runs one simulation, and ends it when nobody is left who wants it.
 
 One process per simulation, started by the local executor. Inputs: on stdin one line of JSON
 (see `Keeper`), then commands, one per line: `stop`. End of file on stdin means that the

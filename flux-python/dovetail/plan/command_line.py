@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: LGPL-3.0-or-later
-"""Command lines of a plan: split without a shell, and found before anything starts (step 1).
+"""Command lines of a plan: split without a shell, and found before anything starts.
 
 Input: a string or a list of words from the plan. Output: words for an executor to run, or a
 ValueError that says what to write instead. `search_path` is the PATH to run them with.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: LGPL-3.0-or-later
-"""Plan files: what `dovetail run` is asked to do, checked before anything starts (step 1).
+"""Plan files: what `dovetail run` is asked to do, checked before anything starts.
 
 Input: a YAML file, see dovetail-plan(5). Output: one Spec per simulation, and Limits.
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: LGPL-3.0-or-later
-"""Reads a YAML file for checking: plain values, and the line of each (step 1, submit).
+"""Reads a YAML file for checking: plain values, and the line of each.
 
 Input: a file that a user wrote. Output: dicts, lists, strings, numbers, booleans, None; and
 for each path into them the line to name in an error.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: LGPL-3.0-or-later
-"""What would pay: packing, fewer ranks, other weights, a limit (step 8, report).
+"""What would pay: packing, fewer ranks, other weights, a limit.
 
 In: what is known of each kind of simulation, from a profile or from a run, and the cores
 they share. Out: pieces of advice, each with its evidence.

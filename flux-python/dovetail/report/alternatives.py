@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: LGPL-3.0-or-later
-"""What else could have been done with the same queue, as measured (step 8, report).
+"""What else could have been done with the same queue, as measured.
 
 In and out: `alternatives.json` in a run's output directory. `bench` and the demo run the
 alternatives and write them here; the summary and the report show them beside Dovetail.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: LGPL-3.0-or-later
-"""Tells a run's history from its event log (step 8, report).
+"""Tells a run's history from its event log.
 
 In: the simulations' specs, the capacity, and the log's events and actions in order. Out: a
 `History`.

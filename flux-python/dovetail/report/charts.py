@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: LGPL-3.0-or-later
-"""The report's charts as inline SVG (step 8, report).
+"""The report's charts as inline SVG.
 
 In: plain numbers and names. Out: `Markup` of one `<svg>` each, without scripts, fonts or
 links, coloured by the page's CSS variables so that it follows light and dark.

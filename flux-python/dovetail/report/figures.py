@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: LGPL-3.0-or-later
-"""The figures of one family of simulations, each with where it comes from (step 8, report).
+"""The figures of one family of simulations, each with where it comes from.
 
 In: a run's `History`, and the alternatives measured for it. Out: a `Family`.
 

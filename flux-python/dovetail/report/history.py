@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: LGPL-3.0-or-later
-"""What happened in a run (step 8, report): the values that `telling.tell` makes of a log.
+"""What happened in a run: the values that `telling.tell` makes of a log.
 
 A `History` has one `Track` for each simulation of the plan, the moments at which something
 was decided, and the spells of time in which nothing changed, with what was measured in them.

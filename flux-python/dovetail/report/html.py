@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: LGPL-3.0-or-later
-"""The report of a run: one HTML file that needs nothing else (step 8, report).
+"""The report of a run: one HTML file that needs nothing else.
 
 In: a run's `Summary` and `History`. Out: the page's text, from the template `report.html`.
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: LGPL-3.0-or-later
-"""What a run gained, in figures that say where they come from (step 8, report).
+"""What a run gained, in figures that say where they come from.
 
 In: a run's `History`, and the measured alternatives where there are any. Out: a `Summary`,
 its JSON (`summary.json`) and the table that ends a run.

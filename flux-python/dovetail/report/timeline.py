@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: LGPL-3.0-or-later
-"""The report's timeline: who ran when, in which phase, and what was decided (step 8, report).
+"""The report's timeline: who ran when, in which phase, and what was decided.
 
 In: a run's `History`. Out: `Markup` of one SVG, for a wide screen or for a phone.
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: LGPL-3.0-or-later
-"""Figures with their provenance, and what they say in words (step 8, report).
+"""Figures with their provenance, and what they say in words.
 
 In: the makespans of a queue under Dovetail and under the alternatives. Out: which was best,
 and a plain sentence or two.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: LGPL-3.0-or-later
-"""Progress of a run on the terminal: a live table, or lines where there is no terminal (step 8).
+"""Progress of a run on the terminal: a live table, or lines where there is no terminal.
 
 Inputs: the controller's views and notes. Output: standard error. Invariants: shows only what the
 controller says; a table never grows beyond `ROWS` simulations, the rest is counted.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: LGPL-3.0-or-later
-"""The run loop: carries events from an executor to the controller and actions back (steps 4 to 8).
+"""The run loop: carries events from an executor to the controller and actions back.
 
 Inputs: simulations, an executor, an output directory. Outputs: `events.jsonl`, and the exit code.
 Invariants: every event is logged before it is decided on and every decision before it is acted

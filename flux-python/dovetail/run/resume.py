@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: LGPL-3.0-or-later
-"""A recorded run again: to check its decisions, or to take it up where it ended (step 8).
+"""A recorded run again: to check its decisions, or to take it up where it ended.
 
 Inputs: an event log. Outputs: the first decision that differs, or the controller as it was.
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: LGPL-3.0-or-later
-"""A whole run with the simulated executor: what a plan would do, in no time (steps 4 to 8).
+"""A whole run with the simulated executor: what a plan would do, in no time.
 
 Inputs: specs, the work they mean, nodes, faults. Outputs: makespans, actions, how many ran.
 

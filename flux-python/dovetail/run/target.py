@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: LGPL-3.0-or-later
-"""Where a run's simulations go: this machine, or a cluster (steps 1 to 4).
+"""Where a run's simulations go: this machine, or a cluster.
 
 Inputs: the user's choice, and a plan. Outputs: an executor. Invariant: a plan that can never run
 there is refused before anything is started.

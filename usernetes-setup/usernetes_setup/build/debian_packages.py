@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: LGPL-3.0-or-later
-"""Programs that are not built here (step 3): this machine's own if they fit, else Debian's.
+"""Programs that are not built here: this machine's own if they fit, else Debian's.
 
 Input: what the machine has on PATH, the Debian package service. Output: `bin/`, `cni/` and `lib/`
 of a build, and where each program is from. Nothing is installed.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: LGPL-3.0-or-later
-"""Gets a Go that can build Kubernetes (step 3): this machine's own, else from packages.
+"""Gets a Go that can build Kubernetes: this machine's own, else from packages.
 
 Input: what the machine has on PATH, the Go and Debian package services. Output: a go command.
 Nothing is installed; what is fetched lies in Go's own module cache, whose checksums Go compares.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: LGPL-3.0-or-later
-"""Packs the pause program into a tar of OCI images (step 3), without a container engine.
+"""Packs the pause program into a tar of OCI images, without a container engine.
 
 Input: a static binary. Output: a tar that `ctr images import` takes, with two names for one
 image of one layer. The same input makes the same bytes.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: LGPL-3.0-or-later
-"""Gets every program of a node, once for all checkouts and clusters (step 3).
+"""Gets every program of a node, once for all checkouts and clusters.
 
 Inputs: `usernetes-setup/kube` (module list and checksums, main.go, pause.c), the Go and
 Debian package services. Output: `<cache>/kube/<key>/` with `bin/`, `cni/`, `images.tar` and

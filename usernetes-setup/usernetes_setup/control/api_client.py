@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: LGPL-3.0-or-later
-"""The few calls to the Kubernetes API that the verbs themselves need (step 3).
+"""The few calls to the Kubernetes API that the verbs themselves need.
 
 The standard library's HTTPS with a client certificate, since the official client is not
 there on a bare node. Failures: `Refused` for what the server declined, OSError (or

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: LGPL-3.0-or-later
-"""Keys, certificates and kubeconfigs of a cluster (step 3), made by the openssl command.
+"""Keys, certificates and kubeconfigs of a cluster, made by the openssl command.
 
 Inputs: names and addresses. Outputs: files in the cluster's private `pki/`. Invariants: no
 key is ever an argument or in the environment; every certificate names one use, client or

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: LGPL-3.0-or-later
-"""Looks after the cluster from its control node (step 3): access, joining nodes, lost nodes.
+"""Looks after the cluster from its control node: access, joining nodes, lost nodes.
 
 Inputs: the API, as administrator. Invariants: a join token names its node, is good for that
 node alone, and is revoked when the node got its certificate; a serving certificate names

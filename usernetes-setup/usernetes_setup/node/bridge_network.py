@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: LGPL-3.0-or-later
-"""Network mode `bridge` (step 3): pods and services with addresses of their own.
+"""Network mode `bridge`: pods and services with addresses of their own.
 
 The node has a network namespace, so that even an ordinary user may make the bridge; nothing
 outside can see it. The API server is reached through the *entrance*: a socket that listens

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: LGPL-3.0-or-later
-"""Control groups of a node (step 3): made, pinned to cores, emptied and removed.
+"""Control groups of a node: made, pinned to cores, emptied and removed.
 
 Version 1 and hybrid have a folder for each controller, version 2 one for all. Invariants: nothing
 outside the node's own groups is written, but that on version 2 the groups above it, where they

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: LGPL-3.0-or-later
-"""Configuration files and command lines of every component (step 3).
+"""Configuration files and command lines of every component.
 
 Inputs: a node's record. Outputs: files below the node's folder, and `Command`s for the
 supervisor. Invariants: every listener is a socket in the private folder or is bound to the

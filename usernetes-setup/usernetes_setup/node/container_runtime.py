@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: LGPL-3.0-or-later
-"""The container runtime of a node (step 3): its configuration, its images, its pods' network.
+"""The container runtime of a node: its configuration, its images, its pods' network.
 
 Inputs: a node's record. Outputs: files below the node's folder, and `Command`s for the
 supervisor. Invariants: as in `components.py`.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: LGPL-3.0-or-later
-"""Keeps one node from the outside (step 3): makes what it needs, watches, removes it again.
+"""Keeps one node from the outside: makes what it needs, watches, removes it again.
 
 Started by `up` and `join` as `keeper.py NODE-FOLDER PIPE`, detached from the terminal.
 Inputs: `node.json`; a pipe to the verb, on which it writes what failed, and reads `ok` once

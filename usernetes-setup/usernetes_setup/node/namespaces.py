@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: LGPL-3.0-or-later
-"""What the Linux kernel offers and Python's standard library does not (step 3).
+"""What the Linux kernel offers and Python's standard library does not.
 
 Namespaces, mounts, leases of addresses and ports. Failing system calls raise OSError with
 what was tried.

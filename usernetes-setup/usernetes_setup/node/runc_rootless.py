@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: LGPL-3.0-or-later
-"""Changes a container's configuration to what an ordinary user may do (step 3).
+"""Changes a container's configuration to what an ordinary user may do.
 
 Called by the runtime wrapper before `runc create`, as `runc_rootless.py one|many ARGUMENTS…`: the
 arguments are runc's, and `one` says that the user namespace has a single id. Needs nothing

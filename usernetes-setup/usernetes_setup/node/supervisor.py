@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: LGPL-3.0-or-later
-"""Process 1 of a node (step 3): starts every component, and again when one dies.
+"""Process 1 of a node: starts every component, and again when one dies.
 
 Run by the keeper inside the node's fresh namespaces. Inputs: `node.json`, a pipe whose other
 end the keeper holds. Outputs: the running components, `log/`. Invariants: when the keeper

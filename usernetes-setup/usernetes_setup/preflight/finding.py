@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: LGPL-3.0-or-later
-"""One finding of the preflight (step 3), and where its checks look.
+"""One finding of the preflight, and where its checks look.
 
 Levels: `ok`; `note`, good to know; `soft`, runs but worse; `hard`, cannot run. A gap comes
 with the command that mends it and who must type it: `user` or `admin`.

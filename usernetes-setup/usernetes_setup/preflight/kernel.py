@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: LGPL-3.0-or-later
-"""The preflight's checks of what the kernel and the login session allow (step 3).
+"""The preflight's checks of what the kernel and the login session allow.
 
 Every check tries the thing itself where that is possible, rather than reading what should be.
 """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: LGPL-3.0-or-later
-"""The preflight's checks of the machine: disk, ports, time, programs, devices (step 3)."""
+"""The preflight's checks of the machine: disk, ports, time, programs, devices."""
 
 from __future__ import annotations
 

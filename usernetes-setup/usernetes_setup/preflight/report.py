@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: LGPL-3.0-or-later
-"""Says whether user-space Kubernetes can run here, and how to mend what is missing (step 3).
+"""Says whether user-space Kubernetes can run here, and how to mend what is missing.
 
 Input: this machine, this user. Output: a line for each check, or JSON; exit code 1 if there is
 a hard gap. What is checked is in `checks_kernel.py` and `checks_machine.py`.

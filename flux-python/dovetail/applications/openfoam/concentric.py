@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: LGPL-3.0-or-later
-"""Concentric decomposition: zones by distance from a centre, cut into sectors (before step 1).
+"""Concentric decomposition: zones by distance from a centre, cut into sectors.
 
 Inputs: cell centres and one weight per rank. Output: the rank of every cell.
 

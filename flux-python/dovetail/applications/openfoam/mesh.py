@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: LGPL-3.0-or-later
-"""Reads OpenFOAM meshes and writes what a manual decomposition needs (before step 1).
+"""Reads OpenFOAM meshes and writes what a manual decomposition needs.
 
 Inputs: `constant/polyMesh` (points, faces, owner, neighbour) of a case, and the owner files'
 headers in its processor directories. Outputs: `constant/cellDecomposition` and

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: LGPL-3.0-or-later
-"""One file of an OpenFOAM mesh as arrays (before step 1).
+"""One file of an OpenFOAM mesh as arrays.
 
 Input: a list file as OpenFOAM writes it: ascii or binary, labels of 32 or 64 bits, scalars of
 32 or 64, either byte order, plain or .gz. Output: its header's entries and its lists.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: LGPL-3.0-or-later
-"""The controller's end of the agents' connections (steps 4 to 7).
+"""The controller's end of the agents' connections.
 
 Inputs: what agents say (`wire`), and what the executor tells them. Outputs: messages to take, in
 order, each with the name of its node. A thread does all the talking, so no call here waits.

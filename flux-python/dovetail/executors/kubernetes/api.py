@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: LGPL-3.0-or-later
-"""The only file that talks to Kubernetes for the executor (steps 3 to 8): requests and watches.
+"""The only file that talks to Kubernetes for the executor: requests and watches.
 
 Input: a kubeconfig, for the official client. Objects are plain JSON, and paths are the API's own.
 Invariants: every request has a time-out; what a busy or failing server answers (429, 5xx, a

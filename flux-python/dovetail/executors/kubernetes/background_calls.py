@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: LGPL-3.0-or-later
-"""Work that waits for the network, done by threads, its results taken in by one (steps 4 to 7).
+"""Work that waits for the network, done by threads, its results taken in by one.
 
 Inputs: a piece of work and what to do with its outcome. Invariant: the second part runs in the
 thread that calls `take`, one after the other, so that it needs no locks.

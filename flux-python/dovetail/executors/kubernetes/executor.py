@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: LGPL-3.0-or-later
-"""The Kubernetes executor: rank groups are pods (steps 4 to 7).
+"""The Kubernetes executor: rank groups are pods.
 
 Inputs: launches, resizes and stops from the controller; pods and nodes as the API shows them;
 what the agents on the nodes say. Outputs: events, as of `protocol.Executor`.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: LGPL-3.0-or-later
-"""One launch of a simulation on Kubernetes, as the executor keeps it (steps 4 to 7).
+"""One launch of a simulation on Kubernetes, as the executor keeps it.
 
 Inputs: the simulation's pods as they were seen, samples of its ranks from the nodes. Outputs:
 `protocol.Ranks` on the run's clock, and what is wrong with a pod, in words. No I/O.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: LGPL-3.0-or-later
-"""One controller at a time on a cluster, by a Lease (step 4).
+"""One controller at a time on a cluster, by a Lease.
 
 Inputs: the API, a run's id. Output: the lease, renewed by a thread. Invariant: whoever renews has
 it, whatever the clocks of two machines say: a lease is taken over only after it was watched

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: LGPL-3.0-or-later
-"""The way of a simulation's pods from the queue to their end (step 4).
+"""The way of a simulation's pods from the queue to their end.
 
 Inputs: launches; pods as the API shows them; which groups have connected. Outputs: a Job per
 launch, `Run` to its pods once all are there, and a call when the last of them is over.

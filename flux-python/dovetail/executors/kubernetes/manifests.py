@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: LGPL-3.0-or-later
-"""The Kubernetes objects of a run (step 4): names, labels and manifests. Pure but for `folders`.
+"""The Kubernetes objects of a run: names, labels and manifests. Pure but for `folders`.
 
 Inputs: a simulation, its requests, what its pods must see of the machine. Outputs: plain JSON.
 Invariants: the same input gives the same names, so whatever was made can be found again; pods

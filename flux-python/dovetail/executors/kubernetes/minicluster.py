@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: LGPL-3.0-or-later
-"""A simulation as a MiniCluster of the Flux Operator, v1alpha2 (step 4). Pure.
+"""A simulation as a MiniCluster of the Flux Operator, v1alpha2. Pure.
 
 Inputs: as for `manifests.job`, and where Flux is on the nodes. Output: the object, of which the
 operator makes a Job and Flux brokers; `operator-manifests/minicluster.yaml` adds what a MiniCluster

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: LGPL-3.0-or-later
-"""What the nodes of a cluster offer, and which of them are lost (steps 4 and 7).
+"""What the nodes of a cluster offer, and which of them are lost.
 
 Inputs: nodes as the API has them, the pods of others, what the plan limits the run to. Outputs:
 `protocol.Capacity`, and nodes lost. No I/O.

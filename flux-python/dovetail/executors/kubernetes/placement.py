@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: LGPL-3.0-or-later
-"""Which rank groups a simulation gets, and which nodes they fit on (step 4). Pure.
+"""Which rank groups a simulation gets, and which nodes they fit on. Pure.
 
 Inputs: nodes, pods and quotas as the API has them. Outputs: the room on each node, the number of
 ranks in each group, a node for each, and a reason in words where there is no room. Invariant: what

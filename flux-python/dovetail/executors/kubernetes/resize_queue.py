@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: LGPL-3.0-or-later
-"""Carries out resizes, one transaction after the other (step 6).
+"""Carries out resizes, one transaction after the other.
 
 Inputs: what shall change, as a function that is asked when its turn comes; pods as they are seen.
 Outputs: patches of pods/resize, and for each resize one call that says how it ended.

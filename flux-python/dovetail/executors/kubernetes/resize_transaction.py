@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: LGPL-3.0-or-later
-"""A resize of several pods, all or none, as a state machine (step 6). Pure: no clock, no I/O.
+"""A resize of several pods, all or none, as a state machine. Pure: no clock, no I/O.
 
 Inputs: the changes; then what the API answered to each patch, and each pod as it was seen.
 Outputs: patches to send, and at the end whether it was refused and why.

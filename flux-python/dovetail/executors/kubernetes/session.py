@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: LGPL-3.0-or-later
-"""A run's place on a cluster: access, what must be installed, one controller, its agents (step 4).
+"""A run's place on a cluster: access, what must be installed, one controller, its agents.
 
 Inputs: a kubeconfig, a run's directory. Outputs: a `Session` for the executor. Everything here
 waits for the API, so it is for the time before a run and after it.

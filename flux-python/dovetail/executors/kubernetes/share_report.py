@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: LGPL-3.0-or-later
-"""What each rank group shall have of its node's CPU, and what the kernel gives it (step 6).
+"""What each rank group shall have of its node's CPU, and what the kernel gives it.
 
 Inputs: simulations with their pods, weights on disk as agents report them. Output: `status.json`
 in the run's directory, replaced as a whole, which `dovetail status` shows.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: LGPL-3.0-or-later
-"""What simulations become on a cluster: Jobs, or MiniClusters of the Flux Operator (step 4).
+"""What simulations become on a cluster: Jobs, or MiniClusters of the Flux Operator.
 
 Inputs: the API; this machine's Flux, which pods see at the same place. Outputs: the objects, and
 what they need: the run's CURVE certificate as a Secret. All but `body` waits for the API.

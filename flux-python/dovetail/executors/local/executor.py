@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: LGPL-3.0-or-later
-"""The local executor: ranks are processes on this machine (steps 4 to 7).
+"""The local executor: ranks are processes on this machine.
 
 Inputs: launches, resizes and stops from the controller; the rank pages. Outputs: events; per
 simulation `<run_dir>/<name>/case` and `log`, a control group and a keeper process (see

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: LGPL-3.0-or-later
-"""One simulation of the local executor, and what sets its shares (steps 4 and 6).
+"""One simulation of the local executor, and what sets its shares.
 
 Inputs: shares, rank pages. Outputs: control group weights, the control page, a simulation that
 stands still. Invariant: every call may be repeated.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: LGPL-3.0-or-later
-"""Simulations in pods: what runs on the nodes, and the controller's end of it (steps 4 to 7).
+"""Simulations in pods: what runs on the nodes, and the controller's end of it.
 
 On each node an agent (`agent`), in each pod an entry (`entry`), in each rank that is not in its
 starter's pod a go-between (`remote`); they talk to the controller's `hub` in the messages of

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: LGPL-3.0-or-later
-"""A run's agent on one node, between the controller's hub and the pods (steps 4 to 7).
+"""A run's agent on one node, between the controller's hub and the pods.
 
 Inputs: what hub and entries say (`wire`), and the rank pages in the session directory. Outputs:
 the same the other way, one Sample per period with what changed, and the control pages.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: LGPL-3.0-or-later
-"""The first process of a pod: one rank group of one simulation, from first to last (steps 4 to 6).
+"""The first process of a pod: one rank group of one simulation, from first to last.
 
 Inputs: what the node's agent says (`wire`); requests of go-betweens (`placing`). Outputs: answers;
 in the first rank group the keeper, which runs the simulation as on a single machine.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: LGPL-3.0-or-later
-"""Prepares the Flux broker of a pod in a MiniCluster, and what runs under it (step 4).
+"""Prepares the Flux broker of a pod in a MiniCluster, and what runs under it.
 
 Called by the operator's script in every pod before it starts the broker. Inputs: the pod's
 environment, of which the admission policy sets a part; the certificate; a folder that all nodes

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: LGPL-3.0-or-later
-"""The messages between controller, agents and entries (steps 4 to 7); see dovetail-pods(7).
+"""The messages between controller, agents and entries; see dovetail-pods(7).
 
 Inputs and outputs: values and bytes. A message travels as its length, four bytes, and a JSON
 object with its fields and, as `kind`, the name of its class. Invariants: whatever bytes come,

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: LGPL-3.0-or-later
-"""What an agent knows of the simulations and pods on its node (step 4).
+"""What an agent knows of the simulations and pods on its node.
 
 Inputs and outputs: values, and the locks that entries hold. Invariant: whether an entry lives is
 told by its lock alone; that it is not connected says nothing.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: LGPL-3.0-or-later
-"""Stands between an MPI starter and a process that belongs into another pod (step 4).
+"""Stands between an MPI starter and a process that belongs into another pod.
 
     rsh_agent.py spawn HOST COMMAND...   as `ssh` for the starter: runs its daemon in a pod of HOST
     rsh_agent.py place PROGRAM [ARG]...  before each rank: runs it in the pod of its rank group

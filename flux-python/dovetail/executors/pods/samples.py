@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: LGPL-3.0-or-later
-"""Reads the rank pages of one simulation on a node, again and again, and cheaply (step 5).
+"""Reads the rank pages of one simulation on a node, again and again, and cheaply.
 
 Input: the simulation's directory in the session. Output: what is new since the last look, in the
 terms of `wire.Sample`. Invariant: a page that has not changed costs one read of 16 bytes, and a

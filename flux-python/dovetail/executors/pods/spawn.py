@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: LGPL-3.0-or-later
-"""Starts processes in a pod for those outside it that want them there (step 4).
+"""Starts processes in a pod for those outside it that want them there.
 
 Inputs: requests of go-betweens (`remote`) on the pod's own socket, with open files, and Spawn
 messages. Outputs: processes, and how they ended. Invariants: a placed process ends with its

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: LGPL-3.0-or-later
-"""A pod's keeper, which runs its simulation, as a child of the pod's entry (step 4).
+"""A pod's keeper, which runs its simulation, as a child of the pod's entry.
 
 Inputs: a Run, a stop, the keeper's messages on a pipe (see `dovetail.mpi.supervisor`).
 Outputs: Started and Result. Invariants: there is one keeper and one Result, whatever is asked for

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: LGPL-3.0-or-later
-"""The CPU weights of pods as the kernel has them (step 6).
+"""The CPU weights of pods as the kernel has them.
 
 Inputs: where the node's control groups are mounted, and pod uids. Output: per uid the weight file
 and its content, `cpu.shares` of version 1 or `cpu.weight` of version 2, of the pod's own group.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: LGPL-3.0-or-later
-"""The simulated executor: bulk-synchronous ranks as numbers, under a virtual clock (steps 4 to 7).
+"""The simulated executor: bulk-synchronous ranks as numbers, under a virtual clock.
 
 Inputs: specs with the work that each means (`Work`), nodes, a seed, faults to inject. Outputs:
 events like those of a real executor; `simulate.run_simulated` drives a controller with it.

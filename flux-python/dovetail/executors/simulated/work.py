@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: LGPL-3.0-or-later
-"""What the simulated executor is told to simulate, and its ranks as numbers (steps 4 to 7).
+"""What the simulated executor is told to simulate, and its ranks as numbers.
 
 Inputs: the work of a simulation, faults to inject. Outputs: ranks and simulations with their
 progress, and `fill`, the sharing of a node's cores.

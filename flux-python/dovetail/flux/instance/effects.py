@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: LGPL-3.0-or-later
-"""What the state of an instance wants done (steps 2, 3 and 8): values, carried out by the module.
+"""What the state of an instance wants done: values, carried out by the module.
 
 A `Key` stands for one request that waits for its answer; the module knows which.
 """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: LGPL-3.0-or-later
-"""Requests that wait for an answer (steps 2, 3 and 8), and when they get it. Pure.
+"""Requests that wait for an answer, and when they get it. Pure.
 
 Invariant: every request that was added is answered or refused once its condition is decided,
 or dropped when its sender is gone.

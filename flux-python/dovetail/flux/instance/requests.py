@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: LGPL-3.0-or-later
-"""The requests that the broker module answers (steps 2, 3 and 8), see dovetail-flux(7). Pure.
+"""The requests that the broker module answers, see dovetail-flux(7). Pure.
 
 `REQUESTS` has a function for each topic: (state, key of the request, payload) to effects.
 `STREAMS` has those that are asked for as a stream.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: LGPL-3.0-or-later
-"""The plans that were submitted (steps 1 and 4 to 8): one runs at a time, the others wait.
+"""The plans that were submitted: one runs at a time, the others wait.
 
 A run is one `dovetail run`, a process in the control slice, which keeps the waiting ones too.
 Pure: what shall happen comes back as effects. Invariant: a run ends once, and everybody who

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: LGPL-3.0-or-later
-"""Simulations as Flux sees them (steps 4 to 8): each launch is a job that follows its pods. Pure.
+"""Simulations as Flux sees them: each launch is a job that follows its pods. Pure.
 
 The jobs are submitted by the control slice's agent, once for each launch. Invariant: whoever
 follows a simulation is told its end, however that comes.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: LGPL-3.0-or-later
-"""One slice as the module knows it (steps 2 and 3). Pure."""
+"""One slice as the module knows it. Pure."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: LGPL-3.0-or-later
-"""The state of Dovetail in one Flux instance (steps 2, 3 and 8): its slices, and what follows.
+"""The state of Dovetail in one Flux instance: its slices, and what follows.
 
 Inputs: requests, and news of slice jobs and of their agents. Outputs: effects, as iterators
 that must be run to their end. Pure: no clock, no Flux, no files. Invariants: slice 0 holds the

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: LGPL-3.0-or-later
-# Completes `flux dovetail` in bash (step 1); `dovetail env` has it read by interactive shells.
+# Completes `flux dovetail` in bash; `dovetail env` has it read by interactive shells.
 # In front of Flux's own completion, which knows its own commands only.
 _flux_dovetail() {
   local cur=${COMP_WORDS[COMP_CWORD]} words

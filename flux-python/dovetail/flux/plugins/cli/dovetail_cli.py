@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: LGPL-3.0-or-later
-"""The user's side of Flux (step 1): the option --dovetail, and the way to the broker module.
+"""The user's side of Flux: the option --dovetail, and the way to the broker module.
 
 Flux loads this file, since its folder is on FLUX_CLI_PLUGINPATH, into `flux batch`, `alloc`
 and `submit`: the option is checked before submission, and the pieces go into the new

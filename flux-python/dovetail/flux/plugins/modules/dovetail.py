@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: LGPL-3.0-or-later
-"""The broker module, in a folder and by the name where Flux looks for it (step 2)."""
+"""The broker module, in a folder and by the name where Flux looks for it."""
 
 import sys
 from pathlib import Path

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: LGPL-3.0-or-later
-"""Has the broker module loaded when the instance starts (step 1); run by flux-modprobe(1)."""
+"""Has the broker module loaded when the instance starts; run by flux-modprobe(1)."""
 
 import sys
 from pathlib import Path

@@ -1,0 +1,215 @@
+# SPDX-License-Identifier: LGPL-3.0-or-later
+"""The comparisons themselves: fair turns, honest ratios, and nothing left behind."""
+
+from __future__ import annotations
+
+import glob
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import pytest
+from dovetail.bench import batch, demo, hybrid, jobtap, many, ondemand, pairs, pods
+from dovetail.bench.cases import TUTORIALS
+from dovetail.bench.harness import Row, interleave, ratios
+from dovetail.cli.run import LOG
+from support import flux_lua, known_programs
+from support.flux_batch import COMMANDS, flux_command
+from usernetes_setup.preflight import report as preflight
+
+
+@pytest.mark.unit
+def test_variants_take_turns_and_each_round_begins_with_another():
+    seen: list[str] = []
+
+    def variant(name: str) -> float:
+        seen.append(name)
+        return float(len(seen))
+
+    rows = interleave({"a": lambda: variant("a"), "b": lambda: variant("b")}, 3)
+    assert seen == ["a", "b", "b", "a", "a", "b"]
+    assert rows["a"].values == (1.0, 4.0, 5.0)
+    assert (rows["b"].median, rows["b"].spread) == (3.0, (2.0, 6.0))
+
+
+@pytest.mark.unit
+def test_a_ratio_is_taken_within_each_round():
+    row = ratios(Row("slow", (2.0, 40.0, 3.0)), Row("fast", (1.0, 10.0, 3.0)), "ratio")
+    assert row.values == (2.0, 4.0, 1.0)
+    assert row.median == 2.0
+
+
+@pytest.mark.mpi
+def test_an_interrupted_comparison_leaves_nothing(tmp_path):
+    program = known_programs.build("openmpi", "known/life.c")
+    words = [known_programs.LAUNCHERS["openmpi"], "-np", "2", program, "hang"]
+    code = (
+        "import pathlib, sys\nfrom dovetail.bench.harness import plain\n"
+        "plain([pathlib.Path(sys.argv[1])], sys.argv[2:], 1)"
+    )
+    before = set(os.listdir("/dev/shm"))
+    run = subprocess.Popen(
+        [sys.executable, "-c", code, str(tmp_path), *words],
+        env=known_programs.environment(),
+        stderr=subprocess.DEVNULL,
+    )
+
+    def new() -> set[str]:
+        mine = (f"/dev/shm/{name}" for name in set(os.listdir("/dev/shm")) - before)
+        return {name for name in mine if "plain" in name or "vader" in name}
+
+    def wait_for(condition) -> None:
+        end = time.monotonic() + known_programs.LIMIT
+        while not condition() and time.monotonic() < end:
+            time.sleep(0.05)
+        assert condition()
+
+    try:
+        wait_for(lambda: any(len(os.listdir(name)) > 1 for name in new() if "plain" in name))
+        run.send_signal(signal.SIGINT)
+        assert run.wait(known_programs.LIMIT) != 0
+    finally:
+        run.kill()
+    wait_for(lambda: not new())
+
+
+@pytest.mark.kube
+def test_the_life_of_a_cluster_is_measured_and_nothing_is_left():
+    gaps = preflight.hard_gaps()
+    if gaps:
+        pytest.skip(f"cannot run here: {gaps[0]}")
+    words = [sys.executable, "-m", "dovetail", "bench", "kube", "--repeat", "1", "--json"]
+    run = subprocess.Popen(
+        words,
+        env=known_programs.environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    said, errors = run.communicate()
+    assert run.returncode in (0, 1), errors  # 1: a figure missed its bound, on a busy machine
+    claims = json.loads(said)["kube"]
+    users = {claim["name"].split(":")[0] for claim in claims if claim["bound"]}
+    assert users <= {"root", "rootless"}
+    assert users
+    assert [claim["name"] for claim in claims if not min(claim["values"]) > 0] == []
+    assert glob.glob(f"/sys/fs/cgroup/*/dovetail-{200_000 + run.pid}") == []
+
+
+@pytest.mark.kube
+def test_lammps_and_messages_are_measured_bare_beside_kubernetes_and_in_pods():
+    gaps = preflight.hard_gaps()
+    if gaps:
+        pytest.skip(f"cannot run here: {gaps[0]}")
+    if not shutil.which("lmp"):
+        pytest.skip("LAMMPS is not installed: run ./bootstrap services")
+    words = [sys.executable, "-m", "dovetail", "bench", "hybrid", "--repeat", "1", "--json"]
+    with tempfile.TemporaryDirectory(prefix="dk-", dir="/tmp") as state:  # sockets have short paths
+        environment = known_programs.environment(DOVETAIL_STATE=f"{state}/s")
+        done = subprocess.run(words, env=environment, capture_output=True, text=True)
+    assert done.stdout, done.stderr  # the code is 1 where a figure missed its bound
+    found = {claim["name"]: claim for claim in json.loads(done.stdout)["hybrid"]}
+    for what in hybrid.PAPER:
+        bare = found[f"{what}, bare"]["median"]
+        assert bare > 0
+        for where in (hybrid.BESIDE, hybrid.PODS):
+            names = [name for name in found if name.startswith(f"{what}, {where} / bare")]
+            assert len(names) == 1
+            wanted = found[f"{what}, {where}"]["median"] / bare
+            assert found[names[0]]["median"] == pytest.approx(wanted)
+
+
+@pytest.mark.flux
+def test_a_batch_jobs_kubernetes_is_measured():
+    environment = {**os.environ, "FLUX": flux_command()}
+    words = [COMMANDS / "dovetail", "bench", "batch", "--repeat", "1", "--json"]
+    done = subprocess.run(words, env=environment, capture_output=True, text=True)
+    assert done.stdout, done.stderr  # the code is 1 where a figure missed its bound
+    found = {claim["name"]: claim["median"] for claim in json.loads(done.stdout)["batch"]}
+    assert list(found) == list(batch.BOUNDS)
+    assert min(found.values()) > 0
+
+
+@pytest.mark.flux
+def test_plugins_in_lua_are_measured(monkeypatch, tmp_path):
+    monkeypatch.setenv("FLUX", flux_lua.command())
+    flux_lua.host()  # or a skip
+    monkeypatch.setattr(jobtap, "THROUGHPUT", 20)
+    monkeypatch.setattr(jobtap, "GATED", 20)
+    claims = jobtap.jobtap(tmp_path, 1, print)
+    found = {claim.row.name: claim for claim in claims}
+    assert [len(found[name].row.values) for name in list(found)[:-1]] == [3] * 5
+    for name, claim in found.items():
+        if claim.unit != "us":  # the difference of two times, which scatters around nothing
+            assert min(claim.row.values) > 0, name
+    assert [claim.bound for claim in claims] == [0, 0.97, 50, 0.97, 50, 1.10]
+
+
+@pytest.fixture
+def here(private_state, monkeypatch):
+    """Where a cluster can run, in a folder whose name is short enough for its sockets."""
+    gaps = preflight.hard_gaps()
+    if gaps:
+        pytest.skip(f"cannot run here: {gaps[0]}")
+    with tempfile.TemporaryDirectory(prefix="dk-bench-", dir="/tmp") as folder:
+        monkeypatch.setenv("DOVETAIL_STATE", f"{folder}/s")
+        yield
+        assert not list(Path(folder).glob("s/*")), "clusters are taken down"
+
+
+@pytest.mark.kube
+def test_the_demo_runs_as_pods_and_says_what_that_costs(here, tmp_path, monkeypatch, capsys):
+    if not any(os.path.isdir(path) for path in TUTORIALS):
+        pytest.skip("needs OpenFOAM's examples")
+    monkeypatch.setattr(demo, "FAMILIES", (demo.Family("one", (1.0, 1.0), 1, 20),))
+    monkeypatch.setattr(ondemand, "BOUND", 0.01)  # so that it is missed, however fast pods are
+    told: list[str] = []
+    assert demo.run_demo(tmp_path / "demo", told.append, as_json=True, kubernetes=True) == 0
+    cost = json.loads((tmp_path / "demo" / ondemand.FILE).read_text())
+    assert cost["ratio"] == cost["pods_s"] / cost["processes_s"] > 0
+    assert f"{cost['ratio']:.2f} times, the aim of at most 0.01 is missed" in "".join(told)
+    logs = [(tmp_path / "demo" / folder / LOG).read_text() for folder in ("", "processes")]
+    as_pods, as_processes = (json.loads(log.split("\n")[0])["versions"] for log in logs)
+    assert "launcher" in as_pods
+    assert "launcher" not in as_processes
+    assert (tmp_path / "demo/report.html").exists()
+    assert json.loads(capsys.readouterr().out)["simulations"][0]["state"] == "done"
+
+
+def measured(claims):
+    """The figures by name, all of which are of something that took time."""
+    assert [claim.row.name for claim in claims if not min(claim.row.values) > 0] == []
+    return {claim.row.name: claim for claim in claims}
+
+
+@pytest.mark.kube
+def test_resizing_and_watching_of_pods_on_two_nodes_is_measured(here, tmp_path):
+    with ondemand.started(1, print, nodes=2) as kubeconfig:
+        found = measured(many.resized(tmp_path / "a", kubeconfig, 4, 2, print))
+        assert [len(claim.row.values) for claim in found.values()] == [2]
+        found = measured(many.watched(tmp_path / "b", kubeconfig, 4, 1, print))
+    assert list(found) == ["CPU of the controller, watching 4 pods"]
+
+
+@pytest.mark.kube
+def test_messages_and_a_plan_are_measured_as_pods_and_as_processes(here, tmp_path):
+    if not any(os.path.isdir(path) for path in TUTORIALS):
+        pytest.skip("needs OpenFOAM's examples")
+    with ondemand.started(2, print) as kubeconfig:
+        families = (demo.Family("one", (1.0, 1.0), 1, 20),)
+        plan = pods.makespan(tmp_path / "plan", kubeconfig, 1, print, families)
+        with ondemand.started(2, print, network="bridge") as bridge:
+            found = measured(pairs.messages(tmp_path / "pairs", kubeconfig, bridge, 1, print))
+            there = tmp_path / "bridged"
+            plan += pods.makespan(there, bridge, 1, print, families, network="bridge")
+    for how in ("as pods", "as pods on a bridge"):
+        assert measured(plan)[f"makespan, {how} / as processes"].bound == ondemand.BOUND
+    bounded = [name for name, claim in found.items() if claim.bound]
+    assert len(bounded) == 2 * 4, "each message by each transport"
+    assert sum("on a bridge" in name for name in found) == 4

@@ -1,0 +1,342 @@
+# SPDX-License-Identifier: LGPL-3.0-or-later
+"""The controller's answers to single events, and what holds in any run."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from dovetail.controller.controller import TERMINAL, Controller
+from dovetail.controller.settings import Settings
+from dovetail.core import eventlog, protocol
+from dovetail.core.protocol import Capacity, Launch, Node, Note, Ranks, Spec, Stop
+from dovetail.executors.simulated.executor import Fault, Work
+from dovetail.run.resume import replay
+from dovetail.run.simulate import run_simulated
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+pytestmark = pytest.mark.unit
+
+GIB = 1 << 30
+CAPACITY = Capacity((Node("n0", 2000, 8 * GIB),))
+
+
+def specs(count: int, **more) -> list[Spec]:
+    return [Spec(f"a-{i}", "a", "case", 2, (1.0, 3.0), ("run",), **more) for i in range(count)]
+
+
+def launches(actions) -> list[str]:
+    return [action.name for action in actions if isinstance(action, Launch)]
+
+
+def sample(t: float, name: str, k: int, seconds: float = 0.1) -> protocol.Sampled:
+    """After k iterations of `seconds` each, loads 1:3."""
+    stamp = 1.0 + k * seconds
+    useful = (k * seconds / 3, k * seconds)
+    ranks = Ranks((k, k), (stamp, stamp), useful, useful, (0.0, 0.0), (100, 100))
+    return protocol.Sampled(t, name, ranks)
+
+
+def running(controller: Controller, until: float = 1.9) -> float:
+    """Bring the first simulation up to some iterations; returns the time."""
+    controller.handle(protocol.Tick(0.0))
+    controller.handle(protocol.Started(1.0, "a-0"))
+    t, k = 1.0, 0
+    while t < until:
+        t, k = t + 0.1, k + 1
+        controller.handle(sample(t, "a-0", k))
+    return t
+
+
+def test_the_first_event_starts_the_head_of_the_queue_and_nothing_else():
+    assert launches(Controller(specs(3), CAPACITY).handle(protocol.Tick(0.0))) == ["a-0"]
+
+
+def test_requests_before_a_profile_follow_the_weights():
+    (launch,) = [
+        a
+        for a in Controller(specs(1), CAPACITY).handle(protocol.Tick(0.0))
+        if isinstance(a, Launch)
+    ]
+    assert launch.share.requests == (333, 1000)
+    assert launch.share.wait.mode == "off"
+
+
+def test_the_next_starts_in_the_same_breath_as_one_ends():
+    controller = Controller(specs(2), CAPACITY)
+    t = running(controller)
+    assert launches(controller.handle(protocol.Finished(t, "a-0", 0))) == ["a-1"]
+    assert controller.view("a-0").state == "done"
+
+
+def test_an_empty_plan_is_finished_at_once():
+    controller = Controller([], CAPACITY)
+    assert controller.finished
+    assert controller.handle(protocol.Tick(0.0)) == []
+
+
+UNKNOWN = [
+    protocol.Started(1.0, "who"),
+    protocol.Finished(1.0, "who", 0),
+    protocol.Finished(1.0, "a-1", 0),
+    protocol.Started(1.0, "a-1"),
+    protocol.Resized(1.0, ("who",), "no"),
+    sample(1.0, "who", 3),
+    sample(1.0, "a-1", 3),
+]
+
+
+@pytest.mark.parametrize("event", UNKNOWN, ids=lambda e: f"{type(e).__name__} {e}"[:40])
+def test_events_about_who_does_not_run_are_ignored(event):
+    controller = Controller(specs(2), CAPACITY)
+    controller.handle(protocol.Tick(0.0))
+    before = controller.views()
+    controller.handle(event)
+    assert controller.views() == before
+
+
+def test_a_doubled_end_counts_once():
+    controller = Controller(specs(2), CAPACITY)
+    controller.handle(protocol.Tick(0.0))
+    controller.handle(protocol.Finished(1.0, "a-0", 1, "crashed"))
+    controller.handle(protocol.Finished(1.1, "a-0", 0))
+    assert controller.view("a-0").state == "failed"
+    assert controller.view("a-0").reason == "crashed"
+
+
+def test_an_interrupt_stops_what_runs_and_starts_nothing_more():
+    controller = Controller(specs(3), CAPACITY)
+    running(controller)
+    actions = controller.handle(protocol.Interrupted(3.0, "SIGINT"))
+    assert [a.name for a in actions if isinstance(a, Stop)] == ["a-0"]
+    assert not launches(controller.handle(protocol.Finished(3.1, "a-0", 143, "stopped")))
+    assert [v.state for v in controller.views()] == ["failed", "not started", "not started"]
+    assert controller.view("a-0").reason == "SIGINT"
+    assert controller.finished
+    assert not launches(controller.handle(protocol.Tick(4.0)))
+
+
+def test_a_resume_after_an_interrupt_runs_what_was_interrupted_again():
+    controller = Controller(specs(3), CAPACITY)
+    t = running(controller)
+    controller.handle(protocol.Finished(t, "a-0", 0))
+    controller.handle(protocol.Interrupted(3.0, "SIGINT"))
+    controller.handle(protocol.Finished(3.1, "a-1", 143, "stopped"))
+    assert controller.finished
+    assert launches(controller.resume(9.0, CAPACITY)) == ["a-1"]
+    views = controller.views()
+    assert [v.state for v in views] == ["done", "preparing", "queued"]
+    assert [v.restarts for v in views] == [0, 1, 0]
+    assert [v.reason for v in views] == [""] * 3
+
+
+def test_one_that_ends_well_despite_an_interrupt_is_done():
+    controller = Controller(specs(1), CAPACITY)
+    running(controller)
+    controller.handle(protocol.Interrupted(3.0, "SIGINT"))
+    controller.handle(protocol.Finished(3.1, "a-0", 0))
+    assert controller.view("a-0").state == "done"
+
+
+JUMPS = [
+    ("a day ahead", 86400.0),
+    ("back before the start", -100.0),
+    ("an hour ahead", 3600.0),
+    ("just past the limit", 61.0),
+]
+
+
+@pytest.mark.parametrize(("what", "jump"), JUMPS, ids=[j[0] for j in JUMPS])
+def test_a_clock_jump_stops_nobody_and_spoils_no_rate(what, jump):
+    controller = Controller(specs(2), CAPACITY)
+    t = running(controller)
+    k = controller.view("a-0").iterations
+    for step in range(1, 31):
+        now = t + jump + 0.1 * step
+        ranks = sample(now, "a-0", k + step).ranks
+        ranks = replace(ranks, stamp=tuple(s + jump for s in ranks.stamp))
+        actions = controller.handle(protocol.Sampled(now, "a-0", ranks))
+        assert not [a for a in actions if isinstance(a, Stop)]
+    profile = controller.baselines()["a"]
+    assert profile.rate == pytest.approx(10.0, rel=0.02)
+    assert profile.need == pytest.approx(4 / 3, rel=0.05)
+
+
+HANGS = [
+    ("a fast one after five minutes", 0.1, 299.0, 302.0),
+    ("a slow one after fifty usual iterations", 8.0, 399.0, 420.0),
+]
+
+
+@pytest.mark.parametrize(("what", "seconds", "patient", "ended"), HANGS, ids=[h[0] for h in HANGS])
+def test_it_ends_what_hangs(what, seconds, patient, ended):
+    controller = Controller(specs(1), CAPACITY)
+    controller.handle(protocol.Tick(0.0))
+    controller.handle(protocol.Started(1.0, "a-0"))
+    t = 1.0
+    for k in range(1, 41):
+        t = 1.0 + k * seconds
+        controller.handle(sample(t, "a-0", k, seconds))
+    quiet, stops = t, []
+    while t < quiet + ended and not stops:
+        t += 1.0
+        stops = [a for a in controller.handle(protocol.Tick(t)) if isinstance(a, Stop)]
+    assert patient <= t - quiet <= ended
+    assert "hung" in stops[0].why
+    controller.handle(protocol.Finished(t, "a-0", 143, "stopped by us"))
+    assert controller.view("a-0").state == "failed"
+    assert controller.view("a-0").reason.startswith("hung")
+
+
+def test_restarted_ranks_do_not_count_backwards():
+    controller = Controller(specs(1), CAPACITY)
+    t = running(controller)
+    controller.handle(sample(t + 0.1, "a-0", 1))
+    assert controller.view("a-0").iterations == 1
+
+
+def test_a_lost_node_puts_the_simulation_back_into_the_queue_at_most_three_times():
+    controller = Controller(specs(1), CAPACITY)
+    t, states = 0.0, []
+    controller.handle(protocol.Tick(t))
+    for _ in range(4):
+        t += 1.0
+        controller.handle(protocol.Finished(t, "a-0", 1, "node lost: n0"))
+        states.append(controller.view("a-0").state)
+    assert states == ["preparing", "preparing", "preparing", "failed"]
+    assert controller.view("a-0").restarts == 3
+
+
+def test_without_any_node_the_rest_is_given_up_after_a_while_and_not_before():
+    controller = Controller(specs(2), CAPACITY)
+    controller.handle(protocol.Tick(0.0))
+    controller.handle(protocol.CapacityChanged(1.0, Capacity(())))
+    controller.handle(protocol.Finished(1.0, "a-0", 1, "node lost: n0"))
+    for t in range(2, 60):
+        controller.handle(protocol.Tick(float(t)))
+    assert not controller.finished
+    for t in range(60, 70):
+        controller.handle(protocol.Tick(float(t)))
+    assert [v.state for v in controller.views()] == ["not started"] * 2
+
+
+def test_nodes_that_come_back_are_used():
+    controller = Controller(specs(2), CAPACITY)
+    controller.handle(protocol.Tick(0.0))
+    controller.handle(protocol.CapacityChanged(1.0, Capacity(())))
+    controller.handle(protocol.Finished(1.0, "a-0", 1, "node lost: n0"))
+    assert launches(controller.handle(protocol.CapacityChanged(20.0, CAPACITY))) == ["a-0"]
+
+
+def test_two_simulations_of_one_name_are_a_mistake():
+    with pytest.raises(ValueError, match="a-0"):
+        Controller([*specs(1), *specs(1)], CAPACITY)
+
+
+def test_every_figure_of_a_note_is_plain_json():
+    result = run_simulated(
+        specs(4),
+        {"a": Work((0.01, 0.03), 200)},
+        CAPACITY.nodes,
+        faults=[Fault(6.0, "stall", "a-1")],
+    )
+    notes = [a for _, a in result.actions if isinstance(a, Note)]
+    kinds = {"profile", "resize", "admit", "keep", "policy", "hold", "model", "fail"}
+    assert {note.what for note in notes} <= kinds | {"rollback"}
+    for note in notes:
+        assert eventlog.decode(eventlog.encode(note)) == note
+        assert note.why
+
+
+# --- whatever happens ---
+
+families = st.lists(
+    st.fixed_dictionaries(
+        {
+            "count": st.integers(1, 4),
+            "loads": st.lists(st.sampled_from([0.004, 0.01, 0.03]), min_size=1, max_size=4),
+            "iterations": st.integers(1, 250),
+            "noise": st.sampled_from([0.0, 0.05]),
+            "drift": st.sampled_from([1.0, 0.5, 2.0]),
+            "interference": st.sampled_from([0.0, 0.0, 0.2]),
+            "publishes": st.sampled_from([True, True, True, False]),
+            "memory": st.sampled_from([0, 1, 3, 5, 9]),
+            "slowdown": st.sampled_from([1.0, 1.3, 2.0, 4.0]),
+            "deadline": st.sampled_from([None, None, 5.0, 30.0]),
+            "honest": st.booleans(),
+        }
+    ),
+    min_size=1,
+    max_size=3,
+)
+faults = st.lists(
+    st.builds(
+        Fault,
+        st.floats(0.0, 30.0),
+        st.sampled_from(["death", "stall", "refuse", "delay", "clock", "fail"]),
+        st.sampled_from(["f0-0", "f0-1", "f1-0", "f2-2"]),
+        st.sampled_from([-4.0, 0.5, 3.0, 20.0, 7200.0]),
+    ),
+    max_size=2,
+)
+
+
+def plan(drawn) -> tuple[list[Spec], dict[str, Work]]:
+    specs, works = [], {}
+    for i, f in enumerate(drawn):
+        loads = tuple(f["loads"])
+        works[f"f{i}"] = Work(
+            loads,
+            f["iterations"],
+            f["noise"],
+            publishes=f["publishes"],
+            drift=f["drift"],
+            interference=f["interference"],
+        )
+        weights = tuple(load / 0.004 for load in loads) if f["honest"] else (1.0,) * len(loads)
+        for k in range(f["count"]):
+            specs.append(
+                Spec(
+                    f"f{i}-{k}",
+                    f"f{i}",
+                    "case",
+                    len(loads),
+                    weights,
+                    ("run",),
+                    slowdown=f["slowdown"],
+                    memory=f["memory"] * GIB,
+                    deadline=f["deadline"],
+                )
+            )
+    return specs, works
+
+
+@settings(max_examples=20, suppress_health_check=list(HealthCheck))
+@given(families, faults, st.booleans(), st.booleans(), st.sampled_from([1000, 2000, 4000]))
+def test_any_run_ends_and_keeps_its_promises(tmp_path, drawn, faults, weights, freeze, cpu):
+    queue, works = plan(drawn)
+    nodes = [Node("n0", cpu, 8 * GIB)]
+    capacity = Capacity(tuple(nodes), weights, freeze)
+    path = tmp_path / "events.jsonl"
+    with eventlog.Log.create(path, eventlog.header(queue, capacity, Settings().plain())) as log:
+        result = run_simulated(
+            queue, works, nodes, 1, faults, weights=weights, freeze=freeze, log=log, limit=4000.0
+        )
+    assert result.ended
+    views = result.controller.views()
+    assert len(views) == len(queue)
+    assert all(view.state in TERMINAL for view in views)
+    assert result.memory <= 8 * GIB
+    assert result.controller.status().n_max <= len(queue)
+    started = [a.name for _, a in result.actions if isinstance(a, Launch)]
+    assert len(started) == len(set(started)) + sum(view.restarts for view in views)
+    for _, action in result.actions:
+        if isinstance(action, protocol.Resize):
+            for name, share in action.shares.items():
+                assert sum(share.requests) <= cpu, name
+                assert min(share.requests) >= 1, name
+    if not faults:
+        # No harm: windows of short simulations and waits between steps of 0.1 s allowed for.
+        assert result.makespan <= 1.10 * result.sequential + 0.3 * len(queue) + 2.0
+    assert replay(path) is None

@@ -1,0 +1,368 @@
+# SPDX-License-Identifier: LGPL-3.0-or-later
+"""Packing does no harm: admissions that disappoint, budgets, profiles in company, drift.
+
+The simulated machine has two cores; `interference` is what no profile foretells.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from dovetail.controller.baseline import Alone
+from dovetail.controller.controller import Controller
+from dovetail.controller.settings import Settings
+from dovetail.core import protocol
+from dovetail.core.protocol import Capacity, Node, Note, Spec
+from dovetail.executors.simulated.executor import Fault, Simulated, Work
+from dovetail.run.simulate import Result, run_simulated
+
+pytestmark = pytest.mark.unit
+
+TWO_CORES = [Node("n0", 2000, 0)]
+PAYS = Work((0.01, 0.03), 300)
+EATS = Work((0.01, 0.03), 300, interference=0.3)
+"""Promises a gain of 1.38; two at once really do 0.95 times the work of one."""
+
+
+def specs(family: str, count: int, weights: tuple[float, ...] = (1, 3), **more) -> list[Spec]:
+    return [
+        Spec(f"{family}-{i}", family, "case", len(weights), weights, ("run",), **more)
+        for i in range(count)
+    ]
+
+
+def run(plan: list[Spec], works: dict[str, Work], **more) -> Result:
+    result = run_simulated(plan, works, TWO_CORES, **more)
+    assert {view.state for view in result.controller.views()} == {"done"}
+    for view in result.controller.views():
+        assert view.iterations == works[view.family].iterations
+    return result
+
+
+def told(result: Result, *whats: str) -> list[tuple[str, object]]:
+    """Notes of some kinds in order: (what, whom it is about)."""
+    return [(note.what, note.data.get("name")) for note in _notes(result) if note.what in whats]
+
+
+def _notes(result: Result) -> Iterator[Note]:
+    return (action for _, action in result.actions if isinstance(action, Note))
+
+
+def frozen(result: Result) -> dict[str, list[tuple[float, bool]]]:
+    """By simulation, when it was frozen (True) or thawed (False)."""
+    found: dict[str, list[tuple[float, bool]]] = {}
+    for t, action in result.actions:
+        if isinstance(action, protocol.Resize):
+            for name, share in action.shares.items():
+                seen = found.setdefault(name, [])
+                if share.frozen != (bool(seen) and seen[-1][1]):
+                    seen.append((t, share.frozen))
+    return {name: seen for name, seen in found.items() if seen}
+
+
+def launched(result: Result) -> list[str]:
+    return [action.name for _, action in result.actions if isinstance(action, protocol.Launch)]
+
+
+# --- an admission that does not pay ---
+
+
+def test_what_does_not_pay_stands_still_until_there_is_room_and_loses_nothing():
+    result = run(specs("a", 4), {"a": EATS})
+    assert told(result, "rollback") == [("rollback", "a-1")]
+    assert launched(result) == ["a-0", "a-1", "a-2", "a-3"]
+    assert result.controller.status().restarts == 0
+    ((name, changes),) = frozen(result).items()
+    assert name == "a-1"
+    assert [still for _, still in changes] == [True, False]
+    assert changes[1][0] == pytest.approx(result.controller.view("a-0").ended, abs=0.2)
+
+
+def test_what_stands_still_keeps_the_least_request_and_makes_no_progress():
+    works = {"a": EATS}
+    machine = Watched(TWO_CORES, works)
+    result = run_simulated(specs("a", 3), works, TWO_CORES, executor=lambda *_: machine)
+    (still, again) = (t for t, _ in frozen(result)["a-1"])
+    counts = {count for t, count in machine.seen["a-1"] if still + 0.2 <= t < again}
+    assert len(counts) <= 1
+    shares = [
+        a.shares["a-1"] for t, a in result.actions if isinstance(a, protocol.Resize) and t == still
+    ]
+    assert [share.requests for share in shares] == [(10, 10)]
+
+
+class Watched(Simulated):
+    """Keeps what it said of each simulation's iterations."""
+
+    def observe(self, t):
+        events = super().observe(t)
+        for event in events:
+            if isinstance(event, protocol.Sampled):
+                self.seen.setdefault(event.name, []).append((event.t, min(event.ranks.iterations)))
+        return events
+
+    def __init__(self, *args):
+        super().__init__(*args)
+        self.seen = {}
+
+
+def test_a_mix_that_did_not_pay_is_not_tried_again():
+    result = run(specs("a", 6), {"a": EATS})
+    assert told(result, "rollback") == [("rollback", "a-1")]
+    after = next(t for t, a in result.actions if isinstance(a, Note) and a.what == "rollback")
+    assert max(n for t, n in result.running if t >= after) == 1
+    assert {verdict for *_, verdict in result.controller.measured_mixes()} == {"bad"}
+    assert result.makespan <= 1.03 * result.sequential
+
+
+def test_a_mix_that_did_not_pay_keeps_no_other_mix_away():
+    plan = specs("eats", 2) + specs("pays", 4)
+    result = run(plan, {"eats": EATS, "pays": PAYS})
+    verdicts = {mix: verdict for mix, *_, verdict in result.controller.measured_mixes()}
+    assert verdicts[(("eats", 2),)] == "bad"
+    assert verdicts[(("pays", 2),)] == "good"
+
+
+def test_without_freezing_a_young_one_is_run_again_from_its_start():
+    result = run(specs("a", 4), {"a": EATS}, freeze=False)
+    assert told(result, "rollback") == [("rollback", "a-1")]
+    assert launched(result) == ["a-0", "a-1", "a-1", "a-2", "a-3"]
+    assert [view.restarts for view in result.controller.views()] == [0, 1, 0, 0]
+    assert frozen(result) == {}
+    assert result.makespan <= 1.12 * result.sequential
+
+
+def test_without_freezing_an_old_one_is_kept_rather_than_its_work_thrown_away():
+    slow = Work((0.1, 0.3), 150, startup=25.0, interference=0.3)
+    result = run(specs("a", 3), {"a": slow}, freeze=False)
+    assert told(result, "rollback") == []
+    assert launched(result) == ["a-0", "a-1", "a-2"]
+    (held,) = [n for n in result.notes("hold") if "cannot be paused" in n.why]
+    assert held.why.endswith("a-1 cannot be paused and is too old to be run again")
+    # Known to be bad, so after it nothing is tried beside the last.
+    assert [n for _, n in result.running] == [1, 2, 1, 0]
+
+
+# --- budgets ---
+
+HURT = Work((0.01, 0.03), 1500, interference=0.25)
+LIGHT = Work((0.005, 0.03), 700)
+
+
+@pytest.mark.parametrize("freeze", [True, False])
+def test_one_that_is_slowed_far_beyond_its_budget_gets_its_peace_at_once(freeze):
+    plan = specs("a", 1, slowdown=1.45) + specs("b", 2, (1, 6), slowdown=3.0)
+    result = run(plan, {"a": HURT, "b": LIGHT}, freeze=freeze)
+    assert told(result, "rollback", "keep")[0] == ("rollback", "b-0")
+    assert "times its budget" in result.notes("rollback")[0].why
+    began, ended = result.controller.view("a-0").started, result.controller.view("a-0").ended
+    alone = (ended - began) / (1500 * 0.03)
+    assert alone <= 1.15
+    assert result.controller.status().rollbacks == 1
+
+
+@pytest.mark.parametrize("freeze", [True, False])
+def test_a_larger_share_comes_before_a_rollback_and_suffices_where_it_can(freeze):
+    plan = specs("a", 1, slowdown=1.6) + specs("b", 2, (1, 6), slowdown=3.0)
+    result = run(plan, {"a": HURT, "b": LIGHT}, freeze=freeze)
+    boosts = [n for n in result.notes("resize") if "boost" in n.data]
+    assert [n.data["boost"] for n in boosts] == [1.5, 2.25]
+    assert told(result, "rollback") == []
+    assert result.gain > 1.2
+
+
+def test_where_a_larger_share_does_not_help_the_newest_is_taken_back():
+    plan = specs("a", 1, slowdown=1.5) + specs("b", 2, (1, 6), slowdown=3.0)
+    settings = Settings(beta=0.0)
+    result = run(plan, {"a": HURT, "b": LIGHT}, freeze=False, settings=settings)
+    steps = [n.data.get("boost", n.what) for n in _notes(result) if "boost" in n.data]
+    assert steps == [1.5, 2.25, 3.0]
+    order = [what for what, _ in told(result, "resize", "rollback")]
+    assert order.count("rollback") == 1
+    assert order.index("rollback") > order.index("resize")
+    assert told(result, "rollback") == [("rollback", "b-0")]
+    views = {view.name: view for view in result.controller.views()}
+    assert views["a-0"].restarts == 0
+
+
+def test_without_weights_the_rollback_comes_at_once():
+    plan = specs("a", 1, slowdown=1.6) + specs("b", 2, (1, 6), slowdown=3.0)
+    result = run(plan, {"a": HURT, "b": LIGHT}, weights=False)
+    assert not [n for n in result.notes("resize") if "boost" in n.data]
+    assert told(result, "rollback") == [("rollback", "b-0")]
+
+
+@pytest.mark.parametrize("work", [PAYS, EATS, HURT], ids=["pays", "eats", "hurt"])
+@pytest.mark.parametrize("freeze", [True, False])
+def test_no_flapping(work, freeze):
+    """Over a long queue, each mix is decided once and nobody is frozen twice."""
+    result = run(specs("a", 12, slowdown=1.8), {"a": work}, freeze=freeze)
+    assert len(result.notes("rollback")) <= 1
+    assert len(result.notes("keep")) <= 1
+    assert all(len(changes) <= 2 for changes in frozen(result).values())
+    assert all(view.restarts <= 1 for view in result.controller.views())
+    assert result.controller.status().resizes <= 4 * 12
+
+
+# --- how many at once ---
+
+
+@pytest.mark.parametrize(("most", "seen"), [(1, 1), (2, 2), (3, 3), (0, 4)])
+def test_the_plan_may_bound_how_many_run_at_once(most, seen):
+    result = run_simulated(
+        specs("a", 6, (1,)),
+        {"a": Work((0.03,), 200)},
+        [Node("n0", 4000, 0)],
+        settings=Settings(max_packed=most),
+    )
+    assert max(n for _, n in result.running) == seen
+    assert result.controller.status().n_max == seen
+
+
+# --- a profile in company ---
+
+
+def test_a_new_family_is_profiled_while_the_others_stand_still():
+    plan = specs("a", 1) + specs("b", 2, (1, 6))
+    works = {"a": Work((0.01, 0.03), 1000), "b": Work((0.005, 0.03), 300)}
+    result = run(plan, works)
+    assert any("stand still while b-0 is profiled" in n.why for n in result.notes("profile"))
+    (still, on) = frozen(result)["a-0"]
+    assert (still[1], on[1]) == (True, False)
+    notes = [(t, a) for t, a in result.actions if isinstance(a, Note)]
+    profiled = next(t for t, n in notes if n.what == "profile" and n.data.get("family") == "b")
+    assert profiled == on[0]
+    profile = result.controller.baselines()["b"]
+    assert profile.rate == pytest.approx(1 / 0.03, rel=0.02)
+    assert profile.need == pytest.approx(7 / 6, rel=0.03)
+    assert profile.alone
+    assert told(result, "rollback") == []
+    assert result.controller.view("a-0").restarts == 0
+
+
+def test_the_others_go_on_if_the_profiled_one_dies():
+    plan = specs("a", 1) + specs("b", 1, (1, 6))
+    works = {"a": Work((0.01, 0.03), 600), "b": Work((0.005, 0.03), 300)}
+    result = run_simulated(plan, works, TWO_CORES, faults=[Fault(3.5, "death", "b-0")])
+    (still, on) = frozen(result)["a-0"]
+    assert still[0] < 3.5 <= on[0] <= 3.8
+    assert [v.state for v in result.controller.views()] == ["done", "failed"]
+
+
+def test_where_nothing_can_stand_still_the_profile_is_taken_again_once_alone():
+    plan = specs("a", 1) + specs("b", 2, (1, 6))
+    works = {"a": Work((0.01, 0.03), 400), "b": Work((0.005, 0.03), 900)}
+    result = run(plan, works, freeze=False)
+    rates = [n.data["rate"] for n in result.notes("profile") if n.data.get("family") == "b"]
+    assert len(rates) == 2
+    assert rates[0] < 0.9 / 0.03
+    assert rates[1] == pytest.approx(1 / 0.03, rel=0.02)
+    assert result.controller.baselines()["b"].alone
+
+
+def test_a_profile_that_other_programs_disturb_says_so():
+    class Busy(Simulated):
+        """Somebody else has a third of every core."""
+
+        def _share_out(self, node: int) -> None:
+            super()._share_out(node)
+            for sim in self._on[node].values():
+                for rank in sim.ranks:
+                    rank.share *= 2 / 3
+                    rank.speed *= 2 / 3
+
+    quiet = run(specs("a", 1), {"a": PAYS})
+    busy = run(specs("a", 1), {"a": PAYS}, executor=Busy)
+    assert "other programs" not in quiet.notes("profile")[0].why
+    assert "other programs took 33% of its CPU" in busy.notes("profile")[0].why
+
+
+# --- work that changes as a run goes on ---
+
+
+@pytest.mark.parametrize("drift", [0.25, 0.5, 1.0, 2.0, 4.0])
+def test_decisions_stay_right_while_iterations_get_cheaper_or_dearer(drift):
+    work = Work((0.01, 0.03), 1500, drift=drift)
+    result = run(specs("a", 6, slowdown=1.7), {"a": work})
+    assert told(result, "rollback") == []
+    assert not [n for n in result.notes("resize") if "boost" in n.data]
+    assert {verdict for *_, verdict in result.controller.measured_mixes()} == {"good"}
+    assert result.gain >= 1.33
+
+
+@pytest.mark.parametrize("drift", [0.25, 0.5, 2.0])
+def test_interference_is_not_taken_for_cheaper_or_dearer_iterations(drift):
+    result = run(specs("a", 4), {"a": Work((0.01, 0.03), 1500, drift=drift, interference=0.3)})
+    assert told(result, "rollback", "keep") == [("rollback", "a-1")]
+
+
+@pytest.mark.parametrize("drift", [0.5, 2.0])
+def test_a_balanced_queue_is_left_alone_whatever_its_iterations_become(drift):
+    result = run(specs("a", 4, (1, 1)), {"a": Work((0.03, 0.03), 600, drift=drift)})
+    assert max(n for _, n in result.running) == 1
+    assert result.makespan <= 1.03 * result.sequential
+
+
+def test_the_rate_alone_follows_the_heaviest_rank():
+    alone = Alone(10.0, (0.02, 0.1))
+    alone.follow((0.03, 0.11), cores=2.0)  # the reference: it need not be the loads alone
+    assert (alone.rate, alone.loads) == (10.0, (0.02, 0.1))
+    alone.follow((0.03, 0.055), cores=2.0)
+    assert alone.rate == pytest.approx(20.0)
+    assert alone.loads == pytest.approx((0.02, 0.05))
+
+
+def test_what_interference_adds_between_two_regimes_is_nobodys_work():
+    alone = Alone(10.0, (0.1,))
+    alone.follow((0.1,), cores=2.0)
+    alone.follow((0.2,), cores=2.0)
+    alone.settle()
+    alone.follow((0.3,), cores=2.0)
+    assert alone.rate == pytest.approx(5.0)
+
+
+def test_capacity_without_weights_or_freezing_is_what_the_executor_says():
+    assert Simulated(TWO_CORES, {}, weights=False, freeze=False).capacity() == Capacity(
+        tuple(TWO_CORES), False, False
+    )
+
+
+@pytest.mark.parametrize("deadline", [60.0, 70.0, 75.0])
+@pytest.mark.parametrize("freeze", [True, False])
+def test_a_deadline_is_met_beside_what_disturbs_and_without_flapping(deadline, freeze):
+    plan = specs("a", 1, slowdown=3.0, deadline=deadline, iterations=1500)
+    plan += specs("b", 4, (1, 6), slowdown=4.0)
+    result = run(plan, {"a": HURT, "b": LIGHT}, freeze=freeze)
+    assert result.controller.view("a-0").ended <= deadline
+    assert len(result.notes("rollback")) <= 1
+    assert result.gain >= 1.1
+
+
+# --- what is taken for hung, and what is not ---
+
+
+def ended_as_hung(useful):
+    """Whether a simulation is ended that for four hours publishes `useful(t)` and no iteration."""
+    spec = Spec("a", "a", "case", 2, (1.0, 1.0), ("run",))
+    made = Controller([spec], Capacity((Node("n", 2000, 1 << 34),)))
+    actions = made.handle(protocol.Tick(0.0)) + made.handle(protocol.Started(0.0, "a"))
+    none = (0.0, 0.0)
+    for t in range(10, 4 * 3600, 10):
+        if useful is not None:
+            ranks = protocol.Ranks((0, 0), none, none, (useful(t), 1.0), none, (0, 0))
+            actions += made.handle(protocol.Sampled(float(t), "a", ranks))
+        actions += made.handle(protocol.Tick(float(t)))
+    return any(isinstance(action, protocol.Stop) for action in actions)
+
+
+def test_a_program_that_publishes_nothing_is_never_taken_for_hung():
+    assert not ended_as_hung(None)
+
+
+def test_ranks_that_work_towards_their_first_iteration_go_on():
+    assert not ended_as_hung(lambda t: t / 2)
+
+
+def test_ranks_that_never_leave_mpi_are_ended():
+    assert ended_as_hung(lambda t: 1.0)

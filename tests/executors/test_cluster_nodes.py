@@ -1,0 +1,226 @@
+# SPDX-License-Identifier: LGPL-3.0-or-later
+"""Runs on two nodes, one of which is lost for good, or disagrees about the time."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import struct
+import subprocess
+
+import pytest
+from dovetail.executors.kubernetes import manifests
+from dovetail.host import session as sweep
+from dovetail.run import resume
+from support import cluster_runs
+from support.cluster_runs import ends, running
+from support.clusters import record
+from support.other_users import WHY_NOT
+
+pytestmark = pytest.mark.kube
+HOUR = 3600
+# A rank says when it is, by its own clock, and whether another of the same kind is still there.
+WITNESS = (
+    'rank=$OMPI_COMM_WORLD_RANK; date +%s > "../clock.$rank"; exec 9>> "../lock.$rank"; '
+    'flock -n 9 || echo "$PWD $rank" >> ../../twice; exec "$@"'
+)
+
+
+@pytest.fixture(scope="module")
+def site(binaries):
+    """As an ordinary user where that is possible; nodes of one core each."""
+    found = cluster_runs.made(binaries, os.getuid() != 0 or not WHY_NOT, "--cpus", "1")
+    yield found
+    found.close()
+
+
+def witnessed(site, out, *milliseconds, **more):
+    """A plan of simulations with a pod for each rank, until `enough`; see WITNESS."""
+    _, waiting = ends(site, out)
+    entry = site.busy(*milliseconds, ranks_per_pod=1, **waiting, **more)
+    entry["command"] = ["sh", "-c", WITNESS, "witness", *entry["command"]]
+    return site.plan(entry)
+
+
+def enough(site, out, run):
+    """Let the simulations end, and see that all did, and that none ran twice at once."""
+    ends(site, out)[0].touch()
+    assert site.end(run) == 0, site.errors(out)
+    assert set(site.states(out).values()) == {"done"}
+    assert not (site.folder / out / "twice").exists()
+    assert resume.replay(site.folder / out / "events.jsonl") is None
+    return {one["name"]: one["restarts"] for one in site.summary(out)["simulations"]}
+
+
+def lose(node):
+    """End a node as a power cut does, and all that could clean up after it."""
+    parts = record(node)
+    for number in (signal.SIGSTOP, signal.SIGKILL):  # so that neither acts on the other's death
+        for part in ("keeper", "supervisor"):
+            os.kill(parts[part], number)
+
+
+def on(site, node):
+    """The simulations that have pods on a node."""
+    found = [one for one in site.pods() if one["spec"].get("nodeName") == node["node"]]
+    return {one["metadata"]["labels"][manifests.SIMULATION] for one in found}
+
+
+def spread(site, out, plan, **more):
+    """Run a simulation with a rank on each of two nodes, until both have some iterations."""
+    run = site.start(plan, out, **more)
+    site.until(lambda: run.poll() is not None or site.of("Started", out), out)
+    assert run.poll() is None, site.errors(out)
+    site.until_iterating("sim", out=out)
+    assert len({one["spec"]["nodeName"] for one in site.pods()}) == 2
+    return run
+
+
+@pytest.mark.parametrize("ranks", [(20,), (20, 30)], ids=["whole", "in parts"])
+def test_what_ran_on_a_node_that_is_lost_for_good_runs_again_elsewhere(site, worker, out, ranks):
+    if len(ranks) == 1:
+        run = running(site, out, witnessed(site, out, *ranks, count=2))
+    else:
+        run = spread(site, out, witnessed(site, out, *ranks))
+    names, there = {one["name"] for one in site.of("Started", out)}, on(site, worker)
+    assert len(there) == 1, "a simulation is on the node, or a part of the only one"
+    lose(worker)
+    (lost,) = site.until(lambda: site.of("Finished", out), out)
+    assert {lost["name"]} == there
+    assert lost["reason"].startswith(("node lost: ", "pod lost: ")), lost
+    assert enough(site, out, run) == {name: int(name in there) for name in names}
+    assert len(site.of("Started", out)) == len(names) + 1
+    # The dead node's shared memory would have gone with it; here the next run removes it.
+    run = site.start(site.plan(site.busy(10, 10, iterations=20)), out + "-next")
+    assert site.end(run) == 0, site.errors(out + "-next")
+
+
+# --- clocks ---
+
+CLOCK = r"""
+#define _GNU_SOURCE
+#include <fcntl.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/syscall.h>
+#include <sys/time.h>
+#include <time.h>
+#include <unistd.h>
+
+/* Whether we are on the node that is meant: a rank is where its directory is, a pod has a name. */
+static int meant(void)
+{
+    const char *session = getenv("TEST_SESSION"), *directory = getenv("DOVETAIL_DIR");
+    const char *only = getenv("TEST_NODE"), *node = getenv("NODE_NAME");
+    if (!only)
+        return 1;
+    return directory ? strstr(directory, session) != NULL : node && strcmp(only, node) == 0;
+}
+
+static long wrong(void)
+{
+    static const volatile long long *said;
+    const char *name = getenv("TEST_CLOCK");
+    if (!name || !meant())
+        return 0;
+    if (!said) {
+        const int file = open(name, O_RDONLY | O_CLOEXEC);
+        void *there = file < 0 ? MAP_FAILED : mmap(NULL, 8, PROT_READ, MAP_SHARED, file, 0);
+        if (there == MAP_FAILED)
+            abort();
+        close(file);
+        said = there;
+    }
+    return (long)*said;
+}
+
+int clock_gettime(clockid_t id, struct timespec *t)
+{
+    const long code = syscall(SYS_clock_gettime, id, t);
+    if (code == 0 && id == CLOCK_REALTIME)
+        t->tv_sec += wrong();
+    return (int)code;
+}
+
+time_t time(time_t *t)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_REALTIME, &now);
+    if (t)
+        *t = now.tv_sec;
+    return now.tv_sec;
+}
+
+int gettimeofday(struct timeval *t, void *zone)
+{
+    struct timespec now;
+    (void)zone;
+    clock_gettime(CLOCK_REALTIME, &now);
+    t->tv_sec = now.tv_sec;
+    t->tv_usec = now.tv_nsec / 1000;
+    return 0;
+}
+"""
+# `dovetail run` whose pods have these variables besides.
+WITH_VARIABLES = """
+import json, sys
+from dovetail import cli, manifests
+made = manifests._pod
+def more(*words, **options):
+    pod = made(*words, **options)
+    extra = json.loads(sys.argv[1])
+    pod["containers"][0]["env"] += [{"name": k, "value": v} for k, v in extra.items()]
+    return pod
+manifests._pod = more
+sys.exit(cli.main(sys.argv[2:]))
+"""
+
+
+@pytest.fixture(scope="module")
+def clock(site):
+    """A fake, as no namespace has a real-time clock of its own: a library to preload.
+
+    It moves the clock of dynamic programs: the controller's, or the agents', entries' and ranks'
+    on one node. Kubernetes itself, linked statically, keeps the right time. Returns the
+    variables for it, and a function that sets the clock.
+    """
+    source, library, value = (site.case / name for name in ("clock.c", "clock.so", "clock"))
+    source.write_text(CLOCK)
+    words = ["cc", "-O1", "-Wall", "-Werror", "-shared", "-fPIC", "-o", library, source]
+    subprocess.run(words, check=True)
+    value.touch(mode=0o644)
+    for path in (library, value):
+        path.chmod(0o755)
+
+    def put(seconds):
+        with value.open("r+b" if value.stat().st_size else "wb") as file:
+            file.write(struct.pack("=q", seconds))
+
+    put(0)
+    return {"LD_PRELOAD": str(library), "TEST_CLOCK": str(value)}, put
+
+
+@pytest.mark.parametrize("wrong", [HOUR, -HOUR], ids=["fast", "slow"])
+def test_a_node_whose_clock_is_wrong_disturbs_no_run(site, worker, out, clock, wrong):
+    variables, put = clock
+    put(wrong)
+    session = sweep.shared_session("run", worker["node"]).rpartition("run")[2]
+    more = {"TEST_NODE": worker["node"], "TEST_SESSION": session}
+    program = ("-c", WITH_VARIABLES, json.dumps({**variables, **more}))
+    run = spread(site, out, witnessed(site, out, 20, 30), program=program)
+    assert enough(site, out, run) == {"sim": 0}
+    times = [int(path.read_text()) for path in (site.folder / out).glob("sim/clock.*")]
+    assert max(times) - min(times) > HOUR / 2, "one rank had the wrong time"
+
+
+def test_a_controllers_clock_that_jumps_in_mid_run_disturbs_nothing(site, worker, out, clock):
+    variables, put = clock
+    put(0)
+    run = spread(site, out, witnessed(site, out, 20, 30), **variables)
+    for wrong in (HOUR, 0, HOUR):
+        put(wrong)
+        site.until_iterating("sim", out=out)
+    assert enough(site, out, run) == {"sim": 0}
+    assert len(site.of("Started", out)) == 1, "nothing ran twice"

@@ -1,0 +1,33 @@
+# SPDX-License-Identifier: LGPL-3.0-or-later
+"""Simulations as pods on the real cluster, from start to end.
+
+As root both users are tried, an ordinary one and root itself; as a user only that user.
+"""
+
+from __future__ import annotations
+
+import pytest
+from support import cluster_runs
+from support.clusters import modes
+
+pytestmark = pytest.mark.kube
+
+
+@pytest.fixture(scope="module", params=modes())
+def site(request, binaries):
+    found = cluster_runs.made(binaries, request.param == "rootless")
+    yield found
+    found.close()
+
+
+def test_two_imbalanced_simulations_run_at_once_and_leave_nothing(site):
+    plan = site.plan(site.busy(10, 30, iterations=300, count=2))
+    run = site.start(plan)
+    assert site.end(run) == 0, site.errors()
+    assert set(site.states().values()) == {"done"}
+    assert site.summary()["n_max"] == 2, "each rank sleeps: they fit beside each other"
+    site.nothing_left()
+
+
+def test_the_manifests_are_what_the_server_takes(site):
+    assert site.apply("operator-manifests", "--dry-run=server").count("server dry run") == 13

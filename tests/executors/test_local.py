@@ -1,0 +1,230 @@
+# SPDX-License-Identifier: LGPL-3.0-or-later
+"""The local executor starts simulations, ends them, and says how they ended."""
+
+from __future__ import annotations
+
+import os
+import signal
+from types import SimpleNamespace
+
+import pytest
+from dovetail.core import protocol
+from dovetail.core.errors import BadInput
+from dovetail.executors.local.executor import LocalExecutor
+from dovetail.mpi import page
+from support.local_runs import share, site, wait_for  # noqa: F401
+
+pytestmark = pytest.mark.unit
+
+ENDINGS = {
+    "one that succeeds has no reason": ("exit 0", (), 0, ""),
+    "one that fails is explained by what it printed": (
+        "echo working; echo 'Error: no mesh'; exit 3", (), 3, "exit code 3: Error: no mesh"),
+    "one that crashes is explained by the signal": (
+        "kill -SEGV $$", (), 139, "killed by signal 11: Segmentation fault"),
+    "OpenFOAM's own error is found": (
+        "echo '--> FOAM FATAL ERROR: '; echo 'cannot find file \"U\"'; echo bye; exit 1", (), 1,
+        'exit code 1: FOAM FATAL ERROR: cannot find file "U" bye'),
+    "a prepare step that fails is named": (
+        "true", ("echo no dictionary; exit 4",), 4,
+        "prepare step 'sh -c 'echo no dictionary; exit 4'' failed with exit code 4: no dictionary"),
+    "prepare steps run in order in the copy": (
+        "grep -q 'as changed' input", ("echo as changed > input", "grep changed input"), 0, ""),
+    "one that leaves a daemon ends all the same": (
+        "setsid sleep 1000 & exit 0", (), 0, ""),
+    "a daemon without its environment ends too": (
+        "env -i setsid /bin/sleep 1000 >/dev/null 2>&1 & exit 0", (), 0, ""),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", ENDINGS.values(), ids=ENDINGS.keys())
+def test_an_ending_is_reported(site, case):  # noqa: F811
+    script, prepare, code, reason = case
+    executor = site.executor()
+    executor.launch(site.spec("sim", script, *prepare), share())
+    finished = site.until(executor, "sim")
+    assert (finished.code, finished.reason) == (code, reason)
+    assert (site.case / "input").read_text() == "as delivered\n"
+
+
+def test_a_command_that_does_not_exist_is_said_so(site):  # noqa: F811
+    executor = site.executor()
+    executor.launch(site.spec("sim", "", command=("nosuchprogram",)), share())
+    assert "nosuchprogram" in site.until(executor, "sim").reason
+
+
+def test_a_case_that_does_not_exist_is_said_so(site):  # noqa: F811
+    executor = site.executor()
+    executor.launch(site.spec("sim", "true", case="/nonexistent/case"), share())
+    finished = site.until(executor, "sim")
+    assert finished.code == 1
+    assert finished.reason.startswith("copying the case failed")
+    assert "No such file" in finished.reason
+
+
+def test_started_comes_after_prepare_and_before_finished(site):  # noqa: F811
+    executor = site.executor()
+    executor.launch(site.spec("sim", "true", "true"), share())
+    site.until(executor, "sim")
+    assert [type(event) for event in site.events] == [protocol.Started, protocol.Finished]
+
+
+def test_a_finished_simulation_has_no_traces_before_the_run_ends(site):  # noqa: F811
+    executor = site.executor()
+    executor.launch(site.spec("sim", "setsid sleep 1000 &"), share())
+    site.until(executor, "sim")
+    assert os.listdir(executor.session) == ["owner"]
+    assert sorted(os.listdir(site.directory / "run" / "sim")) == ["case", "log"]
+    assert sum("process" in trace for trace in site.traces()) == 1  # the warden
+
+
+def test_a_simulation_can_run_again_from_a_fresh_copy(site):  # noqa: F811
+    executor = site.executor()
+    for _ in range(2):
+        executor.launch(site.spec("sim", "grep delivered input && echo changed > input"), share())
+        assert site.until(executor, "sim").reason == ""
+
+
+def test_launching_does_not_wait_for_the_simulation(site):  # noqa: F811
+    executor = site.executor()
+    for number in range(5):
+        executor.launch(site.spec(f"sim{number}", "sleep 1000"), share())
+    assert not any(isinstance(event, protocol.Finished) for event in executor.observe(0.0))
+
+
+STOPS = {
+    "one that hangs is stopped": "sleep 1000",
+    "one that ignores SIGTERM is stopped": "trap '' TERM; while :; do sleep 1000; done",
+    "one that stands still is stopped": "kill -STOP $$",
+}
+
+
+@pytest.mark.parametrize("script", STOPS.values(), ids=STOPS.keys())
+def test_stop_ends_it(site, script):  # noqa: F811
+    executor = site.executor()
+    executor.launch(site.spec("sim", script), share())
+    site.until(executor, "sim", protocol.Started)
+    executor.stop("sim", "no progress for 60 s")
+    finished = site.until(executor, "sim")
+    assert finished.code != 0
+    assert finished.reason == "stopped: no progress for 60 s"
+
+
+def test_stop_lets_it_end_by_itself_first(site):  # noqa: F811
+    executor = site.executor()
+    script = "trap 'echo saved; exit 0' TERM; echo ready; while :; do sleep 0.1; done"
+    executor.launch(site.spec("sim", script), share())
+    site.until(executor, "sim", protocol.Started)
+    wait_for(lambda: "ready" in site.log("sim"))
+    executor.stop("sim", "enough")
+    site.until(executor, "sim")
+    assert "saved" in site.log("sim")
+
+
+def test_stop_works_while_it_is_being_prepared(site):  # noqa: F811
+    executor = site.executor()
+    executor.launch(site.spec("sim", "true", "sleep 1000"), share())
+    executor.stop("sim", "enough")
+    assert site.until(executor, "sim").reason == "stopped: enough"
+    assert not any(isinstance(event, protocol.Started) for event in site.events)
+
+
+def test_a_flood_of_output_is_cut_in_the_middle(site):  # noqa: F811
+    executor = site.executor(log_limit=2 << 20)
+    executor.launch(site.spec("sim", "echo first; yes | head -c 30000000; echo last"), share())
+    assert site.until(executor, "sim").code == 0
+    log = site.log("sim")
+    assert log.startswith("first\n")
+    assert log.endswith("last\n")
+    assert len(log) < (2 << 20) + 100
+    assert "left out" in executor.results["sim"].trouble
+
+
+def test_a_full_disk_does_not_end_the_simulation(site):  # noqa: F811
+    (site.directory / "run" / "sim").mkdir(parents=True)
+    os.symlink("/dev/full", site.directory / "run" / "sim" / "log")
+    executor = site.executor()
+    executor.launch(site.spec("sim", "yes | head -c 1000000; exit 5"), share())
+    assert site.until(executor, "sim").code == 5
+    assert "No space left" in executor.results["sim"].trouble
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root may limit a file system's size")
+def test_a_full_disk_under_the_case_is_said_so(site):  # noqa: F811
+    small = site.directory / "run"
+    small.mkdir()
+    assert os.system(f"mount -t tmpfs -o size=64k none {small}") == 0
+    try:
+        (site.case / "large").write_bytes(b"x" * (1 << 20))
+        executor = site.executor()
+        executor.launch(site.spec("sim", "true"), share())
+        finished = site.until(executor, "sim")
+        assert finished.code == 1
+        assert "No space left" in finished.reason
+    finally:
+        os.system(f"umount {small}")
+
+
+def test_iterations_come_from_the_log_where_ranks_tell_nothing(site, monkeypatch):  # noqa: F811
+    rank = {"world": 0, "iteration_source": "none", "pid": 1, "start_ticks": 1, "peak_rss": 7}
+    rank.update(cpu_s=1.0, useful_s=2.0, mpi_s=3.0)
+    both = [SimpleNamespace(rank=number, **rank) for number in (1, 0)]
+    monkeypatch.setattr(page, "read_pages", lambda directory: both)
+    executor = site.executor(origin=0.0)
+    script = "echo Time = 1; printf 'Time ='; sleep 0.1; printf ' 2\\nno Time = 9\\nTime = 3\\n'"
+    executor.launch(site.spec("sim", f'[ "$RANK" = 1 ] || {{ {script}; }}', ranks=2), share())
+    site.until(executor, "sim")
+    samples = [event for event in site.events if isinstance(event, protocol.Sampled)]
+    assert samples[-1].ranks.iterations == (3, 3)
+    assert samples[-1].ranks.memory == (7, 7)
+    assert samples[-1].ranks.stamp[0] > 0
+
+
+def test_a_process_that_took_over_an_id_is_not_moved(site, monkeypatch):  # noqa: F811
+    other = os.getpid()
+    rank = SimpleNamespace(rank=0, world=0, pid=other, start_ticks=1, iteration_source="none")
+    for key in ("peak_rss", "cpu_s", "useful_s", "mpi_s"):
+        setattr(rank, key, 0)
+    monkeypatch.setattr(page, "read_pages", lambda directory: [rank])
+    with open("/proc/self/cgroup") as file:
+        before = file.read()
+    executor = site.executor()
+    executor.launch(site.spec("sim", "sleep 1000", ranks_per_pod=1), share())
+    site.until(executor, "sim", protocol.Sampled)
+    with open("/proc/self/cgroup") as file:
+        assert file.read() == before
+
+
+def test_a_rank_killed_with_9_fails_the_simulation(site):  # noqa: F811
+    executor = site.executor()
+    script = 'echo $$ > "$DOVETAIL_TEST/pid.$RANK"; exec sleep 5$RANK'
+    executor.launch(site.spec("sim", script, ranks=2), share())
+    pids = [site.directory / f"pid.{rank}" for rank in (0, 1)]
+    wait_for(lambda: all(pid.exists() and pid.read_text().strip() for pid in pids))
+    for pid in pids:
+        os.kill(int(pid.read_text()), signal.SIGKILL)
+    finished = site.until(executor, "sim")
+    assert (finished.code, finished.reason) == (137, "killed by signal 9: Killed")
+
+
+def test_fewer_cpus_are_the_only_ones_used(site):  # noqa: F811
+    executor = site.executor(cpus=1)
+    assert executor.capacity().cpu == 1000
+    executor.launch(site.spec("sim", "grep Cpus_allowed_list /proc/self/status"), share())
+    site.until(executor, "sim")
+    first = min(os.sched_getaffinity(0))
+    assert f":\t{first}\n" in site.log("sim")
+
+
+@pytest.mark.parametrize("cpus", [0, -1, 100000])
+def test_an_absurd_number_of_cpus_is_refused(tmp_path, cpus):
+    with pytest.raises(BadInput, match="cpus"):
+        LocalExecutor(tmp_path, cpus=cpus)
+
+
+def test_closing_twice_is_safe(site):  # noqa: F811
+    executor = site.executor()
+    executor.launch(site.spec("sim", "sleep 1000"), share())
+    executor.close()
+    executor.close()
+    assert executor.results["sim"].reason == "stopped: the run ended"

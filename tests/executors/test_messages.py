@@ -1,0 +1,112 @@
+# SPDX-License-Identifier: LGPL-3.0-or-later
+"""Messages come out of the wire as they went in, and nothing else comes out."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from dovetail.executors.pods import messages, rsh_agent
+from dovetail.mpi import launcher
+from hypothesis import given
+from hypothesis import strategies as st
+
+pytestmark = pytest.mark.unit
+
+SAMPLE = messages.Sample(
+    1.5, {"sim": {"0": [3, 1.25, 0.5, 0.25, 0.25, 1 << 40]}}, {"sim": [2, 1.0]}
+)
+MESSAGES = [
+    messages.Hello("node", "secret"),
+    SAMPLE,
+    messages.Run("sim", {"ranks": 2, "command": ["a", "b c"]}, [{"address": "::1", "ranks": 2}]),
+    messages.Freeze("sim", True),
+    messages.Spawn("sim", 1, 0, 7, "orted", {"A": "\udcff"}, "/dev/shm/x"),
+    messages.Spawned("sim", 0, 7, False, 0, ""),
+    messages.Joined(),
+]
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 5, 7, 100, 10000])
+def test_messages_survive_in_whatever_pieces_they_come(size):
+    data = b"".join(map(messages.encode, MESSAGES))
+    decoder = messages.Decoder()
+    found = []
+    for start in range(0, len(data), size):
+        found += decoder.feed(data[start : start + size])
+    assert found == MESSAGES
+
+
+WRONG = {
+    "too long": messages.LENGTH.pack(messages.LONGEST + 1),
+    "not JSON": b"{",
+    "no object": b"[1]",
+    "no kind": b"{}",
+    "an unknown kind": b'{"kind":"Format"}',
+    "a kind that is none": b'{"kind":["Pod"]}',
+    "a field missing": b'{"kind":"Stop"}',
+    "a field too many": b'{"kind":"Stop","simulation":"s","x":1}',
+    "a wrong type": b'{"kind":"Stop","simulation":1}',
+    "a truth for a number": b'{"kind":"End","simulation":"s","code":true}',
+    "deep": b"[" * 100000,
+}
+
+
+@pytest.mark.parametrize("text", WRONG.values(), ids=WRONG.keys())
+def test_what_is_no_message_is_refused(text):
+    data = text if len(text) == 4 else messages.LENGTH.pack(len(text)) + text
+    with pytest.raises(messages.WireError):
+        messages.Decoder().feed(data)
+
+
+@given(st.binary(max_size=200))
+def test_any_bytes_give_messages_or_an_error(text):
+    decoder = messages.Decoder()
+    try:
+        found = decoder.feed(messages.LENGTH.pack(len(text)) + text)
+    except messages.WireError:
+        return
+    assert all(isinstance(message, tuple(messages.KINDS.values())) for message in found)
+
+
+@given(st.text(max_size=30), st.integers(), st.dictionaries(st.text(max_size=5), st.text()))
+def test_any_content_survives(name, number, environment):
+    message = messages.Spawn(name, number, 0, 1, name, environment, "")
+    assert messages.Decoder().feed(messages.encode(message)) == [message]
+    json.loads(messages.encode(message)[4:])
+
+
+def test_a_message_that_is_too_long_is_not_sent():
+    with pytest.raises(messages.WireError):
+        messages.encode(messages.Result("sim", 0, "x" * (messages.LONGEST + 1), ""))
+
+
+NETWORKS = {
+    "one": (["192.0.2.7"], "192.0.2.7/32"),
+    "neighbours": (["192.0.2.6", "192.0.2.7"], "192.0.2.6/31"),
+    "far apart": (["10.0.1.1", "10.0.200.9"], "10.0.0.0/16"),
+    "loopback": (["127.0.0.1", "127.5.6.7"], "127.0.0.0/8"),
+    "not of this kind": (["192.0.2.6", "2001:db8::1"], ""),
+}
+
+
+@pytest.mark.parametrize("case", NETWORKS.values(), ids=NETWORKS.keys())
+def test_the_network_of_all_nodes_is_the_smallest(case):
+    addresses, network = case
+    assert launcher.common_network(addresses) == network
+
+
+def test_ranks_are_in_the_groups_that_their_sizes_say():
+    sizes = [2, 0, 3, 1]
+    assert [rsh_agent.group_of(rank, sizes) for rank in range(7)] == [0, 0, 2, 2, 2, 3, -1]
+
+
+def test_host_files_keep_the_order_of_the_ranks():
+    hosts = [
+        {"address": a, "ranks": n}
+        for a, n in (("192.0.2.1", 2), ("192.0.2.2", 1), ("192.0.2.1", 1))
+    ]
+    files = launcher.host_files(hosts)
+    own = files["openmpi"].split()[0]
+    assert files["openmpi"].split() == [own, own, "192.0.2.2", own]
+    assert files["mpich"].split() == ["localhost:2", "192.0.2.2:1", "localhost:1"]

@@ -1,0 +1,302 @@
+# SPDX-License-Identifier: LGPL-3.0-or-later
+"""Which rank groups a simulation gets, what fits on the nodes, and the manifests."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from dovetail.core import protocol
+from dovetail.executors.kubernetes import manifests, placement
+from dovetail.executors.kubernetes.minicluster import minicluster
+from dovetail.executors.kubernetes.nodes import Nodes
+from dovetail.executors.kubernetes.placement import Room
+
+pytestmark = pytest.mark.unit
+GIB = 1 << 30
+
+
+def node(name, cpu="4", memory="8Gi", pods="110", ready="True", **spec):
+    return {
+        "metadata": {"name": name},
+        "spec": spec,
+        "status": {
+            "allocatable": {"cpu": cpu, "memory": memory, "pods": pods},
+            "conditions": [{"type": "Ready", "status": ready}],
+        },
+    }
+
+
+def pod(on, cpu="500m", memory="1Gi", phase="Running", namespace="kube-system", has=None, **meta):
+    container = {"name": "main", "resources": {"requests": {"cpu": cpu, "memory": memory}}}
+    status = {"phase": phase}
+    if has:
+        status["containerStatuses"] = [{"name": "main", "allocatedResources": {"cpu": has}}]
+    return {
+        "metadata": {"name": "p", "namespace": namespace, **meta},
+        "spec": {"nodeName": on, "containers": [container]},
+        "status": status,
+    }
+
+
+QUANTITIES = [("2", 2000), ("1990m", 1990), ("0.5", 500), ("100u", 1), ("1e3m", 1000), (3, 3000)]
+
+
+@pytest.mark.parametrize(("text", "wanted"), QUANTITIES)
+def test_cpu_quantities_are_read_as_kubernetes_writes_them(text, wanted):
+    assert placement.millicores(text) == wanted
+
+
+@pytest.mark.parametrize(
+    ("text", "wanted"),
+    [("6Gi", 6 * GIB), ("128974848", 128974848), ("129M", 129 * 10**6), ("123Ki", 123 << 10)],
+)
+def test_memory_quantities_are_read_as_kubernetes_writes_them(text, wanted):
+    assert int(placement.quantity(text)) == wanted
+
+
+@pytest.mark.parametrize("text", ["", "many", "1Xi", "2 Gi"])
+def test_what_is_no_quantity_is_refused(text):
+    with pytest.raises(ValueError, match="no quantity"):
+        placement.quantity(text)
+
+
+def test_room_is_what_pods_that_are_not_over_leave():
+    nodes = [node("a"), node("b", cpu="2")]
+    pods = [pod("a"), pod("a", phase="Succeeded"), pod("b", cpu="1500m"), pod("")]
+    assert placement.rooms(nodes, pods) == [
+        Room("a", 3500, 7 * GIB, 109),
+        Room("b", 500, 7 * GIB, 109),
+    ]
+
+
+def test_a_pod_that_is_being_made_smaller_counts_with_what_it_still_has():
+    assert placement.rooms([node("a")], [pod("a", cpu="100m", has="900m")])[0].cpu == 3100
+
+
+@pytest.mark.parametrize(
+    "closed",
+    [
+        node("a", ready="False"),
+        node("a", ready="Unknown"),
+        node("a", unschedulable=True),
+        node("a", taints=[{"effect": "NoSchedule"}]),
+    ],
+)
+def test_nodes_that_take_no_pods_have_no_room(closed):
+    assert placement.rooms([closed], []) == []
+
+
+def test_all_ranks_are_one_group_where_one_node_has_room():
+    free = [Room("a", 4000, GIB, 9), Room("b", 4000, GIB, 9)]
+    assert placement.groups(4, 0, (1000,) * 4, 0, free) == [4]
+
+
+def test_ranks_are_divided_over_as_few_nodes_as_hold_them():
+    free = [Room("a", 3000, GIB, 9), Room("b", 2000, GIB, 9), Room("c", 2000, GIB, 9)]
+    assert placement.groups(5, 0, (1000,) * 5, 0, free) == [3, 2]
+    assert placement.groups(7, 0, (1000,) * 7, 0, free) == [3, 2, 2]
+
+
+def test_heavy_ranks_are_divided_by_their_load():
+    free = [Room("a", 1000, GIB, 9), Room("b", 1000, GIB, 9)]
+    assert placement.groups(4, 0, (900, 300, 300, 300), 0, free) == [1, 3]
+
+
+def test_memory_divides_ranks_as_well():
+    free = [Room("a", 9000, 2 * GIB, 9), Room("b", 9000, 2 * GIB, 9)]
+    assert placement.groups(4, 0, (100,) * 4, 3 * GIB, free) == [2, 2]
+
+
+def test_the_user_may_ask_for_a_rank_per_pod():
+    assert placement.groups(5, 2, (100,) * 5, 0, []) == [2, 2, 1]
+    assert placement.groups(3, 1, (100,) * 3, 0, []) == [1, 1, 1]
+
+
+LACKS = [
+    ([3000], [1], "3000m of CPU, and at most 2000m are free"),
+    ([1500, 1500, 1500], [1] * 3, "1500m of CPU, and at most 500m"),
+    ([100], [9 * GIB], "9216 MiB of memory, and at most 4096 MiB"),
+    ([1] * 7, [1] * 7, "no node takes another pod"),
+    ([2000, 1000, 1000], [1] * 3, ""),
+]
+
+
+@pytest.mark.parametrize(("cpu", "memory", "why"), LACKS)
+def test_what_does_not_fit_all_at_once_does_not_fit(cpu, memory, why):
+    free = [Room("a", 2000, 4 * GIB, 3), Room("b", 2000, 4 * GIB, 3)]
+    nodes, said = placement.placed(cpu, memory, free)
+    assert why in said if why else said == ""
+    assert len(nodes) == (0 if why else len(cpu))
+
+
+def test_no_node_at_all_is_said_so():
+    assert placement.placed([1], [1], []) == ({}, "no node is ready")
+
+
+def test_a_light_group_leaves_the_room_that_the_heavy_one_needs():
+    free = [Room("empty", 980, GIB, 9), Room("busy", 380, GIB, 9)]
+    assert placement.placed([300, 900], [1, 1], free) == ({0: "busy", 1: "empty"}, "")
+
+
+def test_a_quota_that_would_be_exceeded_is_named():
+    quota = {
+        "metadata": {"name": "site"},
+        "status": {"hard": {"requests.cpu": "2"}, "used": {"requests.cpu": "1500m"}},
+    }
+    assert placement.over_quota([quota], [500], [1]) == ""
+    said = placement.over_quota([quota], [300, 300], [1, 1])
+    assert said == "quota site has 0.5 of 2 requests.cpu left, and 0.6 are needed"
+
+
+def test_a_whole_node_is_offered_and_requests_leave_room_for_the_agent():
+    nodes = Nodes((None, None))
+    nodes.listed([node("a", cpu="2")], [])
+    assert nodes.capacity.cpu == 2000
+    asked = nodes.divided([2, 2], (500, 500, 500, 500))
+    assert sum(asked) + manifests.AGENT_CPU <= 2000
+    assert asked[0] == asked[1]
+
+
+def test_limits_of_the_plan_bound_the_offer():
+    nodes = Nodes((3000, GIB))
+    nodes.listed([node("a", cpu="2"), node("b", cpu="2")], [pod("b")])
+    assert [(one.name, one.cpu) for one in nodes.capacity.nodes] == [("a", 2000), ("b", 1000)]
+    assert nodes.capacity.memory == GIB
+
+
+def test_pods_on_a_node_ask_for_no_more_than_it_has():
+    nodes = Nodes((None, None))
+    nodes.listed([node("a", cpu="1"), node("b", cpu="3")], [])
+    room = 1000 - manifests.AGENT_CPU
+    assert nodes.fitted("a", [200, 300], 100) == [200, 300]
+    assert nodes.fitted("a", [500, 1500], 0) == [room // 4, room * 3 // 4]
+    assert nodes.fitted("a", [500, 1500], 580) == [100, 300]
+    assert nodes.fitted("b", [500, 1500], 580) == [500, 1500]
+    assert nodes.fitted("a", [500, 1500], room) == [500, 1500], "it shall be refused"
+    assert nodes.fitted("gone", [500], 0) == [500]
+
+
+def test_a_node_is_lost_only_when_it_and_its_agent_are_silent_for_long():
+    nodes = Nodes((None, None))
+    nodes.listed([node("a", ready="Unknown")], [])
+    assert nodes.lost(0.0, {"a"}, {"a"}) == {}
+    assert nodes.lost(100.0, {"a"}, {"a"}) == {}, "its agent talks"
+    assert nodes.lost(200.0, set(), {"a"}) == {}
+    assert nodes.lost(210.0, set(), {"a"}) == {}
+    assert nodes.lost(230.0, set(), {"a"}) == {"a": "it is not ready"}
+
+
+SPEC = protocol.Spec("sim", "sim", "/tmp", 3, (1.0,) * 3, ("true",))
+
+
+def made(**more):
+    seen = manifests.Folders(("/usr", "/tmp"), ("/dev/shm", "/out"))
+    return manifests.job("abc123", SPEC, "sim", [2, 1], [700, 300], [GIB, GIB], seen, **more)
+
+
+def test_a_simulation_is_an_indexed_job_with_requests_and_no_limits():
+    job = made()
+    assert job["metadata"]["name"] == "sim-abc123"
+    spec = job["spec"]
+    assert (spec["completionMode"], spec["completions"], spec["backoffLimit"]) == ("Indexed", 2, 0)
+    resources = spec["template"]["spec"]["containers"][0]["resources"]
+    assert resources == {"requests": {"cpu": "500m", "memory": str(GIB)}}
+    assert manifests.sizes_of(job) == [2, 1]
+
+
+def test_what_is_only_read_is_mounted_so():
+    container = made()["spec"]["template"]["spec"]["containers"][0]
+    mounts = {one["mountPath"]: one.get("readOnly", False) for one in container["volumeMounts"]}
+    assert mounts == {"/usr": True, "/tmp": True, "/dev/shm": False, "/out": False}
+
+
+def test_names_fit_what_kubernetes_allows():
+    long = "a" * 33 + ".abcdef"
+    assert len(manifests.job_name("123456", long) + "-99999") <= 63
+
+
+def test_pods_see_programs_cases_and_commands_and_no_folder_twice(tmp_path):
+    case, tools = tmp_path / "case", tmp_path / "tools"
+    case.mkdir()
+    tools.mkdir()
+    spec = protocol.Spec("s", "s", str(case), 1, (1.0,), (f"{tools}/solver", "-x"))
+    seen = manifests.folders([spec], tmp_path / "out")
+    assert str(case) in seen.read
+    assert str(tools) in seen.read
+    assert "/usr/bin" not in seen.read, "it is in /usr"
+    assert seen.written == ("/dev/shm", str(tmp_path / "out"))
+    assert len(set(seen.read)) == len(seen.read)
+
+
+def test_every_manifest_is_in_the_kustomization():
+    top = Path(__file__).resolve().parents[2] / "operator-manifests"
+    listed = (top / "kustomization.yaml").read_text()
+    for file in top.glob("*.yaml"):
+        assert file.name == "kustomization.yaml" or f"- {file.name}" in listed
+
+
+# The operator's schema (June 2026), of the fields that we use; a mapping's values follow `*`.
+RESOURCES = {"requests": {"*": str}, "limits": {"*": str}}
+MINICLUSTER = {
+    "size": int,
+    "tasks": int,
+    "interactive": bool,
+    "jobLabels": {"*": str},
+    "containers": [
+        {
+            "image": str,
+            "imagePullPolicy": str,
+            "command": str,
+            "launcher": bool,
+            "commands": {"pre": str, "post": str},
+            "environment": {"*": str},
+            "resources": RESOURCES,
+            "volumes": {"*": {"hostPath": str, "secretName": str, "path": str, "readOnly": bool}},
+        }
+    ],
+    "network": {"disableAffinity": bool, "headlessName": str},
+    "flux": {
+        "container": {"disable": bool, "image": str, "resources": RESOURCES},
+        "completeWorkers": bool,
+        "curveCert": str,
+        "scheduler": {"simple": bool, "queuePolicy": str},
+        "optionFlags": str,
+    },
+    "pod": {
+        "annotations": {"*": str},
+        "labels": {"*": str},
+        "restartPolicy": str,
+        "automountServiceAccountToken": bool,
+    },
+}
+
+
+def misfits(value, schema, where="spec"):
+    if isinstance(schema, dict):
+        for key, item in value.items():
+            inner = schema.get(key, schema.get("*"))
+            if inner is None:
+                yield f"{where}.{key}"
+            else:
+                yield from misfits(item, inner, f"{where}.{key}")
+    elif isinstance(schema, list):
+        for item in value:
+            yield from misfits(item, schema[0], where)
+    elif not isinstance(value, schema):
+        yield where
+
+
+def test_a_simulation_as_a_minicluster_fits_the_operators_schema():
+    seen = manifests.Folders(("/usr", "/opt"), ("/dev/shm", "/out"))
+    sizes, memory = [2, 1], [GIB, GIB]
+    where = "/opt/flux/bin", "/out/kubernetes/brokers"
+    thing = minicluster("abc123", SPEC, "sim", sizes, [700, 300], memory, seen, *where)
+    assert list(misfits(thing["spec"], MINICLUSTER)) == []
+    (container,) = thing["spec"]["containers"]
+    assert container["resources"] == {"requests": {"cpu": "500m", "memory": str(GIB)}}
+    paths = {one["path"]: one["readOnly"] for one in container["volumes"].values()}
+    seen_there = {"/usr": True, "/opt": True, "/dev/shm": False, "/out": False}
+    assert paths == {**seen_there, "/run/dovetail/curve": True}
+    images = {container["image"], thing["spec"]["flux"]["container"]["image"]}
+    assert images == {manifests.IMAGE}, "none of Flux's own is pulled"

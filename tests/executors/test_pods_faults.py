@@ -1,0 +1,290 @@
+# SPDX-License-Identifier: LGPL-3.0-or-later
+"""Agents, entries, hub and ranks die one at a time, and nothing is lost or left."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import ssl
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+from dovetail.executors.kubernetes.agent_hub import Hub
+from dovetail.executors.pods import messages
+from dovetail.host import child, processes, session
+from support.local_runs import wait_for
+from support.pod_processes import cluster, name_of  # noqa: F401
+
+pytestmark = pytest.mark.unit
+
+WAITS = "while [ ! -e go ]; do sleep 0.05; done; echo went"
+
+
+def go(cluster, name="sim"):  # noqa: F811
+    """Let a simulation that runs WAITS go on."""
+    (cluster.directory / "run" / name / "case" / "go").touch()
+
+
+def ranks(cluster, name="sim", node="one"):  # noqa: F811
+    """The processes of a simulation."""
+    return processes.members(f"DOVETAIL_DIR={cluster.session(node)}/{name}")
+
+
+def kill(started):
+    started.kill()
+    started.wait()
+
+
+def test_a_pod_that_is_killed_is_reported_and_nothing_of_it_is_left(cluster):  # noqa: F811
+    cluster.agent()
+    cluster.launch("sim", "trap '' TERM; setsid sleep 1000 & while :; do sleep 1000; done")
+    cluster.until(messages.Started, "sim")
+    wait_for(lambda: ranks(cluster))
+    kill(cluster.entries["sim", 0])
+    assert cluster.until(messages.Lost, "sim") == messages.Lost("sim", 0, "uid0")
+    wait_for(lambda: not ranks(cluster))
+    wait_for(lambda: not (cluster.session("one") / "sim").exists())
+    cluster.hub.tell(messages.End("sim", 1))
+
+
+def test_a_pod_that_is_deleted_tells_how_its_simulation_ended(cluster):  # noqa: F811
+    cluster.agent()
+    cluster.launch("sim", "sleep 1000")
+    cluster.until(messages.Started, "sim")
+    cluster.entries["sim", 0].terminate()
+    assert cluster.until(messages.Result, "sim").code == 143
+    assert cluster.entries["sim", 0].wait(120) == 143
+    assert not [m for _, m in cluster.heard if isinstance(m, messages.Lost)]
+
+
+@pytest.mark.parametrize("moment", ["before it is the program", "when it is forked"])
+def test_a_signal_to_a_program_that_is_about_to_start_ends_it(moment):
+    handled = signal.signal(signal.SIGTERM, lambda number, frame: None)
+    here, there = os.pipe()
+
+    def ready():
+        os.write(there, b"x")
+        time.sleep(5)  # in which it is to end
+
+    try:
+        pid = child.start(["true"], "/", dict(os.environ), {}, ready)
+        if moment == "before it is the program":
+            assert os.read(here, 1) == b"x"
+        os.killpg(pid, signal.SIGTERM)
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -signal.SIGTERM
+    finally:
+        signal.signal(signal.SIGTERM, handled)
+        os.close(here)
+        os.close(there)
+
+
+def test_a_simulation_goes_on_without_its_agent(cluster):  # noqa: F811
+    agent = cluster.agent()
+    cluster.launch("sim", WAITS)
+    cluster.until(messages.Started, "sim")
+    kill(agent)
+    cluster.until(messages.Gone)
+    cluster.agent()
+    assert cluster.until(messages.Pod, "sim") == messages.Pod("sim", 0, "uid0")
+    go(cluster)
+    assert cluster.until(messages.Result, "sim").code == 0
+    assert cluster.log("sim") == "went\n"
+    cluster.end("sim")
+
+
+def test_a_result_that_comes_while_the_agent_is_dead_is_kept(cluster):  # noqa: F811
+    agent = cluster.agent()
+    cluster.launch("sim", WAITS)
+    cluster.until(messages.Started, "sim")
+    kill(agent)
+    go(cluster)
+    wait_for(lambda: not ranks(cluster))
+    cluster.agent()
+    assert cluster.until(messages.Result, "sim").code == 0
+    kill(cluster.agents["one"])
+    cluster.agent()  # which says it again, and the hub does not
+    cluster.until(messages.Pod, "sim")
+    cluster.end("sim")
+    cluster.heard += cluster.hub.take()
+    assert not [m for _, m in cluster.heard if isinstance(m, (messages.Result, messages.Lost))]
+
+
+def test_a_pod_that_dies_while_the_agent_is_dead_is_found(cluster):  # noqa: F811
+    agent = cluster.agent()
+    cluster.launch("sim", "sleep 1000")
+    cluster.until(messages.Started, "sim")
+    kill(agent)
+    kill(cluster.entries["sim", 0])
+    cluster.agent()
+    assert cluster.until(messages.Lost, "sim").uid == "uid0"
+    wait_for(lambda: not (cluster.session("one") / "sim").exists())
+    cluster.hub.tell(messages.End("sim", 1))
+
+
+def test_a_hub_that_comes_back_is_told_all_it_missed(cluster):  # noqa: F811
+    cluster.agent()
+    cluster.launch("done", WAITS)
+    cluster.launch("goes-on", WAITS)
+    for name in ("done", "goes-on"):
+        cluster.until(messages.Started, name)
+    cluster.hub.close()
+    go(cluster, "done")
+    wait_for(lambda: not ranks(cluster, "done"))
+    before = cluster.hub
+    cluster.hub = Hub("127.0.0.1", cluster.directory / "hub")
+    assert (cluster.hub.port, cluster.hub.credentials()) == (before.port, before.credentials())
+    cluster.heard.clear()
+    assert cluster.until(messages.Result, "done").code == 0
+    cluster.until(messages.Pod, "goes-on")
+    cluster.until(messages.Started, "goes-on")
+    go(cluster, "goes-on")
+    assert cluster.until(messages.Result, "goes-on").code == 0
+    cluster.end("done")
+    cluster.end("goes-on")
+
+
+def test_without_a_controller_everything_ends(cluster):  # noqa: F811
+    agent = cluster.agent(DOVETAIL_ORPHAN_S="5")
+    cluster.launch("sim", "trap '' TERM; while :; do sleep 1000; done")
+    cluster.until(messages.Started, "sim")
+    cluster.hub.close()
+    assert cluster.entries["sim", 0].wait(120) == 143
+    assert agent.wait(120) == 0
+    wait_for(lambda: not cluster.traces(), lambda: f"still there: {cluster.traces()}")
+
+
+def test_an_agent_that_is_ended_while_it_starts_leaves_nothing(cluster):  # noqa: F811
+    agent = cluster.agent()
+    while not cluster.session("one").exists():
+        assert agent.poll() is None
+    agent.terminate()
+    assert agent.wait(120) == 0
+    assert not cluster.session("one").exists()
+
+
+def test_without_an_agent_a_pod_ends(cluster):  # noqa: F811
+    entry = cluster.entry("sim", DOVETAIL_ORPHAN_S="1")
+    assert entry.wait(120) == 143
+    agent = cluster.agent()
+    cluster.until(messages.Joined)
+    entry = cluster.entry("sim", DOVETAIL_ORPHAN_S="1")
+    cluster.until(messages.Pod, "sim")
+    kill(agent)
+    assert entry.wait(120) == 143
+    wait_for(lambda: not cluster.traces(), lambda: f"still there: {cluster.traces()}")
+
+
+def test_a_keeper_that_is_killed_is_named(cluster):  # noqa: F811
+    cluster.agent()
+    cluster.launch("sim", "setsid sleep 1000 & sleep 1000")
+    cluster.until(messages.Started, "sim")
+    wait_for(lambda: ranks(cluster))  # before, what becomes one has the keeper's name
+    (keeper,) = [
+        p for p in processes.members(cluster.token) if "dovetail.mpi.supervisor" in name_of(p)
+    ]
+    os.kill(keeper, signal.SIGKILL)
+    result = cluster.until(messages.Result, "sim")
+    assert (result.code, result.reason) == (137, "its keeper failed: ended by signal 9")
+    wait_for(lambda: not ranks(cluster))
+    cluster.end("sim", 1)
+
+
+def test_the_next_agent_sweeps_a_session_of_which_all_are_dead(cluster):  # noqa: F811
+    agent = cluster.agent()
+    cluster.launch("sim", "sleep 1000")
+    cluster.until(messages.Started, "sim")
+    kill(agent)
+    cluster.until(messages.Gone)
+    kill(cluster.entries["sim", 0])
+    old = cluster.session("one")
+    assert old.exists()
+    cluster.run += "b"
+    cluster.agent()
+    wait_for(lambda: not old.exists())
+    wait_for(cluster.hub.nodes)  # until then a signal ends it before it can leave its session
+
+
+def test_two_runs_on_a_node_leave_each_other_alone(cluster):  # noqa: F811
+    cluster.agent()
+    cluster.launch("sim", "sleep 1000")
+    cluster.until(messages.Started, "sim")
+    wait_for(lambda: ranks(cluster))
+    assert session.sweep() == []
+    assert ranks(cluster)
+    cluster.end("sim", 1)
+
+
+def test_a_simulation_runs_though_shared_memory_is_full(cluster):  # noqa: F811
+    small = 'mount -t tmpfs -o size=4k small /dev/shm && exec "$@"'
+    prefix = ("unshare", "--mount", "sh", "-c", small, "sh")
+    if subprocess.run([*prefix, "true"], capture_output=True).returncode:
+        pytest.skip("cannot make namespaces here")
+    agent = cluster.agent("one", *prefix)
+    cluster.until(messages.Joined)
+    inside = ("nsenter", "--mount", "--target", str(agent.pid))
+    cluster.launch("sim", "echo Time = 1; echo Time = 2; exit 4", prefix=inside)
+    result = cluster.until(messages.Result, "sim")
+    assert (result.code, result.trouble) == (4, "")
+    cluster.end("sim", 4)
+
+
+STRANGERS = {
+    "says nothing": b"",
+    "speaks without TLS": None,
+    "has another token": messages.encode(messages.Hello("one", "0" * 64)),
+    "begins with another message": messages.encode(messages.Result("sim", 0, "", "")),
+    "sends a long message": messages.LENGTH.pack(1 << 30),
+    "sends no message": messages.LENGTH.pack(2) + b"[]",
+    "sends an unfinished message": messages.LENGTH.pack(200) + b'{"kind":"Hello"',
+}
+
+
+@pytest.mark.parametrize("words", STRANGERS.values(), ids=STRANGERS.keys())
+def test_a_stranger_hears_nothing(cluster, words, monkeypatch):  # noqa: F811
+    monkeypatch.setattr("dovetail.executors.kubernetes.agent_hub._PATIENCE", 1.0)
+    with socket.create_connection(("127.0.0.1", cluster.hub.port), 120) as plain:
+        if words is None:
+            plain.sendall(
+                messages.encode(messages.Hello("one", cluster.hub.credentials()["token"]))
+            )
+            assert not plain.recv(100).startswith(b"{")
+        else:
+            context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+            context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+            with context.wrap_socket(plain) as link:
+                link.sendall(words)
+                assert link.recv(100) == b""
+    assert cluster.hub.nodes() == set()
+    assert cluster.hub.take() == []
+
+
+def test_an_agent_says_nothing_to_a_hub_with_another_certificate(cluster, tmp_path):  # noqa: F811
+    other = Hub("127.0.0.1", tmp_path / "other")
+    try:
+        for name in ("address", "socket", "token"):
+            (cluster.credentials / name).write_text(other.credentials()[name])
+        cluster.agent()
+        cluster.entry("sim")
+        wait_for(lambda: (cluster.session("one") / "sim" / "pod.0").exists())
+        assert other.nodes() == set()
+        cluster.write_credentials()  # the right ones come late
+        cluster.until(messages.Pod, "sim")
+        assert other.take() == []
+        cluster.end("sim", 1)
+    finally:
+        other.close()
+
+
+def test_secrets_are_in_private_files(cluster):  # noqa: F811
+    folder = cluster.directory / "hub"
+    assert folder.stat().st_mode & 0o777 == 0o700
+    assert {path.name: path.stat().st_mode & 0o77 for path in folder.iterdir()}["hub.key"] == 0
+    assert Path(folder, "token").stat().st_mode & 0o77 == 0
+    agent = cluster.agent()
+    cluster.until(messages.Joined)
+    token = cluster.hub.credentials()["token"]
+    for name in ("cmdline", "environ"):
+        assert token.encode() not in Path(f"/proc/{agent.pid}/{name}").read_bytes()

@@ -1,0 +1,291 @@
+# SPDX-License-Identifier: LGPL-3.0-or-later
+"""Batch jobs with Kubernetes, and what is lost in them.
+
+Every test ends with a look for what is left: processes, folders, control groups, mounts.
+"""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from support.flux_batch import Flux, eventually, ordinary_user
+
+pytestmark = pytest.mark.flux
+
+
+@pytest.fixture
+def flux(request):
+    """An instance; the parameter, if there is one, is what schedules it and all inside it."""
+    made = Flux(scheduler=getattr(request, "param", "sched-simple"))
+    yield made
+    made.close()
+
+
+either = pytest.mark.parametrize("flux", ["sched-simple", "sched-fluxion-qmanager"], indirect=True)
+
+
+@pytest.fixture
+def user(binaries):
+    with ordinary_user(binaries, 2) as made:
+        yield made
+
+
+def test_an_ordinary_user_needs_no_more_than_a_batch_script(user):
+    user.plan()
+    job = user.batch("""
+        set -ex
+        flux dovetail submit --wait-up plan.yaml
+        flux dovetail wait --all
+        flux dovetail kubectl get nodes -o name | grep -c ^node/
+        ls -ld /tmp/dovetail-$(id -u)-*
+        flux dovetail report""", size=2)  # fmt: skip
+    output = user.output(job)
+    assert user.code(job) == 0, output
+    assert "run 1: 2 of 2 simulations done" in output
+    assert output.count("drwx------") == 2
+    user.nothing_left()
+
+
+@either
+def test_a_hybrid_batch_script_runs_to_its_end(flux):
+    flux.plan()
+    job = flux.batch("""
+        set -ex
+        flux dovetail submit --wait-up plan.yaml
+        flux dovetail kubectl -n default get nodes -o name | grep -c ^node/
+        flux run -N2 echo bare metal
+        flux dovetail wait --all
+        flux dovetail report
+        test -s dovetail-out-1/report.html
+        flux dovetail logs 1 | grep 'sim-1 starts'
+        flux dovetail status""")
+    output = flux.output(job)
+    assert flux.code(job) == 0, output
+    lines = output.splitlines()
+    assert "2" in lines
+    assert lines.count("bare metal") == 2
+    assert f"run 1: 2 of 2 simulations done; {flux.work}/dovetail-out-1/report.html" in lines
+    assert "Kubernetes is up" in lines
+    flux.nothing_left()
+
+
+def test_nothing_is_lost_when_the_module_is_killed_reloaded_or_away(flux):
+    flux.plan("until [ -e go ]; do sleep 0.2; done")
+    submit = "flux dovetail submit --wait-up plan.yaml\n"
+    job = flux.batch(f"{submit}{submit}sleep 1000")
+    uri = flux.inside(job)
+    flux.run("dovetail", "up", uri=uri)
+    states = ["running", "waiting"]
+    assert eventually(lambda: [r["state"] for r in flux.status(uri)["runs"]] == states)
+    before = flux.status(uri)
+    begun(flux, "sim-1")  # its plan was read
+    flux.plan(count=1)  # what the second run will find
+    flux.kill("module-python-exec", "dovetail.py")
+    assert eventually(lambda: not flux.works(uri))
+    let_go(flux, "sim-1")
+    begun(flux, "sim-2")
+    flux.run("module", "load", "dovetail", uri=uri)
+    after = flux.status(uri)
+    assert [r["state"] for r in after["runs"]] == states
+    assert eventually(lambda: flux.status(uri)["phase"] == "up")
+    assert [s["node"] for s in flux.status(uri)["slices"]] == [s["node"] for s in before["slices"]]
+    assert eventually(lambda: names(flux, uri) == ["sim-1", "sim-2"]), names(flux, uri)
+    flux.run("module", "reload", "dovetail", uri=uri)
+    let_go(flux, "sim-2")
+    flux.run("dovetail", "wait", "--all", uri=uri)
+    assert [r["state"] for r in flux.status(uri)["runs"]] == ["done", "done"]
+    assert eventually(lambda: names(flux, uri) == ["sim", "sim-1", "sim-2"])
+    flux.run("module", "remove", "dovetail", uri=uri)
+    flux.kill("flux-dovetail slice --number 1")
+    flux.run("module", "load", "dovetail", uri=uri)
+    assert eventually(lambda: [s["number"] for s in flux.status(uri)["slices"]] == [0, 2])
+    flux.run("dovetail", "up", uri=uri)
+    nodes = flux.run("dovetail", "kubectl", "get", "nodes", "-o", "name", uri=uri).split()
+    assert sorted(nodes) == sorted(f"node/{s['node']}" for s in flux.status(uri)["slices"])
+    assert flux.run("dovetail", "submit", "plan.yaml", uri=uri) == "3"
+    flux.run("cancel", job)
+    flux.wait(job)
+    flux.nothing_left()
+
+
+def names(flux, uri):
+    """The simulations' jobs, past and present."""
+    lines = flux.run("jobs", "-ano", "{name}", uri=uri).splitlines()
+    return sorted(line for line in lines if line.startswith("sim"))
+
+
+def begun(flux, name):
+    """The case of a simulation of the first run, once it is there."""
+    folder = flux.work / "dovetail-out-1" / name
+    assert eventually(lambda: list(folder.rglob("input"))), name
+    return next(folder.rglob("input"))
+
+
+def let_go(flux, name="sim-1"):
+    """Let a simulation go on: its command waits for a file in its case."""
+    begun(flux, name).with_name("go").touch()
+
+
+def test_every_simulation_is_a_job(flux):
+    flux.plan("echo begun; until [ -e go ]; do sleep 0.2; done; echo over; exit 7", count=4)
+    job = flux.batch("flux dovetail submit --wait-up plan.yaml; sleep 1000")
+    uri = flux.inside(job)
+
+    def running(name):
+        words = ("jobs", "-no", "{id}", "--filter=running", f"--name={name}")
+        return flux.run(*words, uri=uri)
+
+    def ended(job):
+        flux.run("job", "wait-event", job, "clean", uri=uri)
+        return flux.run("jobs", "-no", "{status} {returncode} {inactive_reason}", job, uri=uri)
+
+    assert eventually(lambda: running("sim-1"))
+    first = running("sim-1")
+    used = json.loads(flux.run("resource", "R", "-s", "allocated", uri=uri))
+    let_go(flux)
+    assert "over" in flux.run("job", "attach", first, uri=uri, code=7)
+    assert used == json.loads(flux.run("resource", "R", "-s", "allocated", uri=uri))
+    assert ended(first) == "FAILED 7 Exit 7"
+    assert eventually(lambda: running("sim-2"))
+    lost = running("sim-2")
+    begun(flux, "sim-2")
+    pods = ("pods", "--namespace=dovetail", "-l", "batch.kubernetes.io/job-completion-index")
+    flux.run("dovetail", "kubectl", "delete", *pods, "--wait=false", uri=uri)
+    assert ended(lost).startswith("FAILED 1 Exception: type=dovetail note=pod lost: ")
+    assert eventually(lambda: running("sim-2"))
+    again = running("sim-2")
+    flux.run("cancel", again, uri=uri)
+    assert ended(again).startswith("CANCELED ")
+    assert eventually(lambda: running("sim-3"))
+    told = running("sim-3")
+    flux.run("job", "wait-event", "-W", "-p", "guest.output", told, "data", uri=uri)
+    flux.run("job", "kill", told, uri=uri)
+    assert ended(told).startswith("CANCELED ")
+    assert eventually(lambda: running("sim-4"))
+    killed = running("sim-4")
+    flux.run("job", "kill", "-s", "KILL", killed, uri=uri)
+    flux.run("dovetail", "wait", "--all", uri=uri, code=1)
+    assert ended(killed).startswith("FAILED 137 ")
+    text = (flux.work / "dovetail-out-1" / "summary.json").read_text()
+    reasons = [one["reason"] for one in json.loads(text)["simulations"]]
+    assert reasons == ["exit code 7: over", "cancelled", "cancelled", "cancelled"]
+    flux.run("cancel", job)
+    flux.wait(job)
+
+
+def test_a_run_that_is_cancelled_is_shown_live_and_every_command_speaks_json(flux):
+    def told(*words, code=0):
+        return json.loads(flux.run("dovetail", *words, "--json", uri=uri, code=code))
+
+    def shown(run):
+        """Its states, each once, in the order in which `top` showed them."""
+        found = map(json.loads, (flux.work / "top").read_text().split("\n")[:-1])
+        return list(dict.fromkeys(r["state"] for f in found for r in f["runs"][run - 1 : run]))
+
+    flux.plan("sleep 1000", count=1)
+    job = flux.batch("""
+        flux dovetail top --json >top & flux dovetail top >text &
+        flux dovetail up; sleep 1000""", dovetail="--dovetail=nodes=1,cores=1")  # fmt: skip
+    uri = flux.inside(job)
+    assert told("up") == {"nodes": 1}
+    assert told("submit", "plan.yaml")["run"] == 1
+    assert told("submit", "plan.yaml")["run"] == 2
+    names = ("jobs", "-no", "{name}")
+    assert eventually(lambda: "sim" in flux.run(*names, uri=uri).split())
+    assert eventually(lambda: "sim starts" in told("logs", "1")["log"])
+    assert told("cancel", "2", "1") == {"runs": [2, 1]}
+    runs = {one["number"]: one for one in told("wait", "--all", code=1)}
+    assert [runs[n]["state"] for n in (1, 2)] == ["cancelled"] * 2
+    assert eventually(lambda: "sim" not in flux.run(*names, uri=uri).split())
+    assert eventually(lambda: shown(1) == ["running", "cancelled"])
+    assert eventually(lambda: shown(2) == ["waiting", "cancelled"])
+    assert eventually(lambda: (flux.work / "text").read_text().count("cancelled") > 1)
+    assert "\n0      control  ready " in (flux.work / "text").read_text()
+    assert "no run [3]" in flux.run("dovetail", "cancel", "3", uri=uri, code=2)
+    assert told("logs", "--slice", "0")["log"].startswith("slice 0: node ")
+    assert "no slice 1" in flux.run("dovetail", "logs", "--slice", "1", uri=uri, code=2)
+    assert "no run 3" in flux.run("dovetail", "logs", "3", uri=uri, code=2)
+    assert told("doctor")["can_run"]
+    assert [run["number"] for run in told("report", "--all")] == [1], "the one that began"
+    assert "no run 3" in flux.run("dovetail", "report", "3", uri=uri, code=2)
+    assert told("down") == {"phase": "down"}
+    flux.run("cancel", job)
+    flux.wait(job)
+
+
+@either
+def test_a_slice_that_is_lost_is_replaced_once_there_is_a_core_and_the_others_go_on(flux):
+    job = flux.batch("flux dovetail up; sleep 1000")
+    uri = flux.inside(job)
+    flux.run("dovetail", "up", uri=uri)
+    cores = int(flux.run("resource", "list", "-s", "all", "-no", "{ncores}", uri=uri))
+    blocker = flux.run("submit", "--urgency=31", f"-n{cores - 1}", "sleep", "1000", uri=uri)
+    flux.kill("flux-dovetail slice --number 1")
+    flux.run("job", "wait-event", blocker, "start", uri=uri)  # with the core of the lost one
+    states = [(0, "ready"), (2, "submitted")]
+    assert eventually(
+        lambda: [(s["number"], s["state"]) for s in flux.status(uri)["slices"]] == states
+    )
+    assert flux.status(uri)["phase"] == "degraded"
+    flux.run("cancel", blocker, uri=uri)
+    flux.run("dovetail", "up", uri=uri)
+    nodes = flux.run("dovetail", "kubectl", "get", "nodes", "-o", "name", uri=uri).split()
+    assert sorted(nodes) == sorted(f"node/{s['node']}" for s in flux.status(uri)["slices"])
+    assert flux.status(uri)["lost"]
+    flux.run("cancel", job)
+    flux.wait(job)
+
+
+def test_a_dead_leader_is_missed_after_a_minute_unless_somebody_said_otherwise(flux):
+    for options, limit in (((), 60.0), (("--conf=heartbeat.timeout=90s",), 90.0)):
+        assert flux.code(flux.batch("flux module stats heartbeat >stats", *options)) == 0
+        assert json.loads((flux.work / "stats").read_text())["timeout"] == limit
+
+
+def test_a_lost_broker_costs_its_slice_alone(flux):
+    job = flux.batch("flux dovetail up; sleep 1000", dovetail="--dovetail=nodes=2,cores=all")
+    uri = flux.inside(job)
+    flux.run("dovetail", "up", uri=uri)
+    flux.kill("broker -c", "/jobtmp-1-")  # sched-simple takes the nodes in order
+    assert eventually(lambda: [s["number"] for s in flux.status(uri)["slices"]] == [0, 2])
+    flux.run("dovetail", "up", uri=uri)
+    nodes = flux.run("dovetail", "kubectl", "get", "nodes", "-o", "name", uri=uri)
+    assert len(nodes.split()) == 2
+    flux.run("cancel", job)
+    flux.wait(job)
+    flux.nothing_left()
+
+
+@either
+def test_nodes_come_and_go_while_the_job_runs(flux):
+    job = flux.batch("flux dovetail up; sleep 1000", dovetail="--dovetail=nodes=1,cores=1")
+    uri = flux.inside(job)
+    for number in (3, 1, 2):
+        flux.run("dovetail", "resize", str(number), uri=uri)
+        nodes = flux.run("dovetail", "kubectl", "get", "nodes", "-o", "json", uri=uri)
+        offered = [node["status"]["allocatable"]["cpu"] for node in json.loads(nodes)["items"]]
+        assert offered == ["1"] * number, "the cores of each slice, and no others"
+    flux.run("dovetail", "resize", "0", uri=uri, code=2)
+    flux.run("dovetail", "down", uri=uri)
+
+    def rest():
+        return [line for line in flux.left() if "module-python-exec" not in line]
+
+    assert eventually(lambda: not rest(), 10), rest()
+    assert "taken down" in flux.run("dovetail", "up", uri=uri, code=1)
+
+
+@either
+def test_two_jobs_on_one_node_do_not_meet(flux):
+    jobs = []
+    for number in (1, 2):
+        script = f"flux dovetail up; flux dovetail kubectl get nodes -o name >nodes{number}"
+        more = f"; touch up{number}; until [ -e up{3 - number} ]; do sleep 0.2; done"
+        jobs.append(flux.batch(script + more, f"--output=out{number}.txt", "-n1", size=1,
+                               dovetail="-c1 --dovetail=nodes=1,cores=1"))  # fmt: skip
+    assert [flux.code(job) for job in jobs] == [0, 0]
+    one, two = ((flux.work / f"nodes{n}").read_text() for n in (1, 2))
+    assert one.startswith("node/")
+    assert two.startswith("node/")
+    assert one != two

@@ -1,0 +1,264 @@
+# SPDX-License-Identifier: LGPL-3.0-or-later
+"""What the broker module decides."""
+
+from __future__ import annotations
+
+import pytest
+from dovetail.flux import option
+from dovetail.flux.instance.effects import FAILED, INVALID, NOENT, Cancel, Sweep
+from dovetail.flux.instance.requests import STREAMS
+from support.broker_states import Play
+
+pytestmark = pytest.mark.unit
+
+
+def test_a_job_that_waits_is_let_go_when_every_node_is_ready():
+    play = Play().begin().ask("wait-up", "gate")
+    play.ready(0)
+    assert play.told("gate") == []
+    play.ready(1)
+    assert play.told("gate") == [{"nodes": 2}]
+    assert play.ask("wait-up", "later").told("later") == [{"nodes": 2}]
+
+
+def test_join_data_go_to_the_one_agent_that_asked():
+    play = Play(3).begin().attach(1).ask("join", "j1", number=1)
+    assert play.told("j1") == []
+    play.ready(0)
+    play.attach(2).ask("join", "j2", number=2)
+    assert play.told("agent0") == [
+        {"invite": 1, "node": ""},
+        {"invite": 2, "node": ""},
+    ]
+    play.ask("tell", "t", number=0, invited=2, join={"token": "two"})
+    play.ask("tell", "t", number=0, invited=1, why="the API is gone")
+    assert (play.told("j1"), play.told("j2")) == (
+        [(FAILED, "the API is gone")],
+        [{"token": "two"}],
+    )
+
+
+def test_a_start_that_fails_ends_everything_and_tells_why():
+    play = Play().begin().ask("wait-up", "gate").ready(0).attach(1)
+    play.ask("tell", "t", number=1, failed="no cgroup")
+    play.over(1, 256)
+    assert play.told("gate") == [(FAILED, "slice 1 did not come up: no cgroup")]
+    assert play.told("agent0")[-1] == {"end": True}
+    assert play.state.phase == "failed"
+    assert play.ask("wait-up", "late").told("late")[0][0] == FAILED
+    assert play.ask("submit", "s", plan="p", output="o", cwd="/").told("s")[0][0] == FAILED
+
+
+def test_a_start_that_takes_too_long_names_what_is_missing():
+    play = Play().begin().ask("wait-up", "gate").ready(0)
+    play.do(play.state.late())
+    [(code, why)] = play.told("gate")
+    assert code == FAILED
+    assert "slice 1 is submitted" in why
+    assert Cancel(101, "no longer wanted") in play.done
+
+
+def test_a_start_that_ends_before_anything_was_submitted_says_so():
+    play = Play().ask("wait-up", "gate")
+    play.do(play.state.late())
+    [(_, why)] = play.told("gate")
+    assert why.endswith("s: no slice was submitted yet")
+    assert play.begin().submits() == [], "nor is any later"
+
+
+def test_the_time_to_come_up_is_no_matter_once_it_was_up():
+    play = Play(1).begin().ready(0)
+    play.do(play.state.late())
+    assert play.state.phase == "up"
+
+
+ENDS = {  # how a proven worker's job ended: is it replaced, how many nodes are wanted then
+    "its agent was killed": (lambda p: p.over(1, 9), True, 2),
+    "its broker died": (
+        lambda p: p.do(p.state.excepted(1, "node-failure", "rank 3")).over(1, 15),
+        True,
+        2,
+    ),
+    "the user cancelled it": (
+        lambda p: p.do(p.state.excepted(1, "cancel", "")).over(1, 15),
+        False,
+        1,
+    ),
+}
+
+
+@pytest.mark.parametrize("how", ENDS)
+def test_a_slice_that_is_lost_is_replaced_unless_the_user_ended_it(how):
+    end, replaced, wanted = ENDS[how]
+    play = Play().begin().ready(0, 1)
+    play.do(play.state.drop(lambda key: key == "agent1"))
+    end(play)
+    assert (play.submits() == [0, 1, 2]) is replaced
+    assert play.state.wanted == wanted
+    assert {"forget": "n1"} in play.told("agent0")
+    assert play.state.phase == ("degraded" if replaced else "up")
+
+
+def test_a_machine_that_nobody_cleaned_is_swept_before_its_cores_are_given_away():
+    play = Play().begin().ready(0, 1).ask("wait-down", "epilog", slice=1)
+    play.do(play.state.drop(lambda key: key == "agent1"))
+    play.do(play.state.finished(1, 9))
+    assert Sweep(1, 1) in play.done
+    assert play.told("epilog") == []
+    play.do(play.state.swept(1, ""))
+    assert play.told("epilog") == [{}]
+    play.do(play.state.cleaned(1))
+    assert 1 not in play.state.slices
+
+
+def test_the_end_is_confirmed_only_when_every_slice_is_gone():
+    play = Play().begin().ready(0, 1).ask("down", "down")
+    assert (play.told("agent0")[-1], play.told("agent1")[-1]) == ({"end": True}, {"end": True})
+    play.left(1)
+    assert play.told("down") == []
+    play.left(0)
+    assert play.told("down") == [{}]
+    assert not [effect for effect in play.done if isinstance(effect, Sweep)]
+    assert play.state.phase == "down"
+
+
+def test_an_end_that_takes_too_long_cancels_and_then_says_what_is_left():
+    play = Play().begin().ready(0, 1).ask("down", "down")
+    play.left(1)
+    play.do(play.state.late_down(last=False))
+    assert Cancel(100, "did not end in time") in play.done
+    play.do(play.state.late_down(last=True))
+    assert "slice 0" in play.told("down")[0][1]
+
+
+def test_runs_wait_for_kubernetes_and_for_each_other():
+    play = Play(1).begin()
+    for number in (1, 2):
+        play.ask("submit", f"s{number}", plan=f"p{number}", output="o", cwd="/")
+    play.ask("wait", "all")
+    play.ready(0)
+    assert [one["queue"]["plan"] for one in play.told("agent0") if "queue" in one] == ["p1", "p2"]
+    assert [one["run"] for one in play.told("agent0") if "run" in one] == [1]
+    play.ask("tell", "t", number=0, run=1, code=0)
+    play.ask("tell", "t", number=0, run=2, code=1, why="bad")
+    [answer] = play.told("all")
+    assert [(run["state"], run["reason"]) for run in answer["runs"]] == [
+        ("done", ""),
+        ("failed", "bad"),
+    ]
+
+
+def test_a_cancelled_run_is_told_and_a_waiting_one_never_starts():
+    play = Play(1).begin().ready(0)
+    for number in (1, 2):
+        play.ask("submit", f"s{number}", plan="p", output="o", cwd="/")
+    play.ask("cancel", "c").ask("wait", "w")
+    assert {"cancel": 1} in play.told("agent0")
+    play.ask("tell", "t", number=0, run=1, code=130)
+    assert [run["state"] for run in play.told("w")[0]["runs"]] == ["cancelled", "cancelled"]
+    assert play.ask("wait", "x", runs=[7]).told("x")[0][0] == NOENT
+
+
+def test_a_simulation_is_a_job_that_is_told_its_end():
+    play = Play(1).begin().ready(0).ask("follow", "f", launch="a-1")
+    launch = {"launch": "a-1", "run": 1, "name": "sim", "log": "o/sim/log"}
+    play.ask("tell", "t", number=0, simulation=launch)
+    play.ask("follow", "g", launch="a-1")
+    assert play.told("f") == play.told("g") == [{"log": "o/sim/log"}]
+    play.ask("tell", "t", number=0, simulation={**launch, "code": 3, "reason": "bad"})
+    [_, told] = play.told("f")
+    assert (told["code"], told["reason"], told["exception"]) == (3, "bad", "")
+    assert play.ask("follow", "late", launch="a-1").told("late") == [told]
+
+
+def test_a_simulations_job_ends_with_its_run_whatever_was_said():
+    play = Play(1).begin().ready(0).ask("submit", "s", plan="p", output="o", cwd="/")
+    play.ask(
+        "tell", "t", number=0, simulation={"launch": "a-1", "run": 1, "name": "sim", "log": "l"}
+    )
+    play.ask("follow", "f", launch="a-1").ask("tell", "t", number=0, run=1, code=1)
+    assert play.told("f")[-1]["reason"] == "its run is over"
+    assert play.told("f")[-1]["exception"] == "dovetail"
+
+
+@pytest.mark.parametrize(
+    ("reason", "exception"),
+    [("exit code 3: bad", ""), ("pod lost: p: evicted", "dovetail"),
+     ("node lost: n", "dovetail"), ("stopped: cancelled", "cancel")],
+)  # fmt: skip
+def test_a_simulations_job_has_an_exception_unless_its_program_ended_so(reason, exception):
+    play = Play(1).begin().ready(0)
+    launch = {"launch": "a-1", "run": 1, "name": "s", "log": "l"}
+    for more in ({}, {"code": 3, "reason": reason}):
+        play.ask("tell", "t", number=0, simulation={**launch, **more})
+    assert play.ask("follow", "f", launch="a-1").told("f")[0]["exception"] == exception
+
+
+def test_more_nodes_are_answered_when_ready_and_fewer_when_gone():
+    play = Play(1).begin().ready(0).ask("resize", "grow", nodes=3)
+    play.ready(1, 2)
+    assert play.told("grow") == [{"nodes": 3}]
+    play.ask("resize", "shrink", nodes=1)
+    assert play.told("shrink") == []
+    play.left(1).left(2)
+    assert play.told("shrink") == [], "Kubernetes has their nodes still"
+    for node in ("n1", "n2"):
+        play.ask("tell", "t", number=0, forgotten=node)
+    assert play.told("shrink") == [{"nodes": 1}]
+    assert play.state.phase == "up"
+    for nodes in (0, "many", None, True):
+        assert play.ask("resize", f"r{nodes}", nodes=nodes).told(f"r{nodes}")[0][0] == INVALID
+
+
+def test_a_resize_before_the_first_submission_counts_then():
+    play = Play(1).ask("resize", "grow", nodes=3)
+    assert play.submits() == []
+    assert play.begin().submits() == [0, 1, 2]
+    play.ready(0, 1, 2)
+    assert play.told("grow") == [{"nodes": 3}]
+
+
+def test_the_end_before_the_beginning_starts_nothing():
+    play = Play().ask("down", "down")
+    assert play.told("down") == []
+    play.begin()
+    assert play.submits() == []
+    assert play.told("down") == [{}]
+
+
+def test_whoever_watches_is_told_of_changes_and_of_nothing_else():
+    play = Play(1).begin()
+    play.do(STREAMS["status"](play.state, "top", {}))
+    play.ready(0)
+    play.do(play.state.settle())
+    phases = [told["phase"] for told in play.told("top")]
+    assert phases == ["starting", "starting", "up"]
+
+
+def test_the_loss_of_the_control_plane_is_told_to_everybody():
+    play = Play().begin().ready(0, 1).ask("submit", "s", plan="p", output="o", cwd="/")
+    play.ask("wait", "w").ask("url", "u", service="x")
+    play.do(play.state.drop(lambda key: key == "agent0")).over(0, 9)
+    assert play.told("w")[0]["runs"][0]["state"] == "failed"
+    assert play.told("u")[0][0] == FAILED
+    assert play.state.status()["reason"] == "the control slice ended: killed by signal 9"
+    assert {"end": True} in play.told("agent1")
+
+
+def test_requests_of_a_client_that_is_gone_are_forgotten():
+    play = Play().begin()
+    for topic in ("wait-up", "wait", "down"):
+        play.ask(topic, "dead", runs=[])
+    play.do(play.state.drop(lambda key: key == "dead"))
+    play.done.clear()
+    play.ready(0, 1)
+    assert play.told("dead") == []
+
+
+def test_slices_ask_for_exactly_their_cores():
+    spec = option.jobspec(option.Asked(2, 3, "/bin/flux-dovetail"), 1, "f-1", {"A": "b"})
+    [node] = spec["resources"]
+    assert (node["count"], node["with"][0]["with"][0]["count"]) == (1, 3)
+    whole = option.jobspec(option.Asked(2), 0, "f-1", {})["resources"][0]
+    assert whole["exclusive"] is True
+    assert spec["attributes"]["user"]["dovetail"] == {"slice": 1, "cluster": "f-1"}

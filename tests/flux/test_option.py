@@ -1,0 +1,99 @@
+# SPDX-License-Identifier: LGPL-3.0-or-later
+"""What --dovetail and the configuration ask for, and what a site grants."""
+
+from __future__ import annotations
+
+import pytest
+from dovetail.core.errors import BadInput
+from dovetail.flux import option
+
+pytestmark = pytest.mark.unit
+
+
+@pytest.mark.parametrize(
+    ("text", "nodes", "cores"),
+    [("nodes=2,cores=all", 2, 0), ("nodes=1", 1, 0), ("cores=3,nodes=4", 4, 3)],
+)
+def test_the_option_says_how_many_slices_of_which_size(text, nodes, cores):
+    found = option.parse(text)
+    assert (found.nodes, found.cores) == (nodes, cores)
+    assert option.from_table(found.plain()) == found
+
+
+BAD = {
+    "": "nodes=N",
+    "2": "nodes=N",
+    "nodes": "nodes=N",
+    "nodes=": "number from 1",
+    "nodes=0": "number from 1",
+    "nodes=-1": "number from 1",
+    "nodes=1.5": "number from 1",
+    "nodes=99999": "number from 1",
+    "nodes=²": "number from 1",
+    "nodes=all": "number from 1",
+    "nodes=2,": "nodes=N",
+    "nodes=2,nodes=3": "twice",
+    "nodes=2,cores=some": "or all",
+    "nodes=2,cores=0": "or all",
+    "cores=all": "nodes=N is missing",
+    "nodes=2,share=0.5": "nodes=N or cores",
+}
+
+
+@pytest.mark.parametrize("text", BAD)
+def test_a_request_that_makes_no_sense_is_refused_in_one_line(text):
+    with pytest.raises(BadInput, match=BAD[text]) as found:
+        option.parse(text)
+    assert "\n" not in str(found.value)
+
+
+@pytest.mark.parametrize(
+    ("table", "word"),
+    [
+        ({"nodes": True}, "nodes"),
+        ({"nodes": 1, "executor": "remote"}, "executor"),
+        ({"nodes": 1, "up-timeout": 0}, "up-timeout"),
+        ({"nodes": 1, "down-timeout": "long"}, "down-timeout"),
+        ({"nodes": 1, "node": 2}, r"no key node \(nodes\?\); known are nodes, cores"),
+        ({"nodes": 1, "what": 2}, "no key what; known are nodes, cores"),
+    ],
+)
+def test_a_configuration_that_makes_no_sense_is_refused(table, word):
+    with pytest.raises(BadInput, match=word):
+        option.from_table(table)
+    with pytest.raises(BadInput, match=word):
+        option.check(table)
+
+
+def test_a_configuration_may_have_defaults_alone():
+    option.check({"up-timeout": 300})
+    option.check({})
+    with pytest.raises(BadInput, match="is a table"):
+        option.check(3)
+
+
+def test_whole_nodes_must_fit_into_the_allocation():
+    option.fits(option.parse("nodes=4"), 4, "x")
+    option.fits(option.parse("nodes=5,cores=1"), 4, "x")  # several may share a node
+    option.fits(option.parse("nodes=5"), None, "x")
+    with pytest.raises(BadInput, match="-N"):
+        option.fits(option.parse("nodes=5"), 4, "x")
+
+
+GRANTED = {  # a request, what the job has, and what comes of both
+    "less of both": ("nodes=4,cores=8", {"nodes": 2, "cores": 3}, (2, 3)),
+    "cores instead of all": ("nodes=2", {"nodes": 2, "cores": 3}, (2, 3)),
+    "the same": ("nodes=2,cores=3", {"nodes": 2, "cores": 3}, (2, 3)),
+    "all, of some cores": ("nodes=2,cores=3", {"nodes": 2, "cores": "all"}, (2, 3)),
+    "more, which nobody asked for": ("nodes=1,cores=1", {"nodes": 9, "cores": 9}, (1, 1)),
+    "nothing said": ("nodes=2", None, (2, 0)),
+    "a slice's": ("nodes=2", {"slice": 1, "cluster": "f-1"}, (2, 0)),
+    "nonsense": ("nodes=2", {"nodes": "x"}, (2, 0)),
+}
+
+
+@pytest.mark.parametrize("what", GRANTED)
+def test_a_site_grants_what_was_asked_for_or_less(what):
+    text, granted, (nodes, cores) = GRANTED[what]
+    found = option.cut(option.parse(text), granted)
+    assert (found.nodes, found.cores) == (nodes, cores)

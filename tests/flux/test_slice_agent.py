@@ -1,0 +1,69 @@
+# SPDX-License-Identifier: LGPL-3.0-or-later
+"""What a slice's agent makes of the module's answers.
+
+The way to Flux is a fake, since a real module cannot be made to answer so.
+"""
+
+from __future__ import annotations
+
+import errno
+
+import pytest
+from dovetail.flux import slice_agent as agents
+from dovetail.flux.instance.effects import FAILED, INVALID
+
+pytestmark = pytest.mark.unit
+
+
+class Client:
+    """Takes requests, and answers none."""
+
+    def __init__(self):
+        self.sent = []
+
+    def send(self, topic, payload, *, stream=False):
+        self.sent.append((topic, payload))
+        return len(self.sent)
+
+    def of(self, topic):
+        return [payload for name, payload in self.sent if name == topic]
+
+
+@pytest.fixture
+def agent(monkeypatch):
+    monkeypatch.setattr(agents, "Client", Client)
+    made = agents.Agent(1, "flux-12345678", machine_address=False)
+    made.take({"event": "connected", "rank": 2})
+    return made
+
+
+def test_a_slice_that_is_not_invited_says_why_and_ends(agent):
+    agent.take({"id": agent.joining, "error": [errno.ENOSYS, "no module"]})
+    assert not agent.over, "it asks again once there is one"
+    agent.take({"id": agent.joining, "error": [FAILED, "no token could be made"]})
+    assert agent.over
+    assert agent.client.of("dovetail.tell") == [
+        {"number": 1, "failed": "cannot be invited: no token could be made"}
+    ]
+
+
+def test_a_slice_that_greets_twice_takes_orders_all_the_same(agent):
+    (first,) = agent.attached
+    agent.take({"event": "loaded"})
+    (second,) = agent.attached - {first}
+    agent.take({"id": second, "error": [INVALID, "slice 1 is not expected"]})
+    agent.take({"id": first, "value": {"keep": {"up": True}}})
+    assert agent.kept == {"up": True}
+    agent.take({"id": first, "value": {"end": True}})
+    assert agent.over
+
+
+def test_a_simulation_whose_job_is_cancelled_is_stopped_if_it_still_is_that_launch(agent):
+    launch, stopped = {"launch": "a-1", "run": 1, "name": "sim"}, []
+    agent.planned.stop = stopped.append
+    agent.mirror(launch)
+    number = len(agent.client.sent)
+    agent.take({"id": number, "value": {"job": 5}})
+    assert stopped == []
+    agent.take({"id": number, "value": {"cancelled": True}})
+    assert stopped == [launch]

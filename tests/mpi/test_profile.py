@@ -1,0 +1,395 @@
+# SPDX-License-Identifier: LGPL-3.0-or-later
+"""`dovetail profile` finds known answers, and survives what programs do."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import re
+import select
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from dovetail.core.errors import BadInput
+from dovetail.mpi import profile
+from support import known_programs
+
+mpi_tier = pytest.mark.mpi
+unit_tier = pytest.mark.unit
+each_mpi = pytest.mark.parametrize("mpi", known_programs.MPIS)
+
+
+# --- The arithmetic and the file ---
+
+
+@unit_tier
+@pytest.mark.parametrize(
+    ("case", "useful", "elapsed", "answer"),
+    [
+        ("balanced and always useful", [2, 2], [2, 2], (1, 1, 1)),
+        ("one of two works a quarter", [1, 4], [4, 4], (0.625, 0.625, 1)),
+        ("balanced, half of it communication", [2, 2], [4, 4], (0.5, 1, 0.5)),
+        ("both losses", [1, 2, 3, 4], [8, 8, 8, 8], (0.3125, 0.625, 0.5)),
+        ("ranks that end apart", [1, 1], [1, 2], (0.5, 1, 0.5)),
+        ("no time at all", [0, 0], [0, 0], (0, 0, 0)),
+        ("no ranks", [], [], (0, 0, 0)),
+    ],
+)
+def test_pop_efficiencies(case, useful, elapsed, answer):
+    pop = profile.efficiency(useful, elapsed)
+    assert (pop.parallel, pop.load_balance, pop.communication) == pytest.approx(answer)
+
+
+def some_profile() -> profile.Profile:
+    rank = profile.RankProfile(
+        rank=0,
+        world=0,
+        pid=4,
+        host="node1",
+        ended="finalized",
+        iterations=11,
+        iteration_source="pcontrol",
+        elapsed_s=4.0,
+        useful_s=1.0,
+        mpi_s=3.0,
+        cpu_s=3.5,
+        cpu_per_iteration=0.25,
+        useful_per_iteration=0.1,
+        seconds_per_iteration=None,
+        peak_rss=1000,
+        calls={"MPI_Send": (3, 0.5)},
+    )
+    other = dataclasses.replace(rank, rank=1, host="node2", useful_s=4.0, mpi_s=0.0, calls={})
+    return profile.Profile(("mpirun", "x"), "openmpi", "off", 0, (rank, other), "2020-01-01")
+
+
+@unit_tier
+def test_a_saved_profile_loads_as_it_was(tmp_path):
+    one = some_profile()
+    profile.save(one, tmp_path / "p.json")
+    assert profile.load(tmp_path / "p.json") == one
+    assert os.listdir(tmp_path) == ["p.json"]
+
+
+@unit_tier
+def test_the_file_has_the_shape_of_talp():
+    data = profile.to_json(some_profile())
+    application = data["Application"]["Global"]
+    assert application["numMpiRanks"] == application["numNodes"] == 2
+    assert application["elapsedTime"] == 4 * 10**9
+    assert application["usefulTime"] == 5 * 10**9
+    assert application["mpiTime"] == 3 * 10**9
+    assert application["numMpiCalls"] == 3
+    assert application["parallelEfficiency"] == 0.625
+    assert application["mpiLoadBalance"] == 0.625
+    assert application["mpiCommunicationEfficiency"] == 1
+    assert application["mpiLoadBalanceIn"] == 1
+    assert application["mpiLoadBalanceOut"] == 0.625
+    first, second = data["Process"]["Global"]
+    assert (first["rank"], first["nodeId"], first["hostname"]) == (0, 0, "node1")
+    assert (second["usefulTime"], second["mpiTime"]) == (4 * 10**9, 0)
+
+
+def broken(**more: object) -> str:
+    data = profile.to_json(some_profile())
+    for path, value in more.items():
+        target = data["dovetail"]
+        *way, last = path.split("__")
+        for step in way:
+            target = target[int(step[1:]) if step[0] == "i" and step[1:].isdigit() else step]
+        target[last] = value
+    return json.dumps(data)
+
+
+BROKEN = {
+    "no JSON": ("{", "is not JSON"),
+    "nested too deep": ("[" * 100000, "is not JSON"),
+    "of another program": ('{"Application": {}}', "no key `dovetail`"),
+    "a list": ("[]", "no key `dovetail`"),
+    "of a later version": (broken(schema=2), "schema 2, 1 would be right"),
+    "without ranks": (broken(ranks=[]), "has no ranks"),
+    "ranks that are no list": (broken(ranks=3), "`ranks` is not a list"),
+    "a rank that is no object": (broken(ranks=[3]), "rank 0 is not an object"),
+    "negative time": (broken(ranks__i1__cpu_s=-1), "rank 1: `cpu_s` is -1"),
+    "time that is no number": (broken(ranks__i0__mpi_s=float("nan")), "rank 0: `mpi_s` is nan"),
+    "a number too large": (broken(ranks__i0__pid=10**400), "rank 0: `pid` is 1000"),
+    "half an iteration": (broken(ranks__i0__iterations=0.5), "`iterations` is 0.5"),
+    "true as a number": (broken(ranks__i0__rank=True), "`rank` is True"),
+    "a call without a count": (broken(ranks__i0__calls={"MPI_Send": [1]}), "`MPI_Send`"),
+}
+
+
+@unit_tier
+@pytest.mark.parametrize("case", BROKEN)
+def test_a_damaged_profile_is_refused_with_a_reason(case, tmp_path):
+    text, reason = BROKEN[case]
+    path = tmp_path / "p.json"
+    path.write_text(text)
+    with pytest.raises(BadInput, match=re.escape(reason)) as error:
+        profile.load(path)
+    assert str(error.value).startswith(str(path))
+
+
+# --- Known answers ---
+
+
+def ranks_of(path: Path) -> list[dict[str, object]]:
+    return known_programs.saved(path)["ranks"]  # type: ignore[return-value]
+
+
+def undisturbed(seconds, what, mpi, out, words):
+    """Profile a program, again if the machine was busy: its pauses are the ranks' too."""
+    for _ in range(5):
+        done = known_programs.dovetail(
+            "-o", str(out), "--", known_programs.LAUNCHERS[mpi], "-np", "2", *words
+        )
+        assert done.returncode == 0, done.stderr
+        if [getattr(r, what) for r in profile.load(out).ranks] == pytest.approx(seconds, rel=0.1):
+            break
+    return done
+
+
+@mpi_tier
+@each_mpi
+def test_known_imbalance_is_found(mpi, tmp_path):
+    """Useful 1 to 4: load balance 0.625. Ranks that sleep keep their times on a busy machine."""
+    known_programs.library(mpi)
+    words = [known_programs.build(mpi, "known/busy.c"), "sleep", "20", "20", "80"]
+    out = tmp_path / "p.json"
+    done = undisturbed((0.020, 0.080), "useful_per_iteration", mpi, out, words)
+    one = profile.load(out)
+    assert [rank.iterations for rank in one.ranks] == [20, 20]
+    assert {rank.iteration_source for rank in one.ranks} == {"pcontrol"}
+    for rank, sleep in enumerate((0.020, 0.080)):
+        assert one.ranks[rank].useful_s >= 20 * sleep
+        assert one.ranks[rank].useful_per_iteration == pytest.approx(sleep, rel=0.25)
+        assert one.ranks[rank].calls["MPI_Barrier"][0] == 20
+    assert one.efficiency.load_balance == pytest.approx(0.625, abs=0.06)
+    assert one.efficiency.parallel == pytest.approx(0.625, abs=0.08)
+    assert one.ranks[0].duty == pytest.approx(0.25, abs=0.08)
+    assert "load balance 0.6" in done.stderr
+
+
+@mpi_tier
+@each_mpi
+def test_known_cpu_time_is_found(mpi, tmp_path):
+    """The heavy rank burns 50 ms of CPU time per iteration and hardly waits."""
+    words = [known_programs.build(mpi, "known/busy.c"), "burn", "12", "10", "50"]
+    out = tmp_path / "p.json"
+    undisturbed((0.010, 0.050), "cpu_per_iteration", mpi, out, words)
+    light, heavy = profile.load(out).ranks
+    assert heavy.cpu_per_iteration == pytest.approx(0.050, rel=0.25)
+    assert light.cpu_per_iteration is not None
+    assert light.cpu_per_iteration >= 0.0099
+    assert light.iterations == heavy.iterations == 12
+
+
+# --- What programs do ---
+
+
+@mpi_tier
+@each_mpi
+def test_a_failing_program_is_still_profiled(mpi, tmp_path):
+    words = [known_programs.build(mpi, "known/life.c"), "abort"]
+    out = tmp_path / "p.json"
+    done = known_programs.dovetail(
+        "-o", str(out), "--", known_programs.LAUNCHERS[mpi], "-np", "2", *words
+    )
+    assert done.returncode == 1
+    assert "ended with exit code 3" in done.stderr
+    assert known_programs.saved(out)["exit_code"] == 3
+    assert [rank["ended"] for rank in ranks_of(out)][1] == "aborted"
+
+
+@mpi_tier
+@each_mpi
+def test_json_goes_to_standard_output_alone(mpi):
+    words = [known_programs.build(mpi, "known/threads.c")]
+    done = known_programs.dovetail(
+        "--json", "--", known_programs.LAUNCHERS[mpi], "-np", "2", *words
+    )
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["dovetail"]["mpi"] == mpi
+    assert done.stderr.replace("\n", "") == "goodgood"  # the line ends of two ranks may come late
+
+
+@mpi_tier
+def test_a_program_of_the_other_mpi_is_refused():
+    words = [known_programs.build("openmpi", "known/threads.c")]
+    known_programs.library("mpich")
+    done = known_programs.dovetail("--", known_programs.LAUNCHERS["mpich"], "-np", "2", *words)
+    assert done.returncode == 2
+    assert "is linked with openmpi" in done.stderr
+
+
+@mpi_tier
+@pytest.mark.parametrize(
+    ("words", "code", "reason"),
+    [
+        ([], 2, "no command"),
+        (["nosuchcommand"], 2, "nosuchcommand: no such command"),
+        (["ls", "/"], 2, "not linked with Open MPI or MPICH"),
+        (["mpirun.openmpi", "-np", "2", "ls", "/"], 1, "is no MPI program"),
+        (["mpirun.openmpi", "-np", "2", "false"], 1, "before any rank was in MPI"),
+    ],
+)
+def test_what_is_no_mpi_program_is_told_in_one_line(words, code, reason):
+    known_programs.library("openmpi")
+    done = known_programs.dovetail("--", *words)
+    assert done.returncode == code
+    assert reason in done.stderr.splitlines()[-1]
+
+
+@mpi_tier
+def test_a_static_program_is_refused(tmp_path):
+    known_programs.library("openmpi")
+    source = tmp_path / "x.c"
+    source.write_text("int main(void) { return 0; }\n")
+    program = tmp_path / "static"
+    built = subprocess.run(["cc", "-static", "-o", str(program), str(source)], capture_output=True)
+    if built.returncode != 0:
+        pytest.skip("no static C library here")
+    done = known_programs.dovetail("--", "mpirun.openmpi", "-np", "2", str(program))
+    assert done.returncode == 2
+    assert "statically linked" in done.stderr
+
+
+@mpi_tier
+def test_an_output_that_cannot_be_written_is_told_before_the_run(tmp_path):
+    known_programs.library("openmpi")
+    words = ["sh", "-c", f"touch {tmp_path}/ran"]
+    done = known_programs.dovetail("-o", "/nonexistent/p.json", "--mpi", "openmpi", "--", *words)
+    assert done.returncode == 2
+    assert not (tmp_path / "ran").exists()
+
+
+def sessions() -> set[str]:
+    return {name for name in os.listdir("/dev/shm") if "-profile-" in name}
+
+
+@mpi_tier
+@each_mpi
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupt_ends_all_and_leaves_nothing(mpi, number, tmp_path):
+    program = known_programs.build(mpi, "known/life.c")
+    code = (
+        "import sys; from dovetail import cli; cli.COMMANDS = ('profile',); "
+        "sys.exit(cli.main(['profile', *sys.argv[1:]]))"
+    )
+    words = [
+        sys.executable,
+        "-c",
+        code,
+        "--",
+        known_programs.LAUNCHERS[mpi],
+        "-np",
+        "2",
+        program,
+        "hang",
+    ]
+    process = subprocess.Popen(
+        words,
+        env=known_programs.environment(),
+        stderr=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    mine = f"-profile-{process.pid}-"
+    try:
+        pages = wait_for(lambda: ranks_running(mine))
+        process.send_signal(number)
+        _, errors = process.communicate(timeout=known_programs.LIMIT)
+    finally:
+        process.kill()
+    assert process.returncode == 130, errors
+    assert "interrupted" in errors
+    assert not any(mine in name for name in sessions())
+    wait_for(lambda: None if any(still_runs(one) for one in pages) else True)
+
+
+def ranks_running(mine):
+    from dovetail.mpi import page
+
+    for name in sessions():
+        if mine in name and os.path.isdir(f"/dev/shm/{name}/profile"):
+            pages = page.read_pages(f"/dev/shm/{name}/profile")
+            if len(pages) == 2 and all(one.iterations > 5 for one in pages):
+                return pages
+    return None
+
+
+def still_runs(one):
+    from dovetail.host import processes
+
+    return processes.alive(one.pid, one.start_ticks)
+
+
+def wait_for(condition):
+    end = time.monotonic() + known_programs.LIMIT
+    while time.monotonic() < end:
+        result = condition()
+        if result is not None:
+            return result
+        select.select([], [], [], 0.02)
+    raise AssertionError("the condition never held")
+
+
+# --- OpenFOAM ---
+
+EXAMPLE = Path("/usr/share/doc/openfoam-examples/examples/incompressible/simpleFoam/pitzDaily")
+DECOMPOSE = """FoamFile {{ version 2.0; format ascii; class dictionary; object decomposeParDict; }}
+numberOfSubdomains {n};
+method hierarchical;
+hierarchicalCoeffs {{ n ({n} 1 1); delta 0.001; order xyz; }}
+"""
+
+
+def foam_case(directory: Path, ranks: int, iterations: int) -> Path:
+    """pitzDaily, decomposed, to run for some iterations."""
+    if not EXAMPLE.is_dir() or shutil.which("simpleFoam") is None:
+        pytest.skip("no OpenFOAM with its examples here")
+    case = directory / "pitzDaily"
+    shutil.copytree(EXAMPLE, case)
+    for packed in case.rglob("*.gz"):
+        subprocess.run(["gunzip", str(packed)], check=True)
+    control = case / "system" / "controlDict"
+    text = re.sub(r"(?m)^endTime .*", f"endTime {iterations};", control.read_text())
+    control.write_text(re.sub(r"(?s)\bfunctions\s*\{.*", "", text))
+    (case / "system" / "decomposeParDict").write_text(DECOMPOSE.format(n=ranks))
+    for command in (["blockMesh"], ["decomposePar"]):
+        done = subprocess.run(
+            [*command, "-case", str(case)], env=foam(), capture_output=True, text=True
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+    return case
+
+
+def foam() -> dict[str, str]:
+    return known_programs.environment(WM_PROJECT_DIR="/usr/share/openfoam")
+
+
+@mpi_tier
+def test_openfoam_iterations_are_those_of_its_log(tmp_path):
+    known_programs.library("openmpi")
+    case = foam_case(tmp_path, 2, 12)
+    out = tmp_path / "p.json"
+    words = ["mpirun.openmpi", "-np", "2", "simpleFoam", "-parallel", "-case", str(case)]
+    done = known_programs.dovetail(
+        "-o", str(out), "--", *words, WM_PROJECT_DIR="/usr/share/openfoam"
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    logged = len(re.findall(r"(?m)^Time = ", done.stdout))
+    one = profile.load(out)
+    assert logged == 12
+    assert [rank.iterations for rank in one.ranks] == [logged, logged]
+    assert {rank.iteration_source for rank in one.ranks} == {"openfoam"}
+    for rank in one.ranks:
+        assert rank.cpu_per_iteration is not None
+        assert 0 < rank.cpu_per_iteration * logged <= rank.cpu_s * 1.001
+        assert rank.calls["MPI_Allreduce"][0] > logged

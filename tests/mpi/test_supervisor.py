@@ -1,0 +1,91 @@
+# SPDX-License-Identifier: LGPL-3.0-or-later
+"""What the keeper makes of a program's output, and how it starts programs."""
+
+from __future__ import annotations
+
+import pytest
+from dovetail.mpi import launcher, supervisor
+
+pytestmark = pytest.mark.unit
+
+DASHES = "-" * 74
+REASONS = {
+    "Open MPI: a rank killed by a signal": (
+        137,
+        f"{DASHES}\nmpirun noticed that process rank 3 with PID 0 on node vm exited on signal 9 "
+        f"(Killed).\n{DASHES}\n",
+        "rank 3 killed by signal 9"),
+    "Open MPI: a rank that failed": (
+        3,
+        f"Error: bad mesh\n{DASHES}\nPrimary job  terminated normally, but 1 process returned\n"
+        f"a non-zero exit code. Per user-direction, the job has been aborted.\n{DASHES}\n{DASHES}\n"
+        "mpirun detected that one or more processes exited with non-zero status\n\n"
+        f"  Process name: [[22630,1],2]\n  Exit code:    3\n{DASHES}\n",
+        "rank 2: exit code 3: Error: bad mesh"),
+    "MPICH: a rank killed by a signal": (
+        9,
+        "=====\n=   BAD TERMINATION OF ONE OF YOUR APPLICATION PROCESSES\n"
+        "=   PID 77 RUNNING AT vm\n=   EXIT CODE: 9\n=   CLEANING UP REMAINING PROCESSES\n"
+        "=====\nYOUR APPLICATION TERMINATED WITH THE EXIT STRING: Killed (signal 9)\n",
+        "a rank killed by signal 9"),
+    "MPICH: a rank that crashed": (
+        11,
+        "=====\n=   BAD TERMINATION OF ONE OF YOUR APPLICATION PROCESSES\n"
+        "=   PID 77 RUNNING AT vm\n=   EXIT CODE: 11\n=   CLEANING UP REMAINING PROCESSES\n"
+        "=====\nYOUR APPLICATION TERMINATED WITH THE EXIT STRING: Segmentation fault (signal 11)\n",
+        "rank 1 killed by signal 11"),
+    "OpenFOAM: the error of a rank": (
+        1,
+        "Time = 3\n[1] \n[1] \n[1] --> FOAM FATAL ERROR: \n[1] cannot open file p\n[1] \n"
+        "FOAM parallel run exiting\n",
+        "exit code 1: FOAM FATAL ERROR: cannot open file p"),
+    "a program that says nothing": (4, "", "exit code 4"),
+    "a program that does not exist": (
+        134,
+        f"{DASHES}\nmpirun was unable to find the specified executable file, and therefore\n"
+        f"Node:       vm\nExecutable: nosuch\n{DASHES}\n",
+        "program nosuch not found"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", REASONS.values(), ids=REASONS.keys())
+def test_a_failure_is_explained_in_one_line(case):
+    code, output, reason = case
+    assert launcher.explain(code, output, {76: 0, 77: 1}) == reason
+
+
+def test_a_rank_that_aborted_is_named_where_its_starter_lost_the_message():
+    """Open MPI's starter sometimes prints an error of its own in the message's place."""
+    lost = "[vm:05748] [[31370,0],0] ORTE_ERROR_LOG: Out of resource in file show_help.c\n"
+    assert launcher.explain(7, lost, {76: 0, 77: 1}, [1]).startswith("rank 1: exit code 7: ")
+
+
+@pytest.mark.parametrize("size", [1, 2, 7, 8, 9, 1000])
+def test_time_lines_are_counted_whatever_pieces_they_come_in(tmp_path, size):
+    text = b"Time = 1\n Time = 2\nTime = 3\nExecutionTime = 4\n\nTime = 5\nTime = 6"
+    log = supervisor.Log(str(tmp_path / "log"), str(tmp_path / "iterations"), 1 << 30)
+    for start in range(0, len(text), size):
+        log.take(text[start : start + size])
+    assert supervisor.COUNT.unpack((tmp_path / "iterations").read_bytes())[0] == 4
+    assert (tmp_path / "log").read_bytes() == text
+
+
+def test_an_output_as_large_as_the_limit_is_kept_whole(tmp_path):
+    log = supervisor.Log(str(tmp_path / "log"), str(tmp_path / "iterations"), 2 << 20)
+    text = b"0123456789abcdef" * (2 << 16)
+    log.take(text)
+    log.close()
+    assert b"".join((tmp_path / "log").read_bytes().split(b"\n[dovetail: 0 ")[:1]) in text
+    assert (tmp_path / "log").stat().st_size < (2 << 20) + 100
+
+
+def test_a_command_with_its_own_starter_is_taken_as_it_is():
+    words = ["mpirun", "-np", "3", "a.out"]
+    assert launcher.command_line(words, 2, "/nonexistent", "") == words
+
+
+def test_a_preload_of_the_users_own_is_kept():
+    assert (
+        launcher.preload({"LD_PRELOAD": "theirs.so"}, "ours.so")["LD_PRELOAD"]
+        == "ours.so:theirs.so"
+    )

@@ -1,0 +1,130 @@
+# SPDX-License-Identifier: LGPL-3.0-or-later
+"""Plan files: what a good one means."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from dovetail.cli import main
+from dovetail.core.errors import BadInput
+from dovetail.plan import command_line, schema
+from support.plans import GOOD, ONE, entry, load
+
+pytestmark = pytest.mark.unit
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def test_every_key_of_a_good_plan_arrives(where):
+    loaded = load(GOOD)
+    assert loaded.limits == schema.Limits(cpus=2000, memory=8 * 10**9, max_packed=4)
+    assert [spec.name for spec in loaded.specs] == ["channel-1", "channel-2"]
+    spec = loaded.specs[1]
+    assert spec.family == "channel"
+    assert spec.case == str(where / "cases" / "channel")
+    assert (spec.ranks, spec.weights, spec.ranks_per_pod) == (2, (1.0, 3.0), 1)
+    assert spec.limit == 2.5
+    assert spec.command == ("solver", "-parallel")
+    assert spec.prepare == ("mesh", "decompose --ranks 2")
+    assert (spec.slowdown, spec.memory, spec.deadline) == (1.5, 5 * 10**8, 600.0)
+    assert (spec.iterations, spec.environment) == (300, (("KEY", "value"),))
+
+
+def test_a_minimal_plan_has_the_documented_defaults(where):
+    loaded = load("simulations: [{name: a, case: cases/channel, ranks: 3, command: solver}]")
+    assert loaded.limits == schema.Limits()
+    (spec,) = loaded.specs
+    assert (spec.name, spec.family, spec.weights) == ("a", "a", (1.0, 1.0, 1.0))
+    assert (spec.prepare, spec.slowdown, spec.memory, spec.deadline) == ((), 2.0, 0, None)
+    assert (spec.iterations, spec.environment, spec.ranks_per_pod) == (0, (), 0)
+    assert spec.limit == 0
+
+
+ACCEPTED = {
+    "cores as a fraction": (f"cpus: 1.5\n{ONE}", lambda p: p.limits.cpus == 1500),
+    "millicores": (f"cpus: 2500m\n{ONE}", lambda p: p.limits.cpus == 2500),
+    "binary memory": (entry("memory", "1Gi"), lambda p: p.specs[0].memory == 1 << 30),
+    "a fraction of memory": (entry("memory", "1.5G"), lambda p: p.specs[0].memory == 15 * 10**8),
+    "a deadline in seconds": (entry("deadline", "90"), lambda p: p.specs[0].deadline == 90),
+    "a deadline of parts": (entry("deadline", "1h30m"), lambda p: p.specs[0].deadline == 5400),
+    "no deadline, said so": (entry("deadline", "null"), lambda p: p.specs[0].deadline is None),
+    "a command as a list": (
+        ONE.replace("solver", "[solver, 'a b', '>']"),
+        lambda p: p.specs[0].command == ("solver", "a b", ">"),
+    ),
+    "a quoted word": (
+        ONE.replace("solver", "solver 'a b'"),
+        lambda p: p.specs[0].command == ("solver", "a b"),
+    ),
+    "a program in the case": (
+        entry("prepare", "[./Allrun]"),
+        lambda p: p.specs[0].prepare == ("./Allrun",),
+    ),
+    "a date as text": (
+        entry("environment", "{WHEN: 2026-01-01}"),
+        lambda p: p.specs[0].environment == (("WHEN", "2026-01-01"),),
+    ),
+    "an anchor, merged and overridden": (
+        ONE.replace("- name", "- &a\n    name") + "  - {<<: *a, name: b, ranks: 4}\n",
+        lambda p: [(s.name, s.ranks) for s in p.specs] == [("a", 2), ("b", 4)],
+    ),
+    "a byte order mark": (b"\xef\xbb\xbf" + ONE.encode(), lambda p: len(p.specs) == 1),
+    "windows line ends": (ONE.replace("\n", "\r\n"), lambda p: len(p.specs) == 1),
+}
+
+
+@pytest.mark.parametrize("name", ACCEPTED)
+def test_accepted(name, where):
+    text, holds = ACCEPTED[name]
+    assert holds(load(text))
+
+
+def test_a_case_is_found_from_the_plans_own_directory(where, monkeypatch):
+    load(GOOD)
+    monkeypatch.chdir("/")
+    assert schema.load(where / "plan.yaml").specs[0].case == str(where / "cases" / "channel")
+
+
+def test_the_entrys_own_path_is_searched(where):
+    (where / "own").mkdir()
+    (where / "own" / "special").symlink_to(where / "bin" / "solver")
+    text = ONE.replace("solver", "special")
+    with pytest.raises(BadInput, match="special"):
+        load(text)
+    assert load(f"{text}    environment: {{PATH: {where / 'own'}}}\n").specs
+
+
+# --- The manual page ---
+
+
+def test_every_key_is_in_the_manual_page():
+    page = (ROOT / "doc" / "dovetail-plan.5").read_text()
+    documented = {line.split()[2] for line in page.splitlines() if line.startswith(".It Ic ")}
+    assert documented == {*schema._Entry.model_fields, *schema._Plan.model_fields}
+
+
+def test_every_example_is_a_good_plan(monkeypatch):
+    """But for programs and cases of OpenFOAM, where that is not installed."""
+    monkeypatch.setattr(command_line, "check", lambda *_: None)
+    monkeypatch.setattr(os.path, "isdir", lambda _: True)
+    found = sorted((ROOT / "examples").glob("*.yaml"))
+    examples = [example for example in found if "\nsimulations:" in example.read_text()]
+    assert examples
+    for example in examples:
+        assert schema.load(example).specs
+
+
+def test_a_limit_under_twice_the_request_is_warned_of_with_the_reason(where):
+    (line,) = schema.warnings(load(GOOD.replace("limit: 2.5", "limit: 1.5")))
+    assert line.startswith("channel: a limit of 1.5 times the request may slow it down, since")
+    assert "3.7 times slower" in line
+    for text in (GOOD, GOOD.replace("limit: 2.5", "limit: 2"), ONE):
+        assert schema.warnings(load(text)) == []
+
+
+def test_a_limit_without_pods_is_refused(where, capsys):
+    (where / "plan.yaml").write_text(entry("limit", 3))
+    assert main.main(["run", "--dry-run", "plan.yaml", "-o", "out"]) == 2
+    assert "simulation a has a limit, and only pods can have one" in capsys.readouterr().err

@@ -1,0 +1,178 @@
+# SPDX-License-Identifier: LGPL-3.0-or-later
+"""The wait policy of the preloaded library, under each MPI, in each mode.
+
+In: pmpi/.libs, wait_program.c here and pmpi/known/busy.c. No wall time is asserted; CPU times are
+compared with each other, and far apart.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from dovetail.core.protocol import WaitPolicy
+from dovetail.mpi import page
+from dovetail.mpi.control_page import Control
+from support import known_programs
+
+pytestmark = pytest.mark.mpi
+
+MODES = ("off", "yield", "doorbell")
+PROGRAM = "../tests/pmpi/wait_program.c"
+ENDLESS = 10_000_000  # iterations of a program that the test ends itself
+
+
+def end(process: subprocess.Popen[str]) -> None:
+    """End a program that goes on for ever, and everything that mpirun started."""
+    process.send_signal(signal.SIGTERM)
+    try:
+        process.communicate(timeout=known_programs.LIMIT)
+    finally:
+        process.kill()
+
+
+class Rates:
+    """CPU milliseconds per iteration of each rank, looked at until something holds."""
+
+    def __init__(self, directory: Path, ranks: int) -> None:
+        self.directory, self.ranks = directory, ranks
+
+    def marks(self) -> list[tuple[int, float]]:
+        pages = page.read_pages(self.directory)
+        return [(one.iterations, one.iter_cpu_s) for one in pages]
+
+    def await_light(self, process: subprocess.Popen[str], low: float, high: float) -> None:
+        """Return once rank 0 took between `low` and `high` ms per iteration over 20 of them."""
+        before = self.marks()
+        seen = []
+        for _ in range(known_programs.LIMIT * 10):
+            assert process.poll() is None, process.communicate()
+            select.select([], [], [], 0.1)
+            now = self.marks()
+            if len(before) < self.ranks or len(now) < self.ranks:
+                before = now
+                continue
+            iterations = now[0][0] - before[0][0]
+            if iterations < 20:
+                continue
+            seen.append(1000 * (now[0][1] - before[0][1]) / iterations)
+            if low <= seen[-1] <= high:
+                return
+            before = now
+        pytest.fail(f"never between {low} and {high} ms per iteration: {seen[-20:]}")
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mpi", known_programs.MPIS)
+@pytest.mark.parametrize(
+    ("what", "ranks"), [("mix", 2), ("mix", 1), ("mix", 4), ("threads", 2), ("fork", 2)]
+)
+def test_the_result_is_the_same_in_each_mode(
+    mpi: str, mode: str, what: str, ranks: int, tmp_path: Path
+) -> None:
+    words = [known_programs.build(mpi, PROGRAM), what, "16"]
+    Control.create(tmp_path, WaitPolicy(mode)).close()
+    run = known_programs.run(mpi, ranks, words, tmp_path)
+    assert (run.code, run.output) == (0, known_programs.plain(mpi, ranks, words)), run.errors
+    assert (tmp_path / "bells").stat().st_mode & 0o777 == 0o600
+
+
+@pytest.mark.parametrize("mpi", known_programs.MPIS)
+def test_a_light_rank_takes_less_cpu_on_the_doorbell(mpi: str, tmp_path: Path) -> None:
+    words = [known_programs.build(mpi, "known/busy.c"), "burn", "150", "1", "12"]
+    cpu = {}
+    for mode in ("off", "doorbell"):
+        directory = tmp_path / mode
+        directory.mkdir()
+        Control.create(directory, WaitPolicy(mode)).close()
+        run = known_programs.run(mpi, 2, words, directory)
+        assert run.code == 0, run.errors
+        cpu[mode] = run.pages[0].cpu_s
+    assert cpu["doorbell"] < 0.6 * cpu["off"], cpu
+
+
+@pytest.mark.parametrize("mpi", known_programs.MPIS)
+def test_a_change_of_mode_is_seen_while_the_ranks_run(mpi: str, tmp_path: Path) -> None:
+    # The light rank needs 1 ms of CPU and waits for at least 11 ms, in every iteration.
+    control = Control.create(tmp_path, WaitPolicy("off"))
+    words = [known_programs.build(mpi, "known/busy.c"), "burn", str(ENDLESS), "1", "12"]
+    process = known_programs.start(mpi, 2, words, tmp_path)
+    rates = Rates(tmp_path, 2)
+    try:
+        rates.await_light(process, 5, 1000)
+        control.set(WaitPolicy("doorbell"))
+        rates.await_light(process, 0, 4)
+        control.set(WaitPolicy("off"))
+        rates.await_light(process, 5, 1000)
+    finally:
+        end(process)
+
+
+@pytest.mark.parametrize("mpi", known_programs.MPIS)
+def test_a_job_ends_when_a_rank_is_killed_while_its_peer_sleeps(mpi: str, tmp_path: Path) -> None:
+    Control.create(tmp_path, WaitPolicy("doorbell", 0)).close()
+    words = [known_programs.build(mpi, "known/busy.c"), "sleep", "2", "1", "1000000"]
+    process = known_programs.start(mpi, 2, words, tmp_path)
+    try:
+        for _ in range(known_programs.LIMIT * 10):
+            pages = page.read_pages(tmp_path) if process.poll() is None else []
+            if len(pages) == 2 and pages[0].state == "in_mpi":
+                break
+            select.select([], [], [], 0.1)
+        os.kill(pages[1].pid, signal.SIGKILL)
+        process.communicate(timeout=known_programs.LIMIT)
+        assert process.returncode != 0
+    finally:
+        process.kill()
+
+
+BAD_CONTROLS = {
+    "none": None,
+    "an empty one": b"",
+    "a short one": b"DVTCTRL\0\1\0\0\0",
+    "one of another version": b"DVTCTRL\0\xff" + bytes(55),
+    "one full of ones": b"\xff" * 64,
+}
+
+
+@pytest.mark.parametrize("control", BAD_CONTROLS)
+@pytest.mark.parametrize("mpi", known_programs.MPIS)
+def test_a_bad_control_page_leaves_the_program_alone(
+    mpi: str, control: str, tmp_path: Path
+) -> None:
+    data = BAD_CONTROLS[control]
+    if data is not None:
+        (tmp_path / "control").write_bytes(data)
+    words = [known_programs.build(mpi, PROGRAM), "mix", "16"]
+    run = known_programs.run(mpi, 2, words, tmp_path)
+    assert (run.code, run.output) == (0, known_programs.plain(mpi, 2, words)), run.errors
+    assert not (tmp_path / "bells").exists()
+    assert len(run.pages) == 2  # the profile does not depend on it
+
+
+@pytest.mark.parametrize("mpi", known_programs.MPIS)
+def test_a_bells_file_full_of_garbage_does_no_harm(mpi: str, tmp_path: Path) -> None:
+    Control.create(tmp_path, WaitPolicy("doorbell", 1)).close()
+    (tmp_path / "bells").write_bytes(b"\xff" * 4096)
+    words = [known_programs.build(mpi, PROGRAM), "mix", "16"]
+    run = known_programs.run(mpi, 2, words, tmp_path)
+    assert (run.code, run.output) == (0, known_programs.plain(mpi, 2, words)), run.errors
+
+
+def test_a_program_without_mpi_gives_way_as_ever(tmp_path: Path) -> None:
+    Control.create(tmp_path, WaitPolicy("off")).close()
+    code = "import os; [os.sched_yield() for _ in range(1000)]"
+    variables = {
+        "LD_PRELOAD": str(known_programs.library("openmpi")),
+        "DOVETAIL_DIR": str(tmp_path),
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", code], env={**os.environ, **variables}, timeout=known_programs.LIMIT
+    )
+    assert done.returncode == 0
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["control"]

@@ -1,0 +1,261 @@
+# SPDX-License-Identifier: LGPL-3.0-or-later
+"""Every blocking MPI call is wrapped, counted once, and changed in nothing."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import select
+import signal
+import subprocess
+import time
+
+import pytest
+from dovetail.mpi import page
+from support import known_programs
+
+pytestmark = pytest.mark.mpi
+
+each_mpi = pytest.mark.parametrize("mpi", known_programs.MPIS)
+
+# What MPI 3.1 describes as local, or as done without waiting for another process or a disk:
+# all of these groups, told by name.
+LOCAL = re.compile(
+    r"""T_.* | Type_.* | Group_.* | Info_.* | Op_.* | .*_c2f | .*_f2c | Attr_.* | Keyval_.*
+    | .*_(create|free)_keyval | .*_(get|set|delete)_attr | .*errhandler | Errhandler_.*
+    | Error_.* | Add_error_.* | .*_(get|set)_name | .*_get_info | .*_get_group | Comm_group
+    | Comm_(rank|size|compare|remote_group|remote_size|test_inter|get_parent)
+    | Address | Aint_.* | Alloc_mem | Free_mem | Buffer_attach | Cancel | Test_cancelled
+    | Pack.* | Unpack.* | Reduce_local | Register_datarep | Request_free | Status_.*
+    | Grequest_.* | Get_(address|count|elements|elements_x|processor_name|version
+                        |library_version) | (Bsend|Rsend|Send|Ssend|Recv)_init
+    | Cart_(coords|get|rank|shift) | Cartdim_get | Dims_create | Dist_graph_neighbors.*
+    | Graph_(get|neighbors|neighbors_count) | Graphdims_get | Topo_test
+    | File_get_.* | File_seek | Finalized | Initialized | Is_thread_main | Query_thread
+    | Win_(attach|detach|shared_query) | Wtick | Wtime""",
+    re.VERBOSE,
+)
+# Of MPI 4 and of the libraries' own extensions, so not among those of MPI 3.1.
+LATER = re.compile(
+    r"""X_.* | .*_c | Session_.* | .*_init | .*_create_from_group[s]? | Isendrecv.*
+    | P(ready|arrived).*
+    | Comm_idup_with_info | Delete_error_.* | Intercomm_create_from_groups""",
+    re.VERBOSE,
+)
+
+
+def declared(mpi: str) -> set[str]:
+    """The names of all functions in mpi.h, without their MPI_."""
+    words = [f"mpicc.{mpi}", "-E", "-xc", os.devnull, "-include", "mpi.h"]
+    text = subprocess.run(words, capture_output=True, text=True, check=True).stdout
+    return set(re.findall(r"\bPMPI_(\w+)\s*\(", text))
+
+
+def exported(library: str) -> set[str]:
+    words = ["nm", "-D", "--defined-only", library]
+    text = subprocess.run(words, capture_output=True, text=True, check=True).stdout
+    return {line.split()[2] for line in text.splitlines()}
+
+
+@each_mpi
+def test_every_call_that_can_wait_is_wrapped(mpi):
+    library = str(known_programs.library(mpi))
+    functions = {
+        name
+        for name in declared(mpi)
+        if not LOCAL.fullmatch(name) and (name == "Init" or not LATER.fullmatch(name))
+    }
+    assert len(functions) > 150
+    wrapped = {name[4:] for name in exported(library) if name.startswith("MPI_")}
+    assert functions - wrapped == set()
+    assert wrapped - functions - declared(mpi) == set()
+
+
+@each_mpi
+def test_every_fortran_wrapper_has_its_real_function(mpi):
+    """A wrapper calls what the Fortran library has under the profiling name."""
+    files = {
+        "openmpi": ("libmpi_mpifh.so.40", "libmpi_usempif08.so.40"),
+        "mpich": ("libmpichfort.so.12",),
+    }
+    cache = subprocess.run(["/sbin/ldconfig", "-p"], capture_output=True, text=True).stdout
+    there: set[str] = set()
+    for name in files[mpi]:
+        found = re.search(rf"{re.escape(name)} .*=> (\S+)", cache)
+        if not found:
+            pytest.skip(f"no {name} here")
+        there |= exported(found[1])
+    ours = {name for name in exported(str(known_programs.library(mpi))) if name.startswith("mpi_")}
+    f08 = "pmpi_{}" if mpi == "openmpi" else "pmpir_{}"
+    used = {name for name in ours if name in there}
+    assert len(used) > 80
+    assert {name for name in used if f08.format(name[4:]) not in there} == set()
+    if mpi == "mpich":  # what it has as mpi_x_f08_ calls PMPI_X, so none may be left out
+        theirs = {n for n in there if re.fullmatch(r"mpi_\w+_f08_", n)}
+        missing = {n[4:-5] for n in theirs - ours}
+        waits = {n.lower() for n in declared(mpi) if not (LOCAL.fullmatch(n) or LATER.fullmatch(n))}
+        assert missing & waits == set()
+
+
+@each_mpi
+def test_c_calls_are_counted_exactly_and_change_nothing(mpi, tmp_path):
+    program = known_programs.build(mpi, "known/counts.c")
+    done = known_programs.run(mpi, 2, [program, str(tmp_path)], tmp_path)
+    assert done.code == 0, done.errors
+    expected: dict[int, dict[str, int]] = {0: {}, 1: {}}
+    for rank, name, count in map(str.split, done.output.splitlines()):
+        if name != "result":
+            expected[int(rank)][name] = int(count)
+    assert {one.rank: known_programs.counts(one) for one in done.pages} == expected
+    assert {one.mpi for one in done.pages} == {mpi}
+    assert sorted(known_programs.plain(mpi, 2, [program, str(tmp_path)]).splitlines()) == sorted(
+        done.output.splitlines()
+    )
+
+
+FIVE = """Send Recv Irecv Isend Waitall Wait Test Sendrecv Iprobe Barrier Bcast Pcontrol"""
+ONCE = """Comm_split Comm_free Win_create Win_fence Win_free File_open File_set_view
+    File_write_all File_close Init Finalize"""
+FORTRAN = {
+    **{f"MPI_{name}": 5 for name in FIVE.split()},
+    **{f"MPI_{name}": 1 for name in ONCE.split()},
+    "MPI_Allreduce": 6,
+}
+
+
+@each_mpi
+@pytest.mark.parametrize("binding", ["MPIFH", "MPI", "F08"])
+def test_fortran_calls_are_counted_exactly_and_change_nothing(mpi, binding, tmp_path):
+    program = known_programs.build(mpi, "known/counts.F90", f"-D{binding}")
+    done = known_programs.run(mpi, 2, [program, str(tmp_path)], tmp_path)
+    assert done.code == 0, done.errors
+    assert [known_programs.counts(one) for one in done.pages] == [FORTRAN, FORTRAN]
+    assert [one.iterations for one in done.pages] == [5, 5]
+    assert sorted(done.output.splitlines()) == ["0 result 10", "1 result 5"]
+
+
+@each_mpi
+def test_threads_that_call_at_once_are_all_counted(mpi, tmp_path):
+    done = known_programs.run(mpi, 2, [known_programs.build(mpi, "known/threads.c")], tmp_path)
+    assert done.code == 0, done.errors
+    if "unsupported" in done.output:
+        pytest.skip("this MPI has no MPI_THREAD_MULTIPLE")
+    assert done.output.replace("\n", "") == "goodgood"  # the line ends of two ranks may come late
+    for one in done.pages:
+        assert known_programs.counts(one) == {
+            "MPI_Init_thread": 1,
+            "MPI_Finalize": 1,
+            "MPI_Send": 4000,
+            "MPI_Recv": 4000,
+        }
+
+
+@each_mpi
+def test_spawned_processes_are_a_world_of_their_own(mpi, tmp_path):
+    words = [known_programs.build(mpi, "known/life.c"), "spawn"]
+    if known_programs.plain(mpi, 2, words) is None:
+        pytest.skip("this MPI cannot spawn here, with or without the library")
+    done = known_programs.run(mpi, 2, words, tmp_path)
+    assert done.code == 0, done.errors
+    parents = [one for one in done.pages if one.world == 0]
+    children = [one for one in done.pages if one.world != 0]
+    assert [one.rank for one in parents] == [one.rank for one in children] == [0, 1]
+    assert len({one.world for one in children}) == 1
+    assert all(known_programs.counts(one)["MPI_Comm_spawn"] == 1 for one in parents)
+    assert all(known_programs.counts(one)["MPI_Barrier"] == 5 for one in children)
+
+
+@each_mpi
+def test_a_forked_child_leaves_its_parents_page_alone(mpi, tmp_path):
+    done = known_programs.run(mpi, 2, [known_programs.build(mpi, "known/life.c"), "fork"], tmp_path)
+    assert done.code == 0, done.errors
+    assert [known_programs.counts(one)["MPI_Pcontrol"] for one in done.pages] == [3, 3]
+    assert len(list(tmp_path.glob("rank.*"))) == 2
+
+
+@each_mpi
+def test_an_abort_is_published(mpi, tmp_path):
+    done = known_programs.run(
+        mpi, 2, [known_programs.build(mpi, "known/life.c"), "abort"], tmp_path
+    )
+    assert done.code != 0
+    one = done.pages[1]
+    assert one.state == "aborted"
+    assert one.iterations == 4
+    assert known_programs.counts(one)["MPI_Barrier"] == 4
+
+
+@each_mpi
+def test_pages_can_be_read_live_and_are_complete_after_kill_9(mpi, tmp_path):
+    process = known_programs.start(
+        mpi, 2, [known_programs.build(mpi, "known/life.c"), "hang"], tmp_path
+    )
+    try:
+        live = wait_for(lambda: ready(tmp_path, 100))
+        assert all(one.alive for one in live)
+        assert {one.state for one in live} <= {"running", "in_mpi"}
+        for one in live:
+            with contextlib.suppress(ProcessLookupError):  # the starter may be as quick
+                os.kill(one.pid, signal.SIGKILL)
+        process.communicate(timeout=known_programs.LIMIT)
+    finally:
+        process.kill()
+    dead = page.read_pages(tmp_path)
+    assert [one.alive for one in dead] == [False, False]
+    for before, after in zip(live, dead):
+        assert after.iterations >= before.iterations
+        # A boundary is published inside the call, which is counted when it is left.
+        assert (
+            after.iterations - 1 <= known_programs.counts(after)["MPI_Pcontrol"] <= after.iterations
+        )
+        assert after.elapsed_s >= before.iter_stamp - before.init_s - 0.1
+        assert after.elapsed_s == pytest.approx(after.useful_s + after.mpi_s)
+
+
+def ready(directory, iterations):
+    """The pages of two ranks that are so far; None before."""
+    pages = page.read_pages(directory)
+    far = len(pages) == 2 and all(one.iterations >= iterations for one in pages)
+    return pages if far else None
+
+
+def wait_for(condition):
+    end = time.monotonic() + known_programs.LIMIT
+    while time.monotonic() < end:
+        result = condition()
+        if result is not None:
+            return result
+        select.select([], [], [], 0.02)
+    raise AssertionError("the condition never held")
+
+
+@pytest.mark.parametrize(
+    "directory", ["", "relative", "/nonexistent/dir", "/dev/null", "/proc/self"]
+)
+@each_mpi
+def test_without_a_usable_directory_the_library_is_inert(mpi, directory):
+    program = known_programs.build(mpi, "known/threads.c")
+    words = [known_programs.LAUNCHERS[mpi], "-np", "2", program]
+    more = {"LD_PRELOAD": str(known_programs.library(mpi)), "DOVETAIL_DIR": directory}
+    done = subprocess.run(
+        words,
+        env=known_programs.environment(**more),
+        capture_output=True,
+        text=True,
+        timeout=known_programs.LIMIT,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "dovetail" not in done.stderr
+
+
+@each_mpi
+def test_programs_without_mpi_run_as_ever(mpi):
+    more = {"LD_PRELOAD": str(known_programs.library(mpi)), "DOVETAIL_DIR": "/dev/shm"}
+    done = subprocess.run(
+        ["bash", "-c", "echo $((6 * 7))"],
+        env=known_programs.environment(**more),
+        capture_output=True,
+        text=True,
+    )
+    assert (done.stdout, done.stderr) == ("42\n", "")

@@ -1,0 +1,234 @@
+# SPDX-License-Identifier: LGPL-3.0-or-later
+"""Advice: right in the cases whose answer is known, with evidence, alternatives first."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from dovetail.cli import main
+from dovetail.core import protocol
+from dovetail.mpi import profile
+from dovetail.report import advise, summary
+from dovetail.report.advise import Known
+from dovetail.report.alternatives import FEWER, SEQUENTIAL, Alternative
+from support import made_up_runs
+
+pytestmark = pytest.mark.unit
+
+
+def known(*need, wall=1.0, **more):
+    return Known("case", np.array(need), wall, "100 iterations", **more)
+
+
+def by_topic(one, cores):
+    return {piece.topic: piece for piece in advise.advise([one], cores)}
+
+
+@pytest.mark.parametrize(
+    ("one", "cores", "pays", "bound"),
+    [
+        (known(1 / 3, 1.0), 2, True, 1.5),
+        (known(1.0, 1.0), 2, False, 1.0),
+        (known(0.97, 1.0), 2, False, 1.02),
+        (known(1.0, 1.0), 8, True, 4.0),
+        (known(1.0), 1, False, 1.0),
+        (known(1 / 15, 1 / 15, 1 / 3, 1.0), 4, True, 2.73),
+    ],
+    ids=[
+        "two ranks 1 to 3 on two cores",
+        "balanced on full cores",
+        "almost balanced on full cores",
+        "balanced with free cores",
+        "one rank on one core",
+        "four ranks 1 1 5 15",
+    ],
+)
+def test_packing_is_advised_where_cores_are_idle(one, cores, pays, bound):
+    packing = by_topic(one, cores)["packing"]
+    assert ("do not pack" in packing.statement) != pays
+    assert packing.source == "predicted"
+    assert packing.range[0] <= packing.gain <= packing.range[1] <= bound * 1.01
+    assert f"{bound:.2f}" in packing.statement
+
+
+def test_packing_never_breaks_the_slowdown_budget():
+    tight = by_topic(known(1 / 3, 1.0, slowdown=1.1), 2)["packing"]
+    assert "do not pack" in tight.statement
+
+
+@pytest.mark.parametrize(
+    ("one", "cores", "gain"),
+    [
+        (known(1 / 3, 1.0), 2, 1.35),
+        (known(0.5, 0.5), 2, 1.8),
+        (known(1.0, 1.0), 2, None),
+        (known(1.0), 2, None),
+    ],
+    ids=["imbalanced", "half the time in MPI", "nothing to win", "one rank already"],
+)
+def test_fewer_ranks_are_advised_where_the_work_adds_up_to_less(one, cores, gain):
+    fewer = by_topic(one, cores).get("fewer ranks")
+    assert (fewer.gain if fewer else None) == (pytest.approx(gain) if gain else None)
+    if fewer:
+        assert fewer.range[0] < fewer.range[1]
+        assert "memory" in fewer.statement
+
+
+def test_what_beats_packing_is_said_first():
+    topics = [piece.topic for piece in advise.advise([known(1 / 3, 1.0)], 2)]
+    assert topics.index("fewer ranks") < topics.index("packing")
+
+
+@pytest.mark.parametrize(
+    ("one", "cores", "advised"),
+    [
+        (known(1 / 3, 1.0), 2, True),
+        (known(1.0, 1.0), 2, False),
+        (known(1 / 3, 1.0), 1, False),
+    ],
+    ids=["imbalanced, a core each", "balanced", "ranks share cores"],
+)
+def test_another_decomposition_is_advised_where_it_shortens_the_iteration(one, cores, advised):
+    weights = by_topic(one, cores).get("weights")
+    assert (weights is not None) == advised
+    if weights:
+        assert weights.gain == pytest.approx(1.5)
+
+
+@pytest.mark.parametrize(
+    ("weights", "advised"),
+    [((1.0, 3.0), False), ((1.0, 1.0), True), ((1.0, 2.9), False), ((), False)],
+    ids=["as the load", "not as the load", "near enough", "unknown"],
+)
+def test_requests_follow_the_load_and_not_the_plan(weights, advised):
+    pieces = advise.advise([known(1 / 3, 1.0, weights=weights)], 1)
+    given = [piece.statement for piece in pieces if piece.topic == "weights"]
+    assert given == (
+        ["case: base CPU requests on weights 1,3, not on the plan's."] if advised else []
+    )
+
+
+def test_a_limit_is_advised_against_once():
+    pieces = advise.advise([known(1.0, 1.0), known(0.25, 0.5)], 2)
+    assert [piece.topic for piece in pieces].count("limit") == 1
+    assert "2000m" in pieces[-1].statement
+
+
+def test_nothing_known_gives_no_advice():
+    assert advise.advise([], 2) == []
+
+
+def test_every_piece_has_evidence_and_a_source():
+    for piece in advise.advise([known(1 / 3, 1.0, weights=(1.0, 1.0)), known(1.0, 1.0)], 2):
+        assert piece.evidence
+        assert piece.source in ("measured", "predicted")
+        assert piece.statement.endswith(".")
+
+
+def test_a_run_gives_measured_advice():
+    found = summary.summarise(made_up_runs.mixed().history())
+    pieces = advise.advise(advise.from_summary(found), 2)
+    packing = {p.name: p for p in pieces if p.topic == "packing"}
+    assert {p.source for p in packing.values()} == {"measured"}
+    assert packing["pitz"].statement.startswith("pitz: pack 2 at once")
+    assert packing["even"].statement.startswith("even: do not pack")
+
+
+@pytest.mark.parametrize(
+    ("seconds", "says"),
+    [(18.0, "run on fewer ranks side by side"), (30.0, "do not win")],
+    ids=["fewer ranks win", "fewer ranks lose"],
+)
+def test_measured_fewer_ranks_are_reported_as_they_came_out(seconds, says):
+    others = [
+        Alternative(family="pitz", name=FEWER, makespan_s=[seconds], ranks=1),
+        Alternative(family="pitz", name=SEQUENTIAL, makespan_s=[36.0], ranks=2),
+    ]
+    found = summary.summarise(made_up_runs.packed().history(), others)
+    fewer = by_topic(advise.from_summary(found)[0], 2)["fewer ranks"]
+    assert says in fewer.statement
+    assert (fewer.source, fewer.gain) == ("measured", pytest.approx(36.0 / seconds))
+
+
+def test_the_command_takes_a_run_and_its_cores(tmp_path, capsys):
+    made_up_runs.mixed().save(tmp_path)
+    assert main.main(["advise", "--json", str(tmp_path)]) == 0
+    data = json.loads(capsys.readouterr().out)
+    assert data["cores"] == 2
+    assert {"topic", "statement", "evidence", "source", "gain", "range"} <= set(data["advice"][0])
+    assert main.main(["advise", str(tmp_path)]) == 0
+    assert "[measured]" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("cores", ["0", "-1", "nan", "1e9"])
+def test_cores_that_make_no_sense_are_refused(tmp_path, capsys, cores):
+    assert main.main(["advise", "--cores", cores, str(tmp_path)]) == 2
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+def rank(number, cpu, useful, wall, iterations=100, counted=True):
+    return profile.RankProfile(
+        rank=number,
+        world=0,
+        pid=1,
+        host="h",
+        ended="finalized",
+        iterations=iterations,
+        iteration_source="openfoam",
+        elapsed_s=wall * 100,
+        useful_s=useful * 100,
+        mpi_s=(wall - useful) * 100,
+        cpu_s=cpu * 100,
+        cpu_per_iteration=cpu if counted else None,
+        useful_per_iteration=useful if counted else None,
+        seconds_per_iteration=wall if counted else None,
+        peak_rss=0,
+        calls={},
+    )
+
+
+def save(path, *ranks):
+    profile.save(profile.Profile(("a.out",), "openmpi", "off", 0, ranks), path)
+    return path
+
+
+@pytest.mark.parametrize("counted", [True, False], ids=["with iterations", "without"])
+def test_a_profile_file_gives_the_advice_of_its_figures(tmp_path, capsys, counted):
+    ranks = [rank(n, 1.0, useful, 1.0, counted=counted) for n, useful in enumerate((1 / 3, 1.0))]
+    path = save(tmp_path / "pitz.json", *ranks)
+    assert main.main(["advise", "--json", "--cores", "2", str(path)]) == 0
+    advice = json.loads(capsys.readouterr().out)["advice"]
+    packing = next(piece for piece in advice if piece["topic"] == "packing")
+    assert "1.50 is the bound" in packing["statement"]
+    assert packing["name"] == "pitz"
+
+
+def test_a_profile_from_a_busy_machine_is_doubted_first(tmp_path):
+    one = advise.from_file(save(tmp_path / "pitz.json", rank(0, 0.4, 0.3, 1.0)))
+    assert advise.advise([one], 1)[0].topic == "measure again"
+
+
+def test_a_run_on_a_busy_machine_is_doubted_first():
+    run = made_up_runs.packed()
+    run.log = [starved(entry) for entry in run.log]
+    known_ones = advise.from_summary(summary.summarise(run.history()))
+    assert advise.advise(known_ones, 2)[0].topic == "measure again"
+
+
+def starved(entry):
+    if not isinstance(entry, protocol.Sampled):
+        return entry
+    cpu = tuple(seconds / 2 for seconds in entry.ranks.cpu)
+    return replace(entry, ranks=replace(entry.ranks, cpu=cpu))
+
+
+@pytest.mark.parametrize("ranks", [[], [rank(0, 0.0, 0.0, 1.0)], [rank(0, 0.0, 0.0, 0.0)]])
+def test_a_profile_without_work_is_refused(tmp_path, capsys, ranks):
+    path = tmp_path / "empty.json"
+    if ranks:
+        save(path, *ranks)
+    assert main.main(["advise", str(path)]) == 2
+    assert capsys.readouterr().err.count("\n") == 1

@@ -1,0 +1,315 @@
+# SPDX-License-Identifier: LGPL-3.0-or-later
+"""The page: well-formed, self-contained, safe with hostile names, bounded, fit for a phone."""
+
+from __future__ import annotations
+
+import html.parser
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+
+import pytest
+from dovetail.cli import main
+from dovetail.core import protocol
+from dovetail.report import charts, summary
+from dovetail.report import html as report
+from dovetail.report.alternatives import FEWER, SEQUENTIAL, Alternative
+from support import made_up_runs
+
+pytestmark = pytest.mark.unit
+
+VOID = {"meta", "br", "link", "img", "hr", "input"}
+
+
+class Page(html.parser.HTMLParser):
+    """Checks that elements nest, and collects what a browser would fetch or run."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.open, self.requests, self.scripts, self.words = [], [], [], []
+        self.feed(text)
+        self.close()
+        assert self.open == []
+
+    def handle_starttag(self, tag, attributes):
+        if tag not in VOID:
+            self.open.append(tag)
+        for name, value in attributes:
+            if name in ("src", "href", "data", "action", "xlink:href", "poster"):
+                self.requests.append(value)
+            if name.startswith("on") or (value or "").strip().startswith("javascript:"):
+                self.scripts.append(f"{name}={value}")
+        if tag in ("script", "iframe", "object", "embed", "img"):
+            self.scripts.append(tag)
+
+    def handle_endtag(self, tag):
+        assert self.open
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        self.words.append(data)
+
+
+def page(run, others=()):
+    history = run.history()
+    return report.page(summary.summarise(history, others), history)
+
+
+def failing():
+    run = made_up_runs.packed(1)
+    run.launch("pitz-1")
+    run.finish("pitz-1", 139, "rank 1 died: signal 11")
+    return run
+
+
+def partial():
+    run = made_up_runs.mixed()
+    run.log = run.log[:80]
+    return run
+
+
+def interrupted():
+    run = partial()
+    run.add(protocol.Interrupted(run.t, "SIGTERM"))
+    return run
+
+
+def without_iterations():
+    run = made_up_runs.Run([made_up_runs.spec("a", "f")], {"f": 0.1})
+    run.launch("a")
+    run.t += 3
+    run.finish("a")
+    return run
+
+
+def nothing():
+    return made_up_runs.Run([made_up_runs.spec("a", "f")], {"f": 0.1})
+
+
+def no_plan():
+    return made_up_runs.Run([], {})
+
+
+RUNS = [
+    made_up_runs.mixed,
+    made_up_runs.crowd,
+    failing,
+    partial,
+    interrupted,
+    without_iterations,
+    nothing,
+    no_plan,
+]
+
+
+@pytest.mark.parametrize("make", RUNS, ids=lambda make: make.__name__.replace("_", " "))
+def test_any_run_has_a_page_that_is_well_formed_and_needs_nothing_else(make):
+    text = page(make())
+    found = Page(text)
+    assert found.requests == []
+    assert found.scripts == []
+    assert not re.search(r"@import|url\(", text)
+    assert not re.search(r"\b(nan|inf|None)\b", " ".join(found.words))
+
+
+def test_a_thousand_simulations_fit_into_two_megabytes():
+    text = page(made_up_runs.crowd())
+    assert len(text.encode()) < 2_000_000
+    assert "of 1000" in text
+
+
+def test_a_thousand_families_fit_into_two_megabytes():
+    specs = [made_up_runs.spec(f"s-{n}", f"f-{n}") for n in range(1000)]
+    run = made_up_runs.Run(specs, {spec.family: 0.1 for spec in specs})
+    for spec in specs:
+        run.launch(spec.name)
+        run.work(2)
+        run.finish(spec.name)
+    text = page(run)
+    assert len(text.encode()) < 2_000_000
+    assert "of 1000 families" in text
+
+
+def test_the_ranks_of_a_large_simulation_are_drawn_in_groups():
+    run = made_up_runs.Run([made_up_runs.spec("a", "f", (1.0, 2.0) * 2000)], {"f": 0.1})
+    run.launch("a")
+    run.work(2)
+    run.finish("a")
+    text = page(run)
+    assert len(text.encode()) < 2_000_000
+    assert "ranks 0 to 249" in text
+
+
+HOSTILE = "</svg><script>alert(1)</script><img src=x onerror='alert(2)'>\"&{{7*7}}"
+
+
+def test_hostile_names_and_reasons_are_escaped_everywhere():
+    run = made_up_runs.Run(
+        [made_up_runs.spec(HOSTILE, HOSTILE), made_up_runs.spec(HOSTILE + "2", HOSTILE)],
+        {HOSTILE: 0.1},
+    )
+    run.launch(HOSTILE)
+    run.work(2)
+    run.note("admit", HOSTILE, name=HOSTILE + "2")
+    run.launch(HOSTILE + "2")
+    run.work(2, 1.5)
+    run.resize((500, 1500), refused=HOSTILE)
+    run.finish(HOSTILE, 1, HOSTILE)
+    run.add(protocol.Interrupted(run.t, HOSTILE))
+    alternative = Alternative(family=HOSTILE, name=FEWER, makespan_s=[1.0], ranks=1)
+    text = page(run, [alternative])
+    found = Page(text)
+    assert found.scripts == []
+    assert found.requests == []
+    assert "{{7*7}}" in text
+    assert "<script" not in text
+
+
+def test_the_headline_tells_the_finding():
+    text = page(made_up_runs.packed(), [])
+    assert "about 1.32 times the throughput of one after the other" in text
+
+
+def test_a_killed_run_says_that_it_is_not_done():
+    found = " ".join(Page(page(partial())).words)
+    assert "before the queue was done" in found
+    assert "1 unfinished" in found or "2 unfinished" in found
+
+
+def test_a_winning_alternative_is_said_before_packing():
+    others = [
+        Alternative(family="pitz", name=SEQUENTIAL, makespan_s=[36.0], ranks=2),
+        Alternative(family="pitz", name=FEWER, makespan_s=[18.0], ranks=1),
+    ]
+    text = page(made_up_runs.packed(), others)
+    assert text.index("run on fewer ranks side by side") < text.index("pack 2 at once")
+
+
+def test_text_in_charts_is_readable_on_a_phone():
+    # A 390 px screen leaves 342 px for a panel.
+    assert charts.TEXT * 342 / charts.PANEL >= 11
+    style = page(made_up_runs.packed())
+    for size in re.findall(r"\.grid-text|\.chart \.\w+ \{[^}]*font-size: (\d+)px", style):
+        assert float(size or charts.TEXT) >= 13
+
+
+@pytest.mark.parametrize(
+    ("top", "expected"),
+    [
+        (0.0, [0.0, 1.0]),
+        (1.0, [0.0, 0.2, 0.4, 0.6, 0.8, 1.0]),
+        (47.4, [0.0, 10.0, 20.0, 30.0, 40.0, 50.0]),
+        (float("inf"), [0.0, 1.0]),
+    ],
+)
+def test_axes_have_round_numbers(top, expected):
+    assert charts.ticks(top) == pytest.approx(expected)
+
+
+# --- the command ---
+
+
+def test_the_command_writes_the_page_and_prints_the_table(tmp_path, capsys):
+    made_up_runs.mixed().save(tmp_path / "out")
+    assert main.main(["report", str(tmp_path / "out")]) == 0
+    assert "pitz-1" in capsys.readouterr().out
+    names = sorted(p.name for p in (tmp_path / "out").iterdir())
+    assert names == ["events.jsonl", "report.html", "summary.json"]
+    assert json.loads((tmp_path / "out" / "summary.json").read_text())["n_max"] == 2
+
+
+def test_with_json_only_the_summary_is_printed(tmp_path, capsys):
+    made_up_runs.mixed().save(tmp_path)
+    assert main.main(["report", "--json", str(tmp_path)]) == 0
+    assert json.loads(capsys.readouterr().out)["n_max"] == 2
+    assert not (tmp_path / "report.html").exists()
+
+
+def torn(text):
+    return text[:-20]
+
+
+def damaged(text):
+    return text.replace('"type":"Started"', '"type":"Stranger"', 1)
+
+
+def foreign(text):
+    return text.replace('"schema":1', '"schema":99', 1)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "code"),
+    [(torn, 0), (damaged, 2), (foreign, 2), (lambda text: "", 2), (lambda text: "\0\n", 2)],
+    ids=["torn last line", "damaged line", "foreign version", "empty", "no log"],
+)
+def test_a_damaged_log_is_refused_in_one_line(tmp_path, capsys, spoil, code):
+    made_up_runs.mixed().save(tmp_path)
+    log = tmp_path / "events.jsonl"
+    log.write_text(spoil(log.read_text()))
+    assert main.main(["report", str(tmp_path)]) == code
+    errors = capsys.readouterr().err
+    assert errors.count("\n") == (1 if code else 0)
+
+
+@pytest.mark.parametrize("output", [".", "missing/report.html"])
+def test_an_output_that_is_no_file_is_refused(tmp_path, capsys, output):
+    made_up_runs.packed(1).save(tmp_path)
+    assert main.main(["report", str(tmp_path), "-o", str(tmp_path / output)]) == 2
+    assert not (tmp_path / "report.html").exists()
+
+
+@pytest.mark.skipif(os.path.exists("/dev/full") is False, reason="needs /dev/full")
+def test_a_full_disk_is_an_error_and_leaves_no_draft(tmp_path, capsys, monkeypatch):
+    made_up_runs.packed(1).save(tmp_path)
+    (tmp_path / ".summary.json.new").symlink_to("/dev/full")
+    assert main.main(["report", str(tmp_path)]) == 1
+    assert [p.name for p in tmp_path.iterdir()] == ["events.jsonl"]
+
+
+# --- a real browser ---
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
+FLAGS = "--headless --hide-scrollbars --no-sandbox --disable-gpu --disable-quic --no-first-run"
+FLAGS += " --disable-background-networking --disable-component-update --disable-sync"
+PROBE = """<!DOCTYPE html><body><iframe id=f width={width} height=900 srcdoc="{page}"></iframe>
+<script>
+f.onload = () => {{
+  const page = f.contentDocument;
+  let least = 99;
+  for (const one of page.querySelectorAll('svg text')) {{
+    const drawn = one.ownerSVGElement;
+    const scale = drawn.getBoundingClientRect().width / drawn.viewBox.baseVal.width;
+    const size = parseFloat(f.contentWindow.getComputedStyle(one).fontSize);
+    if (scale) least = Math.min(least, scale * size);
+  }}
+  document.title = `${{page.documentElement.scrollWidth}} ${{least.toFixed(2)}}`;
+}};
+</script>"""
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="needs chromium")
+@pytest.mark.parametrize("width", [390, 890, 910, 1280])
+@pytest.mark.parametrize(
+    "make", [made_up_runs.mixed, made_up_runs.crowd], ids=["two families", "a thousand"]
+)
+def test_in_a_browser_nothing_overflows_and_charts_are_legible(tmp_path, make, width):
+    probe = tmp_path / "probe.html"
+    escaped = page(make()).replace("&", "&amp;").replace('"', "&quot;")
+    probe.write_text(PROBE.format(width=width, page=escaped))
+    command = [CHROMIUM, *FLAGS.split(), f"--user-data-dir={tmp_path}/profile", "--dump-dom"]
+    done = subprocess.run(
+        [*command, probe.as_uri()], capture_output=True, text=True, timeout=120, check=False
+    )
+    title = re.search(r"<title>(\d+) ([\d.]+)</title>", done.stdout.split("<iframe")[0])
+    assert title, f"chromium said: {done.stderr[-500:]}"
+    assert int(title[1]) <= width
+    assert float(title[2]) >= 11
+
+
+def test_python_dash_m_works(tmp_path):
+    made_up_runs.packed(1).save(tmp_path)
+    command = [sys.executable, "-m", "dovetail", "report", "--json", str(tmp_path)]
+    assert subprocess.run(command, capture_output=True, timeout=120, check=False).returncode == 0

@@ -1,0 +1,191 @@
+# SPDX-License-Identifier: LGPL-3.0-or-later
+"""The summary: each figure with its source, and no comparison that would flatter Dovetail."""
+
+from __future__ import annotations
+
+import io
+import json
+
+import pytest
+from dovetail.core.errors import BadInput
+from dovetail.report import alternatives, summary
+from dovetail.report.alternatives import DOVETAIL, FEWER, NAIVE, SEQUENTIAL, Alternative
+from rich.console import Console
+from support import made_up_runs
+
+pytestmark = pytest.mark.unit
+
+
+def measured(name, *times, family="pitz", ranks=2):
+    return Alternative(family=family, name=name, makespan_s=list(times), ranks=ranks)
+
+
+def totals(run, *others):
+    return summary.summarise(run.history(), others).totals
+
+
+def test_without_measured_alternatives_sequential_is_predicted_from_the_rate_alone():
+    found = totals(made_up_runs.packed())
+    # 346 iterations of 0.1 s, and 0.2 s to prepare each of four simulations.
+    assert found.sequential_s.source == "predicted"
+    assert found.sequential_s.value == pytest.approx(346 * 0.1 + 4 * 0.2, rel=0.01)
+    assert found.throughput_gain.source == "predicted"
+    assert found.naive_s.value is None
+    assert "not measured" in found.naive_s.how
+
+
+def test_measured_alternatives_go_before_predictions_as_medians_with_their_spread():
+    found = totals(made_up_runs.packed(), measured(SEQUENTIAL, 40.0, 38.0, 39.0))
+    assert (found.sequential_s.value, found.sequential_s.source) == (39.0, "measured")
+    assert found.sequential_s.spread == (38.0, 40.0)
+    assert found.throughput_gain.source == "measured"
+
+
+def test_the_bound_is_the_cpu_needed_over_the_cores():
+    found = totals(made_up_runs.packed())
+    # The ranks need 1/30 s and 1/10 s for an iteration, whatever they spin.
+    assert found.bound_s.value == pytest.approx(346 * (0.1 + 0.1 / 3) / 2, rel=0.01)
+    assert found.bound_ratio.value == pytest.approx(found.bound_s.value / found.makespan_s.value)
+
+
+def test_families_are_judged_apart_and_the_whole_is_their_sum():
+    found = summary.summarise(made_up_runs.mixed().history())
+    assert [one.name for one in found.families] == ["pitz", "even"]
+    assert [one.points[-1].throughput for one in found.families] == pytest.approx(
+        [2 / 1.4, 2 / 2.2], rel=0.01
+    )
+    for name in ("sequential_s", "bound_s", "makespan_s"):
+        parts = [getattr(one.totals, name).value for one in found.families]
+        assert getattr(found.totals, name).value == pytest.approx(sum(parts), rel=0.01), name
+
+
+def test_families_that_ran_together_have_no_makespan_of_their_own():
+    run = made_up_runs.Run(
+        [made_up_runs.spec("a", "f"), made_up_runs.spec("b", "g")], {"f": 0.1, "g": 0.1}
+    )
+    run.launch("a")
+    run.launch("b")
+    run.work(2)
+    run.finish("a")
+    run.finish("b")
+    found = summary.summarise(run.history())
+    assert [one.totals.makespan_s.value for one in found.families] == [None, None]
+    assert "together" in found.families[0].totals.makespan_s.how
+    assert found.totals.makespan_s.value == pytest.approx(2.0)
+
+
+@pytest.mark.parametrize(
+    ("times", "best", "says"),
+    [
+        ({SEQUENTIAL: 40.0, NAIVE: 80.0, FEWER: 30.0}, DOVETAIL, "times the throughput"),
+        ({SEQUENTIAL: 40.0, FEWER: 20.0}, FEWER, "Better: fewer ranks side by side"),
+        ({SEQUENTIAL: 20.0}, SEQUENTIAL, "Better: one after the other"),
+        ({SEQUENTIAL: 26.8}, DOVETAIL, "Packing does not pay"),
+        ({SEQUENTIAL: 40.0, FEWER: 26.5}, DOVETAIL, "times the throughput"),
+        ({SEQUENTIAL: 40.0, DOVETAIL: 50.0}, SEQUENTIAL, "0.80 times the throughput"),
+    ],
+    ids=[
+        "Dovetail wins",
+        "fewer ranks win",
+        "one after the other wins",
+        "as long as one after the other",
+        "fewer ranks are no better within the noise",
+        "repeats of Dovetail count before the one run of the log",
+    ],
+)
+def test_the_verdict_names_the_winner(times, best, says):
+    others = [measured(name, time) for name, time in times.items()]
+    verdict = summary.summarise(made_up_runs.packed().history(), others).verdict
+    assert verdict.best == best
+    assert says in verdict.words
+
+
+def test_nothing_is_compared_while_simulations_are_missing():
+    run = made_up_runs.packed()
+    run.log = run.log[:-1]
+    found = summary.summarise(run.history(), [measured(SEQUENTIAL, 40.0)])
+    assert found.totals.throughput_gain.value is None
+    assert found.totals.bound_ratio.value is None
+    assert found.totals.throughput_gain.how == "1 of 4 simulations are not done"
+    assert found.verdict.best == ""
+
+
+def test_every_figure_in_the_json_has_its_provenance():
+    data = summary.summarise(made_up_runs.mixed().history()).to_json()
+    for part in (data, *data["families"]):
+        for name, provenance in part["provenance"].items():
+            assert provenance["source"] in ("measured", "predicted", "")
+            assert (part[name] is None) == (provenance["source"] == "")
+            assert provenance["how"]
+
+
+def test_the_json_has_what_is_promised(tmp_path):
+    found, _ = summary.load(made_up_runs.mixed().save(tmp_path))
+    data = json.loads(json.dumps(found.to_json(), allow_nan=False))
+    promised = "simulations cores n_max makespan_s sequential_s naive_s fewer_ranks_s"
+    promised += " throughput_gain bound_ratio resizes admissions rollbacks model versions"
+    assert set(promised.split()) <= set(data)
+    each = {"name", "state", "iterations", "wall_s", "slowdown", "restarts"}
+    assert each <= set(data["simulations"][0])
+    assert {"beta", "error"} <= set(data["model"])
+    assert data["versions"]["mpi"] == "Open MPI 4.1"
+    assert (data["admissions"], data["rollbacks"], data["n_max"]) == (3, 1, 2)
+    assert [one["restarts"] for one in data["simulations"]] == [0, 0, 0, 0, 0, 1]
+
+
+def test_the_slowdown_is_against_alone():
+    found = summary.summarise(made_up_runs.packed().history())
+    assert found.simulations[1].slowdown == pytest.approx(1.4, rel=0.01)
+
+
+def test_the_model_is_fitted_to_what_was_measured():
+    model = summary.summarise(made_up_runs.packed().history()).families[0].model
+    assert model.slowdown(2) == pytest.approx(1.4, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    "run", [made_up_runs.Run([], {}), made_up_runs.Run([made_up_runs.spec("a", "f")], {})]
+)
+def test_a_run_that_did_nothing_has_a_summary(run):
+    found = summary.summarise(run.history())
+    assert found.totals.makespan_s.value is None
+    assert json.dumps(found.to_json(), allow_nan=False)
+
+
+def test_alternatives_are_read_as_they_were_written(tmp_path):
+    some = [measured(SEQUENTIAL, 1.5, 2.5), measured(FEWER, 1.0, ranks=1)]
+    alternatives.write(tmp_path, 2, some)
+    assert alternatives.read(tmp_path) == some
+    assert not list(tmp_path.glob("*.new"))
+    assert alternatives.read(tmp_path / "elsewhere") == []
+
+
+GOOD = {"family": "f", "name": DOVETAIL, "makespan_s": [1.0], "ranks": 2}
+
+
+@pytest.mark.parametrize(
+    ("data", "says"),
+    [
+        ({"schema": 2, "cores": 2, "alternatives": []}, "schema"),
+        ({"schema": 1, "cores": 2, "alternatives": [{**GOOD, "makespan_s": []}]}, "makespan_s"),
+        ({"schema": 1, "cores": 2, "alternatives": [{**GOOD, "makespan_s": [-1]}]}, "makespan_s"),
+        ({"schema": 1, "cores": 2, "alternatives": [{**GOOD, "name": "magic"}]}, "name"),
+        ({"schema": 1, "cores": 2, "alternatives": [{**GOOD, "more": 1}]}, "more"),
+        ({"schema": 1, "cores": 2, "alternatives": [GOOD, GOOD]}, "twice"),
+        ([], "file"),
+    ],
+    ids=["version", "no repeat", "negative", "unknown name", "unknown key", "twice", "no object"],
+)
+def test_damaged_alternatives_are_refused_with_the_key(tmp_path, data, says):
+    (tmp_path / "alternatives.json").write_text(json.dumps(data))
+    with pytest.raises(BadInput, match=says) as caught:
+        alternatives.read(tmp_path)
+    assert "\n" not in str(caught.value)
+
+
+def test_the_table_shows_names_as_they_are_and_no_control_characters():
+    run = made_up_runs.Run([made_up_runs.spec("[red]\x1b[31mx", "f")], {"f": 0.1})
+    out = io.StringIO()
+    summary.show(summary.summarise(run.history()), Console(file=out, width=200))
+    assert "[red]�[31mx" in out.getvalue()
+    assert "\x1b" not in out.getvalue()

@@ -1,0 +1,166 @@
+# SPDX-License-Identifier: LGPL-3.0-or-later
+"""Any recorded run replays to the same decisions, and can be taken up again."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from dovetail.controller.controller import TERMINAL, Controller
+from dovetail.controller.settings import Settings
+from dovetail.core import eventlog, protocol
+from dovetail.core.errors import BadInput
+from dovetail.core.protocol import Capacity, Node, Spec
+from dovetail.executors.simulated.executor import Fault, Simulated, Work
+from dovetail.run.resume import rebuild, replay
+from dovetail.run.simulate import run_simulated
+
+pytestmark = pytest.mark.unit
+
+NODES = [Node("n0", 2000, 8 << 30)]
+WORK = Work((0.01, 0.03), 150)
+SPECS = [Spec(f"a-{i}", "a", "case", 2, (1.0, 3.0), ("run",)) for i in range(5)]
+CAPACITY = Capacity(tuple(NODES))
+
+
+def recorded(path, faults=()):
+    head = eventlog.header(SPECS, CAPACITY, Settings().plain())
+    with eventlog.Log.create(path, head) as log:
+        return run_simulated(SPECS, {"a": WORK}, NODES, faults=faults, log=log)
+
+
+FAULTS = [
+    (),
+    (Fault(4.0, "death", "a-1"),),
+    (Fault(3.0, "refuse", "", 5.0), Fault(9.0, "clock", "", 7200.0)),
+    (Fault(5.0, "stall", "a-0"), Fault(6.0, "clock", "", -3.0)),
+]
+
+
+@pytest.mark.parametrize("faults", FAULTS)
+def test_a_recorded_run_replays_to_the_same_decisions(tmp_path, faults):
+    path = tmp_path / "events.jsonl"
+    result = recorded(path, faults)
+    assert result.count(protocol.Launch) >= 5
+    assert replay(path) is None
+
+
+def test_a_changed_decision_is_found(tmp_path):
+    path = tmp_path / "events.jsonl"
+    recorded(path)
+    lines = path.read_text().splitlines()
+    at = next(i for i, line in enumerate(lines) if '"Resize"' in line)
+    record = json.loads(lines[at])
+    record["why"] = "another reason"
+    lines[at] = json.dumps(record)
+    path.write_text("\n".join(lines) + "\n")
+    found = replay(path)
+    assert found is not None
+    assert found.seq == at
+    assert isinstance(found.recorded, protocol.Resize)
+    assert found.recorded.why == "another reason"
+    assert isinstance(found.replayed, protocol.Resize)
+
+
+def test_settings_that_are_none_are_refused(tmp_path):
+    path = tmp_path / "events.jsonl"
+    with eventlog.Log.create(path, eventlog.header(SPECS, CAPACITY, {"colour": 1})):
+        pass
+    with pytest.raises(BadInput, match=r"line 1.*colour"):
+        replay(path)
+
+
+@pytest.mark.parametrize("share", [0.1, 0.4, 0.7, 0.95])
+def test_a_run_whose_loop_was_killed_is_taken_up_again(tmp_path, share):
+    path = tmp_path / "events.jsonl"
+    recorded(path)
+    whole = path.read_bytes()
+    path.write_bytes(whole[: int(len(whole) * share)])
+    controller = rebuild(path)
+    before = {view.name: view for view in controller.views()}
+    t = controller.status().t + 3.0
+    machine = Simulated(NODES, {"a": WORK})
+    machine.clock = t
+    with eventlog.Log.append(path) as log:
+        log.resume(t, CAPACITY)
+        pending = controller.resume(t, CAPACITY)
+        launched: list[str] = []
+        while not controller.finished:
+            for action in pending:
+                log.write(action)
+                if isinstance(action, protocol.Launch):
+                    launched.append(action.name)
+                    machine.launch(next(s for s in SPECS if s.name == action.name), action.share)
+                elif isinstance(action, protocol.Resize):
+                    machine.resize(action.shares)
+            pending = []
+            machine.advance(0.1)
+            for event in [*machine.observe(machine.now), protocol.Tick(machine.now)]:
+                log.write(event)
+                for action in controller.handle(event):
+                    log.write(action)
+                    if isinstance(action, protocol.Launch):
+                        launched.append(action.name)
+                        spec = next(s for s in SPECS if s.name == action.name)
+                        machine.launch(spec, action.share)
+                    elif isinstance(action, protocol.Resize):
+                        machine.resize(action.shares)
+    done = {name for name, view in before.items() if view.state in TERMINAL}
+    assert sorted(launched) == sorted(set(before) - done)
+    for view in controller.views():
+        assert view.state == "done"
+        begun = before[view.name].state not in ("queued", "done")
+        assert view.restarts == (1 if begun else 0)
+    assert replay(path) is None
+
+
+def drive(controller, machine, log, pending, until):
+    """Go on until a condition holds; the simulations that were launched."""
+    launched = []
+
+    def act(actions):
+        for action in actions:
+            log.write(action)
+            if isinstance(action, protocol.Launch):
+                launched.append(action.name)
+                machine.launch(controller.spec(action.name), action.share)
+            elif isinstance(action, protocol.Resize):
+                machine.resize(action.shares)
+
+    act(pending)
+    while not until():
+        machine.advance(0.1)
+        for event in [*machine.observe(machine.now), protocol.Tick(machine.now)]:
+            log.write(event)
+            act(controller.handle(event))
+    return launched
+
+
+@pytest.mark.parametrize("seconds", [1.0, 4.0, 8.0, 12.0])
+def test_simulations_that_outlive_the_controller_are_taken_over(tmp_path, seconds):
+    path = tmp_path / "events.jsonl"
+    machine = Simulated(NODES, {"a": WORK})
+    first = Controller(SPECS, CAPACITY, Settings())
+    with eventlog.Log.create(path, eventlog.header(SPECS, CAPACITY, Settings().plain())) as log:
+        once = drive(first, machine, log, [], lambda: machine.now >= seconds)
+    controller = rebuild(path)
+    alive = tuple(controller.running())
+    assert alive
+    machine.resize({name: controller.running()[name] for name in alive})
+    with eventlog.Log.append(path) as log:
+        log.resume(machine.now, CAPACITY, alive)
+        pending = controller.resume(machine.now, CAPACITY, alive)
+        again = drive(controller, machine, log, pending, lambda: controller.finished)
+    assert not set(again) & set(alive), "none of them is started again"
+    assert sorted({*once, *again}) == sorted(spec.name for spec in SPECS)
+    views = {view.name: view for view in controller.views()}
+    assert {view.state for view in views.values()} == {"done"}
+    assert all(views[name].restarts == 0 for name in alive)
+    assert replay(path) is None
+
+
+def test_a_simulation_that_has_to_wait_is_noted_once(tmp_path):
+    controller = Controller(SPECS, CAPACITY, Settings())
+    controller.handle(protocol.Tick(0.0))
+    (note,) = controller.handle(protocol.Delayed(0.1, "a-0", "no room"))
+    assert note == protocol.Note("hold", "a-0 waits: no room", {"name": "a-0"})

@@ -1,0 +1,339 @@
+# SPDX-License-Identifier: LGPL-3.0-or-later
+"""What a user meets who types `dovetail run`: output, exit codes, refusals."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import pty
+import select
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from dovetail.cli import run
+from support.local_runs import LIMIT, wait_for
+from support.other_users import needs_nobody
+from support.run_command import COMMAND, NOBODY, site  # noqa: F401
+
+pytestmark = pytest.mark.unit
+
+
+def test_a_queue_is_run_to_its_end(site):  # noqa: F811
+    entry = site.shell("grep -q changed input && echo 'Time = 1'", "echo changed > input", count=3)
+    code, output, errors = site.run(site.plan(entry), "-o", "out")
+    assert (code, site.states()) == (0, {f"sim-{n}": "done" for n in (1, 2, 3)})
+    assert "sim-2 starts" in errors  # no terminal: a line for each decision
+    assert "\x1b" not in output + errors
+    assert f"report: {Path('out/report.html')}" in output
+    assert (site.out / "report.html").stat().st_size > 1000
+    assert (site.out / "sim-3" / "log").read_text() == "Time = 1\n"
+    assert (site.case / "input").read_text() == "as delivered\n"
+
+
+def test_json_is_all_that_json_prints(site):  # noqa: F811
+    code, output, _ = site.run(site.plan(site.shell("echo noise")), "-o", "out", "--json")
+    assert code == 0
+    assert json.loads(output) == site.summary()
+
+
+ENDINGS = {
+    "a command that fails": (("echo 'Error: no mesh'; exit 3",), "exit code 3: Error: no mesh"),
+    "a command that crashes": (("kill -SEGV $$",), "killed by signal 11"),
+    "a prepare step that fails": (("true", "exit 4"), "failed with exit code 4"),
+    "a prepare step that crashes": (("true", "kill -9 $$"), "failed with exit code 137"),
+}
+
+
+def test_simulations_that_fail_leave_the_others_alone(site):  # noqa: F811
+    entries = [
+        site.shell(*scripts, name=f"bad{number}")
+        for number, (scripts, _) in enumerate(ENDINGS.values())
+    ]
+    entries.insert(2, site.shell("true", name="good"))
+    code, _, _ = site.run(site.plan(*entries), "-o", "out")
+    assert code == 1
+    assert site.states().pop("good") == "done"
+    reasons = {one["name"]: one["reason"] for one in site.summary()["simulations"]}
+    for number, (what, (_, reason)) in enumerate(ENDINGS.items()):
+        assert reason in reasons[f"bad{number}"], what
+
+
+def test_a_flood_of_output_is_bounded_and_said(site):  # noqa: F811
+    entry = site.shell("echo first; yes | head -c 80000000; echo last")
+    code, _, errors = site.run(site.plan(entry), "-o", "out")
+    assert (code, site.states()) == (0, {"sim": "done"})
+    assert "sim: log too long" in errors
+    assert (site.out / "sim" / "log").stat().st_size < (64 << 20) + 100
+
+
+def test_simulations_without_iterations_run_one_at_a_time(site):  # noqa: F811
+    code, _, _ = site.run(site.plan(site.shell("true", count=3)), "-o", "out")
+    assert (code, set(site.states().values())) == (0, {"done"})
+    assert site.summary()["n_max"] == 1
+    order = [r["type"] for r in site.log() if r["type"] in ("Launch", "Finished")]
+    assert order == ["Launch", "Finished"] * 3
+
+
+def test_prepare_lines_find_dovetail_without_an_activated_environment(site):  # noqa: F811
+    if not Path(sys.executable).with_name("dovetail").exists():
+        pytest.skip("dovetail is not installed in this Python environment")
+    path = {"PATH": f"{site.bin}:/usr/bin:/bin"}
+    entry = {"prepare": ["dovetail requests --weights 1,3 --cpus 2"], "environment": path}
+    assert site.run(site.plan(entry), "-o", "out")[0] == 0
+    assert "1500m" in (site.out / "sim" / "log").read_text()
+
+
+@pytest.mark.parametrize("form", ["text", "json"])
+def test_a_dry_run_starts_and_writes_nothing(site, form):  # noqa: F811
+    plan = site.plan(site.shell("touch started", "touch started", count=2))
+    before = sorted(site.directory.rglob("*"))
+    code, output, _ = site.run(plan, "-o", "out", "--dry-run", *(["--json"] * (form == "json")))
+    assert code == 0
+    after = sorted(path for path in site.directory.rglob("*") if path.name != "stderr")
+    assert (after, site.sessions) == (before, set())
+    if form == "json":
+        found = json.loads(output)["simulations"]
+        assert [one["name"] for one in found] == ["sim-1", "sim-2"]
+        assert [len(one["requests"]) for one in found] == [1, 1]
+
+
+REFUSED = {
+    "a plan that is not there": ((), {}, ["none.yaml"], "none.yaml"),
+    "an unknown key": (({"colour": 1},), {}, [], "plan.yaml:1: simulations[0].colour: unknown"),
+    "a reserved name": (({"name": "owner"},), {}, [], "simulations[0].name: 'owner' is taken"),
+    "a part of a CPU": (({},), {"cpus": "1500m"}, [], "cpus: 1500m is not possible here"),
+    "more CPUs than there are": (({},), {"cpus": 4096}, [], "cpus: 4096000m is not possible"),
+    "more memory than there is": (({"memory": "900T"},), {}, [], "sim asks for"),
+    "a directory below a file": (({},), {}, ["-o", "plan.yaml/out"], "plan.yaml/out: cannot be"),
+    "a directory that is a file": (({},), {}, ["-o", "plan.yaml"], "plan.yaml: cannot be used"),
+    "a directory in a case": (({},), {}, ["-o", "case/out"], "case/out: lies in the case"),
+    "nothing to resume": (({},), {}, ["--resume"], "holds no run to resume"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED.values(), ids=REFUSED.keys())
+def test_bad_input_is_one_line_before_anything_starts(site, case):  # noqa: F811
+    entries, limits, words, message = case
+    plan = site.plan(*entries, **limits)
+    before = sorted(site.directory.rglob("*"))
+    code, output, errors = site.run(*(words if words[:1] == ["none.yaml"] else [plan, *words]))
+    assert (code, output) == (2, "")
+    assert message in errors
+    assert errors.startswith("dovetail: ")
+    assert errors.count("\n") == 1
+    after = sorted(path for path in site.directory.rglob("*") if path.name != "stderr")
+    assert (after, site.sessions) == (before, set())
+
+
+@needs_nobody
+def test_a_directory_that_may_not_be_written_is_refused(site):  # noqa: F811
+    site.prefix = NOBODY
+    (site.directory / "theirs").mkdir()
+    for where in ("out", "theirs"):
+        code, _, errors = site.run(site.plan({}), "-o", where)
+        assert (code, errors) == (2, f"dovetail: {where}: cannot be used: Permission denied\n")
+
+
+def test_a_directory_is_used_once(site):  # noqa: F811
+    plan = site.plan({"environment": site.shell("")["environment"]})
+    assert site.run(plan, "-o", "out")[0] == 0
+    log = (site.out / "events.jsonl").read_bytes()
+    code, _, errors = site.run(plan, "-o", "out")
+    assert code == 2
+    assert "holds a run already; go on with --resume" in errors
+    assert (site.out / "events.jsonl").read_bytes() == log
+
+
+def test_a_run_that_is_over_can_be_resumed_and_does_nothing(site):  # noqa: F811
+    plan = site.plan(site.shell("exit 1", name="bad"), site.shell("echo once", name="good"))
+    assert site.run(plan, "-o", "out")[0] == 1
+    assert site.run(plan, "-o", "out", "--resume")[0] == 1
+    assert site.states() == {"bad": "failed", "good": "done"}
+    assert len(site.of_type("Launch")) == 2
+
+
+LOGS = {
+    "of a foreign version": (lambda text: text.replace('"schema":1', '"schema":7', 1), "schema 7"),
+    "that is damaged": (lambda text: text.replace('"seq":2,', '"seq":9,', 1), "line 3: damaged"),
+    "that is empty": (lambda text: "", "line 1: not an event log"),
+}
+
+
+@pytest.mark.parametrize("damage", LOGS.values(), ids=LOGS.keys())
+def test_a_log_is_refused_and_left_as_it_is(site, damage):  # noqa: F811
+    change, reason = damage
+    plan = site.plan(site.shell("true"))
+    assert site.run(plan, "-o", "out")[0] == 0
+    log = site.out / "events.jsonl"
+    log.write_text(change(log.read_text()))
+    before = log.read_bytes()
+    code, _, errors = site.run(plan, "-o", "out", "--resume")
+    assert code == 2
+    assert reason in errors
+    assert errors.count("\n") == 1
+    assert log.read_bytes() == before
+
+
+def test_another_plan_is_not_resumed(site):  # noqa: F811
+    assert site.run(site.plan(site.shell("true")), "-o", "out")[0] == 0
+    others = (
+        site.plan(site.shell("true; true")),
+        site.plan(site.shell("true"), max_packed=1),
+        site.plan(site.shell("true", count=2)),
+    )
+    for plan in others:
+        code, _, errors = site.run(plan, "-o", "out", "--resume")
+        assert (code, errors.count("\n")) == (2, 1)
+        assert "started with another plan" in errors
+
+
+def test_two_runs_in_one_directory_are_refused(site):  # noqa: F811
+    plan = site.plan(site.shell("trap 'exit 0' TERM; while [ ! -e ../../go ]; do sleep 0.05; done"))
+    first = site.start(plan, "-o", "out")
+    site.until(lambda log: any(r["type"] == "Started" for r in log))
+    for words in ([], ["--resume"]):
+        code, _, errors = site.run(plan, "-o", "out", *words)
+        assert code == 2
+        assert "another run is using it" in errors or "holds a run already" in errors
+    (site.out.parent / "out" / "go").touch()
+    assert site.end(first)[0] == 0
+    assert site.states() == {"sim": "done"}
+
+
+@pytest.mark.parametrize("number", [errno.EBADF, errno.ENOLCK, errno.ENOSYS])
+def test_a_file_system_without_locks_is_used_all_the_same(tmp_path, monkeypatch, number):
+    def flock(file, how):
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(run.fcntl, "flock", flock)
+    os.close(run.lock(tmp_path / "out"))
+    assert (tmp_path / "out").is_dir()
+
+
+def test_two_runs_in_two_directories_leave_each_other_alone(site):  # noqa: F811
+    plan = site.plan(site.shell("while [ ! -e ../../go ]; do sleep 0.05; done"))
+    runs = [site.start(plan, "-o", out) for out in ("out1", "out2")]
+    assert len(site.sessions) == 2
+    first, second = (site.directory / out for out in ("out1", "out2"))
+    (first / "go").touch()
+    assert site.end(runs[0])[0] == 0
+    assert runs[1].poll() is None
+    (second / "go").touch()
+    assert site.end(runs[1])[0] == 0
+    assert site.states(first) == site.states(second) == {"sim": "done"}
+
+
+def test_a_reader_that_leaves_does_not_end_the_run(site):  # noqa: F811
+    plan = site.plan(site.shell("true", count=3))
+    words = shlex.join((*COMMAND, str(plan), "-o", "out"))
+    line = f"{words} 2>&1 >/dev/null | true; exit ${{PIPESTATUS[0]}}"
+    code, _, _ = site.run(line, command=("bash", "-c"))
+    assert code == 0
+    assert set(site.states().values()) == {"done"}
+
+
+STREAMS = {
+    "a full disk under the output": (">/dev/full", 1, "dovetail: [Errno 28] No space left"),
+    "a full disk under the errors": ("2>/dev/full", 0, ""),
+    "a closed output": (">&-", 0, "sim starts"),
+    "closed errors": ("2>&-", 0, ""),
+    "everything closed": ("<&- >&- 2>&-", 0, ""),
+}
+
+
+@pytest.mark.parametrize("stream", STREAMS.values(), ids=STREAMS.keys())
+def test_standard_streams_that_fail_do_not_end_the_run(site, stream):  # noqa: F811
+    where, expected, message = stream
+    words = shlex.join((*COMMAND, str(site.plan(site.shell("true"))), "-o", "out", "--json"))
+    code, output, errors = site.run(f"{words} {where}", command=("sh", "-c"))
+    assert (code, site.states()) == (expected, {"sim": "done"})
+    assert message in errors
+    assert "Traceback" not in errors
+    assert not output or json.loads(output) == site.summary()
+
+
+@pytest.mark.parametrize("end", ["by itself", "by Ctrl-C", "by closing the terminal"])
+def test_a_terminal_shows_a_table(site, end):  # noqa: F811
+    """On a terminal of its own, which sends the signals as a user's does."""
+    plan = site.plan(site.shell("touch ../../up; while [ ! -e ../../go ]; do sleep 0.05; done"))
+    pid, terminal = pty.fork()
+    if pid == 0:
+        os.chdir(site.directory)
+        environment = site.environment()
+        os.execve(COMMAND[0], [*COMMAND, str(plan), "-o", "out"], environment)
+    try:
+        wait_for(lambda: site.note_session(pid))
+        seen = Terminal(terminal)
+        seen.until(lambda text: "starting" in text and "sim starts, nothing else" in text)
+        if end == "by closing the terminal":
+            os.close(terminal)
+        elif end == "by Ctrl-C":
+            os.write(terminal, b"\x03")
+        else:
+            (site.out / "go").touch()
+        if end != "by closing the terminal":
+            seen.until(lambda text: "report: out/report.html" in text)
+    except BaseException:
+        os.kill(pid, signal.SIGKILL)
+        raise
+    code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    if end != "by closing the terminal":
+        os.close(terminal)
+    assert code == {"by itself": 0, "by Ctrl-C": 130}.get(end, -signal.SIGHUP)
+    if end == "by itself":
+        assert site.states() == {"sim": "done"}
+    elif end == "by Ctrl-C":
+        assert site.states() == {"sim": "failed"}
+
+
+class Terminal:
+    """What a user sees; read on, since a terminal that is not read stops its writers."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.text = ""
+
+    def until(self, condition):
+        """Read until the condition holds for the text so far."""
+        start = time.monotonic()
+        while not condition(self.text):
+            assert select.select([self.number], [], [], LIMIT)[0], self.text
+            assert time.monotonic() - start < LIMIT, self.text
+            try:
+                self.text += os.read(self.number, 65536).decode(errors="replace")
+            except OSError as error:
+                raise AssertionError(self.text) from error
+
+
+def test_an_ignored_interrupt_stays_ignored(site):  # noqa: F811
+    plan = site.plan(site.shell("while [ ! -e ../../go ]; do sleep 0.05; done"))
+    words = ("sh", "-c", 'trap "" INT; exec "$@"', "sh", *COMMAND)
+    run = site.start(plan, "-o", "out", command=words)
+    site.until(lambda log: any(r["type"] == "Started" for r in log))
+    os.kill(run.pid, signal.SIGINT)
+    (site.out / "go").touch()
+    assert site.end(run)[0] == 0
+
+
+def test_one_simulation_can_be_stopped_from_outside_and_the_others_go_on(site):  # noqa: F811
+    plan = site.plan(
+        site.shell("sleep 1000", name="long"), site.shell("true", name="short"), max_packed=1
+    )
+    words = [*COMMAND, "--orders", "-o", str(site.out), str(plan)]
+    with subprocess.Popen(
+        words, cwd=site.directory, env=site.environment(), stdin=subprocess.PIPE,
+        stderr=subprocess.PIPE, text=True,
+    ) as process:  # fmt: skip
+        assert any("long starts" in line for line in process.stderr)
+        process.stdin.write("stop nobody\nnonsense\nstop long\n")
+        process.stdin.flush()
+        process.communicate(timeout=LIMIT)
+    assert process.returncode == 1
+    assert site.states() == {"long": "failed", "short": "done"}
+    assert site.summary()["simulations"][0]["reason"] == "cancelled"

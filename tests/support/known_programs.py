@@ -1,0 +1,130 @@
+# SPDX-License-Identifier: LGPL-3.0-or-later
+"""Builds and runs the programs of pmpi/known under each MPI, for the tests."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import shutil
+import subprocess
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from dovetail.host import install_paths
+from dovetail.host import processes as ours
+from dovetail.mpi import page
+
+TOP = Path(__file__).resolve().parents[2]
+MPIS = ("openmpi", "mpich")
+LAUNCHERS = {"openmpi": "mpirun.openmpi", "mpich": "mpiexec.mpich"}
+LIMIT = 120  # seconds; a limit for hangs, not an expectation
+
+
+def environment(**more: str) -> dict[str, str]:
+    """What launchers need as root, in a container, with more ranks than cores."""
+    return {
+        **os.environ,
+        "PYTHONPATH": str(TOP / "flux-python"),
+        "OMPI_ALLOW_RUN_AS_ROOT": "1",
+        "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+        "OMPI_MCA_rmaps_base_oversubscribe": "1",
+        "OMPI_MCA_hwloc_base_binding_policy": "none",
+        "OMPI_MCA_mpi_yield_when_idle": "1",
+        **more,
+    }
+
+
+def library(mpi: str) -> Path:
+    """The profiling library; skips where it is not built or the MPI is missing."""
+    if shutil.which(LAUNCHERS[mpi]) is None:
+        pytest.skip(f"no {LAUNCHERS[mpi]} here")
+    return install_paths.library(mpi)
+
+
+@functools.cache
+def _build_directory() -> Path:
+    import atexit
+
+    directory = tempfile.mkdtemp(prefix="dovetail-known-")
+    atexit.register(shutil.rmtree, directory, ignore_errors=True)
+    return Path(directory)
+
+
+@functools.cache
+def build(mpi: str, source: str, *flags: str) -> str:
+    """Compile one known-answer program with the wrapper compiler of an MPI."""
+    library(mpi)
+    compiler = ("mpifort." if source.endswith(".F90") else "mpicc.") + mpi
+    if shutil.which(compiler) is None:
+        pytest.skip(f"no {compiler} here")
+    program = _build_directory() / "-".join((Path(source).name, mpi, *flags))
+    words = [compiler, "-O1", "-pthread", *flags, "-o", str(program), str(TOP / "pmpi" / source)]
+    done = subprocess.run(words, cwd=_build_directory(), capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return str(program)
+
+
+@dataclass
+class Run:
+    """One run under the library: how it ended, what it printed, and its pages."""
+
+    code: int
+    output: str
+    errors: str
+    pages: list[page.RankPage]
+
+
+def start(mpi: str, ranks: int, words: list[str], directory: Path) -> subprocess.Popen[str]:
+    """Start a program with the library preloaded; the pages appear in `directory`."""
+    return subprocess.Popen(
+        [LAUNCHERS[mpi], "-np", str(ranks), *words],
+        env=environment(LD_PRELOAD=str(library(mpi)), DOVETAIL_DIR=str(directory)),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def run(mpi: str, ranks: int, words: list[str], directory: Path) -> Run:
+    """Run a program to its end."""
+    process = start(mpi, ranks, words, directory)
+    try:
+        output, errors = process.communicate(timeout=LIMIT)
+    finally:
+        process.kill()
+        # MPICH's starter may leave a rank behind that waits for ever, and takes a core.
+        ours.end_all(lambda: ours.members(f"DOVETAIL_DIR={directory}"))
+    return Run(process.returncode, output, errors, page.read_pages(directory))
+
+
+def plain(mpi: str, ranks: int, words: list[str]) -> str | None:
+    """The output of a program without the library, None if it fails."""
+    words = [LAUNCHERS[mpi], "-np", str(ranks), *words]
+    done = subprocess.run(words, env=environment(), capture_output=True, text=True, timeout=LIMIT)
+    return done.stdout if done.returncode == 0 else None
+
+
+def counts(one: page.RankPage) -> dict[str, int]:
+    """How often each MPI function was called."""
+    return {name: count for name, (count, _) in one.calls.items()}
+
+
+def dovetail(*words: str, **more: str) -> subprocess.CompletedProcess[str]:
+    """`dovetail profile` with these arguments."""
+    code = (
+        "import argparse, sys; from dovetail import cli; cli.COMMANDS = ('profile',); "
+        "sys.exit(cli.main(['profile', *sys.argv[1:]]))"
+    )
+    words = (os.sys.executable, "-c", code, *words)
+    return subprocess.run(
+        words, env=environment(**more), capture_output=True, text=True, timeout=LIMIT
+    )
+
+
+def saved(path: Path) -> dict[str, object]:
+    """Our own part of a profile file."""
+    return json.loads(path.read_text())["dovetail"]

@@ -1,0 +1,127 @@
+# SPDX-License-Identifier: LGPL-3.0-or-later
+"""Images, and bundles for machines without internet."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import tarfile
+
+import pytest
+from dovetail.core.errors import BadInput
+from usernetes_setup.build import debian_packages, oci_image, programs
+
+pytestmark = pytest.mark.unit
+
+
+def test_the_same_program_packs_into_the_same_image(tmp_path):
+    pause = tmp_path / "pause"
+    pause.write_bytes(b"\x7fELF")
+    for name in ("a", "b"):
+        oci_image.pack(pause, tmp_path / name, ["localhost/x:1"], "amd64")
+    assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
+    with tarfile.open(tmp_path / "a") as archive:
+        index = json.load(archive.extractfile("index.json"))
+        digest = index["manifests"][0]["digest"].split(":")[1]
+        assert archive.getmember(f"blobs/sha256/{digest}")
+
+
+@pytest.fixture
+def bundle(tmp_path, monkeypatch):
+    monkeypatch.setenv("DOVETAIL_CACHE", str(tmp_path / "cache"))
+    folder = programs.cache() / programs.key()
+    (folder / "bin").mkdir(parents=True)
+    (folder / "bin/kube").write_text("program")
+    (folder / "bin/kubelet").symlink_to("kube")
+    made = {"bin/kube": {"bytes": 7, "sha256": programs.checksum(folder / "bin/kube")}}
+    (folder / "made.json").write_text(json.dumps(made))
+    programs.pack(tmp_path / "bundle.tgz")
+    return folder, tmp_path / "bundle.tgz"
+
+
+def test_a_bundle_is_the_same_on_the_other_side(bundle):
+    folder, path = bundle
+    shutil.rmtree(folder)
+    assert programs.built() is None
+    assert programs.unpack(path) == folder
+    assert programs.built() == folder
+    assert os.readlink(folder / "bin/kubelet") == "kube"
+
+
+def test_a_bundle_with_other_content_than_it_says_is_refused(bundle, tmp_path):
+    folder, _ = bundle
+    (folder / "bin/kube").write_text("changed")
+    with tarfile.open(tmp_path / "bad.tgz", "w:gz") as archive:
+        archive.add(folder, arcname=folder.name)
+    with pytest.raises(BadInput, match="damaged: bin/kube"):
+        programs.unpack(tmp_path / "bad.tgz")
+
+
+@pytest.mark.parametrize("name", ["../evil", "other-build/bin/kube", "/etc/evil"])
+def test_a_bundle_that_reaches_elsewhere_is_refused(bundle, tmp_path, name):
+    with tarfile.open(tmp_path / "evil.tgz", "w:gz") as archive:
+        entry = tarfile.TarInfo(name)
+        archive.addfile(entry)
+    with pytest.raises(BadInput, match="not a build"):
+        programs.unpack(tmp_path / "evil.tgz")
+
+
+def test_a_torn_bundle_is_refused(bundle, tmp_path):
+    (tmp_path / "torn.tgz").write_bytes(bundle[1].read_bytes()[:100])
+    with pytest.raises(BadInput, match="not a bundle"):
+        programs.unpack(tmp_path / "torn.tgz")
+
+
+def test_unpacking_again_changes_nothing(bundle):
+    folder, path = bundle
+    assert programs.unpack(path) == programs.unpack(path) == folder
+    assert programs.damaged(folder) == []
+
+
+def test_a_build_that_is_whole_is_used_where_nobody_may_write(bundle, monkeypatch):
+    folder, _ = bundle
+
+    def refused():
+        raise AssertionError("the cache was locked")
+
+    monkeypatch.setattr(programs, "lock", refused)
+    assert programs.build(print) == folder
+    (folder / "bin/kube").write_text("changed")
+    with pytest.raises(AssertionError, match="locked"):
+        programs.build(print)
+
+
+def program(folder, name, says):
+    (folder / name).write_text(f"#!/bin/sh\necho '{says}'\n")
+    (folder / name).chmod(0o755)
+
+
+@pytest.mark.parametrize(
+    ("says", "fits"),
+    [("runc version 1.0.3", False), ("runc version 1.1.5+ds1", True), ("runc v2.0.0", True),
+     ("runc version unknown", False)],
+)  # fmt: skip
+def test_a_program_of_the_machines_is_used_if_it_is_new_enough(tmp_path, monkeypatch, says, fits):
+    program(tmp_path, "runc", says)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/bin")
+    found = debian_packages.on_path("runc", "--version", (1, 1))
+    assert (found == tmp_path / "runc") is fits
+
+
+@pytest.mark.parametrize(("offset", "fits"), [("", True), ("-rc.1", False)])
+def test_the_machines_own_kubernetes_is_used_if_it_is_the_pinned_one(
+    tmp_path, monkeypatch, offset, fits
+):
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "draft/bin").mkdir(parents=True)
+    for name in programs.KUBERNETES:
+        program(tmp_path / "bin", name, f"Kubernetes {programs.version()}{offset}")
+    monkeypatch.setenv("PATH", f"{tmp_path}/bin:/bin")
+    monkeypatch.setattr(debian_packages, "run", lambda *_, **__: pytest.fail("it was built"))
+    if fits:
+        origins = programs._kubernetes(tmp_path / "draft", tmp_path, print)
+        assert origins["kubelet"] == str(tmp_path / "bin/kubelet")
+    else:
+        with pytest.raises(pytest.fail.Exception, match="it was built"):
+            programs._kubernetes(tmp_path / "draft", tmp_path, print)

@@ -1,0 +1,114 @@
+# SPDX-License-Identifier: LGPL-3.0-or-later
+"""How far this machine's is from a cluster's, for the doctor and before joining."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import http.server
+import json
+import re
+import ssl
+import threading
+import time
+from email.utils import formatdate
+
+import pytest
+from dovetail.core.errors import BadInput
+from support.clusters import node
+from usernetes_setup import cluster, node_record
+from usernetes_setup.control import api_client, certificates
+from usernetes_setup.node import namespaces
+from usernetes_setup.preflight import machine
+
+pytestmark = [pytest.mark.unit, pytest.mark.usefixtures("private_state")]
+
+
+@contextlib.contextmanager
+def server(folder, ahead):
+    """An API server that declines every request, and whose clock is ahead by so many seconds."""
+
+    class Declines(http.server.BaseHTTPRequestHandler):
+        def do_GET(self):
+            self.send_response_only(401)
+            self.send_header("Date", formatdate(time.time() + ahead, usegmt=True))
+            self.end_headers()
+
+        def log_message(self, *_):
+            pass
+
+    certificates.alone(folder, "server", "127.0.0.1")
+    listening = http.server.HTTPServer(("127.0.0.1", 0), Declines)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(folder / "server.crt", folder / "server.key")
+    listening.socket = context.wrap_socket(listening.socket, server_side=True)
+    thread = threading.Thread(target=listening.serve_forever, daemon=True)
+    thread.start()
+    try:
+        yield f"https://127.0.0.1:{listening.server_port}"
+    finally:
+        listening.shutdown()
+        thread.join()
+        listening.server_close()
+
+
+@pytest.mark.parametrize("ahead", [-3600, 0, 3600])
+def test_a_clock_is_compared_with_a_servers(tmp_path, ahead):
+    with server(tmp_path, ahead) as url:
+        assert api_client.skew(url, timeout=60) == pytest.approx(-ahead, abs=30)
+
+
+@pytest.mark.parametrize(
+    ("ahead", "level", "says"),
+    [(3600, "hard", r"3\d\d\d s behind"), (-3600, "hard", r"3\d\d\d s ahead of"),
+     (0, "ok", "API server")],
+)  # fmt: skip
+def test_the_doctor_asks_the_server_of_the_users_kubeconfig(
+    tmp_path, monkeypatch, ahead, level, says
+):
+    monkeypatch.setattr(machine, "SKEW", 30.0)  # the server may be slow here
+    with server(tmp_path, ahead) as url:
+        (tmp_path / "config").write_text(f"clusters:\n- cluster:\n    server: {url}\n")
+        monkeypatch.setenv("KUBECONFIG", f"{tmp_path}/none:{tmp_path}/config")
+        found = machine.time_skew()
+    assert found.level == level
+    assert re.search(says, found.found)
+    assert found.fix == ("" if level == "ok" else "timedatectl set-ntp true")
+
+
+@pytest.mark.parametrize(("kept", "level"), [(True, "ok"), (False, "soft")])
+def test_without_a_server_the_kernel_says_whether_its_clock_is_kept(monkeypatch, kept, level):
+    monkeypatch.delenv("KUBECONFIG", raising=False)
+    monkeypatch.setattr(namespaces, "clock_in_step", lambda: kept)
+    assert machine.time_skew().level == level
+
+
+def test_a_joined_nodes_server_is_known():
+    here = node(joined="yes", server="https://192.0.2.1:6443")
+    node_record.root(make=True)
+    here.folder.mkdir(parents=True)
+    here.save()
+    assert "https://192.0.2.1:6443" in machine.servers()
+
+
+def join_file(tmp_path, url):
+    content = {"cluster": "c", "node": "127.77.9.9", "server": url, "authority": "", "token": ""}
+    (tmp_path / "join.json").write_text(json.dumps(content))
+    return argparse.Namespace(file=str(tmp_path / "join.json"), name="c", node="")
+
+
+@pytest.mark.parametrize(
+    ("ahead", "says"), [(3600, "s behind that of"), (-3600, "s ahead of that of")]
+)
+def test_a_node_with_a_wrong_clock_is_not_started(tmp_path, monkeypatch, ahead, says):
+    monkeypatch.setattr(cluster, "binaries", lambda _: tmp_path)
+    with server(tmp_path, ahead) as url, pytest.raises(BadInput, match=says):
+        cluster.join(join_file(tmp_path, url), print)
+    assert not (tmp_path / "state").exists()
+
+
+def test_a_node_whose_cluster_cannot_be_reached_is_not_started(tmp_path, monkeypatch):
+    monkeypatch.setattr(cluster, "binaries", lambda _: tmp_path)
+    with pytest.raises(BadInput, match="cannot be reached"):
+        cluster.join(join_file(tmp_path, "https://127.77.255.254:1"), print)
+    assert not (tmp_path / "state").exists()

@@ -1,0 +1,151 @@
+# SPDX-License-Identifier: LGPL-3.0-or-later
+"""The real Kubernetes in user space, as root and as an ordinary user.
+
+Every test ends by looking for what is left: processes, control groups, mounts, listeners,
+leases, files.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import ssl
+import subprocess
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+import pytest
+from support.clusters import LIMIT, Machine, container_group, eventually, modes, record, start
+from usernetes_setup.node import components
+
+pytestmark = pytest.mark.kube
+
+
+def test_a_cluster_runs_pods_resizes_them_and_leaves_nothing(machine):
+    memory = (components.host_memory() // 2 >> 20) | 1  # odd, so written as Mi
+    words = ("--name", "one", "--cpus", "1", "--memory", f"{memory}Mi")
+    made = machine.up(*words)
+    assert machine.up(*words) == made, "up again is the same cluster"
+    assert Path(made["kubeconfig"]).stat().st_mode & 0o777 == 0o600
+    listed = json.loads(machine.verb("status", "--json").stdout)
+    assert [(entry["cluster"], entry["state"]) for entry in listed] == [("one", "ready")]
+
+    offered = machine.get(made, "node", made["node"])["status"]["allocatable"]
+    assert offered["cpu"] == "1"
+    assert offered["memory"] == f"{memory}Mi"
+
+    said = "echo cores $(grep Cpus_allowed_list /proc/self/status); exec sleep 1000"
+    thing = start(machine, made, "first", said)
+    cpu = made["cpus"]
+    assert eventually(
+        lambda: f"Cpus_allowed_list: {cpu}" in machine.kubectl(made, "logs", "first"))  # fmt: skip
+    assert machine.kubectl(made, "exec", "first", "--", "echo", "hello") == "hello\n"
+
+    shares = container_group(made, thing, "cpu") / "cpu.shares"
+    assert shares.read_text() == "102\n"
+    change = {
+        "spec": {"containers": [{"name": "main", "resources": {"requests": {"cpu": "500m"}}}]}
+    }
+    machine.kubectl(made, "patch", "pod", "first", "--subresource", "resize",
+                    "--patch", json.dumps(change))  # fmt: skip
+    assert eventually(lambda: shares.read_text() == "512\n")
+    again = machine.get(made, "pod", "first")["status"]["containerStatuses"][0]
+    assert again["restartCount"] == 0
+    assert again["containerID"] == thing["status"]["containerStatuses"][0]["containerID"]
+
+    machine.verb("down", "--name", "one")
+    machine.nothing_left(limit=10)
+    machine.verb("down", "--name", "one")
+
+
+def test_clusters_of_two_users_on_one_host_never_collide(binaries):
+    users = [Machine(mode == "rootless", binaries) for mode in modes()]
+    made = [(user, user.up("--name", name)) for user in users for name in ("a", "b")]
+    assert len({entry["server"] for _, entry in made}) == len(made)
+    for user, entry in made:
+        names = [node["metadata"]["name"] for node in user.get(entry, "nodes")["items"]]
+        assert names == [entry["node"]]
+    first, entry = made[0]
+    first.verb("down", "--name", "a")
+    for user, other in made[1:]:
+        assert user.kubectl(other, "get", "--raw", "/readyz") == "ok"
+    for user in users:
+        user.close()
+
+
+FETCH = """
+import ssl, sys, urllib.error, urllib.request
+try:
+    context = ssl._create_unverified_context()
+    print(urllib.request.urlopen(sys.argv[1], timeout=20, context=context).status)
+except urllib.error.HTTPError as error:
+    print(error.code)
+"""
+
+
+def test_on_a_bridge_pods_reach_services_and_the_api_by_their_addresses(machine):
+    made = machine.up("--name", "one", "--network", "bridge")
+    server = "cd /tmp && exec /usr/bin/python3 -m http.server 8000"
+    first = start(machine, made, "server", server, hostNetwork=False)
+    start(machine, made, "client", hostNetwork=False)
+    assert first["status"]["podIP"].startswith("10.244.0.")
+    machine.kubectl(made, "expose", "pod", "server", "--port", "80", "--target-port", "8000")
+    service = machine.get(made, "service", "server")["spec"]["clusterIP"]
+
+    def fetch(url):
+        words = ("exec", "client", "--", "/usr/bin/python3", "-c", FETCH, url)
+        return machine.kubectl(made, *words, check=False).strip()
+
+    assert eventually(lambda: fetch(f"http://{service}/") == "200")
+    assert eventually(lambda: fetch("https://10.96.0.1/api") == "401")
+    machine.verb("down", "--name", "one")
+    machine.nothing_left(limit=10)
+
+
+def admitted(invitation):
+    """Whether the token of a join file still gets in."""
+    header = {"Authorization": f"Bearer {invitation['token']}"}
+    request = urllib.request.Request(f"{invitation['server']}/version", headers=header)
+    context = ssl.create_default_context(cadata=invitation["authority"])
+    try:
+        status = urllib.request.urlopen(request, context=context, timeout=LIMIT).status
+    except urllib.error.HTTPError as error:
+        status = error.code
+    assert status in (200, 401)
+    return status == 200
+
+
+def test_nodes_join_by_a_token_for_one_node_and_lost_nodes_are_replaced(any_machine):
+    machine = any_machine
+    made = machine.up("--name", "one")
+    invitation = machine.folder / "join.json"
+    machine.verb("join", "--name", "one", "--invite", str(invitation))
+    assert invitation.stat().st_mode & 0o777 == 0o600
+    assert eventually(lambda: admitted(json.loads(invitation.read_text())))
+    secrets = ("get", "secrets", "-n", "kube-system", "-o", "name")
+    assert "bootstrap-token" in machine.kubectl(made, *secrets)
+    worker = json.loads(machine.verb("join", "--json", str(invitation)).stdout)
+    assert json.loads(machine.verb("join", "--json", str(invitation)).stdout) == worker, "again"
+    assert len(machine.get(made, "nodes")["items"]) == 2
+    assert eventually(lambda: "bootstrap-token" not in machine.kubectl(made, *secrets))
+    thing = start(machine, made, "there", nodeName=worker["node"])
+    assert thing["spec"]["nodeName"] == worker["node"]
+    assert machine.kubectl(made, "exec", "there", "--", "echo", "hello") == "hello\n"
+
+    os.kill(record(worker)["supervisor"], signal.SIGKILL)  # lost, without a word
+    assert eventually(lambda: len(machine.get(made, "nodes")["items"]) == 1)
+    refused = subprocess.run(
+        machine.words("join", "--timeout", "8", str(invitation)), env=machine.environment,
+        capture_output=True, text=True, timeout=LIMIT,
+    )  # fmt: skip
+    assert refused.returncode == 1, "a token is good for one use"
+    machine.verb("join", "--name", "one", "--invite", str(invitation))
+    machine.verb("join", str(invitation))
+    assert len(machine.get(made, "nodes")["items"]) == 2
+
+    machine.verb("join", "--name", "one", "--invite", str(invitation), "--valid", "1")
+    assert eventually(lambda: not admitted(json.loads(invitation.read_text())))
+    machine.verb("down", "--name", "one")
+    machine.nothing_left(limit=10)

@@ -1,0 +1,100 @@
+# SPDX-License-Identifier: LGPL-3.0-or-later
+"""What the components and their containers are told."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from support.clusters import node
+from usernetes_setup import node_record
+from usernetes_setup.node import components, container_runtime, runc_rootless
+
+pytestmark = [pytest.mark.unit, pytest.mark.usefixtures("private_state")]
+
+
+def config(namespaces):
+    return {
+        "linux": {"namespaces": namespaces},
+        "mounts": [
+            {"destination": "/sys", "type": "sysfs", "source": "sysfs", "options": ["ro"]},
+            {"destination": "/dev/mqueue", "type": "mqueue", "source": "mqueue"},
+            {"destination": "/dev/pts", "type": "devpts", "options": ["mode=0620", "gid=5"]},
+        ],
+    }
+
+
+def test_a_pod_on_the_hosts_network_gets_the_hosts_sys():
+    changed = runc_rootless.change(config([{"type": "pid"}, {"type": "ipc"}]), one_id=False)
+    mounts = {mount["destination"]: mount for mount in changed["mounts"]}
+    assert mounts["/sys"]["type"] == "bind"
+    assert "ro" in mounts["/sys"]["options"]
+    assert mounts["/dev/mqueue"]["type"] == "mqueue"
+    assert "gid=5" in mounts["/dev/pts"]["options"]
+
+
+def test_a_pod_with_a_network_of_its_own_keeps_its_sys():
+    spaces = [{"type": "network"}, {"type": "ipc"}]
+    mounts = runc_rootless.change(config(spaces), one_id=False)["mounts"]
+    assert mounts[0]["type"] == "sysfs"
+
+
+def test_with_one_id_there_is_no_tty_group():
+    mounts = runc_rootless.change(config([{"type": "ipc"}]), one_id=True)["mounts"]
+    assert mounts[-1]["options"] == ["mode=0620"]
+
+
+def test_our_own_namespaces_are_not_joined_again():
+    spaces = [{"type": "network", "path": "/proc/self/ns/net"}, {"type": "pid"}]
+    changed = runc_rootless.change(config(spaces), one_id=False)
+    assert changed["linux"]["namespaces"] == [{"type": "pid"}]
+    assert [mount["destination"] for mount in changed["mounts"]] == ["/sys", "/dev/pts"]
+
+
+def test_every_component_listens_on_the_nodes_address_alone():
+    here = node()
+    node_record.root(make=True)
+    here.folder.mkdir(parents=True)
+    commands = [components.etcd(here), *components.control_plane(here, lambda: True)]
+    commands.append(container_runtime.containerd(here, rootless=True, few_ids=True))
+    commands.append(components.kubelet(here, here.group, True, lambda: True))
+    text = " ".join(word for command in commands for word in command.words)
+    text += (here.folder / "kubelet.json").read_text()
+    text += (here.folder / "containerd.toml").read_text()
+    assert "0.0.0.0" not in text
+    kubelet = json.loads((here.folder / "kubelet.json").read_text())
+    assert kubelet["address"] == "127.77.1.2"
+    assert kubelet["readOnlyPort"] == kubelet["healthzPort"] == 0
+    assert kubelet["authentication"]["anonymous"]["enabled"] is False
+    assert kubelet["authorization"]["mode"] == "Webhook"
+    assert "--anonymous-auth=false" in text
+
+
+def test_the_kubelet_reserves_all_that_was_not_given():
+    here = node(memory=1 << 30, cpus="0")
+    node_record.root(make=True)
+    here.folder.mkdir(parents=True)
+    components.kubelet(here, here.group, False, lambda: True)
+    reserved = json.loads((here.folder / "kubelet.json").read_text())["systemReserved"]
+    assert int(reserved["memory"]) == components.host_memory() - (1 << 30)
+
+
+@pytest.mark.parametrize(
+    ("network", "address", "served"),
+    [
+        ("host", "127.77.1.2", "127.77.1.2"),
+        ("host", "192.0.2.10", "127.0.0.1"),
+        ("bridge", "127.77.1.2", "127.0.0.1"),
+    ],
+)
+def test_exec_and_attach_are_served_by_tls_on_loopback_alone(network, address, served):
+    here = node(network=network, address=address)
+    node_record.root(make=True)
+    here.folder.mkdir(parents=True)
+    container_runtime.containerd(here, rootless=False, few_ids=False)
+    text = (here.folder / "containerd.toml").read_text()
+    assert f'stream_server_address = "{served}"' in text
+    assert "enable_tls_streaming = true" in text
+    assert f'tls_cert_file = "{here.folder}/stream.crt"' in text
+    kubelet = components.kubelet(here, here.group, False, lambda: True)
+    assert kubelet.environment["SSL_CERT_FILE"] == f"{here.folder}/stream.crt"

@@ -1,0 +1,281 @@
+# SPDX-License-Identifier: LGPL-3.0-or-later
+"""Every gap is found, with the command that mends it and who types it."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import resource
+
+import pytest
+from usernetes_setup import node_record
+from usernetes_setup.node import namespaces
+from usernetes_setup.preflight import finding
+from usernetes_setup.preflight import kernel as checks_kernel
+from usernetes_setup.preflight import machine as checks_machine
+from usernetes_setup.preflight import report as whole
+
+pytestmark = [pytest.mark.unit, pytest.mark.usefixtures("private_state")]
+
+
+@pytest.fixture
+def machine(tmp_path, monkeypatch):
+    """A machine that is only written down: what a check reads below /proc, /sys, /dev and so on."""
+    for name in ("PROC", "SYS", "DEV", "ETC", "RUN", "VAR"):
+        monkeypatch.setattr(finding, name, tmp_path / name)
+    monkeypatch.setattr(checks_kernel.cgroups, "ROOT", tmp_path / "SYS/fs/cgroup")
+    monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
+    monkeypatch.setattr(os, "getuid", lambda: 1000)
+    monkeypatch.setattr(namespaces, "user_name", lambda: "ann")
+    monkeypatch.setattr(checks_kernel.shutil, "which", lambda name: f"/usr/bin/{name}")
+
+
+CLOCK = "SYS/devices/system/clocksource/clocksource0"
+EFA = {"SYS/class/infiniband/efa_0/node_type": "1"}
+TWO_NETWORKS = {f"SYS/class/net/{name}/operstate": "up\n" for name in ("eth0", "ib0")}
+SYSTEMD = {"RUN/systemd/system/basic.target": ""}
+VERSION_2 = {**SYSTEMD, "SYS/fs/cgroup/cgroup.controllers": ""}
+FEW_LOCKED = (64 << 10, 64 << 10)
+
+
+@pytest.mark.parametrize(
+    ("name", "files", "level", "mends", "who"),
+    [
+        ("rp_filter", {**TWO_NETWORKS, "PROC/sys/net/ipv4/conf/all/rp_filter": "1\n"},
+         "soft", "sysctl -w net.ipv4.conf.all.rp_filter=2", "admin"),
+        ("rp_filter", {**TWO_NETWORKS, "PROC/sys/net/ipv4/conf/all/rp_filter": "2\n",
+                       "PROC/sys/net/ipv4/conf/ib0/rp_filter": "1\n"}, "ok", "", ""),
+        ("subordinate ids", {"ETC/subuid": "bob:100000:65536\n", "ETC/subgid": ""},
+         "soft", "usermod --add-subuids 165536-231071 --add-subgids 165536-231071 ann", "admin"),
+        ("subordinate ids", {"ETC/subuid": "ann:100000:10\n", "ETC/subgid": "ann:100000:10\n"},
+         "soft", "--add-subuids 100010-165545", "admin"),
+        ("subordinate ids", {"ETC/subuid": "ann:100000:65536\n", "ETC/subgid": "ann:1:65536\n"},
+         "ok", "", ""),
+        ("clock", {f"{CLOCK}/current_clocksource": "hpet\n",
+                   f"{CLOCK}/available_clocksource": "hpet tsc \n"},
+         "soft", "echo tsc > ", "admin"),
+        ("clock", {f"{CLOCK}/current_clocksource": "hpet\n",
+                   f"{CLOCK}/available_clocksource": "hpet \n"}, "ok", "", ""),
+        ("/dev/fuse", {}, "soft", "modprobe fuse", "admin"),
+        ("/dev/fuse", {"DEV/fuse": ""}, "ok", "", ""),
+        ("huge pages", EFA, "soft", "sysctl -w vm.nr_hugepages=", "admin"),
+        ("huge pages", {**EFA, "SYS/kernel/mm/hugepages/hugepages-2048kB/nr_hugepages": "9"},
+         "note", "", ""),
+        ("huge pages", {}, "note", "", ""),
+        ("fabrics", EFA, "soft", "modprobe ib_uverbs", "admin"),
+        ("fabrics", {**EFA, "DEV/infiniband/uverbs0": ""}, "ok", "", ""),
+        ("fabrics", {}, "note", "", ""),
+        ("memlock", EFA, "soft", "ann - memlock unlimited", "admin"),
+        ("memlock", {}, "ok", "", ""),
+        ("linger", SYSTEMD, "soft", "loginctl enable-linger ann", "user"),
+        ("linger", {**SYSTEMD, "VAR/lib/systemd/linger/ann": ""}, "ok", "", ""),
+        ("linger", {}, "ok", "", ""),
+        ("XDG_RUNTIME_DIR", VERSION_2, "soft", "loginctl enable-linger ann", "admin"),
+        ("XDG_RUNTIME_DIR", {**VERSION_2, "RUN/user/1000/bus": ""},
+         "soft", "/RUN/user/1000", "user"),
+        ("XDG_RUNTIME_DIR", SYSTEMD, "ok", "", ""),
+    ],
+)  # fmt: skip
+def test_a_gap_is_told_with_what_mends_it(
+    machine, monkeypatch, tmp_path, name, files, level, mends, who
+):
+    monkeypatch.setattr(resource, "getrlimit", lambda _: FEW_LOCKED)
+    for path, text in files.items():
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).write_text(text)
+    found = next(one() for one in whole.CHECKS if named(one) == name)
+    assert (found.name, found.level, found.who) == (name, level, who), found
+    assert mends in found.fix
+    assert bool(mends) == bool(found.fix)
+
+
+NAMES = {
+    "reverse_paths": "rp_filter", "fuse": "/dev/fuse", "locked_memory": "memlock",
+    "runtime_folder": "XDG_RUNTIME_DIR", "modules": "kernel modules", "engine": "container engine",
+}  # fmt: skip
+
+
+def named(one):
+    """What a check is called where people read it."""
+    return NAMES.get(one.__name__, one.__name__.replace("_", " "))
+
+
+@pytest.mark.parametrize(
+    ("without_ids", "files", "mends"),
+    [
+        ("", {}, "chmod u+s /usr/bin/newuidmap /usr/bin/newgidmap"),
+        ("no", {"user/max_user_namespaces": "0"}, "sysctl -w user.max_user_namespaces=15000"),
+        ("no", {"user/max_user_namespaces": "9", "kernel/unprivileged_userns_clone": "0"},
+         "sysctl -w kernel.unprivileged_userns_clone=1"),
+        ("no", {"kernel/apparmor_restrict_unprivileged_userns": "1"},
+         "sysctl -w kernel.apparmor_restrict_unprivileged_userns=0"),
+        ("no", {}, "docker run --security-opt seccomp=unconfined"),
+    ],
+)  # fmt: skip
+def test_whoever_refuses_namespaces_is_found(
+    machine, monkeypatch, tmp_path, without_ids, files, mends
+):
+    for path, text in files.items():
+        (tmp_path / "PROC/sys" / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "PROC/sys" / path).write_text(text)
+    answers = iter(("no", without_ids))  # this kernel allows both
+    monkeypatch.setattr(namespaces, "in_child", lambda _: next(answers))
+    found = checks_kernel.user_namespaces()
+    assert (found.level, found.who) == ("hard", "admin")
+    assert found.fix.startswith(mends)
+
+
+def test_without_loopback_there_is_no_port():
+    def alone():
+        checks_kernel._in_own_network()
+        found = checks_machine.ports()
+        raise OSError(f"{found.level}, {found.who}: {found.fix}")
+
+    if namespaces.in_child(checks_kernel._in_own_network):
+        pytest.skip("no network namespaces here")
+    assert namespaces.in_child(alone) == "hard, admin: ip link set lo up"
+
+
+def test_a_clock_before_this_release_is_a_hard_gap(monkeypatch):
+    monkeypatch.setattr(checks_machine, "NEWEST_PAST", 1 << 40)
+    found = checks_machine.clock()
+    assert (found.level, found.fix, found.who) == ("hard", "timedatectl set-ntp true", "admin")
+    assert any("clock" in line for line in whole.hard_gaps())
+
+
+def test_a_device_that_is_not_the_users_to_open_is_a_gap(machine, monkeypatch, tmp_path):
+    (tmp_path / "DEV/infiniband").mkdir(parents=True)
+    for path in ("DEV/fuse", "DEV/infiniband/uverbs0"):
+        (tmp_path / path).touch()
+    (tmp_path / "SYS/class/infiniband/mlx5_0").mkdir(parents=True)
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    assert checks_machine.fuse().fix == f"chmod 666 {tmp_path}/DEV/fuse"
+    assert checks_machine.fabrics().fix == f"chmod 666 {tmp_path}/DEV/infiniband/uverbs0"
+
+
+def test_locked_memory_that_the_user_may_raise_is_the_users_to_raise(
+    machine, tmp_path, monkeypatch
+):
+    (tmp_path / "SYS/class/infiniband/mlx5_0").mkdir(parents=True)
+    limits = (64 << 10, resource.RLIM_INFINITY)
+    monkeypatch.setattr(resource, "getrlimit", lambda _: limits)
+    found = checks_machine.locked_memory()
+    assert (found.level, found.fix, found.who) == ("soft", "ulimit -l unlimited", "user")
+
+
+def test_a_missing_module_is_named_with_what_it_is_for(monkeypatch):
+    def refused():
+        raise OSError("Operation not supported")
+
+    monkeypatch.setattr(checks_kernel, "_veth", refused)
+    monkeypatch.setattr(checks_kernel, "_overlay", refused)
+    monkeypatch.setattr(checks_kernel, "_nftables", lambda: None)
+    found = checks_kernel.modules()
+    assert (found.level, found.fix, found.who) == ("soft", "modprobe -a overlay veth", "admin")
+    assert "images are copied" in found.found
+
+
+def test_the_kernel_is_asked_for_what_it_cannot_have(monkeypatch):
+    """What tells a missing module from one that is there: a kind of link that nobody has."""
+
+    def unknown_kind():
+        checks_kernel._in_own_network()
+        kind = checks_kernel.struct.pack("=HHHH", 12, 18, 8, 1) + b"none"
+        checks_kernel._netlink(0, 16, 0x605, bytes(16) + kind)
+
+    if namespaces.in_child(checks_kernel._in_own_network):
+        pytest.skip("no network namespaces here")
+    assert "not supported" in namespaces.in_child(unknown_kind)
+
+
+@pytest.mark.parametrize("login", ["session-1.scope", "user@1000.service/app.slice"])
+@pytest.mark.parametrize("offered", ["cpu cpuset io memory pids", "memory pids"])
+def test_on_version_2_a_scope_is_taken_where_the_service_manager_may(
+    machine, monkeypatch, tmp_path, login, offered
+):
+    cgroups, user = checks_kernel.cgroups, tmp_path / "user.slice/user-1000.slice"
+    ours = [user / "user@1000.service", user / "user@1000.service/app.slice"]
+    monkeypatch.setattr(cgroups, "ROOT", tmp_path)
+    monkeypatch.setattr(cgroups, "base", lambda: f"/user.slice/user-1000.slice/{login}")
+    monkeypatch.setattr(cgroups, "_owned", lambda folder: folder in ours)
+    (tmp_path / "cgroup.controllers").touch()
+    for folder in (*ours, user / "session-1.scope"):
+        folder.mkdir(parents=True)
+        (folder / "cgroup.controllers").write_text(offered)
+    assert cgroups.scope() == []
+    (tmp_path / "RUN/user/1000/systemd").mkdir(parents=True)
+    (tmp_path / "RUN/user/1000/systemd/private").touch()
+    assert (cgroups.scope() != []) == login.startswith("session")
+    found = checks_kernel.control_groups()
+    if offered == "memory pids":
+        assert (found.level, found.who) == ("hard", "admin")
+        assert "Delegate=cpu cpuset io memory pids" in found.fix
+    else:
+        assert found.level == "ok"
+
+
+def test_every_gap_comes_with_a_command_and_who_types_it():
+    found = whole.checks()
+    assert len(found) == len(whole.CHECKS)
+    assert [one.name for one in found] == [named(one) for one in whole.CHECKS]
+    for one in found:
+        assert one.level in ("ok", "note", "soft", "hard")
+        assert bool(one.fix) == bool(one.who), one
+        assert one.fix or one.level in ("ok", "note"), one
+
+
+@pytest.mark.parametrize(("level", "code"), [("soft", 0), ("hard", 1)])
+def test_only_a_hard_gap_fails_the_doctor(monkeypatch, capsys, level, code):
+    gap = finding.Check("memlock", level, "little", "ulimit -l unlimited", "user")
+    monkeypatch.setattr(whole, "CHECKS", (lambda: gap,))
+    assert whole.main(as_json=False) == code
+    assert "user types:       ulimit -l unlimited\n" in capsys.readouterr().out
+    assert whole.main(as_json=True) == code
+    said = json.loads(capsys.readouterr().out)
+    assert said["can_run"] is (code == 0)
+    assert said["checks"] == [{"name": "memlock", "level": level, "found": "little",
+                               "fix": "ulimit -l unlimited", "who": "user"}]  # fmt: skip
+
+
+def test_missing_delegation_is_a_hard_gap(monkeypatch):
+    monkeypatch.setattr(checks_kernel.cgroups, "problems", lambda: ["/x is missing"])
+    assert checks_kernel.control_groups().level == "hard"
+    assert any("control groups" in line for line in whole.hard_gaps())
+
+
+@pytest.mark.parametrize(
+    ("said", "state"),
+    [("echo '[name=seccomp name=rootless]'", "rootless"), ("echo '[name=seccomp]'", "as root"),
+     ("exit 1", "does not run")],
+)  # fmt: skip
+def test_a_container_engine_is_asked_whether_it_is_rootless(tmp_path, monkeypatch, said, state):
+    (tmp_path / "docker").write_text(f"#!/bin/sh\n{said}\n")
+    (tmp_path / "docker").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/bin")
+    monkeypatch.setattr(checks_machine, "ENGINES", {"docker": ("info",)})
+    assert f"docker ({state})" in checks_machine.engine().found
+
+
+def test_a_network_disk_is_left_for_a_local_one_with_room(tmp_path, monkeypatch):
+    (tmp_path / "local").mkdir()
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "local"))
+    kinds = {node_record.root(make=True).name: "NFS"}
+    monkeypatch.setattr(checks_machine, "_network_disk", lambda path: kinds.get(path.name, ""))
+    found = checks_machine.disk()
+    assert (found.level, found.who) == ("hard", "user")
+    assert found.fix == f"export DOVETAIL_STATE={tmp_path}/local/dovetail-{os.getuid()}"
+    assert "is on NFS" in found.found
+
+
+def test_a_full_disk_is_a_hard_gap(monkeypatch):
+    monkeypatch.setattr(checks_machine, "ROOM", 1 << 60)
+    assert checks_machine.disk().level == "hard"
+
+
+def test_where_no_go_can_be_had_its_archive_is_named(tmp_path, monkeypatch):
+    monkeypatch.setenv("DOVETAIL_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(checks_machine.golang, "obtainable", lambda: False)
+    found = checks_machine.node_programs()
+    assert (found.level, found.who) == ("hard", "user")
+    assert re.search(r"curl -L https://\S+/go1\.\d+\.\d+\.linux-\w+\.tar\.gz \| tar", found.fix)

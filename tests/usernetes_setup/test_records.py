@@ -1,0 +1,222 @@
+# SPDX-License-Identifier: LGPL-3.0-or-later
+"""Input, leases, records."""
+
+from __future__ import annotations
+
+import argparse
+import fcntl
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from dovetail.core.errors import BadInput, WorkFailed
+from support.clusters import eventually, node
+from usernetes_setup import cluster, node_options, node_record
+from usernetes_setup.node import cgroups, components, monitor, namespaces
+from usernetes_setup.preflight import machine
+
+pytestmark = [pytest.mark.unit, pytest.mark.usefixtures("private_state")]
+
+
+@pytest.mark.parametrize(
+    ("wanted", "meant"),
+    [("1Gi", 1 << 30), ("512Mi", 512 << 20), ("2G", 2 * 10**9), ("0.5Gi", 1 << 29)],
+)
+def test_memory_is_read_with_its_unit(wanted, meant):
+    assert node_options.memory(wanted) == meant
+
+
+@pytest.mark.parametrize("wanted", ["", "1", "-1Gi", "9999Ti", "lots", "1GB", "100Mi"][1:])
+def test_absurd_memory_is_refused(wanted):
+    with pytest.raises(BadInput, match="--memory"):
+        node_options.memory(wanted)
+
+
+@pytest.mark.parametrize("wanted", ["0", "100000", "-1", "a", "0-", "99999", "1,,2"])
+def test_cores_that_are_not_there_are_refused(wanted):
+    with pytest.raises(BadInput, match="--cpus"):
+        node_options.cores(wanted)
+
+
+def test_cores_are_ours_and_as_many_as_asked_for():
+    usable = os.sched_getaffinity(0)
+    assert set(components.numbers(node_options.cores(""))) == usable
+    assert set(components.numbers(node_options.cores("1"))) <= usable
+    assert components.count(node_options.cores("1")) == 1
+
+
+@pytest.mark.parametrize("name", ["", "A", "a/b", "..", "-a", "a" * 21, "a b"])
+def test_cluster_names_that_could_leave_the_folder_are_refused(name):
+    with pytest.raises(BadInput, match="cluster name"):
+        node_record.cluster_folder(name)
+
+
+@pytest.mark.parametrize("address", ["0.0.0.0", "127.0.0.1", "203.0.113.9", "::1", "host"])
+def test_addresses_too_wide_or_not_ours_are_refused(address):
+    with pytest.raises(BadInput, match="--address"):
+        node_options.own_address(address)
+
+
+def test_a_state_folder_that_others_can_open_is_refused(private_state):
+    (private_state / "state").mkdir(mode=0o755)
+    (private_state / "state").chmod(0o755)
+    with pytest.raises(BadInput, match="0700"):
+        node_record.root()
+
+
+def test_a_state_folder_that_is_a_link_is_refused(private_state):
+    (private_state / "elsewhere").mkdir(mode=0o700)
+    (private_state / "state").symlink_to(private_state / "elsewhere")
+    with pytest.raises(BadInput, match="state"):
+        node_record.root()
+
+
+def test_a_state_folder_that_cannot_be_made_is_refused(private_state, monkeypatch):
+    (private_state / "file").touch()
+    monkeypatch.setenv("DOVETAIL_STATE", str(private_state / "file/state"))
+    with pytest.raises(BadInput, match="file/state cannot be made: Not a directory; set"):
+        node_record.root(make=True)
+    assert (machine.disk().level, machine.disk().who) == ("hard", "user")
+
+
+def test_whoever_only_asks_makes_no_state_folder(private_state):
+    assert (node_record.clusters(), node_record.nodes("one")) == ([], [])
+    assert machine.disk().level == "ok"
+    assert list(private_state.iterdir()) == []
+
+
+def test_secrets_are_private_from_their_first_byte(private_state):
+    path = private_state / "secret"
+    before = os.umask(0)
+    try:
+        node_record.write_private(path, "x")
+    finally:
+        os.umask(before)
+    assert path.stat().st_mode & 0o777 == 0o600
+
+
+def test_two_verbs_do_not_change_one_cluster_at_once():
+    with (
+        node_record.locked("one"),
+        pytest.raises(WorkFailed, match="another"),
+        node_record.locked("one"),
+    ):
+        pass
+    with node_record.locked("one"):
+        pass
+
+
+def test_what_a_killed_verb_left_is_removed_and_nothing_is_made_for_that(private_state):
+    node_record.wait_unlocked("one")
+    assert not (private_state / "state").exists()
+    node_record.root(make=True)
+    node_record.wait_unlocked("one")
+    assert not (private_state / "state").exists()
+    (node_record.root(make=True) / "one.lock").touch()
+    node_record.wait_unlocked("one")
+    assert not (private_state / "state").exists()
+    (node_record.root(make=True) / "one").mkdir()
+    (node_record.root() / "one.lock").touch()
+    node_record.wait_unlocked("one")
+    assert (node_record.root() / "one.lock").exists(), "it goes with its cluster"
+
+
+def test_a_verb_that_is_killed_after_another_leaves_nothing_either():
+    """The first ends well, and the second begins and dies before we are woken."""
+    lock, code = node_record.root(make=True) / "one.lock", "from usernetes_setup import state"
+    waiting = [sys.executable, "-c", f"{code}; state.wait_unlocked('one')"]
+    with open(lock, "w") as first, open(lock.with_suffix(".new"), "w") as second:
+        fcntl.flock(first, fcntl.LOCK_EX)
+        fcntl.flock(second, fcntl.LOCK_EX)
+        with subprocess.Popen(waiting) as waiter:
+            assert eventually(lambda: any(
+                "->" in line and f":{lock.stat().st_ino} " in line
+                for line in Path("/proc/locks").read_text().splitlines()))  # fmt: skip
+            lock.with_suffix(".new").rename(lock)
+            first.close()
+            second.close()
+            assert waiter.wait(60) == 0
+    assert not lock.exists()
+
+
+def test_a_damaged_record_is_not_a_node():
+    folder = node_record.root(make=True) / "c/nodes/n"
+    folder.mkdir(parents=True)
+    (folder / "node.json").write_text('{"cluster": "c"')
+    assert node_record.nodes("c") == []
+
+
+def test_a_lease_ends_with_its_holder_however_it_dies():
+    code = (
+        "import sys, time; from usernetes_setup import linux; h = linux.lease(sys.argv[1]);"
+        "print(bool(h), flush=True); time.sleep(600)"
+    )
+    name = f"test-{os.getpid()}"
+    with subprocess.Popen([sys.executable, "-c", code, name], stdout=subprocess.PIPE) as other:
+        assert other.stdout.readline() == b"True\n"
+        assert namespaces.lease(name) is None
+        other.kill()
+    held = namespaces.lease(name)
+    assert held
+    held.close()
+
+
+def test_leased_ports_and_addresses_are_all_different():
+    leases = [namespaces.lease_loopback() for _ in range(20)]
+    ports = [namespaces.lease_port("127.0.0.1") for _ in range(20)]
+    assert len({address for address, _ in leases}) == 20
+    assert len({port for port, _ in ports}) == 20
+    for _, held in [*leases, *ports]:
+        held.close()
+
+
+def test_a_child_that_fails_says_why():
+    def work():
+        raise OSError("no such luck")
+
+    assert namespaces.in_child(work) == "no such luck"
+    assert namespaces.in_child(lambda: None) == ""
+
+
+def test_removal_never_follows_a_mount(tmp_path, monkeypatch):
+    (tmp_path / "node").mkdir()
+    (tmp_path / "node/data").write_text("x")
+    stuck = [str(tmp_path / "node")]
+    monkeypatch.setattr(namespaces, "mounts_below", lambda folder: stuck)
+    monkeypatch.setattr(namespaces, "unmount", lambda target: None)
+    with pytest.raises(OSError, match="still mounted"):
+        namespaces.remove_folder(tmp_path / "node", "u")
+    assert (tmp_path / "node/data").exists()
+
+
+def test_a_keeper_whose_input_is_wrong_leaves_nothing(private_state):
+    folder = node_record.root(make=True) / "c/nodes/new-1"
+    folder.mkdir(mode=0o700, parents=True)
+    here = node(name="new-1", address="", joined='{"no": "authority"}')
+    node_record.write_private(folder / "node.json", json.dumps(vars(here)))
+    handle = monitor.start(folder)
+    assert handle.answer().startswith("!")
+    assert handle.process.wait(20) == 1
+    assert not (node_record.root() / "c").exists()
+
+
+def test_a_join_file_that_is_none_is_refused(tmp_path):
+    (tmp_path / "f").write_text("{}")
+    for name in ("f", "missing"):
+        args = argparse.Namespace(file=str(tmp_path / name), name="x", node="")
+        with pytest.raises(BadInput, match="join file"):
+            cluster.join(args, print)
+
+
+def test_ending_what_is_not_there_is_fine():
+    cluster.down("nothing")
+    assert not node_record.root().exists()
+
+
+@pytest.mark.parametrize("group", ["", "/", "/dovetail-0", "/user.slice"])
+def test_only_a_nodes_own_group_can_ever_be_emptied(group):
+    assert cgroups.processes(group) == set()
+    assert cgroups.remove(group, 0) == []
