@@ -11,7 +11,7 @@ import subprocess
 
 import pytest
 from dovetail.executors.kubernetes import manifests
-from dovetail.host import session as sweep
+from dovetail.host.session import shared_session
 from dovetail.run import resume
 from support import cluster_runs
 from support.cluster_runs import ends, running
@@ -206,7 +206,7 @@ def clock(site):
 def test_a_node_whose_clock_is_wrong_disturbs_no_run(site, worker, out, clock, wrong):
     variables, put = clock
     put(wrong)
-    session = sweep.shared_session("run", worker["node"]).rpartition("run")[2]
+    session = shared_session("run", worker["node"]).rpartition("run")[2]
     more = {"TEST_NODE": worker["node"], "TEST_SESSION": session}
     program = ("-c", WITH_VARIABLES, json.dumps({**variables, **more}))
     run = spread(site, out, witnessed(site, out, 20, 30), program=program)

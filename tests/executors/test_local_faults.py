@@ -15,7 +15,13 @@ import pytest
 from dovetail.core import protocol
 from dovetail.core.errors import BadInput
 from dovetail.host import cgroups, processes
-from dovetail.host import session as sweep
+from dovetail.host.session import (
+    SESSION_ROOT,
+    create_session,
+    sweep_session,
+    sweep_sessions,
+    temporary_session,
+)
 from support.local_runs import Site, share, site, wait_for  # noqa: F401
 from support.other_users import needs_nobody
 
@@ -124,17 +130,17 @@ def test_two_runs_at_once_leave_each_other_alone(site):  # noqa: F811
     executor.close()
     assert driver.poll() is None
     assert any("process" in trace for trace in site.traces())
-    assert os.path.isdir(f"{sweep.ROOT}/{site.sessions[0]}/sim")
+    assert os.path.isdir(f"{SESSION_ROOT}/{site.sessions[0]}/sim")
     end(driver, signal.SIGKILL)
 
 
 def test_a_dead_run_is_swept_though_its_process_id_lives_on(tmp_path):
-    session, lock = sweep.create("reused", cgroups.Group("", ""), "", str(tmp_path))
+    session, lock = create_session("reused", cgroups.Group("", ""), "", str(tmp_path))
     record = json.loads(Path(session, "owner").read_text())
     assert record["pid"] == os.getpid()  # which lives, and after the close no longer owns it
-    assert sweep.sweep(str(tmp_path)) == []
+    assert sweep_sessions(str(tmp_path)) == []
     os.close(lock)
-    assert sweep.sweep(str(tmp_path)) == [os.path.basename(session)]
+    assert sweep_sessions(str(tmp_path)) == [os.path.basename(session)]
     assert os.listdir(tmp_path) == []
 
 
@@ -154,12 +160,12 @@ def test_a_signal_for_a_dead_process_never_reaches_its_successor():
 
 
 def test_a_session_is_private_and_locked_and_ends_with_its_processes():
-    with sweep.session(f"test-{os.getpid()}") as session:
+    with temporary_session(f"test-{os.getpid()}") as session:
         assert os.stat(session).st_mode & 0o777 == 0o700
-        assert not sweep.sweep_session(session)
+        assert not sweep_session(session)
         os.mkdir(session + "/sim")
         child = subprocess.Popen(["sleep", "1000"], env={"DOVETAIL_DIR": session + "/sim"})
-        with pytest.raises(BadInput, match="exists"), sweep.session(f"test-{os.getpid()}"):
+        with pytest.raises(BadInput, match="exists"), temporary_session(f"test-{os.getpid()}"):
             pass
     assert child.wait() == -signal.SIGKILL
     assert not os.path.exists(session)
@@ -186,7 +192,7 @@ def test_a_sweep_removes_nothing_foreign(tmp_path, record):
     (session / "owner").write_bytes(record)
     (session / "link").symlink_to(precious)
     (root / f"dovetail-{os.getuid()}-link").symlink_to(precious)
-    sweep.sweep(str(root))
+    sweep_sessions(str(root))
     assert (precious / "data").exists()
     assert not os.path.exists(session)
 

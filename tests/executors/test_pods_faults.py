@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 from dovetail.executors.kubernetes.agent_hub import Hub
 from dovetail.executors.pods import messages
-from dovetail.host import child, processes, session
+from dovetail.host import processes
+from dovetail.host.session import sweep_sessions
 from support.local_runs import wait_for
 from support.pod_processes import cluster, name_of  # noqa: F401
 
@@ -70,7 +71,7 @@ def test_a_signal_to_a_program_that_is_about_to_start_ends_it(moment):
         time.sleep(5)  # in which it is to end
 
     try:
-        pid = child.start(["true"], "/", dict(os.environ), {}, ready)
+        pid = processes.start_child(["true"], "/", dict(os.environ), {}, ready)
         if moment == "before it is the program":
             assert os.read(here, 1) == b"x"
         os.killpg(pid, signal.SIGTERM)
@@ -212,7 +213,7 @@ def test_two_runs_on_a_node_leave_each_other_alone(cluster):  # noqa: F811
     cluster.launch("sim", "sleep 1000")
     cluster.until(messages.Started, "sim")
     wait_for(lambda: ranks(cluster))
-    assert session.sweep() == []
+    assert sweep_sessions() == []
     assert ranks(cluster)
     cluster.end("sim", 1)
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from dovetail.host import processes
-from dovetail.host import session as sweep
+from dovetail.host.session import SESSION_ROOT
 from support.local_runs import wait_for
 from support.other_users import WHY_NOT, needs_nobody
 from support.run_command import NOBODY, site  # noqa: F401
@@ -262,7 +262,7 @@ def test_an_ordinary_user_without_control_groups_is_told_and_served(site):  # no
 def test_a_session_whose_process_id_was_given_to_another_is_removed(site):  # noqa: F811
     """Its owner seems to live: our own id, and in one of the two even our own start time."""
     for name, ticks in (("reused", 1), ("unlocked", processes.start_ticks(os.getpid()))):
-        session = Path(sweep.ROOT, f"dovetail-{os.getuid()}-{os.getpid()}{name}")
+        session = Path(SESSION_ROOT, f"dovetail-{os.getuid()}-{os.getpid()}{name}")
         session.mkdir(0o700)
         site.sessions.add(session.name)
         owner = {"pid": os.getpid(), "start_ticks": ticks}

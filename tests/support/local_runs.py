@@ -17,7 +17,8 @@ from pathlib import Path
 import pytest
 from dovetail.core import protocol
 from dovetail.executors.local.executor import LocalExecutor
-from dovetail.host import cgroups, processes, session
+from dovetail.host import cgroups, processes
+from dovetail.host.session import SESSION_ROOT
 
 LIMIT = 120.0  # seconds that any condition may take; a limit, never an expectation
 
@@ -97,7 +98,7 @@ class Site:
     def traces(self) -> list[str]:
         found = [f"process {pid}" for pid in processes.members(self.token)]
         place = cgroups.find()
-        places = [session.ROOT, tempfile.gettempdir(), *place.directories]
+        places = [SESSION_ROOT, tempfile.gettempdir(), *place.directories]
         for name in self.sessions:
             found += [f"{top}/{name}" for top in places if os.path.exists(f"{top}/{name}")]
         return found

@@ -17,7 +17,8 @@ import pytest
 from dovetail.executors import pods
 from dovetail.executors.kubernetes.agent_hub import Hub
 from dovetail.executors.pods import messages
-from dovetail.host import install_paths, processes, session
+from dovetail.host import install_paths, processes
+from dovetail.host.session import SESSION_ROOT, shared_session
 from dovetail.plan import command_line
 
 from support.local_runs import FAKE_MPIRUN, LIMIT, scripts, wait_for
@@ -53,7 +54,7 @@ class Cluster:
             (self.credentials / name).write_text(text)
 
     def session(self, node: str) -> Path:
-        return Path(session.shared_session(self.run, node))
+        return Path(shared_session(self.run, node))
 
     def command(self, module: str, *words: str) -> list[str]:
         return [
@@ -141,7 +142,7 @@ class Cluster:
     def traces(self) -> list[str]:
         """Processes, and what is in shared memory, that a test has left behind."""
         found = [f"process {pid} {name_of(pid)}" for pid in processes.members(self.token)]
-        found += [name for name in os.listdir(session.ROOT) if self.run in name]
+        found += [name for name in os.listdir(SESSION_ROOT) if self.run in name]
         return found
 
 

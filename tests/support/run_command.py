@@ -13,7 +13,8 @@ from pathlib import Path
 
 import pytest
 from dovetail.core import eventlog
-from dovetail.host import cgroups, processes, session
+from dovetail.host import cgroups, processes
+from dovetail.host.session import SESSION_ROOT
 from dovetail.run import resume
 
 from support import known_programs
@@ -109,7 +110,7 @@ class Site:
 
     def note_session(self, pid: int) -> bool:
         """Remember the session that a process owns."""
-        for owner in Path(session.ROOT).glob("dovetail-*/owner"):
+        for owner in Path(SESSION_ROOT).glob("dovetail-*/owner"):
             try:
                 mine = json.loads(owner.read_text()).get("pid") == pid
             except (OSError, ValueError):
@@ -181,7 +182,7 @@ class Site:
         found = [f"process {pid}" for pid in processes.members(self.token)]
         found += [f"{self.temporary}/{name}" for name in os.listdir(self.temporary)]
         found += [str(path) for path in self.directory.glob("out*/.*")]
-        for top in (session.ROOT, tempfile.gettempdir(), *cgroups.find().directories):
+        for top in (SESSION_ROOT, tempfile.gettempdir(), *cgroups.find().directories):
             found += [f"{top}/{n}" for n in self.sessions if os.path.exists(f"{top}/{n}")]
         return found
 

@@ -20,7 +20,7 @@ from dovetail.bench.harness import Row, interleave, plain, plain_environment, ra
 from dovetail.core.errors import BadInput, WorkFailed
 from dovetail.core.protocol import WaitPolicy
 from dovetail.host import install_paths
-from dovetail.host import session as sweep
+from dovetail.host.session import temporary_session
 from dovetail.mpi.control_page import Control
 
 LAUNCH = {
@@ -41,7 +41,7 @@ def calls(scratch: Path, repeat: int, progress: Progress) -> list[Claim]:
     if not claims:
         raise BadInput("no MPI that Dovetail was built for: run `make` with one installed")
     case = copies(scratch, (1, 1), 40, 1)
-    with sweep.session(f"bench-{secrets.token_hex(4)}") as session:
+    with temporary_session(f"bench-{secrets.token_hex(4)}") as session:
         Control.create(Path(session), WaitPolicy("off"))
         on = ["env", f"LD_PRELOAD={install_paths.library('openmpi')}", f"DOVETAIL_DIR={session}"]
         rows = interleave(
@@ -58,7 +58,7 @@ def calls(scratch: Path, repeat: int, progress: Progress) -> list[Claim]:
 
 def added(mpi: str, words: Sequence[str]) -> float:
     """Run the small program with the library; nanoseconds that the wrapper adds to a call."""
-    with sweep.session(f"bench-{secrets.token_hex(4)}") as session:
+    with temporary_session(f"bench-{secrets.token_hex(4)}") as session:
         Control.create(Path(session), WaitPolicy("off"))
         env = {
             **plain_environment(),

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from dovetail.bench.cases import environment
 from dovetail.core.errors import WorkFailed
-from dovetail.host import session as sweep
+from dovetail.host.session import temporary_session
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ def plain(cases: Sequence[Path], command: Sequence[str], at_once: int) -> float:
     `log.plain` in the case. Raises WorkFailed when one fails; none is left running, and nothing
     in shared memory, where a launcher that is interrupted leaves its segments.
     """
-    with sweep.session(f"plain-{secrets.token_hex(4)}") as session:
+    with temporary_session(f"plain-{secrets.token_hex(4)}") as session:
         env = {**plain_environment(), "OMPI_MCA_btl_vader_backing_directory": session}
         return _plain(cases, command, at_once, env)
 

@@ -30,7 +30,7 @@ from rich.table import Table
 from dovetail.core.errors import BadInput, WorkFailed
 from dovetail.core.protocol import WaitPolicy
 from dovetail.host import install_paths
-from dovetail.host import session as sweep
+from dovetail.host.session import temporary_session
 from dovetail.mpi import detect, page
 from dovetail.mpi import profile as profiles
 from dovetail.mpi.control_page import MODES, Control
@@ -99,7 +99,7 @@ def _check_output(path: Path | None) -> None:
 @contextlib.contextmanager
 def _session(policy: WaitPolicy) -> Iterator[Path]:
     """The simulation's directory in a session directory of its own, gone afterwards."""
-    with sweep.session(f"profile-{os.getpid()}-{secrets.token_hex(4)}") as session:
+    with temporary_session(f"profile-{os.getpid()}-{secrets.token_hex(4)}") as session:
         directory = Path(session, "profile")
         directory.mkdir(mode=0o700)
         Control.create(directory, policy).close()

@@ -22,7 +22,7 @@ from typing import Any
 from dovetail.core.errors import WorkFailed
 from dovetail.flux.client import Client
 from dovetail.flux.load import flux
-from dovetail.host import child
+from dovetail.host import processes
 from dovetail.host.file_tail import Tail
 
 
@@ -32,7 +32,7 @@ class Mirror:
     def __init__(self, launch: str, name: str) -> None:
         self.launch, self.name, self.job = launch, name, os.environ["FLUX_JOB_ID"]
         self.stopping = False
-        self.wake = child.signal_pipe()
+        self.wake = processes.signal_pipe()
         signal.signal(signal.SIGTERM, self.stop)
         signal.signal(signal.SIGINT, self.stop)
         self.client = Client()

@@ -37,7 +37,7 @@ from dovetail.flux import option, services
 from dovetail.flux.client import SUBMIT, Client
 from dovetail.flux.instance.effects import FAILED
 from dovetail.flux.plan_runner import Planned, apart, end
-from dovetail.host import child
+from dovetail.host import processes
 from dovetail.host.install_paths import package_environment
 
 Order = Mapping[str, Any]
@@ -74,7 +74,7 @@ class Agent:
 
     def live(self) -> int:
         """Until told, or until it makes no sense any more; returns the job's exit code."""
-        wake = child.signal_pipe()
+        wake = processes.signal_pipe()
         for caught in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             signal.signal(caught, self.asked_to_end)
         self.selector.register(wake, selectors.EVENT_READ, lambda: os.read(wake, 4096) and None)

@@ -29,12 +29,14 @@ from dovetail.core.errors import BadInput
 from dovetail.host import processes
 from dovetail.host.cgroups import Group
 
-ROOT = "/dev/shm"
+SESSION_ROOT = "/dev/shm"
 _YOUNG = 60.0  # seconds that a session may exist without its owner file
 _PATIENCE = 10.0  # seconds to go on trying to remove one
 
 
-def create(run_id: str, group: Group, temporary: str, root: str = ROOT) -> tuple[str, int]:
+def create_session(
+    run_id: str, group: Group, temporary: str, root: str = SESSION_ROOT
+) -> tuple[str, int]:
     """Make a run's session; returns its directory, and the locked file to keep open."""
     session = os.path.join(root, f"dovetail-{os.getuid()}-{run_id}")
     os.mkdir(session, 0o700)
@@ -54,15 +56,15 @@ def create(run_id: str, group: Group, temporary: str, root: str = ROOT) -> tuple
 
 
 @contextlib.contextmanager
-def session(run_id: str) -> Iterator[str]:
+def temporary_session(run_id: str) -> Iterator[str]:
     """A session without control groups; removed, with the processes of its simulations, after.
 
     Raises BadInput if it cannot be made.
     """
     try:
-        path, handle = create(run_id, Group("", ""), "")
+        path, handle = create_session(run_id, Group("", ""), "")
     except OSError as error:
-        raise BadInput(f"session {run_id} in {ROOT}: {error.strerror}") from error
+        raise BadInput(f"session {run_id} in {SESSION_ROOT}: {error.strerror}") from error
     try:
         yield path
     finally:
@@ -70,7 +72,7 @@ def session(run_id: str) -> Iterator[str]:
         os.close(handle)
 
 
-def shared_session(run_id: str, node: str, root: str = ROOT) -> str:
+def shared_session(run_id: str, node: str, root: str = SESSION_ROOT) -> str:
     """The name of a run's session on a node: two nodes may be one machine, with one memory.
 
     Short, as sockets in it have names of at most 107 bytes.
@@ -79,7 +81,7 @@ def shared_session(run_id: str, node: str, root: str = ROOT) -> str:
     return os.path.join(root, f"dovetail-{os.getuid()}-{run_id}.{digest}")
 
 
-def join(session: str) -> int:
+def join_session(session: str) -> int:
     """Take part in a session that several processes share; returns the file to keep open."""
     while True:
         with contextlib.suppress(FileExistsError):
@@ -96,13 +98,13 @@ def join(session: str) -> int:
             os.close(handle)
 
 
-def leave(session: str, handle: int) -> bool:
+def leave_session(session: str, handle: int) -> bool:
     """Leave a shared session and remove it if nobody else is in it; True if that is done."""
     os.close(handle)  # first: of several who leave at once, the last finds nobody
     return sweep_session(session)
 
 
-def sweep(root: str = ROOT) -> list[str]:
+def sweep_sessions(root: str = SESSION_ROOT) -> list[str]:
     """Remove what this user's dead runs left; returns the names of their sessions."""
     removed = []
     for name in sorted(os.listdir(root)):
@@ -188,7 +190,7 @@ def remove_session(session: str, record: bytes) -> None:
             group.remove()
         if temporary:
             remove_tree(temporary)
-        # A keeper that has not noticed yet may have put something in: then look again.
+        # A supervisor that has not noticed yet may have put something in: then look again.
         late = inside - {"owner"} or any(map(os.path.exists, group.directories))
         if not late or time.monotonic() > deadline:
             remove_tree(session)
@@ -199,7 +201,7 @@ def remove_session(session: str, record: bytes) -> None:
 def remove_simulation(directory: str, group: Group, temporary: str, root: int = 0) -> list[int]:
     """End every process of one simulation, remove its directories and control groups.
 
-    `root` is its keeper if that one lives. Returns the processes that could not be ended.
+    `root` is its supervisor if that one lives. Returns the processes that could not be ended.
     """
     left = end_simulation(directory, group, root)
     with contextlib.suppress(OSError):

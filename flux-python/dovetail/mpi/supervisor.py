@@ -24,8 +24,9 @@ import sys
 import time
 
 from dovetail.core.errors import BadInput
-from dovetail.host import child, processes, session
+from dovetail.host import processes
 from dovetail.host.cgroups import Group
+from dovetail.host.session import end_simulation, remove_simulation
 from dovetail.mpi import launcher
 
 TYPE_CHECKING = False
@@ -112,7 +113,7 @@ class Keeper:
         self.group = Group(*config["group"])
         self.job = Group(*config["job"])
         self.case = os.path.join(config["home"], "case")
-        child.adopt_orphans()
+        processes.adopt_orphans()
         self.null = os.open(os.devnull, os.O_RDONLY)
         self.output, self.output_end = os.pipe()
         os.set_blocking(self.output, False)
@@ -122,7 +123,7 @@ class Keeper:
         self.stopping = False
         self.deadline = 0.0  # of the grace after a stop; 0 if none runs
         self.orphaned = False
-        self.waker = child.signal_pipe()
+        self.waker = processes.signal_pipe()
         for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             signal.signal(number, lambda number, frame: None)
 
@@ -130,7 +131,7 @@ class Keeper:
         """All steps, then the result, then the clean-up once the executor has let go."""
         code, reason = self._steps()
         self._await_stopped()
-        left = session.end_simulation(self.config["directory"], self.group, os.getpid())
+        left = end_simulation(self.config["directory"], self.group, os.getpid())
         self._drain()
         if self.log:
             self.log.close()
@@ -142,9 +143,9 @@ class Keeper:
             self._wait(None)
         directory, temporary = self.config["directory"], self.config["temporary"]
         if "hosts" in self.config:  # in a pod the entry removes the rest, or else the agent
-            session.end_simulation(directory, self.group, os.getpid())
+            end_simulation(directory, self.group, os.getpid())
         else:
-            session.remove_simulation(directory, self.group, temporary, os.getpid())
+            remove_simulation(directory, self.group, temporary, os.getpid())
 
     def _steps(self) -> tuple[int, str]:
         config = self.config
@@ -205,10 +206,10 @@ class Keeper:
             return 128 + signal.SIGTERM
         self.status = None
         files = {0: self.null, 1: self.output_end, 2: self.output_end}
-        self.child = child.start(words, directory, environment, files, self._confine)
+        self.child = processes.start_child(words, directory, environment, files, self._confine)
         while self.status is None:
             if self.orphaned or (self.deadline and time.monotonic() >= self.deadline):
-                session.end_simulation(self.config["directory"], self.group, os.getpid())
+                end_simulation(self.config["directory"], self.group, os.getpid())
                 self.deadline = 0.0
                 self._reap()
             else:
@@ -261,7 +262,7 @@ class Keeper:
 
     def _reap(self) -> None:
         """Collect the children that have ended, adopted ones included."""
-        for pid, status in child.ended():
+        for pid, status in processes.ended_children():
             if pid == self.child:
                 self.status = status
 

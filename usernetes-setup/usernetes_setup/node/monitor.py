@@ -24,8 +24,9 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from dovetail.host import child, processes, session
+from dovetail.host import processes
 from dovetail.host.install_paths import package_environment
+from dovetail.host.session import sweep_sessions
 
 from usernetes_setup.control import certificates
 from usernetes_setup.node import bridge_network, cgroups, components, namespaces, supervisor
@@ -114,7 +115,7 @@ def launch(node: Node, entrance: socket.socket | None, verb: socket.socket) -> t
     """Start the supervisor as process 1 of new namespaces; returns its pid, and our pipe to it."""
     reading, writing = os.pipe()
     answer_in, answer_out = os.pipe()
-    child.adopt_orphans()
+    processes.adopt_orphans()
     between = os.fork()
     if between == 0:
         try:
@@ -159,7 +160,7 @@ def remove(node: Node, deadline: float = 0.0) -> list[str]:
     with contextlib.suppress(ChildProcessError):
         while os.waitpid(-1, os.WNOHANG)[0]:
             pass
-    session.sweep()  # of simulations whose pods were just killed
+    sweep_sessions()  # of simulations whose pods were just killed
     if left:
         return left  # with the node's record, by which `down` can try again
     try:
@@ -184,7 +185,7 @@ def tidy(cluster: str) -> None:
 
 def watch(node: Node, supervisor_pid: int, verb: int) -> str:
     """Wait for a reason to end the node."""
-    wake_in = child.signal_pipe()
+    wake_in = processes.signal_pipe()
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, lambda *_: None)
     reasons = {os.pidfd_open(supervisor_pid): "its supervisor died", wake_in: "asked to"}

@@ -22,7 +22,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from dovetail.core.errors import BadInput
-from dovetail.host import child, session
+from dovetail.host import processes
+from dovetail.host.session import sweep_sessions
 
 from usernetes_setup.build import programs as build
 from usernetes_setup.control import api_client, steward
@@ -191,7 +192,7 @@ def remove_all(node: Node) -> None:
             namespaces.unmount(str(cgroups.ROOT))  # ours; below it is the machine's
         cgroups.leave(node.group)
     left = cgroups.remove(node.group, time.monotonic() + 5)
-    session.sweep()  # of simulations whose pods were just killed
+    sweep_sessions()  # of simulations whose pods were just killed
     if not left:  # else `down` can try again, by the node's record
         discard(node)
     wait_unlocked(node.cluster)
@@ -201,7 +202,7 @@ def serve(
     node: Node, keeper: int, few_ids: bool, rootless: bool, entrance: socket.socket | None
 ) -> None:
     """Run the node until the keeper goes or says so."""
-    wake_in = child.signal_pipe()
+    wake_in = processes.signal_pipe()
     stop: list[int] = []
     signal.signal(signal.SIGCHLD, lambda *_: None)
     signal.signal(signal.SIGTERM, lambda *_: stop.append(1))

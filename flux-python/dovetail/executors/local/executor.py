@@ -29,7 +29,13 @@ from dovetail.core import protocol
 from dovetail.core.errors import BadInput, WorkFailed
 from dovetail.executors.local.job import Job, Result
 from dovetail.host import cgroups, install_paths
-from dovetail.host import session as sweep
+from dovetail.host.session import (
+    create_session,
+    remove_session,
+    remove_simulation,
+    remove_tree,
+    sweep_sessions,
+)
 from dovetail.mpi import sampling, supervisor
 from dovetail.mpi.control_page import Control
 from dovetail.plan import command_line
@@ -81,18 +87,18 @@ class LocalExecutor:
         self._launches = 0
         self._mpi: dict[str, str] = {}
         self._poll = select.epoll()
-        self.swept = sweep.sweep()
+        self.swept = sweep_sessions()
         run_id = run_id or secrets.token_hex(4)
         name = f"dovetail-{os.getuid()}-{run_id}"
         self._group = self._make_group(cgroups.find() if place is None else place, name)
         self._temporary = os.path.join(tempfile.gettempdir(), name)
         try:
             os.mkdir(self._temporary, 0o700)
-            self.session, self._lock = sweep.create(run_id, self._group, self._temporary)
+            self.session, self._lock = create_session(run_id, self._group, self._temporary)
         except OSError as error:
             with contextlib.suppress(OSError):
                 self._group.remove()
-            sweep.remove_tree(self._temporary)
+            remove_tree(self._temporary)
             raise WorkFailed(f"cannot make a session: {error}") from error
         self._warden = subprocess.Popen(
             [*_PYTHON, _RUN_WARDEN, self.session], stdin=subprocess.DEVNULL, start_new_session=True
@@ -193,7 +199,7 @@ class LocalExecutor:
             last += self.observe(self._now())
         self._events = last
         self._poll.close()
-        sweep.remove_session(self.session, os.pread(self._lock, 65536, 0))
+        remove_session(self.session, os.pread(self._lock, 65536, 0))
         os.close(self._lock)
         self._warden.wait()  # the lock woke it, and it finds nothing to do
 
@@ -280,7 +286,7 @@ class LocalExecutor:
             job.keeper.stdout.close()
             self._let_go(job)
         if os.path.exists(job.directory):
-            sweep.remove_simulation(job.directory, job.group, job.temporary)
+            remove_simulation(job.directory, job.group, job.temporary)
         result = job.result
         if result is None:
             words = job.heard.decode(errors="replace").strip().splitlines()

@@ -27,8 +27,15 @@ from dovetail.core import protocol
 from dovetail.executors.pods import messages, orphan_limit, weights
 from dovetail.executors.pods.residents import Place, Simulation, dead
 from dovetail.executors.pods.samples import Reader
-from dovetail.host import session as sweep
 from dovetail.host.cgroups import Group
+from dovetail.host.session import (
+    end_simulation,
+    join_session,
+    leave_session,
+    remove_simulation,
+    shared_session,
+    sweep_sessions,
+)
 from dovetail.mpi import page
 from dovetail.mpi.control_page import Control
 
@@ -291,7 +298,7 @@ class Agent:
                 if one.end is None and messages.Result not in one.told:
                     one.lost[group] = messages.Lost(one.name, group, place.uid)
                     self._report(one.lost[group])
-                    sweep.end_simulation(one.directory, Group("", ""))
+                    end_simulation(one.directory, Group("", ""))
         if not one.places:
             self._clear(one)
 
@@ -299,7 +306,7 @@ class Agent:
         """Remove what is left of a simulation, and forget it once the hub knows how it ended."""
         if os.path.exists(one.directory):
             one.reader.close()
-            sweep.remove_simulation(one.directory, Group("", ""), "")
+            remove_simulation(one.directory, Group("", ""), "")
         if one.control is not None:
             one.control.close()
             one.control = None
@@ -320,13 +327,13 @@ def main() -> None:
     for number in ending:  # until here they end us, and nothing is left either
         signal.signal(number, lambda *_: sys.exit(0))
     masked = signal.pthread_sigmask(signal.SIG_BLOCK, ending)
-    session = sweep.shared_session(args.run, args.node)
-    held = sweep.join(session)  # first: what this run's dead pods left is news for the hub
+    session = shared_session(args.run, args.node)
+    held = join_session(session)  # first: what this run's dead pods left is news for the hub
     try:
         signal.pthread_sigmask(signal.SIG_SETMASK, masked)
-        sweep.sweep()
+        sweep_sessions()
         asyncio.run(Agent(session, args.node, args.credentials, args.cgroups).run())
     finally:
         with contextlib.suppress(OSError):
             os.unlink(session + "/agent.sock")
-        sweep.leave(session, held)
+        leave_session(session, held)

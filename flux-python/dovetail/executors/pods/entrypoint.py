@@ -25,8 +25,8 @@ from dovetail.executors.pods import messages as wire
 from dovetail.executors.pods import orphan_limit
 from dovetail.executors.pods.spawn import Placing
 from dovetail.executors.pods.supervised import Keeping
-from dovetail.host import child, processes
-from dovetail.host import session as sweep
+from dovetail.host import processes
+from dovetail.host.session import join_session, leave_session, remove_tree, shared_session
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -58,8 +58,8 @@ class Entry:
         self.terminated = self.frozen = False
         self.poller = select.poll()
         self.watched: dict[int, Callable[[], None]] = {}
-        child.adopt_orphans()
-        self.waker = child.signal_pipe()
+        processes.adopt_orphans()
+        self.waker = processes.signal_pipe()
         for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             signal.signal(number, lambda number, frame: None)
         self.watch(self.waker, self._wake)
@@ -119,7 +119,7 @@ class Entry:
             return
         while self.held:  # of a try that failed
             os.close(self.held.pop())
-        self.held.append(sweep.join(self.session))
+        self.held.append(join_session(self.session))
         with contextlib.suppress(FileExistsError):
             os.mkdir(self.directory, 0o700)
         # Locked before it has its name, so that nobody ever sees it unlocked.
@@ -214,7 +214,7 @@ class Entry:
         self._reap()
 
     def _reap(self) -> None:
-        for pid, status in child.ended():
+        for pid, status in processes.ended_children():
             if pid == self.keeping.pid:
                 self.keeping.bury(os.waitstatus_to_exitcode(status))
             elif self.placing:
@@ -238,12 +238,12 @@ class Entry:
                 os.unlink(self.path)
             with contextlib.suppress(OSError):
                 if not any(name.startswith("pod.") for name in os.listdir(self.directory)):
-                    sweep.remove_tree(self.directory)
+                    remove_tree(self.directory)
         self._disconnect()
         for handle in self.held[1:]:
             os.close(handle)
         if self.held:
-            sweep.leave(self.session, self.held[0])
+            leave_session(self.session, self.held[0])
 
 
 def main() -> None:
@@ -255,5 +255,5 @@ def main() -> None:
     parser.add_argument("--group", required=True, type=int, help="rank group, from 0")
     parser.add_argument("--uid", required=True, help="of the pod")
     args = parser.parse_args()
-    session = sweep.shared_session(args.run, args.node)
+    session = shared_session(args.run, args.node)
     sys.exit(Entry(session, args.simulation, args.group, args.uid).run())

@@ -18,7 +18,7 @@ import socket
 from dataclasses import dataclass, field
 
 from dovetail.executors.pods import messages, rsh_agent
-from dovetail.host import child
+from dovetail.host import processes
 from dovetail.mpi import launcher
 
 TYPE_CHECKING = False
@@ -134,7 +134,7 @@ class Placing:
         try:
             asked = json.loads(text)
             if asked["do"] == "place":
-                client.pid = child.start(
+                client.pid = processes.start_child(
                     asked["words"],
                     asked["directory"],
                     asked["environment"],
@@ -146,7 +146,7 @@ class Placing:
             else:
                 self._send_off(client, asked)
         except (ValueError, KeyError, TypeError, OSError) as error:
-            self._reply(client, {"code": child.CANNOT_START, "said": str(error)})
+            self._reply(client, {"code": processes.CANNOT_START, "said": str(error)})
 
     def _send_off(self, client: _Client, asked: dict[str, Any]) -> None:
         """Ask the first rank group on a node to start a daemon."""
@@ -223,7 +223,7 @@ class Placing:
             environment["PMIX_HOSTNAME"] = address
             null = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
             files = {0: null, 1: output_end, 2: output_end}
-            pid = child.start(["sh", "-c", text], "/", environment, files)
+            pid = processes.start_child(["sh", "-c", text], "/", environment, files)
             os.close(null)
             os.close(output_end)
             daemon = self._daemons[key] = _Daemon(asked, pid, output)

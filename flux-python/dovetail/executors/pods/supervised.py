@@ -15,8 +15,8 @@ import signal
 import sys
 
 from dovetail.executors.pods import command, messages
-from dovetail.host import session
 from dovetail.host.cgroups import Group
+from dovetail.host.session import end_simulation
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -98,7 +98,7 @@ class Keeping:
         if self._messages >= 0:
             self._hear()
         if "result" not in self.told:
-            session.end_simulation(self._directory, Group("", ""), os.getpid())
+            end_simulation(self._directory, Group("", ""), os.getpid())
             why = f"ended by signal {-code}" if code < 0 else f"exit code {code}"
             self._conclude(128 - code if code < 0 else 1, f"its keeper failed: {why}")
 
