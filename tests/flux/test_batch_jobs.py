@@ -71,16 +71,17 @@ def test_a_hybrid_batch_script_runs_to_its_end(flux):
 
 
 def test_nothing_is_lost_when_the_module_is_killed_reloaded_or_away(flux):
+    flux.plan(count=1)
+    (flux.work / "plan.yaml").rename(flux.work / "next.yaml")
     flux.plan("until [ -e go ]; do sleep 0.2; done")
-    submit = "flux dovetail submit --wait-up plan.yaml\n"
-    job = flux.batch(f"{submit}{submit}sleep 1000")
+    submit = "flux dovetail submit --wait-up"
+    job = flux.batch(f"{submit} plan.yaml\n{submit} next.yaml\nsleep 1000")
     uri = flux.inside(job)
     flux.run("dovetail", "up", uri=uri)
     states = ["running", "waiting"]
     assert eventually(lambda: [r["state"] for r in flux.status(uri)["runs"]] == states)
     before = flux.status(uri)
-    begun(flux, "sim-1")  # its plan was read
-    flux.plan(count=1)  # what the second run will find
+    begun(flux, "sim-1")
     flux.kill("module-python-exec", "dovetail.py")
     assert eventually(lambda: not flux.works(uri))
     let_go(flux, "sim-1")
@@ -107,6 +108,33 @@ def test_nothing_is_lost_when_the_module_is_killed_reloaded_or_away(flux):
     flux.run("cancel", job)
     flux.wait(job)
     flux.nothing_left()
+
+
+def test_a_plan_that_is_edited_while_it_waits_runs_as_it_was_submitted(flux):
+    second = flux.work / "plans" / "second.yaml"
+    second.parent.mkdir()
+    flux.plan("cat input; echo as submitted", count=1)
+    case = json.dumps(str(flux.work / "case"))
+    submitted = (flux.work / "plan.yaml").read_text().replace(case, '"../case"')
+    second.write_text(submitted)
+    flux.plan("until [ -e go ]; do sleep 0.2; done", count=1)
+    submit = "flux dovetail submit --wait-up"
+    job = flux.batch(f"{submit} plan.yaml\n(cd plans; {submit} second.yaml)\nsleep 1000")
+    uri = flux.inside(job)
+    states = ["running", "waiting"]
+    assert eventually(lambda: [r["state"] for r in flux.status(uri)["runs"]] == states)
+    second.write_text(submitted.replace("as submitted", "as edited"))
+    (flux.work / "case" / "input").write_text("changed before the launch\n")
+    let_go(flux, "sim")
+    flux.run("dovetail", "wait", "--all", uri=uri)
+    assert flux.status(uri)["runs"][1]["plan"] == str(second)
+    out = flux.work / "plans" / "dovetail-out-2"
+    log = (out / "sim" / "log").read_text()
+    assert "as submitted" in log
+    assert "changed before the launch" in log, "cases are copied when their simulation starts"
+    assert (out / "submitted-plan.yaml").read_text() == submitted
+    flux.run("cancel", job)
+    flux.wait(job)
 
 
 def names(flux, uri):

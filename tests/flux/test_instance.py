@@ -148,6 +148,16 @@ def test_runs_wait_for_kubernetes_and_for_each_other():
     ]
 
 
+def test_the_content_of_a_plan_goes_to_the_control_slice_and_is_not_for_status():
+    play = Play(1).begin().ready(0)
+    play.ask("submit", "s", plan="p", output="o", cwd="/", content="simulations: []")
+    [order] = [one["queue"] for one in play.told("agent0") if "queue" in one]
+    assert (order["plan"], order["content"]) == ("p", "simulations: []")
+    assert "content" not in play.ask("status", "now").told("now")[0]["runs"][0]
+    [(code, why)] = play.ask("submit", "x", plan="p", output="o", cwd="/", content=3).told("x")
+    assert (code, "content" in why) == (INVALID, True)
+
+
 def test_a_cancelled_run_is_told_and_a_waiting_one_never_starts():
     play = Play(1).begin().ready(0)
     for number in (1, 2):

@@ -87,6 +87,21 @@ def test_a_case_is_found_from_the_plans_own_directory(where, monkeypatch):
     assert schema.load(where / "plan.yaml").specs[0].case == str(where / "cases" / "channel")
 
 
+def test_a_copy_is_read_as_if_it_were_the_plan_file(where, monkeypatch):
+    submitted = GOOD.replace("    limit: 2.5\n", "").encode()  # which needs a cluster
+    (where / "plan.yaml").write_text("edited since")
+    (where / "copy").write_bytes(submitted)
+    monkeypatch.chdir("/")
+    found = schema.load(where / "plan.yaml", submitted)
+    assert found.specs[0].case == str(where / "cases" / "channel")
+    with pytest.raises(BadInput, match=f"{where}/plan.yaml:1: "):
+        schema.load(where / "plan.yaml", b"3")
+    words = ["run", "--dry-run", str(where / "plan.yaml"), "-o", str(where / "out")]
+    assert main.main(words) == 2
+    assert main.main([*words, "--plan-copy", str(where / "copy")]) == 0
+    assert main.main([*words, "--plan-copy", str(where / "none")]) == 2
+
+
 def test_the_entrys_own_path_is_searched(where):
     (where / "own").mkdir()
     (where / "own" / "special").symlink_to(where / "bin" / "solver")

@@ -28,7 +28,7 @@ from dovetail.controller.controller import Controller
 from dovetail.core import eventlog
 from dovetail.core.errors import BadInput, WorkFailed
 from dovetail.core.protocol import Action, Capacity, Node, Spec
-from dovetail.plan import schema
+from dovetail.plan import schema, yaml_lines
 from dovetail.report import summary
 from dovetail.run import resume as replay
 from dovetail.run import target
@@ -57,13 +57,17 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="the network of the pods: their nodes', or the cluster's own (default: host)",
     )  # fmt: skip
     parser.add_argument(
+        "--plan-copy", metavar="FILE", type=Path,
+        help="read the plan from FILE, a copy; paths in it are still relative to PLAN.yaml",
+    )  # fmt: skip
+    parser.add_argument(
         "--orders", action="store_true", help="read lines `stop NAME` from standard input"
     )
 
 
 def run(args: argparse.Namespace) -> int:
     """Run a plan; 0 if all simulations are done, 1 if not, 130 if interrupted."""
-    asked = schema.load(args.plan)
+    asked = schema.load(args.plan, args.plan_copy and yaml_lines.read(args.plan_copy))
     for line in schema.warnings(asked):
         print(f"dovetail: {line}", file=sys.stderr)
     if args.kubeconfig is not None:

@@ -92,10 +92,12 @@ def do_up(args: argparse.Namespace) -> int:
 
 
 def do_submit(args: argparse.Namespace) -> int:
-    """Send a plan; relative paths are meant here."""
-    from dovetail.plan import schema
+    """Send a plan, as it is now; relative paths are relative to where we are."""
+    from dovetail.plan import schema, yaml_lines
 
-    for line in schema.warnings(schema.load(args.plan)):  # which complains before anything is sent
+    content = yaml_lines.read(args.plan)
+    asked = schema.load(args.plan, content)  # complains before anything is sent
+    for line in schema.warnings(asked):
         print(f"flux-dovetail: {line}", file=sys.stderr)
     if args.wait_up:
         client.call("dovetail.wait-up")
@@ -103,7 +105,8 @@ def do_submit(args: argparse.Namespace) -> int:
     if output is None:
         last = max((run["number"] for run in client.call("dovetail.status")["runs"]), default=0)
         output = Path(f"dovetail-out-{last + 1}")
-    order = {"plan": str(args.plan.resolve()), "output": str(output.resolve()), "cwd": os.getcwd(),
+    order = {"plan": os.path.abspath(args.plan), "content": content.decode(),
+             "output": str(output.resolve()), "cwd": os.getcwd(),
              "environment": format.user_environment(os.environ)}  # fmt: skip
     found = client.call("dovetail.submit", order)
     show(args, {**found, "output": order["output"]}, str(found["run"]))

@@ -18,7 +18,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from usernetes_setup.node import namespaces
 
@@ -27,6 +27,8 @@ from dovetail.host.file_tail import Tail
 from dovetail.host.install_paths import package_environment
 
 LOG = "dovetail.log"  # in a run's directory: what `dovetail run` says
+EVENTS = "events.jsonl"  # likewise: its event log
+COPY = "submitted-plan.yaml"  # likewise: the plan as it was submitted, for the user
 GRACE = 10  # seconds for a run to end, once told
 
 
@@ -69,12 +71,18 @@ class Planned:
         try:
             output.mkdir(parents=True, exist_ok=True)
             self.number, self.rest = number, b""
-            self.events = Tail(output / "events.jsonl")
-            self.selector.register(self.events, selectors.EVENT_READ, self.read)
-            with open(output / LOG, "ab") as log:
+            with contextlib.ExitStack() as files:
+                copies = []
+                if "content" in order:
+                    copies = [files.enter_context(copy(order["content"], output)).fileno()]
+                    command += ["--plan-copy", f"/proc/self/fd/{copies[0]}"]
+                self.events = Tail(output / EVENTS)
+                self.events.read()  # an earlier run's are not ours to tell
+                self.selector.register(self.events, selectors.EVENT_READ, self.read)
+                log = files.enter_context(open(output / LOG, "ab"))
                 self.running = subprocess.Popen(
                     command, cwd=order["cwd"], stdin=subprocess.PIPE, stdout=log, stderr=log,
-                    env=environment, preexec_fn=apart,
+                    env=environment, preexec_fn=apart, pass_fds=copies,
                 )  # fmt: skip
         except OSError as error:
             self.forget()
@@ -147,6 +155,20 @@ class Planned:
         self.orders.pop(number, None)
         if self.running is not None and number == self.number:
             self.running.send_signal(signal.SIGINT)
+
+
+def copy(content: str, output: Path) -> BinaryIO:
+    """A plan as it was submitted, in memory, where nobody edits it.
+
+    The user finds the same in the run's directory, unless that is an earlier run's, which
+    `dovetail run` will refuse.
+    """
+    data = content.encode()
+    if not (output / EVENTS).exists():
+        (output / COPY).write_bytes(data)
+    held = open(os.memfd_create("plan"), "w+b", buffering=0)  # noqa: SIM115 (the caller closes it)
+    held.write(data)
+    return held
 
 
 def end(child: subprocess.Popen[Any] | None) -> None:

@@ -62,12 +62,12 @@ class Plan:
     limits: Limits
 
 
-def load(path: str | os.PathLike[str]) -> Plan:
-    """Read and check the plan file `path`.
+def load(path: str | os.PathLike[str], content: bytes | None = None) -> Plan:
+    """Read and check the plan file `path`, or its `content` as it was read from there earlier.
 
     Raises BadInput with a line for each error; the first one comes first in the file.
     """
-    file = YamlFile(Path(path))
+    file = YamlFile(Path(path), content)
     if not isinstance(file.value, dict):
         raise file.bad(1, "a plan is a mapping with the key `simulations`; see dovetail-plan(5)")
     errors: list[tuple[int, str]] = []

@@ -33,13 +33,26 @@ _TEXT = (_TAG + "str", _TAG + "timestamp", _TAG + "value")
 _SCALARS = (_TAG + "int", _TAG + "float", _TAG + "bool", _TAG + "null")
 
 
+def read(path: Path) -> bytes:
+    """What is in a file, or so much of it that it is too large. Raises BadInput."""
+    try:
+        if not stat.S_ISREG(path.stat().st_mode):
+            raise BadInput(f"{path}: not a file")
+        with path.open("rb") as file:
+            return file.read(MAX_BYTES + 1)
+    except OSError as error:
+        raise BadInput(f"{path}: cannot be read: {error.strerror}") from None
+    except ValueError as error:
+        raise BadInput(f"{str(path)!r}: not a file name: {error}") from None
+
+
 class YamlFile:
     """A YAML file's `value`, and the line of any path into it."""
 
-    def __init__(self, path: Path) -> None:
-        """Read and convert `path`. Raises BadInput."""
+    def __init__(self, path: Path, content: bytes | None = None) -> None:
+        """Read and convert `path`, or what was read from there earlier. Raises BadInput."""
         self.path = path
-        text = self._read()
+        text = self._text(read(path) if content is None else content)
         try:
             root = yaml.compose(text, Loader=yaml.SafeLoader)
         except yaml.MarkedYAMLError as error:
@@ -88,17 +101,8 @@ class YamlFile:
                 break
         return int(line) + 1
 
-    def _read(self) -> str:
+    def _text(self, data: bytes) -> str:
         """The file as text."""
-        try:
-            if not stat.S_ISREG(self.path.stat().st_mode):
-                raise BadInput(f"{self.path}: not a file")
-            with self.path.open("rb") as file:
-                data = file.read(MAX_BYTES + 1)
-        except OSError as error:
-            raise BadInput(f"{self.path}: cannot be read: {error.strerror}") from None
-        except ValueError as error:
-            raise BadInput(f"{str(self.path)!r}: not a file name: {error}") from None
         if len(data) > MAX_BYTES:
             raise BadInput(f"{self.path}: larger than {MAX_BYTES >> 20} MiB")
         try:

@@ -15,7 +15,7 @@ from typing import Any
 from dovetail.flux.instance.effects import INVALID, NOENT, Answer, Effect, Key, Refuse
 
 ENDED = ("done", "failed", "cancelled")
-TOLD = ("plan", "output", "cwd", "environment")
+TOLD = ("plan", "output", "cwd", "content", "environment")
 
 
 @dataclass
@@ -59,6 +59,9 @@ class Runs:
         """Queue a plan."""
         if not all(isinstance(order.get(name), str) and order[name] for name in TOLD[:3]):
             yield Refuse(key, INVALID, "submit: plan, output and cwd must be texts")
+            return
+        if not isinstance(order.get("content", ""), str):
+            yield Refuse(key, INVALID, "submit: content must be the text of the plan")
             return
         number = max(self.all, default=0) + 1
         self.all[number] = Run(number, order["plan"], order["output"], order["cwd"])

@@ -1,0 +1,57 @@
+# SPDX-License-Identifier: LGPL-3.0-or-later
+"""The runs of the control slice, as real child processes; the module is a list of what it heard."""
+
+from __future__ import annotations
+
+import json
+import selectors
+
+import pytest
+from dovetail.flux.plan_runner import COPY, EVENTS, LOG, Planned
+
+pytestmark = pytest.mark.unit
+
+
+@pytest.fixture
+def heard():
+    return []
+
+
+@pytest.fixture
+def runner(heard):
+    def watch(process, ended):
+        process.wait()
+        ended()
+
+    with selectors.DefaultSelector() as selector:
+        yield Planned(lambda **news: heard.append(news), watch, selector, lambda launch: None)
+
+
+def order(folder, **more):
+    return {"number": 1, "plan": str(folder / "plan.yaml"), "output": str(folder / "out"),
+            "cwd": str(folder), "executor": "local", **more}  # fmt: skip
+
+
+def test_a_run_reads_its_plan_as_it_was_submitted(runner, heard, tmp_path):
+    (tmp_path / "plan.yaml").write_text("edited: since\n")
+    runner.queue(order(tmp_path, content="# as submitted\n3\n"))
+    runner.start(1, "")
+    [news] = heard
+    assert (news["run"], news["code"]) == (1, 2)
+    assert f"{tmp_path}/plan.yaml:1: a plan is a mapping" in news["why"], "the user's own path"
+    assert (tmp_path / "out" / COPY).read_text() == "# as submitted\n3\n"
+    assert (tmp_path / "out" / LOG).read_text().strip() == news["why"]
+
+
+def test_the_copy_of_an_earlier_run_in_the_same_directory_stays(runner, heard, tmp_path):
+    (tmp_path / "case").mkdir()
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / COPY).write_text("of before\n")
+    (out / EVENTS).write_text(json.dumps({"type": "Launch", "name": "a"}) + "\n")
+    entry = "{name: a, case: case, ranks: 1, command: sh -c true}"
+    runner.queue(order(tmp_path, content=f"simulations: [{entry}]\n"))
+    runner.start(1, "")
+    [news] = heard
+    assert "holds a run already" in news["why"], "and the earlier run's launches are not told"
+    assert (out / COPY).read_text() == "of before\n"
