@@ -314,14 +314,14 @@ def plan(drawn) -> tuple[list[Spec], dict[str, Work]]:
 
 @settings(max_examples=20, suppress_health_check=list(HealthCheck))
 @given(families, faults, st.booleans(), st.booleans(), st.sampled_from([1000, 2000, 4000]))
-def test_any_run_ends_and_keeps_its_promises(tmp_path, drawn, faults, weights, freeze, cpu):
+def test_any_run_ends_and_keeps_its_promises(tmp_path, drawn, faults, weights, suspend, cpu):
     queue, works = plan(drawn)
     nodes = [Node("n0", cpu, 8 * GIB)]
-    capacity = Capacity(tuple(nodes), weights, freeze)
+    capacity = Capacity(tuple(nodes), weights, suspend)
     path = tmp_path / "events.jsonl"
     with eventlog.Log.create(path, eventlog.header(queue, capacity, Settings().plain())) as log:
         result = run_simulated(
-            queue, works, nodes, 1, faults, weights=weights, freeze=freeze, log=log, limit=4000.0
+            queue, works, nodes, 1, faults, weights=weights, suspend=suspend, log=log, limit=4000.0
         )
     assert result.ended
     views = result.controller.views()

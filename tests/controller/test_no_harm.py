@@ -49,15 +49,15 @@ def _notes(result: Result) -> Iterator[Note]:
     return (action for _, action in result.actions if isinstance(action, Note))
 
 
-def frozen(result: Result) -> dict[str, list[tuple[float, bool]]]:
-    """By simulation, when it was frozen (True) or thawed (False)."""
+def suspended(result: Result) -> dict[str, list[tuple[float, bool]]]:
+    """By simulation, when it was suspended (True) or went on (False)."""
     found: dict[str, list[tuple[float, bool]]] = {}
     for t, action in result.actions:
         if isinstance(action, protocol.Resize):
             for name, share in action.shares.items():
                 seen = found.setdefault(name, [])
-                if share.frozen != (bool(seen) and seen[-1][1]):
-                    seen.append((t, share.frozen))
+                if share.suspended != (bool(seen) and seen[-1][1]):
+                    seen.append((t, share.suspended))
     return {name: seen for name, seen in found.items() if seen}
 
 
@@ -73,7 +73,7 @@ def test_what_does_not_pay_stands_still_until_there_is_room_and_loses_nothing():
     assert told(result, "rollback") == [("rollback", "a-1")]
     assert launched(result) == ["a-0", "a-1", "a-2", "a-3"]
     assert result.controller.status().restarts == 0
-    ((name, changes),) = frozen(result).items()
+    ((name, changes),) = suspended(result).items()
     assert name == "a-1"
     assert [still for _, still in changes] == [True, False]
     assert changes[1][0] == pytest.approx(result.controller.view("a-0").ended, abs=0.2)
@@ -83,7 +83,7 @@ def test_what_stands_still_keeps_the_least_request_and_makes_no_progress():
     works = {"a": EATS}
     machine = Watched(TWO_CORES, works)
     result = run_simulated(specs("a", 3), works, TWO_CORES, executor=lambda *_: machine)
-    (still, again) = (t for t, _ in frozen(result)["a-1"])
+    (still, again) = (t for t, _ in suspended(result)["a-1"])
     counts = {count for t, count in machine.seen["a-1"] if still + 0.2 <= t < again}
     assert len(counts) <= 1
     shares = [
@@ -125,17 +125,17 @@ def test_a_mix_that_did_not_pay_keeps_no_other_mix_away():
 
 
 def test_without_freezing_a_young_one_is_run_again_from_its_start():
-    result = run(specs("a", 4), {"a": EATS}, freeze=False)
+    result = run(specs("a", 4), {"a": EATS}, suspend=False)
     assert told(result, "rollback") == [("rollback", "a-1")]
     assert launched(result) == ["a-0", "a-1", "a-1", "a-2", "a-3"]
     assert [view.restarts for view in result.controller.views()] == [0, 1, 0, 0]
-    assert frozen(result) == {}
+    assert suspended(result) == {}
     assert result.makespan <= 1.12 * result.sequential
 
 
 def test_without_freezing_an_old_one_is_kept_rather_than_its_work_thrown_away():
     slow = Work((0.1, 0.3), 150, startup=25.0, interference=0.3)
-    result = run(specs("a", 3), {"a": slow}, freeze=False)
+    result = run(specs("a", 3), {"a": slow}, suspend=False)
     assert told(result, "rollback") == []
     assert launched(result) == ["a-0", "a-1", "a-2"]
     (held,) = [n for n in result.notes("hold") if "cannot be paused" in n.why]
@@ -150,10 +150,10 @@ HURT = Work((0.01, 0.03), 1500, interference=0.25)
 LIGHT = Work((0.005, 0.03), 700)
 
 
-@pytest.mark.parametrize("freeze", [True, False])
-def test_one_that_is_slowed_far_beyond_its_budget_gets_its_peace_at_once(freeze):
+@pytest.mark.parametrize("suspend", [True, False])
+def test_one_that_is_slowed_far_beyond_its_budget_gets_its_peace_at_once(suspend):
     plan = specs("a", 1, slowdown=1.45) + specs("b", 2, (1, 6), slowdown=3.0)
-    result = run(plan, {"a": HURT, "b": LIGHT}, freeze=freeze)
+    result = run(plan, {"a": HURT, "b": LIGHT}, suspend=suspend)
     assert told(result, "rollback", "keep")[0] == ("rollback", "b-0")
     assert "times its budget" in result.notes("rollback")[0].why
     began, ended = result.controller.view("a-0").started, result.controller.view("a-0").ended
@@ -162,10 +162,10 @@ def test_one_that_is_slowed_far_beyond_its_budget_gets_its_peace_at_once(freeze)
     assert result.controller.status().rollbacks == 1
 
 
-@pytest.mark.parametrize("freeze", [True, False])
-def test_a_larger_share_comes_before_a_rollback_and_suffices_where_it_can(freeze):
+@pytest.mark.parametrize("suspend", [True, False])
+def test_a_larger_share_comes_before_a_rollback_and_suffices_where_it_can(suspend):
     plan = specs("a", 1, slowdown=1.6) + specs("b", 2, (1, 6), slowdown=3.0)
-    result = run(plan, {"a": HURT, "b": LIGHT}, freeze=freeze)
+    result = run(plan, {"a": HURT, "b": LIGHT}, suspend=suspend)
     boosts = [n for n in result.notes("resize") if "boost" in n.data]
     assert [n.data["boost"] for n in boosts] == [1.5, 2.25]
     assert told(result, "rollback") == []
@@ -175,7 +175,7 @@ def test_a_larger_share_comes_before_a_rollback_and_suffices_where_it_can(freeze
 def test_where_a_larger_share_does_not_help_the_newest_is_taken_back():
     plan = specs("a", 1, slowdown=1.5) + specs("b", 2, (1, 6), slowdown=3.0)
     settings = Settings(beta=0.0)
-    result = run(plan, {"a": HURT, "b": LIGHT}, freeze=False, settings=settings)
+    result = run(plan, {"a": HURT, "b": LIGHT}, suspend=False, settings=settings)
     steps = [n.data.get("boost", n.what) for n in _notes(result) if "boost" in n.data]
     assert steps == [1.5, 2.25, 3.0]
     order = [what for what, _ in told(result, "resize", "rollback")]
@@ -194,13 +194,13 @@ def test_without_weights_the_rollback_comes_at_once():
 
 
 @pytest.mark.parametrize("work", [PAYS, EATS, HURT], ids=["pays", "eats", "hurt"])
-@pytest.mark.parametrize("freeze", [True, False])
-def test_no_flapping(work, freeze):
-    """Over a long queue, each mix is decided once and nobody is frozen twice."""
-    result = run(specs("a", 12, slowdown=1.8), {"a": work}, freeze=freeze)
+@pytest.mark.parametrize("suspend", [True, False])
+def test_no_flapping(work, suspend):
+    """Over a long queue, each mix is decided once and nobody is suspended twice."""
+    result = run(specs("a", 12, slowdown=1.8), {"a": work}, suspend=suspend)
     assert len(result.notes("rollback")) <= 1
     assert len(result.notes("keep")) <= 1
-    assert all(len(changes) <= 2 for changes in frozen(result).values())
+    assert all(len(changes) <= 2 for changes in suspended(result).values())
     assert all(view.restarts <= 1 for view in result.controller.views())
     assert result.controller.status().resizes <= 4 * 12
 
@@ -228,7 +228,7 @@ def test_a_new_family_is_profiled_while_the_others_stand_still():
     works = {"a": Work((0.01, 0.03), 1000), "b": Work((0.005, 0.03), 300)}
     result = run(plan, works)
     assert any("stand still while b-0 is profiled" in n.why for n in result.notes("profile"))
-    (still, on) = frozen(result)["a-0"]
+    (still, on) = suspended(result)["a-0"]
     assert (still[1], on[1]) == (True, False)
     notes = [(t, a) for t, a in result.actions if isinstance(a, Note)]
     profiled = next(t for t, n in notes if n.what == "profile" and n.data.get("family") == "b")
@@ -245,7 +245,7 @@ def test_the_others_go_on_if_the_profiled_one_dies():
     plan = specs("a", 1) + specs("b", 1, (1, 6))
     works = {"a": Work((0.01, 0.03), 600), "b": Work((0.005, 0.03), 300)}
     result = run_simulated(plan, works, TWO_CORES, faults=[Fault(3.5, "death", "b-0")])
-    (still, on) = frozen(result)["a-0"]
+    (still, on) = suspended(result)["a-0"]
     assert still[0] < 3.5 <= on[0] <= 3.8
     assert [v.state for v in result.controller.views()] == ["done", "failed"]
 
@@ -253,7 +253,7 @@ def test_the_others_go_on_if_the_profiled_one_dies():
 def test_where_nothing_can_stand_still_the_profile_is_taken_again_once_alone():
     plan = specs("a", 1) + specs("b", 2, (1, 6))
     works = {"a": Work((0.01, 0.03), 400), "b": Work((0.005, 0.03), 900)}
-    result = run(plan, works, freeze=False)
+    result = run(plan, works, suspend=False)
     rates = [n.data["rate"] for n in result.notes("profile") if n.data.get("family") == "b"]
     assert len(rates) == 2
     assert rates[0] < 0.9 / 0.03
@@ -323,17 +323,17 @@ def test_what_interference_adds_between_two_regimes_is_nobodys_work():
 
 
 def test_capacity_without_weights_or_freezing_is_what_the_executor_says():
-    assert Simulated(TWO_CORES, {}, weights=False, freeze=False).capacity() == Capacity(
+    assert Simulated(TWO_CORES, {}, weights=False, suspend=False).capacity() == Capacity(
         tuple(TWO_CORES), False, False
     )
 
 
 @pytest.mark.parametrize("deadline", [60.0, 70.0, 75.0])
-@pytest.mark.parametrize("freeze", [True, False])
-def test_a_deadline_is_met_beside_what_disturbs_and_without_flapping(deadline, freeze):
+@pytest.mark.parametrize("suspend", [True, False])
+def test_a_deadline_is_met_beside_what_disturbs_and_without_flapping(deadline, suspend):
     plan = specs("a", 1, slowdown=3.0, deadline=deadline, iterations=1500)
     plan += specs("b", 4, (1, 6), slowdown=4.0)
-    result = run(plan, {"a": HURT, "b": LIGHT}, freeze=freeze)
+    result = run(plan, {"a": HURT, "b": LIGHT}, suspend=suspend)
     assert result.controller.view("a-0").ended <= deadline
     assert len(result.notes("rollback")) <= 1
     assert result.gain >= 1.1

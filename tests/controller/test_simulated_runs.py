@@ -215,7 +215,7 @@ def test_who_stands_still_for_a_profile_goes_on_while_no_node_is_ready():
     assert states(result) == ["done"] * 6
     soon = [a for t, a in result.actions if begun + 0.2 < t < begun + 1.0]
     (thawed,) = [a.shares for a in soon if isinstance(a, protocol.Resize)]
-    assert not any(share.frozen for share in thawed.values())
+    assert not any(share.suspended for share in thawed.values())
 
 
 def test_a_lost_node_costs_a_restart_and_no_simulation():

@@ -132,7 +132,8 @@ def edited(line: int, change):
 DAMAGE = [
     ("an empty file", lambda lines: [], "line 1"),
     ("another program's log", lambda lines: ['{"hello": 1}', *lines[1:]], "line 1"),
-    ("a future schema", edited(0, lambda r: r.update(schema=2)), "schema 2"),
+    ("a future schema", edited(0, lambda r: r.update(schema=3)), "schema 3"),
+    ("a schema that is a truth", edited(0, lambda r: r.update(schema=True)), "schema True"),
     ("a header without specs", edited(0, lambda r: r.pop("specs")), "specs"),
     ("a capacity of text", edited(0, lambda r: r.update(capacity="2")), "line 1"),
     ("a line that is missing", lambda lines: [lines[0], *lines[2:]], "line 2"),

@@ -285,11 +285,11 @@ def test_all_pods_start_or_none_and_what_waits_says_why_and_can_be_stopped(drive
     assert driver.of(protocol.Started, "two") == []
 
 
-def test_ranks_of_mpich_meet_across_pods_and_are_frozen_and_go_on(driver):
+def test_ranks_of_mpich_meet_across_pods_and_are_suspended_and_go_on(driver):
     spec, _ = driver.specs("mpich", ranks_per_pod=1)
     driver.launch(spec, 100, 100)
     driver.until_started("one")
-    driver.freeze_and_thaw()
+    driver.suspend_and_resume()
 
 
 def test_an_image_that_is_missing_fails_the_simulation_with_its_name(driver, monkeypatch):

@@ -27,7 +27,7 @@ from support.other_users import needs_nobody
 
 pytestmark = pytest.mark.unit
 
-PHASES = ("idle", "starting", "prepare", "running", "frozen")
+PHASES = ("idle", "starting", "prepare", "running", "suspended")
 
 
 def controller(site, phase, *prefix):  # noqa: F811
@@ -104,7 +104,7 @@ def test_a_keeper_that_cannot_start_fails_the_simulation(site, monkeypatch):  # 
     assert site.until(executor, "sim").reason == "its keeper failed: exit code 1: no luck"
 
 
-@pytest.mark.parametrize("phase", ["running", "frozen"])
+@pytest.mark.parametrize("phase", ["running", "suspended"])
 def test_the_next_run_sweeps_what_a_dead_run_could_not(site, phase):  # noqa: F811
     driver = controller(site, phase)
     for pid in helpers(site):

@@ -63,7 +63,7 @@ def test_a_resize_takes_effect_for_all_or_none(site):  # noqa: F811
     executor = site.executor()
     start(site, executor, "a")
     before = shares(executor, "a")
-    executor.resize({"a": share(250, frozen=True), "b": share(250)})
+    executor.resize({"a": share(250, suspended=True), "b": share(250)})
     resized = site.until(executor, "a", protocol.Resized)
     assert "b: is not running" in resized.refused
     assert shares(executor, "a") == before
@@ -100,11 +100,11 @@ def test_freezing_stops_progress_and_thawing_resumes_it(site, groups):  # noqa: 
     assert executor.capacity().weights == (groups and bool(cgroups.find().weight))
     start(site, executor, "a")
     start(site, executor, "b")
-    executor.resize({"a": share(frozen=True)})
+    executor.resize({"a": share(suspended=True)})
     wait_for(lambda: stands(site, "a"))
-    executor.resize({"a": share(frozen=False)})
-    frozen = count(site, "a")
-    wait_for(lambda: count(site, "a") > frozen)
+    executor.resize({"a": share(suspended=False)})
+    before = count(site, "a")
+    wait_for(lambda: count(site, "a") > before)
 
 
 def stands(site, name):  # noqa: F811

@@ -20,7 +20,7 @@ MESSAGES = [
     messages.Hello("node", "secret"),
     SAMPLE,
     messages.Run("sim", {"ranks": 2, "command": ["a", "b c"]}, [{"address": "::1", "ranks": 2}]),
-    messages.Freeze("sim", True),
+    messages.Suspend("sim", True),
     messages.Spawn("sim", 1, 0, 7, "orted", {"A": "\udcff"}, "/dev/shm/x"),
     messages.Spawned("sim", 0, 7, False, 0, ""),
     messages.Joined(),

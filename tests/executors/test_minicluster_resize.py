@@ -49,11 +49,11 @@ def test_all_pods_start_or_none_and_what_does_not_fit_waits(driver):
     assert end.code != 0
 
 
-def test_ranks_are_frozen_and_go_on(driver):
+def test_ranks_are_suspended_and_go_on(driver):
     spec, _ = driver.specs(ranks_per_pod=1)
     driver.launch(spec, 100, 100)
     driver.until_started("one")
-    driver.freeze_and_thaw()
+    driver.suspend_and_resume()
 
 
 def test_an_operator_that_does_nothing_is_named_and_not_waited_for_for_ever(driver, monkeypatch):

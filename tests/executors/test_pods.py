@@ -36,15 +36,15 @@ def test_a_stop_ends_a_simulation_that_does_not_want_to_end(cluster):  # noqa: F
     cluster.end("sim", 9)
 
 
-def test_a_frozen_simulation_stands_still_and_goes_on(cluster):  # noqa: F811
+def test_a_suspended_simulation_stands_still_and_goes_on(cluster):  # noqa: F811
     cluster.agent()
     cluster.launch("sim", "while [ ! -e go ]; do sleep 0.05; done")
     cluster.until(messages.Started, "sim")
     ranks = wait_for(lambda: processes.members(f"DOVETAIL_DIR={cluster.session('one')}/sim"))
-    cluster.hub.tell(messages.Freeze("sim", True))
+    cluster.hub.tell(messages.Suspend("sim", True))
     wait_for(lambda: {state(pid) for pid in ranks} == {"T"})
     (cluster.directory / "run" / "sim" / "case" / "go").touch()
-    cluster.hub.tell(messages.Freeze("sim", False))
+    cluster.hub.tell(messages.Suspend("sim", False))
     assert cluster.until(messages.Result, "sim").code == 0
     cluster.end("sim")
 

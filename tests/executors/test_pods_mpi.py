@@ -118,7 +118,7 @@ def check_answer(cluster, layout, hosts, rounds=200):  # noqa: F811
 @pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS.keys())
 def test_ranks_in_several_pods_are_one_program(cluster, program, layout):  # noqa: F811
     hosts = launch(cluster, layout, program)
-    cluster.hub.tell(messages.Freeze("sim", False))  # which is news to nobody
+    cluster.hub.tell(messages.Suspend("sim", False))  # which is news to nobody
     check_answer(cluster, layout, hosts)
     assert "signal" not in cluster.log("sim")
 
@@ -230,16 +230,16 @@ def counted(cluster):  # noqa: F811
             return values[0]
 
 
-def test_a_frozen_program_stands_still_in_all_pods(cluster, program):  # noqa: F811
+def test_a_suspended_program_stands_still_in_all_pods(cluster, program):  # noqa: F811
     running(cluster, program, LAYOUTS["two pods on each of two nodes"])
     assert counted(cluster)
-    cluster.hub.tell(messages.Freeze("sim", True))
+    cluster.hub.tell(messages.Suspend("sim", True))
     wait_for(lambda: {state(pid) for pid in processes(cluster, program)} == {"T"})
-    cluster.hub.tell(messages.Freeze("sim", False))
+    cluster.hub.tell(messages.Suspend("sim", False))
     cluster.heard.clear()
     before = counted(cluster)
     wait_for(lambda: counted(cluster) > before + 5)
-    cluster.hub.tell(messages.Freeze("sim", True))
+    cluster.hub.tell(messages.Suspend("sim", True))
     cluster.hub.tell(messages.Stop("sim"))
     assert cluster.until(messages.Result, "sim").code != 0
     cluster.end("sim", 1)

@@ -129,24 +129,24 @@ def test_a_rate_is_never_measured_over_two_situations():
     assert rates == {(1, 0.1), (2, 0.2)}
 
 
-def test_a_frozen_simulation_does_not_count_as_running():
+def test_a_suspended_simulation_does_not_count_as_running():
     run = short("a")
     run.launch("a")
     run.work(1)
-    run.resize((1000, 1000), frozen=True)
+    run.resize((1000, 1000), suspended=True)
     run.t += 5
-    run.resize((1000, 1000), frozen=False)
+    run.resize((1000, 1000), suspended=False)
     run.work(1)
     run.finish("a")
     history = run.history()
-    assert history.tracks[0].frozen == ((1.0, 6.0),)
+    assert history.tracks[0].suspended == ((1.0, 6.0),)
     assert [len(spell.running) for spell in history.spells] == [1, 0, 1]
 
 
-def test_a_simulation_that_is_frozen_when_it_ends_runs_no_more():
+def test_a_simulation_that_is_suspended_when_it_ends_runs_no_more():
     run = short("a", "b")
     run.launch("a")
-    run.resize((1000, 1000), frozen=True)
+    run.resize((1000, 1000), suspended=True)
     run.t += 1
     run.finish("a", -9, "killed")
     run.launch("b")

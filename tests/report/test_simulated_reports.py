@@ -50,10 +50,10 @@ CASES = {
 
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
-@pytest.mark.parametrize("freeze", [True, False], ids=["with freezing", "without"])
-def test_the_log_tells_the_same_story_as_the_controller(tmp_path, case, freeze):
+@pytest.mark.parametrize("suspend", [True, False], ids=["with freezing", "without"])
+def test_the_log_tells_the_same_story_as_the_controller(tmp_path, case, suspend):
     specs, works, faults = case
-    result, found, history = simulate(tmp_path, specs, works, faults, freeze=freeze)
+    result, found, history = simulate(tmp_path, specs, works, faults, suspend=suspend)
     for view, one in zip(result.controller.views(), found.simulations):
         assert (one.name, one.state, one.iterations) == (view.name, view.state, view.iterations)
         if one.state != "not started":

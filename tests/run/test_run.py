@@ -159,7 +159,7 @@ def test_a_run_that_is_over_can_be_resumed_and_does_nothing(site):  # noqa: F811
 
 
 LOGS = {
-    "of a foreign version": (lambda text: text.replace('"schema":1', '"schema":7', 1), "schema 7"),
+    "of a foreign version": (lambda text: text.replace('"schema":2', '"schema":7', 1), "schema 7"),
     "that is damaged": (lambda text: text.replace('"seq":2,', '"seq":9,', 1), "line 3: damaged"),
     "that is empty": (lambda text: "", "line 1: not an event log"),
 }

@@ -31,11 +31,11 @@ def profiled(log):
     return any(r.get("what") == "profile" and "rate" in r["data"] for r in log)
 
 
-def frozen(log):
+def suspended(log):
     resized = [r for r in log if r["type"] in ("Resize", "Resized")]
     pairs = zip(resized, resized[1:])
     return any(
-        a["type"] == "Resize" and any(s["frozen"] for s in a["shares"].values())
+        a["type"] == "Resize" and any(s["suspended"] for s in a["shares"].values())
         and b["type"] == "Resized" and not b["refused"]
         for a, b in pairs
     )  # fmt: skip
@@ -44,7 +44,7 @@ def frozen(log):
 PHASES = {
     "profile": lambda log: iterates(log, "a-1") and not profiled(log),
     "packed": lambda log: iterates(log, "a-2") and not of(log, "Finished", "a-2"),
-    "frozen": frozen,
+    "suspended": suspended,
 }
 """A run of `mixed` is in the phase, by its log."""
 
@@ -52,7 +52,7 @@ PHASES = {
 def mixed(site, iterations=10**6):  # noqa: F811
     """Two kinds of simulations with light ranks that sleep: they pack on any machine.
 
-    Each has more ranks than half the cores, so that a profile of the second freezes the first.
+    Each has more ranks than half the cores, so that a profile of the second suspends the first.
     """
     ranks = max(2, len(os.sched_getaffinity(0)))
     milliseconds = [20] + [5] * (ranks - 1)
@@ -85,7 +85,7 @@ def test_a_signal_in_any_phase_leaves_nothing(site, phase, number):  # noqa: F81
         assert state == ("failed" if name in started else "not started")
 
 
-@pytest.mark.parametrize("phase", ["packed", "frozen"])
+@pytest.mark.parametrize("phase", ["packed", "suspended"])
 def test_after_kill_9_the_run_goes_on(site, phase):  # noqa: F811
     plan = mixed(site, iterations=450)
     run = come_to(site, phase, plan)

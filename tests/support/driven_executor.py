@@ -89,10 +89,10 @@ class Driver:
         seen = self.of(protocol.Sampled, "one")
         return min(seen[-1].ranks.iterations) if seen else 0
 
-    def freeze_and_thaw(self):
-        """See that simulation `one` stands still while it is frozen, and goes on afterwards."""
+    def suspend_and_resume(self):
+        """See that simulation `one` stands still while it is suspended, and goes on afterwards."""
         self.until(lambda: self.iterations() > 5)
-        assert self.resize(one=shares(10, 10, frozen=True)) == ""
+        assert self.resize(one=shares(10, 10, suspended=True)) == ""
         seen = [-1, self.iterations()]
         while seen[-1] != seen[-2]:  # samples of before may still come
             self.follow(1.0)

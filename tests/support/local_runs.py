@@ -141,8 +141,8 @@ def control(directory: Path, phase: str) -> None:
     while phase not in ("idle", "starting") and not (directory / "reached").exists():
         executor.wait(0.05)
         executor.observe(0.0)
-    if phase == "frozen":
-        executor.resize({"sim": share(frozen=True)})
+    if phase == "suspended":
+        executor.resize({"sim": share(suspended=True)})
     print(site.sessions[0], flush=True)
     while True:
         executor.wait(60.0)

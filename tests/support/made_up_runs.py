@@ -84,9 +84,9 @@ class Run:
     def note(self, what, why="because", **data):
         self.add(protocol.Note(what, why, data))
 
-    def resize(self, requests, wait=None, refused="", frozen=False):
+    def resize(self, requests, wait=None, refused="", suspended=False):
         self.wait = wait or self.wait
-        shares = {name: protocol.Share(requests, self.wait, frozen) for name in self.counters}
+        shares = {name: protocol.Share(requests, self.wait, suspended) for name in self.counters}
         self.add(protocol.Resize(shares, "load"), protocol.Resized(self.t, tuple(shares), refused))
 
     def history(self):

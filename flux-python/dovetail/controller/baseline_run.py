@@ -61,11 +61,11 @@ def _begin(state: State, sim: Simulation) -> None:
     state.since = state.now
     state.family(sim).trials.clear()
     others = [other for other in state.active.values() if other is not sim]
-    if others and (state.own_cores or not state.capacity.freeze):
+    if others and (state.own_cores or not state.capacity.suspend):
         return
     for other in others:
         other.paused = True
-        state.share(other, f"let {sim.spec.name} run alone for its profile", frozen=True)
+        state.share(other, f"let {sim.spec.name} run alone for its profile", suspended=True)
     if others:
         state.note(
             "profile",
@@ -124,7 +124,7 @@ def conclude(state: State, sim: Simulation) -> None:
     wait, (window, _, _) = max(family.trials.items(), key=lambda item: item[1][0].rate)
     loads = _loads(state, sim, wait)
     need = min(sum(min(1.0, load * window.rate) for load in loads), state.cores)
-    alone = len(state.active) <= 1 or state.own_cores or state.capacity.freeze
+    alone = len(state.active) <= 1 or state.own_cores or state.capacity.suspend
     if family.profile is not None:  # what rests on the one taken in company is wrong
         state.knowledge.forget(sim.spec.family)
         family.packed, sim.alone = None, Alone()
@@ -194,5 +194,5 @@ def end(state: State) -> None:
         if sim.paused:
             sim.paused = False
             sim.progress_at = sim.thawed_at = state.now
-            state.share(sim, "the profile is done", frozen=False)
+            state.share(sim, "the profile is done", suspended=False)
     state.regime()

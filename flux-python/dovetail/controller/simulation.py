@@ -18,7 +18,7 @@ from dovetail.core.protocol import Share, Spec, Stop, WaitPolicy
 class Simulation:
     """One simulation. Times ending in `_at` are controller seconds, the others run seconds.
 
-    `state` is queued, preparing, starting, running, frozen, done, failed or not started;
+    `state` is queued, preparing, starting, running, suspended, done, failed or not started;
     `useful` the seconds outside MPI of all its ranks, None until they publish anything.
     """
 

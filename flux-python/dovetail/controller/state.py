@@ -215,14 +215,14 @@ class State:
         why: str,
         requests: tuple[int, ...] | None = None,
         wait: Wait | None = None,
-        frozen: bool | None = None,
+        suspended: bool | None = None,
     ) -> None:
         """Change parts of a simulation's share; sent with the flush unless it is not yet up."""
         old = sim.share or Share(requests=(policy.FLOOR,) * sim.spec.ranks)
         new = Share(
             old.requests if requests is None else requests,
             old.wait if wait is None else wait,
-            old.frozen if frozen is None else frozen,
+            old.suspended if suspended is None else suspended,
         )
         if new == sim.share:
             return
@@ -238,8 +238,8 @@ class State:
         """Let an active simulation stand still and make room."""
         self.leave(sim)
         self.frozen[sim.spec.name] = sim
-        sim.state = "frozen"
-        self.share(sim, why, requests=(policy.FLOOR,) * sim.spec.ranks, frozen=True)
+        sim.state = "suspended"
+        self.share(sim, why, requests=(policy.FLOOR,) * sim.spec.ranks, suspended=True)
 
     def thaw(self, sim: Simulation, why: str) -> None:
         """Let a frozen simulation go on, as the newest."""
@@ -247,7 +247,7 @@ class State:
         sim.state = "running" if sim.iterations else "starting"
         sim.progress_at = sim.thawed_at = self.now
         self.join(sim)
-        self.share(sim, why, frozen=False)
+        self.share(sim, why, suspended=False)
 
     def stop(self, sim: Simulation, why: str, requeue: bool = False) -> None:
         """End a simulation; it is leaving until its Finished comes."""
@@ -311,11 +311,11 @@ class State:
             self.restart_windows([sim for sim in sims if sim.spec.name in self.active])
 
     def _revert(self, sim: Simulation, share: Share) -> None:
-        if sim.share is None or sim.state not in ("preparing", "starting", "running", "frozen"):
+        if sim.share is None or sim.state not in ("preparing", "starting", "running", "suspended"):
             return
         asked, sim.share = sim.share, share
         name = sim.spec.name
-        if asked.frozen == share.frozen:
+        if asked.suspended == share.suspended:
             return
         if name in self.frozen:
             del self.frozen[name]
@@ -324,10 +324,10 @@ class State:
             self.join(sim)
         elif sim.paused:
             sim.paused = False
-        elif name in self.active and share.frozen:
+        elif name in self.active and share.suspended:
             self.leave(sim)
             self.frozen[name] = sim
-            sim.state = "frozen"
+            sim.state = "suspended"
 
     def flush(self) -> list[Action]:
         """The actions since the last flush: notes and stops, one Resize, then launches."""
@@ -337,8 +337,8 @@ class State:
             self.totals["resizes"] += 1
         for name in self._launches:
             share = self.sims[name].share or Share((policy.FLOOR,) * self.sims[name].spec.ranks)
-            self.sims[name].share = replace(share, frozen=False)
-            actions.append(Launch(name, replace(share, frozen=False)))
+            self.sims[name].share = replace(share, suspended=False)
+            actions.append(Launch(name, replace(share, suspended=False)))
         self._changes, self._why, self._launches = {}, [], []
         return actions
 

@@ -245,7 +245,7 @@ def rollback(state: State, why: str, **figures: object) -> None:
     name = newest.spec.name
     state.hold_until = state.now + state.settings.cooldown
     figures["name"] = name
-    if state.capacity.freeze:
+    if state.capacity.suspend:
         state.note("rollback", f"{why}; {name} stands still until there is room", **figures)
         state.freeze(newest, f"take {name} back")
     elif state.now - newest.thawed_at <= state.settings.young:

@@ -21,7 +21,7 @@ class View:
     """One simulation for the reader.
 
     `rate`, `baseline` in 1/s and `slowdown` (baseline / rate) are None while unknown; `started`
-    and `ended` are run seconds; `state` is queued, preparing, starting, running, frozen, done,
+    and `ended` are run seconds; `state` is queued, preparing, starting, running, suspended, done,
     failed or not started; `reason` says why for the last two.
     """
 
@@ -76,7 +76,7 @@ def view(state: State, sim: Simulation) -> View:
     return View(
         sim.spec.name,
         sim.spec.family,
-        "frozen" if sim.paused else sim.state,
+        "suspended" if sim.paused else sim.state,
         sim.iterations,
         rate,
         baseline,

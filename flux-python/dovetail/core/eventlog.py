@@ -10,7 +10,8 @@ an event are the controller's answer to it, so feeding the events to a new contr
 the same actions. A `resume` record says that the loop died and began again: simulations that
 had started and not finished, or that an interrupt ended, are queued again, first, with one
 restart more, but for those `alive`; those not started are queued again; finished ones stay.
-Only the last line may be torn (the writer was killed); anything else is refused.
+Only the last line may be torn (the writer was killed); anything else is refused. A log of
+schema 1 is read as if it were of this schema, and not written to.
 """
 
 from __future__ import annotations
@@ -28,10 +29,10 @@ from typing import Any, Callable, Union, get_args
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from dovetail import __version__
-from dovetail.core import protocol
+from dovetail.core import protocol, schema1
 from dovetail.core.errors import BadInput
 
-SCHEMA = 1
+SCHEMA = 2
 Record = dict[str, Any]
 Json = Any
 """A plain JSON value."""
@@ -160,7 +161,12 @@ class Log:
     @classmethod
     def append(cls, path: str | os.PathLike[str]) -> Log:
         """Go on with a log after a torn end. Raises BadInput if it is damaged, or LogStopped."""
-        _, records = read(path)
+        head, records = read(path)
+        if head.raw["schema"] != SCHEMA:
+            raise BadInput(
+                f"{path}: written by an earlier version, with schema {head.raw['schema']}: "
+                "it can be reported on, and not be gone on with"
+            )
         try:
             data = Path(path).read_bytes()
             return cls(Path(path), len(records), data.rfind(b"\n") + 1)
@@ -264,8 +270,9 @@ def read(path: str | os.PathLike[str], held: bytes = b"") -> tuple[Header, list[
         raise BadInput(f"{path}: line 1: not an event log, the header is missing")
     entries: list[Entry] = []
     head = _line_as(path, 1, lines[0], _header)
+    old = head.raw["schema"] == schema1.SCHEMA
     for number, line in enumerate(lines[1:], start=2):
-        entries.append(_line_as(path, number, line, functools.partial(_entry, number - 1)))
+        entries.append(_line_as(path, number, line, functools.partial(_entry, number - 1, old)))
     return head, entries
 
 
@@ -288,16 +295,19 @@ def _no_constant(text: str) -> float:
 def _header(raw: dict[str, Any]) -> Header:
     if "dovetail" not in raw or "schema" not in raw:
         raise ValueError("the header lacks 'dovetail' and 'schema'; is this another file?")
-    if raw["schema"] != SCHEMA or isinstance(raw["schema"], bool):
-        raise ValueError(f"schema {raw['schema']!r}; this version reads schema {SCHEMA}")
+    if raw["schema"] not in (schema1.SCHEMA, SCHEMA) or isinstance(raw["schema"], bool):
+        known = f"{schema1.SCHEMA} and {SCHEMA}"
+        raise ValueError(f"schema {raw['schema']!r}; this version reads schemas {known}")
+    new = schema1.header(raw) if raw["schema"] == schema1.SCHEMA else raw
     keys = [field.name for field in dataclasses.fields(Header) if field.name != "raw"]
-    head: Header = _checked(_HEADER, {**{k: raw[k] for k in keys if k in raw}, "raw": raw})
+    head: Header = _checked(_HEADER, {**{k: new[k] for k in keys if k in new}, "raw": raw})
     return head
 
 
-def _entry(seq: int, raw: dict[str, Any]) -> Entry:
+def _entry(seq: int, old: bool, raw: dict[str, Any]) -> Entry:
     if raw.get("seq") != seq or isinstance(raw.get("seq"), bool):
         raise ValueError(f"seq {raw.get('seq')!r} where {seq} is due: a line is missing or doubled")
+    raw = schema1.record(raw) if old else raw
     if raw.get("kind") == "resume":
         fields = {key: item for key, item in raw.items() if key not in ("seq", "kind")}
         resumed: Resumed = _checked(_RESUMED, fields)

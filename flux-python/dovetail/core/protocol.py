@@ -72,13 +72,13 @@ class Node:
 class Capacity:
     """What the executor may use, and what it can do there.
 
-    `weights` is False where CPU weights cannot be set (no writable cgroup); `freeze` is False
-    where a simulation cannot be paused.
+    `weights` is False where CPU weights cannot be set (no writable cgroup); `suspend` is False
+    where a simulation cannot be suspended.
     """
 
     nodes: tuple[Node, ...]
     weights: bool = True
-    freeze: bool = True
+    suspend: bool = True
 
     @property
     def cpu(self) -> int:
@@ -93,11 +93,11 @@ class Capacity:
 
 @dataclass(frozen=True)
 class Share:
-    """What one simulation gets: requests per rank, how it waits, whether it stands still."""
+    """What one simulation gets: requests per rank, how it waits, whether it is suspended."""
 
     requests: Requests
     wait: WaitPolicy = field(default_factory=WaitPolicy)
-    frozen: bool = False
+    suspended: bool = False
 
 
 # --- Events: from the executor, or from the loop, to the controller ---

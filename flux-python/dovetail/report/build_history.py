@@ -62,7 +62,7 @@ class _Teller:
         self.steps: dict[str, tuple[float, float]] = defaultdict(lambda: (0.0, 0.0))
         self.spell_start = 0.0
         self.phase: dict[str, tuple[str, float]] = {}
-        self.frozen: dict[str, float] = {}
+        self.suspended: dict[str, float] = {}
         self.profiled: set[str] = set()
         self.trials: set[str] = set()
         self.kept: set[tuple[str, ...]] = set()
@@ -212,9 +212,9 @@ class _Teller:
                 continue
             moved = share.requests != self.shares[name].requests
             # Standing still takes the requests away, and going on gives them back.
-            changed = changed or (moved and not share.frozen | self.shares[name].frozen)
+            changed = changed or (moved and not share.suspended | self.shares[name].suspended)
             self.shares[name] = share
-            self._freeze(name, share.frozen)
+            self._suspend(name, share.suspended)
         self.resizes += changed
         if changed:
             self.marks.append(Mark(self.now, "resize", "requests follow the load", names))
@@ -288,7 +288,7 @@ class _Teller:
     def _end(self, name: str, event: protocol.Finished) -> None:
         self._turn()
         self._enter(name, "")
-        self._freeze(name, False)
+        self._suspend(name, False)
         self.running.pop(name, None)
         self.trials.discard(name)
         self._attempt(name, {"end": self.now, "code": event.code, "reason": event.reason})
@@ -315,16 +315,16 @@ class _Teller:
         if letter:
             self.phase[name] = (letter, self.now)
 
-    def _freeze(self, name: str, frozen: bool) -> None:
-        since = self.frozen.pop(name, None)
-        if since is not None and not frozen:
+    def _suspend(self, name: str, suspended: bool) -> None:
+        since = self.suspended.pop(name, None)
+        if since is not None and not suspended:
             track = self.tracks[name]
-            self.tracks[name] = replace(track, frozen=(*track.frozen, (since, self.now)))
-        elif frozen:
-            self.frozen[name] = self.now if since is None else since
+            self.tracks[name] = replace(track, suspended=(*track.suspended, (since, self.now)))
+        elif suspended:
+            self.suspended[name] = self.now if since is None else since
             self.running.pop(name, None)
             return
-        if since is not None and not frozen and name in self.phase:
+        if since is not None and not suspended and name in self.phase:
             self.running[name] = None
 
     def _turn(self) -> None:
@@ -339,8 +339,8 @@ class _Teller:
     def history(self) -> History:
         """What was told; simulations still running are closed where the log ends."""
         self._turn()
-        for name in list(self.frozen):
-            self._freeze(name, False)
+        for name in list(self.suspended):
+            self._suspend(name, False)
         for name in list(self.phase):
             self._enter(name, "")
         for name, track in self.tracks.items():

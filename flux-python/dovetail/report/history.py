@@ -44,7 +44,7 @@ class Track:
 
     `stepping` is (iterations, seconds) between its first and its last sample; `phases` holds
     (letter, start, end) with the letters of the controller's phases: A profile, C pack, D
-    watch (B, resize, takes no time; it is a Mark). `frozen` are the spans in which it stood still.
+    watch (B, resize, takes no time; it is a Mark). `suspended` are the spans in which it was.
     """
 
     spec: protocol.Spec
@@ -55,7 +55,7 @@ class Track:
     stepping: tuple[float, float] = (0.0, 0.0)
     memory: int = 0
     phases: tuple[tuple[str, float, float], ...] = ()
-    frozen: tuple[Span, ...] = ()
+    suspended: tuple[Span, ...] = ()
 
     @property
     def wall(self) -> float | None:

@@ -97,8 +97,9 @@ def _row(track: Track, left: float, scale: float, y: float, narrow: bool) -> lis
         drawn.append(rect(x, y, w, 18, f"phase{letter}", tip))
         if w > 16:
             drawn.append(text(x + w / 2, y + 14, letter, "middle", "letter"))
-    for start, end in track.frozen:
-        drawn.append(rect(left + start * scale, y, (end - start) * scale, 18, "frozen", "frozen"))
+    for start, end in track.suspended:
+        x, w = left + start * scale, (end - start) * scale
+        drawn.append(rect(x, y, w, 18, "suspended", "suspended"))
     last = track.attempts[-1]
     if track.state == "failed" and last.end is not None:
         drawn.append(text(left + last.end * scale, y + 15, "✕", "middle", "failed"))

@@ -72,17 +72,17 @@ def run_simulated(
     dt: float = 0.1,
     limit: float = 1e6,
     weights: bool = True,
-    freeze: bool = True,
+    suspend: bool = True,
     log: Log | None = None,
     executor: type[Simulated] = Simulated,
 ) -> Result:
     """Drive a controller with a simulated executor to the end, and record what it did."""
-    machine = executor(nodes, works, seed, faults, weights, freeze)
+    machine = executor(nodes, works, seed, faults, weights, suspend)
     controller = Controller(specs, machine.capacity(), settings)
     result = Result(0.0, sequential(specs, works, nodes), controller)
     by_name = {spec.name: spec for spec in specs}
     started: dict[str, int] = {}
-    frozen: set[str] = set()
+    suspended: set[str] = set()
     while not controller.finished and machine.clock < limit:
         happened = [*machine.observe(machine.now), protocol.Tick(machine.now)]
         for event in happened:
@@ -90,14 +90,14 @@ def run_simulated(
                 log.write(event)
             if isinstance(event, protocol.Finished):
                 started.pop(event.name, None)
-                frozen.discard(event.name)
+                suspended.discard(event.name)
                 result.makespan = machine.clock
             for action in controller.handle(event):
                 if log is not None:
                     log.write(action)
-                _act(machine, by_name, action, started, frozen)
+                _act(machine, by_name, action, started, suspended)
                 result.actions.append((machine.clock, action))
-        n = len(set(started) - frozen)
+        n = len(set(started) - suspended)
         if not result.running or result.running[-1][1] != n:
             result.running.append((machine.clock, n))
         result.memory = max(result.memory, sum(started.values()))
@@ -111,7 +111,7 @@ def _act(
     specs: Mapping[str, Spec],
     action: Action,
     started: dict[str, int],
-    frozen: set[str],
+    suspended: set[str],
 ) -> None:
     if isinstance(action, protocol.Launch):
         executor.launch(specs[action.name], action.share)
@@ -119,6 +119,6 @@ def _act(
     elif isinstance(action, protocol.Resize):
         executor.resize(action.shares)
         for name, share in action.shares.items():
-            (frozen.add if share.frozen else frozen.discard)(name)
+            (suspended.add if share.suspended else suspended.discard)(name)
     elif isinstance(action, protocol.Stop):
         executor.stop(action.name, action.why)

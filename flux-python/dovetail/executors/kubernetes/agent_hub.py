@@ -39,7 +39,7 @@ _FROM_AGENTS = (
 _Told = (
     messages.Run,
     messages.Wait,
-    messages.Freeze,
+    messages.Suspend,
     messages.Stop,
     messages.End,
 )  # in the order of their effect
@@ -122,7 +122,8 @@ class Hub:
         return there
 
     def tell(
-        self, message: messages.Run | messages.Wait | messages.Freeze | messages.Stop | messages.End
+        self,
+        message: messages.Run | messages.Wait | messages.Suspend | messages.Stop | messages.End,
     ) -> None:
         """Say something to every node that has, or gets, pods of the message's simulation."""
         self._do(lambda: self._tell(message))
@@ -236,7 +237,8 @@ class Hub:
         self._post(node, message)
 
     def _tell(
-        self, message: messages.Run | messages.Wait | messages.Freeze | messages.Stop | messages.End
+        self,
+        message: messages.Run | messages.Wait | messages.Suspend | messages.Stop | messages.End,
     ) -> None:
         if isinstance(message, messages.End):
             self._told[message.simulation] = {}

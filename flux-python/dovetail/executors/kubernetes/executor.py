@@ -138,7 +138,7 @@ class KubernetesExecutor:
         job.stopped = why or "stopped"
         if job.phase == "running":
             job.deadline = time.monotonic() + _STOP
-            self._hub.tell(messages.Freeze(job.key, False))
+            self._hub.tell(messages.Suspend(job.key, False))
             self._hub.tell(messages.Stop(job.key))
 
     def close(self) -> None:
@@ -355,7 +355,10 @@ class KubernetesExecutor:
                 job.cpu = self._nodes.divided(job.sizes, share.requests)
             if names(job) - self._known[name]:
                 self._life.correct(job)
-            if job.phase == "running" and (old.wait, old.frozen) != (share.wait, share.frozen):
+            if job.phase == "running" and (old.wait, old.suspended) != (
+                share.wait,
+                share.suspended,
+            ):
                 self._life.tell_share(job, share)
             if job.sizes and old.requests != share.requests:
                 self._life.publish(job)

@@ -262,9 +262,9 @@ class Lifecycle:
         self.tell_share(job, job.share)
 
     def tell_share(self, job: Launched, share: protocol.Share) -> None:
-        """Say how its ranks wait, and whether they stand still."""
+        """Say how its ranks wait, and whether they are suspended."""
         self._hub.tell(messages.Wait(job.key, share.wait.mode, share.wait.yields))
-        self._hub.tell(messages.Freeze(job.key, share.frozen))
+        self._hub.tell(messages.Suspend(job.key, share.suspended))
 
     def _config(self, spec: protocol.Spec) -> dict[str, Any]:
         environment = dict(spec.environment)

@@ -69,7 +69,7 @@ class Nodes:
             memory = None if memory is None else memory - room
             made.append(protocol.Node(node.name, offer, room))
             self._rooms[node.name] = min(offer, node.cpu - manifests.AGENT_CPU)
-        # A simulation cannot be frozen from outside its pods; the agents do that.
+        # A simulation cannot be suspended from outside its pods; the agents do that.
         self.capacity = protocol.Capacity(tuple(node for node in made if node.cpu > 0))
         total = self.capacity.cpu
         self.scale = (total - agents) / total if total > agents else 1.0

@@ -119,9 +119,9 @@ class LocalExecutor:
         return cgroups.Group("", "")
 
     def capacity(self) -> protocol.Capacity:
-        """This machine; without control groups it has no weights, freezing works always."""
+        """This machine; without control groups it has no weights, suspending works always."""
         node = protocol.Node(socket.gethostname(), 1000 * len(self._cpus), self._memory)
-        return protocol.Capacity((node,), weights=bool(self._group.weight), freeze=True)
+        return protocol.Capacity((node,), weights=bool(self._group.weight), suspend=True)
 
     # --- what the controller asks for ---
 
@@ -179,7 +179,7 @@ class LocalExecutor:
         job.stopped = why or "stopped"
         job.overdue = time.monotonic() + supervisor.GRACE + _PATIENCE
         with contextlib.suppress(OSError):
-            job.freeze(False)
+            job.suspend(False)
             self._tell(job, b"stop\n")
 
     def close(self) -> None:
@@ -254,8 +254,8 @@ class LocalExecutor:
                 break
             if message["kind"] == "started":
                 job.started = True
-                if job.share.frozen and not job.paused:  # born frozen, without control groups
-                    job.freeze(True)
+                if job.share.suspended and not job.paused:  # born suspended, without control groups
+                    job.suspend(True)
                 self._mpi[job.spec.command[0]] = message["mpi"]
                 events.append(protocol.Started(t, job.spec.name))
             else:

@@ -2,7 +2,7 @@
 """One simulation of the local executor, and what sets its shares.
 
 Inputs: shares, rank pages. Outputs: control group weights, the control page, a simulation that
-stands still. Invariant: every call may be repeated.
+is suspended. Invariant: every call may be repeated.
 """
 
 from __future__ import annotations
@@ -60,22 +60,22 @@ class Job:
                 self.parts.append(self.group.child(f"r{index}", freezable=False).create())
 
     def apply(self, share: protocol.Share) -> None:
-        """Set weights, wait policy and freezing; OSError where one is refused."""
+        """Set weights, wait policy and suspension; OSError where one is refused."""
         size = self.spec.ranks_per_pod
         self.group.set_weight(sum(share.requests))
         for index, part in enumerate(self.parts):
             part.set_weight(sum(share.requests[index * size : (index + 1) * size]))
         if self.control is not None:
             self.control.set(share.wait)
-        self.freeze(share.frozen)
+        self.suspend(share.suspended)
 
-    def freeze(self, frozen: bool) -> None:
-        """Let it stand still, or go on."""
+    def suspend(self, suspended: bool) -> None:
+        """Suspend it, or let it go on."""
         if self.group.control:
-            self.group.freeze(frozen)
-        elif self.keeper is not None and frozen != self.paused:
-            processes.pause_all(f"DOVETAIL_DIR={self.directory}", self.keeper.pid, frozen)
-            self.paused = frozen
+            self.group.freeze(suspended)
+        elif self.keeper is not None and suspended != self.paused:
+            processes.pause_all(f"DOVETAIL_DIR={self.directory}", self.keeper.pid, suspended)
+            self.paused = suspended
 
     def place_ranks(self, pages: Sequence[page.RankPage]) -> None:
         """Move ranks into their rank groups as they appear."""

@@ -234,7 +234,7 @@ class Agent:
             if one and message.group in one.places:
                 self._say(one.places[message.group], message)
         elif isinstance(
-            message, (messages.Run, messages.Stop, messages.Wait, messages.Freeze, messages.End)
+            message, (messages.Run, messages.Stop, messages.Wait, messages.Suspend, messages.End)
         ):
             one = self.simulations.get(message.simulation)
             if one:
@@ -243,7 +243,7 @@ class Agent:
     def _act(
         self,
         one: Simulation,
-        message: messages.Run | messages.Stop | messages.Wait | messages.Freeze | messages.End,
+        message: messages.Run | messages.Stop | messages.Wait | messages.Suspend | messages.End,
     ) -> None:
         if isinstance(message, messages.Wait):
             with contextlib.suppress(page.PageError, ValueError):

@@ -55,7 +55,7 @@ class Entry:
         self.placing: Placing | None = None
         self.keeping = Keeping(self.directory, self.watch, self.say)
         self.code: int | None = None
-        self.terminated = self.frozen = False
+        self.terminated = self.suspended = False
         self.poller = select.poll()
         self.watched: dict[int, Callable[[], None]] = {}
         processes.adopt_orphans()
@@ -180,8 +180,8 @@ class Entry:
                 self.keeping.start(message)
         elif isinstance(message, wire.Stop):
             self._stop()
-        elif isinstance(message, wire.Freeze):
-            self._freeze(message.frozen)
+        elif isinstance(message, wire.Suspend):
+            self._suspend(message.suspended)
         elif isinstance(message, wire.Spawn):
             self.placing.spawn(message)
         elif isinstance(message, wire.Spawned):
@@ -190,20 +190,20 @@ class Entry:
             self.code = message.code & 255
 
     def _stop(self) -> None:
-        """Ask the simulation to end; what is frozen could not."""
-        self._freeze(False)
+        """Ask the simulation to end; what is suspended could not."""
+        self._suspend(False)
         if self.pod.group == 0:
             self.keeping.stop()
 
-    def _freeze(self, frozen: bool) -> None:
+    def _suspend(self, suspended: bool) -> None:
         """Stop the processes of the simulation in this pod, or let them go on.
 
         Those that run are left alone: a starter says so in the log when it is continued.
         """
-        if frozen or self.frozen:
+        if suspended or self.suspended:
             root = self.keeping.pid or os.getpid()
-            processes.pause_all(f"DOVETAIL_DIR={self.directory}", root, frozen)
-        self.frozen = frozen
+            processes.pause_all(f"DOVETAIL_DIR={self.directory}", root, suspended)
+        self.suspended = suspended
 
     # --- signals, and the end ---
 

@@ -130,11 +130,11 @@ class Wait:
 
 
 @dataclass(frozen=True)
-class Freeze:
+class Suspend:
     """Stop all processes of a simulation where they stand, or let them go on."""
 
     simulation: str
-    frozen: bool
+    suspended: bool
 
 
 @dataclass(frozen=True)
@@ -194,7 +194,7 @@ class Gone:
 
 
 Message = Union[
-    Hello, Pod, Started, Result, Lost, Sample, Weights, Run, Stop, Wait, Freeze, End, Check,
+    Hello, Pod, Started, Result, Lost, Sample, Weights, Run, Stop, Wait, Suspend, End, Check,
     Spawn, Spawned, Joined, Gone,
 ]  # fmt: skip
 KINDS: dict[str, Any] = {kind.__name__: kind for kind in get_args(Message)}

@@ -49,7 +49,7 @@ class Simulated:
         seed: int = 0,
         faults: Sequence[Fault] = (),
         weights: bool = True,
-        freeze: bool = True,
+        suspend: bool = True,
     ) -> None:
         self.works = dict(works)
         self.clock = 0.0
@@ -58,7 +58,7 @@ class Simulated:
         self._faults = sorted(faults, key=lambda fault: fault.t)
         self._nodes = list(nodes)
         self._lost: set[int] = set()
-        self._flags = (weights, freeze)
+        self._flags = (weights, suspend)
         self._sims: dict[str, Sim] = {}
         self._on: list[dict[str, Sim]] = [{} for _ in nodes]
         self._count = 0

@@ -88,7 +88,7 @@ class Sim:
     @property
     def running(self) -> bool:
         """True if its ranks want CPU."""
-        return self.started and not self.share.frozen and not self.stalled
+        return self.started and not self.share.suspended and not self.stalled
 
 
 def fill(groups: Sequence[tuple[int, float]], cores: float) -> list[float]:
