@@ -115,6 +115,7 @@ def test_every_source_file_names_its_licence():
         pytest.skip("not a git checkout")
     plain = {"COPYING", "COPYING.LESSER", ".gitignore", "flux-python/dovetail/py.typed"}
     plain.add("usernetes-setup/kube/go.sum")  # has no comments
+    plain.add("tests/run/demo-events-schema1.jsonl.gz")  # a record, compressed
     bare = [
         name
         for name in listed.stdout.split()
