@@ -261,7 +261,7 @@ def do_simulation(args: argparse.Namespace) -> int:
 
 def main(words: list[str] | None = None) -> int:
     """Run one command; returns its exit code."""
-    from dovetail.cli.main import guarded
+    from dovetail.host.exit_codes import guarded
 
     args = parser().parse_args(words)
     call = globals()[f"do_{args.command}"]
