@@ -166,7 +166,8 @@ int gettimeofday(struct timeval *t, void *zone)
 # `dovetail run` whose pods have these variables besides.
 WITH_VARIABLES = """
 import json, sys
-from dovetail import cli, manifests
+from dovetail.cli import main
+from dovetail.executors.kubernetes import manifests
 made = manifests._pod
 def more(*words, **options):
     pod = made(*words, **options)
@@ -174,7 +175,7 @@ def more(*words, **options):
     pod["containers"][0]["env"] += [{"name": k, "value": v} for k, v in extra.items()]
     return pod
 manifests._pod = more
-sys.exit(cli.main(sys.argv[2:]))
+sys.exit(main.main(sys.argv[2:]))
 """
 
 

@@ -279,8 +279,8 @@ def sessions() -> set[str]:
 def test_an_interrupt_ends_all_and_leaves_nothing(mpi, number, tmp_path):
     program = known_programs.build(mpi, "known/life.c")
     code = (
-        "import sys; from dovetail import cli; cli.COMMANDS = ('profile',); "
-        "sys.exit(cli.main(['profile', *sys.argv[1:]]))"
+        "import sys; from dovetail.cli import main; main.COMMANDS = ('profile',); "
+        "sys.exit(main.main(['profile', *sys.argv[1:]]))"
     )
     words = [
         sys.executable,

@@ -16,7 +16,7 @@ import time
 from pathlib import Path
 
 import pytest
-from dovetail.cli import run
+from dovetail.run import run
 from support.local_runs import LIMIT, wait_for
 from support.other_users import needs_nobody
 from support.run_command import COMMAND, NOBODY, site  # noqa: F401
@@ -212,8 +212,8 @@ def test_a_file_system_without_locks_is_used_all_the_same(tmp_path, monkeypatch,
         raise OSError(number, os.strerror(number))
 
     monkeypatch.setattr(run.fcntl, "flock", flock)
-    os.close(run.lock(tmp_path / "out"))
-    assert (tmp_path / "out").is_dir()
+    with run.held(tmp_path / "out"):
+        assert (tmp_path / "out").is_dir()
 
 
 def test_two_runs_in_two_directories_leave_each_other_alone(site):  # noqa: F811

@@ -82,26 +82,27 @@ def test_signals_before_anything_runs_start_nothing(site, count):  # noqa: F811
 
 BEFORE = """
 import os, signal, sys
-from dovetail.cli import run
-from dovetail import cli
+from dovetail.cli import main
+from dovetail.run import run
 Live = run.Live
 def late(**options):
     for _ in range(int(sys.argv[1])):
         os.kill(os.getpid(), signal.SIGINT)
     return Live(**options)
 run.Live = late
-sys.exit(cli.main(["run", sys.argv[2], "-o", sys.argv[3]]))
+sys.exit(main.main(["run", sys.argv[2], "-o", sys.argv[3]]))
 """
 
 REPORT = """
 import os, signal, sys
-from dovetail import cli, report
-publish = report.publish
+from dovetail.cli import main
+from dovetail.report import html
+publish = html.publish
 def late(*words):
     os.kill(os.getpid(), getattr(signal, sys.argv[1]))
     return publish(*words)
-report.publish = late
-sys.exit(cli.main(["run", sys.argv[2], "-o", sys.argv[3]]))
+html.publish = late
+sys.exit(main.main(["run", sys.argv[2], "-o", sys.argv[3]]))
 """
 
 

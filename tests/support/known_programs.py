@@ -116,8 +116,8 @@ def counts(one: page.RankPage) -> dict[str, int]:
 def dovetail(*words: str, **more: str) -> subprocess.CompletedProcess[str]:
     """`dovetail profile` with these arguments."""
     code = (
-        "import argparse, sys; from dovetail import cli; cli.COMMANDS = ('profile',); "
-        "sys.exit(cli.main(['profile', *sys.argv[1:]]))"
+        "import argparse, sys; from dovetail.cli import main; main.COMMANDS = ('profile',); "
+        "sys.exit(main.main(['profile', *sys.argv[1:]]))"
     )
     words = (os.sys.executable, "-c", code, *words)
     return subprocess.run(

@@ -27,15 +27,13 @@ ENDED = ("done", "failed", "not started")
 TUNED = """
 import sys
 from pathlib import Path
-from dovetail import plan, policy
-from dovetail.cli import run
-from dovetail.run.loop import Signals
-out = Path(sys.argv[2])
-out.mkdir()
-with Signals() as signals:
-    settings = policy.Settings(**{settings!r})
-    log = run.execute(plan.load(sys.argv[1]), out, signals, quiet=True, settings=settings)
-    sys.exit(run.finish(out, signals, log, as_json=True))
+from dovetail.cli.run import tell
+from dovetail.controller.settings import Settings
+from dovetail.plan import schema
+from dovetail.run.run import run
+settings = Settings(**{settings!r})
+ended = run(schema.load(sys.argv[1]), Path(sys.argv[2]), quiet=True, settings=settings)
+sys.exit(tell(ended, as_json=True))
 """
 """`dovetail run` with other settings, as a program; its arguments are a plan and a directory."""
 

@@ -20,8 +20,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from dovetail.bench.figures import Claim, Progress
-from dovetail.bench.harness import Row
+from dovetail.bench.harness import Claim, Progress, Row
 from dovetail.bench.jobtap import Instance, instance
 from dovetail.core.errors import WorkFailed
 from dovetail.host import install_paths

@@ -15,8 +15,16 @@ import subprocess
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from dovetail.bench.figures import Claim, Progress, copies, mpirun
-from dovetail.bench.harness import Row, interleave, plain, plain_environment, ratios
+from dovetail.bench.cases import copies, mpirun
+from dovetail.bench.harness import (
+    Claim,
+    Progress,
+    Row,
+    interleave,
+    plain,
+    plain_environment,
+    ratios,
+)
 from dovetail.core.errors import BadInput, WorkFailed
 from dovetail.core.protocol import WaitPolicy
 from dovetail.host import install_paths

@@ -22,6 +22,7 @@ TUTORIALS = (
     "/usr/share/openfoam/tutorials/incompressible/simpleFoam/pitzDaily",
 )
 
+SOLVER = ("simpleFoam", "-parallel")
 OPENFOAM_ETC = "/usr/share/openfoam"  # where Debian's package keeps what WM_PROJECT_DIR names
 
 
@@ -81,3 +82,29 @@ def pitz_daily(
         tool(case, sys.executable, "-m", "dovetail", "decompose", *options, ".")
         tool(case, "decomposePar")
     return case
+
+
+def copies(scratch: Path, weights: Sequence[float], iterations: int, count: int) -> list[Path]:
+    """The same case several times."""
+    return [
+        pitz_daily(scratch / f"{'-'.join(map(str, weights))}.{number}", weights, iterations)
+        for number in range(count)
+    ]
+
+
+def mpirun(ranks: int) -> list[str]:
+    """The plain command, as a user would type it."""
+    return ["mpirun", "-np", str(ranks), *SOLVER]
+
+
+def plan_entry(name: str, case: Path, weights: Sequence[float], count: int) -> str:
+    """A plan of one entry, as text."""
+    return f"""simulations:
+  - name: {name}
+    case: {case}
+    ranks: {len(weights)}
+    weights: {list(weights)}
+    command: {" ".join(SOLVER)}
+    count: {count}
+    environment: {{WM_PROJECT_DIR: /usr/share/openfoam}}
+"""

@@ -12,16 +12,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from usernetes_setup.node import cgroups
+
 from dovetail.bench import ondemand
-from dovetail.bench.cases import pitz_daily
-from dovetail.bench.figures import Progress, mpirun, plan_entry
-from dovetail.bench.harness import plain
-from dovetail.cli.run import LOG, check_directory, execute, finish
+from dovetail.bench.cases import mpirun, pitz_daily, plan_entry
+from dovetail.bench.harness import Progress, plain
 from dovetail.plan import schema
 from dovetail.report import alternatives
 from dovetail.report.alternatives import FEWER, NAIVE, SEQUENTIAL, Alternative, Name
 from dovetail.run import target as places
 from dovetail.run.loop import Signals
+from dovetail.run.run import LOG, Ended, check_directory, execute, publish
 
 MADE = (
     "cases", "plan.yaml", alternatives.FILE, LOG, "summary.json", "report.html", "status.json",
@@ -46,9 +47,11 @@ FAMILIES = (Family("imbalanced", (1.0, 3.0), 4, 110), Family("balanced", (1.0, 1
 
 
 def run_demo(
-    directory: Path, progress: Progress, *, as_json: bool, kubernetes: bool = False
-) -> int:
-    """Make the cases, run the plan and its alternatives, and report; an exit code.
+    directory: Path, progress: Progress, *, quiet: bool, kubernetes: bool = False
+) -> Ended:
+    """Make the cases, run the plan and its alternatives, and write the report.
+
+    `quiet` leaves the live table out.
 
     With `kubernetes` the simulations are pods on a cluster that is started for it, and the plan
     is run a second time as processes, below the directory, to see what that costs.
@@ -71,21 +74,21 @@ def run_demo(
                 progress(f"running the plan {path} with Dovetail, as pods")
                 there = places.cluster(kubeconfig)
                 there.check(asked)
-                log = execute(asked, directory, signals, quiet=as_json, place=there)
+                log = execute(asked, directory, signals, quiet=quiet, place=there)
         else:
             progress(f"running the plan {path} with Dovetail")
-            log = execute(asked, directory, signals, quiet=as_json)
+            log = execute(asked, directory, signals, quiet=quiet, scope=cgroups.scope)
     if kubernetes and not signals.caught:
         progress("for comparison, the same plan as processes")
         processes = directory / "processes"
         processes.mkdir()
         with Signals() as signals:
-            execute(asked, processes, signals, quiet=as_json)
+            execute(asked, processes, signals, quiet=quiet)
         ondemand.compare(directory, processes, progress)
     if not signals.caught:
         measured = [row for family in FAMILIES for row in others(family, cases, progress)]
         alternatives.write(directory, CORES, measured)
-    return finish(directory, signals, log, as_json=as_json)
+    return publish(directory, log, signals)
 
 
 def others(family: Family, cases: dict[str, list[Path]], progress: Progress) -> list[Alternative]:

@@ -9,51 +9,17 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
 
-from dovetail.bench.cases import pitz_daily
+from dovetail.bench.cases import SOLVER, copies, mpirun, plan_entry
 from dovetail.bench.fixed import Outcome, run_fixed
-from dovetail.bench.harness import Row, interleave, plain, ratios
+from dovetail.bench.harness import Claim, Progress, Row, interleave, plain, ratios
 from dovetail.bench.scale import bench_scale
 from dovetail.core.protocol import WaitPolicy
 from dovetail.core.throughput_model import Model
 
 DOORBELL = WaitPolicy("doorbell")
-SOLVER = ("simpleFoam", "-parallel")
-Progress = Callable[[str], None]
-
-
-@dataclass(frozen=True)
-class Claim:
-    """One figure: its repeats, and the bound that its median should keep (`>=` or `<=`)."""
-
-    row: Row
-    unit: str
-    relation: str = ""
-    bound: float = 0.0
-
-    @property
-    def met(self) -> bool | None:
-        """True if the median keeps the bound, None where there is none."""
-        if not self.relation:
-            return None
-        median = self.row.median
-        return median >= self.bound if self.relation == ">=" else median <= self.bound
-
-
-def mpirun(ranks: int) -> list[str]:
-    """The plain command, as a user would type it."""
-    return ["mpirun", "-np", str(ranks), *SOLVER]
-
-
-def copies(scratch: Path, weights: Sequence[float], iterations: int, count: int) -> list[Path]:
-    """The same case several times."""
-    return [
-        pitz_daily(scratch / f"{'-'.join(map(str, weights))}.{number}", weights, iterations)
-        for number in range(count)
-    ]
 
 
 def wait(scratch: Path, repeat: int, progress: Progress) -> list[Claim]:
@@ -162,19 +128,6 @@ def _queue(
     name = "makespan, dovetail run / one after the other"
     ratio = ratios(rows["dovetail run"], rows["one after the other"], name)
     return [Claim(ratio, "x", relation, bound), *(Claim(row, "s") for row in rows.values())]
-
-
-def plan_entry(name: str, case: Path, weights: Sequence[float], count: int) -> str:
-    """A plan of one entry, as text."""
-    return f"""simulations:
-  - name: {name}
-    case: {case}
-    ranks: {len(weights)}
-    weights: {list(weights)}
-    command: {" ".join(SOLVER)}
-    count: {count}
-    environment: {{WM_PROJECT_DIR: /usr/share/openfoam}}
-"""
 
 
 def model(scratch: Path, repeat: int, progress: Progress) -> list[Claim]:

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: LGPL-3.0-or-later
 """Runs variants in turn, again and again, and says how far the repeats lie apart.
 
-Inputs: named callables that return seconds (or any figure). Output: `Row`s. Invariant: variants
-are interleaved, round by round, each round in another order, so that a slow minute of the
-machine falls on all of them.
+Inputs: named callables that return seconds (or any figure). Output: `Row`s, and `Claim`s about
+them. Invariant: variants are interleaved, round by round, each round in another order, so that a
+slow minute of the machine falls on all of them.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import os
 import secrets
 import statistics
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,6 +21,9 @@ from pathlib import Path
 from dovetail.bench.cases import environment
 from dovetail.core.errors import WorkFailed
 from dovetail.host.session import temporary_session
+from dovetail.report import summary
+
+Progress = Callable[[str], None]
 
 
 @dataclass(frozen=True)
@@ -40,6 +44,24 @@ class Row:
         return min(self.values), max(self.values)
 
 
+@dataclass(frozen=True)
+class Claim:
+    """One figure: its repeats, and the bound that its median should keep (`>=` or `<=`)."""
+
+    row: Row
+    unit: str
+    relation: str = ""
+    bound: float = 0.0
+
+    @property
+    def met(self) -> bool | None:
+        """True if the median keeps the bound, None where there is none."""
+        if not self.relation:
+            return None
+        median = self.row.median
+        return median >= self.bound if self.relation == ">=" else median <= self.bound
+
+
 def ratios(over: Row, under: Row, name: str) -> Row:
     """`over / under`, round by round: both of a round met the same machine."""
     pairs = zip(over.values, under.values)
@@ -49,7 +71,7 @@ def ratios(over: Row, under: Row, name: str) -> Row:
 def interleave(
     variants: Mapping[str, Callable[[], float]],
     repeat: int,
-    progress: Callable[[str], None] = lambda _: None,
+    progress: Progress = lambda _: None,
 ) -> dict[str, Row]:
     """Measure every variant `repeat` times, a round at a time; the order turns each round."""
     names = list(variants)
@@ -107,3 +129,12 @@ def plain_environment() -> dict[str, str]:
     if os.geteuid() == 0:
         made.update(OMPI_ALLOW_RUN_AS_ROOT="1", OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1")
     return made
+
+
+def dovetail_run(plan: Path, out: Path, *words: str) -> summary.Summary:
+    """`dovetail run` in a process of its own; what it made of the plan. Raises WorkFailed."""
+    line = [sys.executable, "-m", "dovetail", "run", "--json", "-o", str(out), *words, str(plan)]
+    done = subprocess.run(line, env=plain_environment(), capture_output=True, text=True)
+    if done.returncode:
+        raise WorkFailed(f"dovetail run {' '.join(words)}: {done.stderr.strip()[-2000:]}")
+    return summary.load(out)[0]

@@ -22,8 +22,7 @@ from usernetes_setup.build import programs as build
 from usernetes_setup.preflight import report
 
 from dovetail.bench import ondemand
-from dovetail.bench.figures import Claim, Progress
-from dovetail.bench.harness import Row, plain_environment, ratios
+from dovetail.bench.harness import Claim, Progress, Row, plain_environment, ratios
 from dovetail.core.errors import BadInput, WorkFailed
 from dovetail.host import install_paths
 

@@ -18,8 +18,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from dovetail.bench.figures import Claim, Progress
-from dovetail.bench.harness import Row, interleave, ratios
+from dovetail.bench.harness import Claim, Progress, Row, interleave, ratios
 from dovetail.core.errors import BadInput, WorkFailed
 from dovetail.host import install_paths
 

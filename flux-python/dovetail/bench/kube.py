@@ -26,8 +26,7 @@ from usernetes_setup.control import api_client
 from usernetes_setup.node import cgroups, components
 from usernetes_setup.preflight import report
 
-from dovetail.bench.figures import Claim, Progress
-from dovetail.bench.harness import Row, ratios
+from dovetail.bench.harness import Claim, Progress, Row, ratios
 from dovetail.core.errors import BadInput, WorkFailed
 from dovetail.host.install_paths import package_environment
 

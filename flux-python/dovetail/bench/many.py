@@ -19,8 +19,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from dovetail.bench.figures import Claim, Progress
-from dovetail.bench.harness import Row, plain_environment
+from dovetail.bench.harness import Claim, Progress, Row, plain_environment
 from dovetail.core import protocol
 from dovetail.core.errors import WorkFailed
 from dovetail.executors.kubernetes import manifests

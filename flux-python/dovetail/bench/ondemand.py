@@ -17,7 +17,7 @@ from typing import Any
 
 from usernetes_setup import cluster
 
-from dovetail.bench.figures import Progress
+from dovetail.bench.harness import Progress
 from dovetail.report import summary
 
 FILE = "kubernetes.json"

@@ -13,8 +13,7 @@ import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 
-from dovetail.bench.figures import Claim, Progress
-from dovetail.bench.harness import Row, plain_environment, ratios
+from dovetail.bench.harness import Claim, Progress, Row, dovetail_run, plain_environment, ratios
 from dovetail.core.errors import WorkFailed
 from dovetail.host import install_paths
 from dovetail.mpi import launcher
@@ -81,14 +80,12 @@ def bare(transport: str, scratch: Path) -> Figures:
 
 def as_pods(transport: str, scratch: Path, out: Path, *words: str) -> Figures:
     """Two rank groups of one simulation."""
-    from dovetail.bench.pods import run
-
     entry = {"name": "pair", "case": str(scratch / "case"), "ranks": 2, "ranks_per_pod": 1,
              "command": [program(), "pairs"],
              "environment": {"OMPI_MCA_btl": transport}}  # fmt: skip
     plan = scratch / "plan.json"
     plan.write_text(json.dumps({"simulations": [entry]}))
-    run(plan, out, *words)
+    dovetail_run(plan, out, *words)
     return _figures((out / "pair" / "log").read_text())
 
 

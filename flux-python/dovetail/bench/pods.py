@@ -7,8 +7,6 @@ and end with this process.
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -16,10 +14,8 @@ from usernetes_setup.preflight import report
 
 from dovetail.bench import demo, many, ondemand, pairs
 from dovetail.bench.cases import pitz_daily
-from dovetail.bench.figures import Claim, Progress
-from dovetail.bench.harness import interleave, plain_environment, ratios
+from dovetail.bench.harness import Claim, Progress, dovetail_run, interleave, ratios
 from dovetail.core.errors import BadInput, WorkFailed
-from dovetail.report import summary
 
 PODS = 64
 CORES = 2
@@ -42,15 +38,6 @@ def pods(scratch: Path, repeat: int, progress: Progress) -> list[Claim]:
     return claims
 
 
-def run(plan: Path, out: Path, *words: str) -> summary.Summary:
-    """`dovetail run` in a process of its own; what it made of the plan."""
-    line = [sys.executable, "-m", "dovetail", "run", "--json", "-o", str(out), *words, str(plan)]
-    done = subprocess.run(line, env=plain_environment(), capture_output=True, text=True)
-    if done.returncode:
-        raise WorkFailed(f"dovetail run {' '.join(words)}: {done.stderr.strip()[-2000:]}")
-    return summary.load(out)[0]
-
-
 def makespan(
     scratch: Path,
     kubeconfig: Path,
@@ -68,7 +55,8 @@ def makespan(
     numbers = iter(range(2 * repeat))
 
     def took(*words: str) -> float:
-        seconds = run(plan, scratch / f"out{next(numbers)}", *words).totals.makespan_s.value
+        found = dovetail_run(plan, scratch / f"out{next(numbers)}", *words)
+        seconds = found.totals.makespan_s.value
         if seconds is None:
             raise WorkFailed("a simulation of the plan is not done")
         return seconds

@@ -22,7 +22,8 @@ from rich.console import Console
 from rich.table import Table
 
 from dovetail.bench import batch, calls, demo, figures, hybrid, jobtap, kube, pods
-from dovetail.bench.figures import Claim, Progress
+from dovetail.bench.harness import Claim, Progress
+from dovetail.cli import run as run_command
 from dovetail.core.errors import BadInput
 
 HELP = "measure the gain against the alternatives, interleaved, with the spread"
@@ -76,7 +77,8 @@ def run(args: argparse.Namespace) -> int:
         raise BadInput(f"--repeat {args.repeat}: give 1 to 1000")
     signal.signal(signal.SIGTERM, interrupt)
     if args.what == "demo":
-        return demo.run_demo(args.output, tell, as_json=args.json, kubernetes=args.kubernetes)
+        ended = demo.run_demo(args.output, tell, quiet=args.json, kubernetes=args.kubernetes)
+        return run_command.tell(ended, as_json=args.json)
     if args.kubernetes:
         raise BadInput(f"--kubernetes: only with demo, not with {args.what}")
     found: dict[str, list[Claim]] = {}

@@ -1,0 +1,212 @@
+# SPDX-License-Identifier: LGPL-3.0-or-later
+"""A run from its plan to its report: joins plan, controller, executor and event log.
+
+Inputs: a plan, where its simulations go, an output directory. Outputs: `events.jsonl`,
+`summary.json`, `report.html` and, per simulation, its log and case, all in that directory; what
+came of it as an `Ended`. Invariants: bad input is found before anything is written; one run at a
+time writes to a directory.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+import platform
+import shlex
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from dovetail.controller import settings as policy
+from dovetail.controller.controller import Controller
+from dovetail.core import eventlog
+from dovetail.core.errors import BadInput, WorkFailed
+from dovetail.core.protocol import Action, Capacity, Node, Spec
+from dovetail.plan import schema
+from dovetail.report import summary
+from dovetail.run import resume as replay
+from dovetail.run import target
+from dovetail.run.live_table import Live
+from dovetail.run.loop import Loop, Orders, Signals
+
+LOG = "events.jsonl"
+
+
+@dataclass(frozen=True)
+class Ended:
+    """What came of a run.
+
+    `report` is the file for the user, None if it could not be written; `trouble` says what went
+    wrong beside the simulations, `interrupted` names the first signal; both are empty for none.
+    """
+
+    summary: summary.Summary
+    report: Path | None
+    trouble: str
+    interrupted: str
+
+    @property
+    def done(self) -> bool:
+        """Whether every simulation is."""
+        return all(one.state == "done" for one in self.summary.simulations)
+
+
+def check(asked: schema.Plan, place: target.Place, directory: Path) -> None:
+    """Refuse a plan that can never run there, and a directory that lies in one of its cases."""
+    place.check(asked)
+    path = directory.resolve()
+    for case in {spec.case for spec in asked.specs}:
+        if Path(case).resolve() in (path, *path.parents):
+            raise BadInput(f"{directory}: lies in the case {case}, of which copies go there")
+
+
+def run(
+    asked: schema.Plan,
+    directory: Path,
+    *,
+    place: target.Place | None = None,
+    resume: bool = False,
+    quiet: bool = False,
+    settings: policy.Settings | None = None,
+    orders: Orders | None = None,
+    scope: Callable[[], Sequence[str]] = tuple,
+) -> Ended:
+    """Run a plan to its end and write its report.
+
+    `place` is this machine by default, `settings` are for a new run, not a resumed one. `scope`
+    gives the words to put before a command so that control groups can be made here.
+    """
+    check_directory(directory, resume=resume)
+    with held(directory):
+        check_directory(directory, resume=resume)  # now that nobody else writes it
+        with Signals() as signals:
+            log = execute(
+                asked, directory, signals, place=place, resume=resume, quiet=quiet,
+                settings=settings, orders=orders, scope=scope,
+            )  # fmt: skip
+            return publish(directory, log, signals)
+
+
+@contextlib.contextmanager
+def held(directory: Path) -> Iterator[None]:
+    """Make the directory and lock it, since two runs would mix their logs.
+
+    The kernel ends the lock, however the process ends.
+    """
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        lock = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        if not os.access(directory, os.W_OK | os.X_OK):
+            os.close(lock)
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+    except OSError as error:
+        raise BadInput(f"{directory}: cannot be used: {error.strerror}") from error
+    try:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise BadInput(f"{directory}: another run is using it; choose another -o") from None
+        except OSError:
+            pass  # many network file systems cannot lock a directory, and are good for all else
+        yield
+    finally:
+        os.close(lock)
+
+
+def check_directory(directory: Path, *, resume: bool) -> None:
+    """Refuse a directory that holds a run, or with `resume` one that holds none."""
+    there = (directory / LOG).exists()
+    if there and not resume:
+        raise BadInput(f"{directory}: holds a run already; go on with --resume or choose another")
+    if resume and not there:
+        raise BadInput(f"{directory}: holds no run to resume; there is no {LOG}")
+
+
+def execute(
+    asked: schema.Plan,
+    directory: Path,
+    signals: Signals,
+    *,
+    place: target.Place | None = None,
+    resume: bool = False,
+    quiet: bool = False,
+    settings: policy.Settings | None = None,
+    orders: Orders | None = None,
+    scope: Callable[[], Sequence[str]] = tuple,
+) -> eventlog.Log:
+    """Drive the simulations to their ends; returns the log. The parameters are those of `run`.
+
+    The plan's `max_packed` is put into the settings.
+    """
+    tuned = replace(settings or policy.Settings(), max_packed=asked.limits.max_packed or 0)
+    spent = resumable(directory / LOG, asked) if resume else 0.0
+    origin = time.monotonic() - spent
+    place = place or target.here()
+    executor = place.start(asked, directory, origin, resume=resume)
+    try:
+        capacity = executor.capacity()
+        first: list[Action] = []
+        if resume:
+            controller = replay.rebuild(directory / LOG)
+            alive = place.adopt(controller)
+            log = eventlog.Log.append(directory / LOG)
+            log.resume(spent, capacity, alive)
+            first = controller.resume(spent, capacity, alive)
+        else:
+            controller = Controller(asked.specs, capacity, tuned)
+            used = versions(place.launcher())
+            head = eventlog.header(asked.specs, capacity, tuned.plain(), used)
+            log = eventlog.Log.create(directory / LOG, head)
+        with Live(quiet=quiet) as live:
+            if place.launcher():
+                live.say(f"simulations become {place.launcher()}")
+            if not capacity.weights:
+                live.say("no control group can be made here: simulations run without CPU weights")
+                if words := scope():
+                    live.say(f"with `{shlex.join(words)} dovetail run` they would have them")
+            Loop(controller, executor, log, live, origin, signals, orders).drive(first)
+        for line in place.troubles():
+            live.say(line)
+        log.close()
+        return log
+    except eventlog.LogStopped as error:
+        raise WorkFailed(f"the event log cannot be written: {error}") from error
+    finally:
+        executor.close()
+
+
+def resumable(log: Path, asked: schema.Plan) -> float:
+    """Seconds that the run in `log` has taken so far; BadInput if it was of another plan."""
+    head, entries = eventlog.read(log)
+    packed = head.settings.get("max_packed", 0)
+    if head.specs != asked.specs or packed != (asked.limits.max_packed or 0):
+        raise BadInput(f"{log}: the run was started with another plan; resume with the same one")
+    return max((entry.t for entry in entries if hasattr(entry, "t")), default=0.0)
+
+
+def versions(launcher: str) -> dict[str, str]:
+    """What ran the run."""
+    found = {"python": platform.python_version(), "kernel": platform.release()}
+    return {**found, "launcher": launcher} if launcher else found
+
+
+def publish(directory: Path, log: eventlog.Log, signals: Signals) -> Ended:
+    """Write summary and report."""
+    found, history = summary.load(directory, log.held)
+    from dovetail.report import html  # the template engine takes a while to import
+
+    path: Path | None = None
+    try:
+        path, trouble = html.publish(directory, found, history), log.failed
+    except (BadInput, WorkFailed) as error:
+        trouble = str(error)
+    return Ended(found, path, trouble, signals.caught)
+
+
+def first_requests(spec: Spec, cpus: int) -> tuple[int, ...]:
+    """Requests of a simulation that runs alone and has not been measured, millicores."""
+    capacity = Capacity((Node("here", cpus, 0),))
+    return policy.fit_requests([policy.rank_needs(spec, None)], capacity)[0]
