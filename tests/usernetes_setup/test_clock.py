@@ -15,9 +15,10 @@ from email.utils import formatdate
 
 import pytest
 from dovetail.core.errors import BadInput
+from dovetail.host.self_signed import self_signed
 from support.clusters import node
 from usernetes_setup import cluster, node_record
-from usernetes_setup.control import api_client, certificates
+from usernetes_setup.control import api_client
 from usernetes_setup.node import namespaces
 from usernetes_setup.preflight import machine
 
@@ -37,7 +38,7 @@ def server(folder, ahead):
         def log_message(self, *_):
             pass
 
-    certificates.alone(folder, "server", "127.0.0.1")
+    self_signed(folder, "server", "127.0.0.1")
     listening = http.server.HTTPServer(("127.0.0.1", 0), Declines)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(folder / "server.crt", folder / "server.key")

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from dovetail.core.errors import BadInput, WorkFailed
+from dovetail.host.private_files import write_private
 from support.clusters import eventually, node
 from usernetes_setup import cluster, node_options, node_record
 from usernetes_setup.node import cgroups, components, monitor, namespaces
@@ -86,16 +87,6 @@ def test_whoever_only_asks_makes_no_state_folder(private_state):
     assert (node_record.clusters(), node_record.nodes("one")) == ([], [])
     assert machine.disk().level == "ok"
     assert list(private_state.iterdir()) == []
-
-
-def test_secrets_are_private_from_their_first_byte(private_state):
-    path = private_state / "secret"
-    before = os.umask(0)
-    try:
-        node_record.write_private(path, "x")
-    finally:
-        os.umask(before)
-    assert path.stat().st_mode & 0o777 == 0o600
 
 
 def test_two_verbs_do_not_change_one_cluster_at_once():
@@ -196,7 +187,7 @@ def test_a_keeper_whose_input_is_wrong_leaves_nothing(private_state):
     folder = node_record.root(make=True) / "c/nodes/new-1"
     folder.mkdir(mode=0o700, parents=True)
     here = node(name="new-1", address="", joined='{"no": "authority"}')
-    node_record.write_private(folder / "node.json", json.dumps(vars(here)))
+    write_private(folder / "node.json", json.dumps(vars(here)))
     handle = monitor.start(folder)
     assert handle.answer().startswith("!")
     assert handle.process.wait(20) == 1

@@ -26,6 +26,7 @@ from typing import Any
 
 from dovetail.core.errors import BadInput, WorkFailed
 from dovetail.host import processes
+from dovetail.host.private_files import write_private
 
 from usernetes_setup import node_options, node_record
 from usernetes_setup.build import programs as build
@@ -139,7 +140,7 @@ def start(record: Node) -> tuple[Node, monitor.Handle]:
     """Start a keeper and wait until its supervisor runs."""
     folder = record.folder
     folder.mkdir(mode=0o700, parents=True)
-    node_record.write_private(folder / "node.json", json.dumps(vars(record)))
+    write_private(folder / "node.json", json.dumps(vars(record)))
     handle = monitor.start(folder)
     answer = handle.answer()
     if answer.startswith("!"):
@@ -235,7 +236,7 @@ def invite(args: argparse.Namespace) -> dict[str, Any]:
     authority = (node_record.cluster_folder(args.name) / "pki/ca.crt").read_text()
     content = {"cluster": args.name, "node": node, "server": control.server,
                "authority": authority, "token": token}  # fmt: skip
-    node_record.write_private(Path(args.invite), json.dumps(content, indent=1) + "\n")
+    write_private(Path(args.invite), json.dumps(content, indent=1) + "\n")
     return {"file": args.invite, "node": node}
 
 

@@ -26,6 +26,7 @@ from pathlib import Path
 
 from dovetail.core.errors import BadInput, WorkFailed
 from dovetail.host import processes
+from dovetail.host.private_files import write_private
 
 from usernetes_setup.node import namespaces
 
@@ -211,13 +212,3 @@ def discard(node: Node) -> None:
     with contextlib.suppress(OSError):
         (top / "nodes").rmdir()
         top.rmdir()
-
-
-def write_private(path: Path, text: str) -> None:
-    """Replace a file as a whole; only its owner can read it."""
-    draft = path.with_name(path.name + ".new")
-    draft.unlink(missing_ok=True)
-    descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with os.fdopen(descriptor, "w") as file:
-        file.write(text)
-    draft.replace(path)

@@ -11,42 +11,26 @@ from __future__ import annotations
 import base64
 import json
 import secrets
-import subprocess
 from pathlib import Path
 
-from dovetail.core.errors import WorkFailed
-
-from usernetes_setup.node_record import write_private
-
-DAYS = 365
-
-
-def _openssl(*words: str, folder: Path, data: str = "") -> str:
-    try:
-        done = subprocess.run(
-            ["openssl", *words], cwd=folder, input=data, capture_output=True, text=True, umask=0o077
-        )
-    except FileNotFoundError:
-        raise WorkFailed("openssl is not installed; see `dovetail doctor`") from None
-    if done.returncode:
-        raise WorkFailed(f"openssl {words[0]}: {done.stderr.strip().splitlines()[-1]}")
-    return done.stdout
+from dovetail.host.private_files import write_private
+from dovetail.host.self_signed import DAYS, alternative_names, openssl
 
 
 def key(folder: Path, name: str) -> None:
     """Make NAME.key, an elliptic curve key: as strong as RSA 3072 and much faster to make."""
-    _openssl("ecparam", "-name", "prime256v1", "-genkey", "-noout", "-out", f"{name}.key",
-             folder=folder)  # fmt: skip
+    openssl("ecparam", "-name", "prime256v1", "-genkey", "-noout", "-out", f"{name}.key",
+            folder=folder)  # fmt: skip
 
 
 def public_key(folder: Path, name: str) -> None:
     """Write NAME.pub beside NAME.key."""
-    _openssl("ec", "-in", f"{name}.key", "-pubout", "-out", f"{name}.pub", folder=folder)
+    openssl("ec", "-in", f"{name}.key", "-pubout", "-out", f"{name}.pub", folder=folder)
 
 
 def request(folder: Path, name: str, subject: str) -> str:
     """A signing request for NAME.key, PEM."""
-    return _openssl("req", "-new", "-key", f"{name}.key", "-subj", subject, folder=folder)
+    return openssl("req", "-new", "-key", f"{name}.key", "-subj", subject, folder=folder)
 
 
 def authority(folder: Path, cluster: str) -> None:
@@ -64,18 +48,6 @@ def certificate(folder: Path, name: str, subject: str, hosts: list[str] | None =
     _sign(folder, name, subject, "CA:FALSE", "digitalSignature", lines)
 
 
-def alone(folder: Path, name: str, host: str) -> None:
-    """Make NAME.key and NAME.crt for a server that those trust who have the certificate."""
-    key(folder, name)
-    lines = ["extendedKeyUsage=serverAuth", f"subjectAltName={alternative_names([host])}"]
-    _sign(folder, name, f"/CN={name}", "CA:FALSE", "digitalSignature", lines, signer=name)
-
-
-def alternative_names(hosts: list[str]) -> str:
-    """Hosts as openssl writes them: IP:… for addresses, DNS:… for names."""
-    return ",".join(f"{'IP' if h.replace('.', '').isdigit() else 'DNS'}:{h}" for h in hosts)
-
-
 def _sign(
     folder: Path,
     name: str,
@@ -83,25 +55,24 @@ def _sign(
     constraints: str,
     usage: str,
     lines: list[str],
-    signer: str = "ca",
 ) -> None:
     extensions = folder / f"{name}.ext"
     basic = [f"basicConstraints=critical,{constraints}", f"keyUsage=critical,{usage}"]
     extensions.write_text("\n".join([*basic, "subjectKeyIdentifier=hash", *lines]) + "\n")
     by = ["-signkey", f"{name}.key"]
-    if name != signer:
+    if name != "ca":
         by = ["-CA", "ca.crt", "-CAkey", "ca.key", "-set_serial", str(secrets.randbits(120))]
     asked = request(folder, name, subject)
-    _openssl("x509", "-req", *by, "-days", str(DAYS), "-sha256", "-extfile", extensions.name,
-             "-out", f"{name}.crt", folder=folder, data=asked)  # fmt: skip
+    openssl("x509", "-req", *by, "-days", str(DAYS), "-sha256", "-extfile", extensions.name,
+            "-out", f"{name}.crt", folder=folder, data=asked)  # fmt: skip
     extensions.unlink()
 
 
 def describe_request(pem: str) -> tuple[str, set[str]]:
     """Subject (RFC 2253) and alternative names of a signing request, to judge it by."""
     here = Path("/")
-    subject = _openssl("req", "-noout", "-subject", "-nameopt", "RFC2253", folder=here, data=pem)
-    text = _openssl("req", "-noout", "-text", folder=here, data=pem)
+    subject = openssl("req", "-noout", "-subject", "-nameopt", "RFC2253", folder=here, data=pem)
+    text = openssl("req", "-noout", "-text", folder=here, data=pem)
     names: set[str] = set()
     for line in text.splitlines():
         words = line.strip()

@@ -26,6 +26,8 @@ from pathlib import Path
 
 from dovetail.host import processes
 from dovetail.host.install_paths import package_environment
+from dovetail.host.private_files import write_private
+from dovetail.host.self_signed import self_signed
 from dovetail.host.session import sweep_sessions
 
 from usernetes_setup.control import certificates
@@ -36,7 +38,6 @@ from usernetes_setup.node_record import (
     discard,
     root,
     wait_unlocked,
-    write_private,
 )
 
 REMOVAL = 8.0  # seconds for everything to be gone
@@ -221,7 +222,7 @@ def main(folder: str, verb: int) -> int:
         if node.network == "bridge":
             entrance = bridge_network.entrance(node)
         founding(node) if node.control else joining(node)
-        certificates.alone(node.folder, "stream", components.stream_address(node))
+        self_signed(node.folder, "stream", components.stream_address(node))
         cgroups.make(node.group, node.cpus)
         node.keeper, node.keeper_ticks = os.getpid(), processes.start_ticks(os.getpid())
         node.save()

@@ -24,11 +24,10 @@ import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from usernetes_setup.control import certificates
-from usernetes_setup.node_record import write_private
-
 from dovetail.core.errors import WorkFailed
 from dovetail.executors.pods import messages
+from dovetail.host.private_files import write_private
+from dovetail.host.self_signed import self_signed
 
 _PATIENCE = 10.0  # seconds for the handshake, and again for the token
 _FROM_AGENTS = (
@@ -278,7 +277,7 @@ def _credentials(folder: Path, address: str) -> tuple[ssl.SSLContext, str, int]:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         folder.chmod(0o700)
         if not (folder / "token").exists():  # which is written last
-            certificates.alone(folder, "hub", address)
+            self_signed(folder, "hub", address)
             write_private(folder / "token", secrets.token_hex(32))
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.minimum_version = ssl.TLSVersion.TLSv1_2

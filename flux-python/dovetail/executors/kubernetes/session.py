@@ -22,7 +22,6 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import yaml
-from usernetes_setup.node_record import write_private
 
 from dovetail.core.errors import BadInput, WorkFailed
 from dovetail.core.protocol import Spec
@@ -40,6 +39,7 @@ from dovetail.executors.kubernetes.manifests import (
     path,
 )
 from dovetail.executors.kubernetes.workload_kinds import Launcher
+from dovetail.host.private_files import write_private
 
 FOLDER = "kubernetes"
 """Below the run's directory, private: the run's id and what agents trust it by."""

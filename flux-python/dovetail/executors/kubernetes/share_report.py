@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -18,6 +17,7 @@ from typing import Any
 from dovetail.core import cgroup_weights
 from dovetail.executors.kubernetes import launch
 from dovetail.executors.kubernetes.launch import Launched
+from dovetail.host.private_files import write_whole
 
 FILE = "status.json"
 PERIOD = 5.0
@@ -98,7 +98,5 @@ class Report:
     def _write(self, rows: list[dict[str, Any]]) -> None:
         content = {"schema": 1, "run": self._run, "written": time.time(), "formula": self.formula,
                    "groups": rows}  # fmt: skip
-        draft = self._path.with_name(FILE + ".new")
         with contextlib.suppress(OSError):  # as on a full disk: it is only there to be looked at
-            draft.write_text(json.dumps(content, indent=1) + "\n")
-            os.replace(draft, self._path)
+            write_whole(self._path, json.dumps(content, indent=1) + "\n")

@@ -13,16 +13,16 @@ from __future__ import annotations
 import base64
 import os
 import shutil
-import subprocess
 import threading
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from dovetail.core.errors import BadInput, WorkFailed
+from dovetail.core.errors import BadInput
 from dovetail.core.protocol import Spec
 from dovetail.executors.kubernetes import manifests, minicluster
 from dovetail.executors.kubernetes.api import Api, Object, Refused, Unreachable
 from dovetail.executors.kubernetes.manifests import path
+from dovetail.host.self_signed import openssl
 
 _PATIENCE = 100  # looks for the policy, 0.1 s apart; it takes a second from its creation
 _Z85 = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ.-:+=^!/*?&<>()[]{}@%$#"
@@ -106,8 +106,9 @@ def _flux() -> str:
 
 def certificate() -> str:
     """A CURVE certificate as `flux keygen` writes it, made in memory alone."""
-    private = _openssl("genpkey", "-algorithm", "X25519")
-    keys = _openssl("pkey", "-pubout", given=private), private
+    here = Path("/")
+    private = openssl("genpkey", "-algorithm", "X25519", folder=here)
+    keys = openssl("pkey", "-pubout", folder=here, data=private), private
     # The key is at the end of what openssl writes around it.
     public, secret = (z85(base64.b64decode(pem.split("-----")[2])[-32:]) for pem in keys)
     lines = f'    public-key = "{public}"\n    secret-key = "{secret}"\n'
@@ -121,13 +122,3 @@ def z85(data: bytes) -> str:
         number = int.from_bytes(data[start : start + 4], "big")
         text += "".join(_Z85[number // 85**power % 85] for power in (4, 3, 2, 1, 0))
     return text
-
-
-def _openssl(*words: str, given: str = "") -> str:
-    try:
-        done = subprocess.run(["openssl", *words], input=given, capture_output=True, text=True)
-    except FileNotFoundError:
-        raise WorkFailed("openssl is not installed; see `dovetail doctor`") from None
-    if done.returncode:
-        raise WorkFailed(f"openssl {words[0]}: {done.stderr.strip().splitlines()[-1]}")
-    return done.stdout

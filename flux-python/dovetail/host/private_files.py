@@ -1,0 +1,26 @@
+# SPDX-License-Identifier: LGPL-3.0-or-later
+"""Files that are replaced as a whole, some of which only their owner can read.
+
+Inputs: a path and its new text. Output: the file. Invariants: whoever opens the path sees the old
+text or the new one, never a part; a private file is private from its first byte on.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+
+def write_whole(path: Path, text: str, mode: int = 0o666) -> None:
+    """Replace a file in one step; `mode` is what the user's umask leaves of it."""
+    draft = path.with_name(path.name + ".new")
+    draft.unlink(missing_ok=True)
+    descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
+    with os.fdopen(descriptor, "w") as file:
+        file.write(text)
+    draft.replace(path)
+
+
+def write_private(path: Path, text: str) -> None:
+    """Replace a file in one step; only its owner can read it."""
+    write_whole(path, text, 0o600)

@@ -1,0 +1,37 @@
+# SPDX-License-Identifier: LGPL-3.0-or-later
+"""Files that are replaced as a whole."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+from dovetail.host.private_files import write_private, write_whole
+
+pytestmark = pytest.mark.unit
+
+
+@pytest.fixture
+def no_umask():
+    """What is private then is so by the call alone."""
+    before = os.umask(0)
+    yield
+    os.umask(before)
+
+
+def test_secrets_are_private_and_other_files_as_the_umask_has_them(tmp_path, no_umask):
+    write_private(tmp_path / "secret", "x")
+    write_whole(tmp_path / "public", "x")
+    assert (tmp_path / "secret").stat().st_mode & 0o777 == 0o600
+    assert (tmp_path / "public").stat().st_mode & 0o777 == 0o666
+
+
+def test_a_reader_keeps_the_old_file_and_a_draft_of_a_dead_writer_is_no_hindrance(tmp_path):
+    path = tmp_path / "file"
+    write_whole(path, "old")
+    (tmp_path / "file.new").write_text("half")
+    with path.open() as reader:
+        write_whole(path, "new")
+        assert reader.read() == "old"
+    assert path.read_text() == "new"
+    assert [one.name for one in tmp_path.iterdir()] == ["file"]
