@@ -192,12 +192,15 @@ def printed(scratch: Path) -> Iterator[str]:
 
 
 def written(code: object) -> list[str]:
-    """The keys of all objects that the source of a function or module spells out."""
-    tree = ast.parse(textwrap.dedent(inspect.getsource(code)))
-    found = [key for one in ast.walk(tree) if isinstance(one, ast.Dict) for key in one.keys]
-    return [
-        one.value for one in found if isinstance(one, ast.Constant) and isinstance(one.value, str)
-    ]
+    """The keys of all objects that the source of a function or module spells out or sets."""
+    found: list[ast.expr | None] = []
+    for one in ast.walk(ast.parse(textwrap.dedent(inspect.getsource(code)))):
+        if isinstance(one, ast.Dict):
+            found += one.keys
+        elif isinstance(one, ast.Subscript) and isinstance(one.ctx, ast.Store):
+            found.append(one.slice)
+    texts = [one.value for one in found if isinstance(one, ast.Constant)]
+    return [text for text in texts if isinstance(text, str)]
 
 
 def not_run_here() -> Iterator[str]:
@@ -232,7 +235,7 @@ def in_flux() -> Iterator[str]:
     play.ask("submit", "s", plan="p.yaml", output="out", cwd="/")
     for path in keys(play.state.status()):
         yield f"json flux dovetail status: {path}"
-    for name in command.HELP:
+    for name in [name for name in command.HELP if name != "kubectl"]:  # whose output is its own
         for key in written(getattr(command, f"do_{name}")):
             yield f"json flux dovetail {name}: {key}"
         if name.replace("-", "_") in dir(requests):
