@@ -9,14 +9,12 @@ is tried again finds what it made before; no key or token stays in a file that w
 
 from __future__ import annotations
 
-import base64
 import contextlib
 import json
 import os
 import random
 import re
 import shutil
-import socket
 import ssl
 import tempfile
 import threading
@@ -28,9 +26,9 @@ from typing import Any, Callable
 import kubernetes
 import urllib3
 import yaml
-from kubernetes.config import kube_config
 
-from dovetail.core.errors import BadInput
+from dovetail.core.errors import BadInput, WorkFailed
+from dovetail.host.self_signed import openssl
 
 Object = dict[str, Any]
 LEAST_VERSION = (1, 33)
@@ -45,10 +43,6 @@ _KINDS = {
     "strategic": "application/strategic-merge-patch+json",
     "json": "application/json-patch+json",
 }
-# What follows a certificate's issuer: when it begins and when it ends, in two forms of DER.
-_VALIDITY = re.compile(
-    rb"\x30[\x1e-\x22](?:\x17\x0d|\x18\x0f)(\d{12,14})Z(\x17\x0d|\x18\x0f)(\d{12,14})Z"
-)
 
 
 class Refused(Exception):
@@ -75,7 +69,7 @@ class Api:
         self._ending = False
         configuration = _configuration(self.path)
         self.server = str(configuration.host)
-        self._expires = _expiry(configuration.cert_file)
+        self._certificate = configuration.cert_file
         self._client = kubernetes.client.ApiClient(configuration)
 
     def close(self) -> None:
@@ -203,11 +197,11 @@ class Api:
             self.get("/api/v1/namespaces/default", patience=2.0)
         except Refused as error:
             if error.status == 401:
-                ended = self._expires and self._expires < time.strftime(
-                    "%Y%m%d%H%M%S", time.gmtime()
-                )
-                why = f"its certificate expired on {_date(self._expires)}" if ended else (
-                    "its credentials are not valid there")  # fmt: skip
+                why = "its credentials are not valid there"
+                end = _expiry(self._certificate)
+                if end is not None and end < time.time():
+                    day = time.strftime("%Y-%m-%d", time.gmtime(end))
+                    why = f"its certificate expired on {day}"
                 raise BadInput(
                     f"{about}{self.server} refuses us: {why}; get a new kubeconfig"
                 ) from None
@@ -270,6 +264,8 @@ class Watch(threading.Thread):
         while not self._ended.is_set():
             self._answer = self._api.watch(self._path, version, **self._query)
             try:
+                if self._ended.is_set():  # `stop` came before there was an answer to shut down
+                    return
                 for line in _lines(self._answer):
                     change = json.loads(line)
                     thing = change["object"]
@@ -284,8 +280,9 @@ class Watch(threading.Thread):
     def stop(self) -> None:
         """End the thread, waking it if it reads."""
         self._ended.set()
-        with contextlib.suppress(Exception):  # whatever the client's insides look like
-            self._answer._fp.fp.raw._sock.shutdown(socket.SHUT_RDWR)
+        # Nobody reads it yet, nobody reads it any more, or its connection has broken.
+        with contextlib.suppress(AttributeError, ValueError, RuntimeError, OSError):
+            self._answer.shutdown()
 
 
 def _lines(answer: Any) -> Any:  # noqa: ANN401
@@ -307,7 +304,7 @@ def _configuration(path: Path) -> Any:  # noqa: ANN401
     configuration = kubernetes.client.Configuration()
     scratch = tempfile.mkdtemp(prefix="dovetail-")
     try:
-        kube_config.load_kube_config(
+        kubernetes.config.load_kube_config(
             str(path), client_configuration=configuration, persist_config=False,
             temp_file_path=scratch,
         )  # fmt: skip
@@ -318,7 +315,6 @@ def _configuration(path: Path) -> Any:  # noqa: ANN401
     except (kubernetes.config.ConfigException, ValueError, TypeError, OSError) as error:
         raise BadInput(f"{path}: is no usable kubeconfig: {str(error).splitlines()[0]}") from None
     finally:
-        kube_config._cleanup_temp_files()
         shutil.rmtree(scratch, ignore_errors=True)
     configuration.retries = False  # we have our own
     configuration.connection_pool_maxsize = 16
@@ -332,19 +328,13 @@ def _in_memory(data: bytes) -> str:
     return f"/proc/self/fd/{descriptor}"
 
 
-def _expiry(certificate: str | None) -> str:
-    """When a PEM certificate ends, as yyyymmddhhmmss; empty if that cannot be told."""
-    with contextlib.suppress(OSError, ValueError, TypeError):
+def _expiry(certificate: str | None) -> float | None:
+    """When a PEM certificate ends, seconds since the epoch; None if that cannot be told."""
+    with contextlib.suppress(OSError, ValueError, WorkFailed):
         text = Path(certificate or "").read_text()
-        found = _VALIDITY.search(base64.b64decode(text.split("-----")[2]))
-        if found:
-            end = found[3].decode()
-            return end if found[2] == b"\x18\x0f" else ("19" if end[:2] >= "50" else "20") + end
-    return ""
-
-
-def _date(moment: str) -> str:
-    return f"{moment[:4]}-{moment[4:6]}-{moment[6:8]}"
+        said = openssl("x509", "-noout", "-enddate", folder=Path("/"), data=text)
+        return float(ssl.cert_time_to_seconds(said.strip().partition("=")[2]))
+    return None
 
 
 def _refused(error: Any) -> Refused:  # noqa: ANN401
