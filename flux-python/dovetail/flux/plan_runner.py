@@ -25,6 +25,7 @@ from usernetes_setup.node import namespaces
 from dovetail.flux.instance.runs import Run
 from dovetail.host.file_tail import Tail
 from dovetail.host.install_paths import package_environment
+from dovetail.host.line_splitter import LineSplitter
 
 LOG = "dovetail.log"  # in a run's directory: what `dovetail run` says
 EVENTS = "events.jsonl"  # likewise: its event log
@@ -50,7 +51,7 @@ class Planned:
         self.running: subprocess.Popen[bytes] | None = None
         self.number = 0  # of the one that runs
         self.events: Tail | None = None
-        self.rest = b""
+        self.splitter = LineSplitter()
 
     def queue(self, order: Mapping[str, Any]) -> None:
         """Keep a plan until it is its turn."""
@@ -70,7 +71,7 @@ class Planned:
         environment = package_environment(order.get("environment"))
         try:
             output.mkdir(parents=True, exist_ok=True)
-            self.number, self.rest = number, b""
+            self.number, self.splitter = number, LineSplitter()
             with contextlib.ExitStack() as files:
                 copies = []
                 if "content" in order:
@@ -115,7 +116,7 @@ class Planned:
         """Tell which simulations were launched, and which have ended."""
         if self.events is None:
             return
-        *lines, self.rest = (self.rest + self.events.read()).split(b"\n")
+        lines = self.splitter.take(self.events.read())
         for entry in map(json.loads, filter(None, lines)):
             name = entry.get("name", "")
             if entry.get("type") == "Launch":

@@ -24,6 +24,7 @@ from dovetail.flux.client import Client
 from dovetail.flux.load import flux
 from dovetail.host import processes
 from dovetail.host.file_tail import Tail
+from dovetail.host.line_splitter import LineSplitter
 
 
 class Mirror:
@@ -39,7 +40,7 @@ class Mirror:
         self.selector = selectors.DefaultSelector()
         self.log: Tail | None = None
         self.end: dict[str, Any] | None = None
-        self.rest = b""
+        self.splitter = LineSplitter()
 
     def live(self) -> int:
         """Until the simulation has ended; returns its exit code."""
@@ -79,8 +80,7 @@ class Mirror:
         block = os.read(self.client.process.stdout.fileno(), 1 << 16)
         if not block:
             self.end = {"code": 1, "reason": "Flux is gone", "exception": ""}
-        *lines, self.rest = (self.rest + block).split(b"\n")
-        for line in map(json.loads, lines):
+        for line in map(json.loads, self.splitter.take(block)):
             value = line.get("value", {})
             if "event" in line:  # the module was loaded, perhaps anew
                 with contextlib.suppress(WorkFailed):

@@ -39,6 +39,7 @@ from dovetail.flux.instance.effects import FAILED
 from dovetail.flux.plan_runner import Planned, apart, end
 from dovetail.host import processes
 from dovetail.host.install_paths import package_environment
+from dovetail.host.line_splitter import LineSplitter
 
 Order = Mapping[str, Any]
 PATIENCE = 10.0  # seconds for a node to be removed by whoever is at it
@@ -57,7 +58,7 @@ class Agent:
         self.cpus = ",".join(f"{core}-{core}" for core in sorted(os.sched_getaffinity(0)))
         self.client = Client()
         self.selector = selectors.DefaultSelector()
-        self.rest = b""
+        self.splitter = LineSplitter()
         self.rank = -1
         self.attached: set[int] = set()  # numbers of our requests, of which all but one are refused
         self.joining = 0
@@ -101,8 +102,7 @@ class Agent:
         if not block:
             self.failed, self.over = "Flux is gone", True
             return
-        *lines, self.rest = (self.rest + block).split(b"\n")
-        for line in lines:
+        for line in self.splitter.take(block):
             self.take(json.loads(line))
 
     def take(self, line: Order) -> None:

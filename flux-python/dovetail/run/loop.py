@@ -29,6 +29,7 @@ from dovetail.core.protocol import (
     Tick,
     Unwanted,
 )
+from dovetail.host.line_splitter import LineSplitter
 from dovetail.run.live_table import Live
 
 LOOK = 0.25
@@ -82,21 +83,21 @@ class Orders:
     def __init__(self, source: int | None) -> None:
         """`source` is a file that is read without blocking; None if nobody asks."""
         self.source = source
-        self.rest = b""
+        self._splitter = LineSplitter()
         if source is not None:
             os.set_blocking(source, False)
 
     def take(self) -> list[str]:
         """Names of the simulations that shall stop; lines that mean nothing are left out."""
+        lines: list[bytes] = []
         while self.source is not None:
             try:
                 block = os.read(self.source, 1 << 16)
             except BlockingIOError:
                 break
-            self.rest += block
+            lines += self._splitter.take(block)
             if not block:
                 self.source = None
-        *lines, self.rest = self.rest.split(b"\n")
         words = [line.decode(errors="replace").split() for line in lines]
         return [line[1] for line in words if len(line) == 2 and line[0] == "stop"]
 

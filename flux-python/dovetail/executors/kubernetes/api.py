@@ -28,6 +28,7 @@ import urllib3
 import yaml
 
 from dovetail.core.errors import BadInput, WorkFailed
+from dovetail.host.line_splitter import LineSplitter
 from dovetail.host.self_signed import openssl
 
 Object = dict[str, Any]
@@ -286,10 +287,9 @@ class Watch(threading.Thread):
 
 
 def _lines(answer: Any) -> Any:  # noqa: ANN401
-    rest = b""
+    splitter = LineSplitter()
     for chunk in answer.stream(amt=None, decode_content=False):
-        *whole, rest = (rest + chunk).split(b"\n")
-        yield from filter(None, whole)
+        yield from filter(None, splitter.take(chunk))
 
 
 def _configuration(path: Path) -> Any:  # noqa: ANN401

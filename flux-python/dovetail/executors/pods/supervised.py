@@ -16,6 +16,7 @@ import sys
 
 from dovetail.executors.pods import command, messages
 from dovetail.host.cgroups import Group
+from dovetail.host.line_splitter import LineSplitter
 from dovetail.host.session import end_simulation
 
 TYPE_CHECKING = False
@@ -41,7 +42,7 @@ class Keeping:
         self._simulation = os.path.basename(directory)
         self._watch, self._say = watch, say
         self._commands = self._messages = -1
-        self._heard = b""
+        self._splitter = LineSplitter()
 
     @property
     def pending(self) -> bool:
@@ -113,8 +114,7 @@ class Keeping:
             chunk = os.read(self._messages, 1 << 16)
         except BlockingIOError:
             return
-        *lines, self._heard = (self._heard + chunk).split(b"\n")
-        for line in lines:
+        for line in self._splitter.take(chunk):
             said = json.loads(line)
             if said["kind"] == "started":
                 self.told["started"] = messages.Started(self._simulation, said["mpi"])

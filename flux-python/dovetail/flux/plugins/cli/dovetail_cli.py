@@ -39,6 +39,7 @@ sys.path.append(str(PACKAGE.parent))
 from dovetail.core.errors import BadInput  # noqa: E402
 from dovetail.flux import option  # noqa: E402
 from dovetail.flux.client import SUBMIT  # noqa: E402
+from dovetail.host.line_splitter import LineSplitter  # noqa: E402
 
 KILL_TIMEOUT = "40s"  # Flux's own 5 s are too short for a slice to end well
 SILENCE = "1m"  # of the leading broker; the slices of a dead one stay for Flux's own 5 minutes
@@ -122,7 +123,7 @@ class Relay:
 
     def __init__(self, handle: Handle) -> None:
         self.handle = handle
-        self.rest = b""
+        self.splitter = LineSplitter()
         handle.event_subscribe("dovetail.loaded")
         self.events = handle.msg_watcher_create(
             self.loaded, flux.constants.FLUX_MSGTYPE_EVENT, "dovetail.loaded"
@@ -153,8 +154,7 @@ class Relay:
         if not block:
             self.handle.reactor_stop()
             return
-        *lines, self.rest = (self.rest + block).split(b"\n")
-        for line in lines:
+        for line in self.splitter.take(block):
             self.request(json.loads(line))
 
     def request(self, asked_: dict[str, Any]) -> None:
