@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: LGPL-3.0-or-later
-"""What the keeper makes of a program's output, and how it starts programs."""
+"""What the supervisor makes of a program's output, and how it starts programs."""
 
 from __future__ import annotations
 
@@ -60,18 +60,8 @@ def test_a_rank_that_aborted_is_named_where_its_starter_lost_the_message():
     assert launcher.explain(7, lost, {76: 0, 77: 1}, [1]).startswith("rank 1: exit code 7: ")
 
 
-@pytest.mark.parametrize("size", [1, 2, 7, 8, 9, 1000])
-def test_time_lines_are_counted_whatever_pieces_they_come_in(tmp_path, size):
-    text = b"Time = 1\n Time = 2\nTime = 3\nExecutionTime = 4\n\nTime = 5\nTime = 6"
-    log = supervisor.Log(str(tmp_path / "log"), str(tmp_path / "iterations"), 1 << 30)
-    for start in range(0, len(text), size):
-        log.take(text[start : start + size])
-    assert supervisor.COUNT.unpack((tmp_path / "iterations").read_bytes())[0] == 4
-    assert (tmp_path / "log").read_bytes() == text
-
-
 def test_an_output_as_large_as_the_limit_is_kept_whole(tmp_path):
-    log = supervisor.Log(str(tmp_path / "log"), str(tmp_path / "iterations"), 2 << 20)
+    log = supervisor.Log(str(tmp_path / "log"), 2 << 20)
     text = b"0123456789abcdef" * (2 << 16)
     log.take(text)
     log.close()

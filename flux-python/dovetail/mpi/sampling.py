@@ -1,19 +1,19 @@
 # SPDX-License-Identifier: LGPL-3.0-or-later
-"""Turns the rank pages of one simulation into a sample for the controller.
+"""Turns what the ranks of one simulation publish into a sample for the controller.
 
-Inputs: the simulation's session directory on this node. Output: `protocol.Ranks`. Invariant: a
-sample belongs to whole iterations, whichever of the three sources counts them.
+Inputs: the simulation's session directory on this node, or the values that other nodes have sent.
+Output: `protocol.Ranks`. Invariant: a sample belongs to whole iterations, whichever of the three
+sources counts them.
 """
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from dovetail.core import protocol
 from dovetail.core.errors import BadInput
-from dovetail.mpi import page, supervisor
+from dovetail.mpi import page, time_lines
 
 
 def here(directory: Path) -> list[page.RankPage]:
@@ -36,37 +36,52 @@ def complete(directory: Path, count: int) -> list[page.RankPage]:
     return pages if [one.rank for one in pages] == list(range(count)) else []
 
 
-def ranks(
+def of_pages(
     pages: Sequence[page.RankPage], directory: Path, origin: float, succeeded: bool = False
 ) -> protocol.Ranks:
     """The sample of these pages; `origin` is the CLOCK_MONOTONIC time of the run clock's 0.
 
     `succeeded` says that the simulation has ended well, which completes its last iteration.
     """
-    memory = tuple(one.peak_rss for one in pages)
-    if all(one.iteration_source != "none" for one in pages):
-        return protocol.Ranks(
-            tuple(one.iterations for one in pages),
-            _seconds(one.iter_stamp - origin for one in pages),
-            _seconds(one.iter_cpu_s for one in pages),
-            _seconds(one.iter_useful_s for one in pages),
-            _seconds(one.iter_mpi_s for one in pages),
-            memory,
-        )
-    # Only the log tells of iterations; a `Time =` line begins one and so ends another.
-    lines, stamp = 0, origin
-    with contextlib.suppress(OSError, ValueError):
-        raw = (directory / "iterations").read_bytes()
-        lines, stamp = supervisor.COUNT.unpack(raw) if raw else (0, origin)
-    count = len(pages)
+    lines, stamp = time_lines.read(str(directory)) or (0, origin)
+    return of_values([*_values(pages, origin)], (lines, stamp - origin), succeeded)
+
+
+def of_values(
+    rows: Sequence[Sequence[float]], lines: tuple[int, float], succeeded: bool
+) -> protocol.Ranks:
+    """The sample of one row per rank: iterations, stamp, CPU, useful and MPI seconds, peak memory.
+
+    Stamps are on the run's clock. Where a rank's iterations are -1, it does not count them, and
+    `lines` does for all: how many `Time =` lines the log has, and when the last came.
+    """
+    counts, stamps, cpu, useful, inside, memory = zip(*rows)
+    if min(counts) < 0:
+        counts = (time_lines.complete(lines[0], succeeded),) * len(rows)
+        stamps = (lines[1],) * len(rows)
     return protocol.Ranks(
-        (lines if succeeded else max(0, lines - 1),) * count,
-        _seconds([stamp - origin]) * count,
-        _seconds(one.cpu_s for one in pages),
-        _seconds(one.useful_s for one in pages),
-        _seconds(one.mpi_s for one in pages),
-        memory,
+        _whole(counts),
+        _seconds(stamps),
+        _seconds(cpu),
+        _seconds(useful),
+        _seconds(inside),
+        _whole(memory),
     )
+
+
+def _values(pages: Sequence[page.RankPage], origin: float) -> Iterable[tuple[float, ...]]:
+    """A row per page: as of the last iteration, or, if not all ranks count theirs, as of now."""
+    if all(one.iteration_source != "none" for one in pages):
+        for one in pages:
+            used = one.iter_cpu_s, one.iter_useful_s, one.iter_mpi_s
+            yield one.iterations, one.iter_stamp - origin, *used, one.peak_rss
+    else:
+        for one in pages:
+            yield -1, one.stamp - origin, one.cpu_s, one.useful_s, one.mpi_s, one.peak_rss
+
+
+def _whole(values: Iterable[float]) -> tuple[int, ...]:
+    return tuple(int(value) for value in values)
 
 
 def _seconds(values: Iterable[float]) -> tuple[float, ...]:

@@ -2,14 +2,14 @@
 """Runs one simulation, and ends it when nobody is left who wants it.
 
 One process per simulation, started by the local executor. Inputs: on stdin one line of JSON
-(see `Keeper`), then commands, one per line: `stop`. End of file on stdin means that the
+(see `Supervisor`), then commands, one per line: `stop`. End of file on stdin means that the
 executor needs nothing more, or has died: everything is ended and removed at once. Outputs:
 `log` in the simulation's directory, the count of `Time =` lines in the file `iterations`
 of its session directory, and on stdout lines of JSON: `started`, then `result`.
 
-Invariants: no descendant escapes, since orphans become the keeper's own children; it stays
-outside the simulation's control group, so freezing that does not freeze the keeper; neither
-a flood of output nor a full disk stops it. Imports stay few: they cost milliseconds each time.
+Invariants: no descendant escapes, since orphans become the supervisor's own children; it stays
+outside the simulation's control group, so that suspending that does not suspend it; neither a
+flood of output nor a full disk stops it. Imports stay few: they cost milliseconds each time.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ import json
 import os
 import select
 import signal
-import struct
 import sys
 import time
 
@@ -27,7 +26,7 @@ from dovetail.core.errors import BadInput
 from dovetail.host import processes
 from dovetail.host.cgroups import Group
 from dovetail.host.session import end_simulation, remove_simulation
-from dovetail.mpi import launcher
+from dovetail.mpi import launcher, time_lines
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -36,35 +35,28 @@ if TYPE_CHECKING:
 GRACE = 3.0
 """Seconds between SIGTERM and SIGKILL when a simulation is stopped."""
 
-COUNT = struct.Struct("=Qd")
-"""The file `iterations`: how many `Time =` lines, and when the last came (CLOCK_MONOTONIC)."""
-
 _TAIL = 1 << 20
-_TIME_LINE = b"\nTime = "
 
 
 class Log:
-    """The simulation's output: the beginning and the end of it in a file, and what it counts.
+    """The simulation's output: the beginning and the end of it in a file.
 
     `limit` is the largest size of the file, bytes. `trouble` says why the file is not complete.
     """
 
-    def __init__(self, path: str, counter: str, limit: int) -> None:
+    def __init__(self, path: str, limit: int) -> None:
         self.trouble = ""
         self.recent = bytearray()
         self._room = max(0, limit - _TAIL)
         self._skipped = 0
-        self._carry = b"\n"
-        self._times = 0
         self._file = -1
         try:
             self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o666)
         except OSError as error:
             self.trouble = f"no log: {error.strerror}"
-        self._counter = os.open(counter, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
 
     def take(self, chunk: bytes) -> None:
-        """Keep and count what the simulation printed."""
+        """Keep what the simulation printed."""
         head = chunk[: self._room]
         self._room -= len(head)
         self._write(head)
@@ -72,13 +64,6 @@ class Log:
         self.recent += chunk
         if len(self.recent) > 2 * _TAIL:
             del self.recent[:-_TAIL]
-        text = self._carry + chunk
-        times = text.count(_TIME_LINE)
-        if times:
-            self._times += times
-            with contextlib.suppress(OSError):  # full, as a disk may be
-                os.pwrite(self._counter, COUNT.pack(self._times, time.monotonic()), 0)
-        self._carry = text[1 - len(_TIME_LINE) :]
 
     def close(self) -> None:
         """Write the end of an output that was too long."""
@@ -98,14 +83,14 @@ class Log:
                 self._file = -1
 
 
-class Keeper:
+class Supervisor:
     """One simulation from its first step to the removal of its last trace.
 
     `config` has: `name`, `directory` (session directory of the simulation), `temporary`,
     `case` (to copy from), `home` (its output directory), `ranks`, `command`, `prepare` (pairs of
     a line and its words), `environment` (to add), `libraries` (MPI to preloaded library), `group`
     (weight and control directory of its control group; its processes join the group `job`),
-    `cpus`, `log_limit`; and only in a pod `hosts`, those of all its pods (see `mpirun.across`).
+    `cpus`, `log_limit`; and only in a pod `hosts`, those of all its pods (see `launcher.across`).
     """
 
     def __init__(self, config: dict[str, Any]) -> None:
@@ -118,6 +103,7 @@ class Keeper:
         self.output, self.output_end = os.pipe()
         os.set_blocking(self.output, False)
         self.log: Log | None = None
+        self.time_lines: time_lines.Counter | None = None
         self.child = 0
         self.status: int | None = None
         self.stopping = False
@@ -142,7 +128,7 @@ class Keeper:
         while not self.orphaned:
             self._wait(None)
         directory, temporary = self.config["directory"], self.config["temporary"]
-        if "hosts" in self.config:  # in a pod the entry removes the rest, or else the agent
+        if "hosts" in self.config:  # in a pod the entrypoint removes the rest, or else the agent
             end_simulation(directory, self.group, os.getpid())
         else:
             remove_simulation(directory, self.group, temporary, os.getpid())
@@ -153,8 +139,8 @@ class Keeper:
             os.makedirs(config["home"], exist_ok=True)
         except OSError as error:
             return 1, f"cannot make {config['home']}: {error.strerror}"
-        counter = os.path.join(config["directory"], "iterations")
-        self.log = Log(os.path.join(config["home"], "log"), counter, config["log_limit"])
+        self.log = Log(os.path.join(config["home"], "log"), config["log_limit"])
+        self.time_lines = time_lines.Counter(config["directory"])
         # Whose the case is does not matter: in a pod others' ids may not even have a number.
         copy = 'rm -rf -- "$1" && cp -a --no-preserve=ownership -T -- "$0" "$1"'
         steps = [("copying the case", "/", ["sh", "-c", copy, config["case"], self.case])]
@@ -271,8 +257,9 @@ class Keeper:
             chunk = os.read(self.output, 1 << 16)
         except BlockingIOError:
             return False
-        if self.log:
+        if self.log and self.time_lines:
             self.log.take(chunk)
+            self.time_lines.take(chunk)
         return True
 
     def _drain(self) -> None:
@@ -306,11 +293,11 @@ class Keeper:
 
 
 def main() -> None:
-    """Read the configuration, whose length in four bytes comes first, and keep."""
+    """Read the configuration, whose length in four bytes comes first, and supervise."""
     size, text = int.from_bytes(os.read(0, 4), "little"), b""
     while len(text) < size:
         text += os.read(0, size - len(text)) or sys.exit(1)
-    Keeper(json.loads(text)).run()
+    Supervisor(json.loads(text)).run()
 
 
 if __name__ == "__main__":

@@ -17,6 +17,7 @@ from dovetail.core import protocol
 from dovetail.executors.kubernetes import manifests
 from dovetail.executors.kubernetes.placement import asked, millicores
 from dovetail.executors.local.job import Result
+from dovetail.mpi import sampling
 
 Object = dict[str, Any]
 
@@ -109,22 +110,8 @@ class Launched:
         if len(self.ranks) < self.spec.ranks:
             return None
         rows = [self.ranks[rank] for rank in range(self.spec.ranks)]
-        counts = tuple(int(row[0]) for row in rows)
-        stamps = tuple(row[1] for row in rows)
-        if min(counts) < 0:  # only the log counts; a line begins an iteration and ends another
-            count, stamp = self.lines
-            end = self.result or self.doubted
-            over = end is not None and end.code == 0
-            counts = (count if over else max(0, count - 1),) * len(rows)
-            stamps = (stamp,) * len(rows)
-        found = protocol.Ranks(
-            counts,
-            stamps,
-            tuple(row[2] for row in rows),
-            tuple(row[3] for row in rows),
-            tuple(row[4] for row in rows),
-            tuple(int(row[5]) for row in rows),
-        )
+        end = self.result or self.doubted
+        found = sampling.of_values(rows, self.lines, end is not None and end.code == 0)
         if found == self.sample:
             return None
         self.sample = found

@@ -269,7 +269,7 @@ class LocalExecutor:
             return
         job.place_ranks(pages)
         succeeded = job.result is not None and job.result.code == 0
-        ranks = sampling.ranks(pages, Path(job.directory), self._origin, succeeded)
+        ranks = sampling.of_pages(pages, Path(job.directory), self._origin, succeeded)
         if ranks != job.sample:
             job.sample = ranks
             events.append(protocol.Sampled(t, job.spec.name, ranks))

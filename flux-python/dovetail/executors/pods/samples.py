@@ -15,7 +15,7 @@ import time
 from dataclasses import dataclass
 
 from dovetail.mpi import page
-from dovetail.mpi.supervisor import COUNT
+from dovetail.mpi.time_lines import COUNT, FILE
 
 _PAGE = re.compile(r"rank\.\d+\.\d+")
 _SETTLED = 100_000_000  # nanoseconds; a directory's time is no finer than a clock tick
@@ -114,7 +114,7 @@ class Reader:
     def _count(self) -> list[float]:
         with contextlib.suppress(OSError):
             if self._log < 0:
-                path = os.path.join(self._directory, "iterations")
+                path = os.path.join(self._directory, FILE)
                 self._log = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
             now = os.pread(self._log, COUNT.size, 0)
             if len(now) == COUNT.size and now != self._lines:

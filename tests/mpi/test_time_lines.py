@@ -1,0 +1,44 @@
+# SPDX-License-Identifier: LGPL-3.0-or-later
+"""How the `Time =` lines of a log count iterations."""
+
+from __future__ import annotations
+
+import pytest
+from dovetail.mpi import sampling, time_lines
+
+pytestmark = pytest.mark.unit
+
+COUNTED = [7.0, 30.0, 3.0, 2.0, 1.0, 4096.0]
+UNCOUNTED = [-1.0, 30.0, 3.0, 2.0, 1.0, 4096.0]
+
+
+@pytest.mark.parametrize("size", [1, 2, 7, 8, 9, 1000])
+def test_time_lines_are_counted_whatever_pieces_they_come_in(tmp_path, size):
+    text = b"Time = 1\n Time = 2\nTime = 3\nExecutionTime = 4\n\nTime = 5\nTime = 6"
+    counter = time_lines.Counter(str(tmp_path))
+    for start in range(0, len(text), size):
+        counter.take(text[start : start + size])
+    lines, stamp = time_lines.read(str(tmp_path))
+    assert (lines, stamp > 0) == (4, True)
+
+
+@pytest.mark.parametrize("content", [None, b"", b"half of it"])
+def test_a_file_without_a_count_says_nothing(tmp_path, content):
+    if content is not None:
+        (tmp_path / time_lines.FILE).write_bytes(content)
+    assert time_lines.read(str(tmp_path)) is None
+
+
+@pytest.mark.parametrize(
+    ("lines", "succeeded", "iterations"), [(0, False, 0), (0, True, 0), (5, False, 4), (5, True, 5)]
+)
+def test_a_line_begins_an_iteration_and_a_good_end_completes_the_last(lines, succeeded, iterations):
+    sample = sampling.of_values([UNCOUNTED] * 2, (lines, 31.0), succeeded)
+    assert sample.iterations == (iterations,) * 2
+    assert sample.stamp == (31.0,) * 2
+
+
+def test_ranks_that_count_need_no_log_and_one_that_does_not_makes_the_log_count_for_all():
+    assert sampling.of_values([COUNTED] * 2, (5, 31.0), False).iterations == (7, 7)
+    mixed = sampling.of_values([COUNTED, UNCOUNTED], (5, 31.0), False)
+    assert (mixed.iterations, mixed.stamp) == ((4, 4), (31.0, 31.0))
