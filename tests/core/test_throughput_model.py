@@ -9,7 +9,7 @@ import math
 import pytest
 from dovetail.cli.main import main
 from dovetail.core.errors import BadInput
-from dovetail.core.throughput_model import Model
+from dovetail.core.throughput_model import Model, Part, Point, Prior, fit, slowdowns
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -207,3 +207,54 @@ def test_bad_options_are_exit_2(name, capsys):
         code = stop.code
     assert code == 2
     assert capsys.readouterr().err.strip()
+
+
+PREDICTIONS = [
+    ("two busy pairs on two cores", [Part(2, 2, 2.0, True)], 2.0, [2.1]),
+    ("two pairs with idle time", [Part(2, 2, 4 / 3, True)], 2.0, [4 / 3 + 0.1]),
+    ("spun needs cost what waiting costs", [Part(2, 2, 4 / 3, False)], 2.0, [1.4 + 0.1]),
+    (
+        "unlike simulations",
+        [Part(1, 2, 1.0, True), Part(1, 4, 2.0, True)],
+        2.0,
+        [1.5 + 0.2, 1.5 + 0.1],
+    ),
+]
+
+
+@pytest.mark.parametrize(
+    ("what", "parts", "cores", "expected"), PREDICTIONS, ids=[p[0] for p in PREDICTIONS]
+)
+def test_slowdowns_of_unlike_simulations(what, parts, cores, expected):
+    found = slowdowns(parts, cores, beta=0.1, wait_cost=0.05)
+    assert found == pytest.approx(expected)
+
+
+@given(st.integers(1, 9), st.integers(1, 8), st.floats(0.1, 8.0), st.floats(0.0, 1.0))
+def test_equal_simulations_are_the_case_of_one_part(n, ranks, need, beta):
+    """What the controller predicts by, and what the report and `predict` say, are one model."""
+    split = [Part(1, ranks, need), Part(n - 1, ranks, need)] if n > 1 else [Part(1, ranks, need)]
+    expected = [Model(1.0, ranks, 4.0, beta, need).slowdown(n)] * len(split)
+    assert slowdowns(split, 4.0, beta) == pytest.approx(expected)
+
+
+BELIEFS = [
+    ("nothing is believed: the points alone", Prior(0.05, 0.0, 0.03, 1), 0.2),
+    ("a belief as strong as the points: half way", Prior(0.1, 5.0, 0.03, 1), 0.15),
+    ("interference is never negative", Prior(-9.0, 1.0, 0.03, 1), 0.0),
+]
+
+
+@pytest.mark.parametrize(("what", "prior", "beta"), BELIEFS, ids=[b[0] for b in BELIEFS])
+def test_the_fit_weighs_points_against_what_is_believed(what, prior, beta):
+    points = [Point(1.0, 1.5, 1.7), Point(2.0, 2.0, 2.4)]
+    assert fit(points, prior).beta == pytest.approx(beta)
+
+
+def test_more_scatter_means_a_less_certain_beta():
+    prior = Prior(0.0, 0.0, 0.03, 1)
+    exact = fit([Point(1.0, 1.0, 1.2), Point(2.0, 1.0, 1.4)], prior)
+    loose = fit([Point(1.0, 1.0, 1.4), Point(2.0, 1.0, 1.3)], prior)
+    assert exact.rms_error == pytest.approx(0.0, abs=1e-9)
+    assert exact.beta_error == pytest.approx(0.03 / math.sqrt(2) / math.sqrt(5))
+    assert loose.beta_error > 2 * exact.beta_error

@@ -1,14 +1,18 @@
 # SPDX-License-Identifier: LGPL-3.0-or-later
-"""How long N simulations take at once: the throughput model.
+"""How much slower simulations run at once: the one throughput model, with its one fit.
 
-Inputs: the time T1 of one simulation alone, its ranks R, the vCPUs V that all share, its CPU
-need u in cores (CPU seconds / wall seconds, alone, waits blocking), and measured times of
-N = 2, 3, … at once. Output: T(N), the gain, its knee, and the error of all that.
+Inputs: which simulations run at once (`Part`: how many, their ranks R, the CPU need u of each in
+cores, that is CPU seconds / wall seconds alone with blocking waits), the cores V that all share,
+and measured slowdowns. Outputs: predicted slowdowns, the interference β, and the error of both.
+
+    slowdown = max(1, Σu / V) + β · (ranks of the others) / V
+
+`Model` is the case of N equal simulations, of which one alone takes T1:
 
     T(N) = T1 · (max(1, N·u / V) + β · (N - 1) · R / V)
 
 While the cores suffice (N·u ≤ V, or u unknown) this is the one-parameter model of
-arXiv:2604.00377: interference grows with the ranks that share the vCPUs. Once they do not,
+arXiv:2604.00377: interference grows with the ranks that share the cores. Once they do not,
 no order of work can beat N·u/V, and interference comes on top of that. It stays linear in β,
 so the fit is least squares through a known offset, in closed form, and cheap to repeat
 after each measurement. Measured on 2 cores with bulk-synchronous ranks of four imbalances,
@@ -21,15 +25,10 @@ Invariants: pure; times in any one unit (seconds, or slowdowns with t1=1); β �
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from dovetail.core.errors import BadInput
-
-# Before there are residuals of our own, those of the papers' table (4 points, 1 parameter)
-# say how well such a model does; they go on counting as so many degrees of freedom.
-PRIOR_SIGMA = 0.03
-PRIOR_FREEDOM = 3
 
 # Two-sided 95 % quantiles of Student's t for 3, 4, … degrees of freedom, then the normal's.
 _T95 = (3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
@@ -38,9 +37,108 @@ _Z95 = 1.96
 MAX_SIMS = 100_000
 
 
+WAIT_COST = 0.05
+"""What blocking waits cost a simulation, until that is measured: 5 % where it was."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """Equal simulations among all that run at once: `count` of them, each of `ranks` ranks.
+
+    `need` is the cores that one of them keeps busy alone; `blocking` is False if that was
+    measured, or guessed, without what blocking waits cost.
+    """
+
+    count: int
+    ranks: int
+    need: float
+    blocking: bool = True
+
+
+def bound(need: float, cores: float, wait_cost: float = 0.0) -> float:
+    """The least slowdown of simulations that need so many cores together, dimensionless."""
+    return max(1.0 + wait_cost, need / cores)
+
+
+def crowd(others: float, cores: float) -> float:
+    """Ranks of the other simulations per core: what β multiplies."""
+    return others / cores
+
+
+def slowdowns(
+    parts: Sequence[Part], cores: float, beta: float, wait_cost: float = 0.0
+) -> list[float]:
+    """How many times slower than alone each part's simulations run, shape (len(parts),).
+
+    Waits that block cost `wait_cost`: in the 1, and in a need that does not hold it yet.
+    """
+    ranks = sum(part.count * part.ranks for part in parts)
+    need = sum(p.count * p.need * (1.0 if p.blocking else 1.0 + wait_cost) for p in parts)
+    least = bound(need, cores, wait_cost)
+    return [least + beta * crowd(ranks - part.ranks, cores) for part in parts]
+
+
+@dataclass(frozen=True)
+class Point:
+    """One measurement: a `slowdown` where the model says `bound` + β · `crowd`."""
+
+    crowd: float
+    bound: float
+    slowdown: float
+
+    def error(self, beta: float) -> float:
+        """What the model with this β leaves unexplained."""
+        return self.slowdown - self.bound - beta * self.crowd
+
+
+@dataclass(frozen=True)
+class Prior:
+    """What is believed before there are measurements.
+
+    `beta` counts like measurements whose squared crowds sum up to `spread`. `sigma`, the
+    residuals that are to be expected, counts as so many degrees of `freedom`.
+    """
+
+    beta: float
+    spread: float
+    sigma: float
+    freedom: int
+
+
+PAPERS = Prior(beta=0.0, spread=0.0, sigma=0.03, freedom=3)
+"""Nothing is believed of β; the papers' table (4 points, 1 parameter) says how well the model does.
+"""
+
+
+@dataclass(frozen=True)
+class Fit:
+    """β with its standard error; `rms_error` is the root mean square of the relative errors.
+
+    `sigma` is what a slowdown scatters by, `spread` the sum of the squared crowds.
+    """
+
+    beta: float
+    beta_error: float
+    rms_error: float
+    sigma: float
+    spread: float
+
+
+def fit(points: Sequence[Point], prior: Prior) -> Fit:
+    """Least squares of β through the points' bounds. At least one point must be given."""
+    spread = prior.spread + sum(p.crowd**2 for p in points)
+    pull = sum(p.crowd * (p.slowdown - p.bound) for p in points)
+    beta = max(0.0, (prior.spread * prior.beta + pull) / spread)
+    rest = [p.error(beta) for p in points]
+    squares = sum(r * r for r in rest) + prior.freedom * prior.sigma**2
+    sigma = math.sqrt(squares / (prior.freedom + len(points) - 1))
+    rms = math.sqrt(sum((r / p.slowdown) ** 2 for r, p in zip(rest, points)) / len(points))
+    return Fit(beta, sigma / math.sqrt(spread), rms, sigma, spread)
+
+
 @dataclass(frozen=True)
 class Model:
-    """The model with its parameter known; `fit` makes one from measurements.
+    """The model of N equal simulations; `Model.fit` makes one from measurements.
 
     `t1` seconds; `ranks` per simulation; `vcpus` shared by all; `beta` dimensionless; `need`
     cores, None if unknown. From a fit: `beta_error` the standard error of beta, `rms_error`
@@ -58,7 +156,7 @@ class Model:
     beta_error: float | None = None
     rms_error: float | None = None
     points: int = 0
-    sigma: float = PRIOR_SIGMA
+    sigma: float = PAPERS.sigma
     spread: float = 0.0
 
     def __post_init__(self) -> None:
@@ -96,22 +194,24 @@ class Model:
         if need is not None:
             need = min(need, *(s * vcpus / n for n, s in slow.items()))
         start = Model(t1, ranks, vcpus, 0.0, need)
-        x = {n: start._load(n) for n in slow}
-        spread = sum(v * v for v in x.values())
-        beta = max(0.0, sum(x[n] * (s - start.slowdown(n)) for n, s in slow.items()) / spread)
-        best = Model(t1, ranks, vcpus, beta, need)
-        rest = {n: s - best.slowdown(n) for n, s in slow.items()}
-        freedom = PRIOR_FREEDOM + len(slow) - 1
-        squares = sum(r * r for r in rest.values()) + PRIOR_FREEDOM * PRIOR_SIGMA**2
-        sigma = math.sqrt(squares / freedom)
-        rms = math.sqrt(sum((rest[n] / s) ** 2 for n, s in slow.items()) / len(slow))
+        found = fit([Point(start._crowd(n), start.slowdown(n), s) for n, s in slow.items()], PAPERS)
         return Model(
-            t1, ranks, vcpus, beta, need, sigma / math.sqrt(spread), rms, len(slow), sigma, spread
+            t1,
+            ranks,
+            vcpus,
+            found.beta,
+            need,
+            found.beta_error,
+            found.rms_error,
+            len(slow),
+            found.sigma,
+            found.spread,
         )
 
     def slowdown(self, n: int) -> float:
         """T(n)/T1: how many times slower each of n simulations runs than alone."""
-        return self._bound(n) + self.beta * self._load(n)
+        _count(n)
+        return slowdowns([Part(n, self.ranks, self.need or 0.0)], self.vcpus, self.beta)[0]
 
     def makespan(self, n: int) -> float:
         """T(n), the time of n simulations started at once, in the unit of t1."""
@@ -133,12 +233,13 @@ class Model:
         """
         if n == 1:
             return (self.makespan(1), self.makespan(1))
-        leverage = self._load(n) ** 2 / self.spread if self.spread else 0.0
-        freedom = PRIOR_FREEDOM + max(0, self.points - 1) - 3
+        leverage = self._crowd(n) ** 2 / self.spread if self.spread else 0.0
+        freedom = PAPERS.freedom + max(0, self.points - 1) - 3
         quantile = _T95[freedom] if freedom < len(_T95) else _Z95
         half = quantile * self.sigma * math.sqrt(1 + leverage)
         middle = self.slowdown(n)
-        return (self.t1 * max(self._bound(n), middle - half), self.t1 * (middle + half))
+        least = bound(n * (self.need or 0.0), self.vcpus)
+        return (self.t1 * max(least, middle - half), self.t1 * (middle + half))
 
     def knee(self, max_n: int) -> int:
         """The n in 1..max_n after which another simulation pays less than it did on average.
@@ -156,14 +257,8 @@ class Model:
 
         return max(range(1, max_n + 1), key=height)
 
-    def _bound(self, n: int) -> float:
-        """The slowdown of n simulations on cores that never idle while there is work."""
-        _count(n)
-        return max(1.0, n * (self.need or 0.0) / self.vcpus)
-
-    def _load(self, n: int) -> float:
-        """Ranks of the other simulations per vCPU: what beta multiplies."""
-        return (n - 1) * self.ranks / self.vcpus
+    def _crowd(self, n: int) -> float:
+        return crowd((n - 1) * self.ranks, self.vcpus)
 
 
 def _positive(what: str, value: float, meaning: str) -> None:

@@ -21,7 +21,7 @@ import numpy as np
 
 from dovetail.core.cpu_requests import FLOOR, LIMIT, THROTTLED
 from dovetail.core.errors import BadInput
-from dovetail.core.throughput_model import Model
+from dovetail.core.throughput_model import WAIT_COST, Model
 from dovetail.mpi import profile
 from dovetail.report.alternatives import SEQUENTIAL
 from dovetail.report.figures import QUIET, SPLIT, Family, Point, disturbed, needed
@@ -32,8 +32,6 @@ from dovetail.report.verdict import SAME, Totals
 BETAS = (0.1, 0.0, 0.25)
 """Interference of packed ranks before it is measured: expected, least, most. Two cores with
 ranks of load 1:3 gave 0.1; the papers' 96 vCPUs less."""
-WAIT_COST = 1.05
-"""Waits that give the CPU back make a simulation alone this much slower."""
 MOST = 8
 """The most simulations at once that packing is predicted for."""
 SHOWN = 16
@@ -190,7 +188,7 @@ def _packing(one: Known, cores: float) -> Advice:
         f"{one.name}: packing {best} at once would give about {gain:.2f} times the throughput "
         f"({low:.2f} to {high:.2f}; {bound:.2f} is the bound), with waits that give the CPU back.",
         evidence + f"; interference as measured elsewhere (beta {BETAS[1]:g} to {BETAS[2]:g}), "
-        f"waits cost {WAIT_COST - 1:.0%}",
+        f"waits cost {WAIT_COST:.0%}",
         "predicted",
         gain,
         (low, high),
@@ -208,7 +206,7 @@ def _predicted_packing(one: Known, cores: float) -> tuple[int, float, float, flo
 
 def unfitted(one: Known, cores: float) -> list[Model]:
     """The throughput model before anything was packed: expected, best and worst."""
-    cost = WAIT_COST if one.ranks > 1 else 1.0
+    cost = 1.0 + WAIT_COST if one.ranks > 1 else 1.0
     return [Model(1.0, one.ranks, cores, beta, one.cores * cost) for beta in BETAS]
 
 
