@@ -6,8 +6,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from dovetail.controller.controller import TERMINAL, Controller
+from dovetail.controller.controller import Controller
+from dovetail.controller.meter import Meter
 from dovetail.controller.settings import Settings
+from dovetail.controller.simulation import Simulation, Stage
 from dovetail.core import eventlog, protocol
 from dovetail.core.protocol import Capacity, Launch, Node, Note, Ranks, Spec, Stop
 from dovetail.executors.simulated.executor import Fault, Work
@@ -20,6 +22,7 @@ pytestmark = pytest.mark.unit
 
 GIB = 1 << 30
 CAPACITY = Capacity((Node("n0", 2000, 8 * GIB),))
+OVER = ("done", "failed", "not started")
 
 
 def specs(count: int, **more) -> list[Spec]:
@@ -152,15 +155,17 @@ def test_a_clock_jump_stops_nobody_and_spoils_no_rate(what, jump):
     controller = Controller(specs(2), CAPACITY)
     t = running(controller)
     k = controller.view("a-0").iterations
+    taken = []
     for step in range(1, 31):
         now = t + jump + 0.1 * step
         ranks = sample(now, "a-0", k + step).ranks
         ranks = replace(ranks, stamp=tuple(s + jump for s in ranks.stamp))
         actions = controller.handle(protocol.Sampled(now, "a-0", ranks))
         assert not [a for a in actions if isinstance(a, Stop)]
-    profile = controller.baselines()["a"]
-    assert profile.rate == pytest.approx(10.0, rel=0.02)
-    assert profile.need == pytest.approx(4 / 3, rel=0.05)
+        taken += [a.data for a in actions if isinstance(a, Note) and a.what == "profile"]
+    (profile,) = taken
+    assert profile["rate"] == pytest.approx(10.0, rel=0.02)
+    assert profile["need"] == pytest.approx(4 / 3, rel=0.05)
 
 
 HANGS = [
@@ -326,9 +331,8 @@ def test_any_run_ends_and_keeps_its_promises(tmp_path, drawn, faults, weights, s
     assert result.ended
     views = result.controller.views()
     assert len(views) == len(queue)
-    assert all(view.state in TERMINAL for view in views)
+    assert all(view.state in OVER for view in views)
     assert result.memory <= 8 * GIB
-    assert result.controller.status().n_max <= len(queue)
     started = [a.name for _, a in result.actions if isinstance(a, Launch)]
     assert len(started) == len(set(started)) + sum(view.restarts for view in views)
     for _, action in result.actions:
@@ -340,3 +344,32 @@ def test_any_run_ends_and_keeps_its_promises(tmp_path, drawn, faults, weights, s
         # No harm: windows of short simulations and waits between steps of 0.1 s allowed for.
         assert result.makespan <= 1.10 * result.sequential + 0.3 * len(queue) + 2.0
     assert replay(path) is None
+
+
+# --- stages ---
+
+
+def test_one_that_was_asked_to_stop_is_terminating_until_it_has_ended():
+    controller = Controller(specs(1), CAPACITY)
+    t = running(controller)
+    controller.handle(protocol.Unwanted(t, "a-0", "cancelled"))
+    assert controller.view("a-0").state == "terminating"
+    assert controller.status().counts == {"terminating": 1}
+    assert not controller.finished
+    controller.handle(protocol.Finished(t + 1.0, "a-0", 143, "stopped"))
+    assert controller.view("a-0").state == "failed"
+    assert controller.finished
+
+
+def test_a_stage_follows_only_from_those_that_lead_to_it():
+    sim = Simulation(specs(1)[0], 0, Meter(3))
+    with pytest.raises(AssertionError, match="a-0"):
+        sim.enter(Stage.RUNNING)
+    sim.enter(Stage.PREPARING)
+    sim.enter(Stage.PAUSED)
+    sim.go_on()
+    assert sim.stage is Stage.PREPARING
+    sim.started = 1.0
+    sim.enter(Stage.SUSPENDED)
+    sim.go_on()
+    assert sim.stage is Stage.STARTING

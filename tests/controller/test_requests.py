@@ -4,8 +4,7 @@
 from __future__ import annotations
 
 import pytest
-from dovetail.controller import settings
-from dovetail.controller.settings import Part
+from dovetail.controller.shares import differ, fit_requests
 from dovetail.core import protocol
 from dovetail.core.protocol import Capacity, Node, Spec
 from dovetail.executors.simulated.executor import Work
@@ -36,7 +35,7 @@ CASES = [
 
 @pytest.mark.parametrize(("what", "needs", "cpu", "expected"), CASES, ids=[c[0] for c in CASES])
 def test_requests(what, needs, cpu, expected):
-    assert settings.fit_requests(needs, capacity(cpu)) == expected
+    assert fit_requests(needs, capacity(cpu)) == expected
 
 
 @given(
@@ -44,7 +43,7 @@ def test_requests(what, needs, cpu, expected):
     st.integers(0, 20_000),
 )
 def test_requests_fit_the_capacity_and_keep_the_floor(needs, cpu):
-    found = settings.fit_requests(needs, capacity(cpu))
+    found = fit_requests(needs, capacity(cpu))
     flat = [request for sim in found for request in sim]
     assert [len(sim) for sim in found] == [len(sim) for sim in needs]
     if cpu >= 10 * len(flat):
@@ -63,29 +62,7 @@ CHANGES = [
 
 @pytest.mark.parametrize(("what", "old", "new", "sent"), CHANGES, ids=[c[0] for c in CHANGES])
 def test_a_resize_is_sent_only_for(what, old, new, sent):
-    assert settings.differ(old, new, 0.10) is sent
-
-
-PREDICTIONS = [
-    ("cores for every rank: nobody is slowed", [Part(2, 2, 1.3, False)], 4.0, [1.0]),
-    ("two busy pairs on two cores", [Part(2, 2, 2.0, True)], 2.0, [2.1]),
-    ("two pairs with idle time", [Part(2, 2, 4 / 3, True)], 2.0, [4 / 3 + 0.1]),
-    ("spun needs cost what waiting costs", [Part(2, 2, 4 / 3, False)], 2.0, [1.4 + 0.1]),
-    (
-        "unlike simulations",
-        [Part(1, 2, 1.0, True), Part(1, 4, 2.0, True)],
-        2.0,
-        [1.5 + 0.2, 1.5 + 0.1],
-    ),
-]
-
-
-@pytest.mark.parametrize(
-    ("what", "parts", "cores", "expected"), PREDICTIONS, ids=[p[0] for p in PREDICTIONS]
-)
-def test_predicted_slowdowns(what, parts, cores, expected):
-    found = settings.slowdowns(parts, cores, beta=0.1, wait_cost=0.05)
-    assert found == pytest.approx(expected)
+    assert differ(old, new, 0.10) is sent
 
 
 def test_requests_follow_a_load_that_is_not_what_the_weights_said():
@@ -124,4 +101,4 @@ def test_equal_simulations_get_equal_requests_however_noisy_they_are():
         packed = {s.requests for s in shares.values() if s.wait.mode == "doorbell"}
         assert len(packed) <= 1
     # One for the first admission, one for the last that stays alone; a few for wait policies.
-    assert result.controller.status().resizes <= 5
+    assert result.count(protocol.Resize) <= 5

@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from dovetail.controller.controller import TERMINAL, Controller
+from dovetail.controller.controller import Controller
 from dovetail.controller.settings import Settings
 from dovetail.core import eventlog, protocol
 from dovetail.core.errors import BadInput
@@ -21,6 +21,7 @@ NODES = [Node("n0", 2000, 8 << 30)]
 WORK = Work((0.01, 0.03), 150)
 SPECS = [Spec(f"a-{i}", "a", "case", 2, (1.0, 3.0), ("run",)) for i in range(5)]
 CAPACITY = Capacity(tuple(NODES))
+OVER = ("done", "failed", "not started")
 
 
 def recorded(path, faults=()):
@@ -62,6 +63,32 @@ def test_a_changed_decision_is_found(tmp_path):
     assert isinstance(found.replayed, protocol.Resize)
 
 
+def notes_changed(path, **changes):
+    """The place of the first note in a log, after some of its fields were changed there."""
+    lines = path.read_text().splitlines()
+    at = next(i for i, line in enumerate(lines) if '"Note"' in line)
+    lines[at] = json.dumps({**json.loads(lines[at]), **changes})
+    path.write_text("\n".join(lines) + "\n")
+    return at
+
+
+def test_a_note_may_be_worded_otherwise(tmp_path):
+    path = tmp_path / "events.jsonl"
+    recorded(path)
+    notes_changed(path, why="in other words")
+    assert replay(path) is None
+
+
+@pytest.mark.parametrize("changes", [{"what": "keep"}, {"data": {"n": 7}}])
+def test_a_note_of_another_kind_or_with_other_figures_is_found(tmp_path, changes):
+    path = tmp_path / "events.jsonl"
+    recorded(path)
+    at = notes_changed(path, **changes)
+    found = replay(path)
+    assert found is not None
+    assert found.seq == at
+
+
 def test_settings_that_are_none_are_refused(tmp_path):
     path = tmp_path / "events.jsonl"
     with eventlog.Log.create(path, eventlog.header(SPECS, CAPACITY, {"colour": 1})):
@@ -78,7 +105,7 @@ def test_a_run_whose_loop_was_killed_is_taken_up_again(tmp_path, share):
     path.write_bytes(whole[: int(len(whole) * share)])
     controller = rebuild(path)
     before = {view.name: view for view in controller.views()}
-    t = controller.status().t + 3.0
+    t = 3.0 + max(entry.t for entry in eventlog.read(path)[1] if hasattr(entry, "t"))
     machine = Simulated(NODES, {"a": WORK})
     machine.clock = t
     with eventlog.Log.append(path) as log:
@@ -105,7 +132,7 @@ def test_a_run_whose_loop_was_killed_is_taken_up_again(tmp_path, share):
                         machine.launch(spec, action.share)
                     elif isinstance(action, protocol.Resize):
                         machine.resize(action.shares)
-    done = {name for name, view in before.items() if view.state in TERMINAL}
+    done = {name for name, view in before.items() if view.state in OVER}
     assert sorted(launched) == sorted(set(before) - done)
     for view in controller.views():
         assert view.state == "done"

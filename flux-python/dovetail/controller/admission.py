@@ -1,24 +1,23 @@
 # SPDX-License-Identifier: LGPL-3.0-or-later
 """Phase C, pack: admit what is predicted to pay.
 
-Inputs: the state. Outputs: launches and thaws, with notes that say why.
+Inputs: the state. Outputs: simulations launched or resumed, with notes that say why.
 
 Invariants: one admission at a time while ranks share cores, and none before the last one has
-been judged; a mix that did not pay is not tried again; trials may lose no more than
+been tried; a set that did not pay is not tried again; trials may lose no more than
 `Settings.harm` of the plan's sequential time; something runs whenever something can.
 """
 
 from __future__ import annotations
 
-from dovetail.controller import settings
-from dovetail.controller.settings import Mix
-from dovetail.controller.simulation import Simulation
+from dovetail.controller.knowledge import CoScheduled, Verdict, with_one
+from dovetail.controller.prediction import parts, predicted, spun_need
+from dovetail.controller.simulation import Simulation, Stage
 from dovetail.controller.state import State
-from dovetail.controller.trial import affordable, parts, predicted, spun_need
 
 
 def admit(state: State) -> None:
-    """Start or thaw what may run beside what runs."""
+    """Start or resume what may run beside what runs."""
     if not state.active:
         _start_first(state)
     while state.active and _admit_one(state):
@@ -27,11 +26,11 @@ def admit(state: State) -> None:
 
 
 def _start_first(state: State) -> None:
-    """Nothing runs: the oldest frozen one goes on, or else the head of the queue starts."""
-    if state.frozen:
-        sim = next(iter(state.frozen.values()))
-        state.note("admit", f"{sim.spec.name} goes on", name=sim.spec.name, n=1)
-        state.thaw(sim, "there is room again")
+    """Nothing runs: the oldest suspended one is resumed, or else the head of the queue starts."""
+    if state.suspended:
+        sim = next(iter(state.suspended.values()))
+        state.note("admit", f"{sim.spec.name} is resumed", name=sim.spec.name, n=1)
+        state.resume(sim, "there is room again")
         return
     for sim in state.heads(len(state.families)):
         if fits(state, sim):
@@ -40,19 +39,18 @@ def _start_first(state: State) -> None:
             )
             _begin(state, sim)
             return
-        if not state.leaving:
+        if not state.terminating:
             _drop_too_large(state, sim)
 
 
 def _drop_too_large(state: State, sim: Simulation) -> None:
     state.take(sim)
-    sim.state = "not started"
+    sim.enter(Stage.NOT_STARTED)
     sim.reason = f"needs {state.memory_of(sim)} bytes of memory, there are {state.capacity.memory}"
     state.note("fail", f"{sim.spec.name} cannot run: {sim.reason}", name=sim.spec.name)
 
 
 def _begin(state: State, sim: Simulation) -> None:
-    state.totals["admissions"] += 1
     head = state.heads(1)
     state.overtakes = 0 if head and head[0] is sim else state.overtakes + 1
     state.launch(sim)
@@ -71,20 +69,20 @@ def _admit_one(state: State) -> bool:
         return False
     if any(state.families[name].silent for name in state.counts if state.counts[name]):
         return False
-    mix = state.mix
+    running = state.running
     for sim in _choices(state):
-        verdict = _pays(state, mix, sim)
+        verdict = _pays(state, running, sim)
         if verdict:
-            frozen = sim.spec.name in state.frozen
+            suspended = sim.spec.name in state.suspended
             state.note(
                 "admit",
-                f"{sim.spec.name} {'goes on' if frozen else 'starts'} beside "
+                f"{sim.spec.name} {'is resumed' if suspended else 'starts'} beside "
                 f"{len(state.active)} running: {verdict}",
                 name=sim.spec.name,
                 n=len(state.active) + 1,
             )
-            if frozen:
-                state.thaw(sim, "there is room again")
+            if suspended:
+                state.resume(sim, "there is room again")
             else:
                 _begin(state, sim)
             return True
@@ -92,54 +90,58 @@ def _admit_one(state: State) -> bool:
 
 
 def _choices(state: State) -> list[Simulation]:
-    """Frozen ones first, then the heads of a few families; only the first if it waited long."""
+    """Suspended ones first, then the heads of a few families; only the first if it waited long."""
     heads = state.heads(state.settings.lookahead)
     if state.overtakes >= state.settings.overtakes:
         heads = heads[:1]
-    return [*state.frozen.values(), *heads]
+    return [*state.suspended.values(), *heads]
 
 
-def _pays(state: State, mix: Mix, sim: Simulation) -> str:
-    """Why it pays to run a simulation beside the mix; empty if it does not, or not yet."""
+def _pays(state: State, running: CoScheduled, sim: Simulation) -> str:
+    """Why it pays to run a simulation beside what runs; empty if it does not, or not yet."""
     family = state.families[sim.spec.family]
-    if family.silent or (sim.state == "queued" and not fits(state, sim)):
+    if family.silent or (sim.stage is Stage.QUEUED and not fits(state, sim)):
         return ""
     if family.profile is None and state.counts.get(sim.spec.family):
         return ""  # one of the family is on its way to a profile
     if state.ranks + sim.spec.ranks <= state.cores:
         return "each rank has a core to itself"
-    if state.profiling is not None:
+    if state.profiling:
         return ""
-    new = settings.with_one(mix, sim.spec.family)
+    new = with_one(running, sim.spec.family)
     verdict = state.knowledge.verdict(new)
-    if verdict == "bad" or state.now < state.hold_until:
+    if verdict is Verdict.BAD or state.now < state.admit_after:
         return ""
-    if verdict == "good":
-        promise = "this mix has paid before"
+    if verdict is Verdict.GOOD:
+        promise = "this has paid before"
     else:
-        promise = _promises(state, mix, new) if _ready_for_trial(state, mix) else ""
+        promise = _promises(state, running, new) if _ready_for_trial(state, running) else ""
     return promise if promise and _within_budgets(state, new, sim) else ""
 
 
-def _ready_for_trial(state: State, mix: Mix) -> bool:
+def _ready_for_trial(state: State, running: CoScheduled) -> bool:
     sims = state.active.values()
-    if len(sims) > 1 and not state.own_cores and state.knowledge.verdict(mix) != "good":
+    if (
+        len(sims) > 1
+        and not state.own_cores
+        and state.knowledge.verdict(running) is not Verdict.GOOD
+    ):
         return False
-    if not state.settled() or not affordable(state, 0.0):
+    if not state.settled() or not state.affordable(0.0):
         return False
     for sim in sims:
         left = state.remaining(sim)
         if not sim.measured or (left is not None and left <= 2 * state.settings.window):
             return False
-    return all(state.families[name].profile for name, _ in mix)
+    return all(state.families[name].profile for name, _ in running)
 
 
-def _within_budgets(state: State, new: Mix, extra: Simulation) -> bool:
+def _within_budgets(state: State, new: CoScheduled, extra: Simulation) -> bool:
     slow = {name: s for (name, _), s in zip(new, predicted(state, new))}
     known = state.knowledge.outcomes.get(new)
     for sim in (*state.active.values(), extra):
         expected = slow[sim.spec.family]
-        if known and known.verdict == "good" and known.best:
+        if known and known.verdict is Verdict.GOOD and known.best:
             expected = min(known.best[1].slowdowns)
         if expected > state.budget(sim) * (1.0 + state.settings.margin):
             state.note_once(
@@ -154,7 +156,7 @@ def _within_budgets(state: State, new: Mix, extra: Simulation) -> bool:
     return True
 
 
-def _promises(state: State, mix: Mix, new: Mix) -> str:
+def _promises(state: State, running: CoScheduled, new: CoScheduled) -> str:
     for name, _ in new:
         need = spun_need(state, name)
         if need >= state.settings.full * state.cores:
@@ -169,9 +171,9 @@ def _promises(state: State, mix: Mix, new: Mix) -> str:
             return ""
     slow = predicted(state, new)
     after = sum(count / s for (_, count), s in zip(new, slow))
-    now = state.knowledge.throughput(mix)
+    now = state.knowledge.throughput(running)
     if now is None:
-        now = sum(c / s for (_, c), s in zip(mix, predicted(state, mix)))
+        now = sum(c / s for (_, c), s in zip(running, predicted(state, running)))
     gain = after / now
     if gain >= state.settings.predicted_gain:
         return f"{gain:.2f} times the throughput of now is predicted"

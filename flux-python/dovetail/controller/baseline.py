@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: LGPL-3.0-or-later
-"""What a simulation would do alone, while its work per iteration changes.
+"""What simulations do alone: the profile of a family, and each one's own baseline later on.
 
 Iterations get cheaper or dearer as a run goes on: solvers converge, adaptive meshes grow. A rate
 that was measured alone is then soon wrong, and every slowdown with it. CPU time per iteration
@@ -8,7 +8,7 @@ within one regime (the same simulations at once, waiting the same way), where in
 stays as it is: there a change is the simulation's own. At the end of a regime what was learned
 is folded in, and the next one begins with a reference of its own.
 
-Inputs: rates and loads measured alone; CPU seconds per iteration and rank while packed.
+Inputs: rates and loads measured alone; CPU seconds per iteration and rank while others run too.
 Outputs: the rate and the loads alone as they are by now.
 
 Invariants: pure; without a measurement within the regime the last values stand.
@@ -17,9 +17,31 @@ Invariants: pure; without a measurement within the regime the last values stand.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+
+from dovetail.core.protocol import WaitPolicy
 
 Loads = tuple[float, ...]
 """Seconds of work per iteration and rank, shape (ranks,)."""
+
+
+@dataclass(frozen=True)
+class Profile:
+    """A family alone: `rate` in iterations/s (1/s), `error` relative.
+
+    `loads` is CPU seconds per iteration and rank, shape (ranks,); `wait` the best policy alone;
+    `need` the cores that it keeps busy; `memory` the peak of all ranks, bytes; `startup` the
+    seconds from launch to the first iteration; `alone` is False if others ran meanwhile.
+    """
+
+    rate: float
+    error: float
+    loads: tuple[float, ...]
+    wait: WaitPolicy
+    need: float
+    memory: int
+    startup: float
+    alone: bool
 
 
 class Alone:

@@ -1,91 +1,80 @@
 # SPDX-License-Identifier: LGPL-3.0-or-later
-"""Phase A, profile: the first simulation of each family alone.
+"""Phase A, profile: what simulations do alone.
 
-Inputs: the state with fresh samples. Outputs: a `Profile` for the family, and on the way the
-freezing and thawing of the others.
+The first simulation of each family is measured alone, in every way of waiting that may pay; the
+others are suspended meanwhile. Later on each simulation's own baseline follows its work, which
+changes as a run goes on.
+
+Inputs: the state with fresh samples. Outputs: a `Profile` for the family, `Simulation.alone`.
 
 Invariants: one profile at a time; whatever ends it, the paused simulations go on.
 """
 
 from __future__ import annotations
 
-from dovetail.controller import settings
-from dovetail.controller.baseline import Alone
+from dovetail.controller.baseline import Alone, Profile
 from dovetail.controller.meter import Window
-from dovetail.controller.settings import Profile
-from dovetail.controller.simulation import Family, Simulation
-from dovetail.controller.state import State
+from dovetail.controller.simulation import Family, Simulation, Stage
+from dovetail.controller.state import AT_ONCE, State
+from dovetail.controller.wait_policies import DOORBELL, OFF, candidates
 from dovetail.core.protocol import WaitPolicy
 
 DISTURBED = 0.1
 """Share of a spinning rank's CPU that others take, from which a profile is not to be trusted."""
 
 
-def complete(state: State, window: Window | None) -> bool:
-    """True if a window has settled, or is as long as a window may become."""
-    s = state.settings
-    if window is None:
-        return False
-    if window.seconds >= s.window and window.iterations >= s.window_iterations:
-        if window.error <= s.steady:
-            return True
-    elif window.iterations < 3:
-        return False
-    return state.now - state.since >= s.window * s.window_limit
-
-
-def profile(state: State) -> None:
-    """Begin, go on with, or end the profile of a family."""
-    if state.profiling is not None:
-        sim = state.active.get(state.profiling)
+def measure(state: State) -> None:
+    """Go on with profiles, and keep up with work per iteration that changes."""
+    if state.profiling:
+        sim = state.active.get(state.subject)
         if sim is None:
             end(state)
         else:
             _measure(state, sim)
     unknown = any(not (f.profile and f.profile.alone) for f in state.families.values())
-    if state.profiling is None and unknown:
+    if not state.profiling and unknown:
         fresh = next((sim for sim in state.active.values() if _due(state, sim)), None)
         if fresh is not None:
             _begin(state, fresh)
+    if not state.profiling and state.settled():
+        _follow(state)
 
 
 def _due(state: State, sim: Simulation) -> bool:
     """True if its family has no profile, or one that was taken in company and it is alone now."""
     profile = state.family(sim).profile
     better = profile is not None and not profile.alone and len(state.active) == 1
-    return sim.state == "running" and (profile is None or better)
+    return sim.stage is Stage.RUNNING and (profile is None or better)
 
 
 def _begin(state: State, sim: Simulation) -> None:
-    state.profiling = sim.spec.name
-    state.since = state.now
+    state.begin_profile(sim)
     state.family(sim).trials.clear()
     others = [other for other in state.active.values() if other is not sim]
     if others and (state.own_cores or not state.capacity.suspend):
         return
     for other in others:
-        other.paused = True
-        state.share(other, f"let {sim.spec.name} run alone for its profile", suspended=True)
+        state.pause(other, f"let {sim.spec.name} run alone for its profile")
     if others:
         state.note(
             "profile",
-            f"{len(others)} simulations stand still while {sim.spec.name} is profiled",
+            f"{len(others)} simulations are suspended while {sim.spec.name} is profiled",
             name=sim.spec.name,
         )
-    if others or (sim.share and sim.share.wait != settings.OFF):
-        state.share(sim, "run alone for the profile", wait=settings.OFF)
+    if others or (sim.share and sim.share.wait != OFF):
+        state.share(sim, "run alone for the profile", wait=OFF)
         state.restart_windows([sim])
 
 
 def _measure(state: State, sim: Simulation) -> None:
     window = sim.meter.window()
-    if not complete(state, window) or window is None or sim.share is None:
+    if not state.complete(window) or window is None or sim.share is None:
         return
     family = state.family(sim)
     _record(family, sim, window, sim.share.wait)
     todo = [p for p in _options(state, sim) if p not in family.trials]
     if todo and _may_wait_differently(state, sim):
-        state.share(sim, "measure another way of waiting", wait=todo[0])
+        state.share(sim, "measure another wait policy", wait=todo[0])
         state.restart_windows([sim])
         return
     conclude(state, sim)
@@ -100,7 +89,7 @@ def _may_wait_differently(state: State, sim: Simulation) -> bool:
 
 
 def _options(state: State, sim: Simulation) -> tuple[WaitPolicy, ...]:
-    return settings.candidates(sim.spec.ranks, 1, state.cores)
+    return candidates(sim.spec.ranks, 1, state.cores)
 
 
 def _record(family: Family, sim: Simulation, window: Window, wait: WaitPolicy) -> None:
@@ -127,7 +116,7 @@ def conclude(state: State, sim: Simulation) -> None:
     alone = len(state.active) <= 1 or state.own_cores or state.capacity.suspend
     if family.profile is not None:  # what rests on the one taken in company is wrong
         state.knowledge.forget(sim.spec.family)
-        family.packed, sim.alone = None, Alone()
+        family.blocking_need, sim.alone = None, Alone()
     startup = family.startup or 0.0
     family.profile = Profile(
         window.rate, window.error, loads, wait, need, sim.memory, startup, alone
@@ -135,7 +124,7 @@ def conclude(state: State, sim: Simulation) -> None:
     for other in state.active.values():
         if other.spec.family == sim.spec.family:
             state.hold(other)
-    state.replan = True
+    state.requests_due = AT_ONCE
     _tell(state, sim, family.profile, window.iterations)
 
 
@@ -147,8 +136,8 @@ def _loads(state: State, sim: Simulation, wait: WaitPolicy) -> tuple[float, ...]
     """
     trials = state.family(sim).trials
     window, loads, cpu = trials[wait]
-    if sim.spec.ranks > state.cores and settings.DOORBELL in trials:
-        loads = trials[settings.DOORBELL][2]
+    if sim.spec.ranks > state.cores and DOORBELL in trials:
+        loads = trials[DOORBELL][2]
     elif wait.mode == "doorbell":
         loads = cpu
     return tuple(max(load, 1e-9) for load in loads) or (1.0 / window.rate,) * sim.spec.ranks
@@ -156,7 +145,7 @@ def _loads(state: State, sim: Simulation, wait: WaitPolicy) -> tuple[float, ...]
 
 def _lost(state: State, sim: Simulation) -> float:
     """Share of its ranks' CPU that others took: a rank that spins uses all it can get."""
-    window, _, cpu = state.family(sim).trials.get(settings.OFF, (None, (), ()))
+    window, _, cpu = state.family(sim).trials.get(OFF, (None, (), ()))
     if window is None or not cpu or sim.spec.ranks > state.cores:
         return 0.0
     return max(0.0, 1.0 - sum(cpu) * window.rate / sim.spec.ranks)
@@ -188,11 +177,47 @@ def _tell(state: State, sim: Simulation, profile: Profile, iterations: int) -> N
 
 
 def end(state: State) -> None:
-    """Let those that stood still go on."""
-    state.profiling = None
+    """Resume those that were paused for the profile."""
+    state.schedule()
     for sim in state.active.values():
-        if sim.paused:
-            sim.paused = False
-            sim.progress_at = sim.thawed_at = state.now
-            state.share(sim, "the profile is done", suspended=False)
+        if sim.stage is Stage.PAUSED:
+            state.unpause(sim, "the profile is done")
     state.regime()
+
+
+def _follow(state: State) -> None:
+    if len(state.active) == 1:
+        _follow_alone(state, *state.active.values())
+    elif not state.own_cores:
+        for sim in state.active.values():
+            _follow_beside_others(state, sim)
+
+
+def _follow_alone(state: State, sim: Simulation) -> None:
+    """A simulation that runs alone shows its own baseline."""
+    window, s = sim.meter.window(), state.settings
+    profile = state.family(sim).profile
+    if not (profile and window and sim.share and sim.share.wait == profile.wait):
+        return
+    if state.terminating or window.seconds < s.window or window.error > s.steady:
+        return
+    blocking = profile.wait.mode == "doorbell"
+    loads = None
+    if blocking or sim.spec.ranks <= state.cores:
+        loads = sim.meter.loads("cpu" if blocking else "useful")
+    sim.alone = Alone(window.rate, loads or sim.alone.loads or profile.loads)
+
+
+def _follow_beside_others(state: State, sim: Simulation) -> None:
+    """CPU per iteration under blocking waits shows how the work of an iteration changes."""
+    window, s = sim.meter.window(), state.settings
+    profile = state.family(sim).profile
+    if not (profile and window and sim.share and sim.share.wait.mode == "doorbell"):
+        return
+    if window.seconds < s.window or window.iterations < s.window_iterations:
+        return
+    cpu = sim.meter.loads("cpu")
+    if cpu:
+        if sim.alone.rate <= 0.0:
+            sim.alone = Alone(profile.rate, profile.loads)
+        sim.alone.follow(cpu, state.cores)

@@ -15,16 +15,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from dovetail.controller import admission, baseline_run, fairness, trial, views
-from dovetail.controller import settings as policy
-from dovetail.controller.settings import Settings
-from dovetail.controller.simulation import Simulation
-from dovetail.controller.state import State
+from dovetail.controller import admission, baseline_run, fairness, shares, trial, views, watchdog
+from dovetail.controller.settings import NODE_LOST, POD_LOST, Settings
+from dovetail.controller.simulation import Simulation, Stage
+from dovetail.controller.state import Mode, Phase, State
 from dovetail.controller.views import Status, View
 from dovetail.core import protocol
 from dovetail.core.protocol import Action, Capacity, Event, Share, Spec
-
-TERMINAL = ("done", "failed", "not started")
 
 
 class Controller:
@@ -56,29 +53,30 @@ class Controller:
         state = self._state
         self._clock(t)
         state.set_capacity(capacity)
-        groups = (state.active, state.frozen, state.leaving)
+        groups = (state.active, state.suspended, state.terminating)
         again = [sim for group in groups for sim in group.values() if sim.spec.name not in alive]
-        again += [
-            sim
-            for sim in state.sims.values()
-            if state.interrupted and sim.state == "failed" and sim.reason == state.interrupted
-        ]
-        state.interrupted = ""
+        if state.mode is Mode.INTERRUPTED:
+            again += [
+                sim
+                for sim in state.sims.values()
+                if sim.stage is Stage.FAILED and sim.reason == state.subject
+            ]
+            state.schedule()
         for sim in again:
-            self._forget(sim)
+            state.ended(sim)
             sim.restarts += 1
             state.queue(sim)
         for sim in state.sims.values():
-            if sim.state == "not started":
+            if sim.stage is Stage.NOT_STARTED:
                 state.queue(sim)
         if not alive:
-            state.profiling = None
-        state.inflight.clear()
+            state.schedule()
+        state.resizing.clear()
         state.flush()
-        state.note("hold", "the run was taken up again", t=t)
+        state.note("hold", "the run is resumed", t=t)
         for name in alive:
             state.sims[name].progress_at = state.now
-        state.restart_windows([*state.active.values(), *state.frozen.values()])
+        state.restart_windows([*state.active.values(), *state.suspended.values()])
         self._decide()
         return state.flush()
 
@@ -89,7 +87,7 @@ class Controller:
         step = t - state.t
         if self._begun and not 0.0 <= step <= self.settings.jump:
             state.note("hold", f"the clock jumped by {step:.0f} s: measurements begin anew")
-            state.restart_windows([*state.active.values(), *state.frozen.values()])
+            state.restart_windows([*state.active.values(), *state.suspended.values()])
         elif self._begun:
             state.now += step
         state.t = t
@@ -98,12 +96,14 @@ class Controller:
         """Write an event into the state; True if it calls for a decision at once."""
         state = self._state
         if isinstance(event, protocol.Sampled):
-            sim = state.active.get(event.name) or state.frozen.get(event.name)
+            sim = self._started(event.name)
             if sim is not None:
                 state.sampled(sim, event.ranks)
             return False
         if isinstance(event, protocol.Started):
-            self._started(event)
+            sim = self._started(event.name)
+            if sim is not None:
+                state.started(sim, event.t)
         elif isinstance(event, protocol.Delayed):
             state.note("hold", f"{event.name} waits: {event.why}", name=event.name)
             return False
@@ -114,31 +114,27 @@ class Controller:
         elif isinstance(event, protocol.CapacityChanged):
             self._capacity(event.capacity)
         elif isinstance(event, protocol.Interrupted):
-            self._interrupted(event.reason)
+            if state.mode is not Mode.INTERRUPTED:
+                state.interrupt(event.reason or "interrupted")
         elif isinstance(event, protocol.Unwanted):
-            sim = state.active.get(event.name) or state.frozen.get(event.name)
+            sim = self._started(event.name)
             if sim is not None:
                 state.stop(sim, event.reason)
         return True
 
-    def _started(self, event: protocol.Started) -> None:
-        sim = self._state.active.get(event.name) or self._state.frozen.get(event.name)
-        if sim is None:
-            return
-        sim.started = event.t
-        sim.progress_at = self._state.now
-        if sim.state == "preparing":
-            sim.state = "starting"
+    def _started(self, name: str) -> Simulation | None:
+        """The simulation of that name, if it is started and not asked to stop."""
+        return self._state.active.get(name) or self._state.suspended.get(name)
 
     def _finished(self, event: protocol.Finished) -> None:
         state = self._state
         sim = state.sims.get(event.name)
-        if sim is None or not self._forget(sim):
+        if sim is None or not state.ended(sim):
             return
         sim.ended = event.t
         stop = sim.stop
-        lost = event.reason.startswith((policy.NODE_LOST, policy.POD_LOST)) and stop is None
-        if not state.interrupted and (
+        lost = event.reason.startswith((NODE_LOST, POD_LOST)) and stop is None
+        if state.mode is not Mode.INTERRUPTED and (
             (stop is not None and stop.requeue and (event.reason or event.code))
             or (lost and sim.restarts < self.settings.restarts)
         ):
@@ -148,7 +144,7 @@ class Controller:
                 state.note("hold", f"{event.name} is queued again: {event.reason}")
             return
         ok = event.code == 0 and not event.reason
-        sim.state = "done" if ok else "failed"
+        sim.enter(Stage.DONE if ok else Stage.FAILED)
         if not ok:
             why = stop.why if stop is not None and not stop.requeue else event.reason
             sim.reason = why or f"exit code {event.code}"
@@ -171,20 +167,6 @@ class Controller:
                 family=sim.spec.family,
             )
 
-    def _forget(self, sim: Simulation) -> bool:
-        """Take a simulation out of all that is started; False if it was not."""
-        state, name = self._state, sim.spec.name
-        known = name in state.active or name in state.frozen or name in state.leaving
-        if name in state.active:
-            state.leave(sim)
-        state.frozen.pop(name, None)
-        state.leaving.pop(name, None)
-        state.inflight.pop(name, None)
-        sim.paused = False
-        state.hold(sim, 0)
-        state.tolerated = None
-        return known
-
     def _capacity(self, capacity: Capacity) -> None:
         state = self._state
         if capacity == state.capacity:
@@ -202,68 +184,24 @@ class Controller:
         state.noted.clear()
         state.regime()
 
-    def _interrupted(self, reason: str) -> None:
-        state = self._state
-        if state.interrupted:
-            return
-        state.interrupted = reason or "interrupted"
-        state.note("hold", f"the run is ended: {state.interrupted}")
-        for sim in [*state.active.values(), *state.frozen.values()]:
-            state.stop(sim, state.interrupted)
-        self._give_up(state.interrupted)
-
-    def _give_up(self, why: str) -> None:
-        """What is still queued will not start."""
-        state = self._state
-        for family in state.families.values():
-            for _, name in sorted(family.queue):
-                state.sims[name].state = "not started"
-                state.sims[name].reason = why
-            family.queue.clear()
-        state.queued = 0
-
     # --- decisions ---
 
     def _decide(self) -> None:
         state = self._state
         self._begun = True
         self._decided = state.now
-        if state.interrupted:
+        if state.mode is Mode.INTERRUPTED:
             return
-        fairness.guard(state)
-        self._short_of_capacity()
+        watchdog.end_what_cannot_go_on(state)
         if state.capacity.cpu <= 0:  # nothing to share out, and nothing to measure by
-            if state.profiling is not None:
+            if state.profiling:
                 baseline_run.end(state)  # so that all that runs goes on
             return
-        baseline_run.profile(state)
-        fairness.follow(state)
+        baseline_run.measure(state)
         trial.judge(state)
-        fairness.watch(state)
+        fairness.keep_budgets(state)
         admission.admit(state)
-        fairness.settle(state)
-
-    def _short_of_capacity(self) -> None:
-        state = self._state
-        if state.capacity.cpu > 0:
-            state.empty_since = None
-        elif state.empty_since is None:
-            state.empty_since = state.now
-        elif state.now - state.empty_since > self.settings.no_nodes and not state.active:
-            self._give_up("no node is left")
-        room = state.capacity.memory
-        while 0 < room < state.memory_used and (state.frozen or len(state.active) > 1):
-            group = state.frozen or state.active
-            sim = list(group.values())[-1]
-            if not state.memory_of(sim):
-                break
-            used = state.memory_used
-            state.note(
-                "rollback", f"{sim.spec.name} goes back to the queue: {used} bytes of {room} used"
-            )
-            state.stop(sim, "memory is short, to run again later", requeue=True)
-            state.totals["rollbacks"] += 1
-            break  # its memory comes back with its Finished
+        shares.settle(state)
 
     # --- views ---
 
@@ -275,7 +213,7 @@ class Controller:
     @property
     def measuring(self) -> bool:
         """True while a decision waits for measurements; else a look each second is enough."""
-        return views.phase(self._state) in ("profile", "pack")
+        return self._state.phase in (Phase.PROFILE, Phase.PACK)
 
     def spec(self, name: str) -> Spec:
         """What the plan asks for. Raises KeyError for an unknown name."""
@@ -284,7 +222,9 @@ class Controller:
     def running(self) -> dict[str, Share]:
         """The simulations whose own command runs, and what each of them shall have."""
         state = self._state
-        groups = {} if state.interrupted else {**state.active, **state.frozen}
+        if state.mode is Mode.INTERRUPTED:
+            return {}
+        groups = {**state.active, **state.suspended}
         return {
             name: sim.share for name, sim in groups.items() if sim.share and sim.started is not None
         }
@@ -300,15 +240,3 @@ class Controller:
     def status(self) -> Status:
         """The run as a whole."""
         return views.status(self._state)
-
-    def baselines(self) -> dict[str, policy.Profile]:
-        """The profile of each family that has one."""
-        return {name: f.profile for name, f in self._state.families.items() if f.profile}
-
-    def measured_mixes(self) -> list[tuple[policy.Mix, str, float, tuple[float, ...], str]]:
-        """What was measured at once: mix, wait mode, throughput, slowdowns, verdict."""
-        return [
-            (mix, wait.mode, m.throughput, m.slowdowns, outcome.verdict)
-            for mix, outcome in self._state.knowledge.outcomes.items()
-            for wait, m in outcome.measures.items()
-        ]

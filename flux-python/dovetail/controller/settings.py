@@ -1,32 +1,23 @@
 # SPDX-License-Identifier: LGPL-3.0-or-later
-"""What the controller decides by: its settings, needs, requests and predictions.
+"""The controller's tunables, each with the reason for its value.
 
-Inputs: profiles and capacity. Outputs: CPU requests, predicted slowdowns, wait policies to try.
+Inputs and outputs: from and to the header of the event log, so that a recorded run is replayed
+with the settings that it had.
 
-Invariants: pure functions of their arguments; requests fit the capacity and none is below the
-floor (unless the capacity cannot give every rank the floor).
+Invariants: frozen for the length of a run.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from dovetail.core.cpu_requests import FLOOR as FLOOR
-from dovetail.core.cpu_requests import proportional
-from dovetail.core.protocol import Capacity, Requests, Spec, WaitPolicy
-
-OFF = WaitPolicy("off")
-YIELD = WaitPolicy("yield")
-DOORBELL = WaitPolicy("doorbell", 20)
+from dovetail.core.throughput_model import WAIT_COST
 
 NODE_LOST, POD_LOST = "node lost", "pod lost"
 """How the reason of a Finished begins if it is not the simulation's fault: it is run again."""
-
-Mix = tuple[tuple[str, int], ...]
-"""Which simulations run at once: (family, how many), sorted by family."""
 
 
 @dataclass(frozen=True)
@@ -57,8 +48,8 @@ class Settings:
     """Share of the bound at which no other wait policy is tried: none could gain much."""
     hopeless: float = 0.8
     """Share of the throughput before, below which a trial ends after half a window."""
-    wait_cost: float = 0.05
-    """What blocking waits cost a simulation, until that is measured (measured: 5 %)."""
+    wait_cost: float = WAIT_COST
+    """What blocking waits cost a simulation, until that is measured."""
     beta: float = 0.05
     """Interference of packed ranks until it is measured (1:3 on two cores, gain 1.38: 0.05)."""
     harm: float = 0.015
@@ -107,108 +98,3 @@ class Settings:
             return Settings(**values)
         except TypeError as error:
             raise ValueError(f"settings: {error}") from None
-
-
-@dataclass(frozen=True)
-class Profile:
-    """A family alone: `rate` in iterations/s (1/s), `error` relative.
-
-    `loads` is CPU seconds per iteration and rank, shape (ranks,); `wait` the best policy alone;
-    `need` the cores that it keeps busy; `memory` the peak of all ranks, bytes; `startup` the
-    seconds from launch to the first iteration; `alone` is False if others ran meanwhile.
-    """
-
-    rate: float
-    error: float
-    loads: tuple[float, ...]
-    wait: WaitPolicy
-    need: float
-    memory: int
-    startup: float
-    alone: bool
-
-
-def mix_of(families: Mapping[str, int]) -> Mix:
-    """The canonical form of how many of each family run."""
-    return tuple(sorted((name, count) for name, count in families.items() if count > 0))
-
-
-def with_one(mix: Mix, family: str) -> Mix:
-    """The mix with one more of a family."""
-    counts = dict(mix)
-    counts[family] = counts.get(family, 0) + 1
-    return mix_of(counts)
-
-
-def expected_need(spec: Spec) -> float:
-    """Cores before any profile: the heaviest rank is busy, the others by their weights."""
-    heaviest = max(spec.weights, default=1.0)
-    return sum(spec.weights) / heaviest if heaviest > 0 else float(spec.ranks)
-
-
-def rank_needs(spec: Spec, profile: Profile | None) -> list[float]:
-    """Millicores that each rank would use alone, shape (ranks,); no rank uses over a core."""
-    if profile is None:
-        heaviest = max(spec.weights, default=1.0) or 1.0
-        return [1000.0 * weight / heaviest for weight in spec.weights]
-    return [min(1000.0, 1000.0 * load * profile.rate) for load in profile.loads]
-
-
-def fit_requests(needs: Sequence[Sequence[float]], capacity: Capacity) -> list[Requests]:
-    """Requests for each simulation's ranks: their needs, or in proportion to them if too much.
-
-    `needs` in millicores, one sequence per simulation.
-    """
-    flat = [max(1, round(need)) for sim in needs for need in sim]
-    if not flat:
-        return []
-    floor = max(1, min(FLOOR, capacity.cpu // len(flat)))
-    shares: Requests = tuple(max(floor, need) for need in flat)
-    if sum(shares) > capacity.cpu:
-        shares = proportional(flat, max(floor * len(flat), capacity.cpu), floor)
-    result, start = [], 0
-    for sim in needs:
-        result.append(tuple(shares[start : start + len(sim)]))
-        start += len(sim)
-    return result
-
-
-def differ(old: Sequence[float], new: Sequence[float], relative: float) -> bool:
-    """True if some rank's millicores differ by enough to be worth a resize."""
-    return len(old) != len(new) or any(
-        abs(a - b) > max(FLOOR, relative * a) for a, b in zip(old, new)
-    )
-
-
-@dataclass(frozen=True)
-class Part:
-    """One family within a mix, for predictions: `need` in cores, measured packed or not."""
-
-    count: int
-    ranks: int
-    need: float
-    packed: bool
-
-
-def slowdowns(parts: Sequence[Part], cores: float, beta: float, wait_cost: float) -> list[float]:
-    """Predicted slowdown of each family in a mix, dimensionless, shape (len(parts),).
-
-    The throughput model, for unlike simulations: with needed cores U of all and cores V,
-    max(1, U/V) + β · (ranks of the others) / V. Waits block where ranks share cores, which
-    costs `wait_cost`: in the 1, and in a need that was measured while waits were spinning.
-    """
-    ranks = sum(part.count * part.ranks for part in parts)
-    if ranks <= cores:
-        return [1.0] * len(parts)
-    need = sum(p.count * p.need * (1.0 if p.packed else 1.0 + wait_cost) for p in parts)
-    bound = max(1.0 + wait_cost, need / cores)
-    return [bound + beta * (ranks - part.ranks) / cores for part in parts]
-
-
-def candidates(ranks: int, simulations: int, cores: float) -> tuple[WaitPolicy, ...]:
-    """Wait policies that may be measured, best guess first; `off` is always among them."""
-    if ranks <= cores:
-        return (OFF,)
-    if simulations == 1:
-        return (OFF, DOORBELL, YIELD)
-    return (DOORBELL, YIELD, OFF)

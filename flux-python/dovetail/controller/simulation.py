@@ -1,36 +1,73 @@
 # SPDX-License-Identifier: LGPL-3.0-or-later
-"""One simulation, and the family it belongs to, as the controller keeps them.
+"""One simulation with its stages, and the family it belongs to, as the controller keeps them.
 
 Inputs and outputs: none; `State` and the phases read and write them.
+
+Invariants: a simulation is in one stage, and changes it by `enter` alone, along `FOLLOWS`.
 """
 
 from __future__ import annotations
 
+import enum
 from dataclasses import dataclass, field
 
-from dovetail.controller.baseline import Alone
+from dovetail.controller.baseline import Alone, Profile
 from dovetail.controller.meter import Meter, Window
-from dovetail.controller.settings import Profile
 from dovetail.core.protocol import Share, Spec, Stop, WaitPolicy
+
+
+class Stage(enum.Enum):
+    """Where a simulation is between the queue and its end; the value is the word for users."""
+
+    QUEUED = "queued"
+    PREPARING = "preparing"  # launched; its own command does not run yet
+    STARTING = "starting"  # its command runs, and no iteration is complete
+    RUNNING = "running"
+    PAUSED = "paused"  # for the length of another one's profile; it keeps its place
+    SUSPENDED = "suspended"  # taken back with its work kept; its place is free
+    TERMINATING = "terminating"  # asked to stop, and not yet ended
+    DONE = "done"
+    FAILED = "failed"
+    NOT_STARTED = "not started"
+
+
+_ENDED = {Stage.QUEUED, Stage.DONE, Stage.FAILED}  # queued again, if it is not to blame
+_STOPS = {Stage.PAUSED, Stage.SUSPENDED, Stage.TERMINATING, *_ENDED}
+_GOES_ON = {Stage.PREPARING, Stage.STARTING, Stage.RUNNING}
+
+FOLLOWS: dict[Stage, set[Stage]] = {
+    Stage.QUEUED: {Stage.PREPARING, Stage.NOT_STARTED},
+    Stage.PREPARING: {Stage.STARTING, Stage.RUNNING, *_STOPS},
+    Stage.STARTING: {Stage.RUNNING, *_STOPS},
+    Stage.RUNNING: _STOPS,
+    Stage.PAUSED: {Stage.SUSPENDED, Stage.TERMINATING, *_GOES_ON, *_ENDED},
+    Stage.SUSPENDED: {Stage.TERMINATING, *_GOES_ON, *_ENDED},
+    Stage.TERMINATING: _ENDED,
+    Stage.DONE: set(),
+    Stage.FAILED: {Stage.QUEUED},  # an interrupt ended it, and the run is resumed
+    Stage.NOT_STARTED: {Stage.QUEUED},  # the same
+}
+"""The stages that may follow each stage."""
 
 
 @dataclass
 class Simulation:
     """One simulation. Times ending in `_at` are controller seconds, the others run seconds.
 
-    `state` is queued, preparing, starting, running, suspended, done, failed or not started;
-    `useful` the seconds outside MPI of all its ranks, None until they publish anything.
+    `useful` is the seconds outside MPI of all its ranks, None until they publish anything;
+    `memory` the most bytes seen, `held` the bytes counted against the capacity now; `stop` is
+    there from the moment it was asked to stop; `late_told` once its user was told that its
+    deadline cannot be met.
     """
 
     spec: Spec
     index: int
     meter: Meter
-    state: str = "queued"
+    stage: Stage = Stage.QUEUED
     share: Share | None = None
     alone: Alone = field(default_factory=Alone)
     boost: float = 1.0
     restarts: int = 0
-    paused: bool = False
     stop: Stop | None = None
     reason: str = ""
     started: float | None = None
@@ -38,11 +75,22 @@ class Simulation:
     launched_at: float = 0.0
     progress_at: float = 0.0
     useful: float | None = None
-    thawed_at: float = 0.0
-    boosted_at: float = 0.0
+    resumed_at: float = 0.0
     memory: int = 0
     held: int = 0
-    warned: bool = False
+    late_told: bool = False
+
+    def enter(self, stage: Stage) -> None:
+        """Change the stage. The controller alone calls it, so a wrong change is its mistake."""
+        assert stage in FOLLOWS[self.stage], f"{self.spec.name}: {self.stage} -> {stage}"
+        self.stage = stage
+
+    def go_on(self) -> None:
+        """Leave PAUSED or SUSPENDED for the stage that its progress says."""
+        if self.iterations:
+            self.enter(Stage.RUNNING)
+        else:
+            self.enter(Stage.PREPARING if self.started is None else Stage.STARTING)
 
     @property
     def iterations(self) -> int:
@@ -50,16 +98,22 @@ class Simulation:
         return self.meter.iterations
 
     @property
+    def iterates(self) -> bool:
+        """True from its first iteration on, unless it was taken back."""
+        paused = self.stage is Stage.PAUSED and self.iterations > 0
+        return self.stage is Stage.RUNNING or paused
+
+    @property
     def measured(self) -> bool:
         """True if it iterates and is past its warm-up or its last change."""
-        return self.state == "running" and not self.paused and self.meter.warm
+        return self.stage is Stage.RUNNING and self.meter.warm
 
 
 @dataclass
 class Family:
-    """What the simulations of one plan entry share. `trials` are windows alone by policy.
+    """What the simulations of one plan entry share. `trials` are windows alone by wait policy.
 
-    `packed` is the cores needed including what blocking waits cost, once measured;
+    `blocking_need` is the cores needed including what blocking waits cost, once measured;
     `iterations` is how many a whole run takes, 0 if unknown; `silent` if it publishes none.
     """
 
@@ -68,7 +122,7 @@ class Family:
     trials: dict[WaitPolicy, tuple[Window, tuple[float, ...], tuple[float, ...]]] = field(
         default_factory=dict
     )
-    packed: float | None = None
+    blocking_need: float | None = None
     iterations: int = 0
     startup: float | None = None
     silent: bool = False

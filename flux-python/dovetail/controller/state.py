@@ -4,34 +4,72 @@
 Inputs: none of its own; the controller writes into it what events say, the phases decide on it.
 Outputs: the actions collected since the last `flush`.
 
-Invariants: every simulation is in exactly one of: queue, active, frozen, leaving, terminal;
-`active` is in the order of admission; a share in `Simulation.share` is what was last asked
-for and not refused; at most one Resize per flush, before any Launch.
+Invariants: the queues, `active`, `suspended` and `terminating` hold each simulation by its stage,
+and change with it here alone; `active` is in the order of admission; a share in
+`Simulation.share` is what was last asked for and not refused; at most one Resize per flush,
+before any Launch.
 """
 
 from __future__ import annotations
 
+import enum
 import heapq
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from dovetail.controller import settings as policy
 from dovetail.controller.baseline import Alone
-from dovetail.controller.knowledge import Knowledge
-from dovetail.controller.meter import Meter
-from dovetail.controller.settings import Mix, Settings
-from dovetail.controller.simulation import Family, Simulation
-from dovetail.core.protocol import Action, Capacity, Launch, Note, Ranks, Resize, Share, Spec, Stop
-from dovetail.core.protocol import WaitPolicy as Wait
+from dovetail.controller.knowledge import CoScheduled, Knowledge, Verdict, co_scheduled
+from dovetail.controller.meter import Meter, Window
+from dovetail.controller.settings import Settings
+from dovetail.controller.simulation import Family, Simulation, Stage
+from dovetail.core.cpu_requests import FLOOR
+from dovetail.core.protocol import (
+    Action,
+    Capacity,
+    Launch,
+    Note,
+    Ranks,
+    Resize,
+    Share,
+    Spec,
+    Stop,
+    WaitPolicy,
+)
 
 ACK_LIMIT = 90.0
 """Seconds after which a resize without an answer is taken as done: an executor's are over, taken
 back or not."""
+AT_ONCE = -math.inf
+"""Requests are due whatever is being measured."""
+
+
+class Mode(enum.Enum):
+    """What the run as a whole is about. `State.subject` says whom, or why."""
+
+    SCHEDULING = "scheduling"
+    PROFILING = "profiling"  # one simulation's profile is being taken, `subject` is its name
+    INTERRUPTED = "interrupted"  # the run is to end, `subject` is the reason
+
+
+class Phase(enum.Enum):
+    """What the reader is told that the run is about now; the value is the word for users."""
+
+    PROFILE = "profile"
+    RUN = "run"  # one at a time
+    PACK = "pack"  # what runs at once is on trial
+    FAIRNESS = "fairness"  # it is known to pay, and is kept fair
+    DONE = "done"
 
 
 class State:
-    """See the module. `t` is the run's clock, `now` the controller's own seconds."""
+    """See the module. `t` is the run's clock, `now` the controller's own seconds.
+
+    Times at which something may be done again: `admit_after` (an admission), `resize_after` (a
+    resize), `requests_due` (requests follow the load). `window_began` is when the measurement
+    windows of now began. `tolerated` is a co-scheduled set that does not pay and that nobody can
+    leave without losing work; `lost` the seconds spent on trials that did not pay.
+    """
 
     def __init__(self, specs: Sequence[Spec], capacity: Capacity, settings: Settings) -> None:
         self.settings = settings
@@ -40,29 +78,26 @@ class State:
         self.sims: dict[str, Simulation] = {}
         self.families: dict[str, Family] = {}
         self.active: dict[str, Simulation] = {}
-        self.frozen: dict[str, Simulation] = {}
-        self.leaving: dict[str, Simulation] = {}
+        self.suspended: dict[str, Simulation] = {}
+        self.terminating: dict[str, Simulation] = {}
         self.counts: dict[str, int] = {}
         self.ranks = 0
         self.memory_used = 0
         self.queued = 0
         self.t = 0.0
         self.now = 0.0
-        self.since = 0.0
-        self.profiling: str | None = None
-        self.interrupted = ""
-        self.hold_until = 0.0
+        self.mode, self.subject = Mode.SCHEDULING, ""
+        self.window_began = 0.0
+        self.admit_after = 0.0
         self.resize_after = 0.0
-        self.replan_at = 0.0
+        self.requests_due = 0.0
         self.guard_at = 0.0
-        self.replan = False
-        self.tolerated: Mix | None = None
+        self.tolerated: CoScheduled | None = None
         self.overtakes = 0
         self.lost = 0.0
         self.empty_since: float | None = None
         self.noted: set[object] = set()
-        self.inflight: dict[str, tuple[Share, float]] = {}
-        self.totals = {"admissions": 0, "rollbacks": 0, "resizes": 0, "n_max": 0}
+        self.resizing: dict[str, tuple[Share, float]] = {}
         self._out: list[Action] = []
         self._launches: list[str] = []
         self._changes: dict[str, Share] = {}
@@ -91,14 +126,31 @@ class State:
         return self.ranks <= self.cores
 
     @property
-    def mix(self) -> Mix:
-        """What is active now."""
-        return policy.mix_of(self.counts)
+    def running(self) -> CoScheduled:
+        """The co-scheduled set of now: all that is active."""
+        return co_scheduled(self.counts)
+
+    @property
+    def profiling(self) -> bool:
+        """True while the profile of one simulation is being taken."""
+        return self.mode is Mode.PROFILING
+
+    @property
+    def phase(self) -> Phase:
+        """What the run is about now, for the reader."""
+        if self.finished:
+            return Phase.DONE
+        if self.profiling or any(self.family(s).profile is None for s in self.active.values()):
+            return Phase.PROFILE
+        if len(self.active) < 2:
+            return Phase.RUN
+        known = self.own_cores or self.knowledge.verdict(self.running) is not Verdict.OPEN
+        return Phase.FAIRNESS if known else Phase.PACK
 
     @property
     def finished(self) -> bool:
         """True once every simulation is done, failed or not started."""
-        return not (self.queued or self.active or self.frozen or self.leaving)
+        return not (self.queued or self.active or self.suspended or self.terminating)
 
     def family(self, sim: Simulation) -> Family:
         """The family of a simulation."""
@@ -148,12 +200,58 @@ class State:
         )
         return max(known, self.now)
 
-    # --- changes ---
+    def affordable(self, loss: float) -> bool:
+        """True if a trial that loses so many seconds of one simulation is still within bounds."""
+        return self.lost + loss <= self.settings.harm * self.sequential()
+
+    def complete(self, window: Window | None) -> bool:
+        """True if a window has settled, or is as long as a window may become."""
+        s = self.settings
+        if window is None:
+            return False
+        if window.seconds >= s.window and window.iterations >= s.window_iterations:
+            if window.error <= s.steady:
+                return True
+        elif window.iterations < 3:
+            return False
+        return self.now - self.window_began >= s.window * s.window_limit
+
+    # --- the run as a whole ---
+
+    def begin_profile(self, sim: Simulation) -> None:
+        """From now on the run is about the profile of one simulation."""
+        self.mode, self.subject = Mode.PROFILING, sim.spec.name
+        self.window_began = self.now
+
+    def schedule(self) -> None:
+        """A profile is over, or a run that was interrupted is resumed: the run goes on."""
+        self.mode, self.subject = Mode.SCHEDULING, ""
+
+    def interrupt(self, why: str) -> None:
+        """The run is to end: all that is started is stopped, and nothing more is started."""
+        self.mode, self.subject = Mode.INTERRUPTED, why
+        self.note("hold", f"the run is ended: {why}")
+        for sim in [*self.active.values(), *self.suspended.values()]:
+            self.stop(sim, why)
+        self.give_up(why)
+
+    def give_up(self, why: str) -> None:
+        """What is still queued will not start."""
+        for family in self.families.values():
+            for _, name in sorted(family.queue):
+                self.sims[name].enter(Stage.NOT_STARTED)
+                self.sims[name].reason = why
+            family.queue.clear()
+        self.queued = 0
+
+    # --- stages of a simulation ---
 
     def queue(self, sim: Simulation) -> None:
-        """Put a simulation into the queue at its place in the plan."""
-        sim.state, sim.share, sim.stop, sim.paused = "queued", None, None, False
-        sim.reason, sim.started, sim.ended, sim.warned = "", None, None, False
+        """Put a simulation into the queue at its place in the plan, new or to be run again."""
+        if sim.stage is not Stage.QUEUED:
+            sim.enter(Stage.QUEUED)
+        sim.share, sim.stop, sim.late_told = None, None, False
+        sim.reason, sim.started, sim.ended = "", None, None
         sim.meter = Meter(self.settings.warmup)
         sim.useful = None
         sim.alone, sim.boost, sim.memory = Alone(), 1.0, 0
@@ -170,106 +268,22 @@ class State:
         heapq.heappop(self.families[sim.spec.family].queue)
         self.queued -= 1
 
-    def join(self, sim: Simulation) -> None:
-        """Count a simulation among those that use CPU."""
-        self.active[sim.spec.name] = sim
-        self.counts[sim.spec.family] = self.counts.get(sim.spec.family, 0) + 1
-        self.ranks += sim.spec.ranks
-        self.totals["n_max"] = max(self.totals["n_max"], len(self.active))
-        self.regime()
-
-    def leave(self, sim: Simulation) -> None:
-        """The opposite of `join`."""
-        del self.active[sim.spec.name]
-        self.counts[sim.spec.family] -= 1
-        self.ranks -= sim.spec.ranks
-        self.regime()
-
-    def regime(self) -> None:
-        """What runs at once has changed: measurements begin anew, requests are looked at."""
-        self.replan = True
-        if not self.own_cores or len(self.active) <= 1:
-            self.restart_windows(self.active.values())
-
-    def restart_windows(self, sims: Iterable[Simulation]) -> None:
-        """Begin new windows for some simulations."""
-        self.since = self.now
-        for sim in sims:
-            sim.alone.settle()
-            if sim.state == "running":
-                sim.meter.reset()
-
     def launch(self, sim: Simulation) -> None:
         """Start a queued simulation; its share is settled at the flush."""
         self.take(sim)
         self.hold(sim)
-        sim.state = "preparing"
-        sim.launched_at = sim.progress_at = sim.thawed_at = self.now
+        sim.enter(Stage.PREPARING)
+        sim.launched_at = sim.progress_at = sim.resumed_at = self.now
         sim.started = sim.ended = None
-        self.join(sim)
+        self._join(sim)
         self._launches.append(sim.spec.name)
 
-    def share(
-        self,
-        sim: Simulation,
-        why: str,
-        requests: tuple[int, ...] | None = None,
-        wait: Wait | None = None,
-        suspended: bool | None = None,
-    ) -> None:
-        """Change parts of a simulation's share; sent with the flush unless it is not yet up."""
-        old = sim.share or Share(requests=(policy.FLOOR,) * sim.spec.ranks)
-        new = Share(
-            old.requests if requests is None else requests,
-            old.wait if wait is None else wait,
-            old.suspended if suspended is None else suspended,
-        )
-        if new == sim.share:
-            return
-        name = sim.spec.name
-        if name not in self._launches:
-            self.inflight.setdefault(name, (old, self.now))
-            self._changes[name] = new
-            if why not in self._why:
-                self._why.append(why)
-        sim.share = new
-
-    def freeze(self, sim: Simulation, why: str) -> None:
-        """Let an active simulation stand still and make room."""
-        self.leave(sim)
-        self.frozen[sim.spec.name] = sim
-        sim.state = "suspended"
-        self.share(sim, why, requests=(policy.FLOOR,) * sim.spec.ranks, suspended=True)
-
-    def thaw(self, sim: Simulation, why: str) -> None:
-        """Let a frozen simulation go on, as the newest."""
-        del self.frozen[sim.spec.name]
-        sim.state = "running" if sim.iterations else "starting"
-        sim.progress_at = sim.thawed_at = self.now
-        self.join(sim)
-        self.share(sim, why, suspended=False)
-
-    def stop(self, sim: Simulation, why: str, requeue: bool = False) -> None:
-        """End a simulation; it is leaving until its Finished comes."""
-        if sim.spec.name in self.active:
-            self.leave(sim)
-        self.frozen.pop(sim.spec.name, None)
-        self.leaving[sim.spec.name] = sim
-        sim.stop = Stop(sim.spec.name, why, requeue)
-        self._changes.pop(sim.spec.name, None)
-        if sim.spec.name in self._launches:
-            self._launches.remove(sim.spec.name)
-        self._out.append(sim.stop)
-
-    def note(self, what: str, why: str, **data: object) -> None:
-        """Record a decision."""
-        self._out.append(Note(what, why, _rounded(data)))
-
-    def note_once(self, key: object, what: str, why: str, **data: object) -> None:
-        """Record a decision, unless it was recorded under this key before."""
-        if key not in self.noted:
-            self.noted.add(key)
-            self.note(what, why, **data)
+    def started(self, sim: Simulation, t: float) -> None:
+        """Its own command runs now."""
+        sim.started = t
+        sim.progress_at = self.now
+        if sim.stage is Stage.PREPARING:
+            sim.enter(Stage.STARTING)
 
     def sampled(self, sim: Simulation, ranks: Ranks) -> None:
         """Take a look at a simulation's ranks into account."""
@@ -281,29 +295,158 @@ class State:
         if not sim.iterations and useful > (sim.useful or 0.0):
             sim.progress_at = self.now  # it works towards its first iteration, if it has any
         sim.useful = useful
+        before = sim.iterations
         if sim.meter.add(self.now, ranks):
             sim.progress_at = self.now
-            if sim.state in ("preparing", "starting"):
-                sim.state = "running"
-                family = self.family(sim)
-                family.startup = max(family.startup or 0.0, self.now - sim.launched_at)
-                if not self.own_cores:  # until now it has not disturbed the others
-                    self.restart_windows(s for s in self.active.values() if s is not sim)
+            paused = sim.stage is Stage.PAUSED and not before
+            if paused or sim.stage in (Stage.PREPARING, Stage.STARTING):
+                self._first_iteration(sim)
+
+    def _first_iteration(self, sim: Simulation) -> None:
+        if sim.stage is not Stage.PAUSED:
+            sim.enter(Stage.RUNNING)
+        family = self.family(sim)
+        family.startup = max(family.startup or 0.0, self.now - sim.launched_at)
+        if not self.own_cores:  # until now it has not disturbed the others
+            self.restart_windows(s for s in self.active.values() if s is not sim)
+
+    def pause(self, sim: Simulation, why: str) -> None:
+        """Suspend an active simulation for a while; it keeps its place."""
+        sim.enter(Stage.PAUSED)
+        self.share(sim, why, suspended=True)
+
+    def unpause(self, sim: Simulation, why: str) -> None:
+        """Resume a paused simulation."""
+        sim.go_on()
+        sim.progress_at = sim.resumed_at = self.now
+        self.share(sim, why, suspended=False)
+
+    def suspend(self, sim: Simulation, why: str) -> None:
+        """Take an active simulation back: it makes room, and none of its work is lost."""
+        self._set_aside(sim)
+        self.share(sim, why, requests=(FLOOR,) * sim.spec.ranks, suspended=True)
+
+    def _set_aside(self, sim: Simulation) -> None:
+        self._leave(sim)
+        self.suspended[sim.spec.name] = sim
+        sim.enter(Stage.SUSPENDED)
+
+    def resume(self, sim: Simulation, why: str) -> None:
+        """Resume a suspended simulation, as the newest of the active ones."""
+        self._take_up(sim)
+        self.share(sim, why, suspended=False)
+
+    def _take_up(self, sim: Simulation) -> None:
+        del self.suspended[sim.spec.name]
+        sim.go_on()
+        sim.progress_at = sim.resumed_at = self.now
+        self._join(sim)
+
+    def stop(self, sim: Simulation, why: str, requeue: bool = False) -> None:
+        """End a simulation; it is terminating until its Finished comes."""
+        if sim.spec.name in self.active:
+            self._leave(sim)
+        self.suspended.pop(sim.spec.name, None)
+        self.terminating[sim.spec.name] = sim
+        sim.enter(Stage.TERMINATING)
+        sim.stop = Stop(sim.spec.name, why, requeue)
+        self._changes.pop(sim.spec.name, None)
+        if sim.spec.name in self._launches:
+            self._launches.remove(sim.spec.name)
+        self._out.append(sim.stop)
+
+    def ended(self, sim: Simulation) -> bool:
+        """Take a simulation out of all that is started; False if it was not."""
+        name = sim.spec.name
+        known = name in self.active or name in self.suspended or name in self.terminating
+        if name in self.active:
+            self._leave(sim)
+        self.suspended.pop(name, None)
+        self.terminating.pop(name, None)
+        self.resizing.pop(name, None)
+        self.hold(sim, 0)
+        self.tolerated = None
+        return known
+
+    # --- what runs at once, and with which shares ---
+
+    def _join(self, sim: Simulation) -> None:
+        """Count a simulation among those that use CPU."""
+        self.active[sim.spec.name] = sim
+        self.counts[sim.spec.family] = self.counts.get(sim.spec.family, 0) + 1
+        self.ranks += sim.spec.ranks
+        self.regime()
+
+    def _leave(self, sim: Simulation) -> None:
+        """The opposite of `_join`."""
+        del self.active[sim.spec.name]
+        self.counts[sim.spec.family] -= 1
+        self.ranks -= sim.spec.ranks
+        self.regime()
+
+    def regime(self) -> None:
+        """What runs at once has changed: measurements begin anew, requests are looked at."""
+        self.requests_due = AT_ONCE
+        if not self.own_cores or len(self.active) <= 1:
+            self.restart_windows(self.active.values())
+
+    def restart_windows(self, sims: Iterable[Simulation]) -> None:
+        """Begin new windows for some simulations."""
+        self.window_began = self.now
+        for sim in sims:
+            sim.alone.settle()
+            if sim.iterates:
+                sim.meter.reset()
+
+    def share(
+        self,
+        sim: Simulation,
+        why: str,
+        requests: tuple[int, ...] | None = None,
+        wait: WaitPolicy | None = None,
+        suspended: bool | None = None,
+    ) -> None:
+        """Change parts of a simulation's share; sent with the flush unless it is not yet up."""
+        old = sim.share or Share(requests=(FLOOR,) * sim.spec.ranks)
+        new = Share(
+            old.requests if requests is None else requests,
+            old.wait if wait is None else wait,
+            old.suspended if suspended is None else suspended,
+        )
+        if new == sim.share:
+            return
+        name = sim.spec.name
+        if name not in self._launches:
+            self.resizing.setdefault(name, (old, self.now))
+            self._changes[name] = new
+            if why not in self._why:
+                self._why.append(why)
+        sim.share = new
+
+    def note(self, what: str, why: str, **data: object) -> None:
+        """Record a decision."""
+        self._out.append(Note(what, why, _rounded(data)))
+
+    def note_once(self, key: object, what: str, why: str, **data: object) -> None:
+        """Record a decision, unless it was recorded under this key before."""
+        if key not in self.noted:
+            self.noted.add(key)
+            self.note(what, why, **data)
 
     def settled(self) -> bool:
         """True if no resize is on its way."""
-        late = [n for n, (_, at) in self.inflight.items() if self.now - at > ACK_LIMIT]
+        late = [n for n, (_, at) in self.resizing.items() if self.now - at > ACK_LIMIT]
         for name in late:
-            del self.inflight[name]
-        return not self.inflight
+            del self.resizing[name]
+        return not self.resizing
 
     def resized(self, names: Sequence[str], refused: str) -> None:
         """A resize took effect, or none of it did and the old shares hold."""
-        old = {name: self.inflight.pop(name) for name in names if name in self.inflight}
+        old = {name: self.resizing.pop(name) for name in names if name in self.resizing}
         sims = [self.sims[name] for name in old]
         if refused and old:
             self.resize_after = self.now + self.settings.cooldown
-            self.replan = True
+            self.requests_due = AT_ONCE
             for sim in sims:
                 self._revert(sim, old[sim.spec.name][0])
             self.note("hold", f"a resize was refused, the old shares hold: {refused}")
@@ -311,32 +454,27 @@ class State:
             self.restart_windows([sim for sim in sims if sim.spec.name in self.active])
 
     def _revert(self, sim: Simulation, share: Share) -> None:
-        if sim.share is None or sim.state not in ("preparing", "starting", "running", "suspended"):
+        """Its resize was refused: it has `share` still, and is suspended or not as before."""
+        name = sim.spec.name
+        if sim.share is None or not (name in self.active or name in self.suspended):
             return
         asked, sim.share = sim.share, share
-        name = sim.spec.name
         if asked.suspended == share.suspended:
             return
-        if name in self.frozen:
-            del self.frozen[name]
-            sim.state = "running" if sim.iterations else "starting"
-            sim.progress_at = sim.thawed_at = self.now
-            self.join(sim)
-        elif sim.paused:
-            sim.paused = False
-        elif name in self.active and share.suspended:
-            self.leave(sim)
-            self.frozen[name] = sim
-            sim.state = "suspended"
+        if sim.stage is Stage.SUSPENDED:
+            self._take_up(sim)
+        elif sim.stage is Stage.PAUSED:
+            sim.go_on()
+        elif share.suspended:
+            self._set_aside(sim)
 
     def flush(self) -> list[Action]:
         """The actions since the last flush: notes and stops, one Resize, then launches."""
         actions, self._out = self._out, []
         if self._changes:
             actions.append(Resize(dict(self._changes), "; ".join(self._why)))
-            self.totals["resizes"] += 1
         for name in self._launches:
-            share = self.sims[name].share or Share((policy.FLOOR,) * self.sims[name].spec.ranks)
+            share = self.sims[name].share or Share((FLOOR,) * self.sims[name].spec.ranks)
             self.sims[name].share = replace(share, suspended=False)
             actions.append(Launch(name, replace(share, suspended=False)))
         self._changes, self._why, self._launches = {}, [], []

@@ -20,8 +20,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from dovetail.controller import settings as policy
 from dovetail.controller.controller import Controller
+from dovetail.controller.settings import Settings
+from dovetail.controller.shares import fit_requests, rank_needs
 from dovetail.core import eventlog
 from dovetail.core.errors import BadInput, WorkFailed
 from dovetail.core.protocol import Action, Capacity, Node, Spec
@@ -70,7 +71,7 @@ def run(
     place: target.Place | None = None,
     resume: bool = False,
     quiet: bool = False,
-    settings: policy.Settings | None = None,
+    settings: Settings | None = None,
     orders: Orders | None = None,
     scope: Callable[[], Sequence[str]] = tuple,
 ) -> Ended:
@@ -133,7 +134,7 @@ def execute(
     place: target.Place | None = None,
     resume: bool = False,
     quiet: bool = False,
-    settings: policy.Settings | None = None,
+    settings: Settings | None = None,
     orders: Orders | None = None,
     scope: Callable[[], Sequence[str]] = tuple,
 ) -> eventlog.Log:
@@ -141,7 +142,7 @@ def execute(
 
     The plan's `max_packed` is put into the settings.
     """
-    tuned = replace(settings or policy.Settings(), max_packed=asked.limits.max_packed or 0)
+    tuned = replace(settings or Settings(), max_packed=asked.limits.max_packed or 0)
     spent = resumable(directory / LOG, asked) if resume else 0.0
     origin = time.monotonic() - spent
     place = place or target.here()
@@ -209,4 +210,4 @@ def publish(directory: Path, log: eventlog.Log, signals: Signals) -> Ended:
 def first_requests(spec: Spec, cpus: int) -> tuple[int, ...]:
     """Requests of a simulation that runs alone and has not been measured, millicores."""
     capacity = Capacity((Node("here", cpus, 0),))
-    return policy.fit_requests([policy.rank_needs(spec, None)], capacity)[0]
+    return fit_requests([rank_needs(spec, None)], capacity)[0]

@@ -1,0 +1,78 @@
+# SPDX-License-Identifier: LGPL-3.0-or-later
+"""Ends what cannot go on: who hangs, who is one too many for the memory, a queue without nodes.
+
+Inputs: the state. Outputs: stops, with notes that say why.
+
+Invariants: a simulation that publishes nothing is never taken for one that hangs; of those that
+are short of memory one at a time goes back to the queue, the newest first.
+"""
+
+from __future__ import annotations
+
+from dovetail.controller.simulation import Simulation, Stage
+from dovetail.controller.state import State
+
+GUARD = 1.0
+"""Seconds between two looks for what hangs: limits are a minute and more."""
+
+
+def end_what_cannot_go_on(state: State) -> None:
+    """Stop simulations that hang or find no memory, and give up a queue without any node."""
+    if state.now >= state.guard_at:
+        state.guard_at = state.now + GUARD
+        _end_what_hangs(state)
+    _short_of_capacity(state)
+
+
+def _end_what_hangs(state: State) -> None:
+    """End simulations that have made no progress for much longer than usual."""
+    for sim in list(state.active.values()):
+        if sim.stage is Stage.PAUSED:
+            continue
+        limit = _patience(state, sim)
+        idle = state.now - max(sim.progress_at, sim.resumed_at)
+        if limit is None or idle <= limit:
+            continue
+        what = "no iteration" if sim.stage is Stage.RUNNING else "no first iteration"
+        why = f"hung: {what} for {idle:.0f} s, the limit is {limit:.0f} s"
+        state.note("fail", f"{sim.spec.name} is ended, {why}", name=sim.spec.name, idle=idle)
+        state.stop(sim, why)
+
+
+def _patience(state: State, sim: Simulation) -> float | None:
+    s, family = state.settings, state.family(sim)
+    if sim.stage is Stage.RUNNING:
+        rate = state.baseline(sim)
+        usual = 1.0 / rate if rate > 0.0 else _usual(state, sim)
+        return max(s.stall, s.stall_iterations * usual)
+    if family.silent or sim.useful is None:
+        return None  # nothing tells a program that publishes nothing from one that hangs
+    if family.startup is not None:
+        return max(s.stall, s.start_factor * family.startup)
+    return s.start_limit
+
+
+def _usual(state: State, sim: Simulation) -> float:
+    """Seconds per iteration so far, start included; before any profile."""
+    return (sim.progress_at - sim.launched_at) / max(1, sim.iterations)
+
+
+def _short_of_capacity(state: State) -> None:
+    if state.capacity.cpu > 0:
+        state.empty_since = None
+    elif state.empty_since is None:
+        state.empty_since = state.now
+    elif state.now - state.empty_since > state.settings.no_nodes and not state.active:
+        state.give_up("no node is left")
+    room = state.capacity.memory
+    while 0 < room < state.memory_used and (state.suspended or len(state.active) > 1):
+        group = state.suspended or state.active
+        sim = list(group.values())[-1]
+        if not state.memory_of(sim):
+            break
+        used = state.memory_used
+        state.note(
+            "rollback", f"{sim.spec.name} goes back to the queue: {used} bytes of {room} used"
+        )
+        state.stop(sim, "memory is short, to run again later", requeue=True)
+        break  # its memory comes back with its Finished
