@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import pytest
-from dovetail.flux import option
+from dovetail.flux import jobspec, option
 from dovetail.flux.instance.effects import FAILED, INVALID, NOENT, Cancel, Sweep
 from dovetail.flux.instance.requests import STREAMS
 from support.broker_states import Play
@@ -266,9 +266,9 @@ def test_requests_of_a_client_that_is_gone_are_forgotten():
 
 
 def test_slices_ask_for_exactly_their_cores():
-    spec = option.jobspec(option.Asked(2, 3, "/bin/flux-dovetail"), 1, "f-1", {"A": "b"})
+    spec = jobspec.slice_job(option.Request(2, 3, "/bin/flux-dovetail"), 1, "f-1", {"A": "b"})
     [node] = spec["resources"]
     assert (node["count"], node["with"][0]["with"][0]["count"]) == (1, 3)
-    whole = option.jobspec(option.Asked(2), 0, "f-1", {})["resources"][0]
+    whole = jobspec.slice_job(option.Request(2), 0, "f-1", {})["resources"][0]
     assert whole["exclusive"] is True
     assert spec["attributes"]["user"]["dovetail"] == {"slice": 1, "cluster": "f-1"}

@@ -73,11 +73,11 @@ def test_a_configuration_may_have_defaults_alone():
 
 
 def test_whole_nodes_must_fit_into_the_allocation():
-    option.fits(option.parse("nodes=4"), 4, "x")
-    option.fits(option.parse("nodes=5,cores=1"), 4, "x")  # several may share a node
-    option.fits(option.parse("nodes=5"), None, "x")
+    option.check_fits(option.parse("nodes=4"), 4, "x")
+    option.check_fits(option.parse("nodes=5,cores=1"), 4, "x")  # several may share a node
+    option.check_fits(option.parse("nodes=5"), None, "x")
     with pytest.raises(BadInput, match="-N"):
-        option.fits(option.parse("nodes=5"), 4, "x")
+        option.check_fits(option.parse("nodes=5"), 4, "x")
 
 
 GRANTED = {  # a request, what the job has, and what comes of both
@@ -95,5 +95,5 @@ GRANTED = {  # a request, what the job has, and what comes of both
 @pytest.mark.parametrize("what", GRANTED)
 def test_a_site_grants_what_was_asked_for_or_less(what):
     text, granted, (nodes, cores) = GRANTED[what]
-    found = option.cut(option.parse(text), granted)
+    found = option.granted(option.parse(text), granted)
     assert (found.nodes, found.cores) == (nodes, cores)

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-from dovetail.flux import option
 from dovetail.flux.instance.effects import Answer, Refuse, Submit, Watch
 from dovetail.flux.instance.requests import REQUESTS, STREAMS
 from dovetail.flux.instance.state import Instance
@@ -13,7 +12,7 @@ class Play:
     """An instance, and what it wanted done; requests have names as their keys."""
 
     def __init__(self, nodes=2):
-        self.state = Instance(option.Asked(nodes))
+        self.state = Instance(nodes, executor="kubernetes", up_timeout=120.0)
         self.done = []
         self.jobs = 100
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: LGPL-3.0-or-later
 """Requests to the broker module, from programs without Flux's bindings.
 
-A child process (`plugins/cli/dovetail_cli.py` under `flux python`) carries them; it ends with us,
-and so the module learns of our end, however it comes.
+A child process (`relay.py` under `flux python`) carries them; it ends with us, and so the module
+learns of our end, however it comes.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 from dovetail.core.errors import BadInput, WorkFailed
 from dovetail.flux import option
 
-RELAY = Path(__file__).with_name("plugins") / "cli" / "dovetail_cli.py"
+RELAY = Path(__file__).with_name("relay.py")
 SUBMIT = "submit"
 """Instead of a topic: submit a jobspec, the payload, on the cores of the job that we are in.
 

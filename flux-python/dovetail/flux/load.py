@@ -1,24 +1,63 @@
 # SPDX-License-Identifier: LGPL-3.0-or-later
-"""Loads the broker module into an instance that was started without --dovetail.
+"""What an instance needs so that the broker module is loaded, from its start or later.
 
-Output: the table `dovetail` in the instance's configuration, the module, and the variable by
-which flux-modprobe(1) finds the module again to remove it when the instance ends: a module
-that nobody removes makes the broker fail.
+Outputs: the configuration and the folders of an instance that is started with --dovetail; and in
+one that was started without, the table `dovetail`, the module, and the variable by which
+flux-modprobe(1) finds the module again to remove it when the instance ends: a module that nobody
+removes makes the broker fail.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
 import subprocess
 from pathlib import Path
+from typing import Any
 
 from dovetail.core.errors import BadInput, WorkFailed
 from dovetail.flux import client, option
+from dovetail.host import install_paths
 
 PACKAGE = Path(__file__).resolve().parents[1]
 VARIABLE = "FLUX_MODPROBE_PATH_APPEND"
+FOLDERS = {  # of this package, that an instance needs on its paths
+    VARIABLE: "flux/plugins/modprobe",
+    "FLUX_MODULE_PATH_PREPEND": "flux/plugins/modules",
+}
+KILL_TIMEOUT = "40s"  # Flux's own 5 s are too short for a slice to end well
+SILENCE = "1m"  # of the leading broker; the slices of a dead one stay for Flux's own 5 minutes
+
+
+def command() -> str:
+    """Absolute path of `flux-dovetail`, where Flux finds it; empty if it does not."""
+    return shutil.which("flux-dovetail", path=os.environ.get("FLUX_EXEC_PATH", "")) or ""
+
+
+def plugins() -> list[str]:
+    """The jobtap plugins of an instance with Kubernetes; of ours there is none without Lua."""
+    found = ["alloc-bypass.so"]  # Flux's own: lets a simulation's job have its slice's cores
+    for name in ("gate", "release"):
+        with contextlib.suppress(BadInput):
+            found.append(str(install_paths.jobtap(name)))
+    return found
+
+
+def configuration(known: dict[str, Any], wanted: option.Request, command: str) -> dict[str, Any]:
+    """What is added to the `known` configuration of the new instance."""
+    table = {**known.get("dovetail", {}), **wanted.plain(), "command": command}
+    found: dict[str, Any] = {"dovetail": table}
+    if "kill-timeout" not in known.get("exec", {}):
+        found["exec"] = {"kill-timeout": KILL_TIMEOUT}
+    if "heartbeat" not in known:  # else a longer period might be taken for silence
+        found["heartbeat"] = {"timeout": SILENCE}
+    loaded = [*known.get("job-manager", {}).get("plugins", [])]
+    loaded += [{"load": path} for path in plugins()]
+    if loaded:
+        found["job-manager"] = {"plugins": loaded}
+    return found
 
 
 def flux(*words: str, given: str | None = None) -> str:
@@ -39,14 +78,14 @@ def load(text: str) -> None:
             raise
     else:
         raise BadInput("--dovetail: Dovetail is loaded here already; see `flux dovetail resize`")
-    command = shutil.which("flux-dovetail", path=os.environ.get("FLUX_EXEC_PATH", ""))
-    if not command:
+    executable = command()
+    if not executable:
         raise BadInput('flux-dovetail is not on FLUX_EXEC_PATH; type eval "$(dovetail env)" first')
     whole = json.loads(flux("config", "get"))
-    whole["dovetail"] = {**whole.get("dovetail", {}), **wanted.plain(), "command": command}
+    whole["dovetail"] = {**whole.get("dovetail", {}), **wanted.plain(), "command": executable}
     flux("config", "load", given=json.dumps(whole))
-    for plugin in option.plugins():
+    for plugin in plugins():
         flux("jobtap", "load", plugin)
-    paths = [os.environ.get(VARIABLE, ""), str(PACKAGE / option.FOLDERS[VARIABLE])]
+    paths = [os.environ.get(VARIABLE, ""), str(PACKAGE / FOLDERS[VARIABLE])]
     client.call("broker.setenv", {"env": {VARIABLE: ":".join(filter(None, paths))}})
     flux("module", "load", str(PACKAGE / "flux" / "plugins" / "modules" / "dovetail.py"))

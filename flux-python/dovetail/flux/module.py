@@ -27,7 +27,7 @@ from flux.constants import FLUX_JOB_LOOKUP_CURRENT, FLUX_MSGTYPE_REQUEST
 from flux.hostlist import Hostlist
 
 from dovetail.core.errors import BadInput
-from dovetail.flux import option
+from dovetail.flux import jobspec, option
 from dovetail.flux.instance import effects
 from dovetail.flux.instance.effects import Key
 from dovetail.flux.instance.requests import REQUESTS, STREAMS
@@ -80,13 +80,13 @@ class Dovetail(BrokerModule):
             wanted = option.from_table(table)
         except BadInput as error:
             raise ValueError(str(error)) from None
-        self.asked = option.cut(wanted, granted(h))
-        if self.asked != wanted:
-            self.log.notice(f"the site grants {self.asked.plain()} of {wanted.plain()}")
-        if self.asked.address == "auto":
+        self.request = option.granted(wanted, granted(h))
+        if self.request != wanted:
+            self.log.notice(f"the site grants {self.request.plain()} of {wanted.plain()}")
+        if self.request.address == "auto":
             several = len(set(Hostlist(h.attr_get("hostlist")))) > 1
-            self.asked = replace(self.asked, address="machine" if several else "loopback")
-        self.state = Instance(self.asked)
+            self.request = replace(self.request, address="machine" if several else "loopback")
+        self.state = Instance(self.request.nodes, self.request.executor, self.request.up_timeout)
         place = f"{socket.gethostname()}:{h.attr_get('rundir')}"
         self.cluster = "f-" + hashlib.sha256(place.encode()).hexdigest()[:8]
         self.messages: dict[Key, Message] = {}  # requests that wait for an answer, by their key
@@ -100,7 +100,7 @@ class Dovetail(BrokerModule):
             )  # fmt: skip
             watcher.start()
             self.watchers.append(watcher)
-        self.timer(self.asked.up_timeout, lambda: self.do(self.state.late()))
+        self.timer(self.request.up_timeout, lambda: self.do(self.state.late()))
         self.find_slices()
 
     # --- Start ---
@@ -168,7 +168,7 @@ class Dovetail(BrokerModule):
             else:
                 self.log.notice(effect.line)
         if self.ends is None and (self.state.ending or self.state.failure):
-            limit = self.asked.down_timeout
+            limit = self.request.down_timeout
             self.ends = self.timer(limit, lambda: self.do(self.state.late_down(last=False)))
             self.timer(2 * limit, lambda: self.do(self.state.late_down(last=True)))
 
@@ -209,7 +209,7 @@ class Dovetail(BrokerModule):
 
     def submit_slice(self, number: int) -> None:
         """Submit a slice's job."""
-        spec = option.jobspec(self.asked, number, self.cluster, option.environment())
+        spec = jobspec.slice_job(self.request, number, self.cluster, jobspec.environment())
         flux.job.submit_async(self.handle, json.dumps(spec)).then(self.slice_submitted, number)
 
     @guarded
@@ -246,11 +246,11 @@ class Dovetail(BrokerModule):
 
     def sweep(self, number: int, rank: int) -> None:
         """Run the agent's last act in its stead, on the same machine."""
-        words = [self.asked.command, "slice", "--number", str(number), "--cluster", self.cluster]
+        words = [self.request.command, "slice", "--number", str(number), "--cluster", self.cluster]
         label = f"dovetail-sweep-{number}"
-        call = {"cwd": "/", "env": option.environment(), "label": label, "waitable": True}
+        call = {"cwd": "/", "env": jobspec.environment(), "label": label, "waitable": True}
         subprocess.rexec_bg(self.handle, [*words, "--sweep"], nodeid=rank, **call).then(
-            self.sweeping, number, rank, label, timeout=self.asked.down_timeout
+            self.sweeping, number, rank, label, timeout=self.request.down_timeout
         )  # a broker that is dying may never answer
 
     @guarded
@@ -262,7 +262,7 @@ class Dovetail(BrokerModule):
             self.do(self.state.swept(number, f"rank {rank}: {error}"))
             return
         ended = subprocess.wait(self.handle, label=label, nodeid=rank)
-        ended.then(self.swept, number, timeout=self.asked.down_timeout)
+        ended.then(self.swept, number, timeout=self.request.down_timeout)
 
     @guarded
     def swept(self, future: Future, number: int) -> None:

@@ -1,41 +1,32 @@
 # SPDX-License-Identifier: LGPL-3.0-or-later
-"""What was asked for: the value of --dovetail, the table in a configuration.
+"""What --dovetail means, and the table `dovetail` of a configuration.
 
-Input: `nodes=2,cores=all` from a command line, or the table `dovetail` of an instance's
-configuration. Output: an `Asked`, checked. Invariant: a value that passes here can be met by
-some allocation; whether by this one, `fits` says. Standard library only: it is read by the
-submitting command and by the broker module.
+Input: `nodes=2,cores=all` from a command line, or the table of an instance's configuration.
+Output: a `Request`, checked. Invariant: a value that passes here can be met by some allocation;
+whether by this one, `check_fits` says. Pure: it is read by the submitting command and by the
+broker module.
 """
 
 from __future__ import annotations
 
-import contextlib
 import difflib
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 from dovetail.core.errors import BadInput
-from dovetail.host import install_paths
+from dovetail.flux.instance.slices import MOST
 
 KEYS = ("nodes", "cores")
-MOST = 10000  # nodes or cores; more is a slip of the finger
 EXECUTORS = ("kubernetes", "local")
 ADDRESSES = ("auto", "loopback", "machine")
 LIMITS = {"up-timeout": 120.0, "down-timeout": 30.0}
 WHERE = "configuration: dovetail"
-PRIVATE = ("FLUX_MODULE_URI", "FLUX_URI", "FLUX_JOB_", "FLUX_TASK_", "FLUX_KVS_NAMESPACE",
-           "PMI_", "DOVETAIL_STATE")  # fmt: skip
 TABLE = (*KEYS, "command", "executor", "address", *LIMITS)
-FOLDERS = {  # of this package, that an instance needs on its paths
-    "FLUX_MODPROBE_PATH_APPEND": "flux/plugins/modprobe",
-    "FLUX_MODULE_PATH_PREPEND": "flux/plugins/modules",
-}
 
 
 @dataclass(frozen=True)
-class Asked:
+class Request:
     """A user-space Kubernetes of `nodes` nodes, each a slice with `cores` cores (0: all of a node).
 
     `command` is the `flux dovetail` executable, `executor` where simulations run, `address` where
@@ -56,7 +47,7 @@ class Asked:
         return {"nodes": self.nodes, "cores": self.cores or "all"}
 
 
-def parse(text: str) -> Asked:
+def parse(text: str) -> Request:
     """The value of --dovetail."""
     given: dict[str, Any] = {}
     for item in text.split(","):
@@ -69,7 +60,7 @@ def parse(text: str) -> Asked:
     return from_table(given, f"--dovetail={text}")
 
 
-def from_table(table: Mapping[str, Any], where: str = WHERE) -> Asked:
+def from_table(table: Mapping[str, Any], where: str = WHERE) -> Request:
     """The table `dovetail` of a configuration."""
     for key in table:
         if key not in TABLE:
@@ -82,10 +73,10 @@ def from_table(table: Mapping[str, Any], where: str = WHERE) -> Asked:
         if table.get(key, words[0]) not in words:
             raise BadInput(f"{where}: {key} is one of {', '.join(words)}, not {table[key]!r}")
     limits = [_seconds(table.get(key, default), key, where) for key, default in LIMITS.items()]
-    return Asked(
+    return Request(
         nodes=_whole(table["nodes"], "nodes", where),
         cores=0 if cores == "all" else _whole(cores, "cores", where, " or all"),
-        command=str(table.get("command", Asked.command)),
+        command=str(table.get("command", Request.command)),
         executor=table.get("executor", EXECUTORS[0]), address=table.get("address", ADDRESSES[0]),
         up_timeout=limits[0], down_timeout=limits[1],
     )  # fmt: skip
@@ -110,86 +101,22 @@ def _seconds(value: object, key: str, where: str) -> float:
     return float(value)
 
 
-def fits(asked: Asked, nodes: int | None, where: str) -> None:
+def check_fits(request: Request, nodes: int | None, where: str) -> None:
     """Refuse what an allocation of `nodes` nodes (None: not said) cannot hold."""
-    if nodes is not None and not asked.cores and asked.nodes > nodes:
+    if nodes is not None and not request.cores and request.nodes > nodes:
         raise BadInput(
-            f"{where}: nodes={asked.nodes} with all cores of each does not fit into the "
+            f"{where}: nodes={request.nodes} with all cores of each does not fit into the "
             f"{nodes} nodes asked for; ask for more with -N, or for fewer cores with cores=N"
         )
 
 
-def cut(asked: Asked, granted: object) -> Asked:
+def granted(request: Request, grant: object) -> Request:
     """What a site left of a request: `attributes.user.dovetail` of its job; never more."""
-    if not isinstance(granted, Mapping):
-        return asked
+    if not isinstance(grant, Mapping):
+        return request
     try:
-        other = from_table({key: granted[key] for key in KEYS if key in granted})
+        other = from_table({key: grant[key] for key in KEYS if key in grant})
     except BadInput:
-        return asked  # a slice's, or of something else
-    cores = min(filter(None, (asked.cores, other.cores)), default=0)
-    return replace(asked, nodes=min(asked.nodes, other.nodes), cores=cores)
-
-
-def plugins() -> list[str]:
-    """The jobtap plugins of an instance with Kubernetes; of ours there is none without Lua."""
-    found = ["alloc-bypass.so"]  # Flux's own: lets a simulation's job have its slice's cores
-    for name in ("gate", "release"):
-        with contextlib.suppress(BadInput):
-            found.append(str(install_paths.jobtap(name)))
-    return found
-
-
-def jobspec(
-    asked: Asked, number: int, cluster: str, environment: Mapping[str, str]
-) -> dict[str, Any]:
-    """The job of one slice; number 0 holds the control plane."""
-    cores = {"type": "core", "count": asked.cores or 1}
-    slot = {"type": "slot", "count": 1, "label": "slice", "with": [cores]}
-    node: dict[str, Any] = {"type": "node", "count": 1, "with": [slot]}
-    if not asked.cores:
-        node["exclusive"] = True
-    command = [asked.command, "slice", "--number", str(number), "--cluster", cluster]
-    if asked.address == "machine":
-        command.append("--machine-address")
-    return {
-        "version": 1,
-        "resources": [node],
-        "tasks": [{"command": command, "slot": "slice", "count": {"per_slot": 1}}],
-        "attributes": {
-            "system": {
-                "duration": 0,
-                "cwd": "/",
-                "environment": dict(environment),
-                "job": {"name": f"dovetail-{'node' if number else 'control'}"},
-                "shell": {"options": {"cpu-affinity": "on"}},
-            },
-            "user": {"dovetail": {"slice": number, "cluster": cluster}},
-        },
-    }
-
-
-def environment() -> dict[str, str]:
-    """Ours, without what belongs to our own job, or to the job that the instance is."""
-    return {name: value for name, value in os.environ.items() if not name.startswith(PRIVATE)}
-
-
-def mirror_jobspec(command: str, launch: Mapping[str, Any]) -> dict[str, Any]:
-    """The job that a simulation is for Flux, but for its cores, which a slice holds already."""
-    run, name = launch["run"], launch["name"]
-    slot = {"type": "slot", "count": 1, "label": "task", "with": [{"type": "core", "count": 1}]}
-    words = [command, "simulation", "--launch", launch["launch"], "--name", name]
-    return {
-        "version": 1,
-        "resources": [slot],
-        "tasks": [{"command": words, "slot": "task", "count": {"per_slot": 1}}],
-        "attributes": {
-            "system": {
-                "duration": 0,
-                "cwd": "/",
-                "environment": environment(),
-                "job": {"name": name},
-            },
-            "user": {"dovetail": {"run": run, "simulation": name}},
-        },
-    }
+        return request  # a slice's, or of something else
+    cores = min(filter(None, (request.cores, other.cores)), default=0)
+    return replace(request, nodes=min(request.nodes, other.nodes), cores=cores)

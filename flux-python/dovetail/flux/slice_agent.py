@@ -33,7 +33,7 @@ from usernetes_setup.control import api_client, steward
 from usernetes_setup.node import components
 
 from dovetail.core.errors import BadInput, WorkFailed
-from dovetail.flux import option, services
+from dovetail.flux import jobspec, services
 from dovetail.flux.client import SUBMIT, Client
 from dovetail.flux.instance.effects import FAILED
 from dovetail.flux.plan_runner import Planned, apart, end
@@ -139,7 +139,7 @@ class Agent:
     def mirror(self, launch: dict[str, Any]) -> None:
         """Submit the job that a simulation is for Flux; we do, as the module may be away."""
         if not self.over:
-            spec = option.mirror_jobspec(sys.argv[0], launch)
+            spec = jobspec.proxy_job(sys.argv[0], launch)
             self.mirrors[self.client.send(SUBMIT, spec)] = launch
 
     def mirrored(self, line: Order) -> None:

@@ -15,8 +15,8 @@ from dovetail.flux.instance.effects import FAILED, INVALID, NOENT, Answer, Effec
 from dovetail.flux.instance.pending import DOWN
 from dovetail.flux.instance.runs import ENDED
 from dovetail.flux.instance.simulations import Simulation
+from dovetail.flux.instance.slices import MOST
 from dovetail.flux.instance.state import Instance
-from dovetail.flux.option import MOST
 
 OVER = "its run is over"
 

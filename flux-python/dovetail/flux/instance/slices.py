@@ -8,6 +8,8 @@ from typing import Any
 
 from dovetail.flux.instance.effects import Key
 
+MOST = 10000  # slices, or cores of one; more is a slip of the finger
+
 
 @dataclass
 class Slice:

@@ -19,15 +19,18 @@ from dovetail.flux.instance.pending import DOWN, Waiting
 from dovetail.flux.instance.runs import Runs
 from dovetail.flux.instance.simulations import Mirrors
 from dovetail.flux.instance.slices import Slice
-from dovetail.flux.option import Asked
 
 
 class Instance:
-    """Slices and requests of one Flux instance."""
+    """Slices and requests of one Flux instance.
 
-    def __init__(self, asked: Asked) -> None:
-        self.asked = asked
-        self.wanted = asked.nodes
+    `nodes` are wanted at first, `executor` is where simulations run, and `up_timeout` seconds are
+    what Kubernetes has to come up; somebody else looks at the clock.
+    """
+
+    def __init__(self, nodes: int, executor: str, up_timeout: float) -> None:
+        self.executor, self.up_timeout = executor, up_timeout
+        self.wanted = nodes
         self.slices: dict[int, Slice] = {}
         self.last = 0  # highest slice number so far
         self.lost: list[str] = []
@@ -264,7 +267,7 @@ class Instance:
         """The time to come up is over."""
         if self.phase == "starting":
             missing = [one.said() for one in self.slices.values() if one.state != "ready"]
-            limit = f"not up after {self.asked.up_timeout:.0f} s"
+            limit = f"not up after {self.up_timeout:.0f} s"
             yield from self.fail(f"{limit}: {', '.join(missing) or 'no slice was submitted yet'}")
 
     def late_down(self, *, last: bool) -> Iterator[Effect]:
@@ -305,7 +308,7 @@ class Instance:
             self.kept = found
             yield from self.tell({"keep": found})
         for order in self.runs.untold():
-            yield from self.tell({"queue": {**order, "executor": self.asked.executor}})
+            yield from self.tell({"queue": {**order, "executor": self.executor}})
 
     def invite(self, number: int) -> Iterator[Effect]:
         """Have join data made for a slice that asked for them."""

@@ -1,0 +1,72 @@
+# SPDX-License-Identifier: LGPL-3.0-or-later
+"""The jobs that Dovetail submits to its instance: slices, and proxy jobs of simulations.
+
+Inputs: what was requested, and what the job is for. Outputs: jobspecs, version 1, as JSON values.
+Invariant: no job of ours inherits what belongs to the job, or the module, that submits it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from dovetail.flux.option import Request
+
+PRIVATE = ("FLUX_MODULE_URI", "FLUX_URI", "FLUX_JOB_", "FLUX_TASK_", "FLUX_KVS_NAMESPACE",
+           "PMI_", "DOVETAIL_STATE")  # fmt: skip
+
+
+def slice_job(
+    request: Request, number: int, cluster: str, environment: Mapping[str, str]
+) -> dict[str, Any]:
+    """The job of one slice; number 0 holds the control plane."""
+    cores = {"type": "core", "count": request.cores or 1}
+    slot = {"type": "slot", "count": 1, "label": "slice", "with": [cores]}
+    node: dict[str, Any] = {"type": "node", "count": 1, "with": [slot]}
+    if not request.cores:
+        node["exclusive"] = True
+    command = [request.command, "slice", "--number", str(number), "--cluster", cluster]
+    if request.address == "machine":
+        command.append("--machine-address")
+    return {
+        "version": 1,
+        "resources": [node],
+        "tasks": [{"command": command, "slot": "slice", "count": {"per_slot": 1}}],
+        "attributes": {
+            "system": {
+                "duration": 0,
+                "cwd": "/",
+                "environment": dict(environment),
+                "job": {"name": f"dovetail-{'node' if number else 'control'}"},
+                "shell": {"options": {"cpu-affinity": "on"}},
+            },
+            "user": {"dovetail": {"slice": number, "cluster": cluster}},
+        },
+    }
+
+
+def environment() -> dict[str, str]:
+    """Our environment, without what belongs to our own job, or to the job that the instance is."""
+    return {name: value for name, value in os.environ.items() if not name.startswith(PRIVATE)}
+
+
+def proxy_job(command: str, launch: Mapping[str, Any]) -> dict[str, Any]:
+    """The job that a simulation is for Flux, but for its cores, which a slice holds already."""
+    run, name = launch["run"], launch["name"]
+    slot = {"type": "slot", "count": 1, "label": "task", "with": [{"type": "core", "count": 1}]}
+    words = [command, "simulation", "--launch", launch["launch"], "--name", name]
+    return {
+        "version": 1,
+        "resources": [slot],
+        "tasks": [{"command": words, "slot": "task", "count": {"per_slot": 1}}],
+        "attributes": {
+            "system": {
+                "duration": 0,
+                "cwd": "/",
+                "environment": environment(),
+                "job": {"name": name},
+            },
+            "user": {"dovetail": {"run": run, "simulation": name}},
+        },
+    }

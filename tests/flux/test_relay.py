@@ -1,0 +1,32 @@
+# SPDX-License-Identifier: LGPL-3.0-or-later
+"""The relay between programs without Flux's bindings and a real instance."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+from support.flux_batch import LIMIT, flux_command
+
+pytestmark = pytest.mark.flux
+
+SENDS_BEFORE_IT_READS = """
+from dovetail.flux.client import Client
+client = Client()
+numbers = {client.send("broker.ping", {"seq": n, "pad": "x" * 5000}) for n in range(100)}
+for line in client.lines():
+    if "id" in line:
+        numbers.remove(line["id"])
+        assert len(line["value"]["pad"]) == 5000
+    if not numbers:
+        break
+client.close()
+print("all answered")
+"""
+
+
+def test_whoever_sends_more_than_a_pipe_holds_before_reading_gets_all_answers():
+    words = [flux_command(), "start", sys.executable, "-c", SENDS_BEFORE_IT_READS]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=LIMIT)
+    assert done.stdout == "all answered\n", done.stderr
