@@ -20,8 +20,8 @@ from pathlib import Path
 import pytest
 from dovetail.host import processes
 from usernetes_setup import node_record
-from usernetes_setup.build import programs
-from usernetes_setup.node import cgroups, components
+from usernetes_setup.build import oci_image, programs
+from usernetes_setup.node import cgroups
 from usernetes_setup.preflight import report
 
 from support.other_users import WHY_NOT
@@ -34,7 +34,7 @@ LIMIT = 120  # seconds that anything may take on a slow machine under load
 DOWN = 30  # seconds for `down`, which promises 10: so much only if it waits for what hangs
 ROOT = os.getuid() == 0
 COMPONENTS = ("etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler",
-              "containerd", "kubelet", "steward")  # fmt: skip
+              "containerd", "kubelet", "control")  # fmt: skip
 
 
 TRIED = set()
@@ -121,7 +121,7 @@ class Machine:
             with contextlib.suppress(OSError):
                 line = (folder / "cmdline").read_bytes().decode(errors="replace").replace("\0", " ")
                 program = line.split(" ")[0].rsplit("/", 1)[-1]
-                here = program == name or (name == "steward" and "usernetes.steward" in line)
+                here = program == name or (name == "control" and "usernetes_setup.control" in line)
                 if here and f"/{made['cluster']}/" in line and str(self.folder) in line:
                     found.append(int(folder.name))
         return found
@@ -248,7 +248,7 @@ def pod(name, command, cpu="100m", **more):
         "hostNetwork": True,
         "terminationGracePeriodSeconds": 1,
         "containers": [{
-            "name": "main", "image": components.HOST, "imagePullPolicy": "Never",
+            "name": "main", "image": oci_image.HOST, "imagePullPolicy": "Never",
             "command": ["/bin/sh", "-c", command],
             "resources": {"requests": {"cpu": cpu, "memory": "32Mi"}},
             "volumeMounts": [{"name": n, "mountPath": f, "readOnly": True}

@@ -120,8 +120,8 @@ def test_the_machines_own_kubernetes_is_used_if_it_is_the_pinned_one(
     monkeypatch.setenv("PATH", f"{tmp_path}/bin:/bin")
     monkeypatch.setattr(debian_packages, "run", lambda *_, **__: pytest.fail("it was built"))
     if fits:
-        origins = programs._kubernetes(tmp_path / "draft", tmp_path, print)
+        origins = programs._kubernetes(tmp_path / "draft", "go", print)
         assert origins["kubelet"] == str(tmp_path / "bin/kubelet")
     else:
         with pytest.raises(pytest.fail.Exception, match="it was built"):
-            programs._kubernetes(tmp_path / "draft", tmp_path, print)
+            programs._kubernetes(tmp_path / "draft", "go", print)

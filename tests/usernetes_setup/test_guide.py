@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 from support import guides, known_programs
 from support.clusters import LIMIT, TOP, Machine, as_user, eventually
+from usernetes_setup.build import oci_image
 from usernetes_setup.node import components
 
 PAGE = "dovetail-kubernetes.7"
@@ -23,9 +24,9 @@ HERE = ("First steps", "Simulations as pods", EARLIER, "More nodes", "Machines w
         "How it ends")  # fmt: skip
 ELSEWHERE = {  # typed for these tests, since they need it
     "Through the Flux Operator":
-        "test_4_minicluster.py::test_a_commands_exit_code_is_the_simulations",
+        "executors/test_minicluster_runs.py::test_a_commands_exit_code_is_the_simulations",
     "What an administrator does":
-        "test_3_kube.py::test_a_cluster_runs_pods_resizes_them_and_leaves_nothing",
+        "usernetes_setup/test_cluster.py::test_a_cluster_runs_pods_resizes_them_and_leaves_nothing",
 }  # fmt: skip
 NOWHERE = ("k3s", "kind")  # programs that no machine of ours has, as the guide says
 
@@ -55,7 +56,8 @@ class Reader:
             os.chown(path, machine.uid, machine.uid, follow_symlinks=False)
         self.environment = {
             "PATH": f"{home}/bin:{own}/bin:/usr/bin:/bin:/usr/sbin:/sbin", "HOME": str(home),
-            "PYTHONPATH": str(TOP / "flux-python"), "PYTHONDONTWRITEBYTECODE": "1",
+            "PYTHONPATH": f"{TOP}/flux-python:{TOP}/usernetes-setup",
+            "PYTHONDONTWRITEBYTECODE": "1",
         }  # fmt: skip
 
     def type(self, *lines: str) -> str:
@@ -122,8 +124,8 @@ def test_the_commands_for_one_machine_work_in_the_order_of_the_guide(reader):
     prepare = [c for c in of(EARLIER, prompts=("$", "#")) if c.split()[0] not in NOWHERE]
     for node in reader.state.glob("default/nodes/*"):
         reader.type(there, f"export CONTAINERD_ADDRESS={node}/run/containerd.sock",
-                    f"ctr -n k8s.io images rm {components.HOST}", *prepare,
-                    f"ctr -n k8s.io images ls -q | grep -x {components.HOST}")  # fmt: skip
+                    f"ctr -n k8s.io images rm {oci_image.HOST}", *prepare,
+                    f"ctr -n k8s.io images ls -q | grep -x {oci_image.HOST}")  # fmt: skip
     run, status = of("Simulations as pods")
     reader.bring_plan()
     reader.type(there, run)

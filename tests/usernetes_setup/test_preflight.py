@@ -91,6 +91,7 @@ def test_a_gap_is_told_with_what_mends_it(
 
 
 NAMES = {
+    "node_programs": "programs",
     "reverse_paths": "rp_filter", "fuse": "/dev/fuse", "locked_memory": "memlock",
     "runtime_folder": "XDG_RUNTIME_DIR", "modules": "kernel modules", "engine": "container engine",
 }  # fmt: skip
@@ -275,7 +276,7 @@ def test_a_full_disk_is_a_hard_gap(monkeypatch):
 
 def test_where_no_go_can_be_had_its_archive_is_named(tmp_path, monkeypatch):
     monkeypatch.setenv("DOVETAIL_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(checks_machine.golang, "obtainable", lambda: False)
+    monkeypatch.setattr(checks_machine.go_toolchain, "obtainable", lambda: False)
     found = checks_machine.node_programs()
     assert (found.level, found.who) == ("hard", "user")
     assert re.search(r"curl -L https://\S+/go1\.\d+\.\d+\.linux-\w+\.tar\.gz \| tar", found.fix)

@@ -117,8 +117,8 @@ def test_what_a_killed_verb_left_is_removed_and_nothing_is_made_for_that(private
 
 def test_a_verb_that_is_killed_after_another_leaves_nothing_either():
     """The first ends well, and the second begins and dies before we are woken."""
-    lock, code = node_record.root(make=True) / "one.lock", "from usernetes_setup import state"
-    waiting = [sys.executable, "-c", f"{code}; state.wait_unlocked('one')"]
+    lock, code = node_record.root(make=True) / "one.lock", "from usernetes_setup import node_record"
+    waiting = [sys.executable, "-c", f"{code}; node_record.wait_unlocked('one')"]
     with open(lock, "w") as first, open(lock.with_suffix(".new"), "w") as second:
         fcntl.flock(first, fcntl.LOCK_EX)
         fcntl.flock(second, fcntl.LOCK_EX)
@@ -142,8 +142,8 @@ def test_a_damaged_record_is_not_a_node():
 
 def test_a_lease_ends_with_its_holder_however_it_dies():
     code = (
-        "import sys, time; from usernetes_setup import linux; h = linux.lease(sys.argv[1]);"
-        "print(bool(h), flush=True); time.sleep(600)"
+        "import sys, time; from usernetes_setup.node import namespaces;"
+        "h = namespaces.lease(sys.argv[1]); print(bool(h), flush=True); time.sleep(600)"
     )
     name = f"test-{os.getpid()}"
     with subprocess.Popen([sys.executable, "-c", code, name], stdout=subprocess.PIPE) as other:

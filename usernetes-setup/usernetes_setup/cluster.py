@@ -30,7 +30,7 @@ from dovetail.host.private_files import write_private
 
 from usernetes_setup import node_options, node_record
 from usernetes_setup.build import programs as build
-from usernetes_setup.control import api_client, steward
+from usernetes_setup.control import api_client, csr_approver
 from usernetes_setup.node import monitor, namespaces
 from usernetes_setup.node_record import Node
 from usernetes_setup.preflight import machine, report
@@ -39,8 +39,8 @@ Say = Callable[[str], None]
 SERVING = "kubelet/pki/kubelet-server-current.pem"  # a worker's, once the control plane signed it
 MADE_LATER = (
     "/readyz",  # the built-in roles among others
-    f"{steward.ACCOUNTS}/default",  # no pod can be made without it
-    f"{steward.BINDINGS}/dovetail-kubelets",  # no log can be read
+    f"{api_client.ACCOUNTS}/default",  # no pod can be made without it
+    f"{api_client.BINDINGS}/dovetail-kubelets",  # no log can be read
 )
 LEAST = node_options.LEAST
 
@@ -189,7 +189,7 @@ def is_ready(node: Node, patience: float = 2.0) -> bool:
     """
     with contextlib.suppress(OSError, api_client.Refused, http.client.HTTPException, BadInput):
         who = client(node.cluster) if node.control else kubelet_client(node)
-        found = who.call("GET", f"{steward.NODES}/{node.name}", timeout=patience)
+        found = who.call("GET", f"{api_client.NODES}/{node.name}", timeout=patience)
         for path in MADE_LATER if node.control else ():
             who.call("GET", path, timeout=patience)
         if not node.control and not (node.folder / SERVING).exists():
@@ -232,7 +232,7 @@ def invite(args: argparse.Namespace) -> dict[str, Any]:
     node = (
         namespaces.any_loopback() if loopback else node_record.checked_name(args.node, "node", 40)
     )
-    token = steward.invite(client(args.name), node, args.valid)
+    token = csr_approver.invite(client(args.name), node, args.valid)
     authority = (node_record.cluster_folder(args.name) / "pki/ca.crt").read_text()
     content = {"cluster": args.name, "node": node, "server": control.server,
                "authority": authority, "token": token}  # fmt: skip
@@ -297,4 +297,4 @@ def forget(node: Node) -> None:
     if node.control or not node.alive():
         return
     with contextlib.suppress(OSError, api_client.Refused, http.client.HTTPException, BadInput):
-        client(node.cluster).call("DELETE", f"{steward.NODES}/{node.name}", timeout=2.0)
+        client(node.cluster).call("DELETE", f"{api_client.NODES}/{node.name}", timeout=2.0)

@@ -21,9 +21,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from usernetes_setup.build import oci_image
 from usernetes_setup.build import programs as build
 from usernetes_setup.control import api_client
-from usernetes_setup.node import cgroups, components
+from usernetes_setup.node import cgroups
 from usernetes_setup.preflight import report
 
 from dovetail.bench.harness import Claim, Progress, Row, ratios
@@ -159,7 +160,7 @@ def _users(scratch: Path, progress: Progress) -> Iterator[list[User]]:
 def pod() -> api_client.Object:
     """A pod that only waits."""
     container = {
-        "name": "main", "image": components.HOST, "imagePullPolicy": "Never",
+        "name": "main", "image": oci_image.HOST, "imagePullPolicy": "Never",
         "resources": {"requests": {"cpu": "100m", "memory": "32Mi"}},
     }  # fmt: skip
     return {

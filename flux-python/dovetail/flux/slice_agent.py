@@ -29,7 +29,7 @@ from typing import Any
 
 from usernetes_setup import cluster, node_record
 from usernetes_setup.build import programs
-from usernetes_setup.control import api_client, steward
+from usernetes_setup.control import api_client
 from usernetes_setup.node import components
 
 from dovetail.core.errors import BadInput, WorkFailed
@@ -237,7 +237,7 @@ class Agent:
             self.invite(order["invite"], order["node"])
         elif "forget" in order:
             with contextlib.suppress(OSError, HTTPException, api_client.Refused, BadInput):
-                self.admin().call("DELETE", f"{steward.NODES}/{order['forget']}")
+                self.admin().call("DELETE", f"{api_client.NODES}/{order['forget']}")
             self.tell(forgotten=order["forget"])
         elif "keep" in order:
             self.kept = order["keep"]

@@ -14,6 +14,10 @@ import json
 import tarfile
 from pathlib import Path
 
+PAUSE = "localhost/dovetail/pause:1"
+HOST = "localhost/dovetail/host:1"
+"""An image with nothing in it but the pause program; programs come by hostPath mounts."""
+
 FOLDERS = ("dev", "etc", "proc", "root", "sys", "tmp", "usr", "var")
 
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: LGPL-3.0-or-later
 """Gets every program of a node, once for all checkouts and clusters.
 
-Inputs: `usernetes-setup/kube` (module list and checksums, main.go, pause.c), the Go and
-Debian package services. Output: `<cache>/kube/<key>/` with `bin/`, `cni/`, `images.tar` and
+Inputs: `usernetes-setup/kube` (module list and checksums, the sources), the Go and Debian
+package services. Output: `<cache>/kube/<key>/` with `bin/`, `cni/`, `images.tar` and
 `made.json`, the checksum and origin of each file. Invariants: the key is a digest of all
 that decides the content; a folder with that name is complete, since it is renamed into place
 last; one build at a time; a running cluster keeps what it started with.
@@ -27,11 +27,11 @@ from pathlib import Path
 from dovetail.core.errors import BadInput
 
 from usernetes_setup.build import debian_packages, go_toolchain, oci_image
-from usernetes_setup.node import components
 
 MODULE = "k8s.io/kubernetes"
 KUBERNETES = ("kube-apiserver", "kube-controller-manager", "kube-proxy", "kube-scheduler",
               "kubectl", "kubelet")  # fmt: skip
+SOURCES = ("go.mod", "go.sum", "main.go", "describe-request/main.go", "pause.c")
 
 
 def setup_folder() -> Path:
@@ -87,7 +87,7 @@ def key() -> str:
         ).encode()
     )
     folder = setup_folder() / "kube"
-    for path in [folder / name for name in ("go.mod", "go.sum", "main.go", "pause.c")]:
+    for path in [folder / name for name in SOURCES]:
         digest.update(path.read_bytes())
     digest.update(Path(oci_image.__file__).read_bytes())
     return f"{version()}-{digest.hexdigest()[:12]}"
@@ -157,7 +157,9 @@ def build(say: debian_packages.Say = print) -> Path:
             (draft / "bin").mkdir(parents=True)
             origins: dict[str, str] = {}
             origins.update(debian_packages.tools(draft, Path(scratch), say))
-            origins.update(_kubernetes(draft, Path(scratch), say))
+            go = go_toolchain.command(go_version(), Path(scratch), say)
+            origins.update(_kubernetes(draft, go, say))
+            _go_build(go, "./describe-request", draft / "bin/describe-request", ["-s", "-w"])
             _pause(draft, Path(scratch))
             made = {}
             for path in sorted(draft.rglob("*")):
@@ -169,7 +171,7 @@ def build(say: debian_packages.Say = print) -> Path:
             return install(draft)
 
 
-def _kubernetes(draft: Path, scratch: Path, say: debian_packages.Say) -> dict[str, str]:
+def _kubernetes(draft: Path, go: str, say: debian_packages.Say) -> dict[str, str]:
     """The multi-call binary and a link for each component; the machine's own if they fit."""
     folder, pinned = draft / "bin", version()
     own = {name: shutil.which(name) for name in KUBERNETES}
@@ -184,23 +186,19 @@ def _kubernetes(draft: Path, scratch: Path, say: debian_packages.Say) -> dict[st
     flags = ["-s", "-w"]
     for package in ("k8s.io/component-base/version", "k8s.io/client-go/pkg/version"):
         flags += [f"-X {package}.{name}={value}" for name, value in stamps.items()]
-    environment = {**os.environ, "CGO_ENABLED": "0", "GOFLAGS": "-buildvcs=false -mod=readonly",
-                   "GOTOOLCHAIN": "auto"}  # fmt: skip
-    words = [
-        "nice",
-        go_toolchain.command(go_version(), scratch, say),
-        "build",
-        "-trimpath",
-        "-ldflags",
-        " ".join(flags),
-        "-o",
-        str(folder / "kube"),
-        ".",
-    ]
-    debian_packages.run(words, "go build", cwd=setup_folder() / "kube", env=environment)
+    _go_build(go, ".", folder / "kube", flags)
     for name in KUBERNETES:
         (folder / name).symlink_to("kube")
     return {"kube": f"Go module {MODULE} {pinned}"}
+
+
+def _go_build(go: str, package: str, target: Path, flags: list[str]) -> None:
+    """Build one program of the module in `usernetes-setup/kube`."""
+    environment = {**os.environ, "CGO_ENABLED": "0", "GOFLAGS": "-buildvcs=false -mod=readonly",
+                   "GOTOOLCHAIN": "auto"}  # fmt: skip
+    words = ["nice", go, "build", "-trimpath", "-ldflags", " ".join(flags), "-o", str(target)]
+    folder = setup_folder() / "kube"
+    debian_packages.run([*words, package], "go build", cwd=folder, env=environment)
 
 
 def _is(program: str, pinned: str) -> bool:
@@ -215,7 +213,7 @@ def _pause(draft: Path, scratch: Path) -> None:
     source = setup_folder() / "kube/pause.c"
     debian_packages.run(["cc", "-static", "-Os", "-s", "-o", str(pause), str(source)], "cc")
     machine = platform.machine()
-    names = [components.PAUSE, components.HOST]
+    names = [oci_image.PAUSE, oci_image.HOST]
     oci_image.pack(
         pause, draft / "images.tar", names, go_toolchain.ARCHITECTURES.get(machine, machine)
     )

@@ -20,6 +20,13 @@ from urllib.parse import urlsplit
 
 Object = dict[str, Any]
 
+NODES = "/api/v1/nodes"
+REQUESTS = "/apis/certificates.k8s.io/v1/certificatesigningrequests"
+TOKENS = "/api/v1/namespaces/kube-system/secrets"
+BINDINGS = "/apis/rbac.authorization.k8s.io/v1/clusterrolebindings"
+ACCOUNTS = "/api/v1/namespaces/default/serviceaccounts"
+MAPS = "/api/v1/namespaces/default/configmaps"
+
 
 class Refused(Exception):
     """The API server answered with an error status."""

@@ -68,19 +68,6 @@ def _sign(
     extensions.unlink()
 
 
-def describe_request(pem: str) -> tuple[str, set[str]]:
-    """Subject (RFC 2253) and alternative names of a signing request, to judge it by."""
-    here = Path("/")
-    subject = openssl("req", "-noout", "-subject", "-nameopt", "RFC2253", folder=here, data=pem)
-    text = openssl("req", "-noout", "-text", folder=here, data=pem)
-    names: set[str] = set()
-    for line in text.splitlines():
-        words = line.strip()
-        if words.startswith(("DNS:", "IP Address:", "URI:", "email:")):
-            names |= {name.strip() for name in words.split(",")}
-    return subject.strip().split("subject=", 1)[1].strip(), names
-
-
 def kubeconfig(path: Path, server: str, authority: Path, user: dict[str, str]) -> None:
     """Write a kubeconfig for one user: {"token": …} or {"crt": FILE, "key": FILE}."""
     identity = {"token": user["token"]} if "token" in user else {

@@ -18,9 +18,6 @@ from usernetes_setup.node_record import Node, cluster_folder
 
 SERVICES = "10.96.0.0/16"
 PODS = "10.244.0.0/24"
-PAUSE = "localhost/dovetail/pause:1"
-HOST = "localhost/dovetail/host:1"
-"""An image with nothing in it but the pause program; programs come by hostPath mounts."""
 
 
 @dataclass(frozen=True)
@@ -132,7 +129,7 @@ def _manager(node: Node, pki: Path) -> list[str]:
         # It asks for some hundred things when it starts; at its usual 20 a second that takes 5 s.
         "--kube-api-qps=500",
         "--kube-api-burst=1000",
-        # Only the steward approves: the built-in approver would accept any node's name.
+        # Only our own CSR approver does: the built-in approver would accept any node's name.
         "--controllers=*,-csrapproving,tokencleaner",
         f"--cluster-signing-cert-file={pki}/ca.crt",
         f"--cluster-signing-key-file={pki}/ca.key",

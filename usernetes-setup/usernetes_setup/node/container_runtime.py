@@ -10,8 +10,9 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from usernetes_setup.build.oci_image import PAUSE
 from usernetes_setup.node import namespaces
-from usernetes_setup.node.components import PAUSE, PODS, Command, stream_address
+from usernetes_setup.node.components import PODS, Command, stream_address
 from usernetes_setup.node_record import Node
 
 

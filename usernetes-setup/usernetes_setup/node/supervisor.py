@@ -26,7 +26,7 @@ from dovetail.host import processes
 from dovetail.host.session import sweep_sessions
 
 from usernetes_setup.build import programs as build
-from usernetes_setup.control import api_client, steward
+from usernetes_setup.control import api_client
 from usernetes_setup.node import bridge_network, cgroups, components, container_runtime, namespaces
 from usernetes_setup.node_record import Node, cluster_folder, discard, wait_unlocked
 
@@ -148,13 +148,14 @@ def commands(
     server = f"https://{node.address}:{node.ports['server']}"
     admin = api_client.Client(server, (pki / "ca.crt").read_text(), pki / "admin.crt")
     up = Latch(admin.ready)
+    control = [sys.executable, "-m", "usernetes_setup.control", str(node.folder / "node.json")]
     return [
         components.etcd(node),
         *components.control_plane(node, up),
         container_runtime.containerd(node, rootless, few_ids),
         container_runtime.images(node),
         components.kubelet(node, cgroups.root(node.group), rootless, socket),
-        steward.command(node, up),
+        components.Command("control", control, up),
         *(
             [bridge_network.proxy(node, up), bridge_network.forwarder(node, entrance, up)]
             if entrance

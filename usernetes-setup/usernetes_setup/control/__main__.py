@@ -1,0 +1,85 @@
+# SPDX-License-Identifier: LGPL-3.0-or-later
+"""The control node's own loops, in one process: the CSR approver and the node lifecycle.
+
+Started by the node's supervisor as a component, once the API answers: `python3 -m
+usernetes_setup.control NODE.json`. First it grants the access that nodes need. Invariant: when
+either loop fails, whatever it is, the process ends, and the supervisor starts it again.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+from usernetes_setup.control import api_client, csr_approver, lost_nodes
+from usernetes_setup.control.api_client import ACCOUNTS, BINDINGS, MAPS
+from usernetes_setup.node_record import Node, cluster_folder
+
+
+def bindings() -> list[api_client.Object]:
+    """Who may do what, besides what Kubernetes itself sets up."""
+
+    def binding(name: str, role: str, kind: str, subject: str) -> api_client.Object:
+        group = "rbac.authorization.k8s.io"
+        return {
+            "apiVersion": f"{group}/v1",
+            "kind": "ClusterRoleBinding",
+            "metadata": {"name": name},
+            "roleRef": {"apiGroup": group, "kind": "ClusterRole", "name": role},
+            "subjects": [{"apiGroup": group, "kind": kind, "name": subject}],
+        }
+
+    return [
+        binding("dovetail-kubelets", "system:kubelet-api-admin", "User", "dovetail-kubelet-client"),
+        binding("dovetail-join", "system:node-bootstrapper", "Group", "system:bootstrappers"),
+    ]
+
+
+def prepare(client: api_client.Client, authority: str) -> None:
+    """Grant the access that nodes need; safe to repeat."""
+    # The controller manager makes these two as well, but seconds later, and no pod can be
+    # made without the one or started without the other.
+    account = {"metadata": {"name": "default"}}
+    root = {"metadata": {"name": "kube-root-ca.crt"}, "data": {"ca.crt": authority}}
+    things = [(BINDINGS, thing) for thing in bindings()]
+    for path, thing in [*things, (ACCOUNTS, account), (MAPS, root)]:
+        try:
+            client.call("POST", path, thing)
+        except api_client.Refused as error:
+            if error.status != 409:
+                raise
+
+
+def main(record: str) -> None:
+    """Serve until something fails."""
+    node = Node(**json.loads(Path(record).read_text()))
+    folder = cluster_folder(node.cluster) / "pki"
+    admin = json.loads((folder / "admin.conf").read_text())
+    server = admin["clusters"][0]["cluster"]["server"]
+    authority = (folder / "ca.crt").read_text()
+    client = api_client.Client(server, authority, folder / "admin.crt")
+    prepare(client, authority)
+    failed, never = threading.Event(), threading.Event()
+
+    def run(name: str, work: Callable[[], None]) -> None:
+        try:
+            work()
+        except Exception as error:  # whatever it is, a fresh start is the cure
+            print(f"{name}: {error}", flush=True)
+        failed.set()
+
+    loops = {
+        "CSR approver": lambda: csr_approver.run(client),
+        "node lifecycle": lambda: lost_nodes.run(client, node.name, never.wait),
+    }
+    for loop in loops.items():
+        threading.Thread(target=run, args=loop, daemon=True).start()
+    failed.wait()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
+    sys.exit(1)
