@@ -107,7 +107,9 @@ def test_requests_follow_the_load_and_not_the_plan(weights, advised):
     pieces = advise.advise([known(1 / 3, 1.0, weights=weights)], 1)
     given = [piece.statement for piece in pieces if piece.topic == "weights"]
     assert given == (
-        ["case: base CPU requests on weights 1,3, not on the plan's."] if advised else []
+        ["case: put weights 1,3 into the plan; its weights are not the ranks' load."]
+        if advised
+        else []
     )
 
 
@@ -139,7 +141,7 @@ def test_a_run_gives_measured_advice():
 
 @pytest.mark.parametrize(
     ("seconds", "says"),
-    [(18.0, "run on fewer ranks side by side"), (30.0, "do not win")],
+    [(18.0, "run on fewer ranks side by side"), (30.0, "stay with these ranks")],
     ids=["fewer ranks win", "fewer ranks lose"],
 )
 def test_measured_fewer_ranks_are_reported_as_they_came_out(seconds, says):
@@ -202,7 +204,7 @@ def test_a_profile_file_gives_the_advice_of_its_figures(tmp_path, capsys, counte
     assert main.main(["advise", "--json", "--cores", "2", str(path)]) == 0
     advice = json.loads(capsys.readouterr().out)["advice"]
     packing = next(piece for piece in advice if piece["topic"] == "packing")
-    assert "1.50 is the bound" in packing["statement"]
+    assert "at most 1.50" in packing["statement"]
     assert packing["name"] == "pitz"
 
 

@@ -10,10 +10,11 @@ import re
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from dovetail.cli import main
-from dovetail.core import protocol
+from dovetail.core import eventlog, protocol
 from dovetail.report import charts, summary
 from dovetail.report import html as report
 from dovetail.report.alternatives import FEWER, SEQUENTIAL, Alternative
@@ -237,7 +238,7 @@ def damaged(text):
 
 
 def foreign(text):
-    return text.replace('"schema":1', '"schema":99', 1)
+    return text.replace(f'"schema":{eventlog.SCHEMA}', '"schema":99', 1)
 
 
 @pytest.mark.parametrize(
@@ -313,3 +314,11 @@ def test_python_dash_m_works(tmp_path):
     made_up_runs.packed(1).save(tmp_path)
     command = [sys.executable, "-m", "dovetail", "report", "--json", str(tmp_path)]
     assert subprocess.run(command, capture_output=True, timeout=120, check=False).returncode == 0
+
+
+@pytest.mark.parametrize(("page", "item"), [("run.1", "{} {}"), ("architecture.7", "{} , {}")])
+def test_phases_are_called_as_in_the_manual(page, item):
+    text = (Path(__file__).resolve().parents[2] / "doc" / f"dovetail-{page}").read_text()
+    assert list(report.PHASES) == ["A", "C", "D"], "B is a moment, and so a mark"
+    for letter, words in report.PHASES.items():
+        assert f".It {item.format(letter, words.partition(':')[0])}\n" in text

@@ -32,6 +32,7 @@ from dovetail.report.verdict import SAME, Totals
 BETAS = (0.1, 0.0, 0.25)
 """Interference of packed ranks before it is measured: expected, least, most. Two cores with
 ranks of load 1:3 gave 0.1; the papers' 96 vCPUs less."""
+ELSEWHERE = f"interference as measured on other machines (beta {BETAS[1]:g} to {BETAS[2]:g})"
 MOST = 8
 """The most simulations at once that packing is predicted for."""
 SHOWN = 16
@@ -157,9 +158,9 @@ def _measure_again(one: Known, got: float) -> Advice:
     return Advice(
         "measure again",
         one.name,
-        f"{one.name}: measure again on a quiet machine; something else used it, so what follows "
-        "for this one is in doubt.",
-        f"its spinning ranks got {got:.0%} of a core each ({one.whence})",
+        f"{one.name}: measure again on a quiet machine; something else was using this one, so the "
+        "other advice on this simulation is in doubt.",
+        f"its ranks, which spin while they wait, got {got:.0%} of a core each ({one.whence})",
         "measured",
     )
 
@@ -175,9 +176,9 @@ def _packing(one: Known, cores: float) -> Advice:
         return Advice(
             "packing",
             one.name,
-            f"{one.name}: do not pack; it would gain at most {bound:.2f} times before losses, "
-            f"and about {gain:.2f} after them.",
-            evidence + f"; interference as measured elsewhere (beta {BETAS[1]:g} to {BETAS[2]:g})",
+            f"{one.name}: do not pack; it would give about {gain:.2f} times the throughput, and "
+            f"{bound:.2f} times if simulations did not slow each other down.",
+            evidence + f"; {ELSEWHERE}",
             "predicted",
             gain,
             (low, high),
@@ -186,9 +187,9 @@ def _packing(one: Known, cores: float) -> Advice:
         "packing",
         one.name,
         f"{one.name}: packing {best} at once would give about {gain:.2f} times the throughput "
-        f"({low:.2f} to {high:.2f}; {bound:.2f} is the bound), with waits that give the CPU back.",
-        evidence + f"; interference as measured elsewhere (beta {BETAS[1]:g} to {BETAS[2]:g}), "
-        f"waits cost {WAIT_COST:.0%}",
+        f"({low:.2f} to {high:.2f}; at most {bound:.2f}), if waiting ranks give their "
+        "CPU time back.",
+        evidence + f"; {ELSEWHERE}; giving CPU time back costs {WAIT_COST:.0%}",
         "predicted",
         gain,
         (low, high),
@@ -214,7 +215,7 @@ def _packing_measured(one: Known, packed: Sequence[Point]) -> Advice:
     best = max(packed, key=lambda point: point.throughput)
     low, high = best.throughput_spread
     evidence = (
-        f"measured for {best.seconds:.0f} s at N={best.n}, between {low:.2f} and {high:.2f}; "
+        f"measured for {best.seconds:.0f} s with {best.n} at once, {low:.2f} to {high:.2f} times; "
         f"each ran {best.slowdown:.2f} times slower than alone"
     )
     statement = f"{one.name}: pack {best.n} at once; it gives {best.throughput:.2f} times the "
@@ -265,12 +266,14 @@ def _fewer_measured(one: Known, totals: Totals) -> Advice | None:
     against = f"{gain:.2f} times the throughput of {SEQUENTIAL}"
     own = totals.makespan_s.value
     better = own is not None and fewer.value * SAME < own
-    start = "run on fewer ranks side by side" if better else "fewer ranks side by side do not win"
+    start = "run on fewer ranks side by side; that gives"
+    if not better:
+        start = "stay with these ranks; fewer ranks side by side give"
     compared = "" if own is None else f", {own / fewer.value:.2f} times that of Dovetail"
     return Advice(
         "fewer ranks",
         one.name,
-        f"{one.name}: {start}; it gives {against}{compared}.",
+        f"{one.name}: {start} {against}{compared}.",
         f"{fewer.value:.1f} s, {fewer.how}; {SEQUENTIAL} {sequential.value:.1f} s, "
         f"{sequential.source}",
         "measured" if sequential.source == "measured" else "predicted",
@@ -319,8 +322,8 @@ def _requests(one: Known, cores: float) -> Advice | None:
     return Advice(
         "weights",
         one.name,
-        f"{one.name}: base CPU requests on weights {shown}, not on the plan's.",
-        f"rank {worst} does {load[worst]:.0%} of the work and is asked {asked[worst]:.0%} "
+        f"{one.name}: put weights {shown} into the plan; its weights are not the ranks' load.",
+        f"rank {worst} does {load[worst]:.0%} of the work and has {asked[worst]:.0%} of the weight "
         f"({one.whence})",
         "measured",
     )

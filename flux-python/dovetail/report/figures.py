@@ -24,6 +24,14 @@ from dovetail.report.verdict import Figure, Totals, Verdict, judge, ratio
 SPLIT = 0.8
 """Share of the ideal that fewer ranks side by side keep where cache or memory is short."""
 
+KINDS = {
+    "spinning": "alone, waiting ranks spinning",
+    "yielding": "alone, waiting ranks yielding",
+    "blocking": "alone, waiting ranks sleeping",
+    "packed": "beside others",
+}
+"""How a load of each kind was measured, in words."""
+
 QUIET = 0.9
 """Share of a core below which spinning ranks were disturbed: alone they take all of it."""
 
@@ -118,8 +126,8 @@ def _alone(spells: Iterable[Spell]) -> Figure:
     """Seconds per iteration of a simulation that runs alone, as shipped if that was seen."""
     single = [spell for spell in spells if len(spell.running) == 1 and spell.steps]
     for kind, which in (
-        ("waits as shipped", [s for s in single if s.wait == {"off"}]),
-        ("waits that give the CPU back", single),
+        ("waiting ranks spin as shipped", [s for s in single if s.wait == {"off"}]),
+        ("waiting ranks give the CPU back", single),
     ):
         steps = [step for spell in which for step in spell.steps.values()]
         count = sum(step[0] for step in steps)
@@ -144,7 +152,8 @@ def needed(loads: Sequence[Load], cores: float) -> tuple[Array | None, str]:
     for kind in (*kinds, "yielding", "packed"):
         if kind in by_kind:
             load = by_kind[kind]
-            return np.minimum(load.cpu, load.useful), f"{load.iterations:.0f} iterations, {kind}"
+            whence = f"{load.iterations:.0f} iterations {KINDS[kind]}"
+            return np.minimum(load.cpu, load.useful), whence
     return None, "no two samples of a running simulation"
 
 

@@ -42,9 +42,9 @@ NAMES = {
     FEWER: "fewer_ranks_s",
 }
 PHASES = {
-    "A": "profile: is measured",
+    "A": "baseline run: measured alone",
     "C": "pack: on trial beside the others",
-    "D": "watch: runs on, fairness is watched",
+    "D": "fairness: runs on, and must not become too slow",
 }
 
 
@@ -231,9 +231,9 @@ def _ranks(family: Family) -> Chart | None:
 
 
 CPU_WORDS = {
-    "spinning": "CPU, alone, waits spin",
-    "yielding": "CPU, alone, waits give way",
-    "blocking": "CPU, alone, waits give the CPU back",
+    "spinning": "CPU, alone, waiting ranks spin",
+    "yielding": "CPU, alone, waiting ranks yield",
+    "blocking": "CPU, alone, waiting ranks sleep",
     "packed": "CPU, packed",
 }
 
@@ -257,7 +257,7 @@ def _throughput(family: Family, guess: Guess) -> Chart | None:
     if packed and best.n > 1:
         title = f"Throughput is highest at N={best.n}: {best.throughput:.2f} times that alone"
     elif packed:
-        title = f"Packing loses: {packed[0].throughput:.2f} at N={packed[0].n}"
+        title = f"Packing loses: {packed[0].throughput:.2f} times that alone at N={packed[0].n}"
     elif guess:
         title = f"Nothing was packed; the model expects {2 / guess[1][1]:.2f} at N=2"
     else:
@@ -280,11 +280,11 @@ def _slowdown(family: Family, guess: Guess) -> Chart | None:
     if worst.n == 1:
         title = "Alone, nothing is slowed down"
         if guess:
-            title += f"; two would be, {guess[1][1]:.2f} times"
+            title += f"; two at once would run {guess[1][1]:.2f} times slower"
     curve = Curve(
         tuple((p.n, p.slowdown, *p.slowdown_spread) for p in points),
         guess,
-        ((family.budget, "budget"),) if guess or worst.n > 1 else (),
+        ((family.budget, "allowed"),) if guess or worst.n > 1 else (),
         "slowdown, alone = 1",
     )
     return title, charts.against_n(curve, f"{family.name}: slowdown against N")

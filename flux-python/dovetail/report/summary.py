@@ -241,7 +241,11 @@ def show(summary: Summary, console: Console) -> None:
     for name, totals in rows:
         table.add_row(printable(name), *(figure(getattr(totals, key)) for key in HEADINGS))
     console.print(table)
-    console.print("~ is predicted, the rest is measured; - was not measured", style="dim")
+    console.print(
+        "~ is predicted, the rest is measured; - was not measured. Gain is throughput against one "
+        "after the other; of bound is 1.00 where the cores do nothing but the ranks' own work.",
+        style="dim",
+    )
     for own in summary.families:
         console.print(printable(f"{own.name}: {own.verdict.words}"))
 

@@ -91,7 +91,7 @@ def judge(totals: Totals) -> Verdict:
             best, least = best or first, known[first]
     sequential = totals.sequential_s.value
     if not best and sequential is not None and sequential < own.value * SAME:
-        words.append("Packing does not pay here; the plain queue is as good.")
+        words.append("Packing does not pay here: one after the other is as quick.")
     return Verdict(best or DOVETAIL, " ".join(words))
 
 
