@@ -97,7 +97,7 @@ def test_a_keeper_that_hangs_is_not_waited_for_for_ever(site, monkeypatch):  # n
 
 def test_a_keeper_that_cannot_start_fails_the_simulation(site, monkeypatch):  # noqa: F811
     monkeypatch.setattr(
-        "dovetail.executors.local.executor._RUN_KEEPER", "raise SystemExit('no luck')"
+        "dovetail.executors.local.executor._RUN_SUPERVISOR", "raise SystemExit('no luck')"
     )
     executor = site.executor()
     executor.launch(site.spec("sim", "true"), share())

@@ -6,9 +6,7 @@ from __future__ import annotations
 import argparse
 import json
 import shlex
-from pathlib import Path
 
-from dovetail import flux
 from dovetail.host import install_paths
 
 HELP = 'print what lets Flux find Dovetail; use as eval "$(dovetail env)"'
@@ -26,8 +24,6 @@ def run(args: argparse.Namespace) -> int:
     else:
         for name, value in found.items():
             print(f"export {name}={shlex.quote(value)}")
-        completion = shlex.quote(
-            str(Path(flux.__file__).resolve().parent / "plugins" / "completion.bash")
-        )
+        completion = shlex.quote(str(install_paths.flux_plugin("completion.bash")))
         print(f"case ${{BASH_VERSION:+$-}} in *i*) . {completion} ;; esac")
     return 0

@@ -12,13 +12,13 @@ import errno
 import json
 import subprocess
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 from dovetail.core.errors import BadInput, WorkFailed
 from dovetail.flux import option
+from dovetail.host import install_paths
 
-RELAY = Path(__file__).with_name("relay.py")
+RELAY = install_paths.PACKAGES / "dovetail" / "flux" / "relay.py"
 SUBMIT = "submit"
 """Instead of a topic: submit a jobspec, the payload, on the cores of the job that we are in.
 

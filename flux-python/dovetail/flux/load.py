@@ -14,18 +14,16 @@ import json
 import os
 import shutil
 import subprocess
-from pathlib import Path
 from typing import Any
 
 from dovetail.core.errors import BadInput, WorkFailed
 from dovetail.flux import client, option
 from dovetail.host import install_paths
 
-PACKAGE = Path(__file__).resolve().parents[1]
 VARIABLE = "FLUX_MODPROBE_PATH_APPEND"
-FOLDERS = {  # of this package, that an instance needs on its paths
-    VARIABLE: "flux/plugins/modprobe",
-    "FLUX_MODULE_PATH_PREPEND": "flux/plugins/modules",
+FOLDERS = {  # of our plugins for Flux, that an instance needs on its paths
+    VARIABLE: "modprobe",
+    "FLUX_MODULE_PATH_PREPEND": "modules",
 }
 KILL_TIMEOUT = "40s"  # Flux's own 5 s are too short for a slice to end well
 SILENCE = "1m"  # of the leading broker; the slices of a dead one stay for Flux's own 5 minutes
@@ -86,6 +84,6 @@ def load(text: str) -> None:
     flux("config", "load", given=json.dumps(whole))
     for plugin in plugins():
         flux("jobtap", "load", plugin)
-    paths = [os.environ.get(VARIABLE, ""), str(PACKAGE / FOLDERS[VARIABLE])]
+    paths = [os.environ.get(VARIABLE, ""), str(install_paths.flux_plugin(FOLDERS[VARIABLE]))]
     client.call("broker.setenv", {"env": {VARIABLE: ":".join(filter(None, paths))}})
-    flux("module", "load", str(PACKAGE / "flux" / "plugins" / "modules" / "dovetail.py"))
+    flux("module", "load", str(install_paths.flux_plugin("modules/dovetail.py")))

@@ -1,7 +1,13 @@
 # SPDX-License-Identifier: LGPL-3.0-or-later
-"""Where the parts lie that others load: profiling libraries, what is for Flux.
+"""Where the installed files lie: packages, shared data, profiling libraries, what is for Flux.
 
-In: DOVETAIL_LIBDIR, which wins if set, and this file's own place. Out: absolute paths.
+Inputs: DOVETAIL_LIBDIR, which wins if set, and this file's own place, which is one of
+
+    TOP/flux-python/dovetail/host/               a checkout, built in TOP or in TOP/build
+    PREFIX/lib/python3.x/site-packages/dovetail/host/        `make install`
+
+Outputs: absolute paths. Invariant: nobody else computes such a path; only the files that Flux
+itself loads, before they can import anything of ours, find their package on their own.
 """
 
 from __future__ import annotations
@@ -15,14 +21,36 @@ from pathlib import Path
 from dovetail.core.errors import BadInput
 
 MPIS = ("openmpi", "mpich")
-PACKAGE = Path(__file__).resolve().parents[1]
+PACKAGES = Path(__file__).resolve().parents[2]
+"""The folder in which Python finds `dovetail`."""
+TOP = PACKAGES.parent
+"""The checkout; where there is none, a folder that has nothing of ours."""
+
+
+def shared(name: str) -> Path:
+    """`operator-manifests`, `usernetes-setup` or `examples`, in the checkout or installed."""
+    for folder in (TOP, *(up / "share" / "dovetail" for up in PACKAGES.parents)):
+        if (folder / name).is_dir():
+            return folder / name
+    raise BadInput(f"{name}/ was not found beside the installation of dovetail")
+
+
+def flux_plugin(name: str) -> Path:
+    """What is for Flux itself: a file or folder below `dovetail/flux/plugins`."""
+    return PACKAGES / "dovetail" / "flux" / "plugins" / name
+
+
+def python_command(statement: str, python: str = sys.executable) -> list[str]:
+    """The words that run a statement which imports our packages, and nothing of the user's."""
+    path = f"import sys; sys.path.insert(0, {str(PACKAGES)!r})"
+    return [python, "-I", "-S", "-c", f"{path}; {statement}"]
 
 
 def package_environment(base: Mapping[str, str] | None = None) -> dict[str, str]:
     """An environment in which Python finds our packages, installed or in a checkout."""
     environment = dict(os.environ if base is None else base)
-    checkout = PACKAGE.parents[1] / "usernetes-setup"
-    folders = [PACKAGE.parent, *([checkout] if (checkout / "usernetes_setup").is_dir() else [])]
+    checkout = TOP / "usernetes-setup"
+    folders = [PACKAGES, *([checkout] if (checkout / "usernetes_setup").is_dir() else [])]
     paths = [*map(str, folders), environment.get("PYTHONPATH", "")]
     return {**environment, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
 
@@ -33,11 +61,10 @@ def directories() -> Iterator[Path]:
     if wish:
         yield Path(wish)
         return
-    top = PACKAGE.parents[1]  # of the source tree, built in place or in build/
-    yield top / "pmpi" / ".libs"
-    yield top / "build" / "pmpi" / ".libs"
-    # PREFIX/lib/python3.x/site-packages/dovetail beside PREFIX/lib[/TRIPLET]/dovetail
-    for parent in PACKAGE.parents:
+    yield TOP / "pmpi" / ".libs"
+    yield TOP / "build" / "pmpi" / ".libs"
+    # PREFIX/lib/python3.x/site-packages beside PREFIX/lib[/TRIPLET]/dovetail
+    for parent in PACKAGES.parents:
         if parent.name in ("lib", "lib64"):
             yield parent / "dovetail"
             yield from sorted(parent.glob("*-linux-*/dovetail"))
@@ -89,7 +116,7 @@ def for_flux() -> dict[str, str]:
     commands = Path(sys.argv[0]).resolve().parent
     if not (commands / "flux-dovetail").exists():
         raise BadInput(f"there is no flux-dovetail in {commands}: install Dovetail first")
-    plugins = PACKAGE / "flux" / "plugins" / "cli"
+    plugins = flux_plugin("cli")
     found = {}
     for name, folder in (("FLUX_EXEC_PATH_PREPEND", commands), ("FLUX_CLI_PLUGINPATH", plugins)):
         parts = [part for part in os.environ.get(name, "").split(":") if part]

@@ -173,9 +173,9 @@ class Supervisor:
     def _spread(self, base: dict[str, str], words: list[str], path: str, mpi: str) -> list[str]:
         """Have the starter put the ranks into all pods of the simulation; its command line."""
         config = self.config
-        script = os.path.join(
-            os.path.dirname(os.path.dirname(__file__)), "executors", "pods", "rsh_agent.py"
-        )
+        from dovetail.host import install_paths  # only where there are several pods
+
+        script = str(install_paths.PACKAGES / "dovetail/executors/pods/rsh_agent.py")
         for name, text in launcher.host_files(config["hosts"]).items():
             with open(os.path.join(config["directory"], f"hosts.{name}"), "w") as file:
                 file.write(text)

@@ -25,6 +25,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from dovetail.core.errors import BadInput
+from dovetail.host import install_paths
 
 from usernetes_setup.build import debian_packages, go_toolchain, oci_image
 
@@ -35,17 +36,9 @@ SOURCES = ("go.mod", "go.sum", "main.go", "describe-request/main.go", "pause.c")
 
 
 def setup_folder() -> Path:
-    """`usernetes-setup`, in the checkout or where it was installed."""
-    choices = [
-        Path(os.environ.get("DOVETAIL_SETUP", "/nonexistent")),
-        Path(__file__).resolve().parents[2],
-        # PREFIX/lib/python3.x/site-packages/dovetail beside PREFIX/share
-        *(up / "share/dovetail/usernetes-setup" for up in Path(__file__).resolve().parents),
-    ]
-    for choice in choices:
-        if (choice / "kube/go.mod").exists():
-            return choice
-    raise BadInput("usernetes-setup/kube was not found; set DOVETAIL_SETUP to usernetes-setup")
+    """`usernetes-setup`: what DOVETAIL_SETUP says, or beside this program."""
+    wish = Path(os.environ.get("DOVETAIL_SETUP", "/nonexistent"))
+    return wish if (wish / "kube/go.mod").exists() else install_paths.shared("usernetes-setup")
 
 
 def examples() -> Path:

@@ -103,7 +103,7 @@ def folders(specs: Iterable[Spec], run_directory: Path, flux: str = "") -> Folde
 
     And the installation of Flux whose command is in the folder `flux`, if one is given.
     """
-    wanted = {sys.prefix, str(Path(__file__).resolve().parents[3])}
+    wanted = {sys.prefix, str(install_paths.PACKAGES)}
     wanted |= {os.path.dirname(flux)} if flux else set()
     wanted |= {str(Path(library).parent) for library in install_paths.libraries().values()}
     for spec in specs:

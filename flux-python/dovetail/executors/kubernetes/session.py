@@ -39,6 +39,7 @@ from dovetail.executors.kubernetes.manifests import (
     path,
 )
 from dovetail.executors.kubernetes.workload_kinds import Launcher
+from dovetail.host import install_paths
 from dovetail.host.private_files import write_private
 
 FOLDER = "kubernetes"
@@ -75,22 +76,9 @@ def foreign(pod: Object, run: str) -> bool:
     return pod["metadata"]["namespace"] != NAMESPACE or not of or bool(run and of != run)
 
 
-def folder() -> Path:
-    """`operator-manifests`, in the checkout or where it was installed."""
-    here = Path(__file__).resolve()
-    choices = [
-        here.parents[4] / "operator-manifests",
-        # PREFIX/lib/python3.x/site-packages/dovetail beside PREFIX/share
-        *(up / "share/dovetail/operator-manifests" for up in here.parents),
-    ]
-    for choice in choices:
-        if (choice / "kustomization.yaml").exists():
-            return choice
-    raise BadInput("operator-manifests/ was not found beside the installation of dovetail")
-
-
 def _hint() -> str:
-    return f"an administrator gives access with: kubectl apply -k {folder()}"
+    folder = install_paths.shared("operator-manifests")
+    return f"an administrator gives access with: kubectl apply -k {folder}"
 
 
 def install(api: Api, more: Iterable[tuple[str, str, str, str]] = ()) -> list[str]:
@@ -144,7 +132,7 @@ def install(api: Api, more: Iterable[tuple[str, str, str, str]] = ()) -> list[st
 
 def installed() -> Iterable[Object]:
     """The objects of operator-manifests, in their order."""
-    top = folder()
+    top = install_paths.shared("operator-manifests")
     names = yaml.safe_load((top / "kustomization.yaml").read_text())["resources"]
     for name in names:
         yield from yaml.safe_load_all((top / name).read_text())

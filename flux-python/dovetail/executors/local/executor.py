@@ -18,7 +18,6 @@ import secrets
 import select
 import socket
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
@@ -41,13 +40,8 @@ from dovetail.mpi.control_page import Control
 from dovetail.plan import command_line
 
 _PATIENCE = 10.0  # seconds for a keeper to do what it was told before it is ended itself
-_PACKAGE = str(Path(__file__).resolve().parents[3])
-_PYTHON = [sys.executable, "-I", "-S", "-c"]
-_PATH = f"import sys; sys.path.insert(0, {_PACKAGE!r}); "
-_RUN_KEEPER = _PATH + "from dovetail.mpi.supervisor import main; main()"
-_RUN_WARDEN = (
-    _PATH + "from dovetail.host.session import sweep_session; sweep_session(sys.argv[1], True)"
-)
+_RUN_SUPERVISOR = "from dovetail.mpi.supervisor import main; main()"
+_RUN_WARDEN = "from dovetail.host.session import sweep_session; sweep_session(sys.argv[1], True)"
 
 
 class LocalExecutor:
@@ -101,7 +95,9 @@ class LocalExecutor:
             remove_tree(self._temporary)
             raise WorkFailed(f"cannot make a session: {error}") from error
         self._warden = subprocess.Popen(
-            [*_PYTHON, _RUN_WARDEN, self.session], stdin=subprocess.DEVNULL, start_new_session=True
+            [*install_paths.python_command(_RUN_WARDEN), self.session],
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,
         )
 
     def _make_group(self, place: cgroups.Group, name: str) -> cgroups.Group:
@@ -328,7 +324,7 @@ class LocalExecutor:
         }
         text = json.dumps(config).encode()
         job.keeper = subprocess.Popen(
-            [*_PYTHON, _RUN_KEEPER],
+            install_paths.python_command(_RUN_SUPERVISOR),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

@@ -10,9 +10,9 @@ Those on the nodes need Python alone, none of the packages that the controller n
 from __future__ import annotations
 
 import os
-from pathlib import Path
 
-PACKAGE = str(Path(__file__).resolve().parents[3])
+from dovetail.host import install_paths
+
 PATH = "/usr/local/bin:/usr/bin:/bin"
 """Where an entry looks for programs; a simulation's own path is its plan's."""
 HOME = "/mnt/flux"
@@ -25,8 +25,7 @@ CURVE = "/run/dovetail/curve"
 
 def command(module: str, python: str = "/usr/bin/python3") -> list[str]:
     """The words that run a module, such as `executors.pods.agent`; its arguments follow."""
-    run = f"from dovetail.{module} import main; main()"
-    return [python, "-I", "-S", "-c", f"import sys; sys.path.insert(0, {PACKAGE!r}); {run}"]
+    return install_paths.python_command(f"from dovetail.{module} import main; main()", python)
 
 
 def orphan_limit() -> float:

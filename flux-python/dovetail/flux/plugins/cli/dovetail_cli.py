@@ -21,6 +21,7 @@ sys.path.append(str(Path(__file__).resolve().parents[4]))
 
 from dovetail.core.errors import BadInput  # noqa: E402
 from dovetail.flux import load, option  # noqa: E402
+from dovetail.host.install_paths import flux_plugin  # noqa: E402
 
 INSTANCES = ("batch", "alloc")
 WRAPS = "submit"  # where the command becomes the first program of a new instance
@@ -70,7 +71,7 @@ class DovetailPlugin(CLIPlugin):
         environment = jobspec.environment
         for name, folder in load.FOLDERS.items():
             found = environment.get(name, "")
-            environment[name] = ":".join(filter(None, (found, str(load.PACKAGE / folder))))
+            environment[name] = ":".join(filter(None, (found, str(flux_plugin(folder)))))
         jobspec.environment = environment
         if self.prog == WRAPS:
             task = jobspec.tasks[0]
