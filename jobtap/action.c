@@ -1,11 +1,18 @@
 // SPDX-License-Identifier: LGPL-3.0-or-later
-// What Lua can do to a job. An action that Flux refuses (the job may have ended meanwhile) returns
-// nil and why; one that is called wrongly raises an error.
+// See action.h.
+#include "action.h"
+
 #include <errno.h>
+#include <jansson.h>
 #include <lauxlib.h>
 #include <string.h>
 
+#include "convert.h"
 #include "host.h"
+#include "job.h"
+#include "later.h"
+#include "record.h"
+#include "sandbox.h"
 
 struct action {
     struct host *host;
@@ -214,7 +221,7 @@ static int job_result(lua_State *L)
     return 1;
 }
 
-void job_push_actions(lua_State *L)
+void action_push_methods(lua_State *L)
 {
     static const luaL_Reg methods[] = {
         {"after", later_after},

@@ -1,79 +1,19 @@
 // SPDX-License-Identifier: LGPL-3.0-or-later
-// The global table `jobtap` of a script, and the handlers that it registers.
+// See api.h.
+#include "api.h"
+
 #include <errno.h>
-#include <fnmatch.h>
+#include <jansson.h>
 #include <lauxlib.h>
-#include <stdlib.h>
 #include <string.h>
 #include <syslog.h>
 
+#include "action.h"
+#include "callback.h"
 #include "host.h"
-
-static bool matches(const char *topic, const char *const patterns[])
-{
-    for (; *patterns; patterns++)
-        if (fnmatch(*patterns, topic, 0) == 0)
-            return true;
-    return false;
-}
-
-bool topic_may_reject(const char *topic)
-{
-    static const char *const patterns[] = {"job.validate", "job.update.*", NULL};
-
-    return topic_introduces(topic) || matches(topic, patterns);
-}
-
-bool topic_introduces(const char *topic)
-{
-    static const char *const patterns[] = {"job.create", "job.dependency.*", NULL};
-
-    return matches(topic, patterns);
-}
-
-struct handler *handler_find(struct host *host, const char *topic)
-{
-    struct handler *handler;
-
-    for (handler = host->handlers; handler; handler = handler->next)
-        if (fnmatch(handler->topic, topic, 0) == 0)
-            return handler;
-    return NULL;
-}
-
-void handlers_destroy(struct host *host)
-{
-    struct handler *handler;
-
-    while ((handler = host->handlers)) {
-        host->handlers = handler->next;
-        free(handler->topic);
-        free(handler);
-    }
-}
-
-static void add_handler(struct host *host, struct handler *handler)
-{
-    struct handler **end = &host->handlers;
-
-    while (*end)
-        end = &(*end)->next;
-    *end = handler; // as in Flux, the first that matches is called
-}
-
-static struct handler *handler_create(struct host *host, const char *topic, int function)
-{
-    struct handler *handler = calloc(1, sizeof(*handler));
-
-    if (!handler || !(handler->topic = strdup(topic)))
-        goto error;
-    handler->host = host;
-    handler->function = function;
-    return handler;
-error:
-    free(handler);
-    return NULL;
-}
+#include "job.h"
+#include "json.h"
+#include "sandbox.h"
 
 static int jobtap_on(lua_State *L)
 {
@@ -85,17 +25,16 @@ static int jobtap_on(lua_State *L)
     luaL_checktype(L, 2, LUA_TFUNCTION);
     if (host->loaded)
         return luaL_error(L, "jobtap.on: only while the script is loaded");
-    if (strncmp(topic, "job.", 4) != 0 && !matches(topic, own))
+    if (strncmp(topic, "job.", 4) != 0 && !topic_matches(topic, own))
         return luaL_error(L, "jobtap.on: no such topic: %s", topic);
     for (handler = host->handlers; handler; handler = handler->next)
         if (strcmp(handler->topic, topic) == 0)
             return luaL_error(L, "jobtap.on: %s: has a callback already", topic);
     lua_settop(L, 2);
-    if (!(handler = handler_create(host, topic, luaL_ref(L, LUA_REGISTRYINDEX))))
+    if (!(handler = handler_add(host, topic, luaL_ref(L, LUA_REGISTRYINDEX))))
         return luaL_error(L, "jobtap.on: out of memory");
-    add_handler(host, handler);
-    if (!matches(topic, own) &&
-        flux_plugin_add_handler(host->p, topic, host_job_callback, handler) < 0)
+    if (!topic_matches(topic, own) &&
+        flux_plugin_add_handler(host->p, topic, callback_job, handler) < 0)
         return luaL_error(L, "jobtap.on: %s: %s", topic, strerror(errno));
     return 0;
 }
@@ -130,6 +69,7 @@ int api_open(lua_State *L)
     json_t **box;
 
     json_open(L);
+    action_push_methods(L);
     job_open(L);
     luaL_newlib(L, functions);
     box = json_box(L);

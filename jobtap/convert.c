@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: LGPL-3.0-or-later
-// Lua values as JSON, see json.h. No function before json_from_lua() raises an error or lets Lua
+// See convert.h. No function before json_from_lua() raises an error or lets Lua
 // allocate: the part that is already converted would leak.
+#include "convert.h"
+
 #include <lauxlib.h>
 #include <math.h>
 

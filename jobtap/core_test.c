@@ -10,6 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "convert.h"
 #include "json.h"
 #include "sandbox.h"
 

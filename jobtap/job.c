@@ -1,11 +1,16 @@
 // SPDX-License-Identifier: LGPL-3.0-or-later
-// The job that Lua sees: fields of the job manager, converted when they are asked for. A script
-// may keep a job after its callback; its fields are then looked up anew.
+// See job.h.
+#include "job.h"
+
 #include <errno.h>
+#include <jansson.h>
 #include <lauxlib.h>
 #include <string.h>
 
 #include "host.h"
+#include "json.h"
+#include "record.h"
+#include "sandbox.h"
 
 struct job {
     flux_jobid_t id;
@@ -117,7 +122,7 @@ void job_open(lua_State *L)
     luaL_newmetatable(L, job_type);
     lua_pushcfunction(L, job_index);
     lua_setfield(L, -2, "__index");
-    job_push_actions(L);
+    lua_insert(L, -2); // the methods are on top again
     lua_setfield(L, -2, "methods");
     lua_pop(L, 1);
 }

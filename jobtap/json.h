@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: LGPL-3.0-or-later
-// JSON values as Lua sees them, and Lua values as JSON.
+// JSON values as Lua sees them. Used by the jobtap host, and alone by the unit tests; knows nothing
+// of Flux.
 //
-// Step: 2 (carve); used by the jobtap host, and alone by the unit tests. Knows nothing of Flux.
 // Objects and arrays are not copied: Lua gets a read-only view that converts what is asked for,
 // because a whole jobspec costs ten times what a policy looks at. Invariant: no JSON value leaks
 // when Lua raises an error, since each is owned by a userdata from the start.
@@ -22,9 +22,5 @@ json_t **json_box(lua_State *L);
 
 // The box at `index`, NULL if there is none. Allocates nothing.
 json_t **json_to_box(lua_State *L, int index);
-
-// Pushes a box with the JSON of the Lua value at `index`, and returns what is in it. Raises an
-// error where there is none: functions, mixed keys, text that is not UTF-8, NaN, cycles.
-json_t *json_from_lua(lua_State *L, int index);
 
 #endif

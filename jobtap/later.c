@@ -1,14 +1,20 @@
 // SPDX-License-Identifier: LGPL-3.0-or-later
-// What a script asks for now and is told later: replies of Flux services, and timers.
-//
-// Each is a future with a time limit that belongs to a job's record, so it is destroyed with the
-// job or the plugin. A timer is a future that nobody fulfils.
+// See later.h. Each is a future with a time limit that belongs to a job's record, so it is
+// destroyed with the job or the plugin. A timer is a future that nobody fulfils.
+#include "later.h"
+
 #include <errno.h>
+#include <jansson.h>
 #include <lauxlib.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "convert.h"
 #include "host.h"
+#include "job.h"
+#include "json.h"
+#include "record.h"
+#include "sandbox.h"
 
 enum { MAX_WAITING = 100 * 1000 };
 
@@ -73,7 +79,7 @@ static void later_detach(struct later *later)
     *link = later->next;
 }
 
-void later_destroy_all(struct record *record)
+static void destroy_all(struct record *record)
 {
     struct later *later;
 
@@ -151,7 +157,7 @@ static void later_callback(flux_future_t *future, void *arg)
     later_detach(later); // since the script may end the job, and with it the record
     host->calls++;
     if (sandbox_call(host->sandbox, run_later, later, error) < 0)
-        host_failed(host, later->id, later->topic ? later->topic : "timer", error);
+        record_failed(host, later->id, later->topic ? later->topic : "timer", error);
     later_destroy(later);
     (void)future;
 }
@@ -207,6 +213,7 @@ static int later_start(lua_State *L, struct record *record, const char *topic, j
     }
     later->next = record->laters;
     record->laters = later;
+    record->destroy_laters = destroy_all;
     lua_pushboolean(L, 1);
     return 1;
 }

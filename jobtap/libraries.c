@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: LGPL-3.0-or-later
-// The part of Lua's standard library that cannot hang, escape or abort. See sandbox.h.
-#include <lualib.h>
+// See libraries.h.
+#include "libraries.h"
 
-#include "sandbox.h"
+#include <lauxlib.h>
+#include <lualib.h>
 
 static void keep_only(lua_State *L, const char *const names[])
 {
@@ -17,7 +18,7 @@ static void keep_only(lua_State *L, const char *const names[])
 // What is left out: patterns and string.rep("", 2^62) never end; so do table functions whose
 // range or length comes from arguments or metatables, hence no setmetatable and no table.move;
 // pcall could catch a cap's error; the rest reads files or loads code.
-int sandbox_open_libraries(lua_State *L)
+int libraries_open(lua_State *L)
 {
     static const char *const base[] = {"assert", "error",    "ipairs",   "next", "pairs",
                                        "select", "tonumber", "tostring", "type", NULL};

@@ -1,17 +1,21 @@
 // SPDX-License-Identifier: LGPL-3.0-or-later
-// What the host keeps of a job: its Lua table, what is to come later, and what it is held by.
+// See record.h.
 //
-// It lives in the job's aux, so it goes when the job goes, and when the plugin is removed. In the
-// latter case held jobs must not be left waiting for a plugin that is no more. They cannot be
+// A record lives in the job's aux, so it goes when the job goes, and when the plugin is removed. In
+// the latter case held jobs must not be left waiting for a plugin that is no more. They cannot be
 // released where their record is destroyed, since the job manager may be shutting down then, so
 // they are remembered as orphans and seen to when the plugin itself is destroyed: if the job
 // manager still knows the job then, it was the plugin that went.
+#include "record.h"
+
 #include <errno.h>
 #include <lauxlib.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <syslog.h>
 
-#include "host.h"
+#include "sandbox.h"
 
 static const char record_name[] = "dovetail::record";
 
@@ -63,7 +67,8 @@ static void record_destroy(void *arg)
     struct orphan *orphan;
     char error[SANDBOX_ERROR_SIZE];
 
-    later_destroy_all(record);
+    if (record->laters)
+        record->destroy_laters(record);
     if (record->data != LUA_NOREF)
         sandbox_call(host->sandbox, drop_data, record, error);
     if (record->holds && state_of(host, record->id) != FLUX_JOB_STATE_INACTIVE &&
@@ -127,8 +132,8 @@ void record_unhold(struct record *record, enum hold_kind kind, const char *descr
 // --- letting go of jobs ---
 
 // A job that is new can have no fatal exception yet, but it can be asked for.
-int record_raise(struct host *host, flux_jobid_t id, const char *type, int severity,
-                 const char *note)
+static int raise_on(struct host *host, flux_jobid_t id, const char *type, int severity,
+                    const char *note)
 {
     flux_future_t *future;
 
@@ -173,7 +178,9 @@ static struct hold *take_holds(struct host *host, flux_jobid_t id)
     return holds;
 }
 
-void record_abandon(struct host *host, flux_jobid_t id, const char *reason)
+// Raises an exception on the job and finishes its prologs and epilogs, for a reason. The exception
+// is fatal where the job could not go on as the plugin promised.
+static void abandon(struct host *host, flux_jobid_t id, const char *reason)
 {
     flux_job_state_t state = state_of(host, id);
     struct hold *holds;
@@ -184,8 +191,21 @@ void record_abandon(struct host *host, flux_jobid_t id, const char *reason)
     holds = take_holds(host, id); // the job may be gone once the exception is raised
     fatal = (state <= FLUX_JOB_STATE_DEPEND && held(holds, HOLD_DEPENDENCY)) ||
             (state == FLUX_JOB_STATE_RUN && held(holds, HOLD_PROLOG));
-    record_raise(host, id, "jobtap", fatal ? 0 : 4, reason);
+    raise_on(host, id, "jobtap", fatal ? 0 : 4, reason);
     finish_all(host, id, holds);
+}
+
+void record_failed(struct host *host, flux_jobid_t id, const char *where, const char *error)
+{
+    char reason[SANDBOX_ERROR_SIZE + 64];
+
+    host->errors++;
+    snprintf(host->last_error, sizeof(host->last_error), "%s", error);
+    flux_log(host->h, LOG_ERR, "jobtap: %s: %s: %s", host_name(host), where, error);
+    if (id == FLUX_JOBID_ANY)
+        return;
+    snprintf(reason, sizeof(reason), "%s failed: %s", host_name(host), error);
+    abandon(host, id, reason);
 }
 
 // A dependency can wait: Flux tells a plugin that is loaded again of every job that has one. An

@@ -11,6 +11,8 @@
 #include <sys/stat.h>
 #include <time.h>
 
+#include "libraries.h"
+
 enum { COUNT_INTERVAL = 1000, MAX_SOURCE = 1 << 20 };
 
 const struct sandbox_limits sandbox_defaults = {
@@ -252,7 +254,7 @@ struct sandbox *sandbox_create(const struct sandbox_limits *limits)
         goto error;
     *(struct sandbox **)lua_getextraspace(sandbox->L) = sandbox;
     lua_sethook(sandbox->L, hook, LUA_MASKCALL | LUA_MASKCOUNT, COUNT_INTERVAL);
-    if (sandbox_call(sandbox, sandbox_open_libraries, NULL, error) != 0)
+    if (sandbox_call(sandbox, libraries_open, NULL, error) != 0)
         goto error;
     return sandbox;
 error:

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: LGPL-3.0-or-later
 // A Lua state that cannot hang, escape or abort the program it lives in.
 //
-// Step: 2 (carve); used by host.c, and alone by the unit tests. Knows nothing of Flux.
+// Used by the jobtap host, and alone by the unit tests. Knows nothing of Flux.
 // Inputs: Lua 5.3 or 5.4 source text. Invariants: Lua runs only inside sandbox_call(), where it
 // has a cap of memory, instructions and processor time; every allocation of Lua is counted;
 // no library function can loop without end on small input (so none with patterns), read a file,
@@ -47,7 +47,5 @@ void sandbox_set_owner(struct sandbox *sandbox, void *owner);
 void *sandbox_owner(lua_State *L);
 
 size_t sandbox_memory(const struct sandbox *sandbox);
-
-int sandbox_open_libraries(lua_State *L); // libraries.c, for sandbox_create()
 
 #endif

@@ -18,10 +18,14 @@
 #include <mpi.h>
 #include <stdarg.h>
 
+#include "attributes.h"
+#include "next.h"
+#include "openfoam.h"
+#include "page.h"
 #include "rank.h"
+#include "wait.h"
 
 #define STRING(x) #x
-#define NEXT(symbol) ((__typeof__(&symbol))rank_next((void *)&symbol, #symbol))
 
 /* --- The table as numbers and as names --- */
 
@@ -46,44 +50,46 @@ _Static_assert(INDEX_COUNT <= DOVETAIL_CALLS_MAX, "the page has no room for so m
 
 static inline void before(int class)
 {
-    if (class == RANK_INIT)
+    if (class == WAIT_INIT)
         rank_before_init();
-    if (class == RANK_FINAL)
+    if (class == WAIT_FINAL) {
+        openfoam_ends();
         rank_end();
-    if (class == RANK_ABORT)
+    }
+    if (class == WAIT_ABORT)
         rank_abort();
 }
 
 static inline void after(int class, unsigned index, uint64_t start)
 {
     rank_leave(index, start);
-    if (class == RANK_INIT)
+    if (class == WAIT_INIT)
         rank_begin(names, INDEX_COUNT, index);
-    if (class == RANK_FINAL)
+    if (class == WAIT_FINAL)
         rank_finalized();
 }
 
 /* --- C --- */
 
 #define CALL(name, fname, class, n, params, args)                                                  \
-    _Pragma(STRING(weak PMPI_##name)) RANK_EXPORT int MPI_##name params                            \
+    _Pragma(STRING(weak PMPI_##name)) EXPORTED int MPI_##name params                               \
     {                                                                                              \
         static __typeof__(&PMPI_##name) next;                                                      \
         if (__builtin_expect(next == NULL, 0))                                                     \
             next = NEXT(PMPI_##name);                                                              \
-        before(RANK_##class);                                                                      \
-        uint64_t start = rank_enter(INDEX_##name, RANK_##class);                                   \
+        before(WAIT_##class);                                                                      \
+        uint64_t start = rank_enter(INDEX_##name, WAIT_##class);                                   \
         int code = next args;                                                                      \
-        after(RANK_##class, INDEX_##name, start);                                                  \
+        after(WAIT_##class, INDEX_##name, start);                                                  \
         return code;                                                                               \
     }
 #include "calls.def"
 #undef CALL
 
 #pragma weak PMPI_Pcontrol
-RANK_EXPORT int MPI_Pcontrol(const int level, ...)
+EXPORTED int MPI_Pcontrol(const int level, ...)
 {
-    uint64_t start = rank_enter(INDEX_Pcontrol, RANK_NONE);
+    uint64_t start = rank_enter(INDEX_Pcontrol, WAIT_NONE);
     /* Both libraries ignore the further arguments, and the standard gives them no types. */
     int code = NEXT(PMPI_Pcontrol)(level);
     if (start)
@@ -126,25 +132,25 @@ RANK_EXPORT int MPI_Pcontrol(const int level, ...)
 /* All arguments are addresses, and the lengths of strings behind them are as wide as one. */
 #define FORTRAN(symbol, real, name, class, n)                                                      \
     extern __attribute__((weak)) void real(PARAMS_##n);                                            \
-    RANK_EXPORT void symbol(PARAMS_##n);                                                           \
+    EXPORTED void symbol(PARAMS_##n);                                                              \
     void symbol(PARAMS_##n)                                                                        \
     {                                                                                              \
         static __typeof__(&real) next;                                                             \
         if (__builtin_expect(next == NULL, 0))                                                     \
             next = NEXT(real);                                                                     \
-        before(RANK_##class);                                                                      \
-        uint64_t start = rank_enter(INDEX_##name, RANK_##class);                                   \
+        before(WAIT_##class);                                                                      \
+        uint64_t start = rank_enter(INDEX_##name, WAIT_##class);                                   \
         next(ARGS_##n);                                                                            \
-        after(RANK_##class, INDEX_##name, start);                                                  \
+        after(WAIT_##class, INDEX_##name, start);                                                  \
     }
 
 /* Only MPICH's mpi_f08 gives MPI_Pcontrol the optional error code. */
 #define FORTRAN_PCONTROL(symbol, real, n)                                                          \
     extern __attribute__((weak)) void real(PARAMS_##n);                                            \
-    RANK_EXPORT void symbol(PARAMS_##n);                                                           \
+    EXPORTED void symbol(PARAMS_##n);                                                              \
     void symbol(PARAMS_##n)                                                                        \
     {                                                                                              \
-        uint64_t start = rank_enter(INDEX_Pcontrol, RANK_NONE);                                    \
+        uint64_t start = rank_enter(INDEX_Pcontrol, WAIT_NONE);                                    \
         NEXT(real)(ARGS_##n);                                                                      \
         if (start)                                                                                 \
             rank_pcontrol(*(const int *)a);                                                        \

@@ -7,22 +7,29 @@
  * which begins a part of one and calls the first, and then must not count.
  * Out: iteration boundaries (rank.h). A step ends where the next begins, the last in MPI_Finalize.
  */
-#include <dlfcn.h>
+#include "openfoam.h"
 
+#include <dlfcn.h>
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "attributes.h"
+#include "next.h"
+#include "page.h"
 #include "rank.h"
 
 static uint64_t begun;
 static bool in_part;
 
 /* These are C++ functions without arguments that return `this` by reference. */
-RANK_EXPORT void *_ZN4Foam4TimeppEv(void *self);
-RANK_EXPORT void *_ZN4Foam12subCycleTimeppEv(void *self);
+EXPORTED void *_ZN4Foam4TimeppEv(void *self);
+EXPORTED void *_ZN4Foam12subCycleTimeppEv(void *self);
 
 void *_ZN4Foam4TimeppEv(void *self)
 {
     static void *(*next)(void *);
     if (next == NULL)
-        *(void **)&next = rank_next(dlsym(RTLD_NEXT, __func__), __func__);
+        *(void **)&next = next_function(dlsym(RTLD_NEXT, __func__), __func__);
     if (!in_part)
         rank_iteration(DOVETAIL_SOURCE_OPENFOAM, begun++);
     return next(self);
@@ -32,14 +39,14 @@ void *_ZN4Foam12subCycleTimeppEv(void *self)
 {
     static void *(*next)(void *);
     if (next == NULL)
-        *(void **)&next = rank_next(dlsym(RTLD_NEXT, __func__), __func__);
+        *(void **)&next = next_function(dlsym(RTLD_NEXT, __func__), __func__);
     in_part = true;
     void *result = next(self);
     in_part = false;
     return result;
 }
 
-void rank_last_iteration(void)
+void openfoam_ends(void)
 {
     if (begun > 0)
         rank_iteration(DOVETAIL_SOURCE_OPENFOAM, begun);

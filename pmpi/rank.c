@@ -11,16 +11,19 @@
  */
 #include "rank.h"
 
-#include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <mpi.h>
 #include <pthread.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
 #include <unistd.h>
+
+#include "next.h"
+#include "wait.h"
 
 #define REFRESH_NS 10000000.0 /* 10 ms: a mark costs about 1 us, so one in ten thousand */
 
@@ -28,9 +31,8 @@ struct dovetail_page *rank_page;
 bool rank_parallel;
 bool rank_waits;
 uint64_t rank_refresh_at;
-bool ticks_counter;
-RANK_TLS unsigned rank_depth;
-RANK_TLS bool rank_main;
+PER_THREAD unsigned rank_depth;
+PER_THREAD bool rank_main;
 
 static uint64_t before_init, before_init_tick; /* when MPI_Init began */
 
@@ -41,43 +43,16 @@ static uint64_t before_init, before_init_tick; /* when MPI_Init began */
 #if defined(OPEN_MPI)
 #pragma weak ompi_mpi_comm_world
 #pragma weak ompi_mpi_comm_null
-#define LIBRARIES "libmpi.so.40", "libmpi_mpifh.so.40", "libmpi_usempif08.so.40"
 #define THIS_MPI DOVETAIL_OPENMPI
 #else
-#define LIBRARIES "libmpich.so.12", "libmpichfort.so.12"
 #define THIS_MPI DOVETAIL_MPICH
 #endif
-
-#define NEXT(symbol) ((__typeof__(&symbol))rank_next((void *)&symbol, #symbol))
-
-static void *find(const char *name)
-{
-    static const char *const libraries[] = {LIBRARIES};
-    for (size_t i = 0; i < sizeof(libraries) / sizeof(*libraries); i++) {
-        void *library = dlopen(libraries[i], RTLD_LAZY | RTLD_NOLOAD);
-        void *symbol = library ? dlsym(library, name) : NULL;
-        if (library)
-            dlclose(library);
-        if (symbol)
-            return symbol;
-    }
-    return NULL;
-}
-
-void *rank_next(void *linked, const char *name)
-{
-    void *symbol = linked ? linked : find(name);
-    if (symbol)
-        return symbol;
-    fprintf(stderr, "dovetail: no %s in any loaded MPI library\n", name);
-    abort();
-}
 
 /* MPI_COMM_WORLD and MPI_COMM_NULL are addresses in Open MPI, and may be as late as functions. */
 static MPI_Comm world(void)
 {
 #if defined(OPEN_MPI)
-    return rank_next(MPI_COMM_WORLD, "ompi_mpi_comm_world");
+    return next_function(MPI_COMM_WORLD, "ompi_mpi_comm_world");
 #else
     return MPI_COMM_WORLD;
 #endif
@@ -88,7 +63,7 @@ static bool spawned(void)
     MPI_Comm parent;
     NEXT(PMPI_Comm_get_parent)(&parent);
 #if defined(OPEN_MPI)
-    return parent != (MPI_Comm)rank_next(MPI_COMM_NULL, "ompi_mpi_comm_null");
+    return parent != (MPI_Comm)next_function(MPI_COMM_NULL, "ompi_mpi_comm_null");
 #else
     return parent != MPI_COMM_NULL;
 #endif
@@ -214,7 +189,7 @@ void rank_begin(const char *const *names, unsigned ncalls, unsigned index)
         rank_add(&page->calls[index], page->init_tick - before_init_tick);
         pthread_atfork(NULL, NULL, forked);
         rank_page = page;
-        rank_waits = wait_init(dir, rank, size) == 0;
+        rank_waits = wait_init(dir, rank, size, page->world != 0) == 0;
         rank_refresh(page->init_tick);
         __atomic_thread_fence(__ATOMIC_RELEASE);
         memcpy(page->magic, DOVETAIL_PAGE_MAGIC, sizeof(page->magic));
@@ -277,7 +252,6 @@ void rank_end(void)
     struct dovetail_page *page = rank_page;
     if (page == NULL || !rank_main)
         return;
-    rank_last_iteration();
     rank_refresh(ticks_now());
     rank_waits = false;
     wait_finalize();

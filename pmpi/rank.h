@@ -2,6 +2,15 @@
  *
  * One MPI process and its page, as the wrappers see them.
  *
+ * The files of this library lie in layers, and each calls only those before it:
+ *
+ *   page, attributes    what its readers share; how symbols are declared
+ *   ticks, next, wait   the clock; the real functions; how a rank waits
+ *   wait_hooks          the MPI libraries' progress loops, in which it does
+ *   rank                this: the life of one rank's page
+ *   openfoam            iterations of OpenFOAM
+ *   calls               the wrappers
+ *
  * Invariants: `rank_page` is NULL unless this very process is between MPI_Init and the end of
  * MPI_Finalize and has a page to write to; then every function here is safe to call from any
  * thread. A wrapped call that runs inside another one, on the same thread, is not counted.
@@ -13,22 +22,17 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "attributes.h"
 #include "page.h"
 #include "ticks.h"
 #include "wait.h"
 
-#define RANK_EXPORT __attribute__((visibility("default")))
-#define RANK_TLS __thread __attribute__((tls_model("initial-exec")))
-
-/* How a call waits; the classes of calls.def. */
-enum { RANK_NONE, RANK_SEND, RANK_P2P, RANK_COLL, RANK_INIT, RANK_FINAL, RANK_ABORT };
-
 extern struct dovetail_page *rank_page;
-extern bool rank_parallel;           /* MPI_THREAD_MULTIPLE: counts need atomic additions */
-extern bool rank_waits;              /* there is a wait policy to follow */
-extern uint64_t rank_refresh_at;     /* tick at which the latest mark is too old */
-extern RANK_TLS unsigned rank_depth; /* wrapped calls that this thread is in */
-extern RANK_TLS bool rank_main;      /* this thread called MPI_Init */
+extern bool rank_parallel;             /* MPI_THREAD_MULTIPLE: counts need atomic additions */
+extern bool rank_waits;                /* there is a wait policy to follow */
+extern uint64_t rank_refresh_at;       /* tick at which the latest mark is too old */
+extern PER_THREAD unsigned rank_depth; /* wrapped calls that this thread is in */
+extern PER_THREAD bool rank_main;      /* this thread called MPI_Init */
 
 /* Before and after MPI_Init, which is call number `index` of the `ncalls` with these names.
  * Without a usable DOVETAIL_DIR there will be no page, and the program runs as ever. */
@@ -40,17 +44,10 @@ void rank_finalized(void);
 void rank_abort(void);
 /* The program passed a boundary: `complete` iterations are over, says `source`. */
 void rank_iteration(uint32_t source, uint64_t complete);
-/* The program ends in good order: the iteration it is in is complete (openfoam.c). */
-void rank_last_iteration(void);
 /* Takes a new latest mark. */
 void rank_refresh(uint64_t now);
 /* MPI_Pcontrol(level). */
 void rank_pcontrol(int level);
-/* The real function behind a wrapper: `linked` if the linker found it, else by name in an MPI
- * library that the program loaded by itself. Ends the process if there is none: the program
- * would have called it. */
-void *rank_next(void *linked, const char *name);
-
 /* A wrapped call of a class begins; returns its first tick, 0 if it is not to be counted. */
 static inline uint64_t rank_enter(unsigned index, int class)
 {

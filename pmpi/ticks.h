@@ -10,10 +10,8 @@
 
 #include <stdbool.h>
 #include <stdint.h>
-#include <stdlib.h>
 #include <time.h>
 #if defined(__x86_64__)
-#include <cpuid.h>
 #include <x86intrin.h>
 #endif
 
@@ -36,14 +34,6 @@ static inline uint64_t ticks_now(void)
 }
 
 /* DOVETAIL_CLOCK=monotonic refuses the counter, for machines that lie about it. */
-static inline void ticks_init(void)
-{
-#if defined(__x86_64__)
-    unsigned a, b, c, d = 0;
-    const char *wish = getenv("DOVETAIL_CLOCK");
-    bool refused = wish && wish[0] == 'm';
-    ticks_counter = !refused && __get_cpuid(0x80000007, &a, &b, &c, &d) && (d & (1u << 8));
-#endif
-}
+void ticks_init(void);
 
 #endif

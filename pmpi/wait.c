@@ -35,8 +35,8 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "attributes.h"
 #include "page.h"
-#include "rank.h"
 
 #define TIMEOUT_US_MIN 1000u  /* defaults of the control page's fields: bells are seldom missed, */
 #define TIMEOUT_US_MAX 10000u /* and sleeps of 100 to 500 us cost more CPU than they saved */
@@ -74,8 +74,8 @@ static bool shipped_yields; /* Open MPI gives way by itself: more ranks than slo
 static int slots;           /* in the mapping; the file may say otherwise later */
 static int words;           /* of sleepers */
 static int own = -1; /* this rank's slot; -1 for a spawned rank, which has none and only rings */
-static RANK_TLS struct waiting me;
-static RANK_TLS bool ending; /* in MPI_Finalize, or after it */
+static PER_THREAD struct waiting me;
+static PER_THREAD bool ending; /* in MPI_Finalize, or after it */
 
 /* --- Files --- */
 
@@ -278,9 +278,8 @@ void wait_turned(void)
 
 /* --- From the wrappers --- */
 
-int wait_init(const char *dir, int world_rank, int world_size)
+int wait_init(const char *dir, int world_rank, int world_size, bool spawned)
 {
-    bool spawned = rank_page && rank_page->world != 0;
     const struct dovetail_control *page = map_control(dir);
     if (page == NULL || world_rank < 0 || world_rank >= world_size)
         return -1;
@@ -319,7 +318,7 @@ void wait_leave(void)
         return;
     if (me.announced)
         take_back();
-    if (kind != RANK_NONE) {
+    if (kind != WAIT_NONE) {
         int saved = errno;
         ring();
         errno = saved;

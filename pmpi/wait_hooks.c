@@ -23,10 +23,11 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#include "rank.h"
+#include "attributes.h"
+#include "next.h"
 #include "wait.h"
 
-RANK_EXPORT int sched_yield(void)
+EXPORTED int sched_yield(void)
 {
     if (!wait_inside())
         return (int)syscall(SYS_sched_yield);
@@ -35,15 +36,15 @@ RANK_EXPORT int sched_yield(void)
 }
 
 /* The function that we stand in for. A library that the program loaded for itself alone is not
- * among the next ones, but rank_next knows the names of the MPI libraries. */
+ * among the next ones, but next_function knows the names of the MPI libraries. */
 static void *hooked(const char *name)
 {
-    return rank_next(dlsym(RTLD_NEXT, name), name);
+    return next_function(dlsym(RTLD_NEXT, name), name);
 }
 
 #if defined(OPEN_MPI)
 
-RANK_EXPORT void opal_progress(void);
+EXPORTED void opal_progress(void);
 
 void opal_progress(void)
 {
@@ -60,9 +61,9 @@ void opal_progress(void)
 static unsigned (*next_progress)(void *);
 static void *last_worker; /* that MPI turned; NULL once it is destroyed */
 
-RANK_EXPORT unsigned ucp_worker_progress(void *worker);
-RANK_EXPORT void ucp_worker_destroy(void *worker);
-RANK_EXPORT ssize_t read(int fd, void *data, size_t size);
+EXPORTED unsigned ucp_worker_progress(void *worker);
+EXPORTED void ucp_worker_destroy(void *worker);
+EXPORTED ssize_t read(int fd, void *data, size_t size);
 
 unsigned ucp_worker_progress(void *worker)
 {

@@ -1,0 +1,13 @@
+/* SPDX-License-Identifier: LGPL-3.0-or-later
+ *
+ * What the compiler is told of a symbol: EXPORTED, in a library that hides all others, and
+ * PER_THREAD, for a variable that every MPI call looks at. The library is loaded at the start, so
+ * the fast way to reach such a variable is open to it.
+ */
+#ifndef DOVETAIL_ATTRIBUTES_H
+#define DOVETAIL_ATTRIBUTES_H
+
+#define EXPORTED __attribute__((visibility("default")))
+#define PER_THREAD __thread __attribute__((tls_model("initial-exec")))
+
+#endif

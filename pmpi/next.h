@@ -1,0 +1,18 @@
+/* SPDX-License-Identifier: LGPL-3.0-or-later
+ *
+ * The real functions behind those that this library stands in for.
+ *
+ * Nothing is linked: every symbol of the MPI library is weak, and may belong to a library that the
+ * program loaded for itself alone.
+ */
+#ifndef DOVETAIL_NEXT_H
+#define DOVETAIL_NEXT_H
+
+/* The real function: `linked` if the linker found it, else by name in an MPI library that the
+ * program loaded by itself. Ends the process if there is none: the program would have called it. */
+void *next_function(void *linked, const char *name);
+
+/* The same for a weak symbol, with its type. */
+#define NEXT(symbol) ((__typeof__(&symbol))next_function((void *)&symbol, #symbol))
+
+#endif
