@@ -7,7 +7,7 @@ import json
 
 import pytest
 from dovetail.core import cgroup_weights, protocol
-from dovetail.executors.kubernetes.launch import Launched
+from dovetail.executors.kubernetes.lifecycle import Launched, Running
 from dovetail.executors.kubernetes.nodes import Nodes
 from dovetail.executors.kubernetes.share_report import FILE, Report
 
@@ -75,7 +75,7 @@ def test_the_wanted_share_is_what_the_ranks_were_given_whatever_their_pods_ask_f
     jobs, values = [], {}
     for name, requests in {"heavy": (1000, 500), "light": (60, 40)}.items():
         spec = protocol.Spec(name, name, ".", 2, (1.0, 1.0), ("true",))
-        job = Launched(spec, protocol.Share(requests), name, sizes=[1, 1])
+        job = Launched(spec, protocol.Share(requests), name, Running(), [1, 1])
         job.cpu = nodes.divided(job.sizes, requests)
         for group, cpu in enumerate(job.cpu):
             uid = f"{name}-{group}"

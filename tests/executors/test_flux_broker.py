@@ -11,7 +11,8 @@ import threading
 import pytest
 from dovetail.core import protocol
 from dovetail.executors import pods
-from dovetail.executors.kubernetes import launch, manifests, minicluster, workload_kinds
+from dovetail.executors.kubernetes import manifests, minicluster, pod_status, workload_kinds
+from dovetail.executors.kubernetes.lifecycle import new_key
 from dovetail.executors.pods import flux_broker
 
 pytestmark = pytest.mark.unit
@@ -83,7 +84,7 @@ def test_the_shell_that_prepares_a_broker_is_one_word_for_each_word():
 
 @pytest.mark.parametrize("longest", ["a" * 40, "1" + "a" * 80])
 def test_names_that_the_operator_makes_longer_stay_short_enough(longest):
-    key = launch.new_key(longest, again=True)
+    key = new_key(longest, again=True)
     spec = protocol.Spec(longest, "f", "/case", 1, (1.0,), ("solve",))
     seen = manifests.Folders((), ())
     made = minicluster.minicluster("abcdef", spec, key, [1], [1], [1], seen, "/f", "/m")
@@ -108,5 +109,5 @@ def test_a_container_of_preparation_is_hopeless_when_it_can_never_start(state, s
         "spec": {"containers": [{"image": "i"}]},
         "status": {"initContainerStatuses": [{"state": state}], "containerStatuses": []},
     }
-    assert said in launch.hopeless(pod)
-    assert bool(launch.hopeless(pod)) == bool(said)
+    assert said in pod_status.hopeless(pod)
+    assert bool(pod_status.hopeless(pod)) == bool(said)

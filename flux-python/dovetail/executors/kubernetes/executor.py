@@ -20,23 +20,27 @@ from typing import Any, Callable
 from dovetail.controller import settings
 from dovetail.core import protocol
 from dovetail.core.errors import WorkFailed
-from dovetail.executors.kubernetes import launch, manifests
-from dovetail.executors.kubernetes import session as cluster
+from dovetail.executors.kubernetes import manifests, pod_status
 from dovetail.executors.kubernetes.api import Watch
 from dovetail.executors.kubernetes.background_calls import Calls
-from dovetail.executors.kubernetes.launch import Launched
-from dovetail.executors.kubernetes.lifecycle import Lifecycle
+from dovetail.executors.kubernetes.lifecycle import (
+    Launched,
+    Lifecycle,
+    Pending,
+    Running,
+    new_key,
+)
 from dovetail.executors.kubernetes.manifests import path
 from dovetail.executors.kubernetes.nodes import Nodes
+from dovetail.executors.kubernetes.rank_samples import Clocks
 from dovetail.executors.kubernetes.resize_queue import Resizes
 from dovetail.executors.kubernetes.resize_transaction import Change
+from dovetail.executors.kubernetes.session import Session, look
 from dovetail.executors.kubernetes.share_report import Report
 from dovetail.executors.local.job import Result
 from dovetail.executors.pods import messages
 
 _WORKERS = 8
-_STOP = 13.0  # seconds: the keeper's grace, and what it needs besides
-_DOUBT = 120.0  # seconds for a node to come back or to be lost; a cluster takes one to see that
 _CLOSE = 40.0  # seconds for all simulations to be gone at the end
 
 
@@ -50,7 +54,7 @@ class KubernetesExecutor:
 
     def __init__(
         self,
-        session: cluster.Session,
+        session: Session,
         run_dir: Path,
         limits: tuple[int | None, int | None] = (None, None),
         origin: float | None = None,
@@ -63,7 +67,7 @@ class KubernetesExecutor:
         self.results: dict[str, Result] = {}
         self.left: list[str] = []
         self._events: list[protocol.Event] = []
-        self._clocks = launch.Clocks()
+        self._clocks = Clocks()
         self._launches = 0
         self._t = 0.0
         self._closed = self._told_lost = False
@@ -73,11 +77,11 @@ class KubernetesExecutor:
         self._resizes = Resizes(self._api, self._calls)
         self._report = Report(Path(run_dir), session.run)
         self._nodes = Nodes(limits)
-        self._nodes.listed(*cluster.look(self._api, session.run))
+        self._nodes.listed(*look(self._api, session.run))
         self._capacity = self._nodes.capacity
         self._life = Lifecycle(
             session, self._calls, self._nodes, self._resizes, str(Path(run_dir).resolve()),
-            log_limit, self._ended, self._waits,
+            log_limit, self._ended, self._delayed,
         )  # fmt: skip
         label = f"{manifests.RUN}={session.run},{manifests.PART}={manifests.RANK_GROUP}"
         self._watches = [
@@ -103,8 +107,8 @@ class KubernetesExecutor:
         if spec.name in self._life.jobs:
             raise ValueError(f"simulation {spec.name} is running")
         again = self._session.resumed or spec.name in self.results
-        key = launch.new_key(spec.name, again)
-        self._life.jobs[spec.name] = Launched(spec, share, key, retry_at=time.monotonic())
+        key = new_key(spec.name, again)
+        self._life.jobs[spec.name] = Launched(spec, share, key, Pending(time.monotonic()))
 
     def adopt(self, wanted: Mapping[str, tuple[protocol.Spec, protocol.Share]]) -> Sequence[str]:
         """Go on with what an earlier controller of this run started; returns their names.
@@ -116,7 +120,7 @@ class KubernetesExecutor:
             spec, share = wanted[name]
             key = there[name]["metadata"]["labels"][manifests.KEY]
             sizes = manifests.sizes_of(there[name])
-            job = Launched(spec, share, key, "running", sizes, started=True)
+            job = Launched(spec, share, key, Running(), sizes, started=True)
             job.cpu = self._nodes.divided(job.sizes, share.requests)
             self._life.jobs[name] = job
             self._life.tell_share(job, share)
@@ -133,13 +137,8 @@ class KubernetesExecutor:
     def stop(self, name: str, why: str) -> None:
         """End a simulation: SIGTERM, a grace, SIGKILL; a Finished follows."""
         job = self._life.jobs.get(name)
-        if job is None or job.stopped or job.result:
-            return
-        job.stopped = why or "stopped"
-        if job.phase == "running":
-            job.deadline = time.monotonic() + _STOP
-            self._hub.tell(messages.Suspend(job.key, False))
-            self._hub.tell(messages.Stop(job.key))
+        if job is not None and not job.stopped and not job.result:
+            self._life.stop(job, why)
 
     def close(self) -> None:
         """End everything and remove every trace; may be called twice.
@@ -153,8 +152,8 @@ class KubernetesExecutor:
         until = time.monotonic() + _CLOSE
         for job in list(self._life.jobs.values()):
             job.stopped = job.stopped or "the run ended"
-            if job.phase == "running":
-                self._life.leave(job)
+            if isinstance(job.state, Running):
+                self._life.terminate(job, None)
         last: list[protocol.Event] = []
         while self._life.jobs and time.monotonic() < until and not self.silent():
             self.wait(1.0)
@@ -217,37 +216,22 @@ class KubernetesExecutor:
             if not job.started:
                 job.started = True
                 self._events.append(protocol.Started(self._t, job.spec.name))
-        elif isinstance(message, messages.Result) and not job.result and job.phase != "leaving":
-            if job.phase == "gathering" and message.code and not job.stopped:
-                return self._life.lose(job, message.reason)  # it never ran
-            job.doubted = Result(message.code, message.reason, message.trouble)
-            self._tell_sample(job)
-            self._believe(job)
-        elif isinstance(message, messages.Lost) and not job.result and job.phase != "leaving":
+        elif isinstance(message, messages.Result):
+            self._life.heard(job, Result(message.code, message.reason, message.trouble))
+            self._tell_sample(job)  # which its end completes
+        elif isinstance(message, messages.Lost):
             self._life.lose(job, f"rank group {message.group} on {node} ended without a result")
-
-    def _believe(self, job: Launched) -> None:
-        """Take what the ranks said of their end; a lost node or pod is why they failed."""
-        away = set(map(launch.node_of, job.pods.values())) - self._hub.nodes()
-        failed = job.doubted and job.doubted.code and not job.stopped
-        if failed and away:
-            job.deadline = job.deadline or time.monotonic() + _DOUBT
-        elif failed and not job.checked:
-            self._life.check(job)
-        elif job.doubted:
-            job.result = job.result or job.doubted
-            self._life.leave(job)
 
     def _sampled(self, node: str, message: messages.Sample) -> None:
         offset = self._clocks.offset(node, message.now, self._now())
         by_key = {job.key: job for job in self._life.jobs.values()}
         for key in dict.fromkeys((*message.ranks, *message.lines)):
             if key in by_key:
-                by_key[key].take(message.ranks.get(key, {}), message.lines.get(key), offset)
+                by_key[key].samples.take(message.ranks.get(key, {}), message.lines.get(key), offset)
                 self._tell_sample(by_key[key])
 
     def _tell_sample(self, job: Launched) -> None:
-        ranks = job.sampled() if job.started else None
+        ranks = job.samples.new(job.ended_well) if job.started else None
         if ranks is not None:
             family = job.spec.family
             self._life.peak[family] = max(self._life.peak.get(family, 0), sum(ranks.memory))
@@ -270,16 +254,12 @@ class KubernetesExecutor:
 
     def _find_lost(self, now: float) -> None:
         """Give up what ran on nodes that are gone."""
-        live = [job for job in self._life.jobs.values() if job.phase in ("gathering", "running")]
-        used = {launch.node_of(pod) for job in live for pod in job.pods.values()} - {""}
+        live = [job for job in self._life.jobs.values() if job.expected]
+        used = {pod_status.node_of(pod) for job in live for pod in job.pods.values()} - {""}
         for name, why in self._nodes.lost(now, self._hub.nodes(), used).items():
             for job in live:
-                if name in map(launch.node_of, job.pods.values()) and job.phase != "leaving":
-                    job.result = job.result or Result(1, f"{settings.NODE_LOST}: {name}: {why}")
-                    self._life.leave(job)
-        for job in live:
-            if job.phase == "running" and not job.result:
-                self._believe(job)  # once its nodes are back
+                if job.expected and name in map(pod_status.node_of, job.pods.values()):
+                    self._life.terminate(job, Result(1, f"{settings.NODE_LOST}: {name}: {why}"))
         if self._session.lease.lost and not self._told_lost:
             self._told_lost = True
             self._events.append(protocol.Interrupted(self._t, self._session.lease.lost))
@@ -290,7 +270,7 @@ class KubernetesExecutor:
         uids: dict[str, list[str]] = {}
         for job in self._life.jobs.values():
             for pod in job.pods.values():
-                uids.setdefault(launch.node_of(pod), []).append(pod["metadata"]["uid"])
+                uids.setdefault(pod_status.node_of(pod), []).append(pod["metadata"]["uid"])
         for node, ones in uids.items():
             self._hub.send(node, messages.Check(ones))
 
@@ -331,10 +311,10 @@ class KubernetesExecutor:
             if new:
                 wanted[name] = self._nodes.divided(job.sizes, shares[name].requests)
             for group, pod in job.pods.items():
-                node = launch.node_of(pod)
+                node = pod_status.node_of(pod)
                 if new:
                     on.setdefault(node, []).append((name, group))
-                elif not launch.over(pod):
+                elif not pod_status.over(pod):
                     taken[node] = taken.get(node, 0) + job.cpu[group]
         for node, places in on.items():
             cpus = [wanted[name][group] for name, group in places]
@@ -355,7 +335,7 @@ class KubernetesExecutor:
                 job.cpu = self._nodes.divided(job.sizes, share.requests)
             if names(job) - self._known[name]:
                 self._life.correct(job)
-            if job.phase == "running" and (old.wait, old.suspended) != (
+            if isinstance(job.state, Running) and (old.wait, old.suspended) != (
                 share.wait,
                 share.suspended,
             ):
@@ -367,8 +347,8 @@ class KubernetesExecutor:
 
     # --- ends ---
 
-    def _waits(self, job: Launched) -> None:
-        self._events.append(protocol.Delayed(self._t, job.spec.name, job.why))
+    def _delayed(self, job: Launched, why: str) -> None:
+        self._events.append(protocol.Delayed(self._t, job.spec.name, why))
 
     def _ended(self, job: Launched) -> None:
         result = job.result or Result(143)

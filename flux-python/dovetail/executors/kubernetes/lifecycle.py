@@ -1,8 +1,12 @@
 # SPDX-License-Identifier: LGPL-3.0-or-later
-"""The way of a simulation's pods from the queue to their end.
+"""The way of a simulation's pods from the queue to their end: its states, and what leads on.
 
 Inputs: launches; pods as the API shows them; which groups have connected. Outputs: a Job per
 launch, `Run` to its pods once all are there, and a call when the last of them is over.
+
+    Pending -> Creating -> Gathering -> Running -> Terminating -> Over
+       ^                                               |
+       `------ what failed before it ran is tried again
 
 Invariants: all pods of a simulation start or none; one simulation is placed at a time, so that
 what was found to fit is not promised twice; requests at birth are those wanted now. What goes
@@ -12,54 +16,272 @@ wrong before a simulation ran is tried again, what goes wrong later ends it.
 from __future__ import annotations
 
 import functools
+import math
+import secrets
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any, Callable
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any, Callable, Union
 
 from dovetail.controller import settings
 from dovetail.core import protocol
-from dovetail.executors.kubernetes import launch, manifests, placement
-from dovetail.executors.kubernetes import session as cluster
+from dovetail.executors.kubernetes import manifests, placement, pod_status
 from dovetail.executors.kubernetes.api import NotFound, Refused
 from dovetail.executors.kubernetes.background_calls import Calls
-from dovetail.executors.kubernetes.launch import Launched, Object
 from dovetail.executors.kubernetes.manifests import path
 from dovetail.executors.kubernetes.nodes import Nodes
+from dovetail.executors.kubernetes.rank_samples import RankSamples
 from dovetail.executors.kubernetes.resize_queue import Resizes
 from dovetail.executors.kubernetes.resize_transaction import Change
+from dovetail.executors.kubernetes.session import Session, foreign
 from dovetail.executors.local.job import Result
 from dovetail.executors.pods import messages
 from dovetail.host import install_paths
 from dovetail.plan import command_line
 
+Object = dict[str, Any]
+
+LEAST_LIMIT = 100
+"""Millicores; with less a pod would take minutes to start, and to end."""
 GATHER, EACH = 60.0, 3.0  # seconds for all pods of a simulation to be there, and more for each
 AGAIN = 1.0  # seconds between two looks for room
 FAILURES = 3  # starts that may fail before the simulation does
 FORCE = 30.0  # seconds after which a pod that was deleted counts as on a lost node
 PATIENT = 3.0  # seconds without room before the user is told
 DEAF = 3.0  # seconds without what should have been seen, after which a watch is not relied on
+STOP = 13.0  # seconds: the supervisor's grace, and what it needs besides
+DOUBT = 120.0  # seconds for a node to come back or to be lost; a cluster takes one to see that
+_KEY = 40
+
+
+# --- the states of a launch ---
+
+
+@dataclass
+class Pending:
+    """It has no room yet. The next look is at `retry_at`; `told` is what the user knows of it."""
+
+    retry_at: float
+    since: float = 0.0
+    told: str = ""
+
+
+@dataclass
+class Creating:
+    """There is room, and its Job is being made."""
+
+
+@dataclass
+class Gathering:
+    """Its Job is there, its pods are to call until `deadline`.
+
+    What has called and was not seen by then is asked for at `ask_at`.
+    """
+
+    deadline: float
+    ask_at: float
+    asking: bool = False
+
+
+class Inquiry(Enum):
+    """Whether the API was asked if pods of a simulation that failed are deleted."""
+
+    NONE = "none"
+    UNDER_WAY = "under way"
+    DONE = "done"
+
+
+@dataclass
+class Running:
+    """Its ranks were told to start; it must end until `deadline`, 0 for none.
+
+    `doubted` is a failure that the loss of a node or a pod may explain, until that is known.
+    """
+
+    deadline: float = 0.0
+    doubted: Result | None = None
+    inquiry: Inquiry = Inquiry.NONE
+
+
+class Deletion(Enum):
+    """How far the deletion of a simulation's Job and pods is."""
+
+    REQUESTED = "requested"
+    FAILED = "failed"  # to be requested again
+    DONE = "done"  # the API took it; the pods go
+    CONFIRMING = "confirming"  # the API is asked whether any pod is left
+
+
+@dataclass
+class Terminating:
+    """Its Job and pods are deleted. `result` is how it ended; None if it shall start again.
+
+    A pod that is there at `deadline` is deleted by force.
+    """
+
+    result: Result | None
+    deadline: float
+    deletion: Deletion = Deletion.REQUESTED
+    retry_at: float = 0.0
+
+
+@dataclass(frozen=True)
+class Over:
+    """Nothing of it runs any more."""
+
+    result: Result | None
+
+
+State = Union[Pending, Creating, Gathering, Running, Terminating, Over]
+_FOLLOWS: dict[type, tuple[type, ...]] = {
+    Pending: (Creating, Over),
+    Creating: (Gathering, Terminating),
+    Gathering: (Running, Terminating),
+    Running: (Terminating,),
+    Terminating: (Pending, Over),
+    Over: (),
+}
+
+
+@dataclass
+class Launched:
+    """A simulation from its launch to its Finished.
+
+    `cpu` is what each rank group shall ask for, millicores; `sizes` how many ranks it has; `pods`
+    are by group, and `connected` the nodes of those that have called. `started` says that its own
+    command has begun, `stopped` why somebody wants it to end, whatever its state.
+    """
+
+    spec: protocol.Spec
+    share: protocol.Share
+    key: str
+    state: State
+    sizes: list[int] = field(default_factory=list)
+    cpu: list[int] = field(default_factory=list)
+    pods: dict[int, Object] = field(default_factory=dict)
+    connected: dict[int, str] = field(default_factory=dict)
+    started: bool = False
+    stopped: str = ""
+    failures: int = 0
+
+    def __post_init__(self) -> None:
+        self.samples = RankSamples(self.spec.ranks)
+
+    # --- transitions ---
+
+    def _become(self, state: State) -> None:
+        assert type(state) in _FOLLOWS[type(self.state)], (self.spec.name, self.state, state)
+        self.state = state
+
+    def create(self) -> None:
+        """Room was found."""
+        self._become(Creating())
+
+    def gather(self, now: float) -> None:
+        """Its Job was made."""
+        self._become(Gathering(now + GATHER + EACH * len(self.sizes), now + DEAF))
+
+    def run(self) -> None:
+        """All its pods are there."""
+        self.failures = 0
+        self._become(Running())
+
+    def terminate(self, result: Result | None, now: float) -> None:
+        """It has ended so, or with None: it shall start again."""
+        self._become(Terminating(result, now + FORCE))
+
+    def start_over(self, now: float) -> None:
+        """Nothing is left of this start; the next one is another on the nodes."""
+        self.key = new_key(self.spec.name, again=True)
+        self.connected.clear()
+        self._become(Pending(now + AGAIN))
+
+    def finish(self) -> None:
+        """Nothing is left of it, and it does not start again."""
+        self._become(Over(self.result))
+
+    # --- what follows from the state ---
+
+    @property
+    def result(self) -> Result | None:
+        """How it ended, once that is known."""
+        return self.state.result if isinstance(self.state, (Terminating, Over)) else None
+
+    @property
+    def expected(self) -> bool:
+        """Whether its pods should be there."""
+        return isinstance(self.state, (Gathering, Running))
+
+    @property
+    def ended_well(self) -> bool:
+        """Whether its ranks have said that all went well."""
+        end = self.state.doubted if isinstance(self.state, Running) else self.result
+        return end is not None and end.code == 0
+
+    def hosts(self) -> list[Object]:
+        """The address and the size of each rank group, once all are there; until then empty.
+
+        Pods on their nodes' network have the same address where they share a node, and there one
+        MPI daemon. A pod may call before its node has told the API its address.
+        """
+        found = [
+            {"address": self.pods[group]["status"]["podIP"], "ranks": size}
+            for group, size in enumerate(self.sizes)
+            if group in self.connected and self.pods.get(group, {}).get("status", {}).get("podIP")
+        ]
+        return found if len(found) == len(self.sizes) else []
+
+    def limits(self, share: protocol.Share) -> list[int]:
+        """The CPU limit of each rank group with this share, millicores; 0 for none.
+
+        Never below the request, which is at most the sum of what the ranks are given.
+        """
+        found, first = [], 0
+        for size in self.sizes:
+            given = sum(share.requests[first : first + size])
+            limit = max(LEAST_LIMIT, math.ceil(self.spec.limit * given))
+            found.append(limit if self.spec.limit else 0)
+            first += size
+        return found
+
+
+def new_key(name: str, again: bool = False) -> str:
+    """What a launch is called on the nodes: the simulation, and a word if it is not the first.
+
+    At most 40 characters, since names of sockets are short.
+    """
+    if not again and len(name) <= _KEY:
+        return name
+    return f"{name[: _KEY - 7].rstrip('-')}.{secrets.token_hex(3)}"
+
+
+# --- what leads from state to state ---
 
 
 class Lifecycle:
-    """See the module. `ended(job)` is called when nothing of a simulation runs any more."""
+    """See the module. `ended(job)` is called when nothing of a simulation runs any more.
+
+    `delayed(job, why)` is called when it must wait, or starts again, with the reason.
+    """
 
     def __init__(
         self,
-        session: cluster.Session,
+        session: Session,
         calls: Calls,
         nodes: Nodes,
         resizes: Resizes,
         home: str,
         log_limit: int,
         ended: Callable[[Launched], None],
-        waits: Callable[[Launched], None],
+        delayed: Callable[[Launched, str], None],
     ) -> None:
         assert session.hub is not None
         self._session, self._api, self._hub = session, session.api, session.hub
         self._calls, self._nodes, self._resizes = calls, nodes, resizes
         self._home, self._log_limit = home, log_limit
-        self._ended, self._waits = ended, waits
-        self._placing: Launched | None = None
+        self._ended, self._delayed = ended, delayed
+        self._placing: Launched | None = None  # until all its pods are on their nodes
         self.jobs: dict[str, Launched] = {}
         self.mpi: dict[str, str] = {}
         self.peak: dict[str, int] = {}
@@ -68,26 +290,29 @@ class Lifecycle:
 
     def advance(self, job: Launched, now: float) -> None:
         """Do what is due for a simulation."""
-        if job.phase == "waiting":
-            if job.result or job.stopped:
+        state = job.state
+        if isinstance(state, Pending):
+            if job.stopped:
                 self._end(job)
-            elif self._placing is None and not self._resizes.busy and now >= job.retry_at:
+            elif self._placing is None and not self._resizes.busy and now >= state.retry_at:
                 self._look(job)
-        elif job.phase == "gathering":
-            self._gather(job, now)
-        elif job.phase == "running" and job.deadline and now > job.deadline:
-            # It did not stop when it was told to, or its node neither came back nor was lost.
-            job.result = job.result or job.doubted or Result(143)
-            self.leave(job)
-        elif job.phase == "leaving":
-            self._check_gone(job, now)
+        elif isinstance(state, Gathering):
+            self._gather(job, state, now)
+        elif isinstance(state, Running):
+            if state.deadline and now > state.deadline:
+                # It did not stop when it was told to, or its node neither came back nor was lost.
+                self.terminate(job, state.doubted or Result(143))
+            else:
+                self._believe(job, state)
+        elif isinstance(state, Terminating):
+            self._check_gone(job, state, now)
 
     def deadline(self, job: Launched) -> float:
         """When `advance` is needed at the latest; 0 for no such time."""
-        if job.phase == "waiting":
+        if isinstance(job.state, Pending):
             free = self._placing is None and not self._resizes.busy
-            return job.retry_at if free else 0.0
-        return job.deadline
+            return job.state.retry_at if free else 0.0
+        return 0.0 if isinstance(job.state, (Creating, Over)) else job.state.deadline
 
     # --- room, and the Job ---
 
@@ -104,12 +329,15 @@ class Lifecycle:
         self._calls.submit(work, lambda found: self._looked(job, found))
 
     def _looked(self, job: Launched, found: Any) -> None:  # noqa: ANN401
+        state = job.state
+        if not isinstance(state, Pending):  # it was stopped meanwhile
+            return
         if isinstance(found, Exception):
-            return self._put_off(job, f"the cluster does not answer: {found}")
+            return self._put_off(job, state, f"the cluster does not answer: {found}")
         if job.stopped:
-            return self._put_off(job, "")
+            return self._put_off(job, state, "")
         nodes, pods, quotas = found
-        others = [pod for pod in pods if cluster.foreign(pod, self._session.run)]
+        others = [pod for pod in pods if foreign(pod, self._session.run)]
         self._nodes.listed(nodes, others)
         free = placement.rooms(nodes, pods)
         spec = job.spec
@@ -121,20 +349,19 @@ class Lifecycle:
         where, why = placement.placed(job.cpu, each, free)
         why = why or placement.over_quota(quotas, job.cpu, each, job.limits(job.share))
         if why:
-            return self._put_off(job, why)
-        job.phase, job.why = "creating", ""
+            return self._put_off(job, state, why)
+        job.create()
         self._create(job, each, where)
 
-    def _put_off(self, job: Launched, why: str) -> None:
+    def _put_off(self, job: Launched, state: Pending, why: str) -> None:
         """Let it wait; told to the user if that goes on, and whenever the reason changes."""
         self._placing = None
-        job.phase = "waiting"
         now = time.monotonic()
-        job.retry_at = now + AGAIN
-        job.waiting_since = job.waiting_since or now
-        if why and why != job.why and now - job.waiting_since > PATIENT:
-            job.why = why
-            self._waits(job)
+        state.retry_at = now + AGAIN
+        state.since = state.since or now
+        if why and why != state.told and now - state.since > PATIENT:
+            state.told = why
+            self._delayed(job, why)
 
     def _create(self, job: Launched, memory: Sequence[int], where: Mapping[int, str]) -> None:
         name = manifests.job_name(self._session.run, job.key)
@@ -165,56 +392,50 @@ class Lifecycle:
             self._api.create(path("ConfigMap"), {**made, "data": data})
 
     def _created(self, job: Launched, found: Any) -> None:  # noqa: ANN401
+        if not isinstance(job.state, Creating):  # its pods were quicker than the answer, and failed
+            return
         if isinstance(found, Refused) and found.status in (400, 422):
-            job.result = Result(1, f"Kubernetes does not take its pods: {found}")
-        elif isinstance(found, Exception):
-            job.again = True  # it may be there all the same
-            job.why = ""
-        job.phase, job.waiting_since = "gathering", 0.0
-        job.retry_at = time.monotonic() + DEAF
-        job.deadline = time.monotonic() + GATHER + EACH * len(job.sizes)
-        if isinstance(found, Exception) or job.stopped:
-            self.leave(job)
+            self.terminate(job, Result(1, f"Kubernetes does not take its pods: {found}"))
+        elif isinstance(found, Exception) or job.stopped:
+            self.terminate(job, None)  # it may be there all the same
+        else:
+            job.gather(time.monotonic())
 
     # --- all pods there? ---
 
     def pod(self, job: Launched, kind: str, pod: Object) -> None:
         """News of one of its pods."""
-        group, name = launch.group_of(pod), pod["metadata"]["name"]
+        group, name = pod_status.group_of(pod), pod["metadata"]["name"]
         if kind == "DELETED":
             self._resizes.gone(name)
             job.pods.pop(group, None)
-            if self._expected(job):
+            if job.expected:
                 self.lose(job, f"pod {name} was deleted")
             return
         new = group not in job.pods
         job.pods[group] = pod
-        if launch.deleted(pod) and self._expected(job):
-            return self.lose(job, f"pod {name} is deleted: {launch.ended_by(pod)}")
-        if launch.over(pod):
+        if pod_status.deleted(pod) and job.expected:
+            return self.lose(job, f"pod {name} is deleted: {pod_status.ended_by(pod)}")
+        if pod_status.over(pod):
             self._resizes.gone(name)
-            if self._expected(job):
-                self.lose(job, f"pod {name} ended: {launch.ended_by(pod)}")
+            if job.expected:
+                self.lose(job, f"pod {name} ended: {pod_status.ended_by(pod)}")
             return
         self._resizes.seen(pod)
-        if new and group < len(job.cpu) and launch.born_with(pod) != self._now(job)[group]:
+        if new and group < len(job.cpu) and pod_status.born_with(pod) != self._now(job)[group]:
             self.correct(job)
 
     def correct(self, job: Launched) -> None:
         """Give its pods what they shall have, where they were born with something else."""
         self._resizes.add(lambda: self._at_birth(job), lambda why: None)
 
-    def _expected(self, job: Launched) -> bool:
-        """Whether its pods should be there."""
-        return job.phase in ("gathering", "running") and not job.result
-
     def _at_birth(self, job: Launched) -> list[Change]:
         """Pods that the admission policy missed, or whose limit is not the greatest of all."""
         now = self._now(job)
         return [
-            Change.between(pod["metadata"]["name"], launch.born_with(pod), now[group])
+            Change.between(pod["metadata"]["name"], pod_status.born_with(pod), now[group])
             for group, pod in job.pods.items()
-            if not launch.over(pod) and job.phase != "leaving"
+            if not pod_status.over(pod) and not isinstance(job.state, Terminating)
         ]
 
     @staticmethod
@@ -222,42 +443,40 @@ class Lifecycle:
         """The request and the limit that each of its pods shall have."""
         return [*zip(job.cpu, job.limits(job.share))]
 
-    def _gather(self, job: Launched, now: float) -> None:
+    def _gather(self, job: Launched, state: Gathering, now: float) -> None:
         pods = job.pods.values()
-        if self._placing is job and len([*filter(launch.node_of, pods)]) == len(job.sizes):
+        if self._placing is job and len([*filter(pod_status.node_of, pods)]) == len(job.sizes):
             self._placing = None
-        why = next(filter(None, map(launch.hopeless, pods)), "")
-        ended = next((pod for pod in pods if launch.ending(pod)), None)
+        why = next(filter(None, map(pod_status.hopeless, pods)), "")
+        ended = next((pod for pod in pods if pod_status.ending(pod)), None)
         if ended is not None and not why and not job.stopped:  # before we knew of its Job
             name = ended["metadata"]["name"]
-            return self.lose(job, f"pod {name} ended: {launch.ended_by(ended)}")
+            return self.lose(job, f"pod {name} ended: {pod_status.ended_by(ended)}")
         if why or job.stopped:
-            job.result = job.result or Result(1, why)
-            return self.leave(job)
+            return self.terminate(job, Result(1, why))
         hosts = job.hosts()
         if hosts:
             return self._run(job, hosts)
-        if len(job.connected) == len(job.sizes) and now > job.retry_at and not job.asking:
-            self._list(job, lambda found: self._met(job, found))
-        if now > job.deadline:
-            unplaced = next(filter(None, map(launch.unplaced, pods)), "")
+        if len(job.connected) == len(job.sizes) and now > state.ask_at and not state.asking:
+            state.asking = True
+            self._list(job, lambda found: self._met(job, state, found))
+        if now > state.deadline:
+            unplaced = next(filter(None, map(pod_status.unplaced, pods)), "")
             missing = f"{len(job.connected)} of {len(job.sizes)} rank groups were there"
             job.failures -= bool(unplaced)  # for room it may wait for ever
             made = f"nobody makes pods of {self._session.launcher}"
             why = "pods did not start" if pods else made
             self.lose(job, f"{missing} in time: {unplaced or why}")
 
-    def _met(self, job: Launched, found: Any) -> None:  # noqa: ANN401
+    def _met(self, job: Launched, state: Gathering, found: Any) -> None:  # noqa: ANN401
         """Pods that have called, and that no watch has shown."""
-        if job.phase == "leaving":
-            return
-        job.asking, job.retry_at = False, time.monotonic() + DEAF
+        state.asking, state.ask_at = False, time.monotonic() + DEAF
         for pod in found if not isinstance(found, Exception) else ():
-            if pod["metadata"]["labels"][manifests.KEY] == job.key:
+            if job.expected and pod["metadata"]["labels"][manifests.KEY] == job.key:
                 self.pod(job, "MODIFIED", pod)
 
     def _run(self, job: Launched, hosts: Sequence[Object]) -> None:
-        job.phase, job.deadline, job.failures = "running", 0.0, 0
+        job.run()
         self._hub.tell(messages.Run(job.key, self._config(job.spec), list(hosts)))
         self.tell_share(job, job.share)
 
@@ -283,29 +502,76 @@ class Lifecycle:
 
     # --- the end ---
 
+    def stop(self, job: Launched, why: str) -> None:
+        """Have it end: SIGTERM, a grace, SIGKILL; what does not run yet never will."""
+        job.stopped = why or "stopped"
+        if isinstance(job.state, Running):
+            job.state.deadline = time.monotonic() + STOP
+            self._hub.tell(messages.Suspend(job.key, False))
+            self._hub.tell(messages.Stop(job.key))
+
+    def heard(self, job: Launched, result: Result) -> None:
+        """Its supervisor has said how it ended."""
+        state = job.state
+        if isinstance(state, Running):
+            state.doubted = result
+            self._believe(job, state)
+        elif isinstance(state, Gathering) and result.code and not job.stopped:
+            self.lose(job, result.reason)  # it never ran
+        elif isinstance(state, (Creating, Gathering)):
+            self.terminate(job, result)
+
+    def _believe(self, job: Launched, state: Running) -> None:
+        """Take what the ranks said of their end; a lost node or pod is why they failed."""
+        if state.doubted is None:
+            return
+        away = set(map(pod_status.node_of, job.pods.values())) - self._hub.nodes()
+        failed = state.doubted.code and not job.stopped
+        if failed and away:
+            state.deadline = state.deadline or time.monotonic() + DOUBT
+        elif failed and state.inquiry is not Inquiry.DONE:
+            self._inquire(job, state)
+        else:
+            self.terminate(job, state.doubted)
+
+    def _inquire(self, job: Launched, state: Running) -> None:
+        """Find out whether pods are deleted, of which the watch may not have told yet."""
+
+        def done(found: Any) -> None:  # noqa: ANN401
+            state.inquiry = Inquiry.DONE
+            if isinstance(found, Exception) or job.state is not state:
+                return
+            there = {pod_status.group_of(pod) for pod in found if not pod_status.deleted(pod)}
+            for group in set(job.pods) - there:
+                self.pod(job, "DELETED", job.pods[group])
+
+        if state.inquiry is Inquiry.NONE:
+            state.inquiry = Inquiry.UNDER_WAY
+            self._list(job, done)
+
     def lose(self, job: Launched, why: str) -> None:
         """Pods are lost: try again if it did not run yet, else it has ended."""
-        if job.phase == "gathering" and not job.stopped and job.failures < FAILURES:
-            job.failures += 1
-            job.again, job.why = True, why
-            self._waits(job)
-        else:
-            job.result = job.result or Result(1, f"{settings.POD_LOST}: {why}")
-        self.leave(job)
-
-    def leave(self, job: Launched) -> None:
-        """Delete everything that a simulation has on the cluster."""
-        if job.phase == "leaving":
+        if not isinstance(job.state, (Creating, Gathering, Running)):
             return
-        job.phase, job.deadline = "leaving", time.monotonic() + FORCE
+        if isinstance(job.state, Gathering) and not job.stopped and job.failures < FAILURES:
+            job.failures += 1
+            self._delayed(job, why)
+            self.terminate(job, None)
+        else:
+            self.terminate(job, Result(1, f"{settings.POD_LOST}: {why}"))
+
+    def terminate(self, job: Launched, result: Result | None) -> None:
+        """Delete everything that a simulation has on the cluster; see `Terminating`."""
+        job.terminate(result, time.monotonic())
         if self._placing is job:
             self._placing = None
-        code = job.result.code if job.result else 1
-        self._hub.tell(messages.End(job.key, code))
+        self._hub.tell(messages.End(job.key, result.code if result else 1))
         self._delete(job)
 
     def _delete(self, job: Launched) -> None:
-        job.asking = True
+        state = job.state
+        assert isinstance(state, Terminating)
+        state.deletion = Deletion.REQUESTED
         name = manifests.job_name(self._session.run, job.key)
         pods = [pod["metadata"]["name"] for pod in job.pods.values()]
         born = [f"{name}.{index}" for index in range(len(job.sizes))]
@@ -319,77 +585,52 @@ class Lifecycle:
             self._publish(keys)
 
         def done(found: Any) -> None:  # noqa: ANN401
-            job.asking = False
-            job.deleted = not isinstance(found, Exception)
-            job.retry_at = time.monotonic() + (0.0 if job.deleted else AGAIN)
+            failed = isinstance(found, Exception)
+            state.deletion = Deletion.FAILED if failed else Deletion.DONE
+            state.retry_at = time.monotonic() + (AGAIN if failed else 0.0)
 
         self._calls.submit(work, done)
 
-    def _check_gone(self, job: Launched, now: float) -> None:
-        late = now > job.deadline
+    def _check_gone(self, job: Launched, state: Terminating, now: float) -> None:
+        late = now > state.deadline
         if late:
-            job.deadline = now + FORCE
+            state.deadline = now + FORCE
             for pod in list(job.pods.values()):
                 name = pod["metadata"]["name"]
                 self._calls.submit(
                     functools.partial(self._api.delete, path("Pod", name), grace=0),
                     lambda found: None,
                 )
-        if job.asking or now < job.retry_at:
+        if state.deletion in (Deletion.REQUESTED, Deletion.CONFIRMING) or now < state.retry_at:
             return
-        if not job.deleted:
+        if state.deletion is Deletion.FAILED:
             self._delete(job)
-        elif late or all(map(launch.over, job.pods.values())):  # late: a watch may hang
-            self._list(job, lambda found: self._confirmed(job, found))
+        elif late or all(map(pod_status.over, job.pods.values())):  # late: a watch may hang
+            state.deletion = Deletion.CONFIRMING
+            self._list(job, lambda found: self._confirmed(job, state, found))
 
     def _list(self, job: Launched, then: Callable[[Any], None]) -> None:
         """Ask for a simulation's pods."""
-        job.asking = True
         label = f"{manifests.KEY}={job.key},{manifests.RUN}={self._session.run}"
         self._calls.submit(lambda: self._api.get(path("Pod"), labelSelector=label)["items"], then)
 
-    def check(self, job: Launched) -> None:
-        """Find out whether pods are deleted, of which the watch may not have told yet."""
-
-        def done(found: Any) -> None:  # noqa: ANN401
-            if job.phase == "leaving":
-                return
-            job.asking, job.checked = False, True
-            if isinstance(found, Exception):
-                return
-            there = {launch.group_of(pod) for pod in found if not launch.deleted(pod)}
-            for group in set(job.pods) - there:
-                self.pod(job, "DELETED", job.pods[group])
-
-        if not job.asking:
-            self._list(job, done)
-
-    def _confirmed(self, job: Launched, found: Any) -> None:  # noqa: ANN401
-        job.asking = False
+    def _confirmed(self, job: Launched, state: Terminating, found: Any) -> None:  # noqa: ANN401
         if isinstance(found, Exception):
-            job.retry_at = time.monotonic() + AGAIN
-            return
-        if not all(map(launch.over, found)):  # one that we had not heard of yet
+            state.deletion, state.retry_at = Deletion.DONE, time.monotonic() + AGAIN
+        elif not all(map(pod_status.over, found)):  # one that we had not heard of yet
             for pod in found:
-                job.pods[launch.group_of(pod)] = pod
-            job.deleted = False
-            return self._delete(job)
-        job.pods.clear()
-        if job.again and not job.stopped and not job.result:
-            self._start_over(job)
+                job.pods[pod_status.group_of(pod)] = pod
+            self._delete(job)
         else:
-            self._end(job)
-
-    def _start_over(self, job: Launched) -> None:
-        job.key = launch.new_key(job.spec.name, again=True)
-        job.phase, job.again, job.deleted = "waiting", False, False
-        job.connected.clear()
-        job.retry_at = time.monotonic() + AGAIN
+            job.pods.clear()
+            if state.result is None and not job.stopped:
+                job.start_over(time.monotonic())
+            else:
+                self._end(job)
 
     def _end(self, job: Launched) -> None:
-        if self.jobs.get(job.spec.name) is not job:
-            return
+        job.finish()
         if self._placing is job:
             self._placing = None
-        self.jobs.pop(job.spec.name, None)
+        del self.jobs[job.spec.name]
         self._ended(job)

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from dovetail.core import cgroup_weights
-from dovetail.executors.kubernetes import launch
-from dovetail.executors.kubernetes.launch import Launched
+from dovetail.executors.kubernetes import pod_status
+from dovetail.executors.kubernetes.lifecycle import Launched
 from dovetail.host.private_files import write_whole
 
 FILE = "status.json"
@@ -65,12 +65,12 @@ class Report:
             first = 0
             for group, (size, cpu) in enumerate(zip(job.sizes, job.cpu)):
                 pod = job.pods.get(group)
-                if pod is not None and launch.node_of(pod) and not launch.over(pod):
+                if pod is not None and pod_status.node_of(pod) and not pod_status.over(pod):
                     rows.append(
                         {
                             "simulation": job.spec.name,
                             "ranks": [first, first + size - 1],
-                            "node": launch.node_of(pod),
+                            "node": pod_status.node_of(pod),
                             "pod": pod["metadata"]["name"],
                             "cpu": cpu,
                             **self._on_disk(pod["metadata"]["uid"]),

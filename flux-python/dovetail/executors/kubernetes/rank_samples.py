@@ -1,0 +1,58 @@
+# SPDX-License-Identifier: LGPL-3.0-or-later
+"""The ranks of one simulation, put together from what its nodes say. Pure.
+
+Inputs: samples from the nodes, each on its node's clock. Output: `protocol.Ranks` on the run's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from dovetail.core import protocol
+from dovetail.mpi import sampling
+
+
+class RankSamples:
+    """What is known of a simulation's `count` ranks, wherever they are."""
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+        self._ranks: dict[int, list[float]] = {}
+        self._lines: tuple[int, float] = (0, 0.0)
+        self._sample: protocol.Ranks | None = None
+
+    def take(
+        self, ranks: Mapping[str, Sequence[float]], lines: Sequence[float] | None, offset: float
+    ) -> None:
+        """A node's sample of its ranks; `offset` maps its clock onto the run's."""
+        if lines:
+            self._lines = int(lines[0]), max(0.0, lines[1] + offset)
+        for rank, values in ranks.items():
+            if 0 <= int(rank) < self._count and len(values) == 6:
+                self._ranks[int(rank)] = [values[0], max(0.0, values[1] + offset), *values[2:]]
+
+    def new(self, over: bool) -> protocol.Ranks | None:
+        """The ranks, if all have published and anything is new; `over` once they ended well."""
+        if len(self._ranks) < self._count:
+            return None
+        rows = [self._ranks[rank] for rank in range(self._count)]
+        found = sampling.of_values(rows, self._lines, over)
+        if found == self._sample:
+            return None
+        self._sample = found
+        return found
+
+
+class Clocks:
+    """The nodes' clocks (CLOCK_MONOTONIC) against the run's."""
+
+    def __init__(self) -> None:
+        self._offsets: dict[str, float] = {}
+
+    def offset(self, node: str, there: float, here: float) -> float:
+        """What to add to the node's time, given one more message: sent `there`, heard `here`.
+
+        The smallest difference ever seen belongs to the message that took least time.
+        """
+        self._offsets[node] = min(here - there, self._offsets.get(node, float("inf")))
+        return self._offsets[node]
