@@ -61,7 +61,7 @@ def test_a_first_pod_that_never_says_where_it_is_is_not_waited_for_for_ever(tmp_
 def test_an_entry_has_its_own_pods_environment_and_nothing_of_flux_or_the_first_pod(tmp_path):
     given = {"A": "a b'c", "PATH": "/opt/flux/bin", "FLUX_URI": "x", "JOB_COMPLETION_INDEX": "1"}
     script = tmp_path / "entry"
-    script.write_text(flux_broker.entry(["/usr/bin/env"], given))
+    script.write_text(flux_broker.entrypoint(["/usr/bin/env"], given))
     done = subprocess.run(["sh", str(script)], env={"FLUX_JOB_ID": "1", "PMI_RANK": "0"},
                           capture_output=True, text=True, check=True)  # fmt: skip
     found = dict(line.split("=", 1) for line in done.stdout.splitlines())

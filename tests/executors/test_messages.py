@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: LGPL-3.0-or-later
-"""Messages come out of the wire as they went in, and nothing else comes out."""
+"""Messages come out of a connection as they went in, and nothing else comes out."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ WRONG = {
 @pytest.mark.parametrize("text", WRONG.values(), ids=WRONG.keys())
 def test_what_is_no_message_is_refused(text):
     data = text if len(text) == 4 else messages.LENGTH.pack(len(text)) + text
-    with pytest.raises(messages.WireError):
+    with pytest.raises(messages.MessageError):
         messages.Decoder().feed(data)
 
 
@@ -64,7 +64,7 @@ def test_any_bytes_give_messages_or_an_error(text):
     decoder = messages.Decoder()
     try:
         found = decoder.feed(messages.LENGTH.pack(len(text)) + text)
-    except messages.WireError:
+    except messages.MessageError:
         return
     assert all(isinstance(message, tuple(messages.KINDS.values())) for message in found)
 
@@ -77,7 +77,7 @@ def test_any_content_survives(name, number, environment):
 
 
 def test_a_message_that_is_too_long_is_not_sent():
-    with pytest.raises(messages.WireError):
+    with pytest.raises(messages.MessageError):
         messages.encode(messages.Result("sim", 0, "x" * (messages.LONGEST + 1), ""))
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: LGPL-3.0-or-later
-"""Agents and entries run simulations for a hub, from the first message to the last."""
+"""Agents and entrypoints run simulations for a hub, from the first message to the last."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: LGPL-3.0-or-later
-"""Agents, entries, hub and ranks die one at a time, and nothing is lost or left."""
+"""Agents, entrypoints, hub and ranks die one at a time, and nothing is lost or left."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_a_pod_that_is_killed_is_reported_and_nothing_of_it_is_left(cluster):  #
     cluster.launch("sim", "trap '' TERM; setsid sleep 1000 & while :; do sleep 1000; done")
     cluster.until(messages.Started, "sim")
     wait_for(lambda: ranks(cluster))
-    kill(cluster.entries["sim", 0])
+    kill(cluster.entrypoints["sim", 0])
     assert cluster.until(messages.Lost, "sim") == messages.Lost("sim", 0, "uid0")
     wait_for(lambda: not ranks(cluster))
     wait_for(lambda: not (cluster.session("one") / "sim").exists())
@@ -55,9 +55,9 @@ def test_a_pod_that_is_deleted_tells_how_its_simulation_ended(cluster):  # noqa:
     cluster.agent()
     cluster.launch("sim", "sleep 1000")
     cluster.until(messages.Started, "sim")
-    cluster.entries["sim", 0].terminate()
+    cluster.entrypoints["sim", 0].terminate()
     assert cluster.until(messages.Result, "sim").code == 143
-    assert cluster.entries["sim", 0].wait(120) == 143
+    assert cluster.entrypoints["sim", 0].wait(120) == 143
     assert not [m for _, m in cluster.heard if isinstance(m, messages.Lost)]
 
 
@@ -118,7 +118,7 @@ def test_a_pod_that_dies_while_the_agent_is_dead_is_found(cluster):  # noqa: F81
     cluster.launch("sim", "sleep 1000")
     cluster.until(messages.Started, "sim")
     kill(agent)
-    kill(cluster.entries["sim", 0])
+    kill(cluster.entrypoints["sim", 0])
     cluster.agent()
     assert cluster.until(messages.Lost, "sim").uid == "uid0"
     wait_for(lambda: not (cluster.session("one") / "sim").exists())
@@ -152,7 +152,7 @@ def test_without_a_controller_everything_ends(cluster):  # noqa: F811
     cluster.launch("sim", "trap '' TERM; while :; do sleep 1000; done")
     cluster.until(messages.Started, "sim")
     cluster.hub.close()
-    assert cluster.entries["sim", 0].wait(120) == 143
+    assert cluster.entrypoints["sim", 0].wait(120) == 143
     assert agent.wait(120) == 0
     wait_for(lambda: not cluster.traces(), lambda: f"still there: {cluster.traces()}")
 
@@ -167,28 +167,28 @@ def test_an_agent_that_is_ended_while_it_starts_leaves_nothing(cluster):  # noqa
 
 
 def test_without_an_agent_a_pod_ends(cluster):  # noqa: F811
-    entry = cluster.entry("sim", DOVETAIL_ORPHAN_S="1")
-    assert entry.wait(120) == 143
+    entrypoint = cluster.entrypoint("sim", DOVETAIL_ORPHAN_S="1")
+    assert entrypoint.wait(120) == 143
     agent = cluster.agent()
     cluster.until(messages.Joined)
-    entry = cluster.entry("sim", DOVETAIL_ORPHAN_S="1")
+    entrypoint = cluster.entrypoint("sim", DOVETAIL_ORPHAN_S="1")
     cluster.until(messages.Pod, "sim")
     kill(agent)
-    assert entry.wait(120) == 143
+    assert entrypoint.wait(120) == 143
     wait_for(lambda: not cluster.traces(), lambda: f"still there: {cluster.traces()}")
 
 
-def test_a_keeper_that_is_killed_is_named(cluster):  # noqa: F811
+def test_a_supervisor_that_is_killed_is_named(cluster):  # noqa: F811
     cluster.agent()
     cluster.launch("sim", "setsid sleep 1000 & sleep 1000")
     cluster.until(messages.Started, "sim")
-    wait_for(lambda: ranks(cluster))  # before, what becomes one has the keeper's name
-    (keeper,) = [
+    wait_for(lambda: ranks(cluster))  # before, what becomes one has the supervisor's name
+    (supervisor,) = [
         p for p in processes.members(cluster.token) if "dovetail.mpi.supervisor" in name_of(p)
     ]
-    os.kill(keeper, signal.SIGKILL)
+    os.kill(supervisor, signal.SIGKILL)
     result = cluster.until(messages.Result, "sim")
-    assert (result.code, result.reason) == (137, "its keeper failed: ended by signal 9")
+    assert (result.code, result.reason) == (137, "its supervisor failed: ended by signal 9")
     wait_for(lambda: not ranks(cluster))
     cluster.end("sim", 1)
 
@@ -199,7 +199,7 @@ def test_the_next_agent_sweeps_a_session_of_which_all_are_dead(cluster):  # noqa
     cluster.until(messages.Started, "sim")
     kill(agent)
     cluster.until(messages.Gone)
-    kill(cluster.entries["sim", 0])
+    kill(cluster.entrypoints["sim", 0])
     old = cluster.session("one")
     assert old.exists()
     cluster.run += "b"
@@ -268,7 +268,7 @@ def test_an_agent_says_nothing_to_a_hub_with_another_certificate(cluster, tmp_pa
         for name in ("address", "socket", "token"):
             (cluster.credentials / name).write_text(other.credentials()[name])
         cluster.agent()
-        cluster.entry("sim")
+        cluster.entrypoint("sim")
         wait_for(lambda: (cluster.session("one") / "sim" / "pod.0").exists())
         assert other.nodes() == set()
         cluster.write_credentials()  # the right ones come late

@@ -87,7 +87,7 @@ def launch(cluster, layout, *command, policy="yield", prefix=(), case=None, prep
         if node not in cluster.agents:
             cluster.agent(node)
     for group, (node, _, _) in enumerate(layout):
-        cluster.entry("sim", group, node, *prefix)
+        cluster.entrypoint("sim", group, node, *prefix)
     for _ in layout:
         cluster.until(messages.Pod, "sim")
     hosts = [{"address": ADDRESSES[index], "ranks": ranks} for _, index, ranks in layout]
@@ -178,14 +178,14 @@ def running(cluster, program, layout, **more):  # noqa: F811
 @pytest.mark.parametrize("group", range(4))
 def test_a_pod_that_is_killed_ends_the_others_ranks(cluster, program, group):  # noqa: F811
     running(cluster, program, LAYOUTS["two pods on each of two nodes"])
-    cluster.entries["sim", group].kill()
+    cluster.entrypoints["sim", group].kill()
     if group:
         assert cluster.until(messages.Result, "sim").code != 0  # there may be a Lost besides
     else:
         assert cluster.until(messages.Lost, "sim").group == 0
     cluster.hub.tell(messages.End("sim", 1))
-    for entry in cluster.entries.values():
-        assert entry.wait(120) in (1, -9)
+    for entrypoint in cluster.entrypoints.values():
+        assert entrypoint.wait(120) in (1, -9)
     wait_for(lambda: not processes(cluster, program))
 
 
@@ -266,6 +266,6 @@ def test_openfoam_runs_in_pods_on_two_nodes(cluster):  # noqa: F811
         sample = samples.pop(0) if samples else cluster.until(messages.Sample)
         counts.update({rank: values[0] for rank, values in sample.ranks.get("sim", {}).items()})
     assert (result.code, result.reason) == (0, ""), cluster.log("sim")[-3000:]
-    assert counts["0"] == 20  # the last look at the node of the keeper is just before the result
+    assert counts["0"] == 20  # the last look at the supervisor's node is just before the result
     assert "\nTime = 20\n" in cluster.log("sim")
     cluster.end("sim")

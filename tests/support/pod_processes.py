@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: LGPL-3.0-or-later
-"""What the tests of agents and entries share: nodes and pods that are processes of this machine."""
+"""What the tests of agents and entrypoints share: nodes and pods are processes of this machine."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ ADDRESSES = ("127.0.0.1", "127.0.0.2")
 
 
 class Cluster:
-    """A hub, and on its nodes agents and entries, each a process of its own."""
+    """A hub, and on its nodes agents and entrypoints, each a process of its own."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -36,7 +36,7 @@ class Cluster:
         self.hub = Hub("127.0.0.1", directory / "hub")
         self.heard: list[tuple[str, messages.Message]] = []
         self.agents: dict[str, subprocess.Popen[bytes]] = {}
-        self.entries: dict[tuple[str, int], subprocess.Popen[bytes]] = {}
+        self.entrypoints: dict[tuple[str, int], subprocess.Popen[bytes]] = {}
         self.uids = itertools.count()
         self.case = directory / "source"
         self.case.mkdir()
@@ -72,13 +72,13 @@ class Cluster:
         self.agents[node] = subprocess.Popen([*prefix, *words], env={**os.environ, **more})
         return self.agents[node]
 
-    def entry(
+    def entrypoint(
         self, simulation: str, group: int = 0, node: str = "one", *prefix: str, **more: str
     ) -> subprocess.Popen[bytes]:
         words = self.command("entrypoint", "--node", node, "--simulation", simulation)
         words += ["--group", str(group), "--uid", f"uid{next(self.uids)}"]
         started = subprocess.Popen([*prefix, *words], env={**os.environ, **more})
-        self.entries[simulation, group] = started
+        self.entrypoints[simulation, group] = started
         return started
 
     def until(self, kind: type, simulation: str = "", limit: float = LIMIT, **wanted: object):
@@ -111,7 +111,7 @@ class Cluster:
 
     def launch(self, name: str, script: str, *prepare: str, prefix: tuple[str, ...] = ()) -> None:
         """Run a shell script as a simulation of one rank in one pod on node one."""
-        self.entry(name, 0, "one", *prefix)
+        self.entrypoint(name, 0, "one", *prefix)
         self.until(messages.Pod, name)
         config = self.config(name, ("sh", "-c", script), 1, *prepare)
         self.hub.tell(messages.Run(name, config, [{"address": ADDRESSES[0], "ranks": 1}]))
@@ -121,17 +121,17 @@ class Cluster:
         return path.read_text(errors="replace") if path.exists() else ""
 
     def end(self, name: str, code: int = 0) -> None:
-        """End the simulation; its entries exit with the code."""
+        """End the simulation; its entrypoints exit with the code."""
         self.hub.tell(messages.End(name, code))
-        for (simulation, _), entry in self.entries.items():
+        for (simulation, _), entrypoint in self.entrypoints.items():
             if simulation == name:
-                assert entry.wait(LIMIT) == code
+                assert entrypoint.wait(LIMIT) == code
 
     def close(self) -> None:
-        for entry in self.entries.values():
-            if entry.poll() is None:
-                entry.kill()
-            entry.wait()
+        for entrypoint in self.entrypoints.values():
+            if entrypoint.poll() is None:
+                entrypoint.kill()
+            entrypoint.wait()
         for agent in self.agents.values():
             if agent.poll() is None:
                 agent.send_signal(signal.SIGTERM)
@@ -163,7 +163,7 @@ def state(pid):
 
 @pytest.fixture
 def cluster(tmp_path, monkeypatch):
-    # Every agent and entry inherits it, so that no process of the test can hide.
+    # Every agent and entrypoint inherits it, so that no process of the test can hide.
     monkeypatch.setenv("DOVETAIL_TEST", str(tmp_path))
     made = Cluster(tmp_path)
     yield made

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: LGPL-3.0-or-later
 """The controller's end of the agents' connections.
 
-Inputs: what agents say (`wire`), and what the executor tells them. Outputs: messages to take, in
-order, each with the name of its node. A thread does all the talking, so no call here waits.
+Inputs: what agents say (`messages`), and what the executor tells them. Outputs: messages to take,
+in order, each with the name of its node. A thread does all the talking, so no call here waits.
 
 Invariants: it listens on one address, and on a socket in its folder for nodes of this machine whose
 network has no way to that address; TLS, and not a word to whoever does not know the token;
@@ -183,7 +183,7 @@ class Hub:
                         self._hear(node, message)
             finally:
                 self._leave(node, writer)
-        except (messages.WireError, OSError, EOFError, asyncio.TimeoutError):
+        except (messages.MessageError, OSError, EOFError, asyncio.TimeoutError):
             pass  # whoever that was may try again
         finally:
             writer.transport.abort()
@@ -216,7 +216,7 @@ class Hub:
 
     def _hear(self, node: str, message: messages.Message) -> None:
         if not isinstance(message, _FROM_AGENTS):
-            raise messages.WireError(f"{type(message).__name__} is not for an agent to say")
+            raise messages.MessageError(f"{type(message).__name__} is not for an agent to say")
         if isinstance(message, (messages.Spawn, messages.Spawned)):
             self._send(self._places.get(message.simulation, {}).get(message.group, ""), message)
             return

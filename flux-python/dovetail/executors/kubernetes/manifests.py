@@ -314,7 +314,7 @@ def _pod(
         "terminationMessagePolicy": "FallbackToLogsOnError",
     }
     return {
-        # Nothing between MPI and the wire; and names resolve as they do on the machine.
+        # Nothing between MPI and the network; and names resolve as they do on the machine.
         "hostNetwork": True,
         "dnsPolicy": "Default",
         "enableServiceLinks": False,

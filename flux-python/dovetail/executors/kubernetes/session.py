@@ -268,7 +268,7 @@ class Session:
 
 
 def _identity(own: Path, resume: bool, network: str) -> tuple[str, str]:
-    """The run's id and its pods' network: kept in its directory for whoever takes it up again."""
+    """The run's id and its pods' network: kept in its directory for whoever resumes it."""
     file = own / "run.json"
     run = ""
     if resume and file.exists():
@@ -276,9 +276,7 @@ def _identity(own: Path, resume: bool, network: str) -> tuple[str, str]:
             kept = json.loads(file.read_text())
             run, network = str(kept["run"]), network or str(kept.get("network", ""))
         except (ValueError, KeyError, TypeError, AttributeError):
-            raise BadInput(
-                f"{file}: is damaged; the run cannot be taken up again on a cluster"
-            ) from None
+            raise BadInput(f"{file}: is damaged; the run cannot be resumed on a cluster") from None
     run, network = run or secrets.token_hex(3), network or manifests.HOST
     own.mkdir(mode=0o700, exist_ok=True)
     write_private(file, json.dumps({"run": run, "network": network}) + "\n")

@@ -5,7 +5,7 @@ Inputs: the API; this machine's Flux, which pods see at the same place. Outputs:
 what they need: the run's CURVE certificate as a Secret. All but `body` waits for the API.
 
 Invariant: MiniClusters are made where the operator is installed, the server has admission policies
-and Flux is here, whoever asks, so that a run which is taken up again goes on as it began.
+and Flux is here, whoever asks, so that a run which is resumed goes on as it began.
 """
 
 from __future__ import annotations

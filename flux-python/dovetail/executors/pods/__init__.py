@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: LGPL-3.0-or-later
-"""Simulations in pods: what runs on the nodes, and the controller's end of it.
+"""Simulations in pods: what runs on the nodes.
 
-On each node an agent (`agent`), in each pod an entry (`entry`), in each rank that is not in its
-starter's pod a go-between (`remote`); they talk to the controller's `hub` in the messages of
-`wire`. In the pods of a MiniCluster entries are tasks of Flux, for which `broker` prepares it.
+On each node an `agent`, in each pod an `entrypoint`, in each rank that is not in its starter's pod
+a go-between (`rsh_agent`); they talk to the controller's hub in `messages`. In the pods of a
+MiniCluster entrypoints are tasks of Flux, for which `flux_broker` prepares it.
 Those on the nodes need Python alone, none of the packages that the controller needs.
 """
 
@@ -14,7 +14,7 @@ import os
 from dovetail.host import install_paths
 
 PATH = "/usr/local/bin:/usr/bin:/bin"
-"""Where an entry looks for programs; a simulation's own path is its plan's."""
+"""Where an entrypoint looks for programs; a simulation's own path is its plan's."""
 HOME = "/mnt/flux"
 """A folder of a MiniCluster's pod alone, where the operator's script works."""
 START = f"{HOME}/dovetail-start"
@@ -29,7 +29,7 @@ def command(module: str, python: str = "/usr/bin/python3") -> list[str]:
 
 
 def orphan_limit() -> float:
-    """Seconds that agents and entries wait for a controller, and go on without one."""
+    """Seconds that agents and entrypoints wait for a controller, and go on without one."""
     try:
         return float(os.environ.get("DOVETAIL_ORPHAN_S", ""))
     except ValueError:

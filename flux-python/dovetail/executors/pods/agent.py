@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: LGPL-3.0-or-later
 """A run's agent on one node, between the controller's hub and the pods.
 
-Inputs: what hub and entries say (`wire`), and the rank pages in the session directory. Outputs:
-the same the other way, one Sample per period with what changed, and the control pages.
+Inputs: what hub and entrypoints say (`messages`), and the rank pages in the session directory.
+Outputs: the same the other way, one Sample per period with what changed, and the control pages.
 
-Invariants: agent, hub and entries may each die and come back, and nothing is lost: what is not
-answered is said again on every new connection. A dead entry is known by the lock that it held,
+Invariants: agent, hub and entrypoints may each die and come back, and nothing is lost: what is not
+answered is said again on every new connection. A dead entrypoint is known by the lock that it held,
 not by a connection that ended. What a dead pod left of its simulation on this node is removed; so
 is the session, by the last to leave it. Without a controller for DOVETAIL_ORPHAN_S all is ended.
 """
@@ -15,17 +15,18 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import fcntl
 import os
 import re
 import signal
 import ssl
 import sys
 import time
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from dovetail.core import protocol
 from dovetail.executors.pods import messages, orphan_limit, weights
-from dovetail.executors.pods.residents import Place, Simulation, dead
 from dovetail.executors.pods.samples import Reader
 from dovetail.host.cgroups import Group
 from dovetail.host.session import (
@@ -44,6 +45,44 @@ SHORT_TIMEOUTS = (100, 500)  # microseconds; no bell is heard from another node
 _REACH = 10.0  # seconds for a connection to the hub, either way
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,120}")
 _ORPHANED = 128 + signal.SIGTERM
+
+
+@dataclass
+class Place:
+    """One rank group on this node; `writer` is None while its entrypoint is not connected."""
+
+    uid: str
+    writer: asyncio.StreamWriter | None = None
+
+
+@dataclass
+class Simulation:
+    """One simulation, as far as it is on this node."""
+
+    name: str
+    directory: str
+    reader: Reader
+    places: dict[int, Place] = field(default_factory=dict)
+    told: dict[type, messages.Message] = field(default_factory=dict)  # what the hub must hear
+    lost: dict[int, messages.Lost] = field(default_factory=dict)
+    spawns: dict[tuple[type, int], messages.Message] = field(default_factory=dict)
+    control: Control | None = None
+    end: messages.End | None = None
+
+
+def dead(file: str) -> bool:
+    """Whether the entrypoint that locked this file has ended."""
+    try:
+        handle = os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError:
+        return True  # it has removed it
+    try:
+        fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        return True
+    except BlockingIOError:
+        return False
+    finally:
+        os.close(handle)
 
 
 class Agent:
@@ -81,10 +120,10 @@ class Agent:
         for task in done:
             task.result()  # raises what ended it
 
-    # --- entries ---
+    # --- entrypoints ---
 
     def _find(self) -> None:
-        """The simulations that an earlier agent of this session knew; their entries will call."""
+        """The simulations that an earlier agent of this session knew; their pods will call."""
         for name in os.listdir(self.session):
             directory = os.path.join(self.session, name)
             if _NAME.fullmatch(name) and os.path.isdir(directory):
@@ -97,14 +136,14 @@ class Agent:
 
     def _simulation(self, name: str) -> Simulation:
         if not _NAME.fullmatch(name):
-            raise messages.WireError(f"{name!r} is no name of a simulation")
+            raise messages.MessageError(f"{name!r} is no name of a simulation")
         if name not in self.simulations:
             directory = os.path.join(self.session, name)
             self.simulations[name] = Simulation(name, directory, Reader(directory))
         return self.simulations[name]
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """One entry, from its first message to its last."""
+        """One entrypoint, from its first message to its last."""
         place: Place | None = None
         decoder = messages.Decoder()
         try:
@@ -113,8 +152,8 @@ class Agent:
                     if isinstance(message, messages.Pod):
                         place = self._admit(message, writer)
                     elif place is not None:
-                        self._from_entry(message)
-        except (OSError, messages.WireError):
+                        self._from_entrypoint(message)
+        except (OSError, messages.MessageError):
             pass  # it comes again, or `_check_places` finds that it is dead
         finally:
             if place is not None and place.writer is writer:
@@ -133,7 +172,7 @@ class Agent:
             self._say(place, one.end)
         return place
 
-    def _from_entry(self, message: messages.Message) -> None:
+    def _from_entrypoint(self, message: messages.Message) -> None:
         if isinstance(message, (messages.Started, messages.Result)):
             self._simulation(message.simulation).told[type(message)] = message
             if isinstance(message, messages.Result):
@@ -176,7 +215,7 @@ class Agent:
                     while data := await reader.read(1 << 16):
                         for message in decoder.feed(data):
                             self._from_hub(message)
-                except messages.WireError:
+                except messages.MessageError:
                     pass
                 finally:
                     self.hub = None

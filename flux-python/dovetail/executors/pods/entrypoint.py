@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: LGPL-3.0-or-later
 """The first process of a pod: one rank group of one simulation, from first to last.
 
-Inputs: what the node's agent says (`wire`); requests of go-betweens (`placing`). Outputs: answers;
-in the first rank group the keeper, which runs the simulation as on a single machine.
+Inputs: what the node's agent says (`messages`); requests of go-betweens (`spawn`). Outputs:
+answers; in the first rank group a supervisor (`dovetail.mpi.supervisor`), which runs the
+simulation as on a single machine.
 
-Invariants: nothing that was started here outlives the entry; an agent may die and come back at
-any time, and hears all again; a result is repeated until an End answers it. The file `pod.GROUP`
-is locked as long as the entry lives, which is how others know. Exit code: the simulation's.
+Invariants: nothing that was started here outlives the entrypoint; an agent may die and come back
+at any time, and hears all again; there is one supervisor and one Result, whatever is asked for
+twice, and the Result is repeated until an End answers it. The file `pod.GROUP` is locked as long
+as the entrypoint lives, which is how others know. Exit code: the simulation's.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import fcntl
+import json
 import os
 import select
 import signal
@@ -21,39 +24,155 @@ import socket
 import sys
 import time
 
-from dovetail.executors.pods import messages as wire
-from dovetail.executors.pods import orphan_limit
-from dovetail.executors.pods.spawn import Placing
-from dovetail.executors.pods.supervised import Keeping
+from dovetail.executors.pods import command, messages, orphan_limit
+from dovetail.executors.pods.spawn import Spawner
 from dovetail.host import processes
-from dovetail.host.session import join_session, leave_session, remove_tree, shared_session
+from dovetail.host.cgroups import Group
+from dovetail.host.line_splitter import LineSplitter
+from dovetail.host.session import (
+    end_simulation,
+    join_session,
+    leave_session,
+    remove_tree,
+    shared_session,
+)
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-PATIENCE = 10.0  # seconds for the keeper to clean up before it is ended itself
+PATIENCE = 10.0  # seconds for the supervisor to clean up before it is ended itself
 _TERMINATED = 128 + signal.SIGTERM
 
 
-class Entry:
+class Supervisor:
+    """The supervisor of the simulation whose directory this is; `pid` is 0 while it does not run.
+
+    One that dies without a Result gets one from us, and what it leaves is ended.
+    `watch` and `say` are as in `spawn.Spawner`; `told` is what has been said, by kind.
+    """
+
+    def __init__(
+        self,
+        directory: str,
+        watch: Callable[[int, Callable[[], None] | None], None],
+        say: Callable[[messages.Message], None],
+    ) -> None:
+        self.pid = 0
+        self.told: dict[str, messages.Started | messages.Result] = {}
+        self._directory = directory
+        self._simulation = os.path.basename(directory)
+        self._watch, self._say = watch, say
+        self._commands = self._messages = -1
+        self._splitter = LineSplitter()
+
+    @property
+    def pending(self) -> bool:
+        """Whether there is a Result to come."""
+        return bool(self.pid) and "result" not in self.told
+
+    def code(self, otherwise: int) -> int:
+        """The exit code of the Result, `otherwise` if there is none."""
+        result = self.told.get("result")
+        return result.code & 255 if isinstance(result, messages.Result) else otherwise
+
+    def start(self, run: messages.Run) -> None:
+        """Start the supervisor, the first time."""
+        if self.pid or "result" in self.told:
+            return
+        own = {
+            "directory": self._directory,
+            "temporary": self._directory + "/tmp",
+            "group": ["", ""],
+            "job": ["", ""],
+            "cpus": [],
+            "hosts": run.hosts,
+        }
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(self._directory + "/tmp", 0o700)
+        text = json.dumps({**run.config, **own}).encode()
+        read_end, self._commands = os.pipe()
+        self._messages, write_end = os.pipe()
+        actions = [(os.POSIX_SPAWN_DUP2, read_end, 0), (os.POSIX_SPAWN_DUP2, write_end, 1)]
+        words = command("mpi.supervisor", sys.executable)
+        self.pid = os.posix_spawn(words[0], words, os.environ, file_actions=actions, setpgroup=0)
+        os.close(read_end)
+        os.close(write_end)
+        os.set_blocking(self._messages, False)
+        self._watch(self._messages, self._hear)
+        self._tell(len(text).to_bytes(4, "little") + text)
+
+    def stop(self) -> None:
+        """Ask the simulation to end, in its grace; what has not started never will."""
+        if self.pid:
+            self._tell(b"stop\n")
+        else:
+            self._conclude(128 + signal.SIGTERM, "stopped before it started")
+
+    def let_go(self) -> None:
+        """Nothing more is needed of the supervisor: it ends what is left, and goes."""
+        if self._commands >= 0:
+            os.close(self._commands)
+            self._commands = -1
+
+    def bury(self, code: int) -> None:
+        """It has ended, with this code or by minus this signal: its last words first."""
+        self.pid = 0
+        if self._messages >= 0:
+            self._hear()
+        if "result" not in self.told:
+            end_simulation(self._directory, Group("", ""), os.getpid())
+            why = f"ended by signal {-code}" if code < 0 else f"exit code {code}"
+            self._conclude(128 - code if code < 0 else 1, f"its supervisor failed: {why}")
+
+    def _tell(self, text: bytes) -> None:
+        with contextlib.suppress(OSError):  # it has gone, which `bury` hears of
+            while text and self._commands >= 0:
+                text = text[os.write(self._commands, text) :]
+
+    def _hear(self) -> None:
+        """Take in the supervisor's messages."""
+        try:
+            chunk = os.read(self._messages, 1 << 16)
+        except BlockingIOError:
+            return
+        for line in self._splitter.take(chunk):
+            said = json.loads(line)
+            if said["kind"] == "started":
+                self.told["started"] = messages.Started(self._simulation, said["mpi"])
+                self._say(self.told["started"])
+            else:
+                self._conclude(said["code"], said["reason"], said["trouble"])
+        if not chunk:
+            self._watch(self._messages, None)
+            os.close(self._messages)
+            self._messages = -1
+
+    def _conclude(self, code: int, reason: str, trouble: str = "") -> None:
+        if "result" not in self.told:
+            result = messages.Result(self._simulation, code, reason, trouble)
+            self.told["result"] = result
+            self._say(result)
+
+
+class Entrypoint:
     """See above; `run` returns the exit code."""
 
     def __init__(self, session: str, simulation: str, group: int, uid: str) -> None:
         self.session = session
         self.directory = os.path.join(session, simulation)
-        self.pod = wire.Pod(simulation, group, uid)
+        self.pod = messages.Pod(simulation, group, uid)
         self.path = os.path.join(self.directory, f"pod.{group}")
         if len(self.path) + len(".sock") > 107:
             raise ValueError(f"{self.path}: too long for the name of a socket")
         self.link: socket.socket | None = None
         self.outbox = bytearray()
-        self.decoder = wire.Decoder()
+        self.decoder = messages.Decoder()
         self.seen = time.monotonic()  # when there was an agent
         self.limit = orphan_limit()
         self.held: list[int] = []
-        self.placing: Placing | None = None
-        self.keeping = Keeping(self.directory, self.watch, self.say)
+        self.spawner: Spawner | None = None
+        self.supervisor = Supervisor(self.directory, self.watch, self.say)
         self.code: int | None = None
         self.terminated = self.suspended = False
         self.poller = select.poll()
@@ -81,8 +200,8 @@ class Entry:
                         self.watched[fd]()
             if self.link is None and time.monotonic() - self.seen > self.limit:
                 self.code = _TERMINATED
-            if self.terminated and not self.keeping.pending:
-                self.code = self.keeping.code(_TERMINATED)
+            if self.terminated and not self.supervisor.pending:
+                self.code = self.supervisor.code(_TERMINATED)
         self._clean_up()
         return self.code
 
@@ -107,15 +226,15 @@ class Entry:
             link.close()
             return
         link.setblocking(False)
-        self.link, self.outbox, self.decoder = link, bytearray(), wire.Decoder()
+        self.link, self.outbox, self.decoder = link, bytearray(), messages.Decoder()
         self.watch(link.fileno(), self._read)
-        assert self.placing
-        for message in (self.pod, *self.keeping.told.values(), *self.placing.answers()):
+        assert self.spawner
+        for message in (self.pod, *self.supervisor.told.values(), *self.spawner.answers()):
             self.say(message)
 
     def _settle(self) -> None:
         """Take our place in the session, which an agent has made."""
-        if self.placing:
+        if self.spawner:
             return
         while self.held:  # of a try that failed
             os.close(self.held.pop())
@@ -129,12 +248,12 @@ class Entry:
         with contextlib.suppress(OSError):  # shared memory is full; the lock is what counts
             os.write(self.held[-1], self.pod.uid.encode())
         os.rename(self.path + ".new", self.path)
-        self.placing = Placing(self.path + ".sock", self.pod.group, self.watch, self.say)
+        self.spawner = Spawner(self.path + ".sock", self.pod.group, self.watch, self.say)
 
-    def say(self, message: wire.Message) -> None:
+    def say(self, message: messages.Message) -> None:
         """Tell the agent; without one this is lost, and said again to the next."""
         if self.link is not None:
-            self.outbox += wire.encode(message)
+            self.outbox += messages.encode(message)
             self._flush()
 
     def _flush(self) -> None:
@@ -155,12 +274,12 @@ class Entry:
         assert self.link
         try:
             data = self.link.recv(1 << 16)
-            messages = self.decoder.feed(data)
+            heard = self.decoder.feed(data)
         except BlockingIOError:
             return
-        except (OSError, wire.WireError):
-            data, messages = b"", []
-        for message in messages:
+        except (OSError, messages.MessageError):
+            data, heard = b"", []
+        for message in heard:
             self._obey(message)
         if not data:
             self._disconnect()
@@ -172,28 +291,28 @@ class Entry:
             self.link = None
             self.seen = time.monotonic()
 
-    def _obey(self, message: wire.Message) -> None:
-        assert self.placing
-        if isinstance(message, wire.Run):
-            self.placing.meet(message.hosts)
+    def _obey(self, message: messages.Message) -> None:
+        assert self.spawner
+        if isinstance(message, messages.Run):
+            self.spawner.meet(message.hosts)
             if self.pod.group == 0:
-                self.keeping.start(message)
-        elif isinstance(message, wire.Stop):
+                self.supervisor.start(message)
+        elif isinstance(message, messages.Stop):
             self._stop()
-        elif isinstance(message, wire.Suspend):
+        elif isinstance(message, messages.Suspend):
             self._suspend(message.suspended)
-        elif isinstance(message, wire.Spawn):
-            self.placing.spawn(message)
-        elif isinstance(message, wire.Spawned):
-            self.placing.answered(message)
-        elif isinstance(message, wire.End):
+        elif isinstance(message, messages.Spawn):
+            self.spawner.spawn(message)
+        elif isinstance(message, messages.Spawned):
+            self.spawner.answered(message)
+        elif isinstance(message, messages.End):
             self.code = message.code & 255
 
     def _stop(self) -> None:
         """Ask the simulation to end; what is suspended could not."""
         self._suspend(False)
         if self.pod.group == 0:
-            self.keeping.stop()
+            self.supervisor.stop()
 
     def _suspend(self, suspended: bool) -> None:
         """Stop the processes of the simulation in this pod, or let them go on.
@@ -201,7 +320,7 @@ class Entry:
         Those that run are left alone: a starter says so in the log when it is continued.
         """
         if suspended or self.suspended:
-            root = self.keeping.pid or os.getpid()
+            root = self.supervisor.pid or os.getpid()
             processes.pause_all(f"DOVETAIL_DIR={self.directory}", root, suspended)
         self.suspended = suspended
 
@@ -215,22 +334,22 @@ class Entry:
 
     def _reap(self) -> None:
         for pid, status in processes.ended_children():
-            if pid == self.keeping.pid:
-                self.keeping.bury(os.waitstatus_to_exitcode(status))
-            elif self.placing:
-                self.placing.ended(pid, status)
+            if pid == self.supervisor.pid:
+                self.supervisor.bury(os.waitstatus_to_exitcode(status))
+            elif self.spawner:
+                self.spawner.ended(pid, status)
 
     def _clean_up(self) -> None:
         """End all, remove what is ours, and the rest if we are the last."""
-        self.keeping.let_go()
+        self.supervisor.let_go()
         deadline = time.monotonic() + PATIENCE
-        while self.keeping.pid and time.monotonic() < deadline:
+        while self.supervisor.pid and time.monotonic() < deadline:
             for fd, _ in self.poller.poll(100):
                 if fd == self.waker:
                     os.read(self.waker, 512)
             self._reap()
-        if self.placing:
-            self.placing.close(self.path + ".sock")
+        if self.spawner:
+            self.spawner.close(self.path + ".sock")
             marker = f"DOVETAIL_DIR={self.directory}"
             processes.end_all(lambda: processes.members(marker, os.getpid()))
             self._flush()
@@ -248,7 +367,7 @@ class Entry:
 
 def main() -> None:
     """Be a pod's first process."""
-    parser = argparse.ArgumentParser(prog="dovetail-entry")
+    parser = argparse.ArgumentParser(prog="dovetail-entrypoint")
     parser.add_argument("--run", required=True, help="id of the run")
     parser.add_argument("--node", required=True, help="name of this node")
     parser.add_argument("--simulation", required=True, help="its name, one for each launch")
@@ -256,4 +375,4 @@ def main() -> None:
     parser.add_argument("--uid", required=True, help="of the pod")
     args = parser.parse_args()
     session = shared_session(args.run, args.node)
-    sys.exit(Entry(session, args.simulation, args.group, args.uid).run())
+    sys.exit(Entrypoint(session, args.simulation, args.group, args.uid).run())

@@ -5,7 +5,7 @@ Called by the operator's script in every pod before it starts the broker. Inputs
 environment, of which the admission policy sets a part; the certificate; a folder that all nodes
 see, where the first pod says at which address it listens. Outputs: files below `HOME`, which no
 other pod sees: the broker's configuration, the script that the first broker runs, and the pod's
-entry, which that script starts in each pod.
+entrypoint, which that script starts in each pod.
 
 So nothing asks for the names of pods, which need not mean anything to anybody. Invariant: the
 certificate is nowhere but in files that their owner alone can read.
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 _CONFIG = f"{HOME}/config/etc/flux/config/broker.toml"  # where the operator's script has them
 _COPY = f"{HOME}/config/curve/curve.cert"
-_ENTRY = f"{HOME}/dovetail-entry"
+_ENTRY = f"{HOME}/dovetail-entrypoint"
 _PATIENCE = 120.0  # seconds for the first pod to say where it is
 _LOOK = 0.1  # seconds between two looks; a shared file system has no better way
 # What the operator's script and we ourselves need of the environment, and simulations do not.
@@ -73,8 +73,8 @@ def start(size: int) -> str:
     return f"#!/bin/sh\nexec flux run -N{size} {options} sh {_ENTRY} </dev/null\n"
 
 
-def entry(words: list[str], environment: Mapping[str, str]) -> str:
-    """The pod's entry, with this pod's environment, for a task has the first pod's."""
+def entrypoint(words: list[str], environment: Mapping[str, str]) -> str:
+    """The pod's entrypoint, with this pod's environment, for a task has the first pod's."""
     kept = {name: value for name, value in environment.items() if name not in _OURS}
     kept["PATH"] = PATH
     pairs = [f"{name}={value}" for name, value in kept.items() if not name.startswith("FLUX_")]
@@ -110,6 +110,6 @@ def main() -> None:
         words = [*command("executors.pods.entrypoint"), "--run", args.run,
                  "--node", given["NODE_NAME"], "--simulation", args.simulation, "--group", group,
                  "--uid", given["POD_UID"]]  # fmt: skip
-        _write(_ENTRY, entry(words, given), 0o644)
+        _write(_ENTRY, entrypoint(words, given), 0o644)
     except OSError as error:
         sys.exit(f"the broker cannot be prepared: {error}")

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: LGPL-3.0-or-later
-"""The messages between controller, agents and entries; see dovetail-pods(7).
+"""The messages between controller, agents and entrypoints; see dovetail-pods(7).
 
 Inputs and outputs: values and bytes. A message travels as its length, four bytes, and a JSON
 object with its fields and, as `kind`, the name of its class. Invariants: whatever bytes come,
-`Decoder` gives messages whose fields have the right types, or a `WireError`; a message that has
+`Decoder` gives messages whose fields have the right types, or a `MessageError`; a message that has
 been decoded is the one that was encoded.
 
 `simulation` names one launch of a simulation, unique in its run; `group` is a rank group.
@@ -25,7 +25,7 @@ LONGEST = 16 << 20  # bytes of one message
 FIRST = 4096  # of the first one of a stranger
 
 
-class WireError(Exception):
+class MessageError(Exception):
     """Not a message; the connection that it came by is of no more use."""
 
 
@@ -42,7 +42,7 @@ class Hello:
 
 @dataclass(frozen=True)
 class Pod:
-    """A rank group's entry is there and waits; said again by each new agent and to each new hub."""
+    """A rank group's entrypoint is there; said again by each new agent, and to each new hub."""
 
     simulation: str
     group: int
@@ -59,7 +59,7 @@ class Started:
 
 @dataclass(frozen=True)
 class Result:
-    """How a simulation ended, as its keeper tells it; repeated until an End comes back."""
+    """How a simulation ended, as its supervisor tells it; repeated until an End comes back."""
 
     simulation: str
     code: int
@@ -69,7 +69,7 @@ class Result:
 
 @dataclass(frozen=True)
 class Lost:
-    """A rank group's entry has ended without an End."""
+    """A rank group's entrypoint has ended without an End."""
 
     simulation: str
     group: int
@@ -104,7 +104,7 @@ class Weights:
 class Run:
     """Start a simulation all of whose pods are there.
 
-    `config` is for the keeper; `hosts` has the address of its node and its number of ranks for
+    `config` is for the supervisor; `hosts` has the address of its node and its number of ranks for
     each rank group, in order.
     """
 
@@ -115,7 +115,7 @@ class Run:
 
 @dataclass(frozen=True)
 class Stop:
-    """End a simulation, with the keeper's grace; its Result follows."""
+    """End a simulation, with the supervisor's grace; its Result follows."""
 
     simulation: str
 
@@ -139,7 +139,7 @@ class Suspend:
 
 @dataclass(frozen=True)
 class End:
-    """The simulation is over and its result known: entries end what is left, and exit."""
+    """The simulation is over and its result known: entrypoints end what is left, and exit."""
 
     simulation: str
     code: int
@@ -213,7 +213,7 @@ def encode(message: Message) -> bytes:
     data = {"kind": type(message).__name__, **vars(message)}
     text = json.dumps(data, separators=(",", ":")).encode()
     if len(text) > LONGEST:
-        raise WireError(f"{type(message).__name__}: {len(text)} bytes are too many")
+        raise MessageError(f"{type(message).__name__}: {len(text)} bytes are too many")
     return LENGTH.pack(len(text)) + text
 
 
@@ -225,13 +225,13 @@ class Decoder:
         self._held = bytearray()
 
     def feed(self, data: bytes) -> list[Message]:
-        """The messages that are complete with `data`; WireError if they cannot be any."""
+        """The messages that are complete with `data`; MessageError if they cannot be any."""
         self._held += data
         found = []
         while len(self._held) >= LENGTH.size:
             (size,) = LENGTH.unpack_from(self._held)
             if size > self.longest:
-                raise WireError(f"a message of {size} bytes; at most {self.longest} is right")
+                raise MessageError(f"a message of {size} bytes; at most {self.longest} is right")
             end = LENGTH.size + size
             if len(self._held) < end:
                 break
@@ -245,14 +245,14 @@ def _decode(text: bytes) -> Message:
         data = json.loads(text)
         kind = KINDS[data.pop("kind")]
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        raise WireError("not a message") from None
+        raise MessageError("not a message") from None
     wanted = {field.name: str(field.type).partition("[")[0] for field in fields(kind)}
     if wanted.keys() != data.keys():
-        raise WireError(f"{kind.__name__}: has not the right fields")
+        raise MessageError(f"{kind.__name__}: has not the right fields")
     for name, value in data.items():
         right = isinstance(value, _TYPES[wanted[name]])
         if not right or (isinstance(value, bool) and wanted[name] != "bool"):
-            raise WireError(f"{kind.__name__}: {name} is not a {wanted[name]}")
+            raise MessageError(f"{kind.__name__}: {name} is not a {wanted[name]}")
     message: Message = kind(**data)
     return message
 

@@ -2,7 +2,7 @@
 """Reads the rank pages of one simulation on a node, again and again, and cheaply.
 
 Input: the simulation's directory in the session. Output: what is new since the last look, in the
-terms of `wire.Sample`. Invariant: a page that has not changed costs one read of 16 bytes, and a
+terms of `messages.Sample`. Invariant: a page that has not changed costs one read of 16 bytes, and a
 directory that has not changed one stat.
 """
 
@@ -124,7 +124,7 @@ class Reader:
 
 
 def _values(marks: page.Marks) -> list[float]:
-    """As in wire.Sample."""
+    """As in messages.Sample."""
     mark = marks.boundary if marks.counts else marks.latest
     count = mark.iterations if marks.counts else -1
     return [count, mark.stamp, mark.cpu_s, mark.useful_s, mark.mpi_s, mark.peak_rss]

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: LGPL-3.0-or-later
 """Starts processes in a pod for those outside it that want them there.
 
-Inputs: requests of go-betweens (`remote`) on the pod's own socket, with open files, and Spawn
+Inputs: requests of go-betweens (`rsh_agent`) on the pod's own socket, with open files, and Spawn
 messages. Outputs: processes, and how they ended. Invariants: a placed process ends with its
 go-between and with us; a Spawn that is repeated is answered again, and not done again.
 """
@@ -53,8 +53,8 @@ class _Daemon:
     running: bool = True
 
 
-class Placing:
-    """The processes of a pod that are not its keeper's.
+class Spawner:
+    """The processes of a pod that are not its supervisor's.
 
     `watch(fd, what)` has `what` called when there is something to read, with None no more;
     `say` passes a message on to the agent.

@@ -11,7 +11,8 @@ from __future__ import annotations
 import contextlib
 import os
 
-FILES = ("cpu.shares", "cpu.weight")
+from dovetail.core.cgroup_weights import FILES
+
 _DEPTH = 8  # of groups below the mount; a kubelet's pods are at most six below its own root
 
 
