@@ -63,7 +63,7 @@ class Planned:
         """Start a plan that waits, on the cluster or on this slice's cores."""
         order = self.orders.pop(number)
         output = Path(order["output"])
-        self.all[number].state = "running"
+        self.all[number].start()
         command = [sys.executable, "-m", "dovetail", "run", order["plan"], "-o", str(output)]
         command.append("--orders")
         if order["executor"] == "kubernetes":

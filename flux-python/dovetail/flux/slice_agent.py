@@ -128,7 +128,7 @@ class Agent:
         """Say that we are there and what we know, and listen for orders."""
         host = {"number": self.number, "host": socket.gethostname(), "rank": self.rank}
         known = {**host, **self.known(), "kept": self.kept}
-        known["runs"] = [run.plain() for run in self.planned.all.values()]
+        known["runs"] = [run.saved() for run in self.planned.all.values()]
         known["simulations"] = list(self.planned.simulations.values())
         self.attached.add(self.client.send("dovetail.attach", known, stream=True))
         if not self.node and self.number and self.starting is None:

@@ -13,9 +13,8 @@ from typing import Any
 
 from dovetail.flux.instance.effects import FAILED, INVALID, NOENT, Answer, Effect, Key, Refuse
 from dovetail.flux.instance.pending import DOWN
-from dovetail.flux.instance.runs import ENDED
 from dovetail.flux.instance.simulations import Simulation
-from dovetail.flux.instance.slices import MOST
+from dovetail.flux.instance.slices import MOST, State
 from dovetail.flux.instance.state import Instance
 
 OVER = "its run is over"
@@ -122,7 +121,7 @@ def not_up(state: Instance) -> str:
 def url(state: Instance, key: Key, asked: Payload) -> Effects:
     """Where a service can be reached; the control slice knows."""
     control = state.slices.get(0)
-    if control is None or control.state != "ready":
+    if control is None or control.state is not State.READY:
         yield Refuse(key, FAILED, not_up(state))
     else:
         question = state.waiting.ask(key)
@@ -146,7 +145,7 @@ def follow(state: Instance, key: Key, asked: Payload) -> Effects:
 def wait_down(state: Instance, key: Key, asked: Payload) -> Effects:
     """Answered when nothing of one slice is left on its machine."""
     one = state.slices.get(int(asked["slice"]))
-    if one is None or one.confirmed:
+    if one is None or one.machine_clean:
         yield Answer(key, {})
     else:
         state.waiting.ending[key] = one.number
@@ -161,15 +160,13 @@ def attach(state: Instance, key: Key, news: Payload) -> Effects:
     if one is None or one.agent is not None:
         yield Refuse(key, INVALID, f"slice {number} is not expected")
         return
-    one.agent, one.host, one.rank = key, str(news.get("host", "")), int(news["rank"])
+    one.attached(key, str(news.get("host", "")), int(news["rank"]))
     if number == 0:
         yield from adopt(state, news)
-    if one.state == "ending":
+    if one.state is State.ENDING:
         yield from state.end(one)
-    else:
-        one.state = "starting"
-        if news.get("node"):
-            yield from state.ready(number, news)
+    elif news.get("node"):
+        yield from state.ready(number, news)
     yield from state.settle()
 
 
@@ -179,7 +176,7 @@ def adopt(state: Instance, news: Payload) -> Effects:
     for found in news.get("simulations", ()):
         yield from state.mirrors.known(Simulation(**found))
     for run in state.runs.all.values():
-        if run.state in ENDED:
+        if run.state.ended:
             yield from state.mirrors.end_all(run.number, OVER)
     if not state.knows:
         yield from state.learn(news.get("kept", {}))
@@ -193,8 +190,8 @@ def join(state: Instance, key: Key, asked: Payload) -> Effects:
         yield Refuse(key, INVALID, f"there is no slice {number}")
         return
     state.waiting.joining[number] = key
-    state.slices[number].called = str(asked.get("node", ""))
-    if 0 in state.slices and state.slices[0].state == "ready":
+    state.slices[number].wanted_node = str(asked.get("node", ""))
+    if 0 in state.slices and state.slices[0].state is State.READY:
         yield from state.invite(number)
 
 

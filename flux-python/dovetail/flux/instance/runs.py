@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: LGPL-3.0-or-later
-"""The plans that were submitted: one runs at a time, the others wait.
+"""The plans that were submitted: one runs at a time, the others are pending.
 
-A run is one `dovetail run`, a process in the control slice, which keeps the waiting ones too.
+A run is one `dovetail run`, a process in the control slice, which keeps the pending ones too.
 Pure: what shall happen comes back as effects. Invariant: a run ends once, and everybody who
 waits for it is told.
 """
@@ -9,42 +9,91 @@ waits for it is told.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
+from enum import Enum
 from typing import Any
 
 from dovetail.flux.instance.effects import INVALID, NOENT, Answer, Effect, Key, Refuse
 
-ENDED = ("done", "failed", "cancelled")
 TOLD = ("plan", "output", "cwd", "content", "environment")
+
+
+class State(Enum):
+    """Where a run is in its life."""
+
+    PENDING = "waiting"
+    RUNNING = "running"
+    CANCELLING = "cancelling"
+    """Its process is told to end, and has not yet."""
+    DONE = "done"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+
+    @property
+    def shown(self) -> str:
+        """For users: what is to end runs until it has ended."""
+        return "running" if self is State.CANCELLING else self.value
+
+    @property
+    def has_process(self) -> bool:
+        """Whether a process of it runs."""
+        return self in (State.RUNNING, State.CANCELLING)
+
+    @property
+    def ended(self) -> bool:
+        """Whether nothing of it can follow."""
+        return self in (State.DONE, State.FAILED, State.CANCELLED)
 
 
 @dataclass
 class Run:
-    """One submitted plan; `state` is waiting, running, or one of ENDED."""
+    """One submitted plan; only the methods change its state."""
 
     number: int
     plan: str
     output: str
     cwd: str = "/"
-    state: str = "waiting"
+    state: State = State.PENDING
     code: int = -1
     reason: str = ""
 
     def plain(self) -> dict[str, Any]:
         """For status and wait."""
-        return asdict(self)
+        return {**vars(self), "state": self.state.shown}
+
+    def saved(self) -> dict[str, Any]:
+        """For whoever comes after this module."""
+        return {**vars(self), "state": self.state.value}
+
+    @classmethod
+    def recalled(cls, saved: Mapping[str, Any]) -> Run:
+        """As it was saved."""
+        return cls(**{**saved, "state": State(saved["state"])})
+
+    def start(self) -> None:
+        """It is its turn."""
+        self.state = State.RUNNING
 
     def end(self, code: int, reason: str) -> None:
         """Its process ended."""
-        self.state = "done" if code == 0 else "cancelled" if self.reason else "failed"
+        unwanted = self.state is State.CANCELLING
+        self.state = State.CANCELLED if unwanted else State.FAILED
+        if code == 0:
+            self.state = State.DONE
         self.code, self.reason = code, self.reason or reason
 
     def cancel(self) -> None:
         """It is unwanted; a process of it must be told."""
-        if self.state == "waiting":
-            self.state, self.code, self.reason = "cancelled", 1, "cancelled before it started"
-        elif self.state == "running":
-            self.reason = "cancelled"
+        if self.state is State.PENDING:
+            self.state, self.code = State.CANCELLED, 1
+            self.reason = "cancelled before it started"
+        elif self.state is State.RUNNING:
+            self.state, self.reason = State.CANCELLING, "cancelled"
+
+    def lose(self, reason: str) -> None:
+        """Nothing can run any more."""
+        if not self.state.ended:
+            self.state, self.code, self.reason = State.FAILED, 1, reason
 
 
 class Runs:
@@ -76,22 +125,22 @@ class Runs:
 
     def next(self) -> int:
         """The run to start now, or 0; it counts as running from here on."""
-        if any(run.state == "running" for run in self.all.values()):
+        if any(run.state.has_process for run in self.all.values()):
             return 0
-        number = next((n for n, run in self.all.items() if run.state == "waiting"), 0)
+        number = next((n for n, run in self.all.items() if run.state is State.PENDING), 0)
         if number:
-            self.all[number].state = "running"
+            self.all[number].start()
         return number
 
     def adopt(self, known: Iterable[Mapping[str, Any]]) -> None:
         """Take over what the control slice knows, after the module was loaded anew."""
         for one in known:
-            self.all.setdefault(one["number"], Run(**one))
+            self.all.setdefault(one["number"], Run.recalled(one))
 
     def ended(self, number: int, code: int, reason: str) -> Iterator[Effect]:
         """A run's process ended."""
         run = self.all.get(number)
-        if run is None or run.state in ENDED:
+        if run is None or run.state.ended:
             return
         run.end(code, reason)
         yield from self.settle()
@@ -99,8 +148,7 @@ class Runs:
     def end_all(self, reason: str) -> Iterator[Effect]:
         """Nothing can run any more."""
         for run in self.all.values():
-            if run.state not in ENDED:
-                run.state, run.code, run.reason = "failed", 1, reason
+            run.lose(reason)
         yield from self.settle()
 
     def cancel(self, numbers: Iterable[int]) -> list[int]:
@@ -108,7 +156,7 @@ class Runs:
         told = []
         for number in numbers:
             run = self.all[number]
-            if run.state not in ENDED and self.orders.pop(number, None) is None:
+            if not run.state.ended and self.orders.pop(number, None) is None:
                 told.append(number)
             run.cancel()
         return told
@@ -140,6 +188,6 @@ class Runs:
         """Answer those whose runs have all ended."""
         for key, numbers in list(self.waiting.items()):
             runs = [self.all[number] for number in numbers]
-            if all(run.state in ENDED for run in runs):
+            if all(run.state.ended for run in runs):
                 del self.waiting[key]
                 yield Answer(key, {"runs": [run.plain() for run in runs]})

@@ -18,7 +18,7 @@ from dovetail.flux.instance.effects import Answer, Cancel, Effect, Key, Log, Sub
 from dovetail.flux.instance.pending import DOWN, Waiting
 from dovetail.flux.instance.runs import Runs
 from dovetail.flux.instance.simulations import Mirrors
-from dovetail.flux.instance.slices import Slice
+from dovetail.flux.instance.slices import Left, Slice, State
 
 
 class Instance:
@@ -38,6 +38,7 @@ class Instance:
         self.mirrors = Mirrors()
         self.waiting = Waiting()
         self.failure = ""  # why it can never be up (again)
+        self.followed: set[int] = set()  # jobs of slices
         self.begun = False
         self.knows = False  # what was before us
         self.held: dict[Key, Callable[[], Iterator[Effect]]] = {}  # requests, until it does
@@ -54,7 +55,7 @@ class Instance:
             return "ending" if self.slices or not self.begun else "down"
         if self.failure:
             return "failed"
-        ready = [one.number for one in self.slices.values() if one.state == "ready"]
+        ready = [one.number for one in self.slices.values() if one.state is State.READY]
         if 0 in ready and len(ready) >= self.wanted:
             return "up"
         return "degraded" if self.was_up else "starting"
@@ -93,10 +94,10 @@ class Instance:
         self.was_up = kept.get("up", self.was_up)
         self.lost = [*kept.get("lost", self.lost)]
         for old in kept.get("slices", ()):
-            one = self.slices.setdefault(old["number"], Slice(old["number"], old["job"], "lost"))
-            if one.agent is None:
-                one.node, one.rank, one.proven = old["node"], old["rank"], old["proven"]
-            if old["state"] == "ending":
+            job_runs = old["number"] in self.slices
+            one = self.slices.setdefault(old["number"], Slice(old["number"], old["job"]))
+            one.recalled(old, job_runs=job_runs)
+            if State(old["state"]) is State.ENDING:
                 yield from self.end(one)
         self.last = max([self.last, *self.slices])
         for one in list(self.slices.values()):
@@ -104,8 +105,8 @@ class Instance:
 
     def watch(self, one: Slice) -> Iterator[Effect]:
         """Follow a slice's job, once."""
-        if one.job and not one.watched:
-            one.watched = True
+        if one.job and one.job not in self.followed:
+            self.followed.add(one.job)
             yield Watch(one.number, one.job)
 
     def add(self, number: int) -> Effect:
@@ -122,17 +123,16 @@ class Instance:
             yield from self.cleaned(number, why)
             return
         yield from self.watch(one)
-        if one.state == "ending":
+        if one.state is State.ENDING:
             yield Cancel(job, "no longer wanted")
         yield from self.settle()
 
     def ready(self, number: int, news: Mapping[str, Any]) -> Iterator[Effect]:
         """A slice's node is ready in Kubernetes."""
         one = self.slices.get(number)
-        if one is None or one.state == "ending":
+        if one is None or one.state is State.ENDING:
             return
-        one.state, one.node, one.cpus = "ready", str(news["node"]), str(news.get("cpus", ""))
-        one.proven = True
+        one.became_ready(str(news["node"]), str(news.get("cpus", "")))
         if number == 0:
             self.kubeconfig = str(news.get("kubeconfig", ""))
             for worker in self.waiting.joining:
@@ -142,9 +142,10 @@ class Instance:
     def excepted(self, number: int, kind: str, note: str) -> Iterator[Effect]:
         """A slice's job has a fatal exception."""
         one = self.slices.get(number)
-        if one is not None and one.state != "ending":
-            one.cancelled = kind == "cancel"
-            one.because(f"{kind}: {note}".rstrip(": "))
+        if one is not None and one.state is not State.ENDING:
+            if kind == "cancel":
+                one.cancelled()
+            one.keep_reason(f"{kind}: {note}".rstrip(": "))
         yield from self.settle()
 
     def finished(self, number: int, status: int) -> Iterator[Effect]:
@@ -154,16 +155,15 @@ class Instance:
             return
         if status:
             signal, code = status & 0x7F, status >> 8
-            one.because(f"killed by signal {signal}" if signal else f"exit code {code}")
-        if not one.confirmed:
+            one.keep_reason(f"killed by signal {signal}" if signal else f"exit code {code}")
+        if not one.machine_clean:
             yield from self.sweep(one)
 
     def sweep(self, one: Slice) -> Iterator[Effect]:
         """Have removed what an agent could not remove itself."""
         if one.rank < 0:  # it never had anything to remove
             yield from self.confirm(one, "")
-        elif not one.sweeping:
-            one.sweeping = True
+        elif one.sweep_begins():
             yield Sweep(one.number, one.rank)
 
     def swept(self, number: int, trouble: str) -> Iterator[Effect]:
@@ -173,7 +173,7 @@ class Instance:
 
     def confirm(self, one: Slice, trouble: str) -> Iterator[Effect]:
         """Nothing of a slice is left, or nobody can say more than `trouble`."""
-        one.confirmed = True
+        one.machine_is_clean()
         if trouble:
             yield Log(f"slice {one.number}: its end is not confirmed: {trouble}")
         yield from self.waiting.ended(one.number, trouble)
@@ -181,19 +181,17 @@ class Instance:
 
     def detached(self, one: Slice) -> Iterator[Effect]:
         """A slice's agent is gone; the end of its job follows."""
-        one.agent = None
+        one.agent_lost()
         if one.number == 0:
             self.leaving.clear()
-        if one.state != "ending":
-            one.state = "lost"
         yield from self.settle()
 
     def cleaned(self, number: int, why: str = "") -> Iterator[Effect]:
         """A slice's job is over, or could not be submitted; it may have been cancelled early."""
         one = self.slices.get(number)
         if one is not None:
-            one.clean = True
-            one.because(why)
+            one.job_is_over()
+            one.keep_reason(why)
             if one.rank < 0:
                 yield from self.confirm(one, "")
             yield from self.gone(number)
@@ -201,14 +199,14 @@ class Instance:
     def gone(self, number: int) -> Iterator[Effect]:
         """Go on without a slice, once its job is over and nothing of it is left."""
         one = self.slices.get(number)
-        if one is None or not (one.clean and one.confirmed):
+        if one is None or one.left is not Left.NOTHING:
             return
         del self.slices[number]
         self.waiting.joining.pop(number, None)
         if one.node and number and 0 in self.slices and self.slices[0].agent is not None:
             self.leaving.add(one.node)
             yield from self.tell({"forget": one.node})
-        if one.state != "ending":
+        if one.state is not State.ENDING:
             yield from self.unasked(one, one.reason or "its job ended")
         yield from self.settle()
 
@@ -218,7 +216,7 @@ class Instance:
         yield Log(self.lost[-1])
         if one.number == 0:
             yield from self.fail(f"the control slice ended: {reason}")
-        elif one.proven and not one.cancelled:
+        elif one.state.was_ready:
             yield self.add(self.last + 1)
         elif self.was_up:
             self.wanted = max(1, self.wanted - 1)
@@ -230,8 +228,8 @@ class Instance:
         self.wanted = nodes
         if not self.begun:  # all are submitted then
             return
-        active = [one for one in self.slices.values() if one.state != "ending"]
-        active.sort(key=lambda one: (one.number != 0, one.state != "ready", one.number))
+        active = [one for one in self.slices.values() if one.state is not State.ENDING]
+        active.sort(key=lambda one: (one.number != 0, one.state is not State.READY, one.number))
         for one in active[nodes:]:
             yield from self.end(one)
         for _ in range(nodes - len(active)):
@@ -241,7 +239,7 @@ class Instance:
 
     def end(self, one: Slice) -> Iterator[Effect]:
         """Let a slice end by itself, or cancel its job where nobody listens there."""
-        one.state = "ending"
+        one.told_to_end()
         if one.agent is not None:
             yield Answer(one.agent, {"end": True})
         elif one.job:
@@ -266,7 +264,9 @@ class Instance:
     def late(self) -> Iterator[Effect]:
         """The time to come up is over."""
         if self.phase == "starting":
-            missing = [one.said() for one in self.slices.values() if one.state != "ready"]
+            missing = [
+                one.described() for one in self.slices.values() if one.state is not State.READY
+            ]
             limit = f"not up after {self.up_timeout:.0f} s"
             yield from self.fail(f"{limit}: {', '.join(missing) or 'no slice was submitted yet'}")
 
@@ -303,7 +303,7 @@ class Instance:
         if control is None or control.agent is None:
             return
         found = {"wanted": self.wanted, "up": self.was_up, "lost": self.lost[-20:],
-                 "slices": [one.kept() for one in self.slices.values() if one.job]}  # fmt: skip
+                 "slices": [one.saved() for one in self.slices.values() if one.job]}  # fmt: skip
         if found != self.kept:
             self.kept = found
             yield from self.tell({"keep": found})
@@ -312,7 +312,7 @@ class Instance:
 
     def invite(self, number: int) -> Iterator[Effect]:
         """Have join data made for a slice that asked for them."""
-        yield from self.tell({"invite": number, "node": self.slices[number].called})
+        yield from self.tell({"invite": number, "node": self.slices[number].wanted_node})
 
     def settle(self) -> Iterator[Effect]:
         """Start what can start, answer everybody whose condition is met."""
@@ -326,5 +326,5 @@ class Instance:
             held, self.held = self.held, {}
             for again in held.values():
                 yield from again()
-        shrinking = self.leaving or any(one.state == "ending" for one in self.slices.values())
+        shrinking = self.leaving or any(one.state is State.ENDING for one in self.slices.values())
         yield from self.waiting.settle(self.status(), resized=not shrinking)
