@@ -81,9 +81,9 @@ def test_an_interrupted_comparison_leaves_nothing(tmp_path):
 
 @pytest.mark.kube
 def test_the_life_of_a_cluster_is_measured_and_nothing_is_left():
-    gaps = preflight.hard_gaps()
-    if gaps:
-        pytest.skip(f"cannot run here: {gaps[0]}")
+    errors = preflight.errors()
+    if errors:
+        pytest.skip(f"cannot run here: {errors[0]}")
     words = [sys.executable, "-m", "dovetail", "bench", "kube", "--repeat", "1", "--json"]
     run = subprocess.Popen(
         words,
@@ -104,9 +104,9 @@ def test_the_life_of_a_cluster_is_measured_and_nothing_is_left():
 
 @pytest.mark.kube
 def test_lammps_and_messages_are_measured_bare_beside_kubernetes_and_in_pods():
-    gaps = preflight.hard_gaps()
-    if gaps:
-        pytest.skip(f"cannot run here: {gaps[0]}")
+    errors = preflight.errors()
+    if errors:
+        pytest.skip(f"cannot run here: {errors[0]}")
     if not shutil.which("lmp"):
         pytest.skip("LAMMPS is not installed: run ./bootstrap services")
     words = [sys.executable, "-m", "dovetail", "bench", "hybrid", "--repeat", "1", "--json"]
@@ -154,9 +154,9 @@ def test_plugins_in_lua_are_measured(monkeypatch, tmp_path):
 @pytest.fixture
 def here(private_state, monkeypatch):
     """Where a cluster can run, in a folder whose name is short enough for its sockets."""
-    gaps = preflight.hard_gaps()
-    if gaps:
-        pytest.skip(f"cannot run here: {gaps[0]}")
+    errors = preflight.errors()
+    if errors:
+        pytest.skip(f"cannot run here: {errors[0]}")
     with tempfile.TemporaryDirectory(prefix="dk-bench-", dir="/tmp") as folder:
         monkeypatch.setenv("DOVETAIL_STATE", f"{folder}/s")
         yield

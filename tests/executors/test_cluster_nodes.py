@@ -57,7 +57,7 @@ def lose(node):
     """End a node as a power cut does, and all that could clean up after it."""
     parts = record(node)
     for number in (signal.SIGSTOP, signal.SIGKILL):  # so that neither acts on the other's death
-        for part in ("keeper", "supervisor"):
+        for part in ("monitor", "supervisor"):
             os.kill(parts[part], number)
 
 

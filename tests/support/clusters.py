@@ -221,9 +221,9 @@ def modes():
 
 @pytest.fixture(params=modes())
 def machine(request, binaries):
-    gaps = report.hard_gaps()
-    if gaps:
-        pytest.skip(f"cannot run here: {gaps[0]}")
+    errors = report.errors()
+    if errors:
+        pytest.skip(f"cannot run here: {errors[0]}")
     made = Machine(request.param == "rootless", binaries)
     yield made
     made.close()
@@ -232,9 +232,9 @@ def machine(request, binaries):
 @pytest.fixture
 def any_machine(binaries):
     """One user is enough: an ordinary one where that is possible."""
-    gaps = report.hard_gaps()
-    if gaps:
-        pytest.skip(f"cannot run here: {gaps[0]}")
+    errors = report.errors()
+    if errors:
+        pytest.skip(f"cannot run here: {errors[0]}")
     made = Machine(modes()[-1] == "rootless", binaries)
     yield made
     made.close()

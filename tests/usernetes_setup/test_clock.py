@@ -61,7 +61,7 @@ def test_a_clock_is_compared_with_a_servers(tmp_path, ahead):
 
 @pytest.mark.parametrize(
     ("ahead", "level", "says"),
-    [(3600, "hard", r"3\d\d\d s behind"), (-3600, "hard", r"3\d\d\d s ahead of"),
+    [(3600, "error", r"3\d\d\d s behind"), (-3600, "error", r"3\d\d\d s ahead of"),
      (0, "ok", "API server")],
 )  # fmt: skip
 def test_the_doctor_asks_the_server_of_the_users_kubeconfig(
@@ -77,7 +77,7 @@ def test_the_doctor_asks_the_server_of_the_users_kubeconfig(
     assert found.fix == ("" if level == "ok" else "timedatectl set-ntp true")
 
 
-@pytest.mark.parametrize(("kept", "level"), [(True, "ok"), (False, "soft")])
+@pytest.mark.parametrize(("kept", "level"), [(True, "ok"), (False, "warning")])
 def test_without_a_server_the_kernel_says_whether_its_clock_is_kept(monkeypatch, kept, level):
     monkeypatch.delenv("KUBECONFIG", raising=False)
     monkeypatch.setattr(namespaces, "clock_in_step", lambda: kept)

@@ -37,7 +37,7 @@ def test_a_component_that_is_killed_comes_back_and_pods_go_on(any_machine):
 
 @pytest.mark.parametrize(
     ("network", "victims"),
-    [("host", ["keeper"]), ("bridge", ["supervisor"]), ("bridge", ["keeper", "supervisor"])],
+    [("host", ["monitor"]), ("bridge", ["supervisor"]), ("bridge", ["monitor", "supervisor"])],
 )
 def test_nothing_is_left_when_a_part_is_killed(any_machine, network, victims):
     made = any_machine.up("--name", "one", "--network", network)
@@ -57,12 +57,12 @@ def test_nothing_is_left_when_a_part_is_killed(any_machine, network, victims):
 
 
 @pytest.mark.parametrize(
-    "part", [*COMPONENTS, "containerd-shim-runc-v2", "pause", "program", "keeper", "supervisor"]
+    "part", [*COMPONENTS, "containerd-shim-runc-v2", "pause", "program", "monitor", "supervisor"]
 )
 def test_down_leaves_nothing_whichever_part_was_killed_just_before(any_machine, part):
     made = any_machine.up("--name", "one")
     start(any_machine, made, "first", f"exec sleep 1000{os.getpid()}")
-    parts = {name: [pid] for name, pid in record(made).items() if name in ("keeper", "supervisor")}
+    parts = {name: [pid] for name, pid in record(made).items() if name in ("monitor", "supervisor")}
     found = parts.get(part) or any_machine.pids(made, part)
     found = found or eventually(lambda: inside(made, part))  # it may not be that program yet
     assert len(found) == 1, found
@@ -71,7 +71,7 @@ def test_down_leaves_nothing_whichever_part_was_killed_just_before(any_machine, 
     any_machine.nothing_left(limit=10)
 
 
-@pytest.mark.parametrize("part", ["keeper", "supervisor"])
+@pytest.mark.parametrize("part", ["monitor", "supervisor"])
 def test_down_does_not_wait_for_a_part_that_hangs(any_machine, part):
     made = any_machine.up("--name", "one")
     os.kill(record(made)[part], signal.SIGSTOP)
@@ -131,16 +131,16 @@ def test_nothing_is_left_when_whoever_holds_the_lock_is_killed_last(any_machine,
     lock = any_machine.folder / "s" / "one.lock"
     with lock.open() as held:
         fcntl.flock(held, fcntl.LOCK_EX)
-        os.kill(parts["keeper"], how)  # if killed, the supervisor does its work
+        os.kill(parts["monitor"], how)  # if killed, the supervisor does its work
         assert eventually(lambda: not lock.with_suffix("").exists())
     any_machine.nothing_left()
 
 
 def test_up_after_a_crash_of_everything_starts_anew(any_machine):
     parts = record(any_machine.up("--name", "one"))
-    os.kill(parts["keeper"], signal.SIGSTOP)
+    os.kill(parts["monitor"], signal.SIGSTOP)
     os.kill(parts["supervisor"], signal.SIGKILL)
-    os.kill(parts["keeper"], signal.SIGKILL)
+    os.kill(parts["monitor"], signal.SIGKILL)
 
     def states():
         listed = json.loads(any_machine.verb("status", "--json", code=1).stdout)

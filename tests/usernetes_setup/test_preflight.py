@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: LGPL-3.0-or-later
-"""Every gap is found, with the command that mends it and who types it."""
+"""Every gap is found, with the command that fixes it and who types it."""
 
 from __future__ import annotations
 
@@ -25,6 +25,7 @@ def machine(tmp_path, monkeypatch):
     for name in ("PROC", "SYS", "DEV", "ETC", "RUN", "VAR"):
         monkeypatch.setattr(finding, name, tmp_path / name)
     monkeypatch.setattr(checks_kernel.cgroups, "ROOT", tmp_path / "SYS/fs/cgroup")
+    monkeypatch.setattr(checks_kernel.cgroups, "RUN", tmp_path / "RUN")
     monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
     monkeypatch.setattr(os, "getuid", lambda: 1000)
     monkeypatch.setattr(namespaces, "user_name", lambda: "ann")
@@ -40,45 +41,45 @@ FEW_LOCKED = (64 << 10, 64 << 10)
 
 
 @pytest.mark.parametrize(
-    ("name", "files", "level", "mends", "who"),
+    ("name", "files", "level", "fix", "who"),
     [
         ("rp_filter", {**TWO_NETWORKS, "PROC/sys/net/ipv4/conf/all/rp_filter": "1\n"},
-         "soft", "sysctl -w net.ipv4.conf.all.rp_filter=2", "admin"),
+         "warning", "sysctl -w net.ipv4.conf.all.rp_filter=2", "admin"),
         ("rp_filter", {**TWO_NETWORKS, "PROC/sys/net/ipv4/conf/all/rp_filter": "2\n",
                        "PROC/sys/net/ipv4/conf/ib0/rp_filter": "1\n"}, "ok", "", ""),
         ("subordinate ids", {"ETC/subuid": "bob:100000:65536\n", "ETC/subgid": ""},
-         "soft", "usermod --add-subuids 165536-231071 --add-subgids 165536-231071 ann", "admin"),
+         "warning", "usermod --add-subuids 165536-231071 --add-subgids 165536-231071 ann", "admin"),
         ("subordinate ids", {"ETC/subuid": "ann:100000:10\n", "ETC/subgid": "ann:100000:10\n"},
-         "soft", "--add-subuids 100010-165545", "admin"),
+         "warning", "--add-subuids 100010-165545", "admin"),
         ("subordinate ids", {"ETC/subuid": "ann:100000:65536\n", "ETC/subgid": "ann:1:65536\n"},
          "ok", "", ""),
         ("clock", {f"{CLOCK}/current_clocksource": "hpet\n",
                    f"{CLOCK}/available_clocksource": "hpet tsc \n"},
-         "soft", "echo tsc > ", "admin"),
+         "warning", "echo tsc > ", "admin"),
         ("clock", {f"{CLOCK}/current_clocksource": "hpet\n",
                    f"{CLOCK}/available_clocksource": "hpet \n"}, "ok", "", ""),
-        ("/dev/fuse", {}, "soft", "modprobe fuse", "admin"),
+        ("/dev/fuse", {}, "warning", "modprobe fuse", "admin"),
         ("/dev/fuse", {"DEV/fuse": ""}, "ok", "", ""),
-        ("huge pages", EFA, "soft", "sysctl -w vm.nr_hugepages=", "admin"),
+        ("huge pages", EFA, "warning", "sysctl -w vm.nr_hugepages=", "admin"),
         ("huge pages", {**EFA, "SYS/kernel/mm/hugepages/hugepages-2048kB/nr_hugepages": "9"},
          "note", "", ""),
         ("huge pages", {}, "note", "", ""),
-        ("fabrics", EFA, "soft", "modprobe ib_uverbs", "admin"),
+        ("fabrics", EFA, "warning", "modprobe ib_uverbs", "admin"),
         ("fabrics", {**EFA, "DEV/infiniband/uverbs0": ""}, "ok", "", ""),
         ("fabrics", {}, "note", "", ""),
-        ("memlock", EFA, "soft", "ann - memlock unlimited", "admin"),
+        ("memlock", EFA, "warning", "ann - memlock unlimited", "admin"),
         ("memlock", {}, "ok", "", ""),
-        ("linger", SYSTEMD, "soft", "loginctl enable-linger ann", "user"),
+        ("linger", SYSTEMD, "warning", "loginctl enable-linger ann", "user"),
         ("linger", {**SYSTEMD, "VAR/lib/systemd/linger/ann": ""}, "ok", "", ""),
         ("linger", {}, "ok", "", ""),
-        ("XDG_RUNTIME_DIR", VERSION_2, "soft", "loginctl enable-linger ann", "admin"),
+        ("XDG_RUNTIME_DIR", VERSION_2, "warning", "loginctl enable-linger ann", "admin"),
         ("XDG_RUNTIME_DIR", {**VERSION_2, "RUN/user/1000/bus": ""},
-         "soft", "/RUN/user/1000", "user"),
+         "warning", "/RUN/user/1000", "user"),
         ("XDG_RUNTIME_DIR", SYSTEMD, "ok", "", ""),
     ],
 )  # fmt: skip
-def test_a_gap_is_told_with_what_mends_it(
-    machine, monkeypatch, tmp_path, name, files, level, mends, who
+def test_a_gap_is_told_with_what_fixes_it(
+    machine, monkeypatch, tmp_path, name, files, level, fix, who
 ):
     monkeypatch.setattr(resource, "getrlimit", lambda _: FEW_LOCKED)
     for path, text in files.items():
@@ -86,8 +87,8 @@ def test_a_gap_is_told_with_what_mends_it(
         (tmp_path / path).write_text(text)
     found = next(one() for one in whole.CHECKS if named(one) == name)
     assert (found.name, found.level, found.who) == (name, level, who), found
-    assert mends in found.fix
-    assert bool(mends) == bool(found.fix)
+    assert fix in found.fix
+    assert bool(fix) == bool(found.fix)
 
 
 NAMES = {
@@ -103,7 +104,7 @@ def named(one):
 
 
 @pytest.mark.parametrize(
-    ("without_ids", "files", "mends"),
+    ("without_ids", "files", "fix"),
     [
         ("", {}, "chmod u+s /usr/bin/newuidmap /usr/bin/newgidmap"),
         ("no", {"user/max_user_namespaces": "0"}, "sysctl -w user.max_user_namespaces=15000"),
@@ -115,7 +116,7 @@ def named(one):
     ],
 )  # fmt: skip
 def test_whoever_refuses_namespaces_is_found(
-    machine, monkeypatch, tmp_path, without_ids, files, mends
+    machine, monkeypatch, tmp_path, without_ids, files, fix
 ):
     for path, text in files.items():
         (tmp_path / "PROC/sys" / path).parent.mkdir(parents=True, exist_ok=True)
@@ -123,8 +124,8 @@ def test_whoever_refuses_namespaces_is_found(
     answers = iter(("no", without_ids))  # this kernel allows both
     monkeypatch.setattr(namespaces, "in_child", lambda _: next(answers))
     found = checks_kernel.user_namespaces()
-    assert (found.level, found.who) == ("hard", "admin")
-    assert found.fix.startswith(mends)
+    assert (found.level, found.who) == ("error", "admin")
+    assert found.fix.startswith(fix)
 
 
 def test_without_loopback_there_is_no_port():
@@ -135,14 +136,14 @@ def test_without_loopback_there_is_no_port():
 
     if namespaces.in_child(checks_kernel._in_own_network):
         pytest.skip("no network namespaces here")
-    assert namespaces.in_child(alone) == "hard, admin: ip link set lo up"
+    assert namespaces.in_child(alone) == "error, admin: ip link set lo up"
 
 
-def test_a_clock_before_this_release_is_a_hard_gap(monkeypatch):
+def test_a_clock_before_this_release_is_an_error(monkeypatch):
     monkeypatch.setattr(checks_machine, "NEWEST_PAST", 1 << 40)
     found = checks_machine.clock()
-    assert (found.level, found.fix, found.who) == ("hard", "timedatectl set-ntp true", "admin")
-    assert any("clock" in line for line in whole.hard_gaps())
+    assert (found.level, found.fix, found.who) == ("error", "timedatectl set-ntp true", "admin")
+    assert any("clock" in line for line in whole.errors())
 
 
 def test_a_device_that_is_not_the_users_to_open_is_a_gap(machine, monkeypatch, tmp_path):
@@ -162,7 +163,7 @@ def test_locked_memory_that_the_user_may_raise_is_the_users_to_raise(
     limits = (64 << 10, resource.RLIM_INFINITY)
     monkeypatch.setattr(resource, "getrlimit", lambda _: limits)
     found = checks_machine.locked_memory()
-    assert (found.level, found.fix, found.who) == ("soft", "ulimit -l unlimited", "user")
+    assert (found.level, found.fix, found.who) == ("warning", "ulimit -l unlimited", "user")
 
 
 def test_a_missing_module_is_named_with_what_it_is_for(monkeypatch):
@@ -173,7 +174,7 @@ def test_a_missing_module_is_named_with_what_it_is_for(monkeypatch):
     monkeypatch.setattr(checks_kernel, "_overlay", refused)
     monkeypatch.setattr(checks_kernel, "_nftables", lambda: None)
     found = checks_kernel.modules()
-    assert (found.level, found.fix, found.who) == ("soft", "modprobe -a overlay veth", "admin")
+    assert (found.level, found.fix, found.who) == ("warning", "modprobe -a overlay veth", "admin")
     assert "images are copied" in found.found
 
 
@@ -210,7 +211,7 @@ def test_on_version_2_a_scope_is_taken_where_the_service_manager_may(
     assert (cgroups.scope() != []) == login.startswith("session")
     found = checks_kernel.control_groups()
     if offered == "memory pids":
-        assert (found.level, found.who) == ("hard", "admin")
+        assert (found.level, found.who) == ("error", "admin")
         assert "Delegate=cpu cpuset io memory pids" in found.fix
     else:
         assert found.level == "ok"
@@ -221,13 +222,13 @@ def test_every_gap_comes_with_a_command_and_who_types_it():
     assert len(found) == len(whole.CHECKS)
     assert [one.name for one in found] == [named(one) for one in whole.CHECKS]
     for one in found:
-        assert one.level in ("ok", "note", "soft", "hard")
+        assert one.level in ("ok", "note", "warning", "error")
         assert bool(one.fix) == bool(one.who), one
         assert one.fix or one.level in ("ok", "note"), one
 
 
-@pytest.mark.parametrize(("level", "code"), [("soft", 0), ("hard", 1)])
-def test_only_a_hard_gap_fails_the_doctor(monkeypatch, capsys, level, code):
+@pytest.mark.parametrize(("level", "code"), [("warning", 0), ("error", 1)])
+def test_only_an_error_fails_the_doctor(monkeypatch, capsys, level, code):
     gap = finding.Check("memlock", level, "little", "ulimit -l unlimited", "user")
     monkeypatch.setattr(whole, "CHECKS", (lambda: gap,))
     assert whole.main(as_json=False) == code
@@ -239,10 +240,10 @@ def test_only_a_hard_gap_fails_the_doctor(monkeypatch, capsys, level, code):
                                "fix": "ulimit -l unlimited", "who": "user"}]  # fmt: skip
 
 
-def test_missing_delegation_is_a_hard_gap(monkeypatch):
+def test_missing_delegation_is_an_error(monkeypatch):
     monkeypatch.setattr(checks_kernel.cgroups, "problems", lambda: ["/x is missing"])
-    assert checks_kernel.control_groups().level == "hard"
-    assert any("control groups" in line for line in whole.hard_gaps())
+    assert checks_kernel.control_groups().level == "error"
+    assert any("control groups" in line for line in whole.errors())
 
 
 @pytest.mark.parametrize(
@@ -264,19 +265,19 @@ def test_a_network_disk_is_left_for_a_local_one_with_room(tmp_path, monkeypatch)
     kinds = {node_record.root(make=True).name: "NFS"}
     monkeypatch.setattr(checks_machine, "_network_disk", lambda path: kinds.get(path.name, ""))
     found = checks_machine.disk()
-    assert (found.level, found.who) == ("hard", "user")
+    assert (found.level, found.who) == ("error", "user")
     assert found.fix == f"export DOVETAIL_STATE={tmp_path}/local/dovetail-{os.getuid()}"
     assert "is on NFS" in found.found
 
 
-def test_a_full_disk_is_a_hard_gap(monkeypatch):
+def test_a_full_disk_is_an_error(monkeypatch):
     monkeypatch.setattr(checks_machine, "ROOM", 1 << 60)
-    assert checks_machine.disk().level == "hard"
+    assert checks_machine.disk().level == "error"
 
 
 def test_where_no_go_can_be_had_its_archive_is_named(tmp_path, monkeypatch):
     monkeypatch.setenv("DOVETAIL_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(checks_machine.go_toolchain, "obtainable", lambda: False)
     found = checks_machine.node_programs()
-    assert (found.level, found.who) == ("hard", "user")
+    assert (found.level, found.who) == ("error", "user")
     assert re.search(r"curl -L https://\S+/go1\.\d+\.\d+\.linux-\w+\.tar\.gz \| tar", found.fix)

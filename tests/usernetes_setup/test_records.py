@@ -13,10 +13,12 @@ from pathlib import Path
 
 import pytest
 from dovetail.core.errors import BadInput, WorkFailed
+from dovetail.host import processes
 from dovetail.host.private_files import write_private
 from support.clusters import eventually, node
 from usernetes_setup import cluster, node_options, node_record
-from usernetes_setup.node import cgroups, components, monitor, namespaces
+from usernetes_setup.node import cgroups, components, monitor, namespaces, supervisor
+from usernetes_setup.node_record import State
 from usernetes_setup.preflight import machine
 
 pytestmark = [pytest.mark.unit, pytest.mark.usefixtures("private_state")]
@@ -80,7 +82,7 @@ def test_a_state_folder_that_cannot_be_made_is_refused(private_state, monkeypatc
     monkeypatch.setenv("DOVETAIL_STATE", str(private_state / "file/state"))
     with pytest.raises(BadInput, match="file/state cannot be made: Not a directory; set"):
         node_record.root(make=True)
-    assert (machine.disk().level, machine.disk().who) == ("hard", "user")
+    assert (machine.disk().level, machine.disk().who) == ("error", "user")
 
 
 def test_whoever_only_asks_makes_no_state_folder(private_state):
@@ -133,6 +135,63 @@ def test_a_verb_that_is_killed_after_another_leaves_nothing_either():
     assert not lock.exists()
 
 
+def running(process):
+    return process.pid, processes.start_ticks(process.pid)
+
+
+@pytest.mark.parametrize(
+    ("inside", "outside", "state"),
+    [(True, True, State.RUNNING), (True, False, State.UNMONITORED),
+     (False, True, State.MONITOR_ALONE), (False, False, State.DEAD)],
+    ids=lambda value: value.value if isinstance(value, State) else str(value),
+)  # fmt: skip
+def test_what_runs_of_a_node_is_one_state(inside, outside, state):
+    with subprocess.Popen(["sleep", "600"]) as program:
+        pid, ticks = running(program)
+        here = node(supervisor=pid, supervisor_ticks=ticks if inside else ticks - 1,
+                    monitor=pid, monitor_ticks=ticks if outside else ticks - 1)  # fmt: skip
+        assert here.state() is state
+        assert here.alive() is inside
+        program.kill()
+
+
+def test_the_record_of_a_node_that_an_earlier_version_started_is_understood():
+    here = node()
+    node_record.root(make=True)
+    here.folder.mkdir(parents=True)
+    fields = {**vars(here), "keeper": 12, "keeper_ticks": 34}
+    del fields["monitor"], fields["monitor_ticks"]
+    (here.folder / "node.json").write_text(json.dumps(fields))
+    assert [(one.monitor, one.monitor_ticks) for one in node_record.nodes("c")] == [(12, 34)]
+
+
+def test_a_component_that_fails_starts_again_later_each_time_and_one_that_is_done_does_not():
+    for once, code, after in [
+        (False, 0, supervisor.State.WAITING),
+        (False, 1, supervisor.State.WAITING),
+        (True, 1, supervisor.State.WAITING),
+        (True, 0, supervisor.State.DONE),
+    ]:
+        one = supervisor.Component(components.Command("c", ["c"], lambda: True, once=once))
+        assert one.may_start()
+        pauses = []
+        for _ in range(8 if after is supervisor.State.WAITING else 1):
+            one.runs(1)
+            assert not one.may_start()
+            one.ended(code)
+            assert one.state is after, (once, code)
+            assert not one.may_start()
+            pauses.append(round(one.not_before - one.started, 1))
+        if after is supervisor.State.WAITING:
+            assert pauses == sorted(pauses)
+            assert pauses[0] == pytest.approx(supervisor.BACKOFF, abs=0.1)
+            assert pauses[-1] == pytest.approx(5, abs=0.1)
+            one.runs(1)
+            one.started -= supervisor.STEADY + 1  # it ran for long, which counts as a success
+            one.ended(code)
+            assert one.failures == 1
+
+
 def test_a_damaged_record_is_not_a_node():
     folder = node_record.root(make=True) / "c/nodes/n"
     folder.mkdir(parents=True)
@@ -183,7 +242,7 @@ def test_removal_never_follows_a_mount(tmp_path, monkeypatch):
     assert (tmp_path / "node/data").exists()
 
 
-def test_a_keeper_whose_input_is_wrong_leaves_nothing(private_state):
+def test_a_monitor_whose_input_is_wrong_leaves_nothing(private_state):
     folder = node_record.root(make=True) / "c/nodes/new-1"
     folder.mkdir(mode=0o700, parents=True)
     here = node(name="new-1", address="", joined='{"no": "authority"}')

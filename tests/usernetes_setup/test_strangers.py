@@ -37,7 +37,7 @@ def test_another_user_of_the_host_gets_nothing(machine):
         + [f"{streams}{path}" for path in ("/", "/exec/x", "/attach/x", "/portforward/x")],
         "files": [made["kubeconfig"], str(folder), str(folder.parents[1] / "pki"), *inside[:2000]],
         "sockets": [path for path in inside if Path(path).is_socket()],
-        "pids": sorted({parts["keeper"], *cgroups.processes(made["group"])}),
+        "pids": sorted({parts["monitor"], *cgroups.processes(made["group"])}),
     }  # fmt: skip
     assert attempts["sockets"]
     parts_of = {parts["supervisor"], *(p for name in COMPONENTS for p in machine.pids(made, name))}
@@ -148,7 +148,7 @@ def test_secrets_are_in_private_files_and_in_no_argument_or_environment(any_mach
                 secrets.add(max(lines, key=len))
     assert wide == []
     assert len(secrets) > 8, "the keys of every component, and the token"
-    pids = {record(made)["keeper"], record(worker)["keeper"]}
+    pids = {record(made)["monitor"], record(worker)["monitor"]}
     pids |= cgroups.processes(made["group"]) | cgroups.processes(worker["group"])
     shown = b""
     for pid in pids:

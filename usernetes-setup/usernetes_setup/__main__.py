@@ -22,7 +22,7 @@ from usernetes_setup.build import programs
 from usernetes_setup.preflight import report
 
 VERBS = {
-    "preflight": "say whether user-space Kubernetes can run here, and how to mend what is missing",
+    "preflight": "say whether user-space Kubernetes can run here, and how to fix what is missing",
     "build": "get every program, once for all checkouts and clusters",
     "up": "start a cluster with one node here",
     "join": "add a node here to a cluster, or invite one",

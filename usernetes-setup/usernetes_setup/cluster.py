@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: LGPL-3.0-or-later
 """What the verbs up, join, status and down do.
 
-Inputs: the user's options, the records of `state.py`. Outputs: started or ended keepers.
+Inputs: the user's options, the records of `node_record.py`. Outputs: started or ended monitors.
 Invariants: input is checked before anything starts; a verb that fails leaves nothing behind
 that it made; `down` needs no part of the node to be alive or well.
 """
@@ -31,8 +31,8 @@ from dovetail.host.private_files import write_private
 from usernetes_setup import node_options, node_record
 from usernetes_setup.build import programs as build
 from usernetes_setup.control import api_client, csr_approver
-from usernetes_setup.node import monitor, namespaces
-from usernetes_setup.node_record import Node
+from usernetes_setup.node import monitor, namespaces, removal
+from usernetes_setup.node_record import Node, State
 from usernetes_setup.preflight import machine, report
 
 Say = Callable[[str], None]
@@ -42,6 +42,7 @@ MADE_LATER = (
     f"{api_client.ACCOUNTS}/default",  # no pod can be made without it
     f"{api_client.BINDINGS}/dovetail-kubelets",  # no log can be read
 )
+MONITORED = (State.RUNNING, State.MONITOR_ALONE)
 LEAST = node_options.LEAST
 
 
@@ -80,9 +81,9 @@ def client(name: str) -> api_client.Client:
 
 def binaries(say: Say) -> Path:
     """The build, made now if it is missing; first of all, whether anything could run here."""
-    gaps = report.hard_gaps()
-    if gaps:
-        raise BadInput(f"user-space Kubernetes cannot run here: {gaps[0]}; see `dovetail doctor`")
+    errors = report.errors()
+    if errors:
+        raise BadInput(f"user-space Kubernetes cannot run here: {errors[0]}; see `dovetail doctor`")
     return build.built() or build.build(say)
 
 
@@ -91,7 +92,7 @@ def up(args: argparse.Namespace, say: Say) -> dict[str, Any]:
     programs = binaries(say)
     with node_record.locked(args.name):
         here = [node for node in node_record.nodes(args.name) if node.control]
-        if here and here[0].alive() and here[0].kept():
+        if here and here[0].state() is State.RUNNING:
             return described(here[0])
         sweep(args.name)
         node, handle = start(plan(args, "", args.network, programs))
@@ -113,9 +114,9 @@ def join(args: argparse.Namespace, say: Say) -> dict[str, Any]:
     programs = binaries(say)
     with node_record.locked(name):
         for node in node_record.nodes(name):
-            if node.name == args.node and node.alive() and node.kept():
+            if node.name == args.node and node.state() is State.RUNNING:
                 return described(node)
-            if node.name == args.node and (left := monitor.remove(node)):
+            if node.name == args.node and (left := removal.from_outside(node)):
                 raise WorkFailed(f"node {node.name}: could not be removed: {left[0]}")
         machine.join_skew(server)
         record = plan(args, text, "host", programs)
@@ -137,7 +138,7 @@ def described(node: Node) -> dict[str, Any]:
 
 
 def start(record: Node) -> tuple[Node, monitor.Handle]:
-    """Start a keeper and wait until its supervisor runs."""
+    """Start a monitor and wait until its supervisor runs."""
     folder = record.folder
     folder.mkdir(mode=0o700, parents=True)
     write_private(folder / "node.json", json.dumps(vars(record)))
@@ -158,9 +159,9 @@ def unwound(node: Node, handle: monitor.Handle) -> Iterator[None]:
         handle.channel.sendall(b"ok\n")
     except BaseException as error:
         complaint = last_words(node)
-        handle.channel.close()  # the keeper takes this for our death, and removes the node
+        handle.channel.close()  # the monitor takes this for our death, and removes the node
         with contextlib.suppress(subprocess.TimeoutExpired):
-            handle.process.wait(monitor.REMOVAL + 2)
+            handle.process.wait(removal.LIMIT + 2)
         if isinstance(error, WorkFailed):
             raise WorkFailed(f"{error}{complaint}") from None
         if complaint and not isinstance(error, KeyboardInterrupt):
@@ -203,7 +204,7 @@ def wait_ready(node: Node, handle: monitor.Handle, limit: float) -> None:
     deadline = time.monotonic() + limit
     while time.monotonic() < deadline:
         if handle.process.poll() is not None:
-            raise WorkFailed(f"node {node.name}: its keeper ended")
+            raise WorkFailed(f"node {node.name}: its monitor ended")
         if is_ready(node):
             return
         # Nothing can be waited on: there is no server to hold a watch until the API is up.
@@ -264,27 +265,27 @@ def down(name: str, only: str = "") -> None:
 
 def sweep(name: str, only: str = "") -> None:
     """Remove nodes with all they left, whatever is still alive of them."""
-    deadline = time.monotonic() + monitor.REMOVAL
+    deadline = time.monotonic() + removal.LIMIT
     nodes = [node for node in node_record.nodes(name) if only in ("", node.name)]
     if only:
         for node in nodes:
             forget(node)
     asked = {}
     for node in nodes:
-        if node.kept():
+        if node.state() in MONITORED:
             with contextlib.suppress(ProcessLookupError):
-                asked[node.name] = os.pidfd_open(node.keeper)
-                os.kill(node.keeper, signal.SIGTERM)
+                asked[node.name] = os.pidfd_open(node.monitor)
+                os.kill(node.monitor, signal.SIGTERM)
     left: list[str] = []
     for node in reversed(nodes):  # workers first
         if watched := asked.get(node.name):
-            # A keeper that hangs gets half of the time, and we do its work in the other half.
-            patience = deadline - monitor.REMOVAL / 2 - time.monotonic()
+            # A monitor that hangs gets half of the time, and we do its work in the other half.
+            patience = deadline - removal.LIMIT / 2 - time.monotonic()
             select.select([watched], [], [], max(0.0, patience))
             os.close(watched)
-        if node.kept():
-            os.kill(node.keeper, signal.SIGKILL)
-        left += monitor.remove(node, deadline)
+        if node.state() in MONITORED:
+            os.kill(node.monitor, signal.SIGKILL)
+        left += removal.from_outside(node, deadline)
     if left:
         raise WorkFailed(f"cluster {name}: could not be removed: {'; '.join(left[:3])}")
     folder = node_record.cluster_folder(name)

@@ -14,11 +14,11 @@ secret 0600; `node.json` is replaced as a whole.
 from __future__ import annotations
 
 import contextlib
+import enum
 import fcntl
 import json
 import os
 import re
-import shutil
 import stat
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
@@ -28,14 +28,29 @@ from dovetail.core.errors import BadInput, WorkFailed
 from dovetail.host import processes
 from dovetail.host.private_files import write_private
 
-from usernetes_setup.node import namespaces
+# Names of fields in records of clusters that an earlier version started and that may still run.
+_FORMER = {"keeper": "monitor", "keeper_ticks": "monitor_ticks"}
+
+
+class State(enum.Enum):
+    """What runs of a node. Every change but the first and the last is a failure.
+
+    MONITOR_ALONE -> RUNNING -> MONITOR_ALONE -> DEAD is the usual way: the monitor makes what the
+    node needs, starts the supervisor, and removes the node when that has ended. RUNNING ->
+    UNMONITORED -> DEAD if the monitor is killed: then the supervisor removes the node.
+    """
+
+    MONITOR_ALONE = "its monitor alone"
+    RUNNING = "supervisor and monitor"
+    UNMONITORED = "its supervisor alone"
+    DEAD = "neither"
 
 
 @dataclass
 class Node:
     """One node on this machine.
 
-    `supervisor_ticks` and `keeper_ticks` are start times that tell a process from a later one
+    `supervisor_ticks` and `monitor_ticks` are start times that tell a process from a later one
     with the same pid. `cpus` is a list as the kernel writes it (`0-1`), `memory` is bytes,
     `user` is who maps subordinate ids, `group` the node's control group. `joined` is the join
     file of a worker, empty on the control node.
@@ -54,8 +69,8 @@ class Node:
     server: str = ""
     joined: str = ""
     owner: int = 0
-    keeper: int = 0
-    keeper_ticks: int = 0
+    monitor: int = 0
+    monitor_ticks: int = 0
     supervisor: int = 0
     supervisor_ticks: int = 0
 
@@ -69,17 +84,30 @@ class Node:
         """Whether this node holds the control plane."""
         return not self.joined
 
+    def state(self) -> State:
+        """What of it runs now."""
+        inside = processes.alive(self.supervisor, self.supervisor_ticks)
+        outside = processes.alive(self.monitor, self.monitor_ticks)
+        if inside:
+            return State.RUNNING if outside else State.UNMONITORED
+        return State.MONITOR_ALONE if outside else State.DEAD
+
     def alive(self) -> bool:
         """Whether its supervisor runs; the components die with it."""
-        return processes.alive(self.supervisor, self.supervisor_ticks)
-
-    def kept(self) -> bool:
-        """Whether its keeper runs."""
-        return processes.alive(self.keeper, self.keeper_ticks)
+        return self.state() in (State.RUNNING, State.UNMONITORED)
 
     def save(self) -> None:
         """Write `node.json`."""
         write_private(self.folder / "node.json", json.dumps(asdict(self), indent=1))
+
+
+def read(record: Path) -> Node:
+    """The node of a `node.json`. Raises OSError, or ValueError or TypeError if it is damaged."""
+    fields = json.loads(record.read_text())
+    for former, name in _FORMER.items():
+        if former in fields:
+            fields[name] = fields.pop(former)
+    return Node(**fields)
 
 
 def _place() -> Path:
@@ -134,7 +162,7 @@ def nodes(cluster: str) -> list[Node]:
     found = []
     for record in cluster_folder(cluster).glob("nodes/*/node.json"):
         with contextlib.suppress(OSError, ValueError, TypeError):
-            found.append(Node(**json.loads(record.read_text())))
+            found.append(read(record))
     return sorted(found, key=lambda node: (bool(node.joined), node.name))
 
 
@@ -200,15 +228,3 @@ def _release(path: Path, descriptor: int) -> None:
     os.close(descriptor)
     with contextlib.suppress(OSError):
         path.parent.rmdir()
-
-
-def discard(node: Node) -> None:
-    """Remove a node's files, and the cluster's when it was the last or the control node."""
-    namespaces.remove_folder(node.folder, node.user)
-    top = cluster_folder(node.cluster)
-    if node.control:
-        shutil.rmtree(top / "pki", ignore_errors=True)
-        (top / "kubeconfig").unlink(missing_ok=True)
-    with contextlib.suppress(OSError):
-        (top / "nodes").rmdir()
-        top.rmdir()

@@ -44,9 +44,9 @@ _PATIENCE = 600  # seconds
 
 def hybrid(scratch: Path, repeat: int, progress: Progress) -> list[Claim]:
     """Every figure of the paper's table, on this machine."""
-    gaps = report.hard_gaps()
-    if gaps:
-        raise BadInput(f"user-space Kubernetes cannot run here: {gaps[0]}; see `dovetail doctor`")
+    errors = report.errors()
+    if errors:
+        raise BadInput(f"user-space Kubernetes cannot run here: {errors[0]}; see `dovetail doctor`")
     programs = commands()
     (scratch / "case").mkdir()
     found: dict[str, list[Figures]] = {BARE: [], BESIDE: [], PODS: []}

@@ -47,9 +47,9 @@ LOOK, PATIENCE = 3.0, 24.0
 
 def kube(scratch: Path, repeat: int, progress: Progress) -> list[Claim]:
     """From `up` to `down`, again and again, for each user in turn."""
-    gaps = report.hard_gaps()
-    if gaps:
-        raise BadInput(f"user-space Kubernetes cannot run here: {gaps[0]}; see `dovetail doctor`")
+    errors = report.errors()
+    if errors:
+        raise BadInput(f"user-space Kubernetes cannot run here: {errors[0]}; see `dovetail doctor`")
     with _users(scratch, progress) as users:
         for number in range(repeat):
             for user in users[number % len(users) :] + users[: number % len(users)]:
@@ -120,8 +120,8 @@ class User:
             worker = self.timed("second node ready", "join", "--owner", str(os.getpid()), file)
             self.verb("down", "--name", "bench", "--node", worker["node"])
             client.call("DELETE", f"{PODS}/bench", {"gracePeriodSeconds": 0})
-            keeper = json.loads((Path(made["folder"]) / "node.json").read_text())["keeper"]
-            self.values["idle memory"].append(idle_memory(made["group"], keeper) / 1e6)
+            monitor = json.loads((Path(made["folder"]) / "node.json").read_text())["monitor"]
+            self.values["idle memory"].append(idle_memory(made["group"], monitor) / 1e6)
         finally:
             self.timed("down", "down", "--name", "bench")
 
@@ -205,11 +205,11 @@ def weight(group: str, identity: str) -> Path:
     raise WorkFailed(f"{group}: no CPU weight of container {identity}")
 
 
-def idle_memory(group: str, keeper: int) -> float:
+def idle_memory(group: str, monitor: int) -> float:
     """Bytes that the node's processes take, pages in common counted once, when nothing changes."""
     deadline, last = time.monotonic() + PATIENCE, 0.0
     while True:
-        now = sum(map(_proportional, {keeper, *cgroups.processes(group)}))
+        now = sum(map(_proportional, {monitor, *cgroups.processes(group)}))
         if abs(now - last) < SETTLED * now or time.monotonic() > deadline:
             return now
         last = now

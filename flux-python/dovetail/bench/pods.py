@@ -23,9 +23,9 @@ CORES = 2
 
 def pods(scratch: Path, repeat: int, progress: Progress) -> list[Claim]:
     """Every figure of the executor for Kubernetes."""
-    gaps = report.hard_gaps()
-    if gaps:
-        raise BadInput(f"user-space Kubernetes cannot run here: {gaps[0]}; see `dovetail doctor`")
+    errors = report.errors()
+    if errors:
+        raise BadInput(f"user-space Kubernetes cannot run here: {errors[0]}; see `dovetail doctor`")
     with ondemand.started(1, progress, nodes=2) as kubeconfig:
         claims = many.resized(scratch / "resized", kubeconfig, PODS, repeat, progress)
         claims += many.watched(scratch / "watched", kubeconfig, PODS, repeat, progress)

@@ -7,7 +7,7 @@ import argparse
 
 from usernetes_setup.preflight import report
 
-HELP = "say whether user-space Kubernetes can run here, and how to mend what is missing"
+HELP = "say whether user-space Kubernetes can run here, and how to fix what is missing"
 
 
 def configure(parser: argparse.ArgumentParser) -> None:

@@ -327,12 +327,12 @@ def sweep(name: str) -> str:
     while folder.exists():  # looking into it would make it
         try:
             cluster.down(name)
-            with contextlib.suppress(FileNotFoundError):  # the node's keeper was first
+            with contextlib.suppress(FileNotFoundError):  # the node's monitor was first
                 folder.rmdir()
         except (BadInput, WorkFailed, OSError) as error:
             if time.monotonic() > deadline:
                 return str(error)
-            select.select([], [], [], 0.2)  # the keeper holds the lock, and is at it
+            select.select([], [], [], 0.2)  # the monitor holds the lock, and is at it
     return ""
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from usernetes_setup.control import api_client, csr_approver, lost_nodes
 from usernetes_setup.control.api_client import ACCOUNTS, BINDINGS, MAPS
-from usernetes_setup.node_record import Node, cluster_folder
+from usernetes_setup.node_record import cluster_folder, read
 
 
 def bindings() -> list[api_client.Object]:
@@ -55,7 +55,7 @@ def prepare(client: api_client.Client, authority: str) -> None:
 
 def main(record: str) -> None:
     """Serve until something fails."""
-    node = Node(**json.loads(Path(record).read_text()))
+    node = read(Path(record))
     folder = cluster_folder(node.cluster) / "pki"
     admin = json.loads((folder / "admin.conf").read_text())
     server = admin["clusters"][0]["cluster"]["server"]

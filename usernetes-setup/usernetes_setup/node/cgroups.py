@@ -18,9 +18,9 @@ from pathlib import Path
 
 from usernetes_setup.node import namespaces
 from usernetes_setup.node.components import numbers
-from usernetes_setup.preflight import finding
 
 ROOT = Path("/sys/fs/cgroup")
+RUN = Path("/run")
 MARK = "dovetail."
 NEEDED = ("cpu", "cpuacct", "cpuset", "memory", "pids")
 
@@ -84,7 +84,7 @@ def scope_environment() -> dict[str, str]:
 
 def _runtime() -> Path:
     """Where this user's service manager listens."""
-    return finding.RUN / f"user/{os.getuid()}"
+    return RUN / f"user/{os.getuid()}"
 
 
 def _manager() -> Path:

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: LGPL-3.0-or-later
-"""Keeps one node from the outside: makes what it needs, watches, removes it again.
+"""Watches one node from the outside: makes what it needs before, removes it again.
 
-Started by `up` and `join` as `keeper.py NODE-FOLDER PIPE`, detached from the terminal.
-Inputs: `node.json`; a pipe to the verb, on which it writes what failed, and reads `ok` once
+Started by `up` and `join` as `python3 -m usernetes_setup.node.monitor NODE-FOLDER CHANNEL`,
+detached from the terminal.
+Inputs: `node.json`; a channel to the verb, on which it writes what failed, and reads `ok` once
 the verb is content. Invariants: the leases of address and ports are held here and by the
 supervisor, and so end with both; when the owner, the supervisor or the verb (before `ok`)
 dies, or on SIGTERM, the node is removed; nothing of it is left.
@@ -18,7 +19,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 import traceback
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -28,19 +28,23 @@ from dovetail.host import processes
 from dovetail.host.install_paths import package_environment
 from dovetail.host.private_files import write_private
 from dovetail.host.self_signed import self_signed
-from dovetail.host.session import sweep_sessions
 
 from usernetes_setup.control import certificates
-from usernetes_setup.node import bridge_network, cgroups, components, namespaces, supervisor
+from usernetes_setup.node import (
+    bridge_network,
+    cgroups,
+    components,
+    namespaces,
+    removal,
+    supervisor,
+)
 from usernetes_setup.node_record import (
     Node,
     cluster_folder,
-    discard,
+    read,
     root,
     wait_unlocked,
 )
-
-REMOVAL = 8.0  # seconds for everything to be gone
 
 
 def lease(node: Node) -> list[socket.socket]:
@@ -150,29 +154,6 @@ def launch(node: Node, entrance: socket.socket | None, verb: socket.socket) -> t
     return int(text), writing
 
 
-def remove(node: Node, deadline: float = 0.0) -> list[str]:
-    """End the node's processes, then remove its groups and files; returns what is left."""
-    deadline = deadline or time.monotonic() + REMOVAL
-    folder = node.folder  # asking for it anew would make the folder of all clusters again
-    if node.alive():
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(node.supervisor, signal.SIGKILL)  # the kernel kills the whole namespace
-    left = cgroups.remove(node.group, deadline)
-    with contextlib.suppress(ChildProcessError):
-        while os.waitpid(-1, os.WNOHANG)[0]:
-            pass
-    sweep_sessions()  # of simulations whose pods were just killed
-    if left:
-        return left  # with the node's record, by which `down` can try again
-    try:
-        discard(node)
-    except OSError as error:
-        left.append(str(error))
-    if folder.exists():
-        left.append(str(folder))
-    return left
-
-
 def tidy(cluster: str) -> None:
     """Remove what a verb that holds the lock would remove at its end, should it be killed.
 
@@ -208,7 +189,7 @@ def watch(node: Node, supervisor_pid: int, verb: int) -> str:
 def main(folder: str, verb: int) -> int:
     """Keep the node until there is a reason to end it."""
     os.umask(0o077)
-    node = Node(**json.loads((Path(folder) / "node.json").read_text()))
+    node = read(Path(folder) / "node.json")
     channel = socket.socket(fileno=verb)
     os.environ["DOVETAIL_STATE"] = str(root())  # inside, this user is root and has another path
     entrance = None
@@ -224,7 +205,7 @@ def main(folder: str, verb: int) -> int:
         founding(node) if node.control else joining(node)
         self_signed(node.folder, "stream", components.stream_address(node))
         cgroups.make(node.group, node.cpus)
-        node.keeper, node.keeper_ticks = os.getpid(), processes.start_ticks(os.getpid())
+        node.monitor, node.monitor_ticks = os.getpid(), processes.start_ticks(os.getpid())
         node.save()
         node.supervisor, _pipe = launch(node, entrance, channel)
         node.supervisor_ticks = processes.start_ticks(node.supervisor)
@@ -234,12 +215,12 @@ def main(folder: str, verb: int) -> int:
         with contextlib.suppress(OSError):
             channel.sendall(f"!{error}\n".encode())
         traceback.print_exc()
-        remove(node)
+        removal.from_outside(node)
         tidy(node.cluster)
         return 1
     reason = watch(node, node.supervisor, verb)
     print(f"node {node.name} ends: {reason}", flush=True)
-    left = remove(node)
+    left = removal.from_outside(node)
     tidy(node.cluster)
     del held
     return 1 if left else 0
@@ -247,7 +228,7 @@ def main(folder: str, verb: int) -> int:
 
 @dataclass
 class Handle:
-    """A keeper that this process started, and our end of its channel."""
+    """A monitor that this process started, and our end of its channel."""
 
     process: subprocess.Popen[bytes]
     channel: socket.socket
@@ -255,15 +236,15 @@ class Handle:
     def answer(self) -> str:
         """The node's name once it runs, or `!` and what failed."""
         with self.channel.makefile("r") as lines:
-            return lines.readline().strip() or "!its keeper died"
+            return lines.readline().strip() or "!its monitor died"
 
 
 def start(folder: Path) -> Handle:
-    """Start a keeper in the background for the node that is described in the folder."""
+    """Start a monitor in the background for the node that is described in the folder."""
     ours, theirs = socket.socketpair()
     # It and the helpers among the components must find this package from anywhere.
     environment = package_environment()
-    log = os.open(folder / "keeper.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    log = os.open(folder / "monitor.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     command = [
         sys.executable,
         "-m",

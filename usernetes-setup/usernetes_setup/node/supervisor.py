@@ -1,15 +1,16 @@
 # SPDX-License-Identifier: LGPL-3.0-or-later
 """Process 1 of a node: starts every component, and again when one dies.
 
-Run by the keeper inside the node's fresh namespaces. Inputs: `node.json`, a pipe whose other
-end the keeper holds. Outputs: the running components, `log/`. Invariants: when the keeper
+Run by the monitor inside the node's fresh namespaces. Inputs: `node.json`, a pipe whose other
+end the monitor holds. Outputs: the running components, `log/`. Invariants: when the monitor
 goes, for whatever reason, this process removes the node; when this process goes, the kernel
-kills every other one, and the keeper removes the rest.
+kills every other one, and the monitor removes the rest.
 """
 
 from __future__ import annotations
 
 import contextlib
+import enum
 import os
 import select
 import shutil
@@ -19,16 +20,23 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 from dovetail.core.errors import BadInput
 from dovetail.host import processes
-from dovetail.host.session import sweep_sessions
 
 from usernetes_setup.build import programs as build
 from usernetes_setup.control import api_client
-from usernetes_setup.node import bridge_network, cgroups, components, container_runtime, namespaces
-from usernetes_setup.node_record import Node, cluster_folder, discard, wait_unlocked
+from usernetes_setup.node import (
+    bridge_network,
+    cgroups,
+    components,
+    container_runtime,
+    namespaces,
+    removal,
+)
+from usernetes_setup.node_record import Node, cluster_folder
 
 TICK = 0.05  # seconds between looks at what a component waits for, while any waits
 STEADY = 20.0  # seconds after which a start counts as a success
@@ -36,24 +44,62 @@ BACKOFF = 0.2  # seconds before the first restart of a component; doubles up to 
 SHOWN = Path("/run/dovetail")  # in the node's own /run
 
 
+class State(enum.Enum):
+    """What a component does: WAITING -> RUNNING, then WAITING again, or DONE if its work ends."""
+
+    WAITING = enum.auto()  # for its turn, and after a failure for a while
+    RUNNING = enum.auto()
+    DONE = enum.auto()
+
+
+@dataclass
+class Component:
+    """One command, and how it went so far; times are of the monotonic clock."""
+
+    command: components.Command
+    state: State = State.WAITING
+    pid: int = 0
+    started: float = 0.0
+    failures: int = 0
+    not_before: float = 0.0
+
+    def may_start(self) -> bool:
+        """Whether it is this one's turn now."""
+        turn = self.state is State.WAITING and self.not_before <= time.monotonic()
+        return turn and self.command.ready()
+
+    def runs(self, pid: int) -> None:
+        """WAITING -> RUNNING: it was started."""
+        self.state, self.pid, self.started = State.RUNNING, pid, time.monotonic()
+
+    def ended(self, code: int) -> None:
+        """RUNNING -> DONE, or WAITING: it will be started again, later each time."""
+        if self.command.once and code == 0:
+            self.state = State.DONE
+            return
+        now = time.monotonic()
+        self.failures = 1 if now - self.started > STEADY else self.failures + 1
+        self.not_before = now + min(5, BACKOFF * 2 ** (self.failures - 1))
+        self.state = State.WAITING
+        print(f"{self.command.name} ended with {code}, start {self.failures + 1}", flush=True)
+
+
 class Supervisor:
-    """The components of one node, by name."""
+    """The components of one node."""
 
     def __init__(self, node: Node, commands: list[components.Command]) -> None:
         self.node = node
-        self.waiting = {command.name: command for command in commands}
-        self.running: dict[int, components.Command] = {}
-        self.failures: dict[str, int] = {}
-        self.not_before: dict[str, float] = {}
-        self.started: dict[str, float] = {}
+        self.components = [Component(command) for command in commands]
+
+    def waiting(self) -> bool:
+        """Whether any component waits for something."""
+        return any(one.state is State.WAITING for one in self.components)
 
     def start_ready(self) -> None:
         """Start whatever waits and is ready."""
-        for name, command in list(self.waiting.items()):
-            if self.not_before.get(name, 0) <= time.monotonic() and command.ready():
-                del self.waiting[name]
-                self.running[self._start(command)] = command
-                self.started[name] = time.monotonic()
+        for one in self.components:
+            if one.may_start():
+                one.runs(self._start(one.command))
 
     def _start(self, command: components.Command) -> int:
         path = f"{self.node.binaries}/bin"
@@ -62,7 +108,7 @@ class Supervisor:
         )
         system = f"{path}:/usr/sbin:/usr/bin:/sbin:/bin"
         environment = {"PATH": system, "HOME": str(self.node.folder), **command.environment}
-        for name in ("PYTHONPATH", "DOVETAIL_STATE"):  # what the keeper set for our helpers
+        for name in ("PYTHONPATH", "DOVETAIL_STATE"):  # what the monitor set for our helpers
             environment[name] = os.environ[name]
         for name in command.sockets:
             (self.node.folder / command.folder / name).unlink(missing_ok=True)
@@ -77,24 +123,11 @@ class Supervisor:
         return process.pid
 
     def reap(self) -> None:
-        """Collect the dead; a component among them will be started again, later each time."""
-        while True:
-            try:
-                pid, status = os.waitpid(-1, os.WNOHANG)
-            except ChildProcessError:
-                return
-            if pid == 0:
-                return
-            command = self.running.pop(pid, None)
-            if command is None or (command.once and status == 0):
-                continue
-            if time.monotonic() - self.started[command.name] > STEADY:
-                self.failures[command.name] = 0
-            failures = self.failures[command.name] = self.failures.get(command.name, 0) + 1
-            self.not_before[command.name] = time.monotonic() + min(5, BACKOFF * 2 ** (failures - 1))
-            self.waiting[command.name] = command
-            code = os.waitstatus_to_exitcode(status)
-            print(f"{command.name} ended with {code}, start {failures + 1}", flush=True)
+        """Collect the dead, of which some are components."""
+        for pid, status in processes.ended_children():
+            for one in self.components:
+                if one.state is State.RUNNING and one.pid == pid:
+                    one.ended(os.waitstatus_to_exitcode(status))
 
 
 def private_view(node: Node) -> None:
@@ -179,30 +212,10 @@ class Latch:
         return self.answer
 
 
-def remove_all(node: Node) -> None:
-    """Kill everything in this process namespace, then remove the node's groups and files."""
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(-1, signal.SIGKILL)
-    while True:
-        try:
-            os.waitpid(-1, 0)
-        except ChildProcessError:
-            break
-    with contextlib.suppress(OSError):
-        if cgroups.unified():
-            namespaces.unmount(str(cgroups.ROOT))  # ours; below it is the machine's
-        cgroups.leave(node.group)
-    left = cgroups.remove(node.group, time.monotonic() + 5)
-    sweep_sessions()  # of simulations whose pods were just killed
-    if not left:  # else `down` can try again, by the node's record
-        discard(node)
-    wait_unlocked(node.cluster)
-
-
 def serve(
-    node: Node, keeper: int, few_ids: bool, rootless: bool, entrance: socket.socket | None
+    node: Node, monitor: int, few_ids: bool, rootless: bool, entrance: socket.socket | None
 ) -> None:
-    """Run the node until the keeper goes or says so."""
+    """Run the node until the monitor goes or says so."""
     wake_in = processes.signal_pipe()
     stop: list[int] = []
     signal.signal(signal.SIGCHLD, lambda *_: None)
@@ -211,17 +224,17 @@ def serve(
     private_view(node)
     supervisor = Supervisor(node, commands(node, rootless, few_ids, entrance))
     poll = select.poll()
-    poll.register(keeper, select.POLLIN)
+    poll.register(monitor, select.POLLIN)
     poll.register(wake_in, select.POLLIN)
     while not stop:
         supervisor.start_ready()
-        ready = dict(poll.poll(TICK * 1000 if supervisor.waiting else None))
-        if keeper in ready:
-            break  # the other end is closed: the keeper is gone
+        ready = dict(poll.poll(TICK * 1000 if supervisor.waiting() else None))
+        if monitor in ready:
+            break  # the other end is closed: the monitor is gone
         with contextlib.suppress(BlockingIOError):
             os.read(wake_in, 4096)
         supervisor.reap()
-    remove_all(node)
+    removal.from_inside(node)
 
 
 if __name__ == "__main__":

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: LGPL-3.0-or-later
-"""Whether user-space Kubernetes can run here, and how to mend what is missing."""
+"""Whether user-space Kubernetes can run here, and how to fix what is missing."""

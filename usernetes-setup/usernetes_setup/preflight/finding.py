@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: LGPL-3.0-or-later
 """One finding of the preflight, and where its checks look.
 
-Levels: `ok`; `note`, good to know; `soft`, runs but worse; `hard`, cannot run. A gap comes
-with the command that mends it and who must type it: `user` or `admin`.
+Levels: `ok`; `note`, good to know; `warning`, runs but worse; `error`, cannot run. A warning and
+an error come with the command that fixes it and who must type it: `user` or `admin`.
 """
 
 from __future__ import annotations

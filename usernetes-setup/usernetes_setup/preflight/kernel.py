@@ -34,7 +34,7 @@ def user_namespaces() -> Check:
         return Check(name, "ok", "namespaces can be made")
     if os.getuid() != 0 and not namespaces.in_child(lambda: namespaces.unshare(namespaces.NEWUSER)):
         programs = [shutil.which(word) or word for word in ("newuidmap", "newgidmap")]
-        return Check(name, "hard", why, f"chmod u+s {' '.join(programs)}", "admin")
+        return Check(name, "error", why, f"chmod u+s {' '.join(programs)}", "admin")
     knobs = {
         "kernel.unprivileged_userns_clone": "1",
         "user.max_user_namespaces": "15000",
@@ -44,7 +44,7 @@ def user_namespaces() -> Check:
     # With the kernel willing it is the filter of a container that we are in.
     engine = "docker run --security-opt seccomp=unconfined --security-opt systempaths=unconfined"
     fix = f"sysctl -w {' '.join(wrong)}" if wrong else f"{engine}   (to start this container)"
-    return Check(name, "hard", why, fix, "admin")
+    return Check(name, "error", why, fix, "admin")
 
 
 def _differs(name: str, value: str) -> bool:
@@ -61,7 +61,7 @@ def subordinate_ids() -> Check:
         return Check(name, "ok", "not needed as root")
     missing = [p for p in ("newuidmap", "newgidmap") if not shutil.which(p)]
     if missing:
-        return Check(name, "soft", "no newuidmap: images must have files of one user only",
+        return Check(name, "warning", "no newuidmap: images must have files of one user only",
                      "apt-get install uidmap", "admin")  # fmt: skip
     tables = [finding.ETC / f"sub{kind}id" for kind in "ug"]
     ranges = [namespaces.subordinate_ids(user, str(table)) for table in tables]
@@ -73,7 +73,7 @@ def subordinate_ids() -> Check:
     span = f"{first}-{first + ENOUGH_IDS - 1}"
     fix = f"usermod --add-subuids {span} --add-subgids {span} {user}"
     found = f"fewer than {ENOUGH_IDS} in /etc/subuid and /etc/subgid"
-    return Check(name, "soft", found, fix, "admin")
+    return Check(name, "warning", found, fix, "admin")
 
 
 def control_groups() -> Check:
@@ -93,7 +93,7 @@ def control_groups() -> Check:
         fix = "mount -o remount,rw /sys/fs/cgroup"
     else:
         fix = f"{build.setup_folder()}/delegate {os.getuid()}   (once after each boot)"
-    return Check(name, "hard", f"{version}: {problems[0]}", fix, who)
+    return Check(name, "error", f"{version}: {problems[0]}", fix, who)
 
 
 def linger() -> Check:
@@ -103,7 +103,7 @@ def linger() -> Check:
         return Check("linger", "ok", "not needed: nothing ends processes at logout")
     if (finding.VAR / "lib/systemd/linger" / user).exists():
         return Check("linger", "ok", "on")
-    return Check("linger", "soft", "systemd may end your processes when you log out",
+    return Check("linger", "warning", "systemd may end your processes when you log out",
                  f"loginctl enable-linger {user}", "user")  # fmt: skip
 
 
@@ -116,9 +116,9 @@ def runtime_folder() -> Check:
         return Check(name, "ok", f"{folder or 'unset'}; not needed")
     usual = finding.RUN / f"user/{os.getuid()}"
     if usual.is_dir():
-        return Check(name, "soft", f"{folder or 'unset'}: systemd-run --user cannot work",
+        return Check(name, "warning", f"{folder or 'unset'}: systemd-run --user cannot work",
                      f"export XDG_RUNTIME_DIR={usual}", "user")  # fmt: skip
-    return Check(name, "soft", f"{folder or 'unset'}, and there is no {usual}",
+    return Check(name, "warning", f"{folder or 'unset'}, and there is no {usual}",
                  f"loginctl enable-linger {namespaces.user_name()}", "admin")  # fmt: skip
 
 
@@ -135,7 +135,7 @@ def modules() -> Check:
             missing[name] = f"{name} ({without}: {why})"
     if not missing:
         return Check("kernel modules", "ok", " ".join(tries))
-    return Check("kernel modules", "soft", f"no {', no '.join(missing.values())}",
+    return Check("kernel modules", "warning", f"no {', no '.join(missing.values())}",
                  f"modprobe -a {' '.join(missing)}", "admin")  # fmt: skip
 
 
@@ -199,6 +199,6 @@ def reverse_paths() -> Check:
     ]  # fmt: skip
     if len(strict) < 2:
         return Check("rp_filter", "ok", f"strict on {' '.join(strict) or 'no interface'}")
-    return Check("rp_filter", "soft", f"strict on {' '.join(strict)}: nodes that are reached by "
+    return Check("rp_filter", "warning", f"strict on {' '.join(strict)}: nodes that are reached by "
                  "one of them and answer by another are cut off",
                  "sysctl -w net.ipv4.conf.all.rp_filter=2", "admin")  # fmt: skip

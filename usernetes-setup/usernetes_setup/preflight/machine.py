@@ -39,13 +39,13 @@ def disk() -> Check:
     place = next(path for path in (folder, *folder.parents) if path.exists())
     if not (place.is_dir() and os.access(place, os.W_OK)):
         found = f"{folder} cannot be used: {place} is no directory that you can write to"
-        return Check("disk", "hard", found, fix, "user")
+        return Check("disk", "error", found, fix, "user")
     if kind := _network_disk(place):
         found = f"{folder} is on {kind}: no image can be unpacked there"
-        return Check("disk", "hard", found, fix, "user")
+        return Check("disk", "error", found, fix, "user")
     free = shutil.disk_usage(place).free
     if free < ROOM:
-        return Check("disk", "hard", f"{folder}: {free >> 20} MiB free, 1 GiB needed", fix, "user")
+        return Check("disk", "error", f"{folder}: {free >> 20} MiB free, 1 GiB needed", fix, "user")
     return Check("disk", "ok", f"{folder}: local, {free >> 30} GiB free")
 
 
@@ -74,7 +74,7 @@ def ports() -> Check:
         with socket.create_server((address, port)):
             socket.create_connection((address, port), 5).close()
     except OSError as error:
-        return Check("ports", "hard", str(error), "ip link set lo up", "admin")
+        return Check("ports", "error", str(error), "ip link set lo up", "admin")
     held.close()
     other.close()
     return Check("ports", "ok", f"such as {address}:{port}")
@@ -83,14 +83,14 @@ def ports() -> Check:
 def clock() -> Check:
     """A clock that certificates can trust, and that is quick to read."""
     if time.time() < NEWEST_PAST:
-        return Check("clock", "hard", time.strftime("it is said to be %Y-%m-%d"),
+        return Check("clock", "error", time.strftime("it is said to be %Y-%m-%d"),
                      "timedatectl set-ntp true", "admin")  # fmt: skip
     folder = finding.SYS / "devices/system/clocksource/clocksource0"
     source = read(folder / "current_clocksource")
     offered = read(folder / "available_clocksource").split()
     better = next((name for name in QUICK_CLOCKS if name in offered), "")
     if source and source not in QUICK_CLOCKS and better:
-        return Check("clock", "soft", f"{source} is slow to read: profiling costs more",
+        return Check("clock", "warning", f"{source} is slow to read: profiling costs more",
                      f"echo {better} > {folder}/current_clocksource", "admin")  # fmt: skip
     found = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime())
     return Check("clock", "ok", f"{found}, {source or 'unknown source'}")
@@ -108,7 +108,7 @@ def servers() -> list[str]:
 
 def time_skew() -> Check:
     """This clock against the API servers that are known, else whether it is kept in step at all."""
-    name, mend = "time skew", "timedatectl set-ntp true"
+    name, fix = "time skew", "timedatectl set-ntp true"
     seen = {}
     for server in servers():
         try:
@@ -117,14 +117,15 @@ def time_skew() -> Check:
             continue
     for server, seconds in seen.items():
         if abs(seconds) > SKEW:
-            level = "hard" if abs(seconds) > MOST_SKEW else "soft"
-            return Check(name, level, f"{describe_skew(seconds)} {server}", mend, "admin")
+            level = "error" if abs(seconds) > MOST_SKEW else "warning"
+            return Check(name, level, f"{describe_skew(seconds)} {server}", fix, "admin")
     if seen:
         worst = max(map(abs, seen.values()))
         return Check(name, "ok", f"at most {worst:.1f} s against {len(seen)} API server(s)")
     if namespaces.clock_in_step():
         return Check(name, "ok", "the clock is kept in step")
-    return Check(name, "soft", "nothing keeps the clock in step with other machines", mend, "admin")
+    found = "nothing keeps the clock in step with other machines"
+    return Check(name, "warning", found, fix, "admin")
 
 
 def describe_skew(seconds: float) -> str:
@@ -136,7 +137,7 @@ def openssl() -> Check:
     """The command that makes certificates."""
     if shutil.which("openssl"):
         return Check("openssl", "ok", "there")
-    return Check("openssl", "hard", "not installed", "apt-get install openssl", "admin")
+    return Check("openssl", "error", "not installed", "apt-get install openssl", "admin")
 
 
 def node_programs() -> Check:
@@ -145,15 +146,16 @@ def node_programs() -> Check:
         return Check("programs", "ok", f"{programs.cache()}/{programs.key()}")
     free = shutil.disk_usage(_existing(programs.cache())).free
     if free < SPACE:
-        return Check("programs", "hard", f"{programs.cache()}: {free >> 20} MiB free, 4 GiB needed",
+        found = f"{programs.cache()}: {free >> 20} MiB free, 4 GiB needed"
+        return Check("programs", "error", found,
                      f"export DOVETAIL_CACHE={_better_place(SPACE)}", "user")  # fmt: skip
     if not go_toolchain.obtainable():
         return _needs_go()
     missing = [name for name in ("cc", "apt-get", "dpkg-deb") if not shutil.which(name)]
     if missing:
-        return Check("programs", "hard", f"not built, and there is no {' '.join(missing)}",
+        return Check("programs", "error", f"not built, and there is no {' '.join(missing)}",
                      "apt-get install gcc libc6-dev dpkg", "admin")  # fmt: skip
-    return Check("programs", "soft", "not built yet", f"{programs.setup_folder()}/build", "user")
+    return Check("programs", "warning", "not built yet", f"{programs.setup_folder()}/build", "user")
 
 
 def _needs_go() -> Check:
@@ -163,7 +165,7 @@ def _needs_go() -> Check:
     fix = (f"mkdir -p ~/.local && curl -L {archive} | tar -xz -C ~/.local && "
            "export PATH=~/.local/go/bin:$PATH")  # fmt: skip
     found = "not built, and there is neither Go nor apt-get to fetch it, nor a bundle"
-    return Check("programs", "hard", found, fix, "user")
+    return Check("programs", "error", found, fix, "user")
 
 
 def _existing(path: Path) -> Path:
@@ -184,10 +186,10 @@ def locked_memory() -> Check:
         return Check("memlock", "ok", "unlimited" if soft < 0 else f"{soft >> 10} KiB")
     found = f"{soft >> 10} KiB is little for {adapters()[0]}"
     if hard == resource.RLIM_INFINITY:
-        return Check("memlock", "soft", found, "ulimit -l unlimited", "user")
+        return Check("memlock", "warning", found, "ulimit -l unlimited", "user")
     fix = (f"echo '{namespaces.user_name()} - memlock unlimited' "
            "> /etc/security/limits.d/95-memlock.conf   (for logins from then on)")  # fmt: skip
-    return Check("memlock", "soft", found, fix, "admin")
+    return Check("memlock", "warning", found, fix, "admin")
 
 
 def fuse() -> Check:
@@ -196,9 +198,9 @@ def fuse() -> Check:
     if os.access(device, os.R_OK | os.W_OK):
         return Check("/dev/fuse", "ok", "there")
     if device.exists():
-        return Check("/dev/fuse", "soft", "not yours to open: pods cannot mount FUSE",
+        return Check("/dev/fuse", "warning", "not yours to open: pods cannot mount FUSE",
                      f"chmod 666 {device}", "admin")  # fmt: skip
-    return Check("/dev/fuse", "soft", "missing: pods cannot mount FUSE",
+    return Check("/dev/fuse", "warning", "missing: pods cannot mount FUSE",
                  f"modprobe fuse && chmod 666 {device}", "admin")  # fmt: skip
 
 
@@ -212,7 +214,7 @@ def huge_pages() -> Check:
     elastic = [name for name in adapters() if name.startswith("efa")]
     if found or not elastic:
         return Check("huge pages", "note", "; ".join(found) or "none; none are needed")
-    return Check("huge pages", "soft", f"none: {elastic[0]} falls back to small ones",
+    return Check("huge pages", "warning", f"none: {elastic[0]} falls back to small ones",
                  "sysctl -w vm.nr_hugepages=512", "admin")  # fmt: skip
 
 
@@ -224,10 +226,11 @@ def fabrics() -> Check:
     nodes = sorted((finding.DEV / "infiniband").glob("uverbs*"))
     closed = [str(node) for node in nodes if not os.access(node, os.R_OK | os.W_OK)]
     if not nodes:
-        return Check("fabrics", "soft", f"{' '.join(found)}, but programs cannot use it",
+        return Check("fabrics", "warning", f"{' '.join(found)}, but programs cannot use it",
                      "modprobe ib_uverbs", "admin")  # fmt: skip
     if closed:
-        return Check("fabrics", "soft", f"{' '.join(found)}, but {closed[0]} is not yours to open",
+        why = f"{' '.join(found)}, but {closed[0]} is not yours to open"
+        return Check("fabrics", "warning", why,
                      f"chmod 666 {' '.join(closed)}", "admin")  # fmt: skip
     return Check("fabrics", "ok", f"{' '.join(found)} by {' '.join(node.name for node in nodes)}")
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: LGPL-3.0-or-later
-"""Says whether user-space Kubernetes can run here, and how to mend what is missing.
+"""Says whether user-space Kubernetes can run here, and how to fix what is missing.
 
 Input: this machine, this user. Output: a line for each check, or JSON; exit code 1 if there is
-a hard gap. What is checked is in `checks_kernel.py` and `checks_machine.py`.
+an error. What is checked is in `kernel.py` and `machine.py`.
 """
 
 from __future__ import annotations
@@ -29,39 +29,39 @@ CHECKS: tuple[Callable[[], Check], ...] = (
 
 
 def checks() -> list[Check]:
-    """Every check, in order; one that cannot even be made is a soft gap."""
+    """Every check, in order; one that cannot even be made is a warning."""
     found = []
     for check in CHECKS:
         try:
             found.append(check())
         except (OSError, ValueError, BadInput) as error:
             name = check.__name__.replace("_", " ")
-            level = "hard" if isinstance(error, BadInput) else "soft"
+            level = "error" if isinstance(error, BadInput) else "warning"
             found.append(Check(name, level, f"could not be checked: {error}"))
     return found
 
 
-def hard_gaps() -> list[str]:
-    """Why no cluster can run here; what `build` would mend is left to it."""
+def errors() -> list[str]:
+    """Why no cluster can run here; what `build` would fix is left to it."""
     wanted = (kernel.user_namespaces, kernel.control_groups, machine.disk, machine.ports,
               machine.clock, machine.openssl)  # fmt: skip
     found = [check() for check in wanted]
-    return [f"{check.name}: {check.found}" for check in found if check.level == "hard"]
+    return [f"{check.name}: {check.found}" for check in found if check.level == "error"]
 
 
 def main(as_json: bool) -> int:
     """Print the findings; 0 if a cluster can run here, else 1."""
     found = checks()
-    can = not any(check.level == "hard" for check in found)
+    can = not any(check.level == "error" for check in found)
     if as_json:
         host = f"{platform.system()} {platform.release()} {platform.machine()}"
         print(json.dumps({"can_run": can, "user": namespaces.user_name(), "machine": host,
                           "checks": [asdict(check) for check in found]}, indent=1))  # fmt: skip
         return 0 if can else 1
     for check in found:
-        print(f"{check.level:<5} {check.name:<17} {check.found}")
+        print(f"{check.level:<7} {check.name:<17} {check.found}")
         if check.fix:
-            print(f"      {check.who} types:       {check.fix}")
+            print(f"        {check.who} types:       {check.fix}")
     how = "as root" if os.getuid() == 0 else "rootless"
     print(f"user-space Kubernetes {'can run' if can else 'cannot run'} here, {how}")
     return 0 if can else 1
