@@ -77,7 +77,7 @@ def _values(pages: Sequence[page.RankPage], origin: float) -> Iterable[tuple[flo
             yield one.iterations, one.iter_stamp - origin, *used, one.peak_rss
     else:
         for one in pages:
-            yield -1, one.stamp - origin, one.cpu_s, one.useful_s, one.mpi_s, one.peak_rss
+            yield -1, 0.0, one.cpu_s, one.useful_s, one.mpi_s, one.peak_rss
 
 
 def _whole(values: Iterable[float]) -> tuple[int, ...]:
