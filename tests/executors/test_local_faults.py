@@ -60,7 +60,7 @@ def test_all_ends_when_the_controlling_process_dies(site, phase, number):  # noq
 
 
 def helpers(site, word=b"dovetail.mpi.supervisor"):  # noqa: F811
-    """The test's processes of which `word` is in the command line: its keepers."""
+    """The test's processes of which `word` is in the command line: its supervisors."""
     found = []
     for pid in processes.members(site.token):
         with contextlib.suppress(OSError):  # it has just ended
@@ -69,7 +69,7 @@ def helpers(site, word=b"dovetail.mpi.supervisor"):  # noqa: F811
 
 
 @pytest.mark.parametrize("groups", [True, False])
-def test_a_keeper_killed_with_9_is_noticed(site, groups):  # noqa: F811
+def test_a_supervisor_killed_with_9_is_noticed(site, groups):  # noqa: F811
     executor = site.executor(place=None if groups else cgroups.Group("", ""))
     executor.launch(site.spec("sim", "echo up; setsid sleep 1000 & sleep 1000"), share())
     site.until(executor, "sim", protocol.Started)
@@ -78,12 +78,12 @@ def test_a_keeper_killed_with_9_is_noticed(site, groups):  # noqa: F811
         os.kill(pid, signal.SIGKILL)
     finished = site.until(executor, "sim")
     assert finished.code == 137
-    assert "keeper failed: ended by signal 9" in finished.reason
+    assert "supervisor failed: ended by signal 9" in finished.reason
     assert len(processes.members(site.token)) == 1  # the warden
     assert os.listdir(executor.session) == ["owner"]
 
 
-def test_a_keeper_that_hangs_is_not_waited_for_for_ever(site, monkeypatch):  # noqa: F811
+def test_a_supervisor_that_hangs_is_not_waited_for_for_ever(site, monkeypatch):  # noqa: F811
     monkeypatch.setattr("dovetail.executors.local.executor._PATIENCE", 0.5)
     executor = site.executor()
     executor.launch(site.spec("sim", "echo up; sleep 1000"), share())
@@ -95,13 +95,21 @@ def test_a_keeper_that_hangs_is_not_waited_for_for_ever(site, monkeypatch):  # n
     assert site.until(executor, "sim").reason == "stopped: enough"
 
 
-def test_a_keeper_that_cannot_start_fails_the_simulation(site, monkeypatch):  # noqa: F811
+def test_a_supervisor_that_cannot_start_fails_the_simulation(site, monkeypatch):  # noqa: F811
     monkeypatch.setattr(
         "dovetail.executors.local.executor._RUN_SUPERVISOR", "raise SystemExit('no luck')"
     )
     executor = site.executor()
     executor.launch(site.spec("sim", "true"), share())
-    assert site.until(executor, "sim").reason == "its keeper failed: exit code 1: no luck"
+    assert site.until(executor, "sim").reason == "its supervisor failed: exit code 1: no luck"
+
+
+def test_of_a_supervisor_that_fails_the_last_words_are_told(site, monkeypatch):  # noqa: F811
+    text = "import sys; print('one', file=sys.stderr); print('two', file=sys.stderr); sys.exit(3)"
+    monkeypatch.setattr("dovetail.executors.local.executor._RUN_SUPERVISOR", text)
+    executor = site.executor()
+    executor.launch(site.spec("sim", "true"), share())
+    assert site.until(executor, "sim").reason == "its supervisor failed: exit code 3: two"
 
 
 @pytest.mark.parametrize("phase", ["running", "suspended"])

@@ -121,7 +121,7 @@ def share(millicores: int = 1000, **options: object) -> protocol.Share:
 
 @pytest.fixture
 def site(tmp_path, monkeypatch):
-    # Every keeper inherits it, so that no process of the test can hide.
+    # Every supervisor inherits it, so that no process of the test can hide.
     monkeypatch.setenv("DOVETAIL_TEST", str(tmp_path))
     place = Site(tmp_path)
     yield place

@@ -2,10 +2,10 @@
 """The local executor: ranks are processes on this machine.
 
 Inputs: launches, resizes and stops from the controller; the rank pages. Outputs: events; per
-simulation `<run_dir>/<name>/case` and `log`, a control group and a keeper process (see
+simulation `<run_dir>/<name>/case` and `log`, a control group and a supervisor process (see
 `dovetail.mpi.supervisor`), which does whatever takes time, so that no call here blocks.
 
-Invariants: nothing outlives the controlling process, however it ends: the keepers notice; a
+Invariants: nothing outlives the controlling process, however it ends: the supervisors notice; a
 Finished is reported only after every trace of the simulation is gone but its output.
 """
 
@@ -26,7 +26,7 @@ from typing import Any
 
 from dovetail.core import protocol
 from dovetail.core.errors import BadInput, WorkFailed
-from dovetail.executors.local.job import Job, Result
+from dovetail.executors.local.job import Job, Result, State
 from dovetail.host import cgroups, install_paths
 from dovetail.host.session import (
     create_session,
@@ -39,7 +39,7 @@ from dovetail.mpi import sampling, supervisor
 from dovetail.mpi.control_page import Control
 from dovetail.plan import command_line
 
-_PATIENCE = 10.0  # seconds for a keeper to do what it was told before it is ended itself
+_PATIENCE = 10.0  # seconds for a supervisor to do what it was told before it is ended itself
 _RUN_SUPERVISOR = "from dovetail.mpi.supervisor import main; main()"
 _RUN_WARDEN = "from dovetail.host.session import sweep_session; sweep_session(sys.argv[1], True)"
 
@@ -140,9 +140,9 @@ class LocalExecutor:
             job.control = Control.create(Path(job.directory), share.wait)
             job.make_groups()
             job.apply(share)
-            self._start_keeper(job)
+            self._start_supervisor(job)
         except (OSError, ValueError) as error:
-            job.result = Result(1, f"cannot be started: {error}")
+            job.end(Result(1, f"cannot be started: {error}"))
 
     def resize(self, shares: Mapping[str, protocol.Share]) -> None:
         """Give new shares, all or none; a Resized follows."""
@@ -150,7 +150,7 @@ class LocalExecutor:
         refused = ""
         for name, share in shares.items():
             job = self._jobs.get(name)
-            if job is None or job.result or job.stopped:
+            if job is None or not job.wanted:
                 refused = f"{name}: is not running"
                 break
             done.append(job)
@@ -170,13 +170,8 @@ class LocalExecutor:
     def stop(self, name: str, why: str) -> None:
         """End a simulation: SIGTERM, a grace of 3 s, SIGKILL; a Finished follows."""
         job = self._jobs.get(name)
-        if job is None or job.result or job.stopped:
-            return
-        job.stopped = why or "stopped"
-        job.overdue = time.monotonic() + supervisor.GRACE + _PATIENCE
-        with contextlib.suppress(OSError):
-            job.suspend(False)
-            self._tell(job, b"stop\n")
+        if job is not None:
+            job.stop(why or "stopped", supervisor.GRACE + _PATIENCE)
 
     def close(self) -> None:
         """End everything and remove every trace, within seconds; may be called twice.
@@ -186,9 +181,7 @@ class LocalExecutor:
         if self._poll.closed:
             return
         for job in self._jobs.values():
-            if not job.result:
-                job.stopped = job.stopped or "the run ended"
-            self._let_go(job)
+            job.release(_PATIENCE, "the run ended")
         last: list[protocol.Event] = []
         while self._jobs:
             self.wait(_PATIENCE)
@@ -207,8 +200,8 @@ class LocalExecutor:
 
     def wait(self, timeout: float) -> bool:
         """Sleep until something happens or `timeout` seconds are over; True if it happened."""
-        deadlines = [job.overdue for job in self._jobs.values() if job.overdue]
-        if self._events or any(job.result and not job.keeper for job in self._jobs.values()):
+        deadlines = [job.deadline for job in self._jobs.values() if job.deadline]
+        if self._events or any(job.supervisor is None for job in self._jobs.values()):
             return True
         limit = min([timeout, *(deadline - time.monotonic() for deadline in deadlines)])
         return bool(self._poll.poll(max(0.0, limit)))
@@ -222,40 +215,37 @@ class LocalExecutor:
         events, self._events = self._events, []
         for job in list(self._jobs.values()):
             ended = self._hear(job, t, events)
-            if job.started and not job.let_go:
+            if job.publishes:
                 self._sample(job, t, events)
-            if job.result:
-                self._let_go(job)
-            if ended or (job.overdue and time.monotonic() > job.overdue):
+            if job.state is State.ENDED:
+                job.release(_PATIENCE)
+            if ended or job.overdue:
                 self._finish(job, t, events)
         return events
 
     def _hear(self, job: Job, t: float, events: list[protocol.Event]) -> bool:
-        """Take in the keeper's messages; True if it has gone."""
-        if job.keeper is None:
+        """Take in the supervisor's messages; True if it has gone."""
+        if job.supervisor is None:
             return True
-        assert job.keeper.stdout is not None
-        ended = False
+        assert job.supervisor.stdout is not None
+        ended, lines = False, []
         with contextlib.suppress(BlockingIOError):
             while not ended:
-                chunk = os.read(job.keeper.stdout.fileno(), 65536)
-                job.heard += chunk
+                chunk = os.read(job.supervisor.stdout.fileno(), 65536)
+                lines += job.splitter.take(chunk)
                 ended = not chunk
-        *lines, job.heard = job.heard.split(b"\n")
         for line in lines:
             try:
                 message = json.loads(line)
             except ValueError:
-                job.heard = line + b"\n" + job.heard  # its last words, for `_finish`
-                break
+                job.last_words = line
+                continue
             if message["kind"] == "started":
-                job.started = True
-                if job.share.suspended and not job.paused:  # born suspended, without control groups
-                    job.suspend(True)
+                job.begun()
                 self._mpi[job.spec.command[0]] = message["mpi"]
                 events.append(protocol.Started(t, job.spec.name))
             else:
-                job.result = Result(message["code"], message["reason"], message["trouble"])
+                job.end(Result(message["code"], message["reason"], message["trouble"]))
         return ended
 
     def _sample(self, job: Job, t: float, events: list[protocol.Event]) -> None:
@@ -271,27 +261,28 @@ class LocalExecutor:
             events.append(protocol.Sampled(t, job.spec.name, ranks))
 
     def _finish(self, job: Job, t: float, events: list[protocol.Event]) -> None:
-        """The keeper has gone, or is taken for dead: see that nothing is left, and report."""
+        """The supervisor has gone, or is taken for dead: see that nothing is left, and report."""
         code = 1
-        if job.keeper is not None:
-            if job.keeper.poll() is None and job.overdue and time.monotonic() > job.overdue:
-                job.keeper.kill()
-            code = job.keeper.wait()
-            assert job.keeper.stdout is not None
-            self._poll.unregister(job.keeper.stdout.fileno())
-            job.keeper.stdout.close()
-            self._let_go(job)
+        if job.supervisor is not None:
+            if job.supervisor.poll() is None and job.overdue:
+                job.supervisor.kill()
+            code = job.supervisor.wait()
+            assert job.supervisor.stdout is not None
+            self._poll.unregister(job.supervisor.stdout.fileno())
+            job.supervisor.stdout.close()
+            if job.supervisor.stdin is not None:
+                job.supervisor.stdin.close()
         if os.path.exists(job.directory):
             remove_simulation(job.directory, job.group, job.temporary)
         result = job.result
         if result is None:
-            words = job.heard.decode(errors="replace").strip().splitlines()
+            words = (job.splitter.rest or job.last_words).decode(errors="replace").strip()
             why = f"ended by signal {-code}" if code < 0 else f"exit code {code}"
-            result = Result(128 - code if code < 0 else 1, f"its keeper failed: {why}")
+            result = Result(128 - code if code < 0 else 1, f"its supervisor failed: {why}")
             if words:
-                result.reason += f": {words[-1]}"
-        if job.stopped:
-            result = Result(result.code or 143, f"stopped: {job.stopped}", result.trouble)
+                result.reason += f": {words}"
+        if job.why_stopped:
+            result = Result(result.code or 143, f"stopped: {job.why_stopped}", result.trouble)
         del self._jobs[job.spec.name]
         self.results[job.spec.name] = result
         events.append(protocol.Finished(t, job.spec.name, result.code, result.reason))
@@ -301,7 +292,7 @@ class LocalExecutor:
     def _now(self) -> float:
         return time.monotonic() - self._origin
 
-    def _start_keeper(self, job: Job) -> None:
+    def _start_supervisor(self, job: Job) -> None:
         spec, group = job.spec, job.group
         inner = group.child("job") if job.parts else group
         environment = dict(spec.environment)
@@ -323,7 +314,7 @@ class LocalExecutor:
             "log_limit": self._log_limit,
         }
         text = json.dumps(config).encode()
-        job.keeper = subprocess.Popen(
+        job.supervisor = subprocess.Popen(
             install_paths.python_command(_RUN_SUPERVISOR),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -331,22 +322,10 @@ class LocalExecutor:
             start_new_session=True,
             bufsize=0,
         )
-        assert job.keeper.stdout is not None
-        os.set_blocking(job.keeper.stdout.fileno(), False)
-        self._poll.register(job.keeper.stdout.fileno(), select.EPOLLIN)
-        self._tell(job, len(text).to_bytes(4, "little") + text)
-
-    def _tell(self, job: Job, words: bytes) -> None:
-        if not job.let_go and job.keeper is not None and job.keeper.stdin is not None:
-            with contextlib.suppress(BrokenPipeError):  # it has gone, which `_hear` will find
-                job.keeper.stdin.write(words)
-
-    def _let_go(self, job: Job) -> None:
-        """Nothing more is needed of the keeper: it ends what is left, cleans up and goes."""
-        if not job.let_go and job.keeper is not None and job.keeper.stdin is not None:
-            job.keeper.stdin.close()
-            job.let_go = True
-            job.overdue = time.monotonic() + _PATIENCE
+        assert job.supervisor.stdout is not None
+        os.set_blocking(job.supervisor.stdout.fileno(), False)
+        self._poll.register(job.supervisor.stdout.fileno(), select.EPOLLIN)
+        job.tell(len(text).to_bytes(4, "little") + text)
 
 
 def free_memory() -> int:

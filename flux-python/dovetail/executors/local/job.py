@@ -1,19 +1,23 @@
 # SPDX-License-Identifier: LGPL-3.0-or-later
-"""One simulation of the local executor, and what sets its shares.
+"""One simulation of the local executor: its state, its supervisor, and what sets its shares.
 
-Inputs: shares, rank pages. Outputs: control group weights, the control page, a simulation that
-is suspended. Invariant: every call may be repeated.
+Inputs: shares, rank pages, the supervisor's messages. Outputs: control group weights, the control
+page, a simulation that is suspended, words to the supervisor. Invariants: the state changes by
+the five methods of `Job` that say so, and by nothing else; every call may be repeated.
 """
 
 from __future__ import annotations
 
 import contextlib
+import enum
 import subprocess
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from dovetail.core import protocol
 from dovetail.host import cgroups, processes
+from dovetail.host.line_splitter import LineSplitter
 from dovetail.mpi import page
 from dovetail.mpi.control_page import Control
 
@@ -27,9 +31,23 @@ class Result:
     trouble: str = ""
 
 
+class State(enum.Enum):
+    """Where a simulation stands."""
+
+    STARTING = "starting"  # its supervisor copies the case and runs the prepare steps
+    RUNNING = "running"  # its command runs
+    STOPPING = "stopping"  # it was told to end, and has its grace
+    ENDED = "ended"  # it has a result; a last sample may be taken
+    RELEASED = "released"  # its supervisor was let go: it ends and removes what is left
+
+
 @dataclass
 class Job:
-    """One simulation that has been launched and not yet reported as finished."""
+    """One simulation that has been launched and not yet reported as finished.
+
+    From STARTING it goes by `begun` to RUNNING, from both by `stop` to STOPPING, from all three
+    by `end` to ENDED, and from any by `release` to RELEASED, which it does not leave.
+    """
 
     spec: protocol.Spec
     share: protocol.Share
@@ -39,15 +57,76 @@ class Job:
     parts: list[cgroups.Group] = field(default_factory=list)
     moved: set[int] = field(default_factory=set)
     control: Control | None = None
-    keeper: subprocess.Popen[bytes] | None = None
-    heard: bytes = b""
-    started: bool = False
-    stopped: str = ""
-    paused: bool = False
-    let_go: bool = False
-    overdue: float = 0.0  # CLOCK_MONOTONIC; after it the keeper is taken for dead
+    supervisor: subprocess.Popen[bytes] | None = None
+    splitter: LineSplitter = field(default_factory=LineSplitter)
+    last_words: bytes = b""  # of a supervisor that failed: the last line that is no message
+    state: State = State.STARTING
+    why_stopped: str = ""
+    deadline: float = 0.0  # CLOCK_MONOTONIC; after it the supervisor is taken for dead; 0: none
+    signalled: bool = False  # suspended by signals, as there is no control group for it
     sample: protocol.Ranks | None = None
     result: Result | None = None
+
+    # --- State ---
+
+    @property
+    def wanted(self) -> bool:
+        """Whether it runs or will: it can get new shares, and can be stopped."""
+        return self.state in (State.STARTING, State.RUNNING)
+
+    @property
+    def publishes(self) -> bool:
+        """Whether there may be something new in its ranks' pages."""
+        return self.state in (State.RUNNING, State.STOPPING, State.ENDED)
+
+    @property
+    def overdue(self) -> bool:
+        """Whether the supervisor has had all the time that it may take."""
+        return bool(self.deadline) and time.monotonic() > self.deadline
+
+    def begun(self) -> None:
+        """Its command has been started; one that is to be suspended is so from now on."""
+        if self.state is State.STARTING:
+            self.state = State.RUNNING
+            if self.share.suspended and not self.signalled:
+                self.suspend(True)
+
+    def stop(self, why: str, limit: float) -> None:
+        """Have the supervisor end it, in at most `limit` seconds."""
+        if not self.wanted:
+            return
+        self.state, self.why_stopped = State.STOPPING, why
+        self.deadline = time.monotonic() + limit
+        with contextlib.suppress(OSError):
+            self.suspend(False)
+            self.tell(b"stop\n")
+
+    def end(self, result: Result) -> None:
+        """It has ended, or could not be started."""
+        self.result = result
+        if self.state is not State.RELEASED:
+            self.state = State.ENDED
+
+    def release(self, limit: float, why: str = "") -> None:
+        """Let the supervisor go, which ends all that still runs; `why` it is not waited for."""
+        if self.state is State.RELEASED:
+            return
+        if self.wanted:
+            self.why_stopped = why
+        self.state = State.RELEASED
+        self.deadline = time.monotonic() + limit
+        if self.supervisor is not None and self.supervisor.stdin is not None:
+            self.supervisor.stdin.close()
+
+    # --- Its supervisor ---
+
+    def tell(self, words: bytes) -> None:
+        """Say something to the supervisor."""
+        if self.supervisor is not None and self.supervisor.stdin is not None:
+            with contextlib.suppress(BrokenPipeError):  # it has gone, which its output tells
+                self.supervisor.stdin.write(words)
+
+    # --- Its shares ---
 
     def make_groups(self) -> None:
         """The simulation's group, and below it one per rank group if it is divided."""
@@ -73,9 +152,9 @@ class Job:
         """Suspend it, or let it go on."""
         if self.group.control:
             self.group.freeze(suspended)
-        elif self.keeper is not None and suspended != self.paused:
-            processes.pause_all(f"DOVETAIL_DIR={self.directory}", self.keeper.pid, suspended)
-            self.paused = suspended
+        elif self.supervisor is not None and suspended != self.signalled:
+            processes.pause_all(f"DOVETAIL_DIR={self.directory}", self.supervisor.pid, suspended)
+            self.signalled = suspended
 
     def place_ranks(self, pages: Sequence[page.RankPage]) -> None:
         """Move ranks into their rank groups as they appear."""

@@ -1,0 +1,46 @@
+# SPDX-License-Identifier: LGPL-3.0-or-later
+"""The states of a simulation of the local executor."""
+
+from __future__ import annotations
+
+import pytest
+from dovetail.core import protocol
+from dovetail.executors.local.job import Job, Result, State
+from dovetail.host import cgroups
+
+pytestmark = pytest.mark.unit
+
+STEPS = {
+    "begun": lambda job: job.begun(),
+    "stop": lambda job: job.stop("enough", 10.0),
+    "end": lambda job: job.end(Result(0)),
+    "release": lambda job: job.release(10.0, "the run ended"),
+}
+WAYS = {  # the steps, the state they lead to, and why it was stopped
+    "": (State.STARTING, ""),
+    "begun": (State.RUNNING, ""),
+    "stop": (State.STOPPING, "enough"),
+    "stop begun": (State.STOPPING, "enough"),
+    "begun stop stop": (State.STOPPING, "enough"),
+    "end": (State.ENDED, ""),
+    "begun end stop": (State.ENDED, ""),
+    "stop end": (State.ENDED, "enough"),
+    "release": (State.RELEASED, "the run ended"),
+    "begun release stop begun": (State.RELEASED, "the run ended"),
+    "begun stop release": (State.RELEASED, "enough"),
+    "begun end release": (State.RELEASED, ""),
+    "release end": (State.RELEASED, "the run ended"),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_each_step_leads_to_one_state(way):
+    spec = protocol.Spec("sim", "entry", "/case", 2, (1.0, 1.0), ("true",))
+    group = cgroups.Group("", "")
+    job = Job(spec, protocol.Share((500, 500)), "/dev/shm/none", "/tmp/none", group)
+    for step in way.split():
+        STEPS[step](job)
+    assert (job.state, job.why_stopped) == WAYS[way]
+    assert job.wanted == (job.state in (State.STARTING, State.RUNNING))
+    assert bool(job.result) == ("end" in way.split())
+    assert bool(job.deadline) == (job.state is State.RELEASED or bool(job.why_stopped))
