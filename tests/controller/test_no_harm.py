@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: LGPL-3.0-or-later
-"""Packing does no harm: admissions that disappoint, budgets, profiles in company, changing work.
+"""Packing does no harm: admissions that disappoint, budgets, profiles beside others, changing work.
 
 The simulated machine has two cores; `interference` is what no profile foretells.
 """
@@ -123,7 +123,7 @@ def test_what_did_not_pay_keeps_no_others_away():
     assert [["pays", 2]] in [note.data["mix"] for note in result.notes("keep")]
 
 
-def test_without_freezing_a_young_one_is_run_again_from_its_start():
+def test_without_suspending_a_young_one_is_run_again_from_its_start():
     result = run(specs("a", 4), {"a": EATS}, suspend=False)
     assert told(result, "rollback") == [("rollback", "a-1")]
     assert launched(result) == ["a-0", "a-1", "a-1", "a-2", "a-3"]
@@ -132,7 +132,7 @@ def test_without_freezing_a_young_one_is_run_again_from_its_start():
     assert result.makespan <= 1.12 * result.sequential
 
 
-def test_without_freezing_an_old_one_is_kept_rather_than_its_work_thrown_away():
+def test_without_suspending_an_old_one_is_kept_rather_than_its_work_thrown_away():
     slow = Work((0.1, 0.3), 150, startup=25.0, interference=0.3)
     result = run(specs("a", 3), {"a": slow}, suspend=False)
     assert told(result, "rollback") == []
@@ -218,7 +218,7 @@ def test_the_plan_may_bound_how_many_run_at_once(most, seen):
     assert max(n for _, n in result.running) == seen
 
 
-# --- a profile in company ---
+# --- a profile beside others ---
 
 
 def test_a_new_family_is_profiled_while_the_others_are_suspended():
@@ -321,7 +321,7 @@ def test_what_interference_adds_between_two_regimes_is_nobodys_work():
     assert alone.rate == pytest.approx(5.0)
 
 
-def test_capacity_without_weights_or_freezing_is_what_the_executor_says():
+def test_capacity_without_weights_or_suspending_is_what_the_executor_says():
     assert Simulated(TWO_CORES, {}, weights=False, suspend=False).capacity() == Capacity(
         tuple(TWO_CORES), False, False
     )

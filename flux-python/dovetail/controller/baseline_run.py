@@ -41,7 +41,7 @@ def measure(state: State) -> None:
 
 
 def _due(state: State, sim: Simulation) -> bool:
-    """True if its family has no profile, or one that was taken in company and it is alone now."""
+    """True if its family has no profile, or one taken beside others and it is alone now."""
     profile = state.family(sim).profile
     better = profile is not None and not profile.alone and len(state.active) == 1
     return sim.stage is Stage.RUNNING and (profile is None or better)
@@ -114,7 +114,7 @@ def conclude(state: State, sim: Simulation) -> None:
     loads = _loads(state, sim, wait)
     need = min(sum(min(1.0, load * window.rate) for load in loads), state.cores)
     alone = len(state.active) <= 1 or state.own_cores or state.capacity.suspend
-    if family.profile is not None:  # what rests on the one taken in company is wrong
+    if family.profile is not None:  # what rests on the one taken beside others is wrong
         state.knowledge.forget(sim.spec.family)
         family.blocking_need, sim.alone = None, Alone()
     startup = family.startup or 0.0
@@ -123,7 +123,7 @@ def conclude(state: State, sim: Simulation) -> None:
     )
     for other in state.active.values():
         if other.spec.family == sim.spec.family:
-            state.hold(other)
+            state.count_memory(other)
     state.requests_due = AT_ONCE
     _tell(state, sim, family.profile, window.iterations)
 

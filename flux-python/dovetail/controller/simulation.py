@@ -55,8 +55,8 @@ class Simulation:
     """One simulation. Times ending in `_at` are controller seconds, the others run seconds.
 
     `useful` is the seconds outside MPI of all its ranks, None until they publish anything;
-    `memory` the most bytes seen, `held` the bytes counted against the capacity now; `stop` is
-    there from the moment it was asked to stop; `late_told` once its user was told that its
+    `memory` the most bytes seen, `counted_memory` those counted against the capacity now; `stop`
+    is there from the moment it was asked to stop; `late_told` once its user was told that its
     deadline cannot be met.
     """
 
@@ -77,7 +77,7 @@ class Simulation:
     useful: float | None = None
     resumed_at: float = 0.0
     memory: int = 0
-    held: int = 0
+    counted_memory: int = 0
     late_told: bool = False
 
     def enter(self, stage: Stage) -> None:

@@ -185,11 +185,11 @@ class State:
         profile = self.family(sim).profile
         return max(sim.spec.memory, sim.memory, profile.memory if profile else 0)
 
-    def hold(self, sim: Simulation, memory: int | None = None) -> None:
+    def count_memory(self, sim: Simulation, memory: int | None = None) -> None:
         """Count the memory of a simulation that is started; 0 to count it no more."""
         new = self.memory_of(sim) if memory is None else memory
-        self.memory_used += new - sim.held
-        sim.held = new
+        self.memory_used += new - sim.counted_memory
+        sim.counted_memory = new
 
     def sequential(self) -> float:
         """Seconds that the whole plan takes one after the other, as far as is known."""
@@ -271,7 +271,7 @@ class State:
     def launch(self, sim: Simulation) -> None:
         """Start a queued simulation; its share is settled at the flush."""
         self.take(sim)
-        self.hold(sim)
+        self.count_memory(sim)
         sim.enter(Stage.PREPARING)
         sim.launched_at = sim.progress_at = sim.resumed_at = self.now
         sim.started = sim.ended = None
@@ -290,7 +290,7 @@ class State:
         memory = sum(ranks.memory)
         if memory > sim.memory:
             sim.memory = memory
-            self.hold(sim)
+            self.count_memory(sim)
         useful = sum(ranks.useful)
         if not sim.iterations and useful > (sim.useful or 0.0):
             sim.progress_at = self.now  # it works towards its first iteration, if it has any
@@ -364,7 +364,7 @@ class State:
         self.suspended.pop(name, None)
         self.terminating.pop(name, None)
         self.resizing.pop(name, None)
-        self.hold(sim, 0)
+        self.count_memory(sim, 0)
         self.tolerated = None
         return known
 

@@ -33,7 +33,7 @@ from dovetail.host.line_splitter import LineSplitter
 from dovetail.run.live_table import Live
 
 LOOK = 0.25
-"""Seconds between looks at the ranks while something is measured: far below a judging window."""
+"""Seconds between looks at the ranks while something is measured: far below the window of one."""
 REST = 1.0
 """The same while nothing is: each look is logged, and a day has 86,400 seconds."""
 
