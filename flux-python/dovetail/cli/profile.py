@@ -4,23 +4,13 @@
 In: the command. Out: its own output, untouched; then on standard error a table per rank, the
 MPI calls that took longest, and the POP efficiencies; with -o a file for other commands; with
 --json that same JSON on standard output, where the program's own output goes to standard error.
-
-Invariants: the session directory in shared memory and every process of the run are gone when
-this returns, whatever ended it.
 """
 
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
 import os
-import secrets
-import signal
-import subprocess
-import sys
-import threading
-from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,15 +20,12 @@ from rich.table import Table
 from dovetail.core.errors import BadInput, WorkFailed
 from dovetail.core.protocol import WaitPolicy
 from dovetail.host import install_paths
-from dovetail.host.session import temporary_session
-from dovetail.mpi import detect, page
+from dovetail.mpi import detect, profiled_run
 from dovetail.mpi import profile as profiles
-from dovetail.mpi.control_page import MODES, Control
+from dovetail.mpi.control_page import MODES
 from dovetail.mpi.profile import Profile, RankProfile
 
 HELP = "run an MPI program and print where each rank's time goes"
-FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-GRACE = 10.0  # seconds from a forwarded signal to SIGKILL
 TOP = 8  # MPI functions in the table
 
 
@@ -60,30 +47,21 @@ def run(args: argparse.Namespace) -> int:
     """Profile one command; 1 if it failed or was no MPI program."""
     command = args.words[1:] if args.words[:1] == ["--"] else args.words
     mpi = args.mpi or detect.mpi_of(command)
-    library = install_paths.library(mpi)
     _check_output(args.output)
-    policy = WaitPolicy(args.wait, args.yields)
-    with _session(policy) as directory:
-        environment = _environment(os.environ, directory, library, policy)
-        code, caught = _execute(command, environment, quiet=args.json)
-        pages = page.read_pages(directory)
-    if not pages:
-        _no_pages(command, mpi, code, caught)
-    profile = profiles.from_pages(pages, command, args.wait, code)
+    wait = WaitPolicy(args.wait, args.yields)
+    ended = profiled_run.run(command, mpi, wait, quiet=args.json)
+    profile = ended.profile
     if args.output:
         profiles.save(profile, args.output)
     if args.json:
         print(json.dumps(profiles.to_json(profile), indent=2))
     else:
         show(profile, Console(stderr=True, highlight=False, soft_wrap=True))
-    if caught:
+    if ended.interrupted:
         raise KeyboardInterrupt
-    if code:
-        raise WorkFailed(f"{command[0]} ended with {_ending(code)}")
+    if ended.failure:
+        raise WorkFailed(ended.failure)
     return 0
-
-
-# --- Running ---
 
 
 def _check_output(path: Path | None) -> None:
@@ -94,93 +72,6 @@ def _check_output(path: Path | None) -> None:
         raise BadInput(f"-o {path}: a file in an existing directory would be right")
     if not os.access(path.absolute().parent, os.W_OK):
         raise BadInput(f"-o {path}: its directory is not writable")
-
-
-@contextlib.contextmanager
-def _session(policy: WaitPolicy) -> Iterator[Path]:
-    """The simulation's directory in a session directory of its own, gone afterwards."""
-    with temporary_session(f"profile-{os.getpid()}-{secrets.token_hex(4)}") as session:
-        directory = Path(session, "profile")
-        directory.mkdir(mode=0o700)
-        Control.create(directory, policy).close()
-        yield directory
-
-
-def _environment(
-    base: Mapping[str, str], directory: Path, library: Path, policy: WaitPolicy
-) -> dict[str, str]:
-    preload = f"{library}:{base['LD_PRELOAD']}" if base.get("LD_PRELOAD") else str(library)
-    environment = {**base, "LD_PRELOAD": preload, "DOVETAIL_DIR": str(directory)}
-    if policy.mode != "off":
-        # Without it a waiting rank never calls the sched_yield that the wait modes replace.
-        environment.setdefault("OMPI_MCA_mpi_yield_when_idle", "1")
-    return environment
-
-
-def _execute(
-    command: Sequence[str], environment: Mapping[str, str], quiet: bool
-) -> tuple[int, bool]:
-    """Run to the end; its exit code (negative: signal), and whether we were asked to stop.
-
-    The command gets a session of its own: a Ctrl-C in the terminal then reaches it once, from
-    here, and not twice, which launchers take for impatience.
-    """
-    signals: list[int] = []
-    stopping = threading.Timer(GRACE, lambda: None)
-
-    def forward(number: int, _frame: object) -> None:
-        signals.append(number)
-        if len(signals) == 1:
-            process.send_signal(number)
-            stopping.start()
-        else:
-            _kill_group(process.pid)
-
-    try:
-        process = subprocess.Popen(
-            command,
-            env=dict(environment),
-            start_new_session=True,
-            stdout=sys.stderr.fileno() if quiet else None,
-        )
-    except OSError as error:
-        raise BadInput(f"{command[0]}: {error.strerror}") from error
-    stopping = threading.Timer(GRACE, _kill_group, [process.pid])
-    stopping.daemon = True
-    before = {number: signal.signal(number, forward) for number in FORWARDED}
-    try:
-        code = process.wait()
-    finally:
-        stopping.cancel()
-        _kill_group(process.pid)
-        for number, handler in before.items():
-            signal.signal(number, handler)
-    return code, bool(signals)
-
-
-def _kill_group(pid: int) -> None:
-    """End what is left of the command's process group."""
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(pid, signal.SIGKILL)
-
-
-def _ending(code: int) -> str:
-    return f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
-
-
-def _no_pages(command: Sequence[str], mpi: str, code: int, caught: bool) -> None:
-    """Say why there is nothing to show."""
-    if caught:
-        raise KeyboardInterrupt
-    if code:
-        raise WorkFailed(f"{command[0]} ended with {_ending(code)} before any rank was in MPI")
-    raise WorkFailed(
-        f"nothing to show: no process of {' '.join(command)} called MPI_Init of {mpi}; "
-        "it is no MPI program, is statically linked, or clears LD_PRELOAD"
-    )
-
-
-# --- Showing ---
 
 
 def show(profile: Profile, console: Console) -> None:

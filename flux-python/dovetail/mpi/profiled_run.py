@@ -1,0 +1,141 @@
+# SPDX-License-Identifier: LGPL-3.0-or-later
+"""Runs an unmodified MPI program with the library preloaded, and reads the pages of its ranks.
+
+Inputs: the command, its MPI, how ranks wait. Outputs: a `Profile`, and how the program ended; its
+own output stays its own. Invariants: the session directory in shared memory and every process of
+the run are gone when this returns, whatever ended it; signals for us are passed on to it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from dovetail.core.errors import BadInput, WorkFailed
+from dovetail.core.protocol import WaitPolicy
+from dovetail.host import install_paths
+from dovetail.host.session import temporary_session
+from dovetail.mpi import page
+from dovetail.mpi.control_page import Control
+from dovetail.mpi.profile import Profile, from_pages
+
+FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+GRACE = 10.0  # seconds from a forwarded signal to SIGKILL
+
+
+@dataclass(frozen=True)
+class Ended:
+    """What a program's ranks did. `failure` says how it ended if that was not well, else empty."""
+
+    profile: Profile
+    failure: str
+    interrupted: bool
+
+
+def run(command: Sequence[str], mpi: str, wait: WaitPolicy, *, quiet: bool) -> Ended:
+    """Run it to its end; with `quiet` its output goes to standard error.
+
+    Raises WorkFailed where no rank was in MPI, and KeyboardInterrupt if that is because of a
+    signal.
+    """
+    library = install_paths.library(mpi)
+    with _session(wait) as directory:
+        environment = _environment(os.environ, directory, library, wait)
+        code, caught = _execute(command, environment, quiet)
+        pages = page.read_pages(directory)
+    if not pages:
+        _no_pages(command, mpi, code, caught)
+    failure = f"{command[0]} ended with {_ending(code)}" if code else ""
+    return Ended(from_pages(pages, command, wait.mode, code), failure, caught)
+
+
+@contextlib.contextmanager
+def _session(policy: WaitPolicy) -> Iterator[Path]:
+    """The run's directory in a session directory of its own, gone afterwards."""
+    with temporary_session(f"profile-{os.getpid()}-{secrets.token_hex(4)}") as session:
+        directory = Path(session, "profile")
+        directory.mkdir(mode=0o700)
+        Control.create(directory, policy).close()
+        yield directory
+
+
+def _environment(
+    base: Mapping[str, str], directory: Path, library: Path, policy: WaitPolicy
+) -> dict[str, str]:
+    preload = f"{library}:{base['LD_PRELOAD']}" if base.get("LD_PRELOAD") else str(library)
+    environment = {**base, "LD_PRELOAD": preload, "DOVETAIL_DIR": str(directory)}
+    if policy.mode != "off":
+        # Without it a waiting rank never calls the sched_yield that the wait modes replace.
+        environment.setdefault("OMPI_MCA_mpi_yield_when_idle", "1")
+    return environment
+
+
+def _execute(
+    command: Sequence[str], environment: Mapping[str, str], quiet: bool
+) -> tuple[int, bool]:
+    """Run to the end; its exit code (negative: signal), and whether we were asked to stop.
+
+    The command gets a session of its own: a Ctrl-C in the terminal then reaches it once, from
+    here, and not twice, which launchers take for impatience.
+    """
+    signals: list[int] = []
+    stopping = threading.Timer(GRACE, lambda: None)
+
+    def forward(number: int, _frame: object) -> None:
+        signals.append(number)
+        if len(signals) == 1:
+            process.send_signal(number)
+            stopping.start()
+        else:
+            _kill_group(process.pid)
+
+    try:
+        process = subprocess.Popen(
+            command,
+            env=dict(environment),
+            start_new_session=True,
+            stdout=sys.stderr.fileno() if quiet else None,
+        )
+    except OSError as error:
+        raise BadInput(f"{command[0]}: {error.strerror}") from error
+    stopping = threading.Timer(GRACE, _kill_group, [process.pid])
+    stopping.daemon = True
+    before = {number: signal.signal(number, forward) for number in FORWARDED}
+    try:
+        code = process.wait()
+    finally:
+        stopping.cancel()
+        _kill_group(process.pid)
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    return code, bool(signals)
+
+
+def _kill_group(pid: int) -> None:
+    """End what is left of the command's process group."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(pid, signal.SIGKILL)
+
+
+def _ending(code: int) -> str:
+    return f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+
+
+def _no_pages(command: Sequence[str], mpi: str, code: int, caught: bool) -> None:
+    """Say why there is nothing to show."""
+    if caught:
+        raise KeyboardInterrupt
+    if code:
+        raise WorkFailed(f"{command[0]} ended with {_ending(code)} before any rank was in MPI")
+    raise WorkFailed(
+        f"nothing to show: no process of {' '.join(command)} called MPI_Init of {mpi}; "
+        "it is no MPI program, is statically linked, or clears LD_PRELOAD"
+    )
