@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import pytest
+from dovetail.core.messages import MessageError
 from dovetail.flux import jobspec, option
 from dovetail.flux.instance.effects import FAILED, INVALID, NOENT, Cancel, Sweep
 from dovetail.flux.instance.requests import STREAMS
@@ -263,6 +264,28 @@ def test_requests_of_a_client_that_is_gone_are_forgotten():
     play.done.clear()
     play.ready(0, 1)
     assert play.told("dead") == []
+
+
+WRONG = {  # a request, and what it is refused with
+    "submit": ({"plan": "p", "cwd": "/"}, "SubmitPlan: output is missing"),
+    "url": ({"service": 3}, "FindUrl: service is not a text"),
+}
+
+
+@pytest.mark.parametrize("topic", WRONG)
+def test_a_request_that_makes_no_sense_is_refused_by_the_name_of_what_is_wrong(topic):
+    payload, why = WRONG[topic]
+    play = Play(1).begin().ready(0).ask(topic, "x", **payload)
+    assert play.told("x") == [(INVALID, why)]
+
+
+@pytest.mark.parametrize("news", [{}, {"number": True, "node": "n"}, {"number": 0, "run": 1}])
+def test_news_that_make_no_sense_change_nothing(news):
+    play = Play(1).begin().ready(0)
+    before = play.state.status()
+    with pytest.raises(MessageError):
+        play.ask("tell", "t", **news)
+    assert play.state.status() == before
 
 
 def test_slices_ask_for_exactly_their_cores():

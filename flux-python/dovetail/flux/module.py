@@ -27,6 +27,7 @@ from flux.constants import FLUX_JOB_LOOKUP_CURRENT, FLUX_MSGTYPE_REQUEST
 from flux.hostlist import Hostlist
 
 from dovetail.core.errors import BadInput
+from dovetail.core.messages import MessageError
 from dovetail.flux import jobspec, option
 from dovetail.flux.instance import effects
 from dovetail.flux.instance.effects import Key
@@ -51,7 +52,8 @@ def guarded(handler: Callable[..., None]) -> Callable[..., None]:
         except Exception as error:
             self.log.error(f"{handler.__name__}: {type(error).__name__}: {error}")
             if handler.__name__ == "requested":
-                self.refuse(args[0], errno.EINVAL, f"{type(error).__name__}: {error}")
+                kind = "" if isinstance(error, MessageError) else f"{type(error).__name__}: "
+                self.refuse(args[0], errno.EINVAL, f"{kind}{error}")
 
     return guard
 

@@ -11,6 +11,8 @@ import functools
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+from dovetail.core.messages import MessageError, decode
+from dovetail.flux.instance import messages
 from dovetail.flux.instance.effects import FAILED, INVALID, NOENT, Answer, Effect, Key, Refuse
 from dovetail.flux.instance.pending import DOWN
 from dovetail.flux.instance.simulations import Simulation
@@ -30,6 +32,8 @@ def informed(request: Request) -> Request:
     def answer(state: Instance, key: Key, payload: Payload) -> Effects:
         try:
             yield from request(state, key, payload)
+        except MessageError as error:
+            yield Refuse(key, INVALID, str(error))
         except (KeyError, TypeError, ValueError) as error:  # no matter of whoever let it go on
             yield Refuse(key, INVALID, f"{type(error).__name__}: {error}")
 
@@ -60,12 +64,12 @@ def wait_up(state: Instance, key: Key, _: Payload) -> Effects:
 
 
 @informed
-def submit(state: Instance, key: Key, order: Payload) -> Effects:
+def submit(state: Instance, key: Key, payload: Payload) -> Effects:
     """Queue a plan."""
     if state.failure or state.ending:
         yield Refuse(key, FAILED, state.failure or DOWN)
         return
-    yield from state.runs.submit(key, order)
+    yield from state.runs.submit(key, decode(messages.SubmitPlan, payload, others=True))
     yield from state.settle()
 
 
@@ -118,14 +122,15 @@ def not_up(state: Instance) -> str:
 
 
 @informed
-def url(state: Instance, key: Key, asked: Payload) -> Effects:
+def url(state: Instance, key: Key, payload: Payload) -> Effects:
     """Where a service can be reached; the control slice knows."""
+    service = decode(messages.FindUrl, payload, others=True).service
     control = state.slices.get(0)
     if control is None or control.state is not State.READY:
         yield Refuse(key, FAILED, not_up(state))
     else:
         question = state.waiting.ask(key)
-        yield from state.tell({"url": str(asked["service"]), "question": question})
+        yield from state.tell({"url": service, "question": question})
 
 
 def down(state: Instance, key: Key, _: Payload) -> Effects:
@@ -137,14 +142,14 @@ def down(state: Instance, key: Key, _: Payload) -> Effects:
     yield from state.settle()
 
 
-def follow(state: Instance, key: Key, asked: Payload) -> Effects:
+def follow(state: Instance, key: Key, payload: Payload) -> Effects:
     """The job of a simulation: told where its log is, and its end."""
-    yield from state.mirrors.follow(key, str(asked["launch"]))
+    yield from state.mirrors.follow(key, decode(messages.Follow, payload, others=True).launch)
 
 
-def wait_down(state: Instance, key: Key, asked: Payload) -> Effects:
+def wait_down(state: Instance, key: Key, payload: Payload) -> Effects:
     """Answered when nothing of one slice is left on its machine."""
-    one = state.slices.get(int(asked["slice"]))
+    one = state.slices.get(decode(messages.WaitDown, payload, others=True).slice)
     if one is None or one.machine_clean:
         yield Answer(key, {})
     else:
@@ -153,75 +158,79 @@ def wait_down(state: Instance, key: Key, asked: Payload) -> Effects:
             yield from state.sweep(one)
 
 
-def attach(state: Instance, key: Key, news: Payload) -> Effects:
+def attach(state: Instance, key: Key, payload: Payload) -> Effects:
     """An agent listens for orders, and says what it knows; its disconnect tells that it is lost."""
-    number = int(news["number"])
+    news = decode(messages.Attach, payload)
+    number = news.number
     one = state.slices.get(number)
     if one is None or one.agent is not None:
         yield Refuse(key, INVALID, f"slice {number} is not expected")
         return
-    one.attached(key, str(news.get("host", "")), int(news["rank"]))
+    one.attached(key, news.host, news.rank)
     if number == 0:
         yield from adopt(state, news)
     if one.state is State.ENDING:
         yield from state.end(one)
-    elif news.get("node"):
-        yield from state.ready(number, news)
+    elif news.node:
+        ready = messages.NodeReady(news.node, news.cpus, news.kubeconfig)
+        yield from state.ready(number, ready)
     yield from state.settle()
 
 
-def adopt(state: Instance, news: Payload) -> Effects:
+def adopt(state: Instance, news: messages.Attach) -> Effects:
     """Take over what the control slice knows, which may be more than we do."""
-    state.runs.adopt(news.get("runs", ()))
-    for found in news.get("simulations", ()):
+    state.runs.adopt(news.runs)
+    for found in news.simulations:
         yield from state.mirrors.known(Simulation(**found))
     for run in state.runs.all.values():
         if run.state.ended:
             yield from state.mirrors.end_all(run.number, OVER)
     if not state.knows:
-        yield from state.learn(news.get("kept", {}))
+        yield from state.learn(news.kept)
         yield from state.resize(state.wanted)
 
 
-def join(state: Instance, key: Key, asked: Payload) -> Effects:
+def join(state: Instance, key: Key, payload: Payload) -> Effects:
     """Answered with what a node needs to join, as soon as there is a cluster."""
-    number = int(asked["number"])
+    wanted = decode(messages.Join, payload)
+    number = wanted.number
     if number not in state.slices:
         yield Refuse(key, INVALID, f"there is no slice {number}")
         return
     state.waiting.joining[number] = key
-    state.slices[number].wanted_node = str(asked.get("node", ""))
+    state.slices[number].wanted_node = wanted.node
     if 0 in state.slices and state.slices[0].state is State.READY:
         yield from state.invite(number)
 
 
-def tell(state: Instance, key: Key, news: Payload) -> Effects:
+def tell(state: Instance, key: Key, payload: Payload) -> Effects:
     """News from an agent."""
-    yield from heard(state, int(news["number"]), news)
+    yield from heard(state, *messages.news(payload))
     yield Answer(key, {})
 
 
-def heard(state: Instance, number: int, news: Payload) -> Effects:
+def heard(state: Instance, number: int, news: messages.News) -> Effects:
     """What follows from the news of a slice's agent."""
-    why = str(news.get("why", ""))
-    if "node" in news:
+    if isinstance(news, messages.NodeReady):
         yield from state.ready(number, news)
-    elif "failed" in news and number in state.slices:
-        state.slices[number].reason = str(news["failed"])
-    elif "ended" in news and number in state.slices:
-        yield from state.confirm(state.slices[number], str(news["ended"]))
-    elif "invited" in news:
-        yield from state.waiting.invited(news["invited"], news.get("join", {}), why)
-    elif "forgotten" in news:
-        state.leaving.discard(news["forgotten"])
+    elif isinstance(news, messages.StartFailed):
+        if number in state.slices:
+            state.slices[number].reason = news.failed
+    elif isinstance(news, messages.SliceEnded):
+        if number in state.slices:
+            yield from state.confirm(state.slices[number], news.ended)
+    elif isinstance(news, messages.Invited):
+        yield from state.waiting.invited(news.invited, news.join, news.why)
+    elif isinstance(news, messages.Forgotten):
+        state.leaving.discard(news.forgotten)
         yield from state.settle()
-    elif "answer" in news:
-        yield from state.waiting.answered(news["answer"], news.get("value", {}), why)
-    elif "simulation" in news:
-        yield from simulation(state, news["simulation"])
-    elif "run" in news:
-        yield from state.mirrors.end_all(news["run"], OVER)
-        yield from state.runs.ended(news["run"], news["code"], why)
+    elif isinstance(news, messages.Answered):
+        yield from state.waiting.answered(news.answer, news.value, news.why)
+    elif isinstance(news, messages.SimulationNews):
+        yield from simulation(state, news.simulation)
+    else:
+        yield from state.mirrors.end_all(news.run, OVER)
+        yield from state.runs.ended(news.run, news.code, news.why)
         yield from state.settle()
 
 

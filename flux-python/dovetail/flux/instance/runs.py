@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
-from dovetail.flux.instance.effects import INVALID, NOENT, Answer, Effect, Key, Refuse
-
-TOLD = ("plan", "output", "cwd", "content", "environment")
+from dovetail.core.messages import encode
+from dovetail.flux.instance.effects import NOENT, Answer, Effect, Key, Refuse
+from dovetail.flux.instance.messages import SubmitPlan
 
 
 class State(Enum):
@@ -104,18 +104,11 @@ class Runs:
         self.orders: dict[int, Mapping[str, Any]] = {}  # that the control slice was not told yet
         self.waiting: dict[Key, tuple[int, ...]] = {}
 
-    def submit(self, key: Key, order: Mapping[str, Any]) -> Iterator[Effect]:
+    def submit(self, key: Key, order: SubmitPlan) -> Iterator[Effect]:
         """Queue a plan."""
-        if not all(isinstance(order.get(name), str) and order[name] for name in TOLD[:3]):
-            yield Refuse(key, INVALID, "submit: plan, output and cwd must be texts")
-            return
-        if not isinstance(order.get("content", ""), str):
-            yield Refuse(key, INVALID, "submit: content must be the text of the plan")
-            return
         number = max(self.all, default=0) + 1
-        self.all[number] = Run(number, order["plan"], order["output"], order["cwd"])
-        known = {name: order[name] for name in TOLD if name in order}
-        self.orders[number] = {"number": number, **known}
+        self.all[number] = Run(number, order.plan, order.output, order.cwd)
+        self.orders[number] = {"number": number, **encode(order)}
         yield Answer(key, {"run": number})
 
     def untold(self) -> list[Mapping[str, Any]]:

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from dovetail.flux.instance.effects import Answer, Cancel, Effect, Key, Log, Submit, Sweep, Watch
+from dovetail.flux.instance.messages import NodeReady
 from dovetail.flux.instance.pending import DOWN, Waiting
 from dovetail.flux.instance.runs import Runs
 from dovetail.flux.instance.simulations import Mirrors
@@ -127,14 +128,14 @@ class Instance:
             yield Cancel(job, "no longer wanted")
         yield from self.settle()
 
-    def ready(self, number: int, news: Mapping[str, Any]) -> Iterator[Effect]:
+    def ready(self, number: int, news: NodeReady) -> Iterator[Effect]:
         """A slice's node is ready in Kubernetes."""
         one = self.slices.get(number)
         if one is None or one.state is State.ENDING:
             return
-        one.became_ready(str(news["node"]), str(news.get("cpus", "")))
+        one.became_ready(news.node, news.cpus)
         if number == 0:
-            self.kubeconfig = str(news.get("kubeconfig", ""))
+            self.kubeconfig = news.kubeconfig
             for worker in self.waiting.joining:
                 yield from self.invite(worker)
         yield from self.settle()
