@@ -33,8 +33,7 @@ from dovetail.executors.kubernetes.lifecycle import (
 from dovetail.executors.kubernetes.manifests import path
 from dovetail.executors.kubernetes.nodes import Nodes
 from dovetail.executors.kubernetes.rank_samples import Clocks
-from dovetail.executors.kubernetes.resize_queue import Resizes
-from dovetail.executors.kubernetes.resize_transaction import Change
+from dovetail.executors.kubernetes.resizes import Change, Resizes
 from dovetail.executors.kubernetes.session import Session, look
 from dovetail.executors.kubernetes.share_report import Report
 from dovetail.executors.local.job import Result

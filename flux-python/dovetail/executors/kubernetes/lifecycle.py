@@ -32,8 +32,7 @@ from dovetail.executors.kubernetes.background_calls import Calls
 from dovetail.executors.kubernetes.manifests import path
 from dovetail.executors.kubernetes.nodes import Nodes
 from dovetail.executors.kubernetes.rank_samples import RankSamples
-from dovetail.executors.kubernetes.resize_queue import Resizes
-from dovetail.executors.kubernetes.resize_transaction import Change
+from dovetail.executors.kubernetes.resizes import Change, Resizes
 from dovetail.executors.kubernetes.session import Session, foreign
 from dovetail.executors.local.job import Result
 from dovetail.executors.pods import messages

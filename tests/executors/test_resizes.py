@@ -11,11 +11,12 @@ from __future__ import annotations
 import time
 
 import pytest
-from dovetail.executors.kubernetes.resize_queue import Resizes
-from dovetail.executors.kubernetes.resize_transaction import (
+from dovetail.executors.kubernetes.resizes import (
     LIMIT,
     SLOW,
     Change,
+    Progress,
+    Resizes,
     Transaction,
     progress,
 )
@@ -187,19 +188,19 @@ def test_a_pod_that_goes_away_holds_nothing_up():
 @pytest.mark.parametrize(
     ("thing", "wanted"),
     [
-        (pod(400), "done"),
-        (pod(1000), "open"),
-        (pod(400, generation=1), "open"),
-        (pod(400, observed=1), "open"),
-        (pod(1000, conditions=[pending("Deferred")]), "deferred"),
-        (pod(1000, conditions=[pending("Infeasible")]), "infeasible"),
-        (pod(400, conditions=[pending("Infeasible", observed=1)]), "done"),
-        (pod(400, conditions=[{"type": "PodResizeInProgress", "status": "True"}]), "open"),
-        (pod(0, phase="Pending", observed=0), "done"),
+        (pod(400), Progress.DONE),
+        (pod(1000), Progress.OPEN),
+        (pod(400, generation=1), Progress.OPEN),
+        (pod(400, observed=1), Progress.OPEN),
+        (pod(1000, conditions=[pending("Deferred")]), Progress.DEFERRED),
+        (pod(1000, conditions=[pending("Infeasible")]), Progress.INFEASIBLE),
+        (pod(400, conditions=[pending("Infeasible", observed=1)]), Progress.DONE),
+        (pod(400, conditions=[{"type": "PodResizeInProgress", "status": "True"}]), Progress.OPEN),
+        (pod(0, phase="Pending", observed=0), Progress.DONE),
     ],
 )
 def test_progress_is_read_from_generation_conditions_and_what_the_pod_has(thing, wanted):
-    assert progress(thing, 2, 400)[0] == wanted
+    assert progress(thing, 2, 400)[0] is wanted
 
 
 def test_a_limit_goes_with_its_request_both_ways():
@@ -223,7 +224,7 @@ def test_a_limit_that_alone_changes_is_a_change():
 
 
 def test_a_limit_that_nobody_asked_for_is_the_sites():
-    assert progress(pod(400, limits={"cpu": "1"}), 2, 400)[0] == "done"
+    assert progress(pod(400, limits={"cpu": "1"}), 2, 400)[0] is Progress.DONE
 
 
 def test_a_resize_that_was_asked_for_is_sent_at_once_and_the_next_waits_for_its_end():

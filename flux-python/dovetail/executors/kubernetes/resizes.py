@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: LGPL-3.0-or-later
-"""A resize of several pods, all or none, as a state machine. Pure: no clock, no I/O.
+"""Resizes of several pods, each all or none, one after the other.
 
-Inputs: the changes; then what the API answered to each patch, and each pod as it was seen.
-Outputs: patches to send, and at the end whether it was refused and why.
+Inputs: what shall change, as a function that is asked when its turn comes; pods as they are seen.
+Outputs: patches of pods/resize, and for each resize one call that says how it ended. A resize is
+a `Transaction`, which is pure: it is told the time, what the API answered to each patch, and each
+pod as it was seen.
 
 Invariants: no pod is increased before every decrease has reached its node; after a refusal every
 pod that was touched gets its old request back, what grew first; a pod has at most one patch
@@ -11,17 +13,25 @@ without an answer; a pod that has gone holds nothing up.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from enum import Enum
+from typing import Any, Callable, Union
 
+from dovetail.executors.kubernetes import manifests
+from dovetail.executors.kubernetes.api import Api, NotFound
+from dovetail.executors.kubernetes.background_calls import Calls, Outcome
+from dovetail.executors.kubernetes.manifests import path
 from dovetail.executors.kubernetes.placement import millicores
 
 LIMIT = 8.0
 """Seconds that a round may take where a node says that it has no room."""
 SLOW = 60.0
 """Seconds that all may take where nobody says no: then a node is slow, and will get there.
-Below the controller's own patience, see `state.ACK_LIMIT`."""
+Below the controller's own patience, see `ACK_LIMIT` there."""
+_PATIENCE = 20.0  # seconds to try a patch again; less than `SLOW`
+_AT_ONCE = 1e-9  # a time that is over
 
 
 @dataclass(frozen=True)
@@ -70,8 +80,20 @@ class _Open:
     deferred: bool = False
 
 
+class Progress(Enum):
+    """How far one pod's resize is."""
+
+    DONE = "done"
+    INFEASIBLE = "infeasible"
+    DEFERRED = "deferred"  # its node has no room now
+    OPEN = "open"
+
+
 class Transaction:
-    """See the module. `finished` at the end, with `refused` saying why nothing changed."""
+    """A resize of several pods, all or none.
+
+    `finished` at the end, with `refused` saying why nothing changed.
+    """
 
     def __init__(self, changes: Iterable[Change], limit: float = LIMIT) -> None:
         self._changes = {change.pod: change for change in changes if change.there != change.back}
@@ -89,11 +111,6 @@ class Transaction:
         self._gone: set[str] = set()
         self.refused = ""
         self.finished = False
-
-    @property
-    def pods(self) -> frozenset[str]:
-        """The pods that it is about."""
-        return frozenset(self._changes)
 
     @property
     def deadline(self) -> float:
@@ -144,13 +161,13 @@ class Transaction:
         waits = self._open.get(pod)
         if waits is None or not waits.generation:
             return
-        state, why = progress(thing, waits.generation, waits.cpu, waits.limit)
-        if state == "done":
+        how, why = progress(thing, waits.generation, waits.cpu, waits.limit)
+        if how is Progress.DONE:
             del self._open[pod]
-        elif state == "infeasible":
+        elif how is Progress.INFEASIBLE:
             self._fail(pod, why)
         else:
-            waits.why, waits.deferred = why, state == "deferred"
+            waits.why, waits.deferred = why, how is Progress.DEFERRED
 
     def _fail(self, pod: str, why: str) -> None:
         """Turn round; a failure on the way back is only recorded."""
@@ -181,34 +198,117 @@ class Transaction:
 
 def progress(
     thing: Mapping[str, Any], generation: int, cpu: int, limit: int = 0
-) -> tuple[str, str]:
-    """How far a pod's resize is: done, infeasible, deferred or open; why. Millicores."""
+) -> tuple[Progress, str]:
+    """How far a pod's resize is, and why. Millicores."""
     status = thing.get("status", {})
     if thing["metadata"].get("generation", 0) < generation:
-        return "open", "an older state was seen"
+        return Progress.OPEN, "an older state was seen"
     for one in status.get("conditions", []):
         if one.get("observedGeneration", generation) < generation or one.get("status") != "True":
             continue
         said = one.get("message") or one.get("reason", "")
         if one["type"] == "PodResizePending":
             reason = one.get("reason", "pending")
-            found = {"Infeasible": "infeasible", "Deferred": "deferred"}.get(reason, "open")
-            return found, f"{reason}: {said}"
+            found = {"Infeasible": Progress.INFEASIBLE, "Deferred": Progress.DEFERRED}
+            return found.get(reason, Progress.OPEN), f"{reason}: {said}"
         if one["type"] == "PodResizeInProgress":
-            return "open", f"in progress: {said}" if said else "in progress"
+            return Progress.OPEN, f"in progress: {said}" if said else "in progress"
     if status.get("phase") == "Pending" and not status.get("containerStatuses"):
-        return "done", ""  # it will be born so
+        return Progress.DONE, ""  # it will be born so
     if status.get("observedGeneration", generation) < generation:
-        return "open", "its node has not looked yet"
+        return Progress.OPEN, "its node has not looked yet"
     has = _first(status.get("containerStatuses", []))
     real = has.get("resources", {})
     request, most = (real.get(name, {}).get("cpu", "0") for name in ("requests", "limits"))
     if millicores(request) != cpu:
-        return "open", f"it has {request} still"
+        return Progress.OPEN, f"it has {request} still"
     if limit and millicores(most) != limit:  # if none is wanted, it has none or the site's
-        return "open", f"its limit is {most} still"
-    return "done", ""
+        return Progress.OPEN, f"its limit is {most} still"
+    return Progress.DONE, ""
 
 
 def _first(items: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
     return items[0] if items else {}
+
+
+Changes = Callable[[], Union[Sequence[Change], str]]
+"""Asked for the changes, or for the reason why there can be none."""
+Done = Callable[[str], None]
+"""Called at the end; with the reason if nothing was changed."""
+
+
+class Resizes:
+    """The queue of resizes."""
+
+    def __init__(self, api: Api, calls: Calls) -> None:
+        self._api, self._calls = api, calls
+        self._queue: deque[tuple[Changes, Done]] = deque()
+        self._now: tuple[Transaction, Done] | None = None
+        self._pods: dict[str, dict[str, Any]] = {}
+
+    @property
+    def busy(self) -> bool:
+        """Whether any resize is not over."""
+        return self._now is not None or bool(self._queue)
+
+    @property
+    def deadline(self) -> float:
+        """When `poll` is needed at the latest; 0 for no such time."""
+        if self._now is None:
+            return _AT_ONCE if self._queue else 0.0
+        return self._now[0].deadline
+
+    def add(self, changes: Changes, done: Done) -> None:
+        """One more transaction."""
+        self._queue.append((changes, done))
+
+    def poll(self, now: float) -> None:
+        """Send what is to be sent, and go on to the next resize when one is over."""
+        while self._now or self._queue:
+            if self._now is None:
+                ask, done = self._queue.popleft()
+                changes = ask()
+                if isinstance(changes, str):
+                    done(changes)
+                    continue
+                self._now = Transaction(changes), done
+            transaction, done = self._now
+            for patch in transaction.poll(now):
+                self._send(patch)
+            if not transaction.finished:
+                return
+            self._now = None
+            done(transaction.refused)
+
+    def seen(self, pod: dict[str, Any]) -> None:
+        """A pod as the API has it now."""
+        name = pod["metadata"]["name"]
+        self._pods[name] = pod
+        if self._now:
+            self._now[0].seen(name, pod)
+
+    def gone(self, pod: str) -> None:
+        """The pod has ended or was deleted."""
+        self._pods.pop(pod, None)
+        if self._now:
+            self._now[0].gone(pod)
+
+    def _send(self, patch: Patch) -> None:
+        where = path("Pod", patch.pod) + "/resize"
+        body = manifests.resize(patch.cpu, patch.limit)
+        self._calls.submit(
+            lambda: self._api.patch(where, body, "strategic", patience=_PATIENCE),
+            lambda found: self._answered(patch, found),
+        )
+
+    def _answered(self, patch: Patch, found: Outcome[dict[str, Any]]) -> None:
+        if isinstance(found, NotFound):
+            self.gone(patch.pod)
+        elif self._now is None:
+            return
+        elif isinstance(found, Exception):
+            self._now[0].declined(patch.pod, patch.cpu, str(found))
+        else:
+            self._now[0].accepted(patch.pod, patch.cpu, found["metadata"].get("generation", 0))
+            if patch.pod in self._pods:  # its node may have been quicker than the answer
+                self._now[0].seen(patch.pod, self._pods[patch.pod])
