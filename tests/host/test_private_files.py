@@ -29,9 +29,34 @@ def test_secrets_are_private_and_other_files_as_the_umask_has_them(tmp_path, no_
 def test_a_reader_keeps_the_old_file_and_a_draft_of_a_dead_writer_is_no_hindrance(tmp_path):
     path = tmp_path / "file"
     write_whole(path, "old")
-    (tmp_path / "file.new").write_text("half")
+    (tmp_path / f".file.{os.getpid()}.new").write_text("half")
     with path.open() as reader:
         write_whole(path, "new")
         assert reader.read() == "old"
     assert path.read_text() == "new"
+    assert [one.name for one in tmp_path.iterdir()] == ["file"]
+
+
+def test_of_a_write_that_fails_nothing_is_left(tmp_path):
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(OSError, match="directory"):
+        write_whole(tmp_path / "folder", "x")
+    assert [one.name for one in tmp_path.iterdir()] == ["folder"]
+
+
+def test_two_processes_may_write_at_once(tmp_path):
+    path = tmp_path / "file"
+    texts = ["a" * 100_000, "b" * 100_000]
+    pids = []
+    for text in texts:
+        pids.append(os.fork())
+        if pids[-1] == 0:
+            try:
+                for _ in range(50):
+                    write_whole(path, text)
+                os._exit(0)
+            finally:
+                os._exit(1)
+    assert [os.waitpid(pid, 0)[1] for pid in pids] == [0, 0]
+    assert path.read_text() in texts
     assert [one.name for one in tmp_path.iterdir()] == ["file"]

@@ -2,7 +2,8 @@
 """Files that are replaced as a whole, some of which only their owner can read.
 
 Inputs: a path and its new text. Output: the file. Invariants: whoever opens the path sees the old
-text or the new one, never a part; a private file is private from its first byte on.
+text or the new one, never a part, whoever else writes it at that moment; a private file is private
+from its first byte on; of a write that fails nothing is left.
 """
 
 from __future__ import annotations
@@ -12,13 +13,20 @@ from pathlib import Path
 
 
 def write_whole(path: Path, text: str, mode: int = 0o666) -> None:
-    """Replace a file in one step; `mode` is what the user's umask leaves of it."""
-    draft = path.with_name(path.name + ".new")
-    draft.unlink(missing_ok=True)
+    """Replace a file in one step; `mode` is what the user's umask leaves of it.
+
+    Raises OSError. What UTF-8 cannot hold becomes a question mark.
+    """
+    draft = path.with_name(f".{path.name}.{os.getpid()}.new")
+    draft.unlink(missing_ok=True)  # of a dead process with our number
     descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
-    with os.fdopen(descriptor, "w") as file:
-        file.write(text)
-    draft.replace(path)
+    try:
+        with os.fdopen(descriptor, "w", encoding="utf-8", errors="replace") as file:
+            file.write(text)
+        draft.replace(path)
+    except OSError:
+        draft.unlink(missing_ok=True)
+        raise
 
 
 def write_private(path: Path, text: str) -> None:

@@ -23,6 +23,7 @@ from typing import Any
 
 from dovetail import __version__
 from dovetail.core.errors import BadInput, WorkFailed
+from dovetail.host.private_files import write_whole
 from dovetail.mpi.page import RankPage
 
 SCHEMA = 1
@@ -247,14 +248,9 @@ def to_json(profile: Profile) -> dict[str, Any]:
 def save(profile: Profile, path: str | os.PathLike[str]) -> None:
     """Write the file whole or not at all; raises WorkFailed."""
     path = Path(path)
-    new = path.with_name(f"{path.name}.{os.getpid()}.tmp")
     try:
-        with open(new, "w", encoding="utf-8") as file:
-            json.dump(to_json(profile), file, indent=2)
-            file.write("\n")
-        new.replace(path)
+        write_whole(path, json.dumps(to_json(profile), indent=2) + "\n")
     except OSError as error:
-        new.unlink(missing_ok=True)
         raise WorkFailed(f"{path}: {error.strerror}") from error
 
 

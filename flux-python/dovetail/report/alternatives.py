@@ -15,7 +15,6 @@ one entry for each family and name.
 from __future__ import annotations
 
 import json
-import os
 import pathlib
 from collections.abc import Iterable
 from typing import Annotated, Final, Literal, Optional
@@ -23,6 +22,7 @@ from typing import Annotated, Final, Literal, Optional
 import pydantic
 
 from dovetail.core.errors import BadInput
+from dovetail.host.private_files import write_whole
 
 FILE = "alternatives.json"
 SEQUENTIAL: Final = "one after the other"
@@ -106,7 +106,4 @@ def write(directory: pathlib.Path, cores: float, alternatives: Iterable[Alternat
         "cores": cores,
         "alternatives": [one.model_dump() for one in alternatives],
     }
-    path = directory / FILE
-    draft = path.with_suffix(".new")
-    draft.write_text(json.dumps(data, indent=1) + "\n")
-    os.replace(draft, path)
+    write_whole(directory / FILE, json.dumps(data, indent=1) + "\n")

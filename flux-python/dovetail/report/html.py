@@ -20,6 +20,7 @@ import numpy as np
 from markupsafe import Markup
 
 from dovetail.core.errors import BadInput, WorkFailed
+from dovetail.host.private_files import write_whole
 from dovetail.report import advise, charts
 from dovetail.report.alternatives import DOVETAIL, FEWER, NAIVE, SEQUENTIAL
 from dovetail.report.charts import Bar, Curve
@@ -67,12 +68,9 @@ def replace_file(path: pathlib.Path, text: str) -> None:
     """
     if path.is_dir() or not path.parent.is_dir():
         raise BadInput(f"{path}: not a file in an existing directory")
-    draft = path.with_name(f".{path.name}.new")
     try:
-        draft.write_text(text, encoding="utf-8", errors="replace")
-        draft.replace(path)
+        write_whole(path, text)
     except OSError as error:
-        draft.unlink(missing_ok=True)
         raise WorkFailed(f"{path}: {error.strerror}") from error
 
 

@@ -20,6 +20,7 @@ import numpy as np
 
 from dovetail.applications.openfoam.mesh_file import Floats, FoamFile, Labels, find
 from dovetail.core.errors import BadInput
+from dovetail.host.private_files import write_whole
 
 MARK = "// Written by `dovetail decompose`; it will write over this file."
 
@@ -160,11 +161,8 @@ def _write(path: Path, kind: str, body: str) -> None:
         f'    class       {kind};\n    location    "{path.parent.name}";\n'
         f"    object      {path.name};\n}}\n\n"
     )
-    draft = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         path.parent.mkdir(exist_ok=True)
-        draft.write_text(header + body)
-        os.replace(draft, path)
+        write_whole(path, header + body)
     except OSError as error:
-        draft.unlink(missing_ok=True)
         raise BadInput(f"{path}: cannot be written: {error.strerror}") from None

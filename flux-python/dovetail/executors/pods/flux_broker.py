@@ -22,6 +22,7 @@ import time
 from pathlib import Path
 
 from dovetail.executors.pods import CURVE, HOME, PATH, START, command
+from dovetail.host.private_files import write_whole
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -42,9 +43,7 @@ def listen(address: str, meeting: Path) -> str:
         probe.bind((address, 0))
         found = f"{address}:{probe.getsockname()[1]}"
     meeting.parent.mkdir(mode=0o700, exist_ok=True)
-    draft = meeting.with_name(meeting.name + ".new")
-    draft.write_text(found)
-    draft.rename(meeting)
+    write_whole(meeting, found)
     return found
 
 
@@ -83,11 +82,8 @@ def entrypoint(words: list[str], environment: Mapping[str, str]) -> str:
 
 def _write(path: str, text: str, mode: int) -> None:
     """As a new file, so that a mode that was more generous does not stay."""
-    draft = path + ".new"
     os.makedirs(os.path.dirname(path), exist_ok=True)
-    with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode), "w") as file:
-        file.write(text)
-    os.rename(draft, path)
+    write_whole(Path(path), text, mode)
 
 
 def main() -> None:
