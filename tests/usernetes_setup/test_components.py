@@ -8,7 +8,7 @@ import json
 import pytest
 from support.clusters import node
 from usernetes_setup import node_record
-from usernetes_setup.node import components, container_runtime, runc_rootless
+from usernetes_setup.node import components, container_runtime, namespaces, runc_rootless
 
 pytestmark = [pytest.mark.unit, pytest.mark.usefixtures("private_state")]
 
@@ -56,7 +56,7 @@ def test_every_component_listens_on_the_nodes_address_alone():
     node_record.root(make=True)
     here.folder.mkdir(parents=True)
     commands = [components.etcd(here), *components.control_plane(here, lambda: True)]
-    commands.append(container_runtime.containerd(here, rootless=True, few_ids=True))
+    commands.append(container_runtime.containerd(here, namespaces.Ids.ONE))
     commands.append(components.kubelet(here, here.group, True, lambda: True))
     text = " ".join(word for command in commands for word in command.words)
     text += (here.folder / "kubelet.json").read_text()
@@ -91,7 +91,7 @@ def test_exec_and_attach_are_served_by_tls_on_loopback_alone(network, address, s
     here = node(network=network, address=address)
     node_record.root(make=True)
     here.folder.mkdir(parents=True)
-    container_runtime.containerd(here, rootless=False, few_ids=False)
+    container_runtime.containerd(here, namespaces.Ids.ROOT)
     text = (here.folder / "containerd.toml").read_text()
     assert f'stream_server_address = "{served}"' in text
     assert "enable_tls_streaming = true" in text

@@ -16,12 +16,12 @@ from usernetes_setup.node.components import PODS, Command, stream_address
 from usernetes_setup.node_record import Node
 
 
-def containerd(node: Node, rootless: bool, few_ids: bool) -> Command:
+def containerd(node: Node, ids: namespaces.Ids) -> Command:
     """The container runtime, its state and sockets in the node's folder."""
     runtime = Path(f"{node.binaries}/bin/runc")
-    if rootless:
+    if ids.rootless:
         runtime = node.folder / "runc"
-        runtime.write_text(_wrapper(node, few_ids))
+        runtime.write_text(_wrapper(node, ids))
         runtime.chmod(0o700)
     network = node.folder / "cni"
     network.mkdir(exist_ok=True)
@@ -113,11 +113,10 @@ def _network(node: Node, folder: Path) -> None:
     (folder / "10-dovetail.conflist").write_text(json.dumps(content))
 
 
-def _wrapper(node: Node, few_ids: bool) -> str:
+def _wrapper(node: Node, ids: namespaces.Ids) -> str:
     """runc, after the container's configuration is changed to what a user may do."""
     editor = Path(__file__).with_name("runc_rootless.py")
-    words = f"{'one' if few_ids else 'many'}"
     return f"""#!/bin/sh
-case " $* " in *" create "*) python3 -I -S {editor} {words} "$@" || exit 1 ;; esac
+case " $* " in *" create "*) python3 -I -S {editor} {ids.value} "$@" || exit 1 ;; esac
 exec {node.binaries}/bin/runc "$@"
 """

@@ -126,9 +126,10 @@ def launch(node: Node, entrance: socket.socket | None, verb: socket.socket) -> t
         try:
             os.close(writing)
             verb.close()
-            rootless = os.getuid() != 0
             cgroups.enter(f"{node.group}/system")
-            many = namespaces.enter_user_namespace(node.user) if rootless else True
+            ids = namespaces.Ids.ROOT
+            if os.getuid() != 0:
+                ids = namespaces.enter_user_namespace(node.user)
             flags = namespaces.NEWNS | namespaces.NEWPID | namespaces.NEWIPC
             namespaces.unshare(flags | (namespaces.NEWNET if node.network == "bridge" else 0))
             pid = os.fork()
@@ -139,7 +140,7 @@ def launch(node: Node, entrance: socket.socket | None, verb: socket.socket) -> t
             os.close(answer_out)
             if entrance:
                 bridge_network.enter(node)
-            supervisor.serve(node, reading, not many, rootless, entrance)
+            supervisor.serve(node, reading, ids, entrance)
         except BaseException:
             traceback.print_exc()
         finally:

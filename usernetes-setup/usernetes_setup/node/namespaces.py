@@ -8,6 +8,7 @@ what was tried.
 from __future__ import annotations
 
 import ctypes
+import enum
 import fcntl
 import os
 import pwd
@@ -133,6 +134,19 @@ def clock_in_step() -> bool:
 # --- Identity ---
 
 
+class Ids(enum.Enum):
+    """Whose ids the processes of a node have."""
+
+    ROOT = "root"  # the machine's own: there is no user namespace
+    MANY = "many"  # those of a user namespace, with the user's subordinate ids
+    ONE = "one"  # those of a user namespace with the user's own id alone
+
+    @property
+    def rootless(self) -> bool:
+        """Whether the node is in a user namespace."""
+        return self is not Ids.ROOT
+
+
 def user_name() -> str:
     """This user's name, or its number where it has none (as in some containers)."""
     try:
@@ -159,8 +173,8 @@ def subordinate_ids(user: str, table: str) -> tuple[int, int] | None:
     return None
 
 
-def map_ids(pid: int, user: str) -> bool:
-    """Give a new user namespace its ids; True when subordinate ids were there to use.
+def map_ids(pid: int, user: str) -> Ids:
+    """Give a new user namespace its ids: MANY when subordinate ids were there to use, else ONE.
 
     Inside, the user is root. Without newuidmap or a range only that one id exists.
     """
@@ -174,15 +188,15 @@ def map_ids(pid: int, user: str) -> bool:
             )
             if done.returncode:
                 raise OSError(f"new{kind}idmap: {done.stderr.strip()}")
-        return True
+        return Ids.MANY
     Path(f"/proc/{pid}/setgroups").write_text("deny")
     Path(f"/proc/{pid}/uid_map").write_text(f"0 {os.getuid()} 1")
     Path(f"/proc/{pid}/gid_map").write_text(f"0 {os.getgid()} 1")
-    return False
+    return Ids.ONE
 
 
-def enter_user_namespace(user: str) -> bool:
-    """Move this process into a user namespace of its own, as root there; see `map_ids`.
+def enter_user_namespace(user: str) -> Ids:
+    """Move this process into a user namespace of its own, as root there; MANY or ONE.
 
     The maps are written by a child that stayed outside, since newuidmap only works from there.
     """
@@ -194,7 +208,7 @@ def enter_user_namespace(user: str) -> bool:
         try:
             os.close(ready_out)
             os.read(ready_in, 1)
-            code = 1 if map_ids(me, user) else 2
+            code = 1 if map_ids(me, user) is Ids.MANY else 2
         finally:
             os._exit(code)
     os.close(ready_in)
@@ -207,7 +221,7 @@ def enter_user_namespace(user: str) -> bool:
         raise OSError("the user namespace got no ids; see `dovetail doctor`")
     os.setgid(0)
     os.setuid(0)
-    return code == 1
+    return Ids.MANY if code == 1 else Ids.ONE
 
 
 def in_child(work: Callable[[], None]) -> str:

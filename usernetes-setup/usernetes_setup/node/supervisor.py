@@ -167,15 +167,15 @@ def show_programs() -> None:
 
 
 def commands(
-    node: Node, rootless: bool, few_ids: bool, entrance: socket.socket | None
+    node: Node, ids: namespaces.Ids, entrance: socket.socket | None
 ) -> list[components.Command]:
     """Every component of this node."""
     socket = (node.folder / "run/containerd.sock").exists
     if not node.control:
         return [
-            container_runtime.containerd(node, rootless, few_ids),
+            container_runtime.containerd(node, ids),
             container_runtime.images(node),
-            components.kubelet(node, cgroups.root(node.group), rootless, socket),
+            components.kubelet(node, cgroups.root(node.group), ids.rootless, socket),
         ]
     pki = cluster_folder(node.cluster) / "pki"
     server = f"https://{node.address}:{node.ports['server']}"
@@ -185,9 +185,9 @@ def commands(
     return [
         components.etcd(node),
         *components.control_plane(node, up),
-        container_runtime.containerd(node, rootless, few_ids),
+        container_runtime.containerd(node, ids),
         container_runtime.images(node),
-        components.kubelet(node, cgroups.root(node.group), rootless, socket),
+        components.kubelet(node, cgroups.root(node.group), ids.rootless, socket),
         components.Command("control", control, up),
         *(
             [bridge_network.proxy(node, up), bridge_network.forwarder(node, entrance, up)]
@@ -212,9 +212,7 @@ class Latch:
         return self.answer
 
 
-def serve(
-    node: Node, monitor: int, few_ids: bool, rootless: bool, entrance: socket.socket | None
-) -> None:
+def serve(node: Node, monitor: int, ids: namespaces.Ids, entrance: socket.socket | None) -> None:
     """Run the node until the monitor goes or says so."""
     wake_in = processes.signal_pipe()
     stop: list[int] = []
@@ -222,7 +220,7 @@ def serve(
     signal.signal(signal.SIGTERM, lambda *_: stop.append(1))
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     private_view(node)
-    supervisor = Supervisor(node, commands(node, rootless, few_ids, entrance))
+    supervisor = Supervisor(node, commands(node, ids, entrance))
     poll = select.poll()
     poll.register(monitor, select.POLLIN)
     poll.register(wake_in, select.POLLIN)
