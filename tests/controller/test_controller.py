@@ -11,7 +11,7 @@ from dovetail.controller.meter import Meter
 from dovetail.controller.settings import Settings
 from dovetail.controller.simulation import Simulation, Stage
 from dovetail.core import eventlog, protocol
-from dovetail.core.protocol import Capacity, Launch, Node, Note, Ranks, Spec, Stop
+from dovetail.core.protocol import Capacity, Cause, Launch, Node, Note, Ranks, Spec, Stop
 from dovetail.executors.simulated.executor import Fault, Work
 from dovetail.run.resume import replay
 from dovetail.run.simulate import run_simulated
@@ -69,7 +69,7 @@ def test_requests_before_a_profile_follow_the_weights():
 def test_the_next_starts_in_the_same_breath_as_one_ends():
     controller = Controller(specs(2), CAPACITY)
     t = running(controller)
-    assert launches(controller.handle(protocol.Finished(t, "a-0", 0))) == ["a-1"]
+    assert launches(controller.handle(protocol.Finished(t, "a-0", Cause.DONE))) == ["a-1"]
     assert controller.view("a-0").state == "done"
 
 
@@ -81,8 +81,8 @@ def test_an_empty_plan_is_finished_at_once():
 
 UNKNOWN = [
     protocol.Started(1.0, "who"),
-    protocol.Finished(1.0, "who", 0),
-    protocol.Finished(1.0, "a-1", 0),
+    protocol.Finished(1.0, "who", Cause.DONE),
+    protocol.Finished(1.0, "a-1", Cause.DONE),
     protocol.Started(1.0, "a-1"),
     protocol.Resized(1.0, ("who",), "no"),
     sample(1.0, "who", 3),
@@ -102,8 +102,8 @@ def test_events_about_who_does_not_run_are_ignored(event):
 def test_a_doubled_end_counts_once():
     controller = Controller(specs(2), CAPACITY)
     controller.handle(protocol.Tick(0.0))
-    controller.handle(protocol.Finished(1.0, "a-0", 1, "crashed"))
-    controller.handle(protocol.Finished(1.1, "a-0", 0))
+    controller.handle(protocol.Finished(1.0, "a-0", Cause.FAILED, 1, "crashed"))
+    controller.handle(protocol.Finished(1.1, "a-0", Cause.DONE))
     assert controller.view("a-0").state == "failed"
     assert controller.view("a-0").reason == "crashed"
 
@@ -113,7 +113,9 @@ def test_an_interrupt_stops_what_runs_and_starts_nothing_more():
     running(controller)
     actions = controller.handle(protocol.Interrupted(3.0, "SIGINT"))
     assert [a.name for a in actions if isinstance(a, Stop)] == ["a-0"]
-    assert not launches(controller.handle(protocol.Finished(3.1, "a-0", 143, "stopped")))
+    assert not launches(
+        controller.handle(protocol.Finished(3.1, "a-0", Cause.CANCELLED, 143, "stopped"))
+    )
     assert [v.state for v in controller.views()] == ["failed", "not started", "not started"]
     assert controller.view("a-0").reason == "SIGINT"
     assert controller.finished
@@ -123,9 +125,9 @@ def test_an_interrupt_stops_what_runs_and_starts_nothing_more():
 def test_a_resume_after_an_interrupt_runs_what_was_interrupted_again():
     controller = Controller(specs(3), CAPACITY)
     t = running(controller)
-    controller.handle(protocol.Finished(t, "a-0", 0))
+    controller.handle(protocol.Finished(t, "a-0", Cause.DONE))
     controller.handle(protocol.Interrupted(3.0, "SIGINT"))
-    controller.handle(protocol.Finished(3.1, "a-1", 143, "stopped"))
+    controller.handle(protocol.Finished(3.1, "a-1", Cause.CANCELLED, 143, "stopped"))
     assert controller.finished
     assert launches(controller.resume(9.0, CAPACITY)) == ["a-1"]
     views = controller.views()
@@ -138,7 +140,7 @@ def test_one_that_ends_well_despite_an_interrupt_is_done():
     controller = Controller(specs(1), CAPACITY)
     running(controller)
     controller.handle(protocol.Interrupted(3.0, "SIGINT"))
-    controller.handle(protocol.Finished(3.1, "a-0", 0))
+    controller.handle(protocol.Finished(3.1, "a-0", Cause.DONE))
     assert controller.view("a-0").state == "done"
 
 
@@ -189,7 +191,7 @@ def test_it_ends_what_hangs(what, seconds, patient, ended):
         stops = [a for a in controller.handle(protocol.Tick(t)) if isinstance(a, Stop)]
     assert patient <= t - quiet <= ended
     assert "hung" in stops[0].why
-    controller.handle(protocol.Finished(t, "a-0", 143, "stopped by us"))
+    controller.handle(protocol.Finished(t, "a-0", Cause.CANCELLED, 143, "stopped by us"))
     assert controller.view("a-0").state == "failed"
     assert controller.view("a-0").reason.startswith("hung")
 
@@ -207,7 +209,7 @@ def test_a_lost_node_puts_the_simulation_back_into_the_queue_at_most_three_times
     controller.handle(protocol.Tick(t))
     for _ in range(4):
         t += 1.0
-        controller.handle(protocol.Finished(t, "a-0", 1, "node lost: n0"))
+        controller.handle(protocol.Finished(t, "a-0", Cause.NODE_LOST, 1, "node lost: n0"))
         states.append(controller.view("a-0").state)
     assert states == ["preparing", "preparing", "preparing", "failed"]
     assert controller.view("a-0").restarts == 3
@@ -217,7 +219,7 @@ def test_without_any_node_the_rest_is_given_up_after_a_while_and_not_before():
     controller = Controller(specs(2), CAPACITY)
     controller.handle(protocol.Tick(0.0))
     controller.handle(protocol.CapacityChanged(1.0, Capacity(())))
-    controller.handle(protocol.Finished(1.0, "a-0", 1, "node lost: n0"))
+    controller.handle(protocol.Finished(1.0, "a-0", Cause.NODE_LOST, 1, "node lost: n0"))
     for t in range(2, 60):
         controller.handle(protocol.Tick(float(t)))
     assert not controller.finished
@@ -230,7 +232,7 @@ def test_nodes_that_come_back_are_used():
     controller = Controller(specs(2), CAPACITY)
     controller.handle(protocol.Tick(0.0))
     controller.handle(protocol.CapacityChanged(1.0, Capacity(())))
-    controller.handle(protocol.Finished(1.0, "a-0", 1, "node lost: n0"))
+    controller.handle(protocol.Finished(1.0, "a-0", Cause.NODE_LOST, 1, "node lost: n0"))
     assert launches(controller.handle(protocol.CapacityChanged(20.0, CAPACITY))) == ["a-0"]
 
 
@@ -356,7 +358,7 @@ def test_one_that_was_asked_to_stop_is_terminating_until_it_has_ended():
     assert controller.view("a-0").state == "terminating"
     assert controller.status().counts == {"terminating": 1}
     assert not controller.finished
-    controller.handle(protocol.Finished(t + 1.0, "a-0", 143, "stopped"))
+    controller.handle(protocol.Finished(t + 1.0, "a-0", Cause.CANCELLED, 143, "stopped"))
     assert controller.view("a-0").state == "failed"
     assert controller.finished
 

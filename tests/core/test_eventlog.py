@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+from typing import get_args
 
 import pytest
 from dovetail.controller.settings import Settings
@@ -25,6 +26,8 @@ def many(inner):
 
 
 waits = st.builds(protocol.WaitPolicy, texts, wholes)
+causes = st.sampled_from(protocol.Cause)
+ENDS = get_args(protocol.EndState)
 shares = st.builds(protocol.Share, many(wholes), waits, st.booleans())
 nodes = st.builds(protocol.Node, texts, wholes, wholes)
 capacities = st.builds(protocol.Capacity, many(nodes), st.booleans(), st.booleans())
@@ -40,13 +43,15 @@ entries = st.one_of(
     st.builds(protocol.Tick, reals),
     st.builds(protocol.Started, reals, texts),
     st.builds(protocol.Sampled, reals, texts, ranks),
-    st.builds(protocol.Finished, reals, texts, wholes, texts),
+    st.builds(protocol.Finished, reals, texts, causes, wholes, texts),
     st.builds(protocol.Resized, reals, many(texts), texts),
     st.builds(protocol.CapacityChanged, reals, capacities),
     st.builds(protocol.Interrupted, reals, texts),
     st.builds(protocol.Launch, texts, shares),
     st.builds(protocol.Resize, st.dictionaries(texts, shares, max_size=2), texts),
-    st.builds(protocol.Stop, texts, texts, st.booleans()),
+    st.builds(protocol.Stop, texts, causes, texts, st.booleans()),
+    st.builds(protocol.Requeued, texts, causes, texts),
+    st.builds(protocol.Ended, texts, st.sampled_from(ENDS), causes, texts),
     st.builds(protocol.Note, texts, texts, st.dictionaries(texts, plain, max_size=2)),
 )
 specs = st.builds(
@@ -74,7 +79,7 @@ def path(tmp_path):
     with eventlog.Log.create(path, eventlog.header([SPEC], CAPACITY, Settings().plain())) as log:
         log.write(protocol.Tick(0.0))
         log.write(protocol.Launch("a-0", protocol.Share((500, 1500))))
-        log.write(protocol.Finished(1.5, "a-0", 0))
+        log.write(protocol.Finished(1.5, "a-0", protocol.Cause.DONE))
     return path
 
 
@@ -142,7 +147,8 @@ DAMAGE = [
     ("half a line in the middle", lambda lines: [lines[0], lines[1][:20], *lines[2:]], "line 2"),
     ("an unknown type", edited(1, lambda r: r.update(type="Dance")), "Dance"),
     ("an event that is called an action", edited(1, lambda r: r.update(kind="action")), "line 2"),
-    ("a field too few", edited(3, lambda r: r.pop("code")), "code"),
+    ("a field too few", edited(3, lambda r: r.pop("cause")), "cause"),
+    ("a cause that nobody knows", edited(3, lambda r: r.update(cause="fate")), "cause"),
     ("a field too many", edited(3, lambda r: r.update(colour=1)), "colour"),
     (
         "a number that is text",

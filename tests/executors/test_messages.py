@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 
 import pytest
+from dovetail.core.causes import Cause
 from dovetail.executors.pods import messages, rsh_agent
 from dovetail.mpi import launcher
 from hypothesis import given
@@ -23,6 +24,7 @@ MESSAGES = [
     messages.Suspend("sim", True),
     messages.Spawn("sim", 1, 0, 7, "orted", {"A": "\udcff"}, "/dev/shm/x"),
     messages.Spawned("sim", 0, 7, False, 0, ""),
+    messages.Result("sim", Cause.LAUNCH_FAILED, 1, "no such case", ""),
     messages.Joined(),
 ]
 
@@ -48,6 +50,8 @@ WRONG = {
     "a field too many": b'{"kind":"Stop","simulation":"s","x":1}',
     "a wrong type": b'{"kind":"Stop","simulation":1}',
     "a truth for a number": b'{"kind":"End","simulation":"s","code":true}',
+    "a cause that nobody knows": b'{"kind":"Result","simulation":"s","cause":"fate","code":1,'
+    b'"reason":"","trouble":""}',
     "deep": b"[" * 100000,
 }
 
@@ -78,7 +82,7 @@ def test_any_content_survives(name, number, environment):
 
 def test_a_message_that_is_too_long_is_not_sent():
     with pytest.raises(messages.MessageError):
-        messages.encode(messages.Result("sim", 0, "x" * (messages.LONGEST + 1), ""))
+        messages.encode(messages.Result("sim", Cause.DONE, 0, "x" * (messages.LONGEST + 1), ""))
 
 
 NETWORKS = {

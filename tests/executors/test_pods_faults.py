@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 
 import pytest
+from dovetail.core.causes import Cause
 from dovetail.executors.kubernetes.agent_hub import Hub
 from dovetail.executors.pods import messages
 from dovetail.host import processes
@@ -236,7 +237,7 @@ STRANGERS = {
     "says nothing": b"",
     "speaks without TLS": None,
     "has another token": messages.encode(messages.Hello("one", "0" * 64)),
-    "begins with another message": messages.encode(messages.Result("sim", 0, "", "")),
+    "begins with another message": messages.encode(messages.Result("sim", Cause.DONE, 0, "", "")),
     "sends a long message": messages.LENGTH.pack(1 << 30),
     "sends no message": messages.LENGTH.pack(2) + b"[]",
     "sends an unfinished message": messages.LENGTH.pack(200) + b'{"kind":"Hello"',

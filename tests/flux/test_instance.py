@@ -176,7 +176,9 @@ def test_a_simulation_is_a_job_that_is_told_its_end():
     play.ask("tell", "t", number=0, simulation=launch)
     play.ask("follow", "g", launch="a-1")
     assert play.told("f") == play.told("g") == [{"log": "o/sim/log"}]
-    play.ask("tell", "t", number=0, simulation={**launch, "code": 3, "reason": "bad"})
+    play.ask(
+        "tell", "t", number=0, simulation={**launch, "code": 3, "reason": "bad", "cause": "failed"}
+    )
     [_, told] = play.told("f")
     assert (told["code"], told["reason"], told["exception"]) == (3, "bad", "")
     assert play.ask("follow", "late", launch="a-1").told("late") == [told]
@@ -193,14 +195,15 @@ def test_a_simulations_job_ends_with_its_run_whatever_was_said():
 
 
 @pytest.mark.parametrize(
-    ("reason", "exception"),
-    [("exit code 3: bad", ""), ("pod lost: p: evicted", "dovetail"),
-     ("node lost: n", "dovetail"), ("stopped: cancelled", "cancel")],
+    ("cause", "exception"),
+    [("done", ""), ("failed", ""), ("launch failed", ""), ("supervisor lost", ""),
+     ("pod lost", "dovetail"), ("node lost", "dovetail"), ("cancelled", "cancel"),
+     ("interrupted", "cancel"), ("hung", "cancel"), ("taken back", "cancel")],
 )  # fmt: skip
-def test_a_simulations_job_has_an_exception_unless_its_program_ended_so(reason, exception):
+def test_a_simulations_job_has_an_exception_unless_its_program_ended_so(cause, exception):
     play = Play(1).begin().ready(0)
     launch = {"launch": "a-1", "run": 1, "name": "s", "log": "l"}
-    for more in ({}, {"code": 3, "reason": reason}):
+    for more in ({}, {"code": 3, "reason": "pod lost: it says", "cause": cause}):
         play.ask("tell", "t", number=0, simulation={**launch, **more})
     assert play.ask("follow", "f", launch="a-1").told("f")[0]["exception"] == exception
 

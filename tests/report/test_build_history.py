@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 from dovetail.core import protocol
-from dovetail.core.eventlog import Resumed
+from dovetail.core.protocol import Cause
 from dovetail.report.build_history import tell
 from support import made_up_runs
 
@@ -42,8 +42,8 @@ def crashes():
 def hangs():
     run = short("a")
     run.launch("a")
-    run.add(protocol.Stop("a", "no progress for 60 s"))
-    run.finish("a", -15, "")
+    run.add(protocol.Stop("a", Cause.HUNG, "no progress for 60 s"))
+    run.finish("a", -15, "", Cause.HUNG)
     return run, {"a": ("failed", 1)}
 
 
@@ -57,8 +57,8 @@ def log_ends():
 def taken_back_and_run_again():
     run = short("a")
     run.launch("a")
-    run.add(protocol.Stop("a", "does not pay", True))
-    run.finish("a", -15, "stopped")
+    run.add(protocol.Stop("a", Cause.TAKEN_BACK, "does not pay", True))
+    run.finish("a", -15, "stopped", Cause.TAKEN_BACK, requeued="does not pay")
     run.launch("a")
     run.finish("a")
     return run, {"a": ("done", 2)}
@@ -67,8 +67,8 @@ def taken_back_and_run_again():
 def taken_back_for_good():
     run = short("a")
     run.launch("a")
-    run.add(protocol.Stop("a", "does not pay", True))
-    run.finish("a", -15, "stopped")
+    run.add(protocol.Stop("a", Cause.TAKEN_BACK, "does not pay", True))
+    run.finish("a", -15, "stopped", Cause.TAKEN_BACK, requeued="does not pay")
     return run, {"a": ("not started", 1)}
 
 
@@ -78,7 +78,7 @@ def killed_and_resumed():
     run.finish("a")
     run.launch("b")
     run.work(1)
-    run.add(Resumed(run.t, made_up_runs.CAPACITY))
+    run.resume("b")
     run.launch("b")
     run.finish("b")
     return run, {"a": ("done", 1), "b": ("done", 2)}
@@ -87,8 +87,24 @@ def killed_and_resumed():
 def killed_resumed_and_killed():
     run = short("a")
     run.launch("a")
-    run.add(Resumed(run.t, made_up_runs.CAPACITY))
+    run.resume("a")
     return run, {"a": ("not started", 1)}
+
+
+def interrupted_after_its_pod_was_lost():
+    run = short("a", "b")
+    run.launch("a")
+    why = "pod lost: it was evicted"
+    run.finish("a", 1, why, Cause.POD_LOST, requeued=why)
+    run.interrupt("a", "b")
+    return run, {"a": ("not started", 1), "b": ("not started", 0)}
+
+
+def its_pod_is_lost_for_the_last_time():
+    run = short("a")
+    run.launch("a")
+    run.finish("a", 1, "pod lost: it was evicted", Cause.POD_LOST)
+    return run, {"a": ("failed", 1)}
 
 
 @pytest.mark.parametrize(
@@ -103,6 +119,8 @@ def killed_resumed_and_killed():
         taken_back_for_good,
         killed_and_resumed,
         killed_resumed_and_killed,
+        interrupted_after_its_pod_was_lost,
+        its_pod_is_lost_for_the_last_time,
     ],
     ids=lambda case: case.__name__.replace("_", " "),
 )
@@ -194,11 +212,13 @@ def test_names_that_are_not_in_the_plan_are_left_out():
     run.launch("a")
     stranger = (
         protocol.Started(1.0, "x"),
-        protocol.Finished(2.0, "x", 0),
-        protocol.Stop("x", "why"),
+        protocol.Finished(2.0, "x", Cause.DONE),
+        protocol.Stop("x", Cause.CANCELLED, "why"),
+        protocol.Requeued("x", Cause.POD_LOST, "why"),
+        protocol.Ended("x", "done", Cause.DONE),
     )
     run.add(*stranger, protocol.Note("admit", "why", {"name": ["a"], "family": 3, "names": [4]}))
-    assert states(tell(run.specs, made_up_runs.CAPACITY, run.log)) == {"a": ("unfinished", 1)}
+    assert states(tell(made_up_runs.header(run.specs), run.log)) == {"a": ("unfinished", 1)}
 
 
 def test_the_wait_for_the_first_iteration_is_no_part_of_its_speed():
@@ -217,10 +237,10 @@ def test_a_resumed_run_is_not_interrupted_any_more():
     run.launch("a")
     run.work(1)
     why = "interrupted by SIGINT"
-    run.add(protocol.Interrupted(run.t, why), protocol.Stop("a", why))
-    run.finish("a", 143, f"stopped: {why}")
+    run.interrupt("b", why=why)
+    run.finish("a", 143, f"stopped: {why}", Cause.INTERRUPTED)
     assert states(run.history()) == {"a": ("failed", 1), "b": ("not started", 0)}
-    run.add(Resumed(run.t, made_up_runs.CAPACITY))
+    run.resume("a", "b", why=why)
     assert states(run.history()) == {"a": ("not started", 1), "b": ("not started", 0)}
     for name in ("a", "b"):
         run.launch(name)

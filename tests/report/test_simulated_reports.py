@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import pytest
+from dovetail.controller.controller import Controller
 from dovetail.controller.settings import Settings
 from dovetail.core import eventlog, protocol
 from dovetail.executors.simulated.executor import Fault, Work
@@ -58,11 +59,32 @@ def test_the_log_tells_the_same_story_as_the_controller(tmp_path, case, suspend)
         assert (one.name, one.state, one.iterations) == (view.name, view.state, view.iterations)
         if one.state != "not started":
             assert one.restarts == view.restarts
-        assert bool(one.reason) == bool(view.reason)
+        assert one.reason == view.reason
     assert found.n_max == max((note.data["n"] for note in result.notes("admit")), default=0)
     assert found.rollbacks == len(result.notes("rollback"))
     assert history.end == pytest.approx(result.makespan, abs=61)
     assert page(found, history)
+
+
+def test_after_an_interrupt_the_report_says_what_the_controller_said(tmp_path):
+    """One whose pod was lost was in the queue again, and so did not fail."""
+    specs, why = plan("u", 3), "interrupted by SIGINT"
+    capacity = protocol.Capacity((NODE,))
+    controller = Controller(specs, capacity)
+    head = eventlog.header(specs, capacity, Settings().plain())
+    with eventlog.Log.create(tmp_path / "events.jsonl", head) as log:
+        for event in (
+            protocol.Tick(0.0),
+            protocol.Started(0.1, "u-1"),
+            protocol.CapacityChanged(1.0, protocol.Capacity(())),
+            protocol.Finished(2.0, "u-1", protocol.Cause.POD_LOST, 1, "pod lost: evicted"),
+            protocol.Interrupted(3.0, why),
+        ):
+            for entry in (event, *controller.handle(event)):
+                log.write(entry)
+    found, _ = summary.load(tmp_path)
+    assert [(one.state, one.reason) for one in found.simulations] == [("not started", why)] * 3
+    assert [(one.state, one.reason) for one in controller.views()] == [("not started", why)] * 3
 
 
 def test_the_figures_of_a_packed_queue_are_the_executors(tmp_path):

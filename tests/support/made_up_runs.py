@@ -5,17 +5,25 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from dovetail.controller.settings import Settings
 from dovetail.core import eventlog, protocol
+from dovetail.core.protocol import Cause
 from dovetail.report import alternatives
 from dovetail.report.build_history import tell
 
 CAPACITY = protocol.Capacity((protocol.Node("node", 2000, 8 << 30),))
 OFF = protocol.WaitPolicy("off")
+SETTINGS = Settings().plain()
 BELL = protocol.WaitPolicy("doorbell")
 
 
 def spec(name, family, weights=(1.0, 3.0)):
     return protocol.Spec(name, family, "case", len(weights), tuple(weights), ("true",))
+
+
+def header(specs):
+    """What a log of these begins with."""
+    return eventlog.Header("0", tuple(specs), CAPACITY, SETTINGS, {}, {"schema": eventlog.SCHEMA})
 
 
 @dataclass
@@ -90,25 +98,43 @@ class Run:
         self.add(protocol.Resize(shares, "load"), protocol.Resized(self.t, tuple(shares), refused))
 
     def history(self):
-        return tell(self.specs, CAPACITY, self.log)
+        return tell(header(self.specs), self.log)
 
     def save(self, directory, measured=()):
         """As a run's output directory."""
         directory.mkdir(parents=True, exist_ok=True)
-        head = eventlog.header(self.specs, CAPACITY, {}, {"mpi": "Open MPI 4.1"})
+        head = eventlog.header(self.specs, CAPACITY, SETTINGS, {"mpi": "Open MPI 4.1"})
         with eventlog.Log.create(directory / "events.jsonl", head) as log:
             for entry in self.log:
                 if isinstance(entry, eventlog.Resumed):
-                    log.resume(entry.t, entry.capacity)
+                    log.resume(entry.t, entry.capacity, entry.alive)
                 else:
                     log.write(entry)
         if measured:
             alternatives.write(directory, 2, measured)
         return directory
 
-    def finish(self, name, code=0, reason=""):
+    def finish(self, name, code=0, reason="", cause=None, requeued=""):
+        """It ends, and the controller says what it makes of it."""
         self.counters.pop(name, None)
-        self.add(protocol.Finished(self.t, name, code, reason))
+        cause = cause or (Cause.FAILED if code or reason else Cause.DONE)
+        self.add(protocol.Finished(self.t, name, cause, code, reason))
+        if requeued:
+            self.add(protocol.Requeued(name, cause, requeued))
+        elif cause is Cause.DONE:
+            self.add(protocol.Ended(name, "done", cause))
+        else:
+            self.add(protocol.Ended(name, "failed", cause, reason or f"exit code {code}"))
+
+    def interrupt(self, *queued, why="interrupted by SIGINT"):
+        """The run is to end: those in the queue are given up."""
+        self.add(protocol.Interrupted(self.t, why))
+        self.add(*[protocol.Ended(n, "not started", Cause.INTERRUPTED, why) for n in queued])
+
+    def resume(self, *names, why="the run was killed and resumed"):
+        """The loop was killed and began again, and these are in the queue again."""
+        self.add(eventlog.Resumed(self.t, CAPACITY))
+        self.add(*[protocol.Requeued(name, Cause.INTERRUPTED, why) for name in names])
 
 
 def packed(pairs=2):
@@ -149,8 +175,9 @@ def mixed():
     run.launch("even-2", 0.2)
     run.work(3, 2.2)
     run.note("rollback", "throughput fell to 0.91", name="even-2")
-    run.add(protocol.Stop("even-2", "packing does not pay", True))
-    run.finish("even-2", -15, "stopped")
+    why = "packing does not pay"
+    run.add(protocol.Stop("even-2", Cause.TAKEN_BACK, why, True))
+    run.finish("even-2", -15, f"stopped: {why}", Cause.TAKEN_BACK, requeued=why)
     run.work(5)
     run.finish("even-1")
     run.launch("even-2", 0.2)

@@ -113,7 +113,7 @@ class _Run:
         """Some end, and the next in the queue take their places."""
         for name in list(self.iterations)[:count]:
             del self.iterations[name]
-            self.decisions.append(self.timed(protocol.Finished(self.t, name, 0)))
+            self.decisions.append(self.timed(protocol.Finished(self.t, name, protocol.Cause.DONE)))
 
 
 def _sample(t: float, name: str, iterations: int) -> protocol.Sampled:

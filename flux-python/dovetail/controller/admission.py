@@ -14,6 +14,7 @@ from dovetail.controller.knowledge import CoScheduled, Verdict, with_one
 from dovetail.controller.prediction import parts, predicted, spun_need
 from dovetail.controller.simulation import Simulation, Stage
 from dovetail.controller.state import State
+from dovetail.core.protocol import Cause
 
 
 def admit(state: State) -> None:
@@ -45,9 +46,9 @@ def _start_first(state: State) -> None:
 
 def _drop_too_large(state: State, sim: Simulation) -> None:
     state.take(sim)
-    sim.enter(Stage.NOT_STARTED)
-    sim.reason = f"needs {state.memory_of(sim)} bytes of memory, there are {state.capacity.memory}"
-    state.note("fail", f"{sim.spec.name} cannot run: {sim.reason}", name=sim.spec.name)
+    why = f"needs {state.memory_of(sim)} bytes of memory, there are {state.capacity.memory}"
+    state.end(sim, Stage.NOT_STARTED, Cause.TOO_LARGE, why)
+    state.note("fail", f"{sim.spec.name} cannot run: {why}", name=sim.spec.name)
 
 
 def _begin(state: State, sim: Simulation) -> None:

@@ -16,12 +16,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from dovetail.controller import admission, baseline_run, fairness, shares, trial, views, watchdog
-from dovetail.controller.settings import NODE_LOST, POD_LOST, Settings
+from dovetail.controller.settings import Settings
 from dovetail.controller.simulation import Simulation, Stage
 from dovetail.controller.state import Mode, Phase, State
 from dovetail.controller.views import Status, View
 from dovetail.core import protocol
-from dovetail.core.protocol import Action, Capacity, Event, Share, Spec
+from dovetail.core.protocol import Action, Capacity, Cause, Event, Share, Spec
 
 
 class Controller:
@@ -53,26 +53,24 @@ class Controller:
         state = self._state
         self._clock(t)
         state.set_capacity(capacity)
+        state.flush()  # whoever that was for is gone
         groups = (state.active, state.suspended, state.terminating)
-        again = [sim for group in groups for sim in group.values() if sim.spec.name not in alive]
+        killed = [sim for group in groups for sim in group.values() if sim.spec.name not in alive]
+        sims = state.sims.values()
+        ended = [s for s in sims if s.stage is Stage.FAILED and s.cause is Cause.INTERRUPTED]
         if state.mode is Mode.INTERRUPTED:
-            again += [
-                sim
-                for sim in state.sims.values()
-                if sim.stage is Stage.FAILED and sim.reason == state.subject
-            ]
             state.schedule()
-        for sim in again:
+        for sim in [*killed, *ended]:
+            why = sim.reason or "the run was killed and resumed"
             state.ended(sim)
             sim.restarts += 1
-            state.queue(sim)
-        for sim in state.sims.values():
+            state.requeue(sim, Cause.INTERRUPTED, why)
+        for sim in sims:
             if sim.stage is Stage.NOT_STARTED:
-                state.queue(sim)
+                state.requeue(sim, sim.cause or Cause.INTERRUPTED, sim.reason)
         if not alive:
             state.schedule()
         state.resizing.clear()
-        state.flush()
         state.note("hold", "the run is resumed", t=t)
         for name in alive:
             state.sims[name].progress_at = state.now
@@ -119,7 +117,7 @@ class Controller:
         elif isinstance(event, protocol.Unwanted):
             sim = self._started(event.name)
             if sim is not None:
-                state.stop(sim, event.reason)
+                state.stop(sim, Cause.CANCELLED, event.reason)
         return True
 
     def _started(self, name: str) -> Simulation | None:
@@ -133,24 +131,24 @@ class Controller:
             return
         sim.ended = event.t
         stop = sim.stop
-        lost = event.reason.startswith((NODE_LOST, POD_LOST)) and stop is None
-        if state.mode is not Mode.INTERRUPTED and (
-            (stop is not None and stop.requeue and (event.reason or event.code))
-            or (lost and sim.restarts < self.settings.restarts)
-        ):
+        again = stop is not None and stop.requeue and event.cause is not Cause.DONE
+        lost = event.cause.lost and stop is None and sim.restarts < self.settings.restarts
+        if state.mode is not Mode.INTERRUPTED and (again or lost):
             sim.restarts += 1
-            state.queue(sim)
+            state.requeue(
+                sim, stop.cause if stop else event.cause, stop.why if stop else event.reason
+            )
             if lost:
                 state.note("hold", f"{event.name} is queued again: {event.reason}")
             return
-        ok = event.code == 0 and not event.reason
-        sim.enter(Stage.DONE if ok else Stage.FAILED)
-        if not ok:
-            why = stop.why if stop is not None and not stop.requeue else event.reason
-            sim.reason = why or f"exit code {event.code}"
-            state.note("fail", f"{event.name} failed: {sim.reason}", name=event.name)
-        else:
+        if event.cause is Cause.DONE:
+            state.end(sim, Stage.DONE, Cause.DONE)
             self._learn_from_end(sim)
+            return
+        by = stop if stop is not None and not stop.requeue else None
+        why = (by.why if by else event.reason) or f"exit code {event.code}"
+        state.end(sim, Stage.FAILED, by.cause if by else event.cause, why)
+        state.note("fail", f"{event.name} failed: {sim.reason}", name=event.name)
 
     def _learn_from_end(self, sim: Simulation) -> None:
         state = self._state

@@ -16,9 +16,6 @@ from typing import Any
 
 from dovetail.core.throughput_model import WAIT_COST
 
-NODE_LOST, POD_LOST = "node lost", "pod lost"
-"""How the reason of a Finished begins if it is not the simulation's fault: it is run again."""
-
 
 @dataclass(frozen=True)
 class Settings:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from dovetail.controller.baseline import Alone, Profile
 from dovetail.controller.meter import Meter, Window
-from dovetail.core.protocol import Share, Spec, Stop, WaitPolicy
+from dovetail.core.protocol import Cause, Share, Spec, Stop, WaitPolicy
 
 
 class Stage(enum.Enum):
@@ -57,7 +57,7 @@ class Simulation:
     `useful` is the seconds outside MPI of all its ranks, None until they publish anything;
     `memory` the most bytes seen, `counted_memory` those counted against the capacity now; `stop`
     is there from the moment it was asked to stop; `late_told` once its user was told that its
-    deadline cannot be met.
+    deadline cannot be met. `cause` and `reason` say why it ended, None and empty before.
     """
 
     spec: Spec
@@ -70,6 +70,7 @@ class Simulation:
     restarts: int = 0
     stop: Stop | None = None
     reason: str = ""
+    cause: Cause | None = None
     started: float | None = None
     ended: float | None = None
     launched_at: float = 0.0

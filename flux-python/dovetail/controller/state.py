@@ -27,9 +27,13 @@ from dovetail.core.cpu_requests import FLOOR
 from dovetail.core.protocol import (
     Action,
     Capacity,
+    Cause,
+    Ended,
+    EndState,
     Launch,
     Note,
     Ranks,
+    Requeued,
     Resize,
     Share,
     Spec,
@@ -40,6 +44,11 @@ from dovetail.core.protocol import (
 ACK_LIMIT = 90.0
 """Seconds after which a resize without an answer is taken as done: an executor's are over, taken
 back or not."""
+_END_STATES: dict[Stage, EndState] = {
+    Stage.DONE: "done",
+    Stage.FAILED: "failed",
+    Stage.NOT_STARTED: "not started",
+}
 AT_ONCE = -math.inf
 """Requests are due whatever is being measured."""
 
@@ -232,15 +241,14 @@ class State:
         self.mode, self.subject = Mode.INTERRUPTED, why
         self.note("hold", f"the run is ended: {why}")
         for sim in [*self.active.values(), *self.suspended.values()]:
-            self.stop(sim, why)
-        self.give_up(why)
+            self.stop(sim, Cause.INTERRUPTED, why)
+        self.give_up(Cause.INTERRUPTED, why)
 
-    def give_up(self, why: str) -> None:
+    def give_up(self, cause: Cause, why: str) -> None:
         """What is still queued will not start."""
         for family in self.families.values():
             for _, name in sorted(family.queue):
-                self.sims[name].enter(Stage.NOT_STARTED)
-                self.sims[name].reason = why
+                self.end(self.sims[name], Stage.NOT_STARTED, cause, why)
             family.queue.clear()
         self.queued = 0
 
@@ -251,12 +259,23 @@ class State:
         if sim.stage is not Stage.QUEUED:
             sim.enter(Stage.QUEUED)
         sim.share, sim.stop, sim.late_told = None, None, False
-        sim.reason, sim.started, sim.ended = "", None, None
+        sim.cause, sim.reason, sim.started, sim.ended = None, "", None, None
         sim.meter = Meter(self.settings.warmup)
         sim.useful = None
         sim.alone, sim.boost, sim.memory = Alone(), 1.0, 0
         heapq.heappush(self.families[sim.spec.family].queue, (sim.index, sim.spec.name))
         self.queued += 1
+
+    def requeue(self, sim: Simulation, cause: Cause, why: str) -> None:
+        """Put a simulation into the queue again, and say so."""
+        self.queue(sim)
+        self._out.append(Requeued(sim.spec.name, cause, why))
+
+    def end(self, sim: Simulation, stage: Stage, cause: Cause, reason: str = "") -> None:
+        """A simulation runs no more, or never will; say so."""
+        sim.enter(stage)
+        sim.cause, sim.reason = cause, reason
+        self._out.append(Ended(sim.spec.name, _END_STATES[stage], cause, reason))
 
     def heads(self, count: int) -> list[Simulation]:
         """The first queued simulation of each of the first `count` families in queue order."""
@@ -342,14 +361,14 @@ class State:
         sim.progress_at = sim.resumed_at = self.now
         self._join(sim)
 
-    def stop(self, sim: Simulation, why: str, requeue: bool = False) -> None:
+    def stop(self, sim: Simulation, cause: Cause, why: str, requeue: bool = False) -> None:
         """End a simulation; it is terminating until its Finished comes."""
         if sim.spec.name in self.active:
             self._leave(sim)
         self.suspended.pop(sim.spec.name, None)
         self.terminating[sim.spec.name] = sim
         sim.enter(Stage.TERMINATING)
-        sim.stop = Stop(sim.spec.name, why, requeue)
+        sim.stop = Stop(sim.spec.name, cause, why, requeue)
         self._changes.pop(sim.spec.name, None)
         if sim.spec.name in self._launches:
             self._launches.remove(sim.spec.name)

@@ -16,7 +16,7 @@ from dovetail.controller.prediction import learn, learn_needs, predicted
 from dovetail.controller.simulation import Simulation
 from dovetail.controller.state import AT_ONCE, State
 from dovetail.controller.wait_policies import next_policy
-from dovetail.core.protocol import WaitPolicy
+from dovetail.core.protocol import Cause, WaitPolicy
 
 
 def judge(state: State) -> None:
@@ -152,7 +152,7 @@ def rollback(state: State, why: str, **figures: object) -> None:
         state.suspend(newest, f"take {name} back")
     elif state.now - newest.resumed_at <= state.settings.young:
         state.note("rollback", f"{why}; {name} goes back to the queue", **figures)
-        state.stop(newest, "taken back, to run again later", requeue=True)
+        state.stop(newest, Cause.TAKEN_BACK, "taken back, to run again later", requeue=True)
     else:
         state.tolerated = state.running
         state.note("hold", f"{why}; {name} cannot be suspended and is too old to be run again")

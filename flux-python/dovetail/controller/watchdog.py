@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from dovetail.controller.simulation import Simulation, Stage
 from dovetail.controller.state import State
+from dovetail.core.protocol import Cause
 
 GUARD = 1.0
 """Seconds between two looks for what hangs: limits are a minute and more."""
@@ -36,7 +37,7 @@ def _end_what_hangs(state: State) -> None:
         what = "no iteration" if sim.stage is Stage.RUNNING else "no first iteration"
         why = f"hung: {what} for {idle:.0f} s, the limit is {limit:.0f} s"
         state.note("fail", f"{sim.spec.name} is ended, {why}", name=sim.spec.name, idle=idle)
-        state.stop(sim, why)
+        state.stop(sim, Cause.HUNG, why)
 
 
 def _patience(state: State, sim: Simulation) -> float | None:
@@ -63,7 +64,7 @@ def _short_of_capacity(state: State) -> None:
     elif state.empty_since is None:
         state.empty_since = state.now
     elif state.now - state.empty_since > state.settings.no_nodes and not state.active:
-        state.give_up("no node is left")
+        state.give_up(Cause.NO_NODE, "no node is left")
     room = state.capacity.memory
     while 0 < room < state.memory_used and (state.suspended or len(state.active) > 1):
         group = state.suspended or state.active
@@ -74,5 +75,6 @@ def _short_of_capacity(state: State) -> None:
         state.note(
             "rollback", f"{sim.spec.name} goes back to the queue: {used} bytes of {room} used"
         )
-        state.stop(sim, "memory is short, to run again later", requeue=True)
+        why = "memory is short, to run again later"
+        state.stop(sim, Cause.SHORT_OF_MEMORY, why, requeue=True)
         break  # its memory comes back with its Finished

@@ -7,9 +7,8 @@ Inputs and outputs: core events and actions to and from plain JSON, and the file
 
 Invariants: decode(encode(x)) == x; a record is written whole or not at all; the actions after
 an event are the controller's answer to it, so feeding the events to a new controller gives
-the same actions. A `resume` record says that the loop died and began again: simulations that
-had started and not finished, or that an interrupt ended, are queued again, first, with one
-restart more, but for those `alive`; those not started are queued again; finished ones stay.
+the same actions. A `resume` record says that the loop died and began again: but for those
+`alive`, what ran then is over, and the actions that follow say what is queued again.
 Only the last line may be torn (the writer was killed); anything else is refused. A log of
 schema 1 is read as if it were of this schema, and not written to.
 """
@@ -68,6 +67,8 @@ def plain(value: Json) -> Json:
     """Any of core's values as plain JSON types."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {f.name: plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
+    if isinstance(value, protocol.Cause):
+        return value.value
     if isinstance(value, Mapping):
         return {key: plain(item) for key, item in value.items()}
     if isinstance(value, (tuple, list)):
@@ -162,7 +163,7 @@ class Log:
     def append(cls, path: str | os.PathLike[str]) -> Log:
         """Go on with a log after a torn end. Raises BadInput if it is damaged, or LogStopped."""
         head, records = read(path)
-        if head.raw["schema"] != SCHEMA:
+        if head.old:
             raise BadInput(
                 f"{path}: written by an earlier version, with schema {head.raw['schema']}: "
                 "it can be reported on, and not be gone on with"
@@ -251,6 +252,11 @@ class Header:
     versions: Mapping[str, Any]
     raw: Mapping[str, Any]
 
+    @property
+    def old(self) -> bool:
+        """Whether the log has schema 1, and what is not in that was made up from its notes."""
+        return bool(self.raw["schema"] == schema1.SCHEMA)
+
 
 _HEADER, _RESUMED = _reader(Header), _reader(Resumed)
 
@@ -270,10 +276,10 @@ def read(path: str | os.PathLike[str], held: bytes = b"") -> tuple[Header, list[
         raise BadInput(f"{path}: line 1: not an event log, the header is missing")
     entries: list[Entry] = []
     head = _line_as(path, 1, lines[0], _header)
-    old = head.raw["schema"] == schema1.SCHEMA
+    old = schema1.Records() if head.old else None
     for number, line in enumerate(lines[1:], start=2):
         entries.append(_line_as(path, number, line, functools.partial(_entry, number - 1, old)))
-    return head, entries
+    return head, schema1.complete(head.specs, entries) if old else entries
 
 
 def _line_as(
@@ -304,10 +310,10 @@ def _header(raw: dict[str, Any]) -> Header:
     return head
 
 
-def _entry(seq: int, old: bool, raw: dict[str, Any]) -> Entry:
+def _entry(seq: int, old: schema1.Records | None, raw: dict[str, Any]) -> Entry:
     if raw.get("seq") != seq or isinstance(raw.get("seq"), bool):
         raise ValueError(f"seq {raw.get('seq')!r} where {seq} is due: a line is missing or doubled")
-    raw = schema1.record(raw) if old else raw
+    raw = old.converted(raw) if old else raw
     if raw.get("kind") == "resume":
         fields = {key: item for key, item in raw.items() if key not in ("seq", "kind")}
         resumed: Resumed = _checked(_RESUMED, fields)

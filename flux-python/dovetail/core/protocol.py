@@ -13,7 +13,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Optional, Protocol, Union
+from typing import Any, Literal, Optional, Protocol, Union
+
+from dovetail.core.causes import Cause as Cause
 
 Requests = tuple[int, ...]
 """CPU requests in millicores, shape (ranks,)."""
@@ -156,11 +158,15 @@ class Sampled:
 
 @dataclass(frozen=True)
 class Finished:
-    """The simulation ended: `reason` is empty for success, else one line for the user."""
+    """The simulation ended, by `cause`; `reason` is one line for the user, empty for success.
+
+    `code` is its exit code, 128 more than the signal that ended it; 0 for success.
+    """
 
     t: float
     name: str
-    code: int
+    cause: Cause
+    code: int = 0
     reason: str = ""
 
 
@@ -203,6 +209,9 @@ Event = Union[
 ]
 
 
+EndState = Literal["done", "failed", "not started"]
+
+
 # --- Actions: from the controller to the executor ---
 
 
@@ -224,11 +233,38 @@ class Resize:
 
 @dataclass(frozen=True)
 class Stop:
-    """End a simulation; `requeue` if it shall run again from its start."""
+    """End a simulation; `requeue` if it shall run again from its start.
+
+    Its Finished has this `cause`, unless it ended by itself before.
+    """
 
     name: str
+    cause: Cause
     why: str
     requeue: bool = False
+
+
+@dataclass(frozen=True)
+class Requeued:
+    """A simulation is in the queue again, at its place in the plan; nothing for the executor."""
+
+    name: str
+    cause: Cause
+    why: str
+
+
+@dataclass(frozen=True)
+class Ended:
+    """What the controller makes of a simulation's end; nothing for the executor to do.
+
+    `reason` is empty for one that is done. One that has not started ends so when the run gives
+    it up. Where the run is resumed, a Requeued may follow.
+    """
+
+    name: str
+    state: EndState
+    cause: Cause
+    reason: str = ""
 
 
 @dataclass(frozen=True)
@@ -244,7 +280,25 @@ class Note:
     data: Mapping[str, Any] = field(default_factory=dict)
 
 
-Action = Union[Launch, Resize, Stop, Note]
+Action = Union[Launch, Resize, Stop, Requeued, Ended, Note]
+ACTIONS = (Launch, Resize, Stop, Requeued, Ended, Note)
+
+
+@dataclass(frozen=True)
+class Result:
+    """How a simulation ended, for an executor: as in Finished.
+
+    `trouble` is what to know besides: an incomplete log, for one.
+    """
+
+    cause: Cause
+    code: int = 0
+    reason: str = ""
+    trouble: str = ""
+
+    def once_stopped(self, cause: Cause, why: str) -> Result:
+        """The end of one that had been told to end: that is why, whatever it did then."""
+        return Result(cause, self.code or 143, f"stopped: {why}", self.trouble)
 
 
 class Executor(Protocol):
@@ -267,8 +321,8 @@ class Executor(Protocol):
     def resize(self, shares: Mapping[str, Share]) -> None:
         """Change shares as one transaction; a Resized follows."""
 
-    def stop(self, name: str, why: str) -> None:
-        """End one simulation; a Finished with a reason follows."""
+    def stop(self, name: str, why: str, cause: Cause = Cause.CANCELLED) -> None:
+        """End one simulation; a Finished with this cause and a reason follows."""
 
     def close(self) -> None:
         """End all, leave nothing behind."""

@@ -130,7 +130,7 @@ class Planned:
                 for launch in self.simulations.values():
                     which = (launch["run"], launch["name"])
                     if which == (self.number, name) and "code" not in launch:
-                        launch.update(code=entry["code"], reason=entry["reason"])
+                        launch.update({key: entry[key] for key in ("code", "reason", "cause")})
                         self.tell(simulation=launch)
 
     def forget(self) -> None:

@@ -22,6 +22,7 @@ import signal
 import sys
 import time
 
+from dovetail.core.causes import Cause
 from dovetail.core.errors import BadInput
 from dovetail.host import processes
 from dovetail.host.cgroups import Group
@@ -115,7 +116,7 @@ class Supervisor:
 
     def run(self) -> None:
         """All steps, then the result, then the clean-up once the executor has let go."""
-        code, reason = self._steps()
+        cause, code, reason = self._steps()
         self._await_stopped()
         left = end_simulation(self.config["directory"], self.group, os.getpid())
         self._drain()
@@ -124,7 +125,8 @@ class Supervisor:
         trouble = self.log.trouble if self.log else ""
         if left:
             trouble += f"; processes {left} cannot be ended"
-        self._tell({"kind": "result", "code": code, "reason": reason, "trouble": trouble})
+        result = {"cause": cause.value, "code": code, "reason": reason, "trouble": trouble}
+        self._tell({"kind": "result", **result})
         while not self.orphaned:
             self._wait(None)
         directory, temporary = self.config["directory"], self.config["temporary"]
@@ -133,12 +135,12 @@ class Supervisor:
         else:
             remove_simulation(directory, self.group, temporary, os.getpid())
 
-    def _steps(self) -> tuple[int, str]:
+    def _steps(self) -> tuple[Cause, int, str]:
         config = self.config
         try:
             os.makedirs(config["home"], exist_ok=True)
         except OSError as error:
-            return 1, f"cannot make {config['home']}: {error.strerror}"
+            return Cause.LAUNCH_FAILED, 1, f"cannot make {config['home']}: {error.strerror}"
         self.log = Log(os.path.join(config["home"], "log"), config["log_limit"])
         self.time_lines = time_lines.Counter(config["directory"])
         # Whose the case is does not matter: in a pod others' ids may not even have a number.
@@ -153,7 +155,8 @@ class Supervisor:
             code = self._step(words, directory, base)
             if code:
                 said = launcher.complaint(self._recent())
-                return code, f"{what} failed with exit code {code}" + (f": {said}" if said else "")
+                why = f"{what} failed with exit code {code}" + (f": {said}" if said else "")
+                return Cause.LAUNCH_FAILED, code, why
         path = base.get("PATH", os.defpath)
         mpi = config["mpi"] or launcher.flavour(config["command"][0], path)
         words = launcher.command_line(config["command"], config["ranks"], path, mpi)
@@ -167,8 +170,9 @@ class Supervisor:
             words, self.case, launcher.preload(base, config["libraries"].get(mpi, ""))
         )
         if not code:
-            return 0, ""
-        return code, launcher.explain(code, self._recent(), self._ranks(), self._aborted())
+            return Cause.DONE, 0, ""
+        why = launcher.explain(code, self._recent(), self._ranks(), self._aborted())
+        return Cause.FAILED, code, why
 
     def _spread(self, base: dict[str, str], words: list[str], path: str, mpi: str) -> list[str]:
         """Have the starter put the ranks into all pods of the simulation; its command line."""

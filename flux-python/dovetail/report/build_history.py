@@ -1,44 +1,38 @@
 # SPDX-License-Identifier: LGPL-3.0-or-later
 """Tells a run's history from its event log.
 
-In: the simulations' specs, the capacity, and the log's events and actions in order. Out: a
-`History`.
+In: a log's header, and its events and actions in order. Out: a `History`.
 
-Invariants: pure, one pass, and memory in proportion to simulations and decisions, not to
-samples. A simulation has one track however often it was started. Rates come only from whole
-iterations that began and ended within one spell, so no figure mixes two situations. An
+Invariants: what became of a simulation is what the controller said of it (`Ended`, `Requeued`);
+nothing is decided again. Pure, one pass, and memory in proportion to simulations and decisions,
+not to samples. A simulation has one track however often it was started. Rates come only from
+whole iterations that began and ended within one spell, so no figure mixes two situations. An
 action has no time of its own; it is dated by the event before it.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from dovetail.controller.settings import NODE_LOST, Settings
 from dovetail.core import protocol
-from dovetail.core.eventlog import Entry, Resumed
+from dovetail.core.errors import BadInput
+from dovetail.core.eventlog import Entry, Header, Resumed
 from dovetail.report.history import Array, Attempt, History, Load, Mark, Spell, Track
 
-WARMUP = 3
-"""First iterations that no rate is taken from: caches, first touch, file reading."""
-JUMP = 60.0
-"""Seconds between two events that no run is silent for: the clock was set, or the machine
-slept. The loop writes a Tick every second."""
 KINDS = {"off": "spinning", "yield": "yielding", "doorbell": "blocking"}
 
-_ACTIONS = (protocol.Launch, protocol.Resize, protocol.Stop, protocol.Note)
 
+def tell(header: Header, log: Iterable[Entry]) -> History:
+    """The history of a run, from its log's header and entries in order.
 
-def tell(
-    specs: Sequence[protocol.Spec], capacity: protocol.Capacity, log: Iterable[Entry]
-) -> History:
-    """The history of a run of `specs` on `capacity`, from its log's entries in order."""
-    teller = _Teller(specs, capacity)
+    Raises BadInput where the header lacks one of the run's settings that are needed.
+    """
+    teller = _Teller(header)
     for entry in log:
         teller.take(entry)
     return teller.history()
@@ -47,11 +41,14 @@ def tell(
 class _Teller:
     """The state of the one pass over the log."""
 
-    def __init__(self, specs: Sequence[protocol.Spec], capacity: protocol.Capacity) -> None:
+    def __init__(self, header: Header) -> None:
+        capacity = header.capacity
+        self.warmup = _setting(header, "warmup")  # first iterations that no rate is taken from
+        self.jump = _setting(header, "jump")  # seconds beyond which the clock was set
         self.now = 0.0
         self.jumped: float | None = None
-        self.cpu = self.left = capacity.cpu
-        self.tracks = {spec.name: Track(spec) for spec in specs}
+        self.cpu = capacity.cpu
+        self.tracks = {spec.name: Track(spec) for spec in header.specs}
         self.marks: list[Mark] = []
         self.spells: list[Spell] = []
         self.sums: dict[tuple[str, str], tuple[float, Array]] = {}
@@ -71,7 +68,7 @@ class _Teller:
 
     def take(self, entry: Entry) -> None:
         """One more entry; those about simulations that the plan does not have are left out."""
-        if not isinstance(entry, _ACTIONS):
+        if not isinstance(entry, protocol.ACTIONS):
             self._clock(entry.t)
         name = getattr(entry, "name", None)
         if name is not None and name not in self.tracks:
@@ -81,7 +78,7 @@ class _Teller:
     def _clock(self, t: float) -> None:
         """Go on to `t` of the log's clock; like the controller, let no time pass in a jump."""
         step = t - self.now if self.jumped is None else t - self.now - self.jumped
-        if not 0 <= step <= JUMP and (self.now or step < 0):
+        if not 0 <= step <= self.jump and (self.now or step < 0):
             self._turn()
             self.last.clear()
             self.jumped = t - self.now
@@ -107,8 +104,21 @@ class _Teller:
         self.pending.append(action.shares)
 
     def _stop(self, action: protocol.Stop) -> None:
-        self._attempt(action.name, {"stopped": action.why, "requeued": action.requeue})
         self.marks.append(Mark(self.now, "stop", action.why, (action.name,)))
+
+    def _requeued(self, action: protocol.Requeued) -> None:
+        track = self.tracks[action.name]
+        if track.attempts and track.attempts[-1].end is None:  # the run died, and it with the run
+            self._close(action.name, -1, action.why)
+        track = self.tracks[action.name]
+        why = f"put back into the queue: {action.why}" if track.attempts else ""
+        self.tracks[action.name] = replace(
+            track, state="not started", reason=why, iterations=0, stepping=(0.0, 0.0)
+        )
+
+    def _ended(self, action: protocol.Ended) -> None:
+        track = self.tracks[action.name]
+        self.tracks[action.name] = replace(track, state=action.state, reason=action.reason)
 
     def _note(self, action: protocol.Note) -> None:
         names = self._names(action.data)
@@ -131,11 +141,6 @@ class _Teller:
             for name in self.trials & self.phase.keys():
                 self._enter(name, "D")
             self.trials.clear()
-        elif action.what == "fail":
-            for name in names:
-                if not self.tracks[name].attempts:
-                    track = replace(self.tracks[name], reason=action.why)
-                    self.tracks[name] = track
 
     # --- events ---
 
@@ -176,7 +181,7 @@ class _Teller:
         track = self.tracks[event.name]
         done, spent = track.stepping
         self.tracks[event.name] = replace(track, stepping=(done + count, spent + seconds))
-        warm = min(before.iterations) >= WARMUP
+        warm = min(before.iterations) >= self.warmup
         since = self.spell_start + (self.jumped or 0.0)
         if warm and spell == len(self.spells) and min(before.stamp) >= since:
             done, spent = self.steps[event.name]
@@ -196,7 +201,7 @@ class _Teller:
             self.sums[family, kind] = (iterations + count, sums + delta)
 
     def _finished(self, event: protocol.Finished) -> None:
-        self._end(event.name, event)
+        self._close(event.name, event.code, event.reason)
 
     def _resized(self, event: protocol.Resized) -> None:
         shares = self.pending.pop(0) if self.pending else {}
@@ -221,8 +226,7 @@ class _Teller:
 
     def _capacitychanged(self, event: protocol.CapacityChanged) -> None:
         self._turn()
-        self.left = event.capacity.cpu
-        self.cpu = max(self.cpu, self.left)
+        self.cpu = max(self.cpu, event.capacity.cpu)
         why = f"{event.capacity.cpu / 1000:g} cores now"
         self.marks.append(Mark(self.now, "capacity", why))
 
@@ -234,22 +238,13 @@ class _Teller:
         self.marks.append(Mark(self.now, "interrupt", self.interrupted))
 
     def _resumed(self, event: Resumed) -> None:
-        """The loop was killed: what ran then is over, and back in the queue."""
-        why = "the run was killed and resumed"
-        for name, track in list(self.tracks.items()):
-            if name in event.alive:
-                self.last.pop(name, None)
-            elif track.attempts and track.attempts[-1].end is None:
-                self._attempt(name, {"stopped": why, "requeued": True})
-                self._end(name, protocol.Finished(event.t, name, -1, why))
-            elif self.interrupted and (track.state, track.reason) == ("failed", self.interrupted):
-                why = f"put back into the queue: {self.interrupted}"
-                self.tracks[name] = replace(
-                    track, state="not started", reason=why, iterations=0, stepping=(0.0, 0.0)
-                )
+        """The loop was killed; what the controller then queued again follows as Requeued."""
+        for name in event.alive:
+            self.last.pop(name, None)
         self.interrupted = ""
         self.pending.clear()
         self.cpu = max(self.cpu, event.capacity.cpu)
+        why = "the run was killed and resumed"
         self.marks.append(Mark(self.now, "resume", why))
 
     # --- helpers ---
@@ -285,26 +280,14 @@ class _Teller:
             last = replace(track.attempts[-1], **changes)
             self.tracks[name] = replace(track, attempts=(*track.attempts[:-1], last))
 
-    def _end(self, name: str, event: protocol.Finished) -> None:
+    def _close(self, name: str, code: int, reason: str) -> None:
+        """An attempt is over; what becomes of the simulation is the controller's to say."""
         self._turn()
         self._enter(name, "")
         self._suspend(name, False)
         self.running.pop(name, None)
         self.trials.discard(name)
-        self._attempt(name, {"end": self.now, "code": event.code, "reason": event.reason})
-        track = self.tracks[name]
-        last = track.attempts[-1] if track.attempts else Attempt(self.now)
-        state, reason = "done", ""
-        lost = event.reason.startswith(NODE_LOST) and not last.stopped and not self.interrupted
-        again = lost and len(track.attempts) <= Settings().restarts
-        if (event.code != 0 or event.reason) and (last.requeued or again):
-            why = last.stopped or event.reason
-            state, reason = "not started", f"put back into the queue: {why}"
-            track = replace(track, iterations=0, stepping=(0.0, 0.0))
-        elif event.code != 0 or event.reason:
-            state = "failed"
-            reason = last.stopped or event.reason or f"exit code {event.code}"
-        self.tracks[name] = replace(track, state=state, reason=reason)
+        self._attempt(name, {"end": self.now, "code": code, "reason": reason})
 
     def _enter(self, name: str, letter: str) -> None:
         """Close the simulation's phase and, unless `letter` is empty, open the next."""
@@ -345,11 +328,12 @@ class _Teller:
             self._enter(name, "")
         for name, track in self.tracks.items():
             if track.state == "not started" and not track.reason:
-                why = "" if self.left else "no node is left"
-                why = self.interrupted or why or "its turn had not come where the log ends"
+                why = "its turn had not come where the log ends"
                 self.tracks[name] = replace(track, reason=why)
             if track.state == "unfinished":
                 why = f"still running where the log ends, at {self.now:.1f} s"
+                if track.attempts[-1].end is not None:
+                    why = "it ended where the log ends"
                 self.tracks[name] = replace(track, reason=why)
         loads = tuple(
             Load(family, kind, count, *(np.maximum(row, 0) / count for row in sums))
@@ -367,6 +351,14 @@ class _Teller:
             self.resizes,
             self.refused,
         )
+
+
+def _setting(header: Header, name: str) -> float:
+    """One of the run's own settings, a number."""
+    value = header.settings.get(name)
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise BadInput(f"the event log's header has no number as the setting {name!r}")
+    return float(value)
 
 
 _LOADS = ("cpu", "useful", "mpi")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: LGPL-3.0-or-later
-"""What happened in a run: the values that `telling.tell` makes of a log.
+"""What happened in a run: the values that `build_history.tell` makes of a log.
 
 A `History` has one `Track` for each simulation of the plan, the moments at which something
 was decided, and the spells of time in which nothing changed, with what was measured in them.
@@ -25,8 +25,7 @@ Span = tuple[float, float]
 class Attempt:
     """One start of a simulation; times in seconds on the run's clock, None if not reached.
 
-    `stopped` says why the controller ended it, empty if it did not; `requeued` if it was put
-    back into the queue.
+    `code` and `reason` are the executor's.
     """
 
     launch: float
@@ -34,8 +33,6 @@ class Attempt:
     end: float | None = None
     code: int = 0
     reason: str = ""
-    stopped: str = ""
-    requeued: bool = False
 
 
 @dataclass(frozen=True)

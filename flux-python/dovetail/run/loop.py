@@ -176,7 +176,7 @@ class Loop:
         elif isinstance(action, Resize):
             self.executor.resize(action.shares)
         elif isinstance(action, Stop):
-            self.executor.stop(action.name, action.why)
+            self.executor.stop(action.name, action.why, action.cause)
         elif isinstance(action, Note):
             self.live.note(self.now(), action)
 

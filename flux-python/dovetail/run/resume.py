@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from dovetail.controller.controller import Controller
 from dovetail.controller.settings import Settings
-from dovetail.core import eventlog, protocol
+from dovetail.core import eventlog, protocol, schema1
 from dovetail.core.errors import BadInput
 
 
@@ -50,18 +50,22 @@ def _feed(path: str | os.PathLike[str]) -> tuple[Controller, Difference | None]:
         controller = Controller(head.specs, head.capacity, Settings.of(head.settings))
     except ValueError as error:
         raise BadInput(f"{path}: line 1: {error}") from None
+    # What schema 1 did not record cannot be compared.
+    left_out = schema1.ADDED if head.old else ()
+    entries = [entry for entry in entries if not isinstance(entry, left_out)]
     found: Difference | None = None
     seq, end = 0, len(entries)
     while seq < end:
         entry = entries[seq]
         seq += 1
-        if isinstance(entry, (protocol.Launch, protocol.Resize, protocol.Stop, protocol.Note)):
+        if isinstance(entry, protocol.ACTIONS):
             found = found or Difference(seq, entry, None)  # an answer to no event
             continue
         if isinstance(entry, eventlog.Resumed):
             answer = controller.resume(entry.t, entry.capacity, entry.alive)
         else:
             answer = controller.handle(entry)
+        answer = [action for action in answer if not isinstance(action, left_out)]
         recorded = _actions_after(entries, seq)
         # The writer may have been killed between an event and the last of its answers.
         cut = seq + len(recorded)
@@ -74,7 +78,7 @@ def _feed(path: str | os.PathLike[str]) -> tuple[Controller, Difference | None]:
 def _actions_after(entries: Sequence[eventlog.Entry], start: int) -> list[protocol.Action]:
     actions: list[protocol.Action] = []
     for entry in entries[start:]:
-        if not isinstance(entry, (protocol.Launch, protocol.Resize, protocol.Stop, protocol.Note)):
+        if not isinstance(entry, protocol.ACTIONS):
             break
         actions.append(entry)
     return actions

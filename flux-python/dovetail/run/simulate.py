@@ -121,4 +121,4 @@ def _act(
         for name, share in action.shares.items():
             (suspended.add if share.suspended else suspended.discard)(name)
     elif isinstance(action, protocol.Stop):
-        executor.stop(action.name, action.why)
+        executor.stop(action.name, action.why, action.cause)

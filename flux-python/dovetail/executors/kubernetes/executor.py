@@ -17,9 +17,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Callable
 
-from dovetail.controller import settings
 from dovetail.core import protocol
 from dovetail.core.errors import WorkFailed
+from dovetail.core.protocol import Cause, Result
 from dovetail.executors.kubernetes import manifests, pod_status
 from dovetail.executors.kubernetes.api import Watch
 from dovetail.executors.kubernetes.background_calls import Calls
@@ -36,7 +36,6 @@ from dovetail.executors.kubernetes.rank_samples import Clocks
 from dovetail.executors.kubernetes.resizes import Change, Resizes
 from dovetail.executors.kubernetes.session import Session, look
 from dovetail.executors.kubernetes.share_report import Report
-from dovetail.executors.local.job import Result
 from dovetail.executors.pods import messages
 
 _WORKERS = 8
@@ -133,11 +132,11 @@ class KubernetesExecutor:
             lambda: self._changes(wanted), lambda refused: self._resized(wanted, refused)
         )
 
-    def stop(self, name: str, why: str) -> None:
+    def stop(self, name: str, why: str, cause: Cause = Cause.CANCELLED) -> None:
         """End a simulation: SIGTERM, a grace, SIGKILL; a Finished follows."""
         job = self._life.jobs.get(name)
         if job is not None and not job.stopped and not job.result:
-            self._life.stop(job, why)
+            self._life.stop(job, why, cause)
 
     def close(self) -> None:
         """End everything and remove every trace; may be called twice.
@@ -150,7 +149,8 @@ class KubernetesExecutor:
         self._api.end()
         until = time.monotonic() + _CLOSE
         for job in list(self._life.jobs.values()):
-            job.stopped = job.stopped or "the run ended"
+            if not job.stopped:
+                job.stopped, job.stop_cause = "the run ended", Cause.INTERRUPTED
             if isinstance(job.state, Running):
                 self._life.terminate(job, None)
         last: list[protocol.Event] = []
@@ -216,7 +216,9 @@ class KubernetesExecutor:
                 job.started = True
                 self._events.append(protocol.Started(self._t, job.spec.name))
         elif isinstance(message, messages.Result):
-            self._life.heard(job, Result(message.code, message.reason, message.trouble))
+            self._life.heard(
+                job, Result(message.cause, message.code, message.reason, message.trouble)
+            )
             self._tell_sample(job)  # which its end completes
         elif isinstance(message, messages.Lost):
             self._life.lose(job, f"rank group {message.group} on {node} ended without a result")
@@ -258,7 +260,9 @@ class KubernetesExecutor:
         for name, why in self._nodes.lost(now, self._hub.nodes(), used).items():
             for job in live:
                 if job.expected and name in map(pod_status.node_of, job.pods.values()):
-                    self._life.terminate(job, Result(1, f"{settings.NODE_LOST}: {name}: {why}"))
+                    self._life.terminate(
+                        job, Result(Cause.NODE_LOST, 1, f"node lost: {name}: {why}")
+                    )
         if self._session.lease.lost and not self._told_lost:
             self._told_lost = True
             self._events.append(protocol.Interrupted(self._t, self._session.lease.lost))
@@ -350,11 +354,13 @@ class KubernetesExecutor:
         self._events.append(protocol.Delayed(self._t, job.spec.name, why))
 
     def _ended(self, job: Launched) -> None:
-        result = job.result or Result(143)
+        result = job.result or Result(Cause.FAILED, 143)
         if job.stopped:
-            result = Result(result.code or 143, f"stopped: {job.stopped}", result.trouble)
+            result = result.once_stopped(job.stop_cause, job.stopped)
         self.results[job.spec.name] = result
-        self._events.append(protocol.Finished(self._t, job.spec.name, result.code, result.reason))
+        self._events.append(
+            protocol.Finished(self._t, job.spec.name, result.cause, result.code, result.reason)
+        )
 
     def _now(self) -> float:
         return time.monotonic() - self._origin

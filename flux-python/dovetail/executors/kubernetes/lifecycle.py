@@ -24,8 +24,8 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, Callable, Union
 
-from dovetail.controller import settings
 from dovetail.core import protocol
+from dovetail.core.protocol import Cause, Result
 from dovetail.executors.kubernetes import manifests, placement, pod_status
 from dovetail.executors.kubernetes.api import NotFound, Refused
 from dovetail.executors.kubernetes.background_calls import Calls
@@ -34,7 +34,6 @@ from dovetail.executors.kubernetes.nodes import Nodes
 from dovetail.executors.kubernetes.rank_samples import RankSamples
 from dovetail.executors.kubernetes.resizes import Change, Resizes
 from dovetail.executors.kubernetes.session import Session, foreign
-from dovetail.executors.local.job import Result
 from dovetail.executors.pods import messages
 from dovetail.host import install_paths
 from dovetail.plan import command_line
@@ -149,7 +148,8 @@ class Launched:
 
     `cpu` is what each rank group shall ask for, millicores; `sizes` how many ranks it has; `pods`
     are by group, and `connected` the nodes of those that have called. `started` says that its own
-    command has begun, `stopped` why somebody wants it to end, whatever its state.
+    command has begun, `stopped` why somebody wants it to end, whatever its state, and
+    `stop_cause` the same as a value.
     """
 
     spec: protocol.Spec
@@ -162,6 +162,7 @@ class Launched:
     connected: dict[int, str] = field(default_factory=dict)
     started: bool = False
     stopped: str = ""
+    stop_cause: Cause = Cause.CANCELLED
     failures: int = 0
 
     def __post_init__(self) -> None:
@@ -300,7 +301,7 @@ class Lifecycle:
         elif isinstance(state, Running):
             if state.deadline and now > state.deadline:
                 # It did not stop when it was told to, or its node neither came back nor was lost.
-                self.terminate(job, state.doubted or Result(143))
+                self.terminate(job, state.doubted or Result(Cause.FAILED, 143))
             else:
                 self._believe(job, state)
         elif isinstance(state, Terminating):
@@ -394,7 +395,9 @@ class Lifecycle:
         if not isinstance(job.state, Creating):  # its pods were quicker than the answer, and failed
             return
         if isinstance(found, Refused) and found.status in (400, 422):
-            self.terminate(job, Result(1, f"Kubernetes does not take its pods: {found}"))
+            self.terminate(
+                job, Result(Cause.LAUNCH_FAILED, 1, f"Kubernetes does not take its pods: {found}")
+            )
         elif isinstance(found, Exception) or job.stopped:
             self.terminate(job, None)  # it may be there all the same
         else:
@@ -452,7 +455,7 @@ class Lifecycle:
             name = ended["metadata"]["name"]
             return self.lose(job, f"pod {name} ended: {pod_status.ended_by(ended)}")
         if why or job.stopped:
-            return self.terminate(job, Result(1, why))
+            return self.terminate(job, Result(Cause.LAUNCH_FAILED, 1, why))
         hosts = job.hosts()
         if hosts:
             return self._run(job, hosts)
@@ -501,9 +504,9 @@ class Lifecycle:
 
     # --- the end ---
 
-    def stop(self, job: Launched, why: str) -> None:
+    def stop(self, job: Launched, why: str, cause: Cause) -> None:
         """Have it end: SIGTERM, a grace, SIGKILL; what does not run yet never will."""
-        job.stopped = why or "stopped"
+        job.stopped, job.stop_cause = why or "stopped", cause
         if isinstance(job.state, Running):
             job.state.deadline = time.monotonic() + STOP
             self._hub.tell(messages.Suspend(job.key, False))
@@ -557,7 +560,7 @@ class Lifecycle:
             self._delayed(job, why)
             self.terminate(job, None)
         else:
-            self.terminate(job, Result(1, f"{settings.POD_LOST}: {why}"))
+            self.terminate(job, Result(Cause.POD_LOST, 1, f"pod lost: {why}"))
 
     def terminate(self, job: Launched, result: Result | None) -> None:
         """Delete everything that a simulation has on the cluster; see `Terminating`."""

@@ -26,7 +26,8 @@ from typing import Any
 
 from dovetail.core import protocol
 from dovetail.core.errors import BadInput, WorkFailed
-from dovetail.executors.local.job import Job, Result, State
+from dovetail.core.protocol import Cause, Result
+from dovetail.executors.local.job import Job, State
 from dovetail.host import cgroups, install_paths
 from dovetail.host.session import (
     create_session,
@@ -142,7 +143,7 @@ class LocalExecutor:
             job.apply(share)
             self._start_supervisor(job)
         except (OSError, ValueError) as error:
-            job.end(Result(1, f"cannot be started: {error}"))
+            job.end(Result(Cause.LAUNCH_FAILED, 1, f"cannot be started: {error}"))
 
     def resize(self, shares: Mapping[str, protocol.Share]) -> None:
         """Give new shares, all or none; a Resized follows."""
@@ -167,11 +168,11 @@ class LocalExecutor:
                 job.share = shares[job.spec.name]
         self._events.append(protocol.Resized(self._now(), tuple(shares), refused))
 
-    def stop(self, name: str, why: str) -> None:
+    def stop(self, name: str, why: str, cause: Cause = Cause.CANCELLED) -> None:
         """End a simulation: SIGTERM, a grace of 3 s, SIGKILL; a Finished follows."""
         job = self._jobs.get(name)
         if job is not None:
-            job.stop(why or "stopped", supervisor.GRACE + _PATIENCE)
+            job.stop(why or "stopped", cause, supervisor.GRACE + _PATIENCE)
 
     def close(self) -> None:
         """End everything and remove every trace, within seconds; may be called twice.
@@ -245,7 +246,8 @@ class LocalExecutor:
                 self._mpi[job.spec.command[0]] = message["mpi"]
                 events.append(protocol.Started(t, job.spec.name))
             else:
-                job.end(Result(message["code"], message["reason"], message["trouble"]))
+                cause = Cause(message["cause"])
+                job.end(Result(cause, message["code"], message["reason"], message["trouble"]))
         return ended
 
     def _sample(self, job: Job, t: float, events: list[protocol.Event]) -> None:
@@ -278,14 +280,14 @@ class LocalExecutor:
         if result is None:
             words = (job.splitter.rest or job.last_words).decode(errors="replace").strip()
             why = f"ended by signal {-code}" if code < 0 else f"exit code {code}"
-            result = Result(128 - code if code < 0 else 1, f"its supervisor failed: {why}")
-            if words:
-                result.reason += f": {words}"
+            said = f": {words}" if words else ""
+            code = 128 - code if code < 0 else 1
+            result = Result(Cause.SUPERVISOR_LOST, code, f"its supervisor failed: {why}{said}")
         if job.why_stopped:
-            result = Result(result.code or 143, f"stopped: {job.why_stopped}", result.trouble)
+            result = result.once_stopped(job.stop_cause, job.why_stopped)
         del self._jobs[job.spec.name]
         self.results[job.spec.name] = result
-        events.append(protocol.Finished(t, job.spec.name, result.code, result.reason))
+        events.append(protocol.Finished(t, job.spec.name, result.cause, result.code, result.reason))
 
     # --- means ---
 

@@ -16,19 +16,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from dovetail.core import protocol
+from dovetail.core.protocol import Cause, Result
 from dovetail.host import cgroups, processes
 from dovetail.host.line_splitter import LineSplitter
 from dovetail.mpi import page
 from dovetail.mpi.control_page import Control
-
-
-@dataclass
-class Result:
-    """How a simulation ended. `trouble` is what to know besides: an incomplete log, for one."""
-
-    code: int
-    reason: str = ""
-    trouble: str = ""
 
 
 class State(enum.Enum):
@@ -62,6 +54,7 @@ class Job:
     last_words: bytes = b""  # of a supervisor that failed: the last line that is no message
     state: State = State.STARTING
     why_stopped: str = ""
+    stop_cause: Cause = Cause.CANCELLED
     deadline: float = 0.0  # CLOCK_MONOTONIC; after it the supervisor is taken for dead; 0: none
     signalled: bool = False  # suspended by signals, as there is no control group for it
     sample: protocol.Ranks | None = None
@@ -91,11 +84,11 @@ class Job:
             if self.share.suspended and not self.signalled:
                 self.suspend(True)
 
-    def stop(self, why: str, limit: float) -> None:
+    def stop(self, why: str, cause: Cause, limit: float) -> None:
         """Have the supervisor end it, in at most `limit` seconds."""
         if not self.wanted:
             return
-        self.state, self.why_stopped = State.STOPPING, why
+        self.state, self.why_stopped, self.stop_cause = State.STOPPING, why, cause
         self.deadline = time.monotonic() + limit
         with contextlib.suppress(OSError):
             self.suspend(False)
@@ -112,7 +105,7 @@ class Job:
         if self.state is State.RELEASED:
             return
         if self.wanted:
-            self.why_stopped = why
+            self.why_stopped, self.stop_cause = why, Cause.INTERRUPTED
         self.state = State.RELEASED
         self.deadline = time.monotonic() + limit
         if self.supervisor is not None and self.supervisor.stdin is not None:

@@ -24,6 +24,7 @@ import socket
 import sys
 import time
 
+from dovetail.core.causes import Cause
 from dovetail.executors.pods import command, messages, orphan_limit
 from dovetail.executors.pods.spawn import Spawner
 from dovetail.host import processes
@@ -107,7 +108,7 @@ class Supervisor:
         if self.pid:
             self._tell(b"stop\n")
         else:
-            self._conclude(128 + signal.SIGTERM, "stopped before it started")
+            self._conclude(Cause.LAUNCH_FAILED, 128 + signal.SIGTERM, "stopped before it started")
 
     def let_go(self) -> None:
         """Nothing more is needed of the supervisor: it ends what is left, and goes."""
@@ -123,7 +124,8 @@ class Supervisor:
         if "result" not in self.told:
             end_simulation(self._directory, Group("", ""), os.getpid())
             why = f"ended by signal {-code}" if code < 0 else f"exit code {code}"
-            self._conclude(128 - code if code < 0 else 1, f"its supervisor failed: {why}")
+            code = 128 - code if code < 0 else 1
+            self._conclude(Cause.SUPERVISOR_LOST, code, f"its supervisor failed: {why}")
 
     def _tell(self, text: bytes) -> None:
         with contextlib.suppress(OSError):  # it has gone, which `bury` hears of
@@ -142,15 +144,15 @@ class Supervisor:
                 self.told["started"] = messages.Started(self._simulation, said["mpi"])
                 self._say(self.told["started"])
             else:
-                self._conclude(said["code"], said["reason"], said["trouble"])
+                self._conclude(Cause(said["cause"]), said["code"], said["reason"], said["trouble"])
         if not chunk:
             self._watch(self._messages, None)
             os.close(self._messages)
             self._messages = -1
 
-    def _conclude(self, code: int, reason: str, trouble: str = "") -> None:
+    def _conclude(self, cause: Cause, code: int, reason: str, trouble: str = "") -> None:
         if "result" not in self.told:
-            result = messages.Result(self._simulation, code, reason, trouble)
+            result = messages.Result(self._simulation, cause, code, reason, trouble)
             self.told["result"] = result
             self._say(result)
 

@@ -20,6 +20,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from typing import Any, Union, get_args
 
+from dovetail.core.causes import Cause
+
 LENGTH = struct.Struct("!I")
 LONGEST = 16 << 20  # bytes of one message
 FIRST = 4096  # of the first one of a stranger
@@ -62,6 +64,7 @@ class Result:
     """How a simulation ended, as its supervisor tells it; repeated until an End comes back."""
 
     simulation: str
+    cause: Cause
     code: int
     reason: str
     trouble: str
@@ -205,6 +208,7 @@ _TYPES: dict[str, Any] = {
     "bool": bool,
     "dict": dict,
     "list": list,
+    "Cause": Cause,
 }
 
 
@@ -249,6 +253,9 @@ def _decode(text: bytes) -> Message:
     wanted = {field.name: str(field.type).partition("[")[0] for field in fields(kind)}
     if wanted.keys() != data.keys():
         raise MessageError(f"{kind.__name__}: has not the right fields")
+    with contextlib.suppress(ValueError):  # no cause that we know, which is found below
+        if "cause" in data:
+            data["cause"] = Cause(data["cause"])
     for name, value in data.items():
         right = isinstance(value, _TYPES[wanted[name]])
         if not right or (isinstance(value, bool) and wanted[name] != "bool"):

@@ -21,7 +21,7 @@ import random
 from collections.abc import Mapping, Sequence
 
 from dovetail.core import protocol
-from dovetail.core.protocol import Capacity, Event, Node, Share, Spec
+from dovetail.core.protocol import Capacity, Cause, Event, Node, Share, Spec
 from dovetail.executors.simulated.work import Fault as Fault
 from dovetail.executors.simulated.work import Rank, Sim
 from dovetail.executors.simulated.work import Work as Work
@@ -89,7 +89,7 @@ class Simulated:
         sim.nodes = tuple(sorted({rank.node for rank in sim.ranks}))
         self._sims[spec.name] = sim
         if not sim.ranks:
-            self._end(sim, 1, "node lost: there is none left")
+            self._end(sim, Cause.NODE_LOST, 1, "node lost: there is none left")
             return
         heapq.heappush(self._starts, (sim.begins, sim.order, spec.name))
 
@@ -111,10 +111,10 @@ class Simulated:
         if not delay:
             self._apply_resizes()
 
-    def stop(self, name: str, why: str) -> None:
+    def stop(self, name: str, why: str, cause: Cause = Cause.CANCELLED) -> None:
         """End one simulation."""
         if name in self._sims:
-            self._end(self._sims[name], 143, f"stopped: {why}")
+            self._end(self._sims[name], cause, 143, f"stopped: {why}")
 
     def close(self) -> None:
         """End all."""
@@ -204,14 +204,14 @@ class Simulated:
             rank.working = True
         sim.pending = len(sim.ranks)
 
-    def _end(self, sim: Sim, code: int, reason: str) -> None:
+    def _end(self, sim: Sim, cause: Cause, code: int = 0, reason: str = "") -> None:
         for node in sim.nodes:
             self._run_until_now(node)
             self._on[node].pop(sim.spec.name, None)
         del self._sims[sim.spec.name]
         if sim.fresh and sim.ranks_at is not None:
             self._events.append(protocol.Sampled(self.now, sim.spec.name, sim.ranks_at))
-        self._events.append(protocol.Finished(self.now, sim.spec.name, code, reason))
+        self._events.append(protocol.Finished(self.now, sim.spec.name, cause, code, reason))
         self._replan(sim.nodes)
 
     def _boundary(self, sim: Sim) -> None:
@@ -221,7 +221,7 @@ class Simulated:
         sim.iterations += 1
         self._publish(sim)
         if sim.iterations >= sim.work.iterations:
-            self._end(sim, 0, "")
+            self._end(sim, Cause.DONE)
         else:
             self._iterate(sim)
             self._replan(sim.nodes)
@@ -274,9 +274,9 @@ class Simulated:
         elif fault.kind == "node":
             self._lose([node.name for node in self._nodes].index(fault.name))
         elif sim is not None and fault.kind == "death":
-            self._end(sim, 137, "rank 0 was killed by signal 9")
+            self._end(sim, Cause.FAILED, 137, "rank 0 was killed by signal 9")
         elif sim is not None and fault.kind == "fail":
-            self._end(sim, 1, "exit code 1")
+            self._end(sim, Cause.FAILED, 1, "exit code 1")
         elif sim is not None and fault.kind == "stall":
             for node in sim.nodes:
                 self._run_until_now(node)
@@ -290,7 +290,7 @@ class Simulated:
         # First what is left, so that nobody is sent back to a node that is gone.
         self._events.append(protocol.CapacityChanged(self.now, self.capacity()))
         for sim in [sim for sim in self._sims.values() if node in sim.nodes]:
-            self._end(sim, 1, f"node lost: {self._nodes[node].name}")
+            self._end(sim, Cause.NODE_LOST, 1, f"node lost: {self._nodes[node].name}")
 
     # --- CPU ---
 

@@ -11,6 +11,7 @@ import functools
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+from dovetail.core.causes import Cause
 from dovetail.core.messages import MessageError, decode
 from dovetail.flux.instance import messages
 from dovetail.flux.instance.effects import FAILED, INVALID, NOENT, Answer, Effect, Key, Refuse
@@ -181,7 +182,7 @@ def adopt(state: Instance, news: messages.Attach) -> Effects:
     """Take over what the control slice knows, which may be more than we do."""
     state.runs.adopt(news.runs)
     for found in news.simulations:
-        yield from state.mirrors.known(Simulation(**found))
+        yield from state.mirrors.known(Simulation.of(found))
     for run in state.runs.all.values():
         if run.state.ended:
             yield from state.mirrors.end_all(run.number, OVER)
@@ -237,9 +238,11 @@ def heard(state: Instance, number: int, news: messages.News) -> Effects:
 def simulation(state: Instance, news: Payload) -> Effects:
     """A simulation was launched, or has ended."""
     if "code" in news:
-        yield from state.mirrors.ended(news["launch"], news["code"], news["reason"])
+        yield from state.mirrors.ended(
+            news["launch"], news["code"], news["reason"], Cause(news["cause"])
+        )
     else:
-        yield from state.mirrors.known(Simulation(**news))
+        yield from state.mirrors.known(Simulation.of(news))
 
 
 REQUESTS: dict[str, Request] = {

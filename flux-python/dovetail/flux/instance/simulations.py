@@ -7,20 +7,22 @@ follows a simulation is told its end, however that comes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from dovetail.controller.settings import NODE_LOST, POD_LOST
+from dovetail.core.causes import Cause
 from dovetail.flux.instance.effects import Answer, Effect, Key
 
-STOPPED = "stopped"  # how the reason begins where it was told to end
 CANCEL, LOST = "cancel", "dovetail"  # types of exceptions
 
 
 @dataclass
 class Simulation:
-    """One launch of a simulation; `code` is None until it has ended."""
+    """One launch of a simulation; `code` and `cause` are None until it has ended.
+
+    `cause` stays None where nobody said how it ended.
+    """
 
     launch: str
     run: int
@@ -28,14 +30,22 @@ class Simulation:
     log: str
     code: int | None = None
     reason: str = ""
-    lost: bool = False  # nobody said how it ended
+    cause: Cause | None = None
+
+    @classmethod
+    def of(cls, news: Mapping[str, Any]) -> Simulation:
+        """As the control slice tells of it."""
+        cause = news.get("cause")
+        return cls(**{**news, "cause": Cause(cause) if cause else None})
 
     @property
     def exception(self) -> str:
         """The type of its job's exception; empty where its program ended by itself."""
-        if self.lost or self.reason.startswith((NODE_LOST, POD_LOST)):
+        if self.code is None:
+            return ""
+        if self.cause is None or self.cause.lost:
             return LOST
-        return CANCEL if self.reason.startswith(STOPPED) else ""
+        return CANCEL if self.cause.stopped else ""
 
     def told(self) -> dict[str, Any]:
         """For whoever follows it."""
@@ -63,18 +73,20 @@ class Mirrors:
                 del self.following[key]
             yield Answer(key, one.told())
 
-    def ended(self, launch: str, code: int, reason: str, *, lost: bool = False) -> Iterator[Effect]:
-        """A simulation has ended; no pod of it is left."""
+    def ended(
+        self, launch: str, code: int, reason: str, cause: Cause | None = None
+    ) -> Iterator[Effect]:
+        """A simulation has ended; no pod of it is left. `cause` is None if nobody said how."""
         one = self.all.get(launch)
         if one is not None and one.code is None:
-            one.code, one.reason, one.lost = code, reason, lost
+            one.code, one.reason, one.cause = code, reason, cause
             yield from self.answer(one)
 
     def end_all(self, run: int | None, reason: str) -> Iterator[Effect]:
         """A run is over, or all are (None): nothing of its simulations goes on."""
         for one in list(self.all.values()):
             if run in (None, one.run):
-                yield from self.ended(one.launch, 1, reason, lost=True)
+                yield from self.ended(one.launch, 1, reason)
 
     def follow(self, key: Key, launch: str) -> Iterator[Effect]:
         """Tell where its log is, and then its end; an unknown one may be told of later."""
