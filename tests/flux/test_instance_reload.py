@@ -80,9 +80,11 @@ def test_who_follows_a_simulation_of_before_a_reload_is_told_where_it_is_and_how
     run = {"number": 1, "plan": "p", "output": "o", "cwd": "/", "state": "running"}
     known = [{"launch": launch, "run": 1, "name": "sim", "log": log}
              for launch, log in launches.items()]  # fmt: skip
-    known[0].update(code=3, reason="bad")
+    known[0].update(code=3, reason="bad", cause="failed")
     play.attach(0, node="n0", runs=[run], simulations=known)
     assert [told["code"] for told in play.told("over")] == [3]
     assert play.told("runs") == [{"log": "runs"}]
-    play.ask("tell", "t", number=0, simulation={**known[1], "code": 0, "reason": ""})
+    play.ask(
+        "tell", "t", number=0, simulation={**known[1], "code": 0, "reason": "", "cause": "done"}
+    )
     assert play.told("runs")[1]["code"] == 0

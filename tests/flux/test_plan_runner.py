@@ -7,7 +7,7 @@ import json
 import selectors
 
 import pytest
-from dovetail.flux.plan_runner import COPY, EVENTS, LOG, Planned
+from dovetail.flux.plan_runner import COPY, EVENTS, LOG, PlanRunner
 
 pytestmark = pytest.mark.unit
 
@@ -24,7 +24,7 @@ def runner(heard):
         ended()
 
     with selectors.DefaultSelector() as selector:
-        yield Planned(lambda **news: heard.append(news), watch, selector, lambda launch: None)
+        yield PlanRunner(lambda **news: heard.append(news), watch, selector, lambda launch: None)
 
 
 def order(folder, **more):

@@ -60,8 +60,8 @@ def test_a_slice_that_greets_twice_takes_orders_all_the_same(agent):
 
 def test_a_simulation_whose_job_is_cancelled_is_stopped_if_it_still_is_that_launch(agent):
     launch, stopped = {"launch": "a-1", "run": 1, "name": "sim"}, []
-    agent.planned.stop = stopped.append
-    agent.mirror(launch)
+    agent.plans.stop = stopped.append
+    agent.submit_proxy_job(launch)
     number = len(agent.client.sent)
     agent.take({"id": number, "value": {"job": 5}})
     assert stopped == []

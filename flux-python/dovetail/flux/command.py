@@ -71,9 +71,9 @@ def parser() -> argparse.ArgumentParser:
     agent.add_argument("--cluster", required=True)
     agent.add_argument("--machine-address", action="store_true")
     agent.add_argument("--sweep", action="store_true")
-    mirror = commands.add_parser("simulation")  # nor is this
-    mirror.add_argument("--launch", required=True)
-    mirror.add_argument("--name", required=True)
+    proxy_job = commands.add_parser("simulation")  # nor is this
+    proxy_job.add_argument("--launch", required=True)
+    proxy_job.add_argument("--name", required=True)
     return top
 
 

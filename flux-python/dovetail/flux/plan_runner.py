@@ -33,7 +33,7 @@ COPY = "submitted-plan.yaml"  # likewise: the plan as it was submitted, for the 
 GRACE = 10  # seconds for a run to end, once told
 
 
-class Planned:
+class PlanRunner:
     """Runs of this slice, past, present and to come; the arguments are its agent's."""
 
     def __init__(
@@ -41,11 +41,11 @@ class Planned:
         tell: Callable[..., None],
         watch: Callable[[subprocess.Popen[Any], Callable[[], None]], None],
         selector: selectors.BaseSelector,
-        mirror: Callable[[dict[str, Any]], None],
+        launched: Callable[[dict[str, Any]], None],
     ) -> None:
-        self.tell, self.watch, self.selector, self.mirror = tell, watch, selector, mirror
+        self.tell, self.watch, self.selector, self.launched = tell, watch, selector, launched
         self.all: dict[int, Run] = {}
-        self.orders: dict[int, Mapping[str, Any]] = {}  # of those that wait
+        self.orders: dict[int, Mapping[str, Any]] = {}  # of those that are pending
         self.simulations: dict[str, dict[str, Any]] = {}  # launches, by what names them
         self.series = secrets.token_hex(4)  # of another control slice there may still be jobs
         self.running: subprocess.Popen[bytes] | None = None
@@ -60,7 +60,7 @@ class Planned:
         self.orders[number] = order
 
     def start(self, number: int, kubeconfig: str) -> None:
-        """Start a plan that waits, on the cluster or on this slice's cores."""
+        """Start a pending plan, on the cluster or on this slice's cores."""
         order = self.orders.pop(number)
         output = Path(order["output"])
         self.all[number].start()
@@ -125,7 +125,7 @@ class Planned:
                 launch = {"launch": key, "run": self.number, "name": name, "log": log}
                 self.simulations[key] = launch
                 self.tell(simulation=launch)
-                self.mirror(launch)
+                self.launched(launch)
             elif entry.get("type") == "Finished":
                 for launch in self.simulations.values():
                     which = (launch["run"], launch["name"])
@@ -151,7 +151,7 @@ class Planned:
             self.running.stdin.flush()
 
     def cancel(self, number: int) -> None:
-        """Let the present run end, or never start one that waits."""
+        """Let the present run end, or never start one that is pending."""
         self.all[number].cancel()
         self.orders.pop(number, None)
         if self.running is not None and number == self.number:

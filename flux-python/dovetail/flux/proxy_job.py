@@ -27,7 +27,7 @@ from dovetail.host.file_tail import Tail
 from dovetail.host.line_splitter import LineSplitter
 
 
-class Mirror:
+class ProxyJob:
     """Follows one simulation."""
 
     def __init__(self, launch: str, name: str) -> None:
@@ -107,4 +107,4 @@ class Mirror:
 
 def main(launch: str, name: str) -> int:
     """Be the job of a simulation."""
-    return Mirror(launch, name).live()
+    return ProxyJob(launch, name).live()

@@ -36,7 +36,7 @@ from dovetail.core.errors import BadInput, WorkFailed
 from dovetail.flux import jobspec, services
 from dovetail.flux.client import SUBMIT, Client
 from dovetail.flux.instance.effects import FAILED
-from dovetail.flux.plan_runner import Planned, apart, end
+from dovetail.flux.plan_runner import PlanRunner, apart, end
 from dovetail.host import processes
 from dovetail.host.install_paths import package_environment
 from dovetail.host.line_splitter import LineSplitter
@@ -54,7 +54,7 @@ class Agent:
         self.address = own_address() if machine_address else ""
         # Several slices may share a machine, and its address.
         host = socket.gethostname().split(".")[0].lower()
-        self.called = f"{host[:32]}-{number}" if machine_address else ""
+        self.node_name = f"{host[:32]}-{number}" if machine_address else ""
         self.cpus = ",".join(f"{core}-{core}" for core in sorted(os.sched_getaffinity(0)))
         self.client = Client()
         self.selector = selectors.DefaultSelector()
@@ -64,8 +64,8 @@ class Agent:
         self.joining = 0
         self.node: dict[str, Any] = {}
         self.starting: subprocess.Popen[str] | None = None
-        self.planned = Planned(self.tell, self.when_ended, self.selector, self.mirror)
-        self.mirrors: dict[int, dict[str, Any]] = {}  # launches, by our request for their job
+        self.plans = PlanRunner(self.tell, self.when_ended, self.selector, self.submit_proxy_job)
+        self.proxy_jobs: dict[int, dict[str, Any]] = {}  # launches, by our request for their job
         self.kept: dict[str, Any] = {}  # for the module, should it be loaded anew
         self.errors = tempfile.TemporaryFile("w+")  # noqa: SIM115 (as long as we live)
         self.failed = ""
@@ -116,8 +116,8 @@ class Agent:
             self.obey(line["value"])
         elif line["id"] in self.attached and line["error"][0] == errno.ENODATA:
             self.over = True
-        elif line["id"] in self.mirrors:
-            self.mirrored(line)
+        elif line["id"] in self.proxy_jobs:
+            self.proxy_job_changed(line)
         # Any other error: the module is not there (yet, or any more) and will say when it is.
 
     def tell(self, **news: object) -> None:
@@ -128,28 +128,28 @@ class Agent:
         """Say that we are there and what we know, and listen for orders."""
         host = {"number": self.number, "host": socket.gethostname(), "rank": self.rank}
         known = {**host, **self.known(), "kept": self.kept}
-        known["runs"] = [run.saved() for run in self.planned.all.values()]
-        known["simulations"] = list(self.planned.simulations.values())
+        known["runs"] = [run.saved() for run in self.plans.all.values()]
+        known["simulations"] = list(self.plans.simulations.values())
         self.attached.add(self.client.send("dovetail.attach", known, stream=True))
         if not self.node and self.number and self.starting is None:
             self.joining = self.client.send(
-                "dovetail.join", {"number": self.number, "node": self.called}
+                "dovetail.join", {"number": self.number, "node": self.node_name}
             )
 
-    def mirror(self, launch: dict[str, Any]) -> None:
+    def submit_proxy_job(self, launch: dict[str, Any]) -> None:
         """Submit the job that a simulation is for Flux; we do, as the module may be away."""
         if not self.over:
             spec = jobspec.proxy_job(sys.argv[0], launch)
-            self.mirrors[self.client.send(SUBMIT, spec)] = launch
+            self.proxy_jobs[self.client.send(SUBMIT, spec)] = launch
 
-    def mirrored(self, line: Order) -> None:
+    def proxy_job_changed(self, line: Order) -> None:
         """A simulation has a job, or goes on without; or that was cancelled or killed."""
-        launch = self.mirrors[line["id"]]
+        launch = self.proxy_jobs[line["id"]]
         if "error" in line:
             why = line["error"][1]
             print(f"simulation {launch['name']} has no job: {why}", file=sys.stderr, flush=True)
         elif "cancelled" in line["value"]:
-            self.planned.stop(launch)
+            self.plans.stop(launch)
 
     def known(self) -> dict[str, Any]:
         """What the module needs to know, anew if it was loaded anew."""
@@ -167,7 +167,9 @@ class Agent:
         if programs.built() is None:
             self.complain("Kubernetes is not built for this user: type `dovetail kube build` once")
         elif self.number == 0:
-            self.start("up", "--name", self.name, *(["--node", self.called] if self.called else []))
+            self.start(
+                "up", "--name", self.name, *(["--node", self.node_name] if self.node_name else [])
+            )
 
     def memory(self) -> str:
         """Our cores' part of what a node may offer."""
@@ -242,11 +244,11 @@ class Agent:
         elif "keep" in order:
             self.kept = order["keep"]
         elif "queue" in order:
-            self.planned.queue(order["queue"])
+            self.plans.queue(order["queue"])
         elif "run" in order:
-            self.planned.start(order["run"], self.node["kubeconfig"])
+            self.plans.start(order["run"], self.node["kubeconfig"])
         elif "cancel" in order:
-            self.planned.cancel(order["cancel"])
+            self.plans.cancel(order["cancel"])
         elif "url" in order:
             found = order["url"]
             self.answer(order["question"], lambda: {"url": services.url(self.admin(), found)})
@@ -291,12 +293,12 @@ class Agent:
     def end(self) -> int:
         """End all that this slice started; returns the job's exit code."""
         unready = self.starting is not None and self.starting.poll() is None
-        for one in (self.planned.running, self.starting):
+        for one in (self.plans.running, self.starting):
             end(one)
         if unready:
             self.repeat()
         with contextlib.suppress(WorkFailed):
-            self.planned.read()  # the last news
+            self.plans.read()  # the last news
         trouble = sweep(self.name)
         with contextlib.suppress(WorkFailed, OSError):
             self.tell(ended=trouble)

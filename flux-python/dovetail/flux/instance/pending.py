@@ -16,7 +16,7 @@ UNDECIDED = ("starting", "degraded")  # phases in which nobody can say whether i
 DOWN = "Kubernetes was taken down"
 
 
-class Waiting:
+class PendingRequests:
     """Keys of requests, by what they wait for."""
 
     def __init__(self) -> None:

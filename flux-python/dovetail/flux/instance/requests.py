@@ -54,13 +54,13 @@ def status(state: Instance, key: Key, _: Payload) -> Effects:
 
 def watch(state: Instance, key: Key, _: Payload) -> Effects:
     """The state, now and at every change."""
-    state.waiting.watching[key] = {}
+    state.pending.watching[key] = {}
     yield from state.settle()
 
 
 def wait_up(state: Instance, key: Key, _: Payload) -> Effects:
     """Answered when Kubernetes is up; refused, with the reason, when it can no longer be."""
-    state.waiting.up.append(key)
+    state.pending.up.append(key)
     yield from state.settle()
 
 
@@ -104,7 +104,7 @@ def resize(state: Instance, key: Key, asked: Payload) -> Effects:
         yield Refuse(key, FAILED, state.failure or DOWN)
     else:
         yield from state.resize(nodes)
-        state.waiting.resizing.append(key)
+        state.pending.resizing.append(key)
         yield from state.settle()
 
 
@@ -130,13 +130,13 @@ def url(state: Instance, key: Key, payload: Payload) -> Effects:
     if control is None or control.state is not State.READY:
         yield Refuse(key, FAILED, not_up(state))
     else:
-        question = state.waiting.ask(key)
+        question = state.pending.ask(key)
         yield from state.tell({"url": service, "question": question})
 
 
 def down(state: Instance, key: Key, _: Payload) -> Effects:
     """Answered when nothing is left."""
-    state.waiting.down.append(key)
+    state.pending.down.append(key)
     if not state.ending:
         state.ending = True
         yield from state.end_slices(DOWN)
@@ -145,7 +145,7 @@ def down(state: Instance, key: Key, _: Payload) -> Effects:
 
 def follow(state: Instance, key: Key, payload: Payload) -> Effects:
     """The job of a simulation: told where its log is, and its end."""
-    yield from state.mirrors.follow(key, decode(messages.Follow, payload, others=True).launch)
+    yield from state.simulations.follow(key, decode(messages.Follow, payload, others=True).launch)
 
 
 def wait_down(state: Instance, key: Key, payload: Payload) -> Effects:
@@ -154,7 +154,7 @@ def wait_down(state: Instance, key: Key, payload: Payload) -> Effects:
     if one is None or one.machine_clean:
         yield Answer(key, {})
     else:
-        state.waiting.ending[key] = one.number
+        state.pending.ending[key] = one.number
         if one.agent is None:  # a job that was cancelled before it started has no other end
             yield from state.sweep(one)
 
@@ -182,11 +182,11 @@ def adopt(state: Instance, news: messages.Attach) -> Effects:
     """Take over what the control slice knows, which may be more than we do."""
     state.runs.adopt(news.runs)
     for found in news.simulations:
-        yield from state.mirrors.known(Simulation.of(found))
+        yield from state.simulations.known(Simulation.of(found))
     for run in state.runs.all.values():
         if run.state.ended:
-            yield from state.mirrors.end_all(run.number, OVER)
-    if not state.knows:
+            yield from state.simulations.end_all(run.number, OVER)
+    if not state.restored:
         yield from state.learn(news.kept)
         yield from state.resize(state.wanted)
 
@@ -198,7 +198,7 @@ def join(state: Instance, key: Key, payload: Payload) -> Effects:
     if number not in state.slices:
         yield Refuse(key, INVALID, f"there is no slice {number}")
         return
-    state.waiting.joining[number] = key
+    state.pending.joining[number] = key
     state.slices[number].wanted_node = wanted.node
     if 0 in state.slices and state.slices[0].state is State.READY:
         yield from state.invite(number)
@@ -221,16 +221,16 @@ def heard(state: Instance, number: int, news: messages.News) -> Effects:
         if number in state.slices:
             yield from state.confirm(state.slices[number], news.ended)
     elif isinstance(news, messages.Invited):
-        yield from state.waiting.invited(news.invited, news.join, news.why)
+        yield from state.pending.invited(news.invited, news.join, news.why)
     elif isinstance(news, messages.Forgotten):
         state.leaving.discard(news.forgotten)
         yield from state.settle()
     elif isinstance(news, messages.Answered):
-        yield from state.waiting.answered(news.answer, news.value, news.why)
+        yield from state.pending.answered(news.answer, news.value, news.why)
     elif isinstance(news, messages.SimulationNews):
         yield from simulation(state, news.simulation)
     else:
-        yield from state.mirrors.end_all(news.run, OVER)
+        yield from state.simulations.end_all(news.run, OVER)
         yield from state.runs.ended(news.run, news.code, news.why)
         yield from state.settle()
 
@@ -238,11 +238,11 @@ def heard(state: Instance, number: int, news: messages.News) -> Effects:
 def simulation(state: Instance, news: Payload) -> Effects:
     """A simulation was launched, or has ended."""
     if "code" in news:
-        yield from state.mirrors.ended(
+        yield from state.simulations.ended(
             news["launch"], news["code"], news["reason"], Cause(news["cause"])
         )
     else:
-        yield from state.mirrors.known(Simulation.of(news))
+        yield from state.simulations.known(Simulation.of(news))
 
 
 REQUESTS: dict[str, Request] = {

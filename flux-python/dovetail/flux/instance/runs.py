@@ -111,7 +111,7 @@ class Runs:
         self.orders[number] = {"number": number, **encode(order)}
         yield Answer(key, {"run": number})
 
-    def untold(self) -> list[Mapping[str, Any]]:
+    def take_orders(self) -> list[Mapping[str, Any]]:
         """What the control slice needs to start runs that it was not told of."""
         orders, self.orders = self.orders, {}
         return list(orders.values())

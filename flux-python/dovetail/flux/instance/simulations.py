@@ -54,7 +54,7 @@ class Simulation:
         return {**asdict(self), "exception": self.exception}
 
 
-class Mirrors:
+class Simulations:
     """Launches of simulations, by what the control slice names them."""
 
     def __init__(self) -> None:

@@ -16,9 +16,9 @@ from typing import Any
 
 from dovetail.flux.instance.effects import Answer, Cancel, Effect, Key, Log, Submit, Sweep, Watch
 from dovetail.flux.instance.messages import NodeReady
-from dovetail.flux.instance.pending import DOWN, Waiting
+from dovetail.flux.instance.pending import DOWN, PendingRequests
 from dovetail.flux.instance.runs import Runs
-from dovetail.flux.instance.simulations import Mirrors
+from dovetail.flux.instance.simulations import Simulations
 from dovetail.flux.instance.slices import Left, Slice, State
 
 
@@ -36,12 +36,12 @@ class Instance:
         self.last = 0  # highest slice number so far
         self.lost: list[str] = []
         self.runs = Runs()
-        self.mirrors = Mirrors()
-        self.waiting = Waiting()
+        self.simulations = Simulations()
+        self.pending = PendingRequests()
         self.failure = ""  # why it can never be up (again)
         self.followed: set[int] = set()  # jobs of slices
         self.begun = False
-        self.knows = False  # what was before us
+        self.restored = False  # what was before us
         self.held: dict[Key, Callable[[], Iterator[Effect]]] = {}  # requests, until it does
         self.kept: Mapping[str, Any] = {}  # by the control slice
         self.ending = False
@@ -83,14 +83,14 @@ class Instance:
         elif adopted:
             yield from self.fail("the control slice ended while the module was not loaded")
         else:
-            self.knows = True
+            self.restored = True
             for number in range(self.wanted):
                 yield self.add(number)
         yield from self.settle()
 
     def learn(self, kept: Mapping[str, Any]) -> Iterator[Effect]:
         """Go on from what the control slice kept; slices that ended meanwhile are seen to end."""
-        self.knows = True
+        self.restored = True
         self.wanted = kept.get("wanted", self.wanted)
         self.was_up = kept.get("up", self.was_up)
         self.lost = [*kept.get("lost", self.lost)]
@@ -136,7 +136,7 @@ class Instance:
         one.became_ready(news.node, news.cpus)
         if number == 0:
             self.kubeconfig = news.kubeconfig
-            for worker in self.waiting.joining:
+            for worker in self.pending.joining:
                 yield from self.invite(worker)
         yield from self.settle()
 
@@ -177,7 +177,7 @@ class Instance:
         one.machine_is_clean()
         if trouble:
             yield Log(f"slice {one.number}: its end is not confirmed: {trouble}")
-        yield from self.waiting.ended(one.number, trouble)
+        yield from self.pending.ended(one.number, trouble)
         yield from self.gone(one.number)
 
     def detached(self, one: Slice) -> Iterator[Effect]:
@@ -203,7 +203,7 @@ class Instance:
         if one is None or one.left is not Left.NOTHING:
             return
         del self.slices[number]
-        self.waiting.joining.pop(number, None)
+        self.pending.joining.pop(number, None)
         if one.node and number and 0 in self.slices and self.slices[0].agent is not None:
             self.leaving.add(one.node)
             yield from self.tell({"forget": one.node})
@@ -251,7 +251,7 @@ class Instance:
         yield from self.learn({})
         for one in list(self.slices.values()):
             yield from self.end(one)
-        yield from self.mirrors.end_all(None, why)
+        yield from self.simulations.end_all(None, why)
         yield from self.runs.end_all(why)
 
     def fail(self, why: str) -> Iterator[Effect]:
@@ -278,14 +278,14 @@ class Instance:
                 yield Cancel(one.job, "did not end in time")
         if last and self.slices:
             left = ", ".join(f"slice {number}" for number in sorted(self.slices))
-            yield from self.waiting.overdue(left)
+            yield from self.pending.overdue(left)
 
     def drop(self, gone: Callable[[Key], bool]) -> Iterator[Effect]:
         """A sender is gone: forget its requests; it may have been an agent."""
         self.held = {key: again for key, again in self.held.items() if not gone(key)}
-        self.waiting.drop(gone)
+        self.pending.drop(gone)
         self.runs.drop(gone)
-        self.mirrors.drop(gone)
+        self.simulations.drop(gone)
         for one in list(self.slices.values()):
             if one.agent is not None and gone(one.agent):
                 yield from self.detached(one)
@@ -308,7 +308,7 @@ class Instance:
         if found != self.kept:
             self.kept = found
             yield from self.tell({"keep": found})
-        for order in self.runs.untold():
+        for order in self.runs.take_orders():
             yield from self.tell({"queue": {**order, "executor": self.executor}})
 
     def invite(self, number: int) -> Iterator[Effect]:
@@ -323,9 +323,9 @@ class Instance:
             number = self.runs.next()
             if number:
                 yield from self.tell({"run": number})
-        if self.knows:
+        if self.restored:
             held, self.held = self.held, {}
             for again in held.values():
                 yield from again()
         shrinking = self.leaving or any(one.state is State.ENDING for one in self.slices.values())
-        yield from self.waiting.settle(self.status(), resized=not shrinking)
+        yield from self.pending.settle(self.status(), resized=not shrinking)
