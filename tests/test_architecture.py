@@ -131,3 +131,16 @@ def test_every_package_is_in_the_page():
     files = PAGE[PAGE.index("\n.Sh FILES") : PAGE.index("\n.Ss Import rules")]
     packages = {path.parent.name for path in PACKAGES[0].glob("*/__init__.py")}
     assert packages <= set(re.findall(r"\.It Pa ([\w/-]+)", files))
+
+
+def test_packages_import_only_those_on_the_lines_below():
+    block = re.search(r"\.Ss Import rules.*?\.Bd[^\n]*\n(.*?)\n\.Ed", PAGE, re.DOTALL)[1]
+    lines = [set(re.findall(r"\w+", line)) for line in block.split("\n")]
+    below = {name: set().union(*lines[n + 1 :]) for n, line in enumerate(lines) for name in line}
+    assert set(below) == {path.parent.name for path in PACKAGES[0].glob("*/__init__.py")}
+    wrong = []
+    for name, allowed in below.items():
+        for file in (PACKAGES[0] / name).rglob("*.py"):
+            packages = {one.split(".")[1] for one in imports(file) if one.startswith("dovetail.")}
+            wrong += [f"{file.name}: {one}" for one in packages & set(below) - allowed - {name}]
+    assert wrong == []

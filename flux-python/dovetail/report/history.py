@@ -40,8 +40,8 @@ class Track:
     """One simulation's life. `iterations`, `stepping` and `memory` are its last attempt's.
 
     `stepping` is (iterations, seconds) between its first and its last sample; `phases` holds
-    (letter, start, end) with the letters of the controller's phases: A profile, C pack, D
-    watch (B, resize, takes no time; it is a Mark). `suspended` are the spans in which it was.
+    (letter, start, end) with the letters of the controller's phases: A baseline run, C pack, D
+    fairness (B, resize, takes no time; it is a Mark). `suspended` are the spans in which it was.
     """
 
     spec: protocol.Spec
@@ -95,7 +95,7 @@ class Load:
     """What a family's ranks do in one iteration, seconds, arrays of shape (ranks,).
 
     `kind` is `spinning` (alone, waits as the MPI library ships them), `yielding` or `blocking`
-    (alone, waits that give way or give the CPU back) or `packed` (others run too). The means
+    (alone, waiting ranks yield or sleep) or `packed` (others run too). The means
     are taken over so many `iterations`.
     """
 
