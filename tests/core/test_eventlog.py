@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+from pathlib import Path
 from typing import get_args
 
 import pytest
@@ -109,6 +110,11 @@ def test_what_was_written_is_read(path):
         2,
         3,
     ]
+
+
+def test_every_cause_is_in_the_manual_page():
+    page = (Path(__file__).parents[2] / "doc" / "dovetail-run.1").read_text()
+    assert [cause.value for cause in protocol.Cause if f".Ql {cause.value}" not in page] == []
 
 
 def test_a_torn_last_line_is_dropped_and_written_over(path):
