@@ -159,10 +159,10 @@ def test_a_stop_reaches_every_rank(cluster, program):  # noqa: F811
     cluster.hub.tell(messages.Stop("sim"))
     assert cluster.until(messages.Result, "sim").code != 0
     cluster.end("sim", 1)
-    wait_for(lambda: not processes(cluster, program))
+    wait_for(lambda: not rank_processes(cluster, program))
 
 
-def processes(cluster, program):  # noqa: F811
+def rank_processes(cluster, program):  # noqa: F811
     """The test's processes that are ranks of the program."""
     found = processes.members(cluster.token)
     return [pid for pid in found if program in name_of(pid)]
@@ -186,7 +186,7 @@ def test_a_pod_that_is_killed_ends_the_others_ranks(cluster, program, group):  #
     cluster.hub.tell(messages.End("sim", 1))
     for entrypoint in cluster.entrypoints.values():
         assert entrypoint.wait(120) in (1, -9)
-    wait_for(lambda: not processes(cluster, program))
+    wait_for(lambda: not rank_processes(cluster, program))
 
 
 def test_a_rank_that_is_killed_in_another_pod_is_named(cluster, program):  # noqa: F811
@@ -219,7 +219,7 @@ def test_ranks_go_on_without_hub_and_agents(cluster, program):  # noqa: F811
     cluster.hub.tell(messages.Stop("sim"))
     assert cluster.until(messages.Result, "sim").code != 0
     cluster.end("sim", 1)
-    wait_for(lambda: not processes(cluster, program))
+    wait_for(lambda: not rank_processes(cluster, program))
 
 
 def counted(cluster):  # noqa: F811
@@ -234,7 +234,7 @@ def test_a_suspended_program_stands_still_in_all_pods(cluster, program):  # noqa
     running(cluster, program, LAYOUTS["two pods on each of two nodes"])
     assert counted(cluster)
     cluster.hub.tell(messages.Suspend("sim", True))
-    wait_for(lambda: {state(pid) for pid in processes(cluster, program)} == {"T"})
+    wait_for(lambda: {state(pid) for pid in rank_processes(cluster, program)} == {"T"})
     cluster.hub.tell(messages.Suspend("sim", False))
     cluster.heard.clear()
     before = counted(cluster)
