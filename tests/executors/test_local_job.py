@@ -5,15 +5,16 @@ from __future__ import annotations
 
 import pytest
 from dovetail.core import protocol
-from dovetail.executors.local.job import Job, Result, State
+from dovetail.core.protocol import Cause, Result
+from dovetail.executors.local.job import Job, State
 from dovetail.host import cgroups
 
 pytestmark = pytest.mark.unit
 
 STEPS = {
     "begun": lambda job: job.begun(),
-    "stop": lambda job: job.stop("enough", 10.0),
-    "end": lambda job: job.end(Result(0)),
+    "stop": lambda job: job.stop("enough", Cause.CANCELLED, 10.0),
+    "end": lambda job: job.end(Result(Cause.DONE, 0)),
     "release": lambda job: job.release(10.0, "the run ended"),
 }
 WAYS = {  # the steps, the state they lead to, and why it was stopped
