@@ -15,7 +15,7 @@ from dovetail.controller.settings import Settings
 from dovetail.core import protocol
 from dovetail.core.protocol import Capacity, Node, Note, Spec
 from dovetail.executors.simulated.executor import Fault, Simulated, Work
-from dovetail.run.simulate import Result, run_simulated
+from dovetail.run.simulate import SimulatedRun, run_simulated
 
 pytestmark = pytest.mark.unit
 
@@ -32,7 +32,7 @@ def specs(family: str, count: int, weights: tuple[float, ...] = (1, 3), **more) 
     ]
 
 
-def run(plan: list[Spec], works: dict[str, Work], **more) -> Result:
+def run(plan: list[Spec], works: dict[str, Work], **more) -> SimulatedRun:
     result = run_simulated(plan, works, TWO_CORES, **more)
     assert {view.state for view in result.controller.views()} == {"done"}
     for view in result.controller.views():
@@ -40,16 +40,16 @@ def run(plan: list[Spec], works: dict[str, Work], **more) -> Result:
     return result
 
 
-def told(result: Result, *whats: str) -> list[tuple[str, object]]:
+def told(result: SimulatedRun, *whats: str) -> list[tuple[str, object]]:
     """Notes of some kinds in order: (what, whom it is about)."""
     return [(note.what, note.data.get("name")) for note in _notes(result) if note.what in whats]
 
 
-def _notes(result: Result) -> Iterator[Note]:
+def _notes(result: SimulatedRun) -> Iterator[Note]:
     return (action for _, action in result.actions if isinstance(action, Note))
 
 
-def suspended(result: Result) -> dict[str, list[tuple[float, bool]]]:
+def suspended(result: SimulatedRun) -> dict[str, list[tuple[float, bool]]]:
     """By simulation, when it was suspended (True) or went on (False)."""
     found: dict[str, list[tuple[float, bool]]] = {}
     for t, action in result.actions:
@@ -61,7 +61,7 @@ def suspended(result: Result) -> dict[str, list[tuple[float, bool]]]:
     return {name: seen for name, seen in found.items() if seen}
 
 
-def launched(result: Result) -> list[str]:
+def launched(result: SimulatedRun) -> list[str]:
     return [action.name for _, action in result.actions if isinstance(action, protocol.Launch)]
 
 

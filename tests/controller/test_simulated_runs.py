@@ -12,7 +12,7 @@ import pytest
 from dovetail.core import protocol
 from dovetail.core.protocol import Capacity, Node, Spec
 from dovetail.executors.simulated.executor import Fault, Simulated, Work, fill
-from dovetail.run.simulate import Result, run_simulated
+from dovetail.run.simulate import SimulatedRun, run_simulated
 
 pytestmark = pytest.mark.unit
 
@@ -29,15 +29,15 @@ def specs(family: str, count: int, weights: tuple[float, ...], **more) -> list[S
     ]
 
 
-def states(result: Result) -> list[str]:
+def states(result: SimulatedRun) -> list[str]:
     return [view.state for view in result.controller.views()]
 
 
-def restarts(result: Result) -> int:
+def restarts(result: SimulatedRun) -> int:
     return sum(view.restarts for view in result.controller.views())
 
 
-def n_max(result: Result) -> int:
+def n_max(result: SimulatedRun) -> int:
     return max(n for _, n in result.running)
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import pytest
 from dovetail.core import protocol
+from dovetail.core.protocol import Result
 from dovetail.executors.kubernetes.lifecycle import Gathering, Launched, Over, Pending, Running
-from dovetail.executors.local.job import Result
 
 pytestmark = pytest.mark.unit
 

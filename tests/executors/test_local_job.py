@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 from dovetail.core import protocol
 from dovetail.core.protocol import Cause, Result
-from dovetail.executors.local.job import Job, State
+from dovetail.executors.local.job import Job, JobState
 from dovetail.host import cgroups
 
 pytestmark = pytest.mark.unit
@@ -18,19 +18,19 @@ STEPS = {
     "release": lambda job: job.release(10.0, "the run ended"),
 }
 WAYS = {  # the steps, the state they lead to, and why it was stopped
-    "": (State.STARTING, ""),
-    "begun": (State.RUNNING, ""),
-    "stop": (State.STOPPING, "enough"),
-    "stop begun": (State.STOPPING, "enough"),
-    "begun stop stop": (State.STOPPING, "enough"),
-    "end": (State.ENDED, ""),
-    "begun end stop": (State.ENDED, ""),
-    "stop end": (State.ENDED, "enough"),
-    "release": (State.RELEASED, "the run ended"),
-    "begun release stop begun": (State.RELEASED, "the run ended"),
-    "begun stop release": (State.RELEASED, "enough"),
-    "begun end release": (State.RELEASED, ""),
-    "release end": (State.RELEASED, "the run ended"),
+    "": (JobState.STARTING, ""),
+    "begun": (JobState.RUNNING, ""),
+    "stop": (JobState.STOPPING, "enough"),
+    "stop begun": (JobState.STOPPING, "enough"),
+    "begun stop stop": (JobState.STOPPING, "enough"),
+    "end": (JobState.ENDED, ""),
+    "begun end stop": (JobState.ENDED, ""),
+    "stop end": (JobState.ENDED, "enough"),
+    "release": (JobState.RELEASED, "the run ended"),
+    "begun release stop begun": (JobState.RELEASED, "the run ended"),
+    "begun stop release": (JobState.RELEASED, "enough"),
+    "begun end release": (JobState.RELEASED, ""),
+    "release end": (JobState.RELEASED, "the run ended"),
 }
 
 
@@ -42,6 +42,6 @@ def test_each_step_leads_to_one_state(way):
     for step in way.split():
         STEPS[step](job)
     assert (job.state, job.why_stopped) == WAYS[way]
-    assert job.wanted == (job.state in (State.STARTING, State.RUNNING))
+    assert job.wanted == (job.state in (JobState.STARTING, JobState.RUNNING))
     assert bool(job.result) == ("end" in way.split())
-    assert bool(job.deadline) == (job.state is State.RELEASED or bool(job.why_stopped))
+    assert bool(job.deadline) == (job.state is JobState.RELEASED or bool(job.why_stopped))

@@ -20,14 +20,14 @@ EVENTS = {
     "end": lambda one: one.told_to_end(),
 }
 LIVES = {  # what happens to a slice: its state, what users see, is it replaced
-    (): (slices.State.SUBMITTED, "submitted", False),
-    ("attach",): (slices.State.STARTING, "starting", False),
-    ("attach", "ready"): (slices.State.READY, "ready", True),
-    ("attach", "agent lost"): (slices.State.START_LOST, "lost", False),
-    ("attach", "ready", "agent lost"): (slices.State.LOST, "lost", True),
-    ("attach", "ready", "cancel"): (slices.State.CANCELLED, "lost", False),
-    ("cancel", "attach", "ready", "agent lost"): (slices.State.CANCELLED, "lost", False),
-    ("end", "cancel", "attach", "ready", "agent lost"): (slices.State.ENDING, "ending", False),
+    (): (slices.SliceState.SUBMITTED, "submitted", False),
+    ("attach",): (slices.SliceState.STARTING, "starting", False),
+    ("attach", "ready"): (slices.SliceState.READY, "ready", True),
+    ("attach", "agent lost"): (slices.SliceState.START_LOST, "lost", False),
+    ("attach", "ready", "agent lost"): (slices.SliceState.LOST, "lost", True),
+    ("attach", "ready", "cancel"): (slices.SliceState.CANCELLED, "lost", False),
+    ("cancel", "attach", "ready", "agent lost"): (slices.SliceState.CANCELLED, "lost", False),
+    ("end", "cancel", "attach", "ready", "agent lost"): (slices.SliceState.ENDING, "ending", False),
 }
 
 
@@ -46,14 +46,14 @@ def test_the_life_of_a_slice(life):
      ("cancelled", True, "cancelled"), ("ending", False, "ending")],
 )  # fmt: skip
 def test_what_an_earlier_module_knew_of_a_slice(before, job_runs, after):
-    old = Slice(1, 100, slices.State(before), node="n1", rank=3)
+    old = Slice(1, 100, slices.SliceState(before), node="n1", rank=3)
     new = Slice(1, 100)
     new.recalled(old.saved(), job_runs=job_runs)
     assert (new.state.value, new.node, new.rank) == (after, "n1", 3)
     told = Slice(1, 100)
     told.attached("agent", "host", 4)
     told.recalled(old.saved(), job_runs=job_runs)
-    assert (told.state, told.rank) == (slices.State.STARTING, 4), "its agent knows better"
+    assert (told.state, told.rank) == (slices.SliceState.STARTING, 4), "its agent knows better"
 
 
 @pytest.mark.parametrize("order", itertools.permutations(("job", "sweep", "clean")), ids=" ".join)
@@ -108,5 +108,5 @@ def test_the_life_of_a_run(life):
     for event in life:
         RUN_EVENTS[event](run)
     state, shown, code = RUNS[life]
-    assert (run.state, run.plain()["state"], run.code) == (runs.State[state], shown, code)
+    assert (run.state, run.plain()["state"], run.code) == (runs.RunState[state], shown, code)
     assert runs.Run.recalled(run.saved()) == run

@@ -18,7 +18,7 @@ from dovetail.host.private_files import write_private
 from support.clusters import eventually, node
 from usernetes_setup import cluster, node_options, node_record
 from usernetes_setup.node import cgroups, components, monitor, namespaces, supervisor
-from usernetes_setup.node_record import State
+from usernetes_setup.node_record import NodeState
 from usernetes_setup.preflight import machine
 
 pytestmark = [pytest.mark.unit, pytest.mark.usefixtures("private_state")]
@@ -141,9 +141,9 @@ def running(process):
 
 @pytest.mark.parametrize(
     ("inside", "outside", "state"),
-    [(True, True, State.RUNNING), (True, False, State.UNMONITORED),
-     (False, True, State.MONITOR_ALONE), (False, False, State.DEAD)],
-    ids=lambda value: value.value if isinstance(value, State) else str(value),
+    [(True, True, NodeState.RUNNING), (True, False, NodeState.UNMONITORED),
+     (False, True, NodeState.MONITOR_ALONE), (False, False, NodeState.DEAD)],
+    ids=lambda value: value.value if isinstance(value, NodeState) else str(value),
 )  # fmt: skip
 def test_what_runs_of_a_node_is_one_state(inside, outside, state):
     with subprocess.Popen(["sleep", "600"]) as program:
@@ -167,22 +167,22 @@ def test_the_record_of_a_node_that_an_earlier_version_started_is_understood():
 
 def test_a_component_that_fails_starts_again_later_each_time_and_one_that_is_done_does_not():
     for once, code, after in [
-        (False, 0, supervisor.State.WAITING),
-        (False, 1, supervisor.State.WAITING),
-        (True, 1, supervisor.State.WAITING),
-        (True, 0, supervisor.State.DONE),
+        (False, 0, supervisor.ComponentState.WAITING),
+        (False, 1, supervisor.ComponentState.WAITING),
+        (True, 1, supervisor.ComponentState.WAITING),
+        (True, 0, supervisor.ComponentState.DONE),
     ]:
         one = supervisor.Component(components.Command("c", ["c"], lambda: True, once=once))
         assert one.may_start()
         pauses = []
-        for _ in range(8 if after is supervisor.State.WAITING else 1):
+        for _ in range(8 if after is supervisor.ComponentState.WAITING else 1):
             one.runs(1)
             assert not one.may_start()
             one.ended(code)
             assert one.state is after, (once, code)
             assert not one.may_start()
             pauses.append(round(one.not_before - one.started, 1))
-        if after is supervisor.State.WAITING:
+        if after is supervisor.ComponentState.WAITING:
             assert pauses == sorted(pauses)
             assert pauses[0] == pytest.approx(supervisor.BACKOFF, abs=0.1)
             assert pauses[-1] == pytest.approx(5, abs=0.1)

@@ -32,7 +32,7 @@ from usernetes_setup import node_options, node_record
 from usernetes_setup.build import programs as build
 from usernetes_setup.control import api_client, csr_approver
 from usernetes_setup.node import monitor, namespaces, removal
-from usernetes_setup.node_record import Node, State
+from usernetes_setup.node_record import Node, NodeState
 from usernetes_setup.preflight import machine, report
 
 Say = Callable[[str], None]
@@ -42,7 +42,7 @@ MADE_LATER = (
     f"{api_client.ACCOUNTS}/default",  # no pod can be made without it
     f"{api_client.BINDINGS}/dovetail-kubelets",  # no log can be read
 )
-MONITORED = (State.RUNNING, State.MONITOR_ALONE)
+MONITORED = (NodeState.RUNNING, NodeState.MONITOR_ALONE)
 LEAST = node_options.LEAST
 
 
@@ -92,7 +92,7 @@ def up(args: argparse.Namespace, say: Say) -> dict[str, Any]:
     programs = binaries(say)
     with node_record.locked(args.name):
         here = [node for node in node_record.nodes(args.name) if node.control]
-        if here and here[0].state() is State.RUNNING:
+        if here and here[0].state() is NodeState.RUNNING:
             return described(here[0])
         sweep(args.name)
         node, handle = start(plan(args, "", args.network, programs))
@@ -114,7 +114,7 @@ def join(args: argparse.Namespace, say: Say) -> dict[str, Any]:
     programs = binaries(say)
     with node_record.locked(name):
         for node in node_record.nodes(name):
-            if node.name == args.node and node.state() is State.RUNNING:
+            if node.name == args.node and node.state() is NodeState.RUNNING:
                 return described(node)
             if node.name == args.node and (left := removal.from_outside(node)):
                 raise WorkFailed(f"node {node.name}: could not be removed: {left[0]}")

@@ -32,7 +32,7 @@ from dovetail.host.private_files import write_private
 _FORMER = {"keeper": "monitor", "keeper_ticks": "monitor_ticks"}
 
 
-class State(enum.Enum):
+class NodeState(enum.Enum):
     """What runs of a node. Every change but the first and the last is a failure.
 
     MONITOR_ALONE -> RUNNING -> MONITOR_ALONE -> DEAD is the usual way: the monitor makes what the
@@ -84,17 +84,17 @@ class Node:
         """Whether this node holds the control plane."""
         return not self.joined
 
-    def state(self) -> State:
+    def state(self) -> NodeState:
         """What of it runs now."""
         inside = processes.alive(self.supervisor, self.supervisor_ticks)
         outside = processes.alive(self.monitor, self.monitor_ticks)
         if inside:
-            return State.RUNNING if outside else State.UNMONITORED
-        return State.MONITOR_ALONE if outside else State.DEAD
+            return NodeState.RUNNING if outside else NodeState.UNMONITORED
+        return NodeState.MONITOR_ALONE if outside else NodeState.DEAD
 
     def alive(self) -> bool:
         """Whether its supervisor runs; the components die with it."""
-        return self.state() in (State.RUNNING, State.UNMONITORED)
+        return self.state() in (NodeState.RUNNING, NodeState.UNMONITORED)
 
     def save(self) -> None:
         """Write `node.json`."""

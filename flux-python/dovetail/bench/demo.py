@@ -22,7 +22,7 @@ from dovetail.report import alternatives
 from dovetail.report.alternatives import FEWER, NAIVE, SEQUENTIAL, Alternative, Name
 from dovetail.run import target as places
 from dovetail.run.loop import Signals
-from dovetail.run.run import LOG, Ended, check_directory, execute, publish
+from dovetail.run.run import LOG, RunOutcome, check_directory, execute, publish
 
 MADE = (
     "cases", "plan.yaml", alternatives.FILE, LOG, "summary.json", "report.html", "status.json",
@@ -48,7 +48,7 @@ FAMILIES = (Family("imbalanced", (1.0, 3.0), 4, 110), Family("balanced", (1.0, 1
 
 def run_demo(
     directory: Path, progress: Progress, *, quiet: bool, kubernetes: bool = False
-) -> Ended:
+) -> RunOutcome:
     """Make the cases, run the plan and its alternatives, and write the report.
 
     `quiet` leaves the live table out.

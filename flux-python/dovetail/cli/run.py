@@ -73,7 +73,7 @@ def run(args: argparse.Namespace) -> int:
     return tell(ended, as_json=args.json)
 
 
-def tell(ended: work.Ended, *, as_json: bool) -> int:
+def tell(ended: work.RunOutcome, *, as_json: bool) -> int:
     """Print what came of a run; the exit code."""
     if as_json:
         print(json.dumps(ended.summary.to_json(), indent=1, allow_nan=False), flush=True)

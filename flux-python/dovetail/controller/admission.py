@@ -10,7 +10,7 @@ been tried; a set that did not pay is not tried again; trials may lose no more t
 
 from __future__ import annotations
 
-from dovetail.controller.knowledge import CoScheduled, Verdict, with_one
+from dovetail.controller.knowledge import CoScheduled, TrialVerdict, with_one
 from dovetail.controller.prediction import parts, predicted, spun_need
 from dovetail.controller.simulation import Simulation, Stage
 from dovetail.controller.state import State
@@ -111,9 +111,9 @@ def _pays(state: State, running: CoScheduled, sim: Simulation) -> str:
         return ""
     new = with_one(running, sim.spec.family)
     verdict = state.knowledge.verdict(new)
-    if verdict is Verdict.BAD or state.now < state.admit_after:
+    if verdict is TrialVerdict.BAD or state.now < state.admit_after:
         return ""
-    if verdict is Verdict.GOOD:
+    if verdict is TrialVerdict.GOOD:
         promise = "this has paid before"
     else:
         promise = _promises(state, running, new) if _ready_for_trial(state, running) else ""
@@ -125,7 +125,7 @@ def _ready_for_trial(state: State, running: CoScheduled) -> bool:
     if (
         len(sims) > 1
         and not state.own_cores
-        and state.knowledge.verdict(running) is not Verdict.GOOD
+        and state.knowledge.verdict(running) is not TrialVerdict.GOOD
     ):
         return False
     if not state.settled() or not state.affordable(0.0):
@@ -142,7 +142,7 @@ def _within_budgets(state: State, new: CoScheduled, extra: Simulation) -> bool:
     known = state.knowledge.outcomes.get(new)
     for sim in (*state.active.values(), extra):
         expected = slow[sim.spec.family]
-        if known and known.verdict is Verdict.GOOD and known.best:
+        if known and known.verdict is TrialVerdict.GOOD and known.best:
             expected = min(known.best[1].slowdowns)
         if expected > state.budget(sim) * (1.0 + state.settings.margin):
             state.note_once(

@@ -10,7 +10,7 @@ done about it.
 
 from __future__ import annotations
 
-from dovetail.controller.knowledge import Verdict
+from dovetail.controller.knowledge import TrialVerdict
 from dovetail.controller.simulation import Simulation
 from dovetail.controller.state import AT_ONCE, State
 from dovetail.controller.trial import measured, rollback
@@ -27,7 +27,7 @@ def keep_budgets(state: State) -> None:
     if (
         len(sims) < 2
         or state.own_cores
-        or state.knowledge.verdict(state.running) is not Verdict.GOOD
+        or state.knowledge.verdict(state.running) is not TrialVerdict.GOOD
     ):
         return
     if any(sim.measured and _too_slow(state, sim) for sim in sims):
@@ -54,7 +54,7 @@ def _too_slow(state: State, sim: Simulation) -> bool:
         return True
     if state.tolerated != state.running:
         if sim.spec.deadline is None:
-            state.knowledge.outcome(state.running).conclude(Verdict.BAD, why)
+            state.knowledge.outcome(state.running).conclude(TrialVerdict.BAD, why)
         rollback(state, why, **figures)
         return True
     state.note_once(("slow", sim.spec.name), "hold", f"{why}; nothing helps", **figures)
@@ -91,5 +91,5 @@ def _still_pays(state: State) -> None:
     if now.throughput + 2.0 * now.error >= 1.0 - state.settings.margin:
         return
     why = f"{len(sims)} at once now do only {now.throughput:.2f} times the work of one"
-    state.knowledge.outcome(state.running).conclude(Verdict.BAD, why)
+    state.knowledge.outcome(state.running).conclude(TrialVerdict.BAD, why)
     rollback(state, why, throughput=now.throughput, error=now.error)

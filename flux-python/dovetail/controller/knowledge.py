@@ -35,7 +35,7 @@ def with_one(running: CoScheduled, family: str) -> CoScheduled:
     return co_scheduled(counts)
 
 
-class Verdict(enum.Enum):
+class TrialVerdict(enum.Enum):
     """Whether a co-scheduled set pays. OPEN until it is measured."""
 
     OPEN = "open"
@@ -57,7 +57,7 @@ class Outcome:
     """What is known of one co-scheduled set; `why` tells the reason of a verdict."""
 
     measures: dict[WaitPolicy, Measure] = field(default_factory=dict)
-    verdict: Verdict = Verdict.OPEN
+    verdict: TrialVerdict = TrialVerdict.OPEN
     why: str = ""
 
     @property
@@ -67,7 +67,7 @@ class Outcome:
             return None
         return max(self.measures.items(), key=lambda item: item[1].throughput)
 
-    def conclude(self, verdict: Verdict, why: str) -> None:
+    def conclude(self, verdict: TrialVerdict, why: str) -> None:
         """Give the verdict; a good one may be turned into a bad one later."""
         self.verdict, self.why = verdict, why
 
@@ -97,10 +97,10 @@ class Knowledge:
         """The record of a set, made if need be."""
         return self.outcomes.setdefault(running, Outcome())
 
-    def verdict(self, running: CoScheduled) -> Verdict:
+    def verdict(self, running: CoScheduled) -> TrialVerdict:
         """Whether a set pays, as far as is known."""
         known = self.outcomes.get(running)
-        return known.verdict if known else Verdict.OPEN
+        return known.verdict if known else TrialVerdict.OPEN
 
     def throughput(self, running: CoScheduled) -> float | None:
         """The best measured throughput of a set; 1.0 by definition for one simulation."""
@@ -115,7 +115,7 @@ class Knowledge:
         for name, _ in running:
             rest = tuple((n, c - (n == name)) for n, c in running if c - (n == name) > 0)
             value = self.throughput(rest)
-            if value is not None and self.verdict(rest) is not Verdict.BAD:
+            if value is not None and self.verdict(rest) is not TrialVerdict.BAD:
                 found = max(found, value)
         return found
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from dovetail.controller.baseline import Profile
-from dovetail.controller.knowledge import Verdict
+from dovetail.controller.knowledge import TrialVerdict
 from dovetail.controller.simulation import Simulation, Stage
 from dovetail.controller.state import AT_ONCE, State
 from dovetail.controller.wait_policies import OFF, next_policy
@@ -69,7 +69,7 @@ def _on_trial(state: State) -> bool:
     if state.profiling:
         return True
     shared = len(state.active) > 1 and not state.own_cores
-    return shared and state.knowledge.verdict(state.running) is Verdict.OPEN
+    return shared and state.knowledge.verdict(state.running) is TrialVerdict.OPEN
 
 
 def _waits(state: State) -> None:

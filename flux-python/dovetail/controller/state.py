@@ -19,7 +19,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from dovetail.controller.baseline import Alone
-from dovetail.controller.knowledge import CoScheduled, Knowledge, Verdict, co_scheduled
+from dovetail.controller.knowledge import CoScheduled, Knowledge, TrialVerdict, co_scheduled
 from dovetail.controller.meter import Meter, Window
 from dovetail.controller.settings import Settings
 from dovetail.controller.simulation import Family, Simulation, Stage
@@ -153,7 +153,7 @@ class State:
             return Phase.PROFILE
         if len(self.active) < 2:
             return Phase.RUN
-        known = self.own_cores or self.knowledge.verdict(self.running) is not Verdict.OPEN
+        known = self.own_cores or self.knowledge.verdict(self.running) is not TrialVerdict.OPEN
         return Phase.FAIRNESS if known else Phase.PACK
 
     @property

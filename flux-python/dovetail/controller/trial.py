@@ -10,7 +10,7 @@ but that of a young simulation that cannot be suspended.
 
 from __future__ import annotations
 
-from dovetail.controller.knowledge import CoScheduled, Measure, Outcome, Verdict
+from dovetail.controller.knowledge import CoScheduled, Measure, Outcome, TrialVerdict
 from dovetail.controller.meter import Window
 from dovetail.controller.prediction import learn, learn_needs, predicted
 from dovetail.controller.simulation import Simulation
@@ -27,13 +27,13 @@ def judge(state: State) -> None:
     running = state.running
     outcome = state.knowledge.outcome(running)
     if (
-        outcome.verdict is Verdict.BAD
+        outcome.verdict is TrialVerdict.BAD
         and running != state.tolerated
         and state.now >= state.resize_after
     ):
         rollback(state, outcome.why)
         return
-    judged = outcome.verdict is not Verdict.OPEN
+    judged = outcome.verdict is not TrialVerdict.OPEN
     if judged or not all(sim.measured for sim in sims) or not state.settled():
         return
     wait = next_policy(state, running)
@@ -120,18 +120,18 @@ def _conclude(state: State, running: CoScheduled, sims: list[Simulation], outcom
     }
     if best.throughput < need or best.throughput - reference < best.error:
         outcome.conclude(
-            Verdict.BAD,
+            TrialVerdict.BAD,
             f"{len(sims)} at once do {best.throughput:.2f} times the work of one alone, without "
             f"the newest {reference:.2f}: it does not pay",
         )
     elif min(over) > 1.0 + state.settings.margin or max(over) > 1.25:
         outcome.conclude(
-            Verdict.BAD,
+            TrialVerdict.BAD,
             f"{len(sims)} at once slow a simulation to {max(over):.2f} times its budget",
         )
     else:
         outcome.conclude(
-            Verdict.GOOD,
+            TrialVerdict.GOOD,
             f"{len(sims)} at once do {best.throughput:.2f} times the work of one alone "
             f"({reference:.2f} before), wait policy {wait.mode}",
         )

@@ -8,7 +8,7 @@ Invariants: looking changes nothing; `off` is always among the candidates.
 
 from __future__ import annotations
 
-from dovetail.controller.knowledge import CoScheduled, Outcome, Verdict
+from dovetail.controller.knowledge import CoScheduled, Outcome, TrialVerdict
 from dovetail.controller.prediction import spun_need
 from dovetail.controller.state import State
 from dovetail.core.protocol import WaitPolicy
@@ -36,7 +36,7 @@ def next_policy(state: State, running: CoScheduled) -> WaitPolicy:
     """
     known = state.knowledge.outcome(running)
     todo = [p for p in _options(state, running) if p not in known.measures]
-    if known.verdict is not Verdict.OPEN or not todo or _good_enough(state, running, known):
+    if known.verdict is not TrialVerdict.OPEN or not todo or _good_enough(state, running, known):
         return known.best[0] if known.best else _options(state, running)[0]
     return todo[0]
 

@@ -32,7 +32,7 @@ GRACE = 10.0  # seconds from a forwarded signal to SIGKILL
 
 
 @dataclass(frozen=True)
-class Ended:
+class ProfiledRun:
     """What a program's ranks did. `failure` says how it ended if that was not well, else empty."""
 
     profile: Profile
@@ -40,7 +40,7 @@ class Ended:
     interrupted: bool
 
 
-def run(command: Sequence[str], mpi: str, wait: WaitPolicy, *, quiet: bool) -> Ended:
+def run(command: Sequence[str], mpi: str, wait: WaitPolicy, *, quiet: bool) -> ProfiledRun:
     """Run it to its end; with `quiet` its output goes to standard error.
 
     Raises WorkFailed where no rank was in MPI, and KeyboardInterrupt if that is because of a
@@ -54,7 +54,7 @@ def run(command: Sequence[str], mpi: str, wait: WaitPolicy, *, quiet: bool) -> E
     if not pages:
         _no_pages(command, mpi, code, caught)
     failure = f"{command[0]} ended with {_ending(code)}" if code else ""
-    return Ended(from_pages(pages, command, wait.mode, code), failure, caught)
+    return ProfiledRun(from_pages(pages, command, wait.mode, code), failure, caught)
 
 
 @contextlib.contextmanager

@@ -24,7 +24,7 @@ from dovetail.core.errors import BadInput
 from dovetail.core.throughput_model import WAIT_COST, Model
 from dovetail.mpi import profile
 from dovetail.report.alternatives import SEQUENTIAL
-from dovetail.report.figures import QUIET, SPLIT, Family, Point, disturbed, needed
+from dovetail.report.figures import QUIET, SPLIT, FamilyFigures, Point, disturbed, needed
 from dovetail.report.history import Array
 from dovetail.report.summary import Summary
 from dovetail.report.verdict import SAME, Totals
@@ -110,7 +110,7 @@ def from_summary(summary: Summary) -> list[Known]:
     return [one for one in found if one is not None]
 
 
-def from_family(family: Family, cores: float) -> Known | None:
+def from_family(family: FamilyFigures, cores: float) -> Known | None:
     """What a run taught about one family, None if it was never measured."""
     cpu, whence = needed(family.loads, cores)
     if cpu is None or family.alone.value is None or not cpu.sum() > 0:

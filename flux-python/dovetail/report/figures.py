@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: LGPL-3.0-or-later
 """The figures of one family of simulations, each with where it comes from.
 
-In: a run's `History`, and the alternatives measured for it. Out: a `Family`.
+In: a run's `History`, and the alternatives measured for it. Out: a `FamilyFigures`.
 
 Invariants: pure. Every figure is `measured`, `predicted`, or None with the reason why there
 is none. Where something has to be assumed, the assumption is the one that flatters Dovetail
@@ -53,7 +53,7 @@ class Point:
 
 
 @dataclass(frozen=True)
-class Family:
+class FamilyFigures:
     """The simulations of one plan entry, together.
 
     `weights` and `budget` (the slowdown that each may suffer) are the plan's. `alone` is
@@ -76,7 +76,7 @@ class Family:
     verdict: Verdict
 
 
-def families(history: History, measured: Sequence[Alternative]) -> tuple[Family, ...]:
+def families(history: History, measured: Sequence[Alternative]) -> tuple[FamilyFigures, ...]:
     """The figures of each family, in the order of the plan."""
     tracks: dict[str, list[Track]] = {}
     for track in history.tracks:
@@ -98,14 +98,14 @@ def _family(
     spells: Sequence[Spell],
     history: History,
     measured: Sequence[Alternative],
-) -> Family:
+) -> FamilyFigures:
     loads = tuple(load for load in history.loads if load.family == name)
     others = tuple(one for one in measured if one.family == name)
     alone = _alone(spells)
     points = _points(spells, alone.value)
     ranks = tracks[0].spec.ranks
     totals = _totals(tracks, history, loads, others, alone)
-    return Family(
+    return FamilyFigures(
         name=name,
         simulations=len(tracks),
         ranks=ranks,

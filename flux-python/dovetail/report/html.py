@@ -24,7 +24,7 @@ from dovetail.host.private_files import write_whole
 from dovetail.report import advise, charts
 from dovetail.report.alternatives import DOVETAIL, FEWER, NAIVE, SEQUENTIAL
 from dovetail.report.charts import Bar, Curve
-from dovetail.report.figures import Family
+from dovetail.report.figures import FamilyFigures
 from dovetail.report.history import Array, History
 from dovetail.report.summary import HEADINGS, Simulation, Summary, figure, number
 from dovetail.report.timeline import GLYPHS, rows, timeline
@@ -148,7 +148,7 @@ Chart = tuple[str, Markup]
 Guess = tuple[tuple[int, float, float, float], ...]
 
 
-def _family(family: Family, cores: float) -> dict[str, Any]:
+def _family(family: FamilyFigures, cores: float) -> dict[str, Any]:
     """What the template needs for a family: its titles and charts."""
     guess = _guess(family, cores)
     return {
@@ -160,7 +160,7 @@ def _family(family: Family, cores: float) -> dict[str, Any]:
     }
 
 
-def _alternatives(family: Family) -> Chart | None:
+def _alternatives(family: FamilyFigures) -> Chart | None:
     """The makespans beside each other, None if none is known."""
     if all(getattr(family.totals, key).value is None for key in NAMES.values()):
         return None
@@ -180,7 +180,7 @@ def _alternatives(family: Family) -> Chart | None:
     return _winner(family), charts.bars([("", bars)], "time for the whole queue, s", label)
 
 
-def _winner(family: Family) -> str:
+def _winner(family: FamilyFigures) -> str:
     best, totals = family.verdict.best, family.totals
     own, sequential = totals.makespan_s.value, totals.sequential_s.value
     if not best:
@@ -197,7 +197,7 @@ def _shorter(words: str) -> str:
     return words if len(words) <= 40 else words[:39] + "…"
 
 
-def _ranks(family: Family) -> Chart | None:
+def _ranks(family: FamilyFigures) -> Chart | None:
     """Duty cycle and CPU of each rank: (title, chart), None if nothing was measured."""
     loads = {load.kind: load for load in family.loads}
     alone = loads.get("spinning") or loads.get("blocking")
@@ -246,7 +246,7 @@ def _means(values: Array, first: int, last: int) -> float:
     return float(values[first : last + 1].mean())
 
 
-def _throughput(family: Family, guess: Guess) -> Chart | None:
+def _throughput(family: FamilyFigures, guess: Guess) -> Chart | None:
     points = family.points
     if not points:
         return None
@@ -269,7 +269,7 @@ def _throughput(family: Family, guess: Guess) -> Chart | None:
     return title, charts.against_n(curve, f"{family.name}: throughput against N")
 
 
-def _slowdown(family: Family, guess: Guess) -> Chart | None:
+def _slowdown(family: FamilyFigures, guess: Guess) -> Chart | None:
     points = family.points
     if not points:
         return None
@@ -288,7 +288,7 @@ def _slowdown(family: Family, guess: Guess) -> Chart | None:
     return title, charts.against_n(curve, f"{family.name}: slowdown against N")
 
 
-def _guess(family: Family, cores: float) -> Guess:
+def _guess(family: FamilyFigures, cores: float) -> Guess:
     """The model's (N, slowdown, lowest, highest): fitted, or with what is usual elsewhere."""
     if not family.points:
         return ()

@@ -28,7 +28,7 @@ from dovetail.core.throughput_model import Model
 from dovetail.report import alternatives, figures
 from dovetail.report.alternatives import FEWER, NAIVE, SEQUENTIAL, Alternative
 from dovetail.report.build_history import tell
-from dovetail.report.figures import Family
+from dovetail.report.figures import FamilyFigures
 from dovetail.report.history import History, Track
 from dovetail.report.verdict import Figure, Totals, Verdict, judge, ratio
 
@@ -60,7 +60,7 @@ class Summary:
     resizes_refused: int
     admissions: int
     rollbacks: int
-    families: tuple[Family, ...]
+    families: tuple[FamilyFigures, ...]
     verdict: Verdict
     complete: bool
     interrupted: str
@@ -147,7 +147,7 @@ def _simulation(track: Track, alone: float | None) -> Simulation:
     )
 
 
-def _whole(families: Sequence[Family], history: History) -> Totals:
+def _whole(families: Sequence[FamilyFigures], history: History) -> Totals:
     """The whole queue: this run's makespan, and the families' figures added up."""
     launches = [a.launch for t in history.tracks for a in t.attempts]
     undone = sum(track.state != "done" for track in history.tracks)

@@ -3,8 +3,8 @@
 
 Inputs: a plan, where its simulations go, an output directory. Outputs: `events.jsonl`,
 `summary.json`, `report.html` and, per simulation, its log and case, all in that directory; what
-came of it as an `Ended`. Invariants: bad input is found before anything is written; one run at a
-time writes to a directory.
+came of it as a `RunOutcome`. Invariants: bad input is found before anything is written; one run
+at a time writes to a directory.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ LOG = "events.jsonl"
 
 
 @dataclass(frozen=True)
-class Ended:
+class RunOutcome:
     """What came of a run.
 
     `report` is the file for the user, None if it could not be written; `trouble` says what went
@@ -74,7 +74,7 @@ def run(
     settings: Settings | None = None,
     orders: Orders | None = None,
     scope: Callable[[], Sequence[str]] = tuple,
-) -> Ended:
+) -> RunOutcome:
     """Run a plan to its end and write its report.
 
     `place` is this machine by default, `settings` are for a new run, not a resumed one. `scope`
@@ -194,7 +194,7 @@ def versions(launcher: str) -> dict[str, str]:
     return {**found, "launcher": launcher} if launcher else found
 
 
-def publish(directory: Path, log: eventlog.Log, signals: Signals) -> Ended:
+def publish(directory: Path, log: eventlog.Log, signals: Signals) -> RunOutcome:
     """Write summary and report."""
     found, history = summary.load(directory, log.held)
     from dovetail.report import html  # the template engine takes a while to import
@@ -204,7 +204,7 @@ def publish(directory: Path, log: eventlog.Log, signals: Signals) -> Ended:
         path, trouble = html.publish(directory, found, history), log.failed
     except (BadInput, WorkFailed) as error:
         trouble = str(error)
-    return Ended(found, path, trouble, signals.caught)
+    return RunOutcome(found, path, trouble, signals.caught)
 
 
 def first_requests(spec: Spec, cpus: int) -> tuple[int, ...]:

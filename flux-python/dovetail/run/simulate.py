@@ -20,7 +20,7 @@ from dovetail.executors.simulated.executor import Fault, Simulated, Work
 
 
 @dataclass
-class Result:
+class SimulatedRun:
     """What a simulated run did; times in virtual seconds.
 
     `sequential` is one after the other with waits off, `running` is (t, N) at each change,
@@ -75,11 +75,11 @@ def run_simulated(
     suspend: bool = True,
     log: Log | None = None,
     executor: type[Simulated] = Simulated,
-) -> Result:
+) -> SimulatedRun:
     """Drive a controller with a simulated executor to the end, and record what it did."""
     machine = executor(nodes, works, seed, faults, weights, suspend)
     controller = Controller(specs, machine.capacity(), settings)
-    result = Result(0.0, sequential(specs, works, nodes), controller)
+    result = SimulatedRun(0.0, sequential(specs, works, nodes), controller)
     by_name = {spec.name: spec for spec in specs}
     started: dict[str, int] = {}
     suspended: set[str] = set()

@@ -44,7 +44,7 @@ BACKOFF = 0.2  # seconds before the first restart of a component; doubles up to 
 SHOWN = Path("/run/dovetail")  # in the node's own /run
 
 
-class State(enum.Enum):
+class ComponentState(enum.Enum):
     """What a component does: WAITING -> RUNNING, then WAITING again, or DONE if its work ends."""
 
     WAITING = enum.auto()  # for its turn, and after a failure for a while
@@ -57,7 +57,7 @@ class Component:
     """One command, and how it went so far; times are of the monotonic clock."""
 
     command: components.Command
-    state: State = State.WAITING
+    state: ComponentState = ComponentState.WAITING
     pid: int = 0
     started: float = 0.0
     failures: int = 0
@@ -65,22 +65,22 @@ class Component:
 
     def may_start(self) -> bool:
         """Whether it is this one's turn now."""
-        turn = self.state is State.WAITING and self.not_before <= time.monotonic()
+        turn = self.state is ComponentState.WAITING and self.not_before <= time.monotonic()
         return turn and self.command.ready()
 
     def runs(self, pid: int) -> None:
         """WAITING -> RUNNING: it was started."""
-        self.state, self.pid, self.started = State.RUNNING, pid, time.monotonic()
+        self.state, self.pid, self.started = ComponentState.RUNNING, pid, time.monotonic()
 
     def ended(self, code: int) -> None:
         """RUNNING -> DONE, or WAITING: it will be started again, later each time."""
         if self.command.once and code == 0:
-            self.state = State.DONE
+            self.state = ComponentState.DONE
             return
         now = time.monotonic()
         self.failures = 1 if now - self.started > STEADY else self.failures + 1
         self.not_before = now + min(5, BACKOFF * 2 ** (self.failures - 1))
-        self.state = State.WAITING
+        self.state = ComponentState.WAITING
         print(f"{self.command.name} ended with {code}, start {self.failures + 1}", flush=True)
 
 
@@ -93,7 +93,7 @@ class Supervisor:
 
     def waiting(self) -> bool:
         """Whether any component waits for something."""
-        return any(one.state is State.WAITING for one in self.components)
+        return any(one.state is ComponentState.WAITING for one in self.components)
 
     def start_ready(self) -> None:
         """Start whatever waits and is ready."""
@@ -126,7 +126,7 @@ class Supervisor:
         """Collect the dead, of which some are components."""
         for pid, status in processes.ended_children():
             for one in self.components:
-                if one.state is State.RUNNING and one.pid == pid:
+                if one.state is ComponentState.RUNNING and one.pid == pid:
                     one.ended(os.waitstatus_to_exitcode(status))
 
 

@@ -27,7 +27,7 @@ from typing import Any
 from dovetail.core import protocol
 from dovetail.core.errors import BadInput, WorkFailed
 from dovetail.core.protocol import Cause, Result
-from dovetail.executors.local.job import Job, State
+from dovetail.executors.local.job import Job, JobState
 from dovetail.host import cgroups, install_paths
 from dovetail.host.session import (
     create_session,
@@ -218,7 +218,7 @@ class LocalExecutor:
             ended = self._hear(job, t, events)
             if job.publishes:
                 self._sample(job, t, events)
-            if job.state is State.ENDED:
+            if job.state is JobState.ENDED:
                 job.release(_PATIENCE)
             if ended or job.overdue:
                 self._finish(job, t, events)

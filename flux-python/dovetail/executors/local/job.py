@@ -23,7 +23,7 @@ from dovetail.mpi import page
 from dovetail.mpi.control_page import Control
 
 
-class State(enum.Enum):
+class JobState(enum.Enum):
     """Where a simulation stands."""
 
     STARTING = "starting"  # its supervisor copies the case and runs the prepare steps
@@ -52,7 +52,7 @@ class Job:
     supervisor: subprocess.Popen[bytes] | None = None
     splitter: LineSplitter = field(default_factory=LineSplitter)
     last_words: bytes = b""  # of a supervisor that failed: the last line that is no message
-    state: State = State.STARTING
+    state: JobState = JobState.STARTING
     why_stopped: str = ""
     stop_cause: Cause = Cause.CANCELLED
     deadline: float = 0.0  # CLOCK_MONOTONIC; after it the supervisor is taken for dead; 0: none
@@ -65,12 +65,12 @@ class Job:
     @property
     def wanted(self) -> bool:
         """Whether it runs or will: it can get new shares, and can be stopped."""
-        return self.state in (State.STARTING, State.RUNNING)
+        return self.state in (JobState.STARTING, JobState.RUNNING)
 
     @property
     def publishes(self) -> bool:
         """Whether there may be something new in its ranks' pages."""
-        return self.state in (State.RUNNING, State.STOPPING, State.ENDED)
+        return self.state in (JobState.RUNNING, JobState.STOPPING, JobState.ENDED)
 
     @property
     def overdue(self) -> bool:
@@ -79,8 +79,8 @@ class Job:
 
     def begun(self) -> None:
         """Its command has been started; one that is to be suspended is so from now on."""
-        if self.state is State.STARTING:
-            self.state = State.RUNNING
+        if self.state is JobState.STARTING:
+            self.state = JobState.RUNNING
             if self.share.suspended and not self.signalled:
                 self.suspend(True)
 
@@ -88,7 +88,7 @@ class Job:
         """Have the supervisor end it, in at most `limit` seconds."""
         if not self.wanted:
             return
-        self.state, self.why_stopped, self.stop_cause = State.STOPPING, why, cause
+        self.state, self.why_stopped, self.stop_cause = JobState.STOPPING, why, cause
         self.deadline = time.monotonic() + limit
         with contextlib.suppress(OSError):
             self.suspend(False)
@@ -97,16 +97,16 @@ class Job:
     def end(self, result: Result) -> None:
         """It has ended, or could not be started."""
         self.result = result
-        if self.state is not State.RELEASED:
-            self.state = State.ENDED
+        if self.state is not JobState.RELEASED:
+            self.state = JobState.ENDED
 
     def release(self, limit: float, why: str = "") -> None:
         """Let the supervisor go, which ends all that still runs; `why` it is not waited for."""
-        if self.state is State.RELEASED:
+        if self.state is JobState.RELEASED:
             return
         if self.wanted:
             self.why_stopped, self.stop_cause = why, Cause.INTERRUPTED
-        self.state = State.RELEASED
+        self.state = JobState.RELEASED
         self.deadline = time.monotonic() + limit
         if self.supervisor is not None and self.supervisor.stdin is not None:
             self.supervisor.stdin.close()

@@ -17,7 +17,7 @@ from dovetail.flux.instance import messages
 from dovetail.flux.instance.effects import FAILED, INVALID, NOENT, Answer, Effect, Key, Refuse
 from dovetail.flux.instance.pending import DOWN
 from dovetail.flux.instance.simulations import Simulation
-from dovetail.flux.instance.slices import MOST, State
+from dovetail.flux.instance.slices import MOST, SliceState
 from dovetail.flux.instance.state import Instance
 
 OVER = "its run is over"
@@ -127,7 +127,7 @@ def url(state: Instance, key: Key, payload: Payload) -> Effects:
     """Where a service can be reached; the control slice knows."""
     service = decode(messages.FindUrl, payload, others=True).service
     control = state.slices.get(0)
-    if control is None or control.state is not State.READY:
+    if control is None or control.state is not SliceState.READY:
         yield Refuse(key, FAILED, not_up(state))
     else:
         question = state.pending.ask(key)
@@ -170,7 +170,7 @@ def attach(state: Instance, key: Key, payload: Payload) -> Effects:
     one.attached(key, news.host, news.rank)
     if number == 0:
         yield from adopt(state, news)
-    if one.state is State.ENDING:
+    if one.state is SliceState.ENDING:
         yield from state.end(one)
     elif news.node:
         ready = messages.NodeReady(news.node, news.cpus, news.kubeconfig)
@@ -200,7 +200,7 @@ def join(state: Instance, key: Key, payload: Payload) -> Effects:
         return
     state.pending.joining[number] = key
     state.slices[number].wanted_node = wanted.node
-    if 0 in state.slices and state.slices[0].state is State.READY:
+    if 0 in state.slices and state.slices[0].state is SliceState.READY:
         yield from state.invite(number)
 
 

@@ -18,7 +18,7 @@ from dovetail.flux.instance.effects import NOENT, Answer, Effect, Key, Refuse
 from dovetail.flux.instance.messages import SubmitPlan
 
 
-class State(Enum):
+class RunState(Enum):
     """Where a run is in its life."""
 
     PENDING = "waiting"
@@ -32,17 +32,17 @@ class State(Enum):
     @property
     def shown(self) -> str:
         """For users: what is to end runs until it has ended."""
-        return "running" if self is State.CANCELLING else self.value
+        return "running" if self is RunState.CANCELLING else self.value
 
     @property
     def has_process(self) -> bool:
         """Whether a process of it runs."""
-        return self in (State.RUNNING, State.CANCELLING)
+        return self in (RunState.RUNNING, RunState.CANCELLING)
 
     @property
     def ended(self) -> bool:
         """Whether nothing of it can follow."""
-        return self in (State.DONE, State.FAILED, State.CANCELLED)
+        return self in (RunState.DONE, RunState.FAILED, RunState.CANCELLED)
 
 
 @dataclass
@@ -53,7 +53,7 @@ class Run:
     plan: str
     output: str
     cwd: str = "/"
-    state: State = State.PENDING
+    state: RunState = RunState.PENDING
     code: int = -1
     reason: str = ""
 
@@ -68,32 +68,32 @@ class Run:
     @classmethod
     def recalled(cls, saved: Mapping[str, Any]) -> Run:
         """As it was saved."""
-        return cls(**{**saved, "state": State(saved["state"])})
+        return cls(**{**saved, "state": RunState(saved["state"])})
 
     def start(self) -> None:
         """It is its turn."""
-        self.state = State.RUNNING
+        self.state = RunState.RUNNING
 
     def end(self, code: int, reason: str) -> None:
         """Its process ended."""
-        unwanted = self.state is State.CANCELLING
-        self.state = State.CANCELLED if unwanted else State.FAILED
+        unwanted = self.state is RunState.CANCELLING
+        self.state = RunState.CANCELLED if unwanted else RunState.FAILED
         if code == 0:
-            self.state = State.DONE
+            self.state = RunState.DONE
         self.code, self.reason = code, self.reason or reason
 
     def cancel(self) -> None:
         """It is unwanted; a process of it must be told."""
-        if self.state is State.PENDING:
-            self.state, self.code = State.CANCELLED, 1
+        if self.state is RunState.PENDING:
+            self.state, self.code = RunState.CANCELLED, 1
             self.reason = "cancelled before it started"
-        elif self.state is State.RUNNING:
-            self.state, self.reason = State.CANCELLING, "cancelled"
+        elif self.state is RunState.RUNNING:
+            self.state, self.reason = RunState.CANCELLING, "cancelled"
 
     def lose(self, reason: str) -> None:
         """Nothing can run any more."""
         if not self.state.ended:
-            self.state, self.code, self.reason = State.FAILED, 1, reason
+            self.state, self.code, self.reason = RunState.FAILED, 1, reason
 
 
 class Runs:
@@ -120,7 +120,7 @@ class Runs:
         """The run to start now, or 0; it counts as running from here on."""
         if any(run.state.has_process for run in self.all.values()):
             return 0
-        number = next((n for n, run in self.all.items() if run.state is State.PENDING), 0)
+        number = next((n for n, run in self.all.items() if run.state is RunState.PENDING), 0)
         if number:
             self.all[number].start()
         return number

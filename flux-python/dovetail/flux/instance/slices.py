@@ -18,7 +18,7 @@ from dovetail.flux.instance.effects import Key
 MOST = 10000  # slices, or cores of one; more is a slip of the finger
 
 
-class State(Enum):
+class SliceState(Enum):
     """Where a slice is in its life."""
 
     SUBMITTED = "submitted"
@@ -44,11 +44,15 @@ class State(Enum):
     @property
     def was_ready(self) -> bool:
         """Whether it is, or was, part of Kubernetes: then it is replaced if it is lost."""
-        return self in (State.EXPECTED, State.READY, State.LOST)
+        return self in (SliceState.EXPECTED, SliceState.READY, SliceState.LOST)
 
 
-_SHOWN = {State.EXPECTED: "submitted", State.START_LOST: "lost", State.CANCELLED: "lost"}
-_FINAL = (State.CANCELLED, State.ENDING)
+_SHOWN = {
+    SliceState.EXPECTED: "submitted",
+    SliceState.START_LOST: "lost",
+    SliceState.CANCELLED: "lost",
+}
+_FINAL = (SliceState.CANCELLED, SliceState.ENDING)
 
 
 class Left(Enum):
@@ -74,7 +78,7 @@ class Slice:
 
     number: int
     job: int = 0
-    state: State = State.SUBMITTED
+    state: SliceState = SliceState.SUBMITTED
     left: Left = Left.ALL
     agent: Key | None = None
     node: str = ""
@@ -90,41 +94,41 @@ class Slice:
         """Its agent came."""
         self.agent, self.host, self.rank = agent, host, rank
         if self.state not in _FINAL:
-            self.state = State.STARTING
+            self.state = SliceState.STARTING
 
     def became_ready(self, node: str, cpus: str) -> None:
         """Its node is ready in Kubernetes."""
         self.node, self.cpus = node, cpus
         if self.state not in _FINAL:
-            self.state = State.READY
+            self.state = SliceState.READY
 
     def agent_lost(self) -> None:
         """Its agent is gone; the end of its job follows."""
         self.agent = None
         if self.state not in _FINAL:
-            self.state = State.LOST if self.state.was_ready else State.START_LOST
+            self.state = SliceState.LOST if self.state.was_ready else SliceState.START_LOST
 
     def cancelled(self) -> None:
         """The user cancelled its job."""
-        if self.state is not State.ENDING:
-            self.state = State.CANCELLED
+        if self.state is not SliceState.ENDING:
+            self.state = SliceState.CANCELLED
 
     def told_to_end(self) -> None:
         """It is no longer wanted."""
-        self.state = State.ENDING
+        self.state = SliceState.ENDING
 
     def recalled(self, saved: Mapping[str, Any], *, job_runs: bool) -> None:
         """What an earlier module knew of it, unless its agent has told this one already."""
         if self.agent is not None:
             return
         self.node, self.rank = saved["node"], saved["rank"]
-        old = State(saved["state"])
+        old = SliceState(saved["state"])
         if old in _FINAL:
             self.state = old
         elif old.was_ready:
-            self.state = State.EXPECTED if job_runs else State.LOST
+            self.state = SliceState.EXPECTED if job_runs else SliceState.LOST
         else:
-            self.state = State.SUBMITTED if job_runs else State.START_LOST
+            self.state = SliceState.SUBMITTED if job_runs else SliceState.START_LOST
 
     # --- Its end ---
 

@@ -19,7 +19,7 @@ from dovetail.flux.instance.messages import NodeReady
 from dovetail.flux.instance.pending import DOWN, PendingRequests
 from dovetail.flux.instance.runs import Runs
 from dovetail.flux.instance.simulations import Simulations
-from dovetail.flux.instance.slices import Left, Slice, State
+from dovetail.flux.instance.slices import Left, Slice, SliceState
 
 
 class Instance:
@@ -56,7 +56,7 @@ class Instance:
             return "ending" if self.slices or not self.begun else "down"
         if self.failure:
             return "failed"
-        ready = [one.number for one in self.slices.values() if one.state is State.READY]
+        ready = [one.number for one in self.slices.values() if one.state is SliceState.READY]
         if 0 in ready and len(ready) >= self.wanted:
             return "up"
         return "degraded" if self.was_up else "starting"
@@ -98,7 +98,7 @@ class Instance:
             job_runs = old["number"] in self.slices
             one = self.slices.setdefault(old["number"], Slice(old["number"], old["job"]))
             one.recalled(old, job_runs=job_runs)
-            if State(old["state"]) is State.ENDING:
+            if SliceState(old["state"]) is SliceState.ENDING:
                 yield from self.end(one)
         self.last = max([self.last, *self.slices])
         for one in list(self.slices.values()):
@@ -124,14 +124,14 @@ class Instance:
             yield from self.cleaned(number, why)
             return
         yield from self.watch(one)
-        if one.state is State.ENDING:
+        if one.state is SliceState.ENDING:
             yield Cancel(job, "no longer wanted")
         yield from self.settle()
 
     def ready(self, number: int, news: NodeReady) -> Iterator[Effect]:
         """A slice's node is ready in Kubernetes."""
         one = self.slices.get(number)
-        if one is None or one.state is State.ENDING:
+        if one is None or one.state is SliceState.ENDING:
             return
         one.became_ready(news.node, news.cpus)
         if number == 0:
@@ -143,7 +143,7 @@ class Instance:
     def excepted(self, number: int, kind: str, note: str) -> Iterator[Effect]:
         """A slice's job has a fatal exception."""
         one = self.slices.get(number)
-        if one is not None and one.state is not State.ENDING:
+        if one is not None and one.state is not SliceState.ENDING:
             if kind == "cancel":
                 one.cancelled()
             one.keep_reason(f"{kind}: {note}".rstrip(": "))
@@ -207,7 +207,7 @@ class Instance:
         if one.node and number and 0 in self.slices and self.slices[0].agent is not None:
             self.leaving.add(one.node)
             yield from self.tell({"forget": one.node})
-        if one.state is not State.ENDING:
+        if one.state is not SliceState.ENDING:
             yield from self.unasked(one, one.reason or "its job ended")
         yield from self.settle()
 
@@ -229,8 +229,10 @@ class Instance:
         self.wanted = nodes
         if not self.begun:  # all are submitted then
             return
-        active = [one for one in self.slices.values() if one.state is not State.ENDING]
-        active.sort(key=lambda one: (one.number != 0, one.state is not State.READY, one.number))
+        active = [one for one in self.slices.values() if one.state is not SliceState.ENDING]
+        active.sort(
+            key=lambda one: (one.number != 0, one.state is not SliceState.READY, one.number)
+        )
         for one in active[nodes:]:
             yield from self.end(one)
         for _ in range(nodes - len(active)):
@@ -266,7 +268,7 @@ class Instance:
         """The time to come up is over."""
         if self.phase == "starting":
             missing = [
-                one.described() for one in self.slices.values() if one.state is not State.READY
+                one.described() for one in self.slices.values() if one.state is not SliceState.READY
             ]
             limit = f"not up after {self.up_timeout:.0f} s"
             yield from self.fail(f"{limit}: {', '.join(missing) or 'no slice was submitted yet'}")
@@ -327,5 +329,7 @@ class Instance:
             held, self.held = self.held, {}
             for again in held.values():
                 yield from again()
-        shrinking = self.leaving or any(one.state is State.ENDING for one in self.slices.values())
+        shrinking = self.leaving or any(
+            one.state is SliceState.ENDING for one in self.slices.values()
+        )
         yield from self.pending.settle(self.status(), resized=not shrinking)
