@@ -95,7 +95,7 @@ def test_launching_does_not_wait_for_the_simulation(site):  # noqa: F811
 STOPS = {
     "one that hangs is stopped": "sleep 1000",
     "one that ignores SIGTERM is stopped": "trap '' TERM; while :; do sleep 1000; done",
-    "one that stands still is stopped": "kill -STOP $$",
+    "one that is paused by a signal is stopped": "kill -STOP $$",
 }
 
 

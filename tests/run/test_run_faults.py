@@ -281,7 +281,7 @@ def test_a_helper_killed_with_9_does_no_harm(site, word):  # noqa: F811
         site.until(lambda log: any(r["type"] == "Finished" and r["code"] for r in log))
         assert site.end(run)[0] == 1
         assert site.states() == {"first": "done", "second": "failed", "third": "done"}
-        assert "its keeper failed" in site.summary()["simulations"][1]["reason"]
+        assert "its supervisor failed" in site.summary()["simulations"][1]["reason"]
     else:
         assert site.end(run, signal.SIGINT)[0] == 130
         assert site.states() == {"first": "done", "second": "failed", "third": "not started"}

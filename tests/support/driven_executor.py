@@ -90,7 +90,7 @@ class Driver:
         return min(seen[-1].ranks.iterations) if seen else 0
 
     def suspend_and_resume(self):
-        """See that simulation `one` stands still while it is suspended, and goes on afterwards."""
+        """See that simulation `one` does nothing while it is suspended, and goes on afterwards."""
         self.until(lambda: self.iterations() > 5)
         assert self.resize(one=shares(10, 10, suspended=True)) == ""
         seen = [-1, self.iterations()]
