@@ -209,6 +209,17 @@ def test_a_failing_program_is_still_profiled(mpi, tmp_path):
 
 @mpi_tier
 @each_mpi
+def test_a_profile_outlives_the_handlers_of_the_users_preload(mpi, tmp_path):
+    words = [known_programs.build(mpi, "known/threads.c")]
+    out, preload = tmp_path / "p.json", known_programs.preload_with_handlers()
+    words = ["-o", str(out), "--", known_programs.LAUNCHERS[mpi], "-np", "2", *words]
+    done = known_programs.dovetail(*words, LD_PRELOAD=preload)
+    assert done.returncode == 0, done.stderr
+    assert len(ranks_of(out)) == 2
+
+
+@mpi_tier
+@each_mpi
 def test_json_goes_to_standard_output_alone(mpi):
     words = [known_programs.build(mpi, "known/threads.c")]
     done = known_programs.dovetail(

@@ -67,6 +67,22 @@ def build(mpi: str, source: str, *flags: str) -> str:
     return str(program)
 
 
+@functools.cache
+def preload_with_handlers() -> str:
+    """A library for LD_PRELOAD that takes the ending signals for itself, as UCX and others do."""
+    source, built = _build_directory() / "handlers.c", _build_directory() / "handlers.so"
+    source.write_text(
+        "#include <signal.h>\n#include <unistd.h>\n"
+        "static void end(int number) { _exit(128 + number); }\n"
+        "__attribute__((constructor)) static void install(void)\n"
+        "{ signal(SIGHUP, end); signal(SIGINT, end); signal(SIGTERM, end); }\n"
+    )
+    words = ["cc", "-shared", "-fPIC", "-o", str(built), str(source)]
+    done = subprocess.run(words, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return str(built)
+
+
 @dataclass
 class Run:
     """One run under the library: how it ended, what it printed, and its pages."""

@@ -20,8 +20,11 @@ import time
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
-    from typing import NoReturn
+    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from types import FrameType
+    from typing import NoReturn, Union
+
+    _Handler = Union[Callable[[int, Union[FrameType, None]], object], int, None]
 
 Processes = dict[int, int]
 """Process id to start ticks (clock ticks since boot, field 22 of /proc/PID/stat)."""
@@ -173,6 +176,16 @@ def signal_pipe() -> int:
     os.set_blocking(writing, False)
     signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
     return reading
+
+
+def restore_handlers(before: Iterable[tuple[int, _Handler]]) -> None:
+    """Give signals the handlers back that `signal.signal` or `getsignal` said they had.
+
+    Python says None for a handler that a C library installed, such as UCX by the user's
+    LD_PRELOAD, and cannot install that again: the signal then does what it does by default.
+    """
+    for number, handler in before:
+        signal.signal(number, signal.SIG_DFL if handler is None else handler)
 
 
 def ended_children() -> Iterator[tuple[int, int]]:

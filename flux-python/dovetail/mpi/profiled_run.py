@@ -21,7 +21,7 @@ from pathlib import Path
 
 from dovetail.core.errors import BadInput, WorkFailed
 from dovetail.core.protocol import WaitPolicy
-from dovetail.host import install_paths
+from dovetail.host import install_paths, processes
 from dovetail.host.session import temporary_session
 from dovetail.mpi import page
 from dovetail.mpi.control_page import Control
@@ -114,8 +114,7 @@ def _execute(
     finally:
         stopping.cancel()
         _kill_group(process.pid)
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        processes.restore_handlers(before.items())
     return code, bool(signals)
 
 

@@ -29,6 +29,7 @@ from dovetail.core.protocol import (
     Tick,
     Unwanted,
 )
+from dovetail.host import processes
 from dovetail.host.line_splitter import LineSplitter
 from dovetail.run.live_table import Live
 
@@ -66,8 +67,7 @@ class Signals:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for number, handler in self.before.items():
-            signal.signal(number, handler)
+        processes.restore_handlers(self.before.items())
 
     def catch(self, number: int, _: FrameType | None) -> None:
         """Handle a signal."""
