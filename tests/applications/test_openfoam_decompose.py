@@ -12,8 +12,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from dovetail.applications.openfoam import mesh as foam
 from dovetail.applications.openfoam.concentric import concentric, zones
+from dovetail.applications.openfoam.mesh import cells_per_processor, read_mesh
 from dovetail.cli.main import main
 from dovetail.core.errors import BadInput
 from hypothesis import HealthCheck, given, settings
@@ -158,7 +158,7 @@ FORMATS = {
 @pytest.mark.parametrize("suffix", ["", ".gz"])
 @pytest.mark.parametrize("name", FORMATS)
 def test_a_mesh_is_read_in_every_format(name, suffix, tmp_path):
-    mesh = foam.read_mesh(put(tmp_path, FORMATS[name], suffix))
+    mesh = read_mesh(put(tmp_path, FORMATS[name], suffix))
     assert mesh.centres.tolist() == [[0.5, 0.5, 0.5], [1.5, 0.5, 0.5]]
     assert (mesh.low.tolist(), mesh.high.tolist()) == ([0, 0, 0], [2, 1, 1])
     assert mesh.neighbour.tolist() == [1]
@@ -207,7 +207,7 @@ DAMAGED = {
 @pytest.mark.parametrize("name", DAMAGED)
 def test_a_damaged_mesh_is_refused_with_the_file(name, tmp_path):
     with pytest.raises(BadInput, match="polyMesh"):
-        foam.read_mesh(put(tmp_path, DAMAGED[name]))
+        read_mesh(put(tmp_path, DAMAGED[name]))
 
 
 @unit
@@ -221,7 +221,7 @@ def test_any_bytes_are_a_mesh_or_refused(tmp_path, data):
     files[name] = files[name][:at] + data.draw(st.binary(max_size=8)) + files[name][at + drop :]
     put(tmp_path, files)
     try:
-        mesh = foam.read_mesh(tmp_path)
+        mesh = read_mesh(tmp_path)
     except BadInput:
         return
     assert len(mesh.centres) >= 1
@@ -328,7 +328,7 @@ class TestRealOpenFoam:
             ["decomposePar", "-force"], cwd=pitz, env=FOAM, capture_output=True, text=True
         )
         assert done.returncode == 0, done.stdout + done.stderr
-        assert list(foam.cells_per_processor(pitz)) == cells
+        assert list(cells_per_processor(pitz)) == cells
         assert sum(cells) == 12225
         wanted = [float(w) for w in weights.split(",")]
         for count, weight in zip(cells, wanted):

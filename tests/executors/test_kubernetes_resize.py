@@ -22,8 +22,8 @@ from urllib.parse import urlsplit
 import pytest
 from dovetail.core import protocol
 from dovetail.core.errors import BadInput
-from dovetail.executors.kubernetes import api as kubeapi
 from dovetail.executors.kubernetes import manifests, placement, session
+from dovetail.executors.kubernetes.api import Api
 from dovetail.executors.kubernetes.nodes import Nodes
 from support import cluster_runs
 from support.clusters import LIMIT, pod
@@ -370,13 +370,13 @@ def test_the_controller_waits_for_no_answer_of_the_api(proxy, driver, monkeypatc
     driver.launch(one, 100, 100)
     driver.until_started("one")
     asking = set()
-    real = kubeapi.Api.call
+    real = Api.call
 
     def call(api, *words, **more):
         asking.add(threading.current_thread())
         return real(api, *words, **more)
 
-    monkeypatch.setattr(kubeapi.Api, "call", call)
+    monkeypatch.setattr(Api, "call", call)
     proxy.gate.clear()  # from now on nobody answers
     try:
         driver.executor.resize({"one": shares(200, 200)})

@@ -20,7 +20,7 @@ from dovetail.bench.harness import Progress, plain
 from dovetail.plan import schema
 from dovetail.report import alternatives
 from dovetail.report.alternatives import FEWER, NAIVE, SEQUENTIAL, Alternative, Name
-from dovetail.run import target as places
+from dovetail.run import target
 from dovetail.run.loop import Signals
 from dovetail.run.run import LOG, RunOutcome, check_directory, execute, publish
 
@@ -72,7 +72,7 @@ def run_demo(
         if kubernetes:
             with ondemand.started(CORES, progress) as kubeconfig:
                 progress(f"running the plan {path} with Dovetail, as pods")
-                there = places.cluster(kubeconfig)
+                there = target.cluster(kubeconfig)
                 there.check(asked)
                 log = execute(asked, directory, signals, quiet=quiet, place=there)
         else:
@@ -117,9 +117,9 @@ def clones(case: Path, count: int) -> list[Path]:
     """Further copies of a case, beside it."""
     made = []
     for number in range(1, count):
-        target = case.with_name(case.name.replace("0", str(number)))
-        shutil.copytree(case, target)
-        made.append(target)
+        copied = case.with_name(case.name.replace("0", str(number)))
+        shutil.copytree(case, copied)
+        made.append(copied)
     return made
 
 

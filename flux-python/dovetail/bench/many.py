@@ -23,9 +23,9 @@ from dovetail.bench.harness import Claim, Progress, Row, plain_environment
 from dovetail.core import protocol
 from dovetail.core.errors import WorkFailed
 from dovetail.executors.kubernetes import manifests
-from dovetail.executors.kubernetes import session as cluster
 from dovetail.executors.kubernetes.executor import KubernetesExecutor
 from dovetail.executors.kubernetes.manifests import path
+from dovetail.executors.kubernetes.session import Session, connect
 from dovetail.host import install_paths
 
 START = 600.0  # seconds for all pods to run, on a machine that is busy with other things
@@ -46,7 +46,7 @@ def resized(
     (scratch / "case").mkdir(parents=True)
     spec = protocol.Spec("many", "many", str(scratch / "case"), count, (1.0,) * count,
                      tuple(command()), ranks_per_pod=1)  # fmt: skip
-    session = cluster.Session(cluster.connect(kubeconfig), scratch, [spec], False)
+    session = Session(connect(kubeconfig), scratch, [spec], False)
     executor = KubernetesExecutor(session, scratch)
     seen: list[protocol.Event] = []
 
@@ -88,7 +88,7 @@ def resized(
     return [Claim(Row(f"{count} pods resized as one, two nodes", tuple(values)), "s", "<=", 2.0)]
 
 
-def containers(session: cluster.Session) -> list[tuple[str, int]]:
+def containers(session: Session) -> list[tuple[str, int]]:
     """The identity of every container of the run, and how often it was restarted."""
     label = f"{manifests.RUN}={session.run},{manifests.PART}={manifests.RANK_GROUP}"
     pods = session.api.get(path("Pod"), labelSelector=label)["items"]

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import numpy as np
 
-from dovetail.applications.openfoam import mesh as foam
 from dovetail.applications.openfoam.concentric import concentric, zones
+from dovetail.applications.openfoam.mesh import is_ours, read_mesh, write_decomposition
 from dovetail.core import cpu_requests
 from dovetail.core.errors import BadInput
 
@@ -51,11 +51,11 @@ def run(args: argparse.Namespace) -> int:
             f"--weights: {len(weights)} weights for {args.ranks} ranks; give one per rank"
         )
     centre = None if args.centre is None else _parse_centre(args.centre)
-    mesh = foam.read_mesh(args.case)
+    mesh = read_mesh(args.case)
     middle = (mesh.low + mesh.high) / 2 if centre is None else np.array(centre)
     rank_of_cell = concentric(mesh.centres, weights, middle)
     _make_room(args.case, args.force)
-    foam.write_decomposition(args.case, rank_of_cell, args.ranks)
+    write_decomposition(args.case, rank_of_cell, args.ranks)
 
     inner = len(mesh.neighbour)
     cut = int((rank_of_cell[mesh.owner[:inner]] != rank_of_cell[mesh.neighbour]).sum())
@@ -100,7 +100,7 @@ def _make_room(case: Path, force: bool) -> None:
     theirs = [
         path
         for path in (case / "constant" / "cellDecomposition", case / "system" / "decomposeParDict")
-        if not foam.is_ours(path)
+        if not is_ours(path)
     ]
     if theirs and not force:
         raise BadInput(

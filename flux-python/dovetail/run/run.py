@@ -28,10 +28,10 @@ from dovetail.core.errors import BadInput, WorkFailed
 from dovetail.core.protocol import Action, Capacity, Node, Spec
 from dovetail.plan import schema
 from dovetail.report import summary
-from dovetail.run import resume as replay
 from dovetail.run import target
 from dovetail.run.live_table import Live
 from dovetail.run.loop import Loop, Orders, Signals
+from dovetail.run.resume import rebuild
 
 LOG = "events.jsonl"
 
@@ -151,7 +151,7 @@ def execute(
         capacity = executor.capacity()
         first: list[Action] = []
         if resume:
-            controller = replay.rebuild(directory / LOG)
+            controller = rebuild(directory / LOG)
             alive = place.adopt(controller)
             log = eventlog.Log.append(directory / LOG)
             log.resume(spent, capacity, alive)

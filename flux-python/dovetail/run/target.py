@@ -94,16 +94,16 @@ class Here:
 class Cluster:
     """A Kubernetes cluster. Asks it at once; BadInput where it cannot be used.
 
-    `network` is the pods', see `executors.cluster.Session`.
+    `network` is the pods', see `executors.kubernetes.session.Session`.
     """
 
     def __init__(self, kubeconfig: Path, network: str) -> None:
         from dovetail.executors.kubernetes import nodes
-        from dovetail.executors.kubernetes import session as cluster
+        from dovetail.executors.kubernetes.session import connect, look
 
-        self._api = cluster.connect(kubeconfig)
+        self._api = connect(kubeconfig)
         found = nodes.Nodes((None, None))
-        found.listed(*cluster.look(self._api))
+        found.listed(*look(self._api))
         self._capacity = found.capacity
         self._network, self._launcher = network, ""
         self._executor: KubernetesExecutor | None = None
@@ -130,10 +130,10 @@ class Cluster:
 
     def start(self, asked: Plan, directory: Path, origin: float, *, resume: bool) -> Waiting:
         """Set the run up on the cluster."""
-        from dovetail.executors.kubernetes import session as cluster
         from dovetail.executors.kubernetes.executor import KubernetesExecutor
+        from dovetail.executors.kubernetes.session import Session
 
-        session = cluster.Session(self._api, directory, asked.specs, resume, self._network)
+        session = Session(self._api, directory, asked.specs, resume, self._network)
         self._launcher = str(session.launcher)
         limits = asked.limits.cpus, asked.limits.memory
         try:
