@@ -7,6 +7,7 @@ import json
 
 import pytest
 from dovetail.core.causes import Cause
+from dovetail.core.messages import MessageError
 from dovetail.executors.pods import messages, rsh_agent
 from dovetail.mpi import launcher
 from hypothesis import given
@@ -17,16 +18,75 @@ pytestmark = pytest.mark.unit
 SAMPLE = messages.Sample(
     1.5, {"sim": {"0": [3, 1.25, 0.5, 0.25, 0.25, 1 << 40]}}, {"sim": [2, 1.0]}
 )
-MESSAGES = [
-    messages.Hello("node", "secret"),
-    SAMPLE,
-    messages.Run("sim", {"ranks": 2, "command": ["a", "b c"]}, [{"address": "::1", "ranks": 2}]),
-    messages.Suspend("sim", True),
-    messages.Spawn("sim", 1, 0, 7, "orted", {"A": "\udcff"}, "/dev/shm/x"),
-    messages.Spawned("sim", 0, 7, False, 0, ""),
-    messages.Result("sim", Cause.LAUNCH_FAILED, 1, "no such case", ""),
-    messages.Joined(),
+TEXTS = [
+    (
+        messages.Hello("node", "secret"),
+        b'{"kind":"Hello","node":"node","token":"secret"}',
+    ),
+    (
+        messages.Pod("sim", 1, "0a-1b"),
+        b'{"kind":"Pod","simulation":"sim","group":1,"uid":"0a-1b"}',
+    ),
+    (
+        messages.Started("sim", "openmpi"),
+        b'{"kind":"Started","simulation":"sim","mpi":"openmpi"}',
+    ),
+    (
+        messages.Result("sim", Cause.LAUNCH_FAILED, 1, "no such case", ""),
+        b'{"kind":"Result","simulation":"sim","cause":"launch failed","code":1,'
+        b'"reason":"no such case","trouble":""}',
+    ),
+    (
+        messages.Lost("sim", 1, "0a-1b"),
+        b'{"kind":"Lost","simulation":"sim","group":1,"uid":"0a-1b"}',
+    ),
+    (
+        SAMPLE,
+        b'{"kind":"Sample","now":1.5,'
+        b'"ranks":{"sim":{"0":[3,1.25,0.5,0.25,0.25,1099511627776]}},"lines":{"sim":[2,1.0]}}',
+    ),
+    (
+        messages.Weights({"0a-1b": {"cpu.weight": "39"}}),
+        b'{"kind":"Weights","values":{"0a-1b":{"cpu.weight":"39"}}}',
+    ),
+    (
+        messages.Run(
+            "sim", {"ranks": 2, "command": ["a", "b c"]}, [{"address": "::1", "ranks": 2}]
+        ),
+        b'{"kind":"Run","simulation":"sim","config":{"ranks":2,"command":["a",'
+        b'"b c"]},"hosts":[{"address":"::1","ranks":2}]}',
+    ),
+    (messages.Stop("sim"), b'{"kind":"Stop","simulation":"sim"}'),
+    (
+        messages.Wait("sim", "doorbell", 20),
+        b'{"kind":"Wait","simulation":"sim","mode":"doorbell","yields":20}',
+    ),
+    (
+        messages.Suspend("sim", True),
+        b'{"kind":"Suspend","simulation":"sim","suspended":true}',
+    ),
+    (messages.End("sim", -15), b'{"kind":"End","simulation":"sim","code":-15}'),
+    (messages.Check(["0a-1b", "2c"]), b'{"kind":"Check","uids":["0a-1b","2c"]}'),
+    (
+        messages.Spawn("sim", 1, 0, 7, "orted", {"A": "\udcff"}, "/dev/shm/x"),
+        b'{"kind":"Spawn","simulation":"sim","group":1,"origin":0,"number":7,'
+        b'"command":"orted","environment":{"A":"\\udcff"},"session":"/dev/shm/x"}',
+    ),
+    (
+        messages.Spawned("sim", 0, 7, False, 0, "\u00e9\n"),
+        b'{"kind":"Spawned","simulation":"sim","group":0,"number":7,"running":false,'
+        b'"code":0,"said":"\\u00e9\\n"}',
+    ),
+    (messages.Joined(), b'{"kind":"Joined"}'),
+    (messages.Gone(), b'{"kind":"Gone"}'),
 ]
+MESSAGES = [message for message, _ in TEXTS]
+
+
+def test_the_bytes_of_a_message_stay_what_they_are():
+    assert {type(message) for message in MESSAGES} == set(messages.KINDS.values())
+    for message, text in TEXTS:
+        assert messages.encode(message) == len(text).to_bytes(4, "big") + text
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 5, 7, 100, 10000])
@@ -59,7 +119,7 @@ WRONG = {
 @pytest.mark.parametrize("text", WRONG.values(), ids=WRONG.keys())
 def test_what_is_no_message_is_refused(text):
     data = text if len(text) == 4 else messages.LENGTH.pack(len(text)) + text
-    with pytest.raises(messages.MessageError):
+    with pytest.raises(MessageError):
         messages.Decoder().feed(data)
 
 
@@ -68,7 +128,7 @@ def test_any_bytes_give_messages_or_an_error(text):
     decoder = messages.Decoder()
     try:
         found = decoder.feed(messages.LENGTH.pack(len(text)) + text)
-    except messages.MessageError:
+    except MessageError:
         return
     assert all(isinstance(message, tuple(messages.KINDS.values())) for message in found)
 
@@ -81,7 +141,7 @@ def test_any_content_survives(name, number, environment):
 
 
 def test_a_message_that_is_too_long_is_not_sent():
-    with pytest.raises(messages.MessageError):
+    with pytest.raises(MessageError):
         messages.encode(messages.Result("sim", Cause.DONE, 0, "x" * (messages.LONGEST + 1), ""))
 
 

@@ -25,6 +25,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from dovetail.core.errors import WorkFailed
+from dovetail.core.messages import MessageError
 from dovetail.executors.pods import messages
 from dovetail.host.private_files import write_private
 from dovetail.host.self_signed import self_signed
@@ -183,7 +184,7 @@ class Hub:
                         self._hear(node, message)
             finally:
                 self._leave(node, writer)
-        except (messages.MessageError, OSError, EOFError, asyncio.TimeoutError):
+        except (MessageError, OSError, EOFError, asyncio.TimeoutError):
             pass  # whoever that was may try again
         finally:
             writer.transport.abort()
@@ -216,7 +217,7 @@ class Hub:
 
     def _hear(self, node: str, message: messages.Message) -> None:
         if not isinstance(message, _FROM_AGENTS):
-            raise messages.MessageError(f"{type(message).__name__} is not for an agent to say")
+            raise MessageError(f"{type(message).__name__} is not for an agent to say")
         if isinstance(message, (messages.Spawn, messages.Spawned)):
             self._send(self._places.get(message.simulation, {}).get(message.group, ""), message)
             return

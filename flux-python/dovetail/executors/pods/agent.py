@@ -26,6 +26,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from dovetail.core import protocol
+from dovetail.core.messages import MessageError
 from dovetail.executors.pods import messages, orphan_limit, weights
 from dovetail.executors.pods.samples import Reader
 from dovetail.host.cgroups import Group
@@ -136,7 +137,7 @@ class Agent:
 
     def _simulation(self, name: str) -> Simulation:
         if not _NAME.fullmatch(name):
-            raise messages.MessageError(f"{name!r} is no name of a simulation")
+            raise MessageError(f"{name!r} is no name of a simulation")
         if name not in self.simulations:
             directory = os.path.join(self.session, name)
             self.simulations[name] = Simulation(name, directory, Reader(directory))
@@ -153,7 +154,7 @@ class Agent:
                         place = self._admit(message, writer)
                     elif place is not None:
                         self._from_entrypoint(message)
-        except (OSError, messages.MessageError):
+        except (OSError, MessageError):
             pass  # it comes again, or `_check_places` finds that it is dead
         finally:
             if place is not None and place.writer is writer:
@@ -215,7 +216,7 @@ class Agent:
                     while data := await reader.read(1 << 16):
                         for message in decoder.feed(data):
                             self._from_hub(message)
-                except messages.MessageError:
+                except MessageError:
                     pass
                 finally:
                     self.hub = None

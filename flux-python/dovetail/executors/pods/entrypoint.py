@@ -25,6 +25,7 @@ import sys
 import time
 
 from dovetail.core.causes import Cause
+from dovetail.core.messages import MessageError
 from dovetail.executors.pods import command, messages, orphan_limit
 from dovetail.executors.pods.spawn import Spawner
 from dovetail.host import processes
@@ -279,7 +280,7 @@ class Entrypoint:
             heard = self.decoder.feed(data)
         except BlockingIOError:
             return
-        except (OSError, messages.MessageError):
+        except (OSError, MessageError):
             data, heard = b"", []
         for message in heard:
             self._obey(message)

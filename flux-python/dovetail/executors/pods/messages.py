@@ -3,8 +3,8 @@
 
 Inputs and outputs: values and bytes. A message travels as its length, four bytes, and a JSON
 object with its fields and, as `kind`, the name of its class. Invariants: whatever bytes come,
-`Decoder` gives messages whose fields have the right types, or a `MessageError`; a message that has
-been decoded is the one that was encoded.
+`Decoder` gives messages whose fields have the right types, or a `MessageError`, after which their
+connection is of no more use; a message that has been decoded is the one that was encoded.
 
 `simulation` names one launch of a simulation, unique in its run; `group` is a rank group.
 """
@@ -17,18 +17,15 @@ import os
 import socket
 import struct
 from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any, Union, get_args
 
 from dovetail.core.causes import Cause
+from dovetail.core.messages import MessageError, decode_tagged, encode_tagged
 
 LENGTH = struct.Struct("!I")
 LONGEST = 16 << 20  # bytes of one message
 FIRST = 4096  # of the first one of a stranger
-
-
-class MessageError(Exception):
-    """Not a message; the connection that it came by is of no more use."""
 
 
 # --- From the nodes to the controller ---
@@ -201,21 +198,11 @@ Message = Union[
     Spawn, Spawned, Joined, Gone,
 ]  # fmt: skip
 KINDS: dict[str, Any] = {kind.__name__: kind for kind in get_args(Message)}
-_TYPES: dict[str, Any] = {
-    "str": str,
-    "int": int,
-    "float": (int, float),
-    "bool": bool,
-    "dict": dict,
-    "list": list,
-    "Cause": Cause,
-}
 
 
 def encode(message: Message) -> bytes:
     """A message as bytes."""
-    data = {"kind": type(message).__name__, **vars(message)}
-    text = json.dumps(data, separators=(",", ":")).encode()
+    text = json.dumps(encode_tagged(message), separators=(",", ":")).encode()
     if len(text) > LONGEST:
         raise MessageError(f"{type(message).__name__}: {len(text)} bytes are too many")
     return LENGTH.pack(len(text)) + text
@@ -247,20 +234,9 @@ class Decoder:
 def _decode(text: bytes) -> Message:
     try:
         data = json.loads(text)
-        kind = KINDS[data.pop("kind")]
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+    except (ValueError, RecursionError):
         raise MessageError("not a message") from None
-    wanted = {field.name: str(field.type).partition("[")[0] for field in fields(kind)}
-    if wanted.keys() != data.keys():
-        raise MessageError(f"{kind.__name__}: has not the right fields")
-    with contextlib.suppress(ValueError):  # no cause that we know, which is found below
-        if "cause" in data:
-            data["cause"] = Cause(data["cause"])
-    for name, value in data.items():
-        right = isinstance(value, _TYPES[wanted[name]])
-        if not right or (isinstance(value, bool) and wanted[name] != "bool"):
-            raise MessageError(f"{kind.__name__}: {name} is not a {wanted[name]}")
-    message: Message = kind(**data)
+    message: Message = decode_tagged(KINDS, data)
     return message
 
 
