@@ -17,6 +17,7 @@ import pytest
 from dovetail.core.errors import BadInput
 from dovetail.host.self_signed import self_signed
 from support.clusters import node
+from usernetes_setup import __main__ as verbs
 from usernetes_setup import cluster, node_record
 from usernetes_setup.control import api_client
 from usernetes_setup.node import namespaces
@@ -95,7 +96,9 @@ def test_a_joined_nodes_server_is_known():
 def join_file(tmp_path, url):
     content = {"cluster": "c", "node": "127.77.9.9", "server": url, "authority": "", "token": ""}
     (tmp_path / "join.json").write_text(json.dumps(content))
-    return argparse.Namespace(file=str(tmp_path / "join.json"), name="c", node="")
+    parser = argparse.ArgumentParser()
+    verbs.configure(parser, "join")
+    return parser.parse_args([str(tmp_path / "join.json")])
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ import resource
 
 import pytest
 from usernetes_setup import node_record
+from usernetes_setup.build import debian_packages
 from usernetes_setup.node import namespaces
 from usernetes_setup.preflight import finding
 from usernetes_setup.preflight import kernel as checks_kernel
@@ -281,3 +282,18 @@ def test_where_no_go_can_be_had_its_archive_is_named(tmp_path, monkeypatch):
     found = checks_machine.node_programs()
     assert (found.level, found.who) == ("error", "user")
     assert re.search(r"curl -L https://\S+/go1\.\d+\.\d+\.linux-\w+\.tar\.gz \| tar", found.fix)
+
+
+def test_apt_get_is_needed_only_where_a_program_is_lacking(tmp_path, monkeypatch):
+    for name in ("go", "cc", "nft", *debian_packages.TOOLS):
+        (tmp_path / name).write_text("#!/bin/sh\necho version 9.9\n")
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setenv("DOVETAIL_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(debian_packages, "CNI", tmp_path / "nft")
+    assert checks_machine.node_programs().level == "warning"
+    (tmp_path / "etcd").unlink()
+    found = checks_machine.node_programs()
+    assert (found.level, found.found) == (
+        "error", "not built, and there is no apt-get dpkg-deb"
+    )  # fmt: skip

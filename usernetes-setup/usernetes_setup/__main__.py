@@ -19,7 +19,7 @@ from dovetail.core.errors import BadInput, WorkFailed
 
 from usernetes_setup import cluster, node_record
 from usernetes_setup.build import programs
-from usernetes_setup.preflight import report
+from usernetes_setup.preflight import machine, report
 
 VERBS = {
     "preflight": "say whether user-space Kubernetes can run here, and how to fix what is missing",
@@ -96,12 +96,14 @@ def run(verb: str, args: argparse.Namespace) -> int:
     if verb == "preflight":
         return report.main(args.json)
     if verb == "build":
+        machine.check_buildable()
         folder = programs.build(say)
         show(args, json.loads((folder / "made.json").read_text()), str(folder))
     elif verb == "bundle":
         if bool(args.output) == bool(args.unpack):
             raise BadInput("bundle: give either -o FILE or --unpack FILE")
         if args.output:
+            machine.check_buildable()
             programs.pack(Path(args.output))
         done = Path(args.output) if args.output else programs.unpack(Path(args.unpack))
         show(args, str(done), str(done))

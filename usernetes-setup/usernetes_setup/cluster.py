@@ -26,7 +26,7 @@ from typing import Any
 
 from dovetail.core.errors import BadInput, WorkFailed
 from dovetail.host import processes
-from dovetail.host.private_files import write_private
+from dovetail.host.private_files import check_output, write_private
 
 from usernetes_setup import node_options, node_record
 from usernetes_setup.build import programs as build
@@ -42,12 +42,16 @@ MADE_LATER = (
     f"{api_client.ACCOUNTS}/default",  # no pod can be made without it
     f"{api_client.BINDINGS}/dovetail-kubelets",  # no log can be read
 )
+JOIN_FILE = ("cluster", "node", "server", "authority", "token")  # all of them text
 MONITORED = (NodeState.RUNNING, NodeState.MONITOR_ALONE)
 LEAST = node_options.LEAST
 
 
-def plan(args: argparse.Namespace, joined: str, network: str, binaries: Path) -> Node:
-    """A node's record, from checked options."""
+def plan(args: argparse.Namespace, joined: str, network: str) -> Node:
+    """A node's record but for its programs, from checked options. Raises BadInput."""
+    node_record.checked_name(args.name, "cluster", 20)
+    if not args.timeout > 0:
+        raise BadInput(f"--timeout {args.timeout:g}: more than 0 seconds would be right")
     address = node_options.own_address(args.address)
     if args.owner and not processes.start_ticks(args.owner):
         raise BadInput(f"--owner {args.owner}: no such process")
@@ -60,7 +64,7 @@ def plan(args: argparse.Namespace, joined: str, network: str, binaries: Path) ->
     return Node(
         cluster=args.name, name=args.node or f"new-{os.getpid()}", address=address,
         cpus=node_options.cores(args.cpus), memory=node_options.memory(args.memory),
-        network=network, user=namespaces.user_name(), group="", binaries=str(binaries),
+        network=network, user=namespaces.user_name(), group="", binaries="",
         joined=joined, owner=args.owner,
     )  # fmt: skip
 
@@ -79,23 +83,26 @@ def client(name: str) -> api_client.Client:
         ) from None
 
 
-def binaries(say: Say) -> Path:
+def binaries(say: Say) -> str:
     """The build, made now if it is missing; first of all, whether anything could run here."""
     errors = report.errors()
     if errors:
         raise BadInput(f"user-space Kubernetes cannot run here: {errors[0]}; see `dovetail doctor`")
-    return build.built() or build.build(say)
+    return str(build.built() or build.build(say))
 
 
 def up(args: argparse.Namespace, say: Say) -> dict[str, Any]:
     """Start a cluster, or find it running; returns its record."""
+    plan(args, "", args.network)  # a build takes minutes, and what is wrong is said before it
     programs = binaries(say)
     with node_record.locked(args.name):
         here = [node for node in node_record.nodes(args.name) if node.control]
         if here and here[0].state() is NodeState.RUNNING:
             return described(here[0])
         sweep(args.name)
-        node, handle = start(plan(args, "", args.network, programs))
+        record = plan(args, "", args.network)  # anew: cores may have been given away meanwhile
+        record.binaries = programs
+        node, handle = start(record)
         with unwound(node, handle):
             wait_ready(node, handle, args.timeout)
         return described(node)
@@ -108,23 +115,31 @@ def join(args: argparse.Namespace, say: Say) -> dict[str, Any]:
         content = json.loads(text)
         name, server = content["cluster"], content["server"]
         args.name, args.node = name, content["node"]
-        content["authority"], content["token"]
+        if not all(isinstance(content[key], str) for key in JOIN_FILE):
+            raise TypeError
     except (OSError, ValueError, KeyError, TypeError):
         raise BadInput(f"{args.file}: not a join file; `join --invite` writes one") from None
+    plan(args, text, "host")  # a build takes minutes, and what is wrong is said before it
+    if not any(joined(node, args.node) for node in node_record.nodes(name)):
+        machine.join_skew(server)
     programs = binaries(say)
     with node_record.locked(name):
         for node in node_record.nodes(name):
-            if node.name == args.node and node.state() is NodeState.RUNNING:
+            if joined(node, args.node):
                 return described(node)
             if node.name == args.node and (left := removal.from_outside(node)):
                 raise WorkFailed(f"node {node.name}: could not be removed: {left[0]}")
-        machine.join_skew(server)
-        record = plan(args, text, "host", programs)
-        record.server = server
+        record = plan(args, text, "host")  # anew: cores may have been given away meanwhile
+        record.server, record.binaries = server, programs
         node, handle = start(record)
         with unwound(node, handle):
             wait_ready(node, handle, args.timeout)
     return described(node)
+
+
+def joined(node: Node, name: str) -> bool:
+    """Whether this is the node of that name, and runs."""
+    return node.name == name and node.state() is NodeState.RUNNING
 
 
 def described(node: Node) -> dict[str, Any]:
@@ -220,6 +235,9 @@ def kubelet_client(node: Node) -> api_client.Client:
 
 def invite(args: argparse.Namespace) -> dict[str, Any]:
     """Write a join file for one node of one of our clusters."""
+    if args.valid <= 0:
+        raise BadInput(f"--valid {args.valid}: more than 0 seconds would be right")
+    check_output("--invite", Path(args.invite))
     control = next(
         (node for node in node_record.nodes(args.name) if node.control and node.alive()), None
     )

@@ -178,8 +178,9 @@ def locked(cluster: str) -> Iterator[None]:
     What is empty at the end is removed: the lock's file with the cluster, and the root with the
     last cluster. Raises WorkFailed if another verb holds the lock.
     """
+    checked_name(cluster, "cluster", 20)
     while True:
-        path = root(make=True) / f"{checked_name(cluster, 'cluster', 20)}.lock"
+        path = root(make=True) / f"{cluster}.lock"
         try:
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except FileNotFoundError:

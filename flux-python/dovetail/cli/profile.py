@@ -10,16 +10,16 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
-from dovetail.core.errors import BadInput, WorkFailed
+from dovetail.core.errors import WorkFailed
 from dovetail.core.protocol import WaitPolicy
 from dovetail.host import install_paths
+from dovetail.host.private_files import check_output
 from dovetail.mpi import detect, profiled_run
 from dovetail.mpi import profile as profiles
 from dovetail.mpi.control_page import MODES
@@ -47,7 +47,8 @@ def run(args: argparse.Namespace) -> int:
     """Profile one command; 1 if it failed or was no MPI program."""
     command = args.words[1:] if args.words[:1] == ["--"] else args.words
     mpi = args.mpi or detect.mpi_of(command)
-    _check_output(args.output)
+    if args.output:
+        check_output("-o", args.output)
     wait = WaitPolicy(args.wait, args.yields)
     ended = profiled_run.run(command, mpi, wait, quiet=args.json)
     profile = ended.profile
@@ -62,16 +63,6 @@ def run(args: argparse.Namespace) -> int:
     if ended.failure:
         raise WorkFailed(ended.failure)
     return 0
-
-
-def _check_output(path: Path | None) -> None:
-    """Say now, not after an hour, that the file cannot be written."""
-    if path is None:
-        return
-    if path.is_dir() or not path.absolute().parent.is_dir():
-        raise BadInput(f"-o {path}: a file in an existing directory would be right")
-    if not os.access(path.absolute().parent, os.W_OK):
-        raise BadInput(f"-o {path}: its directory is not writable")
 
 
 def show(profile: Profile, console: Console) -> None:

@@ -11,6 +11,17 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from dovetail.core.errors import BadInput
+
+
+def check_output(option: str, path: Path) -> None:
+    """Say at the start, not after an hour, that a file cannot be written. Raises BadInput."""
+    folder = path.absolute().parent
+    if path.is_dir() or not folder.is_dir():
+        raise BadInput(f"{option} {path}: a file in an existing directory would be right")
+    if not os.access(folder, os.W_OK):
+        raise BadInput(f"{option} {path}: its directory is not writable")
+
 
 def write_whole(path: Path, text: str, mode: int = 0o666) -> None:
     """Replace a file in one step; `mode` is what the user's umask leaves of it.

@@ -28,9 +28,12 @@ TOOLS = {
     "etcd": ("etcd-server", "--version", (3, 4)),
 }
 PLUGINS = "containernetworking-plugins"
+CNI = Path("/usr/lib/cni/bridge")  # one of these plugins, where they are installed
 # What kube-proxy calls on a bridge, with the libraries that a bare machine lacks.
 NFT = ("nftables", "libnftables1", "libnftnl11", "libmnl0", "libjansson4", "libxtables12",
        "libedit2", "libbsd0", "libmd0")  # fmt: skip
+
+OWN_NFT = ("nft", "--version", (1, 0))
 
 
 def run(
@@ -62,9 +65,17 @@ def on_path(name: str, option: str, oldest: tuple[int, ...]) -> Path | None:
     return Path(found).resolve() if numbers(done.stdout + done.stderr) >= oldest else None
 
 
+def lacking() -> set[str]:
+    """Packages of what this machine itself does not have, or too old."""
+    found = {package for name, (package, option, oldest) in TOOLS.items()
+             if not on_path(name, option, oldest)}  # fmt: skip
+    found |= set() if CNI.exists() else {PLUGINS}
+    return found | (set() if on_path(*OWN_NFT) else set(NFT))
+
+
 def tools(draft: Path, scratch: Path, say: Say) -> dict[str, str]:
     """Runtime, store and network plugins: links to this machine's, else from Debian packages."""
-    origins, packages = {}, {}
+    origins, packages, wanted = {}, {}, lacking()
     for name, (package, option, oldest) in TOOLS.items():
         found = on_path(name, option, oldest)
         if found:
@@ -72,17 +83,13 @@ def tools(draft: Path, scratch: Path, say: Say) -> dict[str, str]:
             origins[name] = str(found)
         else:
             packages[name] = package
-    installed = Path("/usr/lib/cni/bridge")
-    wanted = set(packages.values()) | (set() if installed.exists() else {PLUGINS})
-    own_nft = on_path("nft", "--version", (1, 0))
-    wanted |= set() if own_nft else set(NFT)
     unpacked = unpack(sorted(wanted), scratch, say) if wanted else Path("/")
-    _nft(draft, own_nft, unpacked)
+    _nft(draft, on_path(*OWN_NFT), unpacked)
     for name, package in packages.items():
         places = [unpacked / "usr" / folder / name for folder in ("sbin", "bin")]
         shutil.copy2(next(place for place in places if place.is_file()), draft / "bin" / name)
         origins[name] = f"Debian package {package}"
-    plugins = (Path("/") if installed.exists() else unpacked) / "usr/lib/cni"
+    plugins = CNI.parent if CNI.exists() else unpacked / "usr/lib/cni"
     shutil.copytree(plugins, draft / "cni")
     origins.update({path.name: f"Debian package {PLUGINS}" for path in plugins.iterdir()})
     return origins

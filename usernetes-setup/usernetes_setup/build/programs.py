@@ -26,6 +26,7 @@ from pathlib import Path
 
 from dovetail.core.errors import BadInput
 from dovetail.host import install_paths
+from dovetail.host.private_files import check_output
 
 from usernetes_setup.build import debian_packages, go_toolchain, oci_image
 
@@ -214,23 +215,41 @@ def _pause(draft: Path, scratch: Path) -> None:
 
 def pack(target: Path) -> None:
     """Write the build as one file, for machines without internet."""
+    check_output("-o", target)
     folder = build()
     with tarfile.open(target, "w:gz", compresslevel=1) as archive:
         archive.add(folder, arcname=folder.name)
 
 
+def _check_entry(source: Path, entry: tarfile.TarInfo) -> None:
+    """Refuse what is no part of the build that is wanted here. Raises BadInput."""
+    inside = entry.name == key() or entry.name.startswith(key() + "/")
+    link = entry.issym() and "/" not in entry.linkname
+    if not inside or ".." in entry.name or not (entry.isfile() or entry.isdir() or link):
+        raise BadInput(f"{source}: holds {entry.name}, not a build of {key()}")
+
+
+def _check_bundle(source: Path) -> None:
+    """Refuse what is no bundle, or one for another version, by its beginning. Raises BadInput."""
+    try:
+        with tarfile.open(source) as archive:
+            first = archive.next()
+    except (OSError, tarfile.TarError, EOFError) as error:
+        why = str(error).splitlines()[0].rstrip(":")  # tarfile tells of every compression it tried
+        raise BadInput(f"{source}: is not a bundle ({why})") from None
+    if first is None:
+        raise BadInput(f"{source}: is not a bundle (it is empty)")
+    _check_entry(source, first)
+
+
 def unpack(source: Path) -> Path:
     """Put a bundle into the cache; refused if it is damaged or for another version."""
+    _check_bundle(source)  # nothing is made for what its beginning tells already
     with lock(), tempfile.TemporaryDirectory(dir=cache(), prefix="draft-") as scratch:
         try:
             with tarfile.open(source) as archive:
                 for entry in archive:
-                    inside = entry.name == key() or entry.name.startswith(key() + "/")
-                    link = entry.issym() and "/" not in entry.linkname
-                    if not inside or ".." in entry.name or not (
-                        entry.isfile() or entry.isdir() or link
-                    ):  # fmt: skip
-                        raise BadInput(f"{source}: holds {entry.name}, not a build of {key()}")
+                    _check_entry(source, entry)
                     archive.extract(entry, scratch, set_attrs=not entry.isdir())
             draft = Path(scratch) / key()
             bad = damaged(draft)

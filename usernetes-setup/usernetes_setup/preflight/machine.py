@@ -17,7 +17,7 @@ from pathlib import Path
 from dovetail.core.errors import BadInput
 
 from usernetes_setup import node_record
-from usernetes_setup.build import go_toolchain, programs
+from usernetes_setup.build import debian_packages, go_toolchain, programs
 from usernetes_setup.control import api_client
 from usernetes_setup.node import namespaces
 from usernetes_setup.preflight import finding
@@ -151,11 +151,19 @@ def node_programs() -> Check:
                      f"export DOVETAIL_CACHE={_better_place(SPACE)}", "user")  # fmt: skip
     if not go_toolchain.obtainable():
         return _needs_go()
-    missing = [name for name in ("cc", "apt-get", "dpkg-deb") if not shutil.which(name)]
+    needed = ("cc", "apt-get", "dpkg-deb") if debian_packages.lacking() else ("cc",)
+    missing = [name for name in needed if not shutil.which(name)]
     if missing:
         return Check("programs", "error", f"not built, and there is no {' '.join(missing)}",
                      "apt-get install gcc libc6-dev dpkg", "admin")  # fmt: skip
     return Check("programs", "warning", "not built yet", f"{programs.setup_folder()}/build", "user")
+
+
+def check_buildable() -> None:
+    """Refuse a build that would fail, before it takes its minutes. Raises BadInput."""
+    found = node_programs()
+    if found.level == "error":
+        raise BadInput(f"{found.name}: {found.found}; {found.who} types: {found.fix}")
 
 
 def _needs_go() -> Check:

@@ -42,9 +42,9 @@ def checks() -> list[Check]:
 
 
 def errors() -> list[str]:
-    """Why no cluster can run here; what `build` would fix is left to it."""
+    """Why no cluster can run here; that the programs are not built yet is no reason."""
     wanted = (kernel.user_namespaces, kernel.control_groups, machine.disk, machine.ports,
-              machine.clock, machine.openssl)  # fmt: skip
+              machine.clock, machine.openssl, machine.node_programs)  # fmt: skip
     found = [check() for check in wanted]
     return [f"{check.name}: {check.found}" for check in found if check.level == "error"]
 

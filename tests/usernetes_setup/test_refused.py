@@ -1,0 +1,129 @@
+# SPDX-License-Identifier: LGPL-3.0-or-later
+"""What a verb refuses, it refuses first: nothing was fetched, built or made."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+
+import pytest
+from support.other_users import TOP
+
+pytestmark = pytest.mark.unit
+
+# What fetches and builds; here they only tell that they were called.
+BUILDERS = ("apt-cache", "apt-get", "cc", "dpkg-deb", "go")
+NOWHERE = {"cluster": "c", "node": "127.77.9.9", "server": "https://127.77.255.254:1",
+           "authority": "a", "token": "t"}  # fmt: skip
+
+
+class Bare:
+    """A user without a build, on a machine that seems to have all that makes one."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.bin = folder, folder / "bin"
+        self.bin.mkdir()
+        for top in ("/sbin", "/usr/sbin", "/bin", "/usr/bin"):
+            for name in os.listdir(top):
+                link = self.bin / name
+                link.unlink(missing_ok=True)
+                link.symlink_to(f"{top}/{name}")
+        for name in BUILDERS:
+            (self.bin / name).unlink(missing_ok=True)
+            (self.bin / name).write_text(f"#!/bin/sh\necho {name} >>{folder}/called\nexit 1\n")
+            (self.bin / name).chmod(0o755)
+        (folder / "here").mkdir()
+        files = {
+            "join.json": json.dumps(NOWHERE),
+            "name.json": json.dumps({**NOWHERE, "cluster": "Bad/"}),
+            "numbers.json": json.dumps({**NOWHERE, "server": 5}),
+            "garbage": "no archive",
+        }
+        for name, content in files.items():
+            (folder / "here" / name).write_text(content)
+        with tarfile.open(folder / "here/other.tgz", "w:gz") as archive:
+            archive.addfile(tarfile.TarInfo("v1.0.0-other/made.json"))
+
+    def verb(self, *words: str) -> subprocess.CompletedProcess[str]:
+        environment = {
+            "PATH": str(self.bin), "HOME": str(self.folder / "home"),
+            "DOVETAIL_CACHE": str(self.folder / "cache"),
+            "DOVETAIL_STATE": str(self.folder / "state"),
+            "PYTHONPATH": f"{TOP}/flux-python:{TOP}/usernetes-setup",
+            "PYTHONDONTWRITEBYTECODE": "1",
+        }  # fmt: skip
+        return subprocess.run(
+            [sys.executable, "-m", "usernetes_setup", *words], env=environment,
+            cwd=self.folder / "here", capture_output=True, text=True, timeout=60,
+        )  # fmt: skip
+
+    def refuses(self, words: list[str], reason: str) -> None:
+        before = sorted(os.listdir(self.folder / "here"))
+        done = self.verb(*words)
+        made = {path.name for path in self.folder.iterdir()} - {"bin", "here"}
+        assert (done.returncode, made) == (2, set()), done.stderr
+        assert reason in done.stderr
+        assert len(done.stderr.splitlines()) == 1
+        assert sorted(os.listdir(self.folder / "here")) == before
+
+
+@pytest.fixture
+def bare(tmp_path):
+    return Bare(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        ("up --cpus 5000", "--cpus 5000: 1 to"),
+        ("up --cpus 4000-4001", "--cpus 4000-4001: only"),
+        ("up --cpus many", "--cpus many: neither"),
+        ("up --memory 1", "--memory 1: a size"),
+        ("up --memory much", "--memory much: a size"),
+        ("up --address 192.0.2.1", "--address 192.0.2.1: not an"),
+        ("up --address 127.0.0.1", "--address 127.0.0.1: leave it out"),
+        ("up --owner 2147483647", "--owner 2147483647: no such"),
+        ("up --node one", "--node: only with --address"),
+        ("up --node One --network bridge", "node name 'One'"),
+        ("up --name Bad/", "cluster name 'Bad/'"),
+        ("up --timeout 0", "--timeout 0: more than"),
+        ("up --timeout nan", "--timeout nan: more than"),
+        ("join missing", "missing: not a join file"),
+        ("join numbers.json", "numbers.json: not a join file"),
+        ("join name.json", "cluster name 'Bad/'"),
+        ("join join.json --cpus 5000", "--cpus 5000: 1 to"),
+        ("join join.json --timeout -1", "--timeout -1: more than"),
+        ("join join.json", "cannot be reached from here"),
+        ("join join.json --invite file", "join: give"),
+        ("join --invite file --name Bad/", "cluster name 'Bad/'"),
+        ("join --invite file", "cluster default: is not running here"),
+        ("join --invite no/file", "no/file: a file in an existing directory"),
+        ("join --invite file --valid 0", "--valid 0: more than"),
+        ("bundle", "bundle: give either"),
+        ("bundle -o no/file", "no/file: a file in an existing directory"),
+        ("bundle -o .", "-o .: a file in an existing directory"),
+        ("bundle --unpack missing", "missing: is not a bundle"),
+        ("bundle --unpack garbage", "garbage: is not a bundle"),
+        ("bundle --unpack other.tgz", "other.tgz: holds v1.0.0-other/made.json"),
+        ("status Bad/", "cluster name 'Bad/'"),
+        ("down --name Bad/", "cluster name 'Bad/'"),
+    ],
+)
+def test_input_is_refused_before_anything_is_built_or_made(bare, words, reason):
+    bare.refuses(words.split(), reason)
+
+
+@pytest.mark.parametrize("words", ["build", "bundle -o file", "up"])
+def test_where_nothing_can_be_built_nothing_is_begun(bare, words):
+    (bare.bin / "cc").unlink()
+    bare.refuses(words.split(), "no cc" if words != "up" else "cannot run here: ")
+
+
+def test_a_build_is_begun_where_nothing_is_refused(bare):
+    done = bare.verb("build")
+    assert done.returncode == 1, done.stderr
+    assert (bare.folder / "called").exists()
