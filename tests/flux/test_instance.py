@@ -272,6 +272,9 @@ def test_requests_of_a_client_that_is_gone_are_forgotten():
 WRONG = {  # a request, and what it is refused with
     "submit": ({"plan": "p", "cwd": "/"}, "SubmitPlan: output is missing"),
     "url": ({"service": 3}, "FindUrl: service is not a text"),
+    "wait": ({"runs": [True]}, "ChooseRuns: runs is not a list, each of it a whole number or null"),
+    "cancel": ({"runs": 1}, "ChooseRuns: runs is not a list, each of it a whole number or null"),
+    "resize": ({"nodes": 10001}, "nodes is a number from 1 to 10000, not 10001"),
 }
 
 

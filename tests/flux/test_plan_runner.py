@@ -7,6 +7,7 @@ import json
 import selectors
 
 import pytest
+from dovetail.flux.instance.messages import QueuedPlan
 from dovetail.flux.plan_runner import COPY, EVENTS, LOG, PlanRunner
 
 pytestmark = pytest.mark.unit
@@ -28,8 +29,9 @@ def runner(heard):
 
 
 def order(folder, **more):
-    return {"number": 1, "plan": str(folder / "plan.yaml"), "output": str(folder / "out"),
-            "cwd": str(folder), "executor": "local", **more}  # fmt: skip
+    return QueuedPlan(
+        1, str(folder / "plan.yaml"), str(folder / "out"), str(folder), "local", **more
+    )
 
 
 def test_a_run_reads_its_plan_as_it_was_submitted(runner, heard, tmp_path):

@@ -58,6 +58,18 @@ def test_a_slice_that_greets_twice_takes_orders_all_the_same(agent):
     assert agent.over
 
 
+def test_an_order_that_an_agent_does_not_know_ends_nothing(agent, capfd):
+    (number,) = agent.attached
+    agent.take({"id": number, "value": {"dance": True}})
+    agent.take({"id": number, "value": {"keep": 3}})
+    assert (agent.over, agent.kept) == (False, {})
+    assert capfd.readouterr().err.splitlines() == [
+        "slice 1: not an order: order: none of end, invite, forget, keep, queue, run, cancel, url"
+        " is there",
+        "slice 1: not an order: Keep: keep is not an object",
+    ]
+
+
 def test_a_simulation_whose_job_is_cancelled_is_stopped_if_it_still_is_that_launch(agent):
     launch, stopped = {"launch": "a-1", "run": 1, "name": "sim"}, []
     agent.plans.stop = stopped.append

@@ -27,7 +27,7 @@ from dovetail.cli import bench, main
 from dovetail.core.errors import BadInput, WorkFailed
 from dovetail.executors.kubernetes import share_report
 from dovetail.flux import command, option
-from dovetail.flux.instance import requests
+from dovetail.flux.instance import messages, requests
 from dovetail.mpi import profile
 from dovetail.plan import schema
 from dovetail.report import alternatives, html, summary
@@ -192,13 +192,20 @@ def printed(scratch: Path) -> Iterator[str]:
 
 
 def written(code: object) -> list[str]:
-    """The keys of all objects that the source of a function or module spells out or sets."""
+    """The keys of all objects that the source of a function or module spells out or sets.
+
+    Those of the broker module's messages are the names of their fields.
+    """
     found: list[ast.expr | None] = []
     for one in ast.walk(ast.parse(textwrap.dedent(inspect.getsource(code)))):
         if isinstance(one, ast.Dict):
             found += one.keys
         elif isinstance(one, ast.Subscript) and isinstance(one.ctx, ast.Store):
             found.append(one.slice)
+        elif isinstance(one, ast.Call) and ast.unparse(one.func).startswith("messages."):
+            kind = getattr(messages, ast.unparse(one.func).partition(".")[2], None)
+            if dataclasses.is_dataclass(kind):
+                found += [ast.Constant(field.name) for field in dataclasses.fields(kind)]
     texts = [one.value for one in found if isinstance(one, ast.Constant)]
     return [text for text in texts if isinstance(text, str)]
 

@@ -22,6 +22,7 @@ from typing import Any, BinaryIO
 
 from usernetes_setup.node import namespaces
 
+from dovetail.flux.instance.messages import QueuedPlan
 from dovetail.flux.instance.runs import Run
 from dovetail.host.file_tail import Tail
 from dovetail.host.install_paths import package_environment
@@ -45,7 +46,7 @@ class PlanRunner:
     ) -> None:
         self.tell, self.watch, self.selector, self.launched = tell, watch, selector, launched
         self.all: dict[int, Run] = {}
-        self.orders: dict[int, Mapping[str, Any]] = {}  # of those that are pending
+        self.pending: dict[int, QueuedPlan] = {}
         self.simulations: dict[str, dict[str, Any]] = {}  # launches, by what names them
         self.series = secrets.token_hex(4)  # of another control slice there may still be jobs
         self.running: subprocess.Popen[bytes] | None = None
@@ -53,36 +54,35 @@ class PlanRunner:
         self.events: Tail | None = None
         self.splitter = LineSplitter()
 
-    def queue(self, order: Mapping[str, Any]) -> None:
+    def queue(self, plan: QueuedPlan) -> None:
         """Keep a plan until it is its turn."""
-        number = order["number"]
-        self.all[number] = Run(number, order["plan"], order["output"], order["cwd"])
-        self.orders[number] = order
+        self.all[plan.number] = Run(plan.number, plan.plan, plan.output, plan.cwd)
+        self.pending[plan.number] = plan
 
     def start(self, number: int, kubeconfig: str) -> None:
         """Start a pending plan, on the cluster or on this slice's cores."""
-        order = self.orders.pop(number)
-        output = Path(order["output"])
+        plan = self.pending.pop(number)
+        output = Path(plan.output)
         self.all[number].start()
-        command = [sys.executable, "-m", "dovetail", "run", order["plan"], "-o", str(output)]
+        command = [sys.executable, "-m", "dovetail", "run", plan.plan, "-o", str(output)]
         command.append("--orders")
-        if order["executor"] == "kubernetes":
+        if plan.executor == "kubernetes":
             command += ["--kubeconfig", kubeconfig]
-        environment = package_environment(order.get("environment"))
+        environment = package_environment(plan.environment)
         try:
             output.mkdir(parents=True, exist_ok=True)
             self.number, self.splitter = number, LineSplitter()
             with contextlib.ExitStack() as files:
                 copies = []
-                if "content" in order:
-                    copies = [files.enter_context(copy(order["content"], output)).fileno()]
+                if plan.content is not None:
+                    copies = [files.enter_context(copy(plan.content, output)).fileno()]
                     command += ["--plan-copy", f"/proc/self/fd/{copies[0]}"]
                 self.events = Tail(output / EVENTS)
                 self.events.read()  # an earlier run's are not ours to tell
                 self.selector.register(self.events, selectors.EVENT_READ, self.read)
                 log = files.enter_context(open(output / LOG, "ab"))
                 self.running = subprocess.Popen(
-                    command, cwd=order["cwd"], stdin=subprocess.PIPE, stdout=log, stderr=log,
+                    command, cwd=plan.cwd, stdin=subprocess.PIPE, stdout=log, stderr=log,
                     env=environment, preexec_fn=apart, pass_fds=copies,
                 )  # fmt: skip
         except OSError as error:
@@ -153,7 +153,7 @@ class PlanRunner:
     def cancel(self, number: int) -> None:
         """Let the present run end, or never start one that is pending."""
         self.all[number].cancel()
-        self.orders.pop(number, None)
+        self.pending.pop(number, None)
         if self.running is not None and number == self.number:
             self.running.send_signal(signal.SIGINT)
 

@@ -33,15 +33,17 @@ from usernetes_setup.control import api_client
 from usernetes_setup.node import components
 
 from dovetail.core.errors import BadInput, WorkFailed
+from dovetail.core.messages import MessageError
 from dovetail.flux import jobspec, services
 from dovetail.flux.client import SUBMIT, Client
+from dovetail.flux.instance import messages
 from dovetail.flux.instance.effects import FAILED
 from dovetail.flux.plan_runner import PlanRunner, apart, end
 from dovetail.host import processes
 from dovetail.host.install_paths import package_environment
 from dovetail.host.line_splitter import LineSplitter
 
-Order = Mapping[str, Any]
+Line = Mapping[str, Any]  # from the module: an answer, an order or an event
 PATIENCE = 10.0  # seconds for a node to be removed by whoever is at it
 VERB = (sys.executable, "-m", "usernetes_setup")
 
@@ -105,7 +107,7 @@ class Agent:
         for line in self.splitter.take(block):
             self.take(json.loads(line))
 
-    def take(self, line: Order) -> None:
+    def take(self, line: Line) -> None:
         """One answer, order or event."""
         if "event" in line:
             self.rank = line.get("rank", self.rank)
@@ -113,7 +115,10 @@ class Agent:
         elif line["id"] == self.joining:
             self.join(line)
         elif line["id"] in self.attached and "value" in line:
-            self.obey(line["value"])
+            try:
+                self.obey(messages.order(line["value"]))
+            except MessageError as error:  # another version's; we go on without
+                print(f"slice {self.number}: not an order: {error}", file=sys.stderr, flush=True)
         elif line["id"] in self.attached and line["error"][0] == errno.ENODATA:
             self.over = True
         elif line["id"] in self.proxy_jobs:
@@ -142,7 +147,7 @@ class Agent:
             spec = jobspec.proxy_job(sys.argv[0], launch)
             self.proxy_jobs[self.client.send(SUBMIT, spec)] = launch
 
-    def proxy_job_changed(self, line: Order) -> None:
+    def proxy_job_changed(self, line: Line) -> None:
         """A simulation has a job, or goes on without; or that was cancelled or killed."""
         launch = self.proxy_jobs[line["id"]]
         if "error" in line:
@@ -192,7 +197,7 @@ class Agent:
         self.starting.stdin.close()
         self.when_ended(self.starting, self.started)
 
-    def join(self, line: Order) -> None:
+    def join(self, line: Line) -> None:
         """Our invitation, or why there is none; where the module is away we ask again later."""
         if "value" in line:
             self.start("join", "-", stdin=json.dumps(line["value"]))
@@ -231,27 +236,27 @@ class Agent:
 
     # --- Orders ---
 
-    def obey(self, order: Order) -> None:
+    def obey(self, order: messages.Order) -> None:
         """Do what the module wants."""
-        if "end" in order:
+        if isinstance(order, messages.End):
             self.over = True
-        elif "invite" in order:
-            self.invite(order["invite"], order["node"])
-        elif "forget" in order:
+        elif isinstance(order, messages.Invite):
+            self.invite(order.invite, order.node)
+        elif isinstance(order, messages.Forget):
             with contextlib.suppress(OSError, HTTPException, api_client.Refused, BadInput):
-                self.admin().call("DELETE", f"{api_client.NODES}/{order['forget']}")
-            self.tell(forgotten=order["forget"])
-        elif "keep" in order:
-            self.kept = order["keep"]
-        elif "queue" in order:
-            self.plans.queue(order["queue"])
-        elif "run" in order:
-            self.plans.start(order["run"], self.node["kubeconfig"])
-        elif "cancel" in order:
-            self.plans.cancel(order["cancel"])
-        elif "url" in order:
-            found = order["url"]
-            self.answer(order["question"], lambda: {"url": services.url(self.admin(), found)})
+                self.admin().call("DELETE", f"{api_client.NODES}/{order.forget}")
+            self.tell(forgotten=order.forget)
+        elif isinstance(order, messages.Keep):
+            self.kept = order.keep
+        elif isinstance(order, messages.Queue):
+            self.plans.queue(order.queue)
+        elif isinstance(order, messages.StartRun):
+            self.plans.start(order.run, self.node["kubeconfig"])
+        elif isinstance(order, messages.CancelRun):
+            self.plans.cancel(order.cancel)
+        else:
+            service = order.url
+            self.answer(order.question, lambda: {"url": services.url(self.admin(), service)})
 
     def answer(self, question: int, find: Callable[[], dict[str, Any]]) -> None:
         """Answer a question, or say why not."""

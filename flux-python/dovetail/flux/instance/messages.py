@@ -1,17 +1,21 @@
 # SPDX-License-Identifier: LGPL-3.0-or-later
-"""What is said to the broker module: requests, and news of slices; see dovetail-flux(7). Pure.
+"""What the broker module is told, and what it tells agents; see dovetail-flux(7). Pure.
 
-Inputs: JSON objects. Outputs: a message for each, checked, or a `MessageError` that says what is
-wrong. The news of a slice are told apart by their first key.
+These are requests, news of slices, and orders to the agents of slices. Inputs: JSON objects.
+Outputs: a message for each, checked, or a `MessageError` that says what is wrong. The news of a
+slice are told apart by their first key, and so are the orders.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any, Union, get_args
+from typing import Any, TypeVar, Union, get_args
 
 from dovetail.core.messages import MessageError, decode
+from dovetail.flux.instance.slices import MOST
+
+T = TypeVar("T")
 
 # --- Requests ---
 
@@ -31,6 +35,25 @@ class SubmitPlan:
         for name in ("plan", "output", "cwd"):
             if not getattr(self, name):
                 raise MessageError(f"SubmitPlan: {name} is empty")
+
+
+@dataclass(frozen=True)
+class ChooseRuns:
+    """Wait for these runs, or cancel them; None: all of them."""
+
+    runs: tuple[int, ...] | None = None
+
+
+@dataclass(frozen=True)
+class Resize:
+    """Have so many slices."""
+
+    nodes: int
+
+    def __post_init__(self) -> None:
+        """None at all would be the end."""
+        if not 1 <= self.nodes <= MOST:
+            raise MessageError(f"nodes is a number from 1 to {MOST}, not {self.nodes}")
 
 
 @dataclass(frozen=True)
@@ -147,7 +170,95 @@ class RunEnded:
 News = Union[
     NodeReady, StartFailed, SliceEnded, Invited, Forgotten, Answered, SimulationNews, RunEnded
 ]
-_NEWS: dict[str, Any] = {fields(kind)[0].name: kind for kind in get_args(News)}
+
+
+# --- Orders to the agents of slices; all but End are for that of the control slice ---
+
+
+@dataclass(frozen=True)
+class End:
+    """End your slice."""
+
+    end: bool = True
+
+
+@dataclass(frozen=True)
+class Invite:
+    """Make the data with which slice `invite` may join, as `node` (empty: one is found)."""
+
+    invite: int
+    node: str
+
+
+@dataclass(frozen=True)
+class Forget:
+    """Remove this node from Kubernetes."""
+
+    forget: str
+
+
+@dataclass(frozen=True)
+class Keep:
+    """Keep this for a module that comes after us."""
+
+    keep: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class QueuedPlan:
+    """Run `number`: a plan as it was submitted, and where its simulations run."""
+
+    number: int
+    plan: str
+    output: str
+    cwd: str
+    executor: str
+    content: str | None = None
+    environment: dict[str, str] | None = None
+
+
+@dataclass(frozen=True)
+class Queue:
+    """Keep this plan until it is its turn."""
+
+    queue: QueuedPlan
+
+
+@dataclass(frozen=True)
+class StartRun:
+    """It is this run's turn."""
+
+    run: int
+
+
+@dataclass(frozen=True)
+class CancelRun:
+    """End this run, or never start it."""
+
+    cancel: int
+
+
+@dataclass(frozen=True)
+class FindService:
+    """Find where this service can be reached, and answer the question of this number."""
+
+    url: str
+    question: int
+
+
+Order = Union[End, Invite, Forget, Keep, Queue, StartRun, CancelRun, FindService]
+
+
+# --- Told apart ---
+
+
+def _by_key(kinds: tuple[type[T], ...]) -> dict[str, type[T]]:
+    """Kinds of messages by their first key."""
+    return {fields(kind)[0].name: kind for kind in kinds}  # type: ignore[arg-type]
+
+
+_NEWS: dict[str, Any] = _by_key(get_args(News))
+_ORDERS: dict[str, Any] = _by_key(get_args(Order))
 
 
 def news(payload: Mapping[str, Any]) -> tuple[int, News]:
@@ -155,8 +266,18 @@ def news(payload: Mapping[str, Any]) -> tuple[int, News]:
     number = payload.get("number")
     if not isinstance(number, int) or isinstance(number, bool):
         raise MessageError("news: number is not a whole number")
-    for name, kind in _NEWS.items():
+    found: News = _told_apart("news", _NEWS, {k: v for k, v in payload.items() if k != "number"})
+    return number, found
+
+
+def order(payload: Mapping[str, Any]) -> Order:
+    """What an agent is to do."""
+    found: Order = _told_apart("order", _ORDERS, payload)
+    return found
+
+
+def _told_apart(what: str, kinds: Mapping[str, type[T]], payload: Mapping[str, Any]) -> T:
+    for name, kind in kinds.items():
         if name in payload:
-            found: News = decode(kind, {k: v for k, v in payload.items() if k != "number"})
-            return number, found
-    raise MessageError(f"news: none of {', '.join(_NEWS)} is there")
+            return decode(kind, payload)
+    raise MessageError(f"{what}: none of {', '.join(kinds)} is there")

@@ -17,7 +17,7 @@ from dovetail.flux.instance import messages
 from dovetail.flux.instance.effects import FAILED, INVALID, NOENT, Answer, Effect, Key, Refuse
 from dovetail.flux.instance.pending import DOWN
 from dovetail.flux.instance.simulations import Simulation
-from dovetail.flux.instance.slices import MOST, SliceState
+from dovetail.flux.instance.slices import SliceState
 from dovetail.flux.instance.state import Instance
 
 OVER = "its run is over"
@@ -75,32 +75,30 @@ def submit(state: Instance, key: Key, payload: Payload) -> Effects:
 
 
 @informed
-def wait(state: Instance, key: Key, asked: Payload) -> Effects:
+def wait(state: Instance, key: Key, payload: Payload) -> Effects:
     """Answered when runs have ended."""
-    yield from state.runs.wait(key, asked)
+    yield from state.runs.wait(key, decode(messages.ChooseRuns, payload, others=True))
 
 
 @informed
-def cancel(state: Instance, key: Key, asked: Payload) -> Effects:
+def cancel(state: Instance, key: Key, payload: Payload) -> Effects:
     """End runs."""
-    numbers, wrong = state.runs.chosen(asked)
+    numbers, wrong = state.runs.chosen(decode(messages.ChooseRuns, payload, others=True))
     if wrong:
         yield Refuse(key, NOENT, wrong)
         return
     for number in state.runs.cancel(numbers):
-        yield from state.tell({"cancel": number})
+        yield from state.tell(messages.CancelRun(number))
     yield Answer(key, {"runs": list(numbers)})
     yield from state.runs.settle()
     yield from state.settle()
 
 
 @informed
-def resize(state: Instance, key: Key, asked: Payload) -> Effects:
+def resize(state: Instance, key: Key, payload: Payload) -> Effects:
     """Answered when there are so many slices, and all are ready."""
-    nodes = asked.get("nodes")
-    if not isinstance(nodes, int) or isinstance(nodes, bool) or not 1 <= nodes <= MOST:
-        yield Refuse(key, INVALID, f"nodes is a number from 1 to {MOST}, not {nodes!r}")
-    elif state.failure or state.ending:
+    nodes = decode(messages.Resize, payload, others=True).nodes
+    if state.failure or state.ending:
         yield Refuse(key, FAILED, state.failure or DOWN)
     else:
         yield from state.resize(nodes)
@@ -131,7 +129,7 @@ def url(state: Instance, key: Key, payload: Payload) -> Effects:
         yield Refuse(key, FAILED, not_up(state))
     else:
         question = state.pending.ask(key)
-        yield from state.tell({"url": service, "question": question})
+        yield from state.tell(messages.FindService(service, question))
 
 
 def down(state: Instance, key: Key, _: Payload) -> Effects:

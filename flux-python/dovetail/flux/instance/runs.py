@@ -13,9 +13,8 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
-from dovetail.core.messages import encode
 from dovetail.flux.instance.effects import NOENT, Answer, Effect, Key, Refuse
-from dovetail.flux.instance.messages import SubmitPlan
+from dovetail.flux.instance.messages import ChooseRuns, SubmitPlan
 
 
 class RunState(Enum):
@@ -101,20 +100,20 @@ class Runs:
 
     def __init__(self) -> None:
         self.all: dict[int, Run] = {}
-        self.orders: dict[int, Mapping[str, Any]] = {}  # that the control slice was not told yet
+        self.untold: dict[int, SubmitPlan] = {}  # plans that the control slice has not got yet
         self.waiting: dict[Key, tuple[int, ...]] = {}
 
-    def submit(self, key: Key, order: SubmitPlan) -> Iterator[Effect]:
+    def submit(self, key: Key, plan: SubmitPlan) -> Iterator[Effect]:
         """Queue a plan."""
         number = max(self.all, default=0) + 1
-        self.all[number] = Run(number, order.plan, order.output, order.cwd)
-        self.orders[number] = {"number": number, **encode(order)}
+        self.all[number] = Run(number, plan.plan, plan.output, plan.cwd)
+        self.untold[number] = plan
         yield Answer(key, {"run": number})
 
-    def take_orders(self) -> list[Mapping[str, Any]]:
-        """What the control slice needs to start runs that it was not told of."""
-        orders, self.orders = self.orders, {}
-        return list(orders.values())
+    def take_untold(self) -> Mapping[int, SubmitPlan]:
+        """The plans that the control slice was not told of, by the numbers of their runs."""
+        untold, self.untold = self.untold, {}
+        return untold
 
     def next(self) -> int:
         """The run to start now, or 0; it counts as running from here on."""
@@ -149,23 +148,22 @@ class Runs:
         told = []
         for number in numbers:
             run = self.all[number]
-            if not run.state.ended and self.orders.pop(number, None) is None:
+            if not run.state.ended and self.untold.pop(number, None) is None:
                 told.append(number)
             run.cancel()
         return told
 
-    def chosen(self, payload: Mapping[str, Any]) -> tuple[tuple[int, ...], str]:
+    def chosen(self, asked: ChooseRuns) -> tuple[tuple[int, ...], str]:
         """The runs that a request names (all, if none), or what is wrong with it."""
-        asked = payload.get("runs")
-        if asked is None:
+        if asked.runs is None:
             return tuple(self.all), ""
-        if not isinstance(asked, list) or not all(number in self.all for number in asked):
-            return (), f"there is no run {asked}; see `flux dovetail status`"
-        return tuple(asked), ""
+        if not all(number in self.all for number in asked.runs):
+            return (), f"there is no run {[*asked.runs]}; see `flux dovetail status`"
+        return asked.runs, ""
 
-    def wait(self, key: Key, payload: Mapping[str, Any]) -> Iterator[Effect]:
+    def wait(self, key: Key, asked: ChooseRuns) -> Iterator[Effect]:
         """Answer when the named runs have ended."""
-        numbers, wrong = self.chosen(payload)
+        numbers, wrong = self.chosen(asked)
         if wrong:
             yield Refuse(key, NOENT, wrong)
             return

@@ -14,8 +14,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+from dovetail.core.messages import encode
+from dovetail.flux.instance import messages
 from dovetail.flux.instance.effects import Answer, Cancel, Effect, Key, Log, Submit, Sweep, Watch
-from dovetail.flux.instance.messages import NodeReady
 from dovetail.flux.instance.pending import DOWN, PendingRequests
 from dovetail.flux.instance.runs import Runs
 from dovetail.flux.instance.simulations import Simulations
@@ -128,7 +129,7 @@ class Instance:
             yield Cancel(job, "no longer wanted")
         yield from self.settle()
 
-    def ready(self, number: int, news: NodeReady) -> Iterator[Effect]:
+    def ready(self, number: int, news: messages.NodeReady) -> Iterator[Effect]:
         """A slice's node is ready in Kubernetes."""
         one = self.slices.get(number)
         if one is None or one.state is SliceState.ENDING:
@@ -206,7 +207,7 @@ class Instance:
         self.pending.joining.pop(number, None)
         if one.node and number and 0 in self.slices and self.slices[0].agent is not None:
             self.leaving.add(one.node)
-            yield from self.tell({"forget": one.node})
+            yield from self.tell(messages.Forget(one.node))
         if one.state is not SliceState.ENDING:
             yield from self.unasked(one, one.reason or "its job ended")
         yield from self.settle()
@@ -244,7 +245,7 @@ class Instance:
         """Let a slice end by itself, or cancel its job where nobody listens there."""
         one.told_to_end()
         if one.agent is not None:
-            yield Answer(one.agent, {"end": True})
+            yield Answer(one.agent, encode(messages.End()))
         elif one.job:
             yield Cancel(one.job, "no longer wanted")
 
@@ -294,11 +295,11 @@ class Instance:
 
     # --- What follows ---
 
-    def tell(self, order: Mapping[str, Any]) -> Iterator[Effect]:
+    def tell(self, order: messages.Order) -> Iterator[Effect]:
         """An order for the control slice's agent."""
         control = self.slices.get(0)
         if control is not None and control.agent is not None:
-            yield Answer(control.agent, order)
+            yield Answer(control.agent, encode(order))
 
     def keep(self) -> Iterator[Effect]:
         """Have the control slice keep what is not to be lost with us."""
@@ -309,13 +310,14 @@ class Instance:
                  "slices": [one.saved() for one in self.slices.values() if one.job]}  # fmt: skip
         if found != self.kept:
             self.kept = found
-            yield from self.tell({"keep": found})
-        for order in self.runs.take_orders():
-            yield from self.tell({"queue": {**order, "executor": self.executor}})
+            yield from self.tell(messages.Keep(found))
+        for number, plan in self.runs.take_untold().items():
+            queued = messages.QueuedPlan(number=number, executor=self.executor, **vars(plan))
+            yield from self.tell(messages.Queue(queued))
 
     def invite(self, number: int) -> Iterator[Effect]:
         """Have join data made for a slice that asked for them."""
-        yield from self.tell({"invite": number, "node": self.slices[number].wanted_node})
+        yield from self.tell(messages.Invite(number, self.slices[number].wanted_node))
 
     def settle(self) -> Iterator[Effect]:
         """Start what can start, answer everybody whose condition is met."""
@@ -324,7 +326,7 @@ class Instance:
         if self.phase == "up":
             number = self.runs.next()
             if number:
-                yield from self.tell({"run": number})
+                yield from self.tell(messages.StartRun(number))
         if self.restored:
             held, self.held = self.held, {}
             for again in held.values():
