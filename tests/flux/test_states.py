@@ -6,7 +6,9 @@ from __future__ import annotations
 import itertools
 
 import pytest
-from dovetail.flux.instance import runs, slices
+from dovetail.core.messages import decode, encode
+from dovetail.flux.instance import slices
+from dovetail.flux.instance.run import Run, RunState
 from dovetail.flux.instance.slices import Left, Slice
 from support.broker_states import Play
 
@@ -48,11 +50,11 @@ def test_the_life_of_a_slice(life):
 def test_what_an_earlier_module_knew_of_a_slice(before, job_runs, after):
     old = Slice(1, 100, slices.SliceState(before), node="n1", rank=3)
     new = Slice(1, 100)
-    new.recalled(old.saved(), job_runs=job_runs)
+    new.recalled(old.kept(), job_runs=job_runs)
     assert (new.state.value, new.node, new.rank) == (after, "n1", 3)
     told = Slice(1, 100)
     told.attached("agent", "host", 4)
-    told.recalled(old.saved(), job_runs=job_runs)
+    told.recalled(old.kept(), job_runs=job_runs)
     assert (told.state, told.rank) == (slices.SliceState.STARTING, 4), "its agent knows better"
 
 
@@ -104,9 +106,9 @@ RUN_EVENTS = {
 
 @pytest.mark.parametrize("life", RUNS, ids=", ".join)
 def test_the_life_of_a_run(life):
-    run = runs.Run(1, "p", "o")
+    run = Run(1, "p", "o")
     for event in life:
         RUN_EVENTS[event](run)
     state, shown, code = RUNS[life]
-    assert (run.state, run.plain()["state"], run.code) == (runs.RunState[state], shown, code)
-    assert runs.Run.recalled(run.saved()) == run
+    assert (run.state, run.plain()["state"], run.code) == (RunState[state], shown, code)
+    assert decode(Run, encode(run)) == run

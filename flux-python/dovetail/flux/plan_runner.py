@@ -23,7 +23,7 @@ from typing import Any, BinaryIO
 from usernetes_setup.node import namespaces
 
 from dovetail.flux.instance.messages import QueuedPlan
-from dovetail.flux.instance.runs import Run
+from dovetail.flux.instance.run import Run
 from dovetail.host.file_tail import Tail
 from dovetail.host.install_paths import package_environment
 from dovetail.host.line_splitter import LineSplitter

@@ -33,7 +33,7 @@ from usernetes_setup.control import api_client
 from usernetes_setup.node import components
 
 from dovetail.core.errors import BadInput, WorkFailed
-from dovetail.core.messages import MessageError
+from dovetail.core.messages import MessageError, encode
 from dovetail.flux import jobspec, services
 from dovetail.flux.client import SUBMIT, Client
 from dovetail.flux.instance import messages
@@ -133,7 +133,7 @@ class Agent:
         """Say that we are there and what we know, and listen for orders."""
         host = {"number": self.number, "host": socket.gethostname(), "rank": self.rank}
         known = {**host, **self.known(), "kept": self.kept}
-        known["runs"] = [run.saved() for run in self.plans.all.values()]
+        known["runs"] = [encode(run) for run in self.plans.all.values()]
         known["simulations"] = list(self.plans.simulations.values())
         self.attached.add(self.client.send("dovetail.attach", known, stream=True))
         if not self.node and self.number and self.starting is None:

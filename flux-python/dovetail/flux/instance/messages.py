@@ -13,7 +13,9 @@ from dataclasses import dataclass, field, fields
 from typing import Any, TypeVar, Union, get_args
 
 from dovetail.core.messages import MessageError, decode
-from dovetail.flux.instance.slices import MOST
+from dovetail.flux.instance.run import Run
+from dovetail.flux.instance.simulations import Simulation
+from dovetail.flux.instance.slices import MOST, KeptSlice
 
 T = TypeVar("T")
 
@@ -86,6 +88,16 @@ class Join:
 
 
 @dataclass(frozen=True)
+class Kept:
+    """What the control slice keeps for a module that comes after us; None is not known."""
+
+    wanted: int | None = None
+    up: bool | None = None
+    lost: tuple[str, ...] | None = None
+    slices: tuple[KeptSlice, ...] = ()
+
+
+@dataclass(frozen=True)
 class Attach:
     """A slice's agent is there, and says what it knows; `kept` and what follows: slice 0 alone."""
 
@@ -95,9 +107,9 @@ class Attach:
     node: str = ""
     cpus: str = ""
     kubeconfig: str = ""
-    kept: dict[str, Any] = field(default_factory=dict)
-    runs: list[dict[str, Any]] = field(default_factory=list)
-    simulations: list[dict[str, Any]] = field(default_factory=list)
+    kept: Kept = Kept()
+    runs: tuple[Run, ...] = ()
+    simulations: tuple[Simulation, ...] = ()
 
 
 # --- News of a slice ---
@@ -155,7 +167,7 @@ class Answered:
 class SimulationNews:
     """A simulation was launched, or has ended."""
 
-    simulation: dict[str, Any]
+    simulation: Simulation
 
 
 @dataclass(frozen=True)
@@ -199,7 +211,7 @@ class Forget:
 
 @dataclass(frozen=True)
 class Keep:
-    """Keep this for a module that comes after us."""
+    """Keep this, which is a Kept of this module's version, for one that comes after us."""
 
     keep: dict[str, Any]
 

@@ -11,7 +11,6 @@ import functools
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from dovetail.core.causes import Cause
 from dovetail.core.messages import MessageError, decode
 from dovetail.flux.instance import messages
 from dovetail.flux.instance.effects import FAILED, INVALID, NOENT, Answer, Effect, Key, Refuse
@@ -179,8 +178,8 @@ def attach(state: Instance, key: Key, payload: Payload) -> Effects:
 def adopt(state: Instance, news: messages.Attach) -> Effects:
     """Take over what the control slice knows, which may be more than we do."""
     state.runs.adopt(news.runs)
-    for found in news.simulations:
-        yield from state.simulations.known(Simulation.of(found))
+    for one in news.simulations:
+        yield from state.simulations.known(one)
     for run in state.runs.all.values():
         if run.state.ended:
             yield from state.simulations.end_all(run.number, OVER)
@@ -233,14 +232,12 @@ def heard(state: Instance, number: int, news: messages.News) -> Effects:
         yield from state.settle()
 
 
-def simulation(state: Instance, news: Payload) -> Effects:
+def simulation(state: Instance, news: Simulation) -> Effects:
     """A simulation was launched, or has ended."""
-    if "code" in news:
-        yield from state.simulations.ended(
-            news["launch"], news["code"], news["reason"], Cause(news["cause"])
-        )
+    if news.code is not None:
+        yield from state.simulations.ended(news.launch, news.code, news.reason, news.cause)
     else:
-        yield from state.simulations.known(Simulation.of(news))
+        yield from state.simulations.known(news)
 
 
 REQUESTS: dict[str, Request] = {

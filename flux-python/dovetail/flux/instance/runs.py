@@ -9,90 +9,10 @@ waits for it is told.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
-from enum import Enum
-from typing import Any
 
 from dovetail.flux.instance.effects import NOENT, Answer, Effect, Key, Refuse
 from dovetail.flux.instance.messages import ChooseRuns, SubmitPlan
-
-
-class RunState(Enum):
-    """Where a run is in its life."""
-
-    PENDING = "waiting"
-    RUNNING = "running"
-    CANCELLING = "cancelling"
-    """Its process is told to end, and has not yet."""
-    DONE = "done"
-    FAILED = "failed"
-    CANCELLED = "cancelled"
-
-    @property
-    def shown(self) -> str:
-        """For users: what is to end runs until it has ended."""
-        return "running" if self is RunState.CANCELLING else self.value
-
-    @property
-    def has_process(self) -> bool:
-        """Whether a process of it runs."""
-        return self in (RunState.RUNNING, RunState.CANCELLING)
-
-    @property
-    def ended(self) -> bool:
-        """Whether nothing of it can follow."""
-        return self in (RunState.DONE, RunState.FAILED, RunState.CANCELLED)
-
-
-@dataclass
-class Run:
-    """One submitted plan; only the methods change its state."""
-
-    number: int
-    plan: str
-    output: str
-    cwd: str = "/"
-    state: RunState = RunState.PENDING
-    code: int = -1
-    reason: str = ""
-
-    def plain(self) -> dict[str, Any]:
-        """For status and wait."""
-        return {**vars(self), "state": self.state.shown}
-
-    def saved(self) -> dict[str, Any]:
-        """For whoever comes after this module."""
-        return {**vars(self), "state": self.state.value}
-
-    @classmethod
-    def recalled(cls, saved: Mapping[str, Any]) -> Run:
-        """As it was saved."""
-        return cls(**{**saved, "state": RunState(saved["state"])})
-
-    def start(self) -> None:
-        """It is its turn."""
-        self.state = RunState.RUNNING
-
-    def end(self, code: int, reason: str) -> None:
-        """Its process ended."""
-        unwanted = self.state is RunState.CANCELLING
-        self.state = RunState.CANCELLED if unwanted else RunState.FAILED
-        if code == 0:
-            self.state = RunState.DONE
-        self.code, self.reason = code, self.reason or reason
-
-    def cancel(self) -> None:
-        """It is unwanted; a process of it must be told."""
-        if self.state is RunState.PENDING:
-            self.state, self.code = RunState.CANCELLED, 1
-            self.reason = "cancelled before it started"
-        elif self.state is RunState.RUNNING:
-            self.state, self.reason = RunState.CANCELLING, "cancelled"
-
-    def lose(self, reason: str) -> None:
-        """Nothing can run any more."""
-        if not self.state.ended:
-            self.state, self.code, self.reason = RunState.FAILED, 1, reason
+from dovetail.flux.instance.run import Run, RunState
 
 
 class Runs:
@@ -124,10 +44,10 @@ class Runs:
             self.all[number].start()
         return number
 
-    def adopt(self, known: Iterable[Mapping[str, Any]]) -> None:
+    def adopt(self, known: Iterable[Run]) -> None:
         """Take over what the control slice knows, after the module was loaded anew."""
         for one in known:
-            self.all.setdefault(one["number"], Run.recalled(one))
+            self.all.setdefault(one.number, one)
 
     def ended(self, number: int, code: int, reason: str) -> Iterator[Effect]:
         """A run's process ended."""

@@ -7,7 +7,7 @@ follows a simulation is told its end, however that comes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -21,7 +21,8 @@ CANCEL, LOST = "cancel", "dovetail"  # types of exceptions
 class Simulation:
     """One launch of a simulation; `code` and `cause` are None until it has ended.
 
-    `cause` stays None where nobody said how it ended.
+    `cause` stays None where nobody said how it ended. It is its own message, by which the control
+    slice tells of it.
     """
 
     launch: str
@@ -31,12 +32,6 @@ class Simulation:
     code: int | None = None
     reason: str = ""
     cause: Cause | None = None
-
-    @classmethod
-    def of(cls, news: Mapping[str, Any]) -> Simulation:
-        """As the control slice tells of it."""
-        cause = news.get("cause")
-        return cls(**{**news, "cause": Cause(cause) if cause else None})
 
     @property
     def exception(self) -> str:

@@ -8,7 +8,6 @@ stays so whatever its agent says.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
@@ -72,6 +71,17 @@ _CLEAN = {Left.ALL: Left.JOB, Left.JOB_AND_SWEEP: Left.JOB,
 _JOB_OVER = {Left.ALL: Left.MACHINE, Left.JOB_AND_SWEEP: Left.SWEEP, Left.JOB: Left.NOTHING}
 
 
+@dataclass(frozen=True)
+class KeptSlice:
+    """What the control slice keeps of a slice, for a module that comes after us."""
+
+    number: int
+    job: int
+    state: SliceState
+    node: str
+    rank: int
+
+
 @dataclass
 class Slice:
     """One slice. `rank` is its broker's, or -1 before its agent came."""
@@ -117,15 +127,14 @@ class Slice:
         """It is no longer wanted."""
         self.state = SliceState.ENDING
 
-    def recalled(self, saved: Mapping[str, Any], *, job_runs: bool) -> None:
+    def recalled(self, kept: KeptSlice, *, job_runs: bool) -> None:
         """What an earlier module knew of it, unless its agent has told this one already."""
         if self.agent is not None:
             return
-        self.node, self.rank = saved["node"], saved["rank"]
-        old = SliceState(saved["state"])
-        if old in _FINAL:
-            self.state = old
-        elif old.was_ready:
+        self.node, self.rank = kept.node, kept.rank
+        if kept.state in _FINAL:
+            self.state = kept.state
+        elif kept.state.was_ready:
             self.state = SliceState.EXPECTED if job_runs else SliceState.LOST
         else:
             self.state = SliceState.SUBMITTED if job_runs else SliceState.START_LOST
@@ -160,10 +169,9 @@ class Slice:
             "node": self.node, "cpus": self.cpus, "host": self.host, "reason": self.reason,
         }  # fmt: skip
 
-    def saved(self) -> dict[str, Any]:
+    def kept(self) -> KeptSlice:
         """For whoever comes after this module."""
-        return {"number": self.number, "job": self.job, "state": self.state.value,
-                "node": self.node, "rank": self.rank}  # fmt: skip
+        return KeptSlice(self.number, self.job, self.state, self.node, self.rank)
 
     def keep_reason(self, reason: str) -> None:
         """Keep the first reason for its end, which is the cause of the others."""

@@ -44,7 +44,7 @@ class Instance:
         self.begun = False
         self.restored = False  # what was before us
         self.held: dict[Key, Callable[[], Iterator[Effect]]] = {}  # requests, until it does
-        self.kept: Mapping[str, Any] = {}  # by the control slice
+        self.kept = messages.Kept()  # by the control slice
         self.ending = False
         self.was_up = False
         self.kubeconfig = ""
@@ -89,17 +89,17 @@ class Instance:
                 yield self.add(number)
         yield from self.settle()
 
-    def learn(self, kept: Mapping[str, Any]) -> Iterator[Effect]:
+    def learn(self, kept: messages.Kept) -> Iterator[Effect]:
         """Go on from what the control slice kept; slices that ended meanwhile are seen to end."""
         self.restored = True
-        self.wanted = kept.get("wanted", self.wanted)
-        self.was_up = kept.get("up", self.was_up)
-        self.lost = [*kept.get("lost", self.lost)]
-        for old in kept.get("slices", ()):
-            job_runs = old["number"] in self.slices
-            one = self.slices.setdefault(old["number"], Slice(old["number"], old["job"]))
+        self.wanted = self.wanted if kept.wanted is None else kept.wanted
+        self.was_up = self.was_up if kept.up is None else kept.up
+        self.lost = self.lost if kept.lost is None else [*kept.lost]
+        for old in kept.slices:
+            job_runs = old.number in self.slices
+            one = self.slices.setdefault(old.number, Slice(old.number, old.job))
             one.recalled(old, job_runs=job_runs)
-            if SliceState(old["state"]) is SliceState.ENDING:
+            if old.state is SliceState.ENDING:
                 yield from self.end(one)
         self.last = max([self.last, *self.slices])
         for one in list(self.slices.values()):
@@ -251,7 +251,7 @@ class Instance:
 
     def end_slices(self, why: str) -> Iterator[Effect]:
         """All slices end, and so do all runs."""
-        yield from self.learn({})
+        yield from self.learn(messages.Kept())
         for one in list(self.slices.values()):
             yield from self.end(one)
         yield from self.simulations.end_all(None, why)
@@ -306,11 +306,11 @@ class Instance:
         control = self.slices.get(0)
         if control is None or control.agent is None:
             return
-        found = {"wanted": self.wanted, "up": self.was_up, "lost": self.lost[-20:],
-                 "slices": [one.saved() for one in self.slices.values() if one.job]}  # fmt: skip
+        slices = tuple(one.kept() for one in self.slices.values() if one.job)
+        found = messages.Kept(self.wanted, self.was_up, tuple(self.lost[-20:]), slices)
         if found != self.kept:
             self.kept = found
-            yield from self.tell(messages.Keep(found))
+            yield from self.tell(messages.Keep(encode(found)))
         for number, plan in self.runs.take_untold().items():
             queued = messages.QueuedPlan(number=number, executor=self.executor, **vars(plan))
             yield from self.tell(messages.Queue(queued))
