@@ -169,7 +169,11 @@ class Agent:
 
     def begin(self) -> None:
         """Start the control plane; a worker waits for its invitation."""
-        if programs.built() is None:
+        try:
+            found = programs.built()
+        except BadInput as error:
+            return self.complain(str(error))
+        if found is None:
             self.complain("Kubernetes is not built for this user: type `dovetail kube build` once")
         elif self.number == 0:
             self.start(

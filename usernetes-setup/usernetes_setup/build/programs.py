@@ -15,7 +15,9 @@ import hashlib
 import json
 import os
 import platform
+import pwd
 import re
+import shlex
 import shutil
 import subprocess
 import tarfile
@@ -87,8 +89,45 @@ def key() -> str:
     return f"{version()}-{digest.hexdigest()[:12]}"
 
 
+def closed() -> Path | None:
+    """What of the build, or above it, this user may not read, if there is such."""
+    folder = cache().absolute() / key()
+    for above in reversed(folder.parents):
+        if not above.exists():
+            return None
+        if not os.access(above, os.X_OK):
+            return above
+    for path in (folder, *folder.rglob("*")):  # a folder comes before what is in it
+        if path.exists():
+            wanted = os.R_OK | os.X_OK if path.is_dir() else os.R_OK
+            if not os.access(path, wanted):
+                return path
+    return None
+
+
+def how_to_open(path: Path) -> tuple[str, str, str]:
+    """Of what is closed to this user: that it is, what to type, and who types it."""
+    owner = path.stat().st_uid
+    try:
+        name = pwd.getpwuid(owner).pw_name
+    except KeyError:
+        name = str(owner)
+    found = f"{path} is closed to this user; it belongs to {name}"
+    place = cache().absolute().parent
+    if path == place or place in path.parents:
+        fix = f"chmod -R a+rX {shlex.quote(str(path))}"
+        return found, fix, "user" if owner == os.getuid() else "admin"
+    return found, "unset DOVETAIL_CACHE", "user"  # not ours to open: it may be somebody's home
+
+
 def built() -> Path | None:
-    """The finished build, if there is one whose files are all there."""
+    """The finished build, if there is one whose files are all there.
+
+    Raises BadInput if this user may not read it.
+    """
+    if path := closed():
+        found, fix, who = how_to_open(path)
+        raise BadInput(f"{found}; {who} types: {fix}")
     folder = cache() / key()
     try:
         made = json.loads((folder / "made.json").read_text())
@@ -122,25 +161,60 @@ def checksum(path: Path) -> str:
 @contextmanager
 def lock() -> Iterator[None]:
     """One build at a time; the others wait for it and then find it done."""
-    cache().mkdir(mode=0o700, parents=True, exist_ok=True)
-    os.umask(0o022)  # what is built may be read by all, as installed programs are
-    with (cache() / "lock").open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
+    before = os.umask(0o022)  # what is built may be read by all, as installed programs are
+    try:
+        try:
+            _make_cache()
+            file = (cache() / "lock").open("w")
+        except OSError as error:
+            raise BadInput(
+                f"{cache()} cannot be written: {error.strerror}; "
+                "set DOVETAIL_CACHE to a folder of yours, or unset it"
+            ) from None
+        with file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            yield
+    finally:
+        os.umask(before)
+
+
+def _make_cache() -> None:
+    """Make the folder of all builds: for all users if DOVETAIL_CACHE says where.
+
+    Who is to be kept out, the folder above says, as with any program that is installed.
+    """
+    folder, shared = cache(), bool(os.environ.get("DOVETAIL_CACHE"))
+    for path in (*reversed(folder.parents), folder):
+        if not path.exists():
+            path.mkdir(mode=0o755 if shared else 0o700, exist_ok=True)
+    _open_cache()
+
+
+def _open_cache() -> None:
+    """Open a shared cache of ours that an earlier version closed."""
+    folder = cache()
+    if os.environ.get("DOVETAIL_CACHE") and folder.exists():
+        found = folder.stat()
+        if found.st_uid == os.getuid() and found.st_mode & 0o055 != 0o055:
+            folder.chmod(found.st_mode & 0o777 | 0o055)
 
 
 def install(draft: Path) -> Path:
-    """Move a complete draft into the cache."""
+    """Move a complete draft into the cache, for all who can get there."""
     target = cache() / key()
     if target.exists():
         shutil.rmtree(target)
-    draft.chmod(0o755)
+    for path in (draft, *draft.rglob("*")):
+        if not path.is_symlink():
+            mode = path.stat().st_mode & 0o777
+            path.chmod(mode | 0o444 | (0o111 if mode & 0o100 else 0))
     draft.rename(target)
     return target
 
 
 def build(say: debian_packages.Say = print) -> Path:
     """Build what is not there yet; returns its folder."""
+    _open_cache()
     if found := whole():  # a cache that an administrator filled is not ours to lock
         return found
     with lock():

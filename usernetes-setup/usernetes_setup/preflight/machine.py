@@ -142,9 +142,17 @@ def openssl() -> Check:
 
 def node_programs() -> Check:
     """The build, or what is needed to make it."""
+    if path := programs.closed():
+        return Check("programs", "error", *programs.how_to_open(path))
     if programs.built():
         return Check("programs", "ok", f"{programs.cache()}/{programs.key()}")
-    free = shutil.disk_usage(_existing(programs.cache())).free
+    place = _existing(programs.cache().absolute())
+    if not os.access(place, os.W_OK):
+        found = f"not built, and {place} is no folder that you can write to"
+        wanted = os.environ.get("DOVETAIL_CACHE")
+        fix = "unset DOVETAIL_CACHE" if wanted else f"export DOVETAIL_CACHE={_better_place(SPACE)}"
+        return Check("programs", "error", found, fix, "user")
+    free = shutil.disk_usage(place).free
     if free < SPACE:
         found = f"{programs.cache()}: {free >> 20} MiB free, 4 GiB needed"
         return Check("programs", "error", found,
