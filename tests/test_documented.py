@@ -133,6 +133,31 @@ def test_every_file_of_the_package_is_installed():
         assert [name for name in names if name not in made] == []
 
 
+def test_what_a_text_imports_is_there():
+    """In manual pages, scripts, and programs that tests have as texts, no linter looks."""
+    found = set()
+    for name in ("doc", "examples", "flux-python", "tests", "usernetes-setup"):
+        for path in (TOP / name).rglob("*.*"):
+            if path.suffix in {".am", ".py", ".sh"} or path.parent.name == "doc":
+                text = path.read_text()
+                found |= set(
+                    re.findall(r"from ((?:dovetail|usernetes_setup)[\w.]*) import (\w+)", text)
+                )
+    assert len(found) > 200
+    assert [one for one in sorted(found) if not is_there(*one)] == []
+
+
+def is_there(module: str, name: str) -> bool:
+    """Whether a module has a module or a name."""
+    first, _, rest = module.partition(".")
+    base = TOP / {"dovetail": "flux-python"}.get(first, "usernetes-setup") / first
+    place = base.joinpath(*filter(None, rest.split(".")))
+    if place.is_dir():
+        inside = [place / f"{name}.py", place / name]
+        return any(path.exists() for path in inside) or name in (place / "__init__.py").read_text()
+    return place.with_suffix(".py").exists() and name in place.with_suffix(".py").read_text()
+
+
 def test_every_manual_page_is_installed():
     made = (TOP / "Makefile.am").read_text().split()
     assert [page.name for page in TOP.glob("doc/*.[1-8]") if f"doc/{page.name}" not in made] == []

@@ -219,5 +219,5 @@ def test_an_ordinary_user_without_control_groups_leaves_nothing(site, phase):  #
     assert not any("cgroup" in trace for trace in site.traces())
     end(driver, signal.SIGKILL)
     words = [*nobody, sys.executable, "-c"]
-    look = f"from dovetail import process; print(process.members({site.token!r}))"
+    look = f"from dovetail.host import processes; print(processes.members({site.token!r}))"
     wait_for(lambda: subprocess.check_output([*words, look], text=True).strip() == "{}")
