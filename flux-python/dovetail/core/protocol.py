@@ -12,7 +12,7 @@ on over a resume); CPU requests are millicores, whole numbers, one per rank; mem
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Optional, Protocol, Union
 
 from dovetail.core.causes import Cause as Cause
@@ -43,6 +43,11 @@ class Spec:
     `iterations` is the number that a run is expected to take, 0 if unknown. `environment`
     holds pairs added to the environment. `ranks_per_pod` is 0 for one rank group per node.
     `limit` is how many times its request a pod may use at most, 0 for no limit.
+
+    `widths` are the numbers of ranks that it may run on, ascending; empty if `ranks` is kept.
+    Where there are several, `ranks` and `weights` are those of the widest until it is launched,
+    and then those that were chosen. `application` says who cuts its case (see `applications`).
+    `checkpoint` is True if it may be stopped at a written step and continued.
     """
 
     name: str
@@ -59,6 +64,16 @@ class Spec:
     ranks_per_pod: int = 0
     environment: tuple[tuple[str, str], ...] = ()
     limit: float = 0.0
+    widths: tuple[int, ...] = ()
+    application: str = "generic"
+    objective: Literal["throughput", "turnaround"] = "throughput"
+    checkpoint: bool = False
+
+    def on(self, ranks: int) -> Spec:
+        """The same on that many of its `widths`; evenly cut, unless they are as it was given."""
+        if ranks == self.ranks:
+            return self
+        return replace(self, ranks=ranks, weights=(1.0,) * ranks)
 
 
 @dataclass(frozen=True)
