@@ -6,12 +6,15 @@
  * In: Foam::Time::operator++(), which begins a time step, and Foam::subCycleTime::operator++(),
  * which begins a part of one and calls the first, and then must not count.
  * Out: iteration boundaries (rank.h). A step ends where the next begins, the last in MPI_Finalize.
+ * A solver that runs without `-parallel` never calls that, nor MPI_Init: its page is made at its
+ * first step, and its last step ends where it exits with code 0.
  */
 #include "openfoam.h"
 
 #include <dlfcn.h>
 #include <stdbool.h>
 #include <stdint.h>
+#include <stdlib.h>
 
 #include "attributes.h"
 #include "next.h"
@@ -25,11 +28,24 @@ static bool in_part;
 EXPORTED void *_ZN4Foam4TimeppEv(void *self);
 EXPORTED void *_ZN4Foam12subCycleTimeppEv(void *self);
 
+static void serial_ends(int code, void *unused)
+{
+    (void)unused;
+    if (code == 0) {
+        openfoam_ends();
+        rank_end();
+    } else {
+        rank_abort();
+    }
+}
+
 void *_ZN4Foam4TimeppEv(void *self)
 {
     static void *(*next)(void *);
     if (next == NULL)
         *(void **)&next = next_function(dlsym(RTLD_NEXT, __func__), __func__);
+    if (rank_serial())
+        on_exit(serial_ends, NULL);
     if (!in_part)
         rank_iteration(DOVETAIL_SOURCE_OPENFOAM, begun++);
     return next(self);

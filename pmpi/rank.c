@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: LGPL-3.0-or-later
  *
  * The life of one rank's page: made after MPI_Init, marked now and then,
- * closed by MPI_Finalize or MPI_Abort.
+ * closed by MPI_Finalize or MPI_Abort. A program that has iterations and no MPI_Init gets one too.
  *
  * In: DOVETAIL_DIR, the directory for pages and the wait policy (wait.h); DOVETAIL_CLOCK (ticks.h).
  * Out: the file rank.<world rank>.<pid> there, laid out as in page.h.
@@ -26,6 +26,7 @@
 #include "wait.h"
 
 #define REFRESH_NS 10000000.0 /* 10 ms: a mark costs about 1 us, so one in ten thousand */
+#define RATE_NS 1000000u      /* the rate of the ticks is not to be had from less time */
 
 struct dovetail_page *rank_page;
 bool rank_parallel;
@@ -35,6 +36,10 @@ PER_THREAD unsigned rank_depth;
 PER_THREAD bool rank_main;
 
 static uint64_t before_init, before_init_tick; /* when MPI_Init began */
+
+/* From NO_PAGE by rank_serial to SERIAL, from both by rank_begin to IN_MPI, and from any to OVER,
+ * where it stays: after MPI_Finalize, at the end, in a forked child, or if no page can be made. */
+static enum { NO_PAGE, SERIAL, IN_MPI, OVER } life;
 
 #pragma weak PMPI_Comm_rank
 #pragma weak PMPI_Comm_size
@@ -104,14 +109,20 @@ static uint64_t start_ticks(void)
     return start;
 }
 
+/* 0, or -1 if it does not fit. */
+static int name_page(char *path, size_t size, const char *dir, int rank)
+{
+    int length = snprintf(path, size, "%s/rank.%d.%ld", dir, rank, (long)getpid());
+    return length < 0 || (size_t)length >= size ? -1 : 0;
+}
+
 /* A new file of the page's size, its memory taken at once: a full file system must be an error
  * here, not a SIGBUS in the program later. */
 static struct dovetail_page *map_page(const char *dir, int rank)
 {
     char path[4096];
     void *memory = MAP_FAILED;
-    int length = snprintf(path, sizeof(path), "%s/rank.%d.%ld", dir, rank, (long)getpid());
-    if (length < 0 || (size_t)length >= sizeof(path))
+    if (name_page(path, sizeof(path), dir, rank) != 0)
         return NULL;
     int fd = open(path, O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600);
     if (fd < 0)
@@ -129,6 +140,7 @@ static struct dovetail_page *map_page(const char *dir, int rank)
 
 static void forked(void)
 {
+    life = OVER;
     rank_page = NULL;
     rank_depth = 0;
     rank_waits = false;
@@ -144,57 +156,87 @@ void rank_before_init(void)
 
 static double first_rate(uint64_t now, uint64_t tick)
 {
-    if (!ticks_counter || tick <= before_init_tick)
+    if (!ticks_counter || tick <= before_init_tick || now - before_init < RATE_NS)
         return 1.0;
     return (double)(now - before_init) / (double)(tick - before_init_tick);
 }
 
-static void fill(struct dovetail_page *page, const char *const *names, unsigned ncalls)
+/* The page of this process, which nobody takes for one before `publish`; NULL if there is none. */
+static struct dovetail_page *make_page(int rank, int size, const char *const *names,
+                                       unsigned ncalls)
 {
+    const char *dir = secure_getenv("DOVETAIL_DIR");
+    struct dovetail_page *page = dir && dir[0] == '/' ? map_page(dir, rank) : NULL;
+    if (page == NULL)
+        return NULL;
     page->version = DOVETAIL_PAGE_VERSION;
     page->size = sizeof(*page);
     page->ncalls = ncalls;
     page->mpi = THIS_MPI;
-    page->world = world_number();
+    page->rank = (uint32_t)rank;
+    page->world_size = (uint32_t)size;
     page->pid = (uint32_t)getpid();
     page->state = DOVETAIL_RUNNING;
     page->start_ticks = start_ticks();
     gethostname(page->host, sizeof(page->host) - 1);
     for (unsigned i = 0; i < ncalls; i++)
         strncpy(page->names[i], names[i], DOVETAIL_NAME_MAX - 1);
+    page->init_cpu = ticks_clock(CLOCK_PROCESS_CPUTIME_ID);
+    page->init = ticks_clock(CLOCK_MONOTONIC);
+    page->init_tick = page->last_tick = ticks_now();
+    page->latest[0].ns_per_tick = first_rate(page->init, page->init_tick);
+    rank_main = true;
+    pthread_atfork(NULL, NULL, forked);
+    return page;
+}
+
+static void publish(struct dovetail_page *page)
+{
+    rank_page = page;
+    rank_refresh(page->init_tick);
+    __atomic_thread_fence(__ATOMIC_RELEASE);
+    memcpy(page->magic, DOVETAIL_PAGE_MAGIC, sizeof(page->magic));
 }
 
 void rank_begin(const char *const *names, unsigned ncalls, unsigned index)
 {
     int saved = errno;
     int rank, size, level;
+    char path[4096];
     const char *dir = secure_getenv("DOVETAIL_DIR");
-    if (rank_page || dir == NULL || dir[0] != '/')
+    if (life == IN_MPI || life == OVER || dir == NULL)
         return;
+    if (life == SERIAL && name_page(path, sizeof(path), dir, 0) == 0)
+        unlink(path); /* a process has one page, and this one knows its rank */
+    rank_page = NULL;
     NEXT(PMPI_Comm_rank)(world(), &rank);
     NEXT(PMPI_Comm_size)(world(), &size);
     NEXT(PMPI_Query_thread)(&level);
-    struct dovetail_page *page = map_page(dir, rank);
+    struct dovetail_page *page = make_page(rank, size, names, ncalls);
+    life = page ? IN_MPI : OVER;
     if (page) {
-        fill(page, names, ncalls);
-        page->rank = (uint32_t)rank;
-        page->world_size = (uint32_t)size;
+        page->world = world_number();
         page->thread_level = (uint32_t)(level - MPI_THREAD_SINGLE);
         rank_parallel = level == MPI_THREAD_MULTIPLE;
-        rank_main = true;
-        page->init_cpu = ticks_clock(CLOCK_PROCESS_CPUTIME_ID);
-        page->init = ticks_clock(CLOCK_MONOTONIC);
-        page->init_tick = page->last_tick = ticks_now();
-        page->latest[0].ns_per_tick = first_rate(page->init, page->init_tick);
         rank_add(&page->calls[index], page->init_tick - before_init_tick);
-        pthread_atfork(NULL, NULL, forked);
-        rank_page = page;
         rank_waits = wait_init(dir, rank, size, page->world != 0) == 0;
-        rank_refresh(page->init_tick);
-        __atomic_thread_fence(__ATOMIC_RELEASE);
-        memcpy(page->magic, DOVETAIL_PAGE_MAGIC, sizeof(page->magic));
+        publish(page);
     }
     errno = saved;
+}
+
+bool rank_serial(void)
+{
+    int saved = errno;
+    if (life != NO_PAGE)
+        return false;
+    rank_before_init();
+    struct dovetail_page *page = make_page(0, 1, NULL, 0);
+    life = page ? SERIAL : OVER;
+    if (page)
+        publish(page);
+    errno = saved;
+    return page != NULL;
 }
 
 /* What the process has done until now, on the main thread. */
@@ -206,7 +248,7 @@ static void mark(struct dovetail_mark *mark, uint64_t iterations, double ns_per_
     mark->cpu = ticks_clock(CLOCK_PROCESS_CPUTIME_ID) - page->init_cpu;
     mark->stamp = ticks_clock(CLOCK_MONOTONIC);
     mark->tick = ticks_now();
-    if (ticks_counter && mark->stamp - page->init > 1000000u)
+    if (ticks_counter && mark->stamp - page->init > RATE_NS)
         ns_per_tick = (double)(mark->stamp - page->init) / (double)(mark->tick - page->init_tick);
     uint64_t inside = page->mpi_ticks + (page->enter_tick ? mark->tick - page->enter_tick : 0);
     mark->mpi = (uint64_t)((double)inside * ns_per_tick);
@@ -237,6 +279,10 @@ void rank_iteration(uint32_t source, uint64_t complete)
         page->first = *next;
     page->source = source;
     __atomic_store_n(&page->iteration_seq, page->iteration_seq + 1, __ATOMIC_RELEASE);
+    if (life == SERIAL) { /* no call of MPI will do it */
+        page->last_tick = next->tick;
+        rank_refresh(next->tick);
+    }
 }
 
 void rank_pcontrol(int level)
@@ -261,6 +307,7 @@ void rank_end(void)
 
 void rank_finalized(void)
 {
+    life = OVER;
     rank_page = NULL; /* the mapping stays: another thread may still hold the pointer */
 }
 

@@ -11,9 +11,10 @@
  *   openfoam            iterations of OpenFOAM
  *   calls               the wrappers
  *
- * Invariants: `rank_page` is NULL unless this very process is between MPI_Init and the end of
- * MPI_Finalize and has a page to write to; then every function here is safe to call from any
- * thread. A wrapped call that runs inside another one, on the same thread, is not counted.
+ * Invariants: `rank_page` is NULL unless this very process is between MPI_Init (or the first
+ * iteration, where that comes without MPI_Init) and the end of MPI_Finalize, and has a page to
+ * write to; then every function here is safe to call from any thread. A wrapped call that runs
+ * inside another one, on the same thread, is not counted.
  */
 #ifndef DOVETAIL_RANK_H
 #define DOVETAIL_RANK_H
@@ -38,6 +39,9 @@ extern PER_THREAD bool rank_main;      /* this thread called MPI_Init */
  * Without a usable DOVETAIL_DIR there will be no page, and the program runs as ever. */
 void rank_before_init(void);
 void rank_begin(const char *const *names, unsigned ncalls, unsigned index);
+/* At an iteration of a program that has not called MPI_Init, and may never: its page is made, as
+ * that of the only rank. True if it was made now. */
+bool rank_serial(void);
 /* Before and after MPI_Finalize, and before MPI_Abort. */
 void rank_end(void);
 void rank_finalized(void);

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 from pathlib import Path
@@ -126,3 +127,31 @@ def test_openfoam_runs_to_its_end_and_every_iteration_is_seen(site, monkeypatch)
     assert all(cpu > 0 for cpu in samples[-1].cpu)
     assert all(memory > 1 << 20 for memory in samples[-1].memory)
     assert os.listdir(executor.session) == ["owner"]
+
+
+@pytest.mark.skipif(not PITZ_DAILY.is_dir(), reason="needs OpenFOAM's examples")
+@pytest.mark.parametrize("starter", [(), ("mpirun.openmpi", "-np", "1")], ids=["bare", "mpirun"])
+def test_every_iteration_of_a_serial_solver_is_seen(site, monkeypatch, starter):  # noqa: F811
+    """Without `-parallel` it never calls MPI_Init, though it is linked with an MPI."""
+    monkeypatch.setenv("WM_PROJECT_DIR", "/usr/share/openfoam")
+    try:
+        install_paths.library("openmpi")
+    except BadInput as error:
+        pytest.skip(str(error))
+    shorten = "sed -i 's/^endTime .*/endTime 40;/' system/controlDict"
+    mesh = "cp -rL /usr/share/doc/openfoam-examples/examples/resources . || true; blockMesh"
+    executor = site.executor(origin=0.0)
+    spec = protocol.Spec(
+        "pitz", "pitz", str(PITZ_DAILY), 1, (1.0,), (*starter, "simpleFoam"), scripts(shorten, mesh)
+    )
+    executor.launch(spec, protocol.Share((1000,), protocol.WaitPolicy("yield")))
+    finished = site.until(executor, "pitz")
+    log = site.log("pitz")
+    assert (finished.code, finished.reason) == (0, ""), log[-2000:]
+    samples = [event.ranks for event in site.events if isinstance(event, protocol.Sampled)]
+    assert samples[-1].iterations == (log.count("\nTime = "),) == (40,)
+    told = [one for one in samples if one.iterations[0] > 0]
+    assert [one.iterations for one in told] == sorted({one.iterations for one in told})
+    assert [one.stamp for one in told] == sorted({one.stamp for one in told})
+    computed = [float(seconds) for seconds in re.findall(r"ExecutionTime = ([\d.]+) s", log)]
+    assert told[-1].cpu[0] >= computed[-1] - computed[0]

@@ -82,6 +82,12 @@ def test_the_figures_of_a_page_are_those_that_were_written():
     assert one.first.cpu_s == 0.5
 
 
+def test_a_rank_without_mpi_has_no_calls():
+    one = page.parse(good(ncalls=0))
+    assert one.calls == {}
+    assert (one.iterations, one.iter_stamp) == (20, 109.0)
+
+
 def test_a_killed_rank_counts_to_its_last_mpi_call():
     one = page.parse(good(state=1, last_tick=1016 * SECOND, even=(0,) * 7 + (0.5,)))
     assert not one.alive

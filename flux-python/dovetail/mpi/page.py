@@ -266,7 +266,7 @@ def _head(data: bytes) -> _Head:
         ("MPI", head.mpi in MPIS),
         ("state", head.state in STATES),
         ("iteration source", head.source in SOURCES),
-        ("number of calls", 0 < head.ncalls <= CALLS_MAX),
+        ("number of calls", head.ncalls <= CALLS_MAX),
         ("current call", head.current <= head.ncalls),
         ("rank", head.rank < head.world_size <= 2**31),
         ("pid", 0 < head.pid < 2**31),
