@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 from types import SimpleNamespace
 
@@ -11,6 +12,7 @@ import pytest
 from dovetail.core import protocol
 from dovetail.core.errors import BadInput
 from dovetail.executors.local.executor import LocalExecutor
+from dovetail.host import cgroups
 from dovetail.mpi import page
 from support.local_runs import share, site, wait_for  # noqa: F401
 
@@ -66,7 +68,8 @@ def test_started_comes_after_prepare_and_before_finished(site):  # noqa: F811
     executor = site.executor()
     executor.launch(site.spec("sim", "true", "true"), share())
     site.until(executor, "sim")
-    assert [type(event) for event in site.events] == [protocol.Started, protocol.Finished]
+    kinds = [type(event) for event in site.events if not isinstance(event, protocol.Sampled)]
+    assert kinds == [protocol.Started, protocol.Finished]
 
 
 def test_a_finished_simulation_has_no_traces_before_the_run_ends(site):  # noqa: F811
@@ -178,6 +181,41 @@ def test_iterations_come_from_the_log_where_ranks_tell_nothing(site, monkeypatch
     assert samples[-1].ranks.iterations == (3, 3)
     assert samples[-1].ranks.memory == (7, 7)
     assert samples[-1].ranks.stamp[0] > 0
+
+
+BURN = "i=0; while [ $i -lt 200000 ]; do i=$((i + 1)); done"
+
+
+def told(text):
+    """The CPU seconds that a shell's `times` says of itself and its children."""
+    return sum(60 * int(m) + float(s) for m, s in re.findall(r"(\d+)m([\d.]+)s", text))
+
+
+@pytest.mark.skipif(not cgroups.find().directories, reason="needs a control group")
+def test_a_program_without_mpi_is_measured_by_its_cpu_time(site):  # noqa: F811
+    executor = site.executor(origin=0.0)
+    script = f"echo Time = 1; ({BURN}); ({BURN}) & wait; echo Time = 2; read x < go; times"
+    prepare = f"{BURN}; {BURN}; times > prepared; mkfifo go"
+    executor.launch(site.spec("sim", script, prepare), share())
+
+    def seen():
+        site.until(executor, "sim", protocol.Sampled)
+        return site.events[-1].ranks.memory[0] > 1 << 20
+
+    wait_for(seen)
+    (site.directory / "run/sim/case/go").write_text("\n")
+    site.until(executor, "sim")
+    samples = [event.ranks for event in site.events if isinstance(event, protocol.Sampled)]
+    assert samples[-1].iterations == (2,)
+    assert samples[-1].stamp[0] > 0
+    assert samples[-1].memory[0] > 1 << 20
+    for values in ([one.cpu for one in samples], [one.useful for one in samples]):
+        assert values == sorted(values)
+        assert values[-1] > values[0]
+    computed = told(site.log("sim"))
+    prepared = told((site.directory / "run/sim/case/prepared").read_text())
+    assert computed > 0.1
+    assert computed - 0.05 < samples[-1].cpu[0] < computed + prepared
 
 
 def test_a_process_that_took_over_an_id_is_not_moved(site, monkeypatch):  # noqa: F811

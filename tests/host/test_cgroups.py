@@ -85,6 +85,22 @@ def test_without_any_mount_there_is_no_group(tmp_path):
     assert found.directories == []
 
 
+@pytest.mark.parametrize(
+    ("file", "text", "seconds"),
+    [
+        ("cpuacct.usage", "1500000000\n", 1.5),
+        ("cpu.stat", "usage_usec 2500000\nuser_usec 1\n", 2.5),
+        ("cpu.stat", "nr_periods 0\nnr_throttled 0\n", None),
+        ("cpu.shares", "1024\n", None),
+    ],
+    ids=["version 1", "version 2", "version 1 has another file of that name", "no such file"],
+)
+def test_cpu_time_is_read_where_either_version_has_it(tmp_path, file, text, seconds):
+    (tmp_path / file).write_text(text)
+    found = cgroups.Group("", str(tmp_path)).cpu_seconds()
+    assert found == (None if seconds is None else pytest.approx(seconds))
+
+
 def places():
     """The control groups that this machine lets us make, version 1 and 2 apart."""
     found = cgroups.find()

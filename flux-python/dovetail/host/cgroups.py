@@ -83,6 +83,18 @@ class Group:
         for path in self.directories:
             _write(os.path.join(path, "cgroup.procs"), str(pid))
 
+    def cpu_seconds(self) -> float | None:
+        """CPU time of all that ever ran in it and in the groups below; None if that is unknown."""
+        for path in self.directories:
+            with contextlib.suppress(OSError):
+                return int(_read(os.path.join(path, "cpuacct.usage"))) * 1e-9  # version 1
+            with contextlib.suppress(OSError):
+                for line in _read(os.path.join(path, "cpu.stat")).splitlines():
+                    name, _, value = line.partition(" ")
+                    if name == "usage_usec":
+                        return int(value) * 1e-6
+        return None
+
     def members(self) -> processes.Processes:
         """Its processes and those of the groups below."""
         found = {}

@@ -62,6 +62,15 @@ def alive(pid: int, ticks: int) -> bool:
     return ticks > 0 and start_ticks(pid) == ticks
 
 
+def peak_memory(pids: Iterable[int]) -> int:
+    """The sum of the largest resident sets that these processes had so far, bytes."""
+    total = 0
+    for pid in pids:
+        with contextlib.suppress(OSError), open(f"/proc/{pid}/status") as file:
+            total += sum(int(line.split()[1]) << 10 for line in file if line.startswith("VmHWM:"))
+    return total
+
+
 def members(marker: str, root: int = 0) -> Processes:
     """This user's live processes below `root`, or with `marker` in their environment.
 

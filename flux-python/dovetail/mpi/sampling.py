@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: LGPL-3.0-or-later
 """Turns what the ranks of one simulation publish into a sample for the controller.
 
-Inputs: the simulation's session directory on this node, or the values that other nodes have sent.
+Inputs: the simulation's session directory on this node, or the values that other nodes have sent;
+for a program without MPI what its control group has used.
 Output: `protocol.Ranks`. Invariant: a sample belongs to whole iterations, whichever of the three
 sources counts them.
 """
@@ -45,6 +46,21 @@ def of_pages(
     """
     lines, stamp = time_lines.read(str(directory)) or (0, origin)
     return of_values([*_values(pages, origin)], (lines, stamp - origin), succeeded)
+
+
+def of_group(
+    used: tuple[float, float, int], directory: Path, origin: float, succeeded: bool = False
+) -> protocol.Ranks:
+    """The sample of a program on one rank that has no page, as those without MPI.
+
+    `used` are the CPU seconds of its whole control group, the wall seconds since its command
+    began, all of them outside MPI, and its memory. Where a page appears later, that counts anew,
+    from its MPI_Init on.
+    """
+    lines, stamp = time_lines.read(str(directory)) or (0, origin)
+    cpu, wall, memory = used
+    row = (-1, 0.0, cpu, wall, 0.0, memory)
+    return of_values([row], (lines, stamp - origin), succeeded)
 
 
 def of_values(

@@ -28,7 +28,7 @@ from dovetail.core import protocol
 from dovetail.core.errors import BadInput, WorkFailed
 from dovetail.core.protocol import Cause, Result
 from dovetail.executors.local.job import Job, JobState
-from dovetail.host import cgroups, install_paths
+from dovetail.host import cgroups, install_paths, processes
 from dovetail.host.session import (
     create_session,
     remove_session,
@@ -243,6 +243,8 @@ class LocalExecutor:
                 continue
             if message["kind"] == "started":
                 job.begun()
+                job.begun_at = t
+                job.prepared = job.group.cpu_seconds() or 0.0
                 self._mpi[job.spec.command[0]] = message["mpi"]
                 events.append(protocol.Started(t, job.spec.name))
             else:
@@ -252,13 +254,19 @@ class LocalExecutor:
 
     def _sample(self, job: Job, t: float, events: list[protocol.Event]) -> None:
         """Report the ranks if any of them has published something new."""
-        pages = sampling.complete(Path(job.directory), job.spec.ranks)
-        if not pages:
-            return
-        job.place_ranks(pages)
+        directory = Path(job.directory)
+        pages = sampling.complete(directory, job.spec.ranks)
         succeeded = job.result is not None and job.result.code == 0
-        ranks = sampling.of_pages(pages, Path(job.directory), self._origin, succeeded)
-        if ranks != job.sample:
+        ranks = None
+        if pages:
+            job.place_ranks(pages)
+            ranks = sampling.of_pages(pages, directory, self._origin, succeeded)
+        elif job.spec.ranks == 1 and (cpu := job.group.cpu_seconds()) is not None:
+            memory = max(job.peak_memory, processes.peak_memory(job.group.members()))
+            job.peak_memory = memory
+            used = cpu - job.prepared, t - job.begun_at, memory
+            ranks = sampling.of_group(used, directory, self._origin, succeeded)
+        if ranks is not None and ranks != job.sample:
             job.sample = ranks
             events.append(protocol.Sampled(t, job.spec.name, ranks))
 

@@ -58,6 +58,9 @@ class Job:
     deadline: float = 0.0  # CLOCK_MONOTONIC; after it the supervisor is taken for dead; 0: none
     signalled: bool = False  # suspended by signals, as there is no control group for it
     sample: protocol.Ranks | None = None
+    begun_at: float = 0.0  # when its command began, on the run's clock
+    prepared: float = 0.0  # CPU seconds that its control group had used before
+    peak_memory: int = 0  # of its control group, bytes, as long as it has no rank's page
     result: Result | None = None
 
     # --- State ---
