@@ -1,0 +1,556 @@
+# SPDX-License-Identifier: LGPL-3.0-or-later
+"""Which simulations start now, and on how many ranks each, so that the whole queue ends early.
+
+Inputs: what waits (`Task`: equal simulations, with the seconds that one takes on each width), the
+cores, and when those in use fall free (`Busy`). Output: a `Schedule`: what to start at this moment,
+what is planned for the rest, and every alternative with the end that it would have.
+
+Whatever a user could do with the queue is tried: one after the other, all narrowest, all widest,
+each at the knee of its curve, k at once for every k that makes a difference, with the last wave
+widened. Beside them stands the dual approximation for moldable tasks of Mounié, Rapine and
+Trystram ("A 3/2-Approximation Algorithm for Scheduling Independent Monotonic Malleable Tasks",
+SIAM J. Comput. 37(2), 2007): guess when all is done, give each simulation the least work that
+meets the guess, and bisect the guess. Each of these is scheduled as a list on the cores' real
+release times, the best is improved by moving simulations to other widths, and the best of all
+is taken.
+
+Invariants: pure; the same inputs give the same answer. Where nothing is busy, something starts.
+Starting nothing is chosen only if the queue then ends earlier by more than `WAITING_PAYS`, or a
+deadline is kept that would be missed.
+
+    choose([Task("channel", 5, {1: 10.0, 2: 6.0})], cores=2).starts_now
+    # (("channel", 1), ("channel", 1)): two waves on one rank each, and the last one on both
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+WAITING_PAYS = 0.03
+"""Predicted times are noisy: an end that is earlier by less than this is no reason to wait."""
+LATER_FOR_TURNAROUND = 0.10
+"""How much later a queue may end so that its simulations with that objective end earlier."""
+EFFORT = 150_000
+"""Queue heads that may be looked at for one decision: bounds its time, whatever the queue."""
+IMPROVING = 6_000
+"""The same for improving on the best alternative, of which there is no end."""
+
+Objective = Literal["throughput", "turnaround"]
+
+SEQUENTIAL = "one after the other"
+NARROWEST = "all narrowest"
+WIDEST = "all widest"
+KNEE = "knee"
+AT_ONCE = "at most {} {} each"
+DUAL = "dual approximation"
+MIXED = "improved"
+
+
+@dataclass(frozen=True)
+class Task:
+    """`count` equal simulations of a plan entry that wait."""
+
+    kind: str
+    """Plan entry."""
+    count: int
+    seconds: Mapping[int, float]
+    """What one takes on each width that it may have, on a node that is full."""
+    memory: int = 0
+    """Bytes of each simulation."""
+    objective: Objective = "throughput"
+    deadline: float | None = None
+    """Seconds from now."""
+    order: int = 0
+    """Place in the plan; decides between equals."""
+
+
+@dataclass(frozen=True)
+class Busy:
+    """One simulation that runs: its cores, the seconds until they fall free, and its memory."""
+
+    cores: int
+    seconds: float
+    memory: int = 0
+
+
+@dataclass(frozen=True)
+class Alternative:
+    """One way through the queue: its name, when all would be done, and what it means."""
+
+    name: str
+    makespan: float
+    description: str
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """What to do now, and why; times are predictions, in seconds from now."""
+
+    makespan: float
+    starts_now: tuple[tuple[str, int], ...]
+    """Kind and width of each simulation to start at this moment, in this order."""
+    widths_planned: Mapping[str, Mapping[int, int]]
+    """How many of each kind are to run on each width."""
+    name: str
+    """Of the alternative that is taken."""
+    alternatives: tuple[Alternative, ...]
+    lower_bound: float
+    """No schedule can end before this: all work, each at the width that costs least and still ends
+    by then, takes that long on all cores (the area), and the longest simulation on its fastest
+    width ends no sooner (the critical path)."""
+
+
+def choose(
+    tasks: Sequence[Task],
+    cores: int,
+    busy: Sequence[Busy] = (),
+    memory: int = 0,
+    nodes: Sequence[int] = (),
+    at_once: int = 0,
+) -> Schedule:
+    """The schedule that ends first. `memory` and `at_once` 0: no limit; both count what is busy.
+
+    `nodes` are the cores of each node. Ranks of a simulation may lie on several, so that a width
+    fits if all nodes together have the cores; memory that is needed per rank must fit into the
+    share that the largest node has of it. A simulation that fits nowhere runs alone.
+    """
+    cores = min(cores, sum(nodes)) if nodes else cores
+    if cores < 1:
+        raise ValueError("there is no core")
+    chooser = _Chooser([t for t in tasks if t.count > 0], cores, busy, memory, nodes, at_once)
+    return chooser.schedule()
+
+
+@dataclass(frozen=True)
+class _Piece:
+    """Simulations of one task that are planned on one width."""
+
+    task: int
+    width: int
+    count: int
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """Widths for all that waits, the order in which it starts, and how many may run at once."""
+
+    name: str
+    description: str
+    pieces: tuple[_Piece, ...]
+    by_area: bool = False
+    """The most core-seconds first instead of the longest first."""
+    at_once: int = 0
+
+
+@dataclass(frozen=True)
+class _Outcome:
+    """What a plan comes to."""
+
+    plan: _Plan
+    makespan: float
+    missed: int
+    """Simulations that end after their deadline."""
+    lateness: float
+    own: float
+    """Mean end of the simulations whose objective is turnaround."""
+    area: float
+    """Core-seconds."""
+    starts: tuple[tuple[int, int], ...]
+    """Task and width of each simulation that starts now."""
+    steps: int
+    """Pieces sorted, and heads of queues looked at."""
+
+
+@dataclass
+class _Queue:
+    """Pieces of the same cores and much the same memory, the next to start at the end."""
+
+    cores: int
+    waiting: list[list[int]] = field(default_factory=list)
+    """Priority, task, width, count and memory of each piece."""
+
+
+class _Chooser:
+    """One decision: the inputs in the form in which they are needed again and again."""
+
+    def __init__(
+        self,
+        tasks: list[Task],
+        cores: int,
+        busy: Sequence[Busy],
+        memory: int,
+        nodes: Sequence[int],
+        at_once: int,
+    ) -> None:
+        self.tasks = tasks
+        self.cores = cores
+        self.memory = memory or sum(b.memory for b in busy) + sum(t.memory * t.count for t in tasks)
+        self.at_once = at_once or len(busy) + sum(task.count for task in tasks)
+        # What ought to have ended has not: its cores are not free now.
+        self.busy = [(max(b.seconds, 1e-9), b.cores, b.memory, 1) for b in busy]
+        heapq.heapify(self.busy)
+        self.busy_until = max((b[0] for b in self.busy), default=0.0)
+        share = self.memory * max(nodes) / sum(nodes) if nodes and memory else self.memory
+        self.curves = [_fitting(task, cores, share) for task in tasks]
+        self.fronts = [_front(curve) for curve in self.curves]
+        self.effort = 0
+        self.tried: dict[tuple[tuple[_Piece, ...], bool, int], _Outcome] = {}
+
+    def schedule(self) -> Schedule:
+        """Try everything, improve the best, and take it."""
+        bound = self.lower_bound()
+        if not self.tasks:
+            return Schedule(self.busy_until, (), {}, "nothing waits", (), bound)
+        known: list[_Outcome] = []
+        for plan in self.plans(bound):
+            known.append(self.outcome(plan))
+            if self.effort > EFFORT:
+                break
+        best = self.improved(self.best(known))
+        taken = self.best([*known, best])
+        return Schedule(
+            taken.makespan,
+            tuple((self.tasks[task].kind, width) for task, width in taken.starts),
+            self.widths(taken.plan),
+            taken.plan.name,
+            tuple(self.alternatives([*known, best])),
+            bound,
+        )
+
+    def widths(self, plan: _Plan) -> dict[str, dict[int, int]]:
+        """How many of each kind on each width."""
+        found: dict[str, dict[int, int]] = {}
+        for piece in plan.pieces:
+            row = found.setdefault(self.tasks[piece.task].kind, {})
+            row[piece.width] = row.get(piece.width, 0) + piece.count
+        return found
+
+    def alternatives(self, known: Iterable[_Outcome]) -> Iterator[Alternative]:
+        """The best of each name, in the order in which they were looked at."""
+        best: dict[str, _Outcome] = {}
+        for one in known:
+            name = one.plan.name
+            if name not in best or one.makespan < best[name].makespan:
+                best[name] = one
+        for name, one in best.items():
+            yield Alternative(name, one.makespan, one.plan.description)
+
+    # What can be done
+
+    def plans(self, bound: float) -> Iterator[_Plan]:
+        """Every alternative, each in the order that its name means."""
+        each = range(len(self.tasks))
+        widest = [max(curve) for curve in self.curves]
+        yield self.plan(SEQUENTIAL, "each on its widest", widest, at_once=1)
+        fastest = [front[-1][1] for front in self.fronts]
+        if fastest != widest:
+            yield self.plan(SEQUENTIAL, "each on its fastest", fastest, at_once=1)
+        narrowest = [min(curve) for curve in self.curves]
+        yield from self.both(NARROWEST, "each on its fewest ranks, side by side", narrowest)
+        yield from self.both(WIDEST, "each on its most ranks, side by side where they fit", widest)
+        knees = [min(curve, key=lambda r: (r * curve[r] ** 2, r)) for curve in self.curves]
+        yield from self.both(KNEE, "each where speed times efficiency is greatest", knees)
+        for factor in (1.0, 1.05, 1.15, 1.3, 1.6, 0.9, 0.75, 0.6, 0.5, 0.4, 1 / 3, 0.25):
+            guess = bound * factor
+            text = f"each the least work that ends within {guess:.4g} s of its start"
+            yield from self.both(DUAL, text, [self.meeting(i, guess) for i in each])
+        if any(task.deadline is not None for task in self.tasks):
+            for widths in (narrowest, knees):
+                urgent = [
+                    widths[i] if t.deadline is None else self.meeting(i, t.deadline)
+                    for i, t in enumerate(self.tasks)
+                ]
+                yield from self.both(DUAL, "each within its own deadline", urgent)
+        for most in sorted({width for curve in self.curves for width in curve}):
+            allowed = [self.fastest_within(i, most) for i in each]
+            name = AT_ONCE.format(most, "rank" if most == 1 else "ranks")
+            text = f"{max(1, self.cores // most)} at once"
+            yield from self.both(name, text, allowed)
+            yield from self.last_wave(name, text, allowed)
+
+    def plan(
+        self, name: str, text: str, widths: Sequence[int], by_area: bool = False, at_once: int = 0
+    ) -> _Plan:
+        """All simulations of a task on one width."""
+        pieces = (_Piece(i, width, self.tasks[i].count) for i, width in enumerate(widths))
+        return _Plan(name, text, tuple(pieces), by_area, at_once)
+
+    def both(self, name: str, text: str, widths: Sequence[int]) -> Iterator[_Plan]:
+        """Two orders: the longest first, and those that take most of the cores' time first."""
+        yield self.plan(name, text, widths)
+        if len(widths) > 1:
+            yield self.plan(name, text, widths, by_area=True)
+
+    def last_wave(self, name: str, text: str, widths: Sequence[int]) -> Iterator[_Plan]:
+        """Equal simulations of which the last do not fill the cores: these on more ranks."""
+        if len(self.tasks) > 1:
+            return
+        count, width = self.tasks[0].count, widths[0]
+        at_once = min(self.at_once, max(1, self.cores // width))
+        for rest in {count % at_once, count % at_once + at_once}:
+            if 0 < rest < count:
+                wide = self.fastest_within(0, max(1, self.cores // min(rest, at_once)))
+                if wide > width:
+                    pieces = (_Piece(0, width, count - rest), _Piece(0, wide, rest))
+                    yield _Plan(name, f"{text}, the last {rest} on {wide} ranks", pieces)
+
+    def fastest_within(self, i: int, most: int) -> int:
+        """The fastest width of a task of at most so many ranks, else its narrowest."""
+        found = [width for _, width, _ in self.fronts[i] if width <= most]
+        return found[-1] if found else min(self.curves[i])
+
+    def meeting(self, i: int, seconds: float) -> int:
+        """The width of a task that costs least of those that end in time, else its fastest."""
+        curve = self.curves[i]
+        meet = [width for width, each in curve.items() if each <= seconds * (1 + 1e-9)]
+        if not meet:
+            return self.fronts[i][-1][1]
+        return min(meet, key=lambda width: (self.taken(width) * curve[width], width))
+
+    def lower_bound(self) -> float:
+        """The least guess that area and critical path allow."""
+        steps = []
+        for task, curve in zip(self.tasks, self.curves):
+            least, row = math.inf, []
+            for seconds, width in sorted((s, w) for w, s in curve.items()):
+                least = min(least, self.taken(width) * seconds)
+                row.append((seconds, least * task.count))
+            steps.append(([s for s, _ in row], [work for _, work in row]))
+        low = max((times[0] for times, _ in steps), default=0.0)
+
+        def fits(guess: float) -> bool:
+            area = sum(cores * min(seconds, guess) for seconds, cores, _, _ in self.busy)
+            for times, works in steps:
+                area += works[bisect_right(times, guess) - 1]
+            return area <= self.cores * guess * (1 + 1e-12)
+
+        if fits(low):
+            return max(low, self.busy_until)
+        high = 2 * low
+        while not fits(high):
+            high *= 2
+        while high - low > 1e-6 * high:
+            middle = (low + high) / 2
+            low, high = (low, middle) if fits(middle) else (middle, high)
+        return max(low, self.busy_until)
+
+    def taken(self, width: int) -> int:
+        """Cores of a simulation; one with more ranks than there are cores has all of them."""
+        return min(width, self.cores)
+
+    # What it comes to
+
+    def outcome(self, plan: _Plan) -> _Outcome:
+        """When what ends, with the queue started as a list: whatever fits, in the plan's order."""
+        key = (plan.pieces, plan.by_area, plan.at_once)
+        if key not in self.tried:
+            self.tried[key] = self.simulated(plan)
+            self.effort += self.tried[key].steps
+        return replace(self.tried[key], plan=plan)
+
+    def queues(self, plan: _Plan) -> list[_Queue]:
+        """The pieces by what they need, so that few heads are looked at for each start."""
+
+        def priority(piece: _Piece) -> tuple[float, ...]:
+            task = self.tasks[piece.task]
+            seconds = self.curves[piece.task][piece.width]
+            soon = math.inf if task.deadline is None else task.deadline
+            if task.objective == "turnaround":
+                return (soon, 0, seconds, task.order)
+            length = seconds * self.taken(piece.width) if plan.by_area else seconds
+            return (soon, 1, -length, -piece.width, task.order)
+
+        made: dict[tuple[int, int], _Queue] = {}
+        for place, piece in enumerate(sorted(plan.pieces, key=priority)):
+            cores, memory = self.taken(piece.width), self.tasks[piece.task].memory
+            queue = made.setdefault((cores, memory.bit_length()), _Queue(cores))
+            queue.waiting.append([place, piece.task, piece.width, piece.count, memory])
+        for queue in made.values():
+            queue.waiting.reverse()
+        return list(made.values())
+
+    def simulated(self, plan: _Plan) -> _Outcome:
+        """Start and end everything of a plan."""
+        queues = self.queues(plan)
+        events = list(self.busy)
+        free = self.cores - sum(cores for _, cores, _, _ in events)
+        memory = self.memory - sum(used for _, _, used, _ in events)
+        slots = min(self.at_once, plan.at_once or self.at_once) - len(events)
+        tally = _Tally(self.tasks)
+        now, steps, first = 0.0, len(plan.pieces), True
+        starts: list[tuple[int, int]] = []
+        while queues:
+            while free > 0 and slots > 0:
+                queue = None
+                steps += len(queues)
+                for one in queues:
+                    head = one.waiting[-1]
+                    fits = one.cores <= free and head[4] <= memory
+                    if fits and (queue is None or head[0] < queue.waiting[-1][0]):
+                        queue = one
+                if queue is None and not events:  # larger than all memory: alone
+                    queue = min(queues, key=lambda one: one.waiting[-1][0])
+                if queue is None:
+                    break
+                entry = queue.waiting[-1]
+                _, task, width, left, each = entry
+                count = min(left, slots, free // queue.cores)
+                if each:
+                    count = max(1, min(count, memory // each))
+                seconds = self.curves[task][width]
+                end = now + seconds
+                heapq.heappush(events, (end, count * queue.cores, count * each, count))
+                free -= count * queue.cores
+                memory -= count * each
+                slots -= count
+                tally.add(task, end, count, count * queue.cores * seconds)
+                if first:
+                    starts += [(task, width)] * count
+                entry[3] -= count
+                if not entry[3]:
+                    queue.waiting.pop()
+                    if not queue.waiting:
+                        queues.remove(queue)
+                if not queues:
+                    break
+            if not events:
+                break
+            first = False
+            now = events[0][0]
+            while events and events[0][0] <= now:
+                _, cores, used, count = heapq.heappop(events)
+                free += cores
+                memory += used
+                slots += count
+        return _Outcome(
+            plan,
+            max(tally.last, self.busy_until),
+            tally.missed,
+            tally.lateness,
+            tally.own / max(1, tally.own_count),
+            tally.area,
+            tuple(starts),
+            steps,
+        )
+
+    # Which is best
+
+    def best(self, known: Sequence[_Outcome]) -> _Outcome:
+        """Deadlines first, then the objectives, then the least core-seconds; waiting must pay."""
+        earliest = min(one.makespan for one in known)
+        starting = [one for one in known if one.starts] or known
+        taken = min(known, key=lambda one: self.cost(one, earliest))
+        if taken.starts or not self.could_start():
+            return taken
+        other = min(starting, key=lambda one: self.cost(one, earliest))
+        if other.missed > taken.missed:
+            return taken
+        pays = self.measure(taken, earliest) < self.measure(other, earliest) * (1 - WAITING_PAYS)
+        return taken if pays else other
+
+    def cost(self, one: _Outcome, earliest: float) -> tuple[float, ...]:
+        """What is to be small."""
+        return (one.missed, one.lateness, self.measure(one, earliest), one.makespan, one.area)
+
+    def measure(self, one: _Outcome, earliest: float) -> float:
+        """The end of the queue; or of its simulations for turnaround, if all do not wait long."""
+        if all(task.objective == "throughput" for task in self.tasks):
+            return one.makespan
+        late = one.makespan > earliest * (1 + LATER_FOR_TURNAROUND)
+        alone = all(task.objective == "turnaround" for task in self.tasks)
+        return one.makespan + earliest if late and not alone else one.own
+
+    def could_start(self) -> bool:
+        """Whether anything fits at this moment, on whatever width."""
+        free = self.cores - sum(cores for _, cores, _, _ in self.busy)
+        memory = self.memory - sum(used for _, _, used, _ in self.busy)
+        return len(self.busy) < self.at_once and any(
+            self.taken(min(curve)) <= free and task.memory <= memory
+            for task, curve in zip(self.tasks, self.curves)
+        )
+
+    def improved(self, best: _Outcome) -> _Outcome:
+        """Move simulations to other widths for as long as this helps and the effort allows."""
+        most = self.effort + IMPROVING
+        moved = True
+        while moved:
+            moved = False
+            for plan in self.moves(best.plan):
+                if self.effort > most:
+                    return best
+                one = self.outcome(plan)
+                earliest = min(best.makespan, one.makespan)
+                if self.cost(one, earliest) < self.cost(best, earliest):
+                    best, moved = one, True
+                    break
+        return best
+
+    def moves(self, plan: _Plan) -> Iterator[_Plan]:
+        """The plan with one, half or all simulations of a piece on another width."""
+        longest = sorted(plan.pieces, key=lambda p: -self.curves[p.task][p.width])
+        for piece in longest:
+            for _, width, _ in reversed(self.fronts[piece.task]):
+                if width == piece.width:
+                    continue
+                for count in sorted({1, piece.count // 2, piece.count} - {0}):
+                    yield _Plan(MIXED, f"from: {plan.description}".replace("from: from:", "from:"),
+                                _moved(plan.pieces, piece, width, count),
+                                plan.by_area, plan.at_once)  # fmt: skip
+
+
+class _Tally:
+    """What a schedule's ends add up to."""
+
+    def __init__(self, tasks: Sequence[Task]) -> None:
+        self.tasks = tasks
+        self.last = self.lateness = self.own = self.area = 0.0
+        self.missed = self.own_count = 0
+
+    def add(self, task: int, end: float, count: int, area: float) -> None:
+        """So many simulations of a task end."""
+        self.last = max(self.last, end)
+        self.area += area
+        deadline = self.tasks[task].deadline
+        if deadline is not None and end > deadline:
+            self.missed += count
+            self.lateness += count * (end - deadline)
+        if self.tasks[task].objective == "turnaround":
+            self.own += count * end
+            self.own_count += count
+
+
+def _fitting(task: Task, cores: int, memory_of_a_node: float) -> dict[int, float]:
+    """The widths that fit, and their seconds; if none does, the narrowest, which then has all."""
+    fit = {
+        width: seconds
+        for width, seconds in sorted(task.seconds.items())
+        if width <= cores and task.memory / width <= memory_of_a_node
+    }
+    if fit:
+        return fit
+    if not task.seconds:
+        raise ValueError(f"{task.kind}: no width has a time")
+    least = min(task.seconds)
+    return {least: task.seconds[least]}
+
+
+def _front(curve: Mapping[int, float]) -> list[tuple[float, int, float]]:
+    """Seconds, width and core-seconds of the widths that are faster than all narrower ones."""
+    found: list[tuple[float, int, float]] = []
+    for width, seconds in sorted(curve.items()):
+        if not found or seconds < found[-1][0]:
+            found.append((seconds, width, seconds * width))
+    return found
+
+
+def _moved(pieces: Sequence[_Piece], piece: _Piece, width: int, count: int) -> tuple[_Piece, ...]:
+    """The same with some simulations of one piece on another width."""
+    counts = {(p.task, p.width): p.count for p in pieces}
+    counts[piece.task, piece.width] -= count
+    counts[piece.task, width] = counts.get((piece.task, width), 0) + count
+    return tuple(_Piece(t, w, n) for (t, w), n in sorted(counts.items()) if n)
