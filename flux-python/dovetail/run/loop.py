@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import FrameType
 from typing import Protocol
 
@@ -48,16 +48,24 @@ class Waiting(Executor, Protocol):
     def silent(self) -> bool:
         """Whether nobody answers any more who could end the simulations."""
 
+    def hurry(self) -> None:
+        """Have `close` take no more than a few seconds; from a signal's handler too."""
+
+    def news(self) -> Sequence[str]:
+        """What the user should know of the place where simulations run, since the last call."""
+
 
 class Signals:
     """SIGINT and SIGTERM as wishes: to end, by the first, to end at once, by the second.
 
-    `caught` is the first one's name. The third is an exception, should the second not help.
+    `caught` is the first one's name, and `hurry` what the second does besides. The third is an
+    exception, should the second not help.
     """
 
     def __init__(self) -> None:
         self.caught = ""
         self.count = 0
+        self.hurry: Callable[[], None] = lambda: None
         self.before = {s: signal.getsignal(s) for s in (signal.SIGINT, signal.SIGTERM)}
 
     def __enter__(self) -> Signals:
@@ -73,7 +81,9 @@ class Signals:
         """Handle a signal."""
         self.count += 1
         self.caught = self.caught or signal.Signals(number).name
-        if self.count > 2:
+        if self.count == 2:
+            self.hurry()
+        elif self.count > 2:
             raise KeyboardInterrupt
 
 
@@ -133,6 +143,7 @@ class Loop:
         A run that is to end does not wait for a cluster that is silent: its pods end by themselves.
         """
         told = False
+        self.signals.hurry = self.executor.hurry
         try:
             self.act_on(first)
             if not self.signals.caught:
@@ -143,15 +154,24 @@ class Loop:
                 new = self.interrupted(t) if self.signals.caught and not told else Tick(t)
                 told = told or isinstance(new, Interrupted)
                 unwanted = [Unwanted(t, name, "cancelled") for name in self.orders.take()]
-                self.step([*self.executor.observe(t), *unwanted, new])
+                seen = self.executor.observe(t)
+                told = told or any(isinstance(event, Interrupted) for event in seen)
+                self.step([*seen, *unwanted, new])
+                self.tell(t)
                 self.live.show(self.controller, t)
                 if told and self.executor.silent():
                     break
         finally:
             self.executor.close()
+            self.tell(self.now())
         if not self.controller.finished:
             t = self.now()
             self.step([*([] if told else [self.interrupted(t)]), *self.executor.observe(t)])
+
+    def tell(self, t: float) -> None:
+        """Pass on what the user should know of the place where simulations run."""
+        for line in self.executor.news():
+            self.live.note(t, Note("cluster", line))
 
     def interrupted(self, t: float) -> Interrupted:
         """What the controller is told of a signal."""

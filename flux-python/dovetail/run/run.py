@@ -146,6 +146,7 @@ def execute(
     spent = resumable(directory / LOG, asked) if resume else 0.0
     origin = time.monotonic() - spent
     place = place or target.here()
+    signals.hurry = place.hurry
     executor = place.start(asked, directory, origin, resume=resume)
     try:
         capacity = executor.capacity()
@@ -175,6 +176,9 @@ def execute(
         return log
     except eventlog.LogStopped as error:
         raise WorkFailed(f"the event log cannot be written: {error}") from error
+    except KeyboardInterrupt:
+        executor.hurry()
+        raise
     finally:
         executor.close()
 

@@ -38,6 +38,12 @@ class Place(Protocol):
     def adopt(self, controller: Controller) -> Sequence[str]:
         """Simulations of an interrupted run that run still; the executor goes on with them."""
 
+    def hurry(self) -> None:
+        """The user wants an end at once; called by a signal's handler until the run is under way.
+
+        KeyboardInterrupt where the start may be waiting for others.
+        """
+
     def launcher(self) -> str:
         """What simulations become on a cluster, in words; known once it has started."""
 
@@ -80,6 +86,9 @@ class Here:
     def adopt(self, controller: Controller) -> Sequence[str]:
         """None."""
         return ()
+
+    def hurry(self) -> None:
+        """Nothing here waits for others."""
 
     def launcher(self) -> str:
         """Processes, as always."""
@@ -138,8 +147,8 @@ class Cluster:
         limits = asked.limits.cpus, asked.limits.memory
         try:
             self._executor = KubernetesExecutor(session, directory, limits, origin)
-        except BaseException:
-            session.close(leave=resume)
+        except BaseException as error:
+            session.give_up(error, leave=resume)
             raise
         return self._executor
 
@@ -149,6 +158,10 @@ class Cluster:
         return self._executor.adopt(
             {name: (controller.spec(name), share) for name, share in controller.running().items()}
         )
+
+    def hurry(self) -> None:
+        """Interrupts whatever waits for the API."""
+        raise KeyboardInterrupt
 
     def launcher(self) -> str:
         """Jobs, or MiniClusters of the Flux Operator where that is installed."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import queue
-from concurrent.futures import Future, ThreadPoolExecutor
+import threading
 from typing import Callable, TypeVar, Union
 
 T = TypeVar("T")
@@ -18,10 +18,16 @@ Outcome = Union[T, Exception]
 
 
 class Calls:
-    """A pool of threads, and a queue back from them that can be polled."""
+    """Threads, and a queue back from them that can be polled.
+
+    No exit of the program waits for what they do: a server may take long to say nothing.
+    """
 
     def __init__(self, workers: int) -> None:
-        self._pool = ThreadPoolExecutor(workers, "api")
+        self._asked: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._workers = workers
+        for _ in range(workers):
+            threading.Thread(target=self._work, name="api", daemon=True).start()
         self._done: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._bell, self._ring = os.pipe()
         os.set_blocking(self._bell, False)
@@ -34,14 +40,19 @@ class Calls:
     def submit(self, work: Callable[[], T], then: Callable[[Outcome[T]], None]) -> None:
         """Have `work` done by a thread, and `then` called with what it returned or raised."""
 
-        def ended(future: Future[T]) -> None:
-            error = future.exception()
-            if error is not None and not isinstance(error, Exception):
-                raise error
-            self.put(lambda: then(future.result() if error is None else error))
+        def both() -> None:
+            found: Outcome[T]
+            try:
+                found = work()
+            except Exception as error:
+                found = error
+            self.put(lambda: then(found))
 
-        with contextlib.suppress(RuntimeError):  # closed: nobody waits for it any more
-            self._pool.submit(work).add_done_callback(ended)
+        self._asked.put(both)
+
+    def _work(self) -> None:
+        while (asked := self._asked.get()) is not None:
+            asked()
 
     def put(self, news: Callable[[], None]) -> None:
         """Have `news` called by `take`; from any thread."""
@@ -58,4 +69,27 @@ class Calls:
 
     def close(self) -> None:
         """Take no more work; what is under way ends by itself."""
-        self._pool.shutdown(wait=False)
+        for _ in range(self._workers):
+            self._asked.put(None)
+
+
+def within(work: Callable[[], object], enough: Callable[[], bool]) -> bool:
+    """Do what waits for the network in a thread, until it is over or there was `enough` of it.
+
+    Returns whether it is over; what it raised is raised here.
+    """
+    raised: list[BaseException] = []
+
+    def watched() -> None:
+        try:
+            work()
+        except BaseException as error:
+            raised.append(error)
+
+    thread = threading.Thread(target=watched, name="end", daemon=True)
+    thread.start()
+    while thread.is_alive() and not enough():
+        thread.join(0.1)
+    if raised:
+        raise raised[0]
+    return not thread.is_alive()

@@ -11,6 +11,8 @@ only when nothing of the simulation runs any more; what the API still shows of i
 
 from __future__ import annotations
 
+import contextlib
+import queue
 import select
 import time
 from collections.abc import Mapping, Sequence
@@ -21,8 +23,8 @@ from dovetail.core import protocol
 from dovetail.core.errors import WorkFailed
 from dovetail.core.protocol import Cause, Result
 from dovetail.executors.kubernetes import manifests, pod_status
-from dovetail.executors.kubernetes.api import Watch
-from dovetail.executors.kubernetes.background_calls import Calls
+from dovetail.executors.kubernetes.api import SILENCE, Watch
+from dovetail.executors.kubernetes.background_calls import Calls, within
 from dovetail.executors.kubernetes.lifecycle import (
     Launched,
     Lifecycle,
@@ -34,7 +36,7 @@ from dovetail.executors.kubernetes.manifests import path
 from dovetail.executors.kubernetes.nodes import Nodes
 from dovetail.executors.kubernetes.rank_samples import Clocks
 from dovetail.executors.kubernetes.resizes import Change, Resizes
-from dovetail.executors.kubernetes.session import Session, look
+from dovetail.executors.kubernetes.session import LAST, Session, look
 from dovetail.executors.kubernetes.share_report import Report
 from dovetail.executors.pods import messages
 
@@ -68,7 +70,9 @@ class KubernetesExecutor:
         self._clocks = Clocks()
         self._launches = 0
         self._t = 0.0
-        self._closed = self._told_lost = False
+        self._closed = False
+        self._lost_since = 0.0  # when the user was told that the run cannot go on
+        self._hurried = 0.0  # when the user asked for an end at once
         self._wanted: dict[str, list[int]] = {}  # by the resize that is under way,
         self._known: dict[str, set[str]] = {}  # and the pods that there were when it began
         self._calls = Calls(_WORKERS)
@@ -147,17 +151,35 @@ class KubernetesExecutor:
             return
         self._closed = True
         self._api.end()
+        if not within(self._end, lambda: 0.0 < self._hurried < time.monotonic() - LAST):
+            alive = sorted(self._life.jobs)
+            self.left = [f"{name}: its end was not waited for" for name in alive] or [
+                f"the removal of {manifests.RUN}={self._session.run} was not waited for"
+            ]
+
+    def hurry(self) -> None:
+        """Have `close` take no more than a few seconds; from a signal's handler too."""
+        self._hurried = self._hurried or time.monotonic()
+
+    def news(self) -> Sequence[str]:
+        """What went wrong with the cluster and what was done about it, since the last call."""
+        lines = []
+        with contextlib.suppress(queue.Empty):
+            while True:
+                lines.append(self._session.news.get_nowait())
+        return lines
+
+    def _end(self) -> None:
         until = time.monotonic() + _CLOSE
         for job in list(self._life.jobs.values()):
             if not job.stopped:
                 job.stopped, job.stop_cause = "the run ended", Cause.INTERRUPTED
             if isinstance(job.state, Running):
                 self._life.terminate(job, None)
-        last: list[protocol.Event] = []
         while self._life.jobs and time.monotonic() < until and not self.silent():
-            self.wait(1.0)
-            last += self.observe(self._now())
-        self._events = last
+            self._sleep(1.0)
+            self._t = self._now()
+            self._take_in()
         for watch in self._watches:
             watch.stop()
         self.left = self._session.close()
@@ -167,33 +189,37 @@ class KubernetesExecutor:
 
     def wait(self, timeout: float) -> bool:
         """Sleep until something happens or `timeout` seconds are over; True if it happened."""
-        if self._events:
-            return True
+        return bool(self._events) or self._sleep(timeout)
+
+    def _sleep(self, timeout: float) -> bool:
         times = [self._life.deadline(job) for job in self._life.jobs.values()]
         times = [moment for moment in (*times, self._resizes.deadline) if moment]
         limit = min([timeout, *(moment - time.monotonic() for moment in times)])
         return bool(self._poll.poll(max(0.0, limit * 1000)))
 
     def silent(self) -> bool:
-        """Whether the cluster has not answered for so long that an end need not wait for it."""
-        return self._api.silent()
+        """Whether an end need not wait for the cluster: it has long not answered, or refuses us."""
+        return self._api.silent() or 0.0 < self._lost_since < time.monotonic() - SILENCE
 
     def observe(self, t: float) -> Sequence[protocol.Event]:
         """What happened since the last call, oldest first; `t` is now on the run's clock."""
         self._t = t
-        if not self._closed or self._life.jobs:
-            self._calls.take()
-            for node, message in self._hub.take():
-                self._hear(node, message)
-            now = time.monotonic()
-            self._find_lost(now)
-            for job in list(self._life.jobs.values()):
-                self._life.advance(job, now)
-            self._resizes.poll(now)
-            self._compare_capacity()
-            self._ask_weights(now)
+        if not self._closed:
+            self._take_in()
         events, self._events = self._events, []
         return events
+
+    def _take_in(self) -> None:
+        self._calls.take()
+        for node, message in self._hub.take():
+            self._hear(node, message)
+        now = time.monotonic()
+        self._find_lost(now)
+        for job in list(self._life.jobs.values()):
+            self._life.advance(job, now)
+        self._resizes.poll(now)
+        self._compare_capacity()
+        self._ask_weights(now)
 
     def _hear(self, node: str, message: messages.Message) -> None:
         if isinstance(message, messages.Sample):
@@ -263,9 +289,9 @@ class KubernetesExecutor:
                     self._life.terminate(
                         job, Result(Cause.NODE_LOST, 1, f"node lost: {name}: {why}")
                     )
-        if self._session.lease.lost and not self._told_lost:
-            self._told_lost = True
-            self._events.append(protocol.Interrupted(self._t, self._session.lease.lost))
+        if self._session.lost and not self._lost_since:
+            self._lost_since = now
+            self._events.append(protocol.Interrupted(self._t, self._session.lost))
 
     def _ask_weights(self, now: float) -> None:
         if not self._report.due(now):

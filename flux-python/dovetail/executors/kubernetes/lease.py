@@ -13,6 +13,7 @@ import os
 import socket
 import threading
 import time
+from collections.abc import Callable
 from datetime import datetime, timezone
 
 from dovetail.core.errors import BadInput
@@ -35,9 +36,9 @@ class Lease:
     before, a short time ago.
     """
 
-    def __init__(self, api: Api, run: str) -> None:
-        """Take it; BadInput if another controller has it."""
-        self._api = api
+    def __init__(self, api: Api, run: str, say: Callable[[str], None] = lambda line: None) -> None:
+        """Take it; BadInput if another controller has it. `say` takes a line for the user."""
+        self._api, self._say = api, say
         self._holder = f"{run} {socket.gethostname()} {os.getpid()}"
         self._path = path("Lease", "dovetail-controller")
         self._end = threading.Event()
@@ -88,9 +89,15 @@ class Lease:
                 self._look()
 
     def _look(self) -> None:
-        """A renewal failed: because nobody answers, or because it is another's now?"""
+        """A renewal failed: nobody answers, somebody deleted it, or it is another's now?"""
         with contextlib.suppress(Refused, Unreachable):
-            found = self._api.get(self._path, patience=0.0)
+            try:
+                found = self._api.get(self._path, patience=0.0)
+            except NotFound:
+                body = manifests.lease(self._holder, _now(), DURATION)
+                self._held = self._api.create(path("Lease"), body, patience=0.0)
+                self._say("Lease dovetail-controller was deleted; it was made again")
+                return
             holder = found["spec"].get("holderIdentity", "")
             if holder == self._holder:
                 self._held = found

@@ -15,6 +15,7 @@ wrong before a simulation ran is tried again, what goes wrong later ends it.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
 import secrets
@@ -149,7 +150,7 @@ class Launched:
     `cpu` is what each rank group shall ask for, millicores; `sizes` how many ranks it has; `pods`
     are by group, and `connected` the nodes of those that have called. `started` says that its own
     command has begun, `stopped` why somebody wants it to end, whatever its state, and
-    `stop_cause` the same as a value.
+    `stop_cause` the same as a value; `refused` is what the user knows of a start that failed.
     """
 
     spec: protocol.Spec
@@ -164,6 +165,7 @@ class Launched:
     stopped: str = ""
     stop_cause: Cause = Cause.CANCELLED
     failures: int = 0
+    refused: str = ""
 
     def __post_init__(self) -> None:
         self.samples = RankSamples(self.spec.ranks)
@@ -382,7 +384,7 @@ class Lifecycle:
         data = {f"{name}.{index}": f"{cpu}m" for index, cpu in enumerate(job.cpu)}
         self._calls.submit(lambda: self._publish(data), lambda found: None)
 
-    def _publish(self, data: Mapping[str, str | None]) -> None:
+    def _publish(self, data: Mapping[str, str]) -> None:
         """Set the requests and nodes that pods are born with; in a thread."""
         try:
             self._api.patch(path("ConfigMap", manifests.REQUESTS), {"data": data})
@@ -399,8 +401,13 @@ class Lifecycle:
                 job, Result(Cause.LAUNCH_FAILED, 1, f"Kubernetes does not take its pods: {found}")
             )
         elif isinstance(found, Exception) or job.stopped:
+            why = f"Kubernetes does not make its pods: {found}"
+            if not job.stopped and why != job.refused:
+                job.refused = why
+                self._delayed(job, why)
             self.terminate(job, None)  # it may be there all the same
         else:
+            job.refused = ""
             job.gather(time.monotonic())
 
     # --- all pods there? ---
@@ -584,7 +591,8 @@ class Lifecycle:
                 self._api.delete(path(kind, name))
             for pod in pods:
                 self._api.delete(path("Pod", pod))
-            self._publish(keys)
+            with contextlib.suppress(NotFound):  # somebody has deleted them all
+                self._api.patch(path("ConfigMap", manifests.REQUESTS), {"data": keys})
 
         def done(found: Any) -> None:  # noqa: ANN401
             failed = isinstance(found, Exception)

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import queue
 import secrets
 import socket
 import threading
@@ -28,6 +29,7 @@ from dovetail.core.protocol import Spec
 from dovetail.executors.kubernetes import manifests
 from dovetail.executors.kubernetes.agent_hub import Hub
 from dovetail.executors.kubernetes.api import Api, NotFound, Object, Refused, Unreachable
+from dovetail.executors.kubernetes.background_calls import within
 from dovetail.executors.kubernetes.lease import Lease
 from dovetail.executors.kubernetes.manifests import (
     KEY,
@@ -38,12 +40,15 @@ from dovetail.executors.kubernetes.manifests import (
     SIMULATION,
     path,
 )
+from dovetail.executors.kubernetes.upkeep import Upkeep
 from dovetail.executors.kubernetes.workload_kinds import Launcher
 from dovetail.host import install_paths
 from dovetail.host.private_files import write_private
 
 FOLDER = "kubernetes"
 """Below the run's directory, private: the run's id and what agents trust it by."""
+LAST = 3.0
+"""Seconds that an end takes at most once the user has asked for it twice."""
 _NEEDS = (
     ("create", "batch", "jobs", ""),
     ("create", "apps", "daemonsets", ""),
@@ -90,11 +95,8 @@ def install(api: Api, more: Iterable[tuple[str, str, str, str]] = ()) -> list[st
     """
     made = []
     try:
-        without = manifests.POLICIES - api.kinds(manifests.ADMISSION)
-        for thing in installed():
+        for thing in wanted(api):
             kind, meta = thing["kind"], thing["metadata"]
-            if kind in without:
-                continue
             inside = meta.get("namespace", NAMESPACE)
             try:
                 api.get(path(kind, meta["name"], inside))
@@ -130,6 +132,12 @@ def install(api: Api, more: Iterable[tuple[str, str, str, str]] = ()) -> list[st
     return made
 
 
+def wanted(api: Api) -> list[Object]:
+    """The objects of operator-manifests that the server knows the kinds of."""
+    without = manifests.POLICIES - api.kinds(manifests.ADMISSION)
+    return [thing for thing in installed() if thing["kind"] not in without]
+
+
 def installed() -> Iterable[Object]:
     """The objects of operator-manifests, in their order."""
     top = install_paths.shared("operator-manifests")
@@ -157,22 +165,35 @@ class Session:
         self.launcher = Launcher(api, self.run, specs, directory, FOLDER, network)
         self.resumed = resume
         self.made = install(api, self.launcher.needs)
-        self.lease = Lease(api, self.run)
+        self.news: queue.SimpleQueue[str] = queue.SimpleQueue()
+        self.lease = Lease(api, self.run, self.news.put)
         self.hub: Hub | None = None
+        self.upkeep: Upkeep | None = None
         try:
             self._sweep()
             self.hub = Hub(_own_address(api.server), own)
-            self._start_agents(self.hub)
-            self.launcher.prepare()
+            things = [*wanted(api), *self._start_agents(self.hub), *self.launcher.prepare()]
+            self.upkeep = Upkeep(api, things, self.news.put)
             label = f"{RUN}={self.run}"
             self.jobs: list[Object] = api.get(path("Job"), labelSelector=label)["items"]
             self.pods: list[Object] = api.get(path("Pod"), labelSelector=label)["items"]
         except (Refused, Unreachable) as error:
             self.close(leave=resume)
             raise WorkFailed(f"{api.path}: the run cannot be set up: {error}") from None
-        except BaseException:
-            self.close(leave=resume)
+        except BaseException as error:
+            self.give_up(error, leave=resume)
             raise
+
+    def give_up(self, error: BaseException, leave: bool) -> None:
+        """Close it because of an error: of an impatient user's interrupt, within seconds."""
+        until = time.monotonic() + LAST
+        hurried = isinstance(error, KeyboardInterrupt)
+        within(lambda: self.close(leave), lambda: hurried and time.monotonic() > until)
+
+    @property
+    def lost(self) -> str:
+        """Why the run cannot go on here; empty while it can."""
+        return self.lease.lost or (self.upkeep.lost if self.upkeep else "")
 
     def _sweep(self) -> None:
         """Remove what runs left that nobody can resume any more: all, once nobody has the lease."""
@@ -183,11 +204,13 @@ class Session:
             for thing in self.api.get(path(kind), labelSelector=others)["items"]:
                 self.api.delete(path(kind, thing["metadata"]["name"]))
 
-    def _start_agents(self, hub: Hub) -> None:
+    def _start_agents(self, hub: Hub) -> list[Object]:
+        """Make what agents need, and them; returns it."""
         secret = manifests.secret(self.run, hub.credentials())
         requests: Object = {"apiVersion": "v1", "kind": "ConfigMap",
                             "metadata": {"name": manifests.REQUESTS}}  # fmt: skip
-        for thing in (requests, secret, manifests.agents(self.run, self.launcher.seen)):
+        things = [requests, secret, manifests.agents(self.run, self.launcher.seen)]
+        for thing in things:
             try:
                 self.api.create(path(thing["kind"]), thing)
             except Refused as error:
@@ -196,6 +219,7 @@ class Session:
         self.api.patch(
             path("Secret", secret["metadata"]["name"]), {"stringData": secret["stringData"]}
         )
+        return things
 
     def alive(self) -> dict[str, Object]:
         """The Jobs of this run, by simulation, all of whose pods are there and run."""
@@ -229,6 +253,8 @@ class Session:
 
     def close(self, leave: bool = False) -> list[str]:
         """Remove everything of the run, or with `leave` only let go; returns what could not be."""
+        if self.upkeep is not None:
+            self.upkeep.stop()
         left = []
         if not leave:
             label = f"{RUN}={self.run}"
@@ -242,7 +268,7 @@ class Session:
             with contextlib.suppress(Refused, Unreachable):
                 self.api.patch(path("ConfigMap", manifests.REQUESTS), {"data": None})
         if self.hub is not None:
-            self.hub.close(forget=not leave)
+            self.hub.close(forget=not leave and not left)
         self.lease.release()
         self.api.close()
         return left

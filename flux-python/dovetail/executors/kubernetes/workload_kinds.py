@@ -79,19 +79,23 @@ class Launcher:
             return manifests.job(*given, network=self._network, limit=limit)
         return minicluster.minicluster(*given, self._flux, self._meeting, limit=limit)
 
-    def prepare(self) -> None:
-        """Make the run's certificate, if an earlier controller has not; and wait for the policy."""
+    def prepare(self) -> list[Object]:
+        """Make the run's certificate, if an earlier controller has not; and wait for the policy.
+
+        Returns what was made, should it be deleted.
+        """
         if self.kind == "Job":
-            return
+            return []
+        made = minicluster.secret(self._run, certificate())
         try:
-            self._api.create(path("Secret"), minicluster.secret(self._run, certificate()))
+            self._api.create(path("Secret"), made)
         except Refused as error:
             if error.reason != "AlreadyExists":
                 raise
         for _ in range(_PATIENCE):
             answer = self._api.create(path("Job"), minicluster.probe(), dryRun="All")
             if minicluster.in_force(answer):
-                return
+                return [made]
             threading.Event().wait(0.1)
         raise BadInput(
             f"{self._api.path}: the admission policy dovetail-minicluster has no effect there"

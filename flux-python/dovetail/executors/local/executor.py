@@ -211,6 +211,13 @@ class LocalExecutor:
         """Never: nobody else needs to answer."""
         return False
 
+    def hurry(self) -> None:
+        """`close` waits for nobody else anyway."""
+
+    def news(self) -> Sequence[str]:
+        """None: this machine is there or we are not."""
+        return ()
+
     def observe(self, t: float) -> Sequence[protocol.Event]:
         """What happened since the last call, oldest first; `t` is now on the run's clock."""
         events, self._events = self._events, []
