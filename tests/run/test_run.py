@@ -72,12 +72,12 @@ def test_a_flood_of_output_is_bounded_and_said(site):  # noqa: F811
     assert (site.out / "sim" / "log").stat().st_size < (64 << 20) + 100
 
 
-def test_simulations_without_iterations_run_one_at_a_time(site):  # noqa: F811
+def test_simulations_without_iterations_run_on_as_many_cores_as_there_are(site):  # noqa: F811
     code, _, _ = site.run(site.plan(site.shell("true", count=3)), "-o", "out")
     assert (code, set(site.states().values())) == (0, {"done"})
-    assert site.summary()["n_max"] == 1
+    assert site.summary()["n_max"] == 2
     order = [r["type"] for r in site.log() if r["type"] in ("Launch", "Finished")]
-    assert order == ["Launch", "Finished"] * 3
+    assert order[:2] == ["Launch", "Launch"]
 
 
 def test_prepare_lines_find_dovetail_without_an_activated_environment(site):  # noqa: F811

@@ -15,6 +15,8 @@ from rich.console import Console
 from rich.table import Table
 from usernetes_setup.node import cgroups
 
+from dovetail.controller.choice import Schedule
+from dovetail.controller.widths import by_text
 from dovetail.core import eventlog
 from dovetail.core.errors import BadInput, WorkFailed
 from dovetail.plan import schema, yaml_lines
@@ -93,9 +95,19 @@ def tell(ended: work.RunOutcome, *, as_json: bool) -> int:
 def show(asked: schema.Plan, cpus: int, *, as_json: bool) -> int:
     """What would run on so many millicores, with the first requests: of one simulation alone."""
     rows = [(spec, work.first_requests(spec, cpus)) for spec in asked.specs]
+    choice = work.outlook(asked, cpus)
     if as_json:
         found = [{**eventlog.plain(spec), "requests": list(asks)} for spec, asks in rows]
-        print(json.dumps({"cpus": cpus, "simulations": found}))
+        told: dict[str, object] = {"cpus": cpus, "simulations": found}
+        if choice:
+            told["choice"] = {
+                "widths": {name: by_text(counts) for name, counts in choice.widths_planned.items()},
+                "way": choice.name,
+                "alternatives": {
+                    one.name: one.makespan / choice.makespan for one in choice.alternatives
+                },
+            }
+        print(json.dumps(told))
         return 0
     table = Table(title=f"{len(rows)} simulations on {cpus}m of CPU", title_justify="left")
     for name in ("simulation", "ranks", "first requests", "slowdown", "command"):
@@ -103,6 +115,31 @@ def show(asked: schema.Plan, cpus: int, *, as_json: bool) -> int:
     for spec, asks in rows:
         text = " ".join(f"{one}m" for one in asks[:8]) + (" …" if len(asks) > 8 else "")
         words = " ".join(spec.command)
-        table.add_row(spec.name, str(spec.ranks), text, f"{spec.slowdown:g}", words)
-    Console(highlight=False).print(table)
+        open_ranks = ",".join(map(str, spec.widths)) if len(spec.widths) > 1 else str(spec.ranks)
+        table.add_row(spec.name, open_ranks, text, f"{spec.slowdown:g}", words)
+    console = Console(highlight=False)
+    console.print(table)
+    if choice:
+        show_choice(choice, console)
     return 0
+
+
+def show_choice(choice: Schedule, console: Console) -> None:
+    """On how many ranks the simulations would start, and what else there is."""
+    table = Table(title="Ranks, chosen before anything is measured", title_justify="left")
+    table.add_column("simulations")
+    table.add_column("ranks each", justify="right")
+    table.add_column("how many", justify="right")
+    for name, counts in choice.widths_planned.items():
+        for ranks, count in sorted(counts.items()):
+            table.add_row(name, str(ranks), str(count))
+    console.print(table)
+    table = Table(title="Makespan of every way, against the chosen one", title_justify="left")
+    table.add_column("way")
+    table.add_column("predicted", justify="right")
+    table.add_column("")
+    for one in choice.alternatives:
+        ratio = f"{one.makespan / choice.makespan:.2f}"
+        table.add_row(one.name, ratio, "chosen" if one.name == choice.name else one.description)
+    console.print(table)
+    console.print("Predictions for equal work everywhere; the run measures, and decides again.")

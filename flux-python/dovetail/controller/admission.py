@@ -10,6 +10,7 @@ been tried; a set that did not pay is not tried again; trials may lose no more t
 
 from __future__ import annotations
 
+from dovetail.controller import widths
 from dovetail.controller.knowledge import CoScheduled, TrialVerdict, with_one
 from dovetail.controller.prediction import parts, predicted, spun_need
 from dovetail.controller.simulation import Simulation, Stage
@@ -19,6 +20,8 @@ from dovetail.core.protocol import Cause
 
 def admit(state: State) -> None:
     """Start or resume what may run beside what runs."""
+    if state.moldable and not state.suspended:
+        widths.start_chosen(state)
     if not state.active:
         _start_first(state)
     while state.active and _admit_one(state):
@@ -54,7 +57,7 @@ def _drop_too_large(state: State, sim: Simulation) -> None:
 def _begin(state: State, sim: Simulation) -> None:
     head = state.heads(1)
     state.overtakes = 0 if head and head[0] is sim else state.overtakes + 1
-    state.launch(sim)
+    state.launch(sim, sim.spec.ranks)
 
 
 def fits(state: State, sim: Simulation) -> bool:
@@ -67,8 +70,6 @@ def fits(state: State, sim: Simulation) -> bool:
 def _admit_one(state: State) -> bool:
     most = state.settings.max_packed
     if 0 < most <= len(state.active):
-        return False
-    if any(state.families[name].silent for name in state.counts if state.counts[name]):
         return False
     running = state.running
     for sim in _choices(state):
@@ -93,6 +94,10 @@ def _admit_one(state: State) -> bool:
 def _choices(state: State) -> list[Simulation]:
     """Suspended ones first, then the heads of a few families; only the first if it waited long."""
     heads = state.heads(state.settings.lookahead)
+    if state.moldable:  # what has cores to itself is started elsewhere; the rest must share
+        heads = heads if widths.free_cores(state) <= 0 else []
+        for sim in heads:
+            sim.spec = sim.planned.on(widths.widths(state.family(sim))[0])
     if state.overtakes >= state.settings.overtakes:
         heads = heads[:1]
     return [*state.suspended.values(), *heads]
@@ -100,16 +105,15 @@ def _choices(state: State) -> list[Simulation]:
 
 def _pays(state: State, running: CoScheduled, sim: Simulation) -> str:
     """Why it pays to run a simulation beside what runs; empty if it does not, or not yet."""
-    family = state.families[sim.spec.family]
-    if family.silent or (sim.stage is Stage.QUEUED and not fits(state, sim)):
+    if sim.stage is Stage.QUEUED and not fits(state, sim):
         return ""
-    if family.profile is None and state.counts.get(sim.spec.family):
-        return ""  # one of the family is on its way to a profile
     if state.ranks + sim.spec.ranks <= state.cores:
         return "each rank has a core to itself"
-    if state.profiling:
+    if state.profiling or _unmeasurable(state, sim):
         return ""
-    new = with_one(running, sim.spec.family)
+    if state.shape(sim).profile is None and state.counts.get(sim.shape):
+        return ""  # one of that shape is on its way to a profile
+    new = with_one(running, sim.shape)
     verdict = state.knowledge.verdict(new)
     if verdict is TrialVerdict.BAD or state.now < state.admit_after:
         return ""
@@ -118,6 +122,11 @@ def _pays(state: State, running: CoScheduled, sim: Simulation) -> str:
     else:
         promise = _promises(state, running, new) if _ready_for_trial(state, running) else ""
     return promise if promise and _within_budgets(state, new, sim) else ""
+
+
+def _unmeasurable(state: State, sim: Simulation) -> bool:
+    """True if nothing would tell whether sharing cores pays: one of them publishes nothing."""
+    return any(state.family(one).silent for one in (sim, *state.active.values()))
 
 
 def _ready_for_trial(state: State, running: CoScheduled) -> bool:
@@ -134,14 +143,14 @@ def _ready_for_trial(state: State, running: CoScheduled) -> bool:
         left = state.remaining(sim)
         if not sim.measured or (left is not None and left <= 2 * state.settings.window):
             return False
-    return all(state.families[name].profile for name, _ in running)
+    return all(state.shapes[name].profile for name, _ in running)
 
 
 def _within_budgets(state: State, new: CoScheduled, extra: Simulation) -> bool:
     slow = {name: s for (name, _), s in zip(new, predicted(state, new))}
     known = state.knowledge.outcomes.get(new)
     for sim in (*state.active.values(), extra):
-        expected = slow[sim.spec.family]
+        expected = slow[sim.shape]
         if known and known.verdict is TrialVerdict.GOOD and known.best:
             expected = min(known.best[1].slowdowns)
         if expected > state.budget(sim) * (1.0 + state.settings.margin):

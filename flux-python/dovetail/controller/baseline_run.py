@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from dovetail.controller.baseline import Alone, Profile
 from dovetail.controller.meter import Window
-from dovetail.controller.simulation import Family, Simulation, Stage
+from dovetail.controller.simulation import Shape, Simulation, Stage
 from dovetail.controller.state import AT_ONCE, State
 from dovetail.controller.wait_policies import DOORBELL, OFF, candidates
 from dovetail.core.protocol import WaitPolicy
@@ -31,7 +31,7 @@ def measure(state: State) -> None:
             end(state)
         else:
             _measure(state, sim)
-    unknown = any(not (f.profile and f.profile.alone) for f in state.families.values())
+    unknown = any(not (f.profile and f.profile.alone) for f in state.shapes.values())
     if not state.profiling and unknown:
         fresh = next((sim for sim in state.active.values() if _due(state, sim)), None)
         if fresh is not None:
@@ -42,14 +42,14 @@ def measure(state: State) -> None:
 
 def _due(state: State, sim: Simulation) -> bool:
     """True if its family has no profile, or one taken beside others and it is alone now."""
-    profile = state.family(sim).profile
+    profile = state.shape(sim).profile
     better = profile is not None and not profile.alone and len(state.active) == 1
     return sim.stage is Stage.RUNNING and (profile is None or better)
 
 
 def _begin(state: State, sim: Simulation) -> None:
     state.begin_profile(sim)
-    state.family(sim).trials.clear()
+    state.shape(sim).trials.clear()
     others = [other for other in state.active.values() if other is not sim]
     if others and (state.own_cores or not state.capacity.suspend):
         return
@@ -70,9 +70,9 @@ def _measure(state: State, sim: Simulation) -> None:
     window = sim.meter.window()
     if not state.complete(window) or window is None or sim.share is None:
         return
-    family = state.family(sim)
-    _record(family, sim, window, sim.share.wait)
-    todo = [p for p in _options(state, sim) if p not in family.trials]
+    shape = state.shape(sim)
+    _record(shape, sim, window, sim.share.wait)
+    todo = [p for p in _options(state, sim) if p not in shape.trials]
     if todo and _may_wait_differently(state, sim):
         state.share(sim, "measure another wait policy", wait=todo[0])
         state.restart_windows([sim])
@@ -92,40 +92,40 @@ def _options(state: State, sim: Simulation) -> tuple[WaitPolicy, ...]:
     return candidates(sim.spec.ranks, 1, state.cores)
 
 
-def _record(family: Family, sim: Simulation, window: Window, wait: WaitPolicy) -> None:
+def _record(shape: Shape, sim: Simulation, window: Window, wait: WaitPolicy) -> None:
     useful, cpu = sim.meter.loads("useful"), sim.meter.loads("cpu")
-    family.trials[wait] = (window, useful or (), cpu or ())
+    shape.trials[wait] = (window, useful or (), cpu or ())
 
 
 def finished_early(state: State, sim: Simulation) -> None:
     """A simulation ended before its profile was complete: take what there is."""
     window = sim.meter.window()
-    family = state.family(sim)
-    if family.profile is None and sim.share is not None and window and window.iterations >= 3:
-        _record(family, sim, window, sim.share.wait)
-    if family.profile is None and family.trials and state.cores > 0:
+    shape = state.shape(sim)
+    if shape.profile is None and sim.share is not None and window and window.iterations >= 3:
+        _record(shape, sim, window, sim.share.wait)
+    if shape.profile is None and shape.trials and state.cores > 0:
         conclude(state, sim)
 
 
 def conclude(state: State, sim: Simulation) -> None:
-    """Make the family's profile from its trials."""
-    family = state.family(sim)
-    wait, (window, _, _) = max(family.trials.items(), key=lambda item: item[1][0].rate)
+    """Make the shape's profile from its trials."""
+    shape = state.shape(sim)
+    wait, (window, _, _) = max(shape.trials.items(), key=lambda item: item[1][0].rate)
     loads = _loads(state, sim, wait)
     need = min(sum(min(1.0, load * window.rate) for load in loads), state.cores)
     alone = len(state.active) <= 1 or state.own_cores or state.capacity.suspend
-    if family.profile is not None:  # what rests on the one taken beside others is wrong
-        state.knowledge.forget(sim.spec.family)
-        family.blocking_need, sim.alone = None, Alone()
-    startup = family.startup or 0.0
-    family.profile = Profile(
+    if shape.profile is not None:  # what rests on the one taken beside others is wrong
+        state.knowledge.forget(sim.shape)
+        shape.blocking_need, sim.alone = None, Alone()
+    startup = shape.startup or 0.0
+    shape.profile = Profile(
         window.rate, window.error, loads, wait, need, sim.memory, startup, alone
     )
     for other in state.active.values():
-        if other.spec.family == sim.spec.family:
+        if other.shape == sim.shape:
             state.count_memory(other)
     state.requests_due = AT_ONCE
-    _tell(state, sim, family.profile, window.iterations)
+    _tell(state, sim, shape.profile, window.iterations)
 
 
 def _loads(state: State, sim: Simulation, wait: WaitPolicy) -> tuple[float, ...]:
@@ -134,7 +134,7 @@ def _loads(state: State, sim: Simulation, wait: WaitPolicy) -> tuple[float, ...]
     Spinning ranks show their load as time outside MPI; where ranks share cores that time also
     counts waiting for a core, and CPU time under blocking waits is the load.
     """
-    trials = state.family(sim).trials
+    trials = state.shape(sim).trials
     window, loads, cpu = trials[wait]
     if sim.spec.ranks > state.cores and DOORBELL in trials:
         loads = trials[DOORBELL][2]
@@ -145,7 +145,7 @@ def _loads(state: State, sim: Simulation, wait: WaitPolicy) -> tuple[float, ...]
 
 def _lost(state: State, sim: Simulation) -> float:
     """Share of its ranks' CPU that others took: a rank that spins uses all it can get."""
-    window, _, cpu = state.family(sim).trials.get(OFF, (None, (), ()))
+    window, _, cpu = state.shape(sim).trials.get(OFF, (None, (), ()))
     if window is None or not cpu or sim.spec.ranks > state.cores:
         return 0.0
     return max(0.0, 1.0 - sum(cpu) * window.rate / sim.spec.ranks)
@@ -160,7 +160,7 @@ def _tell(state: State, sim: Simulation, profile: Profile, iterations: int) -> N
     heaviest = max(profile.loads)
     state.note(
         "profile",
-        f"{sim.spec.family}: {profile.rate:.3g} iterations/s alone, needs {profile.need:.2f} of "
+        f"{sim.shape}: {profile.rate:.3g} iterations/s alone, needs {profile.need:.2f} of "
         f"{state.cores:g} cores{beside}{unsteady}",
         family=sim.spec.family,
         name=sim.spec.name,
@@ -196,7 +196,7 @@ def _follow(state: State) -> None:
 def _follow_alone(state: State, sim: Simulation) -> None:
     """A simulation that runs alone shows its own baseline."""
     window, s = sim.meter.window(), state.settings
-    profile = state.family(sim).profile
+    profile = state.shape(sim).profile
     if not (profile and window and sim.share and sim.share.wait == profile.wait):
         return
     if state.terminating or window.seconds < s.window or window.error > s.steady:
@@ -211,7 +211,7 @@ def _follow_alone(state: State, sim: Simulation) -> None:
 def _follow_beside_others(state: State, sim: Simulation) -> None:
     """CPU per iteration under blocking waits shows how the work of an iteration changes."""
     window, s = sim.meter.window(), state.settings
-    profile = state.family(sim).profile
+    profile = state.shape(sim).profile
     if not (profile and window and sim.share and sim.share.wait.mode == "doorbell"):
         return
     if window.seconds < s.window or window.iterations < s.window_iterations:

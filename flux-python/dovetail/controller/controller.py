@@ -15,7 +15,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from dovetail.controller import admission, baseline_run, fairness, shares, trial, views, watchdog
+from dovetail.controller import (
+    admission,
+    baseline_run,
+    fairness,
+    shares,
+    trial,
+    views,
+    watchdog,
+    widths,
+)
+from dovetail.controller.choice import Schedule
 from dovetail.controller.settings import Settings
 from dovetail.controller.simulation import Simulation, Stage
 from dovetail.controller.state import Mode, Phase, State
@@ -152,16 +162,18 @@ class Controller:
 
     def _learn_from_end(self, sim: Simulation) -> None:
         state = self._state
-        family = state.family(sim)
+        family, shape = state.family(sim), state.shape(sim)
+        if state.own_cores and sim.resumed_at == sim.launched_at:
+            shape.lasted.append(state.now - sim.launched_at)
         if sim.iterations:
             family.iterations = max(1, sim.iterations)
             baseline_run.finished_early(state, sim)
-        elif not family.silent and family.profile is None:
+        elif not family.silent and shape.profile is None:
             family.silent = True
             state.note(
                 "hold",
                 f"{sim.spec.name} ended well without publishing an iteration: its kind cannot be "
-                "measured, so each runs alone",
+                "measured, and each has its cores to itself",
                 family=sim.spec.family,
             )
 
@@ -203,6 +215,11 @@ class Controller:
 
     # --- views ---
 
+    def outlook(self) -> Schedule | None:
+        """The choice of now for what is queued, and what else there is; None if none is left."""
+        state = self._state
+        return widths.schedule(state) if state.moldable and state.queued else None
+
     @property
     def finished(self) -> bool:
         """True once every simulation is done, failed or not started."""
@@ -214,7 +231,7 @@ class Controller:
         return self._state.phase in (Phase.PROFILE, Phase.PACK)
 
     def spec(self, name: str) -> Spec:
-        """What the plan asks for. Raises KeyError for an unknown name."""
+        """What the plan asks for, on the chosen ranks. Raises KeyError for an unknown name."""
         return self._state.sims[name].spec
 
     def running(self) -> dict[str, Share]:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: LGPL-3.0-or-later
 """How much slower a co-scheduled set runs than alone: predicted, and learned from measurements.
 
-Inputs: profiles and needs of families, measured slowdowns. Outputs: slowdowns by the one
+Inputs: profiles and needs of shapes, measured slowdowns. Outputs: slowdowns by the one
 throughput model (core.throughput_model), whose interference is fitted anew after each measurement.
 
 Invariants: where every rank has a core to itself, nobody is slowed.
@@ -23,25 +23,25 @@ def expected_need(spec: Spec) -> float:
 
 
 def spun_need(state: State, name: str) -> float:
-    """Cores that a family's simulation keeps busy alone, without what blocking waits cost."""
-    profile = state.families[name].profile
-    return profile.need if profile else expected_need(state.families[name].spec)
+    """Cores that a shape's simulation keeps busy alone, without what blocking waits cost."""
+    profile = state.shapes[name].profile
+    return profile.need if profile else expected_need(state.shapes[name].spec)
 
 
 def parts(state: State, running: CoScheduled) -> list[Part]:
     """A co-scheduled set as the throughput model sees it."""
     result = []
     for name, count in running:
-        family = state.families[name]
-        need = expected_need(family.spec)
-        if family.profile is not None:
-            need = family.blocking_need or family.profile.need
-        result.append(Part(count, family.spec.ranks, need, family.blocking_need is not None))
+        shape = state.shapes[name]
+        need = expected_need(shape.spec)
+        if shape.profile is not None:
+            need = shape.blocking_need or shape.profile.need
+        result.append(Part(count, shape.spec.ranks, need, shape.blocking_need is not None))
     return result
 
 
 def predicted(state: State, running: CoScheduled) -> list[float]:
-    """Slowdowns by family, in the order of the set."""
+    """Slowdowns by shape, in the order of the set."""
     pieces = parts(state, running)
     if sum(part.count * part.ranks for part in pieces) <= state.cores:
         return [1.0] * len(pieces)
@@ -54,9 +54,9 @@ def learn_needs(state: State, sims: list[Simulation]) -> None:
     for sim in sims:
         cpu = sim.meter.loads("cpu")
         if cpu and sum(cpu) > 0.0:
-            seen.setdefault(sim.spec.family, []).append(sum(cpu) * state.baseline(sim))
+            seen.setdefault(sim.shape, []).append(sum(cpu) * state.baseline(sim))
     for name, needs in seen.items():
-        state.families[name].blocking_need = sum(needs) / len(needs)
+        state.shapes[name].blocking_need = sum(needs) / len(needs)
 
 
 def learn(state: State, running: CoScheduled, measure: Measure, before: list[float]) -> None:
@@ -70,9 +70,9 @@ def learn(state: State, running: CoScheduled, measure: Measure, before: list[flo
     if need > mean * state.cores:
         # Faster than the cores allow proves that the need was overestimated.
         for name, _ in running:
-            family = state.families[name]
-            if family.blocking_need is not None:
-                family.blocking_need *= mean * state.cores / need
+            shape = state.shapes[name]
+            if shape.blocking_need is not None:
+                shape.blocking_need *= mean * state.cores / need
         need = mean * state.cores
     least = bound(need, state.cores, state.settings.wait_cost)
     others = sum(p.count * (state.ranks - p.ranks) for p in pieces) / n

@@ -89,7 +89,7 @@ def _wanted(state: State) -> WaitPolicy:
         return OFF
     if len(state.active) == 1:
         (sim,) = state.active.values()
-        profile = state.family(sim).profile
+        profile = state.shape(sim).profile
         return profile.wait if profile else OFF
     return next_policy(state, state.running)
 
@@ -145,12 +145,12 @@ def _needs(state: State, sim: Simulation) -> list[float]:
     They are the family's, so that equal simulations get equal requests, unless the loads of
     this one have been seen to differ.
     """
-    needs = rank_needs(sim.spec, state.family(sim).profile)
+    needs = rank_needs(sim.spec, state.shape(sim).profile)
     rate, loads = sim.alone.rate, sim.alone.loads
     window = sim.meter.window()
     if state.own_cores and window and window.iterations >= state.settings.window_iterations:
         rate, loads = window.rate, sim.meter.loads("useful") or ()
-    if rate > 0.0 and len(loads) == len(needs) and state.family(sim).profile:
+    if rate > 0.0 and len(loads) == len(needs) and state.shape(sim).profile:
         own = [min(1000.0, 1000.0 * load * rate) for load in loads]
         if differ(needs, own, state.settings.hysteresis):
             needs = own

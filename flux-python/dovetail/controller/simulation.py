@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: LGPL-3.0-or-later
-"""One simulation with its stages, and the family it belongs to, as the controller keeps them.
+"""One simulation with its stages, its family and its shape, as the controller keeps them.
 
 Inputs and outputs: none; `State` and the phases read and write them.
 
@@ -54,15 +54,17 @@ FOLLOWS: dict[Stage, set[Stage]] = {
 class Simulation:
     """One simulation. Times ending in `_at` are controller seconds, the others run seconds.
 
+    `planned` is what the plan asks for, `spec` the same on the ranks that it was launched on.
     `useful` is the seconds outside MPI of all its ranks, None until they publish anything;
     `memory` the most bytes seen, `counted_memory` those counted against the capacity now; `stop`
     is there from the moment it was asked to stop; `late_told` once its user was told that its
     deadline cannot be met. `cause` and `reason` say why it ended, None and empty before.
     """
 
-    spec: Spec
+    planned: Spec
     index: int
     meter: Meter
+    spec: Spec = field(init=False)
     stage: Stage = Stage.QUEUED
     share: Share | None = None
     alone: Alone = field(default_factory=Alone)
@@ -81,6 +83,9 @@ class Simulation:
     counted_memory: int = 0
     late_told: bool = False
 
+    def __post_init__(self) -> None:
+        self.spec = self.planned
+
     def enter(self, stage: Stage) -> None:
         """Change the stage. The controller alone calls it, so a wrong change is its mistake."""
         assert stage in FOLLOWS[self.stage], f"{self.spec.name}: {self.stage} -> {stage}"
@@ -92,6 +97,11 @@ class Simulation:
             self.enter(Stage.RUNNING)
         else:
             self.enter(Stage.PREPARING if self.started is None else Stage.STARTING)
+
+    @property
+    def shape(self) -> str:
+        """The name of its shape."""
+        return shape_name(self.spec)
 
     @property
     def iterations(self) -> int:
@@ -111,21 +121,42 @@ class Simulation:
 
 
 @dataclass
-class Family:
-    """What the simulations of one plan entry share. `trials` are windows alone by wait policy.
+class Shape:
+    """A family on one number of ranks. `trials` are windows alone by wait policy.
 
-    `blocking_need` is the cores needed including what blocking waits cost, once measured;
-    `iterations` is how many a whole run takes, 0 if unknown; `silent` if it publishes none.
+    `name` is the family's own where the plan keeps its ranks. `blocking_need` is the cores needed
+    including what blocking waits cost, once measured; `rates` are the last measured in 1/s with
+    a core for every rank, by simulation; `lasted` the seconds of each that is done.
     """
 
+    name: str
     spec: Spec
     profile: Profile | None = None
     trials: dict[WaitPolicy, tuple[Window, tuple[float, ...], tuple[float, ...]]] = field(
         default_factory=dict
     )
     blocking_need: float | None = None
-    iterations: int = 0
     startup: float | None = None
+    rates: dict[str, float] = field(default_factory=dict)
+    lasted: list[float] = field(default_factory=list)
+
+
+@dataclass
+class Family:
+    """What the simulations of one plan entry share, on however many ranks they run.
+
+    `iterations` is how many a whole run takes, 0 if unknown; `silent` if it publishes none.
+    """
+
+    spec: Spec
+    iterations: int = 0
     silent: bool = False
     queue: list[tuple[int, str]] = field(default_factory=list)
     total: int = 0
+
+
+def shape_name(spec: Spec) -> str:
+    """The shape that a simulation has on its present ranks; its family's name if they are kept."""
+    if len(spec.widths) < 2:
+        return spec.family
+    return f"{spec.family} on {spec.ranks}"

@@ -22,7 +22,7 @@ from dovetail.controller.baseline import Alone
 from dovetail.controller.knowledge import CoScheduled, Knowledge, TrialVerdict, co_scheduled
 from dovetail.controller.meter import Meter, Window
 from dovetail.controller.settings import Settings
-from dovetail.controller.simulation import Family, Simulation, Stage
+from dovetail.controller.simulation import Family, Shape, Simulation, Stage, shape_name
 from dovetail.core.cpu_requests import FLOOR
 from dovetail.core.protocol import (
     Action,
@@ -75,9 +75,10 @@ class State:
     """See the module. `t` is the run's clock, `now` the controller's own seconds.
 
     Times at which something may be done again: `admit_after` (an admission), `resize_after` (a
-    resize), `requests_due` (requests follow the load). `window_began` is when the measurement
-    windows of now began. `tolerated` is a co-scheduled set that does not pay and that nobody can
-    leave without losing work; `lost` the seconds spent on trials that did not pay.
+    resize), `requests_due` (requests follow the load), `choose_after` (ranks are chosen).
+    `window_began` is when the measurement windows of now began. `tolerated` is a co-scheduled set
+    that does not pay and that nobody can leave without losing work; `lost` the seconds spent on
+    trials that did not pay.
     """
 
     def __init__(self, specs: Sequence[Spec], capacity: Capacity, settings: Settings) -> None:
@@ -86,6 +87,7 @@ class State:
         self.knowledge = Knowledge(settings)
         self.sims: dict[str, Simulation] = {}
         self.families: dict[str, Family] = {}
+        self.shapes: dict[str, Shape] = {}
         self.active: dict[str, Simulation] = {}
         self.suspended: dict[str, Simulation] = {}
         self.terminating: dict[str, Simulation] = {}
@@ -100,6 +102,7 @@ class State:
         self.admit_after = 0.0
         self.resize_after = 0.0
         self.requests_due = 0.0
+        self.choose_after = 0.0
         self.guard_at = 0.0
         self.tolerated: CoScheduled | None = None
         self.overtakes = 0
@@ -120,6 +123,8 @@ class State:
         self.sims[spec.name] = Simulation(spec, index, Meter(self.settings.warmup))
         family = self.families.setdefault(spec.family, Family(spec, iterations=spec.iterations))
         family.total += 1
+        for ranks in spec.widths or (spec.ranks,):
+            self.shape_on(spec, ranks)
         self.queue(self.sims[spec.name])
 
     def set_capacity(self, capacity: Capacity) -> None:
@@ -149,7 +154,7 @@ class State:
         """What the run is about now, for the reader."""
         if self.finished:
             return Phase.DONE
-        if self.profiling or any(self.family(s).profile is None for s in self.active.values()):
+        if self.profiling or any(self.shape(s).profile is None for s in self.active.values()):
             return Phase.PROFILE
         if len(self.active) < 2:
             return Phase.RUN
@@ -165,11 +170,25 @@ class State:
         """The family of a simulation."""
         return self.families[sim.spec.family]
 
+    def shape(self, sim: Simulation) -> Shape:
+        """The shape of a simulation: its family on its present ranks."""
+        return self.shapes[sim.shape]
+
+    def shape_on(self, spec: Spec, ranks: int) -> Shape:
+        """The shape of a family on that many ranks."""
+        there = spec.on(ranks)
+        return self.shapes.setdefault(shape_name(there), Shape(shape_name(there), there))
+
+    @property
+    def moldable(self) -> bool:
+        """True if the ranks of some simulation are to be chosen."""
+        return len(self.shapes) > len(self.families)
+
     def baseline(self, sim: Simulation) -> float:
         """Iterations per second alone by now: its own, else its family's; 0 if unknown."""
         if sim.alone.rate > 0.0:
             return sim.alone.rate
-        profile = self.family(sim).profile
+        profile = self.shape(sim).profile
         return profile.rate if profile else 0.0
 
     def remaining(self, sim: Simulation) -> float | None:
@@ -191,7 +210,7 @@ class State:
 
     def memory_of(self, sim: Simulation) -> int:
         """Bytes that a simulation takes: what was asked for, or more if more was seen."""
-        profile = self.family(sim).profile
+        profile = self.shape(sim).profile
         return max(sim.spec.memory, sim.memory, profile.memory if profile else 0)
 
     def count_memory(self, sim: Simulation, memory: int | None = None) -> None:
@@ -202,11 +221,11 @@ class State:
 
     def sequential(self) -> float:
         """Seconds that the whole plan takes one after the other, as far as is known."""
-        known = sum(
-            f.total * f.iterations / f.profile.rate
-            for f in self.families.values()
-            if f.profile and f.iterations
-        )
+        known = 0.0
+        for family in self.families.values():
+            profile = self.shape_on(family.spec, family.spec.ranks).profile
+            if profile and family.iterations:
+                known += family.total * family.iterations / profile.rate
         return max(known, self.now)
 
     def affordable(self, loss: float) -> bool:
@@ -260,7 +279,7 @@ class State:
             sim.enter(Stage.QUEUED)
         sim.share, sim.stop, sim.late_told = None, None, False
         sim.cause, sim.reason, sim.started, sim.ended = None, "", None, None
-        sim.meter = Meter(self.settings.warmup)
+        sim.meter, sim.spec = Meter(self.settings.warmup), sim.planned
         sim.useful = None
         sim.alone, sim.boost, sim.memory = Alone(), 1.0, 0
         heapq.heappush(self.families[sim.spec.family].queue, (sim.index, sim.spec.name))
@@ -287,9 +306,10 @@ class State:
         heapq.heappop(self.families[sim.spec.family].queue)
         self.queued -= 1
 
-    def launch(self, sim: Simulation) -> None:
-        """Start a queued simulation; its share is settled at the flush."""
+    def launch(self, sim: Simulation, ranks: int) -> None:
+        """Start a queued simulation on so many ranks; its share is settled at the flush."""
         self.take(sim)
+        sim.spec = sim.planned.on(ranks)
         self.count_memory(sim)
         sim.enter(Stage.PREPARING)
         sim.launched_at = sim.progress_at = sim.resumed_at = self.now
@@ -324,8 +344,8 @@ class State:
     def _first_iteration(self, sim: Simulation) -> None:
         if sim.stage is not Stage.PAUSED:
             sim.enter(Stage.RUNNING)
-        family = self.family(sim)
-        family.startup = max(family.startup or 0.0, self.now - sim.launched_at)
+        shape = self.shape(sim)
+        shape.startup = max(shape.startup or 0.0, self.now - sim.launched_at)
         if not self.own_cores:  # until now it has not disturbed the others
             self.restart_windows(s for s in self.active.values() if s is not sim)
 
@@ -392,20 +412,20 @@ class State:
     def _join(self, sim: Simulation) -> None:
         """Count a simulation among those that use CPU."""
         self.active[sim.spec.name] = sim
-        self.counts[sim.spec.family] = self.counts.get(sim.spec.family, 0) + 1
+        self.counts[sim.shape] = self.counts.get(sim.shape, 0) + 1
         self.ranks += sim.spec.ranks
         self.regime()
 
     def _leave(self, sim: Simulation) -> None:
         """The opposite of `_join`."""
         del self.active[sim.spec.name]
-        self.counts[sim.spec.family] -= 1
+        self.counts[sim.shape] -= 1
         self.ranks -= sim.spec.ranks
         self.regime()
 
     def regime(self) -> None:
         """What runs at once has changed: measurements begin anew, requests are looked at."""
-        self.requests_due = AT_ONCE
+        self.requests_due = self.choose_after = AT_ONCE
         if not self.own_cores or len(self.active) <= 1:
             self.restart_windows(self.active.values())
 

@@ -26,6 +26,7 @@ class View:
 
     name: str
     family: str
+    ranks: int
     state: str
     iterations: int
     rate: float | None
@@ -60,6 +61,7 @@ def view(state: State, sim: Simulation) -> View:
     return View(
         sim.spec.name,
         sim.spec.family,
+        sim.spec.ranks,
         _word(sim.stage),
         sim.iterations,
         rate,

@@ -42,7 +42,7 @@ def next_policy(state: State, running: CoScheduled) -> WaitPolicy:
 
 
 def _options(state: State, running: CoScheduled) -> tuple[WaitPolicy, ...]:
-    ranks = sum(count * state.families[name].spec.ranks for name, count in running)
+    ranks = sum(count * state.shapes[name].spec.ranks for name, count in running)
     options = candidates(ranks, sum(count for _, count in running), state.cores)
     known = state.knowledge.outcome(running)
     loss = 0.25 * state.settings.window  # half a window at half the throughput

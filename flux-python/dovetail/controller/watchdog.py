@@ -41,15 +41,15 @@ def _end_what_hangs(state: State) -> None:
 
 
 def _patience(state: State, sim: Simulation) -> float | None:
-    s, family = state.settings, state.family(sim)
+    s, shape = state.settings, state.shape(sim)
     if sim.stage is Stage.RUNNING:
         rate = state.baseline(sim)
         usual = 1.0 / rate if rate > 0.0 else _usual(state, sim)
         return max(s.stall, s.stall_iterations * usual)
-    if family.silent or sim.useful is None:
+    if state.family(sim).silent or sim.useful is None:
         return None  # nothing tells a program that publishes nothing from one that hangs
-    if family.startup is not None:
-        return max(s.stall, s.start_factor * family.startup)
+    if shape.startup is not None:
+        return max(s.stall, s.start_factor * shape.startup)
     return s.start_limit
 
 

@@ -232,7 +232,7 @@ EndState = Literal["done", "failed", "not started"]
 
 @dataclass(frozen=True)
 class Launch:
-    """Start a simulation."""
+    """Start a simulation, on as many ranks as its share has requests."""
 
     name: str
     share: Share
@@ -286,7 +286,7 @@ class Ended:
 class Note:
     """A decision for the log and the reader, nothing for the executor to do.
 
-    `what` is one of: profile, resize, admit, keep, rollback, policy, hold, model, fail.
+    `what` is one of: profile, choice, resize, admit, keep, rollback, policy, hold, model, fail.
     `data` holds the figures that the decision rests on.
     """
 

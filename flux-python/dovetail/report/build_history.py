@@ -91,6 +91,7 @@ class _Teller:
         track = self.tracks[action.name]
         self.tracks[action.name] = replace(
             track,
+            spec=track.spec.on(len(action.share.requests)),
             attempts=(*track.attempts, Attempt(self.now)),
             state="unfinished",
             reason="",

@@ -39,6 +39,8 @@ class Attempt:
 class Track:
     """One simulation's life. `iterations`, `stepping` and `memory` are its last attempt's.
 
+    `spec` is as the plan has it, on the ranks of its last attempt.
+
     `stepping` is (iterations, seconds) between its first and its last sample; `phases` holds
     (letter, start, end) with the letters of the controller's phases: A baseline run, C pack, D
     fairness (B, resize, takes no time; it is a Mark). `suspended` are the spans in which it was.

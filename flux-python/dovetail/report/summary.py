@@ -39,6 +39,7 @@ class Simulation:
 
     name: str
     family: str
+    ranks: int
     state: str
     reason: str
     iterations: int
@@ -137,6 +138,7 @@ def _simulation(track: Track, alone: float | None) -> Simulation:
     return Simulation(
         name=track.spec.name,
         family=track.spec.family,
+        ranks=track.spec.ranks,
         state=track.state,
         reason=track.reason,
         iterations=track.iterations,
@@ -218,11 +220,12 @@ def _plain(value: object) -> object:
 def show(summary: Summary, console: Console) -> None:
     """Print the table that ends a run, and under it the verdicts in words."""
     table = Table(title="Simulations", title_justify="left")
-    for heading in ("simulation", "state", "iterations", "wall s", "slowdown", "restarts"):
+    for heading in ("simulation", "ranks", "state", "iterations", "wall s", "slowdown", "restarts"):
         table.add_column(heading, justify="left" if heading in ("simulation", "state") else "right")
     for one in summary.simulations[:SHOWN]:
         table.add_row(
             printable(one.name),
+            str(one.ranks),
             printable(one.state + (f": {one.reason}" if one.reason else "")),
             str(one.iterations),
             number(one.wall_s),

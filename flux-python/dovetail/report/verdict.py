@@ -10,6 +10,7 @@ only predicted to win is said to be so.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from dovetail.report.alternatives import DOVETAIL, FEWER, NAIVE, SEQUENTIAL
@@ -92,7 +93,18 @@ def judge(totals: Totals) -> Verdict:
     sequential = totals.sequential_s.value
     if not best and sequential is not None and sequential < own.value * SAME:
         words.append("Packing does not pay here: one after the other is as quick.")
+    elif not best:
+        words += _next(others)
     return Verdict(best or DOVETAIL, " ".join(words))
+
+
+def _next(others: Mapping[str, Figure]) -> list[str]:
+    """What the quickest of the other ways took, where they were measured."""
+    times = {n: f.value for n, f in others.items() if f.source == "measured" and f.value}
+    if len(times) < 2:
+        return []
+    name = min(times, key=lambda one: times[one])
+    return [f"The quickest other way, {name}, took {times[name]:.1f} s ({others[name].how})."]
 
 
 def _against(totals: Totals) -> str:

@@ -33,7 +33,7 @@ def table(controller: Controller, t: float) -> Table:
     made = Table(title=title, title_justify="left", title_style="bold")
     for name in ("simulation", "state"):
         made.add_column(name)
-    for name in ("iterations", "per second", "CPU request", "slowdown"):
+    for name in ("ranks", "iterations", "per second", "CPU request", "slowdown"):
         made.add_column(name, justify="right")
     made.add_column("waits")
     active = [view for view in controller.views() if view.state in ACTIVE]
@@ -49,6 +49,7 @@ def row(view: View) -> tuple[str, ...]:
     return (
         view.name,
         view.state,
+        str(view.ranks),
         str(view.iterations),
         f"{view.rate:.2f}" if view.rate else "-",
         " ".join(f"{request}m" for request in view.requests[:4])

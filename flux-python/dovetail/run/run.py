@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from dovetail.controller.choice import Schedule
 from dovetail.controller.controller import Controller
 from dovetail.controller.settings import Settings
 from dovetail.controller.shares import fit_requests, rank_needs
@@ -209,6 +210,12 @@ def publish(directory: Path, log: eventlog.Log, signals: Signals) -> RunOutcome:
     except (BadInput, WorkFailed) as error:
         trouble = str(error)
     return RunOutcome(found, path, trouble, signals.caught)
+
+
+def outlook(asked: schema.Plan, cpus: int) -> Schedule | None:
+    """How a plan's ranks would be chosen on so many millicores, before anything is measured."""
+    tuned = replace(Settings(), max_packed=asked.limits.max_packed or 0)
+    return Controller(asked.specs, Capacity((Node("here", cpus, 0),)), tuned).outlook()
 
 
 def first_requests(spec: Spec, cpus: int) -> tuple[int, ...]:

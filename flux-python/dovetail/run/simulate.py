@@ -80,7 +80,6 @@ def run_simulated(
     machine = executor(nodes, works, seed, faults, weights, suspend)
     controller = Controller(specs, machine.capacity(), settings)
     result = SimulatedRun(0.0, sequential(specs, works, nodes), controller)
-    by_name = {spec.name: spec for spec in specs}
     started: dict[str, int] = {}
     suspended: set[str] = set()
     while not controller.finished and machine.clock < limit:
@@ -95,7 +94,7 @@ def run_simulated(
             for action in controller.handle(event):
                 if log is not None:
                     log.write(action)
-                _act(machine, by_name, action, started, suspended)
+                _act(machine, controller, action, started, suspended)
                 result.actions.append((machine.clock, action))
         n = len(set(started) - suspended)
         if not result.running or result.running[-1][1] != n:
@@ -108,14 +107,15 @@ def run_simulated(
 
 def _act(
     executor: Simulated,
-    specs: Mapping[str, Spec],
+    controller: Controller,
     action: Action,
     started: dict[str, int],
     suspended: set[str],
 ) -> None:
     if isinstance(action, protocol.Launch):
-        executor.launch(specs[action.name], action.share)
-        started[action.name] = specs[action.name].memory
+        spec = controller.spec(action.name)
+        executor.launch(spec, action.share)
+        started[action.name] = spec.memory
     elif isinstance(action, protocol.Resize):
         executor.resize(action.shares)
         for name, share in action.shares.items():

@@ -19,6 +19,7 @@ from __future__ import annotations
 import heapq
 import random
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from dovetail.core import protocol
 from dovetail.core.protocol import Capacity, Cause, Event, Node, Share, Spec
@@ -81,8 +82,7 @@ class Simulated:
     def launch(self, spec: Spec, share: Share) -> None:
         """Start; the first iteration begins after the work's startup."""
         work = self.works[spec.family]
-        if len(work.seconds) != spec.ranks:
-            raise ValueError(f"{spec.name}: {len(work.seconds)} works for {spec.ranks} ranks")
+        work = replace(work, seconds=work.on(spec.ranks))
         self._count += 1
         sim = Sim(spec, work, share, self._count, self.clock + work.startup)
         sim.ranks = [Rank(sim, node) for node in self._place(spec.ranks)]

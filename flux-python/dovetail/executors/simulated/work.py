@@ -9,7 +9,7 @@ Invariants: no clock and no randomness here; `fill` hands out no more than there
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from dovetail.core import protocol
@@ -25,6 +25,7 @@ class Work:
     `drift` is the work of the last iteration over that of the first, with a straight line in
     between. `interference` is the speed that it loses to each other simulation on its node
     beyond the sharing of cores: caches and memory, which no figure of its own foretells.
+    `cuts` is `seconds` on other numbers of ranks.
     """
 
     seconds: tuple[float, ...]
@@ -34,6 +35,14 @@ class Work:
     publishes: bool = True
     drift: float = 1.0
     interference: float = 0.0
+    cuts: Mapping[int, tuple[float, ...]] = field(default_factory=dict)
+
+    def on(self, ranks: int) -> tuple[float, ...]:
+        """CPU seconds per iteration and rank on so many ranks. Raises ValueError if unknown."""
+        seconds = self.cuts.get(ranks, self.seconds)
+        if len(seconds) != ranks:
+            raise ValueError(f"{len(seconds)} works for {ranks} ranks")
+        return seconds
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,247 @@
+# SPDX-License-Identifier: LGPL-3.0-or-later
+"""On how many ranks each simulation starts, and which of them start now.
+
+Where the plan leaves the ranks open, one after the other, fewer ranks side by side and all
+between are points in one space; `choice` finds the best of them for the queue that is left, from
+what is measured by now, and this module does what it says.
+
+Inputs: the state: what is queued, what runs and how long it still will. Outputs: launches, and a
+note for each new decision with the alternatives and what they were predicted to take.
+
+Invariants: a rank that is started here has a core to itself unless the plan allows no fewer ranks
+than there are cores; cores wait for others only while something runs, and not before the length
+of some simulation is known.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from dovetail.controller import choice, speedup
+from dovetail.controller.choice import Busy, Schedule, Task
+from dovetail.controller.simulation import Family, Shape, Simulation
+from dovetail.controller.speedup import Measured
+from dovetail.controller.state import AT_ONCE, State
+
+UNKNOWN = 3600.0
+"""Seconds on one rank that a simulation counts with until anything is known of any."""
+LEAST_LEFT = 0.05
+"""Share of its length that a simulation at least has left, while it runs longer than predicted."""
+
+
+def start_chosen(state: State) -> None:
+    """Start what the best schedule for the queue starts now."""
+    _learn_rates(state)
+    free = free_cores(state)
+    if not state.queued or (free <= 0 and state.active):
+        return
+    if state.now < state.choose_after:
+        return
+    state.choose_after = state.now + state.settings.replan
+    best = schedule(state)
+    known = any(_known(state, family) for family in state.families.values())
+    started = False
+    for name, ranks in best.starts_now:
+        family = state.families[name]
+        if family.queue and _start(state, family, ranks):
+            started = True
+    if not started and not known:
+        _fill(state)
+    _tell(state, best)
+
+
+def free_cores(state: State) -> int:
+    """Cores on which no rank runs, counting none twice."""
+    return int(state.cores) - sum(_cores(state, sim.spec.ranks) for sim in _running(state))
+
+
+def schedule(state: State) -> Schedule:
+    """The best known way to run what is queued beside what runs."""
+    cores = max(1, int(state.cores))
+    tasks, busy = [], []
+    for family in state.families.values():
+        if family.queue:
+            tasks.append(_task(state, family))
+    for sim in _running(state):
+        used = _cores(state, sim.spec.ranks)
+        busy.append(Busy(used, seconds_left(state, sim), state.memory_of(sim)))
+    nodes = tuple(node.cpu // 1000 for node in state.capacity.nodes)
+    at_once = state.settings.max_packed
+    return choice.choose(tasks, cores, busy, state.capacity.memory, nodes, at_once)
+
+
+def seconds_on(state: State, family: Family) -> dict[int, float]:
+    """Seconds of a whole run by number of ranks: measured with all cores busy, or predicted."""
+    measured = {}
+    for ranks in widths(family):
+        found = _measured(state, family, state.shape_on(family.spec, ranks))
+        if found is not None:
+            measured[ranks] = found
+    if not measured:
+        lengths = [_length(state, other) for other in state.families.values()]
+        known = [one for one in lengths if one is not None]
+        curve = speedup.predict(widths(family), {1: sum(known) / len(known) if known else UNKNOWN})
+    else:
+        curve = speedup.predict(widths(family), measured)
+    return {ranks: curve.seconds[ranks] for ranks in widths(family)}
+
+
+def widths(family: Family) -> tuple[int, ...]:
+    """The numbers of ranks that a family may run on."""
+    return family.spec.widths or (family.spec.ranks,)
+
+
+def seconds_left(state: State, sim: Simulation) -> float:
+    """Seconds that a running simulation still needs, as far as is known."""
+    family, rates = state.family(sim), state.shape(sim).rates
+    total = seconds_on(state, family)[sim.spec.ranks]
+    rate = rates.get(sim.spec.name)
+    if family.iterations and rate:
+        return max(0, family.iterations - sim.iterations) / rate
+    return max(LEAST_LEFT * total, total - (state.now - sim.launched_at))
+
+
+# --- what is known ---
+
+
+def _learn_rates(state: State) -> None:
+    """Keep the rates of those whose ranks have cores to themselves, with the others running."""
+    if not state.own_cores:
+        return
+    for sim in state.active.values():
+        window = sim.meter.window() if sim.measured else None
+        if window and window.seconds >= state.settings.window and window.iterations >= 3:
+            rates = state.shape(sim).rates
+            if sim.spec.name not in rates:
+                state.choose_after = AT_ONCE
+            rates[sim.spec.name] = window.rate
+
+
+def _measured(state: State, family: Family, shape: Shape) -> Measured | None:
+    """A whole run in that shape, from those that are done or else from the rates of now."""
+    loads = shape.profile.loads if shape.profile else ()
+    work = tuple(load * family.iterations for load in loads)
+    startup = shape.startup or 0.0
+    if shape.lasted:
+        seconds = sum(shape.lasted) / len(shape.lasted)
+    elif family.iterations and shape.rates:
+        seconds = family.iterations * len(shape.rates) / sum(shape.rates.values()) + startup
+    else:
+        return None
+    return Measured(seconds, work=work if family.iterations else ())
+
+
+def _known(state: State, family: Family) -> bool:
+    return any(
+        _measured(state, family, state.shape_on(family.spec, ranks)) is not None
+        for ranks in widths(family)
+    )
+
+
+def _length(state: State, family: Family) -> float | None:
+    """Seconds on one rank, as far as is known: of work, without what more ranks cost."""
+    for ranks in widths(family):
+        found = _measured(state, family, state.shape_on(family.spec, ranks))
+        if found is not None:
+            return speedup.predict((1,), {ranks: found}).seconds[1]
+    return None
+
+
+# --- what is done ---
+
+
+def _running(state: State) -> list[Simulation]:
+    """All that has cores: a suspended one has none."""
+    return [*state.active.values(), *state.terminating.values()]
+
+
+def _cores(state: State, ranks: int) -> int:
+    """Cores that so many ranks take: more ranks than there are cores share all of them."""
+    return min(ranks, max(1, int(state.cores)))
+
+
+def _task(state: State, family: Family) -> Task:
+    sim = state.sims[family.queue[0][1]]
+    by_cores: dict[int, float] = {}
+    for ranks, seconds in sorted(seconds_on(state, family).items()):
+        by_cores.setdefault(_cores(state, ranks), seconds)
+    deadline = None if sim.planned.deadline is None else sim.planned.deadline - state.t
+    memory = max(
+        state.memory_of(sim),
+        *(p.memory for r in widths(family) if (p := state.shape_on(family.spec, r).profile)),
+        0,
+    )
+    return Task(
+        family.spec.family,
+        len(family.queue),
+        by_cores,
+        memory,
+        family.spec.objective,
+        deadline,
+        sim.index,
+    )
+
+
+def _start(state: State, family: Family, cores: int) -> bool:
+    """Start the next of a family on so many cores; False if there is no room for it now."""
+    sim = state.sims[family.queue[0][1]]
+    ranks = next(r for r in widths(family) if _cores(state, r) == cores)
+    most = state.settings.max_packed
+    room = state.capacity.memory <= 0 or (
+        state.memory_used + state.memory_of(sim) <= state.capacity.memory
+    )
+    if not room or cores > free_cores(state) or 0 < most <= len(state.active):
+        return False
+    beside = f"beside {len(state.active)} running" if state.active else "nothing else runs"
+    state.note(
+        "admit",
+        f"{sim.spec.name} starts on {ranks} {_ranks(ranks)}, {beside}",
+        name=sim.spec.name,
+        n=len(state.active) + 1,
+        ranks=ranks,
+    )
+    state.launch(sim, ranks)
+    return True
+
+
+def _fill(state: State) -> None:
+    """Nothing is known yet, so there is nothing that cores could wait for."""
+    for family in sorted(state.families.values(), key=lambda one: one.queue[:1]):
+        while family.queue and _start(state, family, _cores(state, widths(family)[0])):
+            pass
+
+
+def _tell(state: State, best: Schedule) -> None:
+    """Say what was decided, once for each decision, with what else there was."""
+    measured = all(_known(state, f) for f in state.families.values() if f.queue)
+    plan = [
+        f"{count} {name} on {ranks} {_ranks(ranks)} each"
+        for name, by_ranks in best.widths_planned.items()
+        for ranks, count in sorted(by_ranks.items())
+    ]
+    other = {one.name: one.makespan for one in best.alternatives if one.name != best.name}
+    words = "nothing is measured yet"
+    if measured:
+        words = f"{best.makespan:.3g} s for what is left, predicted"
+        if choice.SEQUENTIAL in other:
+            words += f"; {choice.SEQUENTIAL} {other[choice.SEQUENTIAL]:.3g} s"
+    decided = [(n, ranks) for n, counts in best.widths_planned.items() for ranks in counts]
+    state.note_once(
+        ("choice", tuple(sorted(decided)), measured),
+        "choice",
+        f"decided: {', '.join(plan)}: {words}",
+        measured=measured,
+        way=best.name,
+        predicted=best.makespan,
+        alternatives=[[one.name, one.makespan] for one in best.alternatives],
+        widths={name: by_text(counts) for name, counts in best.widths_planned.items()},
+    )
+
+
+def by_text(counts: Mapping[int, int]) -> dict[str, int]:
+    """Simulations by number of ranks, as JSON has it."""
+    return {str(ranks): count for ranks, count in counts.items()}
+
+
+def _ranks(count: int) -> str:
+    return "rank" if count == 1 else "ranks"

@@ -1,0 +1,116 @@
+# SPDX-License-Identifier: LGPL-3.0-or-later
+"""Whole simulated runs of queues whose ranks are the controller's to choose."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from dovetail.core import protocol
+from dovetail.core.protocol import Node, Spec
+from dovetail.executors.simulated.executor import Fault, Work
+from dovetail.run.simulate import SimulatedRun, run_simulated
+
+pytestmark = pytest.mark.unit
+
+GIB = 1 << 30
+TWO_CORES = [Node("n0", 2000, 8 * GIB)]
+IMBALANCED = Work((0.01, 0.03), 300, cuts={1: (0.036,)})
+
+
+def specs(count: int, widths: tuple[int, ...], family: str = "a", **more) -> list[Spec]:
+    most = max(widths)
+    return [
+        Spec(f"{family}-{i}", family, "case", most, (1.0,) * most, ("run",), widths=widths, **more)
+        for i in range(count)
+    ]
+
+
+def even(seconds: float, most: int, iterations: int = 300, lost: float = 0.05, **more) -> Work:
+    """Work that splits evenly, and loses that share of its efficiency with each doubling."""
+    cuts = {r: (seconds / r * (1 + lost * (r.bit_length() - 1)),) * r for r in range(1, most + 1)}
+    return Work(cuts[most], iterations, cuts=cuts, **more)
+
+
+def launched(result: SimulatedRun) -> list[int]:
+    """The ranks of each launch, in order."""
+    return [len(a.share.requests) for _, a in result.actions if isinstance(a, protocol.Launch)]
+
+
+def states(result: SimulatedRun) -> set[str]:
+    return {view.state for view in result.controller.views()}
+
+
+def n_max(result: SimulatedRun) -> int:
+    return max(n for _, n in result.running)
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_four_that_may_run_on_one_rank_run_side_by_side(seed):
+    result = run_simulated(specs(4, (1, 2)), {"a": IMBALANCED}, TWO_CORES, seed)
+    assert states(result) == {"done"}
+    assert launched(result) == [1] * 4
+    assert n_max(result) == 2
+    assert result.gain >= 1.5
+
+
+def test_a_last_one_that_would_leave_a_core_idle_is_widened():
+    result = run_simulated(specs(5, (1, 2)), {"a": even(0.06, 2)}, TWO_CORES)
+    assert states(result) == {"done"}
+    assert launched(result) == [1, 1, 1, 1, 2]
+
+
+def test_one_alone_runs_on_all_the_cores_it_may_have():
+    result = run_simulated(specs(1, (1, 2, 4)), {"a": even(0.06, 4)}, [Node("n", 8000, 0)])
+    assert launched(result) == [4]
+
+
+def test_where_memory_allows_one_at_a_time_it_is_wide():
+    result = run_simulated(
+        specs(3, (1, 2), memory=5 * GIB), {"a": even(0.06, 2)}, TWO_CORES, limit=1000
+    )
+    assert states(result) == {"done"}
+    assert launched(result) == [2, 2, 2]
+    assert result.memory <= 8 * GIB
+
+
+def test_what_publishes_nothing_is_run_narrow_and_side_by_side_too():
+    work = replace(IMBALANCED, publishes=False)
+    result = run_simulated(specs(6, (1, 2)), {"a": work}, TWO_CORES)
+    assert states(result) == {"done"}
+    assert launched(result) == [1] * 6
+    assert result.gain >= 1.5
+
+
+def test_fixed_and_open_ranks_share_a_queue():
+    fixed = [replace(one, widths=()) for one in specs(2, (2,), "b")]
+    result = run_simulated(
+        [*specs(4, (1, 2)), *fixed], {"a": IMBALANCED, "b": even(0.05, 2)}, TWO_CORES
+    )
+    assert states(result) == {"done"}
+    assert sorted(launched(result)) == [1, 1, 1, 1, 2, 2]
+
+
+def test_each_ends_once_though_a_node_dies_and_the_ranks_are_chosen_again():
+    nodes = [Node("n0", 2000, 0), Node("n1", 2000, 0)]
+    faults = [Fault(3.0, "node", "n1")]
+    result = run_simulated(specs(8, (1, 2, 4)), {"a": even(0.06, 4)}, nodes, faults=faults)
+    assert states(result) == {"done"}
+    ends = [a.name for _, a in result.actions if isinstance(a, protocol.Ended)]
+    assert sorted(ends) == sorted({f"a-{i}" for i in range(8)})
+
+
+def test_more_ranks_than_cores_only_where_nothing_less_is_allowed():
+    result = run_simulated(specs(2, (4, 8)), {"a": even(0.06, 8)}, TWO_CORES, limit=1000)
+    assert states(result) == {"done"}
+    assert launched(result) == [4, 4]
+
+
+def test_what_was_decided_is_said_with_what_else_there_was():
+    result = run_simulated(specs(4, (1, 2)), {"a": IMBALANCED}, TWO_CORES)
+    notes = result.notes("choice")
+    assert notes
+    measured = [note for note in notes if note.data["measured"]]
+    assert measured
+    assert all(len(note.data["alternatives"]) > 1 for note in notes)
+    assert all(seconds > 0 for note in notes for _, seconds in note.data["alternatives"])
