@@ -12,8 +12,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from dovetail.applications.openfoam.bisection import bisection, cut_faces
 from dovetail.applications.openfoam.concentric import concentric, zones
-from dovetail.applications.openfoam.mesh import cells_per_processor, read_mesh
+from dovetail.applications.openfoam.mesh import Mesh, cells_per_processor, read_mesh
 from dovetail.cli.main import main
 from dovetail.core.errors import BadInput
 from hypothesis import HealthCheck, given, settings
@@ -74,6 +75,55 @@ def test_equal_weights_make_equal_sectors_around_the_centre():
     assert np.bincount(rank).tolist() == [25, 25, 25, 25]
     quadrant = rank.reshape(10, 10)
     assert all(len(np.unique(q)) == 1 for q in (quadrant[:5, :5], quadrant[5:, 5:]))
+
+
+def box(nx, ny, nz=1):
+    """A regular mesh of unit cells: its inner faces alone."""
+    number = np.arange(nx * ny * nz).reshape(nx, ny, nz)
+    pairs = [
+        (number[:-1].ravel(), number[1:].ravel()),
+        (number[:, :-1].ravel(), number[:, 1:].ravel()),
+        (number[:, :, :-1].ravel(), number[:, :, 1:].ravel()),
+    ]
+    owner, neighbour = (np.concatenate(side) for side in zip(*pairs))
+    return Mesh(grid(nx, ny, nz), owner, neighbour, np.zeros(3), np.array([nx, ny, nz]))
+
+
+@unit
+@given(
+    st.lists(st.floats(0.01, 100) | st.sampled_from([1.0, 2.0]), min_size=1, max_size=20),
+    st.tuples(st.integers(1, 9), st.integers(1, 9), st.integers(1, 4)),
+)
+def test_bisection_matches_weights_within_a_cell(weights, size):
+    mesh = box(*size)
+    if len(mesh.centres) < len(weights):
+        with pytest.raises(BadInput):
+            bisection(mesh, weights)
+        return
+    cells = np.bincount(bisection(mesh, weights), minlength=len(weights))
+    assert cells.sum() == len(mesh.centres)
+    assert cells.min() >= 1
+    wanted = np.array(weights) / sum(weights) * len(mesh.centres)
+    if wanted.min() >= 1:
+        assert abs(cells - wanted).max() <= 1
+
+
+BOXES = {
+    "halves of a long box": ((10, 4, 2), [1, 1], 8),
+    "a long box across, whatever its direction": ((2, 4, 10), [1, 1], 8),
+    "quarters of a square": ((8, 8), [1, 1, 1, 1], 16),
+    "thirds of a long box": ((9, 2), [1, 1, 1], 4),
+    "a quarter and the rest": ((8, 3), [1, 3], 3),
+    "an eighth each of a cube": ((4, 4, 4), [1] * 8, 48),
+}
+
+
+@unit
+@pytest.mark.parametrize("name", BOXES)
+def test_bisection_cuts_the_fewest_faces_of_a_box(name):
+    size, weights, faces = BOXES[name]
+    mesh = box(*size)
+    assert cut_faces(mesh, bisection(mesh, weights)) == faces
 
 
 # --- Reading meshes: two unit cubes side by side, 12 points, 11 faces ---
@@ -246,7 +296,7 @@ def test_both_files_are_written_and_ours_are_written_over(tmp_path, capsys):
 @unit
 def test_the_default_centre_is_said(tmp_path, capsys):
     put(tmp_path, ascii_mesh())
-    main(["decompose", "--ranks", "1", str(tmp_path)])
+    main(["decompose", "--ranks", "1", "--method", "concentric", str(tmp_path)])
     assert "centre (1 0.5 0.5) m, of the mesh's bounding box" in capsys.readouterr().out
 
 
@@ -274,6 +324,10 @@ BAD_OPTIONS = {
     "a weight of zero": (["--ranks", "2", "--weights", "1,0"], "rank 1"),
     "a weight nan": (["--ranks", "2", "--weights", "nan,1"], "rank 0"),
     "a negative weight": (["--ranks", "2", "--weights=-1,1"], "rank 0"),
+    "a centre for bisection": (
+        ["--ranks", "2", "--method", "bisection", "--centre", "1,2,3"],
+        "--method concentric",
+    ),
     "a centre of two": (["--ranks", "2", "--centre", "1,2"], "--centre"),
     "a centre nan": (["--ranks", "2", "--centre", "1,2,nan"], "--centre"),
 }
@@ -293,6 +347,93 @@ def test_bad_options_are_exit_2_and_write_nothing(name, tmp_path, capsys):
 def test_without_a_mesh_it_names_blockmesh(tmp_path, capsys):
     assert main(["decompose", "--ranks", "2", str(tmp_path)]) == 2
     assert "blockMesh" in capsys.readouterr().err
+
+
+@unit
+@pytest.mark.parametrize(
+    ("options", "method"),
+    [
+        ([], "bisection"),
+        (["--weights", "2,2"], "bisection"),
+        (["--weights", "1,2"], "concentric"),
+        (["--centre", "0,0,0"], "concentric"),
+        (["--weights", "1,2", "--method", "bisection"], "bisection"),
+        (["--method", "concentric"], "concentric"),
+    ],
+)
+def test_equal_weights_are_bisected_unless_said_otherwise(options, method, tmp_path, capsys):
+    put(tmp_path, ascii_mesh())
+    assert main(["decompose", "--ranks", "2", "--json", *options, str(tmp_path)]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["method"] == method
+    assert (found["zones"] is None) == (found["centre"] is None) == (method == "bisection")
+    assert found["cut_faces"] == 1
+
+
+def parted(case, *cells):
+    """Processor directories with so many cells each, and a time in them."""
+    for rank, count in enumerate(cells):
+        mesh = case / f"processor{rank}" / "constant" / "polyMesh"
+        mesh.mkdir(parents=True)
+        note = header("labelList", "owner", f'ascii; note "nCells:{count}"', "")
+        (mesh / "owner").write_bytes(note + b"0()\n")
+        (case / f"processor{rank}" / "0").mkdir()
+    return case
+
+
+KEPT = {
+    "as asked": (["--weights", "1,1"], (1, 1), True),
+    "within a cell": (["--weights", "1,3"], (1, 1), True),
+    "of another mesh": (["--weights", "1,1"], (2, 2), False),
+    "of other weights": (["--weights", "50,1"], (1, 1), True),  # a rank has no less than a cell
+    "on other ranks": (["--weights", "1,1"], (2,), False),
+}
+
+
+@unit
+@pytest.mark.parametrize("name", KEPT)
+def test_a_cut_that_is_right_is_kept_and_no_other_is_touched_without_force(name, tmp_path, capsys):
+    options, cells, kept = KEPT[name]
+    (parted(put(tmp_path, ascii_mesh()), *cells) / "0").mkdir()
+    command = ["decompose", "--ranks", "2", *options, "--apply", "--json", str(tmp_path)]
+    assert main(command) == (0 if kept else 2)
+    told = capsys.readouterr()
+    if kept:
+        assert json.loads(told.out) == {"kept": True}
+    else:
+        assert "processor0" in told.err
+        assert "--force" in told.err
+    assert len(list(tmp_path.glob("processor*"))) == len(cells)
+    assert not (tmp_path / "system").exists()
+
+
+@unit
+def test_on_one_rank_the_case_is_in_one_piece(tmp_path, capsys):
+    (parted(put(tmp_path, ascii_mesh()), 1, 1) / "0").mkdir()
+    (tmp_path / "processors2").mkdir()
+    command = ["decompose", "--ranks", "1", "--apply", str(tmp_path)]
+    assert main(command) == 2
+    assert main([*command, "--force"]) == 0
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["0", "constant"]
+    capsys.readouterr()
+    assert main([*command, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == {"kept": True}
+
+
+@unit
+def test_fields_that_are_in_processor_directories_alone_are_not_removed(tmp_path, capsys):
+    parted(put(tmp_path, ascii_mesh()), 1, 1)
+    assert main(["decompose", "--ranks", "1", "--apply", "--force", str(tmp_path)]) == 2
+    assert "reconstructPar" in capsys.readouterr().err
+    assert (tmp_path / "processor1").exists()
+
+
+@unit
+def test_without_openfoam_it_is_said(tmp_path, monkeypatch, capsys):
+    (put(tmp_path, ascii_mesh()) / "0").mkdir()
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert main(["decompose", "--ranks", "2", "--apply", str(tmp_path)]) == 2
+    assert "decomposePar cannot be run" in capsys.readouterr().err
 
 
 # --- The real thing ---
@@ -333,6 +474,40 @@ class TestRealOpenFoam:
         wanted = [float(w) for w in weights.split(",")]
         for count, weight in zip(cells, wanted):
             assert abs(count - 12225 * weight / sum(wanted)) <= 1
+
+    @pytest.mark.parametrize("ranks", [2, 4, 7])
+    def test_bisection_cuts_fewer_faces_than_sectors(self, pitz, ranks, capsys):
+        cut = {}
+        for method in ("bisection", "concentric"):
+            options = ["--ranks", str(ranks), "--method", method, "--json", "--force", str(pitz)]
+            assert main(["decompose", *options]) == 0
+            cut[method] = json.loads(capsys.readouterr().out)["cut_faces"]
+        assert cut["bisection"] < cut["concentric"]
+
+    def test_a_case_is_cut_again_for_any_ranks(self, pitz, monkeypatch, capsys):
+        monkeypatch.setenv("WM_PROJECT_DIR", FOAM["WM_PROJECT_DIR"])
+        for weights in ([1.0, 3.0], [1.0] * 3, [1.0], [1.0, 1.0]):
+            words = ["--ranks", str(len(weights)), "--weights", ",".join(map(str, weights))]
+            command = ["decompose", *words, "--apply", "--force", "--json", str(pitz)]
+            for kept in (False, True):
+                assert main(command) == 0
+                assert json.loads(capsys.readouterr().out)["kept"] is kept
+            if len(weights) > 1:
+                cells = cells_per_processor(pitz)
+                assert [round(one / sum(cells), 3) for one in cells] == [
+                    round(one / sum(weights), 3) for one in weights
+                ]
+            else:
+                assert list(pitz.glob("processor*")) == []
+
+    def test_a_decomposer_that_fails_is_told(self, pitz, tmp_path, monkeypatch, capsys):
+        monkeypatch.setenv("WM_PROJECT_DIR", FOAM["WM_PROJECT_DIR"])
+        case = shutil.copytree(pitz, tmp_path / "case")
+        field = case / "0" / "p"
+        field.write_text(field.read_text().replace("uniform 0", "uniform nothing"))
+        options = ["--ranks", "2", "--weights", "1,9", "--apply", "--force", str(case)]
+        assert main(["decompose", *options]) == 1
+        assert "decomposePar in" in capsys.readouterr().err
 
     def test_collated_files_are_refused(self, pitz, capsys):
         assert main(["decompose", "--ranks", "2", str(pitz)]) == 0

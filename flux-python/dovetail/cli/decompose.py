@@ -2,7 +2,8 @@
 """`dovetail decompose`: write OpenFOAM's manual decomposition.
 
 Input: a meshed case, and weights. Output: `constant/cellDecomposition` and
-`system/decomposeParDict` in the case, for `decomposePar`; cells per rank on stdout.
+`system/decomposeParDict` in the case, for `decomposePar`, which is run too if that is asked for;
+cells per rank on stdout.
 """
 
 from __future__ import annotations
@@ -10,16 +11,21 @@ from __future__ import annotations
 import argparse
 import json
 import math
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
+from dovetail.applications.openfoam import processors
+from dovetail.applications.openfoam.bisection import bisection, cut_faces
 from dovetail.applications.openfoam.concentric import concentric, zones
-from dovetail.applications.openfoam.mesh import is_ours, read_mesh, write_decomposition
+from dovetail.applications.openfoam.mesh import Mesh, is_ours, read_mesh, write_decomposition
+from dovetail.applications.openfoam.mesh_file import Labels
 from dovetail.core import cpu_requests
 from dovetail.core.errors import BadInput
 
-HELP = "cut an OpenFOAM mesh into concentric zones of any weights"
+HELP = "cut an OpenFOAM mesh for ranks of any weights"
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -35,8 +41,27 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--centre", metavar="X,Y,Z", help="centre of the zones, metres (default: the mesh's)"
     )
     parser.add_argument(
-        "--force", action="store_true", help="replace files that dovetail did not write"
+        "--method",
+        choices=("bisection", "concentric"),
+        help="planes with few faces between ranks, or zones around a centre "
+        "(default: bisection for equal weights without --centre)",
     )
+    parser.add_argument("--force", action="store_true", help="replace what dovetail did not write")
+    parser.add_argument(
+        "--apply",
+        action="store_true",
+        help="run decomposePar too; nothing is done where the case is cut so already",
+    )
+
+
+@dataclass(frozen=True)
+class Cut:
+    """A decomposition, and how it was made; `zones` and `centre` are those of `concentric`."""
+
+    method: str
+    rank_of_cell: Labels
+    zones: tuple[int, ...] | None
+    centre: tuple[float, float, float] | None
 
 
 def run(args: argparse.Namespace) -> int:
@@ -50,38 +75,60 @@ def run(args: argparse.Namespace) -> int:
         raise BadInput(
             f"--weights: {len(weights)} weights for {args.ranks} ranks; give one per rank"
         )
-    centre = None if args.centre is None else _parse_centre(args.centre)
+    if args.method == "bisection" and args.centre is not None:
+        raise BadInput("--centre: bisection has none; it goes with --method concentric")
+    if args.apply:
+        if processors.are_cut(args.case, weights):
+            print(json.dumps({"kept": True}) if args.json else f"{args.case} is cut so already")
+            return 0
+        _make_room(processors.directories(args.case), args.force)
+        if args.ranks == 1:
+            processors.make(args.case, 1)
+            print(json.dumps({"kept": False}) if args.json else f"{args.case} is in one piece")
+            return 0
     mesh = read_mesh(args.case)
-    middle = (mesh.low + mesh.high) / 2 if centre is None else np.array(centre)
-    rank_of_cell = concentric(mesh.centres, weights, middle)
-    _make_room(args.case, args.force)
-    write_decomposition(args.case, rank_of_cell, args.ranks)
-
-    inner = len(mesh.neighbour)
-    cut = int((rank_of_cell[mesh.owner[:inner]] != rank_of_cell[mesh.neighbour]).sum())
-    cells = np.bincount(rank_of_cell, minlength=args.ranks).tolist()
-    wanted = [weight / math.fsum(weights) * len(rank_of_cell) for weight in weights]
-    if args.json:
-        print(
-            json.dumps(
-                {
-                    "cells": cells,
-                    "wanted": wanted,
-                    "zones": zones(weights),
-                    "centre": middle.tolist(),
-                    "cut_faces": cut,
-                }
-            )
-        )
-        return 0
-    where = "given" if centre is not None else "of the mesh's bounding box"
-    print(f"centre ({middle[0]:g} {middle[1]:g} {middle[2]:g}) m, {where}")
-    print(f"{'rank':>4} {'zone':>4} {'wanted':>12} {'cells':>10}")
-    for rank, zone in enumerate(zones(weights)):
-        print(f"{rank:>4} {zone:>4} {wanted[rank]:>12.1f} {cells[rank]:>10}")
-    print(f"{cut} of {inner} inner faces lie between ranks")
-    print(f"wrote constant/cellDecomposition and system/decomposeParDict in {args.case}")
+    made = _cut(mesh, weights, args)
+    _make_room_for_files(args.case, args.force)
+    write_decomposition(args.case, made.rank_of_cell, args.ranks)
+    if args.apply:
+        processors.make(args.case, args.ranks)
+    _tell(made, mesh, weights, args)
     return 0
+
+
+def _cut(mesh: Mesh, weights: Sequence[float], args: argparse.Namespace) -> Cut:
+    """The decomposition that is asked for."""
+    even = min(weights) == max(weights) and args.centre is None
+    method = args.method or ("bisection" if even else "concentric")
+    if method == "bisection":
+        return Cut(method, bisection(mesh, weights), None, None)
+    centre = (mesh.low + mesh.high) / 2
+    if args.centre is not None:
+        centre = np.array(_parse_centre(args.centre))
+    x, y, z = centre.tolist()
+    return Cut(method, concentric(mesh.centres, weights, centre), zones(weights), (x, y, z))
+
+
+def _tell(made: Cut, mesh: Mesh, weights: Sequence[float], args: argparse.Namespace) -> None:
+    """Print what each rank got."""
+    cut, inner = cut_faces(mesh, made.rank_of_cell), len(mesh.neighbour)
+    cells = np.bincount(made.rank_of_cell, minlength=args.ranks).tolist()
+    wanted = [weight / math.fsum(weights) * len(made.rank_of_cell) for weight in weights]
+    if args.json:
+        found = {"method": made.method, "cells": cells, "wanted": wanted, "zones": made.zones}
+        more = {"kept": False} if args.apply else {}
+        print(json.dumps({**found, "centre": made.centre, "cut_faces": cut, **more}))
+        return
+    if made.centre:
+        where = "given" if args.centre is not None else "of the mesh's bounding box"
+        x, y, z = made.centre
+        print(f"centre ({x:g} {y:g} {z:g}) m, {where}")
+    print(f"{'rank':>4} {'zone':>4} {'wanted':>12} {'cells':>10}")
+    for rank, count in enumerate(cells):
+        zone = made.zones[rank] if made.zones else "-"
+        print(f"{rank:>4} {zone:>4} {wanted[rank]:>12.1f} {count:>10}")
+    print(f"{cut} of {inner} inner faces lie between ranks ({made.method})")
+    print(f"wrote constant/cellDecomposition and system/decomposeParDict in {args.case}")
 
 
 def _parse_centre(text: str) -> tuple[float, ...]:
@@ -95,7 +142,13 @@ def _parse_centre(text: str) -> tuple[float, ...]:
     return centre
 
 
-def _make_room(case: Path, force: bool) -> None:
+def _make_room(there: Sequence[Path], force: bool) -> None:
+    """Refuse to replace processor directories without --force."""
+    if there and not force:
+        raise BadInput(f"{there[0]}: is of another cut; give --force to replace it and its like")
+
+
+def _make_room_for_files(case: Path, force: bool) -> None:
     """Keep what others wrote: refuse without --force, else save it as NAME.orig first."""
     theirs = [
         path

@@ -118,14 +118,27 @@ def cells_per_processor(case: Path) -> tuple[int, ...]:
     return tuple(_cells(found[rank]) for rank in range(len(found)))
 
 
+def number_of_cells(case: Path) -> int | None:
+    """Cells of the case's own mesh, None if it has none that can be read."""
+    try:
+        return _count(case / "constant" / "polyMesh" / "owner")
+    except BadInput:
+        return None
+
+
 def _cells(processor: Path) -> int:
-    """The cells of one processor directory: from the header's note, else counted."""
-    owner = FoamFile(processor / "constant" / "polyMesh" / "owner")
-    note = re.search(r"nCells:\s*(\d{1,18})\b", owner.header.get("note", ""), re.ASCII)
-    cells = int(note[1]) if note else int(owner.labels().max(initial=-1)) + 1
+    """The cells of one processor directory."""
+    cells = _count(processor / "constant" / "polyMesh" / "owner")
     if cells == 0:
         raise BadInput(f"{processor}: a rank without cells has no load to share by")
     return cells
+
+
+def _count(path: Path) -> int:
+    """The cells of an owner file: from its header's note, else counted."""
+    owner = FoamFile(path)
+    note = re.search(r"nCells:\s*(\d{1,18})\b", owner.header.get("note", ""), re.ASCII)
+    return int(note[1]) if note else int(owner.labels().max(initial=-1)) + 1
 
 
 # --- Writing ---

@@ -1,0 +1,79 @@
+# SPDX-License-Identifier: LGPL-3.0-or-later
+"""`system/controlDict`: the plain entries of it, and how many iterations they ask for.
+
+Input: a case directory. Output: entries as text. Invariant: what is computed, included or
+conditional in the file is left out, never guessed at.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+from pathlib import Path
+
+_COMMENT = re.compile(r"/\*.*?\*/|//[^\n]*", re.DOTALL)
+_ENTRY = re.compile(r"([A-Za-z]\w*)\s+([^\s;{}]+)\s*;")
+_TOKEN = re.compile(r'"(?:\\.|[^"\\])*"|[{}]|#\w+')
+_LARGEST = 1 << 20  # bytes
+
+
+def entries(case: Path) -> dict[str, str]:
+    """The file's own entries of one word each; empty if it cannot be read."""
+    try:
+        with open(case / "system" / "controlDict", errors="replace") as file:
+            text = _COMMENT.sub(" ", file.read(_LARGEST))
+    except OSError:
+        return {}
+    outer, depth, at = "", 0, 0
+    for token in _TOKEN.finditer(text):
+        word = token[0]
+        if word == "#calc" or word.startswith("#if"):
+            return {}
+        if depth == 0:
+            outer += text[at : token.start()] + ("" if word == "{" else " ")
+        depth += {"{": 1, "}": -1}.get(word, 0)
+        at = token.end()
+    outer += text[at:] if depth == 0 else ""
+    return dict(_ENTRY.findall(outer))
+
+
+def times(case: Path) -> list[float]:
+    """The times of the case's own time directories, ascending."""
+    try:
+        names = [entry.name for entry in os.scandir(case) if entry.is_dir()]
+    except OSError:
+        return []
+    return sorted(found for name in names if (found := number(name)) is not None)
+
+
+def number(text: str) -> float | None:
+    """A finite number as OpenFOAM writes it, None for anything else."""
+    if not re.fullmatch(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d{1,3})?", text, re.ASCII):
+        return None
+    value = float(text)
+    return value if math.isfinite(value) else None
+
+
+def iterations(case: Path) -> int:
+    """Time steps from the start to the end of a run of fixed steps; 0 for any other."""
+    found = entries(case)
+    start = _start(case, found)
+    end, step = (number(found.get(key, "")) for key in ("endTime", "deltaT"))
+    plain = found.get("stopAt", "endTime") == "endTime"
+    varies = found.get("adjustTimeStep", "no") not in ("no", "off", "false", "n", "f", "none")
+    if not plain or varies or start is None or end is None or step is None or step <= 0.0:
+        return 0
+    count = (end - start) / step
+    return round(count) if 0.5 <= count <= 1e12 else 0
+
+
+def _start(case: Path, found: dict[str, str]) -> float | None:
+    start = number(found.get("startTime", "0"))
+    rule = found.get("startFrom", "latestTime")
+    if rule == "startTime":
+        return start
+    if rule not in ("firstTime", "latestTime"):
+        return None
+    there = times(case)
+    return there[0 if rule == "firstTime" else -1] if there else start

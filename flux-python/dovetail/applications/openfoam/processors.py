@@ -1,0 +1,74 @@
+# SPDX-License-Identifier: LGPL-3.0-or-later
+"""Processor directories for any ranks and weights, made by decomposePar from a cut of ours.
+
+Inputs: a case, and one weight per rank. Outputs: whether the case is cut so already; processor
+directories. No partitioning library is needed, as the ranks of cells are written by ourselves.
+
+Invariant: fields are never removed that are in processor directories alone.
+"""
+
+from __future__ import annotations
+
+import math
+import shutil
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+
+from dovetail.applications.openfoam import control_dict
+from dovetail.applications.openfoam.mesh import cells_per_processor, number_of_cells
+from dovetail.core.errors import BadInput, WorkFailed
+
+ALIKE = 0.05
+"""A cut is as good as ours if no rank's share differs by more than this part of it: that much
+imbalance is what partitioning libraries allow themselves for fewer faces between ranks."""
+
+
+def are_cut(case: Path, weights: Sequence[float]) -> bool:
+    """Whether the case's processor directories are of its mesh, with such shares of it."""
+    if len(weights) == 1:
+        return not directories(case)
+    try:
+        cells = cells_per_processor(case)
+    except BadInput:
+        return False
+    total = sum(cells)
+    if len(cells) != len(weights) or number_of_cells(case) not in (None, total):
+        return False
+    wanted = [total * weight / math.fsum(weights) for weight in weights]
+    return all(abs(has - ask) <= max(1.0, ALIKE * ask) for has, ask in zip(cells, wanted))
+
+
+def make(case: Path, ranks: int) -> None:
+    """Replace the processor directories by those of the case's own decomposition.
+
+    On one rank there are none. Raises BadInput or WorkFailed with the reason.
+    """
+    old = directories(case)
+    if old and control_dict.times(old[0]) and not control_dict.times(case):
+        raise BadInput(
+            f"{case}: its fields are in {old[0].name} and its like alone; "
+            "run `reconstructPar` before it is cut again"
+        )
+    try:
+        for directory in old:
+            shutil.rmtree(directory)
+    except OSError as error:
+        raise BadInput(f"{error.filename}: cannot be removed: {error.strerror}") from None
+    if ranks == 1:
+        return
+    try:
+        # Its words are for a log; standard output may be for a program that reads JSON.
+        done = subprocess.run(["decomposePar", "-force"], cwd=case, stdout=2, check=False)
+    except OSError as error:
+        raise BadInput(
+            f"decomposePar cannot be run: {error.strerror}; is OpenFOAM's environment set up?"
+        ) from None
+    if done.returncode:
+        raise WorkFailed(f"decomposePar in {case} ended with exit code {done.returncode}")
+
+
+def directories(case: Path) -> list[Path]:
+    """Processor directories, each rank's own or collated."""
+    found = [*case.glob("processor[0-9]*"), *case.glob("processors[0-9]*")]
+    return sorted(path for path in found if path.is_dir() and not path.is_symlink())
