@@ -4,9 +4,11 @@
 from __future__ import annotations
 
 import os
+import subprocess
 from pathlib import Path
 
 import pytest
+from dovetail import __version__
 from dovetail.cli import main
 from dovetail.core.errors import BadInput
 from dovetail.plan import command_line, schema
@@ -109,6 +111,54 @@ def test_the_entrys_own_path_is_searched(where):
     with pytest.raises(BadInput, match="special"):
         load(text)
     assert load(f"{text}    environment: {{PATH: {where / 'own'}}}\n").specs
+
+
+WIDTHS = {
+    "3": (),
+    "2-2": (),
+    "[4]": (),
+    "1-4": (1, 2, 3, 4),
+    "3-10": (3, 4, 5, 6, 7, 8, 9, 10),
+    "1-9": (1, 2, 4, 8, 9),
+    "6-100": (6, 8, 16, 32, 64, 100),
+    "[8, 1, 2]": (1, 2, 8),
+}
+
+
+@pytest.mark.parametrize("ranks", WIDTHS)
+def test_the_numbers_of_ranks_that_are_allowed(ranks, where):
+    (spec,) = load(ONE.replace("ranks: 2", f"ranks: {ranks}")).specs
+    assert spec.widths == WIDTHS[ranks]
+    assert spec.widths == () or spec.ranks == spec.widths[-1]
+    assert spec.weights == (1.0,) * spec.ranks
+
+
+def test_what_is_said_of_moulding_reaches_the_simulation(where):
+    (bare,) = load(ONE).specs
+    assert (bare.application, bare.objective, bare.checkpoint) == ("generic", "throughput", False)
+    text = entry("application", "lammps") + "    objective: turnaround\n    checkpoint: allowed\n"
+    (spec,) = load(text).specs
+    assert (spec.application, spec.objective, spec.checkpoint) == ("lammps", "turnaround", True)
+    (where / "bin" / "solver").rename(where / "bin" / "ownFoam")
+    (spec,) = load(ONE.replace("solver", "ownFoam")).specs
+    assert spec.application == "openfoam"
+
+
+def test_the_users_own_starter_may_take_the_ranks(where):
+    (where / "bin" / "mpirun").symlink_to(where / "bin" / "solver")
+    text = ONE.replace("ranks: 2", "ranks: 1-2").replace(
+        "command: ", "command: mpirun -np {ranks} "
+    )
+    (spec,) = load(text).specs
+    assert spec.command == ("mpirun", "-np", "{ranks}", "solver")
+
+
+def test_a_line_of_dovetail_is_run_by_this_one(where):
+    done = subprocess.run(
+        [*command_line.program("dovetail --version")], capture_output=True, text=True, cwd="/"
+    )
+    assert done.stdout == f"dovetail {__version__}\n"
+    assert command_line.program("mesh 'a b'") == ["mesh", "a b"]
 
 
 # --- The manual page ---

@@ -114,6 +114,56 @@ REFUSED = {
         changed("ranks: 2", f"ranks: 0x{'f' * 100000}"),
         "7: simulations[0].ranks: a number of thousands of digits",
     ),
+    "a range that begins above its end": (
+        changed("ranks: 2", "ranks: 4-2"),
+        "7: simulations[0].ranks: '4-2' begins above its end; 2-4 would be right",
+    ),
+    "a range from none": (
+        changed("ranks: 2", "ranks: 0-2"),
+        "7: simulations[0].ranks: 0 is not at",
+    ),
+    "a range that is endless": (changed("ranks: 2", "ranks: 2-"), "7: simulations[0].ranks: '2-'"),
+    "an empty list of ranks": (
+        changed("ranks: 2", "ranks: []"),
+        "7: simulations[0].ranks: an empty list; give at least one",
+    ),
+    "a number of ranks twice": (
+        changed("ranks: 2", "ranks: [1, 2, 1]"),
+        "7: simulations[0].ranks: 1 is twice in the list",
+    ),
+    "ranks of half a number": (
+        changed("ranks: 2", "ranks: [1, 2.5]"),
+        "7: simulations[0].ranks: 2.5 is not a whole number, a range such as 1-4, or a list",
+    ),
+    "weights of some of several ranks": (
+        changed("ranks: 2", "ranks: 1-3"),
+        "8: simulations[0].weights: 2 weights for 3 ranks, the most that it may run on; give one",
+    ),
+    "a group larger than the fewest ranks": (
+        changed("ranks: 2", "ranks: 1-2").replace("ranks_per_pod: 1", "ranks_per_pod: 2"),
+        "16: simulations[0].ranks_per_pod: 2 is more than the 1 rank that it may run on",
+    ),
+    "a starter that says another number of ranks": (
+        ONE.replace("ranks: 2", "ranks: 1-2").replace("command: solver", "command: mpirun solver"),
+        "5: simulations[0].command: 'mpirun' says how many ranks there are, and they are to be "
+        "chosen; leave it out, or write `mpirun -np {ranks}`",
+    ),
+    "a program that is not there on some ranks": (
+        ONE.replace("ranks: 2", "ranks: 1-2").replace("solver", '"./Allrun-{ranks}"'),
+        "5: simulations[0].command: './Allrun-1' is not a program",
+    ),
+    "an unknown application": (
+        entry("application", "openfaom"),
+        "6: simulations[0].application: 'openfaom' is not 'openfoam', 'lammps' or 'generic'",
+    ),
+    "an unknown objective": (
+        entry("objective", "money"),
+        "6: simulations[0].objective: 'money' is not 'throughput' or 'turnaround'",
+    ),
+    "a checkpoint that is a truth value": (
+        entry("checkpoint", "yes"),
+        "6: simulations[0].checkpoint: true is not 'allowed' or 'never'",
+    ),
     "weights that do not match ranks": (
         changed("[1, 3]", "[1, 3, 5]"),
         "8: simulations[0].weights: 3 weights for 2 ranks; give one weight per rank",

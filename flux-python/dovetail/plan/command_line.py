@@ -15,6 +15,7 @@ import sys
 from collections.abc import Mapping
 
 from dovetail.core.units import show
+from dovetail.host import install_paths
 
 # A word that a shell would not pass on: a pipe, a list of commands, a redirection.
 _SHELL = re.compile(r"\|\|?|&&?|;|\d*[<>].*|\S*;")
@@ -52,6 +53,21 @@ def split(value: object) -> tuple[str, ...]:
     if any("\0" in word for word in words):
         raise ValueError(f"{show(value)} has a NUL in it")
     return tuple(words)
+
+
+def program(line: str) -> list[str]:
+    """The words of a prepare line as they are to be run.
+
+    `dovetail` is the one that runs the plan: another version may not know what is asked of it.
+    """
+    words = list(split(line))
+    if words[0] != "dovetail":
+        return words
+    start = (
+        f"import sys; sys.path.insert(0, {str(install_paths.PACKAGES)!r}); "
+        "from dovetail.cli.main import main; sys.exit(main())"
+    )
+    return [sys.executable, "-c", start, *words[1:]]
 
 
 def check(word: str, case: str | None, environment: Mapping[str, str]) -> None:

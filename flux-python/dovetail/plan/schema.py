@@ -16,7 +16,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Optional
+from typing import Annotated, Any, Literal, Optional
 
 from pydantic import (
     AfterValidator,
@@ -30,7 +30,7 @@ from pydantic import (
 )
 from pydantic_core import ErrorDetails
 
-from dovetail.core import cpu_requests, units
+from dovetail.core import cpu_requests, programs, units
 from dovetail.core.errors import BadInput
 from dovetail.core.protocol import Spec
 from dovetail.core.units import show
@@ -40,6 +40,8 @@ from dovetail.plan.yaml_lines import Key, YamlFile
 MAX_SIMULATIONS = 10_000
 MAX_RANKS = 100_000
 MAX_ERRORS = 20
+SMALL_RANGE = 8
+"""A range of up to so many numbers of ranks means each of them, a wider one the powers of two."""
 
 
 @dataclass(frozen=True)
@@ -101,9 +103,13 @@ def warnings(asked: Plan) -> list[str]:
 
 
 def _runnable(words: tuple[str, ...], info: ValidationInfo) -> tuple[str, ...]:
-    """The words, if the first of them is a program."""
+    """The words, if the first of them is a program, on whatever ranks."""
     environment = info.data.get("environment", {})
-    command_line.check(words[0], info.data.get("case"), environment)
+    for ranks in info.data.get("ranks") or (1,):
+        program = programs.filled(words[0], ranks, (1.0,) * ranks)
+        command_line.check(program, info.data.get("case"), environment)
+        if program == words[0]:
+            break
     return words
 
 
@@ -111,6 +117,50 @@ def _runnable_line(line: str, info: ValidationInfo) -> str:
     """A prepare line, if its first word is a program."""
     _runnable(command_line.split(line), info)
     return line
+
+
+def _widths(value: object) -> tuple[int, ...]:
+    """Numbers of ranks, ascending, from a number, a range such as `1-4`, or a list."""
+    if isinstance(value, str) and (found := re.fullmatch(r"(\d{1,9})-(\d{1,9})", value, re.ASCII)):
+        first, last = _rank_count(int(found[1])), _rank_count(int(found[2]))
+        if first > last:
+            raise ValueError(f"{show(value)} begins above its end; {last}-{first} would be right")
+        if last - first < SMALL_RANGE:
+            return tuple(range(first, last + 1))
+        powers = (1 << bit for bit in range(MAX_RANKS.bit_length()))
+        return tuple(sorted({first, last, *(one for one in powers if first < one < last)}))
+    if not isinstance(value, list):
+        return (_rank_count(value),)
+    counts = [_rank_count(one) for one in value]
+    twice = next((one for one in counts if counts.count(one) > 1), None)
+    if twice is not None:
+        raise ValueError(f"{twice} is twice in the list")
+    if not counts:
+        raise ValueError("an empty list; give at least one number of ranks")
+    return tuple(sorted(counts))
+
+
+def _rank_count(value: object) -> int:
+    """One number of ranks."""
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise ValueError(
+            f"{show(value)} is not a whole number, a range such as 1-4, or a list such as [1, 2, 4]"
+        )
+    if not 1 <= value <= MAX_RANKS:
+        bound = "at least 1" if value < 1 else f"at most {MAX_RANKS}"
+        raise ValueError(f"{show(value)} is not {bound}")
+    return value
+
+
+def _started_by_us(words: tuple[str, ...], info: ValidationInfo) -> tuple[str, ...]:
+    """The words, if they leave the number of ranks to us where there are several."""
+    several = len(info.data.get("ranks") or ()) > 1
+    if several and programs.is_starter(words[0]) and not any(map(programs.has_place, words)):
+        raise ValueError(
+            f"{show(words[0])} says how many ranks there are, and they are to be chosen; leave it "
+            f"out, or write `{words[0]} -np {{ranks}}`"
+        )
+    return words
 
 
 # --- The file's schema; the field order matters, since later fields look at earlier ones ---
@@ -125,11 +175,17 @@ class _Entry(BaseModel):
     name: str = Field(description="a short name, which becomes part of pod names")
     environment: dict[str, str] = {}
     case: str = Field(description="the case directory, relative to the plan file")
-    ranks: int = Field(ge=1, le=MAX_RANKS, description="the number of MPI ranks")
+    ranks: Annotated[tuple[int, ...], BeforeValidator(_widths)] = Field(
+        description="the number of MPI ranks, or a range such as 1-4"
+    )
     weights: Optional[list[Annotated[float, BeforeValidator(units.weight)]]] = None
     command: Annotated[
-        tuple[str, ...], BeforeValidator(command_line.split), AfterValidator(_runnable)
+        tuple[str, ...],
+        BeforeValidator(command_line.split),
+        AfterValidator(_started_by_us),
+        AfterValidator(_runnable),
     ] = Field(description="the program and its arguments, e.g. simpleFoam -parallel")
+    application: Optional[Literal["openfoam", "lammps", "generic"]] = None
     prepare: list[Annotated[str, AfterValidator(_runnable_line)]] = []
     count: int = Field(1, ge=1, le=MAX_SIMULATIONS)
     slowdown: Annotated[float, BeforeValidator(units.number)] = Field(2.0, ge=1, le=1000)
@@ -138,6 +194,8 @@ class _Entry(BaseModel):
     iterations: int = Field(0, ge=1, le=10**12)
     ranks_per_pod: int = Field(0, ge=1, le=MAX_RANKS)
     limit: Annotated[float, BeforeValidator(units.number)] = Field(0.0, ge=1, le=1000)
+    objective: Literal["throughput", "turnaround"] = "throughput"
+    checkpoint: Literal["allowed", "never"] = "never"
 
     @field_validator("name")
     @classmethod
@@ -176,12 +234,13 @@ class _Entry(BaseModel):
     @field_validator("weights")
     @classmethod
     def _weights(cls, weights: list[float] | None, info: ValidationInfo) -> list[float] | None:
-        ranks = info.data.get("ranks")
-        if weights is None or ranks is None:
+        widths = info.data.get("ranks")
+        if weights is None or widths is None:
             return weights
-        if len(weights) != ranks:
+        if len(weights) != widths[-1]:
+            most = ", the most that it may run on" if len(widths) > 1 else ""
             raise ValueError(
-                f"{_many(len(weights), 'weight')} for {_many(ranks, 'rank')}; "
+                f"{_many(len(weights), 'weight')} for {_many(widths[-1], 'rank')}{most}; "
                 "give one weight per rank"
             )
         return weights
@@ -189,8 +248,10 @@ class _Entry(BaseModel):
     @field_validator("ranks_per_pod")
     @classmethod
     def _group(cls, size: int, info: ValidationInfo) -> int:
-        if size > info.data.get("ranks", size):
-            raise ValueError(f"{size} is more than the {_many(info.data['ranks'], 'rank')}")
+        widths = info.data.get("ranks", (size,))
+        if size > widths[0]:
+            fewest = " that it may run on" if len(widths) > 1 else ""
+            raise ValueError(f"{size} is more than the {_many(widths[0], 'rank')}{fewest}")
         return size
 
     def names(self) -> list[str]:
@@ -205,8 +266,8 @@ class _Entry(BaseModel):
             name=self.name,
             family=self.name,
             case=self.case,
-            ranks=self.ranks,
-            weights=tuple(self.weights or [1.0] * self.ranks),
+            ranks=self.ranks[-1],
+            weights=tuple(self.weights or [1.0] * self.ranks[-1]),
             command=self.command,
             prepare=tuple(self.prepare),
             slowdown=self.slowdown,
@@ -216,6 +277,10 @@ class _Entry(BaseModel):
             ranks_per_pod=self.ranks_per_pod,
             environment=tuple(self.environment.items()),
             limit=self.limit,
+            widths=self.ranks if len(self.ranks) > 1 else (),
+            application=self.application or programs.application_of(self.command),
+            objective=self.objective,
+            checkpoint=self.checkpoint == "allowed",
         )
         return [dataclasses.replace(first, name=name) for name in self.names()]
 
@@ -278,6 +343,8 @@ def _explain(detail: ErrorDetails) -> str:
     if kind in ("greater_than_equal", "less_than_equal"):
         bound = f"at least {context['ge']}" if "ge" in context else f"at most {context['le']}"
         return f"{value} is not {bound}"
+    if kind == "literal_error":
+        return f"{value} is not {context['expected']}"
     wanted = _TYPES.get(kind.partition("_")[0], detail["msg"])
     quote = "; put it in quotes" if kind == "string_type" and _is_scalar(detail["input"]) else ""
     return f"{value} is not {wanted}{quote}"

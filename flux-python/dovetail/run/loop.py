@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from types import FrameType
 from typing import Protocol
 
+from dovetail import applications
 from dovetail.controller.controller import Controller
 from dovetail.core.eventlog import Log, LogStopped
 from dovetail.core.protocol import (
@@ -192,7 +193,8 @@ class Loop:
     def act(self, action: Action) -> None:
         """Pass an action to the executor, or a note to the reader."""
         if isinstance(action, Launch):
-            self.executor.launch(self.controller.spec(action.name), action.share)
+            spec = applications.form(self.controller.spec(action.name))
+            self.executor.launch(spec, action.share)
         elif isinstance(action, Resize):
             self.executor.resize(action.shares)
         elif isinstance(action, Stop):

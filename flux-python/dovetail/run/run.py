@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from dovetail import applications
 from dovetail.controller.choice import Schedule
 from dovetail.controller.controller import Controller
 from dovetail.controller.settings import Settings
@@ -159,13 +160,16 @@ def execute(
             log.resume(spent, capacity, alive)
             first = controller.resume(spent, capacity, alive)
         else:
-            controller = Controller(asked.specs, capacity, tuned)
+            specs = tuple(map(expected, asked.specs))
+            controller = Controller(specs, capacity, tuned)
             used = versions(place.launcher())
-            head = eventlog.header(asked.specs, capacity, tuned.plain(), used)
+            head = eventlog.header(specs, capacity, tuned.plain(), used)
             log = eventlog.Log.create(directory / LOG, head)
         with Live(quiet=quiet) as live:
             if place.launcher():
                 live.say(f"simulations become {place.launcher()}")
+            for line in moldable(asked.specs):
+                live.say(line)
             if not capacity.weights:
                 live.say("no control group can be made here: simulations run without CPU weights")
                 if words := scope():
@@ -188,9 +192,33 @@ def resumable(log: Path, asked: schema.Plan) -> float:
     """Seconds that the run in `log` has taken so far; BadInput if it was of another plan."""
     head, entries = eventlog.read(log)
     packed = head.settings.get("max_packed", 0)
-    if head.specs != asked.specs or packed != (asked.limits.max_packed or 0):
+    same = len(head.specs) == len(asked.specs) and all(map(_same, head.specs, asked.specs))
+    if not same or packed != (asked.limits.max_packed or 0):
         raise BadInput(f"{log}: the run was started with another plan; resume with the same one")
     return max((entry.t for entry in entries if hasattr(entry, "t")), default=0.0)
+
+
+def expected(spec: Spec) -> Spec:
+    """With the iterations that its case says it takes, if its ranks are chosen by them."""
+    if not spec.widths:
+        return spec
+    return replace(spec, iterations=applications.expected_iterations(spec))
+
+
+def _same(recorded: Spec, asked: Spec) -> bool:
+    """Whether a simulation is the recorded one; how long it takes may have been read off since."""
+    unknown = bool(asked.widths) and not asked.iterations
+    return asked == (replace(recorded, iterations=0) if unknown else recorded)
+
+
+def moldable(specs: Sequence[Spec]) -> list[str]:
+    """For each plan entry with several numbers of ranks, what it is taken for, in words."""
+    entries = {spec.family: spec for spec in specs if spec.widths}
+    return [
+        f"{name}: {spec.application}, on {', '.join(map(str, spec.widths[:-1]))} or "
+        f"{spec.widths[-1]} ranks"
+        for name, spec in entries.items()
+    ]
 
 
 def versions(launcher: str) -> dict[str, str]:

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
+from dovetail import applications
 from dovetail.controller.controller import Controller
 from dovetail.core.errors import BadInput
 from dovetail.core.protocol import Node
@@ -156,7 +157,10 @@ class Cluster:
         """Those whose pods are all there; what else is left of the run is removed first."""
         assert self._executor is not None
         return self._executor.adopt(
-            {name: (controller.spec(name), share) for name, share in controller.running().items()}
+            {
+                name: (applications.form(controller.spec(name)), share)
+                for name, share in controller.running().items()
+            }
         )
 
     def hurry(self) -> None:

@@ -502,7 +502,7 @@ class Lifecycle:
             "home": f"{self._home}/{spec.name}",
             "ranks": spec.ranks,
             "command": list(spec.command),
-            "prepare": [[line, list(command_line.split(line))] for line in spec.prepare],
+            "prepare": [[line, command_line.program(line)] for line in spec.prepare],
             "environment": {**environment, "PATH": command_line.search_path(environment)},
             "mpi": self.mpi.get(spec.command[0], ""),
             "libraries": install_paths.libraries(),

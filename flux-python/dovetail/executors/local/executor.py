@@ -321,7 +321,7 @@ class LocalExecutor:
             "home": str(self._run_dir / spec.name),
             "ranks": spec.ranks,
             "command": spec.command,
-            "prepare": [(line, command_line.split(line)) for line in spec.prepare],
+            "prepare": [(line, command_line.program(line)) for line in spec.prepare],
             "environment": {**environment, "PATH": command_line.search_path(environment)},
             "mpi": self._mpi.get(spec.command[0], ""),
             "libraries": install_paths.libraries(),

@@ -1,0 +1,60 @@
+# SPDX-License-Identifier: LGPL-3.0-or-later
+"""LAMMPS: it cuts its box itself, for any number of ranks.
+
+Input: a simulation, and the input script in its case. Output: how to start it, and the time steps
+that a plain script asks for.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from dovetail.core.protocol import Spec
+
+# With these, how often a line is run, or what it says, is not in the line.
+_NOT_PLAIN = re.compile(
+    r"\s*(clear|if|include|jump|label|minimize|neb|next|partition|prd|python|rerun|shell|tad|"
+    r"temper|run_style\s+respa|run\s+.*\b(upto|start|stop|every)\b)\b"
+)
+_RUN = re.compile(r"\s*run\s+(\S+)")
+_LARGEST = 1 << 20  # bytes of an input script
+
+
+def command(spec: Spec) -> tuple[str, ...]:
+    """As the plan has it: LAMMPS asks MPI how many ranks there are."""
+    return spec.command
+
+
+def prepare(spec: Spec) -> tuple[str, ...]:
+    """Nothing."""
+    return ()
+
+
+def expected_iterations(spec: Spec) -> int:
+    """The sum of the script's `run` lines, if it has no loops and no numbers in variables."""
+    script = _script(spec)
+    if script is None:
+        return 0
+    try:
+        with open(script, errors="replace") as file:
+            lines = file.read(_LARGEST).replace("&\n", " ").split("\n")
+    except OSError:
+        return 0
+    steps = 0
+    for line in lines:
+        line = line.partition("#")[0]
+        found = _RUN.match(line)
+        if _NOT_PLAIN.match(line) or (found and not re.fullmatch(r"[0-9]{1,12}", found[1])):
+            return 0
+        steps += int(found[1]) if found else 0
+    return steps
+
+
+def _script(spec: Spec) -> Path | None:
+    """The input script that the command names."""
+    words = spec.command
+    for word, after in zip(words, words[1:]):
+        if word in ("-in", "-i"):
+            return Path(spec.case, after)
+    return None

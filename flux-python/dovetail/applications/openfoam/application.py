@@ -1,0 +1,32 @@
+# SPDX-License-Identifier: LGPL-3.0-or-later
+"""OpenFOAM as an application: its case is cut for the ranks, and its solver told so.
+
+Input: a simulation. Outputs: its command with `-parallel`, or without it on one rank, where
+solvers refuse it; the step that cuts its copied case, which does nothing where it is cut so.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from dovetail.applications.openfoam import control_dict
+from dovetail.core.protocol import Spec
+
+PARALLEL = "-parallel"
+
+
+def command(spec: Spec) -> tuple[str, ...]:
+    """The solver, told whether it is one of several ranks."""
+    if spec.ranks == 1:
+        return tuple(word for word in spec.command if word != PARALLEL)
+    return spec.command if PARALLEL in spec.command else (*spec.command, PARALLEL)
+
+
+def prepare(spec: Spec) -> tuple[str, ...]:
+    """Cut the case; see dovetail-decompose(1)."""
+    return ("dovetail decompose --ranks {ranks} --weights {weights} --force --apply .",)
+
+
+def expected_iterations(spec: Spec) -> int:
+    """Time steps by the case's controlDict."""
+    return control_dict.iterations(Path(spec.case))

@@ -1,0 +1,52 @@
+# SPDX-License-Identifier: LGPL-3.0-or-later
+"""What the words of a command tell: of which application it is, and where its ranks go.
+
+Inputs: the words, or the lines, of a plan. Outputs: an application's name; the same words with
+the ranks put in. Pure: the names of programs are all that is looked at.
+
+Invariant: every application has a line in `PROGRAMS`, which `applications` goes by.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Final
+
+PROGRAMS: Final = {
+    "openfoam": re.compile(r"[A-Za-z]\w*Foam|foam(Multi)?Run"),
+    "lammps": re.compile(r"lmp([_-].*)?|lammps.*"),
+    "generic": re.compile(r".*", re.DOTALL),
+}
+"""The applications, and what their programs are called; the first that fits is taken."""
+
+_STARTER = re.compile(r"(mpirun|mpiexec|orterun|prterun)([.-].*)?")
+# In a shell's script `${ranks}` is a variable of its own.
+_PLACE = re.compile(r"(?<!\$)\{(ranks|weights)\}")
+
+
+def is_starter(word: str) -> bool:
+    """Whether a program starts MPI programs, as `mpirun` does."""
+    return _STARTER.fullmatch(word.rpartition("/")[2]) is not None
+
+
+def application_of(command: Sequence[str]) -> str:
+    """The application of a command, by the name of its program.
+
+    After a starter such as `mpirun` any word may be the program.
+    """
+    words = command[1:] if is_starter(command[0]) else command[:1]
+    names = [word.rpartition("/")[2] for word in words]
+    known = (one for one, pattern in PROGRAMS.items() if any(map(pattern.fullmatch, names)))
+    return next(known, "generic")
+
+
+def has_place(text: str) -> bool:
+    """Whether `{ranks}` or `{weights}` is in it."""
+    return _PLACE.search(text) is not None
+
+
+def filled(text: str, ranks: int, weights: Sequence[float]) -> str:
+    """The text with `{ranks}` as a number and `{weights}` as numbers with commas between."""
+    values = {"ranks": str(ranks), "weights": ",".join(f"{weight:.17g}" for weight in weights)}
+    return _PLACE.sub(lambda match: values[match[1]], text)

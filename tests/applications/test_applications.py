@@ -1,0 +1,175 @@
+# SPDX-License-Identifier: LGPL-3.0-or-later
+"""What is started on the ranks that were chosen, and what the user's cases say of their length."""
+
+from __future__ import annotations
+
+import dataclasses
+import typing
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from dovetail.applications import APPLICATIONS, expected_iterations, form
+from dovetail.core import programs
+from dovetail.core.protocol import Spec
+from dovetail.mpi.launcher import STARTERS
+from dovetail.plan import schema
+
+pytestmark = pytest.mark.unit
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def spec(command, ranks=4, widths=(1, 2, 4), **options):
+    options.setdefault("weights", (1.0,) * ranks)
+    options.setdefault("application", programs.application_of(command.split()))
+    options.setdefault("case", "/none")
+    words = tuple(command.split())
+    return Spec("a", "a", ranks=ranks, command=words, widths=widths, **options)
+
+
+COMMANDS = {
+    "OpenFOAM on several": ("simpleFoam", 2, "simpleFoam -parallel"),
+    "OpenFOAM on one": ("simpleFoam", 1, "simpleFoam"),
+    "OpenFOAM with -parallel on several": ("simpleFoam -parallel -v", 2, "simpleFoam -parallel -v"),
+    "OpenFOAM with -parallel on one": ("simpleFoam -parallel -v", 1, "simpleFoam -v"),
+    "OpenFOAM under the user's own starter": (
+        "mpirun -np {ranks} pimpleFoam",
+        4,
+        "mpirun -np 4 pimpleFoam -parallel",
+    ),
+    "LAMMPS": ("lmp -in in.lj", 2, "lmp -in in.lj"),
+    "any other": ("solver --parts {ranks}:{weights}", 4, "solver --parts 4:1,1,1,1"),
+}
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_the_command_on_the_ranks_that_were_chosen(name):
+    command, ranks, wanted = COMMANDS[name]
+    assert " ".join(form(spec(command).on(ranks)).command) == wanted
+
+
+def test_a_case_of_openfoam_is_cut_after_the_users_own_steps():
+    asked = spec("simpleFoam", 2, (1, 2), weights=(1.0, 3.0), prepare=("blockMesh",))
+    cut = "dovetail decompose --ranks {} --weights {} --force --apply ."
+    assert form(asked).prepare == ("blockMesh", cut.format(2, "1,3"))
+    assert form(asked.on(1)).prepare == ("blockMesh", cut.format(1, "1"))
+
+
+def test_weights_are_told_as_they_are():
+    asked = spec("tool {weights}", 2, weights=(0.1, 1 / 3))
+    told = form(asked).command[1].split(",")
+    assert [float(word) for word in told] == [0.1, 1 / 3]
+
+
+@pytest.mark.parametrize("command", ["simpleFoam", "lmp -in in.lj", "solver ${ranks} {rank} {}"])
+def test_what_has_one_number_of_ranks_is_started_as_the_plan_says(command):
+    asked = spec(command, 1, (), prepare=("sh -c 'echo ${weights}'",))
+    assert form(asked) == asked
+
+
+def test_ranks_are_put_into_words_of_what_has_one_number_of_ranks():
+    made = form(spec("solver {ranks}", 3, (), prepare=("cut {ranks} {weights}",)))
+    assert (made.command, made.prepare) == (("solver", "3"), ("cut 3 1,1,1",))
+
+
+NAMES = {
+    "simpleFoam": "openfoam",
+    "/opt/bin/myOwnFoam -parallel": "openfoam",
+    "foamRun -solver fluid": "openfoam",
+    "mpirun -np 4 simpleFoam -parallel": "openfoam",
+    "mpiexec.hydra -n 4 lmp_mpi -in in.lj": "lammps",
+    "lmp -in in.lj": "lammps",
+    "lammps-daily -in in.lj": "lammps",
+    "solver simpleFoam": "generic",
+    "lmpx": "generic",
+    "python3 Foam": "generic",
+}
+
+
+@pytest.mark.parametrize("command", NAMES)
+def test_the_application_is_told_by_the_programs_name(command):
+    assert programs.application_of(command.split()) == NAMES[command]
+
+
+def test_every_application_is_known_everywhere():
+    named = typing.get_type_hints(schema._Entry)["application"]
+    choices = typing.get_args(typing.get_args(named)[0])
+    assert list(APPLICATIONS) == list(programs.PROGRAMS) == list(choices)
+    assert all(map(programs.is_starter, STARTERS))
+
+
+def test_the_example_of_the_manual_is_an_application(monkeypatch):
+    page = (ROOT / "doc" / "dovetail-applications.7").read_text()
+    text = page[page.index("# dovetail/applications/lattice.py") : page.index("\n.Ed")]
+    space: dict[str, typing.Any] = {}
+    exec(compile(text, "lattice.py", "exec"), space)
+    monkeypatch.setitem(APPLICATIONS, "lattice", SimpleNamespace(**space))
+    asked = spec("lattice --steps 70", application="lattice")
+    assert form(asked.on(2)).command == ("lattice", "--steps", "70", "--parts", "parts.2")
+    assert form(asked.on(2)).prepare == ("lattice-parts --weights 1,1 --to parts.2",)
+    assert form(asked.on(1)).command == asked.command
+    assert expected_iterations(asked) == 70
+
+
+# --- Iterations ---
+
+CONTROL = """
+FoamFile {{ version 2.0; class dictionary; object controlDict; endTime 7; }}
+// endTime 8;
+application simpleFoam;
+startFrom {start}; startTime 10; stopAt {stop};
+endTime {end}; deltaT {step}; /* deltaT 9; */
+functions {{ probes {{ deltaT 99; text "}}"; }} }}
+{more}
+"""
+RUNS = {
+    "from its start time": ({}, 90),
+    "from its latest time": ({"start": "latestTime"}, 80),
+    "from its first time": ({"start": "firstTime"}, 100),
+    "small steps": ({"step": "1e-3"}, 90000),
+    "an end before its start": ({"end": "5"}, 0),
+    "steps that it chooses": ({"more": "adjustTimeStep yes;"}, 0),
+    "steps that it might choose": ({"more": "adjustTimeStep no;"}, 90),
+    "another way to stop": ({"stop": "nextWrite"}, 0),
+    "another way to start": ({"start": "$here"}, 0),
+    "an end that is computed": ({"end": "$last"}, 0),
+    "an entry that is computed": ({"more": '#calc "1 + 1";'}, 0),
+    "steps of nothing": ({"step": "0"}, 0),
+}
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_iterations_of_an_openfoam_case(name, tmp_path):
+    changes, wanted = RUNS[name]
+    values = {"start": "startTime", "stop": "endTime", "end": "100", "step": "1", "more": ""}
+    for directory in ("system", "0", "20", "constant", "processor0"):
+        (tmp_path / directory).mkdir()
+    (tmp_path / "system" / "controlDict").write_text(CONTROL.format(**{**values, **changes}))
+    asked = spec("simpleFoam", case=str(tmp_path))
+    assert expected_iterations(asked) == wanted
+    assert expected_iterations(dataclasses.replace(asked, iterations=3)) == 3
+
+
+SCRIPTS = {
+    "one run": ("units lj\nrun 100\n", 100),
+    "two runs": ("run 100 # run 7\n  run 50 post no\nthermo 10 # until 3\n", 150),
+    "a line that goes on": ("fix 1 all &\nnve\nrun &\n 30\n", 30),
+    "a number in a variable": ("variable n index 100\nrun $n\n", 0),
+    "a loop": ("label again\nrun 100\nnext i\njump SELF again\n", 0),
+    "an end of its own": ("run 100 upto\n", 0),
+    "a minimisation": ("minimize 1 1 10 10\nrun 100\n", 0),
+    "no run": ("units lj\n", 0),
+}
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_iterations_of_a_lammps_script(name, tmp_path):
+    text, wanted = SCRIPTS[name]
+    (tmp_path / "in.lj").write_text(text)
+    assert expected_iterations(spec("lmp -log none -in in.lj", case=str(tmp_path))) == wanted
+
+
+@pytest.mark.parametrize("command", ["simpleFoam", "lmp -in in.lj", "lmp", "solver"])
+def test_iterations_are_unknown_where_nothing_says_them(command, tmp_path):
+    assert expected_iterations(spec(command, case=str(tmp_path))) == 0
