@@ -114,3 +114,13 @@ def test_what_was_decided_is_said_with_what_else_there_was():
     assert measured
     assert all(len(note.data["alternatives"]) > 1 for note in notes)
     assert all(seconds > 0 for note in notes for _, seconds in note.data["alternatives"])
+
+
+def test_a_cut_that_is_uneven_is_not_predicted_to_be_as_fast_as_an_even_one():
+    uneven = [replace(one, weights=(1.0, 3.0)) for one in specs(3, (1, 2))]
+    result = run_simulated(uneven, {"a": Work((0.015, 0.045), 300, cuts={1: (0.06,)})}, TWO_CORES)
+    first = result.notes("choice")[0].data["alternatives"]
+    after_another = dict(first)["one after the other"]
+    # Two ranks at 1 to 3 take three quarters of one rank's time, so that three of them take
+    # longer one after the other than in two waves on one rank each.
+    assert after_another > dict(first)["all narrowest"]

@@ -528,6 +528,8 @@ def _rounded(data: Mapping[str, object]) -> dict[str, object]:
             return float(f"{value:.4g}") if math.isfinite(value) else None
         if isinstance(value, (list, tuple)):
             return [short(item) for item in value]
+        if isinstance(value, Mapping):
+            return {key: short(item) for key, item in value.items()}
         return value
 
     return {key: short(value) for key, value in data.items()}

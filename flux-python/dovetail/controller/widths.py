@@ -16,12 +16,15 @@ of some simulation is known.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import TypeVar
 
 from dovetail.controller import choice, speedup
 from dovetail.controller.choice import Busy, Schedule, Task
 from dovetail.controller.simulation import Family, Shape, Simulation
 from dovetail.controller.speedup import Measured
 from dovetail.controller.state import AT_ONCE, State
+
+Number = TypeVar("Number", int, float)
 
 UNKNOWN = 3600.0
 """Seconds on one rank that a simulation counts with until anything is known of any."""
@@ -80,10 +83,15 @@ def seconds_on(state: State, family: Family) -> dict[int, float]:
     if not measured:
         lengths = [_length(state, other) for other in state.families.values()]
         known = [one for one in lengths if one is not None]
-        curve = speedup.predict(widths(family), {1: sum(known) / len(known) if known else UNKNOWN})
-    else:
-        curve = speedup.predict(widths(family), measured)
-    return {ranks: curve.seconds[ranks] for ranks in widths(family)}
+        measured[1] = Measured(sum(known) / len(known) if known else UNKNOWN)
+    curve = speedup.predict((1, *widths(family)), measured)
+    seconds: dict[int, float] = {}
+    for ranks in widths(family):
+        weights = family.spec.on(ranks).weights
+        least = curve.seconds[1] * max(weights) / max(sum(weights), 1e-9)  # its heaviest rank's
+        known_here = ranks in measured and ranks not in curve.predicted
+        seconds[ranks] = curve.seconds[ranks] if known_here else max(curve.seconds[ranks], least)
+    return seconds
 
 
 def widths(family: Family) -> tuple[int, ...]:
@@ -234,13 +242,18 @@ def _tell(state: State, best: Schedule) -> None:
         way=best.name,
         predicted=best.makespan,
         alternatives=[[one.name, one.makespan] for one in best.alternatives],
+        seconds={
+            name: by_text(seconds_on(state, family))
+            for name, family in state.families.items()
+            if _known(state, family)
+        },
         widths={name: by_text(counts) for name, counts in best.widths_planned.items()},
     )
 
 
-def by_text(counts: Mapping[int, int]) -> dict[str, int]:
-    """Simulations by number of ranks, as JSON has it."""
-    return {str(ranks): count for ranks, count in counts.items()}
+def by_text(values: Mapping[int, Number]) -> dict[str, Number]:
+    """Something by number of ranks, as JSON has it."""
+    return {str(ranks): value for ranks, value in values.items()}
 
 
 def _ranks(count: int) -> str:

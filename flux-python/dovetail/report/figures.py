@@ -11,7 +11,7 @@ less. Nothing is compared unless the family's whole queue is done.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -181,12 +181,15 @@ def _totals(
     by_name: dict[str, Alternative] = {one.name: one for one in others}
     undone = sum(track.state != "done" for track in tracks)
     makespan = _measured(by_name.get(DOVETAIL)) or _makespan(tracks, history)
-    sequential = _measured(by_name.get(SEQUENTIAL)) or _sequential(tracks, history, alone)
+    curve = _curve(tracks[0], history)
+    sequential = _measured(by_name.get(SEQUENTIAL)) or (
+        _chosen_against(tracks, curve) if curve else _sequential(tracks, history, alone)
+    )
     missing = Figure(how="not measured; `dovetail bench` and `bootstrap demo` do")
     cores = history.cpu / 1000
     cpu, whence = needed(loads, cores)
     fewer = _measured(by_name.get(FEWER)) or missing
-    if cpu is not None and fewer.value is None:
+    if cpu is not None and fewer.value is None and not curve:
         fewer = _fewer(tracks, cpu, cores)
     bound = Figure(how=whence)
     if cpu is not None and cores:
@@ -263,6 +266,23 @@ def _sequential(tracks: Sequence[Track], history: History, alone: Figure) -> Fig
         prepare = last.start - last.launch if last is not None and last.start is not None else 0.0
         total += prepare + track.iterations * alone.value + min(extra, default=0.0)
     return Figure(total, "predicted", f"from {alone.how}")
+
+
+def _curve(track: Track, history: History) -> dict[int, float]:
+    """Seconds of a simulation by number of ranks, as the run's last choice had them."""
+    for mark in reversed(history.marks):
+        if mark.what == "choice":
+            found = mark.data.get("seconds", {}).get(track.spec.family, {})
+            return {int(ranks): float(seconds) for ranks, seconds in found.items() if seconds}
+    return {}
+
+
+def _chosen_against(tracks: Sequence[Track], curve: Mapping[int, float]) -> Figure:
+    """One after the other, each on the ranks on which it would be quickest."""
+    ranks = min(curve, key=lambda one: curve[one])
+    how = f"{curve[ranks]:.3g} s each on {ranks} rank{'s' if ranks > 1 else ''}, by the run's"
+    how += " model of what it had measured"
+    return Figure(len(tracks) * curve[ranks], "predicted", how)
 
 
 def _fewer(tracks: Sequence[Track], cpu: Array, cores: float) -> Figure:
