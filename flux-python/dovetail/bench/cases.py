@@ -97,12 +97,12 @@ def mpirun(ranks: int) -> list[str]:
     return ["mpirun", "-np", str(ranks), *SOLVER]
 
 
-def plan_entry(name: str, case: Path, weights: Sequence[float], count: int) -> str:
-    """A plan of one entry, as text."""
+def plan_entry(name: str, case: Path, weights: Sequence[float], count: int, ranks: str = "") -> str:
+    """A plan of one entry, as text; `ranks` if they are not just as many as weights."""
     return f"""simulations:
   - name: {name}
     case: {case}
-    ranks: {len(weights)}
+    ranks: {ranks or len(weights)}
     weights: {list(weights)}
     command: {" ".join(SOLVER)}
     count: {count}

@@ -2,7 +2,8 @@
 """The demo: one plan, run by Dovetail and in every other way a user could run it.
 
 Output: a run's directory with `cases/`, `plan.yaml`, `alternatives.json`, the event log, summary
-and report. The plan is one imbalanced case, which packs, and one balanced case, which does not.
+and report. The plan is one imbalanced and one balanced case, each of which may run on one rank or
+on two: how many ranks, and how many at once, is left to Dovetail.
 """
 
 from __future__ import annotations
@@ -127,7 +128,13 @@ def demo_plan(directory: Path, families: Sequence[Family]) -> str:
     """The plan as text: the families one after the other."""
     head = f"{MARK}\ncpus: {CORES}\nsimulations:\n"
     entries = (
-        plan_entry(one.name, directory.resolve() / "cases" / one.name / "0", one.weights, one.count)
+        plan_entry(
+            one.name,
+            directory.resolve() / "cases" / one.name / "0",
+            one.weights,
+            one.count,
+            ranks=f"1-{CORES}",
+        )
         for one in families
     )
     return head + "".join(entry.partition("\n")[2] for entry in entries)

@@ -21,7 +21,7 @@ from types import FrameType
 from rich.console import Console
 from rich.table import Table
 
-from dovetail.bench import batch, calls, demo, figures, hybrid, jobtap, kube, pods
+from dovetail.bench import batch, calls, demo, figures, hybrid, jobtap, kube, moldable, pods
 from dovetail.bench.harness import Claim, Progress
 from dovetail.cli import run as run_command
 from dovetail.core.errors import BadInput
@@ -40,6 +40,8 @@ COMPARISONS: dict[str, tuple[str, Callable[[Path, int, Progress], list[Claim]]]]
     "kube": ("user-space Kubernetes from up to down", kube.kube),
     "hybrid": ("LAMMPS and messages, bare and in pods", hybrid.hybrid),
     "pods": ("simulations as pods against processes, and 64 pods at once", pods.pods),
+    "moldable": ("OpenFOAM queues whose ranks are left open", moldable.openfoam),
+    "lammps": ("a LAMMPS queue whose ranks are left open", moldable.lammps),
     "scale": ("the cost of a decision against the number of ranks", figures.scaling),
 }
 
@@ -48,8 +50,9 @@ APART = (
     "jobtap",
     "kube",
     "hybrid",
+    "lammps",
     "pods",
-)  # need Flux, or a build of Kubernetes, and are about nothing else
+)  # need Flux, LAMMPS or a build of Kubernetes, and are about nothing else
 
 
 def configure(parser: argparse.ArgumentParser) -> None:

@@ -1,0 +1,114 @@
+# SPDX-License-Identifier: LGPL-3.0-or-later
+"""Queues whose ranks are left to Dovetail, against every way in which a user could run them.
+
+Inputs: OpenFOAM's pitzDaily, LAMMPS's Lennard-Jones melt. Outputs: `Claim`s: the makespan of
+`dovetail run` over the best of the other ways, and over one after the other.
+
+Invariants: every way runs the whole queue, and in every round; the best of the others is the best
+of that round, which is harder to meet than the best median.
+"""
+
+from __future__ import annotations
+
+import functools
+import shutil
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from usernetes_setup.build import programs as build
+
+from dovetail.bench.cases import copies, mpirun, pitz_daily, plan_entry
+from dovetail.bench.harness import Claim, Progress, Row, interleave, plain, ratios
+from dovetail.core.errors import BadInput
+
+COUNT = 4
+CORES = 2
+WIDE, FEWER, NAIVE, OWN = (
+    "one after the other, two ranks",
+    "one rank each side by side",
+    "two ranks each, all at once",
+    "dovetail run",
+)
+
+
+def openfoam(scratch: Path, repeat: int, progress: Progress) -> list[Claim]:
+    """Four imbalanced and four balanced simulations, `ranks: 1-2`, each queue by itself."""
+    claims: list[Claim] = []
+    for name, weights, gain in (("imbalanced", (1, 3), 1.5), ("balanced", (1, 1), 0.0)):
+        place = scratch / name
+        wide = copies(place, weights, 120, COUNT)
+        serial = [pitz_daily(place / f"serial.{i}", (1,), 120) for i in range(COUNT)]
+        plan = place / "plan.yaml"
+        plan.write_text(plan_entry(name, wide[0], weights, COUNT, ranks=f"1-{CORES}"))
+        ways: dict[str, Callable[[], float]] = {
+            WIDE: functools.partial(plain, wide, mpirun(CORES), 1),
+            FEWER: functools.partial(plain, serial, ["simpleFoam"], CORES),
+            NAIVE: functools.partial(plain, wide, mpirun(CORES), CORES),
+            OWN: dovetail(place, plan),
+        }
+        claims += _claims(name, ways, repeat, progress, 1.03, gain)
+    return claims
+
+
+def lammps(scratch: Path, repeat: int, progress: Progress) -> list[Claim]:
+    """Four melts in a box that is cut into one quarter and three quarters, `ranks: 1-2`."""
+    program = shutil.which("lmp")
+    if program is None:
+        raise BadInput("there is no lmp: ./bootstrap services installs LAMMPS")
+    scratch.mkdir(exist_ok=True)
+    text = (build.examples() / "in.lj").read_text()
+    # The box is four times as long as it is wide; the cut at a quarter makes atoms 3 to 1.
+    text = text.replace("create_box 1 box\n", "create_box 1 box\nbalance 1.0 x 0.25\n")
+    cases = []
+    for number in range(COUNT):
+        case = scratch / f"lammps.{number}"
+        case.mkdir()
+        (case / "in.lj").write_text(text)
+        (case / "in.serial").write_text(text.replace("balance 1.0 x 0.25\n", ""))
+        cases.append(case)
+    words = ["-in", "in.lj", "-log", "none", "-var", "x", "40", "-var", "steps", "400"]
+    serial = ["-in", "in.serial", *words[2:]]
+    plan = scratch / "plan.yaml"
+    plan.write_text(
+        f"simulations:\n  - name: melt\n    case: {cases[0]}\n    ranks: 1-{CORES}\n"
+        f"    command: {program} {' '.join(serial)}\n    count: {COUNT}\n"
+    )
+    two_ranks = ["mpirun", "-np", str(CORES), program]
+    ways: dict[str, Callable[[], float]] = {
+        WIDE: functools.partial(plain, cases, [*two_ranks, *words], 1),
+        FEWER: functools.partial(plain, cases, [program, *serial], CORES),
+        NAIVE: functools.partial(plain, cases, [*two_ranks, *words], CORES),
+        OWN: dovetail(scratch, plan),
+    }
+    return _claims("LAMMPS", ways, repeat, progress, 1.05, 1.45)
+
+
+def dovetail(scratch: Path, plan: Path) -> Callable[[], float]:
+    """Runs the plan, each time into another directory."""
+    made: list[Path] = []
+
+    def once() -> float:
+        made.append(scratch / f"out{len(made)}")
+        words = [sys.executable, "-m", "dovetail", "run", "--json", "-o", str(made[-1]), str(plan)]
+        return plain([scratch], words, 1)
+
+    return once
+
+
+def _claims(
+    name: str,
+    ways: dict[str, Callable[[], float]],
+    repeat: int,
+    progress: Progress,
+    most: float,
+    gain: float,
+) -> list[Claim]:
+    rows = interleave(ways, repeat, progress)
+    others: Sequence[Row] = [row for way, row in rows.items() if way != OWN]
+    best = Row("", tuple(min(values) for values in zip(*(row.values for row in others))))
+    ratio = ratios(rows[OWN], best, f"{name}: dovetail run / the best other way")
+    claims = [Claim(ratio, "x", "<=", most)]
+    faster = ratios(rows[WIDE], rows[OWN], f"{name}: throughput / one after the other")
+    claims.append(Claim(faster, "x", ">=" if gain else "", gain))
+    return [*claims, *(Claim(Row(f"{name}: {row.name}", row.values), "s") for row in rows.values())]
