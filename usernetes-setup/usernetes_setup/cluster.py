@@ -45,6 +45,7 @@ MADE_LATER = (
 JOIN_FILE = ("cluster", "node", "server", "authority", "token")  # all of them text
 MONITORED = (NodeState.RUNNING, NodeState.MONITOR_ALONE)
 LEAST = node_options.LEAST
+COMPLAINT = r'[EF]\d{4} |.*(level=(error|fatal)|"err)|\{"level":"(error|panic|fatal)"|panic: '
 
 
 def plan(args: argparse.Namespace, joined: str, network: str) -> Node:
@@ -98,6 +99,7 @@ def up(args: argparse.Namespace, say: Say) -> dict[str, Any]:
     with node_record.locked(args.name):
         here = [node for node in node_record.nodes(args.name) if node.control]
         if here and here[0].state() is NodeState.RUNNING:
+            await_answer(here[0], args.timeout, say)
             return described(here[0])
         sweep(args.name)
         record = plan(args, "", args.network)  # anew: cores may have been given away meanwhile
@@ -190,9 +192,7 @@ def last_words(node: Node) -> str:
     with contextlib.suppress(OSError):
         for log in sorted((node.folder / "log").iterdir()):
             lines = log.read_text(errors="replace").splitlines()
-            bad = [
-                line for line in lines if re.match(r'[EF]\d{4} |.*(level=(error|fatal)|"err)', line)
-            ]
+            bad = [line for line in lines if re.match(COMPLAINT, line)]
             if bad:
                 found.append(f"\n  {log.name}: {bad[-1][:300]}")
     return "".join(found)
@@ -225,6 +225,23 @@ def wait_ready(node: Node, handle: monitor.Handle, limit: float) -> None:
         # Nothing can be waited on: there is no server to hold a watch until the API is up.
         select.select([], [], [], 0.1)
     raise WorkFailed(f"node {node.name} is not ready after {limit:.0f} s")
+
+
+def await_answer(node: Node, limit: float, say: Say) -> None:
+    """See that a cluster which runs can be used; one that was just disturbed is waited for."""
+    deadline = time.monotonic() + limit
+    if is_ready(node):
+        return
+    say(f"cluster {node.cluster} runs, and is not ready; waiting {limit:.0f} s at most")
+    while time.monotonic() < deadline:
+        if is_ready(node):
+            return
+        select.select([], [], [], 0.5)
+    raise WorkFailed(
+        f"cluster {node.cluster} runs, and is not ready after {limit:.0f} s: its API does not "
+        f"answer, or has no node that is ready; make a new one with `dovetail kube down --name "
+        f"{node.cluster}` and `up`{last_words(node)}"
+    )
 
 
 def kubelet_client(node: Node) -> api_client.Client:
@@ -269,7 +286,7 @@ def status(name: str) -> list[dict[str, Any]]:
                 {"cluster": cluster, "node": "", "ready": False, "state": "no such cluster"}
             )
         for node in nodes:
-            ready = node.alive() and is_ready(node, 10.0)
+            ready = node.alive() and is_ready(node)
             word = "ready" if ready else "not ready" if node.alive() else "dead"
             found.append({**described(node), "ready": ready, "state": word, "owner": node.owner})
     return found

@@ -36,8 +36,10 @@ LEAST_VERSION = (1, 33)
 """The first server with the pods/resize subresource switched on."""
 
 _TRIES = (0.05, 3.0)  # first and longest pause between two tries, seconds
-_AGAIN = (429, 500, 502, 503, 504)
-SILENCE = 15.0  # seconds without any answer after which a run that ends waits for none
+_FAILING = (500, 502, 503, 504)
+_AGAIN = (429, *_FAILING)
+QUIET = 5.0  # seconds without any answer after which the user is told
+SILENCE = 15.0  # the same after which nothing that ends waits for one
 _WATCH = 60  # seconds after which the server ends a watch; one whose connection hangs ends later
 _KINDS = {
     "merge": "application/merge-patch+json",
@@ -66,7 +68,8 @@ class Api:
         """Read the kubeconfig; BadInput where it is not one. Nothing is asked yet."""
         self.path = Path(kubeconfig)
         self._stop = threading.Event()
-        self._silent_since = 0.0  # the first of our last tries that nobody answered
+        self._silent_since = 0.0  # the first of our last tries that got no answer, or an error
+        self._heard_instead = ""
         self._ending = False
         configuration = _configuration(self.path)
         self.server = str(configuration.host)
@@ -80,6 +83,15 @@ class Api:
     def silent(self) -> bool:
         """Whether nobody has answered for so long that an end need not wait for it."""
         return 0.0 < self._silent_since < time.monotonic() - SILENCE
+
+    def complaint(self) -> str:
+        """What the last of our requests got instead of an answer, if that goes on; else empty."""
+        quiet = 0.0 < self._silent_since < time.monotonic() - QUIET
+        return self._heard_instead if quiet else ""
+
+    def _mute(self, why: str) -> None:
+        self._silent_since = self._silent_since or time.monotonic()
+        self._heard_instead = why
 
     def end(self) -> None:
         """From now on a server that is silent is tried once for each request."""
@@ -136,7 +148,10 @@ class Api:
                 self._silent_since = 0.0
                 return found
             except Refused as error:
-                self._silent_since = 0.0
+                if error.status in _FAILING:  # it speaks, and does nothing, as without its store
+                    self._mute(f"{error.status}: {error}")
+                else:
+                    self._silent_since = 0.0
                 if error.reason == "AlreadyExists" and tried > 1 and isinstance(body, dict):
                     return self.get(f"{path}/{body['metadata']['name']}", patience)
                 again = error.status in _AGAIN or (
@@ -146,8 +161,8 @@ class Api:
                     raise
                 last = f"{error.status}: {error}"
             except (urllib3.exceptions.HTTPError, OSError, ValueError) as error:
-                self._silent_since = self._silent_since or time.monotonic()
                 last = _plainly(error)
+                self._mute(last)
             left = deadline - time.monotonic()
             given_up = left <= 0 or (self._ending and self.silent())
             if given_up or self._stop.wait(min(left, pause * random.uniform(0.5, 1.0))):

@@ -72,6 +72,7 @@ class KubernetesExecutor:
         self._t = 0.0
         self._closed = False
         self._lost_since = 0.0  # when the user was told that the run cannot go on
+        self._complaint = ""  # what the user knows of an API that does not answer
         self._hurried = 0.0  # when the user asked for an end at once
         self._wanted: dict[str, list[int]] = {}  # by the resize that is under way,
         self._known: dict[str, set[str]] = {}  # and the pods that there were when it began
@@ -164,6 +165,11 @@ class KubernetesExecutor:
     def news(self) -> Sequence[str]:
         """What went wrong with the cluster and what was done about it, since the last call."""
         lines = []
+        complaint = self._api.complaint()
+        if bool(complaint) != bool(self._complaint):
+            self._complaint = complaint
+            said = f"does not answer: {complaint}" if complaint else "answers again"
+            lines.append(f"{self._api.server} {said}")
         with contextlib.suppress(queue.Empty):
             while True:
                 lines.append(self._session.news.get_nowait())

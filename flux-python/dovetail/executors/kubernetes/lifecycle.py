@@ -150,7 +150,8 @@ class Launched:
     `cpu` is what each rank group shall ask for, millicores; `sizes` how many ranks it has; `pods`
     are by group, and `connected` the nodes of those that have called. `started` says that its own
     command has begun, `stopped` why somebody wants it to end, whatever its state, and
-    `stop_cause` the same as a value; `refused` is what the user knows of a start that failed.
+    `stop_cause` the same as a value; `refused` is what the user knows of a start that
+    failed, and `heard` that its supervisor has said how it ended.
     """
 
     spec: protocol.Spec
@@ -166,6 +167,7 @@ class Launched:
     stop_cause: Cause = Cause.CANCELLED
     failures: int = 0
     refused: str = ""
+    heard: bool = False
 
     def __post_init__(self) -> None:
         self.samples = RankSamples(self.spec.ranks)
@@ -521,7 +523,7 @@ class Lifecycle:
 
     def heard(self, job: Launched, result: Result) -> None:
         """Its supervisor has said how it ended."""
-        state = job.state
+        state, job.heard = job.state, True
         if isinstance(state, Running):
             state.doubted = result
             self._believe(job, state)
@@ -603,6 +605,8 @@ class Lifecycle:
 
     def _check_gone(self, job: Launched, state: Terminating, now: float) -> None:
         late = now > state.deadline
+        if job.heard and state.result is not None and self._api.silent():
+            return self._end(job)  # whoever said so is the last of it; its objects wait for `close`
         if late:
             state.deadline = now + FORCE
             for pod in list(job.pods.values()):
