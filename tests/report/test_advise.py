@@ -227,6 +227,11 @@ def starved(entry):
     return replace(entry, ranks=replace(entry.ranks, cpu=cpu))
 
 
+def test_ranks_that_sleep_outside_mpi_are_not_taken_for_disturbed_ones(tmp_path):
+    one = advise.from_file(save(tmp_path / "sleeps.json", rank(0, 0.4, 0.9, 1.0)))
+    assert "measure again" not in {piece.topic for piece in advise.advise([one], 1)}
+
+
 @pytest.mark.parametrize("ranks", [[], [rank(0, 0.0, 0.0, 1.0)], [rank(0, 0.0, 0.0, 0.0)]])
 def test_a_profile_without_work_is_refused(tmp_path, capsys, ranks):
     path = tmp_path / "empty.json"

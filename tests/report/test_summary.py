@@ -34,6 +34,31 @@ def test_without_measured_alternatives_sequential_is_predicted_from_the_rate_alo
     assert "not measured" in found.naive_s.how
 
 
+def test_fewer_ranks_are_not_promised_to_shorten_a_start():
+    run = made_up_runs.Run(
+        [made_up_runs.spec(name, "f", (1.0, 1.0)) for name in "abcd"], {"f": 0.01}
+    )
+    for name in "abcd":
+        run.launch(name, prepare=1.0)
+        run.work(0.3, period=0.05)
+        run.finish(name)
+    fewer = totals(run).fewer_ranks_s
+    assert fewer.value is None
+    assert "what fewer ranks would change in that is unknown" in fewer.how
+
+
+def test_fewer_ranks_take_as_long_to_start():
+    run = made_up_runs.Run(
+        [made_up_runs.spec(name, "f", (1.0, 1.0)) for name in "abcd"], {"f": 0.1}
+    )
+    for name in "abcd":
+        run.launch(name, prepare=1.0)
+        run.work(10.0)
+        run.finish(name)
+    # Two rounds, of two at once, of 1 s and 20 s; between that and a quarter more.
+    assert totals(run).fewer_ranks_s.spread == pytest.approx((2 * 21.0, 2 * 21.0 / 0.8))
+
+
 def test_measured_alternatives_go_before_predictions_as_medians_with_their_spread():
     found = totals(made_up_runs.packed(), measured(SEQUENTIAL, 40.0, 38.0, 39.0))
     assert (found.sequential_s.value, found.sequential_s.source) == (39.0, "measured")

@@ -187,3 +187,12 @@ def test_openfoam_is_prepared_run_and_counted(site):  # noqa: F811
     assert code == 0, errors
     assert site.states() == {"pitz-1": "done", "pitz-2": "done"}
     assert [one["iterations"] for one in site.summary()["simulations"]] == [60, 60]
+
+
+def test_what_sleeps_outside_mpi_is_not_called_robbed(site):  # noqa: F811
+    run = site.start(site.plan({"name": "a", **busy(20, iterations=300)}), "-o", "out")
+    code, _, errors = site.end(run)
+    assert code == 0, errors
+    notes = [one for one in site.log() if one.get("what") == "profile" and "rate" in one["data"]]
+    assert notes
+    assert "other programs took" not in notes[0]["why"]

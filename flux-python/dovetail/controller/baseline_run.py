@@ -18,6 +18,7 @@ from dovetail.controller.simulation import Shape, Simulation, Stage
 from dovetail.controller.state import AT_ONCE, State
 from dovetail.controller.wait_policies import DOORBELL, OFF, candidates
 from dovetail.core.protocol import WaitPolicy
+from dovetail.core.taken_cpu import missing, taken
 
 DISTURBED = 0.1
 """Share of a spinning rank's CPU that others take, from which a profile is not to be trusted."""
@@ -143,18 +144,26 @@ def _loads(state: State, sim: Simulation, wait: WaitPolicy) -> tuple[float, ...]
     return tuple(max(load, 1e-9) for load in loads) or (1.0 / window.rate,) * sim.spec.ranks
 
 
-def _lost(state: State, sim: Simulation) -> float:
-    """Share of its ranks' CPU that others took: a rank that spins uses all it can get."""
-    window, _, cpu = state.shape(sim).trials.get(OFF, (None, (), ()))
-    if window is None or not cpu or sim.spec.ranks > state.cores:
-        return 0.0
-    return max(0.0, 1.0 - sum(cpu) * window.rate / sim.spec.ranks)
+def _lost(state: State, sim: Simulation) -> tuple[float | None, float]:
+    """Share of its ranks' CPU that others took, None if unknown; and what it did not have."""
+    trials = state.shape(sim).trials
+    window, useful, cpu = trials.get(OFF, (None, (), ()))
+    if window is None or not cpu or not useful or sim.spec.ranks > state.cores:
+        return 0.0, 0.0
+    mpi = [max(0.0, 1.0 / window.rate - one) for one in useful]
+    blocking = trials[DOORBELL][2] if DOORBELL in trials else ()
+    return taken(cpu, useful, mpi, blocking), missing(cpu, useful, mpi)
 
 
 def _tell(state: State, sim: Simulation, profile: Profile, iterations: int) -> None:
     beside = "" if profile.alone else "; it did not run alone, so the rate is too low"
-    lost = _lost(state, sim)
-    if profile.alone and lost > DISTURBED:
+    lost, unused = _lost(state, sim)
+    if profile.alone and lost is None:
+        beside = (
+            f"; its ranks were off their cores for {unused:.0%} of the time: outside MPI they "
+            "sleep, or other programs slow them down"
+        )
+    elif profile.alone and lost is not None and lost > DISTURBED:
         beside = f"; other programs took {lost:.0%} of its CPU, so the rate is too low"
     unsteady = "" if profile.error <= state.settings.steady else "; the rate did not settle"
     heaviest = max(profile.loads)
@@ -172,7 +181,7 @@ def _tell(state: State, sim: Simulation, profile: Profile, iterations: int) -> N
         load=[load / heaviest for load in profile.loads],
         wait=profile.wait.mode,
         memory=profile.memory,
-        lost=lost,
+        lost=lost or 0.0,
     )
 
 

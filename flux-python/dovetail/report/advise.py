@@ -21,6 +21,7 @@ import numpy as np
 
 from dovetail.core.cpu_requests import FLOOR, LIMIT, THROTTLED
 from dovetail.core.errors import BadInput
+from dovetail.core.taken_cpu import taken
 from dovetail.core.throughput_model import WAIT_COST, Model
 from dovetail.mpi import profile
 from dovetail.report.alternatives import SEQUENTIAL
@@ -144,7 +145,9 @@ def from_file(path: pathlib.Path) -> Known:
     need, wall = table[:, :2].min(axis=1), float(table[:, 2].max(initial=0.0))
     if wall <= 0 or need.sum() <= 0:
         raise BadInput(f"{path}: no rank did any work; profile a longer run")
-    share = float(table[:, 0].sum() / table[:, 2].sum())
+    inside = (table[:, 2] - table[:, 1]).clip(min=0.0)
+    lost = taken(*(column.tolist() for column in (table[:, 0], table[:, 1], inside)))
+    share = 1.0 - (lost or 0.0)
     # Whether each rank had a core is not in the file; this machine has to stand for that one.
     alone = found.wait == "off" and len(ranks) <= len(os.sched_getaffinity(0))
     got = share if alone and share < QUIET else None
@@ -160,7 +163,8 @@ def _measure_again(one: Known, got: float) -> Advice:
         one.name,
         f"{one.name}: measure again on a quiet machine; something else was using this one, so the "
         "other advice on this simulation is in doubt.",
-        f"its ranks, which spin while they wait, got {got:.0%} of a core each ({one.whence})",
+        f"its ranks, which spin while they wait, got at most {got:.0%} of a core each "
+        f"({one.whence})",
         "measured",
     )
 

@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from dovetail.core.taken_cpu import taken
 from dovetail.core.throughput_model import Model
 from dovetail.report.alternatives import DOVETAIL, FEWER, NAIVE, SEQUENTIAL, Alternative
 from dovetail.report.history import Array, History, Load, Spell, Track
@@ -158,16 +159,15 @@ def needed(loads: Sequence[Load], cores: float) -> tuple[Array | None, str]:
 
 
 def disturbed(loads: Sequence[Load], cores: float) -> float | None:
-    """The share of a core that spinning ranks got, where that is too little for a quiet machine.
+    """The share of a core that spinning ranks got, where others took too much of it.
 
-    A rank that spins is never off its core of its own will, so where each has one, whatever
-    is missing went to something outside. None if nothing is wrong, or it cannot be known.
+    None if nothing is wrong, or it cannot be known; see `taken_cpu`.
     """
+    blocking = next((load.cpu for load in loads if load.kind == "blocking"), np.zeros(0))
     for load in loads:
-        wall = load.useful + load.mpi
-        if load.kind == "spinning" and len(wall) <= cores and wall.sum() > 0:
-            share = float(load.cpu.sum() / wall.sum())
-            return share if share < QUIET else None
+        if load.kind == "spinning" and len(load.cpu) <= cores:
+            lost = taken(*(one.tolist() for one in (load.cpu, load.useful, load.mpi, blocking)))
+            return 1.0 - lost if lost is not None and lost > 1.0 - QUIET else None
     return None
 
 
@@ -190,7 +190,7 @@ def _totals(
     cpu, whence = needed(loads, cores)
     fewer = _measured(by_name.get(FEWER)) or missing
     if cpu is not None and fewer.value is None and not curve:
-        fewer = _fewer(tracks, cpu, cores)
+        fewer = _fewer(tracks, cpu, cores, _starting(tracks))
     bound = Figure(how=whence)
     if cpu is not None and cores:
         work = float(cpu.sum()) * sum(track.iterations for track in tracks)
@@ -254,18 +254,28 @@ def _sequential(tracks: Sequence[Track], history: History, alone: Figure) -> Fig
     """One after the other, predicted from the rate alone and the time to start and end."""
     if alone.value is None:
         return Figure(how=alone.how)
-    total = 0.0
-    # The start-up and shut-down of the quickest stands for all: packed ones are slower at it.
+    extra = _starting(tracks)
+    total = sum(_prepare(one) + one.iterations * alone.value + extra for one in tracks)
+    return Figure(total, "predicted", f"from {alone.how}")
+
+
+def _prepare(track: Track) -> float:
+    """Seconds from its launch until its own command ran."""
+    last = track.attempts[-1] if track.attempts else None
+    return last.start - last.launch if last is not None and last.start is not None else 0.0
+
+
+def _starting(tracks: Sequence[Track]) -> float:
+    """Seconds that a simulation's command takes beside its iterations, to start and to end.
+
+    The quickest stands for all: packed ones are slower at it.
+    """
     extra = [
         max(0.0, t.wall - t.iterations * t.stepping[1] / t.stepping[0])
         for t in tracks
         if t.wall is not None and t.stepping[0]
     ]
-    for track in tracks:
-        last = track.attempts[-1] if track.attempts else None
-        prepare = last.start - last.launch if last is not None and last.start is not None else 0.0
-        total += prepare + track.iterations * alone.value + min(extra, default=0.0)
-    return Figure(total, "predicted", f"from {alone.how}")
+    return min(extra, default=0.0)
 
 
 def _curve(track: Track, history: History) -> dict[int, float]:
@@ -285,19 +295,26 @@ def _chosen_against(tracks: Sequence[Track], curve: Mapping[int, float]) -> Figu
     return Figure(len(tracks) * curve[ranks], "predicted", how)
 
 
-def _fewer(tracks: Sequence[Track], cpu: Array, cores: float) -> Figure:
-    """The same work on k ranks per simulation, as many side by side as there are cores."""
+def _fewer(tracks: Sequence[Track], cpu: Array, cores: float, extra: float) -> Figure:
+    """The same work on k ranks per simulation, as many side by side as there are cores.
+
+    Each takes as long as now to be prepared, and `extra` seconds to start and to end.
+    """
     best: tuple[float, int] | None = None
     count = max(1, len(tracks))
+    start = extra + min(map(_prepare, tracks), default=0.0)
     work = float(cpu.sum()) * max((track.iterations for track in tracks), default=0)
     for k in range(1, tracks[0].spec.ranks):
         beside = int(cores // k)
         if beside and work:
-            time = math.ceil(count / beside) * work / k
+            time = math.ceil(count / beside) * (start + work / k)
             best = min(best or (time, k), (time, k))
     if best is None:
         return Figure(how="no smaller number of ranks fits the cores")
     ideal, k = best
+    if start > work / k:
+        why = f"to start and to end takes {start:.1f} s of each, more than its work of {work:.2g} s"
+        return Figure(how=f"{why}; what fewer ranks would change in that is unknown")
     how = f"{k} rank{'s' if k > 1 else ''} each, {int(cores // k)} at once, if the work splits"
     how += f" evenly; cache and memory may cost {1 - SPLIT:.0%}"
     # Halfway between nothing lost and as much as may be.
