@@ -101,7 +101,7 @@ def test_every_application_is_known_everywhere():
 
 def test_the_example_of_the_manual_is_an_application(monkeypatch):
     page = (ROOT / "doc" / "dovetail-applications.7").read_text()
-    text = page[page.index("# dovetail/applications/lattice.py") : page.index("\n.Ed")]
+    text = page[page.index("# dovetail/applications/lattice.py") :].partition("\n.Ed")[0]
     space: dict[str, typing.Any] = {}
     exec(compile(text, "lattice.py", "exec"), space)
     monkeypatch.setitem(APPLICATIONS, "lattice", SimpleNamespace(**space))

@@ -193,6 +193,22 @@ def test_another_plan_is_not_resumed(site):  # noqa: F811
         assert "started with another plan" in errors
 
 
+def test_a_case_that_says_another_length_is_the_same_plan(site):  # noqa: F811
+    words = ["sh", "-c", "true", "-in", "in.melt"]
+    entry = {**site.shell(""), "command": words, "ranks": [1, 2], "application": "lammps"}
+    (site.case / "in.melt").write_text("run 30\n")
+    code, _, errors = site.run(site.plan(entry), "-o", "out")
+    assert code == 0, errors
+    assert "lammps, on 1 or 2 ranks" in errors
+    head = json.loads((site.out / "events.jsonl").read_text().split("\n")[0])
+    assert head["specs"][0]["iterations"] == 30
+    (site.case / "in.melt").write_text("run 50\n")
+    code, _, errors = site.run(site.plan(entry), "-o", "out", "--resume")
+    assert code == 0, errors
+    code, _, errors = site.run(site.plan({**entry, "iterations": 50}), "-o", "out", "--resume")
+    assert "started with another plan" in errors
+
+
 def test_two_runs_in_one_directory_are_refused(site):  # noqa: F811
     plan = site.plan(site.shell("trap 'exit 0' TERM; while [ ! -e ../../go ]; do sleep 0.05; done"))
     first = site.start(plan, "-o", "out")

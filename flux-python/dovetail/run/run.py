@@ -243,7 +243,8 @@ def publish(directory: Path, log: eventlog.Log, signals: Signals) -> RunOutcome:
 def outlook(asked: schema.Plan, cpus: int) -> Schedule | None:
     """How a plan's ranks would be chosen on so many millicores, before anything is measured."""
     tuned = replace(Settings(), max_packed=asked.limits.max_packed or 0)
-    return Controller(asked.specs, Capacity((Node("here", cpus, 0),)), tuned).outlook()
+    specs = tuple(map(expected, asked.specs))
+    return Controller(specs, Capacity((Node("here", cpus, 0),)), tuned).outlook()
 
 
 def first_requests(spec: Spec, cpus: int) -> tuple[int, ...]:
