@@ -5,6 +5,7 @@
  * In each iteration rank r works for MSr milliseconds outside MPI, asleep or burning that much
  * CPU time, and then meets the others in a barrier. So useful time is ITERATIONS * MSr, the load
  * balance is average(MS) / max(MS), and the communication efficiency is close to 1.
+ * There may be more MS than ranks: the rest is for runs on more ranks.
  *
  * With 0 ITERATIONS they go on until one of them finds a file by the name in BUSY_UNTIL.
  */
@@ -54,7 +55,7 @@ int main(int argc, char *argv[])
     MPI_Init(&argc, &argv);
     MPI_Comm_rank(MPI_COMM_WORLD, &rank);
     MPI_Comm_size(MPI_COMM_WORLD, &size);
-    if (argc != 3 + size)
+    if (argc < 3 + size)
         MPI_Abort(MPI_COMM_WORLD, 2);
     const int burn = strcmp(argv[1], "burn") == 0;
     const int iterations = atoi(argv[2]);

@@ -31,3 +31,18 @@ def test_two_imbalanced_simulations_run_at_once_and_leave_nothing(site):
 
 def test_the_manifests_are_what_the_server_takes(site):
     assert site.apply("operator-manifests", "--dry-run=server").count("server dry run") == 13
+
+
+def test_ranks_that_are_left_open_are_chosen_and_become_pods(site):
+    entry = {**site.busy(20, 20, iterations=100, count=3), "ranks": "1-2"}
+    del entry["weights"]
+    run = site.start(site.plan(entry), "open")
+    assert site.end(run) == 0, site.errors("open")
+    assert set(site.states("open").values()) == {"done"}
+    ranks = {r["name"]: len(r["share"]["requests"]) for r in site.of("Launch", "open")}
+    assert [ranks["sim-1"], ranks["sim-2"]] == [1, 1]
+    assert site.summary("open")["n_max"] == 2
+    told = {one["name"]: one for one in site.summary("open")["simulations"]}
+    assert {name: one["ranks"] for name, one in told.items()} == ranks
+    assert all(one["iterations"] == 100 for one in told.values())
+    site.nothing_left()
