@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 from dovetail.core import protocol
 from dovetail.core.protocol import Node, Spec
-from dovetail.executors.simulated.executor import Fault, Work
+from dovetail.executors.simulated.executor import Fault, Simulated, Work
 from dovetail.run.simulate import SimulatedRun, run_simulated
 
 pytestmark = pytest.mark.unit
@@ -124,3 +124,32 @@ def test_a_cut_that_is_uneven_is_not_predicted_to_be_as_fast_as_an_even_one():
     # Two ranks at 1 to 3 take three quarters of one rank's time, so that three of them take
     # longer one after the other than in two waves on one rank each.
     assert after_another > dict(first)["all narrowest"]
+
+
+class Picky(Simulated):
+    """Simulations fail at once on one rank, as where a decomposer or a solver refuses it."""
+
+    def launch(self, spec, share):
+        super().launch(spec, share)
+        if spec.ranks == 1:
+            self._end(self._sims[spec.name], protocol.Cause.LAUNCH_FAILED, 1, "refused")
+
+
+def test_ranks_on_which_none_can_start_are_left_alone_and_nothing_is_lost():
+    result = run_simulated(specs(3, (1, 2)), {"a": even(0.06, 2)}, TWO_CORES, executor=Picky)
+    assert states(result) == {"done"}
+    assert launched(result).count(1) <= 2, "those that had been started when the first failed"
+    assert launched(result).count(2) == 3
+
+
+def test_one_that_can_start_on_no_ranks_fails_with_the_reason():
+    result = run_simulated(specs(2, (1,), "b"), {"b": even(0.06, 1)}, TWO_CORES, executor=Picky)
+    assert {view.reason for view in result.controller.views()} == {"refused"}
+    assert states(result) == {"failed"}
+
+
+def test_one_that_fails_after_an_iteration_is_not_run_again():
+    faults = [Fault(2.0, "fail", "a-0")]
+    result = run_simulated(specs(3, (1, 2)), {"a": IMBALANCED}, TWO_CORES, faults=faults)
+    assert [view.state for view in result.controller.views()] == ["failed", "done", "done"]
+    assert len(launched(result)) == 3

@@ -155,6 +155,23 @@ class Controller:
             state.end(sim, Stage.DONE, Cause.DONE)
             self._learn_from_end(sim)
             return
+        if (
+            stop is None
+            and state.mode is not Mode.INTERRUPTED
+            and event.cause in (Cause.FAILED, Cause.LAUNCH_FAILED)
+            and widths.starts_elsewhere(state, sim)
+        ):
+            ranks = sim.spec.ranks
+            sim.restarts += 1
+            state.note(
+                "hold",
+                f"{event.name} is queued again for another number of ranks than {ranks}, on which "
+                f"it did not come to an iteration: {event.reason}",
+                name=event.name,
+                ranks=ranks,
+            )
+            state.requeue(sim, event.cause, event.reason)
+            return
         by = stop if stop is not None and not stop.requeue else None
         why = (by.why if by else event.reason) or f"exit code {event.code}"
         state.end(sim, Stage.FAILED, by.cause if by else event.cause, why)

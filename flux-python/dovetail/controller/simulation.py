@@ -126,7 +126,8 @@ class Shape:
 
     `name` is the family's own where the plan keeps its ranks. `blocking_need` is the cores needed
     including what blocking waits cost, once measured; `rates` are the last measured in 1/s with
-    a core for every rank, by simulation; `lasted` the seconds of each that is done.
+    a core for every rank, by simulation; `lasted` the seconds of each that is done;
+    `broken` if one failed before its first iteration and other ranks may do better.
     """
 
     name: str
@@ -139,6 +140,7 @@ class Shape:
     startup: float | None = None
     rates: dict[str, float] = field(default_factory=dict)
     lasted: list[float] = field(default_factory=list)
+    broken: bool = False
 
 
 @dataclass

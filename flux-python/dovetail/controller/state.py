@@ -210,8 +210,12 @@ class State:
 
     def memory_of(self, sim: Simulation) -> int:
         """Bytes that a simulation takes: what was asked for, or more if more was seen."""
-        profile = self.shape(sim).profile
-        return max(sim.spec.memory, sim.memory, profile.memory if profile else 0)
+        return max(sim.spec.memory, sim.memory, self.memory_on(sim.spec, sim.spec.ranks))
+
+    def memory_on(self, spec: Spec, ranks: int) -> int:
+        """Bytes that one of a family was seen to take on so many ranks; 0 if none has."""
+        profile = self.shape_on(spec, ranks).profile
+        return profile.memory if profile else 0
 
     def count_memory(self, sim: Simulation, memory: int | None = None) -> None:
         """Count the memory of a simulation that is started; 0 to count it no more."""

@@ -76,7 +76,7 @@ def schedule(state: State) -> Schedule:
 def seconds_on(state: State, family: Family) -> dict[int, float]:
     """Seconds of a whole run by number of ranks: measured with all cores busy, or predicted."""
     measured = {}
-    for ranks in widths(family):
+    for ranks in planned(family):
         found = _measured(state, family, state.shape_on(family.spec, ranks))
         if found is not None:
             measured[ranks] = found
@@ -84,9 +84,9 @@ def seconds_on(state: State, family: Family) -> dict[int, float]:
         lengths = [_length(state, other) for other in state.families.values()]
         known = [one for one in lengths if one is not None]
         measured[1] = Measured(sum(known) / len(known) if known else UNKNOWN)
-    curve = speedup.predict((1, *widths(family)), measured)
+    curve = speedup.predict((1, *planned(family)), measured)
     seconds: dict[int, float] = {}
-    for ranks in widths(family):
+    for ranks in planned(family):
         weights = family.spec.on(ranks).weights
         least = curve.seconds[1] * max(weights) / max(sum(weights), 1e-9)  # its heaviest rank's
         known_here = ranks in measured and ranks not in curve.predicted
@@ -94,9 +94,27 @@ def seconds_on(state: State, family: Family) -> dict[int, float]:
     return seconds
 
 
-def widths(family: Family) -> tuple[int, ...]:
-    """The numbers of ranks that a family may run on."""
+def planned(family: Family) -> tuple[int, ...]:
+    """The numbers of ranks in the plan."""
     return family.spec.widths or (family.spec.ranks,)
+
+
+def allowed(state: State, family: Family) -> tuple[int, ...]:
+    """The numbers of ranks that a family may run on: those of the plan on which it can start."""
+    good = [r for r in planned(family) if not state.shape_on(family.spec, r).broken]
+    return tuple(good) or planned(family)
+
+
+def starts_elsewhere(state: State, sim: Simulation) -> bool:
+    """Whether one that failed before its first iteration may do better on other ranks.
+
+    So it is if nothing has ended well on these; they are not taken again then.
+    """
+    family, shape = state.family(sim), state.shape(sim)
+    if sim.iterations or shape.lasted or len(family.spec.widths) < 2:
+        return False
+    shape.broken = True
+    return any(not state.shape_on(family.spec, r).broken for r in family.spec.widths)
 
 
 def seconds_left(state: State, sim: Simulation) -> float:
@@ -142,13 +160,13 @@ def _measured(state: State, family: Family, shape: Shape) -> Measured | None:
 def _known(state: State, family: Family) -> bool:
     return any(
         _measured(state, family, state.shape_on(family.spec, ranks)) is not None
-        for ranks in widths(family)
+        for ranks in planned(family)
     )
 
 
 def _length(state: State, family: Family) -> float | None:
     """Seconds on one rank, as far as is known: of work, without what more ranks cost."""
-    for ranks in widths(family):
+    for ranks in planned(family):
         found = _measured(state, family, state.shape_on(family.spec, ranks))
         if found is not None:
             return speedup.predict((1,), {ranks: found}).seconds[1]
@@ -171,12 +189,17 @@ def _cores(state: State, ranks: int) -> int:
 def _task(state: State, family: Family) -> Task:
     sim = state.sims[family.queue[0][1]]
     by_cores: dict[int, float] = {}
-    for ranks, seconds in sorted(seconds_on(state, family).items()):
-        by_cores.setdefault(_cores(state, ranks), seconds)
+    seconds = seconds_on(state, family)
+    for ranks in allowed(state, family):
+        by_cores.setdefault(_cores(state, ranks), seconds[ranks])
     deadline = None if sim.planned.deadline is None else sim.planned.deadline - state.t
     memory = max(
         state.memory_of(sim),
-        *(p.memory for r in widths(family) if (p := state.shape_on(family.spec, r).profile)),
+        *(
+            p.memory
+            for r in allowed(state, family)
+            if (p := state.shape_on(family.spec, r).profile)
+        ),
         0,
     )
     return Task(
@@ -193,7 +216,7 @@ def _task(state: State, family: Family) -> Task:
 def _start(state: State, family: Family, cores: int) -> bool:
     """Start the next of a family on so many cores; False if there is no room for it now."""
     sim = state.sims[family.queue[0][1]]
-    ranks = next(r for r in widths(family) if _cores(state, r) == cores)
+    ranks = next(r for r in allowed(state, family) if _cores(state, r) == cores)
     most = state.settings.max_packed
     room = state.capacity.memory <= 0 or (
         state.memory_used + state.memory_of(sim) <= state.capacity.memory
@@ -215,7 +238,7 @@ def _start(state: State, family: Family, cores: int) -> bool:
 def _fill(state: State) -> None:
     """Nothing is known yet, so there is nothing that cores could wait for."""
     for family in sorted(state.families.values(), key=lambda one: one.queue[:1]):
-        while family.queue and _start(state, family, _cores(state, widths(family)[0])):
+        while family.queue and _start(state, family, _cores(state, allowed(state, family)[0])):
             pass
 
 
