@@ -7,6 +7,7 @@
 #include <lauxlib.h>
 #include <string.h>
 
+#include "bounds.h"
 #include "convert.h"
 #include "host.h"
 #include "job.h"
@@ -20,13 +21,23 @@ struct action {
     bool current;
 };
 
-static struct action check_action(lua_State *L)
+static struct action check_job(lua_State *L)
 {
     struct action action = {.host = sandbox_owner(L), .id = job_check(L)};
 
     // Flux has some actions for the job whose callback is running only.
     action.current = action.host->call && action.host->call->id == action.id;
     sandbox_act(L);
+    return action;
+}
+
+// The same for what may call us back.
+static struct action check_action(lua_State *L)
+{
+    struct action action = check_job(L);
+
+    if (bounds_act(action.host, action.id) < 0)
+        sandbox_stop(L);
     return action;
 }
 
@@ -43,7 +54,7 @@ static int result(lua_State *L, int rc)
 
 static int job_reject(lua_State *L)
 {
-    struct action action = check_action(L);
+    struct action action = check_job(L);
     const char *reason = luaL_checkstring(L, 2);
     struct call *call = action.host->call;
     int state = FLUX_JOB_STATE_NEW;
@@ -191,7 +202,7 @@ static int job_reprioritize(lua_State *L)
 
 static int job_posted(lua_State *L)
 {
-    struct action action = check_action(L);
+    struct action action = check_job(L);
     const char *name = luaL_checkstring(L, 2);
 
     lua_pushboolean(L, flux_jobtap_job_event_posted(action.host->p, action.id, name) == 1);
@@ -200,7 +211,7 @@ static int job_posted(lua_State *L)
 
 static int job_subscribe(lua_State *L)
 {
-    struct action action = check_action(L);
+    struct action action = check_job(L);
     struct record *record = record_get(action.host, action.id);
     int rc = -1;
 
@@ -212,7 +223,7 @@ static int job_subscribe(lua_State *L)
 
 static int job_result(lua_State *L)
 {
-    struct action action = check_action(L);
+    struct action action = check_job(L);
     flux_job_result_t value;
 
     if (flux_jobtap_get_job_result(action.host->p, action.id, &value) < 0)

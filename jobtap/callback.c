@@ -6,6 +6,7 @@
 #include <jansson.h>
 #include <lauxlib.h>
 
+#include "bounds.h"
 #include "convert.h"
 #include "job.h"
 #include "json.h"
@@ -53,12 +54,25 @@ static int run_handler(lua_State *L)
     return 0;
 }
 
+// Whoever is switched off cannot say yes.
+static int refuse_unjudged(struct call *call)
+{
+    struct host *host = call->host;
+
+    return flux_jobtap_reject_job(host->p, call->args, "%s: %s", host_name(host),
+                                  bounds_reason(host));
+}
+
 int callback_run(struct call *call)
 {
     struct host *host = call->host;
+    bool rejects = topic_may_reject(call->topic);
     char error[SANDBOX_ERROR_SIZE];
-    bool rejects;
+    struct visit visit;
     int rc;
+
+    if (bounds_enter(&visit, host, call->id, call->topic, false) < 0)
+        return rejects ? refuse_unjudged(call) : 0;
 
     call->outer = host->call;
     host->call = call;
@@ -66,10 +80,13 @@ int callback_run(struct call *call)
     call->handler->calls++;
     rc = sandbox_call(host->sandbox, run_handler, call, error);
     host->call = call->outer;
-    if (rc == 0 || (rc == SANDBOX_STOPPED && call->rejected))
+    if (rc < 0)
+        record_failed(host, rejects ? FLUX_JOBID_ANY : call->id, call->topic, error);
+    bounds_leave(&visit);
+    if (rc == 0 || call->rejected)
         return call->rejected ? -1 : 0;
-    rejects = topic_may_reject(call->topic);
-    record_failed(host, rejects ? FLUX_JOBID_ANY : call->id, call->topic, error);
+    if (rc == SANDBOX_STOPPED)
+        return rejects ? refuse_unjudged(call) : 0;
     if (rejects)
         return flux_jobtap_reject_job(host->p, call->args, "%s failed: %s", host_name(host), error);
     return call->id == FLUX_JOBID_ANY ? flux_jobtap_error(host->p, call->args, "%s", error) : 0;

@@ -8,6 +8,7 @@
 //   sandbox (libraries), json, convert   Lua, and JSON in it; they know nothing of Flux
 //   host                                 this: what all of the following share
 //   record                               what is kept of a job, and how a job is let go
+//   bounds                               what the script's own effects may call back
 //   job                                  the job that Lua sees
 //   later                                replies and timers
 //   action                               what Lua can do to a job
@@ -43,6 +44,15 @@ struct call {
     struct call *outer;
 };
 
+// Seconds of the shortest timer: a future takes 0 for no limit at all, and would never fire.
+#define HOST_AT_ONCE 1e-6
+
+// What is left of a budget that fills up by the clock; all zero, it is full.
+struct budget_left {
+    double left;
+    double filled; // when, 0 for never
+};
+
 struct host {
     flux_plugin_t *p;
     flux_t *h;
@@ -50,11 +60,19 @@ struct host {
     char *script; // path of the Lua file
     bool loaded;
     struct handler *handlers;
+    struct record *records;
     struct orphan *orphans;
     struct call *call;
     unsigned long calls;
     unsigned long errors;
     int waiting; // RPCs and timers
+    // These are of bounds.c.
+    int depth;                    // of calls within calls
+    bool charging;                // what is done now is the script's own doing,
+    double since;                 // from this processor time on
+    struct budget_left cpu;       // for that
+    char off[SANDBOX_ERROR_SIZE]; // why the script is called no more
+    flux_future_t *release;       // of the jobs that it holds, then
     char last_error[SANDBOX_ERROR_SIZE];
 };
 

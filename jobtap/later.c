@@ -9,6 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "bounds.h"
 #include "convert.h"
 #include "host.h"
 #include "job.h"
@@ -134,8 +135,10 @@ static int push_reply(lua_State *L, struct later *later)
     box = json_box(L);
     if (text)
         *box = json_loads(text, JSON_DECODE_ANY, NULL);
-    if (!*box)
+    if (!*box) {
         lua_pushboolean(L, 1); // an answer without content
+        lua_replace(L, -2);
+    }
     return 1;
 }
 
@@ -152,12 +155,17 @@ static void later_callback(flux_future_t *future, void *arg)
 {
     struct later *later = arg;
     struct host *host = later->host;
+    const char *where = later->topic ? later->topic : "timer";
     char error[SANDBOX_ERROR_SIZE];
+    struct visit visit;
 
     later_detach(later); // since the script may end the job, and with it the record
-    host->calls++;
-    if (sandbox_call(host->sandbox, run_later, later, error) < 0)
-        record_failed(host, later->id, later->topic ? later->topic : "timer", error);
+    if (bounds_enter(&visit, host, later->id, where, true) == 0) {
+        host->calls++;
+        if (sandbox_call(host->sandbox, run_later, later, error) < 0)
+            record_failed(host, later->id, where, error);
+        bounds_leave(&visit);
+    }
     later_destroy(later);
     (void)future;
 }
@@ -167,12 +175,14 @@ static void later_callback(flux_future_t *future, void *arg)
 static struct record *check_record(lua_State *L)
 {
     struct host *host = sandbox_owner(L);
-    struct record *record = record_get(host, job_check(L));
+    flux_jobid_t id = job_check(L);
 
     sandbox_act(L);
+    if (bounds_act(host, id) < 0)
+        sandbox_stop(L);
     if (host->waiting >= MAX_WAITING)
         luaL_error(L, "more than %d replies and timers are awaited", MAX_WAITING);
-    return record;
+    return record_get(host, id);
 }
 
 static double check_seconds(lua_State *L, int index)
@@ -180,7 +190,7 @@ static double check_seconds(lua_State *L, int index)
     double seconds = luaL_checknumber(L, index);
 
     luaL_argcheck(L, seconds >= 0 && seconds <= 1e9, index, "not a number of seconds");
-    return seconds;
+    return seconds > HOST_AT_ONCE ? seconds : HOST_AT_ONCE;
 }
 
 static int refused(lua_State *L, int function)

@@ -44,11 +44,12 @@ static int query_callback(flux_plugin_t *p, const char *topic, flux_plugin_arg_t
     struct host *host = arg;
     struct call call = {.host = host, .topic = topic, .args = args, .id = FLUX_JOBID_ANY};
 
-    if (flux_plugin_arg_pack(
-            args, FLUX_PLUGIN_ARG_OUT, "{s:s s:s s:I s:I s:s s:i s:I s:o}", "script", host->script,
-            "lua", LUA_VERSION, "calls", (json_int_t)host->calls, "errors",
-            (json_int_t)host->errors, "last_error", host->last_error, "waiting", host->waiting,
-            "memory", (json_int_t)sandbox_memory(host->sandbox), "topics", topic_counts(host)) < 0)
+    if (flux_plugin_arg_pack(args, FLUX_PLUGIN_ARG_OUT, "{s:s s:s s:I s:I s:s s:s s:i s:I s:o}",
+                             "script", host->script, "lua", LUA_VERSION, "calls",
+                             (json_int_t)host->calls, "errors", (json_int_t)host->errors,
+                             "last_error", host->last_error, "off", host->off, "waiting",
+                             host->waiting, "memory", (json_int_t)sandbox_memory(host->sandbox),
+                             "topics", topic_counts(host)) < 0)
         return -1;
     if ((call.handler = handler_find(host, topic)))
         callback_run(&call); // a failure is in the log, and the next query's last_error
@@ -62,6 +63,7 @@ static void host_destroy(void *arg)
 
     if (!host)
         return;
+    flux_future_destroy(host->release);
     orphans_abandon(host);
     sandbox_destroy(host->sandbox);
     handlers_destroy(host);

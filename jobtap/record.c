@@ -17,6 +17,8 @@
 
 #include "sandbox.h"
 
+enum { MAX_HOLDS = 64 };
+
 static const char record_name[] = "dovetail::record";
 
 struct hold {
@@ -67,6 +69,9 @@ static void record_destroy(void *arg)
     struct orphan *orphan;
     char error[SANDBOX_ERROR_SIZE];
 
+    *(record->previous ? &record->previous->next : &host->records) = record->next;
+    if (record->next)
+        record->next->previous = record->previous;
     if (record->laters)
         record->destroy_laters(record);
     if (record->data != LUA_NOREF)
@@ -101,14 +106,25 @@ struct record *record_get(struct host *host, flux_jobid_t id)
         errno = saved_errno;
         return NULL;
     }
+    if ((record->next = host->records))
+        record->next->previous = record;
+    host->records = record;
     return record;
 }
 
 int record_hold(struct record *record, enum hold_kind kind, const char *description)
 {
-    struct hold *hold = malloc(sizeof(*hold) + strlen(description) + 1);
+    struct hold *hold;
+    int n = 0;
 
-    if (!hold)
+    for (hold = record->holds; hold; hold = hold->next)
+        n++;
+    // Flux counts 255 prologs and epilogs of a job, and with one more the job would never end.
+    if (n >= MAX_HOLDS) {
+        errno = EOVERFLOW;
+        return -1;
+    }
+    if (!(hold = malloc(sizeof(*hold) + strlen(description) + 1)))
         return -1;
     hold->kind = kind;
     hold->next = record->holds;
@@ -135,8 +151,11 @@ void record_unhold(struct record *record, enum hold_kind kind, const char *descr
 static int raise_on(struct host *host, flux_jobid_t id, const char *type, int severity,
                     const char *note)
 {
+    struct record *record = record_get(host, id);
     flux_future_t *future;
 
+    if (record && record->effects == EFFECTS_NONE)
+        record->effects = EFFECTS_SOME; // the exception is an event, for which it may be called
     if (severity > 0 || state_of(host, id) != FLUX_JOB_STATE_NEW)
         return flux_jobtap_raise_exception(host->p, id, type, severity, "%s", note);
     if (!(future = flux_rpc_pack(host->h, "job-manager.raise", FLUX_NODEID_ANY, FLUX_RPC_NORESPONSE,

@@ -9,16 +9,21 @@
 
 #include "host.h"
 
+// Whether the script acted on a job since it was last called for it; off: it is called no more.
+enum effects { EFFECTS_NONE, EFFECTS_SOME, EFFECTS_OFF };
 enum hold_kind { HOLD_DEPENDENCY, HOLD_PROLOG, HOLD_EPILOG };
 
 struct record {
     struct host *host;
     flux_jobid_t id;
     bool subscribed;
-    int data; // reference of the job's Lua table, or LUA_NOREF
+    enum effects effects;
+    struct budget_left calls; // of bounds.c
+    int data;                 // reference of the job's Lua table, or LUA_NOREF
     struct hold *holds;
     struct later *laters; // of later.c, which knows how they end:
     void (*destroy_laters)(struct record *record);
+    struct record *previous, *next;
 };
 
 struct record *record_find(struct host *host, flux_jobid_t id);

@@ -230,6 +230,43 @@ def test_a_reply_of_a_service_comes_later(flux):
     assert found["waiting"] == 0
 
 
+def test_an_answer_without_content_and_a_timer_of_no_time_come_too(flux):
+    script = """
+        local got
+        jobtap.on("job.new", function(job)
+            job:after(0, function()
+                job:rpc("job-manager.memo", { id = job.id, memo = { n = 1 } }, 30, function(reply)
+                    got = reply
+                    job:post("told")
+                end)
+            end)
+        end)
+        jobtap.on("plugin.query", function() return { got = got } end)"""
+    with flux.plugin("empty", script):
+        job = flux.submit("--urgency=hold", QUICK, "true")
+        flux.wait(job, "told")
+        found = flux.query("empty")
+        flux.ok("cancel", job)
+    assert (found["got"], found["errors"]) == (True, 0)
+
+
+def test_a_job_has_no_more_epilogs_than_flux_can_count(flux):
+    script = """
+        local refused
+        jobtap.on("job.state.cleanup", function(job)
+            for _ = 1, 300 do
+                local done, why = job:epilog_start("e")
+                refused = refused or why
+            end
+            job:after(0, function() for _ = 1, 64 do job:epilog_finish("e") end end)
+        end)
+        jobtap.on("plugin.query", function() return { refused = refused } end)"""
+    with flux.plugin("many", script):
+        job = flux.submit(QUICK, "true")
+        flux.wait(job, "clean")
+        assert flux.query("many")["refused"] == "Value too large for defined data type"
+
+
 def test_a_service_that_does_not_answer_is_not_waited_for(flux):
     # The job manager answers this only when there are no jobs left, and here is one.
     script = """
