@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from support.flux_batch import Flux, eventually, ordinary_user
+from support.flux_batch import LIMIT, Flux, eventually, ordinary_user
 
 pytestmark = pytest.mark.flux
 
@@ -101,7 +101,7 @@ def test_nothing_is_lost_when_the_module_is_killed_reloaded_or_away(flux):
     flux.kill("flux-dovetail slice --number 1")
     flux.run("module", "load", "dovetail", uri=uri)
     assert eventually(lambda: [s["number"] for s in flux.status(uri)["slices"]] == [0, 2])
-    flux.run("dovetail", "up", uri=uri)
+    assert eventually(lambda: flux.status(uri)["phase"] == "up")
     nodes = flux.run("dovetail", "kubectl", "get", "nodes", "-o", "name", uri=uri).split()
     assert sorted(nodes) == sorted(f"node/{s['node']}" for s in flux.status(uri)["slices"])
     assert flux.run("dovetail", "submit", "plan.yaml", uri=uri) == "3"
@@ -256,8 +256,10 @@ def test_a_slice_that_is_lost_is_replaced_once_there_is_a_core_and_the_others_go
         lambda: [(s["number"], s["state"]) for s in flux.status(uri)["slices"]] == states
     )
     assert flux.status(uri)["phase"] == "degraded"
+    said = flux.run("dovetail", "up", uri=uri)
+    assert said == "Kubernetes is degraded: 1 of 2 nodes", "and keeps nobody waiting"
     flux.run("cancel", blocker, uri=uri)
-    flux.run("dovetail", "up", uri=uri)
+    assert eventually(lambda: flux.status(uri)["phase"] == "up")
     nodes = flux.run("dovetail", "kubectl", "get", "nodes", "-o", "name", uri=uri).split()
     assert sorted(nodes) == sorted(f"node/{s['node']}" for s in flux.status(uri)["slices"])
     assert flux.status(uri)["lost"]
@@ -302,6 +304,67 @@ def test_nodes_come_and_go_while_the_job_runs(flux):
 
     assert eventually(lambda: not rest(), 10), rest()
     assert "taken down" in flux.run("dovetail", "up", uri=uri, code=1)
+
+
+def test_more_nodes_than_there_are_cores_for_block_nothing(flux):
+    flux.plan()
+    job = flux.batch("flux dovetail up; sleep 1000", dovetail="--dovetail=nodes=1,cores=1")
+    uri = flux.inside(job)
+    flux.run("dovetail", "up", uri=uri)
+    cores = int(flux.run("resource", "list", "-s", "all", "-no", "{ncores}", uri=uri))
+    waiting = flux.start("dovetail", "resize", str(cores + 2), uri=uri)
+    assert eventually(lambda: flux.status(uri)["phase"] == "degraded")
+    assert f" of {cores + 2} nodes" in flux.run("dovetail", "status", uri=uri)
+    assert flux.run("dovetail", "up", uri=uri).startswith("Kubernetes is degraded: ")
+    held = flux.run("submit", "--dependency=dovetail:up", "--cores=1", "true", uri=uri)
+    flux.run("job", "wait-event", held, "depend", uri=uri)
+    flux.run("dovetail", "submit", "plan.yaml", uri=uri)
+    flux.run("dovetail", "wait", "--all", uri=uri)
+    assert waiting.poll() is None, "it is not so"
+    flux.run("dovetail", "resize", "1", uri=uri)
+    assert flux.status(uri)["phase"] == "up"
+    waiting.wait(LIMIT)
+    flux.run("cancel", job)
+    flux.wait(job)
+
+
+def test_plans_that_are_submitted_at_once_have_directories_of_their_own(flux):
+    flux.plan()
+    job = flux.batch("flux dovetail up; sleep 1000", dovetail="--dovetail=nodes=1,cores=1")
+    uri = flux.inside(job)
+    flux.run("dovetail", "up", uri=uri)
+    submits = [flux.start("dovetail", "submit", "--json", "plan.yaml", uri=uri) for _ in range(3)]
+    told = [json.loads(submit.communicate(timeout=LIMIT)[0]) for submit in submits]
+    assert len({one["output"] for one in told}) == 3, told
+    taken = told[0]["output"]
+    said = flux.run("dovetail", "submit", "-o", taken, "plan.yaml", uri=uri, code=2)
+    assert f"writes to {taken}" in said or f"{taken} holds a run already" in said
+    runs = json.loads(flux.run("dovetail", "wait", "--json", "--all", uri=uri))
+    assert sorted(run["output"] for run in runs) == sorted(one["output"] for one in told)
+    assert [run["state"] for run in runs] == ["done"] * 3
+    said = flux.run("dovetail", "submit", "-o", taken, "plan.yaml", uri=uri, code=2)
+    assert f"{taken} holds a run already" in said
+    reports = json.loads(flux.run("dovetail", "report", "--json", "--all", uri=uri))
+    assert [one["number"] for one in reports] == [1, 2, 3]
+    flux.plan("sleep 1000", count=1)
+    flux.run("dovetail", "submit", "plan.yaml", uri=uri)
+    assert "run 4 has no report: it is " in flux.run("dovetail", "report", "4", uri=uri, code=1)
+    flux.run("cancel", job)
+    flux.wait(job)
+
+
+def test_nothing_is_up_once_its_jobs_are_cancelled(flux):
+    flux.plan()
+    job = flux.batch("flux dovetail up; sleep 1000")
+    uri = flux.inside(job)
+    flux.run("dovetail", "up", uri=uri)
+    flux.run("cancel", "--all", uri=uri)
+    assert flux.status(uri)["phase"] == "failed"
+    said = flux.run("dovetail", "submit", "plan.yaml", uri=uri, code=1)
+    assert "the control slice ended: cancel" in said
+    assert not list(flux.work.glob("dovetail-out-*")), "no directory is made for nothing"
+    flux.run("cancel", job)
+    flux.wait(job)
 
 
 @either

@@ -135,7 +135,7 @@ def test_an_end_that_takes_too_long_cancels_and_then_says_what_is_left():
 def test_runs_wait_for_kubernetes_and_for_each_other():
     play = Play(1).begin()
     for number in (1, 2):
-        play.ask("submit", f"s{number}", plan=f"p{number}", output="o", cwd="/")
+        play.ask("submit", f"s{number}", plan=f"p{number}", output=f"o{number}", cwd="/")
     play.ask("wait", "all")
     play.ready(0)
     assert [one["queue"]["plan"] for one in play.told("agent0") if "queue" in one] == ["p1", "p2"]
@@ -162,7 +162,7 @@ def test_the_content_of_a_plan_goes_to_the_control_slice_and_is_not_for_status()
 def test_a_cancelled_run_is_told_and_a_waiting_one_never_starts():
     play = Play(1).begin().ready(0)
     for number in (1, 2):
-        play.ask("submit", f"s{number}", plan="p", output="o", cwd="/")
+        play.ask("submit", f"s{number}", plan="p", output=f"o{number}", cwd="/")
     play.ask("cancel", "c").ask("wait", "w")
     assert {"cancel": 1} in play.told("agent0")
     play.ask("tell", "t", number=0, run=1, code=130)
@@ -301,3 +301,42 @@ def test_slices_ask_for_exactly_their_cores():
     whole = jobspec.slice_job(option.Request(2), 0, "f-1", {})["resources"][0]
     assert whole["exclusive"] is True
     assert spec["attributes"]["user"]["dovetail"] == {"slice": 1, "cluster": "f-1"}
+
+
+def test_what_is_up_is_used_where_more_nodes_are_wanted_than_there_are_cores():
+    play = Play(1).begin().ready(0).ask("resize", "r", nodes=12)
+    assert play.state.phase == "degraded"
+    assert play.state.status()["ready"] == 1
+    assert play.ask("wait-up", "up").told("up") == [{"nodes": 1, "wanted": 12}]
+    play.ask("submit", "s", plan="/p", output="/o", cwd="/")
+    assert play.told("agent0")[-1] == {"run": 1}, "the plan starts"
+    assert play.told("r") == [], "it is not so yet"
+    assert play.ask("resize", "less", nodes=1).told("r") == []
+
+
+def test_a_slice_that_is_lost_and_finds_no_core_holds_nobody_up():
+    play = Play().begin().ready(0, 1).over(1, 9)
+    assert play.state.phase == "degraded"
+    assert play.ask("wait-up", "up").told("up") == [{"nodes": 1, "wanted": 2}]
+    play.ask("submit", "s", plan="/p", output="/o", cwd="/")
+    assert play.told("agent0")[-1] == {"run": 1}
+
+
+def test_a_cancelled_control_slice_is_the_end_at_once():
+    play = Play().begin().ready(0, 1)
+    play.do(play.state.excepted(0, "cancel", ""))
+    assert (play.state.phase, play.state.failure) == ("failed", "the control slice ended: cancel")
+    assert play.ask("submit", "s", plan="/p", output="/o", cwd="/").told("s")[0][0] == FAILED
+    play.left(1).over(0, 15)
+    assert play.state.lost == ["slice 0: cancel"], "and is told once"
+
+
+def test_no_two_runs_write_to_one_directory():
+    play = Play().begin().ready(0, 1)
+    play.ask("submit", "first", plan="/p", output="/o", cwd="/")
+    play.ask("submit", "second", plan="/p", output="/o", cwd="/")
+    assert play.told("second") == [(INVALID, "run 1 writes to /o")]
+    play.ask("tell", "t", number=0, run=1, code=2, why="no such case")
+    assert play.ask("submit", "third", plan="/p", output="/o", cwd="/").told("third") == [
+        {"run": 2}
+    ]

@@ -26,7 +26,7 @@ def test_after_a_reload_the_agents_tell_what_there_is():
 
 def test_runs_that_wait_are_there_after_a_reload_with_their_numbers():
     play = Play(1).begin({0: 7}).ask("wait", "wrong", runs=[[1]])
-    play.ask("wait", "w").ask("submit", "s", plan="p", output="o", cwd="/")
+    play.ask("wait", "w").ask("submit", "s", plan="p", output="o3", cwd="/")
     assert play.told("w") == play.told("s") == [], "nobody knows yet what runs there are"
     run = {"plan": "p", "output": "o", "cwd": "/"}
     runs = [{"number": n, "state": s, **run} for n, s in ((1, "running"), (2, "waiting"))]
@@ -34,8 +34,9 @@ def test_runs_that_wait_are_there_after_a_reload_with_their_numbers():
     assert play.told("s") == [{"run": 3}]
     assert play.told("wrong")[0][0] == INVALID
     for number in (1, 2, 3):
-        assert play.told("agent0")[-1] == ({"queue": {"number": 3, **run, "executor": "kubernetes"}}
-                                           if number == 1 else {"run": number})  # fmt: skip
+        queued = {"number": 3, **run, "output": "o3", "executor": "kubernetes"}
+        due = {"queue": queued} if number == 1 else {"run": number}
+        assert play.told("agent0")[-1] == due
         play.ask("tell", "t", number=0, run=number, code=0)
     assert [one["number"] for one in play.told("w")[0]["runs"]] == [1, 2]
 

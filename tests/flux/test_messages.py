@@ -53,7 +53,7 @@ KNOWN = [
     (
         Run(1, "p", "o", "/", RunState.CANCELLING, -1, "cancelled"),
         '{"number": 1, "plan": "p", "output": "o", "cwd": "/", "state": "cancelling", "code": -1,'
-        ' "reason": "cancelled"}',
+        ' "reason": "cancelled", "reported": false}',
     ),
     (
         Simulation("a-1", 1, "sim", "log", 3, "bad", Cause.FAILED),

@@ -8,7 +8,7 @@ import selectors
 
 import pytest
 from dovetail.flux.instance.messages import QueuedPlan
-from dovetail.flux.plan_runner import COPY, EVENTS, LOG, PlanRunner
+from dovetail.flux.plan_runner import COPY, EVENTS, LOG, SUMMARY, PlanRunner
 
 pytestmark = pytest.mark.unit
 
@@ -51,9 +51,11 @@ def test_the_copy_of_an_earlier_run_in_the_same_directory_stays(runner, heard, t
     out.mkdir()
     (out / COPY).write_text("of before\n")
     (out / EVENTS).write_text(json.dumps({"type": "Launch", "name": "a"}) + "\n")
+    (out / SUMMARY).write_text("{}")
     entry = "{name: a, case: case, ranks: 1, command: sh -c true}"
     runner.queue(order(tmp_path, content=f"simulations: [{entry}]\n"))
     runner.start(1, "")
     [news] = heard
     assert "holds a run already" in news["why"], "and the earlier run's launches are not told"
+    assert not news["reported"], "the summary is not of this run"
     assert (out / COPY).read_text() == "of before\n"

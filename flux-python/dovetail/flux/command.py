@@ -87,7 +87,7 @@ def do_up(args: argparse.Namespace) -> int:
     if args.dovetail:
         load.load(args.dovetail)
     found = client.call("dovetail.wait-up")
-    show(args, found, f"Kubernetes is up: {found['nodes']} nodes")
+    show(args, found, format.up(found))
     return 0
 
 
@@ -101,16 +101,38 @@ def do_submit(args: argparse.Namespace) -> int:
         print(f"flux-dovetail: {line}", file=sys.stderr)
     if args.wait_up:
         client.call("dovetail.wait-up")
-    output = args.output
-    if output is None:
-        last = max((run["number"] for run in client.call("dovetail.status")["runs"]), default=0)
-        output = Path(f"dovetail-out-{last + 1}")
+    if args.output is not None:
+        output, made = args.output, False
+        if (output / plan_runner.EVENTS).exists():
+            raise BadInput(f"-o {output} holds a run already; name another directory")
+    else:
+        output, made = new_folder(), True
     order = {"plan": os.path.abspath(args.plan), "content": content.decode(),
              "output": str(output.resolve()), "cwd": os.getcwd(),
              "environment": format.user_environment(os.environ)}  # fmt: skip
-    found = client.call("dovetail.submit", order)
+    try:
+        found = client.call("dovetail.submit", order)
+    except (BadInput, WorkFailed):
+        if made:
+            output.rmdir()
+        raise
     show(args, {**found, "output": order["output"]}, str(found["run"]))
     return 0
+
+
+def new_folder() -> Path:
+    """A directory of nobody else's, however many submit at once; as far as possible by number."""
+    number = max((run["number"] for run in client.call("dovetail.status")["runs"]), default=0)
+    while True:
+        number += 1
+        folder = Path(f"dovetail-out-{number}")
+        try:
+            folder.mkdir()
+        except FileExistsError:
+            continue
+        except OSError as error:
+            raise BadInput(f"{folder}: {error.strerror}; choose a directory with -o") from None
+        return folder
 
 
 def do_status(args: argparse.Namespace) -> int:
@@ -218,14 +240,20 @@ def do_report(args: argparse.Namespace) -> int:
     unknown = set(args.runs) - {run["number"] for run in runs}
     if unknown:
         raise BadInput(f"report: there is no run {min(unknown)}; see `flux dovetail status`")
-    found = []
+    found, missing = [], []
     for run in runs:
         if args.runs and run["number"] not in args.runs:
             continue
-        folder = Path(run["output"])
-        with contextlib.suppress(OSError, ValueError):
-            found.append({**run, "summary": json.loads((folder / "summary.json").read_text())})
-    show(args, found, format.reports(found))
+        try:
+            if not run["reported"]:
+                raise BadInput(run["reason"] or f"it is {run['state']}")
+            summary = json.loads((Path(run["output"]) / plan_runner.SUMMARY).read_text())
+            found.append({**run, "summary": summary})
+        except (BadInput, OSError, ValueError) as error:
+            missing.append(f"run {run['number']} has no report: {error}")
+    if missing and args.runs:
+        raise WorkFailed("; ".join(missing))
+    show(args, found, "\n".join([format.reports(found), *missing]))
     return 0
 
 

@@ -16,9 +16,18 @@ def user_environment(whole: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in whole.items() if not name.startswith(INSTANCE)}
 
 
+def up(found: Mapping[str, Any]) -> str:
+    """What there is of Kubernetes, to whoever waited for it."""
+    if "wanted" in found:
+        return f"Kubernetes is degraded: {found['nodes']} of {found['wanted']} nodes"
+    return f"Kubernetes is up: {found['nodes']} nodes"
+
+
 def status(found: Mapping[str, Any]) -> str:
     """Phase, slices and runs."""
     reason = f": {found['reason']}" if found["reason"] else ""
+    if found["phase"] == "degraded":
+        reason = f": {found['ready']} of {found['wanted']} nodes"
     lines = [f"Kubernetes is {found['phase']}{reason}"]
     lines += [f"lost: {line}" for line in found["lost"]]
     if found["slices"]:

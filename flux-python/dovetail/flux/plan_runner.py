@@ -30,6 +30,7 @@ from dovetail.host.line_splitter import LineSplitter
 
 LOG = "dovetail.log"  # in a run's directory: what `dovetail run` says
 EVENTS = "events.jsonl"  # likewise: its event log
+SUMMARY = "summary.json"  # likewise: what it gained
 COPY = "submitted-plan.yaml"  # likewise: the plan as it was submitted, for the user
 GRACE = 10  # seconds for a run to end, once told
 
@@ -51,6 +52,7 @@ class PlanRunner:
         self.series = secrets.token_hex(4)  # of another control slice there may still be jobs
         self.running: subprocess.Popen[bytes] | None = None
         self.number = 0  # of the one that runs
+        self.summary: Path | None = None  # that it will write; None: it will not, there is one
         self.events: Tail | None = None
         self.splitter = LineSplitter()
 
@@ -72,6 +74,8 @@ class PlanRunner:
         try:
             output.mkdir(parents=True, exist_ok=True)
             self.number, self.splitter = number, LineSplitter()
+            taken = (output / EVENTS).exists()  # then `dovetail run` will refuse
+            self.summary = None if taken else output / SUMMARY
             with contextlib.ExitStack() as files:
                 copies = []
                 if plan.content is not None:
@@ -99,18 +103,19 @@ class PlanRunner:
         code, self.running = self.running.returncode, None
         why = ""
         output = Path(self.all[number].output)
-        if (output / "summary.json").exists():
+        reported = self.summary is not None and self.summary.exists()
+        if reported:
             why = "not all of its simulations are done" if code else ""
         elif code:
             with contextlib.suppress(OSError):
                 log = output / LOG
                 why = (log.read_text(errors="replace").strip().splitlines() or [""])[-1][:500]
-        self.ended(number, code, why)
+        self.ended(number, code, why, reported=reported)
 
-    def ended(self, number: int, code: int, why: str) -> None:
+    def ended(self, number: int, code: int, why: str, *, reported: bool = False) -> None:
         """Remember and tell."""
-        self.all[number].end(code, why)
-        self.tell(run=number, code=code, why=why)
+        self.all[number].end(code, why, reported=reported)
+        self.tell(run=number, code=code, why=why, reported=reported)
 
     def read(self) -> None:
         """Tell which simulations were launched, and which have ended."""

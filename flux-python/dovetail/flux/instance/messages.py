@@ -177,6 +177,7 @@ class RunEnded:
     run: int
     code: int
     why: str = ""
+    reported: bool = False  # and its report was written
 
 
 News = Union[

@@ -12,7 +12,7 @@ from typing import Any
 
 from dovetail.flux.instance.effects import FAILED, NOENT, TIMEOUT, Answer, Effect, Key, Refuse
 
-UNDECIDED = ("starting", "degraded")  # phases in which nobody can say whether it will be up
+UNDECIDED = ("starting", "degraded")  # phases in which nobody can say whether it will be all up
 DOWN = "Kubernetes was taken down"
 
 
@@ -65,12 +65,15 @@ class PendingRequests:
         for key in [key for key in self.ending if gone(key)]:
             del self.ending[key]
 
-    def settle(self, status: Mapping[str, Any], *, resized: bool) -> Iterator[Effect]:
-        """Answer everybody whose condition the new status decides."""
+    def settle(self, status: Mapping[str, Any], *, usable: bool, resized: bool) -> Iterator[Effect]:
+        """Answer everybody whose condition the new status decides.
+
+        `usable`: simulations can run, perhaps on fewer nodes than are wanted.
+        """
         phase = status["phase"]
-        yield from self.decide(self.up, status)
+        yield from self.decide(self.up, status, usable=usable)
         if phase != "up" or resized:
-            yield from self.decide(self.resizing, status)
+            yield from self.decide(self.resizing, status, usable=phase == "up")
         if phase == "down":
             for key in self.down:
                 yield Answer(key, {})
@@ -80,17 +83,21 @@ class PendingRequests:
                 self.watching[key] = status
                 yield Answer(key, status)
 
-    def decide(self, keys: list[Key], status: Mapping[str, Any]) -> Iterator[Effect]:
-        """Answer those who wait for `up`."""
-        if status["phase"] in UNDECIDED:
+    def decide(
+        self, keys: list[Key], status: Mapping[str, Any], *, usable: bool
+    ) -> Iterator[Effect]:
+        """Answer those who wait for nodes."""
+        if status["phase"] in UNDECIDED and not usable:
             return
+        missing = {"wanted": status["wanted"]} if status["phase"] in UNDECIDED else {}
         for key in keys:
-            if status["phase"] == "up":
-                yield Answer(key, {"nodes": status["wanted"]})
+            if usable:
+                nodes = status["ready"] if missing else status["wanted"]
+                yield Answer(key, {"nodes": nodes, **missing})
             else:
                 yield Refuse(key, FAILED, status["reason"] or DOWN)
         keys.clear()
-        if status["phase"] != "up":
+        if not usable:
             for numbered in (self.joining, self.asking):
                 for key in numbered.values():
                     yield Refuse(key, FAILED, status["reason"] or DOWN)

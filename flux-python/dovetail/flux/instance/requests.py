@@ -228,7 +228,7 @@ def heard(state: Instance, number: int, news: messages.News) -> Effects:
         yield from simulation(state, news.simulation)
     else:
         yield from state.simulations.end_all(news.run, OVER)
-        yield from state.runs.ended(news.run, news.code, news.why)
+        yield from state.runs.ended(news.run, news.code, news.why, reported=news.reported)
         yield from state.settle()
 
 

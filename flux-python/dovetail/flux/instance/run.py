@@ -51,6 +51,7 @@ class Run:
     state: RunState = RunState.PENDING
     code: int = -1
     reason: str = ""
+    reported: bool = False  # the summary in its directory is of this run
 
     def plain(self) -> dict[str, Any]:
         """For status and wait."""
@@ -60,13 +61,13 @@ class Run:
         """It is its turn."""
         self.state = RunState.RUNNING
 
-    def end(self, code: int, reason: str) -> None:
-        """Its process ended."""
+    def end(self, code: int, reason: str, *, reported: bool = False) -> None:
+        """Its process ended, and wrote its report, or could not."""
         unwanted = self.state is RunState.CANCELLING
         self.state = RunState.CANCELLED if unwanted else RunState.FAILED
         if code == 0:
             self.state = RunState.DONE
-        self.code, self.reason = code, self.reason or reason
+        self.code, self.reason, self.reported = code, self.reason or reason, reported
 
     def cancel(self) -> None:
         """It is unwanted; a process of it must be told."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
-from dovetail.flux.instance.effects import NOENT, Answer, Effect, Key, Refuse
+from dovetail.flux.instance.effects import INVALID, NOENT, Answer, Effect, Key, Refuse
 from dovetail.flux.instance.messages import ChooseRuns, SubmitPlan
 from dovetail.flux.instance.run import Run, RunState
 
@@ -24,7 +24,11 @@ class Runs:
         self.waiting: dict[Key, tuple[int, ...]] = {}
 
     def submit(self, key: Key, plan: SubmitPlan) -> Iterator[Effect]:
-        """Queue a plan."""
+        """Queue a plan, in a directory that no other run is to write to."""
+        for run in self.all.values():
+            if run.output == plan.output and not run.state.ended:
+                yield Refuse(key, INVALID, f"run {run.number} writes to {plan.output}")
+                return
         number = max(self.all, default=0) + 1
         self.all[number] = Run(number, plan.plan, plan.output, plan.cwd)
         self.untold[number] = plan
@@ -49,12 +53,14 @@ class Runs:
         for one in known:
             self.all.setdefault(one.number, one)
 
-    def ended(self, number: int, code: int, reason: str) -> Iterator[Effect]:
+    def ended(
+        self, number: int, code: int, reason: str, *, reported: bool = False
+    ) -> Iterator[Effect]:
         """A run's process ended."""
         run = self.all.get(number)
         if run is None or run.state.ended:
             return
-        run.end(code, reason)
+        run.end(code, reason, reported=reported)
         yield from self.settle()
 
     def end_all(self, reason: str) -> Iterator[Effect]:

@@ -57,15 +57,31 @@ class Instance:
             return "ending" if self.slices or not self.begun else "down"
         if self.failure:
             return "failed"
-        ready = [one.number for one in self.slices.values() if one.state is SliceState.READY]
-        if 0 in ready and len(ready) >= self.wanted:
+        if self.control_ready and self.ready_nodes >= self.wanted:
             return "up"
         return "degraded" if self.was_up else "starting"
+
+    @property
+    def control_ready(self) -> bool:
+        """Whether somebody can be asked, or told to do something."""
+        control = self.slices.get(0)
+        return control is not None and control.state is SliceState.READY
+
+    @property
+    def ready_nodes(self) -> int:
+        """Nodes that are part of Kubernetes now."""
+        return sum(one.state is SliceState.READY for one in self.slices.values())
+
+    @property
+    def usable(self) -> bool:
+        """Whether simulations can run: what is up is used, also where more is wanted."""
+        return self.phase == "up" or (self.phase == "degraded" and self.control_ready)
 
     def status(self) -> dict[str, Any]:
         """All that a user may see."""
         return {
-            "phase": self.phase, "reason": self.failure, "wanted": self.wanted,
+            "phase": self.phase, "reason": self.failure,
+            "wanted": self.wanted, "ready": self.ready_nodes,
             "slices": [self.slices[number].plain() for number in sorted(self.slices)],
             "lost": self.lost[-20:], "runs": [run.plain() for run in self.runs.all.values()],
         }  # fmt: skip
@@ -148,6 +164,8 @@ class Instance:
             if kind == "cancel":
                 one.cancelled()
             one.keep_reason(f"{kind}: {note}".rstrip(": "))
+            if number == 0:  # nothing brings it back, and what is told now must be true
+                yield from self.unasked(one, one.reason)
         yield from self.settle()
 
     def finished(self, number: int, status: int) -> Iterator[Effect]:
@@ -323,7 +341,7 @@ class Instance:
         """Start what can start, answer everybody whose condition is met."""
         self.was_up = self.was_up or self.phase == "up"
         yield from self.keep()
-        if self.phase == "up":
+        if self.usable:
             number = self.runs.next()
             if number:
                 yield from self.tell(messages.StartRun(number))
@@ -334,4 +352,4 @@ class Instance:
         shrinking = self.leaving or any(
             one.state is SliceState.ENDING for one in self.slices.values()
         )
-        yield from self.pending.settle(self.status(), resized=not shrinking)
+        yield from self.pending.settle(self.status(), usable=self.usable, resized=not shrinking)
