@@ -18,11 +18,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+import numpy.typing as npt
 
 from dovetail.applications.openfoam.mesh import Mesh
 from dovetail.applications.openfoam.mesh_file import Labels
 from dovetail.core import cpu_requests
 from dovetail.core.errors import BadInput
+
+Flags = npt.NDArray[np.bool_]
 
 
 def bisection(mesh: Mesh, weights: Sequence[float]) -> Labels:
@@ -33,6 +36,7 @@ def bisection(mesh: Mesh, weights: Sequence[float]) -> Labels:
         raise BadInput(f"weights: {len(weights)} ranks for a mesh of {cells} cells")
     counts = cpu_requests.apportion(weights, cells, floor=1)
     inner = np.stack([mesh.owner[: len(mesh.neighbour)], mesh.neighbour])
+    place = _places(mesh)
     rank_of_cell = np.empty(cells, np.int64)
     low = np.zeros(cells, bool)  # of the cells in hand, those that are in the lower half
     parts = [(0, len(weights), np.arange(cells), inner)]
@@ -43,19 +47,16 @@ def bisection(mesh: Mesh, weights: Sequence[float]) -> Labels:
             continue
         middle = (first + end) // 2
         size = sum(counts[first:middle])
-        best, fewest = part, -1
-        for axis in _axes(mesh, part):
-            order = part[np.lexsort((part, *mesh.centres[part][:, axis].T))]
-            low[part] = False
-            low[order[:size]] = True
-            cut = int((low[faces[0]] != low[faces[1]]).sum())
-            if fewest < 0 or cut < fewest:
-                best, fewest = order, cut
-        low[part] = False
-        low[best[:size]] = True
+        halves: list[tuple[int, Flags]] = []
+        for axis in np.argsort(-np.ptp(mesh.centres[part], axis=0), kind="stable").tolist():
+            along = place[axis][part]
+            low[part] = along < np.partition(along, size)[size]
+            halves.append((int((low[faces[0]] != low[faces[1]]).sum()), low[part]))
+        lower = min(halves, key=lambda half: half[0])[1]
+        low[part] = lower
         sides = low[faces]
-        parts.append((first, middle, best[:size], faces[:, sides.all(axis=0)]))
-        parts.append((middle, end, best[size:], faces[:, ~sides.any(axis=0)]))
+        parts.append((first, middle, part[lower], faces[:, sides.all(axis=0)]))
+        parts.append((middle, end, part[~lower], faces[:, ~sides.any(axis=0)]))
     return rank_of_cell
 
 
@@ -65,10 +66,15 @@ def cut_faces(mesh: Mesh, rank_of_cell: Labels) -> int:
     return int((rank_of_cell[mesh.owner[:inner]] != rank_of_cell[mesh.neighbour]).sum())
 
 
-def _axes(mesh: Mesh, part: Labels) -> list[list[int]]:
-    """For each axis, longest first, the coordinates to sort by: its own last, as lexsort has it.
+def _places(mesh: Mesh) -> Labels:
+    """Each cell's place in the order along each axis, shape (3, cells).
 
-    Cells at one coordinate, as in a regular mesh, are taken in the order of the next longest axis.
+    Cells at one coordinate, as in a regular mesh, follow each other along the longest other axis.
     """
-    longest = np.argsort(-np.ptp(mesh.centres[part], axis=0), kind="stable").tolist()
-    return [[other for other in longest[::-1] if other != axis] + [axis] for axis in longest]
+    longest = np.argsort(-np.ptp(mesh.centres, axis=0), kind="stable").tolist()
+    place = np.empty((3, len(mesh.centres)), np.int64)
+    for axis in range(3):
+        others = [mesh.centres[:, other] for other in longest[::-1] if other != axis]
+        order = np.lexsort((*others, mesh.centres[:, axis]))  # the last one goes first
+        place[axis][order] = np.arange(len(order))
+    return place
