@@ -75,6 +75,7 @@ def test_fewer_ranks_are_advised_where_the_work_adds_up_to_less(one, cores, gain
     if fewer:
         assert fewer.range[0] < fewer.range[1]
         assert "memory" in fewer.statement
+        assert "put `ranks: 1-2` into the plan" in fewer.statement
 
 
 def test_what_beats_packing_is_said_first():
@@ -152,6 +153,7 @@ def test_measured_fewer_ranks_are_reported_as_they_came_out(seconds, says):
     found = summary.summarise(made_up_runs.packed().history(), others)
     fewer = by_topic(advise.from_summary(found)[0], 2)["fewer ranks"]
     assert says in fewer.statement
+    assert ("`ranks: 1-2` in the plan" in fewer.statement) == (seconds < 30.0)
     assert (fewer.source, fewer.gain) == ("measured", pytest.approx(36.0 / seconds))
 
 

@@ -250,10 +250,10 @@ def _fewer(one: Known, cores: float) -> Advice | None:
     return Advice(
         "fewer ranks",
         one.name,
-        f"{one.name}: if the simulations need not be wide, running them with 1 rank each, {side} "
-        f"side by side, would give about {gain:.2f} times the throughput ({SPLIT * ideal:.2f} to "
-        f"{ideal:.2f}); each then takes {work / one.wall:.1f} times as long as now, and all {side} "
-        "must fit into memory.",
+        f"{one.name}: if the simulations need not be wide, put {_widths(one)} into the plan; "
+        f"running them with 1 rank each, {side} side by side, would give about {gain:.2f} times "
+        f"the throughput ({SPLIT * ideal:.2f} to {ideal:.2f}); each then takes "
+        f"{work / one.wall:.1f} times as long as now, and all {side} must fit into memory.",
         f"the ranks' work adds up to {work:.3g} CPU seconds per iteration ({one.whence}); "
         f"communication is left out, and cache and memory may cost {1 - SPLIT:.0%}",
         "predicted",
@@ -270,7 +270,7 @@ def _fewer_measured(one: Known, totals: Totals) -> Advice | None:
     against = f"{gain:.2f} times the throughput of {SEQUENTIAL}"
     own = totals.makespan_s.value
     better = own is not None and fewer.value * SAME < own
-    start = "run on fewer ranks side by side; that gives"
+    start = f"run on fewer ranks side by side, by {_widths(one)} in the plan; that gives"
     if not better:
         start = "stay with these ranks; fewer ranks side by side give"
     compared = "" if own is None else f", {own / fewer.value:.2f} times that of Dovetail"
@@ -284,6 +284,11 @@ def _fewer_measured(one: Known, totals: Totals) -> Advice | None:
         gain,
         (gain, gain) if fewer.spread is None else _over(sequential.value, fewer.spread),
     )
+
+
+def _widths(one: Known) -> str:
+    """The plan's key by which the ranks are chosen by the run, from 1 to those of now."""
+    return f"`ranks: 1-{one.ranks}`"
 
 
 def _over(value: float, spread: tuple[float, float]) -> tuple[float, float]:
