@@ -214,3 +214,17 @@ def test_the_table_shows_names_as_they_are_and_no_control_characters():
     summary.show(summary.summarise(run.history()), Console(file=out, width=200))
     assert "[red]�[31mx" in out.getvalue()
     assert "\x1b" not in out.getvalue()
+
+
+def test_families_that_ran_together_are_told_as_one_queue():
+    run = made_up_runs.Run(
+        [made_up_runs.spec("a-1", "a"), made_up_runs.spec("b-1", "b")], {"a": 0.1, "b": 0.1}
+    )
+    run.launch("a-1")
+    run.launch("b-1")
+    run.work(10)
+    run.finish("a-1")
+    run.finish("b-1")
+    found = summary.summarise(run.history())
+    assert [name for name, _ in summary.verdicts(found)] == ["all"]
+    assert found.simulations[0].ranks == 2

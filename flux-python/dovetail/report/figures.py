@@ -57,7 +57,8 @@ class Point:
 class FamilyFigures:
     """The simulations of one plan entry, together.
 
-    `weights` and `budget` (the slowdown that each may suffer) are the plan's. `alone` is
+    `ranks` are the first one's, `widths` all numbers of ranks that some ran on; `weights` and
+    `budget` (the slowdown that each may suffer) are the plan's. `alone` is
     seconds per iteration of a simulation that has the machine to itself. `model` is fitted to
     `points` (its t1 is 1), None where nothing was packed.
     """
@@ -65,6 +66,7 @@ class FamilyFigures:
     name: str
     simulations: int
     ranks: int
+    widths: tuple[int, ...]
     weights: tuple[float, ...]
     budget: float
     n_max: int
@@ -110,6 +112,7 @@ def _family(
         name=name,
         simulations=len(tracks),
         ranks=ranks,
+        widths=tuple(sorted({track.spec.ranks for track in tracks if track.attempts})) or (ranks,),
         weights=tracks[0].spec.weights,
         budget=tracks[0].spec.slowdown,
         n_max=max((len(spell.running) for spell in spells), default=0),

@@ -249,8 +249,15 @@ def show(summary: Summary, console: Console) -> None:
         "after the other; of bound is 1.00 where the cores do nothing but the ranks' own work.",
         style="dim",
     )
-    for own in summary.families:
-        console.print(printable(f"{own.name}: {own.verdict.words}"))
+    for name, words in verdicts(summary):
+        console.print(printable(f"{name}: {words}"))
+
+
+def verdicts(summary: Summary) -> list[tuple[str, str]]:
+    """Whose and what: the whole queue's first, then the families' that can be told apart."""
+    families = [(one.name, one.verdict.words) for one in summary.families if one.verdict.best]
+    whole = [("all", summary.verdict.words)] if len(summary.families) > 1 else []
+    return whole + families or [(one.name, one.verdict.words) for one in summary.families]
 
 
 SHOWN = 40
