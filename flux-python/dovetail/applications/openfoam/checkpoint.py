@@ -1,0 +1,181 @@
+# SPDX-License-Identifier: LGPL-3.0-or-later
+"""Stops an OpenFOAM solver at a written time, and goes on from there on any number of ranks.
+
+Inputs: the run's own copy of a case, and the weights of its ranks. Outputs: further
+entries at the end of its `system/controlDict`, where the later of two entries counts; processor
+directories for the new ranks; `.dovetail-checkpoint`, which says how the case is cut.
+
+OpenFOAM looks at controlDict in every step: `stopAt writeNow` there ends the solver after the
+step that it is in, with all ranks at the same time. That one time is written in binary, so that
+no digit is lost; the user's own format is in force again when the solver goes on.
+
+Invariants: each function may be cut off at any point, and may then be called again: what can be
+gone on from is there at each moment. The user's own case is never written to.
+
+    begin(case, [1, 1])     # two equal ranks; before the solver first starts
+    stop(case)              # while it runs; it ends by itself
+    go_on(case, [1], log)   # '137', from where the solver goes on, on one rank, once started
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+from dovetail.applications.openfoam import written_times
+from dovetail.core.errors import BadInput, WorkFailed
+from dovetail.host import install_paths
+from dovetail.host.private_files import write_whole
+
+_MARK = "// Dovetail wrote what follows, for checkpoints; OpenFOAM takes the last of two entries."
+_ALWAYS = {"runTimeModifiable": "yes"}
+_EXACT = {"writeFormat": "binary", "writePrecision": "17"}
+_STATE = ".dovetail-checkpoint"
+_NEWER = 60.0
+"""Seconds by which a change of controlDict is dated after the one before, at least: OpenFOAM
+takes no notice of one within its `fileModificationSkew`, which is 10 s as shipped."""
+
+
+@dataclass(frozen=True)
+class _State:
+    """How the case is cut: `weights` has one entry per rank, none while it is being cut.
+
+    `before` are the times that it had before the solver first ran, `sure` the one from which it
+    went on last, "" if it has not.
+    """
+
+    weights: tuple[float, ...]
+    before: tuple[str, ...]
+    sure: str = ""
+
+
+def begin(case: Path, weights: Sequence[float]) -> None:
+    """Make a case that is cut for these ranks ready to be stopped; before its solver starts.
+
+    Raises BadInput with the reason if it cannot be.
+    """
+    if any(case.glob("processors[0-9]*")):
+        raise BadInput(f"{case}: no checkpoints with collated files; use uncollated ones")
+    places = written_times.directories(case, len(weights))
+    before = {name for place in {case, *places} for name in written_times.times(place)}
+    _set_control(case, {})
+    _save(case, _State(tuple(weights), tuple(sorted(before, key=float))))
+
+
+def stop(case: Path) -> None:
+    """Have the running solver end after this step, with all fields written."""
+    _set_control(case, {**_EXACT, "stopAt": "writeNow"})
+
+
+def go_on(case: Path, weights: Sequence[float], log: Path) -> str | None:
+    """Make the case ready to go on with such ranks from its last whole time, which is returned.
+
+    None if it has none. Raises BadInput or WorkFailed if it cannot be cut again.
+    """
+    state = _load(case)
+    if state is None:
+        return None
+    places = written_times.directories(case, len(state.weights))
+    name = written_times.latest(places, log, state.before, state.sure)
+    if name is None:
+        return None
+    for place in {case, *places}:
+        for other in written_times.times(place):
+            if other not in state.before and float(other) > float(name):
+                shutil.rmtree(place / other)  # damaged, and computed again
+    if state.weights != tuple(weights):
+        _cut_again(case, state, name, weights)
+    _set_control(case, _from(name))
+    _save(case, _State(tuple(weights), state.before, name))
+    return name
+
+
+def _cut_again(case: Path, state: _State, name: str, weights: Sequence[float]) -> None:
+    """Bring the fields of one time into one piece, and cut that for other ranks."""
+    if len(state.weights) > 1:
+        _keep_results(case, state, name)
+        _set_control(case, {**_EXACT, **_from(name)})
+        shutil.rmtree(case / name, ignore_errors=True)
+        _tool(case, "reconstructPar", "-time", name)
+    else:
+        _set_control(case, {**_EXACT, **_from(name)})
+    # From here until the new cut is there, the case in one piece is what counts.
+    _save(case, replace(state, weights=(), sure=name))
+    for place in case.glob("processor[0-9]*"):
+        shutil.rmtree(place)
+    if len(weights) > 1:
+        ranks, shares = str(len(weights)), ",".join(map(str, weights))
+        cut = ["decompose", "--force", "--ranks", ranks, "--weights", shares, "."]
+        _tool(case, sys.executable, "-m", "dovetail", *cut)
+        # Without -copyUniform ranks get links to what the next cut begins by removing.
+        _tool(case, "decomposePar", "-force", "-copyUniform", "-time", name)
+
+
+def _keep_results(case: Path, state: _State, name: str) -> None:
+    """Bring times before this one into one piece, in the user's format; their ranks' go away."""
+    places = written_times.directories(case, len(state.weights))
+    there = {*state.before, *written_times.times(case), name}
+    results = [time for time in written_times.times(places[0]) if time not in there]
+    whole = [time for time in results if written_times.whole(places, time)]
+    if whole:
+        _set_control(case, _from(name))
+        _tool(case, "reconstructPar", "-time", ",".join(whole))
+
+
+def _tool(case: Path, *words: str) -> None:
+    """Run a program in the case, whose words go to the log. Raises WorkFailed."""
+    environment = install_paths.package_environment()
+    try:
+        code = subprocess.run(
+            words, cwd=case, env=environment, stdin=subprocess.DEVNULL, check=False
+        ).returncode
+    except OSError as error:
+        raise WorkFailed(f"{words[0]} cannot be run: {error.strerror}") from None
+    if code:
+        raise WorkFailed(f"{' '.join(words)} in {case} ended with exit code {code}")
+
+
+# --- Files ---
+
+
+def _from(name: str) -> dict[str, str]:
+    return {"startFrom": "startTime", "startTime": name}
+
+
+def _set_control(case: Path, entries: dict[str, str]) -> None:
+    """Have exactly these entries of ours at the end of controlDict."""
+    path = case / "system" / "controlDict"
+    if path.parent.resolve() != case.resolve() / "system":
+        raise BadInput(f"{path.parent}: is a link, and what it leads to is not the run's to change")
+    try:
+        text = path.read_text(errors="replace").partition(_MARK)[0].rstrip("\n")
+        changed = path.stat().st_mtime
+        lines = [f"{key} {value};" for key, value in {**_ALWAYS, **entries}.items()]
+        write_whole(path, "\n".join([text, "", _MARK, *lines, ""]))
+        newer = max(time.time(), changed + _NEWER)
+        os.utime(path, (newer, newer))
+    except OSError as error:
+        raise BadInput(f"{path}: cannot be changed: {error.strerror}") from None
+
+
+def _save(case: Path, state: _State) -> None:
+    try:
+        write_whole(case / _STATE, json.dumps(asdict(state)))
+    except OSError as error:
+        raise WorkFailed(f"{case / _STATE}: cannot be written: {error.strerror}") from None
+
+
+def _load(case: Path) -> _State | None:
+    """What `begin` or `go_on` wrote last; None if there is nothing to go on from."""
+    try:
+        found = json.loads((case / _STATE).read_text())
+        return _State(tuple(found["weights"]), tuple(found["before"]), found["sure"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None

@@ -1,0 +1,131 @@
+# SPDX-License-Identifier: LGPL-3.0-or-later
+"""Which of a case's written times can be gone on from.
+
+Inputs: a case directory, the directories in which its ranks write (`processor0`, ..., or the
+case itself), and the solver's log. Output: the latest time that every rank has written whole.
+
+A rank that was killed leaves files that stop in the middle, or fields that are not there at all,
+and `uniform/time` tells nothing, since OpenFOAM writes it first. So a time is whole if
+
+  - each file of it, in every rank's directory, ends as OpenFOAM ends files;
+  - all ranks have the same fields; and
+  - rank 0 was over with writing it: the log goes on after it, or it has all the fields of a
+    time that was written before it.
+
+Invariants: nothing is written; what cannot be read is not whole, and never an exception.
+"""
+
+from __future__ import annotations
+
+import gzip
+import re
+import zlib
+from collections.abc import Collection, Sequence
+from pathlib import Path
+
+_NUMBER = re.compile(r"\d+(\.\d+)?(e[-+]?\d+)?", re.ASCII)
+_TIME_LINE = re.compile(rb"^(?:Time = (\S+?)s?|(End))\s*$", re.MULTILINE)
+_FOOTER = b"// ************************************************************************* //"
+_LAGRANGIAN = "lagrangian"  # a rank without particles has no files of them
+_PRIVATE = "functionObjects"  # rank 0 alone may have a state to keep
+_LONGEST = 1 << 16  # bytes at either end of a file; far more than its header
+
+
+def directories(case: Path, ranks: int) -> list[Path]:
+    """Where the ranks write their times."""
+    return [case / f"processor{rank}" for rank in range(ranks)] if ranks > 1 else [case]
+
+
+def times(directory: Path) -> list[str]:
+    """The names of the times in a directory, ascending; none if it cannot be read."""
+    try:
+        names = [path.name for path in directory.iterdir() if _NUMBER.fullmatch(path.name)]
+    except OSError:
+        return []
+    return sorted(names, key=float)
+
+
+def latest(places: Sequence[Path], log: Path, before: Collection[str], sure: str) -> str | None:
+    """The latest time that can be gone on from, None if there is none.
+
+    `before` are the times that were there before the solver first ran. `sure` is the one that it
+    went on from last, "" if none: its writing was over already.
+    """
+    written = [name for name in times(places[0]) if name not in before]
+    for at in range(len(written) - 1, -1, -1):
+        name = written[at]
+        fields = whole(places, name)
+        if fields is None:
+            continue
+        if name == sure or _log_went_on(log, float(name)):
+            return name
+        earlier = [_fields(places[0] / other, whole=False) for other in written[:at]]
+        if any(other and other <= fields for other in earlier):
+            return name
+    return None
+
+
+def whole(places: Sequence[Path], name: str) -> set[str] | None:
+    """The files of one time, if none is cut off and all ranks have the same; else None."""
+    first, *others = [_fields(place / name) for place in places]
+    return first if all(other == first for other in others) else None
+
+
+def _fields(time: Path, whole: bool = True) -> set[str] | None:
+    """The files of one time in one rank's directory; None unless all are whole."""
+    found = set()
+    try:
+        for path in time.rglob("*"):
+            if not path.is_file():
+                continue
+            if whole and not _ends(path):
+                return None
+            inner = path.relative_to(time)
+            if inner.parts[0] != _LAGRANGIAN and _PRIVATE not in inner.parts:
+                found.add(str(inner.with_suffix("") if inner.suffix == ".gz" else inner))
+    except OSError:
+        return None
+    return found if {"uniform/time"} < found or not whole else None
+
+
+def _ends(path: Path) -> bool:
+    """Whether a file of OpenFOAM's has an end; True for a file that is not of OpenFOAM's form."""
+    try:
+        with path.open("rb") as file:
+            if path.suffix == ".gz":
+                content = gzip.decompress(file.read())
+                head, tail = content[:_LONGEST], content[-_LONGEST:]
+            else:
+                head = file.read(_LONGEST)
+                file.seek(max(0, path.stat().st_size - _LONGEST))
+                tail = file.read()
+    except (OSError, EOFError, zlib.error):
+        return False
+    if not head:
+        return False
+    of_foam = head.startswith(b"/*") or b"FoamFile" in head
+    return not of_foam or tail.rstrip().endswith(_FOOTER)
+
+
+def _log_went_on(log: Path, time: float) -> bool:
+    """Whether the solver's log goes on after that time, or ends well."""
+    try:
+        lines = _TIME_LINE.findall(log.read_bytes())
+    except OSError:
+        return False
+    went_on = False
+    for text, end in reversed(lines):  # back to the last part of the run that came to that time
+        value = _number(text)
+        if not end and value is None:
+            continue
+        if value is not None and value <= time:
+            return went_on and value == time
+        went_on = True
+    return False
+
+
+def _number(text: bytes) -> float | None:
+    try:
+        return float(text)
+    except ValueError:
+        return None

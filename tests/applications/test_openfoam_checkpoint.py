@@ -1,0 +1,420 @@
+# SPDX-License-Identifier: LGPL-3.0-or-later
+"""An OpenFOAM solver is stopped at a written time and goes on: same fields, on any ranks."""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from dovetail.applications.openfoam import checkpoint, written_times
+from dovetail.bench.cases import OPENFOAM_ETC, pitz_daily
+from dovetail.core.errors import BadInput
+from dovetail.host import install_paths
+
+unit = pytest.mark.unit
+mpi = [
+    pytest.mark.mpi,
+    pytest.mark.skipif(not shutil.which("simpleFoam"), reason="OpenFOAM is not installed"),
+]
+EVEN = (1.0, 1.0)
+END = 60
+FIELDS = ("U", "p", "k", "epsilon", "nut", "phi")
+DIGITS = {"writeInterval": 10, "writePrecision": 12}
+PARENTHESES = bytes.maketrans(b"()", b"  ")
+IMPORT = "from dovetail.applications.openfoam import checkpoint"
+ENVIRONMENT = {
+    "WM_PROJECT_DIR": OPENFOAM_ETC,
+    "OMPI_ALLOW_RUN_AS_ROOT": "1",
+    "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+    "OMPI_MCA_rmaps_base_oversubscribe": "1",
+    "OMPI_MCA_mpi_yield_when_idle": "1",
+}
+
+FOOTER = "\n// ************************************************************************* //\n"
+HEADER = "FoamFile\n{\n    version 2.0;\n}\n"
+
+
+# --- Which times are whole ---
+
+
+def written(place: Path, name: str, *fields: str) -> None:
+    """One time of one rank."""
+    for field in ("uniform/time", *fields):
+        path = place / name / field
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(HEADER + FOOTER)
+
+
+@pytest.fixture
+def two_ranks(tmp_path):
+    """Times 0, 10 and 20 of two ranks, and a log that goes on after each."""
+    places = written_times.directories(tmp_path, 2)
+    for place in places:
+        for name in ("0", "10", "20"):
+            written(place, name, "U", "p")
+    (tmp_path / "log").write_text("Time = 10\n\nTime = 20\n\nTime = 21\n")
+    return places
+
+
+def latest(places, sure="", before=("0",)):
+    return written_times.latest(places, places[0].parent / "log", before, sure)
+
+
+def truncate(path):
+    os.truncate(path, path.stat().st_size - 3)
+
+
+DAMAGES = {
+    "a field of one rank stops in the middle": lambda place: truncate(place / "20/p"),
+    "a field of one rank is empty": lambda place: os.truncate(place / "20/p", 0),
+    "a field of one rank is missing": lambda place: (place / "20/p").unlink(),
+    "a rank has not written that time": lambda place: shutil.rmtree(place / "20"),
+    "the time's own file stops in the middle": lambda place: truncate(place / "20/uniform/time"),
+    "a compressed field stops in the middle": lambda place: (
+        (place / "20/p").unlink(),
+        (place / "20/p.gz").write_bytes(gzip.compress((HEADER + FOOTER).encode())[:-9]),
+    ),
+}
+
+
+@unit
+@pytest.mark.parametrize("damage", DAMAGES)
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_damaged_time_is_passed_over(two_ranks, rank, damage):
+    assert latest(two_ranks) == "20"
+    DAMAGES[damage](two_ranks[rank])
+    assert latest(two_ranks) == "10"
+
+
+@unit
+def test_fields_that_all_ranks_lack_are_missed_where_the_log_ends_there(two_ranks):
+    log = two_ranks[0].parent / "log"
+    for place in two_ranks:
+        (place / "20/p").unlink()
+    assert latest(two_ranks) == "20"  # the solver had gone on: it writes no p at 20
+    log.write_text("Time = 10\n\nTime = 20\n")
+    assert latest(two_ranks) == "10"
+    # The log of an earlier part of the run, which came further, proves nothing.
+    log.write_text("Time = 10\nTime = 20\nTime = 25\nTime = 10\nTime = 11\nTime = 20\n")
+    assert latest(two_ranks) == "10"
+
+
+@unit
+def test_the_first_time_needs_a_proof_that_its_writing_was_over(two_ranks):
+    log = two_ranks[0].parent / "log"
+    for place in two_ranks:
+        shutil.rmtree(place / "20")
+    for text in ("Time = 10\nTime = 11\n", "Time = 10\n\nEnd\n", "Time = 10s\n\nTime = 11s\n"):
+        log.write_text(text)
+        assert latest(two_ranks) == "10", text
+    for text in ("", "Time = 9\nTime = 10\n", "Time = 10\nFoam::error::printStack\n"):
+        log.write_text(text)
+        assert latest(two_ranks) is None, text
+    assert latest(two_ranks, sure="10") == "10"
+    log.unlink()
+    assert latest(two_ranks) is None
+
+
+@unit
+def test_times_of_before_are_no_checkpoints(two_ranks):
+    assert latest(two_ranks, before=("0", "20")) == "10"
+    assert latest(two_ranks, before=("0", "10", "20")) is None
+    assert latest(written_times.directories(Path("/nonexistent"), 1)) is None
+
+
+@unit
+def test_times_are_ordered_as_numbers(tmp_path):
+    for name in ("1e-05", "0.5", "100", "9", "constant", "0.orig", "-1", "nan"):
+        (tmp_path / name).mkdir()
+    assert written_times.times(tmp_path) == ["1e-05", "0.5", "9", "100"]
+
+
+@unit
+def test_a_case_that_is_not_the_runs_own_is_not_changed(tmp_path):
+    theirs, case = tmp_path / "theirs", tmp_path / "case"
+    theirs.mkdir()
+    case.mkdir()
+    (theirs / "controlDict").write_text("endTime 3;\n")
+    (case / "system").symlink_to(theirs)
+    with pytest.raises(BadInput, match="is a link"):
+        checkpoint.begin(case, EVEN)
+    (case / "system").unlink()
+    (case / "system").mkdir()
+    (case / "system/controlDict").symlink_to(theirs / "controlDict")
+    checkpoint.begin(case, EVEN)
+    checkpoint.stop(case)
+    assert (theirs / "controlDict").read_text() == "endTime 3;\n"
+    assert "stopAt writeNow;" in (case / "system/controlDict").read_text()
+    (case / "processors2").mkdir()
+    with pytest.raises(BadInput, match="collated"):
+        checkpoint.begin(case, EVEN)
+
+
+@unit
+def test_what_was_added_to_the_control_file_goes_away_again(tmp_path):
+    (tmp_path / "system").mkdir()
+    path = tmp_path / "system/controlDict"
+    path.write_text("stopAt endTime;\n")
+    checkpoint.begin(tmp_path, (1.0,))
+    begun = path.read_text()
+    checkpoint.stop(tmp_path)
+    asked = path.stat().st_mtime
+    assert path.read_text() != begun
+    written(tmp_path, "7", "p")
+    (tmp_path / "log").write_text("Time = 7\n\nEnd\n")
+    assert checkpoint.go_on(tmp_path, (1.0,), tmp_path / "log") == "7"
+    assert path.read_text() == begun + "startFrom startTime;\nstartTime 7;\n"
+    assert path.stat().st_mtime >= asked + 10  # less, and OpenFOAM would overlook it
+
+
+# --- Real solvers ---
+
+
+@pytest.fixture(scope="module")
+def original(tmp_path_factory):
+    """A case of 12,225 cells, cut evenly for two ranks."""
+    return pitz_daily(tmp_path_factory.mktemp("cases") / "pitz", EVEN, END, refine=1)
+
+
+@pytest.fixture(autouse=True)
+def environment(monkeypatch):
+    for name, value in ENVIRONMENT.items():
+        monkeypatch.setenv(name, value)
+
+
+def copy(original: Path, case: Path, **entries: object) -> Path:
+    """The case as it would be copied for a run, with other entries in its controlDict."""
+    shutil.copytree(original, case)
+    path = case / "system/controlDict"
+    text = path.read_text()
+    for key, value in entries.items():
+        text = re.sub(rf"(?m)^{key}\s+\S+;", f"{key} {value};", text)
+    path.write_text(text)
+    return case
+
+
+def start(case: Path, ranks: int) -> subprocess.Popen[bytes]:
+    """The solver, in a process group of its own; its log goes on."""
+    words = ["mpirun", "-np", str(ranks), "simpleFoam", "-parallel"] if ranks > 1 else []
+    with (case / "log").open("ab") as log:
+        return subprocess.Popen(
+            words or ["simpleFoam"], cwd=case, stdout=log, stderr=log, start_new_session=True
+        )
+
+
+def finish(case: Path, ranks: int) -> None:
+    assert start(case, ranks).wait(300) == 0, (case / "log").read_text()[-2000:]
+
+
+def kill(leader: subprocess.Popen[bytes]) -> None:
+    """Kill a program and all that it started, some of which has a process group of its own."""
+    left = [leader.pid]
+    while left:
+        for pid in left:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        leader.wait()
+        left = []
+        for stat in Path("/proc").glob("[0-9]*/stat"):
+            with contextlib.suppress(OSError):
+                state, _, _, session = stat.read_text().rpartition(")")[2].split()[:4]
+                if int(session) == leader.pid and state != "Z":
+                    left.append(int(stat.parent.name))
+
+
+def wait_for(case: Path, iteration: int, solver: subprocess.Popen[bytes]) -> None:
+    while f"\nTime = {iteration}\n" not in (case / "log").read_text():
+        assert solver.poll() is None, (case / "log").read_text()[-2000:]
+        time.sleep(0.01)
+
+
+def stop_at(case: Path, ranks: int, iteration: int) -> None:
+    """Run the solver, and have it stopped once it has come to that iteration."""
+    solver = start(case, ranks)
+    wait_for(case, iteration, solver)
+    checkpoint.stop(case)
+    assert solver.wait(300) == 0, (case / "log").read_text()[-2000:]
+
+
+def content(path: Path) -> bytes:
+    packed = path.with_name(path.name + ".gz")
+    return gzip.decompress(packed.read_bytes()) if packed.is_file() else path.read_bytes()
+
+
+def same_fields(one: Path, other: Path, ranks: int) -> None:
+    """Both have the same final fields, to the last bit."""
+    for place in written_times.directories(Path(), ranks):
+        for field in FIELDS:
+            where = place / str(END) / field
+            assert content(one / where) == content(other / where), where
+
+
+FORMATS = {
+    "ascii": {"writeInterval": 20},
+    "ascii, compressed, purged": {
+        "writeInterval": 5, "writeCompression": "on", "purgeWrite": 2, "writePrecision": 12,
+    },
+    "binary": {"writeInterval": 20, "writeFormat": "binary", "runTimeModifiable": "no"},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("form", FORMATS)
+@pytest.mark.parametrize("ranks", [1, 2])
+class TestSameRanks:
+    """Stopped and gone on with as it was cut."""
+
+    pytestmark = mpi
+
+    def test_it_ends_with_the_fields_of_an_undisturbed_run(self, original, tmp_path, form, ranks):
+        entries = {**FORMATS[form], "endTime": END}
+        weights = (1.0,) * ranks
+        undisturbed = copy(original, tmp_path / "undisturbed", **entries)
+        finish(undisturbed, ranks)
+        case = copy(original, tmp_path / "case", **entries)
+        checkpoint.begin(case, weights)
+        found = []
+        for iteration in (3, 30):
+            stop_at(case, ranks, iteration)
+            found.append(checkpoint.go_on(case, weights, case / "log"))
+        assert 3 <= int(found[0]) < 30 <= int(found[1]) < END
+        finish(case, ranks)
+        same_fields(case, undisturbed, ranks)
+
+
+def fields(case: Path, ranks: int) -> dict[str, np.ndarray]:
+    """The final fields in one piece, as numbers; the case is reconstructed for that."""
+    if ranks > 1:
+        tool = subprocess.run(["reconstructPar", "-latestTime"], cwd=case, capture_output=True)
+        assert tool.returncode == 0, tool.stdout[-2000:]
+    found = {}
+    for field in ("U", "p", "k"):
+        data = content(case / str(END) / field)
+        first = data.index(b"nonuniform List<")
+        count, body = data[first:].split(b"\n", 2)[1:]
+        size = int(count) * (3 if field == "U" else 1)
+        if b"format      binary" in data:
+            found[field] = np.frombuffer(body, float, size, 1)
+        else:
+            found[field] = np.array(body.translate(PARENTHESES).split()[:size], float)
+    return found
+
+
+def difference(one: dict[str, np.ndarray], other: dict[str, np.ndarray]) -> dict[str, float]:
+    """The largest difference of each field, relative to its largest value."""
+    return {f: float(abs(one[f] - other[f]).max() / abs(other[f]).max()) for f in one}
+
+
+@pytest.fixture(scope="module")
+def undisturbed(original, tmp_path_factory):
+    """The final fields of undisturbed runs, by the number of their ranks."""
+    found = {}
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in ENVIRONMENT.items():
+            patch.setenv(name, value)
+        for ranks in (1, 2):
+            case = copy(original, tmp_path_factory.mktemp("undisturbed") / "case", **DIGITS)
+            finish(case, ranks)
+            found[ranks] = fields(case, ranks)
+    return found
+
+
+class TestOtherRanks:
+    """Stopped, cut again and gone on with."""
+
+    pytestmark = mpi
+
+    @pytest.mark.parametrize("parts", [[EVEN, (1.0,)], [(1.0,), EVEN], [EVEN, (1.0, 3.0)]], ids=str)
+    def test_it_ends_as_near_as_undisturbed_runs_are_to_each_other(
+        self, original, undisturbed, tmp_path, parts
+    ):
+        case = copy(original, tmp_path / "case", **DIGITS)
+        now, after = parts
+        checkpoint.begin(case, now)
+        stop_at(case, len(now), 24)
+        assert int(checkpoint.go_on(case, after, case / "log") or 0) >= 24
+        there = {path.name for path in case.glob("processor*")}
+        assert there == {f"processor{rank}" for rank in range(len(after)) if len(after) > 1}
+        # The results of before are still there, in one piece and in the user's format.
+        assert b"ascii" in (case / "20/p").read_bytes()
+        finish(case, len(after))
+        usual = difference(undisturbed[1], undisturbed[2])
+        found = difference(fields(case, len(after)), undisturbed[len(now)])
+        assert all(found[field] <= usual[field] for field in found), (found, usual)
+
+    def test_a_new_cut_that_is_killed_is_made_again(self, original, tmp_path):
+        case = copy(original, tmp_path / "case", **DIGITS)
+        checkpoint.begin(case, EVEN)
+        stop_at(case, 2, 14)
+        name = checkpoint.go_on(case, EVEN, case / "log")
+        weights = EVEN
+        for number in range(12):
+            after = [(1.0,), EVEN][number % 2]
+            call = f"checkpoint.go_on(Path('.'), {after}, Path('log'))"
+            statement = f"from pathlib import Path; {IMPORT}; {call}"
+            child = subprocess.Popen(
+                [sys.executable, "-c", statement],
+                cwd=case,
+                env=install_paths.package_environment(),
+                stdout=subprocess.DEVNULL,
+                start_new_session=True,
+            )
+            time.sleep(0.15 * number)
+            kill(child)
+            weights = after
+        assert checkpoint.go_on(case, weights, case / "log") == name
+        finish(case, len(weights))
+
+
+class TestCrash:
+    """Solvers are killed at any moment, files are damaged."""
+
+    pytestmark = mpi
+
+    @pytest.mark.parametrize("ranks", [1, 2])
+    def test_after_kills_it_ends_with_the_fields_of_an_undisturbed_run(
+        self, original, tmp_path, ranks
+    ):
+        # Each step is written: many of the kills come in the middle of that.
+        entries = {"writeInterval": 1, "writeFormat": "binary", "purgeWrite": 3}
+        weights = (1.0,) * ranks
+        undisturbed = copy(original, tmp_path / "undisturbed", **entries)
+        finish(undisturbed, ranks)
+        case = copy(original, tmp_path / "case", **entries)
+        checkpoint.begin(case, weights)
+        reached = 0
+        for number in range(8):
+            solver = start(case, ranks)
+            wait_for(case, reached + 3, solver)
+            time.sleep(0.013 * number)
+            kill(solver)
+            name = checkpoint.go_on(case, weights, case / "log")
+            assert name is not None
+            assert int(name) > reached
+            reached = int(name)
+            if reached > END - 10:
+                break
+        finish(case, ranks)
+        same_fields(case, undisturbed, ranks)
+
+    def test_a_damaged_time_is_computed_again(self, original, undisturbed, tmp_path):
+        case = copy(original, tmp_path / "case", **DIGITS, writeFormat="binary")
+        checkpoint.begin(case, EVEN)
+        stop_at(case, 2, 32)
+        last = written_times.times(case / "processor0")[-1]
+        truncate(case / "processor1" / last / "U")
+        assert checkpoint.go_on(case, EVEN, case / "log") == "30"
+        truncate(case / "processor0/30/p")
+        assert checkpoint.go_on(case, EVEN, case / "log") == "20"
+        finish(case, 2)
+        found = fields(case, 2)
+        assert all(np.allclose(found[f], undisturbed[2][f], rtol=1e-9, atol=1e-11) for f in found)
