@@ -60,7 +60,7 @@ def module(file: Path) -> str:
     """The name that a Python file is imported by."""
     package = next(one for one in PACKAGES if one in file.parents)
     parts = file.relative_to(package.parent).with_suffix("").parts
-    return ".".join(parts)
+    return ".".join(parts).removesuffix(".__init__")
 
 
 @lru_cache

@@ -24,7 +24,8 @@ def command(spec: Spec) -> tuple[str, ...]:
 
 def prepare(spec: Spec) -> tuple[str, ...]:
     """Cut the case; see dovetail-decompose(1)."""
-    return ("dovetail decompose --ranks {ranks} --weights {weights} --force --apply .",)
+    cut = ("--ranks", "{ranks}", "--weights", "{weights}", "--force", "--apply", ".")
+    return (" ".join(("dovetail", "decompose", *cut)),)
 
 
 def expected_iterations(spec: Spec) -> int:
