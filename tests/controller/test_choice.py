@@ -112,6 +112,13 @@ STARTS = [
         {},
         ["a2"],
     ),
+    (
+        "cores that are left over go to what does not hold up the end, in case it is slower",
+        [task("hold", 1, {1: 100.0}), task("other", 1, {1: 90.0, 2: 50.0, 4: 30.0})],
+        8,
+        {},
+        ["hold1", "other4"],
+    ),
     ("for throughput not", [task(count=2, seconds={1: 10.0, 2: 5.1})], 2, {}, ["a1", "a1"]),
     (
         "a deadline that would be missed comes before a longer one",
@@ -143,6 +150,14 @@ def test_five_equal_on_two_cores_two_waves_and_the_last_one_wide():
     assert found.widths_planned == {"a": {1: 4, 2: 1}}
     assert found.makespan == 26.0
     assert found.lower_bound == pytest.approx(25.0)
+
+
+def test_cores_are_kept_for_wide_ones_that_narrow_ones_would_leave_to_the_end():
+    """One core is free: a narrow one there would put off three wide ones, then alone, to 35 s."""
+    queue = [task("narrow", 2, {1: 8.0}), task("wide", 3, {2: 9.0})]
+    found = choose(queue, 3, [Busy(1, 8.0), Busy(1, 1.0)])
+    assert found.makespan == 28.0
+    assert found.starts_now == ()
 
 
 def test_every_alternative_is_told_with_its_end():

@@ -39,8 +39,14 @@ EFFORT = 150_000
 """Queue heads that may be looked at for one decision: bounds its time, whatever the queue."""
 IMPROVING = 6_000
 """The same for improving on the best alternative, of which there is no end."""
+ENDING_EARLY = 0.03
+"""What the mean end counts beside the last one. Where one simulation holds up the end, cores that
+are left over make the others safe from being slower than predicted."""
 
 Objective = Literal["throughput", "turnaround"]
+Order = Literal["longest", "area", "widest"]
+"""What starts first: the longest; what takes most core-seconds; or what takes most cores: cores are
+then kept free for it, and only what ends before it can start overtakes it."""
 
 SEQUENTIAL = "one after the other"
 NARROWEST = "all narrowest"
@@ -100,9 +106,7 @@ class Schedule:
     """Of the alternative that is taken."""
     alternatives: tuple[Alternative, ...]
     lower_bound: float
-    """No schedule can end before this: all work, each at the width that costs least and still ends
-    by then, takes that long on all cores (the area), and the longest simulation on its fastest
-    width ends no sooner (the critical path)."""
+    """No schedule can end before this; see `lower_bound`."""
 
 
 def choose(
@@ -142,8 +146,7 @@ class _Plan:
     name: str
     description: str
     pieces: tuple[_Piece, ...]
-    by_area: bool = False
-    """The most core-seconds first instead of the longest first."""
+    first: Order = "longest"
     at_once: int = 0
 
 
@@ -158,6 +161,8 @@ class _Outcome:
     lateness: float
     own: float
     """Mean end of the simulations whose objective is turnaround."""
+    mean: float
+    """Mean end of all."""
     area: float
     """Core-seconds."""
     starts: tuple[tuple[int, int], ...]
@@ -191,6 +196,7 @@ class _Chooser:
         self.cores = cores
         self.memory = memory or sum(b.memory for b in busy) + sum(t.memory * t.count for t in tasks)
         self.at_once = at_once or len(busy) + sum(task.count for task in tasks)
+        self.running = busy
         # What ought to have ended has not: its cores are not free now.
         self.busy = [(max(b.seconds, 1e-9), b.cores, b.memory, 1) for b in busy]
         heapq.heapify(self.busy)
@@ -199,11 +205,12 @@ class _Chooser:
         self.curves = [_fitting(task, cores, share) for task in tasks]
         self.fronts = [_front(curve) for curve in self.curves]
         self.effort = 0
-        self.tried: dict[tuple[tuple[_Piece, ...], bool, int], _Outcome] = {}
+        self.tried: dict[tuple[tuple[_Piece, ...], Order, int], _Outcome] = {}
 
     def schedule(self) -> Schedule:
         """Try everything, improve the best, and take it."""
-        bound = self.lower_bound()
+        fitting = [replace(t, seconds=curve) for t, curve in zip(self.tasks, self.curves)]
+        bound = lower_bound(fitting, self.cores, self.running)
         if not self.tasks:
             return Schedule(self.busy_until, (), {}, "nothing waits", (), bound)
         known: list[_Outcome] = []
@@ -251,40 +258,48 @@ class _Chooser:
         if fastest != widest:
             yield self.plan(SEQUENTIAL, "each on its fastest", fastest, at_once=1)
         narrowest = [min(curve) for curve in self.curves]
-        yield from self.both(NARROWEST, "each on its fewest ranks, side by side", narrowest)
-        yield from self.both(WIDEST, "each on its most ranks, side by side where they fit", widest)
+        yield from self.orders(NARROWEST, "each on its fewest ranks, side by side", narrowest)
+        yield from self.orders(
+            WIDEST, "each on its most ranks, side by side where they fit", widest
+        )
         knees = [min(curve, key=lambda r: (r * curve[r] ** 2, r)) for curve in self.curves]
-        yield from self.both(KNEE, "each where speed times efficiency is greatest", knees)
+        yield from self.orders(KNEE, "each where speed times efficiency is greatest", knees)
         for factor in (1.0, 1.05, 1.15, 1.3, 1.6, 0.9, 0.75, 0.6, 0.5, 0.4, 1 / 3, 0.25):
             guess = bound * factor
             text = f"each the least work that ends within {guess:.4g} s of its start"
-            yield from self.both(DUAL, text, [self.meeting(i, guess) for i in each])
+            yield from self.orders(DUAL, text, [self.meeting(i, guess) for i in each])
         if any(task.deadline is not None for task in self.tasks):
             for widths in (narrowest, knees):
                 urgent = [
                     widths[i] if t.deadline is None else self.meeting(i, t.deadline)
                     for i, t in enumerate(self.tasks)
                 ]
-                yield from self.both(DUAL, "each within its own deadline", urgent)
+                yield from self.orders(DUAL, "each within its own deadline", urgent)
         for most in sorted({width for curve in self.curves for width in curve}):
             allowed = [self.fastest_within(i, most) for i in each]
             name = AT_ONCE.format(most, "rank" if most == 1 else "ranks")
             text = f"{max(1, self.cores // most)} at once"
-            yield from self.both(name, text, allowed)
+            yield from self.orders(name, text, allowed)
             yield from self.last_wave(name, text, allowed)
 
     def plan(
-        self, name: str, text: str, widths: Sequence[int], by_area: bool = False, at_once: int = 0
+        self,
+        name: str,
+        text: str,
+        widths: Sequence[int],
+        first: Order = "longest",
+        at_once: int = 0,
     ) -> _Plan:
         """All simulations of a task on one width."""
         pieces = (_Piece(i, width, self.tasks[i].count) for i, width in enumerate(widths))
-        return _Plan(name, text, tuple(pieces), by_area, at_once)
+        return _Plan(name, text, tuple(pieces), first, at_once)
 
-    def both(self, name: str, text: str, widths: Sequence[int]) -> Iterator[_Plan]:
-        """Two orders: the longest first, and those that take most of the cores' time first."""
+    def orders(self, name: str, text: str, widths: Sequence[int]) -> Iterator[_Plan]:
+        """The orders that make a difference."""
         yield self.plan(name, text, widths)
-        if len(widths) > 1:
-            yield self.plan(name, text, widths, by_area=True)
+        if len(set(widths)) > 1:
+            yield self.plan(name, text, widths, "area")
+            yield self.plan(name, text, widths, "widest")
 
     def last_wave(self, name: str, text: str, widths: Sequence[int]) -> Iterator[_Plan]:
         """Equal simulations of which the last do not fill the cores: these on more ranks."""
@@ -312,33 +327,6 @@ class _Chooser:
             return self.fronts[i][-1][1]
         return min(meet, key=lambda width: (self.taken(width) * curve[width], width))
 
-    def lower_bound(self) -> float:
-        """The least guess that area and critical path allow."""
-        steps = []
-        for task, curve in zip(self.tasks, self.curves):
-            least, row = math.inf, []
-            for seconds, width in sorted((s, w) for w, s in curve.items()):
-                least = min(least, self.taken(width) * seconds)
-                row.append((seconds, least * task.count))
-            steps.append(([s for s, _ in row], [work for _, work in row]))
-        low = max((times[0] for times, _ in steps), default=0.0)
-
-        def fits(guess: float) -> bool:
-            area = sum(cores * min(seconds, guess) for seconds, cores, _, _ in self.busy)
-            for times, works in steps:
-                area += works[bisect_right(times, guess) - 1]
-            return area <= self.cores * guess * (1 + 1e-12)
-
-        if fits(low):
-            return max(low, self.busy_until)
-        high = 2 * low
-        while not fits(high):
-            high *= 2
-        while high - low > 1e-6 * high:
-            middle = (low + high) / 2
-            low, high = (low, middle) if fits(middle) else (middle, high)
-        return max(low, self.busy_until)
-
     def taken(self, width: int) -> int:
         """Cores of a simulation; one with more ranks than there are cores has all of them."""
         return min(width, self.cores)
@@ -347,7 +335,7 @@ class _Chooser:
 
     def outcome(self, plan: _Plan) -> _Outcome:
         """When what ends, with the queue started as a list: whatever fits, in the plan's order."""
-        key = (plan.pieces, plan.by_area, plan.at_once)
+        key = (plan.pieces, plan.first, plan.at_once)
         if key not in self.tried:
             self.tried[key] = self.simulated(plan)
             self.effort += self.tried[key].steps
@@ -362,7 +350,10 @@ class _Chooser:
             soon = math.inf if task.deadline is None else task.deadline
             if task.objective == "turnaround":
                 return (soon, 0, seconds, task.order)
-            length = seconds * self.taken(piece.width) if plan.by_area else seconds
+            cores = self.taken(piece.width)
+            if plan.first == "widest":
+                return (soon, 1, -cores, -seconds, task.order)
+            length = seconds * cores if plan.first == "area" else seconds
             return (soon, 1, -length, -piece.width, task.order)
 
         made: dict[tuple[int, int], _Queue] = {}
@@ -388,10 +379,17 @@ class _Chooser:
             while free > 0 and slots > 0:
                 queue = None
                 steps += len(queues)
+                limit = math.inf
+                if plan.first == "widest" and events:
+                    limit = self.kept(queues, free, memory, events) - now
                 for one in queues:
                     head = one.waiting[-1]
                     fits = one.cores <= free and head[4] <= memory
-                    if fits and (queue is None or head[0] < queue.waiting[-1][0]):
+                    if (
+                        fits
+                        and (queue is None or head[0] < queue.waiting[-1][0])
+                        and self.curves[head[1]][head[2]] <= limit
+                    ):
                         queue = one
                 if queue is None and not events:  # larger than all memory: alone
                     queue = min(queues, key=lambda one: one.waiting[-1][0])
@@ -433,10 +431,31 @@ class _Chooser:
             tally.missed,
             tally.lateness,
             tally.own / max(1, tally.own_count),
+            tally.ends / tally.count,
             tally.area,
             tuple(starts),
             steps,
         )
+
+    def kept(
+        self,
+        queues: Sequence[_Queue],
+        free: int,
+        memory: int,
+        events: Sequence[tuple[float, int, int, int]],
+    ) -> float:
+        """When the first in the order can start; what overtakes it must have ended by then."""
+        first = min(queues, key=lambda one: one.waiting[-1][0])
+        each = first.waiting[-1][4]
+        if first.cores <= free and each <= memory:
+            return math.inf
+        self.effort += len(events)
+        for end, cores, used, _ in sorted(events):
+            free += cores
+            memory += used
+            if first.cores <= free and each <= memory:
+                return end
+        return math.inf
 
     # Which is best
 
@@ -460,7 +479,7 @@ class _Chooser:
     def measure(self, one: _Outcome, earliest: float) -> float:
         """The end of the queue; or of its simulations for turnaround, if all do not wait long."""
         if all(task.objective == "throughput" for task in self.tasks):
-            return one.makespan
+            return one.makespan + ENDING_EARLY * one.mean
         late = one.makespan > earliest * (1 + LATER_FOR_TURNAROUND)
         alone = all(task.objective == "turnaround" for task in self.tasks)
         return one.makespan + earliest if late and not alone else one.own
@@ -500,7 +519,7 @@ class _Chooser:
                 for count in sorted({1, piece.count // 2, piece.count} - {0}):
                     yield _Plan(MIXED, f"from: {plan.description}".replace("from: from:", "from:"),
                                 _moved(plan.pieces, piece, width, count),
-                                plan.by_area, plan.at_once)  # fmt: skip
+                                plan.first, plan.at_once)  # fmt: skip
 
 
 class _Tally:
@@ -508,13 +527,15 @@ class _Tally:
 
     def __init__(self, tasks: Sequence[Task]) -> None:
         self.tasks = tasks
-        self.last = self.lateness = self.own = self.area = 0.0
-        self.missed = self.own_count = 0
+        self.last = self.lateness = self.own = self.ends = self.area = 0.0
+        self.missed = self.own_count = self.count = 0
 
     def add(self, task: int, end: float, count: int, area: float) -> None:
         """So many simulations of a task end."""
         self.last = max(self.last, end)
         self.area += area
+        self.ends += count * end
+        self.count += count
         deadline = self.tasks[task].deadline
         if deadline is not None and end > deadline:
             self.missed += count
@@ -522,6 +543,38 @@ class _Tally:
         if self.tasks[task].objective == "turnaround":
             self.own += count * end
             self.own_count += count
+
+
+def lower_bound(tasks: Sequence[Task], cores: int, busy: Sequence[Busy] = ()) -> float:
+    """Seconds before which no schedule can end.
+
+    The least guess that area and critical path allow: all work, each at the width that costs least
+    of those that end within the guess, has room on all cores; and none is longer on its fastest.
+    """
+    steps = []
+    for task in tasks:
+        least, row = math.inf, []
+        for seconds, width in sorted((s, w) for w, s in task.seconds.items()):
+            least = min(least, min(width, cores) * seconds)
+            row.append((seconds, least * task.count))
+        steps.append(([s for s, _ in row], [work for _, work in row]))
+    low = max([times[0] for times, _ in steps] + [one.seconds for one in busy], default=0.0)
+
+    def fits(guess: float) -> bool:
+        area = sum(one.cores * max(0.0, one.seconds) for one in busy)
+        for times, works in steps:
+            area += works[bisect_right(times, guess) - 1]
+        return area <= cores * guess * (1 + 1e-12)
+
+    if fits(low):
+        return low
+    high = 2 * low
+    while not fits(high):
+        high *= 2
+    while high - low > 1e-6 * high:
+        middle = (low + high) / 2
+        low, high = (low, middle) if fits(middle) else (middle, high)
+    return low
 
 
 def _fitting(task: Task, cores: int, memory_of_a_node: float) -> dict[int, float]:
