@@ -21,20 +21,21 @@ from types import FrameType
 from rich.console import Console
 from rich.table import Table
 
-from dovetail.bench import batch, calls, demo, figures, hybrid, jobtap, kube, moldable, pods
-from dovetail.bench.harness import Claim, Progress
+from dovetail.bench import batch, calls, choice, demo, figures, hybrid, jobtap, kube, moldable, pods
+from dovetail.bench.harness import Claim
 from dovetail.cli import run as run_command
 from dovetail.core.errors import BadInput
 
 HELP = "measure the gain against the alternatives, interleaved, with the spread"
 
-COMPARISONS: dict[str, tuple[str, Callable[[Path, int, Progress], list[Claim]]]] = {
+COMPARISONS: dict[str, tuple[str, Callable[..., list[Claim]]]] = {
     "calls": ("what a wrapped MPI call costs", calls.calls),
     "wait": ("what blocking waits save and cost alone", figures.wait),
     "pack": ("two imbalanced simulations, packed and in every other way", figures.pack),
     "queue": ("a queue of imbalanced simulations under the controller", figures.queue),
     "balanced": ("a queue of balanced simulations under the controller", figures.balanced),
     "model": ("predictions against measurements", figures.model),
+    "choice": ("random queues under the choice of widths, calculated", choice.choice_of_widths),
     "batch": ("a batch job's Kubernetes: up, resized and down", batch.batch),
     "jobtap": ("Lua in Flux's job manager", jobtap.jobtap),
     "kube": ("user-space Kubernetes from up to down", kube.kube),
@@ -47,12 +48,13 @@ COMPARISONS: dict[str, tuple[str, Callable[[Path, int, Progress], list[Claim]]]]
 
 APART = (
     "batch",
+    "choice",
     "jobtap",
     "kube",
     "hybrid",
     "lammps",
     "pods",
-)  # need Flux, LAMMPS or a build of Kubernetes, and are about nothing else
+)  # need Flux, LAMMPS, a build of Kubernetes or hours, and are about nothing else
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -64,6 +66,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--repeat", metavar="N", type=int, default=5, help="rounds (default: %(default)s)"
     )
+    parser.add_argument(
+        "--queues", metavar="N", type=int,
+        help=f"random queues of `choice` (default: {choice.QUEUES})",
+    )  # fmt: skip
     parser.add_argument(
         "-o", "--output", metavar="DIR", type=Path, default=Path("demo-out"),
         help="where the demo writes (default: %(default)s)",
@@ -78,6 +84,10 @@ def run(args: argparse.Namespace) -> int:
     """Measure and print; 0 if every figure keeps its bound, else 1."""
     if not 1 <= args.repeat <= 1000:
         raise BadInput(f"--repeat {args.repeat}: give 1 to 1000")
+    if args.queues is not None and args.what != "choice":
+        raise BadInput(f"--queues: only with choice, not with {args.what}")
+    if args.queues is not None and not 1 <= args.queues <= 1_000_000:
+        raise BadInput(f"--queues {args.queues}: give 1 to 1000000")
     signal.signal(signal.SIGTERM, interrupt)
     if args.what == "demo":
         ended = demo.run_demo(args.output, tell, quiet=args.json, kubernetes=args.kubernetes)
@@ -89,7 +99,8 @@ def run(args: argparse.Namespace) -> int:
     for name in every if args.what == "all" else (args.what,):
         tell(f"{name}: {COMPARISONS[name][0]}; load average {os.getloadavg()[0]:.2f} before")
         with tempfile.TemporaryDirectory(prefix="dovetail-bench-") as scratch:
-            found[name] = COMPARISONS[name][1](Path(scratch), args.repeat, tell)
+            more = {"queues": args.queues} if args.queues is not None else {}
+            found[name] = COMPARISONS[name][1](Path(scratch), args.repeat, tell, **more)
     if args.json:
         print(json.dumps({name: list(map(plain, claims)) for name, claims in found.items()}))
     else:

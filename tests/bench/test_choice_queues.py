@@ -1,0 +1,124 @@
+# SPDX-License-Identifier: LGPL-3.0-or-later
+"""Random queues, executed end by end: the same each time, within all limits, judged honestly."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from dovetail.bench.choice import (
+    CURVE,
+    EACH,
+    EXACT,
+    Execution,
+    Kind,
+    Queue,
+    Result,
+    bounds,
+    draw,
+    execute,
+    judged,
+    papers,
+    rules,
+)
+from dovetail.cli.main import main
+
+pytestmark = pytest.mark.unit
+
+FIVE = Queue(2, 0, (Kind({1: 10.0, 2: 6.0}, (1.0,) * 5, {1: 10.0, 2: 6.0}, 0),))
+
+
+def small(most: int = 30) -> list[int]:
+    """Numbers of queues that are done in a moment."""
+    return [number for number in range(60) if draw(number).count <= most]
+
+
+def test_the_same_number_is_the_same_queue_with_any_noise():
+    for number in range(20):
+        exact, each, curve = (draw(number, noise) for noise in (EXACT, EACH, CURVE))
+        assert exact == draw(number)
+        truth = [kind.seconds for kind in exact.kinds]
+        assert truth == [k.seconds for k in each.kinds] == [k.seconds for k in curve.kinds]
+        assert truth == [k.told for k in exact.kinds] == [k.told for k in each.kinds]
+        assert [k.factors for k in each.kinds] != [k.factors for k in exact.kinds]
+        assert [k.told for k in curve.kinds] != truth
+
+
+def test_queues_are_of_the_sizes_that_are_claimed():
+    drawn = [draw(number) for number in range(300)]
+    assert {1, 2} <= {queue.count for queue in drawn}
+    assert max(queue.count for queue in drawn) > 900
+    assert min(queue.cores for queue in drawn) == 2
+    assert 100 < max(queue.cores for queue in drawn) <= 128
+    assert 0.15 < sum(queue.memory > 0 for queue in drawn) / 300 < 0.35
+
+
+def test_rules_take_the_time_that_they_take_by_hand():
+    ends = {}
+    for name, (widths, at_once) in rules(FIVE).items():
+        execution = Execution(FIVE)
+        execution.by_rule(widths, at_once)
+        ends[name] = execution.makespan()
+    assert ends == {
+        "one after the other": 30.0,
+        "all narrowest": 30.0,
+        "all widest": 30.0,
+        "knee": 30.0,
+    }
+    execution = Execution(FIVE)
+    execution.chosen()
+    assert execution.makespan() == 26.0
+    assert bounds(FIVE) == (pytest.approx(25.0), 25.0)
+
+
+def test_with_exact_times_no_small_queue_ends_later_than_by_the_best_rule():
+    results = [execute(number, EXACT) for number in small()]
+    assert len(results) > 20
+    assert all(one.bound * 0.999 <= one.makespan <= 1.05 * one.best for one in results)
+    assert all(one.plain_bound <= one.bound * 1.001 for one in results)
+    assert any(one.makespan < 0.99 * one.best for one in results)
+
+
+def test_with_noise_all_of_a_queue_is_done_and_no_bound_is_undercut():
+    for number in small(12):
+        for noise in (EACH, CURVE):
+            one = execute(number, noise)
+            assert one.makespan >= 0.999 * one.bound
+
+
+def test_a_miss_is_counted_and_told():
+    lines: list[str] = []
+    good = Result(0, 10.0, {"all narrowest": 10.0}, 9.5, 9.0, 0.01)
+    bad = Result(1, 12.0, {"all widest": 10.0, "all narrowest": 11.0}, 9.5, 9.0, 0.01)
+    claims = {claim.row.name: claim for claim in judged(EXACT, [good, bad], lines.append)}
+    assert claims["exact times: the worst of these"].met is False
+    assert claims["exact times: queues above 1.05 times"].row.values == (50.0,)
+    assert len(lines) == 1
+    assert "queue 1," in lines[0]
+    assert "1.200 times 'all widest'" in lines[0]
+
+
+def test_the_published_case_is_predicted_from_its_own_measurement():
+    lines: list[str] = []
+    (claim,) = papers(lines.append)
+    assert "16: 1670 s" in lines[0]
+    assert claim.row.median > 5 * 1249 / 1670
+
+
+def test_the_command_prints_every_claim_as_json(capsys):
+    assert main(["bench", "choice", "--queues", "1", "--repeat", "1", "--json"]) in (0, 1)
+    (name, claims), *rest = json.loads(capsys.readouterr().out).items()
+    assert (name, rest) == ("choice", [])
+    assert len(claims) == 3 * 6 + 2
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["scale", "--queues", "5"], "--queues: only with choice, not with scale"),
+        (["choice", "--queues", "0"], "--queues 0: give 1 to 1000000"),
+    ],
+)
+def test_bad_numbers_of_queues_are_refused(words, sentence, capsys):
+    assert main(["bench", *words]) == 2
+    assert sentence in capsys.readouterr().err
