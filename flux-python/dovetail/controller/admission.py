@@ -97,7 +97,7 @@ def _choices(state: State) -> list[Simulation]:
     if state.moldable:  # what has cores to itself is started elsewhere; the rest must share
         heads = heads if widths.free_cores(state) <= 0 else []
         for sim in heads:
-            sim.spec = sim.planned.on(widths.allowed(state, state.family(sim))[0])
+            sim.spec = sim.planned.on(widths.allowed(state.family(sim))[0])
     if state.overtakes >= state.settings.overtakes:
         heads = heads[:1]
     return [*state.suspended.values(), *heads]

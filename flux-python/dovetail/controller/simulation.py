@@ -9,10 +9,12 @@ Invariants: a simulation is in one stage, and changes it by `enter` alone, along
 from __future__ import annotations
 
 import enum
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from dovetail.controller.baseline import Alone, Profile
 from dovetail.controller.meter import Meter, Window
+from dovetail.controller.speedup import Measured
 from dovetail.core.protocol import Cause, Share, Spec, Stop, WaitPolicy
 
 
@@ -147,7 +149,9 @@ class Shape:
 class Family:
     """What the simulations of one plan entry share, on however many ranks they run.
 
-    `iterations` is how many a whole run takes, 0 if unknown; `silent` if it publishes none.
+    `iterations` is how many a whole run takes, 0 if unknown; `silent` if it publishes none;
+    `shapes` are by number of ranks; `curve` is what was last predicted of the seconds by ranks,
+    after what it was made from.
     """
 
     spec: Spec
@@ -155,6 +159,8 @@ class Family:
     silent: bool = False
     queue: list[tuple[int, str]] = field(default_factory=list)
     total: int = 0
+    shapes: dict[int, Shape] = field(default_factory=dict)
+    curve: tuple[Mapping[int, Measured], dict[int, float]] = field(default_factory=lambda: ({}, {}))
 
 
 def shape_name(spec: Spec) -> str:

@@ -49,6 +49,8 @@ _END_STATES: dict[Stage, EndState] = {
     Stage.FAILED: "failed",
     Stage.NOT_STARTED: "not started",
 }
+UNKNOWN = 3600.0
+"""Seconds on one rank that a simulation counts with until anything is known of any."""
 AT_ONCE = -math.inf
 """Requests are due whatever is being measured."""
 
@@ -76,6 +78,7 @@ class State:
 
     Times at which something may be done again: `admit_after` (an admission), `resize_after` (a
     resize), `requests_due` (requests follow the load), `choose_after` (ranks are chosen).
+    `usual_seconds` is what a simulation of which nothing is known counts with, on one rank.
     `window_began` is when the measurement windows of now began. `tolerated` is a co-scheduled set
     that does not pay and that nobody can leave without losing work; `lost` the seconds spent on
     trials that did not pay.
@@ -103,6 +106,7 @@ class State:
         self.resize_after = 0.0
         self.requests_due = 0.0
         self.choose_after = 0.0
+        self.usual_seconds = UNKNOWN
         self.guard_at = 0.0
         self.tolerated: CoScheduled | None = None
         self.overtakes = 0
@@ -124,7 +128,9 @@ class State:
         family = self.families.setdefault(spec.family, Family(spec, iterations=spec.iterations))
         family.total += 1
         for ranks in spec.widths or (spec.ranks,):
-            self.shape_on(spec, ranks)
+            there = spec.on(ranks)
+            family.shapes.setdefault(ranks, Shape(shape_name(there), there))
+            self.shapes[shape_name(there)] = family.shapes[ranks]
         self.queue(self.sims[spec.name])
 
     def set_capacity(self, capacity: Capacity) -> None:
@@ -174,11 +180,6 @@ class State:
         """The shape of a simulation: its family on its present ranks."""
         return self.shapes[sim.shape]
 
-    def shape_on(self, spec: Spec, ranks: int) -> Shape:
-        """The shape of a family on that many ranks."""
-        there = spec.on(ranks)
-        return self.shapes.setdefault(shape_name(there), Shape(shape_name(there), there))
-
     @property
     def moldable(self) -> bool:
         """True if the ranks of some simulation are to be chosen."""
@@ -214,7 +215,7 @@ class State:
 
     def memory_on(self, spec: Spec, ranks: int) -> int:
         """Bytes that one of a family was seen to take on so many ranks; 0 if none has."""
-        profile = self.shape_on(spec, ranks).profile
+        profile = self.families[spec.family].shapes[ranks].profile
         return profile.memory if profile else 0
 
     def count_memory(self, sim: Simulation, memory: int | None = None) -> None:
@@ -227,7 +228,7 @@ class State:
         """Seconds that the whole plan takes one after the other, as far as is known."""
         known = 0.0
         for family in self.families.values():
-            profile = self.shape_on(family.spec, family.spec.ranks).profile
+            profile = family.shapes[family.spec.ranks].profile
             if profile and family.iterations:
                 known += family.total * family.iterations / profile.rate
         return max(known, self.now)

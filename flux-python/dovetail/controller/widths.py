@@ -22,12 +22,12 @@ from dovetail.controller import choice, speedup
 from dovetail.controller.choice import Busy, Schedule, Task
 from dovetail.controller.simulation import Family, Shape, Simulation
 from dovetail.controller.speedup import Measured
-from dovetail.controller.state import AT_ONCE, State
+from dovetail.controller.state import AT_ONCE, UNKNOWN, State
 
 Number = TypeVar("Number", int, float)
 
-UNKNOWN = 3600.0
-"""Seconds on one rank that a simulation counts with until anything is known of any."""
+TOLD = 4
+"""Parts of a decision that are said in words; the log has all."""
 LEAST_LEFT = 0.05
 """Share of its length that a simulation at least has left, while it runs longer than predicted."""
 
@@ -42,14 +42,14 @@ def start_chosen(state: State) -> None:
         return
     state.choose_after = state.now + state.settings.replan
     best = schedule(state)
-    known = any(_known(state, family) for family in state.families.values())
-    started = False
-    for name, ranks in best.starts_now:
+    known = any(_known(family) for family in state.families.values())
+    before = state.queued
+    for name, cores in best.starts_now:
         family = state.families[name]
-        if family.queue and _start(state, family, ranks):
-            started = True
-    if not started and not known:
-        _fill(state)
+        if family.queue and cores <= free and _start(state, family, cores):
+            free -= cores
+    if state.queued == before and not known:
+        _fill(state, free)
     _tell(state, best)
 
 
@@ -61,6 +61,7 @@ def free_cores(state: State) -> int:
 def schedule(state: State) -> Schedule:
     """The best known way to run what is queued beside what runs."""
     cores = max(1, int(state.cores))
+    state.usual_seconds = _usual_length(state)
     tasks, busy = [], []
     for family in state.families.values():
         if family.queue:
@@ -75,15 +76,13 @@ def schedule(state: State) -> Schedule:
 
 def seconds_on(state: State, family: Family) -> dict[int, float]:
     """Seconds of a whole run by number of ranks: measured with all cores busy, or predicted."""
-    measured = {}
-    for ranks in planned(family):
-        found = _measured(state, family, state.shape_on(family.spec, ranks))
-        if found is not None:
-            measured[ranks] = found
-    if not measured:
-        lengths = [_length(state, other) for other in state.families.values()]
-        known = [one for one in lengths if one is not None]
-        measured[1] = Measured(sum(known) / len(known) if known else UNKNOWN)
+    measured = _all_measured(family) or {1: Measured(state.usual_seconds)}
+    if family.curve[0] != measured:
+        family.curve = (measured, _curve(family, measured))
+    return family.curve[1]
+
+
+def _curve(family: Family, measured: Mapping[int, Measured]) -> dict[int, float]:
     curve = speedup.predict((1, *planned(family)), measured)
     seconds: dict[int, float] = {}
     for ranks in planned(family):
@@ -99,9 +98,9 @@ def planned(family: Family) -> tuple[int, ...]:
     return family.spec.widths or (family.spec.ranks,)
 
 
-def allowed(state: State, family: Family) -> tuple[int, ...]:
+def allowed(family: Family) -> tuple[int, ...]:
     """The numbers of ranks that a family may run on: those of the plan on which it can start."""
-    good = [r for r in planned(family) if not state.shape_on(family.spec, r).broken]
+    good = [r for r in planned(family) if not family.shapes[r].broken]
     return tuple(good) or planned(family)
 
 
@@ -114,7 +113,7 @@ def starts_elsewhere(state: State, sim: Simulation) -> bool:
     if sim.iterations or shape.lasted or len(family.spec.widths) < 2:
         return False
     shape.broken = True
-    return any(not state.shape_on(family.spec, r).broken for r in family.spec.widths)
+    return any(not family.shapes[r].broken for r in family.spec.widths)
 
 
 def seconds_left(state: State, sim: Simulation) -> float:
@@ -143,7 +142,7 @@ def _learn_rates(state: State) -> None:
             rates[sim.spec.name] = window.rate
 
 
-def _measured(state: State, family: Family, shape: Shape) -> Measured | None:
+def _measured(family: Family, shape: Shape) -> Measured | None:
     """A whole run in that shape, from those that are done or else from the rates of now."""
     loads = shape.profile.loads if shape.profile else ()
     work = tuple(load * family.iterations for load in loads)
@@ -157,20 +156,26 @@ def _measured(state: State, family: Family, shape: Shape) -> Measured | None:
     return Measured(seconds, work=work if family.iterations else ())
 
 
-def _known(state: State, family: Family) -> bool:
-    return any(
-        _measured(state, family, state.shape_on(family.spec, ranks)) is not None
-        for ranks in planned(family)
-    )
+def _all_measured(family: Family) -> dict[int, Measured]:
+    found = {r: _measured(family, family.shapes[r]) for r in planned(family)}
+    return {ranks: one for ranks, one in found.items() if one is not None}
 
 
-def _length(state: State, family: Family) -> float | None:
-    """Seconds on one rank, as far as is known: of work, without what more ranks cost."""
-    for ranks in planned(family):
-        found = _measured(state, family, state.shape_on(family.spec, ranks))
-        if found is not None:
-            return speedup.predict((1,), {ranks: found}).seconds[1]
-    return None
+def _known(family: Family) -> bool:
+    return bool(_all_measured(family))
+
+
+def _usual_length(state: State) -> float:
+    """Seconds on one rank of those families of which it is known; of work, not of what ranks cost.
+
+    They are what is guessed of the others.
+    """
+    lengths = []
+    for family in state.families.values():
+        measured = _all_measured(family)
+        if measured:
+            lengths.append(speedup.predict((1,), measured).seconds[1])
+    return sum(lengths) / len(lengths) if lengths else UNKNOWN
 
 
 # --- what is done ---
@@ -190,16 +195,12 @@ def _task(state: State, family: Family) -> Task:
     sim = state.sims[family.queue[0][1]]
     by_cores: dict[int, float] = {}
     seconds = seconds_on(state, family)
-    for ranks in allowed(state, family):
+    for ranks in allowed(family):
         by_cores.setdefault(_cores(state, ranks), seconds[ranks])
     deadline = None if sim.planned.deadline is None else sim.planned.deadline - state.t
     memory = max(
         state.memory_of(sim),
-        *(
-            p.memory
-            for r in allowed(state, family)
-            if (p := state.shape_on(family.spec, r).profile)
-        ),
+        *(p.memory for r in allowed(family) if (p := family.shapes[r].profile)),
         0,
     )
     return Task(
@@ -216,12 +217,12 @@ def _task(state: State, family: Family) -> Task:
 def _start(state: State, family: Family, cores: int) -> bool:
     """Start the next of a family on so many cores; False if there is no room for it now."""
     sim = state.sims[family.queue[0][1]]
-    ranks = next(r for r in allowed(state, family) if _cores(state, r) == cores)
+    ranks = next(r for r in allowed(family) if _cores(state, r) == cores)
     most = state.settings.max_packed
     room = state.capacity.memory <= 0 or (
         state.memory_used + state.memory_of(sim) <= state.capacity.memory
     )
-    if not room or cores > free_cores(state) or 0 < most <= len(state.active):
+    if not room or 0 < most <= len(state.active):
         return False
     beside = f"beside {len(state.active)} running" if state.active else "nothing else runs"
     state.note(
@@ -235,21 +236,23 @@ def _start(state: State, family: Family, cores: int) -> bool:
     return True
 
 
-def _fill(state: State) -> None:
+def _fill(state: State, free: int) -> None:
     """Nothing is known yet, so there is nothing that cores could wait for."""
     for family in sorted(state.families.values(), key=lambda one: one.queue[:1]):
-        while family.queue and _start(state, family, _cores(state, allowed(state, family)[0])):
-            pass
+        cores = _cores(state, allowed(family)[0])
+        while family.queue and cores <= free and _start(state, family, cores):
+            free -= cores
 
 
 def _tell(state: State, best: Schedule) -> None:
     """Say what was decided, once for each decision, with what else there was."""
-    measured = all(_known(state, f) for f in state.families.values() if f.queue)
+    measured = all(_known(f) for f in state.families.values() if f.queue)
     plan = [
         f"{count} {name} on {ranks} {_ranks(ranks)} each"
         for name, by_ranks in best.widths_planned.items()
         for ranks, count in sorted(by_ranks.items())
     ]
+    more = f" and {len(plan) - TOLD} more kinds" if len(plan) > TOLD else ""
     other = {one.name: one.makespan for one in best.alternatives if one.name != best.name}
     words = "nothing is measured yet"
     if measured:
@@ -260,7 +263,7 @@ def _tell(state: State, best: Schedule) -> None:
     state.note_once(
         ("choice", tuple(sorted(decided)), measured),
         "choice",
-        f"decided: {', '.join(plan)}: {words}",
+        f"decided: {', '.join(plan[:TOLD])}{more}: {words}",
         measured=measured,
         way=best.name,
         predicted=best.makespan,
@@ -268,7 +271,7 @@ def _tell(state: State, best: Schedule) -> None:
         seconds={
             name: by_text(seconds_on(state, family))
             for name, family in state.families.items()
-            if _known(state, family)
+            if _known(family)
         },
         widths={name: by_text(counts) for name, counts in best.widths_planned.items()},
     )
