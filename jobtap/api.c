@@ -15,6 +15,37 @@
 #include "json.h"
 #include "sandbox.h"
 
+// Whether Flux ever calls anybody for what a topic, or a pattern of topics, says.
+static bool topic_exists(const char *topic)
+{
+    static const char *const open[] = {"job.dependency.?*", "job.event.?*", "job.update.?*", NULL};
+    static const char *const fixed[] = {"conf.update",
+                                        "plugin.query",
+                                        "job.create",
+                                        "job.validate",
+                                        "job.new",
+                                        "job.destroy",
+                                        "job.state.depend",
+                                        "job.state.priority",
+                                        "job.state.sched",
+                                        "job.state.run",
+                                        "job.state.cleanup",
+                                        "job.state.inactive",
+                                        "job.priority.get",
+                                        "job.update",
+                                        "job.inactive-add",
+                                        "job.inactive-remove",
+                                        "job.dependency.one",
+                                        "job.event.alloc"};
+    const char *const patterns[] = {topic, NULL};
+    size_t i;
+
+    for (i = 0; i < sizeof(fixed) / sizeof(fixed[0]); i++)
+        if (topic_matches(fixed[i], patterns))
+            return true;
+    return topic_matches(topic, open);
+}
+
 static int jobtap_on(lua_State *L)
 {
     static const char *const own[] = {"conf.update", "plugin.query", NULL};
@@ -25,7 +56,7 @@ static int jobtap_on(lua_State *L)
     luaL_checktype(L, 2, LUA_TFUNCTION);
     if (host->loaded)
         return luaL_error(L, "jobtap.on: only while the script is loaded");
-    if (strncmp(topic, "job.", 4) != 0 && !topic_matches(topic, own))
+    if (!topic_exists(topic) || (strncmp(topic, "job.", 4) != 0 && !topic_matches(topic, own)))
         return luaL_error(L, "jobtap.on: no such topic: %s", topic);
     for (handler = host->handlers; handler; handler = handler->next)
         if (strcmp(handler->topic, topic) == 0)

@@ -13,6 +13,24 @@
 #include "record.h"
 #include "sandbox.h"
 
+// Flux leaves a job where it is if its priority makes no sense, without a word.
+static const char *complaint(json_t *out)
+{
+    json_t *priority = json_object_get(out, "priority");
+    json_t *annotations = json_object_get(out, "annotations");
+    json_t *updates = json_object_get(out, "updates");
+
+    if (priority && !json_is_false(priority) &&
+        (!json_is_integer(priority) || json_integer_value(priority) < FLUX_JOB_PRIORITY_MIN ||
+         json_integer_value(priority) > FLUX_JOB_PRIORITY_MAX))
+        return "priority is a whole number from 0 to 4294967295, or false";
+    if (annotations && !json_is_object(annotations))
+        return "annotations is a table of named values";
+    if (updates && !json_is_object(updates))
+        return "updates is a table of named values";
+    return NULL;
+}
+
 static void pack_priority(struct call *call, json_t *out)
 {
     if (json_is_false(json_object_get(out, "priority"))) {
@@ -27,6 +45,7 @@ static int run_handler(lua_State *L)
 {
     struct call *call = lua_touserdata(L, 1);
     json_t *conf = NULL, *out;
+    const char *wrong;
 
     lua_rawgeti(L, LUA_REGISTRYINDEX, call->handler->function);
     if (call->id != FLUX_JOBID_ANY)
@@ -48,6 +67,8 @@ static int run_handler(lua_State *L)
     lua_pop(L, 2);
     if (!json_is_object(out = json_from_lua(L, -1)))
         return luaL_error(L, "%s: the keys of a returned table are text", call->topic);
+    if (call->id != FLUX_JOBID_ANY && (wrong = complaint(out)))
+        return luaL_error(L, "%s: %s", call->topic, wrong);
     pack_priority(call, out);
     if (flux_plugin_arg_pack(call->args, FLUX_PLUGIN_ARG_OUT, "O", out) < 0)
         return luaL_error(L, "%s: %s", call->topic, flux_plugin_arg_strerror(call->args));

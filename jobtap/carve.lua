@@ -6,29 +6,45 @@
 -- with the reason, or annotated with the slices that it gets; if these are fewer, its jobspec is
 -- changed. Invariants: a job that asks for no slices is never touched; nobody gets more than they
 -- asked for; without a policy everything that makes sense is allowed.
-local keys = { users = "table", queues = "table", ["max-nodes"] = "number", ["max-cores"] = "number",
-    ["max-share"] = "number", reduce = "boolean", contact = "string" }
+local keys = { users = "list of user ids", queues = "list of names", ["max-nodes"] = "number, whole and from 1 on",
+    ["max-cores"] = "number, whole and from 1 on", ["max-share"] = "number above 0 and up to 1", reduce = "boolean",
+    contact = "text" }
 local policy = {}
-
-jobtap.on("conf.update", function(conf)
-    policy = conf["dovetail-policy"] or {}
-    for key, value in pairs(policy) do
-        local found = type(value) == "userdata" and "table" or type(value)
-        if found ~= keys[key] then
-            error("dovetail-policy." .. key .. (keys[key] and " is not a " .. keys[key] or " is not known"), 0)
-        end
-    end
-end)
-
-local function allowed(list, value)
-    for _, item in ipairs(list or {}) do
-        if item == value then return true end
-    end
-    return not list
-end
 
 local function whole(value)
     return math.type(value) == "integer" and value >= 1
+end
+
+local function list(value, kind)
+    for i = 1, type(value) == "userdata" and #value or 0 do
+        if math.type(value[i]) ~= kind and type(value[i]) ~= kind then return false end
+    end
+    return type(value) == "userdata" and tostring(value):sub(1, 1) == "["
+end
+
+local fits = {
+    [keys.users] = function(value) return list(value, "integer") end,
+    [keys.queues] = function(value) return list(value, "string") end,
+    [keys["max-nodes"]] = whole,
+    [keys["max-share"]] = function(value) return type(value) == "number" and value > 0 and value <= 1 end,
+    [keys.reduce] = function(value) return type(value) == "boolean" end,
+    [keys.contact] = function(value) return type(value) == "string" end,
+}
+
+jobtap.on("conf.update", function(conf)
+    policy = conf["dovetail-policy"] or {}
+    if tostring(conf["dovetail-policy"] or "{"):sub(1, 1) ~= "{" then error("dovetail-policy is not a table", 0) end
+    for key, value in pairs(policy) do
+        local why = not keys[key] and " is not known" or not fits[keys[key]](value) and " is not a " .. keys[key]
+        if why then error("dovetail-policy." .. key .. why, 0) end
+    end
+end)
+
+local function allowed(items, value)
+    for _, item in ipairs(items or {}) do
+        if item == value then return true end
+    end
+    return not items
 end
 
 -- The nodes that the job itself asks for; nil where it asks for cores on any number of them.

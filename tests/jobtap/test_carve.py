@@ -137,6 +137,11 @@ REJECTED = {
     ),
     "a word for a switch": (jobspec(None), {"reduce": "yes"}, "reduce is not a boolean"),
     "a policy that is not known": (jobspec(None), {"max-node": 1}, "max-node is not known"),
+    "users by their names": (jobspec(None), {"users": ["alice"]}, "users is not a list of"),
+    "users that are no list": (jobspec(None), {"users": {"a": 1}}, "users is not a list of"),
+    "queues by numbers": (jobspec(None), {"queues": [1]}, "queues is not a list of names"),
+    "a share of 50": (jobspec(None), {"max-share": 50}, "max-share is not a number above 0 and up"),
+    "no node at all": (jobspec(None), {"max-nodes": 0}, "max-nodes is not a number, whole and"),
     "a policy of the wrong kind": (jobspec(None), {"max-nodes": "1"}, "max-nodes is not a number"),
 }  # fmt: skip
 
@@ -173,3 +178,11 @@ def test_a_job_with_this_is_rejected_with_the_reason(judge, what):
     printed = judge(spec, **policy)
     assert printed.startswith("error: ")
     assert why in printed
+
+
+@pytest.mark.parametrize("lua", lua_core.VERSIONS)
+@pytest.mark.parametrize("policy", [3, "all", [1], True])
+def test_a_policy_that_is_no_table_is_refused_in_plain_words(lua, policy):
+    case = {"conf": {"dovetail-policy": policy}, "userid": 1, "jobspec": jobspec(None)}
+    printed = lua_core.run([lua_core.build(lua)], json.dumps(case), HOST, PLUGIN)
+    assert printed == "error: dovetail-policy is not a table"

@@ -31,6 +31,12 @@ UNLOADABLE = {
     "an error at load": ("error('no licence', 0)", "no licence"),
     "a loop at load": ("while true do end", "stopped after"),
     "a topic that is not there": ("jobtap.on('jbo.new', function() end)", "no such topic: jbo.new"),
+    "a state that is not there": (
+        "jobtap.on('job.state.shed', function() end)", "no such topic: job.state.shed",
+    ),
+    "a pattern that nothing matches": (
+        "jobtap.on('job.stat.*', function() end)", "no such topic: job.stat.*",
+    ),
     "a topic twice": (
         "jobtap.on('job.new', function() end) jobtap.on('job.new', function() end)",
         "has a callback already",

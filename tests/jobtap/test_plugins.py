@@ -204,6 +204,19 @@ def test_the_jobspec_and_the_priority_can_be_set(flux):
     assert flux.ok("jobs", "-no", "{name}", job) == "renamed"
 
 
+@pytest.mark.parametrize("priority", ['"high"', "-5", "1.5", "4294967296", "{}", "true"])
+def test_a_priority_that_makes_no_sense_is_said_and_holds_no_job(flux, priority):
+    script = f"""
+        jobtap.on("job.state.priority", function() return {{ priority = {priority} }} end)"""
+    with flux.plugin("odd", script):
+        job = flux.submit(QUICK, "true")
+        flux.wait(job, "clean")
+    notes = [context["note"] for context in flux.contexts(job, "exception")]
+    assert notes
+    assert all("priority is a whole number from 0 to 4294967295" in note for note in notes)
+    assert flux.contexts(job, "finish") == [{"status": 0}]
+
+
 def test_a_reply_of_a_service_comes_later(flux):
     script = """
         local got = {}
