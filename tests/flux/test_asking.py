@@ -116,11 +116,28 @@ def test_an_instance_without_it_starts_it_by_hand(flux):
     flux.nothing_left()
 
 
+def test_starting_it_by_hand_can_be_repeated(flux):
+    script = """
+        flux jobtap load alloc-bypass.so
+        flux dovetail up --dovetail=nodes=1,cores=1
+        flux dovetail down
+        flux dovetail up
+        flux dovetail up --dovetail=nodes=2,cores=1
+        flux jobtap list"""
+    output = flux.output(flux.batch(script, dovetail=""))
+    assert "Kubernetes is up: 1 nodes" in output
+    assert "Kubernetes was taken down" in output
+    assert "Kubernetes is up: 2 nodes" in output
+    assert output.count("alloc-bypass.so") == output.count("gate.so") == 1
+    flux.nothing_left()
+
+
 REFUSED = {  # what is wrong, and a word of the answer
     "--dovetail=nodes=0": "number from 1",
     "--dovetail=nodes=9": "-N",
     "--dovetail=2": "nodes=N",
     "--dovetail=nodes=1,x=1": "x=1",
+    "--dovetail=nodes=1,cores=99": "cores=99, and no node here has more than ",
     "--dovetail=nodes=1 --conf=dovetail.up-timout=3": "no key up-timout (up-timeout?)",
     "--dovetail=nodes=1 --conf=dovetail.executor=remote": "executor is one of kubernetes, local",
     "--conf=dovetail=3 --dovetail=nodes=1": "--conf: dovetail is a table",

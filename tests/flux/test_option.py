@@ -97,3 +97,11 @@ def test_a_site_grants_what_was_asked_for_or_less(what):
     text, granted, (nodes, cores) = GRANTED[what]
     found = option.granted(option.parse(text), granted)
     assert (found.nodes, found.cores) == (nodes, cores)
+
+
+def test_more_cores_than_a_node_has_are_refused():
+    asked = option.parse("nodes=1,cores=99")
+    option.check_cores(asked, 99, "here")
+    with pytest.raises(BadInput, match="here: cores=99, and no node here has more than 98"):
+        option.check_cores(asked, 98, "here")
+    option.check_cores(option.parse("nodes=1"), 4, "here")

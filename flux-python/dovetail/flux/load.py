@@ -70,20 +70,30 @@ def load(text: str) -> None:
     """Start what --dovetail=TEXT asks for, unless something is there already."""
     wanted = option.parse(text)
     try:
-        client.call("dovetail.status")
+        found = client.call("dovetail.status")
     except BadInput as error:
         if str(error) != client.NOT_LOADED:
             raise
-    else:
+        found = None
+    if found and (found["phase"] not in ("down", "failed") or found["slices"]):
         raise BadInput("--dovetail: Dovetail is loaded here already; see `flux dovetail resize`")
     executable = command()
     if not executable:
         raise BadInput('flux-dovetail is not on FLUX_EXEC_PATH; type eval "$(dovetail env)" first')
-    whole = json.loads(flux("config", "get"))
+    before = flux("config", "get")
+    whole = json.loads(before)
     whole["dovetail"] = {**whole.get("dovetail", {}), **wanted.plain(), "command": executable}
-    flux("config", "load", given=json.dumps(whole))
-    for plugin in plugins():
-        flux("jobtap", "load", plugin)
-    paths = [os.environ.get(VARIABLE, ""), str(install_paths.flux_plugin(FOLDERS[VARIABLE]))]
-    client.call("broker.setenv", {"env": {VARIABLE: ":".join(filter(None, paths))}})
-    flux("module", "load", str(install_paths.flux_plugin("modules/dovetail.py")))
+    with contextlib.ExitStack() as undo:  # what is done before something fails is taken back
+        if found:
+            flux("module", "remove", "dovetail")
+        flux("config", "load", given=json.dumps(whole))
+        undo.callback(flux, "config", "load", given=before)
+        there = flux("jobtap", "list", "--all").split()
+        for plugin in plugins():
+            if os.path.basename(plugin) not in there:
+                flux("jobtap", "load", plugin)
+                undo.callback(flux, "jobtap", "remove", os.path.basename(plugin))
+        paths = [os.environ.get(VARIABLE, ""), str(install_paths.flux_plugin(FOLDERS[VARIABLE]))]
+        client.call("broker.setenv", {"env": {VARIABLE: ":".join(filter(None, paths))}})
+        flux("module", "load", str(install_paths.flux_plugin("modules/dovetail.py")))
+        undo.pop_all()

@@ -110,6 +110,12 @@ def check_fits(request: Request, nodes: int | None, where: str) -> None:
         )
 
 
+def check_cores(request: Request, largest: int, where: str) -> None:
+    """Refuse more cores than the `largest` node has; slices with that many would wait for ever."""
+    if request.cores > largest:
+        raise BadInput(f"{where}: cores={request.cores}, and no node here has more than {largest}")
+
+
 def granted(request: Request, grant: object) -> Request:
     """What a site left of a request: `attributes.user.dovetail` of its job; never more."""
     if not isinstance(grant, Mapping):

@@ -13,6 +13,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import flux
+import flux.resource
 from flux.cli.plugin import CLIPlugin
 
 Namespace = Any  # these two are of Flux, which has no types
@@ -25,6 +27,15 @@ from dovetail.host.install_paths import flux_plugin  # noqa: E402
 
 INSTANCES = ("batch", "alloc")
 WRAPS = "submit"  # where the command becomes the first program of a new instance
+
+
+def largest_node() -> int:
+    """Cores of the largest node of the instance that gets the job; 0 if it does not say."""
+    try:
+        nodes = flux.resource.resource_list(flux.Flux()).get().all
+        return max((nodes.copy_ranks([rank]).ncores for rank in nodes.ranks), default=0)
+    except OSError:
+        return 0
 
 
 class DovetailPlugin(CLIPlugin):
@@ -52,6 +63,7 @@ class DovetailPlugin(CLIPlugin):
             option.check_fits(wanted, args.nodes, f"--dovetail={text}")
             known = {} if self.prog == WRAPS else args.conf.config or {}  # it has no --conf
             option.check(known.get("dovetail", {}), "--conf: dovetail")
+            option.check_cores(wanted, largest_node() or wanted.cores, f"--dovetail={text}")
         except BadInput as error:
             raise ValueError(str(error)) from None
         command = load.command()
