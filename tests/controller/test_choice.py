@@ -262,8 +262,9 @@ def test_tiny_queues_end_nearly_as_early_as_the_best_of_all_schedules():
     assert sorted(ratios)[len(ratios) // 2] <= 1.001
 
 
-def test_the_effort_is_bounded_whatever_the_queue():
-    """A thousand unlike simulations on ten thousand cores, half of them busy, memory scarce."""
+@pytest.mark.parametrize("memory", [0, 400_000])
+def test_the_effort_is_bounded_whatever_the_queue(memory):
+    """A thousand unlike simulations on ten thousand cores, half of them busy, or memory scarce."""
     draw = random.Random(3)
     queue = []
     for number in range(1000):
@@ -271,6 +272,6 @@ def test_the_effort_is_bounded_whatever_the_queue():
         curve = {2**n: one * (0.05 + 0.95 / 2**n) for n in range(10)}
         queue.append(Task(f"k{number}", 1, curve, memory=draw.randint(1, 1000)))
     busy = [Busy(1, draw.uniform(1.0, 50.0), 10) for _ in range(5000)]
-    chooser = _Chooser(queue, 10_000, busy, 400_000, (), 0)
+    chooser = _Chooser(queue, 10_000, busy, memory, (), 0)
     assert chooser.schedule().starts_now
     assert chooser.effort <= 2 * EFFORT

@@ -35,8 +35,9 @@ WAITING_PAYS = 0.03
 """Predicted times are noisy: an end that is earlier by less than this is no reason to wait."""
 LATER_FOR_TURNAROUND = 0.10
 """How much later a queue may end so that its simulations with that objective end earlier."""
-EFFORT = 150_000
-"""Queue heads that may be looked at for one decision: bounds its time, whatever the queue."""
+EFFORT = 120_000
+"""Queue heads and ends that may be looked at for one decision: bounds its time, whatever the queue.
+`dovetail bench choice` times it on a queue that needs all of it."""
 IMPROVING = 6_000
 """The same for improving on the best alternative, of which there is no end."""
 ENDING_EARLY = 0.03
@@ -168,7 +169,7 @@ class _Outcome:
     starts: tuple[tuple[int, int], ...]
     """Task and width of each simulation that starts now."""
     steps: int
-    """Pieces sorted, and heads of queues looked at."""
+    """Pieces sorted, heads of queues looked at, and ends."""
 
 
 @dataclass
@@ -422,6 +423,7 @@ class _Chooser:
             now = events[0][0]
             while events and events[0][0] <= now:
                 _, cores, used, count = heapq.heappop(events)
+                steps += 1
                 free += cores
                 memory += used
                 slots += count
@@ -447,7 +449,7 @@ class _Chooser:
         """When the first in the order can start; what overtakes it must have ended by then."""
         first = min(queues, key=lambda one: one.waiting[-1][0])
         each = first.waiting[-1][4]
-        if first.cores <= free and each <= memory:
+        if (first.cores <= free and each <= memory) or self.effort > EFFORT:
             return math.inf
         self.effort += len(events)
         for end, cores, used, _ in sorted(events):
