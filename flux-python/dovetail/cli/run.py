@@ -46,6 +46,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="the network of the pods: their nodes', or the cluster's own (default: host)",
     )  # fmt: skip
     parser.add_argument(
+        "--launcher", choices=("job", "minicluster"), default="",
+        help="what simulations become on a cluster (default: MiniClusters of the Flux Operator "
+        "where it answers, else Jobs)",
+    )  # fmt: skip
+    parser.add_argument(
         "--plan-copy", metavar="FILE", type=Path,
         help="read the plan from FILE, a copy; paths in it are still relative to PLAN.yaml",
     )  # fmt: skip
@@ -60,9 +65,10 @@ def run(args: argparse.Namespace) -> int:
     for line in schema.warnings(asked):
         print(f"dovetail: {line}", file=sys.stderr)
     if args.kubeconfig is not None:
-        place = target.cluster(args.kubeconfig, args.network)
-    elif args.network:
-        raise BadInput("--network is for pods; name their cluster with --kubeconfig")
+        place = target.cluster(args.kubeconfig, args.network, args.launcher)
+    elif args.network or args.launcher:
+        option = "--network" if args.network else "--launcher"
+        raise BadInput(f"{option} is for pods; name their cluster with --kubeconfig")
     else:
         place = target.here()
     work.check(asked, place, args.output)

@@ -104,10 +104,11 @@ class Here:
 class Cluster:
     """A Kubernetes cluster. Asks it at once; BadInput where it cannot be used.
 
-    `network` is the pods', see `executors.kubernetes.session.Session`.
+    `network` is the pods', and `launcher` the kind of what makes them; see
+    `executors.kubernetes.session.Session`.
     """
 
-    def __init__(self, kubeconfig: Path, network: str) -> None:
+    def __init__(self, kubeconfig: Path, network: str, launcher: str) -> None:
         from dovetail.executors.kubernetes import nodes
         from dovetail.executors.kubernetes.session import connect, look
 
@@ -115,7 +116,7 @@ class Cluster:
         found = nodes.Nodes((None, None))
         found.listed(*look(self._api))
         self._capacity = found.capacity
-        self._network, self._launcher = network, ""
+        self._network, self._asked, self._launcher = network, launcher, ""
         self._executor: KubernetesExecutor | None = None
 
     def check(self, asked: Plan) -> None:
@@ -143,7 +144,7 @@ class Cluster:
         from dovetail.executors.kubernetes.executor import KubernetesExecutor
         from dovetail.executors.kubernetes.session import Session
 
-        session = Session(self._api, directory, asked.specs, resume, self._network)
+        session = Session(self._api, directory, asked.specs, resume, self._network, self._asked)
         self._launcher = str(session.launcher)
         limits = asked.limits.cpus, asked.limits.memory
         try:
@@ -185,9 +186,10 @@ def here() -> Place:
     return Here()
 
 
-def cluster(kubeconfig: Path, network: str = "") -> Place:
-    """The cluster of a kubeconfig."""
-    return Cluster(kubeconfig, network)
+def cluster(kubeconfig: Path, network: str = "", launcher: str = "") -> Place:
+    """The cluster of a kubeconfig; `launcher` is `job`, `minicluster` or empty."""
+    kind = {"job": "Job", "minicluster": "MiniCluster"}.get(launcher, "")
+    return Cluster(kubeconfig, network, kind)
 
 
 def _check_memory(asked: Plan, offered: int, where: str) -> None:

@@ -23,6 +23,8 @@ from dovetail.executors.kubernetes.manifests import Folders, Object
 
 GROUP = "/apis/flux-framework.org/v1alpha2"
 KIND = "MiniCluster"
+PROBES = f"{manifests.PART}=probe"
+"""Selects those of `to_be_seen`."""
 _INIT = {"cpu": "1m", "memory": "1Mi"}  # a quota wants every container to ask for something
 
 
@@ -132,6 +134,26 @@ def secret(run: str, certificate: str) -> Object:
         "kind": "Secret",
         "metadata": {"name": curve_secret(run), "labels": {manifests.RUN: run}},
         "stringData": {"curve": certificate},
+    }
+
+
+def to_be_seen(run: str) -> Object:
+    """A MiniCluster to be seen by the operator; what it makes of it fits on no node."""
+    container = {"image": manifests.IMAGE, "launcher": True, "command": "true"}
+    return {
+        "apiVersion": "flux-framework.org/v1alpha2",
+        "kind": KIND,
+        "metadata": {"name": f"probe-{run}", "labels": {manifests.PART: "probe"}},
+        "spec": {
+            "size": 1,
+            "containers": [container],
+            "flux": {
+                "container": {"disable": True, "image": manifests.IMAGE},
+                "curveCert": "none",
+            },
+            "network": {"headlessName": f"s-probe-{run}"},
+            "pod": {"nodeSelector": {"dovetail/probe": "nowhere"}},
+        },
     }
 
 

@@ -49,6 +49,8 @@ FOLDER = "kubernetes"
 """Below the run's directory, private: the run's id and what agents trust it by."""
 LAST = 3.0
 """Seconds that an end takes at most once the user has asked for it twice."""
+IDENTITY = "run.json"
+"""In `FOLDER`."""
 _NEEDS = (
     ("create", "batch", "jobs", ""),
     ("create", "apps", "daemonsets", ""),
@@ -153,16 +155,22 @@ class Session:
     """
 
     def __init__(
-        self, api: Api, directory: Path, specs: Iterable[Spec], resume: bool, network: str = ""
-    ) -> None:
+        self, api: Api, directory: Path, specs: Iterable[Spec], resume: bool, network: str = "",
+        launcher: str = "",
+    ) -> None:  # fmt: skip
         """Set everything up, or raise BadInput and leave nothing.
 
         Pods that are made are on `network`; if empty, on that of the run so far, or their nodes'.
+        They come by objects of the kind `launcher`; if empty, as `workload_kinds` finds best.
         """
         self.api = api
         own = directory / FOLDER
         self.run, network = _identity(own, resume, network)
-        self.launcher = Launcher(api, self.run, specs, directory, FOLDER, network)
+        before = _chosen(own)
+        if before and launcher and launcher != before:
+            raise BadInput(f"{own}: the run's simulations are {before}s, and stay so")
+        kind = before or launcher
+        self.launcher = Launcher(api, self.run, specs, directory, FOLDER, network, kind)
         self.resumed = resume
         self.made = install(api, self.launcher.needs)
         self.news: queue.SimpleQueue[str] = queue.SimpleQueue()
@@ -171,6 +179,9 @@ class Session:
         self.upkeep: Upkeep | None = None
         try:
             self._sweep()
+            if not before:
+                self.launcher.settle()
+            _keep(own, self.run, network, self.launcher.kind)
             self.hub = Hub(_own_address(api.server), own)
             things = [*wanted(api), *self._start_agents(self.hub), *self.launcher.prepare()]
             self.upkeep = Upkeep(api, things, self.news.put)
@@ -295,18 +306,30 @@ class Session:
 
 def _identity(own: Path, resume: bool, network: str) -> tuple[str, str]:
     """The run's id and its pods' network: kept in its directory for whoever resumes it."""
-    file = own / "run.json"
-    run = ""
+    file = own / IDENTITY
+    run = launcher = ""
     if resume and file.exists():
         try:
             kept = json.loads(file.read_text())
             run, network = str(kept["run"]), network or str(kept.get("network", ""))
+            launcher = str(kept.get("launcher", ""))
         except (ValueError, KeyError, TypeError, AttributeError):
             raise BadInput(f"{file}: is damaged; the run cannot be resumed on a cluster") from None
     run, network = run or secrets.token_hex(3), network or manifests.HOST
     own.mkdir(mode=0o700, exist_ok=True)
-    write_private(file, json.dumps({"run": run, "network": network}) + "\n")
+    _keep(own, run, network, launcher)
     return run, network
+
+
+def _keep(own: Path, run: str, network: str, launcher: str) -> None:
+    """Write it down; the kind of launcher is empty until it is chosen."""
+    kept = {"run": run, "network": network, "launcher": launcher}
+    write_private(own / IDENTITY, json.dumps(kept) + "\n")
+
+
+def _chosen(own: Path) -> str:
+    """The run's kind of launcher as it was kept; empty if none is chosen yet."""
+    return str(json.loads((own / IDENTITY).read_text()).get("launcher", ""))
 
 
 def _own_address(server: str) -> str:

@@ -4,8 +4,8 @@
 Inputs: the API; this machine's Flux, which pods see at the same place. Outputs: the objects, and
 what they need: the run's CURVE certificate as a Secret. All but `body` waits for the API.
 
-Invariant: MiniClusters are made where the operator is installed, the server has admission policies
-and Flux is here, whoever asks, so that a run which is resumed goes on as it began.
+Invariants: unless the user chooses, MiniClusters are made where the operator answers, the server
+has admission policies and Flux is here. A run which is resumed goes on as it began.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import base64
 import os
 import shutil
 import threading
+import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -24,6 +25,7 @@ from dovetail.executors.kubernetes.api import Api, Object, Refused, Unreachable
 from dovetail.executors.kubernetes.manifests import path
 from dovetail.host.self_signed import openssl
 
+ANSWER = 15.0  # seconds in which the operator must have made something of a MiniCluster
 _PATIENCE = 100  # looks for the policy, 0.1 s apart; it takes a second from its creation
 _Z85 = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ.-:+=^!/*?&<>()[]{}@%$#"
 
@@ -33,25 +35,40 @@ class Launcher:
 
     `kind` is that of the objects; `kinds` are those that may be there, in the order in which they
     are to be deleted: what makes others first. `needs` is the access that it takes besides. `own`
-    is a private folder of the run that all nodes see, `network` where the pods are. BadInput if
-    there can be no such pods.
+    is a private folder of the run that all nodes see, `network` where the pods are, `choice` the
+    kind that it must be, if any. BadInput if there can be no such pods.
     """
 
     def __init__(
-        self, api: Api, run: str, specs: Iterable[Spec], directory: Path, own: str, network: str
-    ) -> None:
-        self._api, self._run, self._network = api, run, network
+        self, api: Api, run: str, specs: Iterable[Spec], directory: Path, own: str, network: str,
+        choice: str = "",
+    ) -> None:  # fmt: skip
+        self._api, self._run, self._network, self._choice = api, run, network, choice
+        self._deaf = False  # the operator, to our probe
         try:
             self._there = minicluster.KIND in api.kinds(minicluster.GROUP)
             self._admits = api.kinds(manifests.ADMISSION) >= manifests.POLICIES
         except (Refused, Unreachable) as error:
             raise BadInput(f"{api.path}: cannot be asked what it knows: {error}") from None
         self._flux = _flux()
-        fit = self._there and self._flux and self._admits
-        self.kind = minicluster.KIND if fit else "Job"
+        lacks = [
+            what
+            for what, there in (
+                ("the Flux Operator is not installed there", self._there),
+                ("there is no flux on this machine", self._flux),
+                ("the server is too old for admission policies", self._admits),
+            )
+            if not there
+        ]
+        if choice == minicluster.KIND and lacks:
+            raise BadInput(f"{api.path}: simulations cannot become MiniClusters: {lacks[0]}")
+        self.kind = "Job" if lacks or choice == "Job" else minicluster.KIND
         self.kinds = (minicluster.KIND, "Job") if self._there else ("Job",)
         if self.kind == minicluster.KIND and network != manifests.HOST:
-            raise BadInput(f"--network {network}: MiniClusters have pods on the host network only")
+            raise BadInput(
+                f"--network {network}: MiniClusters have pods on the host network only; "
+                "choose --launcher job"
+            )
         ours = ("create", "flux-framework.org", "miniclusters", "")
         self.needs = [ours] if self.kind == minicluster.KIND else []
         self.seen = manifests.folders(specs, directory, self._flux)
@@ -62,7 +79,11 @@ class Launcher:
         if self.kind == minicluster.KIND:
             return f"MiniClusters of the Flux Operator, with the Flux in {self._flux}"
         said = "Jobs"
-        if self._there and not self._flux:
+        if self._deaf:
+            said += "; the Flux Operator is there, but nobody makes pods of its MiniClusters"
+        elif self._choice == "Job":
+            said += ", as asked"
+        elif self._there and not self._flux:
             said += "; the Flux Operator is there, but there is no flux on this machine"
         if not self._admits:
             said += "; pods get their requests after birth, since the server is too old for "
@@ -78,6 +99,40 @@ class Launcher:
         if self.kind == "Job":
             return manifests.job(*given, network=self._network, limit=limit)
         return minicluster.minicluster(*given, self._flux, self._meeting, limit=limit)
+
+    def settle(self) -> None:
+        """See that the operator answers, where it is to make pods of this run.
+
+        Where it does not, and nobody asked for it, simulations become Jobs.
+        """
+        if self.kind == "Job":
+            return
+        for one in self._api.get(path(minicluster.KIND), labelSelector=minicluster.PROBES)["items"]:
+            self._api.delete(path(minicluster.KIND, one["metadata"]["name"]))  # of one that died
+        made = self._api.create(path(minicluster.KIND), minicluster.to_be_seen(self._run))
+        try:
+            self._deaf = not self._answered(made["metadata"]["uid"])
+        finally:
+            self._api.delete(path(minicluster.KIND, made["metadata"]["name"]))
+        if not self._deaf:
+            return
+        if self._choice:
+            raise BadInput(
+                f"{self._api.path}: nobody makes pods of MiniClusters there; start the Flux "
+                "Operator's manager, or choose --launcher job"
+            )
+        self.kind = "Job"
+
+    def _answered(self, uid: str) -> bool:
+        """Whether the operator makes something of a MiniCluster; a ConfigMap comes first."""
+        until = time.monotonic() + ANSWER
+        while time.monotonic() < until:
+            for one in self._api.get(path("ConfigMap"))["items"]:
+                owners = one["metadata"].get("ownerReferences", [])
+                if any(owner["uid"] == uid for owner in owners):
+                    return True
+            threading.Event().wait(0.2)
+        return False
 
     def prepare(self) -> list[Object]:
         """Make the run's certificate, if an earlier controller has not; and wait for the policy.
