@@ -62,9 +62,10 @@ def plan(args: argparse.Namespace, joined: str, network: str) -> Node:
         raise BadInput("--node: only with --address; on loopback a node is named by its address")
     if args.node:
         node_record.checked_name(args.node, "node", 40)
+    usable, wanted = node_options.cores(args.cpus)
     return Node(
         cluster=args.name, name=args.node or f"new-{os.getpid()}", address=address,
-        cpus=node_options.cores(args.cpus), memory=node_options.memory(args.memory),
+        cpus=node_options.listed(usable), wanted=wanted, memory=node_options.memory(args.memory),
         network=network, user=namespaces.user_name(), group="", binaries="",
         joined=joined, owner=args.owner,
     )  # fmt: skip
@@ -94,7 +95,7 @@ def binaries(say: Say) -> str:
 
 def up(args: argparse.Namespace, say: Say) -> dict[str, Any]:
     """Start a cluster, or find it running; returns its record."""
-    plan(args, "", args.network)  # a build takes minutes, and what is wrong is said before it
+    record = plan(args, "", args.network)  # before a build, which takes minutes
     programs = binaries(say)
     with node_record.locked(args.name):
         here = [node for node in node_record.nodes(args.name) if node.control]
@@ -102,7 +103,6 @@ def up(args: argparse.Namespace, say: Say) -> dict[str, Any]:
             await_answer(here[0], args.timeout, say)
             return described(here[0])
         sweep(args.name)
-        record = plan(args, "", args.network)  # anew: cores may have been given away meanwhile
         record.binaries = programs
         node, handle = start(record)
         with unwound(node, handle):
@@ -121,7 +121,7 @@ def join(args: argparse.Namespace, say: Say) -> dict[str, Any]:
             raise TypeError
     except (OSError, ValueError, KeyError, TypeError):
         raise BadInput(f"{args.file}: not a join file; `join --invite` writes one") from None
-    plan(args, text, "host")  # a build takes minutes, and what is wrong is said before it
+    record = plan(args, text, "host")  # before a build, which takes minutes
     if not any(joined(node, args.node) for node in node_record.nodes(name)):
         machine.join_skew(server)
     programs = binaries(say)
@@ -131,7 +131,6 @@ def join(args: argparse.Namespace, say: Say) -> dict[str, Any]:
                 return described(node)
             if node.name == args.node and (left := removal.from_outside(node)):
                 raise WorkFailed(f"node {node.name}: could not be removed: {left[0]}")
-        record = plan(args, text, "host")  # anew: cores may have been given away meanwhile
         record.server, record.binaries = server, programs
         node, handle = start(record)
         with unwound(node, handle):

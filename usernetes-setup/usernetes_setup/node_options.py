@@ -13,9 +13,7 @@ import socket
 
 from dovetail.core.errors import BadInput
 
-from usernetes_setup import node_record
 from usernetes_setup.node import components
-from usernetes_setup.node_record import Node
 
 UNITS = {
     "": 1,
@@ -30,27 +28,23 @@ UNITS = {
 LEAST = 256 << 20  # bytes of memory below which no node is of use
 
 
-def cores(wanted: str) -> str:
-    """The cores to offer, as a list: those asked for, or that many of those we may use.
-
-    Cores that no other node on this host was given come first.
-    """
+def cores(wanted: str) -> tuple[list[int], int]:
+    """The cores that may be offered, and how many of them: those asked for, or any so many."""
     usable = sorted(os.sched_getaffinity(0))
     if not wanted:
-        return listed(usable)
+        return usable, len(usable)
     if wanted.isdigit():
         number = int(wanted)
         if not 1 <= number <= len(usable):
             raise BadInput(f"--cpus {wanted}: 1 to {len(usable)} cores can be used here")
-        taken = {core for node in running() for core in components.numbers(node.cpus)}
-        return listed(sorted(sorted(usable, key=lambda core: (core in taken, core))[:number]))
+        return usable, number
     try:
         asked = components.numbers(wanted)
     except ValueError:
         raise BadInput(f"--cpus {wanted}: neither a number nor a list such as 0-1,4") from None
     if not asked or not set(asked) <= set(usable):
         raise BadInput(f"--cpus {wanted}: only {listed(usable)} can be used here")
-    return listed(asked)
+    return asked, len(asked)
 
 
 def listed(numbers: list[int]) -> str:
@@ -83,10 +77,3 @@ def own_address(wanted: str) -> str:
     if address.is_unspecified or address.is_loopback:
         raise BadInput(f"--address {wanted}: leave it out for loopback; any other must be real")
     return str(address)
-
-
-def running() -> list[Node]:
-    """All nodes of this user that run on this machine."""
-    return [
-        node for name in node_record.clusters() for node in node_record.nodes(name) if node.alive()
-    ]

@@ -51,7 +51,8 @@ class Node:
     """One node on this machine.
 
     `supervisor_ticks` and `monitor_ticks` are start times that tell a process from a later one
-    with the same pid. `cpus` is a list as the kernel writes it (`0-1`), `memory` is bytes,
+    with the same pid. `cpus` is a list as the kernel writes it (`0-1`), of which the monitor
+    takes as many as are `wanted`; then it is a list of these; `memory` is bytes,
     `user` is who maps subordinate ids, `group` the node's control group. `joined` is the join
     file of a worker, empty on the control node.
     """
@@ -65,6 +66,7 @@ class Node:
     user: str
     group: str
     binaries: str
+    wanted: int = 0
     ports: dict[str, int] = field(default_factory=dict)
     server: str = ""
     joined: str = ""

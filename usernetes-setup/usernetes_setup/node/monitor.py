@@ -4,7 +4,7 @@
 Started by `up` and `join` as `python3 -m usernetes_setup.node.monitor NODE-FOLDER CHANNEL`,
 detached from the terminal.
 Inputs: `node.json`; a channel to the verb, on which it writes what failed, and reads `ok` once
-the verb is content. Invariants: the leases of address and ports are held here and by the
+the verb is content. Invariants: the leases of cores, address and ports are held here and by the
 supervisor, and so end with both; when the owner, the supervisor or the verb (before `ok`)
 dies, or on SIGTERM, the node is removed; nothing of it is left.
 """
@@ -34,6 +34,7 @@ from usernetes_setup.node import (
     bridge_network,
     cgroups,
     components,
+    core_leases,
     namespaces,
     removal,
     supervisor,
@@ -48,8 +49,9 @@ from usernetes_setup.node_record import (
 
 
 def lease(node: Node) -> list[socket.socket]:
-    """Take the node's ports, and its address if it is to have a loopback one."""
-    held: list[socket.socket] = []
+    """Take the node's cores and ports, and its address if it is to have a loopback one."""
+    cores, held = core_leases.take(components.numbers(node.cpus), node.wanted)
+    node.cpus = ",".join(map(str, cores))
     if not node.address:
         node.address = node.name if node.name.startswith("127.") else ""
         node.address, socket_ = namespaces.lease_loopback(node.address)
