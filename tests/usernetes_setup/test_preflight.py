@@ -7,8 +7,11 @@ import json
 import os
 import re
 import resource
+import subprocess
+import sys
 
 import pytest
+from support.other_users import TOP, needs_nobody
 from usernetes_setup import node_record
 from usernetes_setup.build import debian_packages
 from usernetes_setup.node import namespaces
@@ -92,6 +95,56 @@ def test_a_gap_is_told_with_what_fixes_it(
     assert bool(fix) == bool(found.fix)
 
 
+def test_without_newuidmap_missing_ids_are_told_as_well(machine, monkeypatch):
+    monkeypatch.setattr(checks_kernel.shutil, "which", lambda name: None)
+    found = checks_kernel.subordinate_ids()
+    assert found.fix.startswith("apt-get install uidmap && usermod --add-subuids ")
+
+
+@pytest.mark.parametrize("systemd", [True, False])
+def test_a_service_manager_that_is_not_there_sets_no_clock(machine, tmp_path, systemd):
+    if systemd:
+        (tmp_path / "RUN/systemd/system").mkdir(parents=True)
+    assert (checks_machine.keep_in_step() == "timedatectl set-ntp true") is systemd
+
+
+CHECK = (
+    "from usernetes_setup.preflight import kernel; found = kernel.subordinate_ids();"
+    "print(found.level if found.level == 'ok' else found.fix)"
+)
+FOLLOW = """
+set -eu
+cp -a /etc etc
+mount --bind etc /etc
+mkdir bin
+for name in newuidmap newgidmap; do printf '#!/bin/sh\\n' >bin/$name; chmod 755 bin/$name; done
+PATH=$PWD/bin:$PATH
+for table in /etc/subuid /etc/subgid; do printf "$1" >$table; done
+check() { cd /; setpriv --reuid=65534 --regid=65534 --clear-groups "$2" -c "$3"; }
+fix=$(check "$@")
+echo "$fix"
+eval "$fix" >&2
+check "$@"
+"""
+
+
+@needs_nobody
+@pytest.mark.parametrize("table", ["", "nobody:100000:10\\n", "bob:100000:65536\\n"])
+def test_who_follows_the_advice_on_ids_has_no_gap_left(tmp_path, table):
+    environment = {**os.environ, "PYTHONPATH": f"{TOP}/flux-python:{TOP}/usernetes-setup",
+                   "PYTHONDONTWRITEBYTECODE": "1"}  # fmt: skip
+    tmp_path.chmod(0o755)
+    for parent in tmp_path.parents[:2]:
+        parent.chmod(0o755)
+    done = subprocess.run(
+        ["unshare", "--mount", "sh", "-c", FOLLOW, "sh", table, sys.executable, CHECK],
+        env=environment, cwd=tmp_path, capture_output=True, text=True,
+    )  # fmt: skip
+    fix, after = done.stdout.splitlines()
+    assert fix.startswith("usermod --add-subuids "), done.stderr
+    assert after == "ok", done.stderr
+
+
 NAMES = {
     "node_programs": "programs",
     "reverse_paths": "rp_filter", "fuse": "/dev/fuse", "locked_memory": "memlock",
@@ -143,7 +196,9 @@ def test_without_loopback_there_is_no_port():
 def test_a_clock_before_this_release_is_an_error(monkeypatch):
     monkeypatch.setattr(checks_machine, "NEWEST_PAST", 1 << 40)
     found = checks_machine.clock()
-    assert (found.level, found.fix, found.who) == ("error", "timedatectl set-ntp true", "admin")
+    assert (found.level, found.fix, found.who) == (
+        "error", checks_machine.keep_in_step(), "admin"
+    )  # fmt: skip
     assert any("clock" in line for line in whole.errors())
 
 

@@ -161,16 +161,15 @@ def initial_user() -> bool:
 
 
 def subordinate_ids(user: str, table: str) -> tuple[int, int] | None:
-    """First id and number of the user's range in /etc/subuid or /etc/subgid, if it has one."""
+    """First id and number of the user's largest range in /etc/subuid or /etc/subgid, if any."""
     try:
         lines = Path(table).read_text().splitlines()
     except OSError:
         return None
-    for line in lines:
-        fields = line.split(":")
-        if len(fields) == 3 and fields[0] in (user, str(os.getuid())):
-            return int(fields[1]), int(fields[2])
-    return None
+    rows = [line.split(":") for line in lines]
+    ours = [row for row in rows if len(row) == 3 and row[0] in (user, str(os.getuid()))]
+    ranges = [(int(row[1]), int(row[2])) for row in ours]
+    return max(ranges, key=lambda found: found[1]) if ranges else None
 
 
 def map_ids(pid: int, user: str) -> Ids:

@@ -11,6 +11,7 @@ import shutil
 import socket
 import struct
 import tempfile
+from pathlib import Path
 
 from usernetes_setup.build import programs as build
 from usernetes_setup.node import cgroups, namespaces
@@ -60,20 +61,27 @@ def subordinate_ids() -> Check:
     if os.getuid() == 0:
         return Check(name, "ok", "not needed as root")
     missing = [p for p in ("newuidmap", "newgidmap") if not shutil.which(p)]
-    if missing:
-        return Check(name, "warning", "no newuidmap: images must have files of one user only",
-                     "apt-get install uidmap", "admin")  # fmt: skip
+    lacks = ["no newuidmap"] if missing else []
+    fixes = ["apt-get install uidmap"] if missing else []
     tables = [finding.ETC / f"sub{kind}id" for kind in "ug"]
     ranges = [namespaces.subordinate_ids(user, str(table)) for table in tables]
-    if all(found and found[1] >= ENOUGH_IDS for found in ranges):
+    enough = all(found and found[1] >= ENOUGH_IDS for found in ranges)
+    if enough and not missing:
         return Check(name, "ok", f"from {ranges[0]}")
+    if not enough:
+        lacks.append(f"fewer than {ENOUGH_IDS} in /etc/subuid and /etc/subgid")
+        fixes.append(_more_ids(user, tables))
+    found = f"{' and '.join(lacks)}: images must have files of one user only"
+    return Check(name, "warning", found, " && ".join(fixes), "admin")
+
+
+def _more_ids(user: str, tables: list[Path]) -> str:
+    """The command that gives a user ids which nobody has yet."""
     lines = [line.split(":") for table in tables for line in read(table).splitlines()]
     ends = [int(line[1]) + int(line[2]) for line in lines if len(line) == 3]
     first = max([100000, *ends])
     span = f"{first}-{first + ENOUGH_IDS - 1}"
-    fix = f"usermod --add-subuids {span} --add-subgids {span} {user}"
-    found = f"fewer than {ENOUGH_IDS} in /etc/subuid and /etc/subgid"
-    return Check(name, "warning", found, fix, "admin")
+    return f"usermod --add-subuids {span} --add-subgids {span} {user}"
 
 
 def control_groups() -> Check:

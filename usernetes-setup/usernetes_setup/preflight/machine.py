@@ -84,7 +84,7 @@ def clock() -> Check:
     """A clock that certificates can trust, and that is quick to read."""
     if time.time() < NEWEST_PAST:
         return Check("clock", "error", time.strftime("it is said to be %Y-%m-%d"),
-                     "timedatectl set-ntp true", "admin")  # fmt: skip
+                     keep_in_step(), "admin")  # fmt: skip
     folder = finding.SYS / "devices/system/clocksource/clocksource0"
     source = read(folder / "current_clocksource")
     offered = read(folder / "available_clocksource").split()
@@ -94,6 +94,18 @@ def clock() -> Check:
                      f"echo {better} > {folder}/current_clocksource", "admin")  # fmt: skip
     found = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime())
     return Check("clock", "ok", f"{found}, {source or 'unknown source'}")
+
+
+def keep_in_step() -> str:
+    """What an administrator types so that the clock is set, and stays so.
+
+    Without systemd a daemon is started by itself; a container's start script knows that there the
+    clock is another's to set, and says so.
+    """
+    if (finding.RUN / "systemd/system").exists():
+        return "timedatectl set-ntp true"
+    start = "service chrony start"
+    return start if shutil.which("chronyd") else f"apt-get install -y chrony && {start}"
 
 
 def servers() -> list[str]:
@@ -108,7 +120,7 @@ def servers() -> list[str]:
 
 def time_skew() -> Check:
     """This clock against the API servers that are known, else whether it is kept in step at all."""
-    name, fix = "time skew", "timedatectl set-ntp true"
+    name, fix = "time skew", keep_in_step()
     seen = {}
     for server in servers():
         try:
@@ -164,7 +176,7 @@ def node_programs() -> Check:
     if missing:
         return Check("programs", "error", f"not built, and there is no {' '.join(missing)}",
                      "apt-get install gcc libc6-dev dpkg", "admin")  # fmt: skip
-    return Check("programs", "warning", "not built yet", f"{programs.setup_folder()}/build", "user")
+    return Check("programs", "warning", "not built yet", "dovetail kube build", "user")
 
 
 def check_buildable() -> None:
@@ -288,5 +300,5 @@ def join_skew(server: str) -> None:
     if abs(seconds) > MOST_SKEW:
         raise BadInput(
             f"this clock is {describe_skew(seconds)} that of {server}, so that its certificates "
-            "would not be valid here; an administrator types: timedatectl set-ntp true"
+            f"would not be valid here; an administrator types: {keep_in_step()}"
         )
