@@ -270,7 +270,8 @@ def test_the_effort_is_bounded_whatever_the_queue(memory):
     for number in range(1000):
         one = draw.uniform(10.0, 100.0)
         curve = {2**n: one * (0.05 + 0.95 / 2**n) for n in range(10)}
-        queue.append(Task(f"k{number}", 1, curve, memory=draw.randint(1, 1000)))
+        needs = draw.randint(1, 1000) if memory else 0
+        queue.append(Task(f"k{number}", 1, curve, memory=needs))
     busy = [Busy(1, draw.uniform(1.0, 50.0), 10) for _ in range(5000)]
     chooser = _Chooser(queue, 10_000, busy, memory, (), 0)
     assert chooser.schedule().starts_now
