@@ -122,11 +122,13 @@ def test_starting_it_by_hand_can_be_repeated(flux):
         flux dovetail up --dovetail=nodes=1,cores=1
         flux dovetail down
         flux dovetail up
+        DOVETAIL_CACHE=$PWD/nothing flux dovetail up --dovetail=nodes=1,cores=1
         flux dovetail up --dovetail=nodes=2,cores=1
         flux jobtap list"""
     output = flux.output(flux.batch(script, dovetail=""))
     assert "Kubernetes is up: 1 nodes" in output
     assert "Kubernetes was taken down" in output
+    assert "Kubernetes is not built for this user" in output, "in the caller's cache"
     assert "Kubernetes is up: 2 nodes" in output
     assert output.count("alloc-bypass.so") == output.count("gate.so") == 1
     flux.nothing_left()

@@ -3,8 +3,10 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from support.flux_batch import LIMIT, flux_command
@@ -24,6 +26,17 @@ for line in client.lines():
 client.close()
 print("all answered")
 """
+
+
+def test_one_line_says_that_there_is_no_instance():
+    environment = {**os.environ, "FLUX_URI": "local:///nowhere"}
+    environment["PATH"] = f"{Path(flux_command()).parent}:{environment['PATH']}"
+    done = subprocess.run(
+        [sys.executable, "-c", "from dovetail.flux.command import main; main(['status'])"],
+        env=environment, capture_output=True, text=True,
+    )  # fmt: skip
+    why = "there is no Flux instance here: use it in a batch job or `flux alloc`"
+    assert done.stderr == f"flux dovetail: {why}\n"
 
 
 def test_whoever_sends_more_than_a_pipe_holds_before_reading_gets_all_answers():

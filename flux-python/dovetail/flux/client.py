@@ -24,6 +24,8 @@ SUBMIT = "submit"
 
 The first answer is the `job`; a later one has `cancelled` if that is told to end, or killed.
 """
+NO_INSTANCE = 3
+"""Exit code of the relay where there is no instance to connect to."""
 NOT_LOADED = (
     "Dovetail is not loaded in this Flux instance: start one with --dovetail, "
     "or type `flux dovetail up --dovetail=nodes=N`"
@@ -60,8 +62,14 @@ class Client:
             self.process.stdin.write(json.dumps(line).encode() + b"\n")
             self.process.stdin.flush()
         except BrokenPipeError:
-            raise WorkFailed("no Flux instance answers here") from None
+            raise self.gone() from None
         return self.number
+
+    def gone(self) -> BadInput | WorkFailed:
+        """Why the relay has ended."""
+        if self.process.wait() == NO_INSTANCE:
+            return BadInput("there is no Flux instance here: use it in a batch job or `flux alloc`")
+        return WorkFailed("no Flux instance answers here")
 
     def lines(self) -> Iterator[dict[str, Any]]:
         """Everything that comes, until Flux is gone."""
@@ -85,7 +93,7 @@ class Client:
             yield line["value"]
             if not stream:
                 return
-        raise WorkFailed("no Flux instance answers here")
+        raise self.gone()
 
     def close(self) -> None:
         """End the relay."""

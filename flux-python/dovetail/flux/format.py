@@ -31,11 +31,14 @@ def status(found: Mapping[str, Any]) -> str:
     lines = [f"Kubernetes is {found['phase']}{reason}"]
     lines += [f"lost: {line}" for line in found["lost"]]
     if found["slices"]:
-        lines.append(f"{'SLICE':<6} {'ROLE':<8} {'STATE':<10} {'NODE':<16} {'CORES':<8} HOST")
+        lines.append(
+            f"{'SLICE':<6} {'ROLE':<8} {'STATE':<10} {'NODE':<16} {'CORES':<8} {'RANK':<5} HOST"
+        )
     for one in found["slices"]:
         why = f"  {one['reason']}" if one["reason"] else ""
+        rank = one["rank"] if one["rank"] >= 0 else "-"  # no agent came from there yet
         lines.append(f"{one['number']:<6} {one['role']:<8} {one['state']:<10} {one['node']:<16} "
-                     f"{one['cpus']:<8} {one['host']}{why}")  # fmt: skip
+                     f"{one['cpus']:<8} {rank:<5} {one['host']}{why}")  # fmt: skip
     if found["runs"]:
         lines.append(runs(found["runs"]))
     return "\n".join(lines)

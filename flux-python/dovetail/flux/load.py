@@ -75,16 +75,20 @@ def load(text: str) -> None:
         if str(error) != client.NOT_LOADED:
             raise
         found = None
-    if found and (found["phase"] not in ("down", "failed") or found["slices"]):
+    if found and found["phase"] not in ("down", "failed", "ending"):
         raise BadInput("--dovetail: Dovetail is loaded here already; see `flux dovetail resize`")
     executable = command()
     if not executable:
         raise BadInput('flux-dovetail is not on FLUX_EXEC_PATH; type eval "$(dovetail env)" first')
     before = flux("config", "get")
     whole = json.loads(before)
-    whole["dovetail"] = {**whole.get("dovetail", {}), **wanted.plain(), "command": executable}
+    table = {**whole.get("dovetail", {}), **wanted.plain(), "command": executable}
+    if os.environ.get("DOVETAIL_CACHE"):  # ours, which the instance may not have
+        table["cache"] = os.path.abspath(os.environ["DOVETAIL_CACHE"])
+    whole["dovetail"] = table
     with contextlib.ExitStack() as undo:  # what is done before something fails is taken back
         if found:
+            client.call("dovetail.down")  # the last of it may still be ending
             flux("module", "remove", "dovetail")
         flux("config", "load", given=json.dumps(whole))
         undo.callback(flux, "config", "load", given=before)

@@ -211,7 +211,10 @@ class Dovetail(BrokerModule):
 
     def submit_slice(self, number: int) -> None:
         """Submit a slice's job."""
-        spec = jobspec.slice_job(self.request, number, self.cluster, jobspec.environment())
+        environment = jobspec.environment()
+        if self.request.cache:
+            environment["DOVETAIL_CACHE"] = self.request.cache
+        spec = jobspec.slice_job(self.request, number, self.cluster, environment)
         flux.job.submit_async(self.handle, json.dumps(spec)).then(self.slice_submitted, number)
 
     @guarded

@@ -22,14 +22,15 @@ EXECUTORS = ("kubernetes", "local")
 ADDRESSES = ("auto", "loopback", "machine")
 LIMITS = {"up-timeout": 120.0, "down-timeout": 30.0}
 WHERE = "configuration: dovetail"
-TABLE = (*KEYS, "command", "executor", "address", *LIMITS)
+TABLE = (*KEYS, "command", "cache", "executor", "address", *LIMITS)
 
 
 @dataclass(frozen=True)
 class Request:
     """A user-space Kubernetes of `nodes` nodes, each a slice with `cores` cores (0: all of a node).
 
-    `command` is the `flux dovetail` executable, `executor` where simulations run, `address` where
+    `command` is the `flux dovetail` executable, `cache` where Kubernetes was built (empty: where
+    the instance's environment says), `executor` where simulations run, `address` where
     Kubernetes listens (auto: on loopback if all brokers are on one machine), and the two limits
     are seconds: for the cluster to come up, and for its end to be confirmed.
     """
@@ -37,6 +38,7 @@ class Request:
     nodes: int
     cores: int = 0
     command: str = "flux-dovetail"
+    cache: str = ""
     executor: str = "kubernetes"
     address: str = "auto"
     up_timeout: float = LIMITS["up-timeout"]
@@ -76,7 +78,7 @@ def from_table(table: Mapping[str, Any], where: str = WHERE) -> Request:
     return Request(
         nodes=_whole(table["nodes"], "nodes", where),
         cores=0 if cores == "all" else _whole(cores, "cores", where, " or all"),
-        command=str(table.get("command", Request.command)),
+        command=str(table.get("command", Request.command)), cache=str(table.get("cache", "")),
         executor=table.get("executor", EXECUTORS[0]), address=table.get("address", ADDRESSES[0]),
         up_timeout=limits[0], down_timeout=limits[1],
     )  # fmt: skip

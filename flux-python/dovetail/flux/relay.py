@@ -28,7 +28,7 @@ import flux
 import flux.constants
 import flux.job
 
-from dovetail.flux.client import SUBMIT
+from dovetail.flux.client import NO_INSTANCE, SUBMIT
 from dovetail.host.line_splitter import LineSplitter
 
 Handle = Any  # these two are of Flux, which has no types
@@ -152,6 +152,9 @@ def main() -> int:
     """Relay until the input ends."""
     try:
         handle = flux.Flux()
+    except OSError:
+        return NO_INSTANCE  # who started us says so
+    try:
         relay = Relay(handle)
         handle.reactor_run()
         del relay  # which had to live so long

@@ -166,7 +166,8 @@ class Slice:
         role = "node" if self.number else "control"
         return {
             "number": self.number, "role": role, "job": self.job, "state": self.state.shown,
-            "node": self.node, "cpus": self.cpus, "host": self.host, "reason": self.reason,
+            "node": self.node, "cpus": self.cpus, "host": self.host, "rank": self.rank,
+            "reason": self.reason,
         }  # fmt: skip
 
     def kept(self) -> KeptSlice:
