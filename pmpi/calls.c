@@ -23,6 +23,7 @@
 #include "openfoam.h"
 #include "page.h"
 #include "rank.h"
+#include "rhythm.h"
 #include "wait.h"
 
 #define STRING(x) #x
@@ -69,6 +70,38 @@ static inline void after(int class, unsigned index, uint64_t start)
         rank_finalized();
 }
 
+/* What `comm` and `count` are in a wrapper whose function has no such parameters. */
+static const MPI_Comm comm;
+static const int count;
+
+#pragma weak PMPI_Comm_size
+#if defined(OPEN_MPI)
+#pragma weak PMPI_Comm_f2c
+#endif
+/* A collective call on a communicator is over; all that is asked of the others is constant. */
+static inline void listen(int class, unsigned index, uint64_t start, const void *comm,
+                          const void *count, const void *site)
+{
+    int size = 0;
+    if (class != WAIT_COLL || index < INDEX_Barrier || index > INDEX_Exscan || start == 0)
+        return;
+    NEXT(PMPI_Comm_size)(*(const MPI_Comm *)comm, &size);
+    rhythm_collective(index, size, *(const int *)count, site);
+}
+
+static inline void listen_fortran(int class, unsigned index, uint64_t start, const void *handle,
+                                  const void *site)
+{
+    if (class != WAIT_COLL || index < INDEX_Barrier || index > INDEX_Exscan || start == 0)
+        return;
+#if defined(OPEN_MPI)
+    MPI_Comm comm = NEXT(PMPI_Comm_f2c)(*(const MPI_Fint *)handle);
+#else
+    MPI_Comm comm = MPI_Comm_f2c(*(const MPI_Fint *)handle);
+#endif
+    listen(class, index, start, &comm, &count, site);
+}
+
 /* --- C --- */
 
 #define CALL(name, fname, class, n, params, args)                                                  \
@@ -81,6 +114,8 @@ static inline void after(int class, unsigned index, uint64_t start)
         uint64_t start = rank_enter(INDEX_##name, WAIT_##class);                                   \
         int code = next args;                                                                      \
         after(WAIT_##class, INDEX_##name, start);                                                  \
+        listen(WAIT_##class, INDEX_##name, code == MPI_SUCCESS ? start : 0, &comm, &count,         \
+               __builtin_return_address(0));                                                       \
         return code;                                                                               \
     }
 #include "calls.def"
@@ -114,6 +149,21 @@ EXPORTED int MPI_Pcontrol(const int level, ...)
 #define PARAMS_12 PARAMS_11, void *l
 #define PARAMS_13 PARAMS_12, void *m
 #define PARAMS_14 PARAMS_13, void *n
+/* The communicator of a collective call is the last but the error code. */
+#define COMM_1 a
+#define COMM_2 a
+#define COMM_3 b
+#define COMM_4 c
+#define COMM_5 d
+#define COMM_6 e
+#define COMM_7 f
+#define COMM_8 g
+#define COMM_9 h
+#define COMM_10 i
+#define COMM_11 j
+#define COMM_12 k
+#define COMM_13 l
+#define COMM_14 m
 #define ARGS_1 a
 #define ARGS_2 ARGS_1, b
 #define ARGS_3 ARGS_2, c
@@ -142,6 +192,7 @@ EXPORTED int MPI_Pcontrol(const int level, ...)
         uint64_t start = rank_enter(INDEX_##name, WAIT_##class);                                   \
         next(ARGS_##n);                                                                            \
         after(WAIT_##class, INDEX_##name, start);                                                  \
+        listen_fortran(WAIT_##class, INDEX_##name, start, COMM_##n, __builtin_return_address(0));  \
     }
 
 /* Only MPICH's mpi_f08 gives MPI_Pcontrol the optional error code. */

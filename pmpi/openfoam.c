@@ -62,6 +62,11 @@ void *_ZN4Foam12subCycleTimeppEv(void *self)
     return result;
 }
 
+bool openfoam_loaded(void)
+{
+    return dlsym(RTLD_NEXT, "_ZN4Foam4TimeppEv") != NULL;
+}
+
 void openfoam_ends(void)
 {
     if (begun > 0)

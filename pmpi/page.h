@@ -27,8 +27,16 @@ enum { DOVETAIL_OPENMPI = 1, DOVETAIL_MPICH = 2 };
 
 enum { DOVETAIL_RUNNING = 1, DOVETAIL_FINALIZED = 2, DOVETAIL_ABORTED = 3 };
 
-/* What marks the end of an iteration. */
-enum { DOVETAIL_SOURCE_NONE = 0, DOVETAIL_SOURCE_OPENFOAM = 1, DOVETAIL_SOURCE_PCONTROL = 2 };
+/* What marks the end of an iteration; of two the lower number counts. A rhythm adds to its number
+ * that of the call which it was taken from, by the order of first calls: ranks that do not agree on
+ * that do not count the same. */
+enum {
+    DOVETAIL_SOURCE_NONE = 0,
+    DOVETAIL_SOURCE_OPENFOAM = 1,
+    DOVETAIL_SOURCE_PCONTROL = 2,
+    DOVETAIL_SOURCE_RHYTHM = 3,
+    DOVETAIL_RHYTHMS_MAX = 32,
+};
 
 /* The process at one moment. Times are nanoseconds; all but `stamp` count from init. */
 struct dovetail_mark {

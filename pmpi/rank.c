@@ -26,6 +26,7 @@
 #include "wait.h"
 
 #define REFRESH_NS 10000000.0 /* 10 ms: a mark costs about 1 us, so one in ten thousand */
+#define SILENCE 1000u         /* refreshes without a beat, so 10 s of calls, in any rhythm */
 #define RATE_NS 1000000u      /* the rate of the ticks is not to be had from less time */
 
 struct dovetail_page *rank_page;
@@ -35,6 +36,7 @@ uint64_t rank_refresh_at;
 PER_THREAD unsigned rank_depth;
 PER_THREAD bool rank_main;
 
+static uint32_t silence, longest; /* refreshes since the last beat, and most between two */
 static uint64_t before_init, before_init_tick; /* when MPI_Init began */
 
 /* From NO_PAGE by rank_serial to SERIAL, from both by rank_begin to IN_MPI, and from any to OVER,
@@ -258,9 +260,28 @@ static void mark(struct dovetail_mark *mark, uint64_t iterations, double ns_per_
     mark->ns_per_tick = ns_per_tick;
 }
 
+/* A rhythm that the program has left counts no longer. What counts as silence is the refreshes
+ * that came without a beat: neither a rank that is suspended nor one that computes makes any. */
+static void await_beat(void)
+{
+    if (rank_page->source >= DOVETAIL_SOURCE_RHYTHM && ++silence > SILENCE && silence / 8 > longest)
+        rank_no_rhythm();
+}
+
+void rank_no_rhythm(void)
+{
+    struct dovetail_page *page = rank_page;
+    struct dovetail_mark *next = &page->iteration[(page->iteration_seq + 1) % 2];
+    *next = page->iteration[page->iteration_seq % 2];
+    next->iterations = 0;
+    page->source = DOVETAIL_SOURCE_NONE;
+    __atomic_store_n(&page->iteration_seq, page->iteration_seq + 1, __ATOMIC_RELEASE);
+}
+
 void rank_refresh(uint64_t now)
 {
     struct dovetail_page *page = rank_page;
+    await_beat();
     const struct dovetail_mark *old = &page->latest[page->latest_seq % 2];
     uint64_t iterations = page->iteration[page->iteration_seq % 2].iterations;
     mark(&page->latest[(page->latest_seq + 1) % 2], iterations, old->ns_per_tick);
@@ -273,9 +294,13 @@ void rank_iteration(uint32_t source, uint64_t complete)
     struct dovetail_page *page = rank_page;
     if (page == NULL || !rank_main)
         return;
+    if (page->source != DOVETAIL_SOURCE_NONE && page->source < source)
+        return;
+    longest = silence > longest ? silence : longest;
+    silence = 0;
     struct dovetail_mark *next = &page->iteration[(page->iteration_seq + 1) % 2];
     mark(next, complete, page->latest[page->latest_seq % 2].ns_per_tick);
-    if (page->source == DOVETAIL_SOURCE_NONE)
+    if (page->source != source)
         page->first = *next;
     page->source = source;
     __atomic_store_n(&page->iteration_seq, page->iteration_seq + 1, __ATOMIC_RELEASE);
@@ -287,10 +312,9 @@ void rank_iteration(uint32_t source, uint64_t complete)
 
 void rank_pcontrol(int level)
 {
-    const struct dovetail_page *page = rank_page;
-    if (level == 1 && page->source != DOVETAIL_SOURCE_OPENFOAM)
-        rank_iteration(DOVETAIL_SOURCE_PCONTROL,
-                       page->iteration[page->iteration_seq % 2].iterations + 1);
+    static uint64_t marked;
+    if (level == 1 && rank_main)
+        rank_iteration(DOVETAIL_SOURCE_PCONTROL, ++marked);
 }
 
 void rank_end(void)

@@ -8,7 +8,7 @@
  *   ticks, next, wait   the clock; the real functions; how a rank waits
  *   wait_hooks          the MPI libraries' progress loops, in which it does
  *   rank                this: the life of one rank's page
- *   openfoam            iterations of OpenFOAM
+ *   openfoam, rhythm    iterations of OpenFOAM, and of programs that do not tell theirs
  *   calls               the wrappers
  *
  * Invariants: `rank_page` is NULL unless this very process is between MPI_Init (or the first
@@ -46,8 +46,11 @@ bool rank_serial(void);
 void rank_end(void);
 void rank_finalized(void);
 void rank_abort(void);
-/* The program passed a boundary: `complete` iterations are over, says `source`. */
+/* The program passed a boundary: `complete` iterations are over, says `source`, which is heard
+ * unless a better one has spoken. */
 void rank_iteration(uint32_t source, uint64_t complete);
+/* The rhythm that was heard tells nothing: there is no source of iterations. */
+void rank_no_rhythm(void);
 /* Takes a new latest mark. */
 void rank_refresh(uint64_t now);
 /* MPI_Pcontrol(level). */

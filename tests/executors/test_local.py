@@ -169,7 +169,14 @@ def test_a_full_disk_under_the_case_is_said_so(site):  # noqa: F811
 
 
 def test_iterations_come_from_the_log_where_ranks_tell_nothing(site, monkeypatch):  # noqa: F811
-    rank = {"world": 0, "iteration_source": "none", "pid": 1, "start_ticks": 1, "peak_rss": 7}
+    rank = {
+        "world": 0,
+        "iteration_source": "none",
+        "beat": -1,
+        "pid": 1,
+        "start_ticks": 1,
+        "peak_rss": 7,
+    }
     rank.update(cpu_s=1.0, useful_s=2.0, mpi_s=3.0)
     both = [SimpleNamespace(rank=number, **rank) for number in (1, 0)]
     monkeypatch.setattr(page, "read_pages", lambda directory: both)
@@ -220,7 +227,8 @@ def test_a_program_without_mpi_is_measured_by_its_cpu_time(site):  # noqa: F811
 
 def test_a_process_that_took_over_an_id_is_not_moved(site, monkeypatch):  # noqa: F811
     other = os.getpid()
-    rank = SimpleNamespace(rank=0, world=0, pid=other, start_ticks=1, iteration_source="none")
+    rank = SimpleNamespace(rank=0, world=0, pid=other, start_ticks=1, beat=-1)
+    rank.iteration_source = "none"
     for key in ("peak_rss", "cpu_s", "useful_s", "mpi_s"):
         setattr(rank, key, 0)
     monkeypatch.setattr(page, "read_pages", lambda directory: [rank])

@@ -88,6 +88,19 @@ def test_a_rank_without_mpi_has_no_calls():
     assert (one.iterations, one.iter_stamp) == (20, 109.0)
 
 
+@pytest.mark.parametrize(
+    ("source", "name", "beat"), [(0, "none", -1), (2, "pcontrol", -1), (3, "rhythm", 0),
+                                 (34, "rhythm", 31)]
+)  # fmt: skip
+def test_a_rhythm_says_which_call_it_was_taken_from(source, name, beat, tmp_path):
+    one = page.parse(good(source=source))
+    assert (one.iteration_source, one.beat) == (name, beat)
+    (tmp_path / "rank.1.7").write_bytes(good(source=source))
+    with open(tmp_path / "rank.1.7", "rb") as file:
+        marks = page.read_marks(file.fileno())
+    assert (marks.counts, marks.beat) == (source != 0, beat)
+
+
 def test_a_killed_rank_counts_to_its_last_mpi_call():
     one = page.parse(good(state=1, last_tick=1016 * SECOND, even=(0,) * 7 + (0.5,)))
     assert not one.alive
@@ -115,7 +128,7 @@ REFUSED = {
     "a page with more behind it": (good() + b"x", "12801 bytes"),
     "an unknown MPI": (good(mpi=3), "impossible MPI"),
     "an unknown state": (good(state=0), "impossible state"),
-    "an unknown iteration source": (good(source=9), "impossible iteration source"),
+    "an unknown iteration source": (good(source=35), "impossible iteration source"),
     "a rank outside its world": (good(rank=4), "impossible rank"),
     "more calls than there is room for": (good(ncalls=257), "impossible number of calls"),
     "a call that is not in the table": (good(current=3), "impossible current call"),

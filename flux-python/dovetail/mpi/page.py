@@ -41,6 +41,13 @@ SIZE = NAMES_AT + CALLS_MAX * NAME_MAX
 MPIS = {1: "openmpi", 2: "mpich"}
 STATES = {1: "running", 2: "finalized", 3: "aborted"}
 SOURCES = {0: "none", 1: "openfoam", 2: "pcontrol"}
+RHYTHM, RHYTHMS_MAX = 3, 32
+SOURCES.update(dict.fromkeys(range(RHYTHM, RHYTHM + RHYTHMS_MAX), "rhythm"))
+MEASURES = {"none": "work", "rhythm": "periods"}
+"""What tells a rank's progress, by its source; that of all others is `iterations`."""
+QUIET = 60.0
+"""Seconds after its last beat after which a rhythm tells nothing: the program may do other things,
+and must not be taken for one that hangs."""
 
 CENTURY = 100 * 366 * 86400 * 10**9  # nanoseconds; no true time is longer
 
@@ -75,7 +82,8 @@ class RankPage:
     threads by function, those that were called. The `iter_` values are those of the last
     iteration boundary, and `first` is the first such boundary. `state` is running, in_mpi,
     finalized or aborted; a rank that is not `alive` and neither of the last two was killed, and
-    its values are as of its last MPI call. `peak_rss` is in bytes.
+    its values are as of its last MPI call. `peak_rss` is in bytes. Ranks whose `beat` differs do
+    not count the same: it is the call that a rhythm was taken from, else -1.
     """
 
     rank: int
@@ -102,6 +110,7 @@ class RankPage:
     iter_mpi_s: float
     peak_rss: int
     first: Mark | None
+    beat: int
 
 
 @dataclass(frozen=True)
@@ -170,9 +179,19 @@ class Marks:
     rank: int
     world: int
     init_s: float
-    counts: bool
+    source: int
     boundary: Mark
     latest: Mark
+
+    @property
+    def counts(self) -> bool:
+        """Whether there are iterations."""
+        return self.source != 0
+
+    @property
+    def beat(self) -> int:
+        """The call that a rhythm was taken from, -1 where that is not what counts."""
+        return max(self.source - RHYTHM, -1)
 
 
 def read_marks(fd: int, path: object = "page") -> Marks:
@@ -185,7 +204,7 @@ def read_marks(fd: int, path: object = "page") -> Marks:
     except OSError as error:
         raise PageError(f"{path}: {error.strerror}") from error
     init = head.init * 1e-9
-    return Marks(head.rank, head.world, init, head.source != 0, boundary.mark, latest.mark)
+    return Marks(head.rank, head.world, init, head.source, boundary.mark, latest.mark)
 
 
 def _snapshot(fd: int, path: object) -> bytes:
@@ -247,6 +266,7 @@ def _parse(data: bytes) -> RankPage:
         iter_mpi_s=boundary.mpi_s,
         peak_rss=newest.peak_rss,
         first=first.mark if head.source else None,
+        beat=max(head.source - RHYTHM, -1),
     )
 
 

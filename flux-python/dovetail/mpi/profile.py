@@ -24,7 +24,7 @@ from typing import Any
 from dovetail import __version__
 from dovetail.core.errors import BadInput, WorkFailed
 from dovetail.host.private_files import write_whole
-from dovetail.mpi.page import RankPage
+from dovetail.mpi.page import MEASURES, RankPage
 
 SCHEMA = 1
 REGION = "Global"
@@ -55,6 +55,11 @@ class RankProfile:
     seconds_per_iteration: float | None
     peak_rss: int
     calls: Mapping[str, tuple[int, float]]
+
+    @property
+    def measure(self) -> str:
+        """What its progress is told by: `iterations`, `periods` of a rhythm, or `work` alone."""
+        return MEASURES.get(self.iteration_source, "iterations")
 
     @property
     def duty(self) -> float:
@@ -225,7 +230,7 @@ def to_json(profile: Profile) -> dict[str, Any]:
     hosts = sorted({r.host for r in profile.ranks})
     processes = [_talp_process(r, hosts.index(r.host)) for r in profile.ranks]
     application = _talp_application(profile, processes)
-    ranks = [{**dataclasses.asdict(r), "duty": r.duty} for r in profile.ranks]
+    ranks = [{**dataclasses.asdict(r), "duty": r.duty, "measure": r.measure} for r in profile.ranks]
     return {
         "dlbVersion": f"dovetail {__version__}",
         "timestamp": profile.created,

@@ -45,7 +45,8 @@ def of_pages(
     `succeeded` says that the simulation has ended well, which completes its last iteration.
     """
     lines, stamp = time_lines.read(str(directory)) or (0, origin)
-    return of_values([*_values(pages, origin)], (lines, stamp - origin), succeeded)
+    rows = [*_values(pages, origin, bool(lines))]
+    return of_values(rows, (lines, stamp - origin), succeeded)
 
 
 def of_group(
@@ -85,9 +86,20 @@ def of_values(
     )
 
 
-def _values(pages: Sequence[page.RankPage], origin: float) -> Iterable[tuple[float, ...]]:
-    """A row per page: as of the last iteration, or, if not all ranks count theirs, as of now."""
-    if all(one.iteration_source != "none" for one in pages):
+def _values(
+    pages: Sequence[page.RankPage], origin: float, lines: bool
+) -> Iterable[tuple[float, ...]]:
+    """A row per page: as of the last iteration, or, if not all ranks count theirs, as of now.
+
+    A rhythm counts where all ranks have the same, its last beat is not long ago, and the log has no
+    `lines`, which tell better.
+    """
+    beats = {one.beat for one in pages}
+    counted = all(one.iteration_source != "none" for one in pages) and len(beats) == 1
+    if beats != {-1}:
+        now = max(one.stamp for one in pages)
+        counted = counted and not lines and all(now - one.iter_stamp < page.QUIET for one in pages)
+    if counted:
         for one in pages:
             used = one.iter_cpu_s, one.iter_useful_s, one.iter_mpi_s
             yield one.iterations, one.iter_stamp - origin, *used, one.peak_rss

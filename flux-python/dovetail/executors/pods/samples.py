@@ -28,6 +28,7 @@ class _Open:
     fd: int
     sequences: bytes = b""
     marks: page.Marks | None = None
+    counted: bool = False  # its iterations counted at the last look
 
 
 class Reader:
@@ -39,6 +40,7 @@ class Reader:
         self._scanned = 0
         self._log = -1
         self._lines = b""
+        self._has_lines = False
 
     def look(self) -> tuple[dict[str, list[float]], list[float]]:
         """What is new: values by rank, and count and stamp of the log's lines; empty for nothing.
@@ -61,7 +63,7 @@ class Reader:
             if marks and marks.world == 0:  # a spawned world numbers its ranks from 0 again
                 best = newest.setdefault(marks.rank, marks)
                 newest[marks.rank] = max(best, marks, key=lambda marks: marks.init_s)
-        found = {str(rank): _values(newest[rank]) for rank in changed if rank in newest}
+        found = {str(rank): self._values(newest[rank]) for rank in changed if rank in newest}
         return found, self._count()
 
     def forget(self) -> None:
@@ -101,15 +103,29 @@ class Reader:
     def _changed(self, one: _Open) -> bool:
         """Whether a page says something new; then its marks are read."""
         now = os.pread(one.fd, page.SEQUENCES.size, page.SEQUENCES_AT)
-        if now == one.sequences:
-            return False
-        counted = one.marks is not None and one.marks.counts
-        if counted and now[:8] == one.sequences[:8]:
-            one.sequences = now  # a mark between two iterations
-            return False
+        if one.marks is not None and self._counts(one.marks) == one.counted:
+            if now == one.sequences:
+                return False
+            if one.counted and now[:8] == one.sequences[:8]:
+                one.sequences = now  # a mark between two iterations
+                return False
         one.marks = page.read_marks(one.fd)
+        one.counted = self._counts(one.marks)
         one.sequences = now
         return True
+
+    def _counts(self, marks: page.Marks) -> bool:
+        """Whether its iterations are to be believed: a rhythm's not if the log tells better."""
+        if marks.beat < 0:
+            return marks.counts
+        return not self._has_lines and time.monotonic() - marks.boundary.stamp < page.QUIET
+
+    def _values(self, marks: page.Marks) -> list[float]:
+        """As in messages.Sample."""
+        counts = self._counts(marks)
+        mark = marks.boundary if counts else marks.latest
+        count = mark.iterations if counts else -1
+        return [count, mark.stamp, mark.cpu_s, mark.useful_s, mark.mpi_s, mark.peak_rss]
 
     def _count(self) -> list[float]:
         with contextlib.suppress(OSError):
@@ -117,14 +133,8 @@ class Reader:
                 path = os.path.join(self._directory, FILE)
                 self._log = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
             now = os.pread(self._log, COUNT.size, 0)
+            self._has_lines = self._has_lines or len(now) == COUNT.size
             if len(now) == COUNT.size and now != self._lines:
                 self._lines = now
                 return list(COUNT.unpack(now))
         return []
-
-
-def _values(marks: page.Marks) -> list[float]:
-    """As in messages.Sample."""
-    mark = marks.boundary if marks.counts else marks.latest
-    count = mark.iterations if marks.counts else -1
-    return [count, mark.stamp, mark.cpu_s, mark.useful_s, mark.mpi_s, mark.peak_rss]

@@ -1,0 +1,108 @@
+# SPDX-License-Identifier: LGPL-3.0-or-later
+"""A rhythm makes a sample's iterations where all ranks have the same, and nothing tells better."""
+
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from dovetail.executors.pods.samples import Reader
+from dovetail.mpi import page, sampling, time_lines
+
+pytestmark = pytest.mark.unit
+
+NOW = 1000.0
+COUNTED, UNCOUNTED = (40, 41), (0, 0)
+
+
+@dataclass(frozen=True)
+class Rank:
+    """What a sample takes of a rank's page; it is beyond its last iteration."""
+
+    iterations: int
+    beat: int = 2
+    iteration_source: str = "rhythm"
+    iter_stamp: float = NOW - 1
+    stamp: float = NOW
+    iter_cpu_s: float = 1.0
+    iter_useful_s: float = 1.0
+    iter_mpi_s: float = 1.0
+    cpu_s: float = 2.0
+    useful_s: float = 2.0
+    mpi_s: float = 2.0
+    peak_rss: int = 4096
+
+
+CASES = {
+    "all ranks have it": ((Rank(40), Rank(41)), COUNTED),
+    "they took it from two calls": ((Rank(40), Rank(41, beat=3)), UNCOUNTED),
+    "one has none": ((Rank(40), Rank(41, -1, "none")), UNCOUNTED),
+    "one tells its iterations": ((Rank(40), Rank(41, -1, "pcontrol")), UNCOUNTED),
+    "one has been silent for long": (
+        (Rank(40), Rank(41, iter_stamp=NOW - page.QUIET)), UNCOUNTED),
+    "iterations do not fall silent": (
+        tuple(Rank(n, -1, "openfoam", NOW - page.QUIET) for n in COUNTED), COUNTED),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
+def test_a_rhythm_counts_if_all_ranks_have_it(case, tmp_path):
+    ranks, iterations = case
+    sample = sampling.of_pages(ranks, tmp_path, 0.0)
+    assert sample.iterations == iterations
+    assert sample.cpu == ((1.0, 1.0) if iterations == COUNTED else (2.0, 2.0))
+
+
+@pytest.mark.parametrize(("beat", "source"), [(2, "rhythm"), (-1, "openfoam")])
+def test_lines_of_the_log_count_before_a_rhythm_and_after_all_else(beat, source, tmp_path):
+    time_lines.Counter(str(tmp_path)).take(b"Time = 1\nTime = 2\nTime = 3\n")
+    sample = sampling.of_pages([Rank(40, beat, source)], tmp_path, 0.0)
+    assert sample.iterations == ((2,) if source == "rhythm" else (40,))
+
+
+def publish(directory: Path, source: int, age: float) -> None:
+    """A rank's page: ten iterations, the last one `age` seconds ago."""
+    now = time.monotonic_ns()
+    boundary = (10, now - int(age * 1e9), 0, 5, 5, 5, 4096, 1.0)
+    latest = (10, now, 0, 7, 7, 7, 4096, 1.0)
+    head = (page.MAGIC, 1, page.SIZE, 0, 1, 0, 1, 0, 0, 7, 1, source, 0, 5, 1, 1, b"node")
+    parts = [page.HEAD.pack(*head, 0, 0, 0, 0, 2, 2)]
+    parts += [page.MARK.pack(*one) for one in (boundary, boundary, boundary, latest, latest)]
+    (directory / "rank.0.7").write_bytes(b"".join(parts).ljust(page.SIZE, b"\0"))
+
+
+@pytest.mark.parametrize(
+    ("source", "age", "count"), [(1, 999.0, 10), (5, 0.0, 10), (5, 999.0, -1), (0, 0.0, -1)],
+    ids=["iterations", "a rhythm", "a rhythm that fell silent", "none"],
+)  # fmt: skip
+def test_pods_send_the_same(source, age, count, tmp_path):
+    publish(tmp_path, source, age)
+    reader = Reader(str(tmp_path))
+    found, _ = reader.look()
+    assert found["0"][0] == count
+    assert found["0"][2] == pytest.approx(7e-9 if count < 0 else 5e-9)
+    assert reader.look()[0] == {}
+    reader.close()
+
+
+def test_pods_say_when_a_rhythm_falls_silent_or_the_log_tells_better(tmp_path, monkeypatch):
+    publish(tmp_path, 5, 0.0)
+    reader = Reader(str(tmp_path))
+    assert reader.look()[0]["0"][0] == 10
+    assert reader.look()[0] == {}
+    time_lines.Counter(str(tmp_path)).take(b"Time = 1\n")
+    assert reader.look()[1][0] == 1
+    assert reader.look()[0]["0"][0] == -1
+    reader.forget()
+    assert reader.look()[0]["0"][0] == -1
+    os.unlink(tmp_path / time_lines.FILE)
+    reader.close()
+    reader = Reader(str(tmp_path))
+    assert reader.look()[0]["0"][0] == 10
+    monkeypatch.setattr(page, "QUIET", 0.0)
+    assert reader.look()[0]["0"][0] == -1
+    assert reader.look()[0] == {}
+    reader.close()
