@@ -191,3 +191,14 @@ def test_a_simulation_that_has_to_wait_is_noted_once(tmp_path):
     controller.handle(protocol.Tick(0.0))
     (note,) = controller.handle(protocol.Delayed(0.1, "a-0", "no room"))
     assert note == protocol.Note("hold", "a-0 waits: no room", {"name": "a-0"})
+
+
+@pytest.mark.parametrize("allowed", [True, False])
+def test_what_is_started_again_goes_on_if_it_may(allowed):
+    spec = Spec("a", "a", "case", 2, (1.0, 1.0), ("run",), checkpoint=allowed)
+    controller = Controller((spec,), CAPACITY, Settings())
+    (first,) = [a for a in controller.handle(protocol.Tick(0.0)) if isinstance(a, protocol.Launch)]
+    assert not first.continued
+    again = controller.resume(5.0, CAPACITY)
+    (second,) = [a for a in again if isinstance(a, protocol.Launch)]
+    assert second.continued == allowed

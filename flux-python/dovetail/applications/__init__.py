@@ -30,6 +30,13 @@ class Application(Protocol):
     def prepare(self, spec: Spec) -> tuple[str, ...]:
         """Command lines to run in the copied case, after the user's own."""
 
+    def checkpoint(self, spec: Spec, begins: bool) -> str:
+        """What makes a case ready for checkpoints, or for going on; "" if there are none.
+
+        It is run in the copied case: as it `begins`, after `prepare`; otherwise instead, and see
+        `Spec.go_on` for what it must print.
+        """
+
     def expected_iterations(self, spec: Spec) -> int:
         """How many iterations the user's case says that it takes; 0 if that cannot be told."""
 
@@ -42,16 +49,21 @@ APPLICATIONS: Final[dict[str, Application]] = {
 """By the names of `core.programs`."""
 
 
-def form(spec: Spec) -> Spec:
-    """The simulation as it is to be started on `spec.ranks` ranks."""
-    command, prepare = spec.command, spec.prepare
+def form(spec: Spec, continued: bool = False) -> Spec:
+    """The simulation as it is to be started on `spec.ranks` ranks, or `continued` on them."""
+    command, prepare, go_on = spec.command, spec.prepare, ""
+    own = APPLICATIONS[spec.application]
     if spec.widths:
-        own = APPLICATIONS[spec.application]
         command, prepare = own.command(spec), (*prepare, *own.prepare(spec))
+    lines = [programs.filled(line, spec.ranks, spec.weights) for line in prepare]
+    if spec.checkpoint and (begin := own.checkpoint(spec, True)):
+        lines.append(begin)
+        go_on = own.checkpoint(spec, False) if continued else ""
     return replace(
         spec,
+        go_on=go_on,
         command=tuple(programs.filled(word, spec.ranks, spec.weights) for word in command),
-        prepare=tuple(programs.filled(line, spec.ranks, spec.weights) for line in prepare),
+        prepare=tuple(lines),
     )
 
 

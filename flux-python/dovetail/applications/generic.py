@@ -16,6 +16,11 @@ def prepare(spec: Spec) -> tuple[str, ...]:
     return ()
 
 
+def checkpoint(spec: Spec, begins: bool) -> str:
+    """None."""
+    return ""
+
+
 def expected_iterations(spec: Spec) -> int:
     """Not known."""
     return 0

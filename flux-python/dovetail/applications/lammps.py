@@ -31,6 +31,11 @@ def prepare(spec: Spec) -> tuple[str, ...]:
     return ()
 
 
+def checkpoint(spec: Spec, begins: bool) -> str:
+    """None."""
+    return ""
+
+
 def expected_iterations(spec: Spec) -> int:
     """The sum of the script's `run` lines, if it has no loops and no numbers in variables."""
     script = _script(spec)

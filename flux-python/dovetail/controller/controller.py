@@ -111,7 +111,7 @@ class Controller:
         if isinstance(event, protocol.Started):
             sim = self._started(event.name)
             if sim is not None:
-                state.started(sim, event.t)
+                state.started(sim, event.t, event.iterations)
         elif isinstance(event, protocol.Delayed):
             state.note("hold", f"{event.name} waits: {event.why}", name=event.name)
             return False
@@ -180,10 +180,10 @@ class Controller:
     def _learn_from_end(self, sim: Simulation) -> None:
         state = self._state
         family, shape = state.family(sim), state.shape(sim)
-        if state.own_cores and sim.resumed_at == sim.launched_at:
+        if state.own_cores and sim.resumed_at == sim.launched_at and not sim.over:
             shape.lasted.append(state.now - sim.launched_at)
         if sim.iterations:
-            family.iterations = max(1, sim.iterations)
+            family.iterations = max(1, sim.over + sim.iterations)
             baseline_run.finished_early(state, sim)
         elif not family.silent and shape.profile is None:
             family.silent = True

@@ -61,6 +61,7 @@ class Simulation:
     `memory` the most bytes seen, `counted_memory` those counted against the capacity now; `stop`
     is there from the moment it was asked to stop; `late_told` once its user was told that its
     deadline cannot be met. `cause` and `reason` say why it ended, None and empty before.
+    `over` is the iterations of earlier launches after which it goes on.
     """
 
     planned: Spec
@@ -72,6 +73,7 @@ class Simulation:
     alone: Alone = field(default_factory=Alone)
     boost: float = 1.0
     restarts: int = 0
+    over: int = 0
     stop: Stop | None = None
     reason: str = ""
     cause: Cause | None = None

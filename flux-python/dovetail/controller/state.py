@@ -198,7 +198,7 @@ class State:
         rate = self.baseline(sim)
         if total <= 0 or rate <= 0.0:
             return None
-        return max(0, total - sim.iterations) / rate
+        return max(0, total - sim.over - sim.iterations) / rate
 
     def budget(self, sim: Simulation) -> float:
         """How many times slower than alone it may run, its deadline considered; at least 1."""
@@ -285,7 +285,7 @@ class State:
         sim.share, sim.stop, sim.late_told = None, None, False
         sim.cause, sim.reason, sim.started, sim.ended = None, "", None, None
         sim.meter, sim.spec = Meter(self.settings.warmup), sim.planned
-        sim.useful = None
+        sim.useful, sim.over = None, 0
         sim.alone, sim.boost, sim.memory = Alone(), 1.0, 0
         heapq.heappush(self.families[sim.spec.family].queue, (sim.index, sim.spec.name))
         self.queued += 1
@@ -322,9 +322,9 @@ class State:
         self._join(sim)
         self._launches.append(sim.spec.name)
 
-    def started(self, sim: Simulation, t: float) -> None:
-        """Its own command runs now."""
-        sim.started = t
+    def started(self, sim: Simulation, t: float, iterations: int) -> None:
+        """Its own command runs now, and goes on after so many iterations."""
+        sim.started, sim.over = t, iterations
         sim.progress_at = self.now
         if sim.stage is Stage.PREPARING:
             sim.enter(Stage.STARTING)
@@ -518,9 +518,10 @@ class State:
         if self._changes:
             actions.append(Resize(dict(self._changes), "; ".join(self._why)))
         for name in self._launches:
-            share = self.sims[name].share or Share((FLOOR,) * self.sims[name].spec.ranks)
-            self.sims[name].share = replace(share, suspended=False)
-            actions.append(Launch(name, replace(share, suspended=False)))
+            sim = self.sims[name]
+            share = sim.share or Share((FLOOR,) * sim.spec.ranks)
+            sim.share = replace(share, suspended=False)
+            actions.append(Launch(name, sim.share, sim.spec.checkpoint and sim.restarts > 0))
         self._changes, self._why, self._launches = {}, [], []
         return actions
 

@@ -122,7 +122,7 @@ def seconds_left(state: State, sim: Simulation) -> float:
     total = seconds_on(state, family)[sim.spec.ranks]
     rate = rates.get(sim.spec.name)
     if family.iterations and rate:
-        return max(0, family.iterations - sim.iterations) / rate
+        return max(0, family.iterations - sim.over - sim.iterations) / rate
     return max(LEAST_LEFT * total, total - (state.now - sim.launched_at))
 
 

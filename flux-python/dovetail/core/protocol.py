@@ -47,7 +47,9 @@ class Spec:
     `widths` are the numbers of ranks that it may run on, ascending; empty if `ranks` is kept.
     Where there are several, `ranks` and `weights` are those of the widest until it is launched,
     and then those that were chosen. `application` says who cuts its case (see `applications`).
-    `checkpoint` is True if it may be stopped at a written step and continued.
+    `checkpoint` is True if it may be stopped at a written step and continued; `go_on` is then, once
+    it is launched, the command line that makes what an earlier launch left ready for that. Its
+    last line says how many iterations are over; where it fails, the simulation begins anew.
     """
 
     name: str
@@ -68,6 +70,7 @@ class Spec:
     application: str = "generic"
     objective: Literal["throughput", "turnaround"] = "throughput"
     checkpoint: bool = False
+    go_on: str = ""
 
     def on(self, ranks: int) -> Spec:
         """The same on that many of its `widths`; evenly cut, unless they are as it was given."""
@@ -156,10 +159,14 @@ class Delayed:
 
 @dataclass(frozen=True)
 class Started:
-    """The simulation's own command runs now; its prepare step is over."""
+    """The simulation's own command runs now; its prepare step is over.
+
+    It goes on after so many `iterations` of an earlier launch; 0 if it begins.
+    """
 
     t: float
     name: str
+    iterations: int = 0
 
 
 @dataclass(frozen=True)
@@ -232,10 +239,14 @@ EndState = Literal["done", "failed", "not started"]
 
 @dataclass(frozen=True)
 class Launch:
-    """Start a simulation, on as many ranks as its share has requests."""
+    """Start a simulation, on as many ranks as its share has requests.
+
+    If `continued`, it goes on from its last checkpoint, if there is one and the executor can.
+    """
 
     name: str
     share: Share
+    continued: bool = False
 
 
 @dataclass(frozen=True)

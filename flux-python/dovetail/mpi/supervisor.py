@@ -42,17 +42,20 @@ _TAIL = 1 << 20
 class Log:
     """The simulation's output: the beginning and the end of it in a file.
 
-    `limit` is the largest size of the file, bytes. `trouble` says why the file is not complete.
+    `limit` is the largest size of the file, bytes; with `keep` what is there stays. `trouble` says
+    why the file is not complete.
     """
 
-    def __init__(self, path: str, limit: int) -> None:
+    def __init__(self, path: str, limit: int, keep: bool = False) -> None:
         self.trouble = ""
         self.recent = bytearray()
         self._room = max(0, limit - _TAIL)
         self._skipped = 0
         self._file = -1
         try:
-            self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o666)
+            mode = os.O_WRONLY | os.O_CREAT | os.O_APPEND | (0 if keep else os.O_TRUNC)
+            self._file = os.open(path, mode, 0o666)
+            self._room = max(0, self._room - os.fstat(self._file).st_size)
         except OSError as error:
             self.trouble = f"no log: {error.strerror}"
 
@@ -92,6 +95,7 @@ class Supervisor:
     a line and its words), `environment` (to add), `libraries` (MPI to preloaded library), `group`
     (weight and control directory of its control group; its processes join the group `job`),
     `cpus`, `log_limit`; and only in a pod `hosts`, those of all its pods (see `launcher.across`).
+    Where it is to go on from an earlier launch, `go_on` has the words for that; see `Spec.go_on`.
     """
 
     def __init__(self, config: dict[str, Any]) -> None:
@@ -141,8 +145,8 @@ class Supervisor:
             os.makedirs(config["home"], exist_ok=True)
         except OSError as error:
             return Cause.LAUNCH_FAILED, 1, f"cannot make {config['home']}: {error.strerror}"
-        self.log = Log(os.path.join(config["home"], "log"), config["log_limit"])
-        self.time_lines = time_lines.Counter(config["directory"])
+        kept = bool(config.get("go_on")) and os.path.isdir(self.case)
+        self.log = Log(os.path.join(config["home"], "log"), config["log_limit"], kept)
         # Whose the case is does not matter: in a pod others' ids may not even have a number.
         copy = 'rm -rf -- "$1" && cp -a --no-preserve=ownership -T -- "$0" "$1"'
         steps = [("copying the case", "/", ["sh", "-c", copy, config["case"], self.case])]
@@ -151,7 +155,9 @@ class Supervisor:
         base = launcher.environment(
             {**os.environ, **config["environment"]}, config["directory"], config["temporary"]
         )
-        for what, directory, words in steps:
+        over = self._go_on(base) if kept else 0
+        self.time_lines = time_lines.Counter(config["directory"])
+        for what, directory, words in [] if over else steps:
             code = self._step(words, directory, base)
             if code:
                 said = launcher.complaint(self._recent())
@@ -165,7 +171,7 @@ class Supervisor:
             base.update(launcher.within(config["hosts"]))
             if len(config["hosts"]) > 1:
                 words = self._spread(base, words, path, mpi)
-        self._tell({"kind": "started", "mpi": mpi})
+        self._tell({"kind": "started", "mpi": mpi, "iterations": over})
         code = self._step(
             words, self.case, launcher.preload(base, config["libraries"].get(mpi, ""))
         )
@@ -173,6 +179,15 @@ class Supervisor:
             return Cause.DONE, 0, ""
         why = launcher.explain(code, self._recent(), self._ranks(), self._aborted())
         return Cause.FAILED, code, why
+
+    def _go_on(self, environment: dict[str, str]) -> int:
+        """Make the case of an earlier launch ready; how many iterations are over, 0 to begin."""
+        code = self._step(self.config["go_on"], self.case, environment)
+        said = self._recent().split()
+        over = int(said[-1]) if not code and said and said[-1].isdecimal() else 0
+        if self.log and not over:
+            self.log.take(b"[dovetail: there is nothing to go on from; it begins anew]\n")
+        return over
 
     def _spread(self, base: dict[str, str], words: list[str], path: str, mpi: str) -> list[str]:
         """Have the starter put the ranks into all pods of the simulation; its command line."""
@@ -261,8 +276,9 @@ class Supervisor:
             chunk = os.read(self.output, 1 << 16)
         except BlockingIOError:
             return False
-        if self.log and self.time_lines:
+        if self.log:
             self.log.take(chunk)
+        if self.time_lines:
             self.time_lines.take(chunk)
         return True
 

@@ -152,7 +152,8 @@ class _Teller:
         pass  # the controller's note on it says the same
 
     def _started(self, event: protocol.Started) -> None:
-        self._attempt(event.name, {"start": self.now})
+        self._attempt(event.name, {"start": self.now, "over": event.iterations})
+        self.tracks[event.name] = replace(self.tracks[event.name], iterations=event.iterations)
         self._turn()
         self.running[event.name] = None
         self._enter(event.name, self._letter(event.name))
@@ -162,9 +163,10 @@ class _Teller:
         self.last[event.name] = (event.ranks, len(self.spells))
         track = self.tracks[event.name]
         now = event.ranks
+        over = track.attempts[-1].over if track.attempts else 0
         self.tracks[event.name] = replace(
             track,
-            iterations=max(track.iterations, min(now.iterations, default=0)),
+            iterations=max(track.iterations, over + min(now.iterations, default=0)),
             memory=max(track.memory, sum(now.memory)),
         )
         if before is None or len(before.iterations) != len(now.iterations):

@@ -33,11 +33,13 @@ class Attempt:
     end: float | None = None
     code: int = 0
     reason: str = ""
+    over: int = 0
 
 
 @dataclass(frozen=True)
 class Track:
-    """One simulation's life. `iterations`, `stepping` and `memory` are its last attempt's.
+    """One simulation's life. `iterations`, `stepping` and `memory` are its last attempt's, and what
+    that attempt went on from counts among its iterations.
 
     `spec` is as the plan has it, on the ranks of its last attempt.
 

@@ -35,7 +35,10 @@ from dovetail.report.verdict import Figure, Totals, Verdict, judge, ratio
 
 @dataclass(frozen=True)
 class Simulation:
-    """One simulation's outcome; `wall_s` and `slowdown` (against alone) are None if unknown."""
+    """One simulation's outcome; `wall_s` and `slowdown` (against alone) are None if unknown.
+
+    It was started again `restarts` times, and `continued` of them from a checkpoint.
+    """
 
     name: str
     family: str
@@ -46,6 +49,7 @@ class Simulation:
     wall_s: float | None
     slowdown: float | None
     restarts: int
+    continued: int
     memory_bytes: int
 
 
@@ -145,6 +149,7 @@ def _simulation(track: Track, alone: float | None) -> Simulation:
         wall_s=track.wall,
         slowdown=slowdown,
         restarts=max(0, len(track.attempts) - 1),
+        continued=sum(attempt.over > 0 for attempt in track.attempts),
         memory_bytes=track.memory,
     )
 

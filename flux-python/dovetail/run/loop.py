@@ -193,7 +193,7 @@ class Loop:
     def act(self, action: Action) -> None:
         """Pass an action to the executor, or a note to the reader."""
         if isinstance(action, Launch):
-            spec = applications.form(self.controller.spec(action.name))
+            spec = applications.form(self.controller.spec(action.name), action.continued)
             self.executor.launch(spec, action.share)
         elif isinstance(action, Resize):
             self.executor.resize(action.shares)

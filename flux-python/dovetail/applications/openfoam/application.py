@@ -7,10 +7,12 @@ solvers refuse it; the step that cuts its copied case, which does nothing where 
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 
 from dovetail.applications.openfoam import control_dict
 from dovetail.core.protocol import Spec
+from dovetail.host import install_paths
 
 PARALLEL = "-parallel"
 
@@ -26,6 +28,13 @@ def prepare(spec: Spec) -> tuple[str, ...]:
     """Cut the case; see dovetail-decompose(1)."""
     cut = ("--ranks", "{ranks}", "--weights", "{weights}", "--force", "--apply", ".")
     return (" ".join(("dovetail", "decompose", *cut)),)
+
+
+def checkpoint(spec: Spec, begins: bool) -> str:
+    """See the module of that name."""
+    statement = "from dovetail.applications.openfoam.checkpoint import main; main()"
+    words = [*install_paths.python_command(statement), "begin" if begins else "go-on"]
+    return shlex.join([*words, *map(str, spec.weights)])
 
 
 def expected_iterations(spec: Spec) -> int:

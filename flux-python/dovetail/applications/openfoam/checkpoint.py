@@ -38,6 +38,7 @@ _MARK = "// Dovetail wrote what follows, for checkpoints; OpenFOAM takes the las
 _ALWAYS = {"runTimeModifiable": "yes"}
 _EXACT = {"writeFormat": "binary", "writePrecision": "17"}
 _STATE = ".dovetail-checkpoint"
+_LOG = "log.checkpoint"
 _NEWER = 60.0
 """Seconds by which a change of controlDict is dated after the one before, at least: OpenFOAM
 takes no notice of one within its `fileModificationSkew`, which is 10 s as shipped."""
@@ -130,16 +131,26 @@ def _keep_results(case: Path, state: _State, name: str) -> None:
 
 
 def _tool(case: Path, *words: str) -> None:
-    """Run a program in the case, whose words go to the log. Raises WorkFailed."""
+    """Run a program in the case. Raises WorkFailed.
+
+    Its words have a log of their own: its times are not the solver's.
+    """
     environment = install_paths.package_environment()
     try:
-        code = subprocess.run(
-            words, cwd=case, env=environment, stdin=subprocess.DEVNULL, check=False
-        ).returncode
+        with (case / _LOG).open("ab") as log:
+            code = subprocess.run(
+                words,
+                cwd=case,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                check=False,
+            ).returncode
     except OSError as error:
         raise WorkFailed(f"{words[0]} cannot be run: {error.strerror}") from None
     if code:
-        raise WorkFailed(f"{' '.join(words)} in {case} ended with exit code {code}")
+        raise WorkFailed(f"{' '.join(words)} in {case} ended with exit code {code}, see {_LOG}")
 
 
 # --- Files ---
@@ -179,3 +190,27 @@ def _load(case: Path) -> _State | None:
         return _State(tuple(found["weights"]), tuple(found["before"]), found["sure"])
     except (OSError, ValueError, KeyError, TypeError):
         return None
+
+
+# --- As steps of a launch ---
+
+
+def main() -> None:
+    """`begin WEIGHT...` or `go-on WEIGHT...`, in the case; prints how many steps are over.
+
+    What cannot be gone on with may run all the same, so `begin` never fails.
+    """
+    verb, weights, case = sys.argv[1], [float(word) for word in sys.argv[2:]], Path()
+    try:
+        if verb == "begin":
+            begin(case, weights)
+            return
+        name = go_on(case, weights, case / ".." / "log")
+    except (BadInput, WorkFailed) as error:
+        print(f"no checkpoint: {error}", flush=True)
+        sys.exit(0 if verb == "begin" else 1)
+    if name is None:
+        sys.exit("no time is written whole")
+    place = written_times.directories(case, len(weights))[0]
+    over = written_times.steps(place, name)
+    print(f"it goes on from time {name}; time steps that are over:\n{over}", flush=True)

@@ -25,6 +25,7 @@ from pathlib import Path
 
 _NUMBER = re.compile(r"\d+(\.\d+)?(e[-+]?\d+)?", re.ASCII)
 _TIME_LINE = re.compile(rb"^(?:Time = (\S+?)s?|(End))\s*$", re.MULTILINE)
+_INDEX = re.compile(r"^index\s+(\d{1,18});", re.MULTILINE | re.ASCII)
 _FOOTER = b"// ************************************************************************* //"
 _LAGRANGIAN = "lagrangian"  # a rank without particles has no files of them
 _PRIVATE = "functionObjects"  # rank 0 alone may have a state to keep
@@ -43,6 +44,15 @@ def times(directory: Path) -> list[str]:
     except OSError:
         return []
     return sorted(names, key=float)
+
+
+def steps(directory: Path, name: str) -> int:
+    """How many time steps were over at a whole time; 0 if it does not say."""
+    try:
+        found = _INDEX.search((directory / name / "uniform" / "time").read_text())
+    except (OSError, UnicodeError):
+        return 0
+    return int(found[1]) if found else 0
 
 
 def latest(places: Sequence[Path], log: Path, before: Collection[str], sure: str) -> str | None:

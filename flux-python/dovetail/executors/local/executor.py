@@ -253,7 +253,7 @@ class LocalExecutor:
                 job.begun_at = t
                 job.prepared = job.group.cpu_seconds() or 0.0
                 self._mpi[job.spec.command[0]] = message["mpi"]
-                events.append(protocol.Started(t, job.spec.name))
+                events.append(protocol.Started(t, job.spec.name, message["iterations"]))
             else:
                 cause = Cause(message["cause"])
                 job.end(Result(cause, message["code"], message["reason"], message["trouble"]))
@@ -322,6 +322,7 @@ class LocalExecutor:
             "ranks": spec.ranks,
             "command": spec.command,
             "prepare": [(line, command_line.program(line)) for line in spec.prepare],
+            "go_on": command_line.program(spec.go_on) if spec.go_on else [],
             "environment": {**environment, "PATH": command_line.search_path(environment)},
             "mpi": self._mpi.get(spec.command[0], ""),
             "libraries": install_paths.libraries(),
