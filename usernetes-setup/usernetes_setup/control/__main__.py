@@ -14,7 +14,7 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
-from usernetes_setup.control import api_client, csr_approver, lost_nodes
+from usernetes_setup.control import admission, api_client, csr_approver, lost_nodes
 from usernetes_setup.control.api_client import ACCOUNTS, BINDINGS, MAPS
 from usernetes_setup.node_record import cluster_folder, read
 
@@ -38,14 +38,15 @@ def bindings() -> list[api_client.Object]:
     ]
 
 
-def prepare(client: api_client.Client, authority: str) -> None:
-    """Grant the access that nodes need; safe to repeat."""
+def prepare(client: api_client.Client, authority: str, network: str) -> None:
+    """Grant the access that nodes need, and refuse what cannot work; safe to repeat."""
     # The controller manager makes these two as well, but seconds later, and no pod can be
     # made without the one or started without the other.
     account = {"metadata": {"name": "default"}}
     root = {"metadata": {"name": "kube-root-ca.crt"}, "data": {"ca.crt": authority}}
     things = [(BINDINGS, thing) for thing in bindings()]
-    for path, thing in [*things, (ACCOUNTS, account), (MAPS, root)]:
+    wanted = [*things, (ACCOUNTS, account), (MAPS, root), *admission.policies(network)]
+    for path, thing in wanted:
         try:
             client.call("POST", path, thing)
         except api_client.Refused as error:
@@ -61,7 +62,7 @@ def main(record: str) -> None:
     server = admin["clusters"][0]["cluster"]["server"]
     authority = (folder / "ca.crt").read_text()
     client = api_client.Client(server, authority, folder / "admin.crt")
-    prepare(client, authority)
+    prepare(client, authority, node.network)
     failed, never = threading.Event(), threading.Event()
 
     def run(name: str, work: Callable[[], None]) -> None:
