@@ -136,9 +136,9 @@ def test_the_numbers_of_ranks_that_are_allowed(ranks, where):
 def test_what_is_said_of_moulding_reaches_the_simulation(where):
     (bare,) = load(ONE).specs
     assert (bare.application, bare.objective, bare.checkpoint) == ("generic", "throughput", False)
-    text = entry("application", "lammps") + "    objective: turnaround\n    checkpoint: allowed\n"
+    text = entry("application", "openfoam") + "    objective: turnaround\n    checkpoint: allowed\n"
     (spec,) = load(text).specs
-    assert (spec.application, spec.objective, spec.checkpoint) == ("lammps", "turnaround", True)
+    assert (spec.application, spec.objective, spec.checkpoint) == ("openfoam", "turnaround", True)
     (where / "bin" / "solver").rename(where / "bin" / "ownFoam")
     (spec,) = load(ONE.replace("solver", "ownFoam")).specs
     assert spec.application == "openfoam"

@@ -156,6 +156,11 @@ REFUSED = {
         entry("application", "openfaom"),
         "6: simulations[0].application: 'openfaom' is not 'openfoam', 'lammps' or 'generic'",
     ),
+    "checkpoints of what has none": (
+        entry("checkpoint", "allowed"),
+        "6: simulations[0].checkpoint: only OpenFOAM's simulations can go on from what they have "
+        "written, and this is generic; leave the key out",
+    ),
     "an unknown objective": (
         entry("objective", "money"),
         "6: simulations[0].objective: 'money' is not 'throughput' or 'turnaround'",

@@ -3,7 +3,7 @@
 
 Input: a simulation whose plan lets it run on several numbers of ranks, with the one that was
 chosen. Output: the same as it is to be started: its command, and the steps before it that cut its
-case. An application is a module with the three functions of `Application`; dovetail-applications(7)
+case. An application is a module with the four functions of `Application`; dovetail-applications(7)
 has an example.
 
 Invariants: what has one number of ranks is started as its plan says; the user's own case

@@ -254,6 +254,19 @@ class _Entry(BaseModel):
             raise ValueError(f"{size} is more than the {_many(widths[0], 'rank')}{fewest}")
         return size
 
+    @field_validator("checkpoint")
+    @classmethod
+    def _checkpoint(cls, allowed: str, info: ValidationInfo) -> str:
+        command = info.data.get("command")
+        if allowed == "allowed" and command is not None:
+            own = info.data.get("application") or programs.application_of(command)
+            if own != "openfoam":
+                raise ValueError(
+                    f"only OpenFOAM's simulations can go on from what they have written, and this "
+                    f"is {own}; leave the key out"
+                )
+        return allowed
+
     def names(self) -> list[str]:
         """The simulations' names: the entry's own, with a number from 1 if there are several."""
         if self.count == 1:
