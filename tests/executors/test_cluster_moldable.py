@@ -27,7 +27,7 @@ def test_a_case_is_cut_in_its_pods_for_the_ranks_that_were_chosen(site, out):  #
         "environment": {"WM_PROJECT_DIR": "/usr/share/openfoam"},
         "count": 3,
     }
-    cut = {**entry, "name": "cut", "ranks": [2, 3], "count": 1}
+    cut = {**entry, "name": "cut", "ranks": [2, 3], "count": 1, "checkpoint": "allowed"}
     assert site.end(site.start(site.plan(entry, cut), out)) == 0, site.errors(out)
     assert set(site.states(out).values()) == {"done"}
     assert {one["iterations"] for one in site.summary(out)["simulations"]} == {40}
