@@ -153,3 +153,20 @@ def test_one_that_fails_after_an_iteration_is_not_run_again():
     result = run_simulated(specs(3, (1, 2)), {"a": IMBALANCED}, TWO_CORES, faults=faults)
     assert [view.state for view in result.controller.views()] == ["failed", "done", "done"]
     assert len(launched(result)) == 3
+
+
+def test_a_long_queue_finds_out_that_more_ranks_are_faster_than_in_proportion():
+    fits_a_cache = Work((0.025, 0.025), 100, cuts={1: (0.08,)})
+    result = run_simulated(specs(24, (1, 2)), {"a": fits_a_cache}, TWO_CORES)
+    assert states(result) == {"done"}
+    assert launched(result).count(2) >= 22
+    assert result.makespan <= 1.1 * result.sequential, "which is on two ranks, the best way"
+
+
+def test_what_exploring_costs_is_little_of_a_long_queue_and_a_short_one_does_not():
+    work = even(0.06, 2, iterations=100, lost=0.2)
+    result = run_simulated(specs(24, (1, 2)), {"a": work}, TWO_CORES)
+    assert launched(result).count(2) <= 2
+    narrow = run_simulated(specs(24, (1,)), {"a": work}, TWO_CORES)
+    assert result.makespan <= 1.03 * narrow.makespan
+    assert launched(run_simulated(specs(8, (1, 2)), {"a": work}, TWO_CORES)) == [1] * 8
