@@ -349,7 +349,9 @@ class TestOtherRanks:
         finish(case, len(after))
         usual = difference(undisturbed[1], undisturbed[2])
         found = difference(fields(case, len(after)), undisturbed[len(now)])
-        assert all(found[field] <= usual[field] for field in found), (found, usual)
+        # One cut differs from another about as much as one rank from two, more in one field than in
+        # the next; what had begun anew would be tens of steps behind.
+        assert max(found.values()) <= 2 * max(usual.values()), (found, usual)
 
     def test_a_new_cut_that_is_killed_is_made_again(self, original, tmp_path):
         case = copy(original, tmp_path / "case", **DIGITS)
