@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: LGPL-3.0-or-later
 """LAMMPS: it cuts its box itself, for any number of ranks.
 
-Input: a simulation, and the input script in its case. Output: how to start it, and the time steps
-that a plain script asks for.
+So it is started like any program. Input: a simulation, and the input script in its case. Output:
+the time steps that a plain script asks for.
 """
 
 from __future__ import annotations
@@ -10,6 +10,9 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from dovetail.applications.generic import checkpoint as checkpoint
+from dovetail.applications.generic import command as command
+from dovetail.applications.generic import prepare as prepare
 from dovetail.core.protocol import Spec
 
 # With these, how often a line is run, or what it says, is not in the line.
@@ -19,21 +22,6 @@ _NOT_PLAIN = re.compile(
 )
 _RUN = re.compile(r"\s*run\s+(\S+)")
 _LARGEST = 1 << 20  # bytes of an input script
-
-
-def command(spec: Spec) -> tuple[str, ...]:
-    """As the plan has it: LAMMPS asks MPI how many ranks there are."""
-    return spec.command
-
-
-def prepare(spec: Spec) -> tuple[str, ...]:
-    """Nothing."""
-    return ()
-
-
-def checkpoint(spec: Spec, begins: bool) -> str:
-    """None."""
-    return ""
 
 
 def expected_iterations(spec: Spec) -> int:
