@@ -22,7 +22,8 @@ def admit(state: State) -> None:
     """Start or resume what may run beside what runs."""
     if state.moldable and not state.suspended:
         widths.start_chosen(state)
-    if not state.active:
+    ending = state.moldable and state.terminating  # whose cores the choice waits for
+    if not state.active and not ending:
         _start_first(state)
     while state.active and _admit_one(state):
         if not state.own_cores:
@@ -37,7 +38,7 @@ def _start_first(state: State) -> None:
         state.resume(sim, "there is room again")
         return
     for sim in state.heads(len(state.families)):
-        if fits(state, sim):
+        if state.fits(sim):
             state.note(
                 "admit", f"{sim.spec.name} starts, nothing else runs", name=sim.spec.name, n=1
             )
@@ -58,13 +59,6 @@ def _begin(state: State, sim: Simulation) -> None:
     head = state.heads(1)
     state.overtakes = 0 if head and head[0] is sim else state.overtakes + 1
     state.launch(sim, sim.spec.ranks)
-
-
-def fits(state: State, sim: Simulation) -> bool:
-    """True if the simulation's memory fits beside all that is started."""
-    if state.capacity.memory <= 0:
-        return True
-    return state.memory_used + state.memory_of(sim) <= state.capacity.memory
 
 
 def _admit_one(state: State) -> bool:
@@ -105,7 +99,7 @@ def _choices(state: State) -> list[Simulation]:
 
 def _pays(state: State, running: CoScheduled, sim: Simulation) -> str:
     """Why it pays to run a simulation beside what runs; empty if it does not, or not yet."""
-    if sim.stage is Stage.QUEUED and not fits(state, sim):
+    if sim.stage is Stage.QUEUED and not state.fits(sim):
         return ""
     if state.ranks + sim.spec.ranks <= state.cores:
         return "each rank has a core to itself"

@@ -180,7 +180,8 @@ class Controller:
     def _learn_from_end(self, sim: Simulation) -> None:
         state = self._state
         family, shape = state.family(sim), state.shape(sim)
-        if state.own_cores and sim.resumed_at == sim.launched_at and not sim.over:
+        own = state.ranks + sim.spec.ranks <= state.cores  # it has left already
+        if own and sim.resumed_at == sim.launched_at and not sim.over:
             shape.lasted.append(state.now - sim.launched_at)
         if sim.iterations:
             family.iterations = max(1, sim.over + sim.iterations)

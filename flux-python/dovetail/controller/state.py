@@ -218,6 +218,11 @@ class State:
         profile = self.families[spec.family].shapes[ranks].profile
         return profile.memory if profile else 0
 
+    def fits(self, sim: Simulation) -> bool:
+        """True if the simulation's memory fits beside all that is started."""
+        room = self.capacity.memory
+        return room <= 0 or self.memory_used + self.memory_of(sim) <= room
+
     def count_memory(self, sim: Simulation, memory: int | None = None) -> None:
         """Count the memory of a simulation that is started; 0 to count it no more."""
         new = self.memory_of(sim) if memory is None else memory

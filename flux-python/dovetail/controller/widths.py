@@ -204,8 +204,7 @@ def _task(state: State, family: Family) -> Task:
     deadline = None if sim.planned.deadline is None else sim.planned.deadline - state.t
     memory = max(
         state.memory_of(sim),
-        *(p.memory for r in allowed(family) if (p := family.shapes[r].profile)),
-        0,
+        *(state.memory_on(sim.planned, ranks) for ranks in allowed(family)),
     )
     return Task(
         family.spec.family,
@@ -223,10 +222,7 @@ def _start(state: State, family: Family, cores: int) -> bool:
     sim = state.sims[family.queue[0][1]]
     ranks = next(r for r in allowed(family) if _cores(state, r) == cores)
     most = state.settings.max_packed
-    room = state.capacity.memory <= 0 or (
-        state.memory_used + state.memory_of(sim) <= state.capacity.memory
-    )
-    if not room or 0 < most <= len(state.active):
+    if not state.fits(sim) or 0 < most <= len(state.active):
         return False
     beside = f"beside {len(state.active)} running" if state.active else "nothing else runs"
     state.note(
