@@ -13,7 +13,8 @@ from dovetail import flux as fluxed
 from dovetail.core.errors import BadInput
 from dovetail.host import install_paths
 from support import guides
-from support.flux_batch import COMMANDS, LIMIT, Flux
+from support.flux_batch import COMMANDS, LIMIT, Flux, flux_command
+from usernetes_setup.build import programs
 
 pytestmark = pytest.mark.flux
 
@@ -31,6 +32,18 @@ def paths_or_skip():
         install_paths.jobtap("gate")
     except BadInput as error:
         pytest.skip(str(error))
+
+
+def test_a_shell_that_evaluates_env_finds_the_commands_and_kubectl():
+    flux_command()
+    script = f"""eval "$({COMMANDS}/dovetail env)" && eval "$(dovetail env)" && echo "$PATH"
+        dovetail --version && kubectl version --client && command -v flux-dovetail"""
+    place = {"PATH": "/usr/bin:/bin", "DOVETAIL_CACHE": str(programs.built().parents[1])}
+    done = subprocess.run(["bash", "-c", script], env=place, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "Client Version" in done.stdout
+    assert done.stdout.splitlines()[0].startswith("/usr/bin:/bin:"), "another Python goes first"
+    assert done.stdout.splitlines()[0].count(str(COMMANDS)) == 1
 
 
 def test_kubernetes_that_cannot_come_up_is_told_in_time(flux):

@@ -1,15 +1,20 @@
 # SPDX-License-Identifier: LGPL-3.0-or-later
-"""`dovetail env`: what a shell needs so that Flux finds Dovetail."""
+"""`dovetail env`: what a shell needs so that it, and Flux, find Dovetail."""
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
+import os
 import shlex
 
+from usernetes_setup.build import programs
+
+from dovetail.core.errors import BadInput
 from dovetail.host import install_paths
 
-HELP = 'print what lets Flux find Dovetail; use as eval "$(dovetail env)"'
+HELP = 'print what lets shells and Flux find Dovetail; use as eval "$(dovetail env)"'
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -17,8 +22,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print two variables, each with what is in it already, and bash's completion."""
-    found = install_paths.for_flux()
+    """Print three variables, each with what is in it already, and bash's completion."""
+    found = {**install_paths.for_flux(), "PATH": path()}
     if args.json:
         print(json.dumps(found, indent=1))
     else:
@@ -27,3 +32,13 @@ def run(args: argparse.Namespace) -> int:
         completion = shlex.quote(str(install_paths.flux_plugin("completion.bash")))
         print(f"case ${{BASH_VERSION:+$-}} in *i*) . {completion} ;; esac")
     return 0
+
+
+def path() -> str:
+    """PATH with our commands and kubectl, at its end: beside ours there may be another Python."""
+    folders = [str(install_paths.commands())]
+    with contextlib.suppress(BadInput):  # it is built, and not for this user
+        if kubernetes := programs.built():
+            folders.append(str(kubernetes / "bin"))
+    there = [part for part in os.environ.get("PATH", "").split(":") if part]
+    return ":".join([*there, *(folder for folder in folders if folder not in there)])

@@ -111,14 +111,19 @@ def jobtap(name: str) -> Path:
     raise BadInput(f"no jobtap plugin {name}.so: run ./configure and make with Flux and Lua there")
 
 
+def commands() -> Path:
+    """The folder with the commands of ours; raises BadInput where that for Flux is not there."""
+    folder = Path(sys.argv[0]).resolve().parent
+    if not (folder / "flux-dovetail").exists():
+        raise BadInput(f"there is no flux-dovetail in {folder}: install Dovetail first")
+    return folder
+
+
 def for_flux() -> dict[str, str]:
     """The environment in which Flux finds its commands and plugins of ours, and all it has now."""
-    commands = Path(sys.argv[0]).resolve().parent
-    if not (commands / "flux-dovetail").exists():
-        raise BadInput(f"there is no flux-dovetail in {commands}: install Dovetail first")
     plugins = flux_plugin("cli")
     found = {}
-    for name, folder in (("FLUX_EXEC_PATH_PREPEND", commands), ("FLUX_CLI_PLUGINPATH", plugins)):
+    for name, folder in (("FLUX_EXEC_PATH_PREPEND", commands()), ("FLUX_CLI_PLUGINPATH", plugins)):
         parts = [part for part in os.environ.get(name, "").split(":") if part]
         found[name] = ":".join([str(folder), *(part for part in parts if part != str(folder))])
     return found
