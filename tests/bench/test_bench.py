@@ -17,7 +17,8 @@ from pathlib import Path
 import pytest
 from dovetail.bench import batch, demo, hybrid, jobtap, many, ondemand, pairs, pods
 from dovetail.bench.cases import TUTORIALS
-from dovetail.bench.harness import Row, interleave, ratios
+from dovetail.bench.harness import Row, interleave, plain_queue, ratios
+from dovetail.core.errors import WorkFailed
 from dovetail.run.run import LOG
 from support import flux_lua, known_programs
 from support.flux_batch import COMMANDS, flux_command
@@ -43,6 +44,18 @@ def test_a_ratio_is_taken_within_each_round():
     row = ratios(Row("slow", (2.0, 40.0, 3.0)), Row("fast", (1.0, 10.0, 3.0)), "ratio")
     assert row.values == (2.0, 4.0, 1.0)
     assert row.median == 2.0
+
+
+@pytest.mark.unit
+def test_each_of_a_mixed_queue_runs_its_own_command_where_its_case_is(tmp_path):
+    jobs = []
+    for name in ("a", "b", "c"):
+        (tmp_path / name).mkdir()
+        jobs.append((tmp_path / name, ["sh", "-c", f"echo {name} >done"]))
+    assert plain_queue(jobs, 2) > 0
+    assert [(folder / "done").read_text() for folder, _ in jobs] == ["a\n", "b\n", "c\n"]
+    with pytest.raises(WorkFailed, match="exit 3.*exit code 3"):
+        plain_queue([*jobs, (tmp_path, ["sh", "-c", "exit 3"])], 1)
 
 
 @pytest.mark.mpi

@@ -91,21 +91,24 @@ def plain(cases: Sequence[Path], command: Sequence[str], at_once: int) -> float:
     `log.plain` in the case. Raises WorkFailed when one fails; none is left running, and nothing
     in shared memory, where a launcher that is interrupted leaves its segments.
     """
+    return plain_queue([(case, command) for case in cases], at_once)
+
+
+def plain_queue(jobs: Sequence[tuple[Path, Sequence[str]]], at_once: int) -> float:
+    """The same with a command of its own for each case."""
     with temporary_session(f"plain-{secrets.token_hex(4)}") as session:
         env = {**plain_environment(), "OMPI_MCA_btl_vader_backing_directory": session}
-        return _plain(cases, command, at_once, env)
+        return _plain(jobs, at_once, env)
 
 
-def _plain(
-    cases: Sequence[Path], command: Sequence[str], at_once: int, env: dict[str, str]
-) -> float:
-    waiting = list(cases)
+def _plain(jobs: Sequence[tuple[Path, Sequence[str]]], at_once: int, env: dict[str, str]) -> float:
+    waiting = list(jobs)
     running: dict[int, subprocess.Popen[bytes]] = {}
     started = time.monotonic()
     try:
         while waiting or running:
             while waiting and len(running) < at_once:
-                case = waiting.pop(0)
+                case, command = waiting.pop(0)
                 with open(case / "log.plain", "wb") as log:
                     process = subprocess.Popen(command, cwd=case, stdout=log, stderr=log, env=env)
                 running[process.pid] = process
@@ -115,7 +118,7 @@ def _plain(
                 raise WorkFailed("a process that the comparison did not start has ended")
             process = running.pop(ended.si_pid)
             if process.wait():
-                raise WorkFailed(f"{' '.join(command)}: exit code {process.returncode}")
+                raise WorkFailed(f"{process.args!r}: exit code {process.returncode}")
     finally:
         for process in running.values():
             process.terminate()

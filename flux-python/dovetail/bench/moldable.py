@@ -48,34 +48,37 @@ def openfoam(scratch: Path, repeat: int, progress: Progress) -> list[Claim]:
 
 def lammps(scratch: Path, repeat: int, progress: Progress) -> list[Claim]:
     """Four melts in a box that is cut into one quarter and three quarters, `ranks: 1-2`."""
-    program = shutil.which("lmp")
-    if program is None:
-        raise BadInput("there is no lmp: ./bootstrap services installs LAMMPS")
     scratch.mkdir(exist_ok=True)
-    text = (build.examples() / "in.lj").read_text()
-    # The box is longest along x; the cut at a quarter makes atoms 3 to 1.
-    text = text.replace("mass 1 1.0\n", "mass 1 1.0\nbalance 1.0 x 0.25\n")
-    cases = []
-    for number in range(COUNT):
-        case = scratch / f"lammps.{number}"
+    cases = [scratch / f"lammps.{number}" for number in range(COUNT)]
+    for case in cases:
         case.mkdir()
-        (case / "in.lj").write_text(text)
-        (case / "in.serial").write_text(text.replace("balance 1.0 x 0.25\n", ""))
-        cases.append(case)
-    words = ["-in", "in.lj", "-log", "none", "-var", "x", "40", "-var", "steps", "400"]
-    serial = ["-in", "in.serial", *words[2:]]
+        cut, whole = melt(case, 0.25, 400)
     plan = scratch / "plan.yaml"
     plan.write_text(
         f"simulations:\n  - name: melt\n    case: {cases[0]}\n    ranks: 1-{CORES}\n"
-        f"    command: {program} {' '.join(serial)}\n    count: {COUNT}\n"
+        f"    command: {' '.join(whole)}\n    count: {COUNT}\n"
     )
-    two_ranks = ["mpirun", "-np", str(CORES), program]
     ways: dict[str, Callable[[], float]] = {
-        WIDE: functools.partial(plain, cases, [*two_ranks, *words], 1),
-        FEWER: functools.partial(plain, cases, [program, *serial], CORES),
+        WIDE: functools.partial(plain, cases, ["mpirun", "-np", str(CORES), *cut], 1),
+        FEWER: functools.partial(plain, cases, whole, CORES),
         OWN: dovetail(scratch, plan),
     }
     return _claims("LAMMPS", ways, repeat, progress, 1.05, 1.45)
+
+
+def melt(case: Path, first: float, steps: int) -> tuple[list[str], list[str]]:
+    """Write a melt's scripts; LAMMPS's command for two ranks of which the first has this share of
+    the atoms, and that for any number of ranks. Raises BadInput where there is no LAMMPS."""
+    program = shutil.which("lmp")
+    if program is None:
+        raise BadInput("there is no lmp: ./bootstrap services installs LAMMPS")
+    text = (build.examples() / "in.lj").read_text()
+    (case / "in.lj").write_text(text)
+    # The box is longest along x, where it is cut.
+    cut = f"balance 1.0 x {first:g}\n"
+    (case / "in.cut").write_text(text.replace("mass 1 1.0\n", f"mass 1 1.0\n{cut}"))
+    more = ["-log", "none", "-var", "x", "40", "-var", "steps", str(steps)]
+    return [program, "-in", "in.cut", *more], [program, "-in", "in.lj", *more]
 
 
 def dovetail(scratch: Path, plan: Path) -> Callable[[], float]:

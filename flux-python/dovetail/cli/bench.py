@@ -21,7 +21,19 @@ from types import FrameType
 from rich.console import Console
 from rich.table import Table
 
-from dovetail.bench import batch, calls, choice, demo, figures, hybrid, jobtap, kube, moldable, pods
+from dovetail.bench import (
+    batch,
+    calls,
+    choice,
+    demo,
+    figures,
+    hybrid,
+    jobtap,
+    kube,
+    moldable,
+    pods,
+    queues,
+)
 from dovetail.bench.harness import Claim
 from dovetail.cli import run as run_command
 from dovetail.core.errors import BadInput
@@ -43,6 +55,7 @@ COMPARISONS: dict[str, tuple[str, Callable[..., list[Claim]]]] = {
     "pods": ("simulations as pods against processes, and 64 pods at once", pods.pods),
     "moldable": ("OpenFOAM queues whose ranks are left open", moldable.openfoam),
     "lammps": ("a LAMMPS queue whose ranks are left open", moldable.lammps),
+    "queues": ("ten unlike queues, ranks open and not", queues.ten),
     "scale": ("the cost of a decision against the number of ranks", figures.scaling),
 }
 
@@ -54,6 +67,7 @@ APART = (
     "hybrid",
     "lammps",
     "pods",
+    "queues",
 )  # need Flux, LAMMPS, a build of Kubernetes or hours, and are about nothing else
 
 
