@@ -27,4 +27,5 @@ pytest_plugins = [
     "support.driven_executor",
     "support.flux_lua",
     "support.plans",
+    "support.side_by_side",
 ]

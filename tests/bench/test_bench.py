@@ -58,6 +58,7 @@ def test_each_of_a_mixed_queue_runs_its_own_command_where_its_case_is(tmp_path):
         plain_queue([*jobs, (tmp_path, ["sh", "-c", "exit 3"])], 1)
 
 
+@pytest.mark.alone
 @pytest.mark.mpi
 def test_an_interrupted_comparison_leaves_nothing(tmp_path):
     program = known_programs.build("openmpi", "known/life.c")

@@ -20,6 +20,7 @@ def site(request, binaries):
     found.close()
 
 
+@pytest.mark.alone
 def test_two_imbalanced_simulations_run_at_once_and_leave_nothing(site):
     plan = site.plan(site.busy(10, 30, iterations=300, count=2))
     run = site.start(plan)

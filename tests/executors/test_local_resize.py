@@ -71,6 +71,7 @@ def test_a_resize_takes_effect_for_all_or_none(site):  # noqa: F811
     wait_for(lambda: count(site, "a") > now)
 
 
+@pytest.mark.alone
 @weights
 def test_weights_decide_who_gets_a_contended_core(site):  # noqa: F811
     executor = site.executor(cpus=1)

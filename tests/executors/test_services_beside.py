@@ -77,6 +77,7 @@ def used(site, things):
     return [int(Path(file).read_text()) / 1e9 for file in files]
 
 
+@pytest.mark.alone
 def test_a_service_answers_and_keeps_its_share_beside_packed_simulations(site, driver, service):
     simulations = [
         dataclasses.replace(spec, command=(spec.command[0], "burn", *spec.command[2:]))

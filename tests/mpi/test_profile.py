@@ -155,6 +155,7 @@ def undisturbed(seconds, what, mpi, out, words):
     return done
 
 
+@pytest.mark.alone
 @mpi_tier
 @each_mpi
 def test_known_imbalance_is_found(mpi, tmp_path):
@@ -176,6 +177,7 @@ def test_known_imbalance_is_found(mpi, tmp_path):
     assert "load balance 0.6" in done.stderr
 
 
+@pytest.mark.alone
 @mpi_tier
 @each_mpi
 def test_known_cpu_time_is_found(mpi, tmp_path):

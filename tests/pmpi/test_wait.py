@@ -82,6 +82,7 @@ def test_the_result_is_the_same_in_each_mode(
     assert (tmp_path / "bells").stat().st_mode & 0o777 == 0o600
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("mpi", known_programs.MPIS)
 def test_a_light_rank_takes_less_cpu_on_the_doorbell(mpi: str, tmp_path: Path) -> None:
     words = [known_programs.build(mpi, "known/busy.c"), "burn", "150", "1", "12"]
@@ -96,6 +97,7 @@ def test_a_light_rank_takes_less_cpu_on_the_doorbell(mpi: str, tmp_path: Path) -
     assert cpu["doorbell"] < 0.6 * cpu["off"], cpu
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("mpi", known_programs.MPIS)
 def test_a_change_of_mode_is_seen_while_the_ranks_run(mpi: str, tmp_path: Path) -> None:
     # The light rank needs 1 ms of CPU and waits for at least 11 ms, in every iteration.

@@ -47,6 +47,17 @@ def pytest_terminal_summary(terminalreporter):
         terminalreporter.write_line(f"clusters ran: {' and '.join(sorted(TRIED))}{why}")
 
 
+def pytest_sessionfinish(session):
+    """A worker of pytest-xdist hands in as whom its clusters ran."""
+    getattr(session.config, "workeroutput", {})["tried"] = sorted(TRIED)
+
+
+@pytest.hookimpl(optionalhook=True)  # pytest-xdist's
+def pytest_testnodedown(node):
+    """Collect it, where the summary is written."""
+    TRIED.update(getattr(node, "workeroutput", {}).get("tried", ()))
+
+
 def as_user(uid, *words):
     return ["setpriv", f"--reuid={uid}", f"--regid={uid}", "--clear-groups", *words]
 

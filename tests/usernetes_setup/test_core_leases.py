@@ -77,6 +77,7 @@ def test_those_who_choose_at_the_same_moment_get_different_cores():
     assert sorted(given) == [*CORES]
 
 
+@pytest.mark.alone
 @pytest.mark.kube
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="there is one core")
 def test_clusters_of_two_users_get_cores_of_their_own(binaries):
