@@ -279,7 +279,7 @@ def test_a_lost_broker_costs_its_slice_alone(flux):
     flux.run("dovetail", "up", uri=uri)
     flux.kill("broker -c", "/jobtmp-1-")  # sched-simple takes the nodes in order
     assert eventually(lambda: [s["number"] for s in flux.status(uri)["slices"]] == [0, 2])
-    flux.run("dovetail", "up", uri=uri)
+    assert eventually(lambda: flux.status(uri)["phase"] == "up")
     nodes = flux.run("dovetail", "kubectl", "get", "nodes", "-o", "name", uri=uri)
     assert len(nodes.split()) == 2
     flux.run("cancel", job)
