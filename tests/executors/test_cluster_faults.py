@@ -29,7 +29,8 @@ def check_log(site, out):
 
 
 def test_parts_of_the_cluster_that_are_killed_in_mid_run_disturb_no_simulation(site, out):
-    run = running(site, out, two(site, iterations=2000))
+    file, waiting = ends(site, out)
+    run = running(site, out, two(site, **waiting))
     before = containers(site)
     for part in PARTS:
         (old,) = eventually(lambda: site.machine.pids(site.made, part))  # noqa: B023
@@ -39,6 +40,7 @@ def test_parts_of_the_cluster_that_are_killed_in_mid_run_disturb_no_simulation(s
         assert eventually(lambda: site.kubectl("get", "--raw", "/readyz", check=False))
     site.until_iterating("sim-1", "sim-2", out=out)
     assert containers(site) == before, "no container was restarted"
+    file.touch()
     assert site.end(run) == 0, site.errors(out)
     assert set(site.states(out).values()) == {"done"}
     assert {one["restarts"] for one in site.summary(out)["simulations"]} == {0}
@@ -46,7 +48,8 @@ def test_parts_of_the_cluster_that_are_killed_in_mid_run_disturb_no_simulation(s
 
 
 def test_a_killed_controller_is_resumed_and_adopts_what_runs(site, out):
-    plan = two(site, iterations=1500)
+    file, waiting = ends(site, out)
+    plan = two(site, **waiting)
     run = running(site, out, plan)
     before = containers(site)
     run.kill()
@@ -56,6 +59,7 @@ def test_a_killed_controller_is_resumed_and_adopts_what_runs(site, out):
     site.until_iterating("sim-1", "sim-2", out=out)
     assert containers(site) == before
     assert site.iterations("sim-1", out) > have
+    file.touch()
     assert site.end(run) == 0, site.errors(out)
     assert set(site.states(out).values()) == {"done"}
     assert {one["restarts"] for one in site.summary(out)["simulations"]} == {0}

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import pytest
 from support import cluster_runs
+from support.cluster_runs import ends, running, two
 from support.clusters import modes
 
 pytestmark = pytest.mark.kube
@@ -20,10 +21,10 @@ def site(request, binaries):
     found.close()
 
 
-@pytest.mark.alone
 def test_two_imbalanced_simulations_run_at_once_and_leave_nothing(site):
-    plan = site.plan(site.busy(10, 30, iterations=300, count=2))
-    run = site.start(plan)
+    file, waiting = ends(site, "out")
+    run = running(site, "out", two(site, **waiting))
+    file.touch()
     assert site.end(run) == 0, site.errors()
     assert set(site.states().values()) == {"done"}
     assert site.summary()["n_max"] == 2, "each rank sleeps: they fit beside each other"

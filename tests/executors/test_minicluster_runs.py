@@ -42,7 +42,8 @@ def as_service_account(site):
 
 
 def test_a_run_becomes_miniclusters_several_pods_on_a_node_and_is_packed(site, out):
-    run = running(site, out, two(site, ranks_per_pod=1, iterations=500))
+    file, waiting = ends(site, out)
+    run = running(site, out, two(site, ranks_per_pod=1, **waiting))
     assert "simulations become MiniClusters of the Flux Operator" in site.errors(out)
     jobs = [one["metadata"] for one in site.get("jobs")["items"]]
     assert {one["ownerReferences"][0]["kind"] for one in jobs} == {"MiniCluster"}
@@ -52,8 +53,9 @@ def test_a_run_becomes_miniclusters_several_pods_on_a_node_and_is_packed(site, o
         parts = one["spec"]["containers"] + one["spec"]["initContainers"]
         assert {part["image"] for part in parts} == {manifests.IMAGE}, "nothing was pulled"
         assert one["status"]["qosClass"] == "Burstable"
+    site.until(lambda: site.of("Resized", out), out)  # the requests follow the load
+    file.touch()
     assert site.end(run) == 0, site.errors(out)
-    assert site.of("Resized", out), "the requests follow the load"
     assert set(site.states(out).values()) == {"done"}
     assert site.summary(out)["n_max"] == 2
     assert site.summary(out)["versions"]["launcher"].startswith("MiniClusters")
@@ -116,7 +118,8 @@ def test_an_interrupt_ends_all_and_says_so(site, out):
 
 
 def test_a_killed_controller_is_resumed_and_adopts_what_runs(site, out):
-    plan = two(site, ranks_per_pod=1, iterations=1000)
+    file, waiting = ends(site, out)
+    plan = two(site, ranks_per_pod=1, **waiting)
     run = running(site, out, plan)
     before = containers(site)
     run.kill()
@@ -124,6 +127,7 @@ def test_a_killed_controller_is_resumed_and_adopts_what_runs(site, out):
     run = site.start(plan, out, "--resume")
     site.until_iterating("sim-1", "sim-2", out=out)
     assert containers(site) == before
+    file.touch()
     assert site.end(run) == 0, site.errors(out)
     assert set(site.states(out).values()) == {"done"}
     assert {one["restarts"] for one in site.summary(out)["simulations"]} == {0}

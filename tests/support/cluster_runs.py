@@ -216,7 +216,8 @@ def worker(site):
     """A second node; what is left of it is removed afterwards."""
     file = str(site.machine.folder / "join.json")
     site.machine.verb("join", "--name", "one", "--invite", file)
-    made = json.loads(site.machine.verb("join", "--cpus", "1", "--json", file).stdout)
+    words = ("--cpus", "1", "--json", "--owner", str(os.getpid()), file)
+    made = json.loads(site.machine.verb("join", *words).stdout)
     nodes = ("get", "nodes", "-o", "json")  # one that is ready may not take pods yet
     site.until(lambda: all(map(placement.usable, json.loads(site.kubectl(*nodes))["items"])))
     yield made

@@ -114,7 +114,9 @@ class Machine:
         return done
 
     def up(self, *words):
-        return json.loads(self.verb("up", "--json", "--timeout", str(LIMIT), *words).stdout)
+        """Start a cluster, which ends with this process, so also if that is interrupted."""
+        usual = ("--json", "--timeout", str(LIMIT), "--owner", str(os.getpid()))
+        return json.loads(self.verb("up", *usual, *words).stdout)
 
     def kubectl(self, made, *words, text="", check=True):
         line = [str(self.binaries / "bin/kubectl"), "--kubeconfig", made["kubeconfig"], *words]
