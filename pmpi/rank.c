@@ -51,8 +51,10 @@ static enum { NO_PAGE, SERIAL, IN_MPI, OVER } life;
 #pragma weak ompi_mpi_comm_world
 #pragma weak ompi_mpi_comm_null
 #define THIS_MPI DOVETAIL_OPENMPI
+#define WAITS_LOCKED false
 #else
 #define THIS_MPI DOVETAIL_MPICH
+#define WAITS_LOCKED rank_parallel /* one lock for all threads, held through a turn of progress */
 #endif
 
 /* MPI_COMM_WORLD and MPI_COMM_NULL are addresses in Open MPI, and may be as late as functions. */
@@ -221,7 +223,7 @@ void rank_begin(const char *const *names, unsigned ncalls, unsigned index)
         page->thread_level = (uint32_t)(level - MPI_THREAD_SINGLE);
         rank_parallel = level == MPI_THREAD_MULTIPLE;
         rank_add(&page->calls[index], page->init_tick - before_init_tick);
-        rank_waits = wait_init(dir, rank, size, page->world != 0) == 0;
+        rank_waits = wait_init(dir, rank, size, page->world != 0, WAITS_LOCKED) == 0;
         publish(page);
     }
     errno = saved;

@@ -13,6 +13,9 @@
  * that wait for a third would wake each other for ever.) Either the sleeper's last look came after
  * the message, or the sender's look at the bits came after the announcement, or both.
  *
+ * A call that does not wait (MPI_Test, MPI_Put) neither gives way nor sleeps: what it returns is
+ * wanted now. Each wait is measured anew from the last turn that moved something.
+ *
  * Invariants: no sleep without a timeout, so a bell that is missed (a peer on another node, a
  * peer killed, a send that no wrapper sees) costs time and never hangs. The file may hold
  * anything when it is opened: a wrong bit costs one needless wake. The order of fields in
@@ -62,6 +65,7 @@ struct waiting {
     uint32_t timeout_us;
     uint32_t seen; /* the bell when it was announced */
     bool announced;
+    bool waits; /* the call goes on until a peer did something */
     bool idled; /* the turn of the progress loop that it is in found nothing to do */
     bool moved; /* a turn since the last look at the sleepers may have sent something */
     bool slack; /* timer slack is set for this thread */
@@ -73,7 +77,8 @@ static uint64_t *sleepers;
 static bool shipped_yields; /* Open MPI gives way by itself: more ranks than slots on the node */
 static int slots;           /* in the mapping; the file may say otherwise later */
 static int words;           /* of sleepers */
-static int own = -1; /* this rank's slot; -1 for a spawned rank, which has none and only rings */
+static int own = -1; /* this rank's slot; -1 for a rank that only rings: it was spawned and has
+                         none, or MPI would hold a lock while it slept */
 static PER_THREAD struct waiting me;
 static PER_THREAD bool ending; /* in MPI_Finalize, or after it */
 
@@ -237,6 +242,11 @@ static bool long_enough(uint32_t yields)
     return me.idle > yields && now_ns() - me.since >= SPIN_NS;
 }
 
+static bool mode_gives_way(uint32_t mode)
+{
+    return mode == DOVETAIL_WAIT_DOORBELL || mode == DOVETAIL_WAIT_YIELD;
+}
+
 void wait_idle(void)
 {
     const struct dovetail_control *policy = control;
@@ -250,11 +260,11 @@ void wait_idle(void)
         }
         if (me.announced)
             doze(policy);
-        else if (own >= 0 && long_enough(policy->yields))
+        else if (me.waits && own >= 0 && long_enough(policy->yields))
             announce();
-        else
+        else if (me.waits || shipped_yields)
             give_way();
-    } else if (shipped_yields || mode == DOVETAIL_WAIT_DOORBELL || mode == DOVETAIL_WAIT_YIELD) {
+    } else if (shipped_yields || (me.waits && mode_gives_way(mode))) {
         give_way();
     }
     errno = saved;
@@ -265,6 +275,15 @@ bool wait_inside(void)
     return me.inside && control;
 }
 
+/* What came before says nothing of how long the next wait in this call will be. */
+static void begin_wait(void)
+{
+    me.idle = 0;
+    me.timeout_us = 0;
+    me.announced = false;
+    me.moved = true; /* it may have sent something */
+}
+
 void wait_turn(void)
 {
     me.idled = false;
@@ -272,13 +291,16 @@ void wait_turn(void)
 
 void wait_turned(void)
 {
-    if (!me.idled)
-        me.moved = true;
+    if (me.idled || !me.inside)
+        return;
+    if (me.announced)
+        take_back();
+    begin_wait();
 }
 
 /* --- From the wrappers --- */
 
-int wait_init(const char *dir, int world_rank, int world_size, bool spawned)
+int wait_init(const char *dir, int world_rank, int world_size, bool spawned, bool locked)
 {
     const struct dovetail_control *page = map_control(dir);
     if (page == NULL || world_rank < 0 || world_rank >= world_size)
@@ -290,7 +312,7 @@ int wait_init(const char *dir, int world_rank, int world_size, bool spawned)
         sleepers = (uint64_t *)&file->slots[ranks];
         words = (int)((ranks + 63u) / 64u);
         slots = (int)ranks;
-        own = spawned ? -1 : world_rank;
+        own = spawned || locked ? -1 : world_rank;
         bells = file;
     }
     const char *oversubscribed = getenv("OMPI_MCA_mpi_oversubscribe");
@@ -303,10 +325,8 @@ int wait_init(const char *dir, int world_rank, int world_size, bool spawned)
 void wait_enter(int kind)
 {
     me.inside = (uint32_t)kind + 1;
-    me.idle = 0;
-    me.timeout_us = 0;
-    me.announced = false; /* left over if the mode changed in the last call */
-    me.moved = true;      /* what the call sends before it first waits */
+    me.waits = kind != WAIT_NONE && kind != WAIT_START;
+    begin_wait(); /* an announcement is left over if the mode changed in the last call */
 }
 
 void wait_leave(void)

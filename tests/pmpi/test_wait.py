@@ -133,6 +133,39 @@ def test_a_job_ends_when_a_rank_is_killed_while_its_peer_sleeps(mpi: str, tmp_pa
         process.kill()
 
 
+def counted(mpi: str, what: str, policy: WaitPolicy, directory: Path) -> int:
+    """How often rank 0 of pmpi/known/waits.c slept, or for `polls` also gave way."""
+    Control.create(directory, policy).close()
+    words = [known_programs.build(mpi, "known/waits.c"), what]
+    run = known_programs.run(mpi, 2, words, directory)
+    assert run.code == 0, run.errors
+    if run.output.strip() == "unsupported":
+        pytest.skip(f"{mpi} has no MPI_THREAD_MULTIPLE here")
+    return int(run.output)
+
+
+@pytest.mark.parametrize(("mpi", "sleeps"), [("openmpi", True), ("mpich", False)])
+def test_a_thread_sleeps_only_where_the_mpi_holds_no_lock(
+    mpi: str, sleeps: bool, tmp_path: Path
+) -> None:
+    # It waits for 300 ms, and each sleep is of 10 ms at most. MPICH holds its lock meanwhile.
+    found = counted(mpi, "beside", WaitPolicy("doorbell"), tmp_path)
+    assert found >= 20 if sleeps else found == 0
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mpi", known_programs.MPIS)
+def test_calls_that_do_not_wait_do_not_give_way(mpi: str, mode: str, tmp_path: Path) -> None:
+    assert counted(mpi, "polls", WaitPolicy(mode), tmp_path) == 0
+
+
+@pytest.mark.parametrize("mpi", known_programs.MPIS)
+def test_a_wait_begins_anew_whenever_something_moved(mpi: str, tmp_path: Path) -> None:
+    # It sleeps before the first of 1000 messages. Between two of them it cannot look in vain as
+    # often as it does before a sleep.
+    assert 0 < counted(mpi, "trickle", WaitPolicy("doorbell", 5000), tmp_path) < 200
+
+
 BAD_CONTROLS = {
     "none": None,
     "an empty one": b"",

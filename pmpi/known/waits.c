@@ -1,0 +1,132 @@
+/* SPDX-License-Identifier: LGPL-3.0-or-later
+ *
+ * What the wait policy does in rank 0 of two: it stands in for syscall(3), by which the policy
+ * gives way and sleeps, and says how often either happened on the thread that is looked at.
+ *
+ * beside: a thread waits in MPI_Recv for 0.3 s, in which nobody else calls MPI
+ * polls: 1000 times MPI_Iprobe and 1000 times MPI_Test, which find nothing
+ * trickle: one MPI_Recv, during which the rank sleeps and then gets 1000 other messages
+ */
+#include <dlfcn.h>
+#include <linux/futex.h>
+#include <mpi.h>
+#include <poll.h>
+#include <pthread.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/syscall.h>
+
+enum { POLLS = 1000, MESSAGES = 1000, LAST = 1, OTHER = 2, NEVER = 3 };
+static __thread unsigned yields, sleeps;
+
+long syscall(long number, ...)
+{
+    static long (*next)(long, ...);
+    long words[6];
+    va_list list;
+    va_start(list, number);
+    for (int i = 0; i < 6; i++)
+        words[i] = va_arg(list, long);
+    va_end(list);
+    if (next == NULL)
+        *(void **)&next = dlsym(RTLD_NEXT, "syscall");
+    yields += number == SYS_sched_yield;
+    sleeps += number == SYS_futex && words[1] == FUTEX_WAIT;
+    return next(number, words[0], words[1], words[2], words[3], words[4], words[5]);
+}
+
+static void receive(int tag)
+{
+    int value;
+    MPI_Recv(&value, 1, MPI_INT, MPI_ANY_SOURCE, tag, MPI_COMM_WORLD, MPI_STATUS_IGNORE);
+}
+
+static void send(int rank, int tag)
+{
+    MPI_Send(&tag, 1, MPI_INT, rank, tag, MPI_COMM_WORLD);
+}
+
+static void *wait_beside(void *counted)
+{
+    receive(LAST);
+    *(unsigned *)counted = sleeps;
+    return NULL;
+}
+
+static unsigned beside(void)
+{
+    pthread_t thread;
+    unsigned counted = 0;
+    pthread_create(&thread, NULL, wait_beside, &counted);
+    poll(NULL, 0, 300);
+    send(1, LAST);
+    pthread_join(thread, NULL);
+    return counted;
+}
+
+static unsigned polls(void)
+{
+    MPI_Request request;
+    int found, value;
+    MPI_Irecv(&value, 1, MPI_INT, 1, NEVER, MPI_COMM_WORLD, &request);
+    unsigned before = yields + sleeps;
+    for (int i = 0; i < POLLS; i++) {
+        MPI_Iprobe(1, OTHER, MPI_COMM_WORLD, &found, MPI_STATUS_IGNORE);
+        MPI_Test(&request, &found, MPI_STATUS_IGNORE);
+    }
+    unsigned counted = yields + sleeps - before;
+    MPI_Cancel(&request);
+    MPI_Wait(&request, MPI_STATUS_IGNORE);
+    return counted;
+}
+
+static unsigned trickle(void)
+{
+    unsigned before = sleeps;
+    receive(LAST);
+    unsigned counted = sleeps - before;
+    for (int i = 0; i < MESSAGES; i++)
+        receive(OTHER);
+    return counted;
+}
+
+/* 100 us: rank 0 falls asleep again if it thinks that it has waited long enough. */
+static void pause_shortly(void)
+{
+    const double end = MPI_Wtime() + 1e-4;
+    while (MPI_Wtime() < end)
+        ;
+}
+
+static void answer(const char *what)
+{
+    if (strcmp(what, "beside") == 0) {
+        receive(LAST);
+        send(0, LAST);
+    } else if (strcmp(what, "trickle") == 0) {
+        poll(NULL, 0, 300); /* it falls asleep */
+        for (int i = 0; i < MESSAGES; i++) {
+            send(0, OTHER);
+            pause_shortly();
+        }
+        send(0, LAST);
+    }
+}
+
+int main(int argc, char *argv[])
+{
+    int rank, level;
+    const char *what = argc > 1 ? argv[1] : "";
+    int asked = strcmp(what, "beside") == 0 ? MPI_THREAD_MULTIPLE : MPI_THREAD_SINGLE;
+    MPI_Init_thread(&argc, &argv, asked, &level);
+    MPI_Comm_rank(MPI_COMM_WORLD, &rank);
+    if (rank > 0)
+        answer(what);
+    else if (level < asked)
+        printf("unsupported\n");
+    else
+        printf("%u\n", *what == 'b' ? beside() : *what == 'p' ? polls() : trickle());
+    MPI_Finalize();
+    return 0;
+}
