@@ -61,9 +61,22 @@ static inline void before(int class)
         rank_abort();
 }
 
-static inline void after(int class, unsigned index, uint64_t start)
+/* A call that the program is in. It is over where its scope ends, by an exception too. */
+struct call {
+    unsigned index;
+    uint64_t start;
+};
+
+static inline void leave(const struct call *call)
 {
-    rank_leave(index, start);
+    rank_leave(call->index, call->start);
+}
+
+#define INSIDE(index, start)                                                                       \
+    __attribute__((cleanup(leave))) const struct call inside = {index, start}
+
+static inline void after(int class, unsigned index)
+{
     if (class == WAIT_INIT)
         rank_begin(names, INDEX_COUNT, index);
     if (class == WAIT_FINAL)
@@ -111,9 +124,13 @@ static inline void listen_fortran(int class, unsigned index, uint64_t start, con
         if (__builtin_expect(next == NULL, 0))                                                     \
             next = NEXT(PMPI_##name);                                                              \
         before(WAIT_##class);                                                                      \
-        uint64_t start = rank_enter(INDEX_##name, WAIT_##class);                                   \
-        int code = next args;                                                                      \
-        after(WAIT_##class, INDEX_##name, start);                                                  \
+        int code;                                                                                  \
+        uint64_t start = rank_enter(INDEX_##name, WAIT_##class, __builtin_frame_address(0));       \
+        {                                                                                          \
+            INSIDE(INDEX_##name, start);                                                           \
+            code = next args;                                                                      \
+        }                                                                                          \
+        after(WAIT_##class, INDEX_##name);                                                         \
         listen(WAIT_##class, INDEX_##name, code == MPI_SUCCESS ? start : 0, &comm, &count,         \
                __builtin_return_address(0));                                                       \
         return code;                                                                               \
@@ -124,12 +141,12 @@ static inline void listen_fortran(int class, unsigned index, uint64_t start, con
 #pragma weak PMPI_Pcontrol
 EXPORTED int MPI_Pcontrol(const int level, ...)
 {
-    uint64_t start = rank_enter(INDEX_Pcontrol, WAIT_NONE);
+    uint64_t start = rank_enter(INDEX_Pcontrol, WAIT_NONE, __builtin_frame_address(0));
+    INSIDE(INDEX_Pcontrol, start);
     /* Both libraries ignore the further arguments, and the standard gives them no types. */
     int code = NEXT(PMPI_Pcontrol)(level);
     if (start)
         rank_pcontrol(level);
-    rank_leave(INDEX_Pcontrol, start);
     return code;
 }
 
@@ -189,9 +206,12 @@ EXPORTED int MPI_Pcontrol(const int level, ...)
         if (__builtin_expect(next == NULL, 0))                                                     \
             next = NEXT(real);                                                                     \
         before(WAIT_##class);                                                                      \
-        uint64_t start = rank_enter(INDEX_##name, WAIT_##class);                                   \
-        next(ARGS_##n);                                                                            \
-        after(WAIT_##class, INDEX_##name, start);                                                  \
+        uint64_t start = rank_enter(INDEX_##name, WAIT_##class, __builtin_frame_address(0));       \
+        {                                                                                          \
+            INSIDE(INDEX_##name, start);                                                           \
+            next(ARGS_##n);                                                                        \
+        }                                                                                          \
+        after(WAIT_##class, INDEX_##name);                                                         \
         listen_fortran(WAIT_##class, INDEX_##name, start, COMM_##n, __builtin_return_address(0));  \
     }
 
@@ -201,11 +221,11 @@ EXPORTED int MPI_Pcontrol(const int level, ...)
     EXPORTED void symbol(PARAMS_##n);                                                              \
     void symbol(PARAMS_##n)                                                                        \
     {                                                                                              \
-        uint64_t start = rank_enter(INDEX_Pcontrol, WAIT_NONE);                                    \
+        uint64_t start = rank_enter(INDEX_Pcontrol, WAIT_NONE, __builtin_frame_address(0));        \
+        INSIDE(INDEX_Pcontrol, start);                                                             \
         NEXT(real)(ARGS_##n);                                                                      \
         if (start)                                                                                 \
             rank_pcontrol(*(const int *)a);                                                        \
-        rank_leave(INDEX_Pcontrol, start);                                                         \
     }
 
 #if defined(OPEN_MPI)

@@ -33,7 +33,7 @@ struct dovetail_page *rank_page;
 bool rank_parallel;
 bool rank_waits;
 uint64_t rank_refresh_at;
-PER_THREAD unsigned rank_depth;
+PER_THREAD char *rank_outermost;
 PER_THREAD bool rank_main;
 
 static uint32_t silence, longest; /* refreshes since the last beat, and most between two */
@@ -146,7 +146,7 @@ static void forked(void)
 {
     life = OVER;
     rank_page = NULL;
-    rank_depth = 0;
+    rank_outermost = NULL;
     rank_waits = false;
     wait_child();
 }

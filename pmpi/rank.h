@@ -29,11 +29,11 @@
 #include "wait.h"
 
 extern struct dovetail_page *rank_page;
-extern bool rank_parallel;             /* MPI_THREAD_MULTIPLE: counts need atomic additions */
-extern bool rank_waits;                /* there is a wait policy to follow */
-extern uint64_t rank_refresh_at;       /* tick at which the latest mark is too old */
-extern PER_THREAD unsigned rank_depth; /* wrapped calls that this thread is in */
-extern PER_THREAD bool rank_main;      /* this thread called MPI_Init */
+extern bool rank_parallel;              /* MPI_THREAD_MULTIPLE: counts need atomic additions */
+extern bool rank_waits;                 /* there is a wait policy to follow */
+extern uint64_t rank_refresh_at;        /* tick at which the latest mark is too old */
+extern PER_THREAD char *rank_outermost; /* frame of the wrapped call that this thread is in */
+extern PER_THREAD bool rank_main;       /* this thread called MPI_Init */
 
 /* Before and after MPI_Init, which is call number `index` of the `ncalls` with these names.
  * Without a usable DOVETAIL_DIR there will be no page, and the program runs as ever. */
@@ -55,12 +55,14 @@ void rank_no_rhythm(void);
 void rank_refresh(uint64_t now);
 /* MPI_Pcontrol(level). */
 void rank_pcontrol(int level);
-/* A wrapped call of a class begins; returns its first tick, 0 if it is not to be counted. */
-static inline uint64_t rank_enter(unsigned index, int class)
+/* A wrapped call of a class begins, in this frame; returns its first tick, 0 if it is not to be
+ * counted. */
+static inline uint64_t rank_enter(unsigned index, int class, char *frame)
 {
     struct dovetail_page *page = rank_page;
-    if (rank_depth++ > 0 || page == NULL)
+    if (page == NULL || (rank_outermost != NULL && frame < rank_outermost))
         return 0;
+    rank_outermost = frame;
     uint64_t now = ticks_now();
     if (rank_main) {
         page->current = index + 1;
@@ -86,8 +88,10 @@ static inline void rank_add(struct dovetail_calls *calls, uint64_t ticks)
 static inline void rank_leave(unsigned index, uint64_t start)
 {
     struct dovetail_page *page = rank_page;
-    rank_depth--;
-    if (start == 0 || page == NULL)
+    if (start == 0)
+        return;
+    rank_outermost = NULL;
+    if (page == NULL)
         return;
     if (rank_waits)
         wait_leave();

@@ -259,3 +259,19 @@ def test_programs_without_mpi_run_as_ever(mpi):
         text=True,
     )
     assert (done.stdout, done.stderr) == ("42\n", "")
+
+
+CPLUSPLUS = ("-xc++", "-DOMPI_SKIP_MPICXX", "-DMPICH_SKIP_MPICXX", "-Wl,--no-as-needed,-lstdc++")
+
+
+@pytest.mark.parametrize("flags", [(), CPLUSPLUS], ids=["longjmp", "exception"])
+@each_mpi
+def test_calls_that_never_return_leave_the_next_ones_counted(mpi, flags, tmp_path):
+    done = known_programs.run(
+        mpi, 1, [known_programs.build(mpi, "known/leaves.c", *flags)], tmp_path
+    )
+    assert (done.code, done.output) == (0, "2\n"), done.errors
+    (one,) = done.pages
+    assert known_programs.counts(one)["MPI_Barrier"] == 5
+    # A call that was left by an exception is over then; of longjmp nothing is seen before the next.
+    assert known_programs.counts(one).get("MPI_Send", 0) == (2 if flags else 0)
