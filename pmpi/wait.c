@@ -75,6 +75,7 @@ static const struct dovetail_control *control; /* NULL: wait as ever */
 static struct bells *bells;                    /* NULL: no doorbell, give way instead */
 static uint64_t *sleepers;
 static bool shipped_yields; /* Open MPI gives way by itself: more ranks than slots on the node */
+static bool locked;         /* MPI waits with a lock that other threads need */
 static int slots;           /* in the mapping; the file may say otherwise later */
 static int words;           /* of sleepers */
 static int own = -1; /* this rank's slot; -1 for a rank that only rings: it was spawned and has
@@ -242,9 +243,12 @@ static bool long_enough(uint32_t yields)
     return me.idle > yields && now_ns() - me.since >= SPIN_NS;
 }
 
-static bool mode_gives_way(uint32_t mode)
+static bool gives_way(const struct dovetail_control *policy, uint32_t mode)
 {
-    return mode == DOVETAIL_WAIT_DOORBELL || mode == DOVETAIL_WAIT_YIELD;
+    if (mode != DOVETAIL_WAIT_DOORBELL && mode != DOVETAIL_WAIT_YIELD)
+        return false;
+    /* Whoever gives way with a lock lets all others who need it wait for a time slice. */
+    return me.waits && (!locked || long_enough(policy->yields));
 }
 
 void wait_idle(void)
@@ -262,9 +266,9 @@ void wait_idle(void)
             doze(policy);
         else if (me.waits && own >= 0 && long_enough(policy->yields))
             announce();
-        else if (me.waits || shipped_yields)
+        else if (shipped_yields || gives_way(policy, mode))
             give_way();
-    } else if (shipped_yields || (me.waits && mode_gives_way(mode))) {
+    } else if (shipped_yields || gives_way(policy, mode)) {
         give_way();
     }
     errno = saved;
@@ -300,7 +304,7 @@ void wait_turned(void)
 
 /* --- From the wrappers --- */
 
-int wait_init(const char *dir, int world_rank, int world_size, bool spawned, bool locked)
+int wait_init(const char *dir, int world_rank, int world_size, bool spawned, bool holds_lock)
 {
     const struct dovetail_control *page = map_control(dir);
     if (page == NULL || world_rank < 0 || world_rank >= world_size)
@@ -312,10 +316,11 @@ int wait_init(const char *dir, int world_rank, int world_size, bool spawned, boo
         sleepers = (uint64_t *)&file->slots[ranks];
         words = (int)((ranks + 63u) / 64u);
         slots = (int)ranks;
-        own = spawned || locked ? -1 : world_rank;
+        own = spawned || holds_lock ? -1 : world_rank;
         bells = file;
     }
     const char *oversubscribed = getenv("OMPI_MCA_mpi_oversubscribe");
+    locked = holds_lock;
     shipped_yields = oversubscribed && strcmp(oversubscribed, "1") == 0;
     control = page;
     errno = saved;

@@ -17,10 +17,10 @@
 /* How a call waits; the classes of calls.def. */
 enum { WAIT_NONE, WAIT_START, WAIT_SEND, WAIT_P2P, WAIT_COLL, WAIT_INIT, WAIT_FINAL, WAIT_ABORT };
 
-/* After MPI_Init; `spawned` says that the world is not the job's first, `locked` that the library
- * waits with a lock that other threads need: then nobody sleeps. 0, or -1 with errno: the program
- * waits as ever. */
-int wait_init(const char *dir, int world_rank, int world_size, bool spawned, bool locked);
+/* After MPI_Init; `spawned` says that the world is not the job's first, `holds_lock` that the
+ * library waits with a lock that other threads need: then nobody sleeps. 0, or -1 with errno: the
+ * program waits as ever. */
+int wait_init(const char *dir, int world_rank, int world_size, bool spawned, bool holds_lock);
 /* At the entry of a wrapped call, the outermost only; `kind` is its class, WAIT_SEND etc. */
 void wait_enter(int kind);
 /* At its exit: rings the peers that sleep, unless the class says that it sends nothing. */

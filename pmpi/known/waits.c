@@ -4,6 +4,7 @@
  * gives way and sleeps, and says how often either happened on the thread that is looked at.
  *
  * beside: a thread waits in MPI_Recv for 0.3 s, in which nobody else calls MPI
+ * turns: the same, and says how often it gave way
  * polls: 1000 times MPI_Iprobe and 1000 times MPI_Test, which find nothing
  * trickle: one MPI_Recv, during which the rank sleeps and then gets 1000 other messages
  */
@@ -47,17 +48,21 @@ static void send(int rank, int tag)
     MPI_Send(&tag, 1, MPI_INT, rank, tag, MPI_COMM_WORLD);
 }
 
+struct counts {
+    unsigned yields, sleeps;
+};
+
 static void *wait_beside(void *counted)
 {
     receive(LAST);
-    *(unsigned *)counted = sleeps;
+    *(struct counts *)counted = (struct counts){yields, sleeps};
     return NULL;
 }
 
-static unsigned beside(void)
+static struct counts beside(void)
 {
     pthread_t thread;
-    unsigned counted = 0;
+    struct counts counted = {0, 0};
     pthread_create(&thread, NULL, wait_beside, &counted);
     poll(NULL, 0, 300);
     send(1, LAST);
@@ -99,9 +104,14 @@ static void pause_shortly(void)
         ;
 }
 
+static int beside_asked(const char *what)
+{
+    return strcmp(what, "beside") == 0 || strcmp(what, "turns") == 0;
+}
+
 static void answer(const char *what)
 {
-    if (strcmp(what, "beside") == 0) {
+    if (beside_asked(what)) {
         receive(LAST);
         send(0, LAST);
     } else if (strcmp(what, "trickle") == 0) {
@@ -118,7 +128,7 @@ int main(int argc, char *argv[])
 {
     int rank, level;
     const char *what = argc > 1 ? argv[1] : "";
-    int asked = strcmp(what, "beside") == 0 ? MPI_THREAD_MULTIPLE : MPI_THREAD_SINGLE;
+    int asked = beside_asked(what) ? MPI_THREAD_MULTIPLE : MPI_THREAD_SINGLE;
     MPI_Init_thread(&argc, &argv, asked, &level);
     MPI_Comm_rank(MPI_COMM_WORLD, &rank);
     if (rank > 0)
@@ -126,7 +136,10 @@ int main(int argc, char *argv[])
     else if (level < asked)
         printf("unsupported\n");
     else
-        printf("%u\n", *what == 'b' ? beside() : *what == 'p' ? polls() : trickle());
+        printf("%u\n", strcmp(what, "beside") == 0  ? beside().sleeps
+                       : strcmp(what, "turns") == 0 ? beside().yields
+                       : strcmp(what, "polls") == 0 ? polls()
+                                                    : trickle());
     MPI_Finalize();
     return 0;
 }

@@ -153,6 +153,16 @@ def test_a_thread_sleeps_only_where_the_mpi_holds_no_lock(
     assert found >= 20 if sleeps else found == 0
 
 
+@pytest.mark.parametrize("mode", ["yield", "doorbell"])
+@pytest.mark.parametrize(("mpi", "gives"), [("openmpi", True), ("mpich", False)])
+def test_a_thread_with_the_lock_gives_way_in_long_waits_only(
+    mpi: str, gives: bool, mode: str, tmp_path: Path
+) -> None:
+    # No wait is as long as these turns. MPICH holds its lock in each of them.
+    found = counted(mpi, "turns", WaitPolicy(mode, 2**31 - 1), tmp_path)
+    assert (found > 0) == gives
+
+
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("mpi", known_programs.MPIS)
 def test_calls_that_do_not_wait_do_not_give_way(mpi: str, mode: str, tmp_path: Path) -> None:
