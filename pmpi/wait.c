@@ -65,7 +65,7 @@ struct waiting {
     uint32_t timeout_us;
     uint32_t seen; /* the bell when it was announced */
     bool announced;
-    bool waits; /* the call goes on until a peer did something */
+    bool waits; /* the call is known to go on until a peer did something */
     bool idled; /* the turn of the progress loop that it is in found nothing to do */
     bool moved; /* a turn since the last look at the sleepers may have sent something */
     bool slack; /* timer slack is set for this thread */
@@ -243,12 +243,11 @@ static bool long_enough(uint32_t yields)
     return me.idle > yields && now_ns() - me.since >= SPIN_NS;
 }
 
-static bool gives_way(const struct dovetail_control *policy, uint32_t mode)
+/* Whoever gives way at once with a lock lets all others who need it wait for a time slice, and a
+ * call that only starts something mostly finds room for it at once. */
+static bool gives_way(void)
 {
-    if (mode != DOVETAIL_WAIT_DOORBELL && mode != DOVETAIL_WAIT_YIELD)
-        return false;
-    /* Whoever gives way with a lock lets all others who need it wait for a time slice. */
-    return me.waits && (!locked || long_enough(policy->yields));
+    return me.waits && !locked;
 }
 
 void wait_idle(void)
@@ -262,13 +261,17 @@ void wait_idle(void)
             me.moved = false;
             ring();
         }
+        bool long_wait = !me.announced && long_enough(policy->yields);
         if (me.announced)
             doze(policy);
-        else if (me.waits && own >= 0 && long_enough(policy->yields))
+        else if (long_wait && own >= 0)
             announce();
-        else if (shipped_yields || gives_way(policy, mode))
+        else if (shipped_yields || gives_way() || long_wait)
             give_way();
-    } else if (shipped_yields || gives_way(policy, mode)) {
+    } else if (mode == DOVETAIL_WAIT_DOORBELL || mode == DOVETAIL_WAIT_YIELD) {
+        if (shipped_yields || gives_way() || long_enough(policy->yields))
+            give_way();
+    } else if (shipped_yields) {
         give_way();
     }
     errno = saved;

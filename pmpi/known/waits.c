@@ -6,6 +6,7 @@
  * beside: a thread waits in MPI_Recv for 0.3 s, in which nobody else calls MPI
  * turns: the same, and says how often it gave way
  * polls: 1000 times MPI_Iprobe and 1000 times MPI_Test, which find nothing
+ * starts: one MPI_Fetch_and_op on the other rank, which does not call MPI for 1 s
  * trickle: one MPI_Recv, during which the rank sleeps and then gets 1000 other messages
  */
 #include <dlfcn.h>
@@ -86,6 +87,25 @@ static unsigned polls(void)
     return counted;
 }
 
+/* Both ranks make the window; the call is the first on it. */
+static unsigned starts(int rank)
+{
+    int value = 1, result;
+    MPI_Win window;
+    MPI_Win_create(&value, sizeof(value), sizeof(value), MPI_INFO_NULL, MPI_COMM_WORLD, &window);
+    MPI_Win_lock_all(0, window);
+    MPI_Barrier(MPI_COMM_WORLD);
+    unsigned before = sleeps;
+    if (rank == 0)
+        MPI_Fetch_and_op(&value, &result, MPI_INT, 1, 0, MPI_SUM, window);
+    else
+        poll(NULL, 0, 1000);
+    unsigned counted = sleeps - before;
+    MPI_Win_unlock_all(window);
+    MPI_Win_free(&window);
+    return counted;
+}
+
 static unsigned trickle(void)
 {
     unsigned before = sleeps;
@@ -114,6 +134,8 @@ static void answer(const char *what)
     if (beside_asked(what)) {
         receive(LAST);
         send(0, LAST);
+    } else if (strcmp(what, "starts") == 0) {
+        starts(1);
     } else if (strcmp(what, "trickle") == 0) {
         poll(NULL, 0, 300); /* it falls asleep */
         for (int i = 0; i < MESSAGES; i++) {
@@ -136,10 +158,11 @@ int main(int argc, char *argv[])
     else if (level < asked)
         printf("unsupported\n");
     else
-        printf("%u\n", strcmp(what, "beside") == 0  ? beside().sleeps
-                       : strcmp(what, "turns") == 0 ? beside().yields
-                       : strcmp(what, "polls") == 0 ? polls()
-                                                    : trickle());
+        printf("%u\n", strcmp(what, "beside") == 0   ? beside().sleeps
+                       : strcmp(what, "turns") == 0  ? beside().yields
+                       : strcmp(what, "polls") == 0  ? polls()
+                       : strcmp(what, "starts") == 0 ? starts(0)
+                                                     : trickle());
     MPI_Finalize();
     return 0;
 }

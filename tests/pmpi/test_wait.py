@@ -169,6 +169,11 @@ def test_calls_that_do_not_wait_do_not_give_way(mpi: str, mode: str, tmp_path: P
     assert counted(mpi, "polls", WaitPolicy(mode), tmp_path) == 0
 
 
+def test_a_start_that_finds_no_room_for_long_sleeps(tmp_path: Path) -> None:
+    # Open MPI carries out MPI_Fetch_and_op in the other rank, which comes back to MPI late.
+    assert counted("openmpi", "starts", WaitPolicy("doorbell"), tmp_path) > 0
+
+
 @pytest.mark.parametrize("mpi", known_programs.MPIS)
 def test_a_wait_begins_anew_whenever_something_moved(mpi: str, tmp_path: Path) -> None:
     # It sleeps before the first of 1000 messages. Between two of them it cannot look in vain as
