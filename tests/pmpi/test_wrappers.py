@@ -275,3 +275,70 @@ def test_calls_that_never_return_leave_the_next_ones_counted(mpi, flags, tmp_pat
     assert known_programs.counts(one)["MPI_Barrier"] == 5
     # A call that was left by an exception is over then; of longjmp nothing is seen before the next.
     assert known_programs.counts(one).get("MPI_Send", 0) == (2 if flags else 0)
+
+
+WEAK = """
+#include <stdio.h>
+
+__attribute__((weak)) int MPI_Init(int *argc, char ***argv);
+__attribute__((weak)) int MPI_Send(const void *buf, int count, int type, int dest, int tag, int c);
+__attribute__((weak)) int MPI_Finalize(void);
+static int (*at_the_end)(void) = MPI_Finalize;
+
+#ifdef LIBRARY
+void asks(void)
+#else
+void asks(void);
+int main(int argc, char **argv)
+#endif
+{
+    printf("%d %d %d\\n", MPI_Init != NULL, MPI_Send != NULL, at_the_end != NULL);
+    if (MPI_Send)
+        MPI_Send(NULL, 0, 0, 0, 0, 0);
+#ifndef LIBRARY
+    if (MPI_Init)
+        MPI_Init(&argc, &argv);
+    asks();
+    if (at_the_end)
+        at_the_end();
+    return 0;
+#endif
+}
+"""
+"""A program that has MPI if it finds it, and so has its library."""
+
+
+@pytest.mark.parametrize("flag", ["-Wl,-z,lazy", "-Wl,-z,now,-z,relro", "-no-pie"])
+@each_mpi
+def test_a_program_that_finds_no_mpi_does_without(mpi, flag, tmp_path):
+    (tmp_path / "weak.c").write_text(WEAK)
+    library = ["cc", "-shared", "-fPIC", "-DLIBRARY", "-o", "libasks.so", "weak.c"]
+    program = ["cc", "-fPIC", flag, "-o", "weak", "weak.c", "./libasks.so"]
+    for words in (library, program):
+        subprocess.run(words, cwd=tmp_path, check=True)
+    done = subprocess.run(
+        ["./weak"],
+        cwd=tmp_path,
+        env=known_programs.environment(
+            LD_PRELOAD=str(known_programs.library(mpi)), DOVETAIL_DIR=str(tmp_path)
+        ),
+        capture_output=True,
+        text=True,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "0 0 0\n" * 2, "")
+
+
+@each_mpi
+def test_weak_references_that_an_mpi_answers_stay(mpi, tmp_path):
+    source = tmp_path / "weak.c"
+    source.write_text(
+        "#include <mpi.h>\n"
+        "#pragma weak MPI_Init\n#pragma weak MPI_Barrier\n#pragma weak MPI_Finalize\n"
+        "int main(int argc, char **argv) { if (!MPI_Init || !MPI_Barrier || !MPI_Finalize)\n"
+        "return 1; MPI_Init(&argc, &argv); MPI_Barrier(MPI_COMM_WORLD);\n"
+        "return MPI_Finalize(); }\n"
+    )
+    program = known_programs.build(mpi, str(source), "-Wl,--no-as-needed")
+    done = known_programs.run(mpi, 2, [program], tmp_path)
+    assert done.code == 0, done.errors
+    assert [known_programs.counts(one)["MPI_Barrier"] for one in done.pages] == [1, 1]

@@ -1,0 +1,151 @@
+/* SPDX-License-Identifier: LGPL-3.0-or-later
+ *
+ * Leaves programs alone that ask whether there is an MPI: by weak references to its functions,
+ * which are NULL where nobody has them. This library, preloaded, has them all, so such a program
+ * would call MPI where there is none.
+ *
+ * In: the relocations of all that is loaded when the program starts. Out: the same, but each weak
+ * reference that this library alone answers is NULL, as it would be without it. Invariants: a
+ * reference that an MPI library answers is not touched, nor is one that is no longer weak. What
+ * the program loads later is not looked at. Whatever fails here leaves a reference as it was.
+ */
+#include <dlfcn.h>
+#include <errno.h>
+#include <link.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#if __ELF_NATIVE_CLASS == 64
+#define SYMBOL_OF(info) ELF64_R_SYM(info)
+#else
+#define SYMBOL_OF(info) ELF32_R_SYM(info)
+#endif
+#define BIND_OF(info) ELF64_ST_BIND(info) /* alike in both */
+
+/* What the tables of one loaded object say. */
+struct tables {
+    const ElfW(Sym) * symbols;
+    const char *names;
+    const ElfW(Rela) * data, *calls; /* relocations */
+    size_t data_size, calls_size;    /* bytes */
+};
+
+static bool within(const struct dl_phdr_info *object, ElfW(Word) type, ElfW(Word) flags,
+                   uintptr_t address)
+{
+    for (int i = 0; i < object->dlpi_phnum; i++) {
+        const ElfW(Phdr) *one = &object->dlpi_phdr[i];
+        uintptr_t begin = object->dlpi_addr + one->p_vaddr;
+        if (one->p_type == type && (one->p_flags & flags) == flags && address >= begin &&
+            address - begin < one->p_memsz)
+            return true;
+    }
+    return false;
+}
+
+static int find_own(struct dl_phdr_info *object, size_t size, void *own)
+{
+    (void)size;
+    if (!within(object, PT_LOAD, 0, (uintptr_t)find_own))
+        return 0;
+    *(struct dl_phdr_info *)own = *object;
+    return 1;
+}
+
+/* Would the reference be empty without this library? */
+static bool ours_alone(const struct dl_phdr_info *own, const char *name, void *target)
+{
+    return within(own, PT_LOAD, 0, (uintptr_t)target) && dlsym(RTLD_NEXT, name) == NULL;
+}
+
+/* The linker has made the whole pages of RELRO read-only. */
+static void empty(const struct dl_phdr_info *object, void **slot)
+{
+    uintptr_t size = (uintptr_t)sysconf(_SC_PAGESIZE), page = (uintptr_t)slot & ~(size - 1);
+    bool sealed = within(object, PT_GNU_RELRO, 0, page + size - 1);
+    if (!within(object, PT_LOAD, PF_W, (uintptr_t)slot) ||
+        (sealed && mprotect((void *)page, size, PROT_READ | PROT_WRITE) != 0))
+        return;
+    *slot = NULL;
+    if (sealed)
+        mprotect((void *)page, size, PROT_READ);
+}
+
+static void empty_ours(const struct dl_phdr_info *own, const struct dl_phdr_info *object,
+                       const struct tables *tables, const ElfW(Rela) * first, size_t size)
+{
+    for (size_t i = 0; i < size / sizeof(*first); i++) {
+        const ElfW(Sym) *symbol = &tables->symbols[SYMBOL_OF(first[i].r_info)];
+        void **slot = (void **)(object->dlpi_addr + first[i].r_offset);
+        if (symbol->st_shndx == SHN_UNDEF && BIND_OF(symbol->st_info) == STB_WEAK &&
+            ours_alone(own, tables->names + symbol->st_name, *slot))
+            empty(object, slot);
+    }
+}
+
+/* Some linkers leave the addresses in the dynamic section relative to the object. */
+static const void *absolute(const struct dl_phdr_info *object, ElfW(Addr) address)
+{
+    return (const void *)(address < object->dlpi_addr ? object->dlpi_addr + address : address);
+}
+
+static struct tables read_tables(const struct dl_phdr_info *object, const ElfW(Dyn) * entry)
+{
+    struct tables tables = {0};
+    for (; entry->d_tag != DT_NULL; entry++) {
+        const void *address = absolute(object, entry->d_un.d_ptr);
+        switch (entry->d_tag) {
+        case DT_SYMTAB:
+            tables.symbols = address;
+            break;
+        case DT_STRTAB:
+            tables.names = address;
+            break;
+        case DT_RELA:
+            tables.data = address;
+            break;
+        case DT_RELASZ:
+            tables.data_size = entry->d_un.d_val;
+            break;
+        case DT_JMPREL:
+            tables.calls = address;
+            break;
+        case DT_PLTRELSZ:
+            tables.calls_size = entry->d_un.d_val;
+            break;
+        }
+    }
+    return tables;
+}
+
+static int empty_all(struct dl_phdr_info *object, size_t size, void *own)
+{
+    (void)size;
+    for (int i = 0; i < object->dlpi_phnum; i++) {
+        if (object->dlpi_phdr[i].p_type != PT_DYNAMIC)
+            continue;
+        const void *dynamic = (const void *)(object->dlpi_addr + object->dlpi_phdr[i].p_vaddr);
+        struct tables tables = read_tables(object, dynamic);
+        if (tables.symbols == NULL || tables.names == NULL || tables.data == NULL)
+            continue; /* on a machine whose relocations look otherwise, too */
+        empty_ours(own, object, &tables, tables.data, tables.data_size);
+        if (tables.calls)
+            empty_ours(own, object, &tables, tables.calls, tables.calls_size);
+    }
+    return 0;
+}
+
+__attribute__((constructor)) void weak_leave_alone(void);
+
+void weak_leave_alone(void)
+{
+    struct dl_phdr_info own;
+    int saved = errno;
+    if (dlsym(RTLD_NEXT, "PMPI_Init") == NULL && dl_iterate_phdr(find_own, &own))
+        dl_iterate_phdr(empty_all, &own);
+    dlerror(); /* what was not found is none of the program's errors */
+    errno = saved;
+}
