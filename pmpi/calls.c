@@ -51,9 +51,9 @@ _Static_assert(INDEX_COUNT <= DOVETAIL_CALLS_MAX, "the page has no room for so m
 
 static inline void before(int class)
 {
-    if (class == WAIT_INIT)
+    if (class == WAIT_INIT || class == WAIT_OPEN)
         rank_before_init();
-    if (class == WAIT_FINAL) {
+    if ((class == WAIT_FINAL || class == WAIT_CLOSE) && rank_last()) {
         openfoam_ends();
         rank_end();
     }
@@ -75,31 +75,34 @@ static inline void leave(const struct call *call)
 #define INSIDE(index, start)                                                                       \
     __attribute__((cleanup(leave))) const struct call inside = {index, start}
 
-static inline void after(int class, unsigned index)
+static inline void after(int class, unsigned index, int code, const void *session)
 {
     if (class == WAIT_INIT)
-        rank_begin(names, INDEX_COUNT, index);
-    if (class == WAIT_FINAL)
+        rank_begin(names, INDEX_COUNT, index, NULL);
+    if (class == WAIT_OPEN && code == MPI_SUCCESS)
+        rank_begin(names, INDEX_COUNT, index, session);
+    if (class == WAIT_FINAL || (class == WAIT_CLOSE && code == MPI_SUCCESS))
         rank_finalized();
 }
 
-/* What `comm` and `count` are in a wrapper whose function has no such parameters. */
+/* What these are in a wrapper whose function has no such parameters. */
 static const MPI_Comm comm;
 static const int count;
+static const void *const session;
 
 #pragma weak PMPI_Comm_size
 #if defined(OPEN_MPI)
 #pragma weak PMPI_Comm_f2c
 #endif
 /* A collective call on a communicator is over; all that is asked of the others is constant. */
-static inline void listen(int class, unsigned index, uint64_t start, const void *comm,
-                          const void *count, const void *site)
+static inline void listen(int class, unsigned index, uint64_t start, const void *comm, int count,
+                          const void *site)
 {
     int size = 0;
     if (class != WAIT_COLL || index < INDEX_Barrier || index > INDEX_Exscan || start == 0)
         return;
     NEXT(PMPI_Comm_size)(*(const MPI_Comm *)comm, &size);
-    rhythm_collective(index, size, *(const int *)count, site);
+    rhythm_collective(index, size, count, site);
 }
 
 static inline void listen_fortran(int class, unsigned index, uint64_t start, const void *handle,
@@ -112,12 +115,12 @@ static inline void listen_fortran(int class, unsigned index, uint64_t start, con
 #else
     MPI_Comm comm = MPI_Comm_f2c(*(const MPI_Fint *)handle);
 #endif
-    listen(class, index, start, &comm, &count, site);
+    listen(class, index, start, &comm, 0, site);
 }
 
 /* --- C --- */
 
-#define CALL(name, fname, class, n, params, args)                                                  \
+#define WRAP(name, counted, class, params, args)                                                   \
     _Pragma(STRING(weak PMPI_##name)) EXPORTED int MPI_##name params                               \
     {                                                                                              \
         static __typeof__(&PMPI_##name) next;                                                      \
@@ -125,18 +128,29 @@ static inline void listen_fortran(int class, unsigned index, uint64_t start, con
             next = NEXT(PMPI_##name);                                                              \
         before(WAIT_##class);                                                                      \
         int code;                                                                                  \
-        uint64_t start = rank_enter(INDEX_##name, WAIT_##class, __builtin_frame_address(0));       \
+        uint64_t start = rank_enter(INDEX_##counted, WAIT_##class, __builtin_frame_address(0));    \
         {                                                                                          \
-            INSIDE(INDEX_##name, start);                                                           \
+            INSIDE(INDEX_##counted, start);                                                        \
             code = next args;                                                                      \
         }                                                                                          \
-        after(WAIT_##class, INDEX_##name);                                                         \
-        listen(WAIT_##class, INDEX_##name, code == MPI_SUCCESS ? start : 0, &comm, &count,         \
+        after(WAIT_##class, INDEX_##counted, code, session);                                       \
+        listen(WAIT_##class, INDEX_##counted, code == MPI_SUCCESS ? start : 0, &comm, (int)count,  \
                __builtin_return_address(0));                                                       \
         return code;                                                                               \
     }
+
+#define CALL(name, fname, class, n, params, args) WRAP(name, name, class, params, args)
 #include "calls.def"
 #undef CALL
+
+#if MPI_VERSION >= 4
+#define CALL(name, fname, class, n, params, args)
+#define LARGE(name, fname, class, n, params, args) WRAP(name##_c, name, class, params, args)
+#define COUNT MPI_Count
+#define DISPL MPI_Aint
+#include "calls.def"
+#undef CALL
+#endif
 
 #pragma weak PMPI_Pcontrol
 EXPORTED int MPI_Pcontrol(const int level, ...)
@@ -166,21 +180,21 @@ EXPORTED int MPI_Pcontrol(const int level, ...)
 #define PARAMS_12 PARAMS_11, void *l
 #define PARAMS_13 PARAMS_12, void *m
 #define PARAMS_14 PARAMS_13, void *n
-/* The communicator of a collective call is the last but the error code. */
-#define COMM_1 a
-#define COMM_2 a
-#define COMM_3 b
-#define COMM_4 c
-#define COMM_5 d
-#define COMM_6 e
-#define COMM_7 f
-#define COMM_8 g
-#define COMM_9 h
-#define COMM_10 i
-#define COMM_11 j
-#define COMM_12 k
-#define COMM_13 l
-#define COMM_14 m
+/* The last but the error code: the communicator of a collective call, and a new session. */
+#define BEFORE_CODE_1 a
+#define BEFORE_CODE_2 a
+#define BEFORE_CODE_3 b
+#define BEFORE_CODE_4 c
+#define BEFORE_CODE_5 d
+#define BEFORE_CODE_6 e
+#define BEFORE_CODE_7 f
+#define BEFORE_CODE_8 g
+#define BEFORE_CODE_9 h
+#define BEFORE_CODE_10 i
+#define BEFORE_CODE_11 j
+#define BEFORE_CODE_12 k
+#define BEFORE_CODE_13 l
+#define BEFORE_CODE_14 m
 #define ARGS_1 a
 #define ARGS_2 ARGS_1, b
 #define ARGS_3 ARGS_2, c
@@ -211,8 +225,9 @@ EXPORTED int MPI_Pcontrol(const int level, ...)
             INSIDE(INDEX_##name, start);                                                           \
             next(ARGS_##n);                                                                        \
         }                                                                                          \
-        after(WAIT_##class, INDEX_##name);                                                         \
-        listen_fortran(WAIT_##class, INDEX_##name, start, COMM_##n, __builtin_return_address(0));  \
+        after(WAIT_##class, INDEX_##name, MPI_SUCCESS, BEFORE_CODE_##n);                           \
+        listen_fortran(WAIT_##class, INDEX_##name, start, BEFORE_CODE_##n,                         \
+                       __builtin_return_address(0));                                               \
     }
 
 /* Only MPICH's mpi_f08 gives MPI_Pcontrol the optional error code. */

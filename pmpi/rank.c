@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: LGPL-3.0-or-later
  *
- * The life of one rank's page: made after MPI_Init, marked now and then,
- * closed by MPI_Finalize or MPI_Abort. A program that has iterations and no MPI_Init gets one too.
+ * The life of one rank's page: made after MPI_Init or the first session, marked
+ * now and then, closed by MPI_Finalize, the end of the last session or MPI_Abort. A program that
+ * has iterations and no MPI_Init gets one too.
  *
  * In: DOVETAIL_DIR, the directory for pages and the wait policy (wait.h); DOVETAIL_CLOCK (ticks.h).
  * Out: the file rank.<world rank>.<pid> there, laid out as in page.h.
@@ -40,13 +41,22 @@ static uint32_t silence, longest; /* refreshes since the last beat, and most bet
 static uint64_t before_init, before_init_tick; /* when MPI_Init began */
 
 /* From NO_PAGE by rank_serial to SERIAL, from both by rank_begin to IN_MPI, and from any to OVER,
- * where it stays: after MPI_Finalize, at the end, in a forked child, or if no page can be made. */
+ * where it stays: after MPI_Finalize or the last session, at the end, in a forked child, or if no
+ * page can be made. */
 static enum { NO_PAGE, SERIAL, IN_MPI, OVER } life;
+static unsigned begun; /* MPI_Init and the sessions that have not ended, while IN_MPI */
+static pthread_mutex_t beginning = PTHREAD_MUTEX_INITIALIZER; /* two threads may open sessions */
 
 #pragma weak PMPI_Comm_rank
 #pragma weak PMPI_Comm_size
 #pragma weak PMPI_Comm_get_parent
 #pragma weak PMPI_Query_thread
+#if MPI_VERSION >= 4
+#pragma weak PMPI_Group_from_session_pset
+#pragma weak PMPI_Group_rank
+#pragma weak PMPI_Group_size
+#pragma weak PMPI_Group_free
+#endif
 #if defined(OPEN_MPI)
 #pragma weak ompi_mpi_comm_world
 #pragma weak ompi_mpi_comm_null
@@ -153,6 +163,8 @@ static void forked(void)
 
 void rank_before_init(void)
 {
+    if (life == IN_MPI)
+        return;
     ticks_init();
     before_init = ticks_clock(CLOCK_MONOTONIC);
     before_init_tick = ticks_now();
@@ -202,20 +214,40 @@ static void publish(struct dovetail_page *page)
     memcpy(page->magic, DOVETAIL_PAGE_MAGIC, sizeof(page->magic));
 }
 
-void rank_begin(const char *const *names, unsigned ncalls, unsigned index)
+/* This rank and all, of MPI_COMM_WORLD or of what a session has in its place; 0, or -1. */
+static int find_place(const void *session, int *rank, int *size)
 {
-    int saved = errno;
+    if (session == NULL) {
+        NEXT(PMPI_Comm_rank)(world(), rank);
+        NEXT(PMPI_Comm_size)(world(), size);
+        return 0;
+    }
+#if MPI_VERSION >= 4
+    MPI_Group all;
+    MPI_Session opened = *(const MPI_Session *)session;
+    if (opened == MPI_SESSION_NULL ||
+        NEXT(PMPI_Group_from_session_pset)(opened, "mpi://WORLD", &all) != MPI_SUCCESS)
+        return -1;
+    NEXT(PMPI_Group_rank)(all, rank);
+    NEXT(PMPI_Group_size)(all, size);
+    NEXT(PMPI_Group_free)(&all);
+    return 0;
+#else
+    return -1;
+#endif
+}
+
+static void begin(const char *const *names, unsigned ncalls, unsigned index, const void *session)
+{
     int rank, size, level;
     char path[4096];
     const char *dir = secure_getenv("DOVETAIL_DIR");
-    if (life == IN_MPI || life == OVER || dir == NULL)
+    if (life == IN_MPI || life == OVER || dir == NULL || find_place(session, &rank, &size) != 0)
         return;
     if (life == SERIAL && name_page(path, sizeof(path), dir, 0) == 0)
         unlink(path); /* a process has one page, and this one knows its rank */
     rank_page = NULL;
-    NEXT(PMPI_Comm_rank)(world(), &rank);
-    NEXT(PMPI_Comm_size)(world(), &size);
-    NEXT(PMPI_Query_thread)(&level);
+    NEXT(PMPI_Query_thread)(&level); /* MPICH answers in a session too */
     struct dovetail_page *page = make_page(rank, size, names, ncalls);
     life = page ? IN_MPI : OVER;
     if (page) {
@@ -226,6 +258,16 @@ void rank_begin(const char *const *names, unsigned ncalls, unsigned index)
         rank_waits = wait_init(dir, rank, size, page->world != 0, WAITS_LOCKED) == 0;
         publish(page);
     }
+}
+
+void rank_begin(const char *const *names, unsigned ncalls, unsigned index, const void *session)
+{
+    int saved = errno;
+    pthread_mutex_lock(&beginning);
+    begin(names, ncalls, index, session);
+    if (life == IN_MPI)
+        __atomic_add_fetch(&begun, 1, __ATOMIC_RELAXED);
+    pthread_mutex_unlock(&beginning);
     errno = saved;
 }
 
@@ -319,6 +361,11 @@ void rank_pcontrol(int level)
         rank_iteration(DOVETAIL_SOURCE_PCONTROL, ++marked);
 }
 
+bool rank_last(void)
+{
+    return __atomic_load_n(&begun, __ATOMIC_RELAXED) <= 1;
+}
+
 void rank_end(void)
 {
     struct dovetail_page *page = rank_page;
@@ -333,6 +380,8 @@ void rank_end(void)
 
 void rank_finalized(void)
 {
+    if (begun > 0 && __atomic_sub_fetch(&begun, 1, __ATOMIC_RELAXED) > 0)
+        return;
     life = OVER;
     rank_page = NULL; /* the mapping stays: another thread may still hold the pointer */
 }

@@ -12,8 +12,9 @@
  *   openfoam, rhythm    iterations of OpenFOAM, and of programs that do not tell theirs
  *   calls               the wrappers
  *
- * Invariants: `rank_page` is NULL unless this very process is between MPI_Init (or the first
- * iteration, where that comes without MPI_Init) and the end of MPI_Finalize, and has a page to
+ * Invariants: `rank_page` is NULL unless this very process is between MPI_Init, or its
+ * first session (or the first iteration, where that comes without either), and the end of the last
+ * of them, and has a page to
  * write to; then every function here is safe to call from any thread. A wrapped call that runs
  * inside another one, on the same thread, is not counted.
  */
@@ -36,14 +37,18 @@ extern uint64_t rank_refresh_at;        /* tick at which the latest mark is too 
 extern PER_THREAD char *rank_outermost; /* frame of the wrapped call that this thread is in */
 extern PER_THREAD bool rank_main;       /* this thread called MPI_Init */
 
-/* Before and after MPI_Init, which is call number `index` of the `ncalls` with these names.
- * Without a usable DOVETAIL_DIR there will be no page, and the program runs as ever. */
+/* Before and after MPI_Init or MPI_Session_init, which is call number `index` of the `ncalls` with
+ * these names; `session` is the address of the new session, NULL after MPI_Init. Whichever comes
+ * first makes the page. Without a usable DOVETAIL_DIR there will be no page, and the program runs
+ * as ever. */
 void rank_before_init(void);
-void rank_begin(const char *const *names, unsigned ncalls, unsigned index);
+void rank_begin(const char *const *names, unsigned ncalls, unsigned index, const void *session);
 /* At an iteration of a program that has not called MPI_Init, and may never: its page is made, as
  * that of the only rank. True if it was made now. */
 bool rank_serial(void);
-/* Before and after MPI_Finalize, and before MPI_Abort. */
+/* Whether MPI_Finalize or MPI_Session_finalize will end the last of what has begun; before it does
+ * so, after either, and before MPI_Abort. */
+bool rank_last(void);
 void rank_end(void);
 void rank_finalized(void);
 void rank_abort(void);

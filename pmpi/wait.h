@@ -15,7 +15,18 @@
 #include <stdbool.h>
 
 /* How a call waits; the classes of calls.def. */
-enum { WAIT_NONE, WAIT_START, WAIT_SEND, WAIT_P2P, WAIT_COLL, WAIT_INIT, WAIT_FINAL, WAIT_ABORT };
+enum {
+    WAIT_NONE,
+    WAIT_START,
+    WAIT_SEND,
+    WAIT_P2P,
+    WAIT_COLL,
+    WAIT_INIT,
+    WAIT_FINAL,
+    WAIT_ABORT,
+    WAIT_OPEN,
+    WAIT_CLOSE
+};
 
 /* After MPI_Init; `spawned` says that the world is not the job's first, `holds_lock` that the
  * library waits with a lock that other threads need: then nobody sleeps. 0, or -1 with errno: the
