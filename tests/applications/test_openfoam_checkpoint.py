@@ -177,6 +177,40 @@ def test_what_was_added_to_the_control_file_goes_away_again(tmp_path):
     assert path.stat().st_mtime >= asked + 10  # less, and OpenFOAM would overlook it
 
 
+ENDS = {
+    "before its end": ("Time = 7\n", True),
+    "at its end": ("Time = 19\nTime = 20\n\nEnd\n", False),
+    "at its end, but for rounding": ("Time = 19.9999999\n\nEnd\n", False),
+    "converged": ("Time = 7\n\nSIMPLE solution converged in 7 iterations\n\nEnd\n", False),
+    "converged within a time step": ("PIMPLE: converged in 3 iterations\nTime = 7\n", True),
+    "converged before it went on": ("SIMPLE solution converged in 5 iterations\nTime = 6\n", True),
+    "without a word": ("", True),
+}
+
+
+@unit
+@pytest.mark.parametrize("how", ENDS)
+def test_whether_a_solver_that_ended_well_has_steps_left(tmp_path, how):
+    said, left = ENDS[how]
+    (tmp_path / "system").mkdir()
+    (tmp_path / "system/controlDict").write_text("endTime 20;\ndeltaT 1;\n")
+    checkpoint.begin(tmp_path, (1.0,))
+    checkpoint.stop(tmp_path)
+    (tmp_path / "log").write_text(said)
+    assert checkpoint.unfinished(tmp_path, tmp_path / "log") == left
+    (tmp_path / "system/controlDict").write_text("endTime #calc 20;\ndeltaT 1;\n")
+    assert checkpoint.unfinished(tmp_path, tmp_path / "log") == (left or "at its" in how)
+
+
+@unit
+def test_a_case_that_was_not_made_ready_is_not_stopped(tmp_path):
+    (tmp_path / "system").mkdir()
+    (tmp_path / "system/controlDict").write_text("endTime 20;\n")
+    with pytest.raises(BadInput, match="not made ready"):
+        checkpoint.stop(tmp_path)
+    assert (tmp_path / "system/controlDict").read_text() == "endTime 20;\n"
+
+
 # --- Real solvers ---
 
 

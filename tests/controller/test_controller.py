@@ -11,7 +11,19 @@ from dovetail.controller.meter import Meter
 from dovetail.controller.settings import Settings
 from dovetail.controller.simulation import Simulation, Stage
 from dovetail.core import eventlog, protocol
-from dovetail.core.protocol import Capacity, Cause, Launch, Node, Note, Ranks, Spec, Stop
+from dovetail.core.protocol import (
+    Capacity,
+    Cause,
+    Checkpoint,
+    Ended,
+    Launch,
+    Node,
+    Note,
+    Ranks,
+    Requeued,
+    Spec,
+    Stop,
+)
 from dovetail.executors.simulated.executor import Fault, Work
 from dovetail.run.resume import replay
 from dovetail.run.simulate import run_simulated
@@ -142,6 +154,99 @@ def test_one_that_ends_well_despite_an_interrupt_is_done():
     controller.handle(protocol.Interrupted(3.0, "SIGINT"))
     controller.handle(protocol.Finished(3.1, "a-0", Cause.DONE))
     assert controller.view("a-0").state == "done"
+
+
+HERE = replace(CAPACITY, checkpoints=True)
+
+
+def checkpoints(actions) -> list[str]:
+    return [action.name for action in actions if isinstance(action, Checkpoint)]
+
+
+def test_an_interrupt_may_stop_what_runs_at_checkpoints_from_which_a_resume_goes_on():
+    controller = Controller(specs(3, checkpoint=True), HERE)
+    t = running(controller)
+    actions = controller.handle(protocol.Interrupted(t, "SIGTERM", within=60.0))
+    assert checkpoints(actions) == ["a-0"]
+    assert not any(isinstance(a, Stop) for a in actions)
+    assert controller.view("a-0").state == "halting"
+    done = controller.view("a-0").iterations + 1
+    controller.handle(sample(t + 0.1, "a-0", done))
+    actions = controller.handle(protocol.Finished(t + 0.2, "a-0", Cause.CHECKPOINTED))
+    (end,) = [a for a in actions if isinstance(a, Ended)]
+    assert (end.state, end.cause) == ("checkpointed", Cause.CHECKPOINTED)
+    assert f"after {done} iterations: SIGTERM" in end.reason
+    assert [v.state for v in controller.views()] == ["checkpointed", "not started", "not started"]
+    assert controller.finished
+    actions = controller.resume(t + 9.0, HERE)
+    assert Requeued("a-0", Cause.CHECKPOINTED, end.reason) in actions
+    (launch,) = [a for a in actions if isinstance(a, Launch)]
+    assert (launch.name, launch.continued) == ("a-0", True)
+
+
+CANNOT = {
+    "its plan does not allow it": (specs(1), HERE, 60.0),
+    "the executor cannot": (specs(1, checkpoint=True), CAPACITY, 60.0),
+    "there is no time": (specs(1, checkpoint=True), HERE, 0.0),
+}
+
+
+@pytest.mark.parametrize("why", CANNOT)
+def test_what_cannot_stop_at_a_checkpoint_is_stopped_at_once(why):
+    sims, capacity, within = CANNOT[why]
+    controller = Controller(sims, capacity)
+    t = running(controller)
+    actions = controller.handle(protocol.Interrupted(t, "SIGTERM", within=within))
+    assert not checkpoints(actions)
+    assert [a.cause for a in actions if isinstance(a, Stop)] == [Cause.INTERRUPTED]
+
+
+def test_what_has_not_begun_is_stopped_at_once():
+    controller = Controller(specs(1, checkpoint=True), HERE)
+    controller.handle(protocol.Tick(0.0))
+    actions = controller.handle(protocol.Interrupted(0.5, "SIGTERM", within=60.0))
+    assert [a.name for a in actions if isinstance(a, Stop)] == ["a-0"]
+    assert not checkpoints(actions)
+
+
+def test_what_does_not_stop_at_a_checkpoint_in_time_is_ended():
+    controller = Controller(specs(1, checkpoint=True), HERE)
+    t = running(controller)
+    controller.handle(protocol.Interrupted(t, "SIGTERM", within=60.0))
+    for later in range(1, 60):
+        assert not controller.handle(protocol.Tick(t + later))
+    (stop,) = controller.handle(protocol.Tick(t + 60.5))
+    assert (stop.cause, stop.requeue) == (Cause.INTERRUPTED, False)
+    controller.handle(protocol.Finished(t + 61, "a-0", Cause.INTERRUPTED, 143, "stopped"))
+    assert controller.view("a-0").state == "failed"
+    assert "did not stop at a checkpoint in time" in controller.view("a-0").reason
+    assert [a.continued for a in controller.resume(t + 70, HERE) if isinstance(a, Launch)] == [True]
+
+
+HALTED = {
+    "done": (protocol.Finished(5.0, "a-0", Cause.DONE), []),
+    "failed": (protocol.Finished(5.0, "a-0", Cause.FAILED, 1, "disk full"), ["a-0"]),
+}
+
+
+@pytest.mark.parametrize("state", HALTED)
+def test_one_that_ends_otherwise_while_it_is_to_stop_at_a_checkpoint(state):
+    event, again = HALTED[state]
+    controller = Controller(specs(1, checkpoint=True), HERE)
+    t = running(controller)
+    controller.handle(protocol.Interrupted(t, "SIGTERM", within=60.0))
+    controller.handle(event)
+    assert controller.view("a-0").state == state
+    assert event.reason in controller.view("a-0").reason
+    assert launches(controller.resume(9.0, HERE)) == again
+
+
+def test_a_run_that_dies_while_one_is_to_stop_at_a_checkpoint_goes_on_with_it():
+    controller = Controller(specs(1, checkpoint=True), HERE)
+    t = running(controller)
+    controller.handle(protocol.Interrupted(t, "SIGTERM", within=60.0))
+    (launch,) = [a for a in controller.resume(9.0, HERE) if isinstance(a, Launch)]
+    assert launch.continued
 
 
 JUMPS = [

@@ -31,7 +31,7 @@ causes = st.sampled_from(protocol.Cause)
 ENDS = get_args(protocol.EndState)
 shares = st.builds(protocol.Share, many(wholes), waits, st.booleans())
 nodes = st.builds(protocol.Node, texts, wholes, wholes)
-capacities = st.builds(protocol.Capacity, many(nodes), st.booleans(), st.booleans())
+capacities = st.builds(protocol.Capacity, many(nodes), *3 * [st.booleans()])
 ranks = st.builds(
     protocol.Ranks, many(wholes), many(reals), many(reals), many(reals), many(reals), many(wholes)
 )
@@ -47,10 +47,11 @@ entries = st.one_of(
     st.builds(protocol.Finished, reals, texts, causes, wholes, texts),
     st.builds(protocol.Resized, reals, many(texts), texts),
     st.builds(protocol.CapacityChanged, reals, capacities),
-    st.builds(protocol.Interrupted, reals, texts),
+    st.builds(protocol.Interrupted, reals, texts, reals),
     st.builds(protocol.Launch, texts, shares),
     st.builds(protocol.Resize, st.dictionaries(texts, shares, max_size=2), texts),
     st.builds(protocol.Stop, texts, causes, texts, st.booleans()),
+    st.builds(protocol.Checkpoint, texts, texts),
     st.builds(protocol.Requeued, texts, causes, texts),
     st.builds(protocol.Ended, texts, st.sampled_from(ENDS), causes, texts),
     st.builds(protocol.Note, texts, texts, st.dictionaries(texts, plain, max_size=2)),

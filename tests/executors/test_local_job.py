@@ -13,6 +13,7 @@ pytestmark = pytest.mark.unit
 
 STEPS = {
     "begun": lambda job: job.begun(),
+    "halt": lambda job: job.halt(),
     "stop": lambda job: job.stop("enough", Cause.CANCELLED, 10.0),
     "end": lambda job: job.end(Result(Cause.DONE, 0)),
     "release": lambda job: job.release(10.0, "the run ended"),
@@ -20,6 +21,11 @@ STEPS = {
 WAYS = {  # the steps, the state they lead to, and why it was stopped
     "": (JobState.STARTING, ""),
     "begun": (JobState.RUNNING, ""),
+    "halt": (JobState.STARTING, ""),  # there is nothing to write yet
+    "begun halt halt": (JobState.HALTING, ""),
+    "begun halt stop halt": (JobState.STOPPING, "enough"),
+    "begun halt end": (JobState.ENDED, ""),
+    "begun halt release": (JobState.RELEASED, "the run ended"),
     "stop": (JobState.STOPPING, "enough"),
     "stop begun": (JobState.STOPPING, "enough"),
     "begun stop stop": (JobState.STOPPING, "enough"),
@@ -42,6 +48,7 @@ def test_each_step_leads_to_one_state(way):
     for step in way.split():
         STEPS[step](job)
     assert (job.state, job.why_stopped) == WAYS[way]
-    assert job.wanted == (job.state in (JobState.STARTING, JobState.RUNNING))
+    waits = (JobState.STARTING, JobState.RUNNING, JobState.HALTING)
+    assert job.wanted == (job.state in waits)
     assert bool(job.result) == ("end" in way.split())
     assert bool(job.deadline) == (job.state is JobState.RELEASED or bool(job.why_stopped))

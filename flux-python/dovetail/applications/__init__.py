@@ -30,11 +30,11 @@ class Application(Protocol):
     def prepare(self, spec: Spec) -> tuple[str, ...]:
         """Command lines to run in the copied case, after the user's own."""
 
-    def checkpoint(self, spec: Spec, begins: bool) -> str:
-        """What makes a case ready for checkpoints, or for going on; "" if there are none.
+    def checkpoint(self, spec: Spec, step: str) -> str:
+        """The command line for a step of stopping and going on; "" if there are no checkpoints.
 
-        It is run in the copied case: as it `begins`, after `prepare`; otherwise instead, and see
-        `Spec.go_on` for what it must print.
+        It is run in the copied case: `begin` after `prepare`, so that the case is ready to be
+        stopped; for `go-on`, `halt` and `halted` see `Spec`.
         """
 
     def expected_iterations(self, spec: Spec) -> int:
@@ -51,17 +51,21 @@ APPLICATIONS: Final[dict[str, Application]] = {
 
 def form(spec: Spec, continued: bool = False) -> Spec:
     """The simulation as it is to be started on `spec.ranks` ranks, or `continued` on them."""
-    command, prepare, go_on = spec.command, spec.prepare, ""
+    command, prepare = spec.command, spec.prepare
+    go_on = halt = halted = ""
     own = APPLICATIONS[spec.application]
     if spec.widths:
         command, prepare = own.command(spec), (*prepare, *own.prepare(spec))
     lines = [programs.filled(line, spec.ranks, spec.weights) for line in prepare]
-    if spec.checkpoint and (begin := own.checkpoint(spec, True)):
+    if spec.checkpoint and (begin := own.checkpoint(spec, "begin")):
         lines.append(begin)
-        go_on = own.checkpoint(spec, False) if continued else ""
+        go_on = own.checkpoint(spec, "go-on") if continued else ""
+        halt, halted = (own.checkpoint(spec, step) for step in ("halt", "halted"))
     return replace(
         spec,
         go_on=go_on,
+        halt=halt,
+        halted=halted,
         command=tuple(programs.filled(word, spec.ranks, spec.weights) for word in command),
         prepare=tuple(lines),
     )

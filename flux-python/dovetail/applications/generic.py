@@ -16,7 +16,7 @@ def prepare(spec: Spec) -> tuple[str, ...]:
     return ()
 
 
-def checkpoint(spec: Spec, begins: bool) -> str:
+def checkpoint(spec: Spec, step: str) -> str:
     """None."""
     return ""
 

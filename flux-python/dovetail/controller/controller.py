@@ -68,13 +68,14 @@ class Controller:
         killed = [sim for group in groups for sim in group.values() if sim.spec.name not in alive]
         sims = state.sims.values()
         ended = [s for s in sims if s.stage is Stage.FAILED and s.cause is Cause.INTERRUPTED]
+        ended += [s for s in sims if s.stage is Stage.CHECKPOINTED]
         if state.mode is Mode.INTERRUPTED:
             state.schedule()
         for sim in [*killed, *ended]:
             why = sim.reason or "the run was killed and resumed"
             state.ended(sim)
             sim.restarts += 1
-            state.requeue(sim, Cause.INTERRUPTED, why)
+            state.requeue(sim, sim.cause or Cause.INTERRUPTED, why)
         for sim in sims:
             if sim.stage is Stage.NOT_STARTED:
                 state.requeue(sim, sim.cause or Cause.INTERRUPTED, sim.reason)
@@ -123,7 +124,7 @@ class Controller:
             self._capacity(event.capacity)
         elif isinstance(event, protocol.Interrupted):
             if state.mode is not Mode.INTERRUPTED:
-                state.interrupt(event.reason or "interrupted")
+                state.interrupt(event.reason or "interrupted", event.within)
         elif isinstance(event, protocol.Unwanted):
             sim = self._started(event.name)
             if sim is not None:
@@ -140,6 +141,9 @@ class Controller:
         if sim is None or not state.ended(sim):
             return
         sim.ended = event.t
+        if sim.stage is Stage.HALTING and state.mode is Mode.INTERRUPTED:
+            self._halted(sim, event)
+            return
         stop = sim.stop
         again = stop is not None and stop.requeue and event.cause is not Cause.DONE
         lost = event.cause.lost and stop is None and sim.restarts < self.settings.restarts
@@ -176,6 +180,20 @@ class Controller:
         why = (by.why if by else event.reason) or f"exit code {event.code}"
         state.end(sim, Stage.FAILED, by.cause if by else event.cause, why)
         state.note("fail", f"{event.name} failed: {sim.reason}", name=event.name)
+
+    def _halted(self, sim: Simulation, event: protocol.Finished) -> None:
+        """The run is to end, and a simulation that was to stop at a checkpoint has ended."""
+        state, over = self._state, sim.over + sim.iterations
+        if event.cause is Cause.DONE:
+            state.end(sim, Stage.DONE, Cause.DONE)
+        elif event.cause is Cause.CHECKPOINTED:
+            why = f"stopped at a checkpoint after {over} iterations: {state.subject}"
+            state.end(sim, Stage.CHECKPOINTED, Cause.CHECKPOINTED, why)
+            state.note("hold", f"{event.name} {why}", name=event.name, iterations=over)
+        else:  # what it had written before is still there, and a resumed run goes on from that
+            why = f"{event.reason or f'exit code {event.code}'}, as it was to stop at a checkpoint"
+            state.end(sim, Stage.FAILED, Cause.INTERRUPTED, why)
+            state.note("fail", f"{event.name} failed: {why}", name=event.name)
 
     def _learn_from_end(self, sim: Simulation) -> None:
         state = self._state
@@ -219,6 +237,7 @@ class Controller:
         self._begun = True
         self._decided = state.now
         if state.mode is Mode.INTERRUPTED:
+            state.end_what_does_not_halt()
             return
         watchdog.end_what_cannot_go_on(state)
         if state.capacity.cpu <= 0:  # nothing to share out, and nothing to measure by

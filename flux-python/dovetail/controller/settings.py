@@ -77,6 +77,8 @@ class Settings:
     """Seconds before the first iteration in which no rank does anything outside MPI."""
     start_factor: float = 20.0
     """The same in usual start times, once the family's is known (at least `stall`)."""
+    halt: float = 300.0
+    """Seconds to stop at a checkpoint in: to write large fields may take minutes."""
     restarts: int = 3
     """Times that a simulation is run again after it lost its node."""
     no_nodes: float = 60.0

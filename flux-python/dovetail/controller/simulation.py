@@ -27,14 +27,16 @@ class Stage(enum.Enum):
     RUNNING = "running"
     PAUSED = "paused"  # for the length of another one's profile; it keeps its place
     SUSPENDED = "suspended"  # taken back with its work kept; its place is free
+    HALTING = "halting"  # asked to stop at a checkpoint; it runs until it has
     TERMINATING = "terminating"  # asked to stop, and not yet ended
     DONE = "done"
     FAILED = "failed"
+    CHECKPOINTED = "checkpointed"  # the run ended and it stopped; it goes on if that is resumed
     NOT_STARTED = "not started"
 
 
 _ENDED = {Stage.QUEUED, Stage.DONE, Stage.FAILED}  # queued again, if it is not to blame
-_STOPS = {Stage.PAUSED, Stage.SUSPENDED, Stage.TERMINATING, *_ENDED}
+_STOPS = {Stage.PAUSED, Stage.SUSPENDED, Stage.HALTING, Stage.TERMINATING, *_ENDED}
 _GOES_ON = {Stage.PREPARING, Stage.STARTING, Stage.RUNNING}
 
 FOLLOWS: dict[Stage, set[Stage]] = {
@@ -42,11 +44,13 @@ FOLLOWS: dict[Stage, set[Stage]] = {
     Stage.PREPARING: {Stage.STARTING, Stage.RUNNING, *_STOPS},
     Stage.STARTING: {Stage.RUNNING, *_STOPS},
     Stage.RUNNING: _STOPS,
-    Stage.PAUSED: {Stage.SUSPENDED, Stage.TERMINATING, *_GOES_ON, *_ENDED},
-    Stage.SUSPENDED: {Stage.TERMINATING, *_GOES_ON, *_ENDED},
+    Stage.PAUSED: {Stage.SUSPENDED, Stage.HALTING, Stage.TERMINATING, *_GOES_ON, *_ENDED},
+    Stage.SUSPENDED: {Stage.HALTING, Stage.TERMINATING, *_GOES_ON, *_ENDED},
+    Stage.HALTING: {Stage.TERMINATING, Stage.CHECKPOINTED, *_ENDED},
     Stage.TERMINATING: _ENDED,
     Stage.DONE: set(),
     Stage.FAILED: {Stage.QUEUED},  # an interrupt ended it, and the run is resumed
+    Stage.CHECKPOINTED: {Stage.QUEUED},  # the same
     Stage.NOT_STARTED: {Stage.QUEUED},  # the same
 }
 """The stages that may follow each stage."""

@@ -28,6 +28,7 @@ from dovetail.core.protocol import (
     Action,
     Capacity,
     Cause,
+    Checkpoint,
     Ended,
     EndState,
     Launch,
@@ -47,6 +48,7 @@ back or not."""
 _END_STATES: dict[Stage, EndState] = {
     Stage.DONE: "done",
     Stage.FAILED: "failed",
+    Stage.CHECKPOINTED: "checkpointed",
     Stage.NOT_STARTED: "not started",
 }
 UNKNOWN = 3600.0
@@ -60,7 +62,7 @@ class Mode(enum.Enum):
 
     SCHEDULING = "scheduling"
     PROFILING = "profiling"  # one simulation's profile is being taken, `subject` is its name
-    INTERRUPTED = "interrupted"  # the run is to end, `subject` is the reason
+    INTERRUPTED = "interrupted"  # the run is to end, `subject` is the reason, by `halt_until`
 
 
 class Phase(enum.Enum):
@@ -79,6 +81,7 @@ class State:
     Times at which something may be done again: `admit_after` (an admission), `resize_after` (a
     resize), `requests_due` (requests follow the load), `choose_after` (ranks are chosen).
     `usual_seconds` is what a simulation of which nothing is known counts with, on one rank.
+    What is to stop at a checkpoint because the run ends has until `halt_until` for it.
     `window_began` is when the measurement windows of now began. `tolerated` is a co-scheduled set
     that does not pay and that nobody can leave without losing work; `lost` the seconds spent on
     trials that did not pay.
@@ -101,6 +104,7 @@ class State:
         self.t = 0.0
         self.now = 0.0
         self.mode, self.subject = Mode.SCHEDULING, ""
+        self.halt_until = 0.0
         self.window_began = 0.0
         self.admit_after = 0.0
         self.resize_after = 0.0
@@ -265,13 +269,28 @@ class State:
         """A profile is over, or a run that was interrupted is resumed: the run goes on."""
         self.mode, self.subject = Mode.SCHEDULING, ""
 
-    def interrupt(self, why: str) -> None:
-        """The run is to end: all that is started is stopped, and nothing more is started."""
+    def interrupt(self, why: str, within: float = 0.0) -> None:
+        """The run is to end: all that is started is stopped, and nothing more is started.
+
+        It is stopped at a checkpoint where that is possible, and `within` so many seconds.
+        """
         self.mode, self.subject = Mode.INTERRUPTED, why
+        self.halt_until = self.now + within
         self.note("hold", f"the run is ended: {why}")
         for sim in [*self.active.values(), *self.suspended.values()]:
-            self.stop(sim, Cause.INTERRUPTED, why)
+            if within > 0.0 and self.can_halt(sim):
+                self.halt(sim, why)
+            else:
+                self.stop(sim, Cause.INTERRUPTED, why)
         self.give_up(Cause.INTERRUPTED, why)
+
+    def end_what_does_not_halt(self) -> None:
+        """The run is to end, and its time for that is over."""
+        if self.now < self.halt_until:
+            return
+        why = f"{self.subject}; it did not stop at a checkpoint in time"
+        for sim in list(self.active.values()):
+            self.stop(sim, Cause.INTERRUPTED, why)
 
     def give_up(self, cause: Cause, why: str) -> None:
         """What is still queued will not start."""
@@ -390,6 +409,24 @@ class State:
         sim.go_on()
         sim.progress_at = sim.resumed_at = self.now
         self._join(sim)
+
+    def can_halt(self, sim: Simulation) -> bool:
+        """Whether a simulation that is started can be asked to stop at a checkpoint."""
+        return self.capacity.checkpoints and sim.spec.checkpoint and sim.started is not None
+
+    def halt(self, sim: Simulation, why: str) -> None:
+        """Ask a simulation to stop at a checkpoint; it is active until its Finished comes."""
+        name = sim.spec.name
+        if name in self.suspended:
+            del self.suspended[name]
+            self._join(sim)
+        sim.enter(Stage.HALTING)
+        sim.progress_at = sim.resumed_at = self.now
+        self._changes.pop(name, None)
+        self.resizing.pop(name, None)
+        if sim.share is not None:
+            sim.share = replace(sim.share, suspended=False)  # the executor sees to that
+        self._out.append(Checkpoint(name, why))
 
     def stop(self, sim: Simulation, cause: Cause, why: str, requeue: bool = False) -> None:
         """End a simulation; it is terminating until its Finished comes."""

@@ -36,6 +36,8 @@ class Cause(str, Enum):
     """The controller ended it for its memory, to run it again."""
     TAKEN_BACK = "taken back"
     """The controller ended it because it did not pay beside the others, to run it again."""
+    CHECKPOINTED = "checkpointed"
+    """It stopped at a checkpoint, as it was asked to, and can go on from there."""
     TOO_LARGE = "too large"
     """It needs more memory than there is; it never started."""
     NO_NODE = "no node left"
@@ -59,5 +61,6 @@ _STOPPED = frozenset(
         Cause.HUNG,
         Cause.SHORT_OF_MEMORY,
         Cause.TAKEN_BACK,
+        Cause.CHECKPOINTED,
     )
 )

@@ -47,9 +47,11 @@ class Spec:
     `widths` are the numbers of ranks that it may run on, ascending; empty if `ranks` is kept.
     Where there are several, `ranks` and `weights` are those of the widest until it is launched,
     and then those that were chosen. `application` says who cuts its case (see `applications`).
-    `checkpoint` is True if it may be stopped at a written step and continued; `go_on` is then, once
-    it is launched, the command line that makes what an earlier launch left ready for that. Its
-    last line says how many iterations are over; where it fails, the simulation begins anew.
+    `checkpoint` is True if it may be stopped at a written step and continued. What that takes are
+    command lines in its copied case, which it has once it is launched, empty where there are none:
+    `go_on` makes ready what an earlier launch left; its last line says how many iterations are
+    over, and where it fails, the simulation begins anew. `halt` asks the running program to write
+    all and to end after its step; once it has ended well, `halted` succeeds if there is more to do.
     """
 
     name: str
@@ -71,6 +73,8 @@ class Spec:
     objective: Literal["throughput", "turnaround"] = "throughput"
     checkpoint: bool = False
     go_on: str = ""
+    halt: str = ""
+    halted: str = ""
 
     def on(self, ranks: int) -> Spec:
         """The same on that many of its `widths`; evenly cut, unless they are as it was given."""
@@ -93,12 +97,13 @@ class Capacity:
     """What the executor may use, and what it can do there.
 
     `weights` is False where CPU weights cannot be set (no writable cgroup); `suspend` is False
-    where a simulation cannot be suspended.
+    where a simulation cannot be suspended, `checkpoints` where it cannot be asked to stop at one.
     """
 
     nodes: tuple[Node, ...]
     weights: bool = True
     suspend: bool = True
+    checkpoints: bool = False
 
     @property
     def cpu(self) -> int:
@@ -211,10 +216,14 @@ class CapacityChanged:
 
 @dataclass(frozen=True)
 class Interrupted:
-    """The user wants the run to end: stop everything, start nothing."""
+    """The user wants the run to end: stop everything, start nothing.
+
+    What may be stopped at a checkpoint has `within` seconds for that; 0 if all is stopped at once.
+    """
 
     t: float
     reason: str
+    within: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -231,7 +240,7 @@ Event = Union[
 ]
 
 
-EndState = Literal["done", "failed", "not started"]
+EndState = Literal["done", "failed", "checkpointed", "not started"]
 
 
 # --- Actions: from the controller to the executor ---
@@ -271,6 +280,17 @@ class Stop:
 
 
 @dataclass(frozen=True)
+class Checkpoint:
+    """Ask a running simulation to stop at a checkpoint; one that is suspended goes on for that.
+
+    Until it has, it runs. Its Finished has the cause CHECKPOINTED, unless it ended by itself.
+    """
+
+    name: str
+    why: str
+
+
+@dataclass(frozen=True)
 class Requeued:
     """A simulation is in the queue again, at its place in the plan; nothing for the executor."""
 
@@ -284,7 +304,8 @@ class Ended:
     """What the controller makes of a simulation's end; nothing for the executor to do.
 
     `reason` is empty for one that is done. One that has not started ends so when the run gives
-    it up. Where the run is resumed, a Requeued may follow.
+    it up, and one that is `checkpointed` when the run ended and it can go on. Where the run is
+    resumed, a Requeued may follow.
     """
 
     name: str
@@ -306,8 +327,8 @@ class Note:
     data: Mapping[str, Any] = field(default_factory=dict)
 
 
-Action = Union[Launch, Resize, Stop, Requeued, Ended, Note]
-ACTIONS = (Launch, Resize, Stop, Requeued, Ended, Note)
+Action = Union[Launch, Resize, Stop, Checkpoint, Requeued, Ended, Note]
+ACTIONS = (Launch, Resize, Stop, Checkpoint, Requeued, Ended, Note)
 
 
 @dataclass(frozen=True)
@@ -349,6 +370,9 @@ class Executor(Protocol):
 
     def stop(self, name: str, why: str, cause: Cause = Cause.CANCELLED) -> None:
         """End one simulation; a Finished with this cause and a reason follows."""
+
+    def checkpoint(self, name: str) -> None:
+        """Ask one to stop at a checkpoint; called only where the capacity has `checkpoints`."""
 
     def close(self) -> None:
         """End all, leave nothing behind."""

@@ -2,8 +2,9 @@
 """Runs one simulation, and ends it when nobody is left who wants it.
 
 One process per simulation, started by the local executor. Inputs: on stdin one line of JSON
-(see `Supervisor`), then commands, one per line: `stop`. End of file on stdin means that the
-executor needs nothing more, or has died: everything is ended and removed at once. Outputs:
+(see `Supervisor`), then commands, one per line: `stop`, or `checkpoint` to have the program stop at
+one. End of file on stdin means that the executor needs nothing more, or has died: everything is
+ended and removed at once. Outputs:
 `log` in the simulation's directory, the count of `Time =` lines in the file `iterations`
 of its session directory, and on stdout lines of JSON: `started`, then `result`.
 
@@ -95,7 +96,8 @@ class Supervisor:
     a line and its words), `environment` (to add), `libraries` (MPI to preloaded library), `group`
     (weight and control directory of its control group; its processes join the group `job`),
     `cpus`, `log_limit`; and only in a pod `hosts`, those of all its pods (see `launcher.across`).
-    Where it is to go on from an earlier launch, `go_on` has the words for that; see `Spec.go_on`.
+    Where it is to go on from an earlier launch, `go_on` has the words for that, and where it can be
+    stopped at a checkpoint `halt` and `halted`; see `Spec`.
     """
 
     def __init__(self, config: dict[str, Any]) -> None:
@@ -111,6 +113,9 @@ class Supervisor:
         self.time_lines: time_lines.Counter | None = None
         self.child = 0
         self.status: int | None = None
+        self.base: dict[str, str] = {}  # the environment of all steps
+        self.runs = False  # its own command does
+        self.asked = False  # to stop at a checkpoint
         self.stopping = False
         self.deadline = 0.0  # of the grace after a stop; 0 if none runs
         self.orphaned = False
@@ -152,7 +157,7 @@ class Supervisor:
         steps = [("copying the case", "/", ["sh", "-c", copy, config["case"], self.case])]
         for line, words in config["prepare"]:
             steps.append((f"prepare step '{line}'", self.case, words))
-        base = launcher.environment(
+        base = self.base = launcher.environment(
             {**os.environ, **config["environment"]}, config["directory"], config["temporary"]
         )
         over = self._go_on(base) if kept else 0
@@ -172,10 +177,14 @@ class Supervisor:
             if len(config["hosts"]) > 1:
                 words = self._spread(base, words, path, mpi)
         self._tell({"kind": "started", "mpi": mpi, "iterations": over})
+        self.runs = True
         code = self._step(
             words, self.case, launcher.preload(base, config["libraries"].get(mpi, ""))
         )
+        self.runs = False
         if not code:
+            if self.asked and not self._step(config["halted"], self.case, base):
+                return Cause.CHECKPOINTED, 0, ""
             return Cause.DONE, 0, ""
         why = launcher.explain(code, self._recent(), self._ranks(), self._aborted())
         return Cause.FAILED, code, why
@@ -188,6 +197,13 @@ class Supervisor:
         if self.log and not over:
             self.log.take(b"[dovetail: there is nothing to go on from; it begins anew]\n")
         return over
+
+    def _halt(self) -> None:
+        """Ask the command to stop at a checkpoint; it ends once it has, as at any other end."""
+        if self.runs and self.status is None and self.config.get("halt"):
+            self.asked = True
+            files = {0: self.null, 1: self.output_end, 2: self.output_end}
+            processes.start_child(self.config["halt"], self.case, self.base, files, self._confine)
 
     def _spread(self, base: dict[str, str], words: list[str], path: str, mpi: str) -> list[str]:
         """Have the starter put the ranks into all pods of the simulation; its command line."""
@@ -245,7 +261,9 @@ class Supervisor:
             else:
                 words = os.read(0, 512)
                 self.orphaned = not words
-                if words:
+                if b"checkpoint" in words:
+                    self._halt()
+                if b"stop" in words:
                     self._stop()
 
     def _stop(self) -> None:

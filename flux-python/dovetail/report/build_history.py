@@ -107,6 +107,9 @@ class _Teller:
     def _stop(self, action: protocol.Stop) -> None:
         self.marks.append(Mark(self.now, "stop", action.why, (action.name,)))
 
+    def _checkpoint(self, action: protocol.Checkpoint) -> None:
+        self.marks.append(Mark(self.now, "checkpoint", action.why, (action.name,)))
+
     def _requeued(self, action: protocol.Requeued) -> None:
         track = self.tracks[action.name]
         if track.attempts and track.attempts[-1].end is None:  # the run died, and it with the run

@@ -70,7 +70,7 @@ class Track:
 @dataclass(frozen=True)
 class Mark:
     """A moment worth a mark in the timeline; `what` is a Note's, or resize, refused, stop,
-    capacity, interrupt."""
+    checkpoint, capacity, interrupt."""
 
     t: float
     what: str

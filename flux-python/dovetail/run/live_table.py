@@ -21,7 +21,7 @@ from dovetail.controller.views import View
 from dovetail.core.protocol import Note
 
 ROWS = 16
-ACTIVE = ("preparing", "starting", "running", "suspended", "terminating")
+ACTIVE = ("preparing", "starting", "running", "suspended", "halting", "terminating")
 NOTES = 4  # decisions shown below the table
 
 

@@ -122,3 +122,6 @@ def _act(
             (suspended.add if share.suspended else suspended.discard)(name)
     elif isinstance(action, protocol.Stop):
         executor.stop(action.name, action.why, action.cause)
+    elif isinstance(action, protocol.Checkpoint):
+        executor.checkpoint(action.name)
+        suspended.discard(action.name)

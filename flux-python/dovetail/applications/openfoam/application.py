@@ -30,11 +30,10 @@ def prepare(spec: Spec) -> tuple[str, ...]:
     return (" ".join(("dovetail", "decompose", *cut)),)
 
 
-def checkpoint(spec: Spec, begins: bool) -> str:
+def checkpoint(spec: Spec, step: str) -> str:
     """See the module of that name."""
     statement = "from dovetail.applications.openfoam.checkpoint import main; main()"
-    words = [*install_paths.python_command(statement), "begin" if begins else "go-on"]
-    return shlex.join([*words, *map(str, spec.weights)])
+    return shlex.join([*install_paths.python_command(statement), step, *map(str, spec.weights)])
 
 
 def expected_iterations(spec: Spec) -> int:

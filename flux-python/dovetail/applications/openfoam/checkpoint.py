@@ -14,6 +14,7 @@ gone on from is there at each moment. The user's own case is never written to.
 
     begin(case, [1, 1])     # two equal ranks; before the solver first starts
     stop(case)              # while it runs; it ends by itself
+    unfinished(case, log)   # once it has: True if there are steps left
     go_on(case, [1], log)   # '137', from where the solver goes on, on one rank, once started
 """
 
@@ -21,6 +22,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -29,7 +31,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from dovetail.applications.openfoam import written_times
+from dovetail.applications.openfoam import control_dict, written_times
 from dovetail.core.errors import BadInput, WorkFailed
 from dovetail.host import install_paths
 from dovetail.host.private_files import write_whole
@@ -42,6 +44,7 @@ _LOG = "log.checkpoint"
 _NEWER = 60.0
 """Seconds by which a change of controlDict is dated after the one before, at least: OpenFOAM
 takes no notice of one within its `fileModificationSkew`, which is 10 s as shipped."""
+_LAST = re.compile(rb"^(?:Time = (\S+?)s?|\w+ solution converged in .*)\s*$", re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -71,8 +74,29 @@ def begin(case: Path, weights: Sequence[float]) -> None:
 
 
 def stop(case: Path) -> None:
-    """Have the running solver end after this step, with all fields written."""
+    """Have the running solver end after this step, with all fields written.
+
+    Raises BadInput for a case that was not made ready.
+    """
+    if _load(case) is None:
+        raise BadInput(f"{case}: it was not made ready to be stopped")
     _set_control(case, {**_EXACT, "stopAt": "writeNow"})
+
+
+def unfinished(case: Path, log: Path) -> bool:
+    """Whether a solver that ended well has steps left: it did not converge, or come to its end.
+
+    True where the case does not tell its end: a solver that goes on from there ends at once.
+    """
+    *_, last = [None, *_LAST.finditer(log.read_bytes())]
+    if last is None:
+        return True
+    if last[1] is None:
+        return False  # it has converged
+    found = control_dict.entries(case)
+    words = last[1].decode(errors="replace"), found.get("endTime", ""), found.get("deltaT", "")
+    time, end, step = map(control_dict.number, words)
+    return time is None or end is None or step is None or time < end - step / 2
 
 
 def go_on(case: Path, weights: Sequence[float], log: Path) -> str | None:
@@ -196,16 +220,19 @@ def _load(case: Path) -> _State | None:
 
 
 def main() -> None:
-    """`begin WEIGHT...` or `go-on WEIGHT...`, in the case; prints how many steps are over.
+    """A step of `Spec` and the ranks' weights, in the case; `go-on` prints how many steps are over.
 
     What cannot be gone on with may run all the same, so `begin` never fails.
     """
     verb, weights, case = sys.argv[1], [float(word) for word in sys.argv[2:]], Path()
+    log = case / ".." / "log"
     try:
-        if verb == "begin":
-            begin(case, weights)
+        if verb == "halted":
+            sys.exit(0 if unfinished(case, log) else 1)
+        if verb in ("begin", "halt"):
+            begin(case, weights) if verb == "begin" else stop(case)
             return
-        name = go_on(case, weights, case / ".." / "log")
+        name = go_on(case, weights, log)
     except (BadInput, WorkFailed) as error:
         print(f"no checkpoint: {error}", flush=True)
         sys.exit(0 if verb == "begin" else 1)

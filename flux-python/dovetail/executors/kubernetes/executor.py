@@ -137,6 +137,10 @@ class KubernetesExecutor:
             lambda: self._changes(wanted), lambda refused: self._resized(wanted, refused)
         )
 
+    def checkpoint(self, name: str) -> None:
+        """Pods cannot be asked to stop at a checkpoint yet, as the capacity says."""
+        raise NotImplementedError(f"simulation {name} runs in pods")
+
     def stop(self, name: str, why: str, cause: Cause = Cause.CANCELLED) -> None:
         """End a simulation: SIGTERM, a grace, SIGKILL; a Finished follows."""
         job = self._life.jobs.get(name)

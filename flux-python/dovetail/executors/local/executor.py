@@ -118,7 +118,9 @@ class LocalExecutor:
     def capacity(self) -> protocol.Capacity:
         """This machine; without control groups it has no weights, suspending works always."""
         node = protocol.Node(socket.gethostname(), 1000 * len(self._cpus), self._memory)
-        return protocol.Capacity((node,), weights=bool(self._group.weight), suspend=True)
+        return protocol.Capacity(
+            (node,), weights=bool(self._group.weight), suspend=True, checkpoints=True
+        )
 
     # --- what the controller asks for ---
 
@@ -173,6 +175,12 @@ class LocalExecutor:
         job = self._jobs.get(name)
         if job is not None:
             job.stop(why or "stopped", cause, supervisor.GRACE + _PATIENCE)
+
+    def checkpoint(self, name: str) -> None:
+        """Ask a simulation to stop at a checkpoint; a Finished follows once it has."""
+        job = self._jobs.get(name)
+        if job is not None:
+            job.halt()
 
     def close(self) -> None:
         """End everything and remove every trace, within seconds; may be called twice.
@@ -322,7 +330,14 @@ class LocalExecutor:
             "ranks": spec.ranks,
             "command": spec.command,
             "prepare": [(line, command_line.program(line)) for line in spec.prepare],
-            "go_on": command_line.program(spec.go_on) if spec.go_on else [],
+            **{
+                step: command_line.program(line) if line else []
+                for step, line in (
+                    ("go_on", spec.go_on),
+                    ("halt", spec.halt),
+                    ("halted", spec.halted),
+                )
+            },
             "environment": {**environment, "PATH": command_line.search_path(environment)},
             "mpi": self._mpi.get(spec.command[0], ""),
             "libraries": install_paths.libraries(),

@@ -3,7 +3,7 @@
 
 Inputs: shares, rank pages, the supervisor's messages. Outputs: control group weights, the control
 page, a simulation that is suspended, words to the supervisor. Invariants: the state changes by
-the five methods of `Job` that say so, and by nothing else; every call may be repeated.
+the six methods of `Job` that say so, and by nothing else; every call may be repeated.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import enum
 import subprocess
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from dovetail.core import protocol
 from dovetail.core.protocol import Cause, Result
@@ -28,6 +28,7 @@ class JobState(enum.Enum):
 
     STARTING = "starting"  # its supervisor copies the case and runs the prepare steps
     RUNNING = "running"  # its command runs
+    HALTING = "halting"  # its command runs, and was asked to stop at a checkpoint
     STOPPING = "stopping"  # it was told to end, and has its grace
     ENDED = "ended"  # it has a result; a last sample may be taken
     RELEASED = "released"  # its supervisor was let go: it ends and removes what is left
@@ -37,8 +38,9 @@ class JobState(enum.Enum):
 class Job:
     """One simulation that has been launched and not yet reported as finished.
 
-    From STARTING it goes by `begun` to RUNNING, from both by `stop` to STOPPING, from all three
-    by `end` to ENDED, and from any by `release` to RELEASED, which it does not leave.
+    From STARTING it goes by `begun` to RUNNING, from there by `halt` to HALTING, from all three by
+    `stop` to STOPPING, from all four by `end` to ENDED, and from any by `release` to RELEASED,
+    which it does not leave.
     """
 
     spec: protocol.Spec
@@ -68,12 +70,12 @@ class Job:
     @property
     def wanted(self) -> bool:
         """Whether it runs or will: it can get new shares, and can be stopped."""
-        return self.state in (JobState.STARTING, JobState.RUNNING)
+        return self.state in (JobState.STARTING, JobState.RUNNING, JobState.HALTING)
 
     @property
     def publishes(self) -> bool:
         """Whether there may be something new in its ranks' pages."""
-        return self.state in (JobState.RUNNING, JobState.STOPPING, JobState.ENDED)
+        return self.state not in (JobState.STARTING, JobState.RELEASED)
 
     @property
     def overdue(self) -> bool:
@@ -86,6 +88,16 @@ class Job:
             self.state = JobState.RUNNING
             if self.share.suspended and not self.signalled:
                 self.suspend(True)
+
+    def halt(self) -> None:
+        """Have its command stop at a checkpoint, for which it goes on if it is suspended."""
+        if self.state is not JobState.RUNNING:
+            return
+        self.state = JobState.HALTING
+        self.share = replace(self.share, suspended=False)
+        with contextlib.suppress(OSError):
+            self.suspend(False)
+        self.tell(b"checkpoint\n")
 
     def stop(self, why: str, cause: Cause, limit: float) -> None:
         """Have the supervisor end it, in at most `limit` seconds."""

@@ -61,6 +61,7 @@ class Simulated:
         self._lost: set[int] = set()
         self._flags = (weights, suspend)
         self._sims: dict[str, Sim] = {}
+        self._kept: dict[str, int] = {}
         self._on: list[dict[str, Sim]] = [{} for _ in nodes]
         self._count = 0
         self._events: list[Event] = []
@@ -77,7 +78,7 @@ class Simulated:
     def capacity(self) -> Capacity:
         """What may be used now."""
         left = tuple(node for i, node in enumerate(self._nodes) if i not in self._lost)
-        return Capacity(left, *self._flags)
+        return Capacity(left, *self._flags, checkpoints=True)
 
     def launch(self, spec: Spec, share: Share) -> None:
         """Start; the first iteration begins after the work's startup."""
@@ -85,6 +86,7 @@ class Simulated:
         work = replace(work, seconds=work.on(spec.ranks))
         self._count += 1
         sim = Sim(spec, work, share, self._count, self.clock + work.startup)
+        sim.over = self._kept.get(spec.name, 0) if spec.checkpoint else 0
         sim.ranks = [Rank(sim, node) for node in self._place(spec.ranks)]
         sim.nodes = tuple(sorted({rank.node for rank in sim.ranks}))
         self._sims[spec.name] = sim
@@ -115,6 +117,14 @@ class Simulated:
         """End one simulation."""
         if name in self._sims:
             self._end(self._sims[name], cause, 143, f"stopped: {why}")
+
+    def checkpoint(self, name: str) -> None:
+        """One ends after its iteration, and goes on there when it is launched again."""
+        sim = self._sims.get(name)
+        if sim is not None and sim.spec.checkpoint:
+            sim.halting = True
+            sim.share = replace(sim.share, suspended=False)
+            self._replan(sim.nodes)
 
     def close(self) -> None:
         """End all."""
@@ -191,13 +201,14 @@ class Simulated:
         for node in sim.nodes:
             self._run_until_now(node)
             self._on[node][name] = sim
-        self._events.append(protocol.Started(self.now, name))
+        self._events.append(protocol.Started(self.now, name, sim.over))
         self._publish(sim)  # as a page is there from MPI_Init on
         self._iterate(sim)
         self._replan(sim.nodes)
 
     def _iterate(self, sim: Sim) -> None:
-        by_now = 1.0 + (sim.work.drift - 1.0) * sim.iterations / sim.work.iterations
+        done = sim.over + sim.iterations
+        by_now = 1.0 + (sim.work.drift - 1.0) * done / sim.work.iterations
         for rank, seconds in zip(sim.ranks, sim.work.seconds):
             noise = self.random.gauss(1.0, sim.work.noise) if sim.work.noise else 1.0
             rank.left = seconds * by_now * max(0.2, noise)
@@ -220,8 +231,11 @@ class Simulated:
             self._run_until_now(node)
         sim.iterations += 1
         self._publish(sim)
-        if sim.iterations >= sim.work.iterations:
+        if sim.over + sim.iterations >= sim.work.iterations:
             self._end(sim, Cause.DONE)
+        elif sim.halting:
+            self._kept[sim.spec.name] = sim.over + sim.iterations
+            self._end(sim, Cause.CHECKPOINTED)
         else:
             self._iterate(sim)
             self._replan(sim.nodes)

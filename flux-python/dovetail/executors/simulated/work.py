@@ -77,7 +77,10 @@ class Rank:
 
 @dataclass(eq=False)
 class Sim:
-    """One simulation on the machine: `pending` ranks still work on this iteration."""
+    """One simulation on the machine: `pending` ranks still work on this iteration.
+
+    It goes on after `over` iterations of an earlier launch; `halting` if it ends after this one.
+    """
 
     spec: Spec
     work: Work
@@ -88,6 +91,8 @@ class Sim:
     nodes: tuple[int, ...] = ()
     started: bool = False
     stalled: bool = False
+    halting: bool = False
+    over: int = 0
     iterations: int = 0
     pending: int = 0
     stamp: float = 0.0
