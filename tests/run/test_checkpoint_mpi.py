@@ -6,18 +6,21 @@ from __future__ import annotations
 import re
 import shutil
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
-from dovetail.bench.cases import OPENFOAM_ETC, pitz_daily
+from dovetail.bench.cases import OPENFOAM_ETC, environment, mpirun, pitz_daily
 from support.local_runs import wait_for
-from support.run_command import site  # noqa: F401
+from support.run_command import TUNED, site  # noqa: F401
 
 pytestmark = [
     pytest.mark.mpi,
     pytest.mark.skipif(not shutil.which("simpleFoam"), reason="OpenFOAM is not installed"),
 ]
 END = 60
+SHORT = 12
 FIELDS = ("U", "p", "k", "epsilon", "nut", "phi")
 
 
@@ -47,9 +50,13 @@ def plan_of(site, case, **options):  # noqa: F811
 
 def final(site):  # noqa: F811
     """The final fields of both ranks."""
+    return fields(site.out / "pitz" / "case", END)
+
+
+def fields(case, end):
     found = {}
     for rank in (0, 1):
-        place = site.out / "pitz" / "case" / f"processor{rank}" / str(END)
+        place = case / f"processor{rank}" / str(end)
         found.update({(rank, field): (place / field).read_bytes() for field in FIELDS})
     return found
 
@@ -95,3 +102,140 @@ def test_with_nothing_whole_to_go_on_from_it_begins_anew_and_says_so(site, case)
     (one,) = site.summary()["simulations"]
     assert (one["state"], one["restarts"], one["continued"]) == ("done", 1, 0)
     assert "begins anew" in (site.out / "pitz/log").read_text()
+
+
+# --- Stopped at a checkpoint because the run is ended ---
+
+
+def came_to(site, iteration):  # noqa: F811
+    try:
+        return f"\nTime = {iteration}\n" in (site.out / "pitz/log").read_text()
+    except OSError:
+        return False
+
+
+GATE = """
+functions
+{
+    gate
+    {
+        type systemCall;
+        libs (utilityFunctionObjects);
+        executeCalls ("while [ -e hold ] && ! grep -q writeNow system/*; do sleep 0.1; done");
+    }
+}
+"""
+"""Between two steps the solver waits until it is asked to stop, as long as there is a file."""
+
+
+def shorter(case, made, interval):
+    """The same of few steps, written at so many."""
+    shutil.copytree(case, made)
+    control = made / "system/controlDict"
+    text = re.sub(r"(?m)^writeInterval\s+\S+;", f"writeInterval {interval};", control.read_text())
+    control.write_text(re.sub(r"(?m)^endTime\s+\S+;", f"endTime {SHORT};", text) + GATE)
+    return made
+
+
+def test_a_run_that_is_ended_stops_at_checkpoints(site, case, undisturbed):  # noqa: F811
+    silent = shorter(case, site.directory / "silent", SHORT)  # it writes nothing by itself
+    (silent / "hold").touch()
+    plan = plan_of(site, silent, checkpoint="allowed")
+    numbers = signal.SIGTERM, signal.SIGINT
+    before = 0
+    for part, number in enumerate(numbers):
+        resume = ["--resume"] if part else []
+        run = site.start(plan, "-o", "out", "--checkpoint", *resume)
+        wait_for(lambda at=before: came_to(site, at + 1))
+        code, output, errors = site.end(run, number)
+        assert code == 130
+        assert "1 simulation is stopped at a checkpoint, --resume goes on there" in errors
+        assert "checkpo" in output  # a narrow column
+        assert site.states() == {"pitz": "checkpointed"}
+        (one,) = site.summary()["simulations"]
+        assert before < one["iterations"] <= before + 4
+        before = one["iterations"]
+        assert f"after {one['iterations']} iterations" in one["reason"]
+        assert written(site, one["iterations"])
+        assert site.of_type("Ended")[-1]["cause"] == "checkpointed"
+        site.assert_clean()
+    (site.out / "pitz/case/hold").unlink()
+    assert site.run(plan, "-o", "out", "--resume")[0] == 0
+    assert site.states() == {"pitz": "done"}
+    (one,) = site.summary()["simulations"]
+    assert (one["iterations"], one["restarts"], one["continued"]) == (SHORT, 2, 2)
+    # Nothing was computed twice: each part began where the one before had ended.
+    log = (site.out / "pitz/log").read_text()
+    steps = [int(step) for step in re.findall(r"(?m)^Time = (\d+)$", log)]
+    assert steps == list(range(1, SHORT + 1))
+    assert fields(site.out / "pitz/case", SHORT) == undisturbed
+
+
+@pytest.fixture(scope="module")
+def undisturbed(case, tmp_path_factory):
+    """The final fields of both ranks of a short run if nobody interferes."""
+    alone = shorter(case, tmp_path_factory.mktemp("undisturbed") / "pitz", SHORT)
+    root = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+    yielding = {"OMPI_MCA_mpi_yield_when_idle": "1"}
+    done = subprocess.run(mpirun(2), cwd=alone, env={**environment(), **root, **yielding},
+                          capture_output=True)  # fmt: skip
+    assert done.returncode == 0, done.stdout[-2000:]
+    return fields(alone, SHORT)
+
+
+@pytest.mark.parametrize("moment", ["asked", "writing", "written"])
+def test_a_run_killed_at_a_checkpoint_ends_done_once(site, case, undisturbed, moment):  # noqa: F811
+    often = shorter(case, site.directory / "often", 2)
+    plan = plan_of(site, often, checkpoint="allowed")
+    run = site.start(plan, "-o", "out", "--checkpoint")
+    wait_for(lambda: came_to(site, 5))
+    (site.out / "pitz/case/hold").touch()
+    run.send_signal(signal.SIGTERM)
+    site.until(lambda log: any(one.get("type") == "Checkpoint" for one in log))
+    if moment == "writing":
+        control = site.out / "pitz/case/system/controlDict"
+        wait_for(lambda: "writeNow" in control.read_text())
+    elif moment == "written":
+        site.until(lambda log: any(one.get("type") == "Finished" for one in log))
+    if run.poll() is None:
+        site.end(run, signal.SIGKILL)
+    site.assert_clean()
+    if moment == "written":  # and the disk lost the end of it
+        places = (site.out / "pitz/case/processor1").glob("[1-9]*")
+        *_, before, last = sorted(places, key=lambda place: int(place.name))
+        (last / "p").write_bytes((last / "p").read_bytes()[:-10])
+    (site.out / "pitz/case/hold").unlink()
+    assert site.run(plan, "-o", "out", "--resume")[0] == 0
+    assert site.states() == {"pitz": "done"}
+    went_on = site.of_type("Started")[-1]["iterations"]
+    assert went_on >= 4
+    assert moment != "written" or went_on == int(before.name)
+    assert fields(site.out / "pitz/case", SHORT) == undisturbed
+    site.assert_clean()
+
+
+def test_a_program_that_does_not_stop_at_a_checkpoint_is_ended_in_time(site):  # noqa: F811
+    entry = site.shell("while :; do sleep 1; done", application="openfoam", checkpoint="allowed")
+    plan = site.plan({**entry, "name": "endless"})
+    tuned = TUNED.replace("{settings!r}", repr({"halt": 2.0}))
+    run = site.start(plan, site.out, "--checkpoint", command=(sys.executable, "-c", tuned))
+    site.until(lambda log: any(one.get("type") == "Started" for one in log))
+    assert site.end(run, signal.SIGTERM)[0] == 130
+    assert site.states() == {"endless": "failed"}
+    (one,) = site.summary()["simulations"]
+    assert "did not stop at a checkpoint in time" in one["reason"]
+    assert "not made ready" in (site.out / "endless/log").read_text()
+    site.assert_clean()
+
+
+REFUSED = {
+    "no simulation of": ["--checkpoint"],
+    "pods cannot do that yet": ["--checkpoint", "--kubeconfig", "nowhere"],
+}
+
+
+@pytest.mark.parametrize("why", REFUSED)
+def test_checkpoints_that_nothing_can_stop_at_are_refused(site, why):  # noqa: F811
+    code, _, errors = site.run(site.plan({}), "-o", "out", *REFUSED[why])
+    assert (code, why in errors, errors.count("\n")) == (2, True, 1)
+    assert not site.out.exists()

@@ -22,7 +22,7 @@ from support.local_runs import FAKE_MPIRUN, LIMIT, scripts, wait_for
 
 TOP = Path(__file__).resolve().parents[2]
 COMMAND = (sys.executable, "-m", "dovetail", "run")
-ENDED = ("done", "failed", "not started")
+ENDED = ("done", "failed", "checkpointed", "not started")
 
 TUNED = """
 import sys
@@ -32,7 +32,8 @@ from dovetail.controller.settings import Settings
 from dovetail.plan import schema
 from dovetail.run.run import run
 settings = Settings(**{settings!r})
-ended = run(schema.load(sys.argv[1]), Path(sys.argv[2]), quiet=True, settings=settings)
+more = dict(settings=settings, checkpoint="--checkpoint" in sys.argv)
+ended = run(schema.load(sys.argv[1]), Path(sys.argv[2]), quiet=True, **more)
 sys.exit(tell(ended, as_json=True))
 """
 """`dovetail run` with other settings, as a program; its arguments are a plan and a directory."""

@@ -36,6 +36,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="where everything is written (default: %(default)s)",
     )  # fmt: skip
     parser.add_argument("--resume", action="store_true", help="go on with the run in DIR")
+    parser.add_argument(
+        "--checkpoint", action="store_true",
+        help="where the run is ended, stop simulations at checkpoints, for --resume to go on there",
+    )  # fmt: skip
     parser.add_argument("--dry-run", action="store_true", help="check and show, start nothing")
     parser.add_argument(
         "--kubeconfig", metavar="FILE", type=Path,
@@ -64,6 +68,10 @@ def run(args: argparse.Namespace) -> int:
     asked = schema.load(args.plan, args.plan_copy and yaml_lines.read(args.plan_copy))
     for line in schema.warnings(asked):
         print(f"dovetail: {line}", file=sys.stderr)
+    if args.checkpoint and args.kubeconfig is not None:
+        raise BadInput("--checkpoint is for simulations on this machine; pods cannot do that yet")
+    if args.checkpoint and not any(spec.checkpoint for spec in asked.specs):
+        raise BadInput(f"--checkpoint: no simulation of {args.plan} has `checkpoint: allowed`")
     if args.kubeconfig is not None:
         place = target.cluster(args.kubeconfig, args.network, args.launcher)
     elif args.network or args.launcher:
@@ -77,6 +85,7 @@ def run(args: argparse.Namespace) -> int:
     ended = work.run(
         asked, args.output, place=place, resume=args.resume, quiet=args.json,
         orders=Orders(0 if args.orders else None), scope=cgroups.scope,
+        checkpoint=args.checkpoint,
     )  # fmt: skip
     return tell(ended, as_json=args.json)
 
@@ -91,7 +100,11 @@ def tell(ended: work.RunOutcome, *, as_json: bool) -> int:
         if ended.report:
             console.print(f"report: {ended.report}", soft_wrap=True, markup=False)
     if ended.interrupted:
-        print(f"dovetail: interrupted by {ended.interrupted}", file=sys.stderr)
+        kept = ended.summary.counts.get("checkpointed", 0)
+        more = "s are" if kept > 1 else " is"
+        go_on = f"; {kept} simulation{more} stopped at a checkpoint, --resume goes on there"
+        words = f"interrupted by {ended.interrupted}{go_on if kept else ''}"
+        print(f"dovetail: {words}", file=sys.stderr)
         return 130
     if ended.trouble:
         raise WorkFailed(ended.trouble)

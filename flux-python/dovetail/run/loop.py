@@ -8,6 +8,7 @@ on; the executor is closed whatever happens; the clock of a resumed run goes on 
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import time
@@ -20,6 +21,7 @@ from dovetail.controller.controller import Controller
 from dovetail.core.eventlog import Log, LogStopped
 from dovetail.core.protocol import (
     Action,
+    Checkpoint,
     Event,
     Executor,
     Interrupted,
@@ -32,6 +34,7 @@ from dovetail.core.protocol import (
 )
 from dovetail.host import processes
 from dovetail.host.line_splitter import LineSplitter
+from dovetail.run import job_time
 from dovetail.run.live_table import Live
 
 LOOK = 0.25
@@ -59,8 +62,8 @@ class Waiting(Executor, Protocol):
 class Signals:
     """SIGINT and SIGTERM as wishes: to end, by the first, to end at once, by the second.
 
-    `caught` is the first one's name, and `hurry` what the second does besides. The third is an
-    exception, should the second not help.
+    `caught` is the first one's name, or what else ends the run, and `hurry` what the second does
+    besides. The third is an exception, should the second not help.
     """
 
     def __init__(self) -> None:
@@ -125,7 +128,12 @@ class Loop:
         origin: float,
         signals: Signals,
         orders: Orders | None = None,
+        job_left: float | None = None,
     ) -> None:
+        """With `job_left`, simulations are stopped at checkpoints where the run is ended.
+
+        It is the seconds until what the run is in ends by itself, infinity if it does not.
+        """
         self.controller = controller
         self.executor = executor
         self.log = log
@@ -133,6 +141,10 @@ class Loop:
         self.origin = origin  # CLOCK_MONOTONIC at time 0 of the run
         self.signals = signals
         self.orders = orders or Orders(None)
+        left = math.inf if job_left is None else job_left
+        self.checkpoints = job_left is not None
+        self.job_ends = self.now() + left  # on the run's clock
+        self.early = job_time.before(left)
 
     def now(self) -> float:
         """Seconds on the run's clock."""
@@ -152,6 +164,8 @@ class Loop:
             while not self.controller.finished and self.signals.count < 2:
                 self.executor.wait(LOOK if self.controller.measuring else REST)
                 t = self.now()
+                if t >= self.job_ends - self.early and not self.signals.caught:
+                    self.signals.caught = "the end of the job's time"
                 new = self.interrupted(t) if self.signals.caught and not told else Tick(t)
                 told = told or isinstance(new, Interrupted)
                 unwanted = [Unwanted(t, name, "cancelled") for name in self.orders.take()]
@@ -175,8 +189,12 @@ class Loop:
             self.live.note(t, Note("cluster", line))
 
     def interrupted(self, t: float) -> Interrupted:
-        """What the controller is told of a signal."""
-        return Interrupted(t, f"interrupted by {self.signals.caught}")
+        """What the controller is told of a signal, or of the end of the job's time."""
+        within = 0.0
+        if self.checkpoints:
+            left = self.job_ends - job_time.RESERVE - t
+            within = max(1.0, min(self.controller.settings.halt, left))
+        return Interrupted(t, f"interrupted by {self.signals.caught}", within)
 
     def step(self, events: Sequence[Event]) -> None:
         """Decide on events and act."""
@@ -199,6 +217,8 @@ class Loop:
             self.executor.resize(action.shares)
         elif isinstance(action, Stop):
             self.executor.stop(action.name, action.why, action.cause)
+        elif isinstance(action, Checkpoint):
+            self.executor.checkpoint(action.name)
         elif isinstance(action, Note):
             self.live.note(self.now(), action)
 

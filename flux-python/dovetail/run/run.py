@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import math
 import os
 import platform
 import shlex
@@ -30,7 +31,7 @@ from dovetail.core.errors import BadInput, WorkFailed
 from dovetail.core.protocol import Action, Capacity, Node, Spec
 from dovetail.plan import schema
 from dovetail.report import summary
-from dovetail.run import target
+from dovetail.run import job_time, target
 from dovetail.run.live_table import Live
 from dovetail.run.loop import Loop, Orders, Signals
 from dovetail.run.resume import rebuild
@@ -76,11 +77,13 @@ def run(
     settings: Settings | None = None,
     orders: Orders | None = None,
     scope: Callable[[], Sequence[str]] = tuple,
+    checkpoint: bool = False,
 ) -> RunOutcome:
     """Run a plan to its end and write its report.
 
     `place` is this machine by default, `settings` are for a new run, not a resumed one. `scope`
-    gives the words to put before a command so that control groups can be made here.
+    gives the words to put before a command so that control groups can be made here. With
+    `checkpoint`, an end that comes too early stops simulations at checkpoints where it can.
     """
     check_directory(directory, resume=resume)
     with held(directory):
@@ -88,7 +91,7 @@ def run(
         with Signals() as signals:
             log = execute(
                 asked, directory, signals, place=place, resume=resume, quiet=quiet,
-                settings=settings, orders=orders, scope=scope,
+                settings=settings, orders=orders, scope=scope, checkpoint=checkpoint,
             )  # fmt: skip
             return publish(directory, log, signals)
 
@@ -139,6 +142,7 @@ def execute(
     settings: Settings | None = None,
     orders: Orders | None = None,
     scope: Callable[[], Sequence[str]] = tuple,
+    checkpoint: bool = False,
 ) -> eventlog.Log:
     """Drive the simulations to their ends; returns the log. The parameters are those of `run`.
 
@@ -174,7 +178,11 @@ def execute(
                 live.say("no control group can be made here: simulations run without CPU weights")
                 if words := scope():
                     live.say(f"with `{shlex.join(words)} dovetail run` they would have them")
-            Loop(controller, executor, log, live, origin, signals, orders).drive(first)
+            left = job_time.left() if checkpoint else None
+            if left is not None and left < math.inf:
+                early = job_time.before(left)
+                live.say(f"the job has {left:.0f} s; checkpoints are written {early:.0f} s before")
+            Loop(controller, executor, log, live, origin, signals, orders, left).drive(first)
         for line in place.troubles():
             live.say(line)
         log.close()
