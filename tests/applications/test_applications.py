@@ -56,6 +56,14 @@ def test_a_case_of_openfoam_is_cut_after_the_users_own_steps():
     assert form(asked.on(1)).prepare == ("blockMesh", cut.format(1, "1"))
 
 
+def test_weights_are_written_only_where_they_have_a_place():
+    class Unread(tuple):
+        def __iter__(self):
+            raise AssertionError("nobody asked for them")
+
+    assert programs.filled("solver {ranks}", 2, Unread((1.0, 1.0))) == "solver 2"
+
+
 def test_weights_are_told_as_they_are():
     asked = spec("tool {weights}", 2, weights=(0.1, 1 / 3))
     told = form(asked).command[1].split(",")

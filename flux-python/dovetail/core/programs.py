@@ -48,5 +48,11 @@ def has_place(text: str) -> bool:
 
 def filled(text: str, ranks: int, weights: Sequence[float]) -> str:
     """The text with `{ranks}` as a number and `{weights}` as numbers with commas between."""
-    values = {"ranks": str(ranks), "weights": ",".join(f"{weight:.17g}" for weight in weights)}
-    return _PLACE.sub(lambda match: values[match[1]], text)
+
+    def value(place: re.Match[str]) -> str:
+        # A plan may have a hundred thousand ranks, and most of its words have no place for them.
+        if place[1] == "ranks":
+            return str(ranks)
+        return ",".join(f"{weight:.17g}" for weight in weights)
+
+    return _PLACE.sub(value, text)
