@@ -139,6 +139,7 @@ def test_lammps_and_messages_are_measured_bare_beside_kubernetes_and_in_pods():
             assert found[names[0]]["median"] == pytest.approx(wanted)
 
 
+@pytest.mark.alone
 @pytest.mark.flux
 def test_a_batch_jobs_kubernetes_is_measured():
     environment = {**os.environ, "FLUX": flux_command()}
@@ -150,6 +151,7 @@ def test_a_batch_jobs_kubernetes_is_measured():
     assert min(found.values()) > 0
 
 
+@pytest.mark.alone
 @pytest.mark.flux
 def test_plugins_in_lua_are_measured(monkeypatch, tmp_path):
     monkeypatch.setenv("FLUX", flux_lua.command())
