@@ -1,0 +1,44 @@
+# SPDX-License-Identifier: LGPL-3.0-or-later
+"""What `./bootstrap flux` refuses before it installs or builds anything."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.unit
+
+BOOTSTRAP = Path(__file__).resolve().parents[1] / "bootstrap"
+
+
+def refused(folder: Path, *words: str) -> str:
+    """What it says of such a command, run in a folder with nothing else, that it must refuse."""
+    shutil.copy(BOOTSTRAP, folder)
+    done = subprocess.run(
+        [folder / "bootstrap", "flux", *words], env={"PATH": "/usr/bin:/bin"},
+        capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 2
+    assert not (folder / ".flux").exists()
+    assert not done.stdout
+    (line,) = done.stderr.splitlines()
+    return line
+
+
+@pytest.mark.parametrize("words", [["--sources"], ["--prefix"], ["-x"], ["flux-security"]])
+def test_what_it_does_not_know_is_named(tmp_path, words):
+    assert words[0] in refused(tmp_path, *words)
+
+
+def test_a_folder_of_archives_must_hold_one_of_each(tmp_path):
+    sources = tmp_path / "sources"
+    assert f"no folder {sources}" in refused(tmp_path, "--sources", str(sources))
+    sources.mkdir()
+    assert "has no flux-core*.tar.*" in refused(tmp_path, "--sources", str(sources))
+    for name in ("flux-core-0.86.0.tar.gz", "flux-core.tar.xz"):
+        (sources / name).touch()
+    both = refused(tmp_path, "--sources", str(sources))
+    assert "more than one flux-core*.tar.*: flux-core-0.86.0.tar.gz flux-core.tar.xz" in both
