@@ -323,7 +323,7 @@ def test_what_interference_adds_between_two_regimes_is_nobodys_work():
 
 def test_capacity_without_weights_or_suspending_is_what_the_executor_says():
     assert Simulated(TWO_CORES, {}, weights=False, suspend=False).capacity() == Capacity(
-        tuple(TWO_CORES), False, False
+        tuple(TWO_CORES), False, False, checkpoints=True
     )
 
 

@@ -318,4 +318,24 @@ def test_the_same_seed_gives_the_same_run():
 
 
 def test_capacity_of_a_simulated_machine_is_its_nodes():
-    assert Simulated(TWO_CORES, {}).capacity() == Capacity(tuple(TWO_CORES))
+    assert Simulated(TWO_CORES, {}).capacity() == Capacity(tuple(TWO_CORES), checkpoints=True)
+
+
+def test_a_simulated_checkpoint_is_gone_on_from():
+    (spec,) = specs("a", 1, (1.0, 1.0), checkpoint=True)
+    machine = Simulated(TWO_CORES, {"a": Work((0.1, 0.1), 30, noise=0.0)})
+    share = protocol.Share((1000, 1000))
+    machine.launch(spec, share)
+    machine.advance(2.0)
+    machine.resize({"a-0": replace(share, suspended=True)})
+    machine.checkpoint("a-0")
+    machine.advance(1.0)
+    *_, sample, end = machine.observe(machine.now)
+    done = min(sample.ranks.iterations)
+    assert end.cause is protocol.Cause.CHECKPOINTED
+    assert 0 < done < 30
+    machine.launch(spec, share)
+    machine.advance(10.0)
+    start, *_, sample, end = machine.observe(machine.now)
+    assert (start.iterations, end.cause) == (done, protocol.Cause.DONE)
+    assert done + min(sample.ranks.iterations) == 30
