@@ -12,6 +12,8 @@
  * choice buffer, which call PMPI functions: only these are wrapped. Whatever calls whatever
  * else inside, only the outermost wrapper counts.
  *
+ * A tool of the user's that wraps MPI too, and is preloaded after this library, comes next.
+ *
  * Nothing is linked: every symbol of the MPI library is weak, so this library may be preloaded
  * into any program.
  */
@@ -125,7 +127,7 @@ static inline void listen_fortran(int class, unsigned index, uint64_t start, con
     {                                                                                              \
         static __typeof__(&PMPI_##name) next;                                                      \
         if (__builtin_expect(next == NULL, 0))                                                     \
-            next = NEXT(PMPI_##name);                                                              \
+            next = CHAINED(MPI_##name, PMPI_##name);                                               \
         before(WAIT_##class);                                                                      \
         int code;                                                                                  \
         uint64_t start = rank_enter(INDEX_##counted, WAIT_##class, __builtin_frame_address(0));    \
@@ -155,10 +157,13 @@ static inline void listen_fortran(int class, unsigned index, uint64_t start, con
 #pragma weak PMPI_Pcontrol
 EXPORTED int MPI_Pcontrol(const int level, ...)
 {
+    static __typeof__(&PMPI_Pcontrol) next;
+    if (__builtin_expect(next == NULL, 0))
+        next = CHAINED(MPI_Pcontrol, PMPI_Pcontrol);
     uint64_t start = rank_enter(INDEX_Pcontrol, WAIT_NONE, __builtin_frame_address(0));
     INSIDE(INDEX_Pcontrol, start);
     /* Both libraries ignore the further arguments, and the standard gives them no types. */
-    int code = NEXT(PMPI_Pcontrol)(level);
+    int code = next(level);
     if (start)
         rank_pcontrol(level);
     return code;
@@ -218,7 +223,7 @@ EXPORTED int MPI_Pcontrol(const int level, ...)
     {                                                                                              \
         static __typeof__(&real) next;                                                             \
         if (__builtin_expect(next == NULL, 0))                                                     \
-            next = NEXT(real);                                                                     \
+            next = CHAINED(symbol, real);                                                          \
         before(WAIT_##class);                                                                      \
         uint64_t start = rank_enter(INDEX_##name, WAIT_##class, __builtin_frame_address(0));       \
         {                                                                                          \
@@ -236,9 +241,12 @@ EXPORTED int MPI_Pcontrol(const int level, ...)
     EXPORTED void symbol(PARAMS_##n);                                                              \
     void symbol(PARAMS_##n)                                                                        \
     {                                                                                              \
+        static __typeof__(&real) next;                                                             \
+        if (__builtin_expect(next == NULL, 0))                                                     \
+            next = CHAINED(symbol, real);                                                          \
         uint64_t start = rank_enter(INDEX_Pcontrol, WAIT_NONE, __builtin_frame_address(0));        \
         INSIDE(INDEX_Pcontrol, start);                                                             \
-        NEXT(real)(ARGS_##n);                                                                      \
+        next(ARGS_##n);                                                                            \
         if (start)                                                                                 \
             rank_pcontrol(*(const int *)a);                                                        \
     }

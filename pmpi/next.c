@@ -37,3 +37,9 @@ void *next_function(void *linked, const char *name)
     fprintf(stderr, "dovetail: no %s in any loaded MPI library\n", name);
     abort();
 }
+
+void *chained_function(const char *name, void *linked, const char *real)
+{
+    void *symbol = dlsym(RTLD_NEXT, name);
+    return symbol ? symbol : next_function(linked, real);
+}

@@ -12,7 +12,13 @@
  * program loaded by itself. Ends the process if there is none: the program would have called it. */
 void *next_function(void *linked, const char *name);
 
-/* The same for a weak symbol, with its type. */
+/* The function that comes next under the name that the program calls, `name`: that of a tool which
+ * is preloaded after this library, or the MPI library's own. Where MPI is not among what comes
+ * next, the real function, as above. */
+void *chained_function(const char *name, void *linked, const char *real);
+
+/* The same for weak symbols, with their type. */
 #define NEXT(symbol) ((__typeof__(&symbol))next_function((void *)&symbol, #symbol))
+#define CHAINED(symbol, real) ((__typeof__(&real))chained_function(#symbol, (void *)&real, #real))
 
 #endif

@@ -222,6 +222,18 @@ def test_a_profile_outlives_the_handlers_of_the_users_preload(mpi, tmp_path):
 
 @mpi_tier
 @each_mpi
+def test_a_program_with_address_sanitizer_starts_and_is_profiled(mpi, tmp_path):
+    words = [known_programs.build(mpi, "known/threads.c", "-fsanitize=address")]
+    out = tmp_path / "p.json"
+    # What MPI libraries themselves never free is no fault of the program's.
+    words = ["-o", str(out), "--", known_programs.LAUNCHERS[mpi], "-np", "2", *words]
+    done = known_programs.dovetail(*words, ASAN_OPTIONS="detect_leaks=0")
+    assert done.returncode == 0, done.stderr
+    assert len(ranks_of(out)) == 2
+
+
+@mpi_tier
+@each_mpi
 def test_json_goes_to_standard_output_alone(mpi):
     words = [known_programs.build(mpi, "known/threads.c")]
     done = known_programs.dovetail(

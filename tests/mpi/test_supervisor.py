@@ -79,3 +79,18 @@ def test_a_preload_of_the_users_own_is_kept():
         launcher.preload({"LD_PRELOAD": "theirs.so"}, "ours.so")["LD_PRELOAD"]
         == "ours.so:theirs.so"
     )
+
+
+@pytest.mark.parametrize(
+    ("theirs", "all_of_them"),
+    [
+        (None, "verify_asan_link_order=0"),
+        ("log_path=x", "log_path=x:verify_asan_link_order=0"),
+        ("verify_asan_link_order=1", "verify_asan_link_order=1"),
+    ],
+)
+def test_the_sanitizers_library_need_not_be_first_unless_the_user_says_so(theirs, all_of_them):
+    base = {} if theirs is None else {"ASAN_OPTIONS": theirs}
+    environment = launcher.preload(base, "ours.so")
+    assert environment.get("ASAN_OPTIONS") == all_of_them
+    assert launcher.preload(base, "") == base

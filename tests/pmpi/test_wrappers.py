@@ -377,3 +377,40 @@ def test_weak_references_that_an_mpi_answers_stay(mpi, tmp_path):
     done = known_programs.run(mpi, 2, [program], tmp_path)
     assert done.code == 0, done.errors
     assert [known_programs.counts(one)["MPI_Barrier"] for one in done.pages] == [1, 1]
+
+
+TOOL = """
+#include <mpi.h>
+#include <stdio.h>
+
+int MPI_Barrier(MPI_Comm comm)
+{
+    printf("seen\\n");
+    return PMPI_Barrier(comm);
+}
+"""
+"""What wraps MPI for the user, as mpiP and others do."""
+
+
+@each_mpi
+def test_a_tool_of_the_users_that_wraps_mpi_comes_next(mpi, tmp_path):
+    (tmp_path / "tool.c").write_text(TOOL)
+    tool = tmp_path / "tool.so"
+    words = [f"mpicc.{mpi}", "-shared", "-fPIC", "-o", str(tool), str(tmp_path / "tool.c")]
+    subprocess.run(words, check=True)
+    more = {
+        "LD_PRELOAD": f"{known_programs.library(mpi)}:{tool}",
+        "DOVETAIL_DIR": str(tmp_path),
+    }
+    program = known_programs.build(mpi, "known/leaves.c")
+    done = subprocess.run(
+        [known_programs.LAUNCHERS[mpi], "-np", "1", program],
+        env=known_programs.environment(**more),
+        capture_output=True,
+        text=True,
+        timeout=known_programs.LIMIT,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("seen") == 5
+    (one,) = page.read_pages(tmp_path)
+    assert known_programs.counts(one)["MPI_Barrier"] == 5

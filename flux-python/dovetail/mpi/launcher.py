@@ -190,9 +190,20 @@ def interface(address: str) -> str:
 
 
 def preload(base: Mapping[str, str], library: str) -> dict[str, str]:
-    """`base` with the profiling library loaded into every program; empty for none."""
+    """`base` with the profiling library loaded into every program; empty for none.
+
+    The library comes before what the user preloads, whose wrappers of MPI it then calls. A program
+    built with AddressSanitizer does not start where anything comes before the sanitizer's own
+    library, unless told not to look; ours takes nothing from it that it does not hand on.
+    """
+    if not library:
+        return dict(base)
     words = filter(None, (library, base.get("LD_PRELOAD", "")))
-    return {**base, "LD_PRELOAD": ":".join(words)} if library else dict(base)
+    environment = {**base, "LD_PRELOAD": ":".join(words)}
+    options = base.get("ASAN_OPTIONS", "")
+    if "verify_asan_link_order" not in options:
+        environment["ASAN_OPTIONS"] = ":".join(filter(None, (options, "verify_asan_link_order=0")))
+    return environment
 
 
 _PREFIX = r"^(?:\[[\w.,-]+\]\s?)?"  # OpenFOAM and many others put the rank in front

@@ -23,7 +23,7 @@ from dovetail.core.errors import BadInput, WorkFailed
 from dovetail.core.protocol import WaitPolicy
 from dovetail.host import install_paths, processes
 from dovetail.host.session import temporary_session
-from dovetail.mpi import page
+from dovetail.mpi import launcher, page
 from dovetail.mpi.control_page import Control
 from dovetail.mpi.profile import Profile, from_pages
 
@@ -70,8 +70,7 @@ def _session(policy: WaitPolicy) -> Iterator[Path]:
 def _environment(
     base: Mapping[str, str], directory: Path, library: Path, policy: WaitPolicy
 ) -> dict[str, str]:
-    preload = f"{library}:{base['LD_PRELOAD']}" if base.get("LD_PRELOAD") else str(library)
-    environment = {**base, "LD_PRELOAD": preload, "DOVETAIL_DIR": str(directory)}
+    environment = {**launcher.preload(base, str(library)), "DOVETAIL_DIR": str(directory)}
     if policy.mode != "off":
         # Without it a waiting rank never calls the sched_yield that the wait modes replace.
         environment.setdefault("OMPI_MCA_mpi_yield_when_idle", "1")
