@@ -72,7 +72,7 @@ def test_a_plain_job_waits_until_kubernetes_is_up_or_fails_with_the_reason(flux)
         id=$(flux submit -n1 --dependency=dovetail:up true)
         flux job wait-event $id clean
         flux job eventlog $id
-        flux job eventlog $(flux jobs -n -o '{id}' -f completed --name=dovetail-node)"""
+        flux job eventlog $(flux jobs -n -o '{id}' -f completed --name=kube-1)"""
     output = flux.output(flux.batch(script))
     assert "Kubernetes is up" in output
     assert "Kubernetes was taken down" in output

@@ -91,12 +91,15 @@ def test_nothing_is_lost_when_the_module_is_killed_reloaded_or_away(flux):
     assert [r["state"] for r in after["runs"]] == states
     assert eventually(lambda: flux.status(uri)["phase"] == "up")
     assert [s["node"] for s in flux.status(uri)["slices"]] == [s["node"] for s in before["slices"]]
-    assert eventually(lambda: names(flux, uri) == ["sim-1", "sim-2"]), names(flux, uri)
+    assert eventually(lambda: names(flux, uri) == ["1.1:sim", "1.2:sim"]), names(flux, uri)
+    flux.run("submit", "--job-name=kube-9", "sleep", "1000", uri=uri)  # which is no slice
     flux.run("module", "reload", "dovetail", uri=uri)
+    shown = [line.split()[2] for line in flux.run("jobs", "-n", uri=uri).splitlines()]
+    assert {"kube-0", "kube-1", "1.2:sim"} <= set(shown), shown
     let_go(flux, "sim-2")
     flux.run("dovetail", "wait", "--all", uri=uri)
     assert [r["state"] for r in flux.status(uri)["runs"]] == ["done", "done"]
-    assert eventually(lambda: names(flux, uri) == ["sim", "sim-1", "sim-2"])
+    assert eventually(lambda: names(flux, uri) == ["1.1:sim", "1.2:sim", "2:sim"])
     flux.run("module", "remove", "dovetail", uri=uri)
     flux.kill("flux-dovetail slice --number 1")
     flux.run("module", "load", "dovetail", uri=uri)
@@ -140,7 +143,7 @@ def test_a_plan_that_is_edited_while_it_waits_runs_as_it_was_submitted(flux):
 def names(flux, uri):
     """The simulations' jobs, past and present."""
     lines = flux.run("jobs", "-ano", "{name}", uri=uri).splitlines()
-    return sorted(line for line in lines if line.startswith("sim"))
+    return sorted(line for line in lines if line.endswith(":sim"))
 
 
 def begun(flux, name):
@@ -168,30 +171,30 @@ def test_every_simulation_is_a_job(flux):
         flux.run("job", "wait-event", job, "clean", uri=uri)
         return flux.run("jobs", "-no", "{status} {returncode} {inactive_reason}", job, uri=uri)
 
-    assert eventually(lambda: running("sim-1"))
-    first = running("sim-1")
+    assert eventually(lambda: running("1.1:sim"))
+    first = running("1.1:sim")
     used = json.loads(flux.run("resource", "R", "-s", "allocated", uri=uri))
     let_go(flux)
     assert "over" in flux.run("job", "attach", first, uri=uri, code=7)
     assert used == json.loads(flux.run("resource", "R", "-s", "allocated", uri=uri))
     assert ended(first) == "FAILED 7 Exit 7"
-    assert eventually(lambda: running("sim-2"))
-    lost = running("sim-2")
+    assert eventually(lambda: running("1.2:sim"))
+    lost = running("1.2:sim")
     begun(flux, "sim-2")
     pods = ("pods", "--namespace=dovetail", "-l", "batch.kubernetes.io/job-completion-index")
     flux.run("dovetail", "kubectl", "delete", *pods, "--wait=false", uri=uri)
     assert ended(lost).startswith("FAILED 1 Exception: type=dovetail note=pod lost: ")
-    assert eventually(lambda: running("sim-2"))
-    again = running("sim-2")
+    assert eventually(lambda: running("1.2:sim"))
+    again = running("1.2:sim")
     flux.run("cancel", again, uri=uri)
     assert ended(again).startswith("CANCELED ")
-    assert eventually(lambda: running("sim-3"))
-    told = running("sim-3")
+    assert eventually(lambda: running("1.3:sim"))
+    told = running("1.3:sim")
     flux.run("job", "wait-event", "-W", "-p", "guest.output", told, "data", uri=uri)
     flux.run("job", "kill", told, uri=uri)
     assert ended(told).startswith("CANCELED ")
-    assert eventually(lambda: running("sim-4"))
-    killed = running("sim-4")
+    assert eventually(lambda: running("1.4:sim"))
+    killed = running("1.4:sim")
     flux.run("job", "kill", "-s", "KILL", killed, uri=uri)
     flux.run("dovetail", "wait", "--all", uri=uri, code=1)
     assert ended(killed).startswith("FAILED 137 ")
@@ -220,12 +223,12 @@ def test_a_run_that_is_cancelled_is_shown_live_and_every_command_speaks_json(flu
     assert told("submit", "plan.yaml")["run"] == 1
     assert told("submit", "plan.yaml")["run"] == 2
     names = ("jobs", "-no", "{name}")
-    assert eventually(lambda: "sim" in flux.run(*names, uri=uri).split())
+    assert eventually(lambda: "1:sim" in flux.run(*names, uri=uri).split())
     assert eventually(lambda: "sim starts" in told("logs", "1")["log"])
     assert told("cancel", "2", "1") == {"runs": [2, 1]}
     runs = {one["number"]: one for one in told("wait", "--all", code=1)}
     assert [runs[n]["state"] for n in (1, 2)] == ["cancelled"] * 2
-    assert eventually(lambda: "sim" not in flux.run(*names, uri=uri).split())
+    assert eventually(lambda: "1:sim" not in flux.run(*names, uri=uri).split())
     assert eventually(lambda: shown(1) == ["running", "cancelled"])
     assert eventually(lambda: shown(2) == ["waiting", "cancelled"])
     assert eventually(lambda: (flux.work / "text").read_text().count("cancelled") > 1)

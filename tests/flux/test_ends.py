@@ -36,7 +36,7 @@ def runs(flux, *options):
     flux.plan("until [ -e go ]; do sleep 0.2; done")
     job = flux.batch(SCRIPT.format(start=RUN), *options)
     uri = flux.inside(job)
-    assert eventually(lambda: "sim-1" in flux.run("jobs", "-no", "{name} {state}", uri=uri))
+    assert eventually(lambda: "1.1:sim" in flux.run("jobs", "-no", "{name} {state}", uri=uri))
     return job, uri
 
 

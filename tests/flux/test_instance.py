@@ -303,6 +303,24 @@ def test_slices_ask_for_exactly_their_cores():
     assert spec["attributes"]["user"]["dovetail"] == {"slice": 1, "cluster": "f-1"}
 
 
+def test_the_names_of_jobs_differ_where_flux_jobs_shows_them():
+    simulations = [(1, "channel-imbalanced-1"), (1, "channel-imbalanced-2"), (2, "channel"),
+                   (1, "case-0"), (1, "case"), (12, "channel-imbalanced-10000")]  # fmt: skip
+    names = [jobspec.proxy_name(*one) for one in simulations]
+    assert names[:3] == ["1.1:channel-imbalanced", "1.2:channel-imbalanced", "2:channel"]
+    specs = [jobspec.slice_job(option.Request(2), n, "f-1", {}) for n in (0, 1, 10000)]
+    names += [spec["attributes"]["system"]["job"]["name"] for spec in specs]
+    assert len({name[:9] for name in names}) == len(names)
+    assert [jobspec.slice_number(spec, "f-1") for spec in specs] == [0, 1, 10000]
+
+
+@pytest.mark.parametrize("user", [{}, {"dovetail": 7}, {"dovetail": {"nodes": 1}}])
+def test_a_job_that_has_only_the_name_of_a_slice_is_none(user):
+    assert jobspec.slice_number({"attributes": {"system": {}, "user": user}}, "f-1") is None
+    other = jobspec.slice_job(option.Request(2), 1, "f-2", {})
+    assert jobspec.slice_number(other, "f-1") is None
+
+
 def test_what_is_up_is_used_where_more_nodes_are_wanted_than_there_are_cores():
     play = Play(1).begin().ready(0).ask("resize", "r", nodes=12)
     assert play.state.phase == "degraded"

@@ -2,12 +2,14 @@
 """The jobs that Dovetail submits to its instance: slices, and proxy jobs of simulations.
 
 Inputs: what was requested, and what the job is for. Outputs: jobspecs, version 1, as JSON values.
-Invariant: no job of ours inherits what belongs to the job, or the module, that submits it.
+Invariants: no job of ours inherits what belongs to the job, or the module, that submits it; names
+differ in their first letters, since `flux jobs` shows ten.
 """
 
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -15,6 +17,7 @@ from dovetail.flux.option import Request
 
 PRIVATE = ("FLUX_MODULE_URI", "FLUX_URI", "FLUX_JOB_", "FLUX_TASK_", "FLUX_KVS_NAMESPACE",
            "PMI_", "DOVETAIL_STATE")  # fmt: skip
+SLICE_NAME = re.compile(r"kube-[0-9]+")
 
 
 def slice_job(
@@ -38,7 +41,7 @@ def slice_job(
                 "duration": 0,
                 "cwd": "/",
                 "environment": dict(environment),
-                "job": {"name": f"dovetail-{'node' if number else 'control'}"},
+                "job": {"name": f"kube-{number}"},
                 "shell": {"options": {"cpu-affinity": "on"}},
             },
             "user": {"dovetail": {"slice": number, "cluster": cluster}},
@@ -46,9 +49,25 @@ def slice_job(
     }
 
 
+def slice_number(spec: Mapping[str, Any], cluster: str) -> int | None:
+    """Which slice of a cluster a job is; None if it is none, such as a job of the user's."""
+    ours = spec["attributes"].get("user", {}).get("dovetail")
+    if not isinstance(ours, Mapping) or ours.get("cluster") != cluster:
+        return None
+    return int(ours["slice"])
+
+
 def environment() -> dict[str, str]:
     """Our environment, without what belongs to our own job, or to the job that the instance is."""
     return {name: value for name, value in os.environ.items() if not name.startswith(PRIVATE)}
+
+
+def proxy_name(run: int, simulation: str) -> str:
+    """What tells a simulation's job apart comes first: `2.11:sim` is `sim-11` of run 2."""
+    entry, dash, index = simulation.rpartition("-")
+    if dash and re.fullmatch("[1-9][0-9]*", index):
+        return f"{run}.{index}:{entry}"
+    return f"{run}:{simulation}"
 
 
 def proxy_job(command: str, launch: Mapping[str, Any]) -> dict[str, Any]:
@@ -65,7 +84,7 @@ def proxy_job(command: str, launch: Mapping[str, Any]) -> dict[str, Any]:
                 "duration": 0,
                 "cwd": "/",
                 "environment": environment(),
-                "job": {"name": name},
+                "job": {"name": proxy_name(run, name)},
             },
             "user": {"dovetail": {"run": run, "simulation": name}},
         },

@@ -34,7 +34,6 @@ from dovetail.flux.instance.effects import Key
 from dovetail.flux.instance.requests import REQUESTS, STREAMS
 from dovetail.flux.instance.state import Instance
 
-NAMES = ("dovetail-control", "dovetail-node")
 ALL_UP = 10.0  # seconds for all brokers to be up, before slices go to those that are
 PARENT = 10.0  # seconds for the instance around us to say what our job may have
 Message = Any  # these three are of Flux, which has no types
@@ -111,30 +110,43 @@ class Dovetail(BrokerModule):
         """Ask which slices run already; the answer starts everything."""
         payload = {
             "max_entries": 0, "since": 0.0, "attrs": ["name"],
-            "constraint": {"and": [{"states": ["pending", "running"]}, {"name": list(NAMES)}]},
+            "constraint": {"states": ["pending", "running"]},
         }  # fmt: skip
         self.handle.rpc("job-list.list", payload).then(self.listed)
 
     @guarded
     def listed(self, future: Future) -> None:
-        """Look up the number of each slice that runs."""
-        self.adopting = {job["id"]: -1 for job in future.get()["jobs"]}
-        for job in self.adopting:
+        """Look up which slice each job is that has the name of one."""
+        jobs = future.get()["jobs"]
+        named = [job["id"] for job in jobs if jobspec.SLICE_NAME.fullmatch(job["name"])]
+        self.unknown, self.adopting = set(named), dict[int, int]()
+        for job in named:
             query = {"id": job, "keys": ["jobspec"], "flags": 0}
             self.handle.rpc("job-info.lookup", query).then(self.looked_up, job)
-        if not self.adopting:
-            # A scheduler may deny for good what asks for brokers that are not up yet: Fluxion does.
-            up = {"up": int(self.handle.attr_get("size"))}
-            self.handle.rpc("resource.monitor-waitup", up).then(self.fresh)
-            self.timer(ALL_UP, self.fresh)
+        if not named:
+            self.start_fresh()
+
+    def start_fresh(self) -> None:
+        """There are no slices; begin once all brokers are up."""
+        # A scheduler may deny for good what asks for brokers that are not up yet: Fluxion does.
+        up = {"up": int(self.handle.attr_get("size"))}
+        self.handle.rpc("resource.monitor-waitup", up).then(self.fresh)
+        self.timer(ALL_UP, self.fresh)
 
     @guarded
     def looked_up(self, future: Future, job: int) -> None:
-        """One slice's number; with the last of them, go on."""
-        spec = json.loads(future.get()["jobspec"])
-        self.adopting[job] = spec["attributes"]["user"]["dovetail"]["slice"]
-        if -1 not in self.adopting.values():
-            self.begin({number: job for job, number in self.adopting.items()})
+        """What a job is, perhaps a slice of ours; with the last of them, go on."""
+        self.unknown.discard(job)
+        try:
+            number = jobspec.slice_number(json.loads(future.get()["jobspec"]), self.cluster)
+        except OSError:  # it has ended and is forgotten
+            number = None
+        if number is not None:
+            self.adopting[number] = job
+        if not self.unknown and self.adopting:
+            self.begin(self.adopting)
+        elif not self.unknown:
+            self.start_fresh()
 
     @guarded
     def fresh(self, *_: object) -> None:
