@@ -22,6 +22,7 @@ def flux(request):
     made.close()
 
 
+ONE = "--dovetail=nodes=1,cores=1"
 either = pytest.mark.parametrize("flux", ["sched-simple", "sched-fluxion-qmanager"], indirect=True)
 
 
@@ -329,6 +330,30 @@ def test_more_nodes_than_there_are_cores_for_block_nothing(flux):
     waiting.wait(LIMIT)
     flux.run("cancel", job)
     flux.wait(job)
+
+
+def test_a_run_that_the_jobs_time_ends_says_timeout_and_a_next_job_goes_on_with_it(flux):
+    flux.plan("case $PWD in *sim-1*) ;; *) until [ -e go ]; do sleep 0.2; done ;; esac")
+    script = """
+        flux dovetail up; until [ -e go ]; do sleep 0.2; done
+        flux dovetail submit plan.yaml
+        flux dovetail wait --all; echo code $?
+        flux dovetail report"""
+    job = flux.batch(script, "--conf=dovetail.stop-before=20", dovetail=ONE)
+    flux.run("dovetail", "up", uri=flux.inside(job))
+    limit = float(flux.run("jobs", "-no", "{runtime}", job)) + 40
+    flux.run("update", job, f"duration={limit:.0f}s")
+    (flux.work / "go").touch()
+    output = flux.output(job)
+    assert "timeout: the job's time is over" in output
+    assert "code 1\n" in output
+    assert "run 1: 1 of 2 simulations done, interrupted by timeout; " in output
+    (flux.work / "case" / "go").touch()
+    resume = """
+        dovetail run plan.yaml --plan-copy dovetail-out-1/submitted-plan.yaml -o dovetail-out-1 \
+            --resume --json | grep '"done": 2'"""
+    job = flux.batch(resume, dovetail="")
+    assert flux.code(job) == 0, flux.output(job)
 
 
 def test_plans_that_are_submitted_at_once_have_directories_of_their_own(flux):

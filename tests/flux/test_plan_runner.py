@@ -5,10 +5,14 @@ from __future__ import annotations
 
 import json
 import selectors
+import time
+from dataclasses import replace
 
 import pytest
+from dovetail.flux import format
 from dovetail.flux.instance.messages import QueuedPlan
-from dovetail.flux.plan_runner import COPY, EVENTS, LOG, SUMMARY, PlanRunner
+from dovetail.flux.plan_runner import COPY, EVENTS, LOG, SUMMARY, TIMEOUT, PlanRunner
+from support.local_runs import FAKE_MPIRUN
 
 pytestmark = pytest.mark.unit
 
@@ -59,3 +63,38 @@ def test_the_copy_of_an_earlier_run_in_the_same_directory_stays(runner, heard, t
     assert "holds a run already" in news["why"], "and the earlier run's launches are not told"
     assert not news["reported"], "the summary is not of this run"
     assert (out / COPY).read_text() == "of before\n"
+
+
+def test_a_run_whose_jobs_time_is_over_says_so_and_no_other_starts(heard, tmp_path):
+    (tmp_path / "case").mkdir()
+    entry = "{name: a, case: case, ranks: 1, command: sh -c 'echo begun; sleep 1000'}"
+    log = tmp_path / "out" / "a" / "log"
+
+    def watch(process, ended):
+        while not (log.exists() and "begun" in log.read_text()):
+            assert process.poll() is None
+            time.sleep(0.05)
+        runner.time_is_over()
+        process.wait()
+        ended()
+
+    with selectors.DefaultSelector() as selector:
+        runner = PlanRunner(lambda **n: heard.append(n), watch, selector, lambda launch: None)
+        mpirun = tmp_path / "bin" / "mpirun"
+        mpirun.parent.mkdir()
+        mpirun.write_text(FAKE_MPIRUN)
+        mpirun.chmod(0o755)
+        path = {"PATH": f"{mpirun.parent}:/usr/bin:/bin"}
+        runner.queue(order(tmp_path, content=f"simulations: [{entry}]\n", environment=path))
+        runner.queue(replace(runner.pending[1], number=2))
+        runner.start(1, "")
+        runner.start(2, "")
+    ends = [news for news in heard if "run" in news]
+    assert [(news["why"], news["reported"]) for news in ends] == [(TIMEOUT, True), (TIMEOUT, False)]
+    summary = json.loads((tmp_path / "out" / SUMMARY).read_text())
+    assert summary["interrupted"] == "interrupted by timeout"
+    assert summary["simulations"][0]["reason"] == "interrupted by timeout"
+    log = (tmp_path / "out" / LOG).read_text()
+    assert "The run was interrupted: interrupted by timeout" in log
+    said = format.reports([{"number": 1, "output": "out", "summary": summary}])
+    assert said == "run 1: 0 of 1 simulations done, interrupted by timeout; out/report.html"

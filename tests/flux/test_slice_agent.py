@@ -7,6 +7,7 @@ The way to Flux is a fake, since a real module cannot be made to answer so.
 from __future__ import annotations
 
 import errno
+import math
 
 import pytest
 from dovetail.flux import slice_agent as agents
@@ -32,7 +33,7 @@ class Client:
 @pytest.fixture
 def agent(monkeypatch):
     monkeypatch.setattr(agents, "Client", Client)
-    made = agents.Agent(1, "flux-12345678", machine_address=False)
+    made = agents.Agent(1, "flux-12345678", machine_address=False, stop_before=20.0)
     made.take({"event": "connected", "rank": 2})
     return made
 
@@ -79,3 +80,13 @@ def test_a_simulation_whose_job_is_cancelled_is_stopped_if_it_still_is_that_laun
     assert stopped == []
     agent.take({"id": number, "value": {"cancelled": True}})
     assert stopped == [launch]
+
+
+@pytest.mark.parametrize(
+    ("said", "over"), [("19.5\n", True), ("21\n", False), ("4294967295\n", False), ("", False)]
+)
+def test_runs_end_before_the_jobs_time_does(agent, monkeypatch, said, over):
+    monkeypatch.setattr(agents, "flux", lambda *words: said)
+    agent.look_at_time()
+    assert agent.plans.out_of_time is over
+    assert (agent.runs_end < math.inf) is (said == "21\n"), "it looks again at the time"

@@ -70,6 +70,7 @@ def parser() -> argparse.ArgumentParser:
     agent.add_argument("--number", type=int, required=True)
     agent.add_argument("--cluster", required=True)
     agent.add_argument("--machine-address", action="store_true")
+    agent.add_argument("--stop-before", type=float, default=0.0)
     agent.add_argument("--sweep", action="store_true")
     proxy_job = commands.add_parser("simulation")  # nor is this
     proxy_job.add_argument("--launch", required=True)
@@ -276,8 +277,9 @@ def do_slice(args: argparse.Namespace) -> int:
     from dovetail.flux import slice_agent as agent
 
     return agent.main(
-        args.number, args.cluster, machine_address=args.machine_address, only_sweep=args.sweep
-    )
+        args.number, args.cluster, machine_address=args.machine_address,
+        stop_before=args.stop_before, only_sweep=args.sweep,
+    )  # fmt: skip
 
 
 def do_simulation(args: argparse.Namespace) -> int:

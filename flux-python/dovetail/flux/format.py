@@ -74,5 +74,6 @@ def reports(found: Iterable[Mapping[str, Any]]) -> str:
         summary = run["summary"]
         done = sum(one["state"] == "done" for one in summary["simulations"])
         whole = f"{done} of {len(summary['simulations'])} simulations done"
-        lines.append(f"run {run['number']}: {whole}; {run['output']}/report.html")
+        why = f", {summary['interrupted']}" if summary["interrupted"] else ""
+        lines.append(f"run {run['number']}: {whole}{why}; {run['output']}/report.html")
     return "\n".join(lines) or "no run has ended yet"

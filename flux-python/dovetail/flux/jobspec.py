@@ -30,6 +30,8 @@ def slice_job(
     if not request.cores:
         node["exclusive"] = True
     command = [request.command, "slice", "--number", str(number), "--cluster", cluster]
+    if number == 0:
+        command += ["--stop-before", f"{request.stop_before:g}"]
     if request.address == "machine":
         command.append("--machine-address")
     return {

@@ -20,7 +20,7 @@ from dovetail.flux.instance.slices import MOST
 KEYS = ("nodes", "cores")
 EXECUTORS = ("kubernetes", "local")
 ADDRESSES = ("auto", "loopback", "machine")
-LIMITS = {"up-timeout": 120.0, "down-timeout": 30.0}
+LIMITS = {"up-timeout": 120.0, "down-timeout": 30.0, "stop-before": 20.0}
 WHERE = "configuration: dovetail"
 TABLE = (*KEYS, "command", "cache", "executor", "address", *LIMITS)
 
@@ -31,8 +31,9 @@ class Request:
 
     `command` is the `flux dovetail` executable, `cache` where Kubernetes was built (empty: where
     the instance's environment says), `executor` where simulations run, `address` where
-    Kubernetes listens (auto: on loopback if all brokers are on one machine), and the two limits
-    are seconds: for the cluster to come up, and for its end to be confirmed.
+    Kubernetes listens (auto: on loopback if all brokers are on one machine), and the limits are
+    seconds: for the cluster to come up, for its end to be confirmed, and before the end of the
+    job's time for a run to end.
     """
 
     nodes: int
@@ -43,6 +44,7 @@ class Request:
     address: str = "auto"
     up_timeout: float = LIMITS["up-timeout"]
     down_timeout: float = LIMITS["down-timeout"]
+    stop_before: float = LIMITS["stop-before"]
 
     def plain(self) -> dict[str, Any]:
         """As the user wrote it: what goes into the jobspec and the configuration."""
@@ -80,7 +82,7 @@ def from_table(table: Mapping[str, Any], where: str = WHERE) -> Request:
         cores=0 if cores == "all" else _whole(cores, "cores", where, " or all"),
         command=str(table.get("command", Request.command)), cache=str(table.get("cache", "")),
         executor=table.get("executor", EXECUTORS[0]), address=table.get("address", ADDRESSES[0]),
-        up_timeout=limits[0], down_timeout=limits[1],
+        up_timeout=limits[0], down_timeout=limits[1], stop_before=limits[2],
     )  # fmt: skip
 
 

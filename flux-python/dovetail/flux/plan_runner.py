@@ -33,6 +33,7 @@ EVENTS = "events.jsonl"  # likewise: its event log
 SUMMARY = "summary.json"  # likewise: what it gained
 COPY = "submitted-plan.yaml"  # likewise: the plan as it was submitted, for the user
 GRACE = 10  # seconds for a run to end, once told
+TIMEOUT = "timeout: the job's time is over"
 
 
 class PlanRunner:
@@ -52,6 +53,7 @@ class PlanRunner:
         self.series = secrets.token_hex(4)  # of another control slice there may still be jobs
         self.running: subprocess.Popen[bytes] | None = None
         self.number = 0  # of the one that runs
+        self.out_of_time = False  # the job's time is nearly over, and nothing starts any more
         self.summary: Path | None = None  # that it will write; None: it will not, there is one
         self.events: Tail | None = None
         self.splitter = LineSplitter()
@@ -66,6 +68,9 @@ class PlanRunner:
         plan = self.pending.pop(number)
         output = Path(plan.output)
         self.all[number].start()
+        if self.out_of_time:
+            self.ended(number, 1, TIMEOUT)
+            return
         command = [sys.executable, "-m", "dovetail", "run", plan.plan, "-o", str(output)]
         command.append("--orders")
         if plan.executor == "kubernetes":
@@ -104,7 +109,9 @@ class PlanRunner:
         why = ""
         output = Path(self.all[number].output)
         reported = self.summary is not None and self.summary.exists()
-        if reported:
+        if code and self.out_of_time:
+            why = TIMEOUT
+        elif reported:
             why = "not all of its simulations are done" if code else ""
         elif code:
             with contextlib.suppress(OSError):
@@ -154,6 +161,12 @@ class PlanRunner:
         with contextlib.suppress(BrokenPipeError):
             self.running.stdin.write(f"stop {launch['name']}\n".encode())
             self.running.stdin.flush()
+
+    def time_is_over(self) -> None:
+        """Let the present run end, while there is time for its summary."""
+        self.out_of_time = True
+        if self.running is not None:
+            self.running.send_signal(signal.SIGALRM)
 
     def cancel(self, number: int) -> None:
         """Let the present run end, or never start one that is pending."""

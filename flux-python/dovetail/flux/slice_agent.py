@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import json
+import math
 import os
 import select
 import selectors
@@ -38,6 +39,7 @@ from dovetail.flux import jobspec, services
 from dovetail.flux.client import SUBMIT, Client
 from dovetail.flux.instance import messages
 from dovetail.flux.instance.effects import FAILED
+from dovetail.flux.load import flux
 from dovetail.flux.plan_runner import PlanRunner, apart, end
 from dovetail.host import processes
 from dovetail.host.install_paths import package_environment
@@ -45,14 +47,18 @@ from dovetail.host.line_splitter import LineSplitter
 
 Line = Mapping[str, Any]  # from the module: an answer, an order or an event
 PATIENCE = 10.0  # seconds for a node to be removed by whoever is at it
+UNLIMITED = 1e9  # seconds, from which on what Flux says stands for no limit
 VERB = (sys.executable, "-m", "usernetes_setup")
 
 
 class Agent:
     """One slice's life, driven by what its selector wakes it for."""
 
-    def __init__(self, number: int, name: str, *, machine_address: bool) -> None:
-        self.number, self.name = number, name
+    def __init__(
+        self, number: int, name: str, *, machine_address: bool, stop_before: float
+    ) -> None:
+        self.number, self.name, self.stop_before = number, name, stop_before
+        self.runs_end = math.inf  # when to look whether the job's time is over, CLOCK_MONOTONIC
         self.address = own_address() if machine_address else ""
         # Several slices may share a machine, and its address.
         host = socket.gethostname().split(".")[0].lower()
@@ -87,11 +93,21 @@ class Agent:
         try:
             self.begin()
             while not self.over:
-                for key, _ in self.selector.select():
+                wait = max(0.0, self.runs_end - time.monotonic())
+                for key, _ in self.selector.select(None if math.isinf(wait) else wait):
                     key.data()
+                if time.monotonic() >= self.runs_end:
+                    self.look_at_time()
         finally:
             code = self.end()
         return code
+
+    def look_at_time(self) -> None:
+        """End runs if the job's time is nearly over, else look again when it would be."""
+        left = seconds_left() - self.stop_before
+        self.runs_end = time.monotonic() + left if left > 0.0 else math.inf
+        if left <= 0.0:
+            self.plans.time_is_over()
 
     def asked_to_end(self, *_: object) -> None:
         """SIGTERM: the job is cancelled, or its time is over."""
@@ -255,6 +271,7 @@ class Agent:
         elif isinstance(order, messages.Queue):
             self.plans.queue(order.queue)
         elif isinstance(order, messages.StartRun):
+            self.look_at_time()
             self.plans.start(order.run, self.node["kubeconfig"])
         elif isinstance(order, messages.CancelRun):
             self.plans.cancel(order.cancel)
@@ -315,6 +332,15 @@ class Agent:
         return 1 if self.failed or trouble else 0
 
 
+def seconds_left() -> float:
+    """Until our job's time is over, which may have been changed; infinity if it never is."""
+    try:
+        left = float(flux("job", "timeleft"))
+    except (WorkFailed, ValueError):
+        return math.inf
+    return left if left < UNLIMITED else math.inf
+
+
 def own_address() -> str:
     """This machine's address, as the others reach it: that of the way out, or else of its name."""
     try:
@@ -347,7 +373,9 @@ def sweep(name: str) -> str:
     return ""
 
 
-def main(number: int, name: str, *, machine_address: bool, only_sweep: bool) -> int:
+def main(
+    number: int, name: str, *, machine_address: bool, stop_before: float, only_sweep: bool
+) -> int:
     """Be the agent of slice `number` of cluster `name`, or only remove what it left."""
     os.umask(0o077)
     use_folder(number, name)
@@ -355,4 +383,4 @@ def main(number: int, name: str, *, machine_address: bool, only_sweep: bool) -> 
         trouble = sweep(name)
         print(trouble, end="", file=sys.stderr)
         return 1 if trouble else 0
-    return Agent(number, name, machine_address=machine_address).live()
+    return Agent(number, name, machine_address=machine_address, stop_before=stop_before).live()

@@ -254,6 +254,8 @@ def show(summary: Summary, console: Console) -> None:
         "after the other; of bound is 1.00 where the cores do nothing but the ranks' own work.",
         style="dim",
     )
+    if summary.interrupted:
+        console.print(printable(f"The run was interrupted: {summary.interrupted}"))
     for name, words in verdicts(summary):
         console.print(printable(f"{name}: {words}"))
 

@@ -60,17 +60,19 @@ class Waiting(Executor, Protocol):
 
 
 class Signals:
-    """SIGINT and SIGTERM as wishes: to end, by the first, to end at once, by the second.
+    """SIGINT, SIGTERM and SIGALRM as wishes: to end, by the first, to end at once, by the second.
 
-    `caught` is the first one's name, or what else ends the run, and `hurry` what the second does
-    besides. The third is an exception, should the second not help.
+    The last of them says that the job's time is over. `caught` is the first one's name, or the
+    word for what else ends the run, and `hurry` what the second does besides. The third is an
+    exception, should the second not help.
     """
 
     def __init__(self) -> None:
         self.caught = ""
         self.count = 0
         self.hurry: Callable[[], None] = lambda: None
-        self.before = {s: signal.getsignal(s) for s in (signal.SIGINT, signal.SIGTERM)}
+        wishes = (signal.SIGINT, signal.SIGTERM, signal.SIGALRM)
+        self.before = {s: signal.getsignal(s) for s in wishes}
 
     def __enter__(self) -> Signals:
         for number, handler in self.before.items():
@@ -84,7 +86,8 @@ class Signals:
     def catch(self, number: int, _: FrameType | None) -> None:
         """Handle a signal."""
         self.count += 1
-        self.caught = self.caught or signal.Signals(number).name
+        name = "timeout" if number == signal.SIGALRM else signal.Signals(number).name
+        self.caught = self.caught or name
         if self.count == 2:
             self.hurry()
         elif self.count > 2:
