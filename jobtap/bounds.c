@@ -5,8 +5,9 @@
 // plugin that posts one whenever it is called never lets it return. Nobody tells a plugin whose
 // deed called it: a call counts as its own doing if it acted on the job since it was last called
 // for that, if it comes while the plugin is called already, or if it is a reply or a timer. A job
-// has a number of such calls that is filled up again slowly. In them, each act on a job counts too,
-// else every call could queue thousands.
+// has a number of such calls that is filled up again slowly, as the reactor turns: while the queue
+// is worked on, the clock alone would fill it as fast as a slow script on a busy machine uses it.
+// In them, each act on a job counts too, else every call could queue thousands.
 #include "bounds.h"
 
 #include <stdio.h>
@@ -17,6 +18,7 @@
 enum { BURST = 1000, MAX_DEPTH = 16 };
 static const double rate = 20.;         // of calls, a second
 static const double cpu_burst = 2.;     // seconds of processor time
+static const double turn_cpu = 0.1;     // in one turn of the reactor
 static const double cpu_share = 1. / 5; // of the job manager's
 
 static double now(clockid_t clock)
@@ -28,15 +30,32 @@ static double now(clockid_t clock)
 }
 
 // Fills up what is left of a budget, which begins full.
-static double *filled(struct budget_left *budget, double most, double a_second)
+static double *filled(struct budget_left *budget, double time, double most, double a_second)
 {
-    double time = now(CLOCK_MONOTONIC);
-
     budget->left += budget->filled ? (time - budget->filled) * a_second : most;
     if (budget->left > most)
         budget->left = most;
     budget->filled = time;
     return &budget->left;
+}
+
+static void turned(flux_reactor_t *reactor, flux_watcher_t *watcher, int revents, void *arg)
+{
+    struct host *host = arg;
+
+    host->turned = now(CLOCK_MONOTONIC);
+    host->turn_cpu = 0.;
+    (void)reactor, (void)watcher, (void)revents;
+}
+
+int bounds_watch(struct host *host)
+{
+    host->turned = now(CLOCK_MONOTONIC);
+    host->turns = flux_prepare_watcher_create(flux_get_reactor(host->h), turned, host);
+    if (!host->turns)
+        return -1;
+    flux_watcher_start(host->turns);
+    return 0;
 }
 
 // --- switching off ---
@@ -101,7 +120,7 @@ int bounds_act(struct host *host, flux_jobid_t id)
     if (record->effects == EFFECTS_OFF)
         return host->charging ? -1 : 0;
     record->effects = EFFECTS_SOME;
-    if (!host->charging || (*filled(&record->calls, BURST, rate) -= 1.) >= 0.)
+    if (!host->charging || (*filled(&record->calls, host->turned, BURST, rate) -= 1.) >= 0.)
         return 0;
     off_for_job(record, "job", "its own effects caused too many others");
     return -1;
@@ -119,7 +138,7 @@ int bounds_enter(struct visit *visit, struct host *host, flux_jobid_t id, const 
         return -1;
     if (record && host->depth >= MAX_DEPTH)
         return off_for_job(record, where, "its own effects called it back too deeply"), -1;
-    if (record && caused && (*filled(&record->calls, BURST, rate) -= 1.) < 0.)
+    if (record && caused && (*filled(&record->calls, host->turned, BURST, rate) -= 1.) < 0.)
         return off_for_job(record, where, "its own effects called it back too often"), -1;
     if (record)
         record->effects = EFFECTS_NONE;
@@ -134,14 +153,22 @@ int bounds_enter(struct visit *visit, struct host *host, flux_jobid_t id, const 
 void bounds_leave(struct visit *visit)
 {
     struct host *host = visit->host;
-    double *left;
+    struct record *record;
+    double used;
 
     host->depth--;
     if (!visit->charged)
         return;
     host->charging = false;
-    left = filled(&host->cpu, cpu_burst, cpu_share);
-    *left -= now(CLOCK_THREAD_CPUTIME_ID) - host->since;
-    if (*left < 0.)
+    used = now(CLOCK_THREAD_CPUTIME_ID) - host->since;
+    host->turn_cpu += used;
+    if ((*filled(&host->cpu, host->turned, cpu_burst, cpu_share) -= used) < 0.) {
         off_for_all(host, visit->id, visit->where);
+        return;
+    }
+    if (host->turn_cpu < turn_cpu || visit->id == FLUX_JOBID_ANY)
+        return;
+    record = record_find(host, visit->id);
+    if (record && record->effects == EFFECTS_SOME) // else nothing follows from it
+        off_for_job(record, visit->where, "its own effects kept the job manager from all else");
 }

@@ -3,6 +3,9 @@
 // processor time altogether. What others do calls a plugin as often as they do it; but an effect
 // that calls the plugin that had it, which then has it again, would keep the job manager for ever.
 //
+// Nobody else is served before the queue of events that a plugin's effects make is empty, so what
+// it may use fills up only when the job manager has turned to others.
+//
 // A plugin that goes beyond is switched off: for the job, where that alone suffices, or for all
 // jobs. It is not called any more then, and what it was to judge is refused.
 #ifndef DOVETAIL_BOUNDS_H
@@ -20,6 +23,8 @@ struct visit {
     bool charged; // its processor time is the plugin's own doing
 };
 
+// Has the reactor's turns watched; -1 where that fails.
+int bounds_watch(struct host *host);
 // Returns -1 where the script is not to be called. Otherwise, bounds_leave() follows.
 int bounds_enter(struct visit *visit, struct host *host, flux_jobid_t id, const char *where,
                  bool own);

@@ -47,7 +47,7 @@ struct call {
 // Seconds of the shortest timer: a future takes 0 for no limit at all, and would never fire.
 #define HOST_AT_ONCE 1e-6
 
-// What is left of a budget that fills up by the clock; all zero, it is full.
+// What is left of a budget that fills up as the reactor turns; all zero, it is full.
 struct budget_left {
     double left;
     double filled; // when, 0 for never
@@ -71,6 +71,9 @@ struct host {
     bool charging;                // what is done now is the script's own doing,
     double since;                 // from this processor time on
     struct budget_left cpu;       // for that
+    flux_watcher_t *turns;        // of the job manager's reactor,
+    double turned;                // when it last turned,
+    double turn_cpu;              // and the script's processor time since
     char off[SANDBOX_ERROR_SIZE]; // why the script is called no more
     flux_future_t *release;       // of the jobs that it holds, then
     char last_error[SANDBOX_ERROR_SIZE];

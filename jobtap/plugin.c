@@ -12,6 +12,7 @@
 #include <string.h>
 
 #include "api.h"
+#include "bounds.h"
 #include "callback.h"
 #include "host.h"
 #include "record.h"
@@ -64,6 +65,7 @@ static void host_destroy(void *arg)
     if (!host)
         return;
     flux_future_destroy(host->release);
+    flux_watcher_destroy(host->turns);
     orphans_abandon(host);
     sandbox_destroy(host->sandbox);
     handlers_destroy(host);
@@ -90,7 +92,8 @@ static struct host *host_create(flux_plugin_t *p)
     if (!host || !(host->script = script_of(flux_plugin_get_path(p))))
         goto error;
     host->p = p;
-    if (!(host->h = flux_jobtap_get_flux(p)) || !(host->sandbox = sandbox_create(NULL)))
+    if (!(host->h = flux_jobtap_get_flux(p)) || !(host->sandbox = sandbox_create(NULL)) ||
+        bounds_watch(host) < 0)
         goto error;
     sandbox_set_owner(host->sandbox, host);
     return host;

@@ -59,6 +59,9 @@ LOOPS = {
             job:rpc("broker.ping", { seq = 1 }, 30, function() again(job) end)
         end
         jobtap.on("job.new", again)""",
+    "an update for each event, by a slow plugin": f"""{SUBSCRIBE}
+        jobtap.on("job.event.*", function(job)
+            job:update({{ ["attributes.system.duration"] = 60 }}) while true do end end)""",
 }  # fmt: skip
 
 
