@@ -14,10 +14,11 @@ from pathlib import Path
 import pytest
 from dovetail.core import protocol
 from dovetail.core.errors import BadInput
-from dovetail.host import cgroups, processes
+from dovetail.host import cgroups, processes, session
 from dovetail.host.session import (
     SESSION_ROOT,
     create_session,
+    remove_tree,
     sweep_session,
     sweep_sessions,
     temporary_session,
@@ -150,6 +151,26 @@ def test_a_dead_run_is_swept_though_its_process_id_lives_on(tmp_path):
     os.close(lock)
     assert sweep_sessions(str(tmp_path)) == [os.path.basename(session)]
     assert os.listdir(tmp_path) == []
+
+
+def test_what_a_launcher_writes_at_its_end_goes_too(tmp_path, monkeypatch):
+    root, temporary = tmp_path / "shm", tmp_path / f"dovetail-{os.getuid()}-late"
+    for made in (root, temporary):
+        made.mkdir()
+    _, lock = create_session("late", cgroups.Group("", ""), str(temporary), str(root))
+    os.close(lock)
+    removed = []
+
+    def remove(top):
+        """The launcher of this test comes again right after the first removal, and not later."""
+        remove_tree(top)
+        if not removed:
+            (temporary / "again").mkdir(parents=True)
+        removed.append(top)
+
+    monkeypatch.setattr(session, "remove_tree", remove)
+    assert sweep_sessions(str(root)) == [temporary.name]
+    assert (os.listdir(root), temporary.exists()) == ([], False)
 
 
 def test_a_signal_for_a_dead_process_never_reaches_its_successor():

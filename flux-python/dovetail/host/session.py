@@ -190,8 +190,9 @@ def remove_session(session: str, record: bytes) -> None:
             group.remove()
         if temporary:
             remove_tree(temporary)
-        # A supervisor that has not noticed yet may have put something in: then look again.
-        late = inside - {"owner"} or any(map(os.path.exists, group.directories))
+        # A supervisor or launcher that has not noticed yet may have put something in: then look
+        # again.
+        late = inside - {"owner"} or any(map(os.path.exists, [*group.directories, temporary]))
         if not late or time.monotonic() > deadline:
             remove_tree(session)
             return
