@@ -59,7 +59,7 @@ def test_before_a_batch_job_ends_its_simulations_stop_at_checkpoints(site):  # n
     )  # fmt: skip
     said = done.stdout + done.stderr
     assert re.search(r"the job has [0-9]+ s; checkpoints are written 15 s before", said), said
-    assert "interrupted by the end of the job's time; 1 simulation is stopped" in said
+    assert "interrupted by timeout; 1 simulation is stopped" in said
     assert done.returncode == 130
     assert site.states() == {"pitz": "checkpointed"}
     (one,) = site.summary()["simulations"]

@@ -62,8 +62,8 @@ class Waiting(Executor, Protocol):
 class Signals:
     """SIGINT, SIGTERM and SIGALRM as wishes: to end, by the first, to end at once, by the second.
 
-    The last of them says that the job's time is over. `caught` is the first one's name, or the
-    word for what else ends the run, and `hurry` what the second does besides. The third is an
+    The last of them says that the job's time is over. `caught` is the first one's name, or
+    `timeout` at the end of that time, and `hurry` what the second does besides. The third is an
     exception, should the second not help.
     """
 
@@ -168,7 +168,7 @@ class Loop:
                 self.executor.wait(LOOK if self.controller.measuring else REST)
                 t = self.now()
                 if t >= self.job_ends - self.early and not self.signals.caught:
-                    self.signals.caught = "the end of the job's time"
+                    self.signals.caught = "timeout"
                 new = self.interrupted(t) if self.signals.caught and not told else Tick(t)
                 told = told or isinstance(new, Interrupted)
                 unwanted = [Unwanted(t, name, "cancelled") for name in self.orders.take()]
