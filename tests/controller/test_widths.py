@@ -170,3 +170,72 @@ def test_what_exploring_costs_is_little_of_a_long_queue_and_a_short_one_does_not
     narrow = run_simulated(specs(24, (1,)), {"a": work}, TWO_CORES)
     assert result.makespan <= 1.03 * narrow.makespan
     assert launched(run_simulated(specs(8, (1, 2)), {"a": work}, TWO_CORES)) == [1] * 8
+
+
+# --- Widening what runs ---
+
+
+def last_to_end(iterations: int, checkpoint: bool = True, **more) -> SimulatedRun:
+    """Three of 300 iterations and a fourth one that is longer, on two cores."""
+    long = specs(1, (1, 2), "long", checkpoint=checkpoint, iterations=iterations)
+    work = {"a": even(0.06, 2), "long": even(0.06, 2, iterations=iterations)}
+    result = run_simulated([*long, *specs(3, (1, 2))], work, TWO_CORES, limit=1000, **more)
+    assert states(result) == {"done"}
+    return result
+
+
+def stopped(result: SimulatedRun) -> list[str]:
+    return [a.name for _, a in result.actions if isinstance(a, protocol.Checkpoint)]
+
+
+def test_the_last_to_end_goes_on_on_the_cores_that_fall_free():
+    result = last_to_end(2000)
+    assert stopped(result) == ["long-0"]
+    again = [a for _, a in result.actions if isinstance(a, protocol.Launch) and a.continued]
+    assert [(a.name, len(a.share.requests)) for a in again] == [("long-0", 2)]
+    (requeued,) = [a for _, a in result.actions if isinstance(a, protocol.Requeued)]
+    assert requeued.cause is protocol.Cause.CHECKPOINTED
+    assert result.makespan < 0.85 * last_to_end(2000, checkpoint=False).makespan
+
+
+def test_what_is_nearly_over_or_may_not_be_stopped_is_left_alone():
+    assert stopped(last_to_end(1400))
+    assert stopped(last_to_end(940)) == []
+    assert stopped(last_to_end(2000, checkpoint=False)) == []
+
+
+class CrashesAsItStops(Simulated):
+    def checkpoint(self, name):
+        self._end(self._sims[name], protocol.Cause.FAILED, 1, "no space left")
+
+
+class RefusesToGoOn(Simulated):
+    """On two ranks; what had been computed is still there for one."""
+
+    def launch(self, spec, share):
+        super().launch(spec, share)
+        if spec.ranks == 2:
+            self._end(self._sims[spec.name], protocol.Cause.FAILED, 1, "diverged")
+
+
+class NeverStops(Simulated):
+    def checkpoint(self, name):
+        pass
+
+
+@pytest.mark.parametrize("executor", [CrashesAsItStops, RefusesToGoOn, NeverStops])
+def test_one_that_cannot_be_widened_is_done_once_and_asked_once(executor):
+    result = last_to_end(2000, executor=executor)
+    assert stopped(result) == ["long-0"]
+    ends = [a.name for _, a in result.actions if isinstance(a, protocol.Ended)]
+    assert ends.count("long-0") == 1
+
+
+@pytest.mark.parametrize("at", [60.0, 62.0, 64.0, 66.0])
+def test_a_node_that_dies_as_one_is_widened_costs_no_simulation(at):
+    nodes = [Node("n0", 1000, 8 * GIB), Node("n1", 1000, 8 * GIB)]
+    long = specs(1, (1, 2), "long", checkpoint=True, iterations=2000)
+    work = {"a": even(0.06, 2), "long": even(0.06, 2, iterations=2000)}
+    faults = [Fault(at, "node", "n1")]
+    result = run_simulated([*long, *specs(3, (1, 2))], work, nodes, limit=1000, faults=faults)
+    assert states(result) == {"done"}

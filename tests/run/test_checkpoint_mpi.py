@@ -171,6 +171,34 @@ def test_a_run_that_is_ended_stops_at_checkpoints(site, case, undisturbed):  # n
     assert fields(site.out / "pitz/case", SHORT) == undisturbed
 
 
+def test_the_last_to_end_goes_on_on_more_ranks(site, case):  # noqa: F811
+    made = {}
+    for name, end in (("long", 700), ("short", 60)):
+        made[name] = site.directory / name
+        shutil.copytree(case, made[name])
+        control = made[name] / "system/controlDict"
+        text = re.sub(r"(?m)^endTime\s+\S+;", f"endTime {end};", control.read_text())
+        control.write_text(re.sub(r"(?m)^writeInterval\s+\S+;", f"writeInterval {end};", text))
+    entries = [
+        {
+            "name": name, "case": str(folder), "ranks": "1-2", "command": "simpleFoam",
+            "environment": {"WM_PROJECT_DIR": OPENFOAM_ETC}, "checkpoint": "allowed",
+        }
+        for name, folder in made.items()
+    ]  # fmt: skip
+    assert site.run(site.plan(*entries), "-o", "out")[0] == 0
+    assert site.states() == {"long": "done", "short": "done"}
+    long, short = site.summary()["simulations"]
+    assert (long["iterations"], long["ranks"], long["continued"]) == (700, 2, 1)
+    assert (short["iterations"], short["continued"]) == (60, 0)
+    assert site.of_type("Requeued")[0]["cause"] == "checkpointed"
+    log = (site.out / "long/log").read_text()
+    steps = [int(step) for step in re.findall(r"(?m)^Time = (\d+)$", log)]
+    assert steps == list(range(1, 701)), "nothing is computed twice"
+    assert {int(n) for n in re.findall(r"(?m)^nProcs : (\d+)$", log)} == {1, 2}
+    site.assert_clean()
+
+
 @pytest.fixture(scope="module")
 def undisturbed(case, tmp_path_factory):
     """The final fields of both ranks of a short run if nobody interferes."""

@@ -23,6 +23,7 @@ from dovetail.controller import (
     trial,
     views,
     watchdog,
+    widening,
     widths,
 )
 from dovetail.controller.choice import Schedule
@@ -146,7 +147,9 @@ class Controller:
             return
         stop = sim.stop
         again = stop is not None and stop.requeue and event.cause is not Cause.DONE
-        lost = event.cause.lost and stop is None and sim.restarts < self.settings.restarts
+        # As one fails that was to stop at a checkpoint, what it had written before is still there.
+        lost = event.cause.lost or (sim.stage is Stage.HALTING and event.cause is Cause.FAILED)
+        lost = lost and stop is None and sim.restarts < self.settings.restarts
         if state.mode is not Mode.INTERRUPTED and (again or lost):
             sim.restarts += 1
             state.requeue(
@@ -176,10 +179,23 @@ class Controller:
             )
             state.requeue(sim, event.cause, event.reason)
             return
+        if event.cause is Cause.CHECKPOINTED:
+            self._goes_on(sim, event)
+            return
         by = stop if stop is not None and not stop.requeue else None
         why = (by.why if by else event.reason) or f"exit code {event.code}"
         state.end(sim, Stage.FAILED, by.cause if by else event.cause, why)
         state.note("fail", f"{event.name} failed: {sim.reason}", name=event.name)
+
+    def _goes_on(self, sim: Simulation, event: protocol.Finished) -> None:
+        """It has stopped at a checkpoint to go on on other ranks, at once if they are free."""
+        state, ranks = self._state, sim.next_ranks
+        sim.stops += 1
+        state.requeue(sim, event.cause, f"to go on on {ranks} ranks")
+        if state.heads(1) == [sim] and ranks <= widths.free_cores(state) and state.fits(sim):
+            state.launch(sim, ranks)
+        else:
+            sim.halted_at = None  # it waits for something else, which tells nothing of a restart
 
     def _halted(self, sim: Simulation, event: protocol.Finished) -> None:
         """The run is to end, and a simulation that was to stop at a checkpoint has ended."""
@@ -248,6 +264,7 @@ class Controller:
         trial.judge(state)
         fairness.keep_budgets(state)
         admission.admit(state)
+        widening.widen(state)
         shares.settle(state)
 
     # --- views ---

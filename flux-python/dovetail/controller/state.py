@@ -373,8 +373,10 @@ class State:
     def _first_iteration(self, sim: Simulation) -> None:
         if sim.stage is not Stage.PAUSED:
             sim.enter(Stage.RUNNING)
-        shape = self.shape(sim)
+        shape, family = self.shape(sim), self.family(sim)
         shape.startup = max(shape.startup or 0.0, self.now - sim.launched_at)
+        if sim.halted_at is not None:
+            family.restart, sim.halted_at = self.now - sim.halted_at, None
         if not self.own_cores:  # until now it has not disturbed the others
             self.restart_windows(s for s in self.active.values() if s is not sim)
 
@@ -563,7 +565,9 @@ class State:
             sim = self.sims[name]
             share = sim.share or Share((FLOOR,) * sim.spec.ranks)
             sim.share = replace(share, suspended=False)
-            actions.append(Launch(name, sim.share, sim.spec.checkpoint and sim.restarts > 0))
+            actions.append(
+                Launch(name, sim.share, sim.spec.checkpoint and sim.restarts + sim.stops > 0)
+            )
         self._changes, self._why, self._launches = {}, [], []
         return actions
 

@@ -59,7 +59,7 @@ def start_chosen(state: State) -> None:
 
 def free_cores(state: State) -> int:
     """Cores on which no rank runs, counting none twice."""
-    return int(state.cores) - sum(_cores(state, sim.spec.ranks) for sim in _running(state))
+    return int(state.cores) - sum(_cores(state, sim.spec.ranks) for sim in running(state))
 
 
 def schedule(state: State) -> Schedule:
@@ -70,7 +70,7 @@ def schedule(state: State) -> Schedule:
     for family in state.families.values():
         if family.queue:
             tasks.append(_task(state, family))
-    for sim in _running(state):
+    for sim in running(state):
         used = _cores(state, sim.spec.ranks)
         busy.append(Busy(used, seconds_left(state, sim), state.memory_of(sim)))
     nodes = tuple(node.cpu // 1000 for node in state.capacity.nodes)
@@ -185,7 +185,7 @@ def _usual_length(state: State) -> float:
 # --- what is done ---
 
 
-def _running(state: State) -> list[Simulation]:
+def running(state: State) -> list[Simulation]:
     """All that has cores: a suspended one has none."""
     return [*state.active.values(), *state.terminating.values()]
 
