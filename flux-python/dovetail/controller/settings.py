@@ -79,6 +79,9 @@ class Settings:
     """The same in usual start times, once the family's is known (at least `stall`)."""
     halt: float = 300.0
     """Seconds to stop at a checkpoint in: to write large fields may take minutes."""
+    restart_pays: float = 2.0
+    """How many times its cost a restart on other ranks is to save by what is predicted: the cost is
+    certain, and predictions err."""
     restarts: int = 3
     """Times that a simulation is run again after it lost its node."""
     no_nodes: float = 60.0

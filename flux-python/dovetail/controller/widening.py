@@ -9,8 +9,8 @@ checkpoint of one simulation at a time, with a note that has what was predicted.
 
 Invariants: only the simulation that would be the last to end is stopped, since no other one makes
 the queue longer, and none that failed before, perhaps as it was stopped; what is saved is predicted
-to be at least `TWICE` what the restart takes; the simulation goes on on the ranks that were chosen
-as long as their cores are free.
+to be `restart_pays` times what the restart takes; the simulation goes on on the ranks that were
+chosen as long as their cores are free.
 """
 
 from __future__ import annotations
@@ -19,8 +19,6 @@ from dovetail.controller import widths
 from dovetail.controller.simulation import Simulation, Stage
 from dovetail.controller.state import State
 
-TWICE = 2.0
-"""What is saved must pay for the restart so many times: predictions err, the restart is certain."""
 PARTS = 2.0
 """Starts that a restart is taken for before one was seen: writing, cutting anew, the start."""
 
@@ -76,6 +74,6 @@ def _best(state: State, sim: Simulation, left: float) -> tuple[int, float, float
         if not sim.spec.ranks < ranks <= room:
             continue
         then = left * seconds[ranks] / seconds[sim.spec.ranks]
-        if left - then >= TWICE * cost and (found is None or then < found[1]):
+        if left - then >= state.settings.restart_pays * cost and (found is None or then < found[1]):
             found = ranks, then, cost
     return found
