@@ -71,6 +71,20 @@ def test_a_hybrid_batch_script_runs_to_its_end(flux):
     flux.nothing_left()
 
 
+def test_what_a_job_left_that_was_killed_whole_goes_with_the_next(flux):
+    """Its slices' folders with the keys in them, and its control groups."""
+    flux.batch("flux dovetail up; touch up; sleep 1000")
+    assert eventually((flux.work / "up").exists)
+    flux.kill_all()
+    assert any("/cgroup/" in one for one in flux.left())
+    later = Flux()
+    try:
+        later.run("dovetail", "up", uri=later.inside(later.batch("sleep 1000")))
+        assert not flux.left()
+    finally:
+        later.close()
+
+
 def test_nothing_is_lost_when_the_module_is_killed_reloaded_or_away(flux):
     flux.plan(count=1)
     (flux.work / "plan.yaml").rename(flux.work / "next.yaml")

@@ -52,7 +52,7 @@ class Flux:
         self.scheduler = [f"--conf=modules.alternatives.sched={scheduler}"]
         self.size = size
         self.uid = os.getuid() if uid is None else uid
-        self.before = set(self.folders())
+        self.before = {*self.folders(), *self.groups()}  # another's, maybe of a killed program
         self.clusters = {}  # those that were seen here: the addresses of their slices
         self.folder = Path(tempfile.mkdtemp(prefix="df-", dir="/tmp"))
         self.folder.chmod(0o755)
@@ -192,7 +192,7 @@ class Flux:
         found = [str(path) for path in folders if not self.others(path.name.split("-")[2])]
         found += [f"{pid}: {line}" for pid, line in self.processes().items()
                   if "dovetail" in line or "kube" in line or "etcd" in line]  # fmt: skip
-        groups = map(Path, glob.glob(f"/sys/fs/cgroup/*/dovetail-{self.uid}/*f-????????*"))
+        groups = set(self.groups()) - self.before
         found += [str(p) for p in groups if not self.others(p.name.split("f-")[1][:8])]
         for status in below(self.work):
             if status.name == "status.json":
@@ -226,6 +226,10 @@ class Flux:
         """Those of all slices on this machine."""
         return Path("/tmp").glob(f"dovetail-{self.uid}-????????-*")
 
+    def groups(self):
+        """Control groups of all slices on this machine."""
+        return map(Path, glob.glob(f"/sys/fs/cgroup/*/dovetail-{self.uid}/*f-????????*"))
+
     def others(self, cluster):
         """Whether a cluster is another program's, which is no matter of this test."""
         if cluster in self.clusters:
@@ -236,6 +240,21 @@ class Flux:
                 if cluster.encode() in (folder / "cmdline").read_bytes() and not ours:
                     return True
         return False
+
+    def kill_all(self):
+        """Kill every process at once, as a batch system ends a job: none can clean up."""
+        self.note()
+        stopped = {}
+        while more := self.processes().keys() - stopped:
+            stopped |= dict.fromkeys(more)
+            for pid in more:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGSTOP)
+        for pid in stopped:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        self.brokers.wait(LIMIT)
+        shutil.rmtree(Path(self.uri.removeprefix("local://")).parent)
 
     def nothing_left(self):
         """Everything of Dovetail is gone, soon."""

@@ -327,6 +327,14 @@ def sweep(name: str, only: str = "") -> None:
         namespaces.remove_folder(folder, namespaces.user_name())
 
 
+def sweep_dead() -> None:
+    """Remove this folder's clusters of which nothing runs any more."""
+    for name in node_record.clusters():
+        with node_record.locked(name):
+            if all(node.state() is NodeState.DEAD for node in node_record.nodes(name)):
+                sweep(name)
+
+
 def forget(node: Node) -> None:
     """Tell the cluster that a worker leaves on purpose, if it can still be told."""
     if node.control or not node.alive():

@@ -373,6 +373,21 @@ def sweep(name: str) -> str:
     return ""
 
 
+def sweep_killed() -> None:
+    """Remove what our user's slices left on this machine that were killed whole.
+
+    A batch system may kill all processes of a job at once, and then nobody was there to clean up.
+    A cluster that a verb holds, or of which anything runs, is left alone.
+    """
+    own = os.environ["DOVETAIL_STATE"]
+    for folder in map(str, Path("/tmp").glob(f"dovetail-{os.getuid()}-????????-*")):
+        os.environ["DOVETAIL_STATE"] = folder
+        with contextlib.suppress(BadInput, WorkFailed, OSError):
+            if folder != own:
+                cluster.sweep_dead()
+    os.environ["DOVETAIL_STATE"] = own
+
+
 def main(
     number: int, name: str, *, machine_address: bool, stop_before: float, only_sweep: bool
 ) -> int:
@@ -383,4 +398,5 @@ def main(
         trouble = sweep(name)
         print(trouble, end="", file=sys.stderr)
         return 1 if trouble else 0
+    sweep_killed()
     return Agent(number, name, machine_address=machine_address, stop_before=stop_before).live()
