@@ -71,6 +71,7 @@ def test_a_hybrid_batch_script_runs_to_its_end(flux):
     flux.nothing_left()
 
 
+@pytest.mark.alone  # others' tests would find it
 def test_what_a_job_left_that_was_killed_whole_goes_with_the_next(flux):
     """Its slices' folders with the keys in them, and its control groups."""
     flux.batch("flux dovetail up; touch up; sleep 1000")
