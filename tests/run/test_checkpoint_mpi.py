@@ -207,6 +207,36 @@ def test_the_last_to_end_goes_on_on_more_ranks(site, case):  # noqa: F811
     site.assert_clean()
 
 
+@pytest.mark.alone
+def test_uneven_ranks_are_cut_anew(site, tmp_path):  # noqa: F811
+    uneven = pitz_daily(tmp_path / "uneven", (1, 4), 300, refine=1)
+    entry = {
+        "name": "uneven", "case": str(uneven), "ranks": 2, "weights": [1, 4], "count": 2,
+        "command": "simpleFoam -parallel", "environment": {"WM_PROJECT_DIR": OPENFOAM_ETC},
+        "checkpoint": "allowed",
+    }  # fmt: skip
+    command = (sys.executable, "-c", AT_ONCE)
+    assert site.run(site.plan(entry), site.out, command=command)[0] == 0
+    first, second = site.summary()["simulations"]
+    assert (first["state"], first["iterations"], first["continued"]) == ("done", 300, 1)
+    assert (second["state"], second["iterations"], second["continued"]) == ("done", 300, 0)
+    (asked,) = site.of_type("Checkpoint")
+    assert (asked["name"], asked["why"]) == ("uneven-1", "to be cut anew")
+    for name in ("uneven-1", "uneven-2"):
+        log = (site.out / name / "log").read_text()
+        steps = [int(step) for step in re.findall(r"(?m)^Time = ([1-9]\d*)$", log)]
+        assert steps == list(range(1, 301)), "nothing is computed twice"
+        owners = [
+            site.out / name / f"case/processor{rank}/constant/polyMesh/owner" for rank in (0, 1)
+        ]
+        cells = [
+            int(re.search(r"nCells: *(\d+)", path.read_text(errors="replace"))[1])
+            for path in owners
+        ]
+        assert max(cells) < 1.1 * min(cells)
+    site.assert_clean()
+
+
 @pytest.fixture(scope="module")
 def undisturbed(case, tmp_path_factory):
     """The final fields of both ranks of a short run if nobody interferes."""

@@ -55,7 +55,9 @@ def form(spec: Spec, continued: bool = False) -> Spec:
     go_on = halt = halted = ""
     own = APPLICATIONS[spec.application]
     if spec.widths:
-        command, prepare = own.command(spec), (*prepare, *own.prepare(spec))
+        command = own.command(spec)
+    if spec.widths or spec.recut:
+        prepare = (*prepare, *own.prepare(spec))
     lines = [programs.filled(line, spec.ranks, spec.weights) for line in prepare]
     if spec.checkpoint and (begin := own.checkpoint(spec, "begin")):
         lines.append(begin)

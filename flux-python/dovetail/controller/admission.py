@@ -20,6 +20,8 @@ from dovetail.core.protocol import Cause
 
 def admit(state: State) -> None:
     """Start or resume what may run beside what runs."""
+    if any(sim.stage is Stage.HALTING for sim in state.active.values()):
+        return  # it is about to go on otherwise
     if state.moldable and not state.suspended:
         widths.start_chosen(state)
     ending = state.moldable and state.terminating  # whose cores the choice waits for

@@ -19,6 +19,7 @@ from dovetail.controller import (
     admission,
     baseline_run,
     fairness,
+    recut,
     shares,
     trial,
     views,
@@ -191,7 +192,7 @@ class Controller:
         """It has stopped at a checkpoint to go on on other ranks, at once if they are free."""
         state, ranks = self._state, sim.next_ranks
         sim.stops += 1
-        state.requeue(sim, event.cause, f"to go on on {ranks} ranks")
+        state.requeue(sim, event.cause, f"to go on on {ranks} ranks as cut now")
         if state.heads(1) == [sim] and ranks <= widths.free_cores(state) and state.fits(sim):
             state.launch(sim, ranks)
         else:
@@ -261,6 +262,7 @@ class Controller:
                 baseline_run.end(state)  # so that all that runs goes on
             return
         baseline_run.measure(state)
+        recut.recut(state)
         trial.judge(state)
         fairness.keep_budgets(state)
         admission.admit(state)

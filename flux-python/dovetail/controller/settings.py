@@ -80,8 +80,8 @@ class Settings:
     halt: float = 300.0
     """Seconds to stop at a checkpoint in: to write large fields may take minutes."""
     restart_pays: float = 2.0
-    """How many times its cost a restart on other ranks is to save by what is predicted: the cost is
-    certain, and predictions err."""
+    """How many times its cost a restart on other ranks, or for a new cut, is to save by what is
+    predicted: the cost is certain, and predictions err."""
     restarts: int = 3
     """Times that a simulation is run again after it lost its node."""
     no_nodes: float = 60.0

@@ -161,8 +161,8 @@ class Family:
 
     `iterations` is how many a whole run takes, 0 if unknown; `silent` if it publishes none;
     `restart` is the seconds from a checkpoint that was asked for to the next iteration, once seen;
-    `shapes` are by number of ranks; `curve` is what was last predicted of the seconds by ranks,
-    after what it was made from.
+    `shapes` are by number of ranks, and so are `cuts`, measured weights in place of the plan's;
+    `curve` is what was last predicted of the seconds by ranks, after what it was made from.
     """
 
     spec: Spec
@@ -172,11 +172,11 @@ class Family:
     queue: list[tuple[int, str]] = field(default_factory=list)
     total: int = 0
     shapes: dict[int, Shape] = field(default_factory=dict)
+    cuts: dict[int, tuple[float, ...]] = field(default_factory=dict)
     curve: tuple[Mapping[int, Measured], dict[int, float]] = field(default_factory=lambda: ({}, {}))
 
 
 def shape_name(spec: Spec) -> str:
-    """The shape that a simulation has on its present ranks; its family's name if they are kept."""
-    if len(spec.widths) < 2:
-        return spec.family
-    return f"{spec.family} on {spec.ranks}"
+    """The shape that a simulation has on its present ranks; its family's name if all are kept."""
+    name = spec.family if len(spec.widths) < 2 else f"{spec.family} on {spec.ranks}"
+    return f"{name}, cut anew" if spec.recut else name

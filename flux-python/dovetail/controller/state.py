@@ -187,7 +187,7 @@ class State:
     @property
     def moldable(self) -> bool:
         """True if the ranks of some simulation are to be chosen."""
-        return len(self.shapes) > len(self.families)
+        return any(len(family.spec.widths) > 1 for family in self.families.values())
 
     def baseline(self, sim: Simulation) -> float:
         """Iterations per second alone by now: its own, else its family's; 0 if unknown."""
@@ -237,7 +237,7 @@ class State:
         """Seconds that the whole plan takes one after the other, as far as is known."""
         known = 0.0
         for family in self.families.values():
-            profile = family.shapes[family.spec.ranks].profile
+            profile = self.shapes[shape_name(family.spec)].profile
             if profile and family.iterations:
                 known += family.total * family.iterations / profile.rate
         return max(known, self.now)
@@ -338,13 +338,18 @@ class State:
     def launch(self, sim: Simulation, ranks: int) -> None:
         """Start a queued simulation on so many ranks; its share is settled at the flush."""
         self.take(sim)
-        sim.spec = sim.planned.on(ranks)
+        sim.spec = self.cut(sim.planned.on(ranks))
         self.count_memory(sim)
         sim.enter(Stage.PREPARING)
         sim.launched_at = sim.progress_at = sim.resumed_at = self.now
         sim.started = sim.ended = None
         self._join(sim)
         self._launches.append(sim.spec.name)
+
+    def cut(self, spec: Spec) -> Spec:
+        """A simulation as it is cut now: by measured weights, if its family has some."""
+        weights = self.families[spec.family].cuts.get(spec.ranks)
+        return replace(spec, weights=weights, recut=True) if weights else spec
 
     def started(self, sim: Simulation, t: float, iterations: int) -> None:
         """Its own command runs now, and goes on after so many iterations."""

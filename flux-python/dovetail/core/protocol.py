@@ -47,6 +47,8 @@ class Spec:
     `widths` are the numbers of ranks that it may run on, ascending; empty if `ranks` is kept.
     Where there are several, `ranks` and `weights` are those of the widest until it is launched,
     and then those that were chosen. `application` says who cuts its case (see `applications`).
+    `recut` is True if `weights` were measured, and its case is to be cut by them whatever its
+    `prepare` lines did; `rebalance` False if it never shall be.
     `checkpoint` is True if it may be stopped at a written step and continued. What that takes are
     command lines in its copied case, which it has once it is launched, empty where there are none:
     `go_on` makes ready what an earlier launch left; its last line says how many iterations are
@@ -71,6 +73,8 @@ class Spec:
     widths: tuple[int, ...] = ()
     application: str = "generic"
     objective: Literal["throughput", "turnaround"] = "throughput"
+    recut: bool = False
+    rebalance: bool = True
     checkpoint: bool = False
     go_on: str = ""
     halt: str = ""

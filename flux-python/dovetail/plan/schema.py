@@ -196,6 +196,7 @@ class _Entry(BaseModel):
     limit: Annotated[float, BeforeValidator(units.number)] = Field(0.0, ge=1, le=1000)
     objective: Literal["throughput", "turnaround"] = "throughput"
     checkpoint: Literal["allowed", "never"] = "never"
+    rebalance: Literal["allowed", "never"] = "allowed"
 
     @field_validator("name")
     @classmethod
@@ -294,6 +295,7 @@ class _Entry(BaseModel):
             application=self.application or programs.application_of(self.command),
             objective=self.objective,
             checkpoint=self.checkpoint == "allowed",
+            rebalance=self.rebalance == "allowed",
         )
         return [dataclasses.replace(first, name=name) for name in self.names()]
 

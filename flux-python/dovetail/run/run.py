@@ -207,15 +207,15 @@ def resumable(log: Path, asked: schema.Plan) -> float:
 
 
 def expected(spec: Spec) -> Spec:
-    """With the iterations that its case says it takes, if its ranks are chosen by them."""
-    if not spec.widths:
+    """With the iterations that its case says it takes, if its ranks or a restart go by them."""
+    if not (spec.widths or spec.checkpoint):
         return spec
     return replace(spec, iterations=applications.expected_iterations(spec))
 
 
 def _same(recorded: Spec, asked: Spec) -> bool:
     """Whether a simulation is the recorded one; how long it takes may have been read off since."""
-    unknown = bool(asked.widths) and not asked.iterations
+    unknown = bool(asked.widths or asked.checkpoint) and not asked.iterations
     return asked == (replace(recorded, iterations=0) if unknown else recorded)
 
 

@@ -83,7 +83,7 @@ class Simulated:
     def launch(self, spec: Spec, share: Share) -> None:
         """Start; the first iteration begins after the work's startup."""
         work = self.works[spec.family]
-        work = replace(work, seconds=work.on(spec.ranks))
+        work = replace(work, seconds=work.on(spec))
         self._count += 1
         sim = Sim(spec, work, share, self._count, self.clock + work.startup)
         sim.over = self._kept.get(spec.name, 0) if spec.checkpoint else 0

@@ -25,7 +25,8 @@ class Work:
     `drift` is the work of the last iteration over that of the first, with a straight line in
     between. `interference` is the speed that it loses to each other simulation on its node
     beyond the sharing of cores: caches and memory, which no figure of its own foretells.
-    `cuts` is `seconds` on other numbers of ranks.
+    `cuts` is `seconds` on other numbers of ranks. Cut anew by measured weights, the same seconds
+    are divided by them, each times the rank's `cost`.
     """
 
     seconds: tuple[float, ...]
@@ -36,13 +37,18 @@ class Work:
     drift: float = 1.0
     interference: float = 0.0
     cuts: Mapping[int, tuple[float, ...]] = field(default_factory=dict)
+    cost: tuple[float, ...] = ()
 
-    def on(self, ranks: int) -> tuple[float, ...]:
-        """CPU seconds per iteration and rank on so many ranks. Raises ValueError if unknown."""
-        seconds = self.cuts.get(ranks, self.seconds)
-        if len(seconds) != ranks:
-            raise ValueError(f"{len(seconds)} works for {ranks} ranks")
-        return seconds
+    def on(self, spec: Spec) -> tuple[float, ...]:
+        """CPU seconds per iteration and rank as it is cut. Raises ValueError if unknown."""
+        seconds = self.cuts.get(spec.ranks, self.seconds)
+        if len(seconds) != spec.ranks:
+            raise ValueError(f"{len(seconds)} works for {spec.ranks} ranks")
+        if not spec.recut:
+            return seconds
+        costs = self.cost or (1.0,) * spec.ranks
+        each = sum(seconds) / sum(spec.weights)
+        return tuple(each * weight * cost for weight, cost in zip(spec.weights, costs))
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,97 @@
+# SPDX-License-Identifier: LGPL-3.0-or-later
+"""Who is stopped at a checkpoint to be cut anew, and by which weights."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from dovetail.controller.recut import load_balance, weights_for
+from dovetail.core import protocol
+from dovetail.core.protocol import Node, Spec
+from dovetail.executors.simulated.executor import Simulated, Work
+from dovetail.run.simulate import SimulatedRun, run_simulated
+
+pytestmark = pytest.mark.unit
+
+TWO_CORES = [Node("n0", 2000, 0)]
+ONE = Spec("a-0", "a", "case", 2, (1.0, 3.0), ("run",), checkpoint=True, iterations=900)
+UNEVEN = Work((0.01, 0.03), 900)
+
+
+def run(count: int, work: Work = UNEVEN, executor=Simulated, **more) -> SimulatedRun:
+    specs = [replace(ONE, name=f"a-{i}", **more) for i in range(count)]
+    result = run_simulated(specs, {"a": work}, TWO_CORES, limit=3000, executor=executor)
+    assert {view.state for view in result.controller.views()} == {"done"}
+    ends = [a.name for _, a in result.actions if isinstance(a, protocol.Ended)]
+    assert sorted(ends) == [spec.name for spec in specs]
+    return result
+
+
+def stopped(result: SimulatedRun) -> list[str]:
+    return [a.name for _, a in result.actions if isinstance(a, protocol.Checkpoint)]
+
+
+def test_load_balance_is_mean_over_largest():
+    assert load_balance((1.0, 3.0)) == pytest.approx(2 / 3)
+    assert load_balance((2.0, 2.0)) == load_balance(()) == load_balance((0.0,)) == 1.0
+
+
+def test_cells_that_cost_more_are_fewer_and_what_a_user_cut_is_cut_evenly():
+    ours = replace(ONE, weights=(1.0, 1.0), widths=(1, 2))
+    assert weights_for(ours, (1.0, 3.0)) == (1.5, 0.5)
+    assert weights_for(replace(ours, weights=(1.0, 3.0)), (1.0, 3.0)) == (1.0, 1.0)
+    assert weights_for(replace(ours, weights=(1.0, 1.0)), (1.0, 1000.0))[1] >= 0.09
+    assert weights_for(ours, (0.0, 1.0)) == weights_for(ONE, (1.0, 9.0)) == (1.0, 1.0)
+
+
+def test_the_first_is_cut_anew_and_the_others_from_the_beginning():
+    result = run(4)
+    assert stopped(result) == ["a-0"]
+    launches = [(a.name, a.continued) for _, a in result.actions if isinstance(a, protocol.Launch)]
+    assert launches[:2] == [("a-0", False), ("a-0", True)]
+    assert len(launches) == 5
+    assert result.controller.spec("a-3").recut
+    assert result.controller.spec("a-3").weights == (1.0, 1.0)
+    kept = run(4, rebalance=False)
+    assert stopped(kept) == []
+    assert result.makespan < kept.makespan, "though the simulated machine packs without loss"
+    assert run(1).makespan < 0.85 * run(1, rebalance=False).makespan
+    assert kept.controller.spec("a-3").weights == (1.0, 3.0)
+
+
+@pytest.mark.parametrize(
+    ("work", "more"),
+    [
+        (Work((0.02, 0.022), 900), {}),
+        (Work((0.01, 0.03), 120), {"iterations": 120}),
+        (UNEVEN, {"checkpoint": False}),
+        (UNEVEN, {"iterations": 0}),
+    ],
+    ids=["it is balanced", "it is nearly over", "it may not be stopped", "its length is unknown"],
+)
+def test_what_would_not_pay_is_left_alone(work, more):
+    assert stopped(run(1, work, **more)) == []
+
+
+class CrashesAsItStops(Simulated):
+    def checkpoint(self, name):
+        self._end(self._sims[name], protocol.Cause.FAILED, 1, "no space left")
+
+
+class NeverStops(Simulated):
+    def checkpoint(self, name):
+        pass
+
+
+class CutsBadly(Simulated):
+    """What is cut anew is as uneven as before."""
+
+    def launch(self, spec, share):
+        super().launch(replace(spec, recut=False), share)
+
+
+@pytest.mark.parametrize("executor", [CrashesAsItStops, NeverStops, CutsBadly])
+def test_each_is_stopped_at_most_once(executor):
+    names = stopped(run(3, executor=executor))
+    assert len(names) == len(set(names))
