@@ -67,8 +67,15 @@ def test_the_first_is_cut_anew_and_the_others_from_the_beginning():
         (Work((0.01, 0.03), 120), {"iterations": 120}),
         (UNEVEN, {"checkpoint": False}),
         (UNEVEN, {"iterations": 0}),
+        (UNEVEN, {"application": "lammps"}),
     ],
-    ids=["it is balanced", "it is nearly over", "it may not be stopped", "its length is unknown"],
+    ids=[
+        "it is balanced",
+        "it is nearly over",
+        "it may not be stopped",
+        "its length is unknown",
+        "weights cannot cut it",
+    ],
 )
 def test_what_would_not_pay_is_left_alone(work, more):
     assert stopped(run(1, work, **more)) == []

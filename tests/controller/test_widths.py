@@ -175,9 +175,12 @@ def test_what_exploring_costs_is_little_of_a_long_queue_and_a_short_one_does_not
 # --- Widening what runs ---
 
 
-def last_to_end(iterations: int, checkpoint: bool = True, **more) -> SimulatedRun:
+def last_to_end(
+    iterations: int, checkpoint: bool = True, application: str = "generic", **more
+) -> SimulatedRun:
     """Three of 300 iterations and a fourth one that is longer, on two cores."""
-    long = specs(1, (1, 2), "long", checkpoint=checkpoint, iterations=iterations)
+    options = {"checkpoint": checkpoint, "application": application}
+    long = specs(1, (1, 2), "long", iterations=iterations, **options)
     work = {"a": even(0.06, 2), "long": even(0.06, 2, iterations=iterations)}
     result = run_simulated([*long, *specs(3, (1, 2))], work, TWO_CORES, limit=1000, **more)
     assert states(result) == {"done"}
@@ -202,6 +205,7 @@ def test_what_is_nearly_over_or_may_not_be_stopped_is_left_alone():
     assert stopped(last_to_end(1400))
     assert stopped(last_to_end(940)) == []
     assert stopped(last_to_end(2000, checkpoint=False)) == []
+    assert stopped(last_to_end(2000, application="lammps")) == [], "its steps are not what we count"
 
 
 class CrashesAsItStops(Simulated):

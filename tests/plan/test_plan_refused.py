@@ -158,8 +158,8 @@ REFUSED = {
     ),
     "checkpoints of what has none": (
         entry("checkpoint", "allowed"),
-        "6: simulations[0].checkpoint: only OpenFOAM's simulations can go on from what they have "
-        "written, and this is generic; leave the key out",
+        "6: simulations[0].checkpoint: only simulations of OpenFOAM and LAMMPS can go on from what "
+        "they have written, and this is another program; leave the key out",
     ),
     "an unknown objective": (
         entry("objective", "money"),

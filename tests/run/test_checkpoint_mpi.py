@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from dovetail.bench.cases import OPENFOAM_ETC, environment, mpirun, pitz_daily
 from support.local_runs import wait_for
-from support.run_command import TUNED, site  # noqa: F401
+from support.run_command import TOP, TUNED, site  # noqa: F401
 
 pytestmark = [
     pytest.mark.mpi,
@@ -305,3 +305,35 @@ def test_checkpoints_that_nothing_can_stop_at_are_refused(site, why):  # noqa: F
     code, _, errors = site.run(site.plan({}), "-o", "out", *REFUSED[why])
     assert (code, why in errors, errors.count("\n")) == (2, True, 1)
     assert not site.out.exists()
+
+
+@pytest.mark.skipif(not shutil.which("lmp"), reason="LAMMPS is not installed")
+def test_lammps_stops_and_goes_on(site):  # noqa: F811
+    script = (TOP / "examples/in.lj").read_text()
+    (site.case / "in.lj").write_text(re.sub(r"(?m)^run\s.*", "thermo 10\nrun 2000", script))
+    plan = site.plan(
+        {
+            "name": "melt",
+            "case": str(site.case),
+            "ranks": 2,
+            "command": "lmp -in in.lj",
+            "checkpoint": "allowed",
+        }
+    )
+    run = site.start(plan, "-o", "out", "--checkpoint")
+    log = site.out / "melt/log"
+    wait_for(lambda: log.exists() and re.search(r"(?m)^ +30 ", log.read_text()))
+    assert site.end(run, signal.SIGTERM)[0] == 130
+    assert site.states() == {"melt": "checkpointed"}
+    before = site.summary()["simulations"][0]["iterations"]
+    site.assert_clean()
+    assert site.run(plan, "-o", "out", "--resume")[0] == 0
+    (one,) = site.summary()["simulations"]
+    assert (one["state"], one["continued"]) == ("done", 1)
+    assert 0 < before < one["iterations"]
+    steps = [int(step) for step in re.findall(r"(?m)^ +(\d+) +[\d.]+ +-[\d.]+", log.read_text())]
+    assert steps == sorted(steps)
+    assert set(steps) == set(range(0, 2001, 10))
+    assert len(steps) == len(set(steps)) + 1, "nothing but the step at the stop is told twice"
+    assert "dovetail" not in (site.case / "in.lj").read_text()
+    site.assert_clean()

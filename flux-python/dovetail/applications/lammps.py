@@ -8,12 +8,14 @@ the time steps that a plain script asks for.
 from __future__ import annotations
 
 import re
+import shlex
 from pathlib import Path
 
-from dovetail.applications.generic import checkpoint as checkpoint
+from dovetail.applications import lammps_checkpoint
 from dovetail.applications.generic import command as command
 from dovetail.applications.generic import prepare as prepare
 from dovetail.core.protocol import Spec
+from dovetail.host import install_paths
 
 # With these, how often a line is run, or what it says, is not in the line.
 _NOT_PLAIN = re.compile(
@@ -24,13 +26,27 @@ _RUN = re.compile(r"\s*run\s+(\S+)")
 _LARGEST = 1 << 20  # bytes of an input script
 
 
+def checkpoint(spec: Spec, step: str) -> str:
+    """See `lammps_checkpoint`; none where the script is not an argument.
+
+    Raises BadInput for a script that cannot be gone on with, where the case has it already.
+    """
+    script = _script(spec)
+    if script is None:
+        return ""
+    if step == "begin" and Path(spec.case, script).exists():
+        lammps_checkpoint.check(Path(spec.case), script)
+    statement = "from dovetail.applications.lammps_checkpoint import main; main()"
+    return shlex.join([*install_paths.python_command(statement), step, script])
+
+
 def expected_iterations(spec: Spec) -> int:
     """The sum of the script's `run` lines, if it has no loops and no numbers in variables."""
     script = _script(spec)
     if script is None:
         return 0
     try:
-        with open(script, errors="replace") as file:
+        with open(Path(spec.case, script), errors="replace") as file:
             lines = file.read(_LARGEST).replace("&\n", " ").split("\n")
     except OSError:
         return 0
@@ -44,10 +60,10 @@ def expected_iterations(spec: Spec) -> int:
     return steps
 
 
-def _script(spec: Spec) -> Path | None:
-    """The input script that the command names."""
+def _script(spec: Spec) -> str | None:
+    """The input script that the command names, as seen from the case."""
     words = spec.command
     for word, after in zip(words, words[1:]):
         if word in ("-in", "-i"):
-            return Path(spec.case, after)
+            return after
     return None

@@ -219,7 +219,7 @@ class Controller:
         if own and sim.resumed_at == sim.launched_at and not sim.over:
             shape.lasted.append(state.now - sim.launched_at)
         if sim.iterations:
-            family.iterations = max(1, sim.over + sim.iterations)
+            family.iterations, family.guessed = max(1, sim.over + sim.iterations), False
             baseline_run.finished_early(state, sim)
         elif not family.silent and shape.profile is None:
             family.silent = True

@@ -18,6 +18,7 @@ from dataclasses import replace
 from dovetail.controller import widening
 from dovetail.controller.simulation import Shape, Simulation, Stage, shape_name
 from dovetail.controller.state import State
+from dovetail.core import programs
 from dovetail.core.protocol import Spec
 
 BALANCED = 0.9
@@ -58,6 +59,8 @@ def weights_for(spec: Spec, loads: Sequence[float]) -> tuple[float, ...]:
 
 
 def _may(state: State, sim: Simulation) -> bool:
+    if sim.spec.application in programs.CUT_THEMSELVES:
+        return False
     may = sim.spec.rebalance and not sim.spec.recut and not sim.restarts and sim.spec.ranks > 1
     return may and sim.stage is Stage.RUNNING and state.can_halt(sim)
 
@@ -65,7 +68,7 @@ def _may(state: State, sim: Simulation) -> bool:
 def _pays(state: State, sim: Simulation) -> bool:
     """Stop it if it pays; whether that was done."""
     profile, left = state.shape(sim).profile, state.remaining(sim)
-    if profile is None or not profile.alone or left is None:
+    if state.family(sim).guessed or left is None or profile is None or not profile.alone:
         return False
     balance = load_balance(profile.loads)
     then = left * balance / REACHED

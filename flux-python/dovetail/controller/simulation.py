@@ -65,7 +65,8 @@ class Simulation:
     `memory` the most bytes seen, `counted_memory` those counted against the capacity now; `stop`
     is there from the moment it was asked to stop; `late_told` once its user was told that its
     deadline cannot be met. `cause` and `reason` say why it ended, None and empty before.
-    `over` is the iterations of earlier launches after which it goes on. It stopped `stops` times at
+    `over` is the iterations of earlier launches after which it goes on, `most` the most that it
+    has come to, what was lost included. It stopped `stops` times at
     a checkpoint, last at `halted_at`, to go on on `next_ranks`.
     """
 
@@ -79,6 +80,7 @@ class Simulation:
     boost: float = 1.0
     restarts: int = 0
     over: int = 0
+    most: int = 0
     stops: int = 0
     halted_at: float | None = None
     next_ranks: int = 0
@@ -159,7 +161,8 @@ class Shape:
 class Family:
     """What the simulations of one plan entry share, on however many ranks they run.
 
-    `iterations` is how many a whole run takes, 0 if unknown; `silent` if it publishes none;
+    `iterations` is how many a whole run takes, 0 if unknown; `guessed` while they may be
+    of another unit than what is counted; `silent` if it publishes none;
     `restart` is the seconds from a checkpoint that was asked for to the next iteration, once seen;
     `shapes` are by number of ranks, and so are `cuts`, measured weights in place of the plan's;
     `curve` is what was last predicted of the seconds by ranks, after what it was made from.
@@ -167,6 +170,7 @@ class Family:
 
     spec: Spec
     iterations: int = 0
+    guessed: bool = False
     silent: bool = False
     restart: float | None = None
     queue: list[tuple[int, str]] = field(default_factory=list)

@@ -23,6 +23,7 @@ from dovetail.controller.knowledge import CoScheduled, Knowledge, TrialVerdict, 
 from dovetail.controller.meter import Meter, Window
 from dovetail.controller.settings import Settings
 from dovetail.controller.simulation import Family, Shape, Simulation, Stage, shape_name
+from dovetail.core import programs
 from dovetail.core.cpu_requests import FLOOR
 from dovetail.core.protocol import (
     Action,
@@ -129,7 +130,10 @@ class State:
         if spec.name in self.sims:
             raise ValueError(f"two simulations are called {spec.name!r}")
         self.sims[spec.name] = Simulation(spec, index, Meter(self.settings.warmup))
-        family = self.families.setdefault(spec.family, Family(spec, iterations=spec.iterations))
+        guessed = spec.application in programs.IN_PERIODS
+        family = self.families.setdefault(
+            spec.family, Family(spec, spec.iterations, spec.iterations > 0 and guessed)
+        )
         family.total += 1
         for ranks in spec.widths or (spec.ranks,):
             there = spec.on(ranks)
@@ -308,8 +312,9 @@ class State:
             sim.enter(Stage.QUEUED)
         sim.share, sim.stop, sim.late_told = None, None, False
         sim.cause, sim.reason, sim.started, sim.ended = None, "", None, None
-        sim.meter, sim.spec = Meter(self.settings.warmup), sim.planned
+        sim.most = max(sim.most, sim.over + sim.iterations)
         sim.useful, sim.over = None, 0
+        sim.meter, sim.spec = Meter(self.settings.warmup), sim.planned
         sim.alone, sim.boost, sim.memory = Alone(), 1.0, 0
         heapq.heappush(self.families[sim.spec.family].queue, (sim.index, sim.spec.name))
         self.queued += 1
@@ -353,7 +358,8 @@ class State:
 
     def started(self, sim: Simulation, t: float, iterations: int) -> None:
         """Its own command runs now, and goes on after so many iterations."""
-        sim.started, sim.over = t, iterations
+        other_unit = sim.spec.application in programs.IN_PERIODS
+        sim.started, sim.over = t, min(iterations, sim.most) if other_unit else iterations
         sim.progress_at = self.now
         if sim.stage is Stage.PREPARING:
             sim.enter(Stage.STARTING)

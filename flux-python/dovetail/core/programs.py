@@ -20,6 +20,13 @@ PROGRAMS: Final = {
 }
 """The applications, and what their programs are called; the first that fits is taken."""
 
+IN_PERIODS: Final = {"lammps"}
+"""Applications whose cases tell of time steps, while what is counted is periods of MPI calls, which
+may have several time steps, or be a part of one."""
+
+CUT_THEMSELVES: Final = {"lammps"}
+"""Applications whose cases no weights can cut."""
+
 _STARTER = re.compile(r"(mpirun|mpiexec|orterun|prterun)([.-].*)?")
 # In a shell's script `${ranks}` is a variable of its own.
 _PLACE = re.compile(r"(?<!\$)\{(ranks|weights)\}")

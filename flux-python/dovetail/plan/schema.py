@@ -261,10 +261,10 @@ class _Entry(BaseModel):
         command = info.data.get("command")
         if allowed == "allowed" and command is not None:
             own = info.data.get("application") or programs.application_of(command)
-            if own != "openfoam":
+            if own == "generic":
                 raise ValueError(
-                    f"only OpenFOAM's simulations can go on from what they have written, and this "
-                    f"is {own}; leave the key out"
+                    "only simulations of OpenFOAM and LAMMPS can go on from what they have "
+                    "written, and this is another program; leave the key out"
                 )
         return allowed
 

@@ -207,9 +207,13 @@ def resumable(log: Path, asked: schema.Plan) -> float:
 
 
 def expected(spec: Spec) -> Spec:
-    """With the iterations that its case says it takes, if its ranks or a restart go by them."""
+    """With the iterations that its case says it takes, if its ranks or a restart go by them.
+
+    Raises BadInput if it cannot be stopped at a checkpoint and the plan says that it may.
+    """
     if not (spec.widths or spec.checkpoint):
         return spec
+    applications.form(spec)  # says no, if a checkpoint is asked for that cannot be
     return replace(spec, iterations=applications.expected_iterations(spec))
 
 

@@ -1,0 +1,242 @@
+# SPDX-License-Identifier: LGPL-3.0-or-later
+"""Stops LAMMPS at a restart file, and goes on from there on any number of ranks.
+
+Inputs: the run's own copy of a case, and the input script in it. Outputs: that script with commands
+of ours in it; restart files beside it.
+
+LAMMPS has all that is needed, but in its script alone: `fix halt` ends the run once there is a
+certain file, `write_restart` then keeps what it computed, and `read_restart` takes the place of
+whatever made the atoms. So a plain script can be gone on with: one that makes its box once and has
+one `run` with a number. For others `begin` says why they cannot. A simulation that is killed has no
+restart file and begins anew: to write some on the way would cost time that most never need.
+
+Atoms, velocities and the state of fixes go on; the order of atoms in memory, and so the last
+digits of sums, may be another, as after any restart of LAMMPS.
+
+Invariants: each function may be cut off at any point, and may then be called again; the user's
+own script is kept beside the other, with `.dovetail-` before its name.
+
+    begin(case, "in.lj")    # before LAMMPS first starts
+    stop(case, "in.lj")     # while it runs; it ends by itself
+    unfinished(case, ...)   # once it has: True if it was before its last step
+    go_on(case, "in.lj")    # 137, the step from which it goes on, once started
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import struct
+import sys
+from pathlib import Path
+
+from dovetail.core.errors import BadInput
+from dovetail.host.private_files import write_whole
+
+_STOP = "dovetail.stop"
+_RESTARTS = ("dovetail.restart.1", "dovetail.restart.2")
+_MAGIC = b"LammpS RestartT\0"
+_LARGEST = 1 << 20  # bytes of a script
+_EVERY = 10
+"""Steps after which LAMMPS looks whether it is to stop; a look opens a file, some microseconds."""
+
+# What a restart file holds, or is about the beginning; to do it once more would spoil it.
+_AT_FIRST = {
+    "change_box", "create_atoms", "delete_atoms", "displace_atoms", "group", "replicate",
+    "set", "velocity", "write_data", "write_dump", "write_restart",
+}  # fmt: skip
+_MAKES_BOX = {"create_box", "read_data"}
+# With these it is not in the line alone what is done, or how often.
+_NOT_PLAIN = {
+    "clear", "create_bonds", "delete_bonds", "if", "include", "jump", "label", "minimize", "neb",
+    "next", "partition", "prd", "python", "quit", "read_dump", "read_restart", "rerun",
+    "reset_timestep", "shell", "tad", "temper",
+}  # fmt: skip
+
+
+def begin(case: Path, script: str) -> None:
+    """Make a case ready to be stopped; before LAMMPS first starts.
+
+    Raises BadInput with the reason if it cannot be.
+    """
+    path, original = case / script, _original(case, script)
+    text = check(case, script)
+    if not original.exists():
+        try:
+            draft = original.with_name(f".{original.name}.new")
+            shutil.copyfile(path, draft)
+            draft.replace(original)
+        except OSError as error:
+            raise BadInput(f"{path}: cannot be kept: {error.strerror}") from None
+    for name in (_STOP, *_RESTARTS):
+        (case / name).unlink(missing_ok=True)
+    write_whole(path, text)
+
+
+def check(case: Path, script: str) -> str:
+    """The script as it is at first. Raises BadInput with the reason if it has no checkpoints."""
+    path, original = case / script, _original(case, script)
+    if Path(script).is_absolute() or path.parent.resolve() != case.resolve():
+        raise BadInput(f"{script}: an input script in the case's own directory would be right")
+    try:
+        return stoppable(_lines(original if original.exists() else path), _RESTARTS[0])
+    except BadInput as error:
+        raise BadInput(f"{path}: {error}") from None
+
+
+def stop(case: Path, script: str) -> None:
+    """Have the running LAMMPS write a restart file and end. Raises BadInput if it cannot."""
+    if not _original(case, script).exists():
+        raise BadInput(f"{case}: it was not made ready to be stopped")
+    (case / _STOP).touch()
+
+
+def unfinished(case: Path, script: str) -> bool:
+    """Whether LAMMPS, which has ended well, was stopped: with a file its script was to write."""
+    if not _original(case, script).exists():
+        return False
+    text = (case / script).read_text(errors="replace")
+    return any(
+        f"write_restart {name}" in text and written_step(case / name) is not None
+        for name in _RESTARTS
+    )
+
+
+def go_on(case: Path, script: str) -> int | None:
+    """Make the case ready to go on from its last whole restart file; the step of that.
+
+    None if there is none.
+    """
+    found = [(step, name) for name in _RESTARTS if (step := written_step(case / name)) is not None]
+    original = _original(case, script)
+    if not found or not original.exists():
+        return None
+    step, name = max(found)
+    (other,) = set(_RESTARTS) - {name}
+    (case / other).unlink(missing_ok=True)
+    write_whole(case / script, stoppable(_lines(original), other, name))
+    (case / _STOP).unlink(missing_ok=True)
+    return step
+
+
+def stoppable(lines: list[str], stopped_at: str, going_on_from: str = "") -> str:
+    """The script with commands of ours and names of restart files; "" is the beginning.
+
+    Raises BadInput if it is no plain script.
+    """
+    out: list[str] = []
+    steps, has_box = 0, False
+    for line in lines:
+        words = line.partition("#")[0].split()
+        command = words[0] if words else ""
+        if command in _NOT_PLAIN:
+            raise BadInput(f"'{line.strip()}': a script with `{command}` cannot be gone on with")
+        if command == "fix" and "file" in words:
+            raise BadInput(f"'{line.strip()}': its file would begin anew")
+        if command == "run":
+            if steps or len(words) != 2 or not re.fullmatch(r"[1-9][0-9]{0,17}", words[1]):
+                raise BadInput(f"'{line.strip()}': one `run` with a number can be gone on with")
+            if not has_box:
+                raise BadInput("`run` comes before `create_box` or `read_data`")
+            steps = int(words[1])
+            out += _run(steps, stopped_at)
+        elif steps or not going_on_from:
+            out.append(line)
+        elif command in _MAKES_BOX:
+            if not has_box:
+                out.append(f"read_restart {going_on_from}")
+        elif command == "dump" and len(words) > 5:
+            out += [line, f"dump_modify {words[1]} append yes"]
+        elif command not in _AT_FIRST:
+            out.append(line)
+        has_box = has_box or command in _MAKES_BOX
+    if not steps:
+        raise BadInput("a script without `run` cannot be stopped and gone on with")
+    return "\n".join([*out, ""])
+
+
+def _run(steps: int, stopped_at: str) -> list[str]:
+    """The run, up to the step where the user's ends, and what happens when it is stopped.
+
+    Whether the file is there each rank sees for itself, and perhaps not at the same time; at which
+    step they ended is the same for all.
+    """
+    return [
+        f"variable dovetail_stop equal is_file({_STOP})",
+        f"fix dovetail_stop all halt {_EVERY} v_dovetail_stop != 0 error soft message no",
+        f"run {steps} upto start 0 stop {steps}",
+        f'if "$(step) < {steps}" then "write_restart {stopped_at}" quit',
+        "unfix dovetail_stop",
+    ]
+
+
+def written_step(path: Path) -> int | None:
+    """The step at which a restart file was written; None if it is not whole."""
+    try:
+        with path.open("rb") as file:
+            head = file.read(4096)
+            file.seek(-len(_MAGIC), os.SEEK_END)
+            end = file.read()
+    except OSError:
+        return None
+    if not head.startswith(_MAGIC) or end != _MAGIC:
+        return None
+    # Endianness and revision; then number and value of each item: the fifth is the step.
+    at = len(_MAGIC) + 8
+    try:
+        while True:
+            (item,) = struct.unpack_from("=i", head, at)
+            at += 4
+            if item == 5:
+                return int(struct.unpack_from("=q", head, at)[0])
+            (value,) = struct.unpack_from("=i", head, at)
+            at += 4 + (value if item in (0, 4) else 0)  # a text, which begins with its length
+            if not 0 <= item < 256 or not 0 <= at <= len(head):
+                return None
+    except struct.error:
+        return None
+
+
+def _original(case: Path, script: str) -> Path:
+    """Where the user's script is kept."""
+    path = case / script
+    return path.with_name(f".dovetail-{path.name}")
+
+
+def _lines(path: Path) -> list[str]:
+    """The commands of a script, those over several lines in one."""
+    try:
+        with path.open(errors="replace") as file:
+            text = file.read(_LARGEST)
+    except OSError as error:
+        raise BadInput(f"{path}: cannot be read: {error.strerror}") from None
+    return re.sub(r"&[ \t]*\n", " ", text).splitlines()
+
+
+# --- As steps of a launch ---
+
+
+def main() -> None:
+    """A step of `Spec` and the script, in the case; `go-on` prints how many steps are over.
+
+    What cannot be gone on with may run all the same, so `begin` never fails.
+    """
+    verb, script = sys.argv[1:]
+    case = Path()
+    try:
+        if verb == "halted":
+            sys.exit(0 if unfinished(case, script) else 1)
+        if verb in ("begin", "halt"):
+            begin(case, script) if verb == "begin" else stop(case, script)
+            return
+        step = go_on(case, script)
+    except (BadInput, OSError) as error:
+        print(f"no checkpoint: {error}", flush=True)
+        sys.exit(0 if verb == "begin" else 1)
+    if step is None:
+        sys.exit("no restart file is whole")
+    log = case / "log.lammps"  # which LAMMPS begins anew
+    if log.exists():
+        log.rename(case / f"log.lammps.{step}")
+    print(f"it goes on from this time step:\n{step}", flush=True)

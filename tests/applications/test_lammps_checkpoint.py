@@ -1,0 +1,179 @@
+# SPDX-License-Identifier: LGPL-3.0-or-later
+"""LAMMPS is stopped at a restart file and goes on: same atoms on the same ranks."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from dovetail.applications import lammps_checkpoint
+from dovetail.core.errors import BadInput
+
+unit = pytest.mark.unit
+mpi = [
+    pytest.mark.mpi,
+    pytest.mark.skipif(not shutil.which("lmp"), reason="LAMMPS is not installed"),
+]
+
+STEPS = 400
+SCRIPT = f"""\
+units lj
+atom_style atomic
+lattice fcc 0.8442
+region box block 0 6 0 6 &
+    0 6
+create_box 1 box
+create_atoms 1 box
+mass 1 1.0
+velocity all create 1.44 87287 loop geom
+pair_style lj/cut 2.5
+pair_coeff 1 1 1.0 1.0 2.5
+neighbor 0.3 bin
+neigh_modify delay 0 every 1 check yes
+fix 1 all nvt temp 1.0 2.0 0.5
+dump steps all atom 100 steps.dump
+dump_modify steps sort id
+run {STEPS}
+write_dump all custom final.dump id xu yu zu vx vy vz modify sort id format float %.15g
+"""
+
+REFUSED = {
+    "a second run": (SCRIPT + "run 10\n", "one `run`"),
+    "a run of steps in a variable": (SCRIPT.replace("run 400", "run $n"), "one `run`"),
+    "no run": (SCRIPT.replace("run 400", ""), "without `run`"),
+    "a loop": ("label again\n" + SCRIPT, "`label`"),
+    "another script": ("include other\n" + SCRIPT, "`include`"),
+    "a file of a fix": (SCRIPT.replace("fix 1", "fix 2 all print 5 $n file a\nfix 1"), "anew"),
+    "no box": ("run 3\n", "before `create_box`"),
+}
+
+
+@unit
+@pytest.mark.parametrize("what", REFUSED)
+def test_a_script_that_is_not_plain_is_refused_with_the_reason(tmp_path, what):
+    text, why = REFUSED[what]
+    (tmp_path / "in.lj.orig").write_text(SCRIPT)  # which is the user's
+    (tmp_path / "in.lj").write_text(text)
+    with pytest.raises(BadInput, match=why):
+        lammps_checkpoint.begin(tmp_path, "in.lj")
+    assert (tmp_path / "in.lj").read_text() == text
+
+
+@unit
+def test_a_script_outside_the_case_is_not_changed(tmp_path):
+    theirs, case = tmp_path / "in.lj", tmp_path / "case"
+    theirs.write_text(SCRIPT)
+    case.mkdir()
+    for script in ("../in.lj", str(theirs)):
+        with pytest.raises(BadInput, match="own directory"):
+            lammps_checkpoint.begin(case, script)
+    (case / "in.lj").symlink_to(theirs)
+    lammps_checkpoint.begin(case, "in.lj")
+    assert theirs.read_text() == SCRIPT
+    assert (case / ".dovetail-in.lj").read_text() == SCRIPT
+
+
+@unit
+def test_what_the_restart_file_holds_is_not_made_again(tmp_path):
+    again = lammps_checkpoint.stoppable(SCRIPT.splitlines(), "two", "one")
+    commands = [line.split()[0] for line in again.splitlines()]
+    assert commands.count("read_restart") == 1
+    assert commands.index("units") < commands.index("read_restart") < commands.index("pair_style")
+    assert not {"create_box", "create_atoms", "velocity"} & set(commands)
+
+
+@unit
+def test_a_restart_file_that_is_cut_off_has_no_step(tmp_path):
+    assert lammps_checkpoint.written_step(tmp_path / "none") is None
+    for content in (b"", b"LammpS RestartT\0", b"LammpS RestartT\0" + bytes(9)):
+        (tmp_path / "short").write_bytes(content)
+        assert lammps_checkpoint.written_step(tmp_path / "short") is None
+
+
+# --- Real runs ---
+
+
+@pytest.fixture(autouse=True)
+def environment(monkeypatch):
+    for name in ("OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM"):
+        monkeypatch.setenv(name, "1")
+    monkeypatch.setenv("OMPI_MCA_rmaps_base_oversubscribe", "1")
+    monkeypatch.setenv("OMPI_MCA_mpi_yield_when_idle", "1")
+
+
+def prepared(case: Path) -> Path:
+    case.mkdir()
+    (case / "in.lj").write_text(SCRIPT)
+    lammps_checkpoint.begin(case, "in.lj")
+    return case
+
+
+def start(case: Path, ranks: int) -> subprocess.Popen[bytes]:
+    with (case / "log").open("ab") as log:
+        words = ["mpirun", "-np", str(ranks), "lmp", "-in", "in.lj"]
+        return subprocess.Popen(words, cwd=case, stdout=log, stderr=log)
+
+
+def finish(case: Path, ranks: int) -> None:
+    assert start(case, ranks).wait(300) == 0, (case / "log").read_text()[-2000:]
+
+
+def stopped(case: Path, ranks: int, after: int) -> None:
+    """Run it, and have it stopped once it has come to that step, by its dump of each 100 steps."""
+    running, dump = start(case, ranks), case / "steps.dump"
+    while not dump.exists() or f"TIMESTEP\n{after}\n" not in dump.read_text():
+        assert running.poll() is None, (case / "log").read_text()[-2000:]
+        time.sleep(0.005)
+    lammps_checkpoint.stop(case, "in.lj")
+    assert running.wait(300) == 0, (case / "log").read_text()[-2000:]
+    assert lammps_checkpoint.unfinished(case, "in.lj")
+
+
+def atoms(case: Path) -> list[list[float]]:
+    """Position and velocity of each atom at the end."""
+    lines = (case / "final.dump").read_text().splitlines()[9:]
+    return [[float(word) for word in line.split()] for line in lines]
+
+
+class TestStopped:
+    pytestmark = mpi
+
+    @pytest.mark.parametrize(("ranks", "after"), [(1, 1), (2, 2), (2, 1)])
+    def test_it_ends_with_the_atoms_of_an_undisturbed_run(self, tmp_path, ranks, after):
+        undisturbed, case = prepared(tmp_path / "undisturbed"), prepared(tmp_path / "case")
+        finish(undisturbed, ranks)
+        assert not lammps_checkpoint.unfinished(undisturbed, "in.lj")
+        over = 0
+        for at in (0, 100):  # twice, as restart files take turns
+            stopped(case, ranks, at)
+            assert not (case / "final.dump").exists()
+            step = lammps_checkpoint.go_on(case, "in.lj")
+            assert step is not None
+            assert over < step < STEPS
+            over = step
+        finish(case, after)
+        assert not lammps_checkpoint.unfinished(case, "in.lj")
+        assert len(atoms(case)) == 4 * 6**3
+        # LAMMPS sorts its atoms as it starts, so that sums have another order: 1e-12 by now.
+        np.testing.assert_allclose(atoms(case), atoms(undisturbed), atol=1e-7)
+        lines = [(each / "steps.dump").read_text().splitlines() for each in (case, undisturbed)]
+        assert [line for line in lines[0] if " " not in line] == [
+            line for line in lines[1] if " " not in line
+        ]
+
+    def test_a_restart_file_that_is_cut_off_is_passed_over(self, tmp_path):
+        case = prepared(tmp_path / "case")
+        stopped(case, 1, 0)
+        step = lammps_checkpoint.go_on(case, "in.lj")
+        stopped(case, 1, 100)
+        last = case / "dovetail.restart.2"
+        os.truncate(last, last.stat().st_size - 1)
+        assert not lammps_checkpoint.unfinished(case, "in.lj")
+        assert lammps_checkpoint.go_on(case, "in.lj") == step
+        os.truncate(case / "dovetail.restart.1", 100)
+        assert lammps_checkpoint.go_on(case, "in.lj") is None
