@@ -72,10 +72,13 @@ def test_a_script_outside_the_case_is_not_changed(tmp_path):
     for script in ("../in.lj", str(theirs)):
         with pytest.raises(BadInput, match="own directory"):
             lammps_checkpoint.begin(case, script)
+    theirs.write_text(SCRIPT.replace("run 400", "restart 50 ../kept.1 ../kept.2\nrun 400"))
+    (tmp_path / "kept.1").touch()
     (case / "in.lj").symlink_to(theirs)
     lammps_checkpoint.begin(case, "in.lj")
-    assert theirs.read_text() == SCRIPT
-    assert (case / ".dovetail-in.lj").read_text() == SCRIPT
+    assert (tmp_path / "kept.1").exists()
+    assert "dovetail" not in theirs.read_text()
+    assert (case / ".dovetail-in.lj").read_text() == theirs.read_text()
 
 
 @unit
@@ -177,3 +180,23 @@ class TestStopped:
         assert lammps_checkpoint.go_on(case, "in.lj") == step
         os.truncate(case / "dovetail.restart.1", 100)
         assert lammps_checkpoint.go_on(case, "in.lj") is None
+
+    def test_killed_it_goes_on_from_what_its_own_script_wrote(self, tmp_path):
+        case = tmp_path / "case"
+        case.mkdir()
+        (case / "in.lj").write_text(SCRIPT.replace("run 400", "restart 50 one two\nrun 400"))
+        (case / "two").write_bytes(b"of an earlier run")
+        lammps_checkpoint.begin(case, "in.lj")
+        assert not (case / "two").exists()
+        running = start(case, 1)
+        while lammps_checkpoint.written_step(case / "two") is None:
+            assert running.poll() is None, (case / "log").read_text()[-2000:]
+            time.sleep(0.005)
+        running.kill()
+        running.wait()
+        step = lammps_checkpoint.go_on(case, "in.lj")
+        assert step is not None
+        assert step >= 100
+        assert step % 50 == 0
+        finish(case, 2)
+        assert len(atoms(case)) == 4 * 6**3

@@ -7,8 +7,9 @@ of ours in it; restart files beside it.
 LAMMPS has all that is needed, but in its script alone: `fix halt` ends the run once there is a
 certain file, `write_restart` then keeps what it computed, and `read_restart` takes the place of
 whatever made the atoms. So a plain script can be gone on with: one that makes its box once and has
-one `run` with a number. For others `begin` says why they cannot. A simulation that is killed has no
-restart file and begins anew: to write some on the way would cost time that most never need.
+one `run` with a number. For others `begin` says why they cannot. A simulation that is killed goes
+on from a restart file only if its own script wrote some, in turns (`restart 1000 a b`): to write
+any on the way would cost time that most never need.
 
 Atoms, velocities and the state of fixes go on; the order of atoms in memory, and so the last
 digits of sums, may be another, as after any restart of LAMMPS.
@@ -69,8 +70,8 @@ def begin(case: Path, script: str) -> None:
             draft.replace(original)
         except OSError as error:
             raise BadInput(f"{path}: cannot be kept: {error.strerror}") from None
-    for name in (_STOP, *_RESTARTS):
-        (case / name).unlink(missing_ok=True)
+    for name in (_STOP, *_restarts(_lines(original))):
+        (case / name).unlink(missing_ok=True)  # of an earlier run, as the case was copied
     write_whole(path, text)
 
 
@@ -108,14 +109,18 @@ def go_on(case: Path, script: str) -> int | None:
 
     None if there is none.
     """
-    found = [(step, name) for name in _RESTARTS if (step := written_step(case / name)) is not None]
     original = _original(case, script)
-    if not found or not original.exists():
+    if not original.exists():
+        return None
+    lines = _lines(original)
+    steps = {name: written_step(case / name) for name in _restarts(lines)}
+    found = [(step, name) for name, step in steps.items() if step is not None]
+    if not found:
         return None
     step, name = max(found)
-    (other,) = set(_RESTARTS) - {name}
+    other = _RESTARTS[name == _RESTARTS[0]]
     (case / other).unlink(missing_ok=True)
-    write_whole(case / script, stoppable(_lines(original), other, name))
+    write_whole(case / script, stoppable(lines, other, name))
     (case / _STOP).unlink(missing_ok=True)
     return step
 
@@ -154,6 +159,13 @@ def stoppable(lines: list[str], stopped_at: str, going_on_from: str = "") -> str
     if not steps:
         raise BadInput("a script without `run` cannot be stopped and gone on with")
     return "\n".join([*out, ""])
+
+
+def _restarts(lines: list[str]) -> list[str]:
+    """Restart files in the case: ours, and those that the user's script writes there in turns."""
+    words = [line.partition("#")[0].split() for line in lines]
+    own = [each[2:4] for each in words if each[:1] == ["restart"] and len(each) >= 4]
+    return [*_RESTARTS, *(name for pair in own for name in pair if "/" not in name)]
 
 
 def _run(steps: int, stopped_at: str) -> list[str]:
