@@ -28,8 +28,8 @@ TEXTS = [
         b'{"kind":"Pod","simulation":"sim","group":1,"uid":"0a-1b"}',
     ),
     (
-        messages.Started("sim", "openmpi"),
-        b'{"kind":"Started","simulation":"sim","mpi":"openmpi"}',
+        messages.Started("sim", "openmpi", 40),
+        b'{"kind":"Started","simulation":"sim","mpi":"openmpi","iterations":40}',
     ),
     (
         messages.Result("sim", Cause.LAUNCH_FAILED, 1, "no such case", ""),
@@ -65,6 +65,7 @@ TEXTS = [
         messages.Suspend("sim", True),
         b'{"kind":"Suspend","simulation":"sim","suspended":true}',
     ),
+    (messages.Checkpoint("sim"), b'{"kind":"Checkpoint","simulation":"sim"}'),
     (messages.End("sim", -15), b'{"kind":"End","simulation":"sim","code":-15}'),
     (messages.Check(["0a-1b", "2c"]), b'{"kind":"Check","uids":["0a-1b","2c"]}'),
     (

@@ -68,8 +68,6 @@ def run(args: argparse.Namespace) -> int:
     asked = schema.load(args.plan, args.plan_copy and yaml_lines.read(args.plan_copy))
     for line in schema.warnings(asked):
         print(f"dovetail: {line}", file=sys.stderr)
-    if args.checkpoint and args.kubeconfig is not None:
-        raise BadInput("--checkpoint is for simulations on this machine; pods cannot do that yet")
     if args.checkpoint and not any(spec.checkpoint for spec in asked.specs):
         raise BadInput(f"--checkpoint: no simulation of {args.plan} has `checkpoint: allowed`")
     if args.kubeconfig is not None:

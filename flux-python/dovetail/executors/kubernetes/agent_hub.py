@@ -23,6 +23,7 @@ import ssl
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import get_args
 
 from dovetail.core.errors import WorkFailed
 from dovetail.core.messages import MessageError
@@ -36,13 +37,6 @@ _FROM_AGENTS = (
     messages.Weights, messages.Spawn,
     messages.Spawned,
 )  # fmt: skip
-_Told = (
-    messages.Run,
-    messages.Wait,
-    messages.Suspend,
-    messages.Stop,
-    messages.End,
-)  # in the order of their effect
 
 
 class Hub:
@@ -121,10 +115,7 @@ class Hub:
             self._do(lambda: self._send(node, message))
         return there
 
-    def tell(
-        self,
-        message: messages.Run | messages.Wait | messages.Suspend | messages.Stop | messages.End,
-    ) -> None:
+    def tell(self, message: messages.Order) -> None:
         """Say something to every node that has, or gets, pods of the message's simulation."""
         self._do(lambda: self._tell(message))
 
@@ -224,7 +215,7 @@ class Hub:
         told = self._told.get(getattr(message, "simulation", ""), {})
         if isinstance(message, messages.Pod):
             self._places.setdefault(message.simulation, {})[message.group] = node
-            for kind in _Told:
+            for kind in get_args(messages.Order):
                 if kind in told:
                     self._send(node, told[kind])
         elif isinstance(message, (messages.Result, messages.Lost)) and messages.End in told:
@@ -236,10 +227,7 @@ class Hub:
             self._results.add(message.simulation)
         self._post(node, message)
 
-    def _tell(
-        self,
-        message: messages.Run | messages.Wait | messages.Suspend | messages.Stop | messages.End,
-    ) -> None:
+    def _tell(self, message: messages.Order) -> None:
         if isinstance(message, messages.End):
             self._told[message.simulation] = {}
         self._told.setdefault(message.simulation, {})[type(message)] = message

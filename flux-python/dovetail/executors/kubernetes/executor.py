@@ -138,8 +138,10 @@ class KubernetesExecutor:
         )
 
     def checkpoint(self, name: str) -> None:
-        """Pods cannot be asked to stop at a checkpoint yet, as the capacity says."""
-        raise NotImplementedError(f"simulation {name} runs in pods")
+        """Ask a simulation to stop at a checkpoint; a Finished follows once it has."""
+        job = self._life.jobs.get(name)
+        if job is not None:
+            self._life.checkpoint(job)
 
     def stop(self, name: str, why: str, cause: Cause = Cause.CANCELLED) -> None:
         """End a simulation: SIGTERM, a grace, SIGKILL; a Finished follows."""
@@ -250,7 +252,7 @@ class KubernetesExecutor:
             self._life.mpi[job.spec.command[0]] = message.mpi
             if not job.started:
                 job.started = True
-                self._events.append(protocol.Started(self._t, job.spec.name))
+                self._events.append(protocol.Started(self._t, job.spec.name, message.iterations))
         elif isinstance(message, messages.Result):
             self._life.heard(
                 job, Result(message.cause, message.code, message.reason, message.trouble)

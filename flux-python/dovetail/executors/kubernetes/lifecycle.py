@@ -21,7 +21,7 @@ import math
 import secrets
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any, Callable, Union
 
@@ -505,6 +505,14 @@ class Lifecycle:
             "ranks": spec.ranks,
             "command": list(spec.command),
             "prepare": [[line, command_line.program(line)] for line in spec.prepare],
+            **{
+                step: command_line.program(line) if line else []
+                for step, line in (
+                    ("go_on", spec.go_on),
+                    ("halt", spec.halt),
+                    ("halted", spec.halted),
+                )
+            },
             "environment": {**environment, "PATH": command_line.search_path(environment)},
             "mpi": self.mpi.get(spec.command[0], ""),
             "libraries": install_paths.libraries(),
@@ -512,6 +520,13 @@ class Lifecycle:
         }
 
     # --- the end ---
+
+    def checkpoint(self, job: Launched) -> None:
+        """Have it stop at a checkpoint, for which it goes on if it is suspended."""
+        if isinstance(job.state, Running) and not job.stopped:
+            job.share = replace(job.share, suspended=False)
+            self._hub.tell(messages.Suspend(job.key, False))
+            self._hub.tell(messages.Checkpoint(job.key))
 
     def stop(self, job: Launched, why: str, cause: Cause) -> None:
         """Have it end: SIGTERM, a grace, SIGKILL; what does not run yet never will."""

@@ -33,7 +33,7 @@ class Nodes:
         self._rooms: dict[str, int] = {}  # for simulations, beside our agents, millicores
         self.scale = 1.0
         self.formula = ""  # by which requests become weights, once that is known
-        self.capacity = protocol.Capacity(())
+        self.capacity = protocol.Capacity((), checkpoints=True)
 
     def listed(self, nodes: Iterable[Object], foreign: Iterable[Object] | None = None) -> None:
         """All there are now; `foreign` are the pods of others, if they were looked at."""
@@ -70,7 +70,8 @@ class Nodes:
             made.append(protocol.Node(node.name, offer, room))
             self._rooms[node.name] = min(offer, node.cpu - manifests.AGENT_CPU)
         # A simulation cannot be suspended from outside its pods; the agents do that.
-        self.capacity = protocol.Capacity(tuple(node for node in made if node.cpu > 0))
+        usable = tuple(node for node in made if node.cpu > 0)
+        self.capacity = protocol.Capacity(usable, checkpoints=True)
         total = self.capacity.cpu
         self.scale = (total - agents) / total if total > agents else 1.0
 

@@ -24,6 +24,7 @@ import sys
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import get_args
 
 from dovetail.core import protocol
 from dovetail.core.messages import MessageError
@@ -273,18 +274,12 @@ class Agent:
             one = self.simulations.get(message.simulation)
             if one and message.group in one.places:
                 self._say(one.places[message.group], message)
-        elif isinstance(
-            message, (messages.Run, messages.Stop, messages.Wait, messages.Suspend, messages.End)
-        ):
+        elif isinstance(message, get_args(messages.Order)):
             one = self.simulations.get(message.simulation)
             if one:
                 self._act(one, message)
 
-    def _act(
-        self,
-        one: Simulation,
-        message: messages.Run | messages.Stop | messages.Wait | messages.Suspend | messages.End,
-    ) -> None:
+    def _act(self, one: Simulation, message: messages.Order) -> None:
         if isinstance(message, messages.Wait):
             with contextlib.suppress(page.PageError, ValueError):
                 one.control = one.control or Control(Path(one.directory))

@@ -104,6 +104,11 @@ class Supervisor:
         self._watch(self._messages, self._hear)
         self._tell(len(text).to_bytes(4, "little") + text)
 
+    def checkpoint(self) -> None:
+        """Ask the simulation to stop at a checkpoint, if its command runs."""
+        if self.pid:
+            self._tell(b"checkpoint\n")
+
     def stop(self) -> None:
         """Ask the simulation to end, in its grace; what has not started never will."""
         if self.pid:
@@ -142,7 +147,9 @@ class Supervisor:
         for line in self._splitter.take(chunk):
             said = json.loads(line)
             if said["kind"] == "started":
-                self.told["started"] = messages.Started(self._simulation, said["mpi"])
+                self.told["started"] = messages.Started(
+                    self._simulation, said["mpi"], said["iterations"]
+                )
                 self._say(self.told["started"])
             else:
                 self._conclude(Cause(said["cause"]), said["code"], said["reason"], said["trouble"])
@@ -300,6 +307,10 @@ class Entrypoint:
             self.spawner.meet(message.hosts)
             if self.pod.group == 0:
                 self.supervisor.start(message)
+        elif isinstance(message, messages.Checkpoint):
+            self._suspend(False)
+            if self.pod.group == 0:
+                self.supervisor.checkpoint()
         elif isinstance(message, messages.Stop):
             self._stop()
         elif isinstance(message, messages.Suspend):

@@ -50,10 +50,14 @@ class Pod:
 
 @dataclass(frozen=True)
 class Started:
-    """The simulation's own command runs, under `mpi` (empty if that cannot be told)."""
+    """The simulation's own command runs, under `mpi` (empty if that cannot be told).
+
+    It goes on after so many `iterations` of earlier launches.
+    """
 
     simulation: str
     mpi: str
+    iterations: int
 
 
 @dataclass(frozen=True)
@@ -111,6 +115,13 @@ class Run:
     simulation: str
     config: dict[str, Any]
     hosts: list[dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """Have a simulation that runs stop at a checkpoint; its Result follows once it has."""
+
+    simulation: str
 
 
 @dataclass(frozen=True)
@@ -194,9 +205,11 @@ class Gone:
 
 
 Message = Union[
-    Hello, Pod, Started, Result, Lost, Sample, Weights, Run, Stop, Wait, Suspend, End, Check,
-    Spawn, Spawned, Joined, Gone,
+    Hello, Pod, Started, Result, Lost, Sample, Weights, Run, Stop, Wait, Suspend, Checkpoint, End,
+    Check, Spawn, Spawned, Joined, Gone,
 ]  # fmt: skip
+Order = Union[Run, Wait, Suspend, Checkpoint, Stop, End]
+"""What the controller tells of a simulation, in the order of the effect."""
 KINDS: dict[str, Any] = {kind.__name__: kind for kind in get_args(Message)}
 
 
