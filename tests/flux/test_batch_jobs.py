@@ -7,8 +7,10 @@ Every test ends with a look for what is left: processes, folders, control groups
 from __future__ import annotations
 
 import json
+import shutil
 
 import pytest
+from dovetail.bench.cases import OPENFOAM_ETC, pitz_daily
 from support.flux_batch import LIMIT, Flux, eventually, ordinary_user
 
 pytestmark = pytest.mark.flux
@@ -369,6 +371,40 @@ def test_a_run_that_the_jobs_time_ends_says_timeout_and_a_next_job_goes_on_with_
             --resume --json | grep '"done": 2'"""
     job = flux.batch(resume, dovetail="")
     assert flux.code(job) == 0, flux.output(job)
+
+
+@pytest.mark.skipif(not shutil.which("simpleFoam"), reason="OpenFOAM is not installed")
+def test_at_the_end_of_the_jobs_time_simulations_stop_at_checkpoints(flux):
+    case = pitz_daily(flux.work / "pitz", (1, 1), 100000, refine=1)
+    entry = {
+        "name": "pitz", "case": str(case), "ranks": 1, "command": "simpleFoam",
+        "environment": {"WM_PROJECT_DIR": OPENFOAM_ETC}, "checkpoint": "allowed",
+    }  # fmt: skip
+    (flux.work / "plan.yaml").write_text(json.dumps({"simulations": [entry]}))
+    script = """
+        flux dovetail up; until [ -e go ]; do sleep 0.2; done
+        flux dovetail submit plan.yaml
+        flux dovetail wait --all"""
+    job = flux.batch(script, "--conf=dovetail.stop-before=20", dovetail=ONE)
+    flux.run("dovetail", "up", uri=flux.inside(job))
+    limit = float(flux.run("jobs", "-no", "{runtime}", job)) + 50
+    flux.run("update", job, f"duration={limit:.0f}s")
+    (flux.work / "go").touch()
+    output = flux.output(job)
+    assert "timeout: the job's time is over" in output
+    summary = flux.work / "dovetail-out-1/summary.json"
+    (one,) = json.loads(summary.read_text())["simulations"]
+    assert one["state"] == "checkpointed", (one, output)
+    control = flux.work / "dovetail-out-1/pitz/case/system/controlDict"
+    end = one["iterations"] + 20
+    control.write_text(control.read_text().replace("endTime 100000", f"endTime {end}"))
+    resume = """
+        dovetail run plan.yaml --plan-copy dovetail-out-1/submitted-plan.yaml -o dovetail-out-1 \\
+            --resume"""
+    job = flux.batch(resume, dovetail="")
+    assert flux.code(job) == 0, flux.output(job)
+    (one,) = json.loads(summary.read_text())["simulations"]
+    assert (one["state"], one["iterations"], one["continued"]) == ("done", end, 1)
 
 
 def test_plans_that_are_submitted_at_once_have_directories_of_their_own(flux):

@@ -68,7 +68,8 @@ def run(args: argparse.Namespace) -> int:
     asked = schema.load(args.plan, args.plan_copy and yaml_lines.read(args.plan_copy))
     for line in schema.warnings(asked):
         print(f"dovetail: {line}", file=sys.stderr)
-    if args.checkpoint and not any(spec.checkpoint for spec in asked.specs):
+    # Another program asks for what is possible, whatever the plan.
+    if args.checkpoint and not args.orders and not any(spec.checkpoint for spec in asked.specs):
         raise BadInput(f"--checkpoint: no simulation of {args.plan} has `checkpoint: allowed`")
     if args.kubeconfig is not None:
         place = target.cluster(args.kubeconfig, args.network, args.launcher)

@@ -23,7 +23,7 @@ from typing import Any, BinaryIO
 from usernetes_setup.node import namespaces
 
 from dovetail.flux.instance.messages import QueuedPlan
-from dovetail.flux.instance.run import Run
+from dovetail.flux.instance.run import Run, RunState
 from dovetail.host.file_tail import Tail
 from dovetail.host.install_paths import package_environment
 from dovetail.host.line_splitter import LineSplitter
@@ -33,6 +33,7 @@ EVENTS = "events.jsonl"  # likewise: its event log
 SUMMARY = "summary.json"  # likewise: what it gained
 COPY = "submitted-plan.yaml"  # likewise: the plan as it was submitted, for the user
 GRACE = 10  # seconds for a run to end, once told
+INTERRUPTED = 130  # a run's exit code; by nobody's signal, its job's time was nearly over
 TIMEOUT = "timeout: the job's time is over"
 
 
@@ -72,7 +73,7 @@ class PlanRunner:
             self.ended(number, 1, TIMEOUT)
             return
         command = [sys.executable, "-m", "dovetail", "run", plan.plan, "-o", str(output)]
-        command.append("--orders")
+        command += ["--orders", "--checkpoint"]
         if plan.executor == "kubernetes":
             command += ["--kubeconfig", kubeconfig]
         environment = package_environment(plan.environment)
@@ -109,7 +110,8 @@ class PlanRunner:
         why = ""
         output = Path(self.all[number].output)
         reported = self.summary is not None and self.summary.exists()
-        if code and self.out_of_time:
+        by_itself = code == INTERRUPTED and self.all[number].state is RunState.RUNNING
+        if code and (self.out_of_time or by_itself):
             why = TIMEOUT
         elif reported:
             why = "not all of its simulations are done" if code else ""

@@ -135,7 +135,9 @@ class Loop:
     ) -> None:
         """With `job_left`, simulations are stopped at checkpoints where the run is ended.
 
-        It is the seconds until what the run is in ends by itself, infinity if it does not.
+        It is the seconds until what the run is in ends by itself, infinity if it does not. Another
+        program, which gives orders, has the run end at once by its signals: then checkpoints are
+        for the end of that time alone.
         """
         self.controller = controller
         self.executor = executor
@@ -146,6 +148,7 @@ class Loop:
         self.orders = orders or Orders(None)
         left = math.inf if job_left is None else job_left
         self.checkpoints = job_left is not None
+        self.ordered = self.orders.source is not None
         self.job_ends = self.now() + left  # on the run's clock
         self.early = job_time.before(left)
 
@@ -194,7 +197,7 @@ class Loop:
     def interrupted(self, t: float) -> Interrupted:
         """What the controller is told of a signal, or of the end of the job's time."""
         within = 0.0
-        if self.checkpoints:
+        if self.checkpoints and (not self.ordered or self.signals.caught == "timeout"):
             left = self.job_ends - job_time.RESERVE - t
             within = max(1.0, min(self.controller.settings.halt, left))
         return Interrupted(t, f"interrupted by {self.signals.caught}", within)
