@@ -394,6 +394,8 @@ class Lifecycle:
             made = {"apiVersion": "v1", "kind": "ConfigMap",
                     "metadata": {"name": manifests.REQUESTS}}  # fmt: skip
             self._api.create(path("ConfigMap"), {**made, "data": data})
+            name = manifests.REQUESTS
+            self._session.news.put(f"ConfigMap {name} was deleted; it was made again")
 
     def _created(self, job: Launched, found: Any) -> None:  # noqa: ANN401
         if not isinstance(job.state, Creating):  # its pods were quicker than the answer, and failed
