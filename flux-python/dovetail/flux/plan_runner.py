@@ -23,7 +23,7 @@ from typing import Any, BinaryIO
 from usernetes_setup.node import namespaces
 
 from dovetail.flux.instance.messages import QueuedPlan
-from dovetail.flux.instance.run import Run, RunState
+from dovetail.flux.instance.run import Run
 from dovetail.host.file_tail import Tail
 from dovetail.host.install_paths import package_environment
 from dovetail.host.line_splitter import LineSplitter
@@ -33,7 +33,6 @@ EVENTS = "events.jsonl"  # likewise: its event log
 SUMMARY = "summary.json"  # likewise: what it gained
 COPY = "submitted-plan.yaml"  # likewise: the plan as it was submitted, for the user
 GRACE = 10  # seconds for a run to end, once told
-INTERRUPTED = 130  # a run's exit code; by nobody's signal, its job's time was nearly over
 TIMEOUT = "timeout: the job's time is over"
 
 
@@ -55,6 +54,7 @@ class PlanRunner:
         self.running: subprocess.Popen[bytes] | None = None
         self.number = 0  # of the one that runs
         self.out_of_time = False  # the job's time is nearly over, and nothing starts any more
+        self.early = False  # the present run stops at checkpoints, before that
         self.summary: Path | None = None  # that it will write; None: it will not, there is one
         self.events: Tail | None = None
         self.splitter = LineSplitter()
@@ -79,7 +79,7 @@ class PlanRunner:
         environment = package_environment(plan.environment)
         try:
             output.mkdir(parents=True, exist_ok=True)
-            self.number, self.splitter = number, LineSplitter()
+            self.number, self.splitter, self.early = number, LineSplitter(), False
             taken = (output / EVENTS).exists()  # then `dovetail run` will refuse
             self.summary = None if taken else output / SUMMARY
             with contextlib.ExitStack() as files:
@@ -110,8 +110,7 @@ class PlanRunner:
         why = ""
         output = Path(self.all[number].output)
         reported = self.summary is not None and self.summary.exists()
-        by_itself = code == INTERRUPTED and self.all[number].state is RunState.RUNNING
-        if code and (self.out_of_time or by_itself):
+        if code and (self.out_of_time or self.early):
             why = TIMEOUT
         elif reported:
             why = "not all of its simulations are done" if code else ""
@@ -140,6 +139,8 @@ class PlanRunner:
                 self.simulations[key] = launch
                 self.tell(simulation=launch)
                 self.launched(launch)
+            elif entry.get("type") == "Interrupted":
+                self.early = entry.get("within", 0.0) > 0.0  # by a signal it stops at once
             elif entry.get("type") == "Finished":
                 for launch in self.simulations.values():
                     which = (launch["run"], launch["name"])

@@ -178,7 +178,8 @@ def execute(
                 live.say("no control group can be made here: simulations run without CPU weights")
                 if words := scope():
                     live.say(f"with `{shlex.join(words)} dovetail run` they would have them")
-            left = job_time.left() if checkpoint else None
+            allowed = checkpoint and any(spec.checkpoint for spec in asked.specs)
+            left = job_time.left() if allowed else None
             if left is not None and left < math.inf:
                 early = job_time.before(left)
                 live.say(f"the job has {left:.0f} s; checkpoints are written {early:.0f} s before")
