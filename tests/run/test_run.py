@@ -112,6 +112,12 @@ REFUSED = {
     "more memory than there is": (({"memory": "900T"},), {}, [], "sim asks for"),
     "a directory below a file": (({},), {}, ["-o", "plan.yaml/out"], "plan.yaml/out: cannot be"),
     "a directory that is a file": (({},), {}, ["-o", "plan.yaml"], "plan.yaml: cannot be used"),
+    "checkpoints of a script that has no name": (
+        ({"application": "lammps", "checkpoint": "allowed"},),
+        {},
+        [],
+        "sim: `checkpoint: allowed` cannot be: its command has no `-in SCRIPT`",
+    ),
     "a directory in a case": (({},), {}, ["-o", "case/out"], "case/out: lies in the case"),
     "nothing to resume": (({},), {}, ["--resume"], "holds no run to resume"),
 }

@@ -14,6 +14,7 @@ from pathlib import Path
 from dovetail.applications import lammps_checkpoint
 from dovetail.applications.generic import command as command
 from dovetail.applications.generic import prepare as prepare
+from dovetail.core.errors import BadInput
 from dovetail.core.protocol import Spec
 from dovetail.host import install_paths
 
@@ -27,13 +28,14 @@ _LARGEST = 1 << 20  # bytes of an input script
 
 
 def checkpoint(spec: Spec, step: str) -> str:
-    """See `lammps_checkpoint`; none where the script is not an argument.
+    """See `lammps_checkpoint`.
 
-    Raises BadInput for a script that cannot be gone on with, where the case has it already.
+    Raises BadInput where the command names no script, or, if the case has it already, one that
+    cannot be gone on with.
     """
     script = _script(spec)
     if script is None:
-        return ""
+        raise BadInput("its command has no `-in SCRIPT`")
     if step == "begin" and Path(spec.case, script).exists():
         lammps_checkpoint.check(Path(spec.case), script)
     statement = "from dovetail.applications.lammps_checkpoint import main; main()"

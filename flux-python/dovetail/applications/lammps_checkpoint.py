@@ -38,6 +38,8 @@ from dovetail.host.private_files import write_whole
 _STOP = "dovetail.stop"
 _RESTARTS = ("dovetail.restart.1", "dovetail.restart.2")
 _MAGIC = b"LammpS RestartT\0"
+_STEPS = re.compile(r"[1-9][0-9]{0,17}|\$\{\w+\}|\$[A-Za-z]")
+"""A number of steps, or a variable, which is the same whenever the script is run."""
 _LARGEST = 1 << 20  # bytes of a script
 _EVERY = 10
 """Steps after which LAMMPS looks whether it is to stop; a look opens a file, some microseconds."""
@@ -131,7 +133,7 @@ def stoppable(lines: list[str], stopped_at: str, going_on_from: str = "") -> str
     Raises BadInput if it is no plain script.
     """
     out: list[str] = []
-    steps, has_box = 0, False
+    steps, has_box = "", False
     for line in lines:
         words = line.partition("#")[0].split()
         command = words[0] if words else ""
@@ -140,11 +142,11 @@ def stoppable(lines: list[str], stopped_at: str, going_on_from: str = "") -> str
         if command == "fix" and "file" in words:
             raise BadInput(f"'{line.strip()}': its file would begin anew")
         if command == "run":
-            if steps or len(words) != 2 or not re.fullmatch(r"[1-9][0-9]{0,17}", words[1]):
+            if steps or len(words) != 2 or not _STEPS.fullmatch(words[1]):
                 raise BadInput(f"'{line.strip()}': one `run` with a number can be gone on with")
             if not has_box:
                 raise BadInput("`run` comes before `create_box` or `read_data`")
-            steps = int(words[1])
+            steps = words[1]
             out += _run(steps, stopped_at)
         elif steps or not going_on_from:
             out.append(line)
@@ -168,7 +170,7 @@ def _restarts(lines: list[str]) -> list[str]:
     return [*_RESTARTS, *(name for pair in own for name in pair if "/" not in name)]
 
 
-def _run(steps: int, stopped_at: str) -> list[str]:
+def _run(steps: str, stopped_at: str) -> list[str]:
     """The run, up to the step where the user's ends, and what happens when it is stopped.
 
     Whether the file is there each rank sees for itself, and perhaps not at the same time; at which

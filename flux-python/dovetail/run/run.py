@@ -59,8 +59,16 @@ class RunOutcome:
 
 
 def check(asked: schema.Plan, place: target.Place, directory: Path) -> None:
-    """Refuse a plan that can never run there, and a directory that lies in one of its cases."""
+    """Refuse a plan that can never run there, and a directory that lies in one of its cases.
+
+    So it is with a simulation that may be stopped at a checkpoint, and cannot.
+    """
     place.check(asked)
+    for spec in {spec.family: spec for spec in asked.specs if spec.checkpoint}.values():
+        try:
+            applications.form(spec)
+        except BadInput as error:
+            raise BadInput(f"{spec.family}: `checkpoint: allowed` cannot be: {error}") from None
     path = directory.resolve()
     for case in {spec.case for spec in asked.specs}:
         if Path(case).resolve() in (path, *path.parents):
@@ -208,13 +216,9 @@ def resumable(log: Path, asked: schema.Plan) -> float:
 
 
 def expected(spec: Spec) -> Spec:
-    """With the iterations that its case says it takes, if its ranks or a restart go by them.
-
-    Raises BadInput if it cannot be stopped at a checkpoint and the plan says that it may.
-    """
+    """With the iterations that its case says it takes, if its ranks or a restart go by them."""
     if not (spec.widths or spec.checkpoint):
         return spec
-    applications.form(spec)  # says no, if a checkpoint is asked for that cannot be
     return replace(spec, iterations=applications.expected_iterations(spec))
 
 
