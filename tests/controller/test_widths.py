@@ -201,6 +201,17 @@ def test_the_last_to_end_goes_on_on_the_cores_that_fall_free():
     assert result.makespan < 0.85 * last_to_end(2000, checkpoint=False).makespan
 
 
+def test_a_widening_that_turns_out_wrong_is_taken_back():
+    (long,) = specs(1, (1, 2), "long", checkpoint=True, iterations=3000)
+    work = Work((0.08, 0.08), 3000, cuts={1: (0.06,)})
+    works = {"a": even(0.06, 2), "long": work}
+    result = run_simulated([long, *specs(3, (1, 2))], works, TWO_CORES, limit=1000)
+    assert states(result) == {"done"}
+    assert stopped(result) == ["long-0", "long-0"]
+    again = [a for _, a in result.actions if isinstance(a, protocol.Launch) and a.continued]
+    assert [len(a.share.requests) for a in again] == [2, 1]
+
+
 def test_what_is_nearly_over_or_may_not_be_stopped_is_left_alone():
     assert stopped(last_to_end(1400))
     assert stopped(last_to_end(940)) == []

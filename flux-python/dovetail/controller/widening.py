@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: LGPL-3.0-or-later
-"""Whether a simulation that runs is to stop at a checkpoint and go on on more ranks.
+"""Whether a simulation that runs is to stop at a checkpoint and go on on other ranks.
 
 When nothing is queued any more, cores fall free one simulation after the other, and what is left
-runs on as many ranks as were right while all cores were wanted.
+runs on as many ranks as were right while all cores were wanted. What was predicted of more ranks
+may turn out wrong, and then fewer are right again.
 
 Inputs: the state: what runs, how long it still will, the cores on which nothing does. Outputs: a
 checkpoint of one simulation at a time, with a note that has what was predicted.
@@ -10,7 +11,7 @@ checkpoint of one simulation at a time, with a note that has what was predicted.
 Invariants: only the simulation that would be the last to end is stopped, since no other one makes
 the queue longer, and none that failed before, perhaps as it was stopped; what is saved is predicted
 to be `restart_pays` times what the restart takes; the simulation goes on on the ranks that were
-chosen as long as their cores are free.
+chosen as long as their cores are free; it is stopped so `STOPS` times at most.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ from dovetail.controller import widths
 from dovetail.controller.simulation import Simulation, Stage
 from dovetail.controller.state import State
 
+STOPS = 3
+"""Stops of one simulation: the third one's prediction has two wrong ones before it."""
 PARTS = 2.0
 """Starts that a restart is taken for before one was seen: writing, cutting anew, the start."""
 
@@ -33,7 +36,7 @@ def widen(state: State) -> None:
     if not sims:
         return
     sim = state.sims[max(sims, key=lambda name: sims[name])]
-    if not state.can_halt(sim) or sim.restarts or not _measured(state, sim):
+    if not state.can_halt(sim) or sim.restarts or sim.stops >= STOPS or not _measured(state, sim):
         return
     found = _best(state, sim, sims[sim.spec.name])
     if found is None:
@@ -73,7 +76,8 @@ def _best(state: State, sim: Simulation, left: float) -> tuple[int, float, float
     cost = restart_seconds(state, sim)
     found = None
     for ranks in widths.allowed(family):
-        if not sim.spec.ranks < ranks <= room:
+        back = ranks < sim.spec.ranks and sim.stops > 0 and family.shapes[ranks].rates
+        if not (back or sim.spec.ranks < ranks <= room):
             continue
         then = left * seconds[ranks] / seconds[sim.spec.ranks]
         if left - then >= state.settings.restart_pays * cost and (found is None or then < found[1]):
