@@ -60,6 +60,13 @@ def test_the_first_is_cut_anew_and_the_others_from_the_beginning():
     assert kept.controller.spec("a-3").weights == (1.0, 3.0)
 
 
+def test_where_too_little_is_left_of_the_first_the_others_are_cut_anew():
+    result = run(4, replace(UNEVEN, iterations=270), iterations=270)
+    assert stopped(result) == []
+    assert not result.controller.spec("a-0").recut
+    assert result.controller.spec("a-3").recut
+
+
 @pytest.mark.parametrize(
     ("work", "more"),
     [

@@ -3,7 +3,8 @@
 
 Inputs: the state: the loads that were measured alone, and how long the simulation still needs.
 Outputs: a checkpoint, with a note that has the balance, what was predicted and the new weights.
-Simulations of the same entry that start on as many ranks later are cut by them from the beginning.
+Simulations of the same entry that start on as many ranks later are cut by them from the beginning,
+also where too little is left of the first to stop it.
 
 Invariants: a simulation is cut anew once, and none that failed before, perhaps as it was stopped;
 what is saved is predicted to be `restart_pays` times what the restart takes; it keeps its number
@@ -13,7 +14,7 @@ of ranks.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, dataclass, replace
 
 from dovetail.controller import widening
 from dovetail.controller.simulation import Shape, Simulation, Stage, shape_name
@@ -30,11 +31,11 @@ LEAST = 0.1
 
 
 def recut(state: State) -> None:
-    """Stop one simulation whose load balance is poor, if cutting it anew pays."""
+    """Stop one simulation whose load balance is poor, if cutting it anew pays; else later ones."""
     if state.profiling or not state.own_cores:
         return
     for sim in list(state.active.values()):
-        if _may(state, sim) and _pays(state, sim):
+        if _may(state, sim) and (_stop(state, sim) or _cut_later(state, sim)):
             return
 
 
@@ -65,29 +66,66 @@ def _may(state: State, sim: Simulation) -> bool:
     return may and sim.stage is Stage.RUNNING and state.can_halt(sim)
 
 
-def _pays(state: State, sim: Simulation) -> bool:
-    """Stop it if it pays; whether that was done."""
-    profile, left = state.shape(sim).profile, state.remaining(sim)
+@dataclass(frozen=True)
+class _Gain:
+    """Seconds alone that are `left` and would be `then`, what a `restart` takes; load balance."""
+
+    balance: float
+    left: float
+    then: float
+    restart: float
+
+    def __str__(self) -> str:
+        return (
+            f"the load balance is {self.balance:.2f}, {self.left:.0f} s are left of each, "
+            f"{self.then:.0f} s if it were {REACHED:g}, about {self.restart:.0f} s for a restart"
+        )
+
+
+def _gain(state: State, sim: Simulation, left: float | None) -> _Gain | None:
+    """What cutting it anew would bring with so many seconds left; None if it does not pay."""
+    profile = state.shape(sim).profile
     if state.family(sim).guessed or left is None or profile is None or not profile.alone:
-        return False
+        return None
     balance = load_balance(profile.loads)
-    then = left * balance / REACHED
-    cost = widening.restart_seconds(state, sim)
-    if balance >= BALANCED or left - then < state.settings.restart_pays * cost:
+    gain = _Gain(balance, left, left * balance / REACHED, widening.restart_seconds(state, sim))
+    pays = gain.left - gain.then >= state.settings.restart_pays * gain.restart
+    return gain if balance < BALANCED and pays else None
+
+
+def _stop(state: State, sim: Simulation) -> bool:
+    """Stop it if that pays; whether it was done."""
+    gain = _gain(state, sim, state.remaining(sim))
+    if gain is None:
         return False
-    family, ranks = state.family(sim), sim.spec.ranks
-    weights = family.cuts.get(ranks) or weights_for(sim.spec, profile.loads)
-    if ranks not in family.cuts:
-        family.cuts[ranks] = weights
-        spec = replace(family.spec.on(ranks), weights=weights, recut=True)
-        family.shapes[ranks] = state.shapes[shape_name(spec)] = Shape(shape_name(spec), spec)
-    state.note(
-        "hold",
-        f"{sim.spec.name} stops at a checkpoint to be cut anew: its load balance is {balance:.2f}, "
-        f"{left:.0f} s are left, {then:.0f} s if it were {REACHED:g}, about {cost:.0f} s for the "
-        "restart",
-        name=sim.spec.name, balance=balance, left=left, then=then, restart=cost, weights=weights,
-    )  # fmt: skip
-    sim.next_ranks, sim.halted_at = ranks, state.now
+    weights = _cut(state, sim)
+    why = f"{sim.spec.name} stops at a checkpoint to be cut anew: {gain}"
+    state.note("hold", why, name=sim.spec.name, weights=weights, **asdict(gain))
+    sim.next_ranks, sim.halted_at = sim.spec.ranks, state.now
     state.halt(sim, "to be cut anew")
     return True
+
+
+def _cut_later(state: State, sim: Simulation) -> bool:
+    """Have the queued ones of its entry cut anew as they start, if it pays for one of them."""
+    family, rate = state.family(sim), state.baseline(sim)
+    if sim.spec.ranks in family.cuts or not family.queue or not family.iterations or not rate:
+        return False
+    gain = _gain(state, sim, family.iterations / rate)
+    if gain is None:
+        return False
+    weights = _cut(state, sim)
+    why = f"those of {sim.spec.family} that start from now on are cut anew: {gain}"
+    state.note("hold", why, family=sim.spec.family, weights=weights, **asdict(gain))
+    return True
+
+
+def _cut(state: State, sim: Simulation) -> tuple[float, ...]:
+    """Have those of its entry that are launched on as many ranks be cut by measured weights."""
+    family, ranks = state.family(sim), sim.spec.ranks
+    profile = state.shape(sim).profile
+    if ranks not in family.cuts and profile is not None:
+        family.cuts[ranks] = weights_for(sim.spec, profile.loads)
+        spec = replace(family.spec.on(ranks), weights=family.cuts[ranks], recut=True)
+        family.shapes[ranks] = state.shapes[shape_name(spec)] = Shape(shape_name(spec), spec)
+    return family.cuts[ranks]
