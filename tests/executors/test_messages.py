@@ -3,12 +3,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 
 import pytest
 from dovetail.core.causes import Cause
 from dovetail.core.messages import MessageError
-from dovetail.executors.pods import messages, rsh_agent
+from dovetail.executors.pods import connections, messages, rsh_agent
 from dovetail.mpi import launcher
 from hypothesis import given
 from hypothesis import strategies as st
@@ -175,3 +176,37 @@ def test_host_files_keep_the_order_of_the_ranks():
     own = files["openmpi"].split()[0]
     assert files["openmpi"].split() == [own, own, "192.0.2.2", own]
     assert files["mpich"].split() == ["localhost:2", "192.0.2.2:1", "localhost:1"]
+
+
+def test_who_waits_for_an_answer_can_be_cancelled_at_every_moment():
+    async def answer(steps):
+        for _ in range(steps):
+            await asyncio.sleep(0)
+
+    async def forever(steps):
+        await connections.within(60, answer(steps))
+        await asyncio.Event().wait()
+
+    async def cancelled(steps, moment):
+        task = asyncio.ensure_future(forever(steps))
+        await answer(moment)
+        task.cancel()
+        await asyncio.wait([task], timeout=60)
+        assert task.cancelled(), f"not when {steps} steps are waited for, and after {moment}"
+
+    async def all_moments():
+        for steps in range(4):
+            for moment in range(10):
+                await cancelled(steps, moment)
+
+    asyncio.run(all_moments())
+
+
+def test_an_answer_comes_in_time_or_not_at_all():
+    async def late(seconds):
+        await asyncio.sleep(seconds)
+        return "here"
+
+    assert asyncio.run(connections.within(60, late(0))) == "here"
+    with pytest.raises(asyncio.TimeoutError):
+        asyncio.run(connections.within(0.01, late(60)))

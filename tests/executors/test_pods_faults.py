@@ -114,6 +114,7 @@ def test_a_result_that_comes_while_the_agent_is_dead_is_kept(cluster):  # noqa: 
     assert not [m for _, m in cluster.heard if isinstance(m, (messages.Result, messages.Lost))]
 
 
+@pytest.mark.alone  # any other run sweeps dead sessions
 def test_a_pod_that_dies_while_the_agent_is_dead_is_found(cluster):  # noqa: F811
     agent = cluster.agent()
     cluster.launch("sim", "sleep 1000")
@@ -194,6 +195,7 @@ def test_a_supervisor_that_is_killed_is_named(cluster):  # noqa: F811
     cluster.end("sim", 1)
 
 
+@pytest.mark.alone  # any other run sweeps dead sessions
 def test_the_next_agent_sweeps_a_session_of_which_all_are_dead(cluster):  # noqa: F811
     agent = cluster.agent()
     cluster.launch("sim", "sleep 1000")
@@ -209,6 +211,7 @@ def test_the_next_agent_sweeps_a_session_of_which_all_are_dead(cluster):  # noqa
     wait_for(cluster.hub.nodes)  # until then a signal ends it before it can leave its session
 
 
+@pytest.mark.alone  # any other run sweeps dead sessions
 def test_two_runs_on_a_node_leave_each_other_alone(cluster):  # noqa: F811
     cluster.agent()
     cluster.launch("sim", "sleep 1000")

@@ -27,7 +27,7 @@ from typing import get_args
 
 from dovetail.core.errors import WorkFailed
 from dovetail.core.messages import MessageError
-from dovetail.executors.pods import messages
+from dovetail.executors.pods import connections, messages
 from dovetail.host.private_files import write_private
 from dovetail.host.self_signed import self_signed
 
@@ -161,10 +161,10 @@ class Hub:
         """One connection from its first byte to its last."""
         decoder = messages.Decoder(messages.FIRST)
         try:
-            node = await asyncio.wait_for(self._authenticate(reader, decoder), _PATIENCE)
+            node = await connections.within(_PATIENCE, self._authenticate(reader, decoder))
             if not node:
                 return
-            messages.keep_alive(writer.get_extra_info("socket"))
+            connections.keep_alive(writer.get_extra_info("socket"))
             self._join(node, writer)
             try:
                 while True:
@@ -251,7 +251,7 @@ def _beside(path: Path) -> list[socket.socket]:
     listener = socket.socket(socket.AF_UNIX)
     try:
         path.unlink(missing_ok=True)
-        with messages.short(str(path)) as name:
+        with connections.short(str(path)) as name:
             listener.bind(name)
         listener.listen(256)
         return [listener]

@@ -28,7 +28,7 @@ from typing import get_args
 
 from dovetail.core import protocol
 from dovetail.core.messages import MessageError
-from dovetail.executors.pods import messages, orphan_limit, weights
+from dovetail.executors.pods import connections, messages, orphan_limit, weights
 from dovetail.executors.pods.samples import Reader
 from dovetail.host.cgroups import Group
 from dovetail.host.session import (
@@ -237,10 +237,10 @@ class Agent:
         address, _, port = (self.credentials / "address").read_text().strip().rpartition(":")
         with contextlib.suppress(OSError, asyncio.TimeoutError):
             far = asyncio.open_connection(address, int(port), ssl=context)
-            return self._trusted(*await asyncio.wait_for(far, _REACH))
-        with messages.short((self.credentials / "socket").read_text().strip()) as path:
+            return self._trusted(*await connections.within(_REACH, far))
+        with connections.short((self.credentials / "socket").read_text().strip()) as path:
             near = asyncio.open_unix_connection(path, ssl=context, server_hostname="")
-            return self._trusted(*await asyncio.wait_for(near, _REACH))
+            return self._trusted(*await connections.within(_REACH, near))
 
     def _trusted(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
@@ -253,7 +253,7 @@ class Agent:
         if writer.get_extra_info("ssl_object").getpeercert(binary_form=True) != wanted:
             writer.transport.abort()
             raise ConnectionError("a stranger listens there")
-        messages.keep_alive(writer.get_extra_info("socket"))
+        connections.keep_alive(writer.get_extra_info("socket"))
         return reader, writer
 
     def _introduce(self) -> None:

@@ -11,12 +11,8 @@ connection is of no more use; a message that has been decoded is the one that wa
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
-import socket
 import struct
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Union, get_args
 
@@ -251,30 +247,3 @@ def _decode(text: bytes) -> Message:
         raise MessageError("not a message") from None
     message: Message = decode_tagged(KINDS, data)
     return message
-
-
-def keep_alive(connection: socket.socket) -> None:
-    """Let the kernel find out within half a minute that the other side has gone without a word.
-
-    On the same machine it knows at once.
-    """
-    if connection.family == socket.AF_UNIX:
-        return
-    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for option, value in (
-        (socket.TCP_KEEPIDLE, 10),
-        (socket.TCP_KEEPINTVL, 5),
-        (socket.TCP_KEEPCNT, 3),
-        (socket.TCP_USER_TIMEOUT, 30000),
-    ):
-        connection.setsockopt(socket.IPPROTO_TCP, option, value)
-
-
-@contextlib.contextmanager
-def short(path: str) -> Iterator[str]:
-    """Another name of a socket, for as long as this lasts: theirs have at most 107 bytes."""
-    folder = os.open(os.path.dirname(path), os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        yield f"/proc/self/fd/{folder}/{os.path.basename(path)}"
-    finally:
-        os.close(folder)
