@@ -15,7 +15,8 @@ from dovetail.run.simulate import SimulatedRun, run_simulated
 pytestmark = pytest.mark.unit
 
 TWO_CORES = [Node("n0", 2000, 0)]
-ONE = Spec("a-0", "a", "case", 2, (1.0, 3.0), ("run",), checkpoint=True, iterations=900)
+ONE = Spec("a-0", "a", "case", 2, (1.0, 3.0), ("run",), checkpoint=True, iterations=900,
+           application="openfoam")  # fmt: skip
 UNEVEN = Work((0.01, 0.03), 900)
 
 
@@ -75,6 +76,7 @@ def test_where_too_little_is_left_of_the_first_the_others_are_cut_anew():
         (UNEVEN, {"checkpoint": False}),
         (UNEVEN, {"iterations": 0}),
         (UNEVEN, {"application": "lammps"}),
+        (UNEVEN, {"application": "generic"}),
     ],
     ids=[
         "it is balanced",
@@ -82,6 +84,7 @@ def test_where_too_little_is_left_of_the_first_the_others_are_cut_anew():
         "it may not be stopped",
         "its length is unknown",
         "weights cannot cut it",
+        "nobody knows how it is cut",
     ],
 )
 def test_what_would_not_pay_is_left_alone(work, more):

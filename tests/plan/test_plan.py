@@ -139,6 +139,9 @@ def test_what_is_said_of_moulding_reaches_the_simulation(where):
     text = entry("application", "openfoam") + "    objective: turnaround\n    checkpoint: allowed\n"
     (spec,) = load(text).specs
     assert (spec.application, spec.objective, spec.checkpoint) == ("openfoam", "turnaround", True)
+    commands = "{write: solver stop, restart: solver step}"
+    (spec,) = load(entry("checkpoint", commands)).specs
+    assert (spec.checkpoint, spec.write, spec.restart) == (True, "solver stop", "solver step")
     (where / "bin" / "solver").rename(where / "bin" / "ownFoam")
     (spec,) = load(ONE.replace("solver", "ownFoam")).specs
     assert spec.application == "openfoam"

@@ -158,8 +158,25 @@ REFUSED = {
     ),
     "checkpoints of what has none": (
         entry("checkpoint", "allowed"),
-        "6: simulations[0].checkpoint: only simulations of OpenFOAM and LAMMPS can go on from what "
-        "they have written, and this is another program; leave the key out",
+        "6: simulations[0].checkpoint: only of OpenFOAM and LAMMPS it is known how they go on from "
+        "what they have written; give this program's commands, `{write: ..., restart: ...}`",
+    ),
+    "commands for checkpoints that are known": (
+        entry("checkpoint", "{write: solver stop, restart: solver step}")
+        + "    application: lammps\n",
+        "6: simulations[0].checkpoint: how lammps does it is known; write `checkpoint: allowed`",
+    ),
+    "half of what checkpoints need": (
+        entry("checkpoint", "{write: solver stop}"),
+        "6: simulations[0].checkpoint: it needs a command line as `restart`; see dovetail-plan(5)",
+    ),
+    "an unknown command for checkpoints": (
+        entry("checkpoint", "{write: solver stop, restart: solver step, read: solver step}"),
+        "6: simulations[0].checkpoint: 'read' is not known here; there are `write` and `restart`",
+    ),
+    "a command for checkpoints that is not there": (
+        entry("checkpoint", "{write: slover stop, restart: solver step}"),
+        "6: simulations[0].checkpoint: 'slover' is not found on PATH; install it or give its path",
     ),
     "an unknown objective": (
         entry("objective", "money"),
@@ -167,7 +184,8 @@ REFUSED = {
     ),
     "a checkpoint that is a truth value": (
         entry("checkpoint", "yes"),
-        "6: simulations[0].checkpoint: true is not 'allowed' or 'never'",
+        "6: simulations[0].checkpoint: true is not 'allowed' or 'never', or the program's "
+        "commands `{write: ..., restart: ...}`",
     ),
     "weights that do not match ranks": (
         changed("[1, 3]", "[1, 3, 5]"),

@@ -31,7 +31,7 @@ class Application(Protocol):
         """Command lines to run in the copied case, after the user's own."""
 
     def checkpoint(self, spec: Spec, step: str) -> str:
-        """The command line for a step of stopping and going on; "" if there are no checkpoints.
+        """The command line for a step of stopping and going on; "" where nothing is to be done.
 
         It is run in the copied case: `begin` after `prepare`, so that the case is ready to be
         stopped; for `go-on`, `halt` and `halted` see `Spec`.
@@ -52,24 +52,26 @@ APPLICATIONS: Final[dict[str, Application]] = {
 def form(spec: Spec, continued: bool = False) -> Spec:
     """The simulation as it is to be started on `spec.ranks` ranks, or `continued` on them."""
     command, prepare = spec.command, spec.prepare
-    go_on = halt = halted = ""
     own = APPLICATIONS[spec.application]
     if spec.widths:
         command = own.command(spec)
     if spec.widths or spec.recut:
         prepare = (*prepare, *own.prepare(spec))
-    lines = [programs.filled(line, spec.ranks, spec.weights) for line in prepare]
-    if spec.checkpoint and (begin := own.checkpoint(spec, "begin")):
-        lines.append(begin)
+    begin = go_on = halt = halted = ""
+    if spec.checkpoint:
+        begin, halt, halted = (own.checkpoint(spec, step) for step in ("begin", "halt", "halted"))
         go_on = own.checkpoint(spec, "go-on") if continued else ""
-        halt, halted = (own.checkpoint(spec, step) for step in ("halt", "halted"))
+
+    def filled(text: str) -> str:
+        return programs.filled(text, spec.ranks, spec.weights)
+
     return replace(
         spec,
-        go_on=go_on,
-        halt=halt,
+        go_on=filled(go_on),
+        halt=filled(halt),
         halted=halted,
-        command=tuple(programs.filled(word, spec.ranks, spec.weights) for word in command),
-        prepare=tuple(lines),
+        command=tuple(map(filled, command)),
+        prepare=(*map(filled, prepare), *filter(None, [begin])),
     )
 
 

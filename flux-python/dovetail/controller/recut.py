@@ -60,7 +60,7 @@ def weights_for(spec: Spec, loads: Sequence[float]) -> tuple[float, ...]:
 
 
 def _may(state: State, sim: Simulation) -> bool:
-    if sim.spec.application in programs.CUT_THEMSELVES:
+    if sim.spec.application in programs.UNCUT:
         return False
     may = sim.spec.rebalance and not sim.spec.recut and not sim.restarts and sim.spec.ranks > 1
     return may and sim.stage is Stage.RUNNING and state.can_halt(sim)

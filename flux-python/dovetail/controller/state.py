@@ -358,8 +358,8 @@ class State:
 
     def started(self, sim: Simulation, t: float, iterations: int) -> None:
         """Its own command runs now, and goes on after so many iterations."""
-        other_unit = sim.spec.application in programs.IN_PERIODS
-        sim.started, sim.over = t, min(iterations, sim.most) if other_unit else iterations
+        counted = sim.spec.application in programs.OWN_COUNT
+        sim.started, sim.over = t, iterations if counted else min(iterations, sim.most)
         sim.progress_at = self.now
         if sim.stage is Stage.PREPARING:
             sim.enter(Stage.STARTING)

@@ -24,8 +24,11 @@ IN_PERIODS: Final = {"lammps"}
 """Applications whose cases tell of time steps, while what is counted is periods of MPI calls, which
 may have several time steps, or be a part of one."""
 
-CUT_THEMSELVES: Final = {"lammps"}
-"""Applications whose cases no weights can cut."""
+OWN_COUNT: Final = {"openfoam"}
+"""Applications whose checkpoints tell of the same iterations as are counted."""
+
+UNCUT: Final = {"lammps", "generic"}
+"""Applications whose cases are not cut by weights: by none, or nobody knows how."""
 
 _STARTER = re.compile(r"(mpirun|mpiexec|orterun|prterun)([.-].*)?")
 # In a shell's script `${ranks}` is a variable of its own.

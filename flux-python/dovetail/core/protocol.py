@@ -49,7 +49,8 @@ class Spec:
     and then those that were chosen. `application` says who cuts its case (see `applications`).
     `recut` is True if `weights` were measured, and its case is to be cut by them whatever its
     `prepare` lines did; `rebalance` False if it never shall be.
-    `checkpoint` is True if it may be stopped at a written step and continued. What that takes are
+    `checkpoint` is True if it may be stopped at a written step and continued; `write` and `restart`
+    are the plan's own commands for it. What it takes are
     command lines in its copied case, which it has once it is launched, empty where there are none:
     `go_on` makes ready what an earlier launch left; its last line says how many iterations are
     over, and where it fails, the simulation begins anew. `halt` asks the running program to write
@@ -76,6 +77,8 @@ class Spec:
     recut: bool = False
     rebalance: bool = True
     checkpoint: bool = False
+    write: str = ""
+    restart: str = ""
     go_on: str = ""
     halt: str = ""
     halted: str = ""

@@ -203,7 +203,8 @@ class Supervisor:
         if self.runs and self.status is None and self.config.get("halt"):
             self.asked = True
             files = {0: self.null, 1: self.output_end, 2: self.output_end}
-            processes.start_child(self.config["halt"], self.case, self.base, files, self._confine)
+            base = {**self.base, "DOVETAIL_PID": str(self.child)}
+            processes.start_child(self.config["halt"], self.case, base, files, self._confine)
 
     def _spread(self, base: dict[str, str], words: list[str], path: str, mpi: str) -> list[str]:
         """Have the starter put the ranks into all pods of the simulation; its command line."""

@@ -163,6 +163,34 @@ def _started_by_us(words: tuple[str, ...], info: ValidationInfo) -> tuple[str, .
     return words
 
 
+@dataclass(frozen=True)
+class _Checkpoint:
+    """Whether there are checkpoints, and the program's own commands for them."""
+
+    allowed: bool = False
+    write: str = ""
+    restart: str = ""
+
+
+def _checkpoint(value: object) -> _Checkpoint:
+    """What the key says, a word or two command lines."""
+    if value in ("allowed", "never"):
+        return _Checkpoint(value == "allowed")
+    names = ("write", "restart")
+    if not isinstance(value, dict):
+        raise ValueError(
+            f"{show(value)} is not 'allowed' or 'never', or the program's commands "
+            "`{write: ..., restart: ...}`"
+        )
+    for name in names:
+        if not isinstance(value.get(name), str) or not value[name].strip():
+            raise ValueError(f"it needs a command line as `{name}`; see dovetail-plan(5)")
+    for name in value:
+        if name not in names:
+            raise ValueError(f"{show(name)} is not known here; there are `write` and `restart`")
+    return _Checkpoint(True, value["write"], value["restart"])
+
+
 # --- The file's schema; the field order matters, since later fields look at earlier ones ---
 # ruff: noqa: UP045 (pydantic evaluates the types, and python 3.9 has no `X | None`)
 
@@ -195,7 +223,7 @@ class _Entry(BaseModel):
     ranks_per_pod: int = Field(0, ge=1, le=MAX_RANKS)
     limit: Annotated[float, BeforeValidator(units.number)] = Field(0.0, ge=1, le=1000)
     objective: Literal["throughput", "turnaround"] = "throughput"
-    checkpoint: Literal["allowed", "never"] = "never"
+    checkpoint: Annotated[_Checkpoint, BeforeValidator(_checkpoint)] = _Checkpoint()
     rebalance: Literal["allowed", "never"] = "allowed"
 
     @field_validator("name")
@@ -257,16 +285,21 @@ class _Entry(BaseModel):
 
     @field_validator("checkpoint")
     @classmethod
-    def _checkpoint(cls, allowed: str, info: ValidationInfo) -> str:
+    def _commands(cls, asked: _Checkpoint, info: ValidationInfo) -> _Checkpoint:
         command = info.data.get("command")
-        if allowed == "allowed" and command is not None:
-            own = info.data.get("application") or programs.application_of(command)
-            if own == "generic":
-                raise ValueError(
-                    "only simulations of OpenFOAM and LAMMPS can go on from what they have "
-                    "written, and this is another program; leave the key out"
-                )
-        return allowed
+        if not asked.allowed or command is None:
+            return asked
+        own = info.data.get("application") or programs.application_of(command)
+        if own == "generic" and not asked.write:
+            raise ValueError(
+                "only of OpenFOAM and LAMMPS it is known how they go on from what they have "
+                "written; give this program's commands, `{write: ..., restart: ...}`"
+            )
+        if own != "generic" and asked.write:
+            raise ValueError(f"how {own} does it is known; write `checkpoint: allowed`")
+        for line in filter(None, (asked.write, asked.restart)):
+            _runnable_line(line, info)
+        return asked
 
     def names(self) -> list[str]:
         """The simulations' names: the entry's own, with a number from 1 if there are several."""
@@ -294,7 +327,9 @@ class _Entry(BaseModel):
             widths=self.ranks if len(self.ranks) > 1 else (),
             application=self.application or programs.application_of(self.command),
             objective=self.objective,
-            checkpoint=self.checkpoint == "allowed",
+            checkpoint=self.checkpoint.allowed,
+            write=self.checkpoint.write,
+            restart=self.checkpoint.restart,
             rebalance=self.rebalance == "allowed",
         )
         return [dataclasses.replace(first, name=name) for name in self.names()]
