@@ -14,7 +14,7 @@ from dovetail.core.errors import BadInput
 from dovetail.executors.kubernetes import manifests, workload_kinds
 from dovetail.executors.kubernetes import session as kubernetes
 from dovetail.executors.kubernetes.agent_hub import Hub
-from dovetail.executors.pods import messages
+from dovetail.executors.pods import connections, messages
 from support.pod_processes import cluster  # noqa: F401
 
 pytestmark = pytest.mark.unit
@@ -45,7 +45,7 @@ def test_a_hub_takes_the_place_of_one_that_was_killed_and_leaves_no_socket(beyon
     folder = beyond.directory / ("long" * 30) / "hub"
     beyond.hub.close()
     assert not (folder / "hub.sock").exists()
-    with socket.socket(socket.AF_UNIX) as left, messages.short(str(folder / "hub.sock")) as name:
+    with socket.socket(socket.AF_UNIX) as left, connections.short(str(folder / "hub.sock")) as name:
         left.bind(name)
     beyond.hub = Hub("127.0.0.1", folder)
     beyond.agent()

@@ -73,7 +73,8 @@ def test_a_flood_of_output_is_bounded_and_said(site):  # noqa: F811
 
 
 def test_simulations_without_iterations_run_on_as_many_cores_as_there_are(site):  # noqa: F811
-    code, _, _ = site.run(site.plan(site.shell("true", count=3)), "-o", "out")
+    both = "touch ../../$$.here; until [ $(ls ../../*.here | wc -l) -ge 2 ]; do sleep 0.05; done"
+    code, _, _ = site.run(site.plan(site.shell(both, count=3)), "-o", "out")
     assert (code, set(site.states().values())) == (0, {"done"})
     assert site.summary()["n_max"] == 2
     order = [r["type"] for r in site.log() if r["type"] in ("Launch", "Finished")]
