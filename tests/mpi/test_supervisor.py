@@ -54,6 +54,20 @@ def test_a_failure_is_explained_in_one_line(case):
     assert launcher.explain(code, output, {76: 0, 77: 1}) == reason
 
 
+def test_a_rank_that_the_kernel_killed_for_want_of_memory_is_told_from_others():
+    limit = "the limit of its control group is 300 MiB"
+    line = "mpirun noticed that process rank {} with PID 0 on node vm exited on signal {} (..).\n"
+    told = {
+        line.format(1, 9): f"out of memory: rank 1 was killed by the kernel; {limit}",
+        line.format(1, 11): "rank 1 killed by signal 11",
+        REASONS["MPICH: a rank killed by a signal"][1]:
+            f"out of memory: a rank was killed by the kernel; {limit}",
+        "": f"out of memory: it was killed by the kernel; {limit}",
+    }  # fmt: skip
+    for output, reason in told.items():
+        assert launcher.explain(137, output, {76: 0, 77: 1}, (), limit) == reason
+
+
 def test_a_rank_that_aborted_is_named_where_its_starter_lost_the_message():
     """Open MPI's starter sometimes prints an error of its own in the message's place."""
     lost = "[vm:05748] [[31370,0],0] ORTE_ERROR_LOG: Out of resource in file show_help.c\n"

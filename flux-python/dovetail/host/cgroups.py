@@ -135,19 +135,7 @@ def find(mountinfo: str = "/proc/self/mountinfo", own: str = "/proc/self/cgroup"
 
     The arguments name files in the formats of proc(5).
     """
-    mounts = _mounts(mountinfo)
-    paths: dict[str, str] = {}
-    for line in _read(own).splitlines():
-        _, names, path = line.split(":", 2)
-        for name in names.split(","):
-            paths[name] = path
-    places = {}
-    for name in ("cpu", "freezer", ""):
-        if name in mounts and name in paths:
-            point, root = mounts[name]
-            inside = os.path.relpath(paths[name], root)
-            if not inside.startswith(".."):
-                places[name] = (point, os.path.normpath(os.path.join(point, inside)))
+    places = _places(mountinfo, own)
     weight = control = ""
     if "" in places:
         point, path = places[""]
@@ -162,18 +150,36 @@ def find(mountinfo: str = "/proc/self/mountinfo", own: str = "/proc/self/cgroup"
     return Group(weight, control)
 
 
-def limits(path: str = "/proc/self/cgroup") -> int:
-    """The memory limit of this process's own group in bytes; 0 if it has none."""
-    least = 0
-    for line in _read(path).splitlines():
-        _, names, inside = line.split(":", 2)
-        names_of = {"": ("", "memory.max"), "memory": ("memory", "memory.limit_in_bytes")}
-        if names in names_of:
-            mount, file = names_of[names]
-            with contextlib.suppress(OSError, ValueError):
-                value = int(_read(os.path.join("/sys/fs/cgroup", mount, inside.lstrip("/"), file)))
-                least = min(value, least or value)
-    return least
+def above(controller: str, group: str = "") -> list[str]:
+    """The folders of our own group and of those above it, as far as we see them, nearest first.
+
+    In the hierarchy of version 1 with this controller, else in that of version 2, and there from
+    `group` on if one is given.
+    """
+    places = _places("/proc/self/mountinfo", "/proc/self/cgroup")
+    if controller not in places and "" not in places:
+        return []
+    point, path = places.get(controller) or (places[""][0], group or places[""][1])
+    found = [path]
+    while path.startswith(point + "/"):
+        path = os.path.dirname(path)
+        found.append(path)
+    return found
+
+
+def _places(mountinfo: str, own: str) -> dict[str, tuple[str, str]]:
+    """Controller (empty for version 2) to mount point and the folder of our group, where seen."""
+    mounts = _mounts(mountinfo)
+    places = {}
+    for line in _read(own).splitlines():
+        _, names, path = line.split(":", 2)
+        for name in names.split(","):
+            if name in mounts:
+                point, root = mounts[name]
+                inside = os.path.relpath(path, root)
+                if not inside.startswith(".."):
+                    places[name] = (point, os.path.normpath(os.path.join(point, inside)))
+    return places
 
 
 def _mounts(path: str) -> dict[str, tuple[str, str]]:

@@ -17,6 +17,8 @@ import struct
 import sys
 from collections.abc import Mapping, Sequence
 
+from dovetail.host.memory import out_of_memory
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
@@ -213,13 +215,18 @@ _STARTER_SAYS = re.compile(r"^(-{60,})\n(?:.*\n)*?\1\n|^(={60,})\n(?:=.*\n)*\2\n
 
 
 def explain(
-    code: int, output: str, ranks_by_pid: Mapping[int, int], aborted: Sequence[int] = ()
+    code: int,
+    output: str,
+    ranks_by_pid: Mapping[int, int],
+    aborted: Sequence[int] = (),
+    starved: str = "",
 ) -> str:
     """Why a command failed, in one line.
 
     `code` is its exit code, 128 more than the signal that ended it; `output` the end of what
     it printed; `ranks_by_pid` the ranks that are known; `aborted` those that called MPI_Abort
-    by their own pages: the starters do not always say so.
+    by their own pages: the starters do not always say so. `starved` is not empty if the kernel
+    has killed processes for want of memory: why, as `memory.KernelKills` has it.
     """
     missing = re.search(r"find the specified executable[\s\S]*?Executable: +(\S+)", output)
     missing = missing or re.search(r"execvp error on file (\S+)", output)
@@ -231,7 +238,7 @@ def explain(
     exited = re.search(r"Process name: \[\[\d+,\d+\],(\d+)\]\s+Exit code:\s+(\d+)", output)
     hydra = re.search(r"= +PID (\d+) RUNNING AT .*\n= +EXIT CODE: (\d+)", output)
     if killed:
-        return f"rank {killed[1]} killed by signal {killed[2]}"
+        return _killed(f"rank {killed[1]}", killed[2], starved)
     found = told or exited
     if found:
         who, code = f"rank {found[1]}: ", int(found[2])
@@ -242,13 +249,21 @@ def explain(
         who = "a rank" if rank is None else f"rank {rank}"
         ended_by = re.search(r"EXIT STRING: .*\(signal (\d+)\)", output)
         if ended_by and ended_by[1] == "9" and len(ranks_by_pid) != 1:
-            return "a rank killed by signal 9"  # as are its peers, one of which may be named
+            return _killed("a rank", "9", starved)  # as are its peers, one of which may be named
         if ended_by:
-            return f"{who} killed by signal {ended_by[1]}"
+            return _killed(who, ended_by[1], starved)
         who, code = f"{who}: ", int(hydra[2])
+    if code == 137 and starved:
+        return _killed(who.removesuffix(": ") or "it", "9", starved)
     ended = f"killed by signal {code - 128}" if code > 128 and not who else f"exit code {code}"
     said = complaint(output)
     return f"{who}{ended}" + (f": {said}" if said else "")
+
+
+def _killed(who: str, signal: str, starved: str) -> str:
+    if signal == "9" and starved:
+        return out_of_memory(who, starved)
+    return f"{who} killed by signal {signal}"
 
 
 def complaint(output: str) -> str:

@@ -27,6 +27,7 @@ from dovetail.core.causes import Cause
 from dovetail.core.errors import BadInput
 from dovetail.host import processes
 from dovetail.host.cgroups import Group
+from dovetail.host.memory import KernelKills, out_of_memory
 from dovetail.host.session import end_simulation, remove_simulation
 from dovetail.mpi import launcher, time_lines
 
@@ -38,6 +39,7 @@ GRACE = 3.0
 """Seconds between SIGTERM and SIGKILL when a simulation is stopped."""
 
 _TAIL = 1 << 20
+_KILLED = 128 + signal.SIGKILL
 
 
 class Log:
@@ -104,6 +106,7 @@ class Supervisor:
         self.config = config
         self.group = Group(*config["group"])
         self.job = Group(*config["job"])
+        self.kills = KernelKills(self.group.control)
         self.case = os.path.join(config["home"], "case")
         processes.adopt_orphans()
         self.null = os.open(os.devnull, os.O_RDONLY)
@@ -167,6 +170,8 @@ class Supervisor:
             if code:
                 said = launcher.complaint(self._recent())
                 why = f"{what} failed with exit code {code}" + (f": {said}" if said else "")
+                starved = self.kills.why() if code == _KILLED else ""
+                why = out_of_memory(what, starved) if starved else why
                 return Cause.LAUNCH_FAILED, code, why
         path = base.get("PATH", os.defpath)
         mpi = config["mpi"] or launcher.flavour(config["command"][0], path)
@@ -186,7 +191,8 @@ class Supervisor:
             if self.asked and not self._step(config["halted"], self.case, base):
                 return Cause.CHECKPOINTED, 0, ""
             return Cause.DONE, 0, ""
-        why = launcher.explain(code, self._recent(), self._ranks(), self._aborted())
+        starved = self.kills.why()
+        why = launcher.explain(code, self._recent(), self._ranks(), self._aborted(), starved)
         return Cause.FAILED, code, why
 
     def _go_on(self, environment: dict[str, str]) -> int:

@@ -16,7 +16,8 @@ from dovetail import applications
 from dovetail.controller.controller import Controller
 from dovetail.core.errors import BadInput
 from dovetail.core.protocol import Node
-from dovetail.executors.local.executor import LocalExecutor, free_memory
+from dovetail.executors.local.executor import LocalExecutor
+from dovetail.host.memory import free_memory
 from dovetail.plan.schema import Plan
 from dovetail.run.loop import Waiting
 

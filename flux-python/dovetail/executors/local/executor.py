@@ -29,6 +29,7 @@ from dovetail.core.errors import BadInput, WorkFailed
 from dovetail.core.protocol import Cause, Result
 from dovetail.executors.local.job import Job, JobState
 from dovetail.host import cgroups, install_paths, processes
+from dovetail.host.memory import free_memory, out_of_memory
 from dovetail.host.session import (
     create_session,
     remove_session,
@@ -305,7 +306,13 @@ class LocalExecutor:
             why = f"ended by signal {-code}" if code < 0 else f"exit code {code}"
             said = f": {words}" if words else ""
             code = 128 - code if code < 0 else 1
-            result = Result(Cause.SUPERVISOR_LOST, code, f"its supervisor failed: {why}{said}")
+            starved = job.kills.why() if code == 137 else ""
+            said = (
+                out_of_memory("its supervisor", starved)
+                if starved
+                else (f"its supervisor failed: {why}{said}")
+            )
+            result = Result(Cause.SUPERVISOR_LOST, code, said)
         if job.why_stopped:
             result = result.once_stopped(job.stop_cause, job.why_stopped)
         del self._jobs[job.spec.name]
@@ -359,10 +366,3 @@ class LocalExecutor:
         os.set_blocking(job.supervisor.stdout.fileno(), False)
         self._poll.register(job.supervisor.stdout.fileno(), select.EPOLLIN)
         job.tell(len(text).to_bytes(4, "little") + text)
-
-
-def free_memory() -> int:
-    """Memory that simulations may use, bytes: what is free, within the own group's limit."""
-    with open("/proc/meminfo") as file:
-        free = next(int(line.split()[1]) * 1024 for line in file if "MemAvailable" in line)
-    return min(free, cgroups.limits() or free)

@@ -19,6 +19,7 @@ from dovetail.core import protocol
 from dovetail.core.protocol import Cause, Result
 from dovetail.host import cgroups, processes
 from dovetail.host.line_splitter import LineSplitter
+from dovetail.host.memory import KernelKills
 from dovetail.mpi import page
 from dovetail.mpi.control_page import Control
 
@@ -64,6 +65,7 @@ class Job:
     prepared: float = 0.0  # CPU seconds that its control group had used before
     peak_memory: int = 0  # of its control group, bytes, as long as it has no rank's page
     result: Result | None = None
+    kills: KernelKills = field(default_factory=KernelKills)  # of its supervisor too
 
     # --- State ---
 

@@ -31,6 +31,7 @@ from dovetail.executors.pods.spawn import Spawner
 from dovetail.host import processes
 from dovetail.host.cgroups import Group
 from dovetail.host.line_splitter import LineSplitter
+from dovetail.host.memory import KernelKills, out_of_memory
 from dovetail.host.session import (
     end_simulation,
     join_session,
@@ -67,6 +68,7 @@ class Supervisor:
         self._watch, self._say = watch, say
         self._commands = self._messages = -1
         self._splitter = LineSplitter()
+        self._kills = KernelKills()
 
     @property
     def pending(self) -> bool:
@@ -130,8 +132,14 @@ class Supervisor:
         if "result" not in self.told:
             end_simulation(self._directory, Group("", ""), os.getpid())
             why = f"ended by signal {-code}" if code < 0 else f"exit code {code}"
+            starved = self._kills.why() if code == -signal.SIGKILL else ""
             code = 128 - code if code < 0 else 1
-            self._conclude(Cause.SUPERVISOR_LOST, code, f"its supervisor failed: {why}")
+            said = (
+                out_of_memory("its supervisor", starved)
+                if starved
+                else (f"its supervisor failed: {why}")
+            )
+            self._conclude(Cause.SUPERVISOR_LOST, code, said)
 
     def _tell(self, text: bytes) -> None:
         with contextlib.suppress(OSError):  # it has gone, which `bury` hears of
