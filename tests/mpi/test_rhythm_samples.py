@@ -53,6 +53,8 @@ def test_a_rhythm_counts_if_all_ranks_have_it(case, tmp_path):
     ranks, iterations = case
     sample = sampling.of_pages(ranks, tmp_path, 0.0)
     assert sample.iterations == iterations
+    kind = "iterations" if ranks[0].beat < 0 else "periods"
+    assert sample.measure == (kind if iterations == COUNTED else "work")
     assert sample.cpu == ((1.0, 1.0) if iterations == COUNTED else (2.0, 2.0))
 
 
@@ -61,6 +63,7 @@ def test_lines_of_the_log_count_before_a_rhythm_and_after_all_else(beat, source,
     time_lines.Counter(str(tmp_path)).take(b"Time = 1\nTime = 2\nTime = 3\n")
     sample = sampling.of_pages([Rank(40, beat, source)], tmp_path, 0.0)
     assert sample.iterations == ((2,) if source == "rhythm" else (40,))
+    assert sample.measure == "iterations"
 
 
 def publish(directory: Path, source: int, age: float) -> None:
@@ -83,6 +86,7 @@ def test_pods_send_the_same(source, age, count, tmp_path):
     reader = Reader(str(tmp_path))
     found, _ = reader.look()
     assert found["0"][0] == count
+    assert found["0"][6] == (2 if source == 5 and count > 0 else -1), "the call of the rhythm"
     assert found["0"][2] == pytest.approx(7e-9 if count < 0 else 5e-9)
     assert reader.look()[0] == {}
     reader.close()

@@ -8,8 +8,8 @@ from dovetail.mpi import sampling, time_lines
 
 pytestmark = pytest.mark.unit
 
-COUNTED = [7.0, 30.0, 3.0, 2.0, 1.0, 4096.0]
-UNCOUNTED = [-1.0, 30.0, 3.0, 2.0, 1.0, 4096.0]
+COUNTED = [7.0, 30.0, 3.0, 2.0, 1.0, 4096.0, -1.0]
+UNCOUNTED = [-1.0, 30.0, 3.0, 2.0, 1.0, 4096.0, -1.0]
 
 
 @pytest.mark.parametrize("size", [1, 2, 7, 8, 9, 1000])
@@ -42,3 +42,11 @@ def test_ranks_that_count_need_no_log_and_one_that_does_not_makes_the_log_count_
     assert sampling.of_values([COUNTED] * 2, (5, 31.0), False).iterations == (7, 7)
     mixed = sampling.of_values([COUNTED, UNCOUNTED], (5, 31.0), False)
     assert (mixed.iterations, mixed.stamp) == ((4, 4), (31.0, 31.0))
+    assert mixed.measure == "iterations"
+
+
+def test_what_is_counted_has_a_name():
+    beats = [[*COUNTED[:6], beat] for beat in (2, 2, 3)]
+    assert sampling.of_values(beats[:2], (0, 0.0), False).measure == "periods"
+    assert sampling.of_values(beats[1:], (0, 0.0), False).measure == "work"
+    assert sampling.of_values([UNCOUNTED], (0, 0.0), False).measure == "work"

@@ -7,6 +7,7 @@ import io
 import json
 
 import pytest
+from dovetail.core import protocol
 from dovetail.core.errors import BadInput
 from dovetail.report import alternatives, summary
 from dovetail.report.alternatives import DOVETAIL, FEWER, NAIVE, SEQUENTIAL, Alternative
@@ -84,6 +85,21 @@ def test_families_are_judged_apart_and_the_whole_is_their_sum():
         assert getattr(found.totals, name).value == pytest.approx(sum(parts), rel=0.01), name
 
 
+def test_what_was_counted_is_called_by_its_name():
+    run = made_up_runs.Run([made_up_runs.spec("melt", "melt")], {"melt": 0.1})
+    run.launch("melt")
+    run.t += 4.0
+    run.sample("melt", 1.0, "periods")
+    none = ((0.0, 0.0),) * 4
+    nothing_counts_any_more = protocol.Ranks((0, 0), *none, (1, 1), "work")
+    run.add(protocol.Sampled(run.t, "melt", nothing_counts_any_more))
+    found = summary.summarise(run.history())
+    assert (found.simulations[0].iterations, found.simulations[0].measure) == (40, "periods")
+    out = io.StringIO()
+    summary.show(found, Console(file=out, width=200))
+    assert "40 periods" in out.getvalue()
+
+
 def test_families_that_ran_together_have_no_makespan_of_their_own():
     run = made_up_runs.Run(
         [made_up_runs.spec("a", "f"), made_up_runs.spec("b", "g")], {"f": 0.1, "g": 0.1}
@@ -150,7 +166,7 @@ def test_the_json_has_what_is_promised(tmp_path):
     promised = "simulations cores n_max makespan_s sequential_s naive_s fewer_ranks_s"
     promised += " throughput_gain bound_ratio resizes admissions rollbacks model versions"
     assert set(promised.split()) <= set(data)
-    each = {"name", "state", "iterations", "wall_s", "slowdown", "restarts"}
+    each = {"name", "state", "iterations", "measure", "wall_s", "slowdown", "restarts"}
     assert each <= set(data["simulations"][0])
     assert {"beta", "error"} <= set(data["model"])
     assert data["versions"]["mpi"] == "Open MPI 4.1"

@@ -77,6 +77,7 @@ def test_simulations_without_iterations_run_on_as_many_cores_as_there_are(site):
     code, _, _ = site.run(site.plan(site.shell(both, count=3)), "-o", "out")
     assert (code, set(site.states().values())) == (0, {"done"})
     assert site.summary()["n_max"] == 2
+    assert {one["measure"] for one in site.summary()["simulations"]} == {"work"}
     order = [r["type"] for r in site.log() if r["type"] in ("Launch", "Finished")]
     assert order[:2] == ["Launch", "Launch"]
 

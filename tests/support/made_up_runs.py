@@ -59,7 +59,7 @@ class Run:
             for name in self.counters:
                 self.sample(name, slowdown)
 
-    def sample(self, name, slowdown):
+    def sample(self, name, slowdown, measure="iterations"):
         spec = self.one(name)
         state = self.counters[name]
         each = self.alone[spec.family] * slowdown
@@ -85,6 +85,7 @@ class Run:
                     tuple(state[3]),
                     tuple(state[4]),
                     (50 << 20,) * n,
+                    measure,
                 ),
             )
         )

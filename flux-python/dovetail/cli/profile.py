@@ -16,6 +16,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from dovetail.core import units
 from dovetail.core.errors import WorkFailed
 from dovetail.core.protocol import WaitPolicy
 from dovetail.host import install_paths
@@ -90,8 +91,8 @@ def _ranks_table(profile: Profile) -> Table:
     for title in (*titles, "MB", "ended"):
         table.add_column(title, justify="right", no_wrap=True)
     for r in profile.ranks:
-        progress = {"iterations": str(r.iterations), "periods": f"{r.iterations} periods"}
-        cells: list[Any] = [_name(r), progress.get(r.measure, r.measure), f"{100 * r.duty:.1f}"]
+        progress = units.progress(r.iterations, r.measure)
+        cells: list[Any] = [_name(r), progress, f"{100 * r.duty:.1f}"]
         cells += [_milli(r.cpu_per_iteration), _milli(r.seconds_per_iteration)]
         cells += [f"{t:.3f}" for t in (r.useful_s, r.mpi_s, r.cpu_s)]
         table.add_row(*cells, f"{r.peak_rss / 1e6:.0f}", r.ended)

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from dovetail.controller.baseline import Alone, Profile
 from dovetail.controller.meter import Meter, Window
 from dovetail.controller.speedup import Measured
-from dovetail.core.protocol import Cause, Share, Spec, Stop, WaitPolicy
+from dovetail.core.protocol import Cause, Measure, Share, Spec, Stop, WaitPolicy
 
 
 class Stage(enum.Enum):
@@ -81,6 +81,7 @@ class Simulation:
     restarts: int = 0
     over: int = 0
     most: int = 0
+    measure: Measure = "iterations"
     stops: int = 0
     halted_at: float | None = None
     next_ranks: int = 0

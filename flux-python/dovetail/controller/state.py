@@ -375,6 +375,8 @@ class State:
             sim.progress_at = self.now  # it works towards its first iteration, if it has any
         sim.useful = useful
         before = sim.iterations
+        if any(ranks.iterations) or not before + sim.over:
+            sim.measure = ranks.measure
         if sim.meter.add(self.now, ranks):
             sim.progress_at = self.now
             paused = sim.stage is Stage.PAUSED and not before

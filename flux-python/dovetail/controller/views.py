@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from dovetail.controller.simulation import Simulation, Stage
 from dovetail.controller.state import State
-from dovetail.core.protocol import Requests, WaitPolicy
+from dovetail.core.protocol import Measure, Requests, WaitPolicy
 
 
 @dataclass(frozen=True)
@@ -29,6 +29,7 @@ class View:
     ranks: int
     state: str
     iterations: int
+    measure: Measure
     rate: float | None
     slowdown: float | None
     requests: Requests
@@ -63,7 +64,8 @@ def view(state: State, sim: Simulation) -> View:
         sim.spec.family,
         sim.spec.ranks,
         _word(sim.stage),
-        sim.iterations,
+        sim.over + sim.iterations,
+        sim.measure,
         rate,
         baseline / rate if baseline and rate else None,
         share.requests if share else (),

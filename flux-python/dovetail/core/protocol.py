@@ -135,6 +135,9 @@ class Share:
 # --- Events: from the executor, or from the loop, to the controller ---
 
 
+Measure = Literal["iterations", "periods", "work"]
+
+
 @dataclass(frozen=True)
 class Ranks:
     """The ranks of one simulation at one moment; every array has shape (ranks,).
@@ -142,7 +145,9 @@ class Ranks:
     `iterations` complete so far; `stamp` is the run-clock time at which the last of them
     ended, and `cpu`, `useful` (wall seconds outside MPI) and `mpi` (wall seconds inside) are
     taken at that same moment, so that differences between two samples belong to whole
-    iterations. `memory` is the peak resident set so far, bytes.
+    iterations. `memory` is the peak resident set so far, bytes. `measure` says what was counted:
+    iterations that the program or its log tells of, periods of its MPI calls, which may be a part
+    of an iteration or several, or nothing, so that only its work tells of progress.
     """
 
     iterations: tuple[int, ...]
@@ -151,6 +156,7 @@ class Ranks:
     useful: tuple[float, ...]
     mpi: tuple[float, ...]
     memory: tuple[int, ...]
+    measure: Measure = "iterations"
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: LGPL-3.0-or-later
-"""Values of a plan as numbers in one unit, and values as words of an error.
+"""Values of a plan as numbers in one unit, and values as words of an error or a table.
 
 Inputs: what YAML made of a user's text. Outputs: millicores, bytes, seconds. Invariant: every
 function ends in a value that is finite and within sane bounds, or in a ValueError that shows
@@ -88,3 +88,8 @@ def show(value: object) -> str:
     except ValueError:  # python does not print whole numbers of more than 4300 digits
         return "a number of thousands of digits"
     return text if len(text) <= 80 else f"{text[:60]}…{text[-1]}"
+
+
+def progress(count: int, measure: str) -> str:
+    """What a simulation or a rank has done, by its measure; see `protocol.Ranks`."""
+    return {"iterations": f"{count}", "periods": f"{count} periods"}.get(measure, measure)

@@ -60,20 +60,24 @@ def of_group(
     """
     lines, stamp = time_lines.read(str(directory)) or (0, origin)
     cpu, wall, memory = used
-    row = (-1, 0.0, cpu, wall, 0.0, memory)
+    row = (-1, 0.0, cpu, wall, 0.0, memory, -1)
     return of_values([row], (lines, stamp - origin), succeeded)
 
 
 def of_values(
     rows: Sequence[Sequence[float]], lines: tuple[int, float], succeeded: bool
 ) -> protocol.Ranks:
-    """The sample of one row per rank: iterations, stamp, CPU, useful and MPI seconds, peak memory.
+    """The sample of one row per rank.
 
-    Stamps are on the run's clock. Where a rank's iterations are -1, it does not count them, and
-    `lines` does for all: how many `Time =` lines the log has, and when the last came.
+    It has iterations, stamp, CPU, useful and MPI seconds, peak memory, and the call of whose rhythm
+    the iterations are periods, else -1. Stamps are on the run's clock. Where a rank's iterations
+    are -1, or two ranks count unlike things, `lines` counts for all: how many `Time =` lines the
+    log has, and when the last came.
     """
-    counts, stamps, cpu, useful, inside, memory = zip(*rows)
-    if min(counts) < 0:
+    counts, stamps, cpu, useful, inside, memory, beats = zip(*rows)
+    measure: protocol.Measure = "iterations" if beats[0] < 0 else "periods"
+    if min(counts) < 0 or len(set(beats)) > 1:
+        measure = "iterations" if lines[0] else "work"
         counts = (time_lines.complete(lines[0], succeeded),) * len(rows)
         stamps = (lines[1],) * len(rows)
     return protocol.Ranks(
@@ -83,6 +87,7 @@ def of_values(
         _seconds(useful),
         _seconds(inside),
         _whole(memory),
+        measure,
     )
 
 
@@ -102,10 +107,10 @@ def _values(
     if counted:
         for one in pages:
             used = one.iter_cpu_s, one.iter_useful_s, one.iter_mpi_s
-            yield one.iterations, one.iter_stamp - origin, *used, one.peak_rss
+            yield one.iterations, one.iter_stamp - origin, *used, one.peak_rss, one.beat
     else:
         for one in pages:
-            yield -1, 0.0, one.cpu_s, one.useful_s, one.mpi_s, one.peak_rss
+            yield -1, 0.0, one.cpu_s, one.useful_s, one.mpi_s, one.peak_rss, -1
 
 
 def _whole(values: Iterable[float]) -> tuple[int, ...]:

@@ -170,6 +170,7 @@ class _Teller:
         self.tracks[event.name] = replace(
             track,
             iterations=max(track.iterations, over + min(now.iterations, default=0)),
+            measure=now.measure if any(now.iterations) or not track.iterations else track.measure,
             memory=max(track.memory, sum(now.memory)),
         )
         if before is None or len(before.iterations) != len(now.iterations):

@@ -53,6 +53,7 @@ class Track:
     state: str = "not started"
     reason: str = ""
     iterations: int = 0
+    measure: protocol.Measure = "iterations"
     stepping: tuple[float, float] = (0.0, 0.0)
     memory: int = 0
     phases: tuple[tuple[str, float, float], ...] = ()

@@ -20,6 +20,7 @@ import numpy as np
 from markupsafe import Markup
 
 from dovetail.core.errors import BadInput, WorkFailed
+from dovetail.core.units import progress
 from dovetail.host.private_files import write_whole
 from dovetail.report import advise, charts
 from dovetail.report.alternatives import DOVETAIL, FEWER, NAIVE, SEQUENTIAL
@@ -83,7 +84,7 @@ def page(summary: Summary, history: History) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters.update(number=number, figure=figure)
+    environment.filters.update(number=number, figure=figure, progress=progress)
     decisions = [mark for mark in history.marks if mark.what != "profile" or mark.why]
     advice = advise.advise(advise.from_summary(summary), summary.cores)
     return environment.get_template("report.html").render(

@@ -23,8 +23,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from dovetail.core import eventlog
+from dovetail.core import eventlog, protocol
 from dovetail.core.throughput_model import Model
+from dovetail.core.units import progress
 from dovetail.report import alternatives, figures
 from dovetail.report.alternatives import FEWER, NAIVE, SEQUENTIAL, Alternative
 from dovetail.report.build_history import tell
@@ -37,6 +38,7 @@ from dovetail.report.verdict import Figure, Totals, Verdict, judge, ratio
 class Simulation:
     """One simulation's outcome; `wall_s` and `slowdown` (against alone) are None if unknown.
 
+    `iterations` are what `measure` says, see `protocol.Ranks`; 0 for work.
     It was started again `restarts` times, and `continued` of them from a checkpoint.
     """
 
@@ -46,6 +48,7 @@ class Simulation:
     state: str
     reason: str
     iterations: int
+    measure: protocol.Measure
     wall_s: float | None
     slowdown: float | None
     restarts: int
@@ -146,6 +149,7 @@ def _simulation(track: Track, alone: float | None) -> Simulation:
         state=track.state,
         reason=track.reason,
         iterations=track.iterations,
+        measure=track.measure,
         wall_s=track.wall,
         slowdown=slowdown,
         restarts=max(0, len(track.attempts) - 1),
@@ -232,7 +236,7 @@ def show(summary: Summary, console: Console) -> None:
             printable(one.name),
             str(one.ranks),
             printable(one.state + (f": {one.reason}" if one.reason else "")),
-            str(one.iterations),
+            progress(one.iterations, one.measure),
             number(one.wall_s),
             number(one.slowdown),
             str(one.restarts),

@@ -19,6 +19,7 @@ from rich.text import Text
 from dovetail.controller.controller import Controller
 from dovetail.controller.views import View
 from dovetail.core.protocol import Note
+from dovetail.core.units import progress
 
 ROWS = 16
 ACTIVE = ("preparing", "starting", "running", "suspended", "halting", "terminating")
@@ -50,7 +51,7 @@ def row(view: View) -> tuple[str, ...]:
         view.name,
         view.state,
         str(view.ranks),
-        str(view.iterations),
+        progress(view.iterations, view.measure),
         f"{view.rate:.2f}" if view.rate else "-",
         " ".join(f"{request}m" for request in view.requests[:4])
         + (" …" if len(view.requests) > 4 else ""),

@@ -28,7 +28,7 @@ class RankSamples:
         if lines:
             self._lines = int(lines[0]), max(0.0, lines[1] + offset)
         for rank, values in ranks.items():
-            if 0 <= int(rank) < self._count and len(values) == 6:
+            if 0 <= int(rank) < self._count and len(values) == 7:
                 self._ranks[int(rank)] = [values[0], max(0.0, values[1] + offset), *values[2:]]
 
     def new(self, over: bool) -> protocol.Ranks | None:

@@ -81,8 +81,9 @@ class Sample:
     """The ranks on a node that have something new, at `now` on its CLOCK_MONOTONIC.
 
     By simulation and rank: iterations (-1 if the rank counts none), stamp, cpu, useful, mpi and
-    memory, as in core.Ranks but with the stamp on the node's clock. `lines` has, by simulation,
-    the `Time =` lines in its log and when the last one came.
+    memory, as in core.Ranks but with the stamp on the node's clock; and the call of whose rhythm
+    the iterations are periods, else -1. `lines` has, by simulation, the `Time =` lines in its log
+    and when the last one came.
     """
 
     now: float

@@ -125,7 +125,8 @@ class Reader:
         counts = self._counts(marks)
         mark = marks.boundary if counts else marks.latest
         count = mark.iterations if counts else -1
-        return [count, mark.stamp, mark.cpu_s, mark.useful_s, mark.mpi_s, mark.peak_rss]
+        beat = marks.beat if counts else -1
+        return [count, mark.stamp, mark.cpu_s, mark.useful_s, mark.mpi_s, mark.peak_rss, beat]
 
     def _count(self) -> list[float]:
         with contextlib.suppress(OSError):
