@@ -100,6 +100,27 @@ def test_what_was_counted_is_called_by_its_name():
     assert "40 periods" in out.getvalue()
 
 
+def test_one_after_the_other_is_as_the_plan_cuts_it():
+    run = made_up_runs.Run([made_up_runs.spec(f"a-{n}", "a") for n in (1, 2)], {"a": 0.1})
+    run.launch("a-1")
+    run.work(4.0)
+    run.note("hold", name="a-1", weights=[1.2, 0.8])
+    run.finish("a-1", cause=protocol.Cause.CHECKPOINTED, requeued="to go on as cut now")
+    run.alone["a"] = 0.06
+    for name in ("a-1", "a-2"):
+        run.launch(name)
+        run.work(6.0)
+        run.finish(name)
+    (family,) = (found := summary.summarise(run.history())).families
+    assert (family.recut, family.weights) == ((1.2, 0.8), (1.0, 3.0))
+    assert family.alone.value == pytest.approx(0.1, rel=0.03)
+    assert family.totals.sequential_s.value == pytest.approx(2 * 100 * 0.1, rel=0.05)
+    assert found.totals.throughput_gain.value == pytest.approx(20 / 16, rel=0.05)
+    (load,) = family.loads
+    assert max(load.useful) == pytest.approx(0.06, rel=0.03), "as cut anew"
+    assert found.simulations[1].slowdown == pytest.approx(0.6, rel=0.03)
+
+
 def test_families_that_ran_together_have_no_makespan_of_their_own():
     run = made_up_runs.Run(
         [made_up_runs.spec("a", "f"), made_up_runs.spec("b", "g")], {"f": 0.1, "g": 0.1}

@@ -121,7 +121,7 @@ def from_family(family: FamilyFigures, cores: float) -> Known | None:
         need=cpu,
         wall=family.alone.value,
         whence=whence,
-        weights=family.weights,
+        weights=family.weights if not family.recut else (),
         slowdown=family.budget,
         points=family.points,
         totals=family.totals,

@@ -63,6 +63,7 @@ class _Teller:
         self.profiled: set[str] = set()
         self.trials: set[str] = set()
         self.kept: set[tuple[str, ...]] = set()
+        self.cuts: set[tuple[str, int]] = set()  # families, on so many ranks, that are cut anew
         self.interrupted = ""
         self.resizes = self.refused = 0
 
@@ -89,10 +90,12 @@ class _Teller:
 
     def _launch(self, action: protocol.Launch) -> None:
         track = self.tracks[action.name]
+        ranks = len(action.share.requests)
+        recut = (track.spec.family, ranks) in self.cuts
         self.tracks[action.name] = replace(
             track,
-            spec=track.spec.on(len(action.share.requests)),
-            attempts=(*track.attempts, Attempt(self.now)),
+            spec=track.spec.on(ranks),
+            attempts=(*track.attempts, Attempt(self.now, recut=recut)),
             state="unfinished",
             reason="",
             iterations=0,
@@ -130,6 +133,7 @@ class _Teller:
         if action.what == "admit" and not beside:
             return  # it has the machine to itself: nothing was decided
         self.marks.append(Mark(self.now, action.what, action.why, names, action.data))
+        self._cut(self.marks[-1])
         if action.what == "profile" and "family" in action.data:
             self.profiled.add(str(action.data["family"]))
             for name, (letter, _) in list(self.phase.items()):
@@ -256,6 +260,13 @@ class _Teller:
 
     # --- helpers ---
 
+    def _cut(self, mark: Mark) -> None:
+        """Some families may be cut anew from now on, and what their ranks did tells no more."""
+        for family in {self.tracks[name].spec.family for name in mark.names} if mark.cut else ():
+            self.cuts.add((family, len(mark.cut)))
+            for key in [key for key in self.sums if key[0] == family]:
+                del self.sums[key]
+
     def _mix(self, names: Iterable[str]) -> tuple[str, ...]:
         """The families of some simulations, as often as they are there."""
         return tuple(sorted(self.tracks[name].spec.family for name in names))
@@ -320,7 +331,9 @@ class _Teller:
     def _turn(self) -> None:
         """A new spell begins: who runs, or under what share, is about to change."""
         wait = frozenset(self.shares[name].wait.mode for name in self.running)
-        spell = Spell(self.spell_start, self.now, tuple(self.running), wait, dict(self.steps))
+        recut = any(self.tracks[name].attempts[-1].recut for name in self.running)
+        steps = dict(self.steps)
+        spell = Spell(self.spell_start, self.now, tuple(self.running), wait, steps, recut)
         if spell.end > spell.start:
             self.spells.append(spell)
         self.spell_start = self.now

@@ -60,7 +60,8 @@ class FamilyFigures:
     `ranks` are the first one's, `widths` all numbers of ranks that some ran on; `weights` and
     `budget` (the slowdown that each may suffer) are the plan's. `alone` is
     seconds per iteration of a simulation that has the machine to itself. `model` is fitted to
-    `points` (its t1 is 1), None where nothing was packed.
+    `points` (its t1 is 1), None where nothing was packed. `recut` are the measured weights by
+    which later launches were cut anew, empty if none was.
     """
 
     name: str
@@ -68,6 +69,7 @@ class FamilyFigures:
     ranks: int
     widths: tuple[int, ...]
     weights: tuple[float, ...]
+    recut: tuple[float, ...]
     budget: float
     n_max: int
     totals: Totals
@@ -114,6 +116,7 @@ def _family(
         ranks=ranks,
         widths=tuple(sorted({track.spec.ranks for track in tracks if track.attempts})) or (ranks,),
         weights=tracks[0].spec.weights,
+        recut=_recut(tracks, history),
         budget=tracks[0].spec.slowdown,
         n_max=max((len(spell.running) for spell in spells), default=0),
         totals=totals,
@@ -126,9 +129,20 @@ def _family(
     )
 
 
+def _recut(tracks: Sequence[Track], history: History) -> tuple[float, ...]:
+    """The measured weights by which the family was cut anew; empty if it was not."""
+    names = {track.spec.name for track in tracks if any(one.recut for one in track.attempts)}
+    cuts = [mark.cut for mark in history.marks if mark.cut and names & set(mark.names)]
+    return cuts[-1] if cuts else ()
+
+
 def _alone(spells: Iterable[Spell]) -> Figure:
-    """Seconds per iteration of a simulation that runs alone, as shipped if that was seen."""
+    """Seconds per iteration of a simulation that runs alone, as shipped if that was seen.
+
+    It is as the plan has it: cut anew they are quicker, and that is no merit of the plan's.
+    """
     single = [spell for spell in spells if len(spell.running) == 1 and spell.steps]
+    single = [spell for spell in single if not spell.recut] or single
     for kind, which in (
         ("waiting ranks spin as shipped", [s for s in single if s.wait == {"off"}]),
         ("waiting ranks give the CPU back", single),
@@ -274,7 +288,7 @@ def _starting(tracks: Sequence[Track]) -> float:
     The quickest stands for all: packed ones are slower at it.
     """
     extra = [
-        max(0.0, t.wall - t.iterations * t.stepping[1] / t.stepping[0])
+        max(0.0, t.wall - (t.iterations - t.attempts[-1].over) * t.stepping[1] / t.stepping[0])
         for t in tracks
         if t.wall is not None and t.stepping[0]
     ]

@@ -34,6 +34,7 @@ class Attempt:
     code: int = 0
     reason: str = ""
     over: int = 0
+    recut: bool = False
 
 
 @dataclass(frozen=True)
@@ -79,13 +80,19 @@ class Mark:
     names: tuple[str, ...] = ()
     data: Mapping[str, Any] = field(default_factory=dict)
 
+    @property
+    def cut(self) -> tuple[float, ...]:
+        """The measured weights by which a family is cut anew from now on; mostly empty."""
+        weights = self.data.get("weights") if self.what == "hold" else None
+        return tuple(map(float, weights)) if isinstance(weights, (list, tuple)) else ()
+
 
 @dataclass(frozen=True)
 class Spell:
     """A stretch of time with the same simulations running under the same shares.
 
     `steps` maps each simulation to (iterations, seconds) measured within it; `wait` is the
-    wait policies in use.
+    wait policies in use; `recut` is True if one was cut anew by what its ranks were measured to do.
     """
 
     start: float
@@ -93,6 +100,7 @@ class Spell:
     running: tuple[str, ...]
     wait: frozenset[str]
     steps: Mapping[str, tuple[float, float]]
+    recut: bool = False
 
 
 @dataclass(frozen=True)
@@ -101,7 +109,7 @@ class Load:
 
     `kind` is `spinning` (alone, waits as the MPI library ships them), `yielding` or `blocking`
     (alone, waiting ranks yield or sleep) or `packed` (others run too). The means
-    are taken over so many `iterations`.
+    are taken over so many `iterations`; of a family that was cut anew, those after it.
     """
 
     family: str
