@@ -171,7 +171,11 @@ def kubelet(node: Node, group: str, rootless: bool, ready: Callable[[], bool]) -
         "oomScoreAdj": 0,
         "systemReserved": {"memory": f"{spare_memory}"},
         "enforceNodeAllocatable": ["pods"],
-        # The kernel's own limits on the node's group guard memory; the disk is shared anyway.
+        # With control groups version 2 the kernel would else kill the whole pod, and with it who
+        # says which rank it was.
+        "singleProcessOOMKill": True,
+        # By these the kubelet would judge the whole machine, which is not the node's alone. The
+        # limit of the pods' group guards memory, and kills one process where it must.
         "evictionHard": {
             "memory.available": "0%", "nodefs.available": "0%",
             "nodefs.inodesFree": "0%", "imagefs.available": "0%", "imagefs.inodesFree": "0%",

@@ -259,7 +259,7 @@ class KubernetesExecutor:
             )
             self._tell_sample(job)  # which its end completes
         elif isinstance(message, messages.Lost):
-            self._life.lose(job, f"rank group {message.group} on {node} ended without a result")
+            self._life.vanished(job, message.group, node)
 
     def _sampled(self, node: str, message: messages.Sample) -> None:
         offset = self._clocks.offset(node, message.now, self._now())

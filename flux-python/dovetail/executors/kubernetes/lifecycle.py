@@ -431,7 +431,10 @@ class Lifecycle:
             return self.lose(job, f"pod {name} is deleted: {pod_status.ended_by(pod)}")
         if pod_status.over(pod):
             self._resizes.gone(name)
-            if job.expected:
+            why = pod_status.starved(pod) if isinstance(job.state, Running) else ""
+            if why:  # it is the simulation's own fault, and would happen again
+                self.terminate(job, Result(Cause.FAILED, 137, why))
+            elif job.expected:
                 self.lose(job, f"pod {name} ended: {pod_status.ended_by(pod)}")
             return
         self._resizes.seen(pod)
@@ -549,9 +552,19 @@ class Lifecycle:
         elif isinstance(state, (Creating, Gathering)):
             self.terminate(job, result)
 
+    def vanished(self, job: Launched, group: int, node: str) -> None:
+        """A pod has ended without a result, says its agent; the API will soon know by what."""
+        why = f"rank group {group} on {node} ended without a result"
+        state = job.state
+        if not isinstance(state, Running) or job.stopped:
+            self.lose(job, why)
+        elif state.doubted is None:
+            state.doubted = Result(Cause.POD_LOST, 1, f"pod lost: {why}")
+            state.deadline = time.monotonic() + DEAF
+
     def _believe(self, job: Launched, state: Running) -> None:
         """Take what the ranks said of their end; a lost node or pod is why they failed."""
-        if state.doubted is None:
+        if state.doubted is None or (state.doubted.cause is Cause.POD_LOST and not job.stopped):
             return
         away = set(map(pod_status.node_of, job.pods.values())) - self._hub.nodes()
         failed = state.doubted.code and not job.stopped

@@ -10,6 +10,7 @@ from typing import Any
 
 from dovetail.executors.kubernetes import manifests
 from dovetail.executors.kubernetes.placement import asked, millicores
+from dovetail.host.memory import out_of_memory
 
 Object = dict[str, Any]
 
@@ -73,6 +74,16 @@ def _containers(pod: Object) -> list[Object]:
         if not one.get("state", {}).get("terminated") or one["state"]["terminated"].get("exitCode")
     ]  # fmt: skip
     return [*first, *status.get("containerStatuses", [])]
+
+
+def starved(pod: Object) -> str:
+    """Why the kernel killed a pod that has ended, if for want of memory; else empty."""
+    ends = [one.get("state", {}).get("terminated") or {} for one in _containers(pod)]
+    if not any(end.get("reason") == "OOMKilled" for end in ends):
+        return ""
+    limit = pod["spec"]["containers"][0].get("resources", {}).get("limits", {}).get("memory")
+    why = f"its limit is {limit}" if limit else f"it has none of its own on {node_of(pod)}"
+    return out_of_memory(f"pod {pod['metadata']['name']}", why)
 
 
 def unplaced(pod: Object) -> str:
