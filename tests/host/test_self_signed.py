@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import subprocess
+import time
+from pathlib import Path
 
 import pytest
 from dovetail.host.self_signed import self_signed
@@ -23,3 +25,18 @@ def test_a_certificate_for_a_server_alone_is_trusted_by_itself_and_for_its_addre
                           capture_output=True, text=True).stdout  # fmt: skip
     assert "CA:FALSE" in text
     assert sorted(path.name for path in tmp_path.iterdir()) == ["stream.crt", "stream.key"]
+
+
+def test_the_folder_may_be_named_from_where_we_are(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "inner").mkdir()
+    self_signed(Path("inner"), "stream", "127.77.1.2")
+    assert (tmp_path / "inner" / "stream.crt").exists()
+
+
+@pytest.mark.parametrize("days", [-6, 0, 364])
+def test_a_clock_that_is_set_back_or_forward_by_days_does_not_make_it_invalid(tmp_path, days):
+    self_signed(tmp_path, "stream", "127.77.1.2")
+    moment = str(int(time.time()) + days * 86400)
+    words = ["openssl", "verify", "-CAfile", "stream.crt", "-partial_chain", "-attime", moment]
+    subprocess.run([*words, "stream.crt"], cwd=tmp_path, check=True)

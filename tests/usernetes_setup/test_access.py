@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import subprocess
+import time
 
 import pytest
 from usernetes_setup.control import certificates
@@ -31,3 +32,14 @@ def test_certificates_are_for_one_use(authority):
     assert "TLS Web Client" in text["client"]
     assert "TLS Web Server" not in text["client"]
     assert {path.stat().st_mode & 0o777 for path in authority.glob("*.key")} == {0o600}
+
+
+@pytest.mark.parametrize("days", [-6, 0, 364])
+def test_a_clock_that_is_set_back_or_forward_by_days_shuts_nobody_out(authority, days):
+    certificates.certificate(authority, "client", "/O=system:masters/CN=c")
+    moment = str(int(time.time()) + days * 86400)
+    words = ["openssl", "verify", "-CAfile", "ca.crt", "-attime", moment]
+    subprocess.run([*words, "client.crt"], cwd=authority, check=True)
+    subject = ["openssl", "x509", "-in", "client.crt", "-noout", "-subject", "-nameopt", "rfc2253"]
+    said = subprocess.run(subject, cwd=authority, capture_output=True, text=True, check=True)
+    assert said.stdout.strip() == "subject=CN=c,O=system:masters"

@@ -9,12 +9,15 @@ certificate is for a server alone, and signs no other.
 from __future__ import annotations
 
 import subprocess
+import tempfile
+import time
+from collections.abc import Sequence
 from pathlib import Path
 
 from dovetail.core.errors import WorkFailed
 
-DAYS = 365
-"""How long a certificate is valid."""
+DAYS, BEFORE = 365, 7
+"""How long a certificate is valid from now on, and since when it was: a clock may be set back."""
 
 
 def openssl(*words: str, folder: Path, data: str = "") -> str:
@@ -37,13 +40,40 @@ def alternative_names(hosts: list[str]) -> str:
 
 def self_signed(folder: Path, name: str, host: str) -> None:
     """Make NAME.key and NAME.crt for the server at `host`."""
-    lines = (
-        "[req]", "prompt = no", "distinguished_name = who", "x509_extensions = what",
-        "[who]", f"CN = {name}",
-        "[what]", "basicConstraints = critical,CA:FALSE", "keyUsage = critical,digitalSignature",
-        "subjectKeyIdentifier = hash", "extendedKeyUsage = serverAuth",
-        f"subjectAltName = {alternative_names([host])}",
-    )  # fmt: skip
-    openssl("req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes",
-            "-sha256", "-days", str(DAYS), "-config", "/dev/stdin", "-keyout", f"{name}.key",
-            "-out", f"{name}.crt", folder=folder, data="\n".join(lines) + "\n")  # fmt: skip
+    who = ("[req]", "prompt = no", "distinguished_name = who", "[who]", f"CN = {name}", "")
+    asked = openssl("req", "-new", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1",
+                    "-nodes", "-sha256", "-config", "/dev/stdin", "-keyout", f"{name}.key",
+                    folder=folder, data="\n".join(who))  # fmt: skip
+    lines = [
+        "basicConstraints = critical,CA:FALSE", "keyUsage = critical,digitalSignature",
+        "extendedKeyUsage = serverAuth", f"subjectAltName = {alternative_names([host])}",
+    ]  # fmt: skip
+    sign(folder, name, asked, lines)
+
+
+def sign(folder: Path, name: str, asked: str, lines: Sequence[str], by: str = "") -> None:
+    """Make NAME.crt of a signing request, with the extensions `lines`.
+
+    It is signed by the authority BY.crt and BY.key, or where none is named by NAME.key itself.
+    """
+    whose = ["-cert", f"{by}.crt", "-keyfile", f"{by}.key"] if by else [
+        "-selfsign", "-keyfile", f"{name}.key"]  # fmt: skip
+    now = time.time()
+    first, last = (
+        time.strftime("%Y%m%d%H%M%SZ", time.gmtime(now + days * 86400)) for days in (-BEFORE, DAYS)
+    )
+    with tempfile.TemporaryDirectory(prefix=".sign-", dir=folder) as made:
+        work = Path(made).name  # as it is called in there
+        content = (
+            "[ca]", "default_ca = us",
+            "[us]", f"database = {work}/index", f"new_certs_dir = {work}", "default_md = sha256",
+            "policy = any", "preserve = yes", "unique_subject = no", "rand_serial = yes",
+            "x509_extensions = what",
+            "[any]", "organizationName = optional", "commonName = supplied",
+            "[what]", "subjectKeyIdentifier = hash", *lines, "",
+        )  # fmt: skip
+        Path(made, "config").write_text("\n".join(content))
+        Path(made, "index").touch()
+        openssl("ca", "-batch", "-notext", "-config", f"{work}/config", *whose,
+                "-startdate", first, "-enddate", last, "-in", "/dev/stdin", "-out", f"{name}.crt",
+                folder=folder, data=asked)  # fmt: skip

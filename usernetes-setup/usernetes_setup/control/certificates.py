@@ -10,11 +10,10 @@ from __future__ import annotations
 
 import base64
 import json
-import secrets
 from pathlib import Path
 
 from dovetail.host.private_files import write_private
-from dovetail.host.self_signed import DAYS, alternative_names, openssl
+from dovetail.host.self_signed import alternative_names, openssl, sign
 
 
 def key(folder: Path, name: str) -> None:
@@ -56,16 +55,9 @@ def _sign(
     usage: str,
     lines: list[str],
 ) -> None:
-    extensions = folder / f"{name}.ext"
     basic = [f"basicConstraints=critical,{constraints}", f"keyUsage=critical,{usage}"]
-    extensions.write_text("\n".join([*basic, "subjectKeyIdentifier=hash", *lines]) + "\n")
-    by = ["-signkey", f"{name}.key"]
-    if name != "ca":
-        by = ["-CA", "ca.crt", "-CAkey", "ca.key", "-set_serial", str(secrets.randbits(120))]
-    asked = request(folder, name, subject)
-    openssl("x509", "-req", *by, "-days", str(DAYS), "-sha256", "-extfile", extensions.name,
-            "-out", f"{name}.crt", folder=folder, data=asked)  # fmt: skip
-    extensions.unlink()
+    by = "" if name == "ca" else "ca"
+    sign(folder, name, request(folder, name, subject), [*basic, *lines], by)
 
 
 def kubeconfig(path: Path, server: str, authority: Path, user: dict[str, str]) -> None:
