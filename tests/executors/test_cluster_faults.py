@@ -7,6 +7,7 @@ controller dies and is resumed.
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -81,6 +82,27 @@ def test_what_ended_while_the_controller_was_dead_is_not_run_again(site, out):
     assert site.end(run) == 0, site.errors(out)
     assert set(site.states(out).values()) == {"done"}
     assert len(site.of("Started", out)) == 2
+
+
+def test_a_dead_runs_simulation_outlives_the_next_run_though_the_clock_was_set(site, out):
+    """As the lease has it, its controller died years ago."""
+    file, waiting = ends(site, out)
+    plan = site.plan(site.busy(10, 10, **waiting), cpus=1)
+    run = site.start(plan, out)
+    site.until_iterating("sim", out=out)
+    run.kill()
+    site.end(run)
+    old = json.dumps({"spec": {"renewTime": "2001-01-01T00:00:00.000000Z"}})
+    site.kubectl("patch", "lease", "dovetail-controller", "--type=merge", "-p", old)
+    small = site.plan({"ranks": 1, "command": ["true"]}, cpus="500m")
+    other = site.start(small, out + "-next")
+    assert site.end(other) == 0, site.errors(out + "-next")
+    run = site.start(plan, out, "--resume")
+    site.until_iterating("sim", out=out)
+    file.touch()
+    assert site.end(run) == 0, site.errors(out)
+    assert [one["name"] for one in site.of("Started", out)] == ["sim"], "it ran once"
+    assert site.states(out) == {"sim": "done"}
 
 
 def test_simulations_whose_controller_never_comes_back_are_ended(site, out):

@@ -9,6 +9,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -141,6 +142,16 @@ def test_two_runs_at_once_leave_each_other_alone(site):  # noqa: F811
     assert any("process" in trace for trace in site.traces())
     assert os.path.isdir(f"{SESSION_ROOT}/{site.sessions[0]}/sim")
     end(driver, signal.SIGKILL)
+
+
+@pytest.mark.parametrize(("age", "left"), [(0, True), (3600, False), (-3600, False)])
+def test_a_session_without_an_owner_is_swept_unless_it_is_new(tmp_path, age, left):
+    """Whose run died while it made it; one of later than now is of before the clock was set."""
+    session = tmp_path / f"dovetail-{os.getuid()}-half"
+    session.mkdir(mode=0o700)
+    os.utime(session, (time.time() - age,) * 2)
+    assert sweep_sessions(str(tmp_path)) == ([] if left else [session.name])
+    assert session.exists() == left
 
 
 def test_a_dead_run_is_swept_though_its_process_id_lives_on(tmp_path):

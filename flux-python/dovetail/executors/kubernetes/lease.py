@@ -20,7 +20,6 @@ from dovetail.core.errors import BadInput
 from dovetail.executors.kubernetes import manifests
 from dovetail.executors.kubernetes.api import Api, NotFound, Object, Refused, Unreachable
 from dovetail.executors.kubernetes.manifests import path
-from dovetail.executors.pods import orphan_limit
 
 DURATION, RENEW = 15, 4.0  # seconds
 
@@ -33,7 +32,7 @@ class Lease:
     """The right to control simulations in the namespace, renewed by a thread until `release`.
 
     `lost` says why we have it no more, if so. `left` is True if a controller that died had it
-    before, a short time ago.
+    before. When that was, no two clocks agree on.
     """
 
     def __init__(self, api: Api, run: str, say: Callable[[str], None] = lambda line: None) -> None:
@@ -58,7 +57,7 @@ class Lease:
             holder = found["spec"].get("holderIdentity", "")
             if holder.split(" ")[0] != run:  # our own run is known dead: its directory is locked
                 self._await_silence(found, holder)
-                self.left = _age(found["spec"].get("renewTime", "")) < orphan_limit()
+                self.left = True
             body["metadata"]["resourceVersion"] = found["metadata"]["resourceVersion"]
             return self._api.call("PUT", self._path, body, patience=0.0)
         except (Refused, Unreachable) as error:
@@ -112,11 +111,3 @@ class Lease:
         if not self.lost:
             with contextlib.suppress(Refused, Unreachable):
                 self._api.delete(self._path)
-
-
-def _age(moment: str) -> float:
-    """Seconds since a time as the API writes it; none if it is not one."""
-    with contextlib.suppress(ValueError):
-        then = datetime.strptime(moment, "%Y-%m-%dT%H:%M:%S.%fZ").replace(tzinfo=timezone.utc)
-        return (datetime.now(timezone.utc) - then).total_seconds()
-    return 0.0

@@ -210,7 +210,10 @@ class Session:
         """Remove what runs left that nobody can resume any more: all, once nobody has the lease."""
         others = f"{RUN},{RUN}!={self.run}"
         if self.lease.left:
-            return  # by a run that died: its simulations go on, and it may be resumed after us
+            label = f"{others},{manifests.PART}={manifests.RANK_GROUP}"
+            pods = self.api.get(path("Pod"), labelSelector=label)["items"]
+            if any(pod.get("status", {}).get("phase") == "Running" for pod in pods):
+                return  # of a run that died: they go on for a time, and it may be resumed after us
         for kind in (*self.launcher.kinds, "DaemonSet", "Secret"):
             for thing in self.api.get(path(kind), labelSelector=others)["items"]:
                 self.api.delete(path(kind, thing["metadata"]["name"]))
