@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -13,7 +15,7 @@ from pathlib import Path
 import pytest
 from dovetail.bench.cases import OPENFOAM_ETC, environment, mpirun, pitz_daily
 from support.local_runs import wait_for
-from support.run_command import TOP, TUNED, site  # noqa: F401
+from support.run_command import COMMAND, TOP, TUNED, site  # noqa: F401
 
 pytestmark = [
     pytest.mark.mpi,
@@ -260,6 +262,32 @@ def test_a_run_killed_at_a_checkpoint_ends_done_once(site, case, undisturbed, mo
     assert went_on >= 4
     assert moment != "written" or went_on == int(before.name)
     assert fields(site.out / "pitz/case", SHORT) == undisturbed
+    site.assert_clean()
+
+
+# A file system of its own, full but for so much when the run is ended; then it has room again.
+FULL = """
+mount -t tmpfs -o size=60m dovetail-test out && {run} --checkpoint & run=$!
+until grep -q '^Time = 5$' out/pitz/log; do sleep 0.05; done
+cat /dev/zero > out/fill; truncate -s -{left} out/fill
+kill -TERM $run; wait $run; [ $? -eq 130 ] || exit 3
+rm out/fill
+{run} --resume && cp -r out/pitz kept
+"""
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root may mount a small file system")
+@pytest.mark.parametrize("left", ["1", "100K"])
+def test_a_checkpoint_on_a_full_disk_is_passed_over(site, case, undisturbed, left):  # noqa: F811
+    site.out.mkdir()
+    plan = plan_of(site, shorter(case, site.directory / "often", 2), checkpoint="allowed")
+    run = shlex.join([*COMMAND, str(plan), "-o", "out"])
+    script = FULL.replace("{run}", run).replace("{left}", left)
+    code, _, errors = site.run(script, command=("unshare", "--mount", "sh", "-c"))
+    assert code == 0, errors
+    assert "pitz failed: " in errors
+    assert "as it was to stop at a checkpoint" in " ".join(errors.split())
+    assert fields(site.directory / "kept/case", SHORT) == undisturbed
     site.assert_clean()
 
 
