@@ -127,9 +127,8 @@ def sweep_session(session: str, wait: bool = False) -> bool:
         try:
             handle = os.open(session + "/owner", os.O_RDWR | os.O_NOFOLLOW)
         except FileNotFoundError:
-            if (
-                abs(time.time() - status.st_mtime) < _YOUNG
-            ):  # later than now: the clock was set back
+            # Where the clock was set back, a time may be later than now.
+            if abs(time.time() - status.st_mtime) < _YOUNG:
                 return False
             remove_tree(session)
             return True
