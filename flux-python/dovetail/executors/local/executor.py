@@ -307,12 +307,10 @@ class LocalExecutor:
             said = f": {words}" if words else ""
             code = 128 - code if code < 0 else 1
             starved = job.kills.why() if code == 137 else ""
-            said = (
-                out_of_memory("its supervisor", starved)
-                if starved
-                else (f"its supervisor failed: {why}{said}")
-            )
-            result = Result(Cause.SUPERVISOR_LOST, code, said)
+            reason = f"its supervisor failed: {why}{said}"
+            if starved:
+                reason = out_of_memory("its supervisor", starved)
+            result = Result(Cause.SUPERVISOR_LOST, code, reason)
         if job.why_stopped:
             result = result.once_stopped(job.stop_cause, job.why_stopped)
         del self._jobs[job.spec.name]

@@ -134,12 +134,10 @@ class Supervisor:
             why = f"ended by signal {-code}" if code < 0 else f"exit code {code}"
             starved = self._kills.why() if code == -signal.SIGKILL else ""
             code = 128 - code if code < 0 else 1
-            said = (
-                out_of_memory("its supervisor", starved)
-                if starved
-                else (f"its supervisor failed: {why}")
-            )
-            self._conclude(Cause.SUPERVISOR_LOST, code, said)
+            reason = f"its supervisor failed: {why}"
+            if starved:
+                reason = out_of_memory("its supervisor", starved)
+            self._conclude(Cause.SUPERVISOR_LOST, code, reason)
 
     def _tell(self, text: bytes) -> None:
         with contextlib.suppress(OSError):  # it has gone, which `bury` hears of
