@@ -68,6 +68,7 @@ struct host {
     int waiting; // RPCs and timers
     // These are of bounds.c.
     int depth;                    // of calls within calls
+    unsigned long visits;         // calls so far that were not within others
     bool charging;                // what is done now is the script's own doing,
     double since;                 // from this processor time on
     struct budget_left cpu;       // for that

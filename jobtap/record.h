@@ -18,7 +18,9 @@ struct record {
     flux_jobid_t id;
     bool subscribed;
     enum effects effects;
-    struct budget_left calls; // of bounds.c
+    struct budget_left calls; // of bounds.c, as the next two:
+    unsigned long visit;      // the call in which the script acted on the job last,
+    int acts;                 // and how often in that one
     int data;                 // reference of the job's Lua table, or LUA_NOREF
     struct hold *holds;
     struct later *laters; // of later.c, which knows how they end:

@@ -35,6 +35,12 @@ LOOPS = {
             for _ = 1, 1000 do job:post("another") end end)""",
     "an exception for each event": f"""{SUBSCRIBE}
         jobtap.on("job.event.*", function(job) job:raise("loud", 4, "again") end)""",
+    "ten thousand exceptions in one call": """
+        jobtap.on("job.state.depend", function(job)
+            for _ = 1, 9000 do job:raise("loud", 4, "again") end end)""",
+    "ten thousand events in one call": f"""{SUBSCRIBE}
+        jobtap.on("job.state.depend", function(job)
+            for _ = 1, 9000 do job:post("another") end end)""",
     "an error for each event": f"""{SUBSCRIBE}
         jobtap.on("job.event.*", function(job) error("again", 0) end)""",
     "two jobs that call each other": """
