@@ -224,34 +224,6 @@ def test_uneven_ranks_are_cut_anew(site, tmp_path):  # noqa: F811
     site.assert_clean()
 
 
-@pytest.mark.alone
-@pytest.mark.parametrize("program", ["reconstructPar", "decomposePar"])
-def test_a_run_killed_while_it_cuts_anew_ends_done_once(site, tmp_path, program):  # noqa: F811
-    """Only the run's own processes know the new cut: the resumed run makes it once more."""
-    uneven = pitz_daily(tmp_path / "uneven", (1, 4), 200, refine=1)
-    entry = {
-        "name": "uneven", "case": str(uneven), "ranks": 2, "weights": [1, 4],
-        "command": "simpleFoam -parallel", "environment": {"WM_PROJECT_DIR": OPENFOAM_ETC},
-        "checkpoint": "allowed",
-    }  # fmt: skip
-    plan, command = site.plan(entry), (sys.executable, "-c", AT_ONCE)
-    run = site.start(plan, site.out, command=command)
-    site.until(lambda log: len([one for one in log if one["type"] == "Launch"]) == 2)
-    wait_for(lambda: run.poll() is not None or site.processes(program))
-    assert run.poll() is None, site.errors()
-    site.end(run, signal.SIGKILL)
-    site.assert_clean()
-    code, _, errors = site.run(plan, "-o", site.out, "--resume")
-    assert code == 0, errors
-    (one,) = site.summary()["simulations"]
-    assert (one["state"], one["iterations"]) == ("done", 200)
-    log = (site.out / "uneven/log").read_text()
-    steps = [int(step) for step in re.findall(r"(?m)^Time = ([1-9]\d*)$", log)]
-    assert sorted(set(steps)) == list(range(1, 201))
-    assert len(steps) - 200 < 20, "but for the last ones before the kill nothing is taken twice"
-    site.assert_clean()
-
-
 @pytest.fixture(scope="module")
 def undisturbed(case, tmp_path_factory):
     """The final fields of both ranks of a short run if nobody interferes."""
