@@ -117,8 +117,12 @@ static int finish(lua_State *L, enum hold_kind kind)
     struct record *record = record_find(action.host, action.id);
     flux_plugin_t *p = action.host->p;
 
-    if (record) // first, because the job may be gone afterwards
-        record_unhold(record, kind, description);
+    // First, because the job may be gone afterwards. What is not there Flux would find out later,
+    // and then forget the job's other events, so that the job never ends.
+    if (!record || !record_unhold(record, kind, description)) {
+        lua_pushnil(L);
+        return lua_pushliteral(L, "the job is not held by this"), 2;
+    }
     if (kind == HOLD_DEPENDENCY)
         return result(L, flux_jobtap_dependency_remove(p, action.id, description));
     if (kind == HOLD_PROLOG)
@@ -149,8 +153,7 @@ static int job_raise(lua_State *L)
     const char *note = luaL_checkstring(L, 4);
 
     luaL_argcheck(L, severity >= 0 && severity <= 7, 3, "not a severity from 0 to 7");
-    return result(
-        L, flux_jobtap_raise_exception(action.host->p, action.id, type, severity, "%s", note));
+    return result(L, record_raise(action.host, action.id, type, severity, note));
 }
 
 static int post(lua_State *L, struct action action, const char *name, int index)
@@ -161,11 +164,50 @@ static int post(lua_State *L, struct action action, const char *name, int index)
     return result(L, flux_jobtap_event_post_pack(action.host->p, action.id, name, "O", context));
 }
 
+// The job manager acts on these: one at the wrong time, or with another context than it should
+// have, and it forgets the job's other events.
+static bool is_fluxs_own(const char *name)
+{
+    static const char *const own[] = {
+        "alloc",
+        "clean",
+        "depend",
+        "exception",
+        "finish",
+        "free",
+        "flux-restart",
+        "invalidate",
+        "memo",
+        "priority",
+        "release",
+        "set-flags",
+        "start",
+        "submit",
+        "urgency",
+        "validate",
+        "dependency-add",
+        "dependency-remove",
+        "prolog-start",
+        "prolog-finish",
+        "epilog-start",
+        "epilog-finish",
+        "jobspec-update",
+        "resource-update",
+        NULL,
+    };
+    int i = 0;
+
+    while (own[i] && strcmp(own[i], name) != 0)
+        i++;
+    return own[i] != NULL;
+}
+
 static int job_post(lua_State *L)
 {
     struct action action = check_action(L);
     const char *name = luaL_checkstring(L, 2);
 
+    luaL_argcheck(L, !is_fluxs_own(name), 2, "an event of Flux itself");
     lua_settop(L, 3);
     if (lua_isnil(L, 3))
         return result(L, flux_jobtap_event_post_pack(action.host->p, action.id, name, NULL));

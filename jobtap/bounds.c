@@ -16,11 +16,13 @@
 
 #include "record.h"
 
-enum { BURST = 1000, MAX_DEPTH = 16 };
+enum { BURST = 200, MAX_DEPTH = 16 };
 static const double rate = 20.;         // of calls, a second
-static const double cpu_burst = 2.;     // seconds of processor time
+static const double cpu_burst = 1.;     // seconds of processor time
 static const double turn_cpu = 0.1;     // in one turn of the reactor
 static const double cpu_share = 1. / 5; // of the job manager's
+static const double slice = 0.05;       // seconds of replies and timers,
+static const double slice_share = 0.5;  // before others have as much
 
 static double now(clockid_t clock)
 {
@@ -57,6 +59,13 @@ int bounds_watch(struct host *host)
         return -1;
     flux_watcher_start(host->turns);
     return 0;
+}
+
+double bounds_wait(struct host *host)
+{
+    double left = *filled(&host->slice, now(CLOCK_MONOTONIC), slice, slice_share);
+
+    return left > 0. ? 0. : (slice - left) / slice_share;
 }
 
 // --- switching off ---
@@ -161,6 +170,18 @@ int bounds_enter(struct visit *visit, struct host *host, flux_jobid_t id, const 
     return 0;
 }
 
+void bounds_failed(const struct visit *visit, int rc, const char *error)
+{
+    struct record *record = NULL;
+
+    if (rc == SANDBOX_RUNAWAY && visit->id != FLUX_JOBID_ANY)
+        record = record_get(visit->host, visit->id);
+    if (record)
+        off_for_job(record, visit->where, error);
+    else
+        record_failed(visit->host, visit->id, visit->where, error);
+}
+
 void bounds_leave(struct visit *visit)
 {
     struct host *host = visit->host;
@@ -173,6 +194,7 @@ void bounds_leave(struct visit *visit)
     host->charging = false;
     used = now(CLOCK_THREAD_CPUTIME_ID) - host->since;
     host->turn_cpu += used;
+    host->slice.left -= used;
     if ((*filled(&host->cpu, host->turned, cpu_burst, cpu_share) -= used) < 0.) {
         off_for_all(host, visit->id, visit->where);
         return;

@@ -29,6 +29,10 @@ int bounds_watch(struct host *host);
 int bounds_enter(struct visit *visit, struct host *host, flux_jobid_t id, const char *where,
                  bool own);
 void bounds_leave(struct visit *visit);
+// The call failed; what ran away, as sandbox_call() says, would do so at the job's next event too.
+void bounds_failed(const struct visit *visit, int rc, const char *error);
+// Seconds for which no reply and no timer of the script is to be served, since others wait.
+double bounds_wait(struct host *host);
 // The script is about to act on a job; returns -1 where it did so too often, and is to end.
 int bounds_act(struct host *host, flux_jobid_t id);
 // Why the script is not called for a job.

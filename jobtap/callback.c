@@ -102,7 +102,8 @@ int callback_run(struct call *call)
     rc = sandbox_call(host->sandbox, run_handler, call, error);
     host->call = call->outer;
     if (rc < 0)
-        record_failed(host, rejects ? FLUX_JOBID_ANY : call->id, call->topic, error);
+        rejects ? record_failed(host, FLUX_JOBID_ANY, call->topic, error)
+                : bounds_failed(&visit, rc, error);
     bounds_leave(&visit);
     if (rc == 0 || call->rejected)
         return call->rejected ? -1 : 0;

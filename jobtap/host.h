@@ -71,7 +71,8 @@ struct host {
     unsigned long visits;         // calls so far that were not within others
     bool charging;                // what is done now is the script's own doing,
     double since;                 // from this processor time on
-    struct budget_left cpu;       // for that
+    struct budget_left cpu;       // for that,
+    struct budget_left slice;     // and for replies and timers at a time
     flux_watcher_t *turns;        // of the job manager's reactor,
     double turned;                // when it last turned,
     double turn_cpu;              // and the script's processor time since

@@ -23,8 +23,9 @@ struct later {
     struct host *host;
     flux_jobid_t id;
     flux_future_t *future;
-    int function; // reference
-    char *topic;  // NULL for a timer
+    int function;         // reference
+    flux_future_t *pause; // until it is served, NULL without
+    char *topic;          // NULL for a timer
     struct later *next;
 };
 
@@ -45,6 +46,7 @@ static void later_destroy(struct later *later)
         return;
     sandbox_call(later->host->sandbox, drop_function, later, error);
     flux_future_destroy(later->future);
+    flux_future_destroy(later->pause);
     later->host->waiting--;
     free(later->topic);
     free(later);
@@ -151,6 +153,24 @@ static int run_later(lua_State *L)
     return 0;
 }
 
+static void later_callback(flux_future_t *future, void *arg);
+
+static int put_off(struct later *later, double seconds)
+{
+    flux_future_t *pause = flux_future_create(NULL, NULL);
+
+    if (!pause)
+        return -1;
+    flux_future_set_flux(pause, later->host->h);
+    if (flux_future_then(pause, seconds, later_callback, later) < 0) {
+        flux_future_destroy(pause);
+        return -1;
+    }
+    flux_future_destroy(later->pause);
+    later->pause = pause;
+    return 0;
+}
+
 static void later_callback(flux_future_t *future, void *arg)
 {
     struct later *later = arg;
@@ -158,12 +178,16 @@ static void later_callback(flux_future_t *future, void *arg)
     const char *where = later->topic ? later->topic : "timer";
     char error[SANDBOX_ERROR_SIZE];
     struct visit visit;
+    double wait;
+    int rc;
 
+    if ((wait = bounds_wait(host)) > 0. && put_off(later, wait) == 0)
+        return;
     later_detach(later); // since the script may end the job, and with it the record
     if (bounds_enter(&visit, host, later->id, where, true) == 0) {
         host->calls++;
-        if (sandbox_call(host->sandbox, run_later, later, error) < 0)
-            record_failed(host, later->id, where, error);
+        if ((rc = sandbox_call(host->sandbox, run_later, later, error)) < 0)
+            bounds_failed(&visit, rc, error);
         bounds_leave(&visit);
     }
     later_destroy(later);

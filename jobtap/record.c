@@ -133,7 +133,7 @@ int record_hold(struct record *record, enum hold_kind kind, const char *descript
     return 0;
 }
 
-void record_unhold(struct record *record, enum hold_kind kind, const char *description)
+bool record_unhold(struct record *record, enum hold_kind kind, const char *description)
 {
     struct hold **link = &record->holds, *hold;
 
@@ -141,15 +141,16 @@ void record_unhold(struct record *record, enum hold_kind kind, const char *descr
         if (hold->kind == kind && strcmp(hold->description, description) == 0) {
             *link = hold->next;
             free(hold);
-            return;
+            return true;
         }
+    return false;
 }
 
 // --- letting go of jobs ---
 
 // A job that is new can have no fatal exception yet, but it can be asked for.
-static int raise_on(struct host *host, flux_jobid_t id, const char *type, int severity,
-                    const char *note)
+int record_raise(struct host *host, flux_jobid_t id, const char *type, int severity,
+                 const char *note)
 {
     struct record *record = record_get(host, id);
     flux_future_t *future;
@@ -210,7 +211,7 @@ static void abandon(struct host *host, flux_jobid_t id, const char *reason)
     holds = take_holds(host, id); // the job may be gone once the exception is raised
     fatal = (state <= FLUX_JOB_STATE_DEPEND && held(holds, HOLD_DEPENDENCY)) ||
             (state == FLUX_JOB_STATE_RUN && held(holds, HOLD_PROLOG));
-    raise_on(host, id, "jobtap", fatal ? 0 : 4, reason);
+    record_raise(host, id, "jobtap", fatal ? 0 : 4, reason);
     finish_all(host, id, holds);
 }
 

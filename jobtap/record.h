@@ -31,7 +31,11 @@ struct record {
 struct record *record_find(struct host *host, flux_jobid_t id);
 struct record *record_get(struct host *host, flux_jobid_t id); // made if need be
 int record_hold(struct record *record, enum hold_kind kind, const char *description);
-void record_unhold(struct record *record, enum hold_kind kind, const char *description);
+// False if the job is not held by that.
+bool record_unhold(struct record *record, enum hold_kind kind, const char *description);
+// Raises an exception on a job in any state.
+int record_raise(struct host *host, flux_jobid_t id, const char *type, int severity,
+                 const char *note);
 // Logs the failure of a callback, counts it, and sees to it that no job waits for it for ever.
 // Where the failure is of no job, `id` is FLUX_JOBID_ANY.
 void record_failed(struct host *host, flux_jobid_t id, const char *where, const char *error);

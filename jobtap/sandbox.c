@@ -5,6 +5,7 @@
 #include "sandbox.h"
 
 #include <errno.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -17,9 +18,9 @@ enum { COUNT_INTERVAL = 1000, MAX_SOURCE = 1 << 20 };
 
 const struct sandbox_limits sandbox_defaults = {
     .memory = 32 << 20,
-    .instructions = 10 * 1000 * 1000,
-    .seconds = .5,
-    .actions = 10 * 1000,
+    .instructions = 4 * 1000 * 1000,
+    .seconds = .05,
+    .actions = 2000,
 };
 
 struct budget {
@@ -27,6 +28,7 @@ struct budget {
     int actions;
     double wall; // when to look at the processor clock, which is much dearer to read
     double cpu;  // its limit, 0 if it was not looked at yet
+    bool runaway;
 };
 
 struct sandbox {
@@ -74,6 +76,7 @@ static void *allocate(void *arg, void *p, size_t old, size_t size)
 
 static void stop_runaway(lua_State *L, int amount, const char *unit)
 {
+    sandbox_of(L)->budget.runaway = true;
     luaL_where(L, 0);
     if (lua_rawlen(L, -1) == 0)
         luaL_where(L, 1); // in a library function: the line that called it
@@ -153,7 +156,7 @@ int sandbox_call(struct sandbox *sandbox, lua_CFunction body, void *arg, char *e
 {
     lua_State *L = sandbox->L;
     struct budget outer = sandbox->budget;
-    int rc = -1;
+    int rc;
 
     if (!lua_checkstack(L, LUA_MINSTACK)) {
         snprintf(error, SANDBOX_ERROR_SIZE, "stack overflow");
@@ -164,6 +167,7 @@ int sandbox_call(struct sandbox *sandbox, lua_CFunction body, void *arg, char *e
     lua_pushlightuserdata(L, arg);
     if (lua_pcall(L, 1, 0, 0) == LUA_OK)
         return sandbox->budget = outer, 0;
+    rc = sandbox->budget.runaway ? SANDBOX_RUNAWAY : -1;
     sandbox->budget = outer;
     if (lua_touserdata(L, -1) == &stop_key)
         rc = SANDBOX_STOPPED;

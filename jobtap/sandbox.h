@@ -29,9 +29,10 @@ void sandbox_destroy(struct sandbox *sandbox);
 
 // The one gate: runs `body` with `arg` as its only argument (a light userdata), protected.
 // Everything that touches Lua's stack or may allocate goes in there. May be called from inside
-// itself; the inner call has caps of its own. Returns 0, or -1 with a message in `error`, or, if
-// the body ended in sandbox_stop(), SANDBOX_STOPPED.
-enum { SANDBOX_STOPPED = 1, SANDBOX_ERROR_SIZE = 512 };
+// itself; the inner call has caps of its own. Returns 0, or -1 with a message in `error`, or, where
+// a cap of time ended it, SANDBOX_RUNAWAY with one; if the body ended in sandbox_stop(),
+// SANDBOX_STOPPED.
+enum { SANDBOX_STOPPED = 1, SANDBOX_RUNAWAY = -2, SANDBOX_ERROR_SIZE = 512 };
 int sandbox_call(struct sandbox *sandbox, lua_CFunction body, void *arg, char *error);
 
 // Runs a file of Lua source (no bytecode), protected. Returns like sandbox_call().

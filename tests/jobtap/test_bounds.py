@@ -99,7 +99,7 @@ def test_a_loop_of_a_plugins_own_effects_ends_and_is_said(flux, what):
         for one in (*held, job):
             flux.wait(one, "clean")
     notes = [c["note"] for one in (*held, job) for c in flux.contexts(one, "exception")]
-    assert any("switched off for this job: its own effects" in note for note in notes)
+    assert any("switched off for this job: " in note for note in notes)
     assert "switched off for this job" in flux.log()
     assert found["errors"] >= 1
     assert found["waiting"] == 0
@@ -109,7 +109,7 @@ def test_a_loop_of_a_plugins_own_effects_ends_and_is_said(flux, what):
 def test_a_plugin_that_takes_the_job_managers_time_is_switched_off_for_all(flux):
     script = """
         local function burn(job)
-            for _ = 1, 2000000 do end
+            for _ = 1, 3000000 do end
             job:after(0, function() burn(job) end)
         end
         jobtap.on("job.state.depend", function(job)

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 
 import pytest
@@ -19,7 +20,11 @@ RUNAWAY = {
         "local t = {} for i = 1, 400000 do t[i] = i % 7 end while true do table.sort(t) end",
         "stopped after",
     ),
-    "recursion without end": ("local function f() return 1 + f() end f()", "not enough memory"),
+    # Whichever of the two it meets first.
+    "recursion without end": (
+        "local function f() return 1 + f() end f()",
+        "not enough memory|stopped after",
+    ),
     "text that doubles": ("local s = 'x' while true do s = s .. s end", "not enough memory"),
     "a table that grows": ("local t = {} while true do t[#t + 1] = {} end", "error: "),
     "too many results": ("return table.unpack({}, 1, 1e8)", "too many results to unpack"),
@@ -100,7 +105,7 @@ def doing(statements: str) -> str:
 @pytest.mark.parametrize("what", RUNAWAY)
 def test_a_script_that_does_this_is_ended_with_an_error(lua, what):
     statements, outcome = RUNAWAY[what]
-    assert outcome in lua_core.run([lua_core.build(lua)], DOCUMENT, doing(statements))
+    assert re.search(outcome, lua_core.run([lua_core.build(lua)], DOCUMENT, doing(statements)))
 
 
 @each_lua
@@ -168,6 +173,7 @@ def everything() -> list[str]:
     ]
 
 
+@pytest.mark.slow
 @each_lua
 def test_nothing_leaks_or_is_undefined_whatever_a_script_does(lua):
     program = lua_core.build(lua, *lua_core.SANITIZE)
@@ -175,6 +181,7 @@ def test_nothing_leaks_or_is_undefined_whatever_a_script_does(lua):
         assert lua_core.run([program, "--memory=4"], DOCUMENT, script)
 
 
+@pytest.mark.slow
 @each_lua
 def test_valgrind_finds_nothing(lua):
     if not shutil.which("valgrind"):
