@@ -23,6 +23,7 @@
 #include "attributes.h"
 #include "next.h"
 #include "openfoam.h"
+#include "own_beat.h"
 #include "page.h"
 #include "rank.h"
 #include "rhythm.h"
@@ -91,24 +92,51 @@ static inline void after(int class, unsigned index, int code, const void *sessio
 static const MPI_Comm comm;
 static const int count;
 static const void *const session;
+static const int dest = OWN_BEAT_NOBODY, source = OWN_BEAT_NOBODY;
+static const void *const request, *const array_of_requests;
+static void *const d, *const f, *const i;
 
 #pragma weak PMPI_Comm_size
 #if defined(OPEN_MPI)
 #pragma weak PMPI_Comm_f2c
 #endif
 /* A collective call on a communicator is over; all that is asked of the others is constant. */
-static inline void listen(int class, unsigned index, uint64_t start, const void *comm, int count,
-                          const void *site)
+static INLINED void listen(int class, unsigned index, uint64_t start, const void *comm, int count,
+                           const void *site)
 {
     int size = 0;
     if (class != WAIT_COLL || index < INDEX_Barrier || index > INDEX_Exscan || start == 0)
         return;
     NEXT(PMPI_Comm_size)(*(const MPI_Comm *)comm, &size);
     rhythm_collective(index, size, count, site);
+    if (own_beat_hears(site) && rank_page)
+        own_beat_hear(index, site, OWN_BEAT_NOBODY, (uintptr_t) * (const MPI_Comm *)comm,
+                      (uint32_t)size == rank_page->world_size ? OWN_BEAT_COMMON
+                                                              : OWN_BEAT_EXCHANGE);
 }
 
-static inline void listen_fortran(int class, unsigned index, uint64_t start, const void *handle,
-                                  const void *site)
+#define AMONG(first, index, last) ((index) >= INDEX_##first && (index) <= INDEX_##last)
+
+/* A call with a peer is over, with two, or with a group of which nobody asks how large it is. */
+static INLINED void listen_alone(unsigned index, uint64_t start, int dest, int source,
+                                 uintptr_t group, const void *site)
+{
+    const bool any = AMONG(Waitany, index, Waitsome) || AMONG(Testany, index, Testsome);
+    const bool takes = AMONG(Recv, index, Mprobe) || AMONG(Irecv, index, Improbe);
+    const bool exchanges = (AMONG(Send, index, Sendrecv_replace) && index != INDEX_Mrecv) ||
+                           AMONG(Isend, index, Irecv) ||
+                           AMONG(Neighbor_allgather, index, Ineighbor_alltoallw);
+    if (!(any || takes || exchanges) || start == 0 || !own_beat_hears(site))
+        return;
+    const int peer = dest == OWN_BEAT_NOBODY ? source : dest;
+    if (any || (takes && source == MPI_ANY_SOURCE))
+        own_beat_hear(index, site, OWN_BEAT_NOBODY, 0, OWN_BEAT_ANY);
+    else if (exchanges && peer != MPI_PROC_NULL)
+        own_beat_hear(index, site, peer, group, OWN_BEAT_EXCHANGE);
+}
+
+static INLINED void listen_fortran(int class, unsigned index, uint64_t start, const void *handle,
+                                   const void *site)
 {
     if (class != WAIT_COLL || index < INDEX_Barrier || index > INDEX_Exscan || start == 0)
         return;
@@ -118,6 +146,24 @@ static inline void listen_fortran(int class, unsigned index, uint64_t start, con
     MPI_Comm comm = MPI_Comm_f2c(*(const MPI_Fint *)handle);
 #endif
     listen(class, index, start, &comm, 0, site);
+}
+
+/* In Fortran the peer is the fourth argument, of probes the first. The communicator is not asked
+ * for, and a request is its address. */
+static INLINED void listen_alone_fortran(unsigned index, uint64_t start, const void *a,
+                                         const void *d, const void *f, const void *i,
+                                         const void *site)
+{
+    const bool pair = (AMONG(Send, index, Sendrecv_replace) && index != INDEX_Mrecv) ||
+                      AMONG(Isend, index, Irsend) || index == INDEX_Irecv;
+    const bool probe = AMONG(Probe, index, Mprobe) || AMONG(Iprobe, index, Improbe);
+    const bool starts = AMONG(Start, index, Startall);
+    int peer = pair ? *(const int *)d : OWN_BEAT_NOBODY;
+    int from = index == INDEX_Sendrecv           ? *(const int *)i
+               : index == INDEX_Sendrecv_replace ? *(const int *)f
+               : probe                           ? *(const int *)a
+                                                 : peer;
+    listen_alone(index, start, peer, from, starts ? (uintptr_t)a : 0, site);
 }
 
 /* --- C --- */
@@ -136,8 +182,14 @@ static inline void listen_fortran(int class, unsigned index, uint64_t start, con
             code = next args;                                                                      \
         }                                                                                          \
         after(WAIT_##class, INDEX_##counted, code, session);                                       \
-        listen(WAIT_##class, INDEX_##counted, code == MPI_SUCCESS ? start : 0, &comm, (int)count,  \
+        start = code == MPI_SUCCESS ? start : 0;                                                   \
+        listen(WAIT_##class, INDEX_##counted, start, &comm, (int)count,                            \
                __builtin_return_address(0));                                                       \
+        listen_alone(INDEX_##counted, start, dest, source,                                         \
+                     INDEX_##counted == INDEX_Start      ? (uintptr_t)request                      \
+                     : INDEX_##counted == INDEX_Startall ? (uintptr_t)array_of_requests            \
+                                                         : (uintptr_t)comm,                        \
+                     __builtin_return_address(0));                                                 \
         return code;                                                                               \
     }
 
@@ -233,6 +285,7 @@ EXPORTED int MPI_Pcontrol(const int level, ...)
         after(WAIT_##class, INDEX_##name, MPI_SUCCESS, BEFORE_CODE_##n);                           \
         listen_fortran(WAIT_##class, INDEX_##name, start, BEFORE_CODE_##n,                         \
                        __builtin_return_address(0));                                               \
+        listen_alone_fortran(INDEX_##name, start, a, d, f, i, __builtin_return_address(0));        \
     }
 
 /* Only MPICH's mpi_f08 gives MPI_Pcontrol the optional error code. */

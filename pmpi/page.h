@@ -19,7 +19,7 @@
 #include <stdint.h>
 
 #define DOVETAIL_PAGE_MAGIC "DVTPAGE" /* 8 bytes with its zero */
-#define DOVETAIL_PAGE_VERSION 1
+#define DOVETAIL_PAGE_VERSION 2
 #define DOVETAIL_CALLS_MAX 256
 #define DOVETAIL_NAME_MAX 32
 
@@ -29,13 +29,16 @@ enum { DOVETAIL_RUNNING = 1, DOVETAIL_FINALIZED = 2, DOVETAIL_ABORTED = 3 };
 
 /* What marks the end of an iteration; of two the lower number counts. A rhythm adds to its number
  * that of the call which it was taken from, by the order of first calls: ranks that do not agree on
- * that do not count the same. */
+ * that do not count the same. A rank that found a rhythm alone says OWN, and is to be believed only
+ * where all ranks do and count alike. */
 enum {
     DOVETAIL_SOURCE_NONE = 0,
     DOVETAIL_SOURCE_OPENFOAM = 1,
     DOVETAIL_SOURCE_PCONTROL = 2,
-    DOVETAIL_SOURCE_RHYTHM = 3,
+    DOVETAIL_SOURCE_LAMMPS = 3,
+    DOVETAIL_SOURCE_RHYTHM = 4,
     DOVETAIL_RHYTHMS_MAX = 32,
+    DOVETAIL_SOURCE_OWN = DOVETAIL_SOURCE_RHYTHM + DOVETAIL_RHYTHMS_MAX,
 };
 
 /* The process at one moment. Times are nanoseconds; all but `stamp` count from init. */

@@ -9,7 +9,9 @@
  *   ticks, next, wait   the clock; the real functions; how a rank waits
  *   wait_hooks          the MPI libraries' progress loops, in which it does
  *   rank                this: the life of one rank's page
- *   openfoam, rhythm    iterations of OpenFOAM, and of programs that do not tell theirs
+ *   openfoam, lammps    iterations of OpenFOAM, time steps of LAMMPS
+ *   rhythm              iterations of programs that do not tell theirs
+ *   own_beat            the same where a rank has to find them alone
  *   calls               the wrappers
  *
  * Invariants: `rank_page` is NULL unless this very process is between MPI_Init, or its

@@ -8,8 +8,9 @@
  * MPI has all ranks make these calls in the same order, so all that is decided here is decided
  * alike on every rank without a word between them, and so is every number of a boundary. The clock
  * only says at which of certain calls a choice is ripe; should two ranks see that differently, and
- * choose differently too, their pages tell (page.h). Calls between two ranks have no such order:
- * they are not looked at and cost nothing, and a program that makes no others has no rhythm.
+ * choose differently too, their pages tell (page.h). Calls between two ranks, and those of a part
+ * of the ranks, have no such order: they are not looked at here. Where a program makes no others,
+ * each rank looks for a beat of its own (own_beat.h), over which a rhythm that is found here goes.
  *
  * A token is a call, as large as it is, at its place in the program. One that is made for the first
  * time begins a new epoch, as a program does that has left its setup: what was seen before is

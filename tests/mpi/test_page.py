@@ -89,8 +89,8 @@ def test_a_rank_without_mpi_has_no_calls():
 
 
 @pytest.mark.parametrize(
-    ("source", "name", "beat"), [(0, "none", -1), (2, "pcontrol", -1), (3, "rhythm", 0),
-                                 (34, "rhythm", 31)]
+    ("source", "name", "beat"), [(0, "none", -1), (2, "pcontrol", -1), (3, "lammps", -1),
+                                 (4, "rhythm", 0), (35, "rhythm", 31), (36, "rhythm", page.OWN)]
 )  # fmt: skip
 def test_a_rhythm_says_which_call_it_was_taken_from(source, name, beat, tmp_path):
     one = page.parse(good(source=source))
@@ -121,14 +121,14 @@ def test_a_call_that_has_been_left_is_over(enter, state):
 REFUSED = {
     "another file's first bytes": (good(magic=b"\x7fELF\2\1\1\0"), "not a page"),
     "an empty file": (b"", "not filled in yet"),
-    "a foreign version": (good(version=2), "version 2, this program reads 1"),
+    "a foreign version": (good(version=3), "version 3, this program reads 2"),
     "a foreign size": (good(size=4096), "4096"),
     "a page cut short": (good()[:-1], "12799 bytes"),
     "a page cut in its head": (good()[:20], "ends after 20 bytes"),
     "a page with more behind it": (good() + b"x", "12801 bytes"),
     "an unknown MPI": (good(mpi=3), "impossible MPI"),
     "an unknown state": (good(state=0), "impossible state"),
-    "an unknown iteration source": (good(source=35), "impossible iteration source"),
+    "an unknown iteration source": (good(source=37), "impossible iteration source"),
     "a rank outside its world": (good(rank=4), "impossible rank"),
     "more calls than there is room for": (good(ncalls=257), "impossible number of calls"),
     "a call that is not in the table": (good(current=3), "impossible current call"),

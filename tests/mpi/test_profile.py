@@ -200,11 +200,11 @@ def test_known_cpu_time_is_found(mpi, tmp_path):
 def test_a_failing_program_is_still_profiled(mpi, tmp_path):
     words = [known_programs.build(mpi, "known/life.c"), "abort"]
     out = tmp_path / "p.json"
-    done = known_programs.dovetail(
-        "-o", str(out), "--", known_programs.LAUNCHERS[mpi], "-np", "2", *words
-    )
+    words = ["-o", str(out), "--", known_programs.LAUNCHERS[mpi], "-np", "2", *words]
+    done = known_programs.dovetail(*words, COLUMNS="40")
     assert done.returncode == 1
     assert "ended with exit code 3" in done.stderr
+    assert re.search(r"\d +aborted$", done.stderr, re.M), "cut off, as by so narrow a terminal"
     assert known_programs.saved(out)["exit_code"] == 3
     assert [rank["ended"] for rank in ranks_of(out)][1] == "aborted"
 

@@ -39,6 +39,9 @@ class Rank:
 CASES = {
     "all ranks have it": ((Rank(40), Rank(41)), COUNTED),
     "they took it from two calls": ((Rank(40), Rank(41, beat=3)), UNCOUNTED),
+    "each found one, and they count alike": ((Rank(40, page.OWN), Rank(41, page.OWN)), COUNTED),
+    "each found one, half of the other's": ((Rank(40, page.OWN), Rank(20, page.OWN)), UNCOUNTED),
+    "one found its own": ((Rank(40), Rank(41, page.OWN)), UNCOUNTED),
     "one has none": ((Rank(40), Rank(41, -1, "none")), UNCOUNTED),
     "one tells its iterations": ((Rank(40), Rank(41, -1, "pcontrol")), UNCOUNTED),
     "one has been silent for long": (
@@ -66,34 +69,80 @@ def test_lines_of_the_log_count_before_a_rhythm_and_after_all_else(beat, source,
     assert sample.measure == "iterations"
 
 
-def publish(directory: Path, source: int, age: float) -> None:
-    """A rank's page: ten iterations, the last one `age` seconds ago."""
-    now = time.monotonic_ns()
-    boundary = (10, now - int(age * 1e9), 0, 5, 5, 5, 4096, 1.0)
-    latest = (10, now, 0, 7, 7, 7, 4096, 1.0)
-    head = (page.MAGIC, 1, page.SIZE, 0, 1, 0, 1, 0, 0, 7, 1, source, 0, 5, 1, 1, b"node")
-    parts = [page.HEAD.pack(*head, 0, 0, 0, 0, 2, 2)]
-    parts += [page.MARK.pack(*one) for one in (boundary, boundary, boundary, latest, latest)]
-    (directory / "rank.0.7").write_bytes(b"".join(parts).ljust(page.SIZE, b"\0"))
+ALIKE = {
+    "both new": ((16, 16), True),
+    "one a beat ahead, one not published": ((18, 16), True),
+    "two for three, as early as may be": ((16, 24), False),
+    "one for two": ((16, 32), False),
+    "a little apart": ((10000, 9400), True),
+    "drifted apart": ((10000, 9300), False),
+    "fifteen for sixteen": ((15000, 16000), True),
+    "fourteen for fifteen": ((14000, 15000), False),
+}
+
+
+@pytest.mark.parametrize("case", ALIKE.values(), ids=ALIKE.keys())
+def test_ranks_that_found_their_beats_alone_must_count_alike(case):
+    counts, alike = case
+    assert page.count_alike([page.OWN] * 2, counts) == alike
+    assert page.count_alike([2, 2], counts), "a call of all ranks is the same for all"
+    rows = [[count, 1.0, 1.0, 1.0, 1.0, 1, page.OWN] for count in counts]
+    sample = sampling.of_values(rows, (0, 0.0), False)
+    assert (sample.measure, sample.iterations) == (
+        ("periods", counts) if alike else ("work", UNCOUNTED)
+    )
 
 
 @pytest.mark.parametrize(
-    ("source", "age", "count"), [(1, 999.0, 10), (5, 0.0, 10), (5, 999.0, -1), (0, 0.0, -1)],
-    ids=["iterations", "a rhythm", "a rhythm that fell silent", "none"],
+    ("other", "count", "kind"),
+    [(page.RHYTHM + page.OWN, 10, "rhythm"), (page.RHYTHM + page.OWN, 20, "none"), (0, 0, "none")],
+    ids=["alike", "unlike", "a master without"],
+)
+def test_pages_read_together_have_a_beat_that_each_found_alone_if_they_count_alike(
+    other, count, kind, tmp_path
+):
+    publish(tmp_path, page.RHYTHM + page.OWN, 0.0, ranks=2)
+    publish(tmp_path, other, 0.0, rank=1, ranks=2, count=count)
+    first, second = page.read_pages(tmp_path)
+    assert (first.iteration_source, second.iteration_source) == (kind, kind)
+    assert (first.iterations, second.iterations) == ((10, 10) if kind == "rhythm" else (0, 0))
+    assert (first.first is None) == (kind == "none")
+
+
+def publish(
+    directory: Path, source: int, age: float, rank: int = 0, ranks: int = 1, count: int = 10
+) -> None:
+    """A rank's page: so many iterations, the last one `age` seconds ago."""
+    now = time.monotonic_ns()
+    boundary = (count, now - int(age * 1e9), 0, 5, 5, 5, 4096, 1.0)
+    latest = (count, now, 0, 7, 7, 7, 4096, 1.0)
+    head = (
+        page.MAGIC, page.VERSION, page.SIZE, 0, 1, rank, ranks, 0, 0, 7, 1, source, 0, 5, 1, 1,
+        b"node",
+    )  # fmt: skip
+    parts = [page.HEAD.pack(*head, 0, 0, 0, 0, 2, 2)]
+    parts += [page.MARK.pack(*one) for one in (boundary, boundary, boundary, latest, latest)]
+    (directory / f"rank.{rank}.7").write_bytes(b"".join(parts).ljust(page.SIZE, b"\0"))
+
+
+@pytest.mark.parametrize(
+    ("source", "age", "count"),
+    [(1, 999.0, 10), (3, 999.0, 10), (6, 0.0, 10), (6, 999.0, -1), (0, 0.0, -1)],
+    ids=["iterations", "time steps", "a rhythm", "a rhythm that fell silent", "none"],
 )  # fmt: skip
 def test_pods_send_the_same(source, age, count, tmp_path):
     publish(tmp_path, source, age)
     reader = Reader(str(tmp_path))
     found, _ = reader.look()
     assert found["0"][0] == count
-    assert found["0"][6] == (2 if source == 5 and count > 0 else -1), "the call of the rhythm"
+    assert found["0"][6] == (2 if source == 6 and count > 0 else -1), "the call of the rhythm"
     assert found["0"][2] == pytest.approx(7e-9 if count < 0 else 5e-9)
     assert reader.look()[0] == {}
     reader.close()
 
 
 def test_pods_say_when_a_rhythm_falls_silent_or_the_log_tells_better(tmp_path, monkeypatch):
-    publish(tmp_path, 5, 0.0)
+    publish(tmp_path, 6, 0.0)
     reader = Reader(str(tmp_path))
     assert reader.look()[0]["0"][0] == 10
     assert reader.look()[0] == {}

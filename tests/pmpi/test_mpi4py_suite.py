@@ -52,15 +52,10 @@ def sources() -> Path:
 def verdicts(mpi: str, sources: Path, mode: str, folder: Path) -> list[list[tuple[str, str]]]:
     """Of each rank, the tests in their order, and what came of each."""
     folder.mkdir()
-    # The package is built for MPICH's own name of its library, which Debian calls otherwise.
-    for library in Path("/usr/lib").glob("*/libmpich.so.12"):
-        (folder / "libmpi.so.12").symlink_to(library)
+    more = suites.mpi4py_environment(mpi, folder)
     some = [] if os.environ.get("MPI4PY_SUITE") == "all" else ["-i", MODULES]
     words = ["sh", "-c", APART, str(folder), sys.executable, str(sources / "test" / "main.py")]
-    ended = suites.run(
-        mpi, RANKS, [*words, "-v", "--no-builddir", *some], mode,
-        MPI4PY_MPIABI=mpi, LD_LIBRARY_PATH=str(folder),
-    )  # fmt: skip
+    ended = suites.run(mpi, RANKS, [*words, "-v", "--no-builddir", *some], mode, **more)
     assert ended.code is not None, f"{mode}: never ended; {ended.output[-2000:]}"
     said = [(folder / str(rank)).read_text(errors="replace") for rank in range(RANKS)]
     return [VERDICT.findall(text) for text in said]

@@ -93,11 +93,13 @@ class Run:
     pages: list[page.RankPage]
 
 
-def start(mpi: str, ranks: int, words: list[str], directory: Path) -> subprocess.Popen[str]:
+def start(
+    mpi: str, ranks: int, words: list[str], directory: Path, **more: str
+) -> subprocess.Popen[str]:
     """Start a program with the library preloaded; the pages appear in `directory`."""
     return subprocess.Popen(
         [LAUNCHERS[mpi], "-np", str(ranks), *words],
-        env=environment(LD_PRELOAD=str(library(mpi)), DOVETAIL_DIR=str(directory)),
+        env=environment(LD_PRELOAD=str(library(mpi)), DOVETAIL_DIR=str(directory), **more),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -105,9 +107,9 @@ def start(mpi: str, ranks: int, words: list[str], directory: Path) -> subprocess
     )
 
 
-def run(mpi: str, ranks: int, words: list[str], directory: Path) -> Run:
-    """Run a program to its end."""
-    process = start(mpi, ranks, words, directory)
+def run(mpi: str, ranks: int, words: list[str], directory: Path, **more: str) -> Run:
+    """Run a program to its end, with `more` in its environment."""
+    process = start(mpi, ranks, words, directory, **more)
     try:
         output, errors = process.communicate(timeout=LIMIT)
     finally:

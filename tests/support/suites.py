@@ -34,6 +34,14 @@ class Ended:
     output: str
 
 
+def mpi4py_environment(mpi: str, folder: Path) -> dict[str, str]:
+    """What makes mpi4py take this MPI; `folder` is empty and will have a library."""
+    # The package is built for MPICH's own name of its library, which Debian calls otherwise.
+    for library in Path("/usr/lib").glob("*/libmpich.so.12"):
+        (folder / "libmpi.so.12").symlink_to(library)
+    return {"MPI4PY_MPIABI": mpi, "LD_LIBRARY_PATH": str(folder)}
+
+
 def run(mpi: str, ranks: int, words: list[str], mode: str, **more: str) -> Ended:
     """Run a command on these ranks; `mode` is BARE or one of MODES, `more` its environment."""
     library = known_programs.library(mpi)

@@ -17,15 +17,16 @@ import re
 import stat
 import struct
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import groupby
 from pathlib import Path
 
 from dovetail.core.errors import BadInput
 from dovetail.host import processes
 
 MAGIC = b"DVTPAGE\0"
-VERSION = 1
+VERSION = 2
 CALLS_MAX = 256
 NAME_MAX = 32
 HEAD = struct.Struct("=8s12I3Q64s4Q2Q")
@@ -40,14 +41,21 @@ SIZE = NAMES_AT + CALLS_MAX * NAME_MAX
 
 MPIS = {1: "openmpi", 2: "mpich"}
 STATES = {1: "running", 2: "finalized", 3: "aborted"}
-SOURCES = {0: "none", 1: "openfoam", 2: "pcontrol"}
-RHYTHM, RHYTHMS_MAX = 3, 32
-SOURCES.update(dict.fromkeys(range(RHYTHM, RHYTHM + RHYTHMS_MAX), "rhythm"))
+SOURCES = {0: "none", 1: "openfoam", 2: "pcontrol", 3: "lammps"}
+RHYTHM, RHYTHMS_MAX = 4, 32
+OWN = RHYTHMS_MAX
+"""The beat of a rhythm that a rank found alone; those of all ranks together are below."""
+SOURCES.update(dict.fromkeys(range(RHYTHM, RHYTHM + OWN + 1), "rhythm"))
 MEASURES = {"none": "work", "rhythm": "periods"}
 """What tells a rank's progress, by its source; that of all others is `iterations`."""
 QUIET = 60.0
 """Seconds after its last beat after which a rhythm tells nothing: the program may do other things,
 and must not be taken for one that hangs."""
+
+APART = 1 / 16
+"""Share by which counts of ranks that found their beats alone may differ, apart from one beat that
+is on its way and one that is not published yet. Where one takes two beats for what is three for
+another it is a third, and ranks that do not wait for one another drift apart."""
 
 CENTURY = 100 * 366 * 86400 * 10**9  # nanoseconds; no true time is longer
 
@@ -83,7 +91,8 @@ class RankPage:
     iteration boundary, and `first` is the first such boundary. `state` is running, in_mpi,
     finalized or aborted; a rank that is not `alive` and neither of the last two was killed, and
     its values are as of its last MPI call. `peak_rss` is in bytes. Ranks whose `beat` differs do
-    not count the same: it is the call that a rhythm was taken from, else -1.
+    not count the same: it is the call that a rhythm was taken from, else -1. Where it is OWN, only
+    all pages together tell whether to believe it.
     """
 
     rank: int
@@ -190,8 +199,15 @@ class Marks:
 
     @property
     def beat(self) -> int:
-        """The call that a rhythm was taken from, -1 where that is not what counts."""
+        """The call that a rhythm was taken from, -1 where that is not what counts; or OWN."""
         return max(self.source - RHYTHM, -1)
+
+
+def count_alike(beats: Sequence[int], counts: Sequence[int]) -> bool:
+    """Whether ranks with these beats, -1 for none, and counts do count the same."""
+    if len(set(beats)) > 1:
+        return False
+    return beats[0] != OWN or max(counts) - min(counts) <= 2 + max(counts) * APART
 
 
 def read_marks(fd: int, path: object = "page") -> Marks:
@@ -352,7 +368,8 @@ def read_pages(directory: str | os.PathLike[str]) -> list[RankPage]:
     """All ranks of the program that runs or ran last, by world and rank.
 
     Pages that are not filled in yet are left out; of several programs in a row, all but the
-    last. Raises PageError for a damaged page or a directory that cannot be read.
+    last. Rhythms that ranks found alone are left out of a world that does not count alike. Raises
+    PageError for a damaged page or a directory that cannot be read.
     """
     newest: dict[tuple[int, int], RankPage] = {}
     try:
@@ -371,4 +388,20 @@ def read_pages(directory: str | os.PathLike[str]) -> list[RankPage]:
             newest[key] = page
     # An earlier program with more ranks leaves pages that no later one takes the place of.
     last = {page.world: page for page in sorted(newest.values(), key=lambda page: page.init_s)}
-    return [page for (world, rank), page in sorted(newest.items()) if rank < last[world].world_size]
+    pages = [
+        page for (_, rank), page in sorted(newest.items()) if rank < last[page.world].world_size
+    ]
+    return [page for _, world in groupby(pages, lambda page: page.world) for page in _sure(world)]
+
+
+def _sure(pages: Iterable[RankPage]) -> list[RankPage]:
+    """The pages of one world; those whose rhythm tells nothing as if they had none."""
+    world = list(pages)
+    if count_alike([page.beat for page in world], [page.iterations for page in world]):
+        return world
+    return [
+        replace(page, iterations=0, iteration_source="none", first=None, beat=-1)
+        if page.beat == OWN
+        else page
+        for page in world
+    ]

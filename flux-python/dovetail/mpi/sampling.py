@@ -71,12 +71,12 @@ def of_values(
 
     It has iterations, stamp, CPU, useful and MPI seconds, peak memory, and the call of whose rhythm
     the iterations are periods, else -1. Stamps are on the run's clock. Where a rank's iterations
-    are -1, or two ranks count unlike things, `lines` counts for all: how many `Time =` lines the
-    log has, and when the last came.
+    are -1, or ranks do not count alike, `lines` counts for all: how many `Time =` lines the log
+    has, and when the last came.
     """
     counts, stamps, cpu, useful, inside, memory, beats = zip(*rows)
     measure: protocol.Measure = "iterations" if beats[0] < 0 else "periods"
-    if min(counts) < 0 or len(set(beats)) > 1:
+    if min(counts) < 0 or not page.count_alike(beats, counts):
         measure = "iterations" if lines[0] else "work"
         counts = (time_lines.complete(lines[0], succeeded),) * len(rows)
         stamps = (lines[1],) * len(rows)
@@ -96,12 +96,13 @@ def _values(
 ) -> Iterable[tuple[float, ...]]:
     """A row per page: as of the last iteration, or, if not all ranks count theirs, as of now.
 
-    A rhythm counts where all ranks have the same, its last beat is not long ago, and the log has no
-    `lines`, which tell better.
+    A rhythm counts where all ranks have the same and count alike, its last beat is not long ago,
+    and the log has no `lines`, which tell better.
     """
-    beats = {one.beat for one in pages}
-    counted = all(one.iteration_source != "none" for one in pages) and len(beats) == 1
-    if beats != {-1}:
+    beats = [one.beat for one in pages]
+    counted = all(one.iteration_source != "none" for one in pages)
+    counted = counted and page.count_alike(beats, [one.iterations for one in pages])
+    if set(beats) != {-1}:
         now = max(one.stamp for one in pages)
         counted = counted and not lines and all(now - one.iter_stamp < page.QUIET for one in pages)
     if counted:
