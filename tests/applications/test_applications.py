@@ -163,7 +163,13 @@ SCRIPTS = {
     "one run": ("units lj\nrun 100\n", 100),
     "two runs": ("run 100 # run 7\n  run 50 post no\nthermo 10 # until 3\n", 150),
     "a line that goes on": ("fix 1 all &\nnve\nrun &\n 30\n", 30),
-    "a number in a variable": ("variable n index 100\nrun $n\n", 0),
+    "a number in a variable": (
+        "variable n index 100\nrun $n\nvariable n index 7\nrun ${n}0\n",
+        1100,
+    ),
+    "a number from the command": ("variable steps index 100\nrun ${steps}\n", 40),
+    "a formula": ("variable n equal 2*50\nrun $n\n", 0),
+    "an outer step of several": ("run_style respa 2 2\nrun 100\n", 100),
     "a loop": ("label again\nrun 100\nnext i\njump SELF again\n", 0),
     "an end of its own": ("run 100 upto\n", 0),
     "a minimisation": ("minimize 1 1 10 10\nrun 100\n", 0),
@@ -175,7 +181,7 @@ SCRIPTS = {
 def test_iterations_of_a_lammps_script(name, tmp_path):
     text, wanted = SCRIPTS[name]
     (tmp_path / "in.lj").write_text(text)
-    assert expected_iterations(spec("lmp -log none -in in.lj", case=str(tmp_path))) == wanted
+    assert expected_iterations(spec("lmp -var steps 40 -in in.lj", case=str(tmp_path))) == wanted
 
 
 @pytest.mark.parametrize("command", ["simpleFoam", "lmp -in in.lj", "lmp", "solver"])

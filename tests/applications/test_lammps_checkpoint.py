@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import time
@@ -11,8 +12,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from dovetail.applications import lammps_checkpoint
+from dovetail.applications import form, lammps_checkpoint
 from dovetail.core.errors import BadInput
+from dovetail.core.protocol import Spec
 
 unit = pytest.mark.unit
 mpi = [
@@ -91,6 +93,34 @@ def test_what_the_restart_file_holds_is_not_made_again(tmp_path):
 
 
 @unit
+@pytest.mark.parametrize(
+    ("more", "axes"), [("", "xyz"), ("dimension 3\n", "xyz"), ("dimension 2\n", "xy")]
+)
+def test_what_is_balanced_is_so_once_all_is_set_before_the_run(more, axes):
+    lines = (more + SCRIPT).splitlines()
+    for start in ("", "one"):
+        plain = lammps_checkpoint.stoppable(lines, "two", start).splitlines()
+        balanced = lammps_checkpoint.stoppable(lines, "two", start, True).splitlines()
+        (at,) = [n for n, line in enumerate(balanced) if line.startswith("balance ")]
+        assert balanced.pop(at) == f"balance 1.1 shift {axes} 10 1.05"
+        assert balanced == plain
+        assert balanced[at - 1].startswith("dump_modify")
+
+
+@unit
+@pytest.mark.parametrize("recut", [False, True])
+def test_what_is_cut_anew_is_balanced(recut, tmp_path):
+    (tmp_path / "in.lj").write_text(SCRIPT)
+    words = ("lmp", "-in", "in.lj")
+    asked = Spec("a", "a", str(tmp_path), 2, (1.0, 1.0), words, application="lammps",
+                 checkpoint=True, recut=recut)  # fmt: skip
+    spec = form(asked, continued=True)
+    steps = [*spec.prepare, spec.go_on]
+    assert [step.endswith(" balanced") for step in steps] == [recut] * 2
+    assert not spec.halt.endswith("balanced")
+
+
+@unit
 def test_a_restart_file_that_is_cut_off_has_no_step(tmp_path):
     assert lammps_checkpoint.written_step(tmp_path / "none") is None
     for content in (b"", b"LammpS RestartT\0", b"LammpS RestartT\0" + bytes(9)):
@@ -143,6 +173,14 @@ def atoms(case: Path) -> list[list[float]]:
     return [[float(word) for word in line.split()] for line in lines]
 
 
+def most_atoms(case: Path) -> float:
+    """Atoms of the rank that has most over the mean, at the end."""
+    _, mean, most = re.findall(
+        r"(?m)^Nlocal: +(([\d.]+) ave +(\d+) max .*)", (case / "log").read_text()
+    )[-1]
+    return float(most) / float(mean)
+
+
 class TestStopped:
     pytestmark = mpi
 
@@ -180,6 +218,22 @@ class TestStopped:
         assert lammps_checkpoint.go_on(case, "in.lj") == step
         os.truncate(case / "dovetail.restart.1", 100)
         assert lammps_checkpoint.go_on(case, "in.lj") is None
+
+    @pytest.mark.parametrize(("balanced", "uneven"), [(False, 1.4), (True, 1.0)])
+    def test_uneven_ranks_stay_so_or_are_balanced_as_it_goes_on(self, tmp_path, balanced, uneven):
+        undisturbed, case = tmp_path / "undisturbed", tmp_path / "case"
+        text = SCRIPT.replace("mass 1 1.0", "mass 1 1.0\nbalance 1.0 x 0.75")
+        for each in (undisturbed, case):
+            each.mkdir()
+            (each / "in.lj").write_text("processors 2 1 1\n" + text)
+            lammps_checkpoint.begin(each, "in.lj")
+        finish(undisturbed, 2)
+        stopped(case, 2, 0)
+        assert lammps_checkpoint.go_on(case, "in.lj", balanced)
+        finish(case, 2)
+        assert most_atoms(undisturbed) > 1.4
+        assert uneven <= most_atoms(case) < uneven + 0.2
+        np.testing.assert_allclose(atoms(case), atoms(undisturbed), atol=1e-7)
 
     def test_killed_it_goes_on_from_what_its_own_script_wrote(self, tmp_path):
         case = tmp_path / "case"

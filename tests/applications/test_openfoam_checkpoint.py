@@ -5,10 +5,12 @@ from __future__ import annotations
 
 import contextlib
 import gzip
+import math
 import os
 import re
 import shutil
 import signal
+import struct
 import subprocess
 import sys
 import time
@@ -94,6 +96,48 @@ def test_a_damaged_time_is_passed_over(two_ranks, rank, damage):
     assert latest(two_ranks) == "20"
     DAMAGES[damage](two_ranks[rank])
     assert latest(two_ranks) == "10"
+
+
+BINARY = HEADER.replace("}", "    format binary;\n}")
+FIELDS_OF_NAN = {
+    "a scalar": f"{HEADER}internalField nonuniform List<scalar> \n3\n(\n1\n-nan\n2\n)\n;{FOOTER}",
+    "a vector": f"{HEADER}internalField nonuniform List<vector> \n1\n(\n(1 0 inf)\n)\n;{FOOTER}",
+    "a uniform value": f"{HEADER}internalField uniform nan;{FOOTER}",
+    "a patch's vector": f"{HEADER}value uniform (nan 0 0);{FOOTER}",
+    "binary": f"{BINARY}internalField nonuniform List<vector> 2(".encode()
+    + struct.pack("=6d", 1, 2, 3, 4, math.nan, 6) + f");{FOOTER}".encode(),
+    "compressed": gzip.compress(f"{HEADER}internalField uniform nan;{FOOTER}".encode()),
+}  # fmt: skip
+FIELDS_OF_NUMBERS = {
+    "a patch of that name": f"{HEADER}boundaryField\n{{\n    inf\n    {{\n    }}\n}}{FOOTER}",
+    "binary": f"{BINARY}internalField nonuniform List<scalar> 2(".encode()
+    + b"\nnan\n (nan nan nan) "[:16] + f");{FOOTER}".encode(),
+    "a list of words": f"{BINARY}names List<word> 2(a b);{FOOTER}",
+}  # fmt: skip
+
+
+def write_field(places, name, content):
+    suffix = ".gz" if content[:2] == b"\x1f\x8b" else ""
+    places[1].joinpath(name, f"T{suffix}").write_bytes(
+        content if isinstance(content, bytes) else content.encode()
+    )
+    places[0].joinpath(name, "T").write_text(HEADER + FOOTER)
+
+
+@unit
+@pytest.mark.parametrize("what", FIELDS_OF_NAN)
+def test_a_time_of_a_solver_that_diverged_is_passed_over(two_ranks, what):
+    write_field(two_ranks, "20", FIELDS_OF_NAN[what])
+    assert latest(two_ranks) == "10"
+    write_field(two_ranks, "10", FIELDS_OF_NAN[what])
+    assert latest(two_ranks) == "20", "as ever, where all are so"
+
+
+@unit
+@pytest.mark.parametrize("what", FIELDS_OF_NUMBERS)
+def test_what_only_looks_like_it_is_none(two_ranks, what):
+    write_field(two_ranks, "20", FIELDS_OF_NUMBERS[what])
+    assert latest(two_ranks) == "20"
 
 
 @unit

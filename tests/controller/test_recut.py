@@ -43,6 +43,7 @@ def test_cells_that_cost_more_are_fewer_and_what_a_user_cut_is_cut_evenly():
     assert weights_for(ours, (1.0, 3.0)) == (1.5, 0.5)
     assert weights_for(replace(ours, weights=(1.0, 3.0)), (1.0, 3.0)) == (1.0, 1.0)
     assert weights_for(replace(ours, weights=(1.0, 1.0)), (1.0, 1000.0))[1] >= 0.09
+    assert weights_for(replace(ours, application="lammps"), (1.0, 3.0)) == (1.0, 1.0)
     assert weights_for(ours, (0.0, 1.0)) == weights_for(ONE, (1.0, 9.0)) == (1.0, 1.0)
 
 
@@ -61,6 +62,12 @@ def test_the_first_is_cut_anew_and_the_others_from_the_beginning():
     assert kept.controller.spec("a-3").weights == (1.0, 3.0)
 
 
+def test_what_balances_itself_is_stopped_for_that():
+    result = run(3, application="lammps")
+    assert stopped(result) == ["a-0"]
+    assert result.controller.spec("a-2").recut
+
+
 def test_where_too_little_is_left_of_the_first_the_others_are_cut_anew():
     result = run(4, replace(UNEVEN, iterations=270), iterations=270)
     assert stopped(result) == []
@@ -75,7 +82,6 @@ def test_where_too_little_is_left_of_the_first_the_others_are_cut_anew():
         (Work((0.01, 0.03), 120), {"iterations": 120}),
         (UNEVEN, {"checkpoint": False}),
         (UNEVEN, {"iterations": 0}),
-        (UNEVEN, {"application": "lammps"}),
         (UNEVEN, {"application": "generic"}),
     ],
     ids=[
@@ -83,7 +89,6 @@ def test_where_too_little_is_left_of_the_first_the_others_are_cut_anew():
         "it is nearly over",
         "it may not be stopped",
         "its length is unknown",
-        "weights cannot cut it",
         "nobody knows how it is cut",
     ],
 )

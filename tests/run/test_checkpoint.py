@@ -61,6 +61,7 @@ def results(site, name):  # noqa: F811
     )
 
 
+@pytest.mark.slow
 @pytest.mark.unit
 def test_by_its_own_commands_a_program_stops_and_goes_on(site):  # noqa: F811
     stops_and_goes_on(site, stepping(site, "walk"))
@@ -119,6 +120,7 @@ def killed_somewhere(site, plan, asked):  # noqa: F811
     site.end(run, *[signal.SIGTERM] * asked, signal.SIGKILL)
 
 
+@pytest.mark.slow
 @pytest.mark.unit
 def test_a_run_killed_at_twenty_moments_comes_to_the_same_results(site):  # noqa: F811
     random.seed(20)

@@ -224,6 +224,35 @@ def test_uneven_ranks_are_cut_anew(site, tmp_path):  # noqa: F811
     site.assert_clean()
 
 
+@pytest.mark.alone
+@pytest.mark.skipif(not shutil.which("lmp"), reason="LAMMPS is not installed")
+def test_uneven_ranks_of_lammps_are_balanced(site):  # noqa: F811
+    script = (TOP / "examples/in.lj").read_text()
+    uneven = "mass 1 1.0\nbalance 1.0 x 0.75\n"  # the box is longest along x, where it is cut
+    (site.case / "in.lj").write_text(script.replace("mass 1 1.0\n", uneven))
+    command = "lmp -in in.lj -var x 40 -var steps 1200"
+    entry = {
+        "name": "melt", "case": str(site.case), "ranks": 2, "count": 2, "command": command,
+        "checkpoint": "allowed",
+    }  # fmt: skip
+    tuned = (sys.executable, "-c", AT_ONCE)
+    assert site.run(site.plan(entry), site.out, command=tuned)[0] == 0
+    first, second = site.summary()["simulations"]
+    assert (first["state"], first["iterations"], first["continued"]) == ("done", 1200, 1)
+    assert (second["state"], second["iterations"], second["continued"]) == ("done", 1200, 0)
+    (asked,) = site.of_type("Checkpoint")
+    assert (asked["name"], asked["why"]) == ("melt-1", "to be cut anew")
+    energies = []
+    for name in ("melt-1", "melt-2"):
+        log = (site.out / name / "log").read_text()
+        last = re.findall(r"(?m)^ +1200 +([\d.]+) +([-\d.]+) ", log)
+        energies += [float(value) for value in last[-1]]
+        mean, most = re.findall(r"(?m)^Nlocal: +([\d.]+) ave +(\d+) max ", log)[-1]
+        assert float(most) < 1.1 * float(mean)
+    assert energies[:2] == pytest.approx(energies[2:], rel=0.02), "temperature and energy"
+    site.assert_clean()
+
+
 @pytest.fixture(scope="module")
 def undisturbed(case, tmp_path_factory):
     """The final fields of both ranks of a short run if nobody interferes."""
@@ -330,11 +359,14 @@ def test_lammps_stops_and_goes_on(site):  # noqa: F811
     assert site.end(run, signal.SIGTERM)[0] == 130
     assert site.states() == {"melt": "checkpointed"}
     before = site.summary()["simulations"][0]["iterations"]
+    assert 300 <= before < 2000, "time steps"
     site.assert_clean()
     assert site.run(plan, "-o", "out", "--resume")[0] == 0
     (one,) = site.summary()["simulations"]
     assert (one["state"], one["continued"]) == ("done", 1)
-    assert before <= one["iterations"]
+    assert (one["iterations"], one["measure"]) == (2000, "iterations")
+    assert [record["iterations"] for record in site.of_type("Started")] == [0, before]
+    assert before in {min(record["ranks"]["iterations"]) for record in site.of_type("Sampled")}
     steps = [int(step) for step in re.findall(r"(?m)^ +(\d+) +[\d.]+ +-[\d.]+", log.read_text())]
     assert steps == sorted(steps)
     assert set(steps) == set(range(0, 2001, 10))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 import shlex
+from collections.abc import Sequence
 from pathlib import Path
 
 from dovetail.applications import lammps_checkpoint
@@ -21,14 +22,16 @@ from dovetail.host import install_paths
 # With these, how often a line is run, or what it says, is not in the line.
 _NOT_PLAIN = re.compile(
     r"\s*(clear|if|include|jump|label|minimize|neb|next|partition|prd|python|rerun|shell|tad|"
-    r"temper|run_style\s+respa|run\s+.*\b(upto|start|stop|every)\b)\b"
+    r"temper|run\s+.*\b(upto|start|stop|every)\b)\b"
 )
 _RUN = re.compile(r"\s*run\s+(\S+)")
+_INDEX = re.compile(r"\s*variable\s+(\w+)\s+index\s+(\S+)")
+_VALUE = re.compile(r"\$(?:\{(\w+)\}|(\w))")
 _LARGEST = 1 << 20  # bytes of an input script
 
 
 def checkpoint(spec: Spec, step: str) -> str:
-    """See `lammps_checkpoint`.
+    """See `lammps_checkpoint`. What is to be cut anew is balanced by LAMMPS.
 
     Raises BadInput where the command names no script, or, if the case has it already, one that
     cannot be gone on with.
@@ -39,11 +42,15 @@ def checkpoint(spec: Spec, step: str) -> str:
     if step == "begin" and Path(spec.case, script).exists():
         lammps_checkpoint.check(Path(spec.case), script)
     statement = "from dovetail.applications.lammps_checkpoint import main; main()"
-    return shlex.join([*install_paths.python_command(statement), step, script])
+    balanced = ["balanced"] if spec.recut and step in ("begin", "go-on") else []
+    return shlex.join([*install_paths.python_command(statement), step, script, *balanced])
 
 
 def expected_iterations(spec: Spec) -> int:
-    """The sum of the script's `run` lines, if it has no loops and no numbers in variables."""
+    """The sum of the script's `run` lines, if it has no loops.
+
+    Their numbers may be in `index` variables, which those of the command line go before.
+    """
     script = _script(spec)
     if script is None:
         return 0
@@ -52,14 +59,25 @@ def expected_iterations(spec: Spec) -> int:
             lines = file.read(_LARGEST).replace("&\n", " ").split("\n")
     except OSError:
         return 0
-    steps = 0
+    steps, variables = 0, _variables(spec.command)
     for line in lines:
         line = line.partition("#")[0]
-        found = _RUN.match(line)
-        if _NOT_PLAIN.match(line) or (found and not re.fullmatch(r"[0-9]{1,12}", found[1])):
+        if _NOT_PLAIN.match(line):
             return 0
-        steps += int(found[1]) if found else 0
+        if found := _INDEX.match(line):
+            variables.setdefault(found[1], found[2])
+        if found := _RUN.match(line):
+            number = _VALUE.sub(lambda at: variables.get(at[1] or at[2], at[0]), found[1])
+            if not re.fullmatch(r"[0-9]{1,12}", number):
+                return 0
+            steps += int(number)
     return steps
+
+
+def _variables(words: Sequence[str]) -> dict[str, str]:
+    """Variables that the command sets: `-var NAME VALUE`."""
+    places = zip(words, words[1:], words[2:])
+    return {name: value for word, name, value in places if word in ("-var", "-v")}
 
 
 def _script(spec: Spec) -> str | None:

@@ -11,6 +11,10 @@ one `run` with a number. For others `begin` says why they cannot. A simulation t
 on from a restart file only if its own script wrote some, in turns (`restart 1000 a b`): to write
 any on the way would cost time that most never need.
 
+Where its ranks were measured to be loaded unlike, the script that begins, or goes on, has LAMMPS
+balance its atoms once before the run. That is not done again and again by `fix balance`, as a run
+then depends on what else the machine does, and no two have the same last digits.
+
 Atoms, velocities and the state of fixes go on; the order of atoms in memory, and so the last
 digits of sums, may be another, as after any restart of LAMMPS.
 
@@ -44,6 +48,10 @@ _LARGEST = 1 << 20  # bytes of a script
 _EVERY = 10
 """Steps after which LAMMPS looks whether it is to stop; a look opens a file, some microseconds."""
 
+_BALANCE = "balance 1.1 shift {} 10 1.05"
+"""Moves the planes between ranks until none has 5 % more atoms than the mean, in ten steps along
+each axis, if one has 10 % more: what a measured load balance below 0.9 tells of."""
+
 # What a restart file holds, or is about the beginning; to do it once more would spoil it.
 _AT_FIRST = {
     "change_box", "create_atoms", "delete_atoms", "displace_atoms", "group", "replicate",
@@ -58,13 +66,13 @@ _NOT_PLAIN = {
 }  # fmt: skip
 
 
-def begin(case: Path, script: str) -> None:
-    """Make a case ready to be stopped; before LAMMPS first starts.
+def begin(case: Path, script: str, balanced: bool = False) -> None:
+    """Make a case ready to be stopped, and to be `balanced`; before LAMMPS first starts.
 
     Raises BadInput with the reason if it cannot be.
     """
     path, original = case / script, _original(case, script)
-    text = check(case, script)
+    text = check(case, script, balanced)
     if not original.exists():
         try:
             draft = original.with_name(f".{original.name}.new")
@@ -77,13 +85,14 @@ def begin(case: Path, script: str) -> None:
     write_whole(path, text)
 
 
-def check(case: Path, script: str) -> str:
+def check(case: Path, script: str, balanced: bool = False) -> str:
     """The script as it is at first. Raises BadInput with the reason if it has no checkpoints."""
     path, original = case / script, _original(case, script)
     if Path(script).is_absolute() or path.parent.resolve() != case.resolve():
         raise BadInput(f"{script}: an input script in the case's own directory would be right")
     try:
-        return stoppable(_lines(original if original.exists() else path), _RESTARTS[0])
+        lines = _lines(original if original.exists() else path)
+        return stoppable(lines, _RESTARTS[0], balanced=balanced)
     except BadInput as error:
         raise BadInput(f"{path}: {error}") from None
 
@@ -106,8 +115,8 @@ def unfinished(case: Path, script: str) -> bool:
     )
 
 
-def go_on(case: Path, script: str) -> int | None:
-    """Make the case ready to go on from its last whole restart file; the step of that.
+def go_on(case: Path, script: str, balanced: bool = False) -> int | None:
+    """Make the case ready to go on, `balanced`, from its last whole restart file; that one's step.
 
     None if there is none.
     """
@@ -122,18 +131,21 @@ def go_on(case: Path, script: str) -> int | None:
     step, name = max(found)
     other = _RESTARTS[name == _RESTARTS[0]]
     (case / other).unlink(missing_ok=True)
-    write_whole(case / script, stoppable(lines, other, name))
+    write_whole(case / script, stoppable(lines, other, name, balanced))
     (case / _STOP).unlink(missing_ok=True)
     return step
 
 
-def stoppable(lines: list[str], stopped_at: str, going_on_from: str = "") -> str:
+def stoppable(
+    lines: list[str], stopped_at: str, going_on_from: str = "", balanced: bool = False
+) -> str:
     """The script with commands of ours and names of restart files; "" is the beginning.
 
     Raises BadInput if it is no plain script.
     """
     out: list[str] = []
-    steps, has_box = "", False
+    steps, has_box, axes = "", False, "xyz"
+    cuts: list[str] = []  # of the user's box among the ranks
     for line in lines:
         words = line.partition("#")[0].split()
         command = words[0] if words else ""
@@ -141,15 +153,20 @@ def stoppable(lines: list[str], stopped_at: str, going_on_from: str = "") -> str
             raise BadInput(f"'{line.strip()}': a script with `{command}` cannot be gone on with")
         if command == "fix" and "file" in words:
             raise BadInput(f"'{line.strip()}': its file would begin anew")
+        if command == "dimension":
+            axes = "xy" if words[1:] == ["2"] else "xyz"
         if command == "run":
             if steps or len(words) != 2 or not _STEPS.fullmatch(words[1]):
                 raise BadInput(f"'{line.strip()}': one `run` with a number can be gone on with")
             if not has_box:
                 raise BadInput("`run` comes before `create_box` or `read_data`")
             steps = words[1]
+            out += [_BALANCE.format(axes)] if balanced else cuts
             out += _run(steps, stopped_at)
         elif steps or not going_on_from:
             out.append(line)
+        elif command == "balance":  # where it stands LAMMPS would forget the state of later fixes
+            cuts.append(line)
         elif command in _MAKES_BOX:
             if not has_box:
                 out.append(f"read_restart {going_on_from}")
@@ -234,17 +251,18 @@ def _lines(path: Path) -> list[str]:
 def main() -> None:
     """A step of `Spec` and the script, in the case; `go-on` prints how many steps are over.
 
+    After the script `balanced` may follow.
     What cannot be gone on with may run all the same, so `begin` never fails.
     """
-    verb, script = sys.argv[1:]
-    case = Path()
+    verb, script, *how = sys.argv[1:]
+    case, balanced = Path(), how == ["balanced"]
     try:
         if verb == "halted":
             sys.exit(0 if unfinished(case, script) else 1)
         if verb in ("begin", "halt"):
-            begin(case, script) if verb == "begin" else stop(case, script)
+            begin(case, script, balanced) if verb == "begin" else stop(case, script)
             return
-        step = go_on(case, script)
+        step = go_on(case, script, balanced)
     except (BadInput, OSError) as error:
         print(f"no checkpoint: {error}", flush=True)
         sys.exit(0 if verb == "begin" else 1)

@@ -49,9 +49,10 @@ def weights_for(spec: Spec, loads: Sequence[float]) -> tuple[float, ...]:
     """Cells of each rank, mean 1, with which all would have the same load.
 
     Where Dovetail cut the case, the weights are those of its cells, so that cells of one rank may
-    cost more than another's. How a user's own lines cut it nobody knows: then all are equal.
+    cost more than another's. How a user's own lines cut it nobody knows: then all are equal, and so
+    they are where the program shall balance them itself.
     """
-    if not spec.widths or min(loads) <= 0.0:
+    if not spec.widths or spec.application in programs.BALANCES or min(loads) <= 0.0:
         return (1.0,) * spec.ranks
     cells = [weight / load for weight, load in zip(spec.weights, loads)]
     mean = sum(cells) / len(cells)

@@ -358,7 +358,7 @@ class State:
 
     def started(self, sim: Simulation, t: float, iterations: int) -> None:
         """Its own command runs now, and goes on after so many iterations."""
-        counted = sim.spec.application in programs.OWN_COUNT
+        counted = sim.spec.application in programs.OWN_COUNT and sim.measure != "periods"
         sim.started, sim.over = t, iterations if counted else min(iterations, sim.most)
         sim.progress_at = self.now
         if sim.stage is Stage.PREPARING:
@@ -377,6 +377,8 @@ class State:
         before = sim.iterations
         if any(ranks.iterations) or not before + sim.over:
             sim.measure = ranks.measure
+            if any(ranks.iterations) and ranks.measure == "iterations":
+                self.family(sim).guessed = False  # the program tells those that its case tells of
         if sim.meter.add(self.now, ranks):
             sim.progress_at = self.now
             paused = sim.stage is Stage.PAUSED and not before

@@ -21,14 +21,17 @@ PROGRAMS: Final = {
 """The applications, and what their programs are called; the first that fits is taken."""
 
 IN_PERIODS: Final = {"lammps"}
-"""Applications whose cases tell of time steps, while what is counted is periods of MPI calls, which
-may have several time steps, or be a part of one."""
+"""Applications whose cases tell of time steps, while what is counted may be periods of MPI calls,
+of several steps or a part of one: nobody sees the steps of a program that is linked statically."""
 
-OWN_COUNT: Final = {"openfoam"}
-"""Applications whose checkpoints tell of the same iterations as are counted."""
+OWN_COUNT: Final = {"openfoam", "lammps"}
+"""Applications whose checkpoints tell of the iterations that are counted, if not in periods."""
 
-UNCUT: Final = {"lammps", "generic"}
-"""Applications whose cases are not cut by weights: by none, or nobody knows how."""
+UNCUT: Final = {"generic"}
+"""Applications whose cases nobody knows how to cut anew."""
+
+BALANCES: Final = {"lammps"}
+"""Applications that cut their cases anew by what they know themselves, and by no weights."""
 
 _STARTER = re.compile(r"(mpirun|mpiexec|orterun|prterun)([.-].*)?")
 # In a shell's script `${ranks}` is a variable of its own.

@@ -12,14 +12,19 @@ and `uniform/time` tells nothing, since OpenFOAM writes it first. So a time is w
   - rank 0 was over with writing it: the log goes on after it, or it has all the fields of a
     time that was written before it.
 
+A solver that diverges may go on with fields of nan, and write them: such a time is gone on from
+only where there is no other, as there is none in a case that always has them.
+
 Invariants: nothing is written; what cannot be read is not whole, and never an exception.
 """
 
 from __future__ import annotations
 
 import gzip
+import math
 import re
 import zlib
+from array import array
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
@@ -30,6 +35,9 @@ _FOOTER = b"// *****************************************************************
 _LAGRANGIAN = "lagrangian"  # a rank without particles has no files of them
 _PRIVATE = "functionObjects"  # rank 0 alone may have a state to keep
 _LONGEST = 1 << 16  # bytes at either end of a file; far more than its header
+_NOT_FINITE = re.compile(rb"^-?(?:nan|inf)$|[( ]-?(?:nan|inf)[ );]", re.MULTILINE)
+_LIST = re.compile(rb"List<(\w+)>\s*(\d{1,18})\s*\(")  # before its numbers, if it is binary
+_NUMBERS = {b"scalar": 1, b"vector": 3, b"sphericalTensor": 1, b"symmTensor": 6, b"tensor": 9}
 
 
 def directories(case: Path, ranks: int) -> list[Path]:
@@ -61,18 +69,20 @@ def latest(places: Sequence[Path], log: Path, before: Collection[str], sure: str
     `before` are the times that were there before the solver first ran. `sure` is the one that it
     went on from last, "" if none: its writing was over already.
     """
+    diverged = None
     written = [name for name in times(places[0]) if name not in before]
     for at in range(len(written) - 1, -1, -1):
         name = written[at]
         fields = whole(places, name)
         if fields is None:
             continue
-        if name == sure or _log_went_on(log, float(name)):
-            return name
+        over = name == sure or _log_went_on(log, float(name))
         earlier = [_fields(places[0] / other, whole=False) for other in written[:at]]
-        if any(other and other <= fields for other in earlier):
-            return name
-    return None
+        if over or any(other and other <= fields for other in earlier):
+            if all(_finite(path) for place in places for path in (place / name).glob("[!.]*")):
+                return name
+            diverged = diverged or name
+    return diverged
 
 
 def whole(places: Sequence[Path], name: str) -> set[str] | None:
@@ -115,6 +125,30 @@ def _ends(path: Path) -> bool:
         return False
     of_foam = head.startswith(b"/*") or b"FoamFile" in head
     return not of_foam or tail.rstrip().endswith(_FOOTER)
+
+
+def _finite(path: Path) -> bool:
+    """Whether all numbers of a field are finite; True for what is no field."""
+    try:
+        data = path.read_bytes()
+        data = gzip.decompress(data) if path.suffix == ".gz" else data
+    except (OSError, EOFError, zlib.error):
+        return True
+    head, at = data[:_LONGEST], 0
+    if b"FoamFile" not in head:
+        return True
+    while b"binary;" in head:
+        found = _LIST.search(data, at)
+        if found is None:
+            break
+        numbers = array("f" if b"scalar=32" in head else "d")
+        size = int(found[2]) * _NUMBERS.get(found[1], 0) * numbers.itemsize
+        block = data[found.end() : found.end() + size]
+        numbers.frombytes(block[: len(block) - len(block) % numbers.itemsize])
+        if _NOT_FINITE.search(data, at, found.end()) or not math.isfinite(sum(numbers)):
+            return False
+        at = found.end() + size
+    return _NOT_FINITE.search(data, at) is None
 
 
 def _log_went_on(log: Path, time: float) -> bool:
