@@ -135,11 +135,13 @@ def test_the_module_answers_nobody_but_its_owner_when_another_user(guests, user)
     else:
         assert done.returncode != 0
         assert done.stdout == ""
-    for words in (("kubectl", "get", "nodes"), ("status",), ("url", "model"), ("down",)):
+    for words in (("kubectl", "get", "nodes"), ("status",), ("top",), ("url", "model"), ("down",),
+                  ("up", "--dovetail=nodes=1")):  # fmt: skip
         done = as_stranger(user, uri, "dovetail", *words)
         assert done.returncode in (1, 2), done.stdout
         assert done.stdout == ""
         assert "Traceback" not in done.stderr
+        assert not guests or "belongs to another user" in done.stderr
     assert user.status(uri)["phase"] == "up"
     user.run("cancel", job)
     user.wait(job)

@@ -30,6 +30,10 @@ NOT_LOADED = (
     "Dovetail is not loaded in this Flux instance: start one with --dovetail, "
     "or type `flux dovetail up --dovetail=nodes=N`"
 )
+NOT_OWNER = (
+    "this Flux instance belongs to another user, and Dovetail in it is for its owner alone: "
+    "start an instance of your own with `flux batch` or `flux alloc`, and --dovetail=nodes=N"
+)
 
 
 class Refused(Exception):
@@ -114,16 +118,25 @@ def not_loaded(client: Client) -> str:
     return NOT_LOADED
 
 
-def call(topic: str, payload: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """One request and its answer, as a command needs it: failures are one line for the user."""
+@contextlib.contextmanager
+def connected() -> Iterator[Client]:
+    """A client for a command: failures are one line for the user."""
     client = Client()
     try:
-        return next(client.answers(topic, payload or {}))
+        yield client
     except Refused as error:
         if error.code == errno.ENOSYS:
             raise BadInput(not_loaded(client)) from None
+        if error.code == errno.EPERM:
+            raise BadInput(NOT_OWNER) from None
         if error.code in (errno.ENOENT, errno.EINVAL):
             raise BadInput(str(error)) from None
         raise WorkFailed(str(error)) from None
     finally:
         client.close()
+
+
+def call(topic: str, payload: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """One request and its answer, as a command needs it."""
+    with connected() as client:
+        return next(client.answers(topic, payload or {}))

@@ -145,16 +145,11 @@ def do_status(args: argparse.Namespace) -> int:
 
 def do_top(args: argparse.Namespace) -> int:
     """Slices and runs, at every change."""
-    link = client.Client()
-    try:
+    with client.connected() as link:
         for found in link.answers("dovetail.status", {}, stream=True):
             if sys.stdout.isatty() and not args.json:
                 print("\x1b[H\x1b[2J", end="")
             print(json.dumps(found) if args.json else format.status(found), flush=True)
-    except client.Refused as error:
-        raise WorkFailed(str(error)) from None
-    finally:
-        link.close()
     return 0
 
 

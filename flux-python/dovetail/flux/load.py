@@ -10,7 +10,6 @@ removes makes the broker fail.
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import shutil
 import subprocess
@@ -58,9 +57,9 @@ def configuration(known: dict[str, Any], wanted: option.Request, command: str) -
     return found
 
 
-def flux(*words: str, given: str | None = None) -> str:
+def flux(*words: str) -> str:
     """Run one of Flux's own commands."""
-    done = subprocess.run(["flux", *words], input=given, capture_output=True, text=True)
+    done = subprocess.run(["flux", *words], capture_output=True, text=True)
     if done.returncode:
         raise WorkFailed(f"flux {' '.join(words)}: {done.stderr.strip()}")
     return done.stdout
@@ -80,18 +79,16 @@ def load(text: str) -> None:
     executable = command()
     if not executable:
         raise BadInput('flux-dovetail is not on FLUX_EXEC_PATH; type eval "$(dovetail env)" first')
-    before = flux("config", "get")
-    whole = json.loads(before)
-    table = {**whole.get("dovetail", {}), **wanted.plain(), "command": executable}
+    before = client.call("config.get")
+    table = {**before.get("dovetail", {}), **wanted.plain(), "command": executable}
     if os.environ.get("DOVETAIL_CACHE"):  # ours, which the instance may not have
         table["cache"] = os.path.abspath(os.environ["DOVETAIL_CACHE"])
-    whole["dovetail"] = table
     with contextlib.ExitStack() as undo:  # what is done before something fails is taken back
         if found:
             client.call("dovetail.down")  # the last of it may still be ending
             flux("module", "remove", "dovetail")
-        flux("config", "load", given=json.dumps(whole))
-        undo.callback(flux, "config", "load", given=before)
+        client.call("config.load", {**before, "dovetail": table})
+        undo.callback(client.call, "config.load", before)
         there = flux("jobtap", "list", "--all").split()
         for plugin in plugins():
             if os.path.basename(plugin) not in there:
