@@ -5,7 +5,12 @@ from __future__ import annotations
 
 import pytest
 from dovetail.applications.openfoam.mesh import cells_per_processor
-from support.cluster_checkpoints import PITZ, installed, stops_and_goes_on
+from support.cluster_checkpoints import (
+    PITZ,
+    installed,
+    lammps_stops_and_goes_on,
+    stops_and_goes_on,
+)
 from support.cluster_runs import out, site  # noqa: F401
 
 pytestmark = [pytest.mark.kube, installed]
@@ -36,3 +41,7 @@ def test_a_case_is_cut_in_its_pods_for_the_ranks_that_were_chosen(site, out):  #
 
 def test_in_pods_it_stops_at_a_checkpoint_and_goes_on_there(site, out):  # noqa: F811
     stops_and_goes_on(site, out)
+
+
+def test_in_pods_time_steps_of_lammps_go_on(site, out):  # noqa: F811
+    lammps_stops_and_goes_on(site, out)

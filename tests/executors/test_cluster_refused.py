@@ -212,3 +212,9 @@ def test_a_second_run_on_a_busy_cluster_is_refused(site, out):
     run = running(site, out, two(site))
     assert "this cluster is used by run" in refused(site, out + "-second")
     assert site.end(run, signal.SIGINT) == 130
+
+
+def test_a_network_that_the_cluster_has_not_is_told_before_anything_starts(site, out):
+    said = refused(site, out, "--network", "bridge")
+    assert f"{site.kubeconfig}: takes no pods of simulations: " in said
+    assert "the pods of this cluster have no network but the machine's" in said

@@ -27,7 +27,7 @@ from dovetail.host.session import (
 from support.local_runs import Site, share, site, wait_for  # noqa: F401
 from support.other_users import needs_nobody
 
-pytestmark = pytest.mark.unit
+pytestmark = [pytest.mark.unit, pytest.mark.slow]
 
 PHASES = ("idle", "starting", "prepare", "running", "suspended")
 

@@ -16,7 +16,11 @@ import pytest
 import yaml
 from dovetail.executors.kubernetes import manifests
 from dovetail.run import resume
-from support.cluster_checkpoints import installed, stops_and_goes_on
+from support.cluster_checkpoints import (
+    installed,
+    lammps_stops_and_goes_on,
+    stops_and_goes_on,
+)
 from support.cluster_runs import TOP, containers, ends, running, two
 from support.clusters import ROOT
 from support.flux_operator import with_operator
@@ -90,6 +94,10 @@ def test_the_certificate_is_in_no_log_and_no_object_but_its_secret(site, out):
 @installed
 def test_it_stops_at_a_checkpoint_and_goes_on_there(site, out):
     stops_and_goes_on(site, out, ranks_per_pod=1)
+
+
+def test_time_steps_of_lammps_go_on(site, out):
+    lammps_stops_and_goes_on(site, out, ranks_per_pod=1)
 
 
 def test_a_commands_exit_code_is_the_simulations(site, out):

@@ -20,7 +20,7 @@ from dovetail.host.session import sweep_sessions
 from support.local_runs import wait_for
 from support.pod_processes import cluster, name_of  # noqa: F401
 
-pytestmark = pytest.mark.unit
+pytestmark = [pytest.mark.unit, pytest.mark.slow]
 
 WAITS = "while [ ! -e go ]; do sleep 0.05; done; echo went"
 
@@ -293,3 +293,15 @@ def test_secrets_are_in_private_files(cluster):  # noqa: F811
     token = cluster.hub.credentials()["token"]
     for name in ("cmdline", "environ"):
         assert token.encode() not in Path(f"/proc/{agent.pid}/{name}").read_bytes()
+
+
+@pytest.mark.parametrize(
+    "command", ["trap 'exit 1' TERM; while :; do sleep 0.1; done", "sleep 9999"]
+)
+def test_a_pod_that_its_node_ends_says_so(cluster, command):  # noqa: F811
+    cluster.agent()
+    cluster.launch("sim", command)
+    cluster.until(messages.Started, "sim")
+    cluster.entrypoints["sim", 0].terminate()
+    result = cluster.until(messages.Result, "sim")
+    assert (result.cause, bool(result.code)) == (Cause.POD_LOST, True), result

@@ -76,6 +76,7 @@ def bare(tmp_path):
     return Bare(tmp_path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "reason"),
     [

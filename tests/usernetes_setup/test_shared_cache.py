@@ -17,7 +17,7 @@ from dovetail.flux import slice_agent
 from support.other_users import TOP, needs_nobody
 from usernetes_setup.build import programs
 
-pytestmark = [pytest.mark.unit, needs_nobody]
+pytestmark = [pytest.mark.unit, pytest.mark.slow, needs_nobody]
 
 NOBODY = 65534
 

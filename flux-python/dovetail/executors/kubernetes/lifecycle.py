@@ -480,7 +480,7 @@ class Lifecycle:
             unplaced = next(filter(None, map(pod_status.unplaced, pods)), "")
             missing = f"{len(job.connected)} of {len(job.sizes)} rank groups were there"
             job.failures -= bool(unplaced)  # for room it may wait for ever
-            made = f"nobody makes pods of {self._session.launcher}"
+            made = f"nobody makes pods of {self._session.launcher}, or they are refused"
             why = "pods did not start" if pods else made
             self.lose(job, f"{missing} in time: {unplaced or why}")
 
@@ -546,6 +546,8 @@ class Lifecycle:
         state, job.heard = job.state, True
         if isinstance(state, Running):
             state.doubted = result
+            if result.cause is Cause.POD_LOST:
+                state.deadline = state.deadline or time.monotonic() + DEAF
             self._believe(job, state)
         elif isinstance(state, Gathering) and result.code and not job.stopped:
             self.lose(job, result.reason)  # it never ran

@@ -14,11 +14,12 @@ from __future__ import annotations
 import contextlib
 import json
 import queue
+import re
 import secrets
 import socket
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -49,6 +50,10 @@ FOLDER = "kubernetes"
 """Below the run's directory, private: the run's id and what agents trust it by."""
 LAST = 3.0
 """Seconds that an end takes at most once the user has asked for it twice."""
+SOON = 10.0
+"""Seconds in which a cluster makes what belongs to a new namespace."""
+_DENIED = re.compile("denied|violates PodSecurity")  # by a policy, or a site's own admission
+_NOT_YET = re.compile("service account|PriorityClass")
 IDENTITY = "run.json"
 """In `FOLDER`."""
 _NEEDS = (
@@ -116,22 +121,54 @@ def install(api: Api, more: Iterable[tuple[str, str, str, str]] = ()) -> list[st
             f"{api.path}: cannot be set up for simulations: {error}; {_hint()}"
         ) from None
     for verb, group, resource, part in (*_NEEDS, *more):
-        asked = {"namespace": NAMESPACE, "verb": verb, "group": group, "resource": resource,
-                 "subresource": part}  # fmt: skip
-        review = {
-            "apiVersion": "authorization.k8s.io/v1", "kind": "SelfSubjectAccessReview",
-            "metadata": {}, "spec": {"resourceAttributes": asked},
-        }  # fmt: skip
-        try:
-            found = api.create("/apis/authorization.k8s.io/v1/selfsubjectaccessreviews", review)
-        except (Refused, Unreachable) as error:
-            raise BadInput(f"{api.path}: access cannot be checked: {error}") from None
-        if not found["status"].get("allowed"):
+        if not _allowed(api, verb, group, resource, part):
             what = "/".join(filter(None, (resource, part)))
             raise BadInput(
                 f"{api.path}: its user may not {verb} {what} in namespace {NAMESPACE}; {_hint()}"
             )
     return made
+
+
+def _allowed(api: Api, verb: str, group: str, resource: str, part: str) -> bool:
+    asked = {"namespace": NAMESPACE, "verb": verb, "group": group, "resource": resource,
+             "subresource": part}  # fmt: skip
+    review = {
+        "apiVersion": "authorization.k8s.io/v1", "kind": "SelfSubjectAccessReview",
+        "metadata": {}, "spec": {"resourceAttributes": asked},
+    }  # fmt: skip
+    try:
+        found = api.create("/apis/authorization.k8s.io/v1/selfsubjectaccessreviews", review)
+    except (Refused, Unreachable) as error:
+        raise BadInput(f"{api.path}: access cannot be checked: {error}") from None
+    return bool(found["status"].get("allowed"))
+
+
+def takes(api: Api, job: Object) -> None:
+    """BadInput where the cluster would refuse the pods of this Job; nothing is made.
+
+    That is asked in our own name, so it stays unknown where only Jobs may be created.
+    """
+    if not _allowed(api, "create", "", "pods", ""):
+        return
+    template = job["spec"]["template"]
+    name = {"generateName": "dovetail-", "namespace": NAMESPACE}
+    pod = {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        **template,
+        "metadata": {**template["metadata"], **name},
+    }
+    until = time.monotonic() + SOON
+    while time.monotonic() < until:
+        try:
+            api.create(path("Pod"), pod, dryRun="All")
+            return
+        except Refused as error:
+            if _DENIED.search(str(error)):
+                raise BadInput(f"{api.path}: takes no pods of simulations: {error}") from None
+            if not _NOT_YET.search(str(error)):
+                return  # it may wait for room, and is told what else there is when it runs
+        threading.Event().wait(0.2)
 
 
 def wanted(api: Api) -> list[Object]:
@@ -155,7 +192,7 @@ class Session:
     """
 
     def __init__(
-        self, api: Api, directory: Path, specs: Iterable[Spec], resume: bool, network: str = "",
+        self, api: Api, directory: Path, specs: Sequence[Spec], resume: bool, network: str = "",
         launcher: str = "",
     ) -> None:  # fmt: skip
         """Set everything up, or raise BadInput and leave nothing.
@@ -181,6 +218,8 @@ class Session:
             self._sweep()
             if not before:
                 self.launcher.settle()
+            if self.launcher.kind == "Job":
+                takes(api, self.launcher.body(specs[0], "dry", [1], [1], [0], 0))
             _keep(own, self.run, network, self.launcher.kind)
             self.hub = Hub(_own_address(api.server), own)
             things = [*wanted(api), *self._start_agents(self.hub), *self.launcher.prepare()]

@@ -69,6 +69,7 @@ class Supervisor:
         self._commands = self._messages = -1
         self._splitter = LineSplitter()
         self._kills = KernelKills()
+        self._evicted = False
 
     @property
     def pending(self) -> bool:
@@ -118,6 +119,14 @@ class Supervisor:
         else:
             self._conclude(Cause.LAUNCH_FAILED, 128 + signal.SIGTERM, "stopped before it started")
 
+    def evict(self) -> None:
+        """The node ends the pod, as a kubelet does where memory runs out; the API knows it later.
+
+        So how the simulation now fails is not its own doing.
+        """
+        self._evicted = True
+        self.stop()
+
     def let_go(self) -> None:
         """Nothing more is needed of the supervisor: it ends what is left, and goes."""
         if self._commands >= 0:
@@ -166,6 +175,8 @@ class Supervisor:
 
     def _conclude(self, cause: Cause, code: int, reason: str, trouble: str = "") -> None:
         if "result" not in self.told:
+            if self._evicted and code:
+                cause, reason = Cause.POD_LOST, "pod lost: its node told it to end"
             result = messages.Result(self._simulation, cause, code, reason, trouble)
             self.told["result"] = result
             self._say(result)
@@ -349,7 +360,8 @@ class Entrypoint:
     def _wake(self) -> None:
         if set(os.read(self.waker, 512)) - {int(signal.SIGCHLD)}:
             self.terminated = True
-            self._stop()
+            self._suspend(False)
+            self.supervisor.evict()
         self._reap()
 
     def _reap(self) -> None:
