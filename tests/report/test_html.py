@@ -296,6 +296,7 @@ f.onload = () => {{
 </script>"""
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(CHROMIUM is None, reason="needs chromium")
 @pytest.mark.parametrize("width", [390, 890, 910, 1280])
 @pytest.mark.parametrize(

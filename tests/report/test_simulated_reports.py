@@ -12,7 +12,7 @@ from dovetail.report import summary
 from dovetail.report.html import page
 from dovetail.run.simulate import run_simulated
 
-pytestmark = pytest.mark.unit
+pytestmark = [pytest.mark.unit, pytest.mark.slow]
 
 NODE = protocol.Node("node", 2000, 8 << 30)
 UNEVEN = Work((0.01, 0.03), iterations=600)

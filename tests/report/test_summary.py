@@ -162,6 +162,19 @@ def test_the_verdict_names_the_winner(times, best, says):
     assert says in verdict.words
 
 
+def test_what_is_only_predicted_to_be_as_quick_is_not_said_to_be():
+    run = made_up_runs.Run([made_up_runs.spec(name, "f") for name in ("a", "b")], {"f": 0.1})
+    run.note("choice", "decided", seconds={"f": {"2": 2.0, "4": 1.0}})
+    for name in ("a", "b"):
+        run.launch(name)
+        run.work(1)
+        run.finish(name)
+    words = summary.summarise(run.history()).verdict.words
+    assert "(2.0 s, predicted). By that prediction packing does not pay" in words
+    assert words.endswith("1 s each on 4 ranks, by the run's model of what it had measured, "
+                          "where none was on so many ranks).")  # fmt: skip
+
+
 def test_nothing_is_compared_while_simulations_are_missing():
     run = made_up_runs.packed()
     run.log = run.log[:-1]
@@ -251,6 +264,21 @@ def test_the_table_shows_names_as_they_are_and_no_control_characters():
     summary.show(summary.summarise(run.history()), Console(file=out, width=200))
     assert "[red]�[31mx" in out.getvalue()
     assert "\x1b" not in out.getvalue()
+
+
+def test_a_reason_that_many_share_is_said_once_under_the_table():
+    specs = [made_up_runs.spec(f"a-{n}", "a") for n in range(5)]
+    run = made_up_runs.Run(specs, {"a": 0.1})
+    reason = "exit code 1: FOAM FATAL ERROR: " + "no such file " * 9
+    for one in specs:
+        run.launch(one.name)
+        run.work(1.0)
+        run.finish(one.name, 1, reason)
+    out = io.StringIO()
+    summary.show(summary.summarise(run.history()), Console(file=out, width=200))
+    said = out.getvalue().replace("\n", " ")
+    assert said.count("FOAM FATAL ERROR") == 1
+    assert "a-0, a-1, a-2 and 2 more failed: exit code 1: FOAM" in said
 
 
 def test_families_that_ran_together_are_told_as_one_queue():

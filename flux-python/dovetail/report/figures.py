@@ -309,6 +309,8 @@ def _chosen_against(tracks: Sequence[Track], curve: Mapping[int, float]) -> Figu
     ranks = min(curve, key=lambda one: curve[one])
     how = f"{curve[ranks]:.3g} s each on {ranks} rank{'s' if ranks > 1 else ''}, by the run's"
     how += " model of what it had measured"
+    if all(one.spec.ranks != ranks for one in tracks):
+        how += ", where none was on so many ranks"
     return Figure(len(tracks) * curve[ranks], "predicted", how)
 
 

@@ -235,7 +235,7 @@ def show(summary: Summary, console: Console) -> None:
         table.add_row(
             printable(one.name),
             str(one.ranks),
-            printable(one.state + (f": {one.reason}" if one.reason else "")),
+            one.state,
             progress(one.iterations, one.measure),
             number(one.wall_s),
             number(one.slowdown),
@@ -260,8 +260,26 @@ def show(summary: Summary, console: Console) -> None:
     )
     if summary.interrupted:
         console.print(printable(f"The run was interrupted: {summary.interrupted}"))
+    for words in reasons(summary):
+        console.print(printable(words))
     for name, words in verdicts(summary):
         console.print(printable(f"{name}: {words}"))
+
+
+def reasons(summary: Summary) -> list[str]:
+    """Why simulations ended as they did, where there is a reason; a line for each that is unlike.
+
+    A table has no room for them: a program's last words may be long.
+    """
+    alike: dict[tuple[str, str], list[str]] = {}
+    for one in summary.simulations:
+        if one.reason:
+            alike.setdefault((one.state, one.reason), []).append(one.name)
+    return [
+        f"{', '.join(names[:NAMED])}{f' and {len(names) - NAMED} more' if names[NAMED:] else ''} "
+        f"{state}: {reason}"
+        for (state, reason), names in alike.items()
+    ]
 
 
 def verdicts(summary: Summary) -> list[tuple[str, str]]:
@@ -272,6 +290,8 @@ def verdicts(summary: Summary) -> list[tuple[str, str]]:
 
 
 SHOWN = 40
+NAMED = 3
+"""Simulations that one line names."""
 HEADINGS = {
     "makespan_s": "Dovetail",
     "sequential_s": SEQUENTIAL,

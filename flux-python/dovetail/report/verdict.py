@@ -90,9 +90,12 @@ def judge(totals: Totals) -> Verdict:
             words.append(_better(first, others[first], own.value))
             # What was measured stays the best, whatever a prediction promises.
             best, least = best or first, known[first]
-    sequential = totals.sequential_s.value
-    if not best and sequential is not None and sequential < own.value * SAME:
-        words.append("Packing does not pay here: one after the other is as quick.")
+    sequential = totals.sequential_s
+    if not best and sequential.value is not None and sequential.value < own.value * SAME:
+        if sequential.source == "measured":
+            words.append("Packing does not pay here: one after the other is as quick.")
+        else:
+            words.append(f"By that prediction packing does not pay here ({sequential.how}).")
     elif not best:
         words += _next(others)
     return Verdict(best or DOVETAIL, " ".join(words))
