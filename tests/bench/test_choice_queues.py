@@ -105,6 +105,7 @@ def test_the_published_case_is_predicted_from_its_own_measurement():
     assert claim.row.median > 5 * 1249 / 1670
 
 
+@pytest.mark.slow
 def test_the_command_prints_every_claim_as_json(capsys):
     assert main(["bench", "choice", "--queues", "1", "--repeat", "1", "--json"]) in (0, 1)
     (name, claims), *rest = json.loads(capsys.readouterr().out).items()

@@ -17,7 +17,7 @@ from support.local_runs import wait_for
 from support.other_users import WHY_NOT, needs_nobody
 from support.run_command import NOBODY, site  # noqa: F401
 
-pytestmark = pytest.mark.unit
+pytestmark = [pytest.mark.unit, pytest.mark.slow]
 
 HANG = 'touch "$DOVETAIL_TEST/reached"; trap "" TERM; while :; do sleep 1000; done'
 SIGNALS = [signal.SIGINT, signal.SIGTERM]

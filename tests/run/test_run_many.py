@@ -9,7 +9,7 @@ import pytest
 from support.local_runs import wait_for
 from support.run_command import site  # noqa: F401
 
-pytestmark = pytest.mark.unit
+pytestmark = [pytest.mark.unit, pytest.mark.slow]
 
 ENDS = {
     "well": ("sleep 0.1", (), "done", ""),

@@ -27,6 +27,8 @@ from dovetail.mpi.control_page import MODES
 from dovetail.mpi.profile import Profile, RankProfile
 
 HELP = "run an MPI program and print where each rank's time goes"
+WHOLE = 1000
+"""Columns, more than the tables have: a terminal folds a long line, nothing cuts a number off."""
 TOP = 8  # MPI functions in the table
 
 
@@ -58,7 +60,7 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print(json.dumps(profiles.to_json(profile), indent=2))
     else:
-        show(profile, Console(stderr=True, highlight=False, soft_wrap=True))
+        show(profile, Console(stderr=True, highlight=False, width=WHOLE))
     if ended.interrupted:
         raise KeyboardInterrupt
     if ended.failure:
