@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: LGPL-3.0-or-later
-"""What `./bootstrap flux` refuses before it installs or builds anything."""
+"""What `./bootstrap flux` and `tests/check` refuse before they install, build or test anything."""
 
 from __future__ import annotations
 
@@ -42,3 +42,14 @@ def test_a_folder_of_archives_must_hold_one_of_each(tmp_path):
         (sources / name).touch()
     both = refused(tmp_path, "--sources", str(sources))
     assert "more than one flux-core*.tar.*: flux-core-0.86.0.tar.gz flux-core.tar.xz" in both
+
+
+@pytest.mark.parametrize(
+    "words", [["--repeat"], ["--repeat", "0", "unit"], ["--repeat", "2", "lint"], ["slow"]]
+)
+def test_what_the_check_cannot_do_is_named(words):
+    check = BOOTSTRAP.parent / "tests" / "check"
+    done = subprocess.run([check, *words], capture_output=True, text=True)
+    assert done.returncode == 2
+    (line,) = done.stderr.splitlines()
+    assert words[0] in line
