@@ -358,7 +358,7 @@ def test_a_run_that_the_jobs_time_ends_says_timeout_and_a_next_job_goes_on_with_
         flux dovetail report"""
     job = flux.batch(script, "--conf=dovetail.stop-before=20", dovetail=ONE)
     flux.run("dovetail", "up", uri=flux.inside(job))
-    limit = float(flux.run("jobs", "-no", "{runtime}", job)) + 40
+    limit = float(flux.run("jobs", "-no", "{runtime}", job)) + 70
     flux.run("update", job, f"duration={limit:.0f}s")
     (flux.work / "go").touch()
     output = flux.output(job)
@@ -387,7 +387,7 @@ def test_at_the_end_of_the_jobs_time_simulations_stop_at_checkpoints(flux):
         flux dovetail wait --all"""
     job = flux.batch(script, "--conf=dovetail.stop-before=20", dovetail=ONE)
     flux.run("dovetail", "up", uri=flux.inside(job))
-    limit = float(flux.run("jobs", "-no", "{runtime}", job)) + 50
+    limit = float(flux.run("jobs", "-no", "{runtime}", job)) + 80
     flux.run("update", job, f"duration={limit:.0f}s")
     (flux.work / "go").touch()
     output = flux.output(job)
