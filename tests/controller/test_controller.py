@@ -78,6 +78,21 @@ def test_requests_before_a_profile_follow_the_weights():
     assert launch.share.wait.mode == "off"
 
 
+def test_requests_do_not_fall_where_other_programs_take_the_cores():
+    controller = Controller(specs(1), CAPACITY)
+    (launch,) = [a for a in controller.handle(protocol.Tick(0.0)) if isinstance(a, Launch)]
+    controller.handle(protocol.Started(0.0, "a-0"))
+    requests = [launch.share.requests]
+    for k in range(1, 300):
+        t = 0.4 * k  # of which both ranks, spinning inside MPI, have a core for a quarter
+        cpu, useful, mpi = (0.1 * k, 0.1 * k), (0.04 * k, 0.12 * k), (0.36 * k, 0.28 * k)
+        ranks = Ranks((k, k), (t, t), cpu, useful, mpi, (9, 9))
+        for action in controller.handle(protocol.Sampled(t, "a-0", ranks)):
+            if isinstance(action, protocol.Resize):
+                requests.append(action.shares["a-0"].requests)
+    assert requests[-1] == pytest.approx((333, 1000), rel=0.25), requests
+
+
 def test_the_next_starts_in_the_same_breath_as_one_ends():
     controller = Controller(specs(2), CAPACITY)
     t = running(controller)

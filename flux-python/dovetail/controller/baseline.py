@@ -31,12 +31,15 @@ class Profile:
 
     `loads` is CPU seconds per iteration and rank, shape (ranks,); `wait` the best policy alone;
     `need` the cores that it keeps busy; `memory` the peak of all ranks, bytes; `startup` the
-    seconds from launch to the first iteration; `alone` is False if others ran meanwhile.
+    seconds from launch to the first iteration; `alone` is False if others ran meanwhile. `got` is
+    the share that the ranks had of the CPU that they would have used: programs beside the run may
+    have taken the rest.
     """
 
     rate: float
     error: float
     loads: tuple[float, ...]
+    got: float
     wait: WaitPolicy
     need: float
     memory: int
@@ -45,11 +48,12 @@ class Profile:
 
 
 class Alone:
-    """One simulation alone: `rate` in iterations/s (0 if unknown) and `loads`."""
+    """One simulation alone: `rate` in iterations/s (0 if unknown), `loads` and `got`."""
 
-    def __init__(self, rate: float = 0.0, loads: Loads = ()) -> None:
+    def __init__(self, rate: float = 0.0, loads: Loads = (), got: float = 1.0) -> None:
         self.rate = rate
         self.loads = loads
+        self.got = got
         self._begun: tuple[float, Loads, Loads] | None = None
 
     def follow(self, cpu: Loads, cores: float) -> None:

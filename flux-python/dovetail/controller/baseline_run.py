@@ -13,15 +13,12 @@ Invariants: one profile at a time; whatever ends it, the paused simulations go o
 from __future__ import annotations
 
 from dovetail.controller.baseline import Alone, Profile
-from dovetail.controller.meter import Window
+from dovetail.controller.meter import Window, share_got
 from dovetail.controller.simulation import Shape, Simulation, Stage
 from dovetail.controller.state import AT_ONCE, State
 from dovetail.controller.wait_policies import DOORBELL, OFF, candidates
 from dovetail.core.protocol import WaitPolicy
-from dovetail.core.taken_cpu import missing, taken
-
-DISTURBED = 0.1
-"""Share of a spinning rank's CPU that others take, from which a profile is not to be trusted."""
+from dovetail.core.taken_cpu import DISTURBED, missing, taken
 
 
 def measure(state: State) -> None:
@@ -111,7 +108,7 @@ def finished_early(state: State, sim: Simulation) -> None:
 def conclude(state: State, sim: Simulation) -> None:
     """Make the shape's profile from its trials."""
     shape = state.shape(sim)
-    wait, (window, _, _) = max(shape.trials.items(), key=lambda item: item[1][0].rate)
+    wait, (window, useful, cpu) = max(shape.trials.items(), key=lambda item: item[1][0].rate)
     loads = _loads(state, sim, wait)
     need = min(sum(min(1.0, load * window.rate) for load in loads), state.cores)
     alone = len(state.active) <= 1 or state.own_cores or state.capacity.suspend
@@ -119,8 +116,11 @@ def conclude(state: State, sim: Simulation) -> None:
         state.knowledge.forget(sim.shape)
         shape.blocking_need, sim.alone = None, Alone()
     startup = shape.startup or 0.0
+    got = 1.0  # beside others of ours the rest is theirs
+    if alone:
+        got = share_got(useful, cpu, window.rate, state.cores, spins=wait == OFF)
     shape.profile = Profile(
-        window.rate, window.error, loads, wait, need, sim.memory, startup, alone
+        window.rate, window.error, loads, got, wait, need, sim.memory, startup, alone
     )
     for other in state.active.values():
         if other.shape == sim.shape:
@@ -214,7 +214,8 @@ def _follow_alone(state: State, sim: Simulation) -> None:
     loads = None
     if blocking or sim.spec.ranks <= state.cores:
         loads = sim.meter.loads("cpu" if blocking else "useful")
-    sim.alone = Alone(window.rate, loads or sim.alone.loads or profile.loads)
+    got = sim.meter.got(state.cores, spins=profile.wait == OFF)
+    sim.alone = Alone(window.rate, loads or sim.alone.loads or profile.loads, got)
 
 
 def _follow_beside_others(state: State, sim: Simulation) -> None:
@@ -228,5 +229,5 @@ def _follow_beside_others(state: State, sim: Simulation) -> None:
     cpu = sim.meter.loads("cpu")
     if cpu:
         if sim.alone.rate <= 0.0:
-            sim.alone = Alone(profile.rate, profile.loads)
+            sim.alone = Alone(profile.rate, profile.loads, profile.got)
         sim.alone.follow(cpu, state.cores)

@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from dovetail.core.protocol import Ranks
+from dovetail.core.taken_cpu import DISTURBED, taken
 
 KEEP = 96
 """Most marks kept per simulation."""
@@ -112,6 +113,12 @@ class Meter:
             self._fresh = True
         return self._window
 
+    def got(self, cores: float, spins: bool) -> float:
+        """See `share_got`; 1 if there is no window."""
+        window = self.window()
+        useful, cpu = self.loads("useful") or (), self.loads("cpu") or ()
+        return share_got(useful, cpu, window.rate, cores, spins) if window else 1.0
+
     def loads(self, what: str) -> tuple[float, ...] | None:
         """Seconds per iteration and rank over the window, shape (ranks,).
 
@@ -129,6 +136,23 @@ class Meter:
             max(0.0, b - a) / max(1, j - i)
             for a, b, i, j in zip(before, after, first.iterations, last.iterations)
         )
+
+
+def share_got(
+    useful: Sequence[float], cpu: Sequence[float], rate: float, cores: float, spins: bool
+) -> float:
+    """The share that ranks had of the CPU that they would have used, as far as that is known.
+
+    `useful` and `cpu` are seconds per iteration, shape (ranks,), at `rate` iterations per second on
+    `cores`, by ranks that spin inside MPI or sleep there.
+    """
+    if not useful or sum(cpu) <= 0.0:
+        return 1.0
+    if not spins:
+        return min(1.0, sum(cpu) / max(1e-9, min(sum(useful), cores / rate)))
+    mpi = [max(0.0, 1.0 / rate - one) for one in useful]
+    lost = (taken(cpu, useful, mpi) or 0.0) if len(cpu) <= cores else 0.0
+    return 1.0 - lost if lost > DISTURBED else 1.0
 
 
 def _window(marks: Sequence[Mark]) -> Window | None:

@@ -26,7 +26,15 @@ def rank_needs(spec: Spec, profile: Profile | None) -> list[float]:
     if profile is None:
         heaviest = max(spec.weights, default=1.0) or 1.0
         return [1000.0 * weight / heaviest for weight in spec.weights]
-    return [min(1000.0, 1000.0 * load * profile.rate) for load in profile.loads]
+    return _millicores(profile.loads, profile.rate, profile.got)
+
+
+def _millicores(loads: Sequence[float], rate: float, got: float) -> list[float]:
+    """What ranks with these loads would use at this rate, had they got all that they wanted.
+
+    Else requests would fall where other programs take cores, and leave these the more of them.
+    """
+    return [min(1000.0, 1000.0 * load * rate / got) for load in loads]
 
 
 def fit_requests(needs: Sequence[Sequence[float]], capacity: Capacity) -> list[Requests]:
@@ -146,12 +154,13 @@ def _needs(state: State, sim: Simulation) -> list[float]:
     this one have been seen to differ.
     """
     needs = rank_needs(sim.spec, state.shape(sim).profile)
-    rate, loads = sim.alone.rate, sim.alone.loads
+    rate, loads, got = sim.alone.rate, sim.alone.loads, sim.alone.got
     window = sim.meter.window()
     if state.own_cores and window and window.iterations >= state.settings.window_iterations:
         rate, loads = window.rate, sim.meter.loads("useful") or ()
+        got = sim.meter.got(state.cores, spins=True)
     if rate > 0.0 and len(loads) == len(needs) and state.shape(sim).profile:
-        own = [min(1000.0, 1000.0 * load * rate) for load in loads]
+        own = _millicores(loads, rate, got)
         if differ(needs, own, state.settings.hysteresis):
             needs = own
     return [need * sim.boost for need in needs]

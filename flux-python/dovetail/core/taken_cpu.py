@@ -17,7 +17,8 @@ INSIDE = 0.1
 """Share of its time inside MPI from which a program shows there what it gets."""
 PLENTY = 0.1
 """Share that may be missing, by clocks and the kernel's own work, before anybody is blamed."""
-
+DISTURBED = 0.1
+"""Share that others take, from which a rate is not to be trusted."""
 ALIKE = 0.2
 """Of ranks' times inside and outside MPI, below which their difference is noise."""
 
