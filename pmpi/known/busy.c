@@ -7,7 +7,8 @@
  * balance is average(MS) / max(MS), and the communication efficiency is close to 1.
  * There may be more MS than ranks: the rest is for runs on more ranks.
  *
- * With 0 ITERATIONS they go on until one of them finds a file by the name in BUSY_UNTIL.
+ * With 0 ITERATIONS they go on until one of them finds a file by the name in BUSY_UNTIL. With
+ * BUSY_LONG=SECONDS rank 0 burns so much more CPU time before its hundredth iteration.
  */
 #include <mpi.h>
 #include <stdlib.h>
@@ -64,6 +65,8 @@ int main(int argc, char *argv[])
     int over = iterations == 0 && until == NULL;
     for (int i = 0; !over; i++) {
         work(burn, seconds);
+        if (i == 99 && rank == 0 && getenv("BUSY_LONG") != NULL)
+            work(1, atof(getenv("BUSY_LONG")));
         over = meet(until) || i + 1 == iterations;
         MPI_Pcontrol(1);
     }

@@ -365,3 +365,34 @@ def test_ranks_that_work_towards_their_first_iteration_go_on():
 
 def test_ranks_that_never_leave_mpi_are_ended():
     assert ended_as_hung(lambda t: 1.0)
+
+
+def stops_after_iterations(useful):
+    """When one is ended as hung that after ten iterations is at `useful(t)`; None if it is not."""
+    spec = Spec("a", "a", "case", 2, (1.0, 1.0), ("run",))
+    made = Controller([spec], Capacity((Node("n", 2000, 1 << 34),)))
+    made.handle(protocol.Tick(0.0))
+    made.handle(protocol.Started(0.0, "a"))
+    stamp, k = 0.0, 0
+    for t in range(1, 3600):
+        if t <= 10:
+            stamp, k = float(t), t
+        now = useful(t) if t >= 70 else (stamp, stamp)
+        ranks = protocol.Ranks((k, k), (stamp, stamp), now, now, (0.0, 0.0), (0, 0))
+        actions = made.handle(protocol.Sampled(float(t), "a", ranks))
+        if any(isinstance(action, protocol.Stop) for action in actions):
+            return t
+    return None
+
+
+def test_one_rank_that_works_between_two_iterations_keeps_its_simulation_alive():
+    assert stops_after_iterations(lambda t: (10.0, t / 2)) is None
+
+
+def test_ranks_that_do_little_between_two_iterations_are_ended():
+    assert stops_after_iterations(lambda t: (10.0, 10.0)) == 311, "after five minutes"
+    assert stops_after_iterations(lambda t: (10.0 + t / 10, 10.0 + t / 10))
+
+
+def test_ranks_that_stop_to_work_between_two_iterations_are_ended():
+    assert 900 + 300 <= stops_after_iterations(lambda t: (10.0, min(t, 900.0))) <= 900 + 600

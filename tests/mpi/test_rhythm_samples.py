@@ -58,7 +58,8 @@ def test_a_rhythm_counts_if_all_ranks_have_it(case, tmp_path):
     assert sample.iterations == iterations
     kind = "iterations" if ranks[0].beat < 0 else "periods"
     assert sample.measure == (kind if iterations == COUNTED else "work")
-    assert sample.cpu == ((1.0, 1.0) if iterations == COUNTED else (2.0, 2.0))
+    fresh = all(NOW - rank.iter_stamp < page.QUIET for rank in ranks)
+    assert sample.cpu == ((1.0, 1.0) if iterations == COUNTED and fresh else (2.0, 2.0))
 
 
 @pytest.mark.parametrize(("beat", "source"), [(2, "rhythm"), (-1, "openfoam")])
@@ -67,6 +68,14 @@ def test_lines_of_the_log_count_before_a_rhythm_and_after_all_else(beat, source,
     sample = sampling.of_pages([Rank(40, beat, source)], tmp_path, 0.0)
     assert sample.iterations == ((2,) if source == "rhythm" else (40,))
     assert sample.measure == "iterations"
+
+
+def test_where_the_last_iteration_is_long_over_a_sample_tells_what_ranks_do_now(tmp_path):
+    works = Rank(40, -1, "lammps", NOW - page.QUIET, cpu_s=30.0, useful_s=31.0)
+    stopped = Rank(40, -1, "lammps", NOW - page.QUIET, cpu_s=1.0, useful_s=61.0)
+    sample = sampling.of_pages([works, stopped], tmp_path, 0.0)
+    assert (sample.iterations, sample.stamp) == ((40, 40), (NOW - page.QUIET,) * 2)
+    assert sample.useful == (30.0, 1.0), "what uses no CPU does not work"
 
 
 ALIKE = {
@@ -136,7 +145,8 @@ def test_pods_send_the_same(source, age, count, tmp_path):
     found, _ = reader.look()
     assert found["0"][0] == count
     assert found["0"][6] == (2 if source == 6 and count > 0 else -1), "the call of the rhythm"
-    assert found["0"][2] == pytest.approx(7e-9 if count < 0 else 5e-9)
+    assert found["0"][2] == pytest.approx(7e-9 if count < 0 or age else 5e-9), "as of now"
+    assert found["0"][3] == pytest.approx(found["0"][2])
     assert reader.look()[0] == {}
     reader.close()
 

@@ -135,6 +135,14 @@ def test_a_simulation_that_hangs_is_ended_and_the_rest_goes_on(site):  # noqa: F
     assert site.summary()["simulations"][0]["reason"].startswith("hung: no iteration for")
 
 
+def test_one_that_is_busy_for_long_between_two_iterations_does_not_hang(site):  # noqa: F811
+    plan = site.plan({"name": "a", **busy(5, 5, iterations=200), "environment": {"BUSY_LONG": "8"}})
+    program = TUNED.replace("{settings!r}", repr({"stall": 2.0, "stall_iterations": 1.0}))
+    program = f"from dovetail.mpi import page; page.QUIET = 0.5\n{program}"
+    code, output, _ = site.end(site.start(plan, site.out, command=(sys.executable, "-c", program)))
+    assert (code, site.states()) == (0, {"a": "done"}), output
+
+
 @pytest.mark.parametrize("mpi", ["openmpi", "mpich"])
 def test_a_rank_ten_times_slower_than_its_peers(site, mpi):  # noqa: F811
     plan = site.plan({"name": "a", "count": 2, **busy(40, 4, iterations=90, how="burn", mpi=mpi)})

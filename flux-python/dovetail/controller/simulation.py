@@ -61,7 +61,8 @@ class Simulation:
     """One simulation. Times ending in `_at` are controller seconds, the others run seconds.
 
     `planned` is what the plan asks for, `spec` the same on the ranks that it was launched on.
-    `useful` is the seconds outside MPI of all its ranks, None until they publish anything;
+    `useful` is the seconds outside MPI of all its ranks, None until they publish anything, and
+    `worked` of each when it last made progress;
     `memory` the most bytes seen, `counted_memory` those counted against the capacity now; `stop`
     is there from the moment it was asked to stop; `late_told` once its user was told that its
     deadline cannot be met. `cause` and `reason` say why it ended, None and empty before.
@@ -93,6 +94,7 @@ class Simulation:
     launched_at: float = 0.0
     progress_at: float = 0.0
     useful: float | None = None
+    worked: tuple[float, ...] = ()
     resumed_at: float = 0.0
     memory: int = 0
     counted_memory: int = 0

@@ -54,6 +54,10 @@ _END_STATES: dict[Stage, EndState] = {
 }
 UNKNOWN = 3600.0
 """Seconds on one rank that a simulation counts with until anything is known of any."""
+WORKS = 0.2
+"""Share of its time that a rank computes outside MPI between two iterations, from which on its
+simulation does not hang: it writes, or minimizes. Who waits for a message in a loop of its own has
+less."""
 AT_ONCE = -math.inf
 """Requests are due whatever is being measured."""
 
@@ -379,11 +383,20 @@ class State:
             sim.measure = ranks.measure
             if any(ranks.iterations) and ranks.measure == "iterations":
                 self.family(sim).guessed = False  # the program tells those that its case tells of
-        if sim.meter.add(self.now, ranks):
-            sim.progress_at = self.now
+        iterates = sim.meter.add(self.now, ranks)
+        if iterates or self._works(sim, ranks):
+            sim.progress_at, sim.worked = self.now, ranks.useful
+        if iterates:
             paused = sim.stage is Stage.PAUSED and not before
             if paused or sim.stage in (Stage.PREPARING, Stage.STARTING):
                 self._first_iteration(sim)
+
+    def _works(self, sim: Simulation, ranks: Ranks) -> bool:
+        """Whether some rank computes between two iterations; see WORKS."""
+        if not sim.iterations or len(sim.worked) != len(ranks.useful):
+            return False
+        most = max(now - then for then, now in zip(sim.worked, ranks.useful))
+        return most > WORKS * max(0.0, self.now - sim.progress_at)
 
     def _first_iteration(self, sim: Simulation) -> None:
         if sim.stage is not Stage.PAUSED:

@@ -49,8 +49,9 @@ SOURCES.update(dict.fromkeys(range(RHYTHM, RHYTHM + OWN + 1), "rhythm"))
 MEASURES = {"none": "work", "rhythm": "periods"}
 """What tells a rank's progress, by its source; that of all others is `iterations`."""
 QUIET = 60.0
-"""Seconds after its last beat after which a rhythm tells nothing: the program may do other things,
-and must not be taken for one that hangs."""
+"""Seconds after its last beat after which a rhythm tells nothing, and after an iteration after
+which samples tell what ranks do now: the program may do other things, and must not be taken for one
+that hangs."""
 
 APART = 1 / 16
 """Share by which counts of ranks that found their beats alone may differ, apart from one beat that
@@ -208,6 +209,11 @@ def count_alike(beats: Sequence[int], counts: Sequence[int]) -> bool:
     if len(set(beats)) > 1:
         return False
     return beats[0] != OWN or max(counts) - min(counts) <= 2 + max(counts) * APART
+
+
+def worked(useful: float, cpu: float, useful_now: float, cpu_now: float) -> float:
+    """Seconds outside MPI by now, without those since the first two in which a rank used no CPU."""
+    return min(useful_now, useful + max(0.0, cpu_now - cpu))
 
 
 def read_marks(fd: int, path: object = "page") -> Marks:

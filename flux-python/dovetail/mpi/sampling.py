@@ -96,18 +96,24 @@ def _values(
 ) -> Iterable[tuple[float, ...]]:
     """A row per page: as of the last iteration, or, if not all ranks count theirs, as of now.
 
+    So it is where the last iteration is long over, to tell ranks that work from those that hang.
     A rhythm counts where all ranks have the same and count alike, its last beat is not long ago,
     and the log has no `lines`, which tell better.
     """
     beats = [one.beat for one in pages]
     counted = all(one.iteration_source != "none" for one in pages)
     counted = counted and page.count_alike(beats, [one.iterations for one in pages])
-    if set(beats) != {-1}:
+    quiet = False
+    if counted:
         now = max(one.stamp for one in pages)
-        counted = counted and not lines and all(now - one.iter_stamp < page.QUIET for one in pages)
+        quiet = any(now - one.iter_stamp >= page.QUIET for one in pages)
+        counted = set(beats) == {-1} or not (lines or quiet)
     if counted:
         for one in pages:
             used = one.iter_cpu_s, one.iter_useful_s, one.iter_mpi_s
+            if quiet:
+                useful = page.worked(used[1], used[0], one.useful_s, one.cpu_s)
+                used = one.cpu_s, useful, one.mpi_s
             yield one.iterations, one.iter_stamp - origin, *used, one.peak_rss, one.beat
     else:
         for one in pages:

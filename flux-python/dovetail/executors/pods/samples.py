@@ -13,11 +13,14 @@ import os
 import re
 import time
 from dataclasses import dataclass
+from typing import Literal
 
 from dovetail.mpi import page
 from dovetail.mpi.time_lines import COUNT, FILE
 
 _PAGE = re.compile(r"rank\.\d+\.\d+")
+What = Literal["iterations", "quiet", None]
+"""What is told of a page: iterations, that these are long over, or as it counts none just work."""
 _SETTLED = 100_000_000  # nanoseconds; a directory's time is no finer than a clock tick
 
 
@@ -28,7 +31,7 @@ class _Open:
     fd: int
     sequences: bytes = b""
     marks: page.Marks | None = None
-    counted: bool = False  # its iterations counted at the last look
+    what: What = None  # at the last look
 
 
 class Reader:
@@ -103,30 +106,34 @@ class Reader:
     def _changed(self, one: _Open) -> bool:
         """Whether a page says something new; then its marks are read."""
         now = os.pread(one.fd, page.SEQUENCES.size, page.SEQUENCES_AT)
-        if one.marks is not None and self._counts(one.marks) == one.counted:
+        if one.marks is not None and self._what(one.marks) == one.what:
             if now == one.sequences:
                 return False
-            if one.counted and now[:8] == one.sequences[:8]:
+            if one.what == "iterations" and now[:8] == one.sequences[:8]:
                 one.sequences = now  # a mark between two iterations
                 return False
         one.marks = page.read_marks(one.fd)
-        one.counted = self._counts(one.marks)
+        one.what = self._what(one.marks)
         one.sequences = now
         return True
 
-    def _counts(self, marks: page.Marks) -> bool:
-        """Whether its iterations are to be believed: a rhythm's not if the log tells better."""
-        if marks.beat < 0:
-            return marks.counts
-        return not self._has_lines and time.monotonic() - marks.boundary.stamp < page.QUIET
+    def _what(self, marks: page.Marks) -> What:
+        """Iterations, if they are to be believed: a rhythm's not if the log tells better."""
+        quiet = time.monotonic() - marks.boundary.stamp >= page.QUIET
+        if not marks.counts or (marks.beat >= 0 and (self._has_lines or quiet)):
+            return None
+        return "quiet" if quiet else "iterations"
 
     def _values(self, marks: page.Marks) -> list[float]:
         """As in messages.Sample."""
-        counts = self._counts(marks)
-        mark = marks.boundary if counts else marks.latest
-        count = mark.iterations if counts else -1
-        beat = marks.beat if counts else -1
-        return [count, mark.stamp, mark.cpu_s, mark.useful_s, mark.mpi_s, mark.peak_rss, beat]
+        what, last, now = self._what(marks), marks.boundary, marks.latest
+        if what is None:
+            return [-1, now.stamp, now.cpu_s, now.useful_s, now.mpi_s, now.peak_rss, -1]
+        if what == "iterations":
+            now = last
+        useful = page.worked(last.useful_s, last.cpu_s, now.useful_s, now.cpu_s)
+        work = now.cpu_s, useful, now.mpi_s, now.peak_rss
+        return [last.iterations, last.stamp, *work, marks.beat]
 
     def _count(self) -> list[float]:
         with contextlib.suppress(OSError):
