@@ -24,6 +24,7 @@ COMMANDS = (
     "advise",
     "report",
     "status",
+    "top",
     "bench",
     "kube",
     "doctor",

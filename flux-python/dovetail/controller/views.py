@@ -19,9 +19,10 @@ from dovetail.core.protocol import Measure, Requests, WaitPolicy
 class View:
     """One simulation for the reader.
 
-    `rate` in 1/s and `slowdown` (against it alone) are None while unknown; `started` and `ended`
-    are run seconds; `state` is a word of `simulation.Stage`, where paused ones are suspended like
-    others; `reason` says why it failed or was not started.
+    `rate` in 1/s, `slowdown` (against it alone) and `left`, the seconds until its end at this rate,
+    are None while unknown; `started` and `ended` are run seconds; `state` is a word of
+    `simulation.Stage`, where paused ones are suspended like others; `reason` says why it failed or
+    was not started.
     """
 
     name: str
@@ -32,6 +33,7 @@ class View:
     measure: Measure
     rate: float | None
     slowdown: float | None
+    left: float | None
     requests: Requests
     wait: WaitPolicy
     restarts: int
@@ -68,6 +70,7 @@ def view(state: State, sim: Simulation) -> View:
         sim.measure,
         rate,
         baseline / rate if baseline and rate else None,
+        _left(state, sim, rate),
         share.requests if share else (),
         share.wait if share else WaitPolicy(),
         sim.restarts,
@@ -75,6 +78,11 @@ def view(state: State, sim: Simulation) -> View:
         sim.started,
         sim.ended,
     )
+
+
+def _left(state: State, sim: Simulation, rate: float | None) -> float | None:
+    total = state.family(sim).iterations
+    return max(0, total - sim.over - sim.iterations) / rate if total and rate else None
 
 
 def _word(stage: Stage) -> str:

@@ -261,6 +261,35 @@ class Header:
 _HEADER, _RESUMED = _reader(Header), _reader(Resumed)
 
 
+class Reader:
+    """Decodes a log that may still be written; `head` is None until its first line is there."""
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.head: Header | None = None
+        self._path = path
+        self._number = 0
+        self._rest = b""
+        self._old: schema1.Records | None = None
+
+    def take(self, data: bytes) -> list[Entry]:
+        """What the next bytes of the file complete. Raises BadInput with the line and the reason.
+
+        A last line without its end is kept for the next call.
+        """
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        entries: list[Entry] = []
+        for line in lines:
+            self._number += 1
+            if self.head is None:
+                self.head = _line_as(self._path, 1, line, _header)
+                assert self.head is not None
+                self._old = schema1.Records() if self.head.old else None
+                continue
+            made = functools.partial(_entry, self._number - 1, self._old)
+            entries.append(_line_as(self._path, self._number, line, made))
+        return entries
+
+
 def read(path: str | os.PathLike[str], held: bytes = b"") -> tuple[Header, list[Entry]]:
     """The header and what follows, decoded. Raises BadInput with the line and the reason.
 
@@ -270,16 +299,12 @@ def read(path: str | os.PathLike[str], held: bytes = b"") -> tuple[Header, list[
         data = Path(path).read_bytes() + held
     except OSError as error:
         raise BadInput(f"{path}: {error.strerror}") from error
-    lines = data.split(b"\n")
-    lines.pop()  # empty, or torn: the writer ends every record with a newline
-    if not lines:
+    reader = Reader(path)
+    entries = reader.take(data)
+    head = reader.head
+    if head is None:
         raise BadInput(f"{path}: line 1: not an event log, the header is missing")
-    entries: list[Entry] = []
-    head = _line_as(path, 1, lines[0], _header)
-    old = schema1.Records() if head.old else None
-    for number, line in enumerate(lines[1:], start=2):
-        entries.append(_line_as(path, number, line, functools.partial(_entry, number - 1, old)))
-    return head, schema1.complete(head.specs, entries) if old else entries
+    return head, schema1.complete(head.specs, entries) if head.old else entries
 
 
 def _line_as(

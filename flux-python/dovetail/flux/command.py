@@ -64,6 +64,7 @@ def parser() -> argparse.ArgumentParser:
     made["resize"].add_argument("nodes", type=int, metavar="N", help="so many nodes")
     made["kubectl"].add_argument("words", nargs="*", metavar="...", help="arguments of kubectl")
     made["url"].add_argument("service", metavar="[NAMESPACE/]SERVICE", help="the service")
+    made["top"].add_argument("run", nargs="?", type=int, metavar="RUN", help="its ranks instead")
     made["logs"].add_argument("run", nargs="?", type=int, metavar="RUN", help="default: the last")
     made["logs"].add_argument("--slice", type=int, metavar="NUMBER", help="a slice's output")
     agent = commands.add_parser("slice")  # not for users, and so not in the list
@@ -144,13 +145,31 @@ def do_status(args: argparse.Namespace) -> int:
 
 
 def do_top(args: argparse.Namespace) -> int:
-    """Slices and runs, at every change."""
+    """Slices and runs, at every change, or the ranks of one run; see dovetail-top(1)."""
+    if args.run is not None:
+        return top_of_run(args)
     with client.connected() as link:
         for found in link.answers("dovetail.status", {}, stream=True):
             if sys.stdout.isatty() and not args.json:
                 print("\x1b[H\x1b[2J", end="")
             print(json.dumps(found) if args.json else format.status(found), flush=True)
     return 0
+
+
+def top_of_run(args: argparse.Namespace) -> int:
+    """The simulations and ranks of a run, from its event log."""
+    from dovetail.run import follow, top
+
+    runs = {run["number"]: run for run in client.call("dovetail.status")["runs"]}
+    if args.run not in runs:
+        raise BadInput(f"top: there is no run {args.run}; see `flux dovetail status`")
+    output = Path(runs[args.run]["output"])
+    if not (output / plan_runner.EVENTS).exists():
+        raise BadInput(f"top: run {args.run} is {runs[args.run]['state']}, with nothing to show")
+    if args.json:
+        show(args, top.snapshot(follow.Follower(output, plan_runner.EVENTS)), "")
+        return 0
+    return top.show(output, plan_runner.EVENTS)
 
 
 def chosen(args: argparse.Namespace) -> dict[str, Any]:

@@ -1,0 +1,244 @@
+# SPDX-License-Identifier: LGPL-3.0-or-later
+"""Like htop, for the simulations and ranks of a run that goes on elsewhere.
+
+Input: the run's output directory, and keys. Output: a table on the terminal, once a second, until
+it is left; one table where there is no terminal. Invariants: nothing of the run is changed; the
+terminal is as before, however it is left.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import sys
+import termios
+import tty
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Callable
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from dovetail.controller.views import View
+from dovetail.core.units import progress
+from dovetail.run.follow import Follower, RankShare
+
+EVERY = 1.0
+"""Seconds between two looks."""
+ACTIVE = ("preparing", "starting", "running", "suspended", "halting", "terminating")
+HELP = "q quit   s sort   up/down choose   l log   a all"
+_LAST = float("inf")
+SORTS: dict[str, Callable[[View], float]] = {
+    "plan": lambda view: 0.0,
+    "slowdown": lambda view: -(view.slowdown or 0.0),
+    "rate": lambda view: -(view.rate or 0.0),
+    "end": lambda view: _LAST if view.left is None else view.left,
+}
+"""The orders that `s` goes through."""
+
+
+class Screen:
+    """What is shown, and how the user wants it."""
+
+    def __init__(self, follower: Follower, directory: Path) -> None:
+        self.follower, self.directory = follower, directory
+        self.sort, self.all, self.log, self.chosen = "plan", False, False, ""
+
+    def views(self) -> list[View]:
+        """The simulations that are shown, in their order."""
+        controller = self.follower.controller
+        found = controller.views() if controller else []
+        if not (self.all or self.follower.over):
+            found = [view for view in found if view.state in ACTIVE]
+        return sorted(found, key=SORTS[self.sort])
+
+    def key(self, key: str) -> bool:
+        """Do what a key says; False to quit."""
+        names = [view.name for view in self.views()]
+        at = names.index(self.chosen) if self.chosen in names else -1
+        if key == "s":
+            words = [*SORTS]
+            self.sort = words[(words.index(self.sort) + 1) % len(words)]
+        elif key == "a":
+            self.all = not self.all
+        elif key == "l":
+            self.log = not self.log
+        elif key in ("up", "down") and names:
+            step = 1 if key == "down" else -1
+            self.chosen = names[max(0, min(len(names) - 1, at + step))]
+        return key not in ("q", "\x03")
+
+    def draw(self, width: int, height: int, keys: bool) -> Group:
+        """All of it, in so many columns and lines; with a line about `keys`, if there are any."""
+        follower = self.follower
+        parts: list[Any] = [_head(follower, self.sort, self.all)]
+        views = self.views()
+        if self.chosen not in [view.name for view in views]:
+            self.chosen = views[0].name if views else ""
+        log = 8 if self.log and self.chosen else 0
+        below = len(follower.notes) + log + 3
+        parts.append(self._table(views, width, max(4, height - below - 4)))
+        if log:
+            parts.append(Text(f"{self.chosen}/log", style="bold"))
+            parts.append(Text("\n".join(_tail(self.directory / self.chosen / "log", log - 1))))
+        parts.append(Text("\n".join(follower.notes), style="dim"))
+        if keys:
+            parts.append(Text(HELP, style="reverse"))
+        for part in parts:
+            if isinstance(part, Text):
+                part.no_wrap, part.overflow = True, "ellipsis"
+        return Group(*parts)
+
+    def _table(self, views: list[View], width: int, rows: int) -> Table:
+        wide = width >= 120
+        made = Table(box=None, padding=(0, 1, 0, 0), header_style="reverse")
+        made.add_column("simulation", no_wrap=True)
+        made.add_column("state", no_wrap=True)
+        right = ["rank", "duty", "CPU", "request"] + (["iterations"] if wide else [])
+        right += ["per s", "slow", "end in"]
+        for name in right:
+            made.add_column(name, justify="right", no_wrap=True)
+        if wide:
+            made.add_column("waits", no_wrap=True)
+        used = 0
+        for at, view in enumerate(views):
+            shares = self.follower.ranks(view.name) if view.state in ACTIVE else []
+            if used + 1 >= rows and at < len(views) - 1:
+                made.add_row(f"and {len(views) - at} more", style="dim")
+                break
+            first = _row(view, wide)
+            style = "bold" if view.name == self.chosen else ""
+            lines = [_rank(view, shares, rank) for rank in range(view.ranks)] or [("-",) * 4]
+            room = max(1, min(len(lines), rows - used - (len(views) - at - 1)))
+            for n, line in enumerate(lines[:room]):
+                name, state, *rest = first if n == 0 else ("", "", *("",) * (len(first) - 2))
+                if n == room - 1 and room < len(lines):
+                    line = (f"{n}-{len(lines) - 1}", "…", "…", "…")
+                made.add_row(name, state, *line, *rest, style=style)
+            used += room
+        return made
+
+
+def _head(follower: Follower, sort: str, everything: bool) -> Text:
+    controller = follower.controller
+    if controller is None:
+        return Text("the run has not begun", style="bold")
+    status = controller.status()
+    counts = ", ".join(f"{count} {state}" for state, count in status.counts.items())
+    words = f"{follower.t:.0f} s   {counts}   phase: {status.phase}   by {sort}"
+    if everything:
+        words += ", all"
+    if follower.over:
+        words += "   the run is over"
+    elif follower.silent is not None:
+        words += f"   nothing new for {follower.silent:.0f} s: it may have been killed"
+    return Text(words, style="bold")
+
+
+def _rank(view: View, shares: list[RankShare], rank: int) -> tuple[str, str, str, str]:
+    """Its number, duty cycle, the CPU that it gets, and its request."""
+    share = shares[rank] if rank < len(shares) else RankShare(None, None)
+    request = f"{view.requests[rank]}m" if rank < len(view.requests) else "-"
+    cpu = "-" if share.cpu is None else f"{1000 * share.cpu:.0f}m"
+    return str(rank), "-" if share.duty is None else f"{share.duty:.0%}", cpu, request
+
+
+def _row(view: View, wide: bool) -> tuple[str, ...]:
+    """What there is of a simulation as a whole; its rank comes in between."""
+    known = [
+        "-" if view.rate is None else f"{view.rate:.3g}",
+        "-" if view.slowdown is None else f"{view.slowdown:.2f}",
+        "-" if view.left is None else _span(view.left),
+    ]
+    if wide:
+        known = [progress(view.iterations, view.measure), *known, view.wait.mode]
+    return (view.name, view.state, *known)
+
+
+def _span(seconds: float) -> str:
+    whole = round(seconds)
+    if whole < 600:
+        return f"{whole} s"
+    return f"{whole // 3600}:{whole % 3600 // 60:02} h"
+
+
+def _tail(path: Path, lines: int) -> list[str]:
+    try:
+        with path.open("rb") as file:
+            file.seek(max(0, path.stat().st_size - 200 * lines))
+            text = file.read().decode(errors="replace")
+    except OSError as error:
+        return [f"no log: {error.strerror}"]
+    return [
+        "".join(c if c.isprintable() else " " for c in one) for one in text.splitlines()[-lines:]
+    ]
+
+
+def snapshot(follower: Follower) -> dict[str, Any]:
+    """The state of the run as plain JSON values; what is unknown is null."""
+    controller = follower.controller
+    simulations = []
+    for view in controller.views() if controller else []:
+        shares = follower.ranks(view.name) if view.state in ACTIVE else []
+        ranks = [
+            {
+                "request": view.requests[rank] if rank < len(view.requests) else None,
+                "duty": shares[rank].duty if rank < len(shares) else None,
+                "cpu": shares[rank].cpu if rank < len(shares) else None,
+            }
+            for rank in range(view.ranks)
+        ]
+        simulations.append(
+            {
+                "name": view.name, "state": view.state, "iterations": view.iterations,
+                "measure": view.measure, "rate": view.rate, "slowdown": view.slowdown,
+                "left": view.left, "wait": view.wait.mode, "ranks": ranks,
+            }
+        )  # fmt: skip
+    return {
+        "seconds": follower.t,
+        "over": follower.over,
+        "silent": follower.silent,
+        "simulations": simulations,
+    }
+
+
+def show(directory: Path, log: str) -> int:
+    """Show a run until the user quits, or once if there is no terminal; 0."""
+    screen = Screen(Follower(directory, log), directory)
+    console = Console(highlight=False)
+    if not (console.is_terminal and sys.stdin.isatty()):
+        console.print(screen.draw(console.width if console.is_terminal else 160, 1000, keys=False))
+        return 0
+    with _keys() as key, Live(console=console, screen=True, auto_refresh=False) as live:
+        while True:
+            screen.follower.look()
+            live.update(screen.draw(console.width, console.height, keys=True), refresh=True)
+            pressed = key(EVERY)
+            if pressed is not None and not screen.key(pressed):
+                return 0
+
+
+@contextlib.contextmanager
+def _keys() -> Iterator[Callable[[float], str | None]]:
+    """A function that waits so many seconds for a key, while the terminal gives each at once."""
+    fd = sys.stdin.fileno()
+    before = termios.tcgetattr(fd)
+
+    def key(seconds: float) -> str | None:
+        if not select.select([fd], [], [], seconds)[0]:
+            return None
+        data = os.read(fd, 16)
+        if not data:
+            return "q"  # the terminal is gone
+        return {b"\x1b[A": "up", b"\x1b[B": "down"}.get(data, data[:1].decode(errors="replace"))
+
+    try:
+        tty.setcbreak(fd)
+        yield key
+    finally:
+        termios.tcsetattr(fd, termios.TCSADRAIN, before)

@@ -1,0 +1,172 @@
+# SPDX-License-Identifier: LGPL-3.0-or-later
+"""`dovetail top`: what a user sees of a run that goes on in another process."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import pty
+import re
+import select
+import signal
+import struct
+import subprocess
+import sys
+import termios
+import time
+
+import pytest
+from dovetail.run import follow, top
+from dovetail.run.follow import Follower
+from dovetail.run.run import LOG
+from support.local_runs import wait_for
+from support.run_command import site  # noqa: F401
+
+pytestmark = pytest.mark.unit
+
+STEPS = """
+n=0; until [ -e {stop} ]; do n=$((n+1)); echo "Time = $n"; echo step $n; sleep 0.05; done"""
+
+
+@pytest.fixture
+def running(site):  # noqa: F811
+    """A run of three simulations, which iterate until a file is there, on two cores."""
+    stop = site.directory / "stop"
+    entry = site.shell(STEPS.format(stop=stop), count=3, iterations=10**6)
+    run = site.start(site.plan(entry, cpus=2), "-o", "out")
+    site.until(lambda log: any(max(e.get("ranks", {}).get("iterations", [0])) > 3 for e in log))
+    yield run
+    stop.touch()
+    if run.poll() is None:
+        site.end(run)
+
+
+def command(site, *words, code=0):  # noqa: F811
+    """What it prints."""
+    done = subprocess.run(
+        [sys.executable, "-m", "dovetail", "top", *words],
+        env=site.environment(), cwd=site.directory, capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == code, done.stderr
+    return done.stdout + (done.stderr if code else "")
+
+
+def test_without_a_terminal_it_prints_one_table(site, running):  # noqa: F811
+    text = command(site, "out")
+    assert "2 running, 1 queued" in text
+    assert re.search(r"sim-1 +running +0 ", text)
+    assert "sim-3" not in text.split("admit")[0], "what waits is not shown"
+    assert "\x1b" not in text
+    assert "quit" not in text, "there are no keys"
+
+
+def test_json_is_the_state_once(site, running):  # noqa: F811
+    found = json.loads(command(site, "out", "--json"))
+    first, _, last = found["simulations"]
+    assert (found["over"], found["silent"]) == (False, None)
+    assert (first["name"], first["state"], last["state"]) == ("sim-1", "running", "queued")
+    assert first["iterations"] > 3
+    (rank,) = first["ranks"]
+    assert rank["request"] == 1000
+    assert rank["duty"] == 1.0, "without MPI all its time is outside MPI"
+    assert 0.0 <= rank["cpu"] <= 1.5
+
+
+def test_a_run_that_is_over_says_so_and_shows_all(site, running):  # noqa: F811
+    (site.directory / "stop").touch()
+    site.end(running)
+    text = command(site, "out")
+    assert "3 done" in text
+    assert "the run is over" in text
+    assert re.search(r"sim-2 +done", text)
+    assert json.loads(command(site, "out", "--json"))["over"] is True
+
+
+def test_a_run_that_was_killed_is_told_from_one_that_goes_on(site, running, monkeypatch):  # noqa: F811
+    monkeypatch.setattr(follow, "SILENT", 0.5)
+    running.send_signal(signal.SIGKILL)
+    running.wait()
+    follower = Follower(site.out, LOG)
+    wait_for(lambda: follower.silent is not None, lambda: "it is not silent")
+    assert (
+        "it may have been killed"
+        in top.Screen(follower, site.out).draw(80, 24, True).renderables[0]
+    )
+
+
+@pytest.mark.parametrize("what", ["missing", "another file", "earlier"])
+def test_what_holds_no_run_is_refused_in_a_line(site, what):  # noqa: F811
+    folder = site.directory / "none"
+    folder.mkdir()
+    if what != "missing":
+        words = {"another file": "{}", "earlier": '{"dovetail":"0","schema":1}'}
+        (folder / LOG).write_text(words[what] + "\n")
+    said = command(site, "none", code=2)
+    assert said.startswith("dovetail: none/events.jsonl: ")
+    assert said.count("\n") == 1
+
+
+@pytest.mark.parametrize("columns", [80, 200])
+def test_keys_on_a_terminal(site, running, columns):  # noqa: F811
+    before, after, seen = on_a_terminal(site, columns, [b"s", b"a", b"\x1b[B", b"l", b"q"])
+    assert before == after, "the terminal is as it was"
+    assert seen.startswith("\x1b[?1049h")
+    assert seen.endswith("\x1b[?25h\x1b[?1049l"), "the screen of before is back"
+    for word in ("by plan", "by slowdown", "sim-3", "sim-2/log", "step ", "q quit"):
+        assert word in seen, word
+    assert ("iterations" in seen) == (columns == 200)
+    plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "\n", seen)
+    assert max(len(line) for line in plain.splitlines()) <= columns
+
+
+def test_an_interrupt_leaves_the_terminal_and_the_run_as_they_were(site, running):  # noqa: F811
+    before, after, _ = on_a_terminal(site, 80, [b"\x03"], code=130)
+    assert before == after
+    assert running.poll() is None
+
+
+def on_a_terminal(site, columns, keys, code=0):  # noqa: F811
+    """Type these keys, one after each picture; the terminal's state before and after, and all."""
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
+    before = termios.tcgetattr(theirs)
+    environment = {k: v for k, v in site.environment().items() if k not in ("COLUMNS", "LINES")}
+    started = subprocess.Popen(
+        [sys.executable, "-m", "dovetail", "top", "out"], env=environment,
+        cwd=site.directory, stdin=theirs, stdout=theirs, stderr=theirs,
+        preexec_fn=lambda: (os.setsid(), fcntl.ioctl(0, termios.TIOCSCTTY, 0)),
+    )  # fmt: skip
+    seen, end = b"", time.monotonic() + 60
+    pictures = 0
+    while started.poll() is None and time.monotonic() < end:
+        if select.select([ours], [], [], 0.1)[0]:
+            with contextlib.suppress(OSError):
+                seen += os.read(ours, 1 << 16)
+        if keys and seen.count(b"q quit") > pictures:
+            pictures = seen.count(b"q quit")
+            os.write(ours, keys.pop(0))
+    while select.select([ours], [], [], 0.1)[0]:
+        seen += os.read(ours, 1 << 16)
+    assert started.wait(10) == code, seen
+    after = termios.tcgetattr(theirs)
+    os.close(ours)
+    os.close(theirs)
+    return before, after, seen.decode()
+
+
+def test_a_log_that_is_read_in_pieces_tells_the_same(site, running):  # noqa: F811
+    (site.directory / "stop").touch()
+    site.end(running)
+    whole = (site.out / LOG).read_bytes()
+    folder = site.directory / "pieces"
+    folder.mkdir()
+    (folder / LOG).touch()
+    follower = Follower(folder, LOG)
+    assert follower.controller is None
+    for at in range(0, len(whole), 97):
+        with (folder / LOG).open("ab") as file:
+            file.write(whole[at : at + 97])
+        follower.look()
+    assert top.snapshot(follower) == top.snapshot(Follower(site.out, LOG))
