@@ -62,12 +62,16 @@ def test_a_hybrid_batch_script_runs_to_its_end(flux):
         flux dovetail report
         test -s dovetail-out-1/report.html
         flux dovetail logs 1 | grep 'sim-1 starts'
+        flux dovetail top 1 --json | grep -q '"sim-1"'
+        test "$(flux dovetail top 1 | grep -c '^sim-[12] .*done')" = 2
+        ! flux dovetail top 9
         flux dovetail status""")
     output = flux.output(job)
     assert flux.code(job) == 0, output
     lines = output.splitlines()
     assert "2" in lines
     assert lines.count("bare metal") == 2
+    assert "top: there is no run 9; see `flux dovetail status`" in output
     assert f"run 1: 2 of 2 simulations done; {flux.work}/dovetail-out-1/report.html" in lines
     assert "Kubernetes is up" in lines
     flux.nothing_left()
