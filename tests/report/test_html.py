@@ -11,13 +11,16 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 from dovetail.cli import main
 from dovetail.core import eventlog, protocol
 from dovetail.report import charts, summary
 from dovetail.report import html as report
 from dovetail.report.alternatives import FEWER, SEQUENTIAL, Alternative
+from dovetail.report.history import Load
 from support import made_up_runs
 
 pytestmark = pytest.mark.unit
@@ -142,6 +145,17 @@ def test_the_ranks_of_a_large_simulation_are_drawn_in_groups():
     text = page(run)
     assert len(text.encode()) < 2_000_000
     assert "ranks 0 to 249" in text
+
+
+@pytest.mark.filterwarnings("error")
+def test_ranks_are_not_compared_with_those_of_a_run_on_fewer():
+    alone, packed = (
+        Load("f", kind, 9.0, *(np.arange(1.0, count + 1),) * 3)
+        for kind, count in (("spinning", 1), ("packed", 2))
+    )
+    _, chart = report._ranks(SimpleNamespace(name="f", loads=(alone, packed)))
+    assert "packed" not in chart
+    assert "nan" not in chart
 
 
 HOSTILE = "</svg><script>alert(1)</script><img src=x onerror='alert(2)'>\"&{{7*7}}"

@@ -205,6 +205,7 @@ def _ranks(family: FamilyFigures) -> Chart | None:
     base = alone or loads.get("packed")
     if base is None:
         return None
+    loads = {kind: load for kind, load in loads.items() if len(load.cpu) == len(base.cpu)}
     wall = base.useful + base.mpi
     duty = base.useful / np.where(wall > 0, wall, 1.0)
     where = "alone" if alone else "packed"
