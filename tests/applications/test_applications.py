@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import dataclasses
+import subprocess
 import typing
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,7 +14,7 @@ from dovetail.applications import APPLICATIONS, expected_iterations, form
 from dovetail.core import programs
 from dovetail.core.protocol import Spec
 from dovetail.mpi.launcher import STARTERS
-from dovetail.plan import schema
+from dovetail.plan import command_line, schema
 
 pytestmark = pytest.mark.unit
 
@@ -54,6 +55,27 @@ def test_a_case_of_openfoam_is_cut_after_the_users_own_steps():
     cut = "dovetail decompose --ranks {} --weights {} --force --apply ."
     assert form(asked).prepare == ("blockMesh", cut.format(2, "1,3"))
     assert form(asked.on(1)).prepare == ("blockMesh", cut.format(1, "1"))
+
+
+def test_a_case_in_one_piece_is_not_cut_for_one_rank(tmp_path):
+    (tmp_path / "0").mkdir()
+    asked = spec("simpleFoam", 1, (1, 2), case=str(tmp_path))
+    assert not form(asked).prepare
+    assert "decompose" in form(dataclasses.replace(asked, prepare=("blockMesh",))).prepare[1]
+
+
+def test_a_case_that_is_cut_comes_in_one_piece_for_one_rank(tmp_path):
+    for name in ("0", "processor0", "processor11", "processors2", "processorTypes"):
+        (tmp_path / name / "0").mkdir(parents=True)
+    (step,) = form(spec("simpleFoam", 1, (1, 2), case=str(tmp_path))).prepare
+    subprocess.run(command_line.split(step), cwd=tmp_path, check=True)
+    assert sorted(place.name for place in tmp_path.iterdir()) == ["0", "processorTypes"]
+
+
+def test_fields_that_ranks_have_alone_are_left_to_decompose(tmp_path):
+    (tmp_path / "processor0" / "0").mkdir(parents=True)
+    (step,) = form(spec("simpleFoam", 1, (1, 2), case=str(tmp_path))).prepare
+    assert step.startswith("dovetail decompose --ranks 1 ")
 
 
 def test_weights_are_written_only_where_they_have_a_place():

@@ -15,6 +15,7 @@ from dovetail.core.protocol import Spec
 from dovetail.host import install_paths
 
 PARALLEL = "-parallel"
+_IN_ONE_PIECE = "find . -maxdepth 1 -type d -name 'processor*[0-9]' -exec rm -rf {} +"
 
 
 def command(spec: Spec) -> tuple[str, ...]:
@@ -25,7 +26,10 @@ def command(spec: Spec) -> tuple[str, ...]:
 
 
 def prepare(spec: Spec) -> tuple[str, ...]:
-    """Cut the case; see dovetail-decompose(1)."""
+    """Cut the case; see dovetail-decompose(1). For one rank, what it was cut into is removed."""
+    case = Path(spec.case)
+    if spec.ranks == 1 and not spec.prepare and control_dict.times(case):
+        return (_IN_ONE_PIECE,) if any(case.glob("processor*")) else ()
     cut = ("--ranks", "{ranks}", "--weights", "{weights}", "--force", "--apply", ".")
     return (" ".join(("dovetail", "decompose", *cut)),)
 
