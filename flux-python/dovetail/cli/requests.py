@@ -55,21 +55,10 @@ def _weights(args: argparse.Namespace) -> tuple[float, ...]:
 
 
 def _profile_load(path: Path) -> tuple[float, ...]:
-    """Each rank's seconds of work, per iteration if every rank counted iterations.
-
-    CPU seconds if its ranks gave the CPU back while they waited; a rank that spins or yields
-    burns as much CPU waiting as working, so then it is the seconds outside MPI.
-    """
     from dovetail.mpi import profile  # here, since only this source needs it
 
     run = profile.load(path)
-    ranks = [rank for rank in run.ranks if rank.world == 0]
-    if run.wait == "doorbell":
-        per_iteration, whole = [r.cpu_per_iteration for r in ranks], [r.cpu_s for r in ranks]
-    else:
-        per_iteration, whole = [r.useful_per_iteration for r in ranks], [r.useful_s for r in ranks]
-    counted = [load for load in per_iteration if load is not None]
-    loads = counted if len(counted) == len(ranks) else whole
-    if not loads or min(loads) <= 0:
-        raise BadInput(f"{path}: not every rank has done work; profile a longer run")
-    return tuple(loads)
+    try:
+        return run.load
+    except BadInput as error:
+        raise BadInput(f"{path}: {error}") from None

@@ -18,7 +18,7 @@ from usernetes_setup.node import cgroups
 from dovetail.controller.choice import Schedule
 from dovetail.controller.widths import by_text
 from dovetail.core import eventlog
-from dovetail.core.errors import BadInput, WorkFailed
+from dovetail.core.errors import WorkFailed
 from dovetail.plan import schema, yaml_lines
 from dovetail.report import summary
 from dovetail.run import run as work
@@ -68,17 +68,9 @@ def run(args: argparse.Namespace) -> int:
     asked = schema.load(args.plan, args.plan_copy and yaml_lines.read(args.plan_copy))
     for line in schema.warnings(asked):
         print(f"dovetail: {line}", file=sys.stderr)
+    place = target.chosen(args.kubeconfig, args.network, args.launcher)
     # Another program asks for what is possible, whatever the plan.
-    if args.checkpoint and not args.orders and not any(spec.checkpoint for spec in asked.specs):
-        raise BadInput(f"--checkpoint: no simulation of {args.plan} has `checkpoint: allowed`")
-    if args.kubeconfig is not None:
-        place = target.cluster(args.kubeconfig, args.network, args.launcher)
-    elif args.network or args.launcher:
-        option = "--network" if args.network else "--launcher"
-        raise BadInput(f"{option} is for pods; name their cluster with --kubeconfig")
-    else:
-        place = target.here()
-    work.check(asked, place, args.output)
+    work.check(asked, place, args.output, checkpoint=args.checkpoint and not args.orders)
     if args.dry_run:
         return show(asked, place.cpu(asked), as_json=args.json)
     ended = work.run(

@@ -93,6 +93,26 @@ class Profile:
         """Of all ranks together."""
         return efficiency([r.useful_s for r in self.ranks], [r.elapsed_s for r in self.ranks])
 
+    @property
+    def load(self) -> tuple[float, ...]:
+        """Seconds of work of each rank, per iteration if every rank counted iterations.
+
+        CPU seconds if ranks gave the CPU back while they waited; a rank that spins or yields
+        burns as much CPU waiting as working, so then it is the seconds outside MPI. Raises
+        BadInput where a rank has done no work.
+        """
+        ranks = [rank for rank in self.ranks if rank.world == 0]
+        if self.wait == "doorbell":
+            per_iteration, whole = [r.cpu_per_iteration for r in ranks], [r.cpu_s for r in ranks]
+        else:
+            per_iteration = [r.useful_per_iteration for r in ranks]
+            whole = [r.useful_s for r in ranks]
+        counted = [load for load in per_iteration if load is not None]
+        loads = counted if len(counted) == len(ranks) else whole
+        if not loads or min(loads) <= 0:
+            raise BadInput("not every rank has done work; profile a longer run")
+        return tuple(loads)
+
 
 def efficiency(useful: Sequence[float], elapsed: Sequence[float]) -> Efficiency:
     """POP efficiencies from each rank's useful and elapsed seconds, both of shape (ranks,)."""

@@ -58,11 +58,16 @@ class RunOutcome:
         return all(one.state == "done" for one in self.summary.simulations)
 
 
-def check(asked: schema.Plan, place: target.Place, directory: Path) -> None:
+def check(
+    asked: schema.Plan, place: target.Place, directory: Path, *, checkpoint: bool = False
+) -> None:
     """Refuse a plan that can never run there, and a directory that lies in one of its cases.
 
-    So it is with a simulation that may be stopped at a checkpoint, and cannot.
+    So it is with a simulation that may be stopped at a checkpoint, and cannot, and with a run that
+    is to stop its simulations at a `checkpoint` where none may.
     """
+    if checkpoint and not any(spec.checkpoint for spec in asked.specs):
+        raise BadInput("checkpoint: no simulation of the plan has `checkpoint: allowed`")
     place.check(asked)
     for spec in {spec.family: spec for spec in asked.specs if spec.checkpoint}.values():
         try:

@@ -193,6 +193,16 @@ def cluster(kubeconfig: Path, network: str = "", launcher: str = "") -> Place:
     return Cluster(kubeconfig, network, kind)
 
 
+def chosen(kubeconfig: Path | None, network: str = "", launcher: str = "") -> Place:
+    """The cluster of a kubeconfig, or this machine if there is none; BadInput for half of one."""
+    if kubeconfig is not None:
+        return cluster(kubeconfig, network, launcher)
+    if network or launcher:
+        option = "--network" if network else "--launcher"
+        raise BadInput(f"{option} is for pods; name their cluster with --kubeconfig")
+    return here()
+
+
 def _check_memory(asked: Plan, offered: int, where: str) -> None:
     for spec in asked.specs:
         if spec.memory > offered:

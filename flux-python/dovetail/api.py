@@ -1,0 +1,156 @@
+# SPDX-License-Identifier: LGPL-3.0-or-later
+"""What the commands do, as functions; `import dovetail` offers them. See dovetail-python(7).
+
+Inputs: what a command line or a plan would say. Outputs: what the commands print, as objects.
+Invariants: nothing is printed on standard output but by programs that are profiled; what is wrong
+raises `BadInput` before anything is started, what fails `WorkFailed`.
+
+    run = dovetail.run_plan("plan.yaml", "results")
+    print(run.summary.totals.makespan_s.value, run.report)
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from dovetail.core import cpu_requests
+from dovetail.core.errors import BadInput, WorkFailed
+from dovetail.core.protocol import WaitPolicy
+from dovetail.core.throughput_model import Model
+from dovetail.mpi import detect, profiled_run
+from dovetail.mpi.control_page import MODES
+from dovetail.mpi.profile import Profile
+from dovetail.plan import schema
+from dovetail.run import run, target
+from dovetail.run.run import RunOutcome
+
+__all__ = [
+    "BadInput",
+    "Model",
+    "Profile",
+    "RunOutcome",
+    "WorkFailed",
+    "predict",
+    "profile_command",
+    "requests",
+    "run_plan",
+]
+
+
+def run_plan(
+    plan: str | Path | Mapping[str, Any],
+    output: str | Path = "dovetail-out",
+    *,
+    resume: bool = False,
+    checkpoint: bool = False,
+    kubeconfig: str | Path | None = None,
+    network: str = "",
+    launcher: str = "",
+) -> RunOutcome:
+    """Run a queue of simulations to its end, as `dovetail run` does; see dovetail-run(1).
+
+    `plan` is a file, or what would be in one, whose paths are then relative to the current folder.
+    `output` is where everything is written. The others are the command's options. Progress is told
+    on standard error; Ctrl-C ends the run in order, `interrupted` then names the signal. Must be
+    called in the main thread.
+
+    A simulation that fails raises nothing: `RunOutcome.done` tells whether all are done, and
+    `summary.simulations` how each ended. Times there are in seconds, CPU in cores.
+    """
+    _in_main_thread("run_plan")
+    asked = _load(plan)
+    place = target.chosen(None if kubeconfig is None else Path(kubeconfig), network, launcher)
+    run.check(asked, place, Path(output), checkpoint=checkpoint)
+    return run.run(
+        asked, Path(output), place=place, resume=resume, quiet=True, checkpoint=checkpoint
+    )
+
+
+def profile_command(
+    command: Sequence[str],
+    *,
+    wait: str = "off",
+    yields: int = 20,
+    mpi: str = "",
+    check: bool = True,
+) -> Profile:
+    """Run an unmodified MPI program and tell where its ranks' time went; see dovetail-profile(1).
+
+    `command` as on a command line, with `mpirun` and all; `wait` is how ranks wait inside MPI
+    (off, yield or doorbell), and `yields` how often one yields before it sleeps; `mpi` is openmpi
+    or mpich, found out if empty. Its output goes where ours does. With `check` a program that
+    fails raises WorkFailed, else its profile has the `exit_code`. KeyboardInterrupt if it was
+    ended by a signal. Must be called in the main thread.
+    """
+    _in_main_thread("profile_command")
+    if wait not in MODES:
+        raise BadInput(f"wait: {wait!r} is not one of {', '.join(MODES)}")
+    ended = profiled_run.run(
+        list(command), mpi or detect.mpi_of(command), WaitPolicy(wait, yields), quiet=False
+    )
+    if ended.interrupted:
+        raise KeyboardInterrupt
+    if check and ended.failure:
+        raise WorkFailed(ended.failure)
+    return ended.profile
+
+
+def predict(
+    t1: float,
+    ranks: int,
+    vcpus: float,
+    *,
+    beta: float | None = None,
+    measured: Mapping[int, float] | None = None,
+    need: float | None = None,
+) -> Model:
+    """How much slower simulations run at once, a prediction; see dovetail-predict(1).
+
+    `t1` is the seconds of one alone on its `ranks`, `vcpus` what all share; then either `beta`,
+    the model's parameter, or `measured`, seconds by the number of simulations at once, to fit it.
+    `need` is the cores that one keeps busy alone.
+    """
+    if (beta is None) == (measured is None):
+        raise BadInput("predict: give either beta or measured")
+    if measured is not None:
+        return Model.fit(t1, ranks, vcpus, measured, need)
+    assert beta is not None
+    return Model(t1, ranks, vcpus, beta, need)
+
+
+def requests(
+    load: Profile | Sequence[float], cpus: float | str, floor: float | str = "10m"
+) -> tuple[int, ...]:
+    """CPU requests in proportion to the ranks' load, millicores, which add up to `cpus` exactly.
+
+    `load` is a profile, or one weight per rank; `cpus` cores (4, 2.5) or millicores ("2500m") to
+    share; `floor` the least of a rank. See dovetail-requests(1).
+    """
+    weights = load.load if isinstance(load, Profile) else tuple(load)
+    least = 0 if str(floor) in ("0", "0m") else cpu_requests.parse_cpu(str(floor), "floor")
+    return cpu_requests.proportional(weights, cpu_requests.parse_cpu(str(cpus)), least)
+
+
+def _load(plan: str | Path | Mapping[str, Any]) -> schema.Plan:
+    if not isinstance(plan, Mapping):
+        return schema.load(plan)
+    try:
+        text = json.dumps(plan, indent=1, default=_plain)  # which is YAML too
+    except (TypeError, ValueError) as error:
+        raise BadInput(f"plan: {error}") from None
+    return schema.load("plan", text.encode())
+
+
+def _plain(value: object) -> object:
+    if isinstance(value, Path):
+        return str(value)
+    raise TypeError(f"{value!r} is no text, number, list or mapping")
+
+
+def _in_main_thread(what: str) -> None:
+    if threading.current_thread() is not threading.main_thread():
+        raise BadInput(f"{what}: must be called in the main thread, where signals arrive")

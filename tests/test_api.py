@@ -1,0 +1,205 @@
+# SPDX-License-Identifier: LGPL-3.0-or-later
+"""`import dovetail`: the commands as functions, as a user's script or notebook calls them."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import re
+import shutil
+import subprocess
+import sys
+import textwrap
+import threading
+from pathlib import Path
+
+import dovetail
+import pytest
+from dovetail import api
+
+TOP = Path(__file__).resolve().parents[1]
+PITZ = Path("/usr/share/doc/openfoam-examples/examples/incompressible/simpleFoam/pitzDaily")
+
+
+def python(script, directory):
+    """A user's script, in a process of its own."""
+    return subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(script)],
+        cwd=directory, capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+
+
+@pytest.mark.unit
+class TestWithoutMpi:
+    def test_what_is_offered_is_what_the_module_has(self):
+        assert set(dovetail._API) == set(api.__all__)
+        assert set(dovetail._API) < set(dir(dovetail))
+        assert dovetail.predict is api.predict
+        with pytest.raises(AttributeError, match="no attribute 'simulate'"):
+            dovetail.simulate  # noqa: B018
+
+    def test_an_import_imports_nothing_else(self, tmp_path):
+        asked = "import sys, dovetail; print([m for m in sys.modules if m.startswith('dovetail.')])"
+        assert python(asked, tmp_path).stdout == "[]\n"
+
+    def test_every_function_and_parameter_is_in_the_manual(self):
+        page = (TOP / "doc" / "dovetail-python.7").read_text()
+        for name in api.__all__:
+            one = getattr(api, name)
+            if inspect.isfunction(one):
+                text = re.search(rf"^\.It Fn {name}\n(.*?)(?=^\.It Fn|^\.El)", page, re.M | re.S)
+                assert text, name
+                missing = [
+                    word
+                    for word in inspect.signature(one).parameters
+                    if f"Fa {word}" not in text[1]
+                ]
+                assert missing == [], name
+            else:
+                assert f"Vt {name}" in page
+
+    def test_requests_add_up(self):
+        assert dovetail.requests([1, 1, 5, 15], 4) == (182, 182, 909, 2727)
+        assert dovetail.requests([1, 3], "500m", floor=0) == (125, 375)
+        with pytest.raises(dovetail.BadInput, match="cpus: 'two' is not a CPU quantity"):
+            dovetail.requests([1, 3], "two")
+
+    def test_a_prediction_is_that_of_the_command(self):
+        model = dovetail.predict(1203, 4, 4, measured={2: 1410})
+        assert model.points == 1
+        assert dovetail.predict(1203, 4, 4, beta=model.beta).makespan(3) == model.makespan(3)
+        for wrong in ({}, {"beta": 0.1, "measured": {2: 1410}}):
+            with pytest.raises(dovetail.BadInput, match="either beta or measured"):
+                dovetail.predict(1203, 4, 4, **wrong)
+
+    def test_a_plan_is_a_mapping_or_a_file(self, tmp_path):
+        (tmp_path / "case").mkdir()
+        (tmp_path / "plan.yaml").write_text(
+            "simulations: [{name: filed, case: case, ranks: 1, command: 'true'}]"
+        )
+        done = python(
+            """
+            import pathlib, dovetail
+            plan = {"simulations": [
+                {"name": "well", "case": pathlib.Path("case"), "ranks": 1, "command": "true"},
+                {"name": "ill", "case": "case", "ranks": 1, "command": "false"}]}
+            run = dovetail.run_plan(plan, "out")
+            print(run.done, *(f"{one.name} {one.state}" for one in run.summary.simulations))
+            print(dovetail.run_plan("plan.yaml", "out2").done)
+            try:
+                dovetail.run_plan("plan.yaml", "out2")
+            except dovetail.BadInput as error:
+                print(error)
+            """,
+            tmp_path,
+        )
+        assert done.stdout.splitlines() == [
+            "False well done ill failed",
+            "True",
+            "out2: holds a run already; go on with --resume or choose another",
+        ], done.stderr
+        assert (tmp_path / "out" / "report.html").exists()
+
+    @pytest.mark.parametrize(
+        ("plan", "says"),
+        [
+            ({"simulations": [{"name": "a"}]}, r"plan:\d+: simulations\[0\]\.\w+: "),
+            ({"simulations": [{"name": {1, 2}}]}, r"plan: \{1, 2\} is no text"),
+            ({}, "plan:1: simulations: "),
+        ],
+    )
+    def test_a_mapping_that_is_no_plan_is_refused(self, plan, says, tmp_path):
+        with pytest.raises(dovetail.BadInput, match=says):
+            dovetail.run_plan(plan, tmp_path / "out")
+        assert not (tmp_path / "out").exists()
+
+    def test_half_a_cluster_is_refused(self, tmp_path):
+        entry = {"name": "a", "case": str(tmp_path), "ranks": 1, "command": "true"}
+        with pytest.raises(dovetail.BadInput, match="name their cluster"):
+            dovetail.run_plan({"simulations": [entry]}, tmp_path / "o", launcher="job")
+        with pytest.raises(dovetail.BadInput, match="no simulation of the plan"):
+            dovetail.run_plan({"simulations": [entry]}, "/nonesuch", checkpoint=True)
+
+    def test_other_threads_get_no_signals(self):
+        said = []
+
+        def call():
+            for function in (dovetail.run_plan, dovetail.profile_command):
+                with pytest.raises(dovetail.BadInput, match="main thread") as caught:
+                    function([])
+                said.append(str(caught.value))
+
+        thread = threading.Thread(target=call)
+        thread.start()
+        thread.join()
+        assert [text.split(":")[0] for text in said] == ["run_plan", "profile_command"]
+
+    def test_a_type_checker_knows_the_functions(self, tmp_path):
+        mypy = Path(sys.executable).with_name("mypy")
+        if not mypy.exists():
+            pytest.skip("mypy is not installed")
+        (tmp_path / "user.py").write_text("import dovetail\nreveal_type(dovetail.run_plan)\n")
+        done = subprocess.run(
+            [mypy, "--python-executable", sys.executable, "user.py"],
+            cwd=tmp_path, env={**os.environ, "MYPYPATH": str(TOP / "flux-python")},
+            capture_output=True, text=True,
+        )  # fmt: skip
+        assert "checkpoint: builtins.bool" in done.stdout, done.stdout
+
+
+@pytest.mark.mpi
+class TestWithMpi:
+    @pytest.fixture(autouse=True)
+    def _root(self, monkeypatch):
+        for name in ("OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM"):
+            monkeypatch.setenv(name, "1")
+
+    def test_a_program_that_fails_raises_unless_it_is_not_checked(self, tmp_path):
+        pytest.importorskip("mpi4py")
+        done = python(
+            """
+            import sys, dovetail
+            command = ["mpirun", "-np", "1", sys.executable, "-c",
+                       "from mpi4py import MPI; MPI.COMM_WORLD.Barrier(); raise SystemExit(3)"]
+            found = dovetail.profile_command(command, check=False)
+            print(found.exit_code, len(found.ranks))
+            try:
+                dovetail.profile_command(command)
+            except dovetail.WorkFailed as error:
+                print(error)
+            try:
+                dovetail.profile_command(command, wait="never")
+            except dovetail.BadInput as error:
+                print(error)
+            """,
+            tmp_path,
+        )
+        lines = [line for line in done.stdout.splitlines() if line.startswith(("3", "mpi", "wait"))]
+        assert lines == [
+            "3 1",
+            "mpirun ended with exit code 3",
+            "wait: 'never' is not one of off, yield, doorbell",
+        ], done.stderr
+
+    @pytest.mark.skipif(
+        not (PITZ.is_dir() and shutil.which("decomposePar")), reason="OpenFOAM is not installed"
+    )
+    def test_the_notebook_runs_as_it_is(self, tmp_path, monkeypatch):
+        nbclient = pytest.importorskip("nbclient")
+        nbformat = pytest.importorskip("nbformat")
+        monkeypatch.setenv("TMPDIR", str(tmp_path))
+        monkeypatch.setenv("JUPYTER_RUNTIME_DIR", str(tmp_path / "runtime"))
+        monkeypatch.setenv("IPYTHONDIR", str(tmp_path / "ipython"))
+        path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+        monkeypatch.setenv("PATH", path)
+        book = nbformat.read(TOP / "examples" / "queue.ipynb", as_version=4)
+        client = nbclient.NotebookClient(
+            book, timeout=300, kernel_name="python3", resources={"metadata": {"path": tmp_path}}
+        )
+        client.execute()
+        said = "".join(
+            output.get("text", "") for cell in book.cells for output in cell.get("outputs", [])
+        )
+        assert len(re.findall(r"^step-\d: done on [12] ranks", said, re.M)) == 4, said
+        assert re.search(r"rank 1: 60 iterations, duty cycle \d+%", said), said
+        assert not [place for place in tmp_path.iterdir() if place.name.startswith("dovetail-")]
