@@ -54,6 +54,12 @@ def test_four_that_may_run_on_one_rank_run_side_by_side(seed):
     assert result.gain >= 1.5
 
 
+def test_nothing_is_predicted_of_what_has_only_just_begun():
+    result = run_simulated(specs(2, (1, 2)), {"a": IMBALANCED}, TWO_CORES)
+    first, *_ = [a for _, a in result.actions if getattr(a, "what", "") == "choice"]
+    assert first.why == "decided: 2 a on 1 rank each: nothing is measured yet"
+
+
 def test_a_last_one_that_would_leave_a_core_idle_is_widened():
     result = run_simulated(specs(5, (1, 2)), {"a": even(0.06, 2)}, TWO_CORES)
     assert states(result) == {"done"}

@@ -269,7 +269,8 @@ def _fill(state: State, free: int) -> None:
 
 def _tell(state: State, best: Schedule) -> None:
     """Say what was decided, once for each decision, with what else there was."""
-    measured = all(_known(f) for f in state.families.values() if f.queue)
+    left = {*best.widths_planned, *(sim.spec.family for sim in state.active.values())}
+    measured = all(_known(f) for name, f in state.families.items() if f.queue or name in left)
     plan = [
         f"{count} {name} on {ranks} {_ranks(ranks)} each"
         for name, by_ranks in best.widths_planned.items()
