@@ -270,6 +270,16 @@ def test_what_is_over_is_in_the_unit_that_is_counted(application, measure, over)
     assert controller.view("a-0").iterations == over
 
 
+@pytest.mark.parametrize(("planned", "left"), [(0, 6.0), (80, 7.0)])
+def test_what_is_left_is_known_from_the_case_that_was_prepared(planned, left):
+    controller = Controller(specs(1, iterations=planned), HERE)
+    controller.handle(protocol.Tick(0.0))
+    controller.handle(protocol.Started(1.0, "a-0", 0, 70))
+    for k in range(1, 11):
+        controller.handle(sample(1.0 + 0.1 * k, "a-0", k))
+    assert controller.view("a-0").left == pytest.approx(left)
+
+
 def test_a_run_that_dies_while_one_is_to_stop_at_a_checkpoint_goes_on_with_it():
     controller = Controller(specs(1, checkpoint=True), HERE)
     t = running(controller)

@@ -9,6 +9,7 @@ import signal
 from types import SimpleNamespace
 
 import pytest
+from dovetail.applications import expected_iterations
 from dovetail.core import protocol
 from dovetail.core.errors import BadInput
 from dovetail.executors.local.executor import LocalExecutor
@@ -70,6 +71,26 @@ def test_started_comes_after_prepare_and_before_finished(site):  # noqa: F811
     site.until(executor, "sim")
     kinds = [type(event) for event in site.events if not isinstance(event, protocol.Sampled)]
     assert kinds == [protocol.Started, protocol.Finished]
+
+
+CONTROL = "application any; startTime 0; deltaT 1; endTime 2000;"
+
+
+@pytest.mark.parametrize(
+    ("options", "total"),
+    [({"widths": (1, 2)}, 70), ({"widths": (1, 2), "iterations": 9}, 0), ({}, 0)],
+)
+def test_started_tells_the_iterations_of_the_prepared_case(site, options, total):  # noqa: F811
+    (site.case / "system").mkdir()
+    (site.case / "system" / "controlDict").write_text(CONTROL)
+    asked = site.spec(
+        "sim", "true", "sed -i s/2000/70/ system/controlDict", application="openfoam", **options
+    )
+    assert expected_iterations(asked) == asked.iterations, "it is not known before"
+    executor = site.executor()
+    executor.launch(asked, share())
+    assert site.until(executor, "sim", protocol.Started).total == total
+    site.until(executor, "sim")
 
 
 def test_a_finished_simulation_has_no_traces_before_the_run_ends(site):  # noqa: F811

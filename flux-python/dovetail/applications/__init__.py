@@ -76,5 +76,17 @@ def form(spec: Spec, continued: bool = False) -> Spec:
 
 
 def expected_iterations(spec: Spec) -> int:
-    """The iterations that the plan expects, else those that the case says; 0 if unknown."""
-    return spec.iterations or APPLICATIONS[spec.application].expected_iterations(spec)
+    """The iterations that the plan expects, else those that the case says; 0 if unknown.
+
+    They are known where ranks or a restart go by them, and not before the user's own prepare steps,
+    which may change the case.
+    """
+    if spec.iterations or spec.prepare or not (spec.widths or spec.checkpoint):
+        return spec.iterations
+    return APPLICATIONS[spec.application].expected_iterations(spec)
+
+
+def prepared_iterations(spec: Spec, case: str) -> int:
+    """The same once its copied case is prepared; 0 if it was known before."""
+    asked = replace(spec, case=case, prepare=())
+    return 0 if spec.iterations else expected_iterations(asked)

@@ -114,7 +114,7 @@ class Controller:
         if isinstance(event, protocol.Started):
             sim = self._started(event.name)
             if sim is not None:
-                state.started(sim, event.t, event.iterations)
+                state.started(sim, event.t, event.iterations, event.total)
         elif isinstance(event, protocol.Delayed):
             state.note("hold", f"{event.name} waits: {event.why}", name=event.name)
             return False

@@ -360,8 +360,12 @@ class State:
         weights = self.families[spec.family].cuts.get(spec.ranks)
         return replace(spec, weights=weights, recut=True) if weights else spec
 
-    def started(self, sim: Simulation, t: float, iterations: int) -> None:
-        """Its own command runs now, and goes on after so many iterations."""
+    def started(self, sim: Simulation, t: float, iterations: int, total: int) -> None:
+        """Its own command runs now, and goes on after so many iterations, `total` in its case."""
+        family = self.family(sim)
+        if total and not family.iterations:
+            family.iterations = total
+            family.guessed = sim.spec.application in programs.IN_PERIODS
         counted = sim.spec.application in programs.OWN_COUNT and sim.measure != "periods"
         sim.started, sim.over = t, iterations if counted else min(iterations, sim.most)
         sim.progress_at = self.now

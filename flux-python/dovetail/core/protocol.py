@@ -179,12 +179,14 @@ class Delayed:
 class Started:
     """The simulation's own command runs now; its prepare step is over.
 
-    It goes on after so many `iterations` of an earlier launch; 0 if it begins.
+    It goes on after so many `iterations` of an earlier launch; 0 if it begins. Its case, as it was
+    prepared, says that it takes `total`; 0 if that is not known, or was before.
     """
 
     t: float
     name: str
     iterations: int = 0
+    total: int = 0
 
 
 @dataclass(frozen=True)

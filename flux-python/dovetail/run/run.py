@@ -221,9 +221,7 @@ def resumable(log: Path, asked: schema.Plan) -> float:
 
 
 def expected(spec: Spec) -> Spec:
-    """With the iterations that its case says it takes, if its ranks or a restart go by them."""
-    if not (spec.widths or spec.checkpoint):
-        return spec
+    """With the iterations that its case says it takes."""
     return replace(spec, iterations=applications.expected_iterations(spec))
 
 

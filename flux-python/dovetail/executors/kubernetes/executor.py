@@ -19,6 +19,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Callable
 
+from dovetail import applications
 from dovetail.core import protocol
 from dovetail.core.errors import WorkFailed
 from dovetail.core.protocol import Cause, Result
@@ -63,6 +64,7 @@ class KubernetesExecutor:
         if session.hub is None:
             raise WorkFailed("the session is closed")
         self._session, self._api, self._hub = session, session.api, session.hub
+        self._run_dir = Path(run_dir)
         self._origin = time.monotonic() if origin is None else origin
         self.results: dict[str, Result] = {}
         self.left: list[str] = []
@@ -78,12 +80,12 @@ class KubernetesExecutor:
         self._known: dict[str, set[str]] = {}  # and the pods that there were when it began
         self._calls = Calls(_WORKERS)
         self._resizes = Resizes(self._api, self._calls)
-        self._report = Report(Path(run_dir), session.run)
+        self._report = Report(self._run_dir, session.run)
         self._nodes = Nodes(limits)
         self._nodes.listed(*look(self._api, session.run))
         self._capacity = self._nodes.capacity
         self._life = Lifecycle(
-            session, self._calls, self._nodes, self._resizes, str(Path(run_dir).resolve()),
+            session, self._calls, self._nodes, self._resizes, str(self._run_dir.resolve()),
             log_limit, self._ended, self._delayed,
         )  # fmt: skip
         label = f"{manifests.RUN}={session.run},{manifests.PART}={manifests.RANK_GROUP}"
@@ -252,7 +254,11 @@ class KubernetesExecutor:
             self._life.mpi[job.spec.command[0]] = message.mpi
             if not job.started:
                 job.started = True
-                self._events.append(protocol.Started(self._t, job.spec.name, message.iterations))
+                case = str(self._run_dir / job.spec.name / "case")
+                total = applications.prepared_iterations(job.spec, case)
+                self._events.append(
+                    protocol.Started(self._t, job.spec.name, message.iterations, total)
+                )
         elif isinstance(message, messages.Result):
             self._life.heard(
                 job, Result(message.cause, message.code, message.reason, message.trouble)

@@ -24,6 +24,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from dovetail import applications
 from dovetail.core import protocol
 from dovetail.core.errors import BadInput, WorkFailed
 from dovetail.core.protocol import Cause, Result
@@ -262,7 +263,9 @@ class LocalExecutor:
                 job.begun_at = t
                 job.prepared = job.group.cpu_seconds() or 0.0
                 self._mpi[job.spec.command[0]] = message["mpi"]
-                events.append(protocol.Started(t, job.spec.name, message["iterations"]))
+                case = str(self._run_dir / job.spec.name / "case")
+                total = applications.prepared_iterations(job.spec, case)
+                events.append(protocol.Started(t, job.spec.name, message["iterations"], total))
             else:
                 cause = Cause(message["cause"])
                 job.end(Result(cause, message["code"], message["reason"], message["trouble"]))
