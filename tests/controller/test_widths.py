@@ -169,6 +169,17 @@ def test_a_long_queue_finds_out_that_more_ranks_are_faster_than_in_proportion():
     assert result.makespan <= 1.1 * result.sequential, "which is on two ranks, the best way"
 
 
+@pytest.mark.parametrize("jump", [86400.0, 61.0, -3.0, -3600.0])
+@pytest.mark.parametrize("at", [0.05, 1.0, 3.0, 5.0])
+def test_a_clock_jump_while_it_finds_out_costs_no_simulation_and_little_time(at, jump):
+    fits_a_cache = Work((0.025, 0.025), 100, cuts={1: (0.08,)})
+    jumps = [Fault(at, "clock", seconds=jump)]
+    result = run_simulated(specs(24, (1, 2)), {"a": fits_a_cache}, TWO_CORES, faults=jumps)
+    assert states(result) == {"done"}
+    assert launched(result).count(2) >= 20
+    assert result.makespan <= 1.15 * result.sequential
+
+
 def test_what_exploring_costs_is_little_of_a_long_queue_and_a_short_one_does_not():
     work = even(0.06, 2, iterations=100, lost=0.2)
     result = run_simulated(specs(24, (1, 2)), {"a": work}, TWO_CORES)
