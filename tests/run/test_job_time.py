@@ -8,6 +8,7 @@ import os
 import re
 import shutil
 import subprocess
+import time
 from pathlib import Path
 
 import pytest
@@ -19,11 +20,61 @@ from support.run_command import COMMAND, site  # noqa: F401
 @pytest.mark.unit
 def test_without_flux_there_is_no_end(monkeypatch, tmp_path):
     monkeypatch.delenv("FLUX_URI", raising=False)
-    assert job_time.left() == math.inf
+    assert job_time.End().left == math.inf
     monkeypatch.setenv("FLUX_URI", "local:///nowhere")
     for command in ("false", str(tmp_path / "missing")):
         monkeypatch.setenv("FLUX", command)
-        assert job_time.left() == math.inf
+        end = job_time.End()
+        assert end.left == math.inf
+        assert not end.due()
+        end.close()
+
+
+@pytest.fixture
+def answers(monkeypatch, tmp_path):
+    """A Flux that says what it is told to, and is asked again at once; to be told so."""
+    stub = tmp_path / "flux"
+    stub.write_text(f"#!/bin/sh\nexec sh {tmp_path}/answer\n")
+    stub.chmod(0o755)
+    monkeypatch.setenv("FLUX_URI", "local:///nowhere")
+    monkeypatch.setenv("FLUX", str(stub))
+    monkeypatch.setattr(job_time, "EVERY", 0.0)
+    monkeypatch.setattr(job_time, "FRESH", 0.0)
+    return (tmp_path / "answer").write_text
+
+
+def eventually(condition) -> bool:
+    for _ in range(1000):
+        if condition():
+            return True
+        time.sleep(0.01)
+    return False
+
+
+@pytest.mark.unit
+def test_a_time_that_is_changed_is_noticed(answers):
+    answers("echo 1000")
+    end = job_time.End()
+    assert end.left == pytest.approx(1000, abs=10)
+    answers("echo 50")
+    assert eventually(end.due), "it was shortened"
+    answers("echo 5000")
+    assert not end.due(), "it was made longer, which is asked before simulations are stopped"
+    answers("exit 1")
+    assert not any(end.due() for _ in range(50)), "what is known holds"
+    answers("sleep 1000; true")
+    assert not end.due()
+    end.close()
+
+
+@pytest.mark.unit
+def test_a_time_that_is_over_soon_is_so_though_flux_is_silent(answers, monkeypatch):
+    monkeypatch.setattr(job_time, "LIMIT", 0.5)
+    answers("echo 16")
+    end = job_time.End()
+    answers("exec sleep 1000")
+    assert eventually(end.due)
+    end.close()
 
 
 @pytest.mark.unit
@@ -67,4 +118,27 @@ def test_before_a_batch_job_ends_its_simulations_stop_at_checkpoints(site):  # n
     for rank in (0, 1):
         time = site.out / "pitz/case" / f"processor{rank}" / str(one["iterations"])
         assert (time / "uniform/time").exists()
+    site.assert_clean()
+
+
+@pytest.mark.flux
+@pytest.mark.parametrize(
+    ("asked", "updated", "state"), [("35s", "10m", "done"), ("10m", "40s", "checkpointed")]
+)
+def test_the_time_of_a_job_may_change(site, asked, updated, state):  # noqa: F811
+    """It is updated as the simulation begins, which takes 25 s if it is not stopped."""
+    update = f'{flux()} --parent update "$({flux()} getattr jobid)" duration={updated}'
+    steps = f"n=0; {update} || exit 9; while [ $n -lt 250 ]; do"
+    steps += ' n=$((n+1)); echo "Time = $n"; sleep 0.1; [ ! -e stop ] || { rm stop; exit 0; }; done'
+    entry = site.shell(
+        steps, iterations=250, checkpoint={"write": "touch stop", "restart": "echo 1"}
+    )
+    run = [*COMMAND, str(site.plan(entry)), "-o", "out", "--checkpoint"]
+    words = [flux(), "start", flux(), "alloc", "-n2", "-t", asked, *run]
+    path = f"{Path(flux()).parent}:{os.environ['PATH']}"
+    done = subprocess.run(
+        words, cwd=site.directory, env={**site.environment(), "PATH": path},
+        stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert site.states() == {"sim": state}, done.stdout + done.stderr
     site.assert_clean()

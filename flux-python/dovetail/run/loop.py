@@ -8,7 +8,6 @@ on; the executor is closed whatever happens; the clock of a resumed run goes on 
 
 from __future__ import annotations
 
-import math
 import os
 import signal
 import time
@@ -131,13 +130,12 @@ class Loop:
         origin: float,
         signals: Signals,
         orders: Orders | None = None,
-        job_left: float | None = None,
+        job_end: job_time.End | None = None,
     ) -> None:
-        """With `job_left`, simulations are stopped at checkpoints where the run is ended.
+        """With `job_end`, simulations are stopped at checkpoints where the run is ended.
 
-        It is the seconds until what the run is in ends by itself, infinity if it does not. Another
-        program, which gives orders, has the run end at once by its signals: then checkpoints are
-        for the end of that time alone.
+        It is when what the run is in ends by itself. Another program, which gives orders, has the
+        run end at once by its signals: then checkpoints are for the end of that time alone.
         """
         self.controller = controller
         self.executor = executor
@@ -146,11 +144,8 @@ class Loop:
         self.origin = origin  # CLOCK_MONOTONIC at time 0 of the run
         self.signals = signals
         self.orders = orders or Orders(None)
-        left = math.inf if job_left is None else job_left
-        self.checkpoints = job_left is not None
+        self.job_end = job_end
         self.ordered = self.orders.source is not None
-        self.job_ends = self.now() + left  # on the run's clock
-        self.early = job_time.before(left)
 
     def now(self) -> float:
         """Seconds on the run's clock."""
@@ -170,7 +165,7 @@ class Loop:
             while not self.controller.finished and self.signals.count < 2:
                 self.executor.wait(LOOK if self.controller.measuring else REST)
                 t = self.now()
-                if t >= self.job_ends - self.early and not self.signals.caught:
+                if self.job_end and not self.signals.caught and self.job_end.due():
                     self.signals.caught = "timeout"
                 new = self.interrupted(t) if self.signals.caught and not told else Tick(t)
                 told = told or isinstance(new, Interrupted)
@@ -197,8 +192,8 @@ class Loop:
     def interrupted(self, t: float) -> Interrupted:
         """What the controller is told of a signal, or of the end of the job's time."""
         within = 0.0
-        if self.checkpoints and (not self.ordered or self.signals.caught == "timeout"):
-            left = self.job_ends - job_time.RESERVE - t
+        if self.job_end and (not self.ordered or self.signals.caught == "timeout"):
+            left = self.job_end.at - time.monotonic() - job_time.RESERVE
             within = max(1.0, min(self.controller.settings.halt, left))
         return Interrupted(t, f"interrupted by {self.signals.caught}", within)
 

@@ -192,11 +192,15 @@ def execute(
                 if words := scope():
                     live.say(f"with `{shlex.join(words)} dovetail run` they would have them")
             allowed = checkpoint and any(spec.checkpoint for spec in asked.specs)
-            left = job_time.left() if allowed else None
-            if left is not None and left < math.inf:
-                early = job_time.before(left)
-                live.say(f"the job has {left:.0f} s; checkpoints are written {early:.0f} s before")
-            Loop(controller, executor, log, live, origin, signals, orders, left).drive(first)
+            end = job_time.End() if allowed else None
+            if end and end.left < math.inf:
+                told = f"the job has {end.left:.0f} s; checkpoints are written {end.early:.0f} s"
+                live.say(f"{told} before")
+            try:
+                Loop(controller, executor, log, live, origin, signals, orders, end).drive(first)
+            finally:
+                if end:
+                    end.close()
         for line in place.troubles():
             live.say(line)
         log.close()
