@@ -11,12 +11,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from dovetail.applications import form
+from dovetail.applications import expected_iterations, form, prepared_iterations
 from dovetail.applications.openfoam.mesh import cells_per_processor
 from dovetail.bench.cases import environment
 from dovetail.core import protocol
 from dovetail.core.protocol import Cause, Spec
-from dovetail.run.run import expected
 from support.local_runs import site  # noqa: F401
 
 pytestmark = pytest.mark.mpi
@@ -130,8 +129,10 @@ def test_a_case_that_cannot_be_cut_fails_with_the_reason(name, site):  # noqa: F
 
 
 @needs_openfoam
-def test_iterations_are_read_off_the_case():
-    assert expected(pitz()).iterations == 2000  # its end time
+def test_iterations_are_read_off_the_case_that_no_step_changes_any_more():
+    assert expected_iterations(pitz()) == 0
+    assert expected_iterations(pitz(prepare=())) == 2000  # its end time
+    assert prepared_iterations(pitz(), str(PITZ)) == 2000
 
 
 @pytest.mark.skipif(shutil.which("lmp") is None, reason="LAMMPS is not installed")
