@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -53,3 +54,20 @@ def test_what_the_check_cannot_do_is_named(words):
     assert done.returncode == 2
     (line,) = done.stderr.splitlines()
     assert words[0] in line
+
+
+def test_flux_without_the_plugins_for_it_is_no_tier_that_is_skipped(tmp_path):
+    (tmp_path / "tests").mkdir()
+    check = shutil.copy(BOOTSTRAP.parent / "tests" / "check", tmp_path / "tests")
+    path = f"{Path(sys.executable).parent}:/usr/bin:/bin"
+    words = [check, "flux"]
+    done = subprocess.run(
+        words, env={"PATH": path, "FLUX": "/bin/true"}, capture_output=True, text=True
+    )
+    assert "flux       failed: the jobtap plugins were not built for /bin/true" in done.stdout
+    assert done.returncode == 1
+    done = subprocess.run(
+        words, env={"PATH": path, "FLUX": "/none"}, capture_output=True, text=True
+    )
+    assert "flux       skipped: not installed" in done.stdout
+    assert done.returncode == 0
