@@ -12,6 +12,7 @@ Invariants: one profile at a time; whatever ends it, the paused simulations go o
 
 from __future__ import annotations
 
+from dovetail.controller import binding_trial
 from dovetail.controller.baseline import Alone, Profile
 from dovetail.controller.meter import Window, share_got
 from dovetail.controller.simulation import Shape, Simulation, Stage
@@ -207,6 +208,8 @@ def _follow_alone(state: State, sim: Simulation) -> None:
     window, s = sim.meter.window(), state.settings
     profile = state.shape(sim).profile
     if not (profile and window and sim.share and sim.share.wait == profile.wait):
+        return
+    if binding_trial.undecided(state, sim):
         return
     if state.terminating or window.seconds < s.window or window.error > s.steady:
         return

@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from dovetail.controller import (
     admission,
     baseline_run,
+    binding_trial,
     fairness,
     recut,
     shares,
@@ -267,6 +268,7 @@ class Controller:
         fairness.keep_budgets(state)
         admission.admit(state)
         widening.widen(state)
+        binding_trial.bind(state)
         shares.settle(state)
 
     # --- views ---

@@ -113,6 +113,10 @@ class Meter:
             self._fresh = True
         return self._window
 
+    def since(self, now: float) -> Window | None:
+        """Progress from samples that were not taken before; None if there is none."""
+        return _window([mark for mark in self.marks if mark.now >= now])
+
     def got(self, cores: float, spins: bool) -> float:
         """See `share_got`; 1 if there is no window."""
         window = self.window()

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from dovetail.controller.baseline import Alone, Profile
+from dovetail.controller.binding import Binding
 from dovetail.controller.meter import Meter, Window
 from dovetail.controller.speedup import Measured
 from dovetail.core.protocol import Cause, Measure, Share, Spec, Stop, WaitPolicy
@@ -68,7 +69,8 @@ class Simulation:
     deadline cannot be met. `cause` and `reason` say why it ended, None and empty before.
     `over` is the iterations of earlier launches after which it goes on, `most` the most that it
     has come to, what was lost included. It stopped `stops` times at
-    a checkpoint, last at `halted_at`, to go on on `next_ranks`.
+    a checkpoint, last at `halted_at`, to go on on `next_ranks`. `half` is the first half of a pair
+    that is being measured: whether it was bound, its rate, and when it had that.
     """
 
     planned: Spec
@@ -86,6 +88,7 @@ class Simulation:
     stops: int = 0
     halted_at: float | None = None
     next_ranks: int = 0
+    half: tuple[bool, float, float] | None = None
     stop: Stop | None = None
     reason: str = ""
     cause: Cause | None = None
@@ -132,6 +135,11 @@ class Simulation:
         return self.stage is Stage.RUNNING or paused
 
     @property
+    def bound(self) -> bool:
+        """Whether its ranks shall be bound to cores now."""
+        return self.share is not None and self.share.bound
+
+    @property
     def measured(self) -> bool:
         """True if it iterates and is past its warm-up or its last change."""
         return self.stage is Stage.RUNNING and self.meter.warm
@@ -144,7 +152,8 @@ class Shape:
     `name` is the family's own where the plan keeps its ranks. `blocking_need` is the cores needed
     including what blocking waits cost, once measured; `rates` are the last measured in 1/s with
     a core for every rank, by simulation; `lasted` the seconds of each that is done;
-    `broken` if one failed before its first iteration and other ranks may do better.
+    `broken` if one failed before its first iteration and other ranks may do better; `binding` is
+    what is known of binding its ranks to cores.
     """
 
     name: str
@@ -158,6 +167,7 @@ class Shape:
     rates: dict[str, float] = field(default_factory=dict)
     lasted: list[float] = field(default_factory=list)
     broken: bool = False
+    binding: Binding = field(default_factory=Binding)
 
 
 @dataclass

@@ -87,7 +87,8 @@ class State:
     resize), `requests_due` (requests follow the load), `choose_after` (ranks are chosen).
     `usual_seconds` is what a simulation of which nothing is known counts with, on one rank.
     What is to stop at a checkpoint because the run ends has until `halt_until` for it.
-    `window_began` is when the measurement windows of now began. `tolerated` is a co-scheduled set
+    `window_began` is when the measurement windows of now began, `regime_at` when what runs at once
+    last changed. `tolerated` is a co-scheduled set
     that does not pay and that nobody can leave without losing work; `lost` the seconds spent on
     trials that did not pay.
     """
@@ -111,6 +112,7 @@ class State:
         self.mode, self.subject = Mode.SCHEDULING, ""
         self.halt_until = 0.0
         self.window_began = 0.0
+        self.regime_at = 0.0
         self.admit_after = 0.0
         self.resize_after = 0.0
         self.requests_due = 0.0
@@ -317,7 +319,7 @@ class State:
         sim.share, sim.stop, sim.late_told = None, None, False
         sim.cause, sim.reason, sim.started, sim.ended = None, "", None, None
         sim.most = max(sim.most, sim.over + sim.iterations)
-        sim.useful, sim.over = None, 0
+        sim.useful, sim.over, sim.half = None, 0, None
         sim.meter, sim.spec = Meter(self.settings.warmup), sim.planned
         sim.alone, sim.boost, sim.memory = Alone(), 1.0, 0
         heapq.heappush(self.families[sim.spec.family].queue, (sim.index, sim.spec.name))
@@ -409,6 +411,7 @@ class State:
         shape.startup = max(shape.startup or 0.0, self.now - sim.launched_at)
         if sim.halted_at is not None:
             family.restart, sim.halted_at = self.now - sim.halted_at, None
+        self.regime_at = self.now
         if not self.own_cores:  # until now it has not disturbed the others
             self.restart_windows(s for s in self.active.values() if s is not sim)
 
@@ -507,6 +510,7 @@ class State:
     def regime(self) -> None:
         """What runs at once has changed: measurements begin anew, requests are looked at."""
         self.requests_due = self.choose_after = AT_ONCE
+        self.regime_at = self.now
         if not self.own_cores or len(self.active) <= 1:
             self.restart_windows(self.active.values())
 
@@ -525,6 +529,7 @@ class State:
         requests: tuple[int, ...] | None = None,
         wait: WaitPolicy | None = None,
         suspended: bool | None = None,
+        bound: bool | None = None,
     ) -> None:
         """Change parts of a simulation's share; sent with the flush unless it is not yet up."""
         old = sim.share or Share(requests=(FLOOR,) * sim.spec.ranks)
@@ -532,6 +537,7 @@ class State:
             old.requests if requests is None else requests,
             old.wait if wait is None else wait,
             old.suspended if suspended is None else suspended,
+            old.bound if bound is None else bound,
         )
         if new == sim.share:
             return
@@ -564,14 +570,52 @@ class State:
         """A resize took effect, or none of it did and the old shares hold."""
         old = {name: self.resizing.pop(name) for name in names if name in self.resizing}
         sims = [self.sims[name] for name in old]
+        if refused and old and self._only_bound(sims, old, refused):
+            return
         if refused and old:
             self.resize_after = self.now + self.settings.cooldown
             self.requests_due = AT_ONCE
             for sim in sims:
                 self._revert(sim, old[sim.spec.name][0])
             self.note("hold", f"a resize was refused, the old shares hold: {refused}")
-        elif not self.own_cores:
-            self.restart_windows([sim for sim in sims if sim.spec.name in self.active])
+            return
+        here = [sim for sim in sims if sim.spec.name in self.active]
+        if not self.own_cores:
+            self.restart_windows(here)
+        for sim in here:
+            if sim.bound != old[sim.spec.name][0].bound:
+                sim.meter.reset()
+
+    def _only_bound(
+        self, sims: Sequence[Simulation], old: Mapping[str, tuple[Share, float]], why: str
+    ) -> bool:
+        """Whether nothing was refused but to be bound to cores, which is not asked for again."""
+        shares = [(sim.share, old[sim.spec.name][0]) for sim in sims]
+        if not all(new and old == replace(new, bound=old.bound) for new, old in shares):
+            return False
+        blamed = [sim for sim in sims if why.startswith(f"{sim.spec.name}: ")] or sims
+        for sim in blamed:
+            if sim.bound and not self.shape(sim).binding.closed:
+                self.shape(sim).binding.refuse(why)
+                self.tell_binding(sim)
+        for sim in sims:
+            self._revert(sim, old[sim.spec.name][0])
+        return True
+
+    def tell_binding(self, sim: Simulation) -> None:
+        """Say what was decided of binding its shape to cores."""
+        binding = self.shape(sim).binding
+        self.note(
+            "bind",
+            f"{sim.shape}: {binding.why}",
+            family=sim.spec.family,
+            name=sim.spec.name,
+            ranks=sim.spec.ranks,
+            bound=binding.bound,
+            gain=binding.gain,
+            error=binding.error,
+            pairs=len(binding.gains),
+        )
 
     def _revert(self, sim: Simulation, share: Share) -> None:
         """Its resize was refused: it has `share` still, and is suspended or not as before."""

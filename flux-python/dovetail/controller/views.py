@@ -22,7 +22,7 @@ class View:
     `rate` in 1/s, `slowdown` (against it alone) and `left`, the seconds until its end at this rate,
     are None while unknown; `started` and `ended` are run seconds; `state` is a word of
     `simulation.Stage`, where paused ones are suspended like others; `reason` says why it failed or
-    was not started.
+    was not started; its ranks are `bound` to cores or not.
     """
 
     name: str
@@ -36,10 +36,16 @@ class View:
     left: float | None
     requests: Requests
     wait: WaitPolicy
+    bound: bool
     restarts: int
     reason: str
     started: float | None
     ended: float | None
+
+    @property
+    def waits(self) -> str:
+        """How its ranks wait, and whether they are bound to cores, in words."""
+        return f"{self.wait.mode}, bound" if self.bound else self.wait.mode
 
 
 @dataclass(frozen=True)
@@ -73,6 +79,7 @@ def view(state: State, sim: Simulation) -> View:
         _left(state, sim, rate),
         share.requests if share else (),
         share.wait if share else WaitPolicy(),
+        sim.bound,
         sim.restarts,
         sim.reason,
         sim.started,

@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TypeVar
 
-from dovetail.controller import choice, speedup
+from dovetail.controller import binding_trial, choice, speedup
 from dovetail.controller.choice import Busy, Schedule, Task
 from dovetail.controller.simulation import Family, Shape, Simulation
 from dovetail.controller.speedup import Measured
@@ -139,6 +139,8 @@ def _learn_rates(state: State) -> None:
         return
     for sim in state.active.values():
         window = sim.meter.window() if sim.measured else None
+        if binding_trial.undecided(state, sim):
+            continue
         if window and window.seconds >= state.settings.window and window.iterations >= 3:
             rates = state.shape(sim).rates
             if sim.spec.name not in rates:

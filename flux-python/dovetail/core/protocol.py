@@ -104,13 +104,15 @@ class Capacity:
     """What the executor may use, and what it can do there.
 
     `weights` is False where CPU weights cannot be set (no writable cgroup); `suspend` is False
-    where a simulation cannot be suspended, `checkpoints` where it cannot be asked to stop at one.
+    where a simulation cannot be suspended, `checkpoints` where it cannot be asked to stop at one,
+    `binds` where its ranks cannot be bound to cores.
     """
 
     nodes: tuple[Node, ...]
     weights: bool = True
     suspend: bool = True
     checkpoints: bool = False
+    binds: bool = False
 
     @property
     def cpu(self) -> int:
@@ -125,11 +127,15 @@ class Capacity:
 
 @dataclass(frozen=True)
 class Share:
-    """What one simulation gets: requests per rank, how it waits, whether it is suspended."""
+    """What one simulation gets: requests per rank, how it waits, whether it is suspended.
+
+    Where it is `bound`, each rank has a core on which it stays, and no other rank of the run.
+    """
 
     requests: Requests
     wait: WaitPolicy = field(default_factory=WaitPolicy)
     suspended: bool = False
+    bound: bool = False
 
 
 # --- Events: from the executor, or from the loop, to the controller ---
@@ -333,7 +339,8 @@ class Ended:
 class Note:
     """A decision for the log and the reader, nothing for the executor to do.
 
-    `what` is one of: profile, choice, resize, admit, keep, rollback, policy, hold, model, fail.
+    `what` is one of: profile, choice, resize, admit, keep, rollback, policy, bind, hold, model,
+    fail.
     `data` holds the figures that the decision rests on.
     """
 

@@ -217,11 +217,15 @@ class _Teller:
     def _resized(self, event: protocol.Resized) -> None:
         shares = self.pending.pop(0) if self.pending else {}
         names = tuple(name for name in event.names if name in self.tracks)
+        known = {name: self._unbound(name) for name in shares}
+        binds = bool(shares) and all(replace(s, bound=False) == known[n] for n, s in shares.items())
         if event.refused:
-            self.refused += 1
-            self.marks.append(Mark(self.now, "refused", event.refused, names))
+            if not binds:  # which is another decision's mark
+                self.refused += 1
+                self.marks.append(Mark(self.now, "refused", event.refused, names))
             return
-        self._turn()
+        if not binds:
+            self._turn()
         changed = False
         for name, share in shares.items():
             if name not in self.tracks or name not in self.shares:
@@ -234,6 +238,10 @@ class _Teller:
         self.resizes += changed
         if changed:
             self.marks.append(Mark(self.now, "resize", "requests follow the load", names))
+
+    def _unbound(self, name: str) -> protocol.Share | None:
+        """Its share, whether bound to cores or not: measuring that is no other way to run."""
+        return replace(self.shares[name], bound=False) if name in self.shares else None
 
     def _capacitychanged(self, event: protocol.CapacityChanged) -> None:
         self._turn()

@@ -58,7 +58,11 @@ class Simulation:
 
 @dataclass(frozen=True)
 class Summary:
-    """A run in figures; `to_json` is what `summary.json` holds."""
+    """A run in figures; `to_json` is what `summary.json` holds.
+
+    `bound` says of each family on each number of ranks that was measured so whether its ranks
+    were bound to cores at the end, and why.
+    """
 
     simulations: tuple[Simulation, ...]
     cores: float
@@ -73,6 +77,7 @@ class Summary:
     complete: bool
     interrupted: str
     elapsed_s: float
+    bound: tuple[str, ...] = ()
     versions: Mapping[str, str] = field(default_factory=dict)
 
     @property
@@ -133,8 +138,19 @@ def summarise(
         complete=history.complete,
         interrupted=history.interrupted,
         elapsed_s=history.end,
+        bound=_bound(history),
         versions={key: str(value) for key, value in (versions or {}).items()},
     )
+
+
+def _bound(history: History) -> tuple[str, ...]:
+    """What was decided last of binding each family on each number of ranks."""
+    last = {
+        (mark.data["family"], mark.data["ranks"]): mark.why
+        for mark in history.marks
+        if mark.what == "bind"
+    }
+    return tuple(last.values())
 
 
 def _simulation(track: Track, alone: float | None) -> Simulation:
@@ -260,6 +276,8 @@ def show(summary: Summary, console: Console) -> None:
     )
     if summary.interrupted:
         console.print(printable(f"The run was interrupted: {summary.interrupted}"))
+    for words in summary.bound:
+        console.print(printable(words))
     for words in reasons(summary):
         console.print(printable(words))
     for name, words in verdicts(summary):

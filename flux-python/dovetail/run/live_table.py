@@ -56,7 +56,7 @@ def row(view: View) -> tuple[str, ...]:
         " ".join(f"{request}m" for request in view.requests[:4])
         + (" …" if len(view.requests) > 4 else ""),
         f"{view.slowdown:.2f}" if view.slowdown else "-",
-        view.wait.mode,
+        view.waits,
     )
 
 

@@ -75,9 +75,10 @@ def run_simulated(
     suspend: bool = True,
     log: Log | None = None,
     executor: type[Simulated] = Simulated,
+    binds: bool = False,
 ) -> SimulatedRun:
     """Drive a controller with a simulated executor to the end, and record what it did."""
-    machine = executor(nodes, works, seed, faults, weights, suspend)
+    machine = executor(nodes, works, seed, faults, weights, suspend, binds)
     controller = Controller(specs, machine.capacity(), settings)
     result = SimulatedRun(0.0, sequential(specs, works, nodes), controller)
     started: dict[str, int] = {}

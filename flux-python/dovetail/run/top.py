@@ -155,7 +155,7 @@ def _row(view: View, wide: bool) -> tuple[str, ...]:
         "-" if view.left is None else _span(view.left),
     ]
     if wide:
-        known = [progress(view.iterations, view.measure), *known, view.wait.mode]
+        known = [progress(view.iterations, view.measure), *known, view.waits]
     return (view.name, view.state, *known)
 
 

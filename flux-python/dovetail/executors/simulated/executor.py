@@ -36,12 +36,14 @@ CROWD = 0.08
 """What work loses to taking turns where twice as many ranks as cores work, waits blocking."""
 DOORBELL = 0.95
 """Speed of a simulation whose waits block: going to sleep and waking up is work too."""
+BOUND = 0.5
+"""Speed of ranks that are bound to cores on which others run as well."""
 ASLEEP = 0.03
 """Share of a core that a rank in a blocking wait still takes."""
 
 
 class Simulated:
-    """Implements core.Executor; `advance(dt)` moves its clock."""
+    """Implements core.Executor; `advance(dt)` moves its clock. It `binds` if told so."""
 
     def __init__(
         self,
@@ -51,6 +53,7 @@ class Simulated:
         faults: Sequence[Fault] = (),
         weights: bool = True,
         suspend: bool = True,
+        binds: bool = False,
     ) -> None:
         self.works = dict(works)
         self.clock = 0.0
@@ -60,6 +63,7 @@ class Simulated:
         self._nodes = list(nodes)
         self._lost: set[int] = set()
         self._flags = (weights, suspend)
+        self._binds = binds
         self._sims: dict[str, Sim] = {}
         self._kept: dict[str, int] = {}
         self._on: list[dict[str, Sim]] = [{} for _ in nodes]
@@ -78,7 +82,7 @@ class Simulated:
     def capacity(self) -> Capacity:
         """What may be used now."""
         left = tuple(node for i, node in enumerate(self._nodes) if i not in self._lost)
-        return Capacity(left, *self._flags, checkpoints=True)
+        return Capacity(left, *self._flags, checkpoints=True, binds=self._binds)
 
     def launch(self, spec: Spec, share: Share) -> None:
         """Start; the first iteration begins after the work's startup."""
@@ -388,6 +392,8 @@ class Simulated:
                 turns = 1.0 - CROWD * excess
                 quality *= SPIN if "off" in modes else YIELD if "yield" in modes else turns
             quality *= max(0.05, 1.0 - sim.work.interference * (len(groups) - 1))
+            if sim.share.bound:  # where ranks share cores, those that must stay on one wait most
+                quality *= BOUND if crowded else sim.work.bound
             for rank in eager:
                 rank.share = amount / len(eager)
                 rank.speed = rank.share * quality if rank.working else 0.0

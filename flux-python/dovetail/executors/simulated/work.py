@@ -25,6 +25,7 @@ class Work:
     `drift` is the work of the last iteration over that of the first, with a straight line in
     between. `interference` is the speed that it loses to each other simulation on its node
     beyond the sharing of cores: caches and memory, which no figure of its own foretells.
+    `bound` is its speed with ranks that are bound to cores over that without.
     `cuts` is `seconds` on other numbers of ranks. Cut anew by measured weights, the same seconds
     are divided by them, each times the rank's `cost`.
     """
@@ -36,6 +37,7 @@ class Work:
     publishes: bool = True
     drift: float = 1.0
     interference: float = 0.0
+    bound: float = 1.0
     cuts: Mapping[int, tuple[float, ...]] = field(default_factory=dict)
     cost: tuple[float, ...] = ()
 
