@@ -30,6 +30,7 @@ from dovetail.core.errors import BadInput, WorkFailed
 from dovetail.core.protocol import Cause, Result
 from dovetail.executors.local.job import Job, JobState
 from dovetail.host import cgroups, install_paths, processes
+from dovetail.host.cores import Cores
 from dovetail.host.memory import free_memory, out_of_memory
 from dovetail.host.session import (
     create_session,
@@ -74,6 +75,7 @@ class LocalExecutor:
             )
         self._cpus = allowed[:cpus]
         self._pin = self._cpus if len(self._cpus) < len(allowed) else []
+        self._cores = Cores(self._cpus)
         self._memory = memory or free_memory()
         self._run_dir = Path(run_dir).resolve()
         self._origin = time.monotonic() if origin is None else origin
@@ -121,7 +123,7 @@ class LocalExecutor:
         """This machine; without control groups it has no weights, suspending works always."""
         node = protocol.Node(socket.gethostname(), 1000 * len(self._cpus), self._memory)
         return protocol.Capacity(
-            (node,), weights=bool(self._group.weight), suspend=True, checkpoints=True
+            (node,), bool(self._group.weight), suspend=True, checkpoints=True, binds=True
         )
 
     # --- what the controller asks for ---
@@ -161,6 +163,7 @@ class LocalExecutor:
             done.append(job)
             try:
                 job.apply(share)
+                self._bind(job, share.bound)
             except OSError as error:
                 refused = f"{name}: {error}"
                 break
@@ -168,6 +171,7 @@ class LocalExecutor:
             if refused:
                 with contextlib.suppress(OSError):
                     job.apply(job.share)
+                    self._bind(job, job.share.bound)
             else:
                 job.share = shares[job.spec.name]
         self._events.append(protocol.Resized(self._now(), tuple(shares), refused))
@@ -177,6 +181,18 @@ class LocalExecutor:
         job = self._jobs.get(name)
         if job is not None:
             job.stop(why or "stopped", cause, supervisor.GRACE + _PATIENCE)
+            self._bind(job, False)  # its cores may be given to others from now on
+
+    def _bind(self, job: Job, bound: bool) -> None:
+        """Bind its ranks to cores, or let them run anywhere; OSError where that cannot be."""
+        name = job.spec.name
+        if not bound:
+            self._cores.release(name, lambda: processes.members(f"DOVETAIL_DIR={job.directory}"))
+            return
+        pages = sampling.complete(Path(job.directory), job.spec.ranks)
+        if not pages:
+            raise OSError("which processes its ranks are is not known, as they do not use MPI")
+        self._cores.bind(name, {one.pid: one.start_ticks for one in pages})
 
     def checkpoint(self, name: str) -> None:
         """Ask a simulation to stop at a checkpoint; a Finished follows once it has."""
@@ -316,6 +332,7 @@ class LocalExecutor:
             result = Result(Cause.SUPERVISOR_LOST, code, reason)
         if job.why_stopped:
             result = result.once_stopped(job.stop_cause, job.why_stopped)
+        self._bind(job, False)
         del self._jobs[job.spec.name]
         self.results[job.spec.name] = result
         events.append(protocol.Finished(t, job.spec.name, result.cause, result.code, result.reason))
