@@ -172,6 +172,50 @@ def test_every_alternative_is_told_with_its_end():
     assert all(one.description for one in found.alternatives)
 
 
+def test_what_was_decided_is_gone_on_with_while_nothing_else_happens():
+    first = choose([task(count=5)], 2)
+    again = choose([task(count=3)], 2, before=first, since=10.0)
+    assert again.starts_now == (("a", 1), ("a", 1))
+    assert again.makespan == again.promised == 16.0
+    assert again.widths_planned == first.rest == {"a": {1: 2, 2: 1}}
+    assert again.alternatives[0].makespan == 18.0
+
+
+@pytest.mark.parametrize("count", [2, 4])
+def test_of_another_queue_nothing_is_gone_on_with(count):
+    first = choose([task(count=5)], 2)
+    other = choose([task(count=count)], 2, before=first, since=10.0)
+    assert other.starts_now == choose([task(count=count)], 2).starts_now
+    assert other.widths_planned == choose([task(count=count)], 2).widths_planned
+
+
+def test_what_is_told_anew_is_decided_anew():
+    first = choose([task(count=5)], 2)
+    steep = {1: 10.0, 2: 4.0, 4: 4.0, 8: 3.0}
+    assert choose([task(count=3, seconds=steep)], 2, before=first, since=10.0).starts_now == (
+        ("a", 2),
+    )
+
+
+def test_where_simulations_differ_two_waves_are_safer_than_one_of_many():
+    """Of 21 at once the last takes some 18 % more than each; two waves of half cost 10 %."""
+    queue = [task(count=21, seconds={1: 10.0, 2: 5.5})]
+    assert choose(queue, 22).makespan == 10.0
+    assert choose(queue, 22, scatter=0.1).widths_planned == {"a": {2: 21}}
+
+
+@given(st.integers(0, 2**32))
+def test_skipping_what_repeats_itself_changes_nothing(seed):
+    """The end is that of the same simulations as kinds of their own, of which nothing repeats."""
+    draw = random.Random(seed)
+    cores, count = draw.randint(1, 6), draw.randint(10, 60)
+    curve = {1: draw.uniform(5.0, 20.0)}
+    busy = [Busy(1, draw.uniform(0.1, 30.0)) for _ in range(draw.randint(0, cores))]
+    each = [Task(f"k{i}", 1, curve, order=i) for i in range(count)]
+    found = choose([Task("a", count, curve)], cores, busy).makespan
+    assert found == pytest.approx(choose(each, cores, busy).makespan)
+
+
 def test_a_queue_of_turnaround_ends_earlier_on_average_and_no_deadline_is_lost_for_it():
     queue = [task(count=3, seconds={1: 10.0, 2: 5.5}, objective="turnaround")]
     urgent = task("soon", 1, {1: 6.0, 2: 5.9}, deadline=6.0)

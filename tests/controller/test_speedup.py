@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 from dovetail.controller.choice import Task, choose
-from dovetail.controller.speedup import Measured, predict
+from dovetail.controller.speedup import Measured, Prior, predict, smoothed
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -70,3 +70,11 @@ def test_the_width_measured_with_less_error_counts_more():
     other = predict(WIDTHS, {1: 100.0, 2: Measured(80.0, 80.0)}).seconds[16]
     assert one > other
     assert predict(WIDTHS, {**steep, 4: unsure}).seconds[4] == 30.0
+
+
+def test_of_many_widths_that_are_told_wrong_each_is_nearer_to_the_curve():
+    truth = {r: 100 * Prior().share(r) for r in (1, 2, 4, 8, 16, 32)}
+    wrong = {**truth, 8: 0.8 * truth[8]}
+    nearer = smoothed(wrong, 0.1)
+    assert wrong[8] < nearer[8] < truth[8]
+    assert smoothed(wrong, 0.0) == pytest.approx(wrong)

@@ -12,7 +12,9 @@ Trystram ("A 3/2-Approximation Algorithm for Scheduling Independent Monotonic Ma
 SIAM J. Comput. 37(2), 2007): guess when all is done, give each simulation the least work that
 meets the guess, and bisect the guess. Each of these is scheduled as a list on the cores' real
 release times, the best is improved by moving simulations to other widths, and the best of all
-is taken.
+is taken. A list that area, memory or widths make too long is calculated only for who asks for all
+`alternatives`. Where simulations take more or less than predicted (`scatter`), ends are compared as
+they are to be expected: the last of many ends later than each.
 
 Invariants: pure; the same inputs give the same answer. Where nothing is busy, something starts.
 Starting nothing is chosen only if the queue then ends earlier by more than `WAITING_PAYS`, or a
@@ -27,14 +29,18 @@ from __future__ import annotations
 import heapq
 import math
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Literal
 
 WAITING_PAYS = 0.03
 """Predicted times are noisy: an end that is earlier by less than this is no reason to wait."""
 LATER_FOR_TURNAROUND = 0.10
 """How much later a queue may end so that its simulations with that objective end earlier."""
+CHANGED = 0.01
+"""Part of the seconds that are left, and of what a simulation takes on a width: while less than
+that differs from what was predicted, what was decided is gone on with."""
 EFFORT = 120_000
 """Queue heads and ends that may be looked at for one decision: bounds its time, whatever the queue.
 `dovetail bench choice` times it on a queue that needs all of it."""
@@ -105,9 +111,37 @@ class Schedule:
     """How many of each kind are to run on each width."""
     name: str
     """Of the alternative that is taken."""
-    alternatives: tuple[Alternative, ...]
-    lower_bound: float
-    """No schedule can end before this; see `lower_bound`."""
+    chooser: _Chooser = field(repr=False, compare=False)
+    description: str = ""
+    first: Order = "longest"
+    at_once: int = 0
+    promised: float = 0.0
+    """When all is done, by the decision that this one goes on with, if it does."""
+    seconds: Mapping[str, Mapping[int, float]] = field(default_factory=dict)
+    """What that decision was told, by kind and width."""
+
+    @property
+    def lower_bound(self) -> float:
+        """No schedule can end before this; see `lower_bound`."""
+        return self.chooser.bound
+
+    @cached_property
+    def alternatives(self) -> tuple[Alternative, ...]:
+        """What else could be done; most of it need not be calculated to the end for a decision."""
+        found = {one.name: one for one in self.chooser.alternatives()}
+        taken = Alternative(self.name, self.makespan, self.description)
+        if self.name not in found or self.makespan < found[self.name].makespan:
+            found[self.name] = taken
+        return tuple(found.values()) if self.widths_planned else ()
+
+    @property
+    def rest(self) -> dict[str, dict[int, int]]:
+        """What is planned for those that do not start now."""
+        left = {kind: dict(row) for kind, row in self.widths_planned.items()}
+        for kind, width in self.starts_now:
+            left[kind][width] -= 1
+        rows = {kind: {w: n for w, n in row.items() if n} for kind, row in left.items()}
+        return {kind: row for kind, row in rows.items() if row}
 
 
 def choose(
@@ -117,18 +151,28 @@ def choose(
     memory: int = 0,
     nodes: Sequence[int] = (),
     at_once: int = 0,
+    before: Schedule | None = None,
+    since: float = 0.0,
+    scatter: float = 0.0,
 ) -> Schedule:
     """The schedule that ends first. `memory` and `at_once` 0: no limit; both count what is busy.
 
     `nodes` are the cores of each node. Ranks of a simulation may lie on several, so that a width
     fits if all nodes together have the cores; memory that is needed per rank must fit into the
     share that the largest node has of it. A simulation that fits nowhere runs alone.
+
+    `before` is what was decided so many seconds ago (`since`). If it was done since, and neither
+    its end nor what it was told has changed by more than `CHANGED`, it is gone on with, which costs
+    little; else it is one alternative more. `scatter` is the standard deviation of what simulations
+    take, as a part of it.
     """
     cores = min(cores, sum(nodes)) if nodes else cores
     if cores < 1:
         raise ValueError("there is no core")
-    chooser = _Chooser([t for t in tasks if t.count > 0], cores, busy, memory, nodes, at_once)
-    return chooser.schedule()
+    chooser = _Chooser(
+        [t for t in tasks if t.count > 0], cores, busy, memory, nodes, at_once, scatter
+    )
+    return chooser.schedule(before, since)
 
 
 @dataclass(frozen=True)
@@ -157,6 +201,8 @@ class _Outcome:
 
     plan: _Plan
     makespan: float
+    expected: float
+    """The end if simulations take more or less than predicted: then the last is later."""
     missed: int
     """Simulations that end after their deadline."""
     lateness: float
@@ -168,8 +214,23 @@ class _Outcome:
     """Core-seconds."""
     starts: tuple[tuple[int, int], ...]
     """Task and width of each simulation that starts now."""
-    steps: int
-    """Pieces sorted, heads of queues looked at, and ends."""
+
+
+_Event = tuple[float, int, int, int, int]
+"""When something ends: then its cores, memory and number fall free; and its place in the order."""
+
+
+@dataclass
+class _Waiting:
+    """A piece while its plan is calculated."""
+
+    place: int
+    """In the plan's order."""
+    task: int
+    width: int
+    seconds: float
+    memory: int
+    left: int
 
 
 @dataclass
@@ -177,8 +238,7 @@ class _Queue:
     """Pieces of the same cores and much the same memory, the next to start at the end."""
 
     cores: int
-    waiting: list[list[int]] = field(default_factory=list)
-    """Priority, task, width, count and memory of each piece."""
+    waiting: list[_Waiting] = field(default_factory=list)
 
 
 class _Chooser:
@@ -192,43 +252,118 @@ class _Chooser:
         memory: int,
         nodes: Sequence[int],
         at_once: int,
+        scatter: float = 0.0,
     ) -> None:
         self.tasks = tasks
+        self.scatter = scatter
         self.cores = cores
         self.memory = memory or sum(b.memory for b in busy) + sum(t.memory * t.count for t in tasks)
         self.at_once = at_once or len(busy) + sum(task.count for task in tasks)
         self.running = busy
         # What ought to have ended has not: its cores are not free now.
-        self.busy = [(max(b.seconds, 1e-9), b.cores, b.memory, 1) for b in busy]
-        heapq.heapify(self.busy)
-        self.busy_until = max((b[0] for b in self.busy), default=0.0)
+        self.busy: list[_Event] = [(max(b.seconds, 1e-9), b.cores, b.memory, 1, -1) for b in busy]
+        self.busy.sort()
+        self.busy_until = self.busy[-1][0] if busy else 0.0
+        self.busy_area = sum(b[0] * b[1] for b in self.busy)
+        self.busy_used = sum(b[0] * b[2] for b in self.busy)
+        self.busy_memory = sum(b.memory for b in busy)
+        self.free = cores - sum(b.cores for b in busy)
+        self.free_at: dict[int, float] = {}
+        self.plain = all(t.deadline is None and t.objective == "throughput" for t in tasks)
         share = self.memory * max(nodes) / sum(nodes) if nodes and memory else self.memory
         self.curves = [_fitting(task, cores, share) for task in tasks]
         self.fronts = [_front(curve) for curve in self.curves]
+        self.huge = any(task.memory > self.memory for task in tasks)
+        fitting = [replace(t, seconds=curve) for t, curve in zip(tasks, self.curves)]
+        self.bound = lower_bound(fitting, cores, busy)
         self.effort = 0
         self.tried: dict[tuple[tuple[_Piece, ...], Order, int], _Outcome] = {}
 
-    def schedule(self) -> Schedule:
-        """Try everything, improve the best, and take it."""
-        fitting = [replace(t, seconds=curve) for t, curve in zip(self.tasks, self.curves)]
-        bound = lower_bound(fitting, self.cores, self.running)
+    def schedule(self, before: Schedule | None = None, since: float = 0.0) -> Schedule:
+        """Go on as decided before, or try everything, improve the best, and take it."""
         if not self.tasks:
-            return Schedule(self.busy_until, (), {}, "nothing waits", (), bound)
-        known: list[_Outcome] = []
-        for plan in self.plans(bound):
-            known.append(self.outcome(plan))
-            if self.effort > EFFORT:
-                break
+            return self.told(None, self.busy_until)
+        going = self.going_on(before) if before else None
+        if before and going and self.as_promised(before, since, going):
+            return self.told(going, before.promised - since, before.seconds)
+        known = self.known(going)
         best = self.improved(self.best(known))
         taken = self.best([*known, best])
+        return self.told(taken, taken.makespan)
+
+    def told(
+        self,
+        taken: _Outcome | None,
+        promised: float,
+        seconds: Mapping[str, Mapping[int, float]] | None = None,
+    ) -> Schedule:
+        """The decision in the words of the caller."""
+        if taken is None:
+            return Schedule(self.busy_until, (), {}, "nothing waits", self)
         return Schedule(
             taken.makespan,
             tuple((self.tasks[task].kind, width) for task, width in taken.starts),
             self.widths(taken.plan),
             taken.plan.name,
-            tuple(self.alternatives([*known, best])),
-            bound,
+            self,
+            taken.plan.description,
+            taken.plan.first,
+            taken.plan.at_once,
+            promised,
+            seconds or {task.kind: curve for task, curve in zip(self.tasks, self.curves)},
         )
+
+    def known(self, going: _Outcome | None) -> list[_Outcome]:
+        """What the alternatives come to that may be the best, in the order of `plans`."""
+        plans = list(enumerate(self.plans(self.bound)))
+        floors = [self.floor(plan) for _, plan in plans]
+        known = {-1: going} if going else {}
+        most = self.enough(going) if going else math.inf
+        for i, plan in sorted(plans, key=lambda one: floors[one[0]]):
+            if floors[i] > most or (known and self.effort > EFFORT):
+                break
+            one = self.outcome(plan, most)
+            if one:
+                known[i] = one
+                most = min(most, self.enough(one))
+        return [known[i] for i in sorted(known)]
+
+    def enough(self, one: _Outcome) -> float:
+        """A measure beyond which nothing is better than this, whatever else it is."""
+        if not self.plain:
+            return math.inf
+        waits = not one.starts and self.could_start()
+        return self.measure(one, one.makespan) / (1 - WAITING_PAYS if waits else 1)
+
+    def going_on(self, before: Schedule) -> _Outcome | None:
+        """What was decided before for all that waits now; None if that is something else."""
+        places = {task.kind: i for i, task in enumerate(self.tasks)}
+        pieces = []
+        for kind, row in before.rest.items():
+            for width, count in row.items():
+                if kind not in places or width not in self.curves[places[kind]]:
+                    return None
+                pieces.append(_Piece(places[kind], width, count))
+        counts = [0] * len(self.tasks)
+        for piece in pieces:
+            counts[piece.task] += piece.count
+        if counts != [task.count for task in self.tasks]:
+            return None
+        pieces.sort(key=lambda piece: (piece.task, piece.width))
+        plan = _Plan(before.name, before.description, tuple(pieces), before.first, before.at_once)
+        return self.outcome(plan)
+
+    def as_promised(self, before: Schedule, since: float, going: _Outcome) -> bool:
+        """Whether nothing has changed that would be a reason to decide anew."""
+        if not going.starts and self.could_start():
+            return False
+        if abs(going.makespan - (before.promised - since)) > CHANGED * going.makespan:
+            return False
+        for task, curve in zip(self.tasks, self.curves):
+            old = before.seconds.get(task.kind, {})
+            if any(abs(old.get(w, 0.0) - each) > CHANGED * each for w, each in curve.items()):
+                return False
+        return True
 
     def widths(self, plan: _Plan) -> dict[str, dict[int, int]]:
         """How many of each kind on each width."""
@@ -238,13 +373,15 @@ class _Chooser:
             row[piece.width] = row.get(piece.width, 0) + piece.count
         return found
 
-    def alternatives(self, known: Iterable[_Outcome]) -> Iterator[Alternative]:
-        """The best of each name, in the order in which they were looked at."""
+    def alternatives(self) -> Iterator[Alternative]:
+        """The best of each name, in the order in which they are looked at."""
         best: dict[str, _Outcome] = {}
-        for one in known:
-            name = one.plan.name
-            if name not in best or one.makespan < best[name].makespan:
-                best[name] = one
+        for plan in self.plans(self.bound):
+            if self.effort > EFFORT and (plan.pieces, plan.first, plan.at_once) not in self.tried:
+                continue
+            one = self.outcome(plan)
+            if one and (plan.name not in best or one.makespan < best[plan.name].makespan):
+                best[plan.name] = one
         for name, one in best.items():
             yield Alternative(name, one.makespan, one.plan.description)
 
@@ -334,13 +471,60 @@ class _Chooser:
 
     # What it comes to
 
-    def outcome(self, plan: _Plan) -> _Outcome:
-        """When what ends, with the queue started as a list: whatever fits, in the plan's order."""
+    def outcome(self, plan: _Plan, most: float = math.inf) -> _Outcome | None:
+        """When what ends, with the queue started as a list: whatever fits, in the plan's order.
+
+        None: its measure is more than `most`, which was seen before all was calculated.
+        """
         key = (plan.pieces, plan.first, plan.at_once)
         if key not in self.tried:
-            self.tried[key] = self.simulated(plan)
-            self.effort += self.tried[key].steps
+            found = self.simulated(plan, most)
+            if found is None:
+                return None
+            self.tried[key] = found
         return replace(self.tried[key], plan=plan)
+
+    def floor(self, plan: _Plan) -> float:
+        """No more than the measure of this plan: most plans are far too long, and need no more.
+
+        Neither area nor memory is used twice, and of simulations that take more than a k-th part
+        of the cores fewer than k run at once.
+        """
+        if not self.plain:
+            return 0.0
+        area, used, longest, mean, count = self.busy_area, self.busy_used, 0.0, 0.0, 0
+        wide: dict[int, float] = {}
+        for piece in plan.pieces:
+            seconds = self.curves[piece.task][piece.width]
+            cores = self.taken(piece.width)
+            row = piece.count * seconds
+            area += cores * row
+            used += self.tasks[piece.task].memory * row
+            mean += row
+            count += piece.count
+            wide[cores] = wide.get(cores, 0.0) + row
+            waves = -(-piece.count // (self.cores // cores))
+            longest = max(longest, self.available(cores) + seconds, waves * seconds)
+        most = min(self.at_once, plan.at_once or self.at_once)
+        ends = max(longest, area / self.cores, mean / most, self.busy_until)
+        if self.memory and not self.huge:
+            ends = max(ends, used / self.memory)
+        rows = 0.0
+        for cores in sorted(wide, reverse=True):
+            rows += wide[cores]
+            ends = max(ends, rows / (self.cores // cores))
+        return ends + ENDING_EARLY * mean / count
+
+    def available(self, cores: int) -> float:
+        """When so many cores are free at once, at the earliest."""
+        if cores not in self.free_at:
+            free, when = self.free, 0.0
+            for end, used, *_ in self.busy:
+                if free >= cores:
+                    break
+                free, when = free + used, end
+            self.free_at[cores] = when
+        return self.free_at[cores]
 
     def queues(self, plan: _Plan) -> list[_Queue]:
         """The pieces by what they need, so that few heads are looked at for each start."""
@@ -361,101 +545,141 @@ class _Chooser:
         for place, piece in enumerate(sorted(plan.pieces, key=priority)):
             cores, memory = self.taken(piece.width), self.tasks[piece.task].memory
             queue = made.setdefault((cores, memory.bit_length()), _Queue(cores))
-            queue.waiting.append([place, piece.task, piece.width, piece.count, memory])
+            seconds = self.curves[piece.task][piece.width]
+            queue.waiting.append(
+                _Waiting(place, piece.task, piece.width, seconds, memory, piece.count)
+            )
         for queue in made.values():
             queue.waiting.reverse()
         return list(made.values())
 
-    def simulated(self, plan: _Plan) -> _Outcome:
-        """Start and end everything of a plan."""
+    def simulated(self, plan: _Plan, most: float) -> _Outcome | None:
+        """Start and end everything of a plan, unless it becomes clear that it is not worth it."""
         queues = self.queues(plan)
         events = list(self.busy)
-        free = self.cores - sum(cores for _, cores, _, _ in events)
-        memory = self.memory - sum(used for _, _, used, _ in events)
+        free, memory = self.free, self.memory - self.busy_memory
         slots = min(self.at_once, plan.at_once or self.at_once) - len(events)
-        tally = _Tally(self.tasks)
+        tally = _Tally(self.tasks, self.plain)
+        area = sum(
+            piece.count * self.taken(piece.width) * self.curves[piece.task][piece.width]
+            for piece in plan.pieces
+        )
+        left = area
         now, steps, first = 0.0, len(plan.pieces), True
         starts: list[tuple[int, int]] = []
+        ends: list[tuple[float, float, int]] = []
+        widest = plan.first == "widest"
+        repeated, before = 0, (0, 0, 0, -1)
         while queues:
+            entries, entry = 0, None
             while free > 0 and slots > 0:
                 queue = None
                 steps += len(queues)
                 limit = math.inf
-                if plan.first == "widest" and events:
+                if widest and events:
                     limit = self.kept(queues, free, memory, events) - now
+                place = math.inf
                 for one in queues:
-                    head = one.waiting[-1]
-                    fits = one.cores <= free and head[4] <= memory
-                    if (
-                        fits
-                        and (queue is None or head[0] < queue.waiting[-1][0])
-                        and self.curves[head[1]][head[2]] <= limit
-                    ):
-                        queue = one
-                if queue is None and not events:  # larger than all memory: alone
-                    queue = min(queues, key=lambda one: one.waiting[-1][0])
+                    if one.cores <= free:
+                        head = one.waiting[-1]
+                        if head.place < place and head.memory <= memory and head.seconds <= limit:
+                            queue, place = one, head.place
                 if queue is None:
-                    break
+                    if events:
+                        break
+                    # larger than all memory: alone
+                    queue = min(queues, key=lambda one: one.waiting[-1].place)
                 entry = queue.waiting[-1]
-                _, task, width, left, each = entry
-                count = min(left, slots, free // queue.cores)
-                if each:
-                    count = max(1, min(count, memory // each))
-                seconds = self.curves[task][width]
-                end = now + seconds
-                heapq.heappush(events, (end, count * queue.cores, count * each, count))
-                free -= count * queue.cores
-                memory -= count * each
+                entries += 1
+                count = min(entry.left, slots, free // queue.cores)
+                if entry.memory:
+                    count = max(1, min(count, memory // entry.memory))
+                end = now + entry.seconds
+                used = count * queue.cores
+                heapq.heappush(events, (end, used, count * entry.memory, count, entry.place))
+                free -= used
+                memory -= count * entry.memory
                 slots -= count
-                tally.add(task, end, count, count * queue.cores * seconds)
+                left -= used * entry.seconds
+                tally.add(entry.task, end, count)
+                ends.append((end, entry.seconds, count))
                 if first:
-                    starts += [(task, width)] * count
-                entry[3] -= count
-                if not entry[3]:
+                    starts += [(entry.task, entry.width)] * count
+                entry.left -= count
+                if not entry.left:
                     queue.waiting.pop()
                     if not queue.waiting:
                         queues.remove(queue)
                 if not queues:
                     break
+            if tally.last > most or now + left / self.cores > most:
+                self.effort += steps
+                return None
             if not events:
                 break
             first = False
+            state = (free, memory, slots, entry.place if entry and entries == 1 else -1)
+            repeated = repeated + 1 if state == before and entries == 1 else 0
+            before = state
+            if entry and entry.left and repeated >= len(events) and self.plain:
+                repeated = 0
+                events, passed = _ahead(events, entry, now if widest else math.inf, tally)
+                left -= passed * self.taken(entry.width) * entry.seconds
             now = events[0][0]
             while events and events[0][0] <= now:
-                _, cores, used, count = heapq.heappop(events)
+                _, cores, used, count, _ = heapq.heappop(events)
                 steps += 1
                 free += cores
                 memory += used
                 slots += count
+        self.effort += steps
         return _Outcome(
             plan,
             max(tally.last, self.busy_until),
+            max(self.expected(ends, tally.last), self.busy_until),
             tally.missed,
             tally.lateness,
             tally.own / max(1, tally.own_count),
             tally.ends / tally.count,
-            tally.area,
+            area,
             tuple(starts),
-            steps,
         )
+
+    def expected(self, ends: Sequence[tuple[float, float, int]], last: float) -> float:
+        """When the last has ended as likely as not: the later, the more end at about that time."""
+        late: dict[tuple[float, float], int] = {}
+        for end, seconds, count in ends:
+            each = self.scatter * seconds
+            if each and end + 3 * each > last:
+                late[end, each] = late.get((end, each), 0) + count
+        if sum(late.values()) < 2:
+            return last
+        low, high = last, max(end + 4 * each for end, each in late)
+        while high - low > 0.002 * high:
+            middle = (low + high) / 2
+            ended = 1.0
+            for (end, each), count in late.items():
+                ended *= (1 - 0.5 * math.erfc((middle - end) / (each * math.sqrt(2)))) ** count
+            low, high = (low, middle) if ended > 0.5 else (middle, high)
+        return high
 
     def kept(
         self,
         queues: Sequence[_Queue],
         free: int,
         memory: int,
-        events: Sequence[tuple[float, int, int, int]],
+        events: Sequence[_Event],
     ) -> float:
         """When the first in the order can start; what overtakes it must have ended by then."""
-        first = min(queues, key=lambda one: one.waiting[-1][0])
-        each = first.waiting[-1][4]
-        if (first.cores <= free and each <= memory) or self.effort > EFFORT:
+        queue = min(queues, key=lambda one: one.waiting[-1].place)
+        each = queue.waiting[-1].memory
+        if (queue.cores <= free and each <= memory) or self.effort > EFFORT:
             return math.inf
         self.effort += len(events)
-        for end, cores, used, _ in sorted(events):
+        for end, cores, used, _, _ in sorted(events):
             free += cores
             memory += used
-            if first.cores <= free and each <= memory:
+            if queue.cores <= free and each <= memory:
                 return end
         return math.inf
 
@@ -481,30 +705,33 @@ class _Chooser:
     def measure(self, one: _Outcome, earliest: float) -> float:
         """The end of the queue; or of its simulations for turnaround, if all do not wait long."""
         if all(task.objective == "throughput" for task in self.tasks):
-            return one.makespan + ENDING_EARLY * one.mean
+            return one.expected + ENDING_EARLY * one.mean
         late = one.makespan > earliest * (1 + LATER_FOR_TURNAROUND)
         alone = all(task.objective == "turnaround" for task in self.tasks)
         return one.makespan + earliest if late and not alone else one.own
 
     def could_start(self) -> bool:
         """Whether anything fits at this moment, on whatever width."""
-        free = self.cores - sum(cores for _, cores, _, _ in self.busy)
-        memory = self.memory - sum(used for _, _, used, _ in self.busy)
+        memory = self.memory - self.busy_memory
         return len(self.busy) < self.at_once and any(
-            self.taken(min(curve)) <= free and task.memory <= memory
+            self.taken(min(curve)) <= self.free and task.memory <= memory
             for task, curve in zip(self.tasks, self.curves)
         )
 
     def improved(self, best: _Outcome) -> _Outcome:
         """Move simulations to other widths for as long as this helps and the effort allows."""
-        most = self.effort + IMPROVING
+        allowed = self.effort + IMPROVING
         moved = True
         while moved:
             moved = False
+            most = self.measure(best, best.makespan) if self.plain else math.inf
             for plan in self.moves(best.plan):
-                if self.effort > most:
+                if self.effort > allowed:
                     return best
-                one = self.outcome(plan)
+                self.effort += len(plan.pieces)
+                one = None if self.floor(plan) > most else self.outcome(plan, most)
+                if one is None:
+                    continue
                 earliest = min(best.makespan, one.makespan)
                 if self.cost(one, earliest) < self.cost(best, earliest):
                     best, moved = one, True
@@ -527,17 +754,19 @@ class _Chooser:
 class _Tally:
     """What a schedule's ends add up to."""
 
-    def __init__(self, tasks: Sequence[Task]) -> None:
-        self.tasks = tasks
-        self.last = self.lateness = self.own = self.ends = self.area = 0.0
+    def __init__(self, tasks: Sequence[Task], plain: bool) -> None:
+        self.tasks, self.plain = tasks, plain
+        self.last = self.lateness = self.own = self.ends = 0.0
         self.missed = self.own_count = self.count = 0
 
-    def add(self, task: int, end: float, count: int, area: float) -> None:
+    def add(self, task: int, end: float, count: int) -> None:
         """So many simulations of a task end."""
-        self.last = max(self.last, end)
-        self.area += area
+        if end > self.last:
+            self.last = end
         self.ends += count * end
         self.count += count
+        if self.plain:
+            return
         deadline = self.tasks[task].deadline
         if deadline is not None and end > deadline:
             self.missed += count
@@ -545,6 +774,34 @@ class _Tally:
         if self.tasks[task].objective == "turnaround":
             self.own += count * end
             self.own_count += count
+
+
+def _ahead(
+    events: list[_Event], entry: _Waiting, until: float, tally: _Tally
+) -> tuple[list[_Event], int]:
+    """Skip what repeats itself: each end is followed by a simulation of the same piece.
+
+    It does so for as long as there are more of them, and until something else ends (or `until`,
+    if something else runs). The ends after that, and how many simulations were skipped.
+    """
+    own = [one for one in events if one[4] == entry.place]
+    other = [one for one in events if one[4] != entry.place]
+    running = sum(one[3] for one in own)
+    times = (entry.left - 1) // running
+    if other:
+        begin = min(one[0] for one in own) - entry.seconds
+        times = min(times, int((min(until, min(other)[0]) - begin) / entry.seconds) - 2)
+    if times < 1:
+        return events, 0
+    later = times * entry.seconds
+    for end, _, _, count, _ in own:
+        tally.ends += count * (times * end + later * (times + 1) / 2)
+        tally.last = max(tally.last, end + later)
+    tally.count += times * running
+    entry.left -= times * running
+    events = [(end + later, c, m, n, place) for end, c, m, n, place in own] + other
+    heapq.heapify(events)
+    return events, times * running
 
 
 def lower_bound(tasks: Sequence[Task], cores: int, busy: Sequence[Busy] = ()) -> float:

@@ -19,6 +19,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from dovetail.controller.baseline import Alone
+from dovetail.controller.choice import Schedule
 from dovetail.controller.knowledge import CoScheduled, Knowledge, TrialVerdict, co_scheduled
 from dovetail.controller.meter import Meter, Window
 from dovetail.controller.settings import Settings
@@ -85,6 +86,7 @@ class State:
 
     Times at which something may be done again: `admit_after` (an admission), `resize_after` (a
     resize), `requests_due` (requests follow the load), `choose_after` (ranks are chosen).
+    `decided` is the last choice of ranks, and when it was made.
     `usual_seconds` is what a simulation of which nothing is known counts with, on one rank.
     What is to stop at a checkpoint because the run ends has until `halt_until` for it.
     `window_began` is when the measurement windows of now began, `regime_at` when what runs at once
@@ -117,6 +119,7 @@ class State:
         self.resize_after = 0.0
         self.requests_due = 0.0
         self.choose_after = 0.0
+        self.decided: tuple[Schedule, float] | None = None
         self.usual_seconds = UNKNOWN
         self.guard_at = 0.0
         self.tolerated: CoScheduled | None = None

@@ -31,6 +31,9 @@ TOLD = 4
 EXPLORING = 0.2
 """Share of a simulation that running it on ranks of which nothing is known may cost beyond what is
 predicted: the balanced case of `speedup` takes 1.17 times the core-seconds on two ranks."""
+ENOUGH = 3
+"""Simulations beyond the first of their kind that can tell how much equal ones differ; before that
+they are taken to be equal, since more ranks would else be tried where nothing is known."""
 LEAST_LEFT = 0.05
 """Share of its length that a simulation at least has left, while it runs longer than predicted."""
 
@@ -45,6 +48,7 @@ def start_chosen(state: State) -> None:
         return
     state.choose_after = state.now + state.settings.replan
     best = schedule(state)
+    state.decided = (best, state.now)
     known = any(_known(family) for family in state.families.values())
     before = state.queued
     free -= _explore(state, free)
@@ -74,8 +78,29 @@ def schedule(state: State) -> Schedule:
         used = _cores(state, sim.spec.ranks)
         busy.append(Busy(used, seconds_left(state, sim), state.memory_of(sim)))
     nodes = tuple(node.cpu // 1000 for node in state.capacity.nodes)
-    at_once = state.settings.max_packed
-    return choice.choose(tasks, cores, busy, state.capacity.memory, nodes, at_once)
+    before, then = state.decided or (None, state.now)
+    return choice.choose(
+        tasks,
+        cores,
+        busy,
+        state.capacity.memory,
+        nodes,
+        state.settings.max_packed,
+        before=before,
+        since=state.now - then,
+        scatter=_scatter(state),
+    )
+
+
+def _scatter(state: State) -> float:
+    """How much equal simulations differ: the standard deviation, as a part of what they take."""
+    squares, free = 0.0, 0
+    for shape in state.shapes.values():
+        if len(shape.lasted) > 1:
+            mean = max(1e-9, sum(shape.lasted) / len(shape.lasted))
+            squares += sum((each / mean - 1) ** 2 for each in shape.lasted)
+            free += len(shape.lasted) - 1
+    return (squares / free) ** 0.5 if free >= ENOUGH else 0.0
 
 
 def seconds_on(state: State, family: Family) -> dict[int, float]:
@@ -273,6 +298,10 @@ def _tell(state: State, best: Schedule) -> None:
     """Say what was decided, once for each decision, with what else there was."""
     left = {*best.widths_planned, *(sim.spec.family for sim in state.active.values())}
     measured = all(_known(f) for name, f in state.families.items() if f.queue or name in left)
+    decided = [(n, ranks) for n, counts in best.widths_planned.items() for ranks in counts]
+    key = ("choice", tuple(sorted(decided)), measured)
+    if key in state.noted:
+        return
     plan = [
         f"{count} {name} on {ranks} {_ranks(ranks)} each"
         for name, by_ranks in best.widths_planned.items()
@@ -285,9 +314,8 @@ def _tell(state: State, best: Schedule) -> None:
         words = f"{best.makespan:.3g} s for what is left, predicted"
         if choice.SEQUENTIAL in other:
             words += f"; {choice.SEQUENTIAL} {other[choice.SEQUENTIAL]:.3g} s"
-    decided = [(n, ranks) for n, counts in best.widths_planned.items() for ranks in counts]
     state.note_once(
-        ("choice", tuple(sorted(decided)), measured),
+        key,
         "choice",
         f"decided: {', '.join(plan[:TOLD])}{more}: {words}",
         measured=measured,
