@@ -11,6 +11,7 @@ from dovetail.bench.choice import (
     EACH,
     EXACT,
     Execution,
+    Kept,
     Kind,
     Queue,
     Result,
@@ -105,12 +106,32 @@ def test_the_published_case_is_predicted_from_its_own_measurement():
     assert claim.row.median > 5 * 1249 / 1670
 
 
+def test_a_run_that_was_interrupted_goes_on_with_its_results(tmp_path):
+    kept = Kept(tmp_path / "choice.jsonl")
+    assert kept.results() == []
+    one = execute(37, CURVE)
+    kept.add([one])
+    (again,) = Kept(kept.path).results()
+    assert (again.number, again.noise, again.makespan) == (37, CURVE, one.makespan)
+    assert (again.best, again.foreseen, again.picked) == (one.best, one.foreseen, one.picked)
+    kept.path.write_text(kept.path.read_text().replace(kept.program, "another"))
+    assert kept.results() == []
+
+
+def test_the_rule_that_a_user_would_have_taken_stands_beside_the_choice():
+    ends = {"all widest": 10.0, "all narrowest": 11.0}
+    one = Result(1, 10.0, ends, 9.5, 9.0, 0.01, CURVE, "all narrowest")
+    claims = {claim.row.name: claim for claim in judged(CURVE, [one], print)}
+    assert claims[f"{CURVE}: the worst of these rules"].row.values == (1.1,)
+    assert claims[f"{CURVE}: such rules above 1.05 times"].row.values == (100.0,)
+
+
 @pytest.mark.slow
 def test_the_command_prints_every_claim_as_json(capsys):
     assert main(["bench", "choice", "--queues", "1", "--repeat", "1", "--json"]) in (0, 1)
     (name, claims), *rest = json.loads(capsys.readouterr().out).items()
     assert (name, rest) == ("choice", [])
-    assert len(claims) == 3 * 6 + 2
+    assert len(claims) == 3 * 9 + 2
 
 
 @pytest.mark.parametrize(

@@ -1,22 +1,29 @@
 # SPDX-License-Identifier: LGPL-3.0-or-later
 """Random queues under the choice of widths, against every way in which a user could run them.
 
-Inputs: how many queues. Outputs: claims on the end of each queue, in proportion to that of the best
-alternative and to the lower bound; on the time of a decision; and on the papers' queue.
+Inputs: how many queues, and where results are kept so that an interrupted run is gone on with.
+Outputs: claims on the end of each queue, in proportion to that of the best alternative and to the
+lower bound; on the time of a decision; and on the papers' queue.
 
 A queue has 1 to 1,000 simulations of up to eight kinds, a node of 2 to 128 cores, and sometimes too
 little memory for all cores; small and large queues are as frequent. Its curves are those of
-`SHAPES`. It is executed event by event: whenever a simulation ends, the choice is asked again. What
-it is told is not the truth:
+`SHAPES`. It is executed event by event: whenever a simulation ends, the choice is asked again (but
+see `ASKED`), and told what it decided before. What it is told is not the truth:
 
 - `EXACT`: it is; what is lost here is lost by the algorithm;
 - `EACH`: each simulation takes 10 % (standard deviation) more or less than its kind does;
-- `CURVE`: moreover, the time of each kind on each width is told wrong by 10 %, independently, until
-  simulations have ended on that width; then their mean is told.
+- `CURVE`: moreover, the time of each kind on each width is told wrong by 10 %, independently.
 
-An alternative knows no more, follows one rule from beginning to end, and starts the longest first:
-one after the other, all narrowest, all widest, knee, and k at once for each k. The best of these is
-known only afterwards.
+With noise the choice is told how large it is, from the beginning; in a run the controller measures
+that on the first simulations. It is asked at ends alone, where the controller also asks when rates
+are learned. A curve with errors is smoothed as in `speedup`, and what was predicted for a width
+counts as `PREDICTED` of the simulations that ended there; a run trusts what it measured alone.
+
+An alternative follows one rule from beginning to end, and starts the longest first: one after the
+other, all narrowest, all widest, knee, and k at once for each k. The best of these is known only
+afterwards, so that no choice can always be nearly as good where curves are told wrong: one
+simulation runs on one width, and another may turn out to be faster. What a user could have taken
+who knows what is told, the rule that is best by that, stands beside the choice.
 
 Invariants: no processes but helpers that calculate; the same number of a queue is always the same
 queue; no clock but the one that times decisions.
@@ -24,27 +31,28 @@ queue; no clock but the one that times decisions.
 
 from __future__ import annotations
 
-import collections
-import functools
+import hashlib
 import heapq
+import json
 import math
 import multiprocessing
 import os
 import random
-import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from dovetail.bench.harness import Claim, Progress, Row
-from dovetail.controller import choice
+from dovetail.controller import choice, speedup
 from dovetail.controller.choice import Busy, Task
-from dovetail.controller.speedup import Prior, predict
+from dovetail.controller.speedup import FIT_ERROR, Prior, predict, smoothed
 
 QUEUES = 10_000
 NOISE = 0.10
 EXACT, EACH, CURVE = "exact times", "noise of simulations", "noise of simulations and curves"
+PREDICTED = (NOISE / FIT_ERROR) ** 2
+"""As many simulations as a prediction is worth: their mean would be as wrong."""
 ASKED = 64
 """Where more than this many wait, the choice is asked once for so manieth a part of them, and in
 between what ends is followed by its like if the plan has more of these: long queues would take
@@ -79,6 +87,7 @@ class Queue:
     cores: int
     memory: int
     kinds: tuple[Kind, ...]
+    noise: str = EXACT
 
     @property
     def count(self) -> int:
@@ -100,11 +109,19 @@ class Result:
     """The larger of the least area and the longest critical path, each by itself."""
     slowest: float
     """CPU seconds of the slowest decision."""
+    noise: str = EXACT
+    picked: str = ""
+    """The alternative that was best by the times that were told."""
 
     @property
     def best(self) -> float:
         """The end by the best alternative."""
         return min(self.alternatives.values())
+
+    @property
+    def foreseen(self) -> float:
+        """The end by the alternative that a user would have taken, who knows what is told."""
+        return self.alternatives[self.picked] if self.picked else self.best
 
 
 def draw(number: int, noise: str = EXACT) -> Queue:
@@ -126,7 +143,7 @@ def draw(number: int, noise: str = EXACT) -> Queue:
         memory = dice.randint(1, 100) if scarce else 0
         kinds.append(Kind(seconds, factors, told, memory))
     memory = 100 * dice.randint(1, cores) if scarce else 0
-    return Queue(cores, memory, tuple(kinds))
+    return Queue(cores, memory, tuple(kinds), noise)
 
 
 def _curve(dice: random.Random, cores: int) -> dict[int, float]:
@@ -154,6 +171,8 @@ class Execution:
         """End, number, kind, width and begin."""
         self.started = 0
         self.ended: dict[tuple[int, int], list[float]] = {}
+        self.scatter = 0.0 if queue.noise == EXACT else NOISE
+        self.curves: list[Mapping[int, float]] = [kind.told for kind in queue.kinds]
 
     def fits(self, kind: int, width: int) -> bool:
         """Whether one more may start now."""
@@ -183,43 +202,40 @@ class Execution:
 
     def told(self, kind: int) -> dict[int, float]:
         """Seconds by width, as well as they are known."""
-        return {
-            width: statistics.fmean(self.ended[kind, width])
-            if (kind, width) in self.ended
-            else seconds
-            for width, seconds in self.queue.kinds[kind].told.items()
-        }
+        found = {}
+        for width, seconds in self.curves[kind].items():
+            ended = self.ended.get((kind, width), [])
+            found[width] = (PREDICTED * seconds + sum(ended)) / (PREDICTED + len(ended))
+        return found
 
     def chosen(self) -> float:
         """Ask the choice at every end; CPU seconds of the slowest decision."""
-        slowest = 0.0
+        if self.queue.noise == CURVE:
+            self.curves = [smoothed(kind.told, NOISE) for kind in self.queue.kinds]
+        slowest, then = 0.0, 0.0
+        found: choice.Schedule | None = None
         while any(self.left):
             begin = time.process_time()
-            found = self.ask()
+            found, then = self.ask(found, self.now - then), self.now
             slowest = max(slowest, time.process_time() - begin)
             assert found.starts_now or self.running, "the cores are idle for ever"
-            planned = collections.Counter(
-                {
-                    (int(name), width): count
-                    for name, row in found.widths_planned.items()
-                    for width, count in row.items()
-                }
-            )
             for name, width in found.starts_now:
                 self.start(int(name), width)
-                planned[int(name), width] -= 1
+            rest = found.rest
             kind, width = self.end()
             for _ in range(sum(map(len, self.left)) // ASKED):
-                if not self.fits(kind, width) or not planned[kind, width]:
+                more = rest.get(str(kind), {}).get(width, 0)
+                if not self.fits(kind, width) or not more:
                     break
                 self.start(kind, width)
-                planned[kind, width] -= 1
+                rest[str(kind)][width] -= 1
                 kind, width = self.end()
             while self.running and self.running[0][0] <= self.now:
                 self.end()
+            found = replace(found, widths_planned=rest, starts_now=())
         return slowest
 
-    def ask(self) -> choice.Schedule:
+    def ask(self, before: choice.Schedule | None, since: float) -> choice.Schedule:
         """The decision at this moment."""
         curves = [self.told(kind) for kind in range(len(self.left))]
         tasks = [
@@ -231,7 +247,15 @@ class Execution:
             expected = curves[kind][width]
             rest = max(begin + expected - self.now, 0.05 * expected)  # late: it ends any moment
             busy.append(Busy(width, rest, self.queue.kinds[kind].memory))
-        return choice.choose(tasks, self.queue.cores, busy, self.queue.memory)
+        return choice.choose(
+            tasks,
+            self.queue.cores,
+            busy,
+            self.queue.memory,
+            before=before,
+            since=since,
+            scatter=self.scatter,
+        )
 
     def by_rule(self, widths: Sequence[int], at_once: int) -> None:
         """The longest first, whatever fits, on one width for each kind."""
@@ -281,30 +305,98 @@ def bounds(queue: Queue) -> tuple[float, float]:
     return choice.lower_bound(tasks, queue.cores), max(area, path)
 
 
-def execute(number: int, noise: str) -> Result:
-    """One queue in every way."""
-    queue = draw(number, noise)
+def ends_by_rules(queue: Queue) -> dict[str, float]:
+    """When all is done by each alternative."""
     ends = {}
     for name, (widths, at_once) in rules(queue).items():
         execution = Execution(queue)
         execution.by_rule(widths, at_once)
         ends[name] = execution.makespan()
+    return ends
+
+
+def as_told(queue: Queue) -> Queue:
+    """The queue if all that is told of it were true."""
+    kinds = (replace(k, seconds=k.told, factors=(1.0,) * len(k.factors)) for k in queue.kinds)
+    return replace(queue, kinds=tuple(kinds))
+
+
+def execute(number: int, noise: str) -> Result:
+    """One queue in every way."""
+    queue = draw(number, noise)
+    ends = ends_by_rules(queue)
+    told = ends if noise == EXACT else ends_by_rules(as_told(queue))
     execution = Execution(queue)
     slowest = execution.chosen()
     bound, plain = bounds(queue)
-    return Result(number, execution.makespan(), ends, bound, plain, slowest)
+    picked = min(told, key=lambda name: told[name])
+    return Result(number, execution.makespan(), ends, bound, plain, slowest, noise, picked)
+
+
+def with_every_noise(number: int) -> list[Result]:
+    """The same work, as it is known more and less well."""
+    return [execute(number, noise) for noise in (EXACT, EACH, CURVE)]
+
+
+class Kept:
+    """Results in a file, one a line, so that what was interrupted is gone on with.
+
+    A line holds for the program that wrote it: what another one calculated is not counted.
+    """
+
+    def __init__(self, path: Path | None) -> None:
+        self.path = path
+        sources = (Path(str(one.__file__)).read_bytes() for one in (choice, speedup))
+        code = hashlib.sha256(Path(__file__).read_bytes() + b"".join(sources))
+        self.program = code.hexdigest()[:16]
+
+    def results(self) -> list[Result]:
+        """Of this program."""
+        if self.path is None or not self.path.exists():
+            return []
+        lines = map(json.loads, self.path.read_text().splitlines())
+        return [Result(**line["result"]) for line in lines if line["program"] == self.program]
+
+    def add(self, results: Sequence[Result]) -> None:
+        """Keep them, each with the two alternatives that count."""
+        if self.path is None:
+            return
+        text = ""
+        for one in results:
+            counting = {k: v for k, v in one.alternatives.items() if v == one.best}
+            few = {**counting, one.picked: one.foreseen}
+            row = {"program": self.program, "result": asdict(replace(one, alternatives=few))}
+            text += json.dumps(row) + "\n"
+        with self.path.open("a") as file:
+            file.write(text)
 
 
 def choice_of_widths(
-    scratch: Path, repeat: int, progress: Progress, queues: int = QUEUES
+    scratch: Path,
+    repeat: int,
+    progress: Progress,
+    queues: int | None = None,
+    output: Path | None = None,
 ) -> list[Claim]:
     """Claims on so many queues with every noise, on one large decision, and on the papers' case."""
+    queues = queues or QUEUES
+    if output:
+        output.mkdir(parents=True, exist_ok=True)
+    kept = Kept(output / "choice.jsonl" if output else None)
+    results = [one for one in kept.results() if one.number < queues]
+    left = sorted(set(range(queues)) - {one.number for one in results})
+    if len(left) < queues:
+        progress(f"{queues - len(left)} of {queues} queues are in {kept.path}")
+    with multiprocessing.Pool(len(os.sched_getaffinity(0))) as pool:
+        for some in pool.imap_unordered(with_every_noise, left):
+            kept.add(some)
+            results += some
+        pool.close()
+        pool.join()
+    results.sort(key=lambda one: one.number)
     claims = []
-    with multiprocessing.Pool(os.cpu_count()) as pool:
-        for noise in (EXACT, EACH, CURVE):
-            task = functools.partial(execute, noise=noise)
-            results = list(pool.imap_unordered(task, range(queues), chunksize=4))
-            claims += judged(noise, sorted(results, key=lambda one: one.number), progress)
+    for noise in (EXACT, EACH, CURVE):
+        claims += judged(noise, [one for one in results if one.noise == noise], progress)
     large = tuple(decision() for _ in range(repeat))
     name = "a decision over 1,000 simulations and 10,000 cores"
     claims.append(Claim(Row(name, large), "s", "<=", 0.5))
@@ -328,14 +420,23 @@ def judged(noise: str, results: Sequence[Result], progress: Progress) -> list[Cl
 
     ratio = row("makespan / the best alternative's", lambda one: one.makespan / one.best)
     worst = Row(f"{noise}: the worst of these", (max(ratio.values),))
+    ordered = sorted(ratio.values)
+    nearly = Row(f"{noise}: 99.9 % are below", (ordered[math.ceil(0.999 * len(ordered)) - 1],))
     share = Row(f"{noise}: queues above 1.05 times", (100 * len(missed) / len(results),))
+    foreseen = row("the rule predicted best / the best", lambda one: one.foreseen / one.best)
+    worst_rule = Row(f"{noise}: the worst of these rules", (max(foreseen.values),))
+    above = sum(value > 1.05 for value in foreseen.values)
+    beside = Row(f"{noise}: such rules above 1.05 times", (100 * above / len(results),))
     bound = row("makespan / the lower bound", lambda one: one.makespan / one.bound)
     plain = row("the same, area and path apart", lambda one: one.makespan / one.plain_bound)
     slowest = Row(f"{noise}: slowest decision", (max(one.slowest for one in results),))
     return [
         Claim(ratio, "times"),
         Claim(worst, "times", "<=", 1.05),
+        Claim(nearly, "times"),
         Claim(share, "%"),
+        Claim(worst_rule, "times"),
+        Claim(beside, "%"),
         Claim(bound, "times", "<=", 1.10),
         Claim(plain, "times"),
         Claim(slowest, "s", "<=", 0.5),
@@ -351,7 +452,8 @@ def decision() -> float:
         tasks.append(Task(str(i), 1, {2**n: alone * (0.05 + 0.95 / 2**n) for n in range(10)}))
     busy = [Busy(1, dice.uniform(1, 50)) for _ in range(5000)]
     begin = time.process_time()
-    choice.choose(tasks, 10_000, busy)
+    found = choice.choose(tasks, 10_000, busy)
+    assert found.alternatives
     return time.process_time() - begin
 
 

@@ -85,8 +85,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help=f"random queues of `choice` (default: {choice.QUEUES})",
     )  # fmt: skip
     parser.add_argument(
-        "-o", "--output", metavar="DIR", type=Path, default=Path("demo-out"),
-        help="where the demo writes (default: %(default)s)",
+        "-o", "--output", metavar="DIR", type=Path,
+        help="where the demo writes (default: demo-out), or `choice` keeps results to go on with",
     )  # fmt: skip
     parser.add_argument(
         "--kubernetes", action="store_true",
@@ -104,7 +104,9 @@ def run(args: argparse.Namespace) -> int:
         raise BadInput(f"--queues {args.queues}: give 1 to 1000000")
     signal.signal(signal.SIGTERM, interrupt)
     if args.what == "demo":
-        ended = demo.run_demo(args.output, tell, quiet=args.json, kubernetes=args.kubernetes)
+        ended = demo.run_demo(
+            args.output or Path("demo-out"), tell, quiet=args.json, kubernetes=args.kubernetes
+        )
         return run_command.tell(ended, as_json=args.json)
     if args.kubernetes:
         raise BadInput(f"--kubernetes: only with demo, not with {args.what}")
@@ -113,7 +115,7 @@ def run(args: argparse.Namespace) -> int:
     for name in every if args.what == "all" else (args.what,):
         tell(f"{name}: {COMPARISONS[name][0]}; load average {os.getloadavg()[0]:.2f} before")
         with tempfile.TemporaryDirectory(prefix="dovetail-bench-") as scratch:
-            more = {"queues": args.queues} if args.queues is not None else {}
+            more = {"queues": args.queues, "output": args.output} if name == "choice" else {}
             found[name] = COMPARISONS[name][1](Path(scratch), args.repeat, tell, **more)
     if args.json:
         print(json.dumps({name: list(map(plain, claims)) for name, claims in found.items()}))
