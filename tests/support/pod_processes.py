@@ -58,7 +58,7 @@ class Cluster:
 
     def command(self, module: str, *words: str) -> list[str]:
         return [
-            *pods.command(f"executors.pods.{module}", sys.executable),
+            *pods.command(f"executors.pods.{module}", (sys.executable,)),
             "--run",
             self.run,
             *words,

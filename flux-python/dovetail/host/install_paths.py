@@ -15,7 +15,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from dovetail.core.errors import BadInput
@@ -40,10 +40,25 @@ def flux_plugin(name: str) -> Path:
     return PACKAGES / "dovetail" / "flux" / "plugins" / name
 
 
-def python_command(statement: str, python: str = sys.executable) -> list[str]:
+def python_command(statement: str, python: Sequence[str] = (sys.executable,)) -> list[str]:
     """The words that run a statement which imports our packages, and nothing of the user's."""
     path = f"import sys; sys.path.insert(0, {str(PACKAGES)!r})"
-    return [python, "-I", "-S", "-c", f"{path}; {statement}"]
+    return [*python, "-I", "-S", "-c", f"{path}; {statement}"]
+
+
+def dovetail_command(python: Sequence[str]) -> list[str]:
+    """The words that run this `dovetail`, with the packages that this Python finds beside ours."""
+    path = f"sys.path.insert(0, {str(PACKAGES)!r}); sys.path += {others()}"
+    return [
+        *python,
+        "-c",
+        f"import sys; {path}; from dovetail.cli.main import main; sys.exit(main())",
+    ]
+
+
+def others() -> list[str]:
+    """Where packages of others are, for a Python that would not look there."""
+    return [folder for folder in sys.path if folder.endswith("-packages")]
 
 
 def package_environment(base: Mapping[str, str] | None = None) -> dict[str, str]:

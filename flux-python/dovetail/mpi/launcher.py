@@ -14,9 +14,9 @@ import os
 import re
 import socket
 import struct
-import sys
 from collections.abc import Mapping, Sequence
 
+from dovetail.host import borrowed_python
 from dovetail.host.memory import out_of_memory
 
 TYPE_CHECKING = False
@@ -54,12 +54,20 @@ def flavour(program: str, path: str) -> str:
 
 
 def linked(file: str) -> str:
-    """The MPI whose library a program loads, empty for none; as slow as loading it."""
+    """The MPI whose library a program loads, empty for none; as slow as loading it.
+
+    Empty too in an image that has no ldd.
+    """
     output, output_end = os.pipe()
     words = ["ldd", file]
     actions = [(os.POSIX_SPAWN_DUP2, output_end, 1), (os.POSIX_SPAWN_DUP2, output_end, 2)]
-    pid = os.posix_spawnp("ldd", words, os.environ, file_actions=actions)
-    os.close(output_end)
+    try:
+        pid = os.posix_spawnp("ldd", words, os.environ, file_actions=actions)
+    except OSError:
+        os.close(output)
+        return ""
+    finally:
+        os.close(output_end)
     with open(output, errors="replace") as file_object:
         listing = file_object.read()
     os.waitpid(pid, 0)
@@ -119,14 +127,16 @@ def host_files(hosts: Sequence[Mapping[str, Any]]) -> dict[str, str]:
     return {"openmpi": "".join(lines), "mpich": "".join(parts)}
 
 
-def within(hosts: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+def within(hosts: Sequence[Mapping[str, Any]], path: str) -> dict[str, str]:
     """What keeps Open MPI in the network of these hosts.
 
-    Even one host needs it: if that has loopback alone, Open MPI by itself would start nothing.
+    Even one host needs it: if that has loopback alone, Open MPI by itself would start nothing. Nor
+    would it where nothing on the search path is like ssh, as in an image, though it is not called.
     """
     network = common_network([host["address"] for host in hosts])
     names = ("OMPI_MCA_oob_tcp_if_include", "OMPI_MCA_btl_tcp_if_include")
-    return dict.fromkeys(names, network) if network else {}
+    agent = {} if which("ssh", path) or which("rsh", path) else {"OMPI_MCA_plm_rsh_agent": "sh"}
+    return {**(dict.fromkeys(names, network) if network else {}), **agent}
 
 
 def across(hosts: Sequence[Mapping[str, Any]], directory: str, script: str) -> dict[str, str]:
@@ -134,7 +144,8 @@ def across(hosts: Sequence[Mapping[str, Any]], directory: str, script: str) -> d
 
     `directory` has the files `hosts.openmpi` and `hosts.mpich`, `script` is `rsh_agent.py`.
     """
-    python = f"{sys.executable} -I -S {script}"
+    words = [*borrowed_python.own(), "-I", "-S", script]
+    python = " ".join(words)
     extra = {
         "DOVETAIL_GROUP": "0",
         "DOVETAIL_GROUPS": ",".join(str(host["ranks"]) for host in hosts),
@@ -150,9 +161,9 @@ def across(hosts: Sequence[Mapping[str, Any]], directory: str, script: str) -> d
             OMPI_MCA_plm_rsh_no_tree_spawn="1",
             OMPI_MCA_rmaps="seq",
             OMPI_MCA_orte_default_hostfile=f"{directory}/hosts.openmpi",
-            HYDRA_LAUNCHER="ssh",
-            HYDRA_LAUNCHER_EXEC=sys.executable,
-            HYDRA_LAUNCHER_EXTRA_ARGS=f"-I -S {script} spawn",
+            HYDRA_LAUNCHER="rsh",  # for ssh it puts an option of its own first
+            HYDRA_LAUNCHER_EXEC=words[0],
+            HYDRA_LAUNCHER_EXTRA_ARGS=" ".join([*words[1:], "spawn"]),
             HYDRA_HOST_FILE=f"{directory}/hosts.mpich",
         )
         device = interface(addresses[0])

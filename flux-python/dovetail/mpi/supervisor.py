@@ -25,7 +25,7 @@ import time
 
 from dovetail.core.causes import Cause
 from dovetail.core.errors import BadInput
-from dovetail.host import processes
+from dovetail.host import borrowed_python, processes
 from dovetail.host.cgroups import Group
 from dovetail.host.memory import KernelKills, out_of_memory
 from dovetail.host.session import end_simulation, remove_simulation
@@ -155,9 +155,7 @@ class Supervisor:
             return Cause.LAUNCH_FAILED, 1, f"cannot make {config['home']}: {error.strerror}"
         kept = bool(config.get("go_on")) and os.path.isdir(self.case)
         self.log = Log(os.path.join(config["home"], "log"), config["log_limit"], kept)
-        # Whose the case is does not matter: in a pod others' ids may not even have a number.
-        copy = 'rm -rf -- "$1" && cp -a --no-preserve=ownership -T -- "$0" "$1"'
-        steps = [("copying the case", "/", ["sh", "-c", copy, config["case"], self.case])]
+        steps = [("copying the case", "/", [*_copy(), config["case"], self.case])]
         for line, words in config["prepare"]:
             steps.append((f"prepare step '{line}'", self.case, words))
         base = self.base = launcher.environment(
@@ -178,7 +176,7 @@ class Supervisor:
         words = launcher.command_line(config["command"], config["ranks"], path, mpi)
         mpi = mpi or launcher.flavour(words[0], path)  # a script runs under its starter's MPI
         if "hosts" in config:
-            base.update(launcher.within(config["hosts"]))
+            base.update(launcher.within(config["hosts"], path))
             if len(config["hosts"]) > 1:
                 words = self._spread(base, words, path, mpi)
         self._tell({"kind": "started", "mpi": mpi, "iterations": over})
@@ -224,7 +222,7 @@ class Supervisor:
         base.update(launcher.across(config["hosts"], config["directory"], script))
         if mpi != "mpich":
             return words  # Open MPI takes it from the environment
-        place = [sys.executable, "-I", "-S", script, "place"]
+        place = [*borrowed_python.own(), "-I", "-S", script, "place"]
         return launcher.command_line(config["command"], config["ranks"], path, mpi, place)
 
     def _step(self, words: list[str], directory: str, environment: dict[str, str]) -> int:
@@ -335,6 +333,23 @@ class Supervisor:
     def _tell(self, message: dict[str, Any]) -> None:
         with contextlib.suppress(OSError):
             os.write(1, json.dumps(message).encode() + b"\n")
+
+
+def _copy() -> list[str]:
+    """The words that copy the first folder which follows to the second, in place of what is there.
+
+    Whose the case is does not matter: in a pod others' ids may not even have a number.
+    """
+    own = borrowed_python.own()
+    if len(own) == 1:
+        script = 'rm -rf -- "$1" && cp -a --no-preserve=ownership -T -- "$0" "$1"'
+        return ["sh", "-c", script]
+    # An image may have a cp that knows less.
+    script = (
+        "import shutil, sys; where = sys.argv[1:]; shutil.rmtree(where[1], ignore_errors=True); "
+        "shutil.copytree(*where, symlinks=True)"
+    )
+    return [*own, "-I", "-S", "-c", script]
 
 
 def main() -> None:

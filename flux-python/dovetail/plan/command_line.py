@@ -63,11 +63,7 @@ def program(line: str) -> list[str]:
     words = list(split(line))
     if words[0] != "dovetail":
         return words
-    start = (
-        f"import sys; sys.path.insert(0, {str(install_paths.PACKAGES)!r}); "
-        "from dovetail.cli.main import main; sys.exit(main())"
-    )
-    return [sys.executable, "-c", start, *words[1:]]
+    return [*install_paths.dovetail_command((sys.executable,)), *words[1:]]
 
 
 def check(word: str, case: str | None, environment: Mapping[str, str]) -> None:

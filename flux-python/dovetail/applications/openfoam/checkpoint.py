@@ -33,7 +33,7 @@ from pathlib import Path
 
 from dovetail.applications.openfoam import control_dict, written_times
 from dovetail.core.errors import BadInput, WorkFailed
-from dovetail.host import install_paths
+from dovetail.host import borrowed_python, install_paths
 from dovetail.host.private_files import write_whole
 
 _MARK = "// Dovetail wrote what follows, for checkpoints; OpenFOAM takes the last of two entries."
@@ -138,7 +138,7 @@ def _cut_again(case: Path, state: _State, name: str, weights: Sequence[float]) -
     if len(weights) > 1:
         ranks, shares = str(len(weights)), ",".join(map(str, weights))
         cut = ["decompose", "--force", "--ranks", ranks, "--weights", shares, "."]
-        _tool(case, sys.executable, "-m", "dovetail", *cut)
+        _tool(case, *install_paths.dovetail_command(borrowed_python.own()), *cut)
         # Without -copyUniform ranks get links to what the next cut begins by removing.
         _tool(case, "decomposePar", "-force", "-copyUniform", "-time", name)
 

@@ -10,8 +10,9 @@ Those on the nodes need Python alone, none of the packages that the controller n
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 
-from dovetail.host import install_paths
+from dovetail.host import borrowed_python, install_paths
 
 PATH = "/usr/local/bin:/usr/bin:/bin"
 """Where an entrypoint looks for programs; a simulation's own path is its plan's."""
@@ -23,7 +24,7 @@ CURVE = "/run/dovetail/curve"
 """Where such a pod has the brokers' certificate, in a file `curve`."""
 
 
-def command(module: str, python: str = "/usr/bin/python3") -> list[str]:
+def command(module: str, python: Sequence[str] = (borrowed_python.PYTHON,)) -> list[str]:
     """The words that run a module, such as `executors.pods.agent`; its arguments follow."""
     return install_paths.python_command(f"from dovetail.{module} import main; main()", python)
 

@@ -28,7 +28,7 @@ from dovetail.core.causes import Cause
 from dovetail.core.messages import MessageError
 from dovetail.executors.pods import command, messages, orphan_limit
 from dovetail.executors.pods.spawn import Spawner
-from dovetail.host import processes
+from dovetail.host import borrowed_python, processes
 from dovetail.host.cgroups import Group
 from dovetail.host.line_splitter import LineSplitter
 from dovetail.host.memory import KernelKills, out_of_memory
@@ -99,7 +99,7 @@ class Supervisor:
         read_end, self._commands = os.pipe()
         self._messages, write_end = os.pipe()
         actions = [(os.POSIX_SPAWN_DUP2, read_end, 0), (os.POSIX_SPAWN_DUP2, write_end, 1)]
-        words = command("mpi.supervisor", sys.executable)
+        words = command("mpi.supervisor", borrowed_python.own())
         self.pid = os.posix_spawn(words[0], words, os.environ, file_actions=actions, setpgroup=0)
         os.close(read_end)
         os.close(write_end)
