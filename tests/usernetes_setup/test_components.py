@@ -98,3 +98,14 @@ def test_exec_and_attach_are_served_by_tls_on_loopback_alone(network, address, s
     assert f'tls_cert_file = "{here.folder}/stream.crt"' in text
     kubelet = components.kubelet(here, here.group, False, lambda: True)
     assert kubelet.environment["SSL_CERT_FILE"] == f"{here.folder}/stream.crt"
+
+
+def test_registries_are_looked_up_where_users_and_administrators_put_them(monkeypatch):
+    thing = node(address="127.77.1.2")
+    node_record.root(make=True)
+    thing.folder.mkdir(parents=True)
+    monkeypatch.setenv("XDG_CONFIG_HOME", "/home/me/settings")
+    container_runtime.containerd(thing, namespaces.Ids.ROOT)
+    told = (thing.folder / "containerd.toml").read_text()
+    where = "/home/me/settings/dovetail/registries:/etc/containerd/certs.d"
+    assert f'.registry]\nconfig_path = "{where}"\n' in told

@@ -17,7 +17,7 @@ from typing import Any
 
 from dovetail.core.errors import BadInput, WorkFailed
 
-from usernetes_setup import cluster, node_record
+from usernetes_setup import cluster, node_images, node_record
 from usernetes_setup.build import programs
 from usernetes_setup.preflight import machine, report
 
@@ -28,6 +28,7 @@ VERBS = {
     "join": "add a node here to a cluster, or invite one",
     "status": "show clusters and nodes of this user on this machine",
     "down": "end a cluster, or one node, and remove every trace",
+    "image": "load, list or remove container images of a cluster's nodes here",
     "bundle": "pack a build for machines without internet, or unpack one",
 }
 
@@ -36,7 +37,7 @@ def configure(parser: argparse.ArgumentParser, verb: str) -> None:
     """Add one verb's options."""
     add = parser.add_argument
     add("--json", action="store_true", default=argparse.SUPPRESS, help="print JSON, not text")
-    if verb in ("up", "join", "down"):
+    if verb in ("up", "join", "down", "image"):
         add("--name", default="default", help="the cluster (default: %(default)s)")
     if verb in ("up", "join"):
         add("--cpus", default="", metavar="N|LIST",
@@ -62,6 +63,12 @@ def configure(parser: argparse.ArgumentParser, verb: str) -> None:
     if verb == "down":
         add("--node", default="", metavar="NAME", help="only this node")
         add("--all", action="store_true", help="all clusters of this user on this machine")
+    if verb == "image":
+        add("action", choices=("load", "list", "remove"), metavar="load|list|remove",
+            help="what to do")  # fmt: skip
+        add("what", nargs="?", default="", metavar="FILE|IMAGE",
+            help="load: an archive or a folder with an image; remove: its name")  # fmt: skip
+        add("--image", default="", metavar="NAME", help="load: the image's name on the cluster")
     if verb == "bundle":
         add("-o", "--output", metavar="FILE", help="write the bundle here")
         add("--unpack", metavar="FILE", help="put this bundle's content into the cache")
@@ -123,12 +130,33 @@ def run(verb: str, args: argparse.Namespace) -> int:
         found = cluster.status(args.name)
         show(args, found, table(found))
         return 0 if all(entry["ready"] for entry in found) else 1
+    elif verb == "image":
+        image(args)
     elif verb == "down":
         names = node_record.clusters() if args.all else [args.name]
         for name in names:
             cluster.down(name, args.node)
         show(args, names, "")
     return 0
+
+
+def image(args: argparse.Namespace) -> None:
+    """Load, list or remove images."""
+    if bool(args.what) == (args.action == "list"):
+        needs = {"load": "a file", "remove": "an image's name"}.get(args.action, "nothing")
+        raise BadInput(f"image {args.action}: takes {needs}")
+    if args.image and args.action != "load":
+        raise BadInput("--image: only of an image that is loaded")
+    if args.action == "load":
+        made = node_images.load(args.name, Path(args.what), args.image, say)
+        show(args, made, "\n".join(made["images"]))
+    elif args.action == "remove":
+        show(args, node_images.remove(args.name, args.what), "")
+    else:
+        found = node_images.listed(args.name)
+        lines = [f"{'IMAGE':<50} {'SIZE':>10} NODES"]
+        lines += [f"{e['image']:<50} {e['size']:>10} {','.join(e['nodes'])}" for e in found]
+        show(args, found, "\n".join(lines))
 
 
 def add_verbs(parser: argparse.ArgumentParser) -> None:

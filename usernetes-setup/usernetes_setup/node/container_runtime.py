@@ -8,6 +8,7 @@ supervisor. Invariants: as in `components.py`.
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 from usernetes_setup.build.oci_image import PAUSE
@@ -49,6 +50,8 @@ disable_apparmor = true
 disable_hugetlb_controller = true
 tolerate_missing_hugetlb_controller = true
 netns_mounts_under_state_dir = true
+[plugins."io.containerd.grpc.v1.cri".registry]
+config_path = "{registries()}"
 [plugins."io.containerd.grpc.v1.cri".x509_key_pair_streaming]
 tls_cert_file = "{node.folder}/stream.crt"
 tls_key_file = "{node.folder}/stream.key"
@@ -68,6 +71,12 @@ SystemdCgroup = false
     (node.folder / "containerd.toml").write_text(text)
     words = ["containerd", "--config", f"{node.folder}/containerd.toml", "--log-level", "warn"]
     return Command("containerd", words, lambda: True)
+
+
+def registries() -> str:
+    """Where users and administrators say how a registry is reached, for containerd."""
+    own = Path(os.environ.get("XDG_CONFIG_HOME") or os.path.expanduser("~/.config"))
+    return f"{own}/dovetail/registries:/etc/containerd/certs.d"
 
 
 def images(node: Node) -> Command:
