@@ -100,6 +100,15 @@ def test_time_steps_of_lammps_go_on(site, out):
     lammps_stops_and_goes_on(site, out, ranks_per_pod=1)
 
 
+def test_a_plan_with_images_is_refused_where_miniclusters_were_asked_for(site, out):
+    plan = site.plan(site.busy(10, 10), site.busy(10, 10, name="other", image="localhost/a:1"))
+    assert site.end(site.start(plan, out, "--launcher", "minicluster")) == 2
+    assert "those of the plan that have images run as Jobs alone" in site.errors(out)
+    # Else they become Jobs, if their image is of use.
+    assert site.end(site.start(plan, out)) == 2
+    assert "image localhost/a:1 cannot be pulled by node" in site.errors(out)
+
+
 def test_a_commands_exit_code_is_the_simulations(site, out):
     entry = {"ranks": 2, "ranks_per_pod": 1, "command": ["sh", "-c", "exit 7"]}
     run = site.start(site.plan(entry), out)

@@ -192,6 +192,28 @@ def test_a_limit_under_twice_the_request_is_warned_of_with_the_reason(where):
         assert schema.warnings(load(text)) == []
 
 
+IMAGE = entry("image", "registry.example.org:5000/group/solver:1")
+
+
+def test_an_image_arrives_and_what_is_in_it_is_not_looked_for_here(where):
+    more = "    pull_policy: Always\n    pull_secret: mine\n    prepare: [whatever -x]\n"
+    (spec,) = load(IMAGE.replace("command: solver", "command: /opt/own/prog") + more).specs
+    assert spec.image == "registry.example.org:5000/group/solver:1"
+    assert (spec.pull_policy, spec.pull_secret) == ("Always", "mine")
+    assert (spec.command, spec.prepare) == (("/opt/own/prog",), ("whatever -x",))
+    assert load(ONE).specs[0].image == ""
+    for name in ("solver", "localhost/a/b", "a.b/c__d:T-1", "h:5/x@sha256:" + 64 * "0"):
+        assert load(entry("image", f"'{name}'")).specs[0].image == name
+
+
+def test_an_image_without_pods_is_refused(where, capsys):
+    (where / "plan.yaml").write_text(IMAGE)
+    assert main.main(["run", "plan.yaml", "-o", "out"]) == 2
+    said = capsys.readouterr().err
+    assert "simulation a has an image, and only pods can run from one; leave the key out" in said
+    assert not (where / "out").exists()
+
+
 def test_a_limit_without_pods_is_refused(where, capsys):
     (where / "plan.yaml").write_text(entry("limit", 3))
     assert main.main(["run", "--dry-run", "plan.yaml", "-o", "out"]) == 2

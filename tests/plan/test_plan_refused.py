@@ -264,6 +264,24 @@ REFUSED = {
         changed("ranks_per_pod: 1", "ranks_per_pod: 3"),
         "16: simulations[0].ranks_per_pod: 3 is more than the 2 ranks",
     ),
+    "an image with a blank": (
+        entry("image", "'a solver'"),
+        "6: simulations[0].image: 'a solver' is not the name of an image, such as localhost/",
+    ),
+    "an image in capitals": (entry("image", "Solver"), "6: simulations[0].image: 'Solver' is not"),
+    "an image without a name": (entry("image", "''"), "6: simulations[0].image: '' is not the"),
+    "how to pull no image": (
+        entry("pull_policy", "Always"),
+        "6: simulations[0].pull_policy: only of an image; the simulation has none",
+    ),
+    "an unknown way to pull": (
+        entry("image", "solver") + "    pull_policy: Sometimes\n",
+        "7: simulations[0].pull_policy: 'Sometimes' is not",
+    ),
+    "a secret that cannot be one": (
+        entry("image", "solver") + "    pull_secret: My_Secret\n",
+        "7: simulations[0].pull_secret: 'My_Secret' is not the name of a Secret",
+    ),
     "a limit below what is asked for": (
         changed("limit: 2.5", "limit: 0.9"),
         "17: simulations[0].limit: 0.9 is not at least 1",

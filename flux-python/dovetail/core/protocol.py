@@ -43,6 +43,9 @@ class Spec:
     `iterations` is the number that a run is expected to take, 0 if unknown. `environment`
     holds pairs added to the environment. `ranks_per_pod` is 0 for one rank group per node.
     `limit` is how many times its request a pod may use at most, 0 for no limit.
+    `image` is the container image whose programs it runs, empty for the machine's own;
+    `pull_policy`, a word of Kubernetes, and `pull_secret`, the name of a Secret, or empty, are how
+    nodes get it.
 
     `widths` are the numbers of ranks that it may run on, ascending; empty if `ranks` is kept.
     Where there are several, `ranks` and `weights` are those of the widest until it is launched,
@@ -82,6 +85,9 @@ class Spec:
     go_on: str = ""
     halt: str = ""
     halted: str = ""
+    image: str = ""
+    pull_policy: str = "IfNotPresent"
+    pull_secret: str = ""
 
     def on(self, ranks: int) -> Spec:
         """The same on that many of its `widths`; evenly cut, unless they are as it was given."""

@@ -40,6 +40,12 @@ from dovetail.plan.yaml_lines import Key, YamlFile
 MAX_SIMULATIONS = 10_000
 MAX_RANKS = 100_000
 MAX_ERRORS = 20
+_PART = r"[a-z0-9]+(?:(?:[._]|__|-+)[a-z0-9]+)*"
+_IMAGE = re.compile(  # a registry may have upper-case letters and a port
+    rf"(?:[A-Za-z0-9](?:[A-Za-z0-9.-]*[A-Za-z0-9])?(?::[0-9]+)?/)?{_PART}(?:/{_PART})*"
+    r"(?::[A-Za-z0-9_][A-Za-z0-9_.-]{0,127})?(?:@sha256:[0-9a-f]{64})?", re.ASCII
+)  # fmt: skip
+_SECRET = re.compile(r"[a-z0-9](?:[-.a-z0-9]{0,251}[a-z0-9])?", re.ASCII)
 SMALL_RANGE = 8
 """A range of up to so many numbers of ranks means each of them, a wider one the powers of two."""
 
@@ -103,11 +109,15 @@ def warnings(asked: Plan) -> list[str]:
 
 
 def _runnable(words: tuple[str, ...], info: ValidationInfo) -> tuple[str, ...]:
-    """The words, if the first of them is a program, on whatever ranks."""
+    """The words, if the first of them is a program, on whatever ranks.
+
+    What an image has is not known here; the nodes are asked before anything starts.
+    """
     environment = info.data.get("environment", {})
     for ranks in info.data.get("ranks") or (1,):
         program = programs.filled(words[0], ranks, (1.0,) * ranks)
-        command_line.check(program, info.data.get("case"), environment)
+        if not info.data.get("image"):
+            command_line.check(program, info.data.get("case"), environment)
         if program == words[0]:
             break
     return words
@@ -203,6 +213,9 @@ class _Entry(BaseModel):
     name: str = Field(description="a short name, which becomes part of pod names")
     environment: dict[str, str] = {}
     case: str = Field(description="the case directory, relative to the plan file")
+    image: str = ""
+    pull_policy: Literal["IfNotPresent", "Always", "Never"] = "IfNotPresent"
+    pull_secret: str = ""
     ranks: Annotated[tuple[int, ...], BeforeValidator(_widths)] = Field(
         description="the number of MPI ranks, or a range such as 1-4"
     )
@@ -247,6 +260,25 @@ class _Entry(BaseModel):
             if "\0" in value:
                 raise ValueError(f"the value of {key} has a NUL in it")
         return pairs
+
+    @field_validator("image")
+    @classmethod
+    def _image(cls, image: str) -> str:
+        if len(image) > 255 or not _IMAGE.fullmatch(image):
+            raise ValueError(
+                f"{show(image)} is not the name of an image, such as localhost/solver:1 or "
+                "registry.example.org:5000/group/solver:1; see dovetail-kubernetes(7)"
+            )
+        return image
+
+    @field_validator("pull_policy", "pull_secret")
+    @classmethod
+    def _pulled(cls, value: str, info: ValidationInfo) -> str:
+        if not info.data.get("image"):
+            raise ValueError("only of an image; the simulation has none")
+        if info.field_name == "pull_secret" and not _SECRET.fullmatch(value):
+            raise ValueError(f"{show(value)} is not the name of a Secret")
+        return value
 
     @field_validator("case")
     @classmethod
@@ -331,6 +363,9 @@ class _Entry(BaseModel):
             write=self.checkpoint.write,
             restart=self.checkpoint.restart,
             rebalance=self.rebalance == "allowed",
+            image=self.image,
+            pull_policy=self.pull_policy,
+            pull_secret=self.pull_secret,
         )
         return [dataclasses.replace(first, name=name) for name in self.names()]
 

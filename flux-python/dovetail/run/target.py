@@ -73,6 +73,11 @@ class Here:
                     f"simulation {spec.name} has a limit, and only pods can have one; leave the "
                     "key out, or run the plan on a cluster (--kubeconfig)"
                 )
+            if spec.image:
+                raise BadInput(
+                    f"simulation {spec.name} has an image, and only pods can run from one; leave "
+                    "the key out, or run the plan on a cluster (--kubeconfig)"
+                )
 
     def cpu(self, asked: Plan) -> int:
         """Whole cores."""

@@ -251,7 +251,7 @@ class KubernetesExecutor:
         if isinstance(message, messages.Pod):
             job.connected[message.group] = node
         elif isinstance(message, messages.Started):
-            self._life.mpi[job.spec.command[0]] = message.mpi
+            self._life.mpi[job.spec.image, job.spec.command[0]] = message.mpi
             if not job.started:
                 job.started = True
                 case = str(self._run_dir / job.spec.name / "case")

@@ -27,7 +27,7 @@ from typing import Any, Callable, Union
 
 from dovetail.core import protocol
 from dovetail.core.protocol import Cause, Result
-from dovetail.executors.kubernetes import manifests, placement, pod_status
+from dovetail.executors.kubernetes import images, manifests, placement, pod_status
 from dovetail.executors.kubernetes.api import NotFound, Refused
 from dovetail.executors.kubernetes.background_calls import Calls
 from dovetail.executors.kubernetes.manifests import path
@@ -287,7 +287,7 @@ class Lifecycle:
         self._ended, self._delayed = ended, delayed
         self._placing: Launched | None = None  # until all its pods are on their nodes
         self.jobs: dict[str, Launched] = {}
-        self.mpi: dict[str, str] = {}
+        self.mpi: dict[tuple[str, str], str] = {}  # by image and program
         self.peak: dict[str, int] = {}
 
     # --- every look ---
@@ -503,23 +503,25 @@ class Lifecycle:
 
     def _config(self, spec: protocol.Spec) -> dict[str, Any]:
         environment = dict(spec.environment)
+        path = {} if spec.image else {"PATH": command_line.search_path(environment)}
+        words = images.words if spec.image else command_line.program
         return {
             "name": spec.name,
             "case": spec.case,
             "home": f"{self._home}/{spec.name}",
             "ranks": spec.ranks,
             "command": list(spec.command),
-            "prepare": [[line, command_line.program(line)] for line in spec.prepare],
+            "prepare": [[line, words(line)] for line in spec.prepare],
             **{
-                step: command_line.program(line) if line else []
+                step: words(line) if line else []
                 for step, line in (
                     ("go_on", spec.go_on),
                     ("halt", spec.halt),
                     ("halted", spec.halted),
                 )
             },
-            "environment": {**environment, "PATH": command_line.search_path(environment)},
-            "mpi": self.mpi.get(spec.command[0], ""),
+            "environment": {**environment, **path},
+            "mpi": self.mpi.get((spec.image, spec.command[0]), ""),
             "libraries": install_paths.libraries(),
             "log_limit": self._log_limit,
         }

@@ -19,7 +19,7 @@ from typing import Any
 
 from dovetail.core.protocol import Spec
 from dovetail.executors import pods
-from dovetail.host import install_paths
+from dovetail.host import borrowed_python, install_paths
 from dovetail.plan import command_line
 
 Object = dict[str, Any]
@@ -39,7 +39,7 @@ RUN, SIMULATION, KEY, PART = (
 )
 HOST = "host"
 """The network of pods that share their node's; on any other they have addresses of their own."""
-RANK_GROUP, AGENT = "rank-group", "agent"
+RANK_GROUP, AGENT, IMAGES = "rank-group", "agent", "images"
 INDEX = "batch.kubernetes.io/job-completion-index"
 CONTAINER = "main"
 HUB = "/run/dovetail/hub"
@@ -52,15 +52,32 @@ _PROGRAMS = ("/usr", "/bin", "/lib", "/lib64", "/etc", "/opt")
 
 
 @dataclass(frozen=True)
+class Mount:
+    """A directory of the machine, and what pods call it."""
+
+    source: str
+    target: str
+    fixed: bool  # it is read alone
+
+
+@dataclass(frozen=True)
 class Folders:
-    """Directories of the machine that pods see under the same names, some to write to."""
+    """Directories of the machine that pods see under the same names, some to write to.
+
+    `borrowed` are seen elsewhere, as pairs of their names here and there.
+    """
 
     read: tuple[str, ...]
     written: tuple[str, ...]
+    borrowed: tuple[tuple[str, str], ...] = ()
 
-    def mounts(self) -> list[tuple[str, bool]]:
-        """All of them, each with whether it is read alone."""
-        return [(name, True) for name in self.read] + [(name, False) for name in self.written]
+    def mounts(self) -> list[Mount]:
+        """All of them."""
+        return [
+            *(Mount(name, name, True) for name in self.read),
+            *(Mount(name, name, False) for name in self.written),
+            *(Mount(source, target, True) for source, target in self.borrowed),
+        ]
 
 
 def job_name(run: str, key: str) -> str:
@@ -122,6 +139,23 @@ def folders(specs: Iterable[Spec], run_directory: Path, flux: str = "") -> Folde
     return Folders((*there, *found), ("/dev/shm", written))
 
 
+def folders_of_image(specs: Iterable[Spec], run_directory: Path) -> Folders:
+    """What pods see of the machine that run from an image: our programs, cases, the output.
+
+    Ours have folders of their own, and Python is where no image has anything.
+    """
+    wanted = {str(install_paths.PACKAGES / "dovetail")}
+    wanted |= {str(Path(library).parent) for library in install_paths.libraries().values()}
+    wanted |= {os.path.abspath(spec.case) for spec in specs if spec.image}
+    wanted |= {sys.prefix} if sys.prefix != sys.base_prefix else set()
+    found: list[str] = []
+    for name in sorted(wanted):
+        if not any(_inside(name, other) for other in found):
+            found.append(name)
+    written = str(Path(run_directory).resolve())
+    return Folders(tuple(found), ("/dev/shm", written), tuple(borrowed_python.mounts()))
+
+
 def _inside(name: str, other: str) -> bool:
     return (name + "/").startswith(other + "/")
 
@@ -134,11 +168,12 @@ def job(
     requests: Sequence[int],
     memory: Sequence[int],
     seen: Folders,
-    image: str = IMAGE,
     network: str = HOST,
     limit: int = 0,
 ) -> Object:
     """One launch of a simulation: an Indexed Job with a pod per rank group.
+
+    `seen` is of the simulation's image, if it has one.
 
     `sizes` in ranks, `requests` in millicores and `memory` in bytes, shape (groups,). The template
     has the mean request; each pod gets its own at admission, or right after. A `limit`, also in
@@ -152,7 +187,6 @@ def job(
         "entrypoint",
         [*words.split(), *["--group", "$(RANK_GROUP)", "--uid", "$(POD_UID)"]],
         seen,
-        image,
         {
             "NODE_NAME": "spec.nodeName",
             "POD_UID": "metadata.uid",
@@ -162,6 +196,7 @@ def job(
         memory=max(LEAST_MEMORY, *memory),
         grace=8,
         limit=limit,
+        spec=spec,
     )
     pod.update(restartPolicy="Never", priorityClassName="dovetail-simulation")
     pod["hostNetwork"] = network == HOST
@@ -197,14 +232,13 @@ def rank_group(run: str, spec: Spec, key: str) -> dict[str, str]:
     return {RUN: run, SIMULATION: spec.name, KEY: key, PART: RANK_GROUP}
 
 
-def agents(run: str, seen: Folders, image: str = IMAGE) -> Object:
+def agents(run: str, seen: Folders) -> Object:
     """The run's agent on each node."""
     labels = {RUN: run, PART: AGENT}
     pod = _pod(
         "agent",
         ["--run", run, "--node", "$(NODE_NAME)", "--credentials", HUB, "--cgroups", CGROUPS],
         Folders((*seen.read, CGROUPS), seen.written),
-        image,
         {"NODE_NAME": "spec.nodeName"},
         cpu=AGENT_CPU,
         memory=LEAST_MEMORY,
@@ -214,10 +248,39 @@ def agents(run: str, seen: Folders, image: str = IMAGE) -> Object:
     pod["shareProcessNamespace"] = True  # process 1 would not end by a signal before it is ready
     pod["volumes"].append({"name": "hub", "secret": {"secretName": hub_secret(run)}})
     pod["containers"][0]["volumeMounts"].append({"name": "hub", "mountPath": HUB, "readOnly": True})
+    return _on_each_node(f"dovetail-agent-{run}", labels, pod)
+
+
+def image_check(
+    run: str, word: str, asked: Mapping[str, str], specs: Sequence[Spec], seen: Folders
+) -> Object:
+    """A pod on each node that tries the images of these simulations, one after the other.
+
+    `asked` is what to try of each image; its container ends well, or with what is wrong. Then the
+    pod rests. `word` is a new one each time.
+    """
+    labels = {RUN: run, PART: IMAGES, KEY: word}
+    of = {spec.image: spec for spec in specs}
+    pod: Object = {}
+    tries = []
+    for number, (image, words) in enumerate(asked.items()):
+        pod = _pod(
+            "image_check", [words], seen, {}, cpu=1, memory=LEAST_MEMORY, grace=1, spec=of[image]
+        )
+        tries.append({**pod["containers"][0], "name": f"image-{number}"})
+    rest = {name: tries[0][name] for name in ("resources", "resizePolicy")}
+    rest.update(name=CONTAINER, image=IMAGE, imagePullPolicy=pull(IMAGE))
+    pod.update(initContainers=tries, containers=[rest], priorityClassName="dovetail-service")
+    secrets = sorted({spec.pull_secret for spec in specs} - {""})
+    pod["imagePullSecrets"] = [{"name": name} for name in secrets]
+    return _on_each_node(f"dovetail-images-{run}-{word}", labels, pod)
+
+
+def _on_each_node(name: str, labels: Mapping[str, str], pod: Object) -> Object:
     return {
         "apiVersion": "apps/v1",
         "kind": "DaemonSet",
-        "metadata": {"name": f"dovetail-agent-{run}", "labels": labels},
+        "metadata": {"name": name, "labels": labels},
         "spec": {
             "selector": {"matchLabels": labels},
             "template": {"metadata": {"labels": labels}, "spec": pod},
@@ -280,26 +343,32 @@ def _pod(
     module: str,
     words: Sequence[str],
     seen: Folders,
-    image: str,
     fields: Mapping[str, str],
     *,
     cpu: int,
     memory: int,
     grace: int,
     limit: int = 0,
+    spec: Spec | None = None,
 ) -> Object:
-    """A pod that runs one module of `pods` with the machine's own Python."""
+    """A pod that runs one module of `pods` with the machine's own Python.
+
+    With the image of `spec`, if that has one: PATH is then the image's own, and the user is the
+    machine's, whose files are read and written, whatever the image says.
+    """
+    image = spec.image if spec else ""
     mounts = seen.mounts()
     variables: list[Object] = [
         {"name": k, "valueFrom": {"fieldRef": {"fieldPath": v}}} for k, v in fields.items()
     ]
-    own = {"PATH": pods.PATH, **orphan_limit()}
+    own = {**({} if image else {"PATH": pods.PATH}), **orphan_limit()}
     variables += [{"name": name, "value": value} for name, value in own.items()]
+    python = borrowed_python.words() if image else (borrowed_python.PYTHON,)
     container = {
         "name": CONTAINER,
-        "image": image,
-        "imagePullPolicy": pull(image),
-        "command": [*pods.command(f"executors.pods.{module}"), *words],
+        "image": image or IMAGE,
+        "imagePullPolicy": spec.pull_policy if spec and image else pull(IMAGE),
+        "command": [*pods.command(f"executors.pods.{module}", python), *words],
         "env": variables,
         "resources": {"requests": {"cpu": f"{cpu}m", "memory": str(memory)}, **cap(limit)},
         # So that a resize never restarts anything; also what the API assumes if nothing is said.
@@ -308,12 +377,12 @@ def _pod(
             {"resourceName": "memory", "restartPolicy": "NotRequired"},
         ],
         "volumeMounts": [
-            {"name": f"v{i}", "mountPath": name, **({"readOnly": True} if fixed else {})}
-            for i, (name, fixed) in enumerate(mounts)
+            {"name": f"v{i}", "mountPath": one.target, **({"readOnly": True} if one.fixed else {})}
+            for i, one in enumerate(mounts)
         ],
         "terminationMessagePolicy": "FallbackToLogsOnError",
     }
-    return {
+    pod = {
         # Nothing between MPI and the network; and names resolve as they do on the machine.
         "hostNetwork": True,
         "dnsPolicy": "Default",
@@ -322,6 +391,11 @@ def _pod(
         "terminationGracePeriodSeconds": grace,
         "containers": [container],
         "volumes": [
-            {"name": f"v{i}", "hostPath": {"path": name}} for i, (name, _) in enumerate(mounts)
+            {"name": f"v{i}", "hostPath": {"path": one.source}} for i, one in enumerate(mounts)
         ],
     }
+    if image:
+        container["securityContext"] = {"runAsUser": 0, "runAsGroup": 0}
+    if spec and spec.pull_secret:
+        pod["imagePullSecrets"] = [{"name": spec.pull_secret}]
+    return pod

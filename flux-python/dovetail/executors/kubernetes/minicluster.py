@@ -97,8 +97,8 @@ def _container(
         "volumes": {
             "curve": {"secretName": curve_secret(run), "path": pods.CURVE, "readOnly": True},
             **{
-                f"v{index}": {"hostPath": folder, "path": folder, "readOnly": fixed}
-                for index, (folder, fixed) in enumerate(seen.mounts())
+                f"v{index}": {"hostPath": one.source, "path": one.target, "readOnly": one.fixed}
+                for index, one in enumerate(seen.mounts())
             },
         },
     }

@@ -15,7 +15,7 @@ from dovetail.host.memory import out_of_memory
 Object = dict[str, Any]
 
 # Reasons for which a container that waits will wait for ever.
-_HOPELESS = (
+HOPELESS = (
     "ErrImageNeverPull", "ErrImagePull", "ImagePullBackOff", "InvalidImageName",
     "CreateContainerConfigError", "CreateContainerError", "RunContainerError",
 )  # fmt: skip
@@ -58,7 +58,7 @@ def hopeless(pod: Object) -> str:
     for one in _containers(pod):
         waits = one.get("state", {}).get("waiting") or {}
         said = waits.get("message", "")
-        if waits.get("reason") in _HOPELESS and _NOT_YET not in said:
+        if waits.get("reason") in HOPELESS and _NOT_YET not in said:
             image = pod["spec"]["containers"][0]["image"]
             if "Image" in waits["reason"]:
                 return f"image {image} is not on node {node_of(pod)}: {waits['reason']}"

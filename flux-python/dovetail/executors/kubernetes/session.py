@@ -27,7 +27,7 @@ import yaml
 
 from dovetail.core.errors import BadInput, WorkFailed
 from dovetail.core.protocol import Spec
-from dovetail.executors.kubernetes import manifests
+from dovetail.executors.kubernetes import images, manifests
 from dovetail.executors.kubernetes.agent_hub import Hub
 from dovetail.executors.kubernetes.api import Api, NotFound, Object, Refused, Unreachable
 from dovetail.executors.kubernetes.background_calls import within
@@ -218,6 +218,7 @@ class Session:
             self._sweep()
             if not before:
                 self.launcher.settle()
+            images.check(api, self.run, specs, self.launcher.seen_in_images)
             if self.launcher.kind == "Job":
                 takes(api, self.launcher.body(specs[0], "dry", [1], [1], [0], 0))
             _keep(own, self.run, network, self.launcher.kind)

@@ -51,9 +51,12 @@ class Launcher:
         except (Refused, Unreachable) as error:
             raise BadInput(f"{api.path}: cannot be asked what it knows: {error}") from None
         self._flux = _flux()
+        specs = list(specs)
+        self._images = any(spec.image for spec in specs)
         lacks = [
             what
             for what, there in (
+                ("those of the plan that have images run as Jobs alone", not self._images),
                 ("the Flux Operator is not installed there", self._there),
                 ("there is no flux on this machine", self._flux),
                 ("the server is too old for admission policies", self._admits),
@@ -72,6 +75,7 @@ class Launcher:
         ours = ("create", "flux-framework.org", "miniclusters", "")
         self.needs = [ours] if self.kind == minicluster.KIND else []
         self.seen = manifests.folders(specs, directory, self._flux)
+        self.seen_in_images = manifests.folders_of_image(specs, directory)
         self._meeting = str((directory / own).resolve() / "brokers")
 
     def __str__(self) -> str:
@@ -83,6 +87,8 @@ class Launcher:
             said += "; the Flux Operator is there, but nobody makes pods of its MiniClusters"
         elif self._choice == "Job":
             said += ", as asked"
+        elif self._there and self._images:
+            said += "; the Flux Operator is there, but the plan has images"
         elif self._there and not self._flux:
             said += "; the Flux Operator is there, but there is no flux on this machine"
         if not self._admits:
@@ -95,7 +101,8 @@ class Launcher:
         memory: Sequence[int], limit: int,
     ) -> Object:  # fmt: skip
         """What to create for one launch of a simulation; as for `manifests.job`."""
-        given = self._run, spec, key, sizes, cpu, memory, self.seen
+        seen = self.seen_in_images if spec.image else self.seen
+        given = self._run, spec, key, sizes, cpu, memory, seen
         if self.kind == "Job":
             return manifests.job(*given, network=self._network, limit=limit)
         return minicluster.minicluster(*given, self._flux, self._meeting, limit=limit)
