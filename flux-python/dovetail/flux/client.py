@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import json
+import os
 import subprocess
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -108,9 +109,17 @@ class Client:
 
 
 def not_loaded(client: Client) -> str:
-    """Why the module is not there; perhaps the configuration has something wrong for it."""
+    """Why the module is not there; perhaps the configuration has something wrong for it.
+
+    A guest, who may be the user of a system's instance at a login node, can do nothing about it.
+    """
     try:
-        option.check(next(client.answers("config.get", {})).get("dovetail", {}))
+        found = next(client.answers("config.get", {}))
+        owner = int(next(client.answers("attr.get", {"name": "security.owner"}))["value"])
+        root = not os.getuid() and found.get("access", {}).get("allow-root-owner", False)
+        if owner != os.getuid() and not root:
+            return NOT_OWNER
+        option.check(found.get("dovetail", {}))
     except BadInput as error:
         return f"Dovetail is not loaded in this Flux instance: {error}"
     except Refused:
