@@ -115,7 +115,7 @@ def test_the_installation_of_the_guide_works_and_is_removed_with_its_folder(tmp_
         if "pip install" in line:
             continue
         line = line.replace("-m venv ", "-m venv --without-pip ")
-        line = line.replace("python3 -m", f"{sys.executable} -m", 1)
+        line = line.replace("/usr/bin/python3 -m", f"{sys.executable} -m", 1)
         done = subprocess.run(
             ["bash", "-c", line], cwd=source, capture_output=True, text=True, check=False
         )

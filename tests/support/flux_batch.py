@@ -42,9 +42,14 @@ def flux_command() -> str:
 
 
 class Flux:
-    """Brokers on this machine, in which jobs of an ordinary user run."""
+    """Brokers on this machine, in which jobs of an ordinary user run.
 
-    def __init__(self, size=4, uid=None, cache=None, scheduler="sched-simple"):
+    The brokers are this user's own; or an `owner`'s, and the user is a guest there.
+    """
+
+    def __init__(
+        self, size=4, uid=None, cache=None, scheduler="sched-simple", owner=None, options=()
+    ):
         self.flux = flux_command()
         found = subprocess.check_output([self.flux, "config", "builtin", "module_path"], text=True)
         if not any(any(Path(f).glob(f"{scheduler}.*")) for f in found.strip().split(":")):
@@ -52,6 +57,7 @@ class Flux:
         self.scheduler = [f"--conf=modules.alternatives.sched={scheduler}"]
         self.size = size
         self.uid = os.getuid() if uid is None else uid
+        self.owner = self.uid if owner is None else owner
         self.before = {*self.folders(), *self.groups()}  # another's, maybe of a killed program
         self.clusters = {}  # those that were seen here: the addresses of their slices
         self.folder = Path(tempfile.mkdtemp(prefix="df-", dir="/tmp"))
@@ -74,19 +80,27 @@ class Flux:
         found = subprocess.run([COMMANDS / "dovetail", "env", "--json"], capture_output=True,
                                env=self.environment, text=True, check=True)  # fmt: skip
         self.environment.update(json.loads(found.stdout))
-        words = ["start", "-s", str(size), *self.scheduler,
+        words = ["start", "-s", str(size), *self.scheduler, *options,
                  "sh", "-c", "echo $FLUX_URI; cat >/dev/null"]  # fmt: skip
         self.brokers = subprocess.Popen(
-            self.words(*words), env=self.environment, cwd=self.work, text=True,
+            self.words(*words, uid=self.owner), env=self.environment, cwd=self.work, text=True,
             stdin=subprocess.PIPE, stdout=subprocess.PIPE,
         )  # fmt: skip
         self.uri = self.brokers.stdout.readline().strip()
         assert self.uri, "flux start failed"
-        assert scheduler in self.run("module", "list")
+        if self.owner != self.uid:
+            Path(self.uri.removeprefix("local://")).parent.chmod(0o755)
+        assert scheduler in self.as_owner("module", "list").stdout
 
-    def words(self, *words):
-        user = ["setpriv", f"--reuid={self.uid}", f"--regid={self.uid}", "--clear-groups"]
-        return [*(user if self.uid != os.getuid() else []), self.flux, *words]
+    def words(self, *words, uid=None):
+        uid = self.uid if uid is None else uid
+        user = ["setpriv", f"--reuid={uid}", f"--regid={uid}", "--clear-groups"]
+        return [*(user if uid != os.getuid() else []), self.flux, *words]
+
+    def as_owner(self, *words, uri=""):
+        """What became of a flux command of whose brokers these are."""
+        line = self.words(*words, uid=self.owner)
+        return subprocess.run(line, capture_output=True, timeout=LIMIT, **self.place(uri))
 
     def place(self, uri):
         """Where a flux command runs: in the instance, or in one inside it."""
