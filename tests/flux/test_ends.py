@@ -3,6 +3,9 @@
 
 from __future__ import annotations
 
+import os
+import signal
+
 import pytest
 from support.flux_batch import Flux, eventually, ordinary_user
 
@@ -67,6 +70,14 @@ def killed(*parts):
     return kill
 
 
+def shells_killed(flux, job, uri):
+    """The job's shells, by which its brokers would be told to end."""
+    number = flux.run("job", "id", "--to=dec", job)
+    for pid, line in flux.processes().items():
+        if "flux-shell" in line and number in line.split():
+            os.kill(pid, signal.SIGKILL)
+
+
 def time_limit(flux, job, uri):
     """Its time is over soon."""
 
@@ -91,6 +102,7 @@ PARTS = {
     "a dead control slice": killed("flux-dovetail slice --number 0"),
     "a dead module": killed("module-python-exec", "modules/dovetail.py"),
     "no module": module_removed,
+    "dead shells": shells_killed,
 }
 CASES = [
     *((waits, fault) for fault in ("cancelled", "an exception")),

@@ -14,6 +14,8 @@ import errno
 import functools
 import hashlib
 import json
+import os
+import signal
 import socket
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
@@ -23,7 +25,7 @@ import flux.job
 import flux.subprocess as subprocess
 from _flux._core import lib
 from flux.brokermod import BrokerModule, request_handler
-from flux.constants import FLUX_JOB_LOOKUP_CURRENT, FLUX_MSGTYPE_REQUEST
+from flux.constants import FLUX_JOB_LOOKUP_CURRENT, FLUX_MSGTYPE_REQUEST, FLUX_POLLIN
 from flux.hostlist import Hostlist
 
 from dovetail.core.errors import BadInput
@@ -33,6 +35,7 @@ from dovetail.flux.instance import effects
 from dovetail.flux.instance.effects import Key
 from dovetail.flux.instance.requests import REQUESTS, STREAMS
 from dovetail.flux.instance.state import Instance
+from dovetail.host import processes
 
 ALL_UP = 10.0  # seconds for all brokers to be up, before slices go to those that are
 PARENT = 10.0  # seconds for the instance around us to say what our job may have
@@ -102,9 +105,32 @@ class Dovetail(BrokerModule):
             watcher.start()
             self.watchers.append(watcher)
         self.timer(self.request.up_timeout, lambda: self.do(self.state.late()))
+        self.follow_shell(int(h.attr_get("broker.pid")))
         self.find_slices()
 
     # --- Start ---
+
+    def follow_shell(self, broker: int) -> None:
+        """End the instance once the shell of its job is killed, which then cannot tell it to.
+
+        Where jobs are not in control groups of the system's, all would go on, on others' cores.
+        """
+        shell = processes.parent(broker)
+        if processes.name(shell) != "flux-shell":  # but `flux start`, or a user's terminal
+            return
+        handle = os.pidfd_open(shell)
+
+        @guarded
+        def ended(self: Dovetail, watcher: Any) -> None:  # noqa: ANN401
+            watcher.stop()
+            self.log.error("the shell of our job was killed; the instance ends")
+            os.kill(broker, signal.SIGTERM)
+
+        watcher = self.handle.fd_watcher_create(
+            handle, lambda _handle, watcher, *_: ended(self, watcher), FLUX_POLLIN
+        )
+        watcher.start()
+        self.watchers.append(watcher)
 
     def find_slices(self) -> None:
         """Ask which slices run already; the answer starts everything."""

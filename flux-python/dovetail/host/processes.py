@@ -57,6 +57,21 @@ def start_ticks(pid: int) -> int:
     return 0 if stat is None or stat[0] in "ZX" else stat[2]
 
 
+def parent(pid: int) -> int:
+    """The id of the process that it is a child of; 0 if there is none."""
+    stat = _stat(pid)
+    return 0 if stat is None else stat[1]
+
+
+def name(pid: int) -> str:
+    """What the kernel calls it, 15 letters at most; empty if it is gone."""
+    try:
+        with open(f"/proc/{pid}/comm") as file:
+            return file.read().rstrip("\n")
+    except OSError:
+        return ""
+
+
 def alive(pid: int, ticks: int) -> bool:
     """Whether exactly that process still runs: ids are reused, start times are not."""
     return ticks > 0 and start_ticks(pid) == ticks
