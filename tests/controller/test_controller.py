@@ -288,6 +288,77 @@ def test_a_run_that_dies_while_one_is_to_stop_at_a_checkpoint_goes_on_with_it():
     assert launch.continued
 
 
+# --- Stopped at a checkpoint to be cut anew ---
+
+
+def to_be_cut_anew() -> tuple[Controller, float]:
+    """One that is asked to stop at a checkpoint, since its ranks are loaded 1:3; and the time."""
+    plan = specs(1, checkpoint=True, application="openfoam", iterations=900)
+    controller = Controller(plan, HERE)
+    t = running(controller)
+    k = controller.view("a-0").iterations
+    while controller.view("a-0").state == "running":
+        t, k = t + 0.1, k + 1
+        assert t < 100.0, "it is never asked"
+        asked = controller.handle(sample(t, "a-0", k)) + controller.handle(protocol.Tick(t))
+    assert checkpoints(asked) == ["a-0"]
+    return controller, t
+
+
+def test_a_run_that_is_ended_asks_nobody_twice_to_stop_at_a_checkpoint():
+    controller, t = to_be_cut_anew()
+    actions = controller.handle(protocol.Interrupted(t, "SIGTERM", within=60.0))
+    assert not [a for a in actions if isinstance(a, (Checkpoint, Stop))]
+    controller.handle(protocol.Finished(t + 0.2, "a-0", Cause.CHECKPOINTED))
+    assert controller.view("a-0").state == "checkpointed"
+
+
+def test_one_that_was_cancelled_as_it_stopped_at_a_checkpoint_does_not_go_on():
+    controller, t = to_be_cut_anew()
+    assert [a.cause for a in controller.handle(protocol.Unwanted(t, "a-0", "cancelled"))
+            if isinstance(a, Stop)] == [Cause.CANCELLED]  # fmt: skip
+    actions = controller.handle(protocol.Finished(t + 0.1, "a-0", Cause.CHECKPOINTED))
+    assert launches(actions) == []
+    assert controller.view("a-0").state == "failed"
+    assert controller.view("a-0").reason == "cancelled"
+
+
+def test_one_that_waits_in_the_queue_may_be_cancelled_and_others_go_on():
+    controller = Controller(specs(3), CAPACITY)
+    t = running(controller)
+    actions = controller.handle(protocol.Unwanted(t, "a-1", "cancelled"))
+    assert Ended("a-1", "failed", Cause.CANCELLED, "cancelled") in actions
+    actions = controller.handle(protocol.Finished(t + 0.1, "a-0", Cause.DONE))
+    assert launches(actions) == ["a-2"]
+    controller.handle(protocol.Finished(t + 0.2, "a-2", Cause.DONE))
+    assert controller.finished
+    assert controller.resume(t + 9.0, CAPACITY) is not None
+    assert controller.view("a-1").state == "failed"
+
+
+@pytest.mark.parametrize("alive", [["a-0"], []])
+def test_after_a_kill_it_is_asked_again_if_it_runs_and_else_begins_with_what_it_wrote(alive):
+    controller, t = to_be_cut_anew()
+    actions = controller.resume(t + 1.0, HERE, alive)
+    assert checkpoints(actions) == alive
+    if alive:
+        actions = controller.handle(protocol.Finished(t + 2.0, "a-0", Cause.CHECKPOINTED))
+    (launch,) = [a for a in actions if isinstance(a, Launch)]
+    assert launch.continued
+    assert controller.spec("a-0").recut
+    assert controller.view("a-0").restarts == (0 if alive else 1)
+
+
+def test_what_the_end_of_a_run_stopped_at_a_checkpoint_did_not_fail_and_may_stop_once_more():
+    controller = Controller(specs(1, checkpoint=True), HERE)
+    t = running(controller)
+    controller.handle(protocol.Interrupted(t, "SIGTERM", within=60.0))
+    controller.handle(protocol.Finished(t, "a-0", Cause.CHECKPOINTED))
+    (launch,) = [a for a in controller.resume(t + 1.0, HERE) if isinstance(a, Launch)]
+    assert launch.continued
+    assert controller.view("a-0").restarts == 0
+
+
 JUMPS = [
     ("a day ahead", 86400.0),
     ("back before the start", -100.0),

@@ -61,7 +61,8 @@ class Controller:
         """The loop died and began again at run time `t`: nothing runs any more but `alive`.
 
         Call it after all logged events were handled. What had started, or was ended by an
-        interrupt, is queued again with one restart more; what was given up is queued again.
+        interrupt, is queued again with one restart more; what had stopped at a checkpoint, or was
+        given up, is queued again. What is alive and was to stop at one is asked once more.
         """
         state = self._state
         self._clock(t)
@@ -77,7 +78,10 @@ class Controller:
         for sim in [*killed, *ended]:
             why = sim.reason or "the run was killed and resumed"
             state.ended(sim)
-            sim.restarts += 1
+            if sim.stage is Stage.CHECKPOINTED:
+                sim.stops += 1
+            else:
+                sim.restarts += 1
             state.requeue(sim, sim.cause or Cause.INTERRUPTED, why)
         for sim in sims:
             if sim.stage is Stage.NOT_STARTED:
@@ -88,6 +92,8 @@ class Controller:
         state.note("hold", "the run is resumed", t=t)
         for name in alive:
             state.sims[name].progress_at = state.now
+            if state.sims[name].stage is Stage.HALTING:
+                state.ask_to_halt(state.sims[name], "it was to when the run was killed")
         state.restart_windows([*state.active.values(), *state.suspended.values()])
         self._decide()
         return state.flush()
@@ -132,6 +138,7 @@ class Controller:
             sim = self._started(event.name)
             if sim is not None:
                 state.stop(sim, Cause.CANCELLED, event.reason)
+            state.withdraw(event.name, Cause.CANCELLED, event.reason)
         return True
 
     def _started(self, name: str) -> Simulation | None:
@@ -181,7 +188,7 @@ class Controller:
             )
             state.requeue(sim, event.cause, event.reason)
             return
-        if event.cause is Cause.CHECKPOINTED:
+        if event.cause is Cause.CHECKPOINTED and stop is None:
             self._goes_on(sim, event)
             return
         by = stop if stop is not None and not stop.requeue else None

@@ -41,7 +41,7 @@ _STOPS = {Stage.PAUSED, Stage.SUSPENDED, Stage.HALTING, Stage.TERMINATING, *_END
 _GOES_ON = {Stage.PREPARING, Stage.STARTING, Stage.RUNNING}
 
 FOLLOWS: dict[Stage, set[Stage]] = {
-    Stage.QUEUED: {Stage.PREPARING, Stage.NOT_STARTED},
+    Stage.QUEUED: {Stage.PREPARING, Stage.NOT_STARTED, Stage.FAILED},
     Stage.PREPARING: {Stage.STARTING, Stage.RUNNING, *_STOPS},
     Stage.STARTING: {Stage.RUNNING, *_STOPS},
     Stage.RUNNING: _STOPS,
@@ -69,8 +69,9 @@ class Simulation:
     deadline cannot be met. `cause` and `reason` say why it ended, None and empty before.
     `over` is the iterations of earlier launches after which it goes on, `most` the most that it
     has come to, what was lost included. It stopped `stops` times at
-    a checkpoint, last at `halted_at`, to go on on `next_ranks`. `half` is the first half of a pair
-    that is being measured: whether it was bound, its rate, and when it had that.
+    a checkpoint, which are no `restarts`: at `halted_at` to go on on `next_ranks`, or as the run
+    ended. `half` is the first half of a pair that is being measured: whether it was bound, its
+    rate, and when it had that.
     """
 
     planned: Spec

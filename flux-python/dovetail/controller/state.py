@@ -291,10 +291,10 @@ class State:
         self.halt_until = self.now + within
         self.note("hold", f"the run is ended: {why}")
         for sim in [*self.active.values(), *self.suspended.values()]:
-            if within > 0.0 and self.can_halt(sim):
-                self.halt(sim, why)
-            else:
+            if within <= 0.0 or not self.can_halt(sim):
                 self.stop(sim, Cause.INTERRUPTED, why)
+            elif sim.stage is not Stage.HALTING:  # it may be about to, to go on otherwise
+                self.halt(sim, why)
         self.give_up(Cause.INTERRUPTED, why)
 
     def end_what_does_not_halt(self) -> None:
@@ -312,6 +312,16 @@ class State:
                 self.end(self.sims[name], Stage.NOT_STARTED, cause, why)
             family.queue.clear()
         self.queued = 0
+
+    def withdraw(self, name: str, cause: Cause, why: str) -> None:
+        """One that is queued will not start, or not go on."""
+        sim = self.sims.get(name)
+        if sim is not None and sim.stage is Stage.QUEUED:
+            waiting = self.families[sim.spec.family].queue
+            waiting.remove((sim.index, name))
+            heapq.heapify(waiting)
+            self.queued -= 1
+            self.end(sim, Stage.FAILED, cause, why)
 
     # --- stages of a simulation ---
 
@@ -466,7 +476,11 @@ class State:
         self.resizing.pop(name, None)
         if sim.share is not None:
             sim.share = replace(sim.share, suspended=False)  # the executor sees to that
-        self._out.append(Checkpoint(name, why))
+        self.ask_to_halt(sim, why)
+
+    def ask_to_halt(self, sim: Simulation, why: str) -> None:
+        """Tell the executor; once more where it may not have heard it."""
+        self._out.append(Checkpoint(sim.spec.name, why))
 
     def stop(self, sim: Simulation, cause: Cause, why: str, requeue: bool = False) -> None:
         """End a simulation; it is terminating until its Finished comes."""

@@ -11,7 +11,8 @@ checkpoint of one simulation at a time, with a note that has what was predicted.
 Invariants: only the simulation that would be the last to end is stopped, since no other one makes
 the queue longer, and none that failed before, perhaps as it was stopped; what is saved is predicted
 to be `restart_pays` times what the restart takes; the simulation goes on on the ranks that were
-chosen as long as their cores are free; it is stopped so `STOPS` times at most.
+chosen as long as their cores are free; it is stopped so `STOPS` times at most, and each end of a
+run at which it stopped counts as one of them.
 """
 
 from __future__ import annotations
