@@ -11,7 +11,9 @@ from dataclasses import replace
 import pytest
 from dovetail.flux import format
 from dovetail.flux.instance.messages import QueuedPlan
+from dovetail.flux.instance.run import Run
 from dovetail.flux.plan_runner import COPY, EVENTS, LOG, SUMMARY, TIMEOUT, PlanRunner
+from dovetail.host.file_tail import Tail
 from support.local_runs import FAKE_MPIRUN
 
 pytestmark = pytest.mark.unit
@@ -98,3 +100,51 @@ def test_a_run_whose_jobs_time_is_over_says_so_and_no_other_starts(heard, tmp_pa
     assert "The run was interrupted: interrupted by timeout" in log
     said = format.reports([{"number": 1, "output": "out", "summary": summary}])
     assert said == "run 1: 0 of 1 simulations done, interrupted by timeout; out/report.html"
+
+
+STORIES = {
+    "one that ends": (
+        ["Launch", ("Finished", "done", 0), ("Ended", "done", "done")],
+        [(0, "done")],
+    ),
+    "one whose pod is lost, which is another for Flux as it runs again": (
+        ["Launch", ("Finished", "pod lost", 1), "Requeued", "Launch", ("Finished", "done", 0)],
+        [(1, "pod lost"), (0, "done")],
+    ),
+    "one that stops at checkpoints and goes on": (
+        ["Launch", *[("Finished", "checkpointed", 0), "Requeued", "Launch"] * 2,
+         ("Finished", "failed", 3), ("Ended", "failed", "failed")],
+        [(3, "failed")],
+    ),
+    "one that stops at a checkpoint at the end of the run": (
+        ["Launch", ("Finished", "checkpointed", 0), ("Ended", "checkpointed", "checkpointed")],
+        [(0, "checkpointed")],
+    ),
+    "one that is cancelled before it goes on": (
+        ["Launch", ("Finished", "checkpointed", 0), "Requeued", ("Ended", "cancelled", "failed")],
+        [(143, "cancelled")],
+    ),
+    "one that was never started": ([("Ended", "interrupted", "not started")], []),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("story", STORIES)
+def test_a_simulation_is_one_for_flux_as_long_as_it_goes_on(story, heard, tmp_path):
+    written, ends = STORIES[story]
+    jobs = []
+    runner = PlanRunner(lambda **n: heard.append(n), None, None, jobs.append)
+    runner.number = 1
+    runner.all[1] = Run(1, "plan.yaml", str(tmp_path), str(tmp_path))
+    runner.events = Tail(tmp_path / EVENTS)
+    with (tmp_path / EVENTS).open("a") as log:
+        for entry in written:
+            kind, cause, more = (*([entry] if isinstance(entry, str) else entry), "", "")[:3]
+            said = {"name": "sim", "cause": cause, "reason": cause, "code": more, "state": more}
+            log.write(json.dumps({"type": kind, **said}) + "\n")
+            log.flush()
+            runner.read()
+    runner.events.close()
+    known = [runner.simulations[one["launch"]] for one in jobs]
+    assert [(one["code"], one["cause"]) for one in known] == ends
+    told = [news["simulation"] for news in heard]
+    assert len(told) == 2 * len(ends), "the launch and the end of each, and nothing else"

@@ -22,6 +22,7 @@ from typing import Any, BinaryIO
 
 from usernetes_setup.node import namespaces
 
+from dovetail.core.causes import Cause
 from dovetail.flux.instance.messages import QueuedPlan
 from dovetail.flux.instance.run import Run
 from dovetail.host.file_tail import Tail
@@ -33,6 +34,7 @@ EVENTS = "events.jsonl"  # likewise: its event log
 SUMMARY = "summary.json"  # likewise: what it gained
 COPY = "submitted-plan.yaml"  # likewise: the plan as it was submitted, for the user
 GRACE = 10  # seconds for a run to end, once told
+STOPPED = 143  # exit code of a simulation that shall end while it does not run
 TIMEOUT = "timeout: the job's time is over"
 
 
@@ -49,7 +51,8 @@ class PlanRunner:
         self.tell, self.watch, self.selector, self.launched = tell, watch, selector, launched
         self.all: dict[int, Run] = {}
         self.pending: dict[int, QueuedPlan] = {}
-        self.simulations: dict[str, dict[str, Any]] = {}  # launches, by what names them
+        self.simulations: dict[str, dict[str, Any]] = {}  # by what names them for Flux
+        self.going: dict[str, dict[str, Any]] = {}  # those of the present run, by their own names
         self.series = secrets.token_hex(4)  # of another control slice there may still be jobs
         self.running: subprocess.Popen[bytes] | None = None
         self.number = 0  # of the one that runs
@@ -80,6 +83,7 @@ class PlanRunner:
         try:
             output.mkdir(parents=True, exist_ok=True)
             self.number, self.splitter, self.early = number, LineSplitter(), False
+            self.going.clear()
             taken = (output / EVENTS).exists()  # then `dovetail run` will refuse
             self.summary = None if taken else output / SUMMARY
             with contextlib.ExitStack() as files:
@@ -126,27 +130,36 @@ class PlanRunner:
         self.tell(run=number, code=code, why=why, reported=reported)
 
     def read(self) -> None:
-        """Tell which simulations were launched, and which have ended."""
+        """Tell which simulations were launched, and which have ended.
+
+        One that stops at a checkpoint has ended only if the run says so: else it goes on, perhaps
+        on other ranks, and its next launch is the same one for Flux.
+        """
         if self.events is None:
             return
         lines = self.splitter.take(self.events.read())
         for entry in map(json.loads, filter(None, lines)):
             name = entry.get("name", "")
-            if entry.get("type") == "Launch":
+            if entry.get("type") == "Launch" and name not in self.going:
                 key = f"{self.series}-{len(self.simulations) + 1}"
                 log = str(Path(self.all[self.number].output) / name / "log")
                 launch = {"launch": key, "run": self.number, "name": name, "log": log}
-                self.simulations[key] = launch
+                self.simulations[key] = self.going[name] = launch
                 self.tell(simulation=launch)
                 self.launched(launch)
             elif entry.get("type") == "Interrupted":
                 self.early = entry.get("within", 0.0) > 0.0  # by a signal it stops at once
-            elif entry.get("type") == "Finished":
-                for launch in self.simulations.values():
-                    which = (launch["run"], launch["name"])
-                    if which == (self.number, name) and "code" not in launch:
-                        launch.update({key: entry[key] for key in ("code", "reason", "cause")})
-                        self.tell(simulation=launch)
+            elif entry.get("type") == "Finished" and entry["cause"] != Cause.CHECKPOINTED.value:
+                self.simulation_over(entry, entry["code"])
+            elif entry.get("type") == "Ended":
+                self.simulation_over(entry, 0 if entry["state"] == "checkpointed" else STOPPED)
+
+    def simulation_over(self, entry: Mapping[str, Any], code: int) -> None:
+        """Tell how a simulation ended, if that is not known yet."""
+        launch = self.going.pop(entry["name"], None)
+        if launch is not None:
+            launch.update(code=code, reason=entry["reason"], cause=entry["cause"])
+            self.tell(simulation=launch)
 
     def forget(self) -> None:
         """Follow no events any more."""

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: LGPL-3.0-or-later
-"""Simulations as Flux sees them: each launch is a job that follows its pods. Pure.
+"""Simulations as Flux sees them: each is a job that follows its pods. Pure.
 
-The jobs are submitted by the control slice's agent, once for each launch. Invariant: whoever
+The jobs are submitted by the control slice's agent, once for each launch that does not go on from
+a checkpoint at which the one before it stopped. Invariant: whoever
 follows a simulation is told its end, however that comes.
 """
 
