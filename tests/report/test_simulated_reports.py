@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from dovetail.controller.controller import Controller
 from dovetail.controller.settings import Settings
@@ -33,6 +35,9 @@ def simulate(directory, specs, works, faults=(), **more):
     return result, *summary.load(directory)
 
 
+ANY = replace(EVEN, iterations=2000, cuts={1: (0.04,)})
+OPEN = {"widths": (1, 2), "checkpoint": True}
+LAST = plan("l", 1, iterations=2000, **OPEN) + plan("s", 1, iterations=20, **OPEN)
 CASES = {
     "uneven ranks pack": (plan("u", 4), {"u": UNEVEN}, ()),
     "even ranks do not": (plan("e", 4), {"e": EVEN}, ()),
@@ -46,6 +51,7 @@ CASES = {
     "the clock jumps back": (plan("u", 4), {"u": UNEVEN}, (Fault(9.0, "clock", seconds=-500),)),
     "the node is lost": (plan("u", 3), {"u": UNEVEN}, (Fault(9.0, "node", "node"),)),
     "one is too large": (plan("u", 2) + plan("b", 1, memory=1 << 40), {"u": UNEVEN, "b": EVEN}, ()),
+    "the last one is widened": (LAST, {"l": ANY, "s": replace(ANY, iterations=20)}, ()),
     "nothing is published": (plan("s", 2), {"s": Work((0.1, 0.1), 50, publishes=False)}, ()),
 }
 
@@ -59,6 +65,9 @@ def test_the_log_tells_the_same_story_as_the_controller(tmp_path, case, suspend)
         assert (one.name, one.state, one.iterations) == (view.name, view.state, view.iterations)
         if one.state != "not started":
             assert one.restarts == view.restarts
+        asked = [a.name for _, a in result.actions if isinstance(a, protocol.Checkpoint)]
+        assert one.checkpoints == asked.count(one.name)
+        assert one.checkpoints == (case is CASES["the last one is widened"] and one.name == "l-1")
         assert one.reason == view.reason
     assert found.n_max == max((note.data["n"] for note in result.notes("admit")), default=0)
     assert found.rollbacks == len(result.notes("rollback"))

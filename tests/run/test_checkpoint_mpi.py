@@ -149,7 +149,8 @@ def test_a_run_that_is_ended_stops_at_checkpoints(site, case, undisturbed):  # n
     assert site.run(plan, "-o", "out", "--resume")[0] == 0
     assert site.states() == {"pitz": "done"}
     (one,) = site.summary()["simulations"]
-    assert (one["iterations"], one["restarts"], one["continued"]) == (SHORT, 2, 2)
+    assert (one["iterations"], one["restarts"], one["continued"]) == (SHORT, 0, 2)
+    assert one["checkpoints"] == 2
     # Nothing was computed twice: each part began where the one before had ended.
     log = (site.out / "pitz/log").read_text()
     steps = [int(step) for step in re.findall(r"(?m)^Time = (\d+)$", log)]
@@ -186,6 +187,7 @@ def test_the_last_to_end_goes_on_on_more_ranks(site, case):  # noqa: F811
     # Where the machine has no time for both, it is measured to be slower, and taken back.
     assert (long["iterations"], long["ranks"], long["continued"]) in ((400, 2, 1), (400, 1, 2))
     assert (short["iterations"], short["continued"]) == (40, 0)
+    assert (long["restarts"], long["checkpoints"]) == (0, long["continued"])
     assert site.of_type("Requeued")[0]["cause"] == "checkpointed"
     log = (site.out / "long/log").read_text()
     steps = [int(step) for step in re.findall(r"(?m)^Time = (\d+)$", log)]

@@ -213,6 +213,7 @@ class _Teller:
 
     def _finished(self, event: protocol.Finished) -> None:
         self._close(event.name, event.code, event.reason)
+        self._attempt(event.name, {"halted": event.cause is protocol.Cause.CHECKPOINTED})
 
     def _resized(self, event: protocol.Resized) -> None:
         shares = self.pending.pop(0) if self.pending else {}

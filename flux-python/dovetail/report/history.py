@@ -25,7 +25,7 @@ Span = tuple[float, float]
 class Attempt:
     """One start of a simulation; times in seconds on the run's clock, None if not reached.
 
-    `code` and `reason` are the executor's.
+    `code` and `reason` are the executor's; `halted` if it stopped at a checkpoint.
     """
 
     launch: float
@@ -35,6 +35,7 @@ class Attempt:
     reason: str = ""
     over: int = 0
     recut: bool = False
+    halted: bool = False
 
 
 @dataclass(frozen=True)

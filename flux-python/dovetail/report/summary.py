@@ -39,7 +39,8 @@ class Simulation:
     """One simulation's outcome; `wall_s` and `slowdown` (against alone) are None if unknown.
 
     `iterations` are what `measure` says, see `protocol.Ranks`; 0 for work.
-    It was started again `restarts` times, and `continued` of them from a checkpoint.
+    It stopped at a checkpoint `checkpoints` times, was started again for another reason `restarts`
+    times, and went on `continued` times from what it had written.
     """
 
     name: str
@@ -52,6 +53,7 @@ class Simulation:
     wall_s: float | None
     slowdown: float | None
     restarts: int
+    checkpoints: int
     continued: int
     memory_bytes: int
 
@@ -168,7 +170,8 @@ def _simulation(track: Track, alone: float | None) -> Simulation:
         measure=track.measure,
         wall_s=track.wall,
         slowdown=slowdown,
-        restarts=max(0, len(track.attempts) - 1),
+        restarts=sum(not attempt.halted for attempt in track.attempts[:-1]),
+        checkpoints=sum(attempt.halted for attempt in track.attempts),
         continued=sum(attempt.over > 0 for attempt in track.attempts),
         memory_bytes=track.memory,
     )
@@ -245,7 +248,9 @@ def _plain(value: object) -> object:
 def show(summary: Summary, console: Console) -> None:
     """Print the table that ends a run, and under it the verdicts in words."""
     table = Table(title="Simulations", title_justify="left")
-    for heading in ("simulation", "ranks", "state", "iterations", "wall s", "slowdown", "restarts"):
+    headings = ["simulation", "ranks", "state", "iterations", "wall s", "slowdown", "restarts"]
+    stopped = any(one.checkpoints for one in summary.simulations)
+    for heading in [*headings, *["checkpoints"] * stopped]:
         table.add_column(heading, justify="left" if heading in ("simulation", "state") else "right")
     for one in summary.simulations[:SHOWN]:
         table.add_row(
@@ -256,6 +261,7 @@ def show(summary: Summary, console: Console) -> None:
             number(one.wall_s),
             number(one.slowdown),
             str(one.restarts),
+            *[str(one.checkpoints)] * stopped,
         )
     console.print(table)
     if len(summary.simulations) > SHOWN:
