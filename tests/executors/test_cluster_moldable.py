@@ -8,6 +8,9 @@ from dovetail.applications.openfoam.mesh import cells_per_processor
 from support.cluster_checkpoints import (
     PITZ,
     installed,
+    is_cut_anew,
+    is_killed_as_one_stops,
+    is_widened_and_narrowed,
     lammps_stops_and_goes_on,
     stops_and_goes_on,
 )
@@ -45,3 +48,15 @@ def test_in_pods_it_stops_at_a_checkpoint_and_goes_on_there(site, out):  # noqa:
 
 def test_in_pods_time_steps_of_lammps_go_on(site, out):  # noqa: F811
     lammps_stops_and_goes_on(site, out)
+
+
+def test_in_pods_the_last_one_is_widened_and_goes_on_on_fewer_ranks_in_the_next_run(site, out):  # noqa: F811
+    is_widened_and_narrowed(site, out)
+
+
+def test_in_pods_uneven_ranks_are_cut_anew(site, out):  # noqa: F811
+    is_cut_anew(site, out)
+
+
+def test_a_controller_is_killed_as_pods_stop_for_more_ranks(site, out):  # noqa: F811
+    is_killed_as_one_stops(site, out)

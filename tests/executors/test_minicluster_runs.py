@@ -16,6 +16,7 @@ import pytest
 import yaml
 from dovetail.executors.kubernetes import manifests
 from dovetail.run import resume
+from support import cluster_checkpoints
 from support.cluster_checkpoints import (
     installed,
     lammps_stops_and_goes_on,
@@ -32,6 +33,11 @@ pytestmark = pytest.mark.kube
 @pytest.fixture(scope="module")
 def site(binaries):
     yield from with_operator(binaries, not ROOT or not WHY_NOT)
+
+
+def became_miniclusters(site, out):
+    """They, and not Jobs."""
+    assert site.summary(out)["versions"]["launcher"].startswith("MiniClusters")
 
 
 def as_service_account(site):
@@ -63,7 +69,7 @@ def test_a_run_becomes_miniclusters_several_pods_on_a_node_and_is_packed(site, o
     assert site.end(run) == 0, site.errors(out)
     assert set(site.states(out).values()) == {"done"}
     assert site.summary(out)["n_max"] == 2
-    assert site.summary(out)["versions"]["launcher"].startswith("MiniClusters")
+    became_miniclusters(site, out)
     assert resume.replay(site.folder / out / "events.jsonl") is None
 
 
@@ -94,6 +100,7 @@ def test_the_certificate_is_in_no_log_and_no_object_but_its_secret(site, out):
 @installed
 def test_it_stops_at_a_checkpoint_and_goes_on_there(site, out):
     stops_and_goes_on(site, out, ranks_per_pod=1)
+    became_miniclusters(site, out)
 
 
 def test_time_steps_of_lammps_go_on(site, out):
@@ -107,6 +114,28 @@ def test_a_plan_with_images_is_refused_where_miniclusters_were_asked_for(site, o
     # Else they become Jobs, if their image is of use.
     assert site.end(site.start(plan, out)) == 2
     assert "image localhost/a:1 cannot be pulled by node" in site.errors(out)
+
+
+@installed
+def test_the_last_one_is_widened_and_goes_on_on_fewer_ranks_in_the_next_run(site, out):
+    cluster_checkpoints.is_widened_and_narrowed(site, out, ranks_per_pod=1)
+    became_miniclusters(site, out)
+
+
+@installed
+def test_uneven_ranks_are_cut_anew(site, out):
+    cluster_checkpoints.is_cut_anew(site, out, ranks_per_pod=1)
+    became_miniclusters(site, out)
+
+
+def test_a_pod_is_lost_as_its_simulation_stops_for_more_ranks(site, out):
+    cluster_checkpoints.loses_a_pod_as_it_stops(site, out, ranks_per_pod=1)
+    became_miniclusters(site, out)
+
+
+def test_a_controller_is_killed_as_a_simulation_stops_for_more_ranks(site, out):
+    cluster_checkpoints.is_killed_as_one_stops(site, out, ranks_per_pod=1)
+    became_miniclusters(site, out)
 
 
 def test_a_commands_exit_code_is_the_simulations(site, out):

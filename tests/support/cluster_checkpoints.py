@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: LGPL-3.0-or-later
-"""Cases of OpenFOAM and LAMMPS that stop at a checkpoint on a cluster, and go on in a next run."""
+"""Simulations that stop at a checkpoint on a cluster, and go on: in a next run, on other ranks."""
 
 from __future__ import annotations
 
@@ -9,6 +9,9 @@ import signal
 from pathlib import Path
 
 import pytest
+from dovetail.applications.openfoam.mesh import cells_per_processor
+from dovetail.bench.cases import OPENFOAM_ETC, pitz_daily
+from dovetail.executors.kubernetes import manifests
 
 TOP = Path(__file__).resolve().parents[2]
 PITZ = Path("/usr/share/doc/openfoam-examples/examples/incompressible/simpleFoam/pitzDaily")
@@ -29,14 +32,20 @@ def stops_and_goes_on(site, out, **more):
             "foamDictionary -entry endTime -set 200 system/controlDict",
             "dovetail decompose --ranks 2 --apply .",
         ],
-        "environment": {"WM_PROJECT_DIR": "/usr/share/openfoam"},
+        "environment": {"WM_PROJECT_DIR": OPENFOAM_ETC},
         "checkpoint": "allowed",
         **more,
     }
     _in_two_parts(site, out, site.plan(entry), 200)
-    log = (site.folder / out / "sim/log").read_text()
+    each_step_once(site, out, "sim", 200)
+
+
+def each_step_once(site, out, name, end):
+    """Nothing is computed twice, and nothing left out, by a solver's log; returns that."""
+    log = (site.folder / out / name / "log").read_text()
     steps = [int(step) for step in re.findall(r"(?m)^Time = ([1-9]\d*)$", log)]
-    assert steps == list(range(1, 201)), "nothing is computed twice"
+    assert steps == list(range(1, end + 1))
+    return log
 
 
 def lammps_stops_and_goes_on(site, out, **more):
@@ -71,3 +80,152 @@ def _in_two_parts(site, out, plan, end):
     (one,) = site.summary(out)["simulations"]
     assert (one["state"], one["iterations"], one["continued"]) == ("done", end, 1)
     assert [record["iterations"] for record in site.of("Started", out)] == [0, over]
+
+
+# --- On other ranks, in other pods ---
+
+# Whether a restart pays depends on the machine's other load; here the least gain is enough.
+AT_ONCE = """
+import functools
+import sys
+from dovetail.cli.main import main
+from dovetail.controller.settings import Settings
+from dovetail.run import run
+tuned = Settings(restart_pays=0.0, window=1.0, window_limit=2.0, steady=1.0)
+run.run = functools.partial(run.run, settings=tuned)
+sys.exit(main())
+"""
+
+
+def launches(site, out, name):
+    """On how many ranks it was launched, each time."""
+    return [len(one["share"]["requests"]) for one in site.of("Launch", out, name)]
+
+
+def pods(site, name):
+    """What tells its pods from any others."""
+    return {one["metadata"]["uid"] for one in site.pods(name)}
+
+
+def goes_on(site, out, name):
+    """Whether it iterates on other ranks than at first."""
+    seen = site.of("Sampled", out, name)
+    ranks = seen[-1]["ranks"]["iterations"] if seen else []
+    return len(ranks) != launches(site, out, name)[0] and min(ranks) > 3
+
+
+def counted(site, out, name):
+    """How it ended, and what its one row has of stops and starts."""
+    (one,) = [one for one in site.summary(out)["simulations"] if one["name"] == name]
+    return one["state"], one["iterations"], one["restarts"], one["checkpoints"], one["continued"]
+
+
+def foam(case, **more):
+    return {
+        "case": str(case), "ranks": "1-2", "command": "simpleFoam", "checkpoint": "allowed",
+        "environment": {"WM_PROJECT_DIR": OPENFOAM_ETC}, **more,
+    }  # fmt: skip
+
+
+def is_widened_and_narrowed(site, out, **more):
+    """One rank while another one runs, two when that has ended, and one in the next run."""
+    ends = {"long": 600, "short": 40}
+    entries = [
+        foam(pitz_daily(site.folder / f"{out}-{name}", (1,), end, refine=1), name=name, **more)
+        for name, end in ends.items()
+    ]
+    run = site.start(site.plan(*entries), out, "--checkpoint", program=("-c", AT_ONCE))
+    site.until(lambda: len(site.of("Started", out, "long")) == 2, out)
+    keys = {one["metadata"]["labels"][manifests.KEY] for one in site.pods("long")}
+    assert len(keys) == 1, "of the first launch nothing is left"
+    assert len(site.pods("long")) == (2 if more else 1)
+    site.until(lambda: goes_on(site, out, "long"), out)
+    assert site.end(run, signal.SIGTERM) == 130, site.errors(out)
+    assert site.states(out) == {"long": "checkpointed", "short": "done"}
+    site.nothing_left()
+    run = site.start(site.plan(*entries, cpus=1), out, "--checkpoint", "--resume")
+    assert site.end(run) == 0, site.errors(out)
+    ranks = launches(site, out, "long")
+    assert (ranks[:2], ranks[-1]) == ([1, 2], 1)
+    stops = len(ranks) - 1  # more than two where the machine has no time for two ranks at once
+    assert counted(site, out, "long") == ("done", 600, 0, stops, stops)
+    assert counted(site, out, "short") == ("done", 40, 0, 0, 0)
+    log = each_step_once(site, out, "long", 600)
+    assert [int(n) for n in re.findall(r"(?m)^nProcs : (\d+)$", log)] == ranks
+
+
+def is_cut_anew(site, out, **more):
+    """Two ranks that are loaded 1 to 4 stop, and go on with as many cells each."""
+    uneven = pitz_daily(site.folder / f"{out}-uneven", (1, 4), 300, refine=1)
+    own = {"name": "uneven", "ranks": 2, "weights": [1, 4], "command": "simpleFoam -parallel"}
+    entry = foam(uneven, **own, **more)
+    run = site.start(site.plan(entry), out, program=("-c", AT_ONCE))
+    assert site.end(run) == 0, site.errors(out)
+    (asked,) = site.of("Checkpoint", out)
+    assert asked["why"] == "to be cut anew"
+    assert counted(site, out, "uneven") == ("done", 300, 0, 1, 1)
+    cells = cells_per_processor(site.folder / out / "uneven/case")
+    assert max(cells) < 1.1 * min(cells)
+    each_step_once(site, out, "uneven", 300)
+
+
+def about_to_stop(site, out, **more):
+    """A run in which one was asked to stop for more ranks, and its plan.
+
+    It stops once there is a file `go` in the run's directory; and it would never end, but for a
+    file `stop` in its case.
+    """
+    wait = "echo asked >> ../../asked; until [ -e ../../go ]; do sleep 0.1; done; touch stop"
+    long = {
+        **site.busy(20, 20, iterations=0), "name": "long", "ranks": "1-2", "iterations": 10**6,
+        "environment": {"BUSY_UNTIL": "stop"},
+        "checkpoint": {"write": f"sh -c '{wait}'", "restart": "sh -c 'rm -f stop; echo 1'"},
+        **more,
+    }  # fmt: skip
+    short = {**site.busy(20, 20, iterations=50), "name": "short", "ranks": "1-2"}
+    for one in (long, short):
+        del one["weights"]
+    plan = site.plan(long, {**short, "iterations": 50, **more})
+    run = site.start(plan, out)
+    site.until(lambda: site.of("Checkpoint", out), out)
+    return run, plan
+
+
+def let_end(site, out, run):
+    """It runs on two ranks now, and is told that it is enough."""
+    site.until(lambda: goes_on(site, out, "long"), out)
+    assert launches(site, out, "long") == [1, 2]
+    (site.folder / out / "long/case/stop").touch()
+    assert site.end(run) == 0, site.errors(out)
+
+
+def loses_a_pod_as_it_stops(site, out, **more):
+    """A pod that is lost while its simulation stops for more ranks is a restart like others."""
+    run, _ = about_to_stop(site, out, **more)
+    (pod,) = site.pods("long")
+    site.kubectl("delete", "pod", pod["metadata"]["name"], "--wait=false")
+    let_end(site, out, run)
+    (lost,) = [one for one in site.of("Finished", out) if one["cause"] != "done"]
+    assert lost["reason"].startswith("pod lost")
+    state, _, *counts = counted(site, out, "long")
+    assert (state, counts) == ("done", [1, 0, 1])
+
+
+def is_killed_as_one_stops(site, out, **more):
+    """Killed before it stops and after, the controller's next one knows for what it stops."""
+    run, plan = about_to_stop(site, out, **more)
+    before = pods(site, "long")
+    run.kill()
+    site.end(run)
+    run = site.start(plan, out, "--resume")
+    site.until(lambda: len(site.of("Checkpoint", out)) == 2, out)
+    assert pods(site, "long") == before, "it is asked once more, and has not stopped yet"
+    run.kill()
+    site.end(run)
+    (site.folder / out / "go").touch()
+    site.until(lambda: site.over(out), out)
+    run = site.start(plan, out, "--resume")
+    let_end(site, out, run)
+    state, _, *counts = counted(site, out, "long")
+    assert (state, counts) == ("done", [0, 1, 1])
+    assert (site.folder / out / "asked").read_text() == "asked\n", "its program is asked once"

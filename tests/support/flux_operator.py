@@ -53,8 +53,9 @@ class Operator:
 def with_operator(binaries: Path, rootless: bool, *words: str):
     """Yields a site and its operator; skips where either is not to be had."""
     home()
-    flux_lua.command()
+    flux = Path(flux_lua.command())
     site = cluster_runs.made(binaries, rootless, *words)
+    site.machine.environment["PATH"] += f":{flux.parent}"  # or simulations become Jobs
     try:
         site.operator = Operator(site)
         yield site

@@ -203,8 +203,11 @@ class Supervisor:
         return over
 
     def _halt(self) -> None:
-        """Ask the command to stop at a checkpoint; it ends once it has, as at any other end."""
-        if self.runs and self.status is None and self.config.get("halt"):
+        """Ask the command to stop at a checkpoint, once; it ends when it has, as at any other end.
+
+        A controller that goes on with what one before it started asks again.
+        """
+        if self.runs and self.status is None and self.config.get("halt") and not self.asked:
             self.asked = True
             files = {0: self.null, 1: self.output_end, 2: self.output_end}
             base = {**self.base, "DOVETAIL_PID": str(self.child)}
