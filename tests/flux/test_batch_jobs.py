@@ -11,6 +11,7 @@ import shutil
 
 import pytest
 from dovetail.bench.cases import OPENFOAM_ETC, pitz_daily
+from support import known_programs
 from support.flux_batch import LIMIT, Flux, eventually, ordinary_user
 
 pytestmark = pytest.mark.flux
@@ -223,6 +224,46 @@ def test_every_simulation_is_a_job(flux):
     text = (flux.work / "dovetail-out-1" / "summary.json").read_text()
     reasons = [one["reason"] for one in json.loads(text)["simulations"]]
     assert reasons == ["exit code 7: over", "cancelled", "cancelled", "cancelled"]
+    flux.run("cancel", job)
+    flux.wait(job)
+
+
+def test_a_simulation_that_goes_on_on_more_ranks_stays_the_same_job(flux):
+    """It goes on on two ranks, in two pods, once another one has ended."""
+    program = known_programs.build("openmpi", "known/busy.c")
+    stop = "sh -c 'touch stop'", "sh -c 'rm -f stop; echo 1'"
+    open_ranks = {"case": str(flux.work / "case"), "ranks": "1-2"}
+    entries = [
+        {**open_ranks, "name": "long", "command": [program, "sleep", "0", "20", "20"],
+         "iterations": 10**6, "environment": {"BUSY_UNTIL": "stop"},
+         "checkpoint": dict(zip(("write", "restart"), stop))},
+        {**open_ranks, "name": "short", "command": [program, "sleep", "50", "20", "20"],
+         "iterations": 50},
+    ]  # fmt: skip
+    (flux.work / "plan.yaml").write_text(json.dumps({"simulations": entries}))
+
+    def jobs():
+        words = ("jobs", "-ano", "{name} {status} {id}", "--name=1:long")
+        return [line.split() for line in flux.run(*words, uri=uri).splitlines()]
+
+    def row():
+        found = json.loads(flux.run("dovetail", "top", "1", "--json", uri=uri))["simulations"]
+        (one,) = [one for one in found if one["name"] == "long"]
+        return one
+
+    job = flux.batch("flux dovetail submit --wait-up plan.yaml; sleep 1000")
+    uri = flux.inside(job)
+    assert eventually(lambda: [one[1] for one in jobs()] == ["RUN"])
+    before = jobs()
+    assert eventually(lambda: len(row()["ranks"]) == 2 and row()["state"] == "running"), row()
+    assert jobs() == before, "the same job, which runs"
+    (flux.work / "dovetail-out-1/long/case/stop").touch()
+    flux.run("dovetail", "wait", "1", uri=uri)
+    ((_, status, _),) = jobs()
+    assert status == "COMPLETED"
+    text = (flux.work / "dovetail-out-1/summary.json").read_text()
+    (one,) = [one for one in json.loads(text)["simulations"] if one["name"] == "long"]
+    assert (one["ranks"], one["restarts"], one["checkpoints"], one["continued"]) == (2, 0, 1, 1)
     flux.run("cancel", job)
     flux.wait(job)
 
