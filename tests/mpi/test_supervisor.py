@@ -39,6 +39,27 @@ REASONS = {
         "Time = 3\n[1] \n[1] \n[1] --> FOAM FATAL ERROR: \n[1] cannot open file p\n[1] \n"
         "FOAM parallel run exiting\n",
         "exit code 1: FOAM FATAL ERROR: cannot open file p"),
+    "Open MPI: why the program aborted, and a line of the starter's own": (
+        7,
+        "cannot go on: pressure is negative\n[vm:26472] [[2966,0],0] ORTE_ERROR_LOG: Data unpack "
+        "would read past end of buffer in file ../../../orte/util/show_help.c at line 501\n",
+        "exit code 7: cannot go on: pressure is negative"),
+    "MPICH: why the program aborted, and the library's line": (
+        7,
+        "cannot go on: pressure is negative\nAbort(7) on node 1 (rank 1 in comm 0): application "
+        "called MPI_Abort(MPI_COMM_WORLD, 7) - process 1\n",
+        "exit code 7: cannot go on: pressure is negative"),
+    "MPICH: a program that aborts without a word": (
+        7,
+        "Abort(7) on node 1 (rank 1 in comm 0): application called MPI_Abort(comm, 7)\n",
+        "exit code 7: Abort(7) on node 1 (rank 1 in comm 0): application called MPI_Abort(comm, 7)",
+    ),
+    "MPICH: a call that failed": (
+        15,
+        "t = 3\nAbort(15) on node 0 (rank 0 in comm 0): Fatal error in internal_Send: Other MPI "
+        "error\n",
+        "exit code 15: Abort(15) on node 0 (rank 0 in comm 0): Fatal error in internal_Send: Other "
+        "MPI error"),
     "a program that says nothing": (4, "", "exit code 4"),
     "a program that does not exist": (
         134,

@@ -223,6 +223,9 @@ _PREFIX = r"^(?:\[[\w.,-]+\]\s?)?"  # OpenFOAM and many others put the rank in f
 _LOUD = re.compile(r"error|fatal|fail|abort|exception|cannot|not found|no such|killed", re.I)
 # What the two starters themselves say about a failure, between lines of dashes or equal signs.
 _STARTER_SAYS = re.compile(r"^(-{60,})\n(?:.*\n)*?\1\n|^(={60,})\n(?:=.*\n)*\2\n", re.M)
+# What they and the MPI libraries say in a line of their own when a rank ends all, which tells less
+# than the program, if that has said anything.
+_MPI_SAYS = re.compile(r"ORTE_ERROR_LOG: |PRTE ERROR: |application called MPI_Abort\(")
 
 
 def explain(
@@ -280,7 +283,8 @@ def _killed(who: str, signal: str, starved: str) -> str:
 def complaint(output: str) -> str:
     """The line of a program's output that looks most like the error; the last one if none does."""
     lines = [line.strip() for line in _STARTER_SAYS.sub("", output[-65536:]).splitlines()]
-    lines = [re.sub(_PREFIX, "", line) for line in lines if line]
+    own = [line for line in lines if line and not _MPI_SAYS.search(line)]
+    lines = [re.sub(_PREFIX, "", line) for line in own or lines if line]
     for index, line in enumerate(lines):
         if "FOAM FATAL" in line:
             return _short(" ".join(filter(None, lines[index : index + 3])).lstrip("-> "))
