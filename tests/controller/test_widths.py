@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import pytest
@@ -245,6 +246,16 @@ class CountsPeriods(Simulated):
             if isinstance(event, protocol.Sampled):
                 event = replace(event, ranks=replace(event.ranks, measure="periods"))
             yield event
+
+
+@pytest.mark.parametrize(
+    ("executor", "unit"), [(Simulated, "iterations"), (CountsPeriods, "periods")]
+)
+def test_rates_are_told_in_the_unit_that_is_counted(executor, unit):
+    quick = {"a": Work((0.0005, 0.0005), 40000)}
+    result = run_simulated(specs(1, (2,)), quick, TWO_CORES, executor=executor)
+    (told, *_) = result.notes("profile")
+    assert re.search(rf": \d{{4}} {unit}/s alone", told.why)
 
 
 class CrashesAsItStops(Simulated):

@@ -18,6 +18,7 @@ from dovetail.controller.meter import Window, share_got
 from dovetail.controller.simulation import Shape, Simulation, Stage
 from dovetail.controller.state import AT_ONCE, State
 from dovetail.controller.wait_policies import DOORBELL, OFF, candidates
+from dovetail.core import units
 from dovetail.core.protocol import WaitPolicy
 from dovetail.core.taken_cpu import DISTURBED, missing, taken
 
@@ -168,9 +169,10 @@ def _tell(state: State, sim: Simulation, profile: Profile, iterations: int) -> N
         beside = f"; other programs took {lost:.0%} of its CPU, so the rate is too low"
     unsteady = "" if profile.error <= state.settings.steady else "; the rate did not settle"
     heaviest = max(profile.loads)
+    unit = "periods" if sim.measure == "periods" else "iterations"
     state.note(
         "profile",
-        f"{sim.shape}: {profile.rate:.3g} iterations/s alone, needs {profile.need:.2f} of "
+        f"{sim.shape}: {units.rounded(profile.rate)} {unit}/s alone, needs {profile.need:.2f} of "
         f"{state.cores:g} cores{beside}{unsteady}",
         family=sim.spec.family,
         name=sim.spec.name,

@@ -23,6 +23,7 @@ from dovetail.controller.choice import Busy, Schedule, Task
 from dovetail.controller.simulation import Family, Shape, Simulation
 from dovetail.controller.speedup import Measured
 from dovetail.controller.state import AT_ONCE, UNKNOWN, State
+from dovetail.core import units
 
 Number = TypeVar("Number", int, float)
 
@@ -311,9 +312,9 @@ def _tell(state: State, best: Schedule) -> None:
     other = {one.name: one.makespan for one in best.alternatives if one.name != best.name}
     words = "nothing is measured yet"
     if measured:
-        words = f"{best.makespan:.3g} s for what is left, predicted"
+        words = f"{units.rounded(best.makespan)} s for what is left, predicted"
         if choice.SEQUENTIAL in other:
-            words += f"; {choice.SEQUENTIAL} {other[choice.SEQUENTIAL]:.3g} s"
+            words += f"; {choice.SEQUENTIAL} {units.rounded(other[choice.SEQUENTIAL])} s"
     state.note_once(
         key,
         "choice",

@@ -90,6 +90,15 @@ def show(value: object) -> str:
     return text if len(text) <= 80 else f"{text[:60]}…{text[-1]}"
 
 
+def rounded(value: float, digits: int = 3) -> str:
+    """A number with so many digits that count, or all before its point; never as 1.2e+03."""
+    if value == 0 or not math.isfinite(value):
+        return f"{value:g}"
+    places = max(0, digits - 1 - math.floor(math.log10(abs(value))))
+    text = f"{value:.{places}f}"
+    return text.rstrip("0").rstrip(".") if places else text
+
+
 def progress(count: int, measure: str) -> str:
     """What a simulation or a rank has done, by its measure; see `protocol.Ranks`."""
     return {"iterations": f"{count}", "periods": f"{count} periods"}.get(measure, measure)

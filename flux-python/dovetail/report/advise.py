@@ -19,6 +19,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from dovetail.core import units
 from dovetail.core.cpu_requests import FLOOR, LIMIT, THROTTLED
 from dovetail.core.errors import BadInput
 from dovetail.core.taken_cpu import taken
@@ -254,7 +255,8 @@ def _fewer(one: Known, cores: float) -> Advice | None:
         f"running them with 1 rank each, {side} side by side, would give about {gain:.2f} times "
         f"the throughput ({SPLIT * ideal:.2f} to {ideal:.2f}); each then takes "
         f"{work / one.wall:.1f} times as long as now, and all {side} must fit into memory.",
-        f"the ranks' work adds up to {work:.3g} CPU seconds per iteration ({one.whence}); "
+        f"the ranks' work adds up to {units.rounded(work)} CPU seconds per iteration "
+        f"({one.whence}); "
         f"communication is left out, and cache and memory may cost {1 - SPLIT:.0%}",
         "predicted",
         gain,
@@ -307,7 +309,8 @@ def _balance(one: Known, cores: float) -> Advice | None:
         one.name,
         f"{one.name}: the load balance is {mean / most:.2f}; a decomposition that gives every "
         f"rank the same work would give up to {gain:.2f} times the throughput.",
-        f"rank {heaviest} needs {most:.3g} CPU seconds per iteration, the mean is {mean:.3g} "
+        f"rank {heaviest} needs {units.rounded(most)} CPU seconds per iteration, the mean is "
+        f"{units.rounded(mean)} "
         f"({one.whence}); new neighbours may cost communication",
         "predicted",
         gain,

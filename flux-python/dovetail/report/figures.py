@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from dovetail.core import units
 from dovetail.core.taken_cpu import taken
 from dovetail.core.throughput_model import Model
 from dovetail.report.alternatives import DOVETAIL, FEWER, NAIVE, SEQUENTIAL, Alternative
@@ -307,8 +308,8 @@ def _curve(track: Track, history: History) -> dict[int, float]:
 def _chosen_against(tracks: Sequence[Track], curve: Mapping[int, float]) -> Figure:
     """One after the other, each on the ranks on which it would be quickest."""
     ranks = min(curve, key=lambda one: curve[one])
-    how = f"{curve[ranks]:.3g} s each on {ranks} rank{'s' if ranks > 1 else ''}, by the run's"
-    how += " model of what it had measured"
+    how = f"{units.rounded(curve[ranks])} s each on {ranks} rank{'s' if ranks > 1 else ''}"
+    how += ", by the run's model of what it had measured"
     if all(one.spec.ranks != ranks for one in tracks):
         how += ", where none was on so many ranks"
     return Figure(len(tracks) * curve[ranks], "predicted", how)
@@ -332,7 +333,8 @@ def _fewer(tracks: Sequence[Track], cpu: Array, cores: float, extra: float) -> F
         return Figure(how="no smaller number of ranks fits the cores")
     ideal, k = best
     if start > work / k:
-        why = f"to start and to end takes {start:.1f} s of each, more than its work of {work:.2g} s"
+        why = f"to start and to end takes {start:.1f} s of each, more than its work of "
+        why += f"{units.rounded(work, 2)} s"
         return Figure(how=f"{why}; what fewer ranks would change in that is unknown")
     how = f"{k} rank{'s' if k > 1 else ''} each, {int(cores // k)} at once, if the work splits"
     how += f" evenly; cache and memory may cost {1 - SPLIT:.0%}"

@@ -20,7 +20,7 @@ import numpy as np
 from markupsafe import Markup
 
 from dovetail.core.errors import BadInput, WorkFailed
-from dovetail.core.units import progress
+from dovetail.core.units import progress, rounded
 from dovetail.host.private_files import write_whole
 from dovetail.report import advise, charts
 from dovetail.report.alternatives import DOVETAIL, FEWER, NAIVE, SEQUENTIAL
@@ -224,7 +224,7 @@ def _ranks(family: FamilyFigures) -> Chart | None:
         some = [Bar(f"wall time, {where}", ((useful, "busy"), (mpi, "idle")), f"{share:.0%} busy")]
         for kind, words in CPU_WORDS.items():
             if kind in mean:
-                some.append(Bar(words, ((mean[kind], "cpu"),), f"{mean[kind]:.3g} {unit}"))
+                some.append(Bar(words, ((mean[kind], "cpu"),), f"{rounded(mean[kind])} {unit}"))
         groups.append((f"rank {first}" if first == last else f"ranks {first} to {last}", some))
     label = f"{family.name}: time and CPU of each rank"
     return title, charts.bars(groups, f"per iteration, {unit}", label)

@@ -24,7 +24,7 @@ from rich.table import Table
 from rich.text import Text
 
 from dovetail.controller.views import View
-from dovetail.core.units import progress
+from dovetail.core.units import progress, rounded
 from dovetail.run.follow import Follower, RankShare
 
 EVERY = 1.0
@@ -150,7 +150,7 @@ def _rank(view: View, shares: list[RankShare], rank: int) -> tuple[str, str, str
 def _row(view: View, wide: bool) -> tuple[str, ...]:
     """What there is of a simulation as a whole; its rank comes in between."""
     known = [
-        "-" if view.rate is None else f"{view.rate:.3g}",
+        "-" if view.rate is None else rounded(view.rate),
         "-" if view.slowdown is None else f"{view.slowdown:.2f}",
         "-" if view.left is None else _span(view.left),
     ]
