@@ -233,8 +233,8 @@ class Controller:
             family.silent = True
             state.note(
                 "hold",
-                f"{sim.spec.name} ended well without publishing an iteration: its kind cannot be "
-                "measured, and each has its cores to itself",
+                f"{sim.spec.name} ended well before an iteration of it was seen: those of "
+                f"{sim.spec.family} have cores to themselves, as many at once as fit",
                 family=sim.spec.family,
             )
 
