@@ -22,7 +22,10 @@ PAGE = "dovetail-kubernetes.7"
 EARLIER = "A cluster that you have already"
 HERE = ("First steps", "Simulations as pods", EARLIER, "More nodes", "Machines without internet",
         "How it ends")  # fmt: skip
-ELSEWHERE = {  # typed for these tests, since they need it
+ELSEWHERE = {  # done for these tests, since they need it; podman and a registry are on no machine
+    "Container images":
+        "executors/test_cluster_images.py::"
+        "test_a_simulation_runs_from_an_image_with_its_own_mpi_and_is_measured",
     "Through the Flux Operator":
         "executors/test_minicluster_runs.py::test_a_commands_exit_code_is_the_simulations",
     "What an administrator does":
