@@ -3,11 +3,13 @@
 
 from __future__ import annotations
 
+import json
 import signal
 
 import pytest
 from dovetail.executors.kubernetes import manifests
 from support.cluster_runs import ends, running, two
+from support.clusters import LIMIT, pod
 
 pytestmark = pytest.mark.kube
 
@@ -36,6 +38,28 @@ def test_what_somebody_deletes_in_mid_run_is_made_again_and_told(site, out):
     assert site.end(run) == 0, site.errors(out)
     assert set(site.states(out).values()) == {"done"}
     assert {one["restarts"] for one in site.summary(out)["simulations"]} == {0}
+
+
+def test_the_room_of_somebodys_pod_is_the_runs_once_that_has_ended(site, out):
+    file, waiting = ends(site, out)
+    there = ("-n", "default")
+    site.kubectl(*there, "apply", "-f", "-", text=pod("another", "sleep 600", "300m"))
+    site.kubectl(*there, "wait", "--for=condition=Ready", "pod/another", f"--timeout={LIMIT}s")
+    run = running(site, out, two(site, **waiting))
+    site.kubectl(*there, "delete", "pod", "another", "--now", "--wait=false")
+
+    def offered():
+        return [
+            sum(n["cpu"] for n in one["capacity"]["nodes"])
+            for one in site.of("CapacityChanged", out)
+        ]
+
+    site.until(offered, out)
+    file.touch()
+    assert site.end(run) == 0, site.errors(out)
+    header = json.loads((site.folder / out / "events.jsonl").read_text().split("\n")[0])
+    before = sum(node["cpu"] for node in header["capacity"]["nodes"])
+    assert offered()[-1] == before + 300, "nothing was launched meanwhile"
 
 
 def test_a_namespace_that_is_deleted_in_mid_run_is_made_again(site, out):

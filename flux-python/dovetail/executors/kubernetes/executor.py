@@ -43,6 +43,7 @@ from dovetail.executors.pods import messages
 
 _WORKERS = 8
 _CLOSE = 40.0  # seconds for all simulations to be gone at the end
+_OTHERS = 10.0  # seconds between looks at the pods of others while they take room
 
 
 class KubernetesExecutor:
@@ -76,6 +77,7 @@ class KubernetesExecutor:
         self._lost_since = 0.0  # when the user was told that the run cannot go on
         self._complaint = ""  # what the user knows of an API that does not answer
         self._hurried = 0.0  # when the user asked for an end at once
+        self._others_at = 0.0  # when the pods of others are looked at next
         self._wanted: dict[str, list[int]] = {}  # by the resize that is under way,
         self._known: dict[str, set[str]] = {}  # and the pods that there were when it began
         self._calls = Calls(_WORKERS)
@@ -232,6 +234,7 @@ class KubernetesExecutor:
         for job in list(self._life.jobs.values()):
             self._life.advance(job, now)
         self._resizes.poll(now)
+        self._look_at_others(now)
         self._compare_capacity()
         self._ask_weights(now)
 
@@ -320,6 +323,16 @@ class KubernetesExecutor:
                 uids.setdefault(pod_status.node_of(pod), []).append(pod["metadata"]["uid"])
         for node, ones in uids.items():
             self._hub.send(node, messages.Check(ones))
+
+    def _look_at_others(self, now: float) -> None:
+        """See whether pods of others have ended; those that come are seen at each launch."""
+        if not self._nodes.shared or now < self._others_at:
+            return
+        self._others_at = now + _OTHERS
+        self._calls.submit(
+            lambda: look(self._api, self._session.run),
+            lambda found: None if isinstance(found, Exception) else self._nodes.listed(*found),
+        )
 
     def _compare_capacity(self) -> None:
         if self._nodes.capacity != self._capacity:

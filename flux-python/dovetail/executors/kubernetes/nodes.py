@@ -32,6 +32,7 @@ class Nodes:
         self._silent: dict[str, float] = {}
         self._rooms: dict[str, int] = {}  # for simulations, beside our agents, millicores
         self.scale = 1.0
+        self.shared = False  # whether pods of others take room, as far as was seen
         self.formula = ""  # by which requests become weights, once that is known
         self.capacity = protocol.Capacity((), checkpoints=True)
 
@@ -57,6 +58,7 @@ class Nodes:
         one of two cores; their requests are made smaller by as much.
         """
         offered = placement.offered(self._nodes.values(), self._foreign)
+        self.shared = offered != placement.offered(self._nodes.values(), ())
         cpu, memory = self._limits
         made, agents = [], 0
         self._rooms = {}
