@@ -97,14 +97,21 @@ def mpirun(ranks: int) -> list[str]:
     return ["mpirun", "-np", str(ranks), *SOLVER]
 
 
-def plan_entry(name: str, case: Path, weights: Sequence[float], count: int, ranks: str = "") -> str:
+def plan_entry(
+    name: str,
+    case: Path,
+    weights: Sequence[float],
+    count: int,
+    ranks: str = "",
+    command: Sequence[str] = SOLVER,
+) -> str:
     """A plan of one entry, as text; `ranks` if they are not just as many as weights."""
     return f"""simulations:
   - name: {name}
     case: {case}
     ranks: {ranks or len(weights)}
     weights: {list(weights)}
-    command: {" ".join(SOLVER)}
+    command: {" ".join(command)}
     count: {count}
     environment: {{WM_PROJECT_DIR: /usr/share/openfoam}}
 """

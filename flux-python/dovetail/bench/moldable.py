@@ -20,13 +20,16 @@ from pathlib import Path
 
 from usernetes_setup.build import programs as build
 
-from dovetail.bench.cases import copies, mpirun, pitz_daily, plan_entry
+from dovetail.bench.cases import SOLVER, copies, mpirun, pitz_daily, plan_entry
 from dovetail.bench.harness import Claim, Progress, Row, interleave, plain, ratios
 from dovetail.core.errors import BadInput
 
 COUNT = 4
 CORES = 2
 WIDE, FEWER, OWN = "one after the other, two ranks", "one rank each side by side", "dovetail run"
+NARROW = "dovetail run, one rank each"
+ODD = 21
+"""A queue of about twenty, whose last wave leaves a core free."""
 RECUT = "dovetail run, two ranks, may be cut anew"
 
 
@@ -71,6 +74,29 @@ def lammps(scratch: Path, repeat: int, progress: Progress) -> list[Claim]:
         OWN: dovetail(scratch, plan),
     }
     return _claims("LAMMPS", ways, repeat, progress, 1.05, 1.45)
+
+
+def last_wave(scratch: Path, repeat: int, progress: Progress) -> list[Claim]:
+    """A queue whose last simulation has the cores to itself: on one rank, and on as many as pay."""
+    place = scratch / "last-wave"
+    (case,) = copies(place, (1, 1), 60, 1)
+    serial = [pitz_daily(place / f"serial.{i}", (1,), 60) for i in range(ODD)]
+    ways: dict[str, Callable[[], float]] = {
+        FEWER: functools.partial(plain, serial, ["simpleFoam"], CORES)
+    }
+    for way, text in (
+        (NARROW, plan_entry("last", serial[0], (1,), ODD, command=SOLVER[:1])),
+        (OWN, plan_entry("last", case, (1, 1), ODD, ranks=f"1-{CORES}")),
+    ):
+        plan = place / f"plan{len(ways)}.yaml"
+        plan.write_text(text)
+        ways[way] = dovetail(place / plan.stem, plan)
+    rows = interleave(ways, repeat, progress)
+    return [
+        Claim(ratios(rows[OWN], rows[NARROW], f"the last one of {ODD} widened / not"), "x"),
+        Claim(ratios(rows[OWN], rows[FEWER], f"{ODD}: {OWN} / {FEWER}"), "x", "<=", 1.03),
+        *(Claim(Row(f"{ODD}: {row.name}", row.values), "s") for row in rows.values()),
+    ]
 
 
 def melt(case: Path, first: float, steps: int) -> tuple[list[str], list[str]]:

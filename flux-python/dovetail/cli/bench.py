@@ -54,6 +54,7 @@ COMPARISONS: dict[str, tuple[str, Callable[..., list[Claim]]]] = {
     "hybrid": ("LAMMPS and messages, bare and in pods", hybrid.hybrid),
     "pods": ("simulations as pods against processes, and 64 pods at once", pods.pods),
     "moldable": ("OpenFOAM queues whose ranks are left open", moldable.openfoam),
+    "lastwave": ("a queue whose last wave does not fill the cores", moldable.last_wave),
     "lammps": ("a LAMMPS queue whose ranks are left open", moldable.lammps),
     "queues": ("ten unlike queues, ranks open and not", queues.ten),
     "scale": ("the cost of a decision against the number of ranks", figures.scaling),
@@ -66,6 +67,7 @@ APART = (
     "kube",
     "hybrid",
     "lammps",
+    "lastwave",
     "pods",
     "queues",
 )  # need Flux, LAMMPS, a build of Kubernetes or hours, and are about nothing else
