@@ -121,6 +121,12 @@ REFUSED = {
         "sim: `checkpoint: allowed` cannot be: its command has no `-in SCRIPT`",
     ),
     "a directory in a case": (({},), {}, ["-o", "case/out"], "case/out: lies in the case"),
+    "a directory that OpenFOAM cannot read": (
+        ({"command": "simpleFoam"},),
+        {},
+        ["-o", "my out"],
+        "my out: OpenFOAM reads no case in a folder with ' ' in its name",
+    ),
     "nothing to resume": (({},), {}, ["--resume"], "holds no run to resume"),
 }
 

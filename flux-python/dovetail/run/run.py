@@ -15,6 +15,7 @@ import fcntl
 import math
 import os
 import platform
+import re
 import shlex
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -78,6 +79,12 @@ def check(
     for case in {spec.case for spec in asked.specs}:
         if Path(case).resolve() in (path, *path.parents):
             raise BadInput(f"{directory}: lies in the case {case}, of which copies go there")
+    strange = re.search(r"[\s'\"]", str(path))
+    if strange and any(spec.application == "openfoam" for spec in asked.specs):
+        raise BadInput(
+            f"{directory}: OpenFOAM reads no case in a folder with {strange[0]!r} in its name; "
+            "choose another -o"
+        )
 
 
 def run(
