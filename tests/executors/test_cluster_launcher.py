@@ -32,8 +32,9 @@ DEFINITION = {
 @pytest.fixture(scope="module")
 def abandoned(site):
     """The site, with the definition and nobody who does anything about it."""
-    if not _flux():
+    if not (flux := _flux()):
         pytest.skip("there is no flux on this machine, so there are no MiniClusters")
+    site.machine.environment["PATH"] += f":{flux}"
     site.kubectl("apply", "-f", "-", text=json.dumps(DEFINITION))
     site.kubectl("wait", "--for=condition=Established", "--all", "crd", "--timeout=30s")
     site.kinds = ("miniclusters", *site.kinds)

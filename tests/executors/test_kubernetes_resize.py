@@ -7,7 +7,6 @@ The executor is driven here without a controller, so that every share is known.
 from __future__ import annotations
 
 import contextlib
-import functools
 import json
 import os
 import signal
@@ -293,10 +292,8 @@ def test_ranks_of_mpich_meet_across_pods_and_are_suspended_and_go_on(driver):
     driver.suspend_and_resume()
 
 
-def test_an_image_that_is_missing_fails_the_simulation_with_its_name(driver, monkeypatch):
-    lacking = functools.partial(manifests.job, image="localhost/dovetail/none:1")
-    monkeypatch.setattr(manifests, "job", lacking)
-    spec, _ = driver.specs()
+def test_an_image_that_is_missing_fails_the_simulation_with_its_name(driver):
+    spec, _ = driver.specs(image="localhost/dovetail/none:1", pull_policy="Never")
     driver.launch(spec, 100, 100)
     (end,) = driver.until(lambda: driver.of(protocol.Finished, "one"))
     assert end.reason.startswith("image localhost/dovetail/none:1 is not on node")
