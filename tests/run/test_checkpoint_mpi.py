@@ -4,17 +4,20 @@
 from __future__ import annotations
 
 import os
+import random
 import re
 import shlex
 import shutil
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 from dovetail.bench.cases import OPENFOAM_ETC, environment, mpirun, pitz_daily
 from support.local_runs import wait_for
+from support.openfoam_fields import last_field, off
 from support.run_command import COMMAND, TOP, TUNED, site  # noqa: F401
 
 pytestmark = [
@@ -75,9 +78,9 @@ def test_after_kills_a_simulation_goes_on_from_its_checkpoints(site, case):  # n
     before = sorted((str(path), path.stat().st_mtime_ns) for path in Path(case).rglob("*"))
 
     plan = plan_of(site, case, checkpoint="allowed")
-    for number, time in enumerate((20, 40)):
+    for number, step in enumerate((20, 40)):
         run = site.start(plan, "-o", "out", *(["--resume"] if number else []))
-        wait_for(lambda at=time: written(site, at))
+        wait_for(lambda at=step: written(site, at))
         site.end(run, signal.SIGKILL)
     assert site.run(plan, "-o", "out", "--resume")[0] == 0
     (one,) = site.summary()["simulations"]
@@ -98,8 +101,8 @@ def test_with_nothing_whole_to_go_on_from_it_begins_anew_and_says_so(site, case)
     wait_for(lambda: written(site, 10))
     site.end(run, signal.SIGKILL)
     site.assert_clean()
-    for time in (site.out / "pitz/case/processor1").glob("[1-9]*"):
-        (time / "p").write_bytes(b"")
+    for place in (site.out / "pitz/case/processor1").glob("[1-9]*"):
+        (place / "p").write_bytes(b"")
     assert site.run(plan, "-o", "out", "--resume")[0] == 0
     (one,) = site.summary()["simulations"]
     assert (one["state"], one["restarts"], one["continued"]) == ("done", 1, 0)
@@ -223,6 +226,60 @@ def test_uneven_ranks_are_cut_anew(site, tmp_path):  # noqa: F811
             for path in owners
         ]
         assert max(cells) < 1.1 * min(cells)
+    site.assert_clean()
+
+
+def steps(site, name):  # noqa: F811
+    """The steps that it took, also those that were lost and taken again."""
+    try:
+        log = (site.out / name / "log").read_text()
+    except OSError:
+        return []
+    return [int(step) for step in re.findall(r"(?m)^Time = ([1-9]\d*)$", log)]
+
+
+@pytest.mark.slow
+@pytest.mark.alone
+def test_what_is_cut_anew_and_killed_at_twenty_moments_has_the_same_results(site):  # noqa: F811
+    random.seed(10)
+    end, names = 1200, ("uneven", "free")
+    source, alone = site.directory / "source", site.directory / "alone"
+    control = pitz_daily(source, (1, 6), end, refine=1) / "system/controlDict"
+    control.write_text(re.sub(r"(?m)^(writeInterval)\s+\S+;", r"\1 25;", control.read_text()))
+    shutil.copytree(source, alone)
+    subprocess.run(["simpleFoam"], cwd=alone, env=environment(), check=True, capture_output=True)
+
+    usual = {"case": str(source), "environment": {"WM_PROJECT_DIR": OPENFOAM_ETC}}
+    usual["checkpoint"] = "allowed"
+    uneven = {"ranks": 2, "weights": [1, 6], "command": "simpleFoam -parallel"}
+    free = {"ranks": "1-2", "command": "simpleFoam"}
+    plan = site.plan(*({**usual, **one, "name": n} for n, one in zip(names, (uneven, free))))
+
+    def taken():
+        return sum(len(steps(site, name)) for name in names)
+
+    run = site.start(plan, site.out, command=(sys.executable, "-c", AT_ONCE))
+    for kill in range(20):
+        if kill % 2:
+            time.sleep(random.random())  # perhaps before it takes a step
+        else:
+            until = taken() + random.randrange(250)
+            wait_for(lambda run=run, at=until: run.poll() is not None or taken() >= at)
+        assert run.poll() is None, f"over after {kill} kills"
+        site.end(run, signal.SIGKILL)
+        run = site.start(plan, "-o", site.out, "--resume")
+    assert site.end(run)[0] == 0
+    assert site.states() == dict.fromkeys(names, "done")
+    assert "to be cut anew" in {one["why"] for one in site.of_type("Checkpoint")}
+    for name, one in zip(names, site.summary()["simulations"]):
+        assert (one["name"], one["iterations"]) == (name, end)
+        assert sorted(set(steps(site, name))) == list(range(1, end + 1))
+        case = site.out / name / "case"
+        if (case / f"processor0/{end}").is_dir():
+            words = ["reconstructPar", "-latestTime"]
+            subprocess.run(words, cwd=case, env=environment(), check=True, capture_output=True)
+        for field, tolerance in (("p", 1e-2), ("U", 1e-3)):  # those of the tutorial's residuals
+            assert off(last_field(case, field), last_field(alone, field)) < tolerance
     site.assert_clean()
 
 

@@ -9,7 +9,6 @@ import re
 import shutil
 from pathlib import Path
 
-import numpy as np
 import pytest
 from dovetail.applications import expected_iterations, form, prepared_iterations
 from dovetail.applications.openfoam.mesh import cells_per_processor
@@ -17,6 +16,7 @@ from dovetail.bench.cases import environment
 from dovetail.core import protocol
 from dovetail.core.protocol import Cause, Spec
 from support.local_runs import site  # noqa: F401
+from support.openfoam_fields import last_field, off
 
 pytestmark = pytest.mark.mpi
 
@@ -55,14 +55,6 @@ def content(directory):
     return hashlib.sha256(b"".join(parts)).hexdigest()
 
 
-def last_field(case, name):
-    """The values of a field in the last time that was written."""
-    times = [path for path in case.iterdir() if path.name.isdecimal()]
-    text = (max(times, key=lambda path: int(path.name)) / name).read_text()
-    body = re.search(r"internalField\s+nonuniform[^(]*\((.*?)\n\)\s*;", text, re.DOTALL)[1]
-    return np.array(re.sub("[()]", " ", body).split(), float)
-
-
 @needs_openfoam
 def test_openfoam_converges_to_the_same_fields_on_any_ranks(site):  # noqa: F811
     before, found = content(PITZ), {}
@@ -88,8 +80,7 @@ def test_openfoam_converges_to_the_same_fields_on_any_ranks(site):  # noqa: F811
     for name, tolerance in (("p", 1e-2), ("U", 1e-3)):  # those of the case's residualControl
         alone = found[1][name]
         for ranks in (2, 3):
-            off = np.linalg.norm(found[ranks][name] - alone) / np.linalg.norm(alone)
-            assert off < tolerance, (name, ranks)
+            assert off(found[ranks][name], alone) < tolerance, (name, ranks)
 
 
 @needs_openfoam
