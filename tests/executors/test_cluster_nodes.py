@@ -50,6 +50,7 @@ def enough(site, out, run):
     assert set(site.states(out).values()) == {"done"}
     assert not (site.folder / out / "twice").exists()
     assert resume.replay(site.folder / out / "events.jsonl") is None
+    print(site.of("Requeued", out))  # where that is not what was expected
     return {one["name"]: one["restarts"] for one in site.summary(out)["simulations"]}
 
 
