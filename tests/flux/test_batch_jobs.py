@@ -228,6 +228,41 @@ def test_every_simulation_is_a_job(flux):
     flux.wait(job)
 
 
+@either
+def test_the_job_of_a_simulation_has_the_cores_where_its_pods_are(flux):
+    program = known_programs.build("openmpi", "known/busy.c")
+    entry = {
+        "name": "wide", "case": str(flux.work / "case"), "ranks": 2, "ranks_per_pod": 1,
+        "command": [program, "sleep", "0", "20", "20"], "environment": {"BUSY_UNTIL": "stop"},
+        "prepare": ["echo begun"],
+    }  # fmt: skip
+    (flux.work / "plan.yaml").write_text(json.dumps({"simulations": [entry]}))
+    script = "flux dovetail submit --wait-up plan.yaml; sleep 1000"
+    job = flux.batch(script, dovetail="--dovetail=nodes=3,cores=1")
+    uri = flux.inside(job)
+    assert eventually(lambda: flux.run("jobs", "-no", "{id}", "--name=1:wide", uri=uri))
+    (one,) = flux.run("jobs", "-no", "{id}", "--name=1:wide", uri=uri).split()
+
+    def cores(*jobs):
+        """What all these jobs have together, in Flux's own words."""
+        sets = [flux.run("job", "info", str(job), "R", uri=uri) for job in jobs]
+        together = flux.run("R", "append", given="\n".join(sets))
+        return flux.run("R", "decode", "--short", given=together)
+
+    pods = ("get", "pods", "-n", "dovetail", "-l", "batch.kubernetes.io/job-completion-index")
+    pods = json.loads(flux.run("dovetail", "kubectl", *pods, "-o", "json", uri=uri))["items"]
+    nodes = {pod["spec"]["nodeName"] for pod in pods}
+    slices = {one["node"]: one["job"] for one in flux.status(uri)["slices"]}
+    assert len(nodes) == 2 < len(slices)
+    assert cores(one) == cores(*(slices[node] for node in nodes))
+    assert flux.run("jobs", "-no", "{nnodes} {ncores} {ntasks}", one, uri=uri) == "2 2 2"
+    (flux.work / "dovetail-out-1/wide/case/stop").touch()
+    assert flux.run("job", "attach", one, uri=uri).count("begun") == 1
+    assert flux.run("jobs", "-no", "{status}", one, uri=uri) == "COMPLETED"
+    flux.run("cancel", job)
+    flux.wait(job)
+
+
 def test_a_simulation_that_goes_on_on_more_ranks_stays_the_same_job(flux):
     """It goes on on two ranks, in two pods, once another one has ended."""
     program = known_programs.build("openmpi", "known/busy.c")

@@ -31,7 +31,7 @@ def runner(heard):
         ended()
 
     with selectors.DefaultSelector() as selector:
-        yield PlanRunner(lambda **news: heard.append(news), watch, selector, lambda launch: None)
+        yield PlanRunner(lambda **news: heard.append(news), watch, selector, lambda *launch: None)
 
 
 def order(folder, **more):
@@ -81,7 +81,7 @@ def test_a_run_whose_jobs_time_is_over_says_so_and_no_other_starts(heard, tmp_pa
         ended()
 
     with selectors.DefaultSelector() as selector:
-        runner = PlanRunner(lambda **n: heard.append(n), watch, selector, lambda launch: None)
+        runner = PlanRunner(lambda **n: heard.append(n), watch, selector, lambda *launch: None)
         mpirun = tmp_path / "bin" / "mpirun"
         mpirun.parent.mkdir()
         mpirun.write_text(FAKE_MPIRUN)
@@ -128,11 +128,8 @@ STORIES = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("story", STORIES)
-def test_a_simulation_is_one_for_flux_as_long_as_it_goes_on(story, heard, tmp_path):
-    written, ends = STORIES[story]
-    jobs = []
-    runner = PlanRunner(lambda **n: heard.append(n), None, None, jobs.append)
+def tell_story(runner, written, tmp_path):
+    """Have the run of a runner write such events, one after the other."""
     runner.number = 1
     runner.all[1] = Run(1, "plan.yaml", str(tmp_path), str(tmp_path))
     runner.events = Tail(tmp_path / EVENTS)
@@ -140,11 +137,43 @@ def test_a_simulation_is_one_for_flux_as_long_as_it_goes_on(story, heard, tmp_pa
         for entry in written:
             kind, cause, more = (*([entry] if isinstance(entry, str) else entry), "", "")[:3]
             said = {"name": "sim", "cause": cause, "reason": cause, "code": more, "state": more}
-            log.write(json.dumps({"type": kind, **said}) + "\n")
+            log.write(json.dumps({"type": kind, **said, "nodes": more}) + "\n")
             log.flush()
             runner.read()
     runner.events.close()
+
+
+@pytest.mark.parametrize("story", STORIES)
+def test_a_simulation_is_one_for_flux_as_long_as_it_goes_on(story, heard, tmp_path):
+    written, ends = STORIES[story]
+    jobs = []
+    runner = PlanRunner(
+        lambda **n: heard.append(n), None, None, lambda launch, nodes: jobs.append(launch)
+    )
+    tell_story(runner, written, tmp_path)
     known = [runner.simulations[one["launch"]] for one in jobs]
     assert [(one["code"], one["cause"]) for one in known] == ends
     told = [news["simulation"] for news in heard]
     assert len(told) == 2 * len(ends), "the launch and the end of each, and nothing else"
+
+
+PLACED = [
+    ([], []),
+    ([("Placed", "", ["n1", "n2"])], [["n1", "n2"]]),
+    ([("Placed", "", ["n1"]), ("Finished", "pod lost", 1), "Launch", ("Placed", "", ["n2"])],
+     [["n1"], ["n2"]]),
+    ([("Placed", "", ["n1"]), ("Finished", "checkpointed", 0), "Launch", ("Placed", "", ["n2"])],
+     [["n1"]]),
+    ([("Finished", "launch failed", 1), ("Ended", "launch failed", "failed")], [()]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("written", "nodes"), PLACED)
+def test_a_simulation_in_pods_is_a_job_once_they_have_nodes(written, nodes, heard, tmp_path):
+    found = []
+    runner = PlanRunner(
+        lambda **n: heard.append(n), None, None, lambda launch, nodes: found.append(nodes)
+    )
+    runner.in_pods = True
+    tell_story(runner, ["Launch", *written], tmp_path)
+    assert found == nodes

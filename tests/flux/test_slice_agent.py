@@ -74,7 +74,7 @@ def test_an_order_that_an_agent_does_not_know_ends_nothing(agent, capfd):
 def test_a_simulation_whose_job_is_cancelled_is_stopped_if_it_still_is_that_launch(agent):
     launch, stopped = {"launch": "a-1", "run": 1, "name": "sim"}, []
     agent.plans.stop = stopped.append
-    agent.submit_proxy_job(launch)
+    agent.submit_proxy_job(launch, ())
     number = len(agent.client.sent)
     agent.take({"id": number, "value": {"job": 5}})
     assert stopped == []

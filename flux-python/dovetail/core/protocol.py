@@ -188,6 +188,15 @@ class Delayed:
 
 
 @dataclass(frozen=True)
+class Placed:
+    """The simulation's pods are there, on these nodes: one for each rank group, in their order."""
+
+    t: float
+    name: str
+    nodes: tuple[str, ...]
+
+
+@dataclass(frozen=True)
 class Started:
     """The simulation's own command runs now; its prepare step is over.
 
@@ -263,8 +272,9 @@ class Unwanted:
 
 
 Event = Union[
-    Tick, Delayed, Started, Sampled, Finished, Resized, CapacityChanged, Interrupted, Unwanted
-]
+    Tick, Delayed, Placed, Started, Sampled, Finished, Resized, CapacityChanged, Interrupted,
+    Unwanted,
+]  # fmt: skip
 
 
 EndState = Literal["done", "failed", "checkpointed", "not started"]

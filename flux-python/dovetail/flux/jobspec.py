@@ -73,13 +73,17 @@ def proxy_name(run: int, simulation: str) -> str:
 
 
 def proxy_job(command: str, launch: Mapping[str, Any]) -> dict[str, Any]:
-    """The job that a simulation is for Flux, but for its cores, which a slice holds already."""
+    """The job that a simulation is for Flux, but for its cores, which slices hold already.
+
+    It has a task on each broker of theirs, since Flux's shell wants one there.
+    """
     run, name = launch["run"], launch["name"]
     slot = {"type": "slot", "count": 1, "label": "task", "with": [{"type": "core", "count": 1}]}
+    node = {"type": "node", "count": 1, "with": [slot]}
     words = [command, "simulation", "--launch", launch["launch"], "--name", name]
     return {
         "version": 1,
-        "resources": [slot],
+        "resources": [node],
         "tasks": [{"command": words, "slot": "task", "count": {"per_slot": 1}}],
         "attributes": {
             "system": {

@@ -16,7 +16,7 @@ import selectors
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -46,13 +46,15 @@ class PlanRunner:
         tell: Callable[..., None],
         watch: Callable[[subprocess.Popen[Any], Callable[[], None]], None],
         selector: selectors.BaseSelector,
-        launched: Callable[[dict[str, Any]], None],
+        launched: Callable[[dict[str, Any], Sequence[str]], None],
     ) -> None:
         self.tell, self.watch, self.selector, self.launched = tell, watch, selector, launched
         self.all: dict[int, Run] = {}
         self.pending: dict[int, QueuedPlan] = {}
         self.simulations: dict[str, dict[str, Any]] = {}  # by what names them for Flux
         self.going: dict[str, dict[str, Any]] = {}  # those of the present run, by their own names
+        self.unplaced: set[str] = set()  # of these, those whose pods are not there yet
+        self.in_pods = False  # those of the present run
         self.series = secrets.token_hex(4)  # of another control slice there may still be jobs
         self.running: subprocess.Popen[bytes] | None = None
         self.number = 0  # of the one that runs
@@ -84,6 +86,8 @@ class PlanRunner:
             output.mkdir(parents=True, exist_ok=True)
             self.number, self.splitter, self.early = number, LineSplitter(), False
             self.going.clear()
+            self.unplaced.clear()
+            self.in_pods = plan.executor == "kubernetes"
             taken = (output / EVENTS).exists()  # then `dovetail run` will refuse
             self.summary = None if taken else output / SUMMARY
             with contextlib.ExitStack() as files:
@@ -130,7 +134,7 @@ class PlanRunner:
         self.tell(run=number, code=code, why=why, reported=reported)
 
     def read(self) -> None:
-        """Tell which simulations were launched, and which have ended.
+        """Tell which simulations were launched, on which nodes, and which have ended.
 
         One that stops at a checkpoint has ended only if the run says so: else it goes on, perhaps
         on other ranks, and its next launch is the same one for Flux.
@@ -146,7 +150,11 @@ class PlanRunner:
                 launch = {"launch": key, "run": self.number, "name": name, "log": log}
                 self.simulations[key] = self.going[name] = launch
                 self.tell(simulation=launch)
-                self.launched(launch)
+                self.unplaced.add(name)
+                if not self.in_pods:
+                    self.placed(name)
+            elif entry.get("type") == "Placed":
+                self.placed(name, entry["nodes"])
             elif entry.get("type") == "Interrupted":
                 self.early = entry.get("within", 0.0) > 0.0  # by a signal it stops at once
             elif entry.get("type") == "Finished" and entry["cause"] != Cause.CHECKPOINTED.value:
@@ -154,8 +162,15 @@ class PlanRunner:
             elif entry.get("type") == "Ended":
                 self.simulation_over(entry, 0 if entry["state"] == "checkpointed" else STOPPED)
 
+    def placed(self, name: str, nodes: Sequence[str] = ()) -> None:
+        """A simulation has nodes, or needs none but ours, and so it is a job from now on."""
+        if name in self.unplaced:
+            self.unplaced.remove(name)
+            self.launched(self.going[name], nodes)
+
     def simulation_over(self, entry: Mapping[str, Any], code: int) -> None:
         """Tell how a simulation ended, if that is not known yet."""
+        self.placed(entry["name"])  # one that never had pods has a job all the same
         launch = self.going.pop(entry["name"], None)
         if launch is not None:
             launch.update(code=code, reason=entry["reason"], cause=entry["cause"])

@@ -4,7 +4,8 @@
 Inputs: what names its launch, and its name. Outputs: the simulation's output and exit code,
 and an exception of the job where that is not how its program ended. It lives as long as the
 simulation's pods, also when it is cancelled: then the control slice's agent, which submitted it,
-has the simulation stopped, as it has when we are killed before we can say that.
+has the simulation stopped, as it has when we are killed before we can say that. A task of the job
+that is not its first, as there is one for each further broker, only waits for the end.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ class ProxyJob:
 
     def __init__(self, launch: str, name: str) -> None:
         self.launch, self.name, self.job = launch, name, os.environ["FLUX_JOB_ID"]
+        self.first = os.environ["FLUX_TASK_RANK"] == "0"
         self.stopping = False
         self.wake = processes.signal_pipe()
         signal.signal(signal.SIGTERM, self.stop)
@@ -54,6 +56,8 @@ class ProxyJob:
         self.copy()
         self.client.close()
         code, reason = int(self.end["code"]), self.end["reason"]
+        if not self.first:
+            return 0
         if reason:
             print(f"{self.name}: {reason}", file=sys.stderr, flush=True)
         if self.end["exception"] and not self.stopping:  # else there is one already
@@ -70,7 +74,9 @@ class ProxyJob:
         """See that the job is told to end; the simulation's end is waited for."""
         os.read(self.wake, 4096)
         with contextlib.suppress(WorkFailed):
-            if not re.search(r" exception .*\bseverity=0\b", flux("job", "eventlog", self.job)):
+            if self.first and not re.search(
+                r" exception .*\bseverity=0\b", flux("job", "eventlog", self.job)
+            ):
                 flux("cancel", self.job)
             self.stopping = True
 
@@ -92,7 +98,7 @@ class ProxyJob:
 
     def follow(self, path: Path) -> None:
         """Copy the log from now on."""
-        if self.log is None:
+        if self.log is None and self.first:
             with contextlib.suppress(OSError):
                 self.log = Tail(path)
                 self.selector.register(self.log, selectors.EVENT_READ, self.copy)

@@ -3,12 +3,12 @@
 
 `client.py` starts it, for commands and slice agents, which need no Flux bindings then. Inputs:
 requests, lines of JSON on standard input, {"id", "topic", "payload", "stream"}, where the topic
-`submit` has a jobspec submitted on the cores of the job that we are in, and answers again if that
-is told to end. Outputs, on standard output: answers, as lines {"id", "value"} or {"id", "error":
-[number, text]}, and events: first {"event": "connected", "rank"}, and {"event": "loaded"} whenever
-the module was loaded. Invariants: it ends with its input, or with the broker, and then the module
-sees a disconnect; it reads on while nobody reads what it writes, so that the two never wait for
-each other.
+`submit` has a jobspec `spec` submitted on the cores that `jobs` have, or else the job that we are
+in, and answers again if that is told to end. Outputs, on standard output: answers, as lines {"id",
+"value"} or {"id", "error": [number, text]}, and events: first {"event": "connected", "rank"}, and
+{"event": "loaded"} whenever the module was loaded. Invariants: it ends with its input, or with the
+broker, and then the module sees a disconnect; it reads on while nobody reads what it writes, so
+that the two never wait for each other.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ if __name__ == "__main__":
 import flux
 import flux.constants
 import flux.job
+from flux.resource import ResourceSet
 
 from dovetail.flux.client import NO_INSTANCE, SUBMIT
 from dovetail.host.line_splitter import LineSplitter
@@ -100,15 +101,21 @@ class Relay:
         future.then(self.answered, request)
 
     def submit(self, request: dict[str, Any]) -> None:
-        """Submit a job on cores that ours has."""
-        query = {"id": flux.job.JobID(os.environ["FLUX_JOB_ID"]), "keys": ["R"], "flags": 0}
+        """Submit a job on cores that others have."""
+        wanted = request["payload"]
+        found = []
         try:
-            held = self.handle.rpc("job-info.lookup", query, nodeid=0).get()["R"]
+            for job in wanted["jobs"] or [flux.job.JobID(os.environ["FLUX_JOB_ID"])]:
+                query = {"id": job, "keys": ["R"], "flags": 0}
+                answer = self.handle.rpc("job-info.lookup", query, nodeid=0)
+                found.append(ResourceSet(answer.get()["R"]))
         except OSError as error:
             self.say({"id": request["id"], "error": [error.errno, str(error)]})
             return
-        spec = request["payload"]
-        spec["attributes"]["system"]["alloc-bypass"] = {"R": json.loads(held)}
+        held = found[0].union(*found[1:])
+        spec = wanted["spec"]
+        spec["resources"][0]["count"] = held.nnodes
+        spec["attributes"]["system"]["alloc-bypass"] = {"R": held.to_dict()}
         flux.job.submit_async(self.handle, json.dumps(spec)).then(self.submitted, request)
 
     def submitted(self, future: Future, request: dict[str, Any]) -> None:

@@ -23,7 +23,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from http.client import HTTPException
 from pathlib import Path
 from typing import Any
@@ -157,11 +157,17 @@ class Agent:
                 "dovetail.join", {"number": self.number, "node": self.node_name}
             )
 
-    def submit_proxy_job(self, launch: dict[str, Any]) -> None:
-        """Submit the job that a simulation is for Flux; we do, as the module may be away."""
+    def submit_proxy_job(self, launch: dict[str, Any], nodes: Sequence[str]) -> None:
+        """Submit the job that a simulation on these nodes is for Flux.
+
+        It has the cores of their slices; ours, if there are none. We submit it, as the module may
+        be away.
+        """
         if not self.over:
-            spec = jobspec.proxy_job(sys.argv[0], launch)
-            self.proxy_jobs[self.client.send(SUBMIT, spec)] = launch
+            slices = {one["node"]: one["job"] for one in self.kept.get("slices", ())}
+            jobs = sorted({slices[node] for node in nodes if node in slices})
+            wanted = {"spec": jobspec.proxy_job(sys.argv[0], launch), "jobs": jobs}
+            self.proxy_jobs[self.client.send(SUBMIT, wanted)] = launch
 
     def proxy_job_changed(self, line: Line) -> None:
         """A simulation has a job, or goes on without; or that was cancelled or killed."""

@@ -158,6 +158,9 @@ class _Teller:
     def _delayed(self, event: protocol.Delayed) -> None:
         pass  # the controller's note on it says the same
 
+    def _placed(self, event: protocol.Placed) -> None:
+        pass
+
     def _started(self, event: protocol.Started) -> None:
         self._attempt(event.name, {"start": self.now, "over": event.iterations})
         self.tracks[event.name] = replace(self.tracks[event.name], iterations=event.iterations)

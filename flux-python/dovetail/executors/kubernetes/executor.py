@@ -88,7 +88,7 @@ class KubernetesExecutor:
         self._capacity = self._nodes.capacity
         self._life = Lifecycle(
             session, self._calls, self._nodes, self._resizes, str(self._run_dir.resolve()),
-            log_limit, self._ended, self._delayed,
+            log_limit, self._ended, self._delayed, self._placed,
         )  # fmt: skip
         label = f"{manifests.RUN}={session.run},{manifests.PART}={manifests.RANK_GROUP}"
         self._watches = [
@@ -409,6 +409,10 @@ class KubernetesExecutor:
 
     def _delayed(self, job: Launched, why: str) -> None:
         self._events.append(protocol.Delayed(self._t, job.spec.name, why))
+
+    def _placed(self, job: Launched) -> None:
+        nodes = tuple(job.connected[group] for group in range(len(job.sizes)))
+        self._events.append(protocol.Placed(self._t, job.spec.name, nodes))
 
     def _ended(self, job: Launched) -> None:
         result = job.result or Result(Cause.FAILED, 143)

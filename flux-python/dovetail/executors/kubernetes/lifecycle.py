@@ -266,7 +266,8 @@ def new_key(name: str, again: bool = False) -> str:
 class Lifecycle:
     """See the module. `ended(job)` is called when nothing of a simulation runs any more.
 
-    `delayed(job, why)` is called when it must wait, or starts again, with the reason.
+    `delayed(job, why)` is called when it must wait, or starts again, with the reason,
+    and `placed(job)` when its pods are all there.
     """
 
     def __init__(
@@ -279,12 +280,13 @@ class Lifecycle:
         log_limit: int,
         ended: Callable[[Launched], None],
         delayed: Callable[[Launched, str], None],
+        placed: Callable[[Launched], None],
     ) -> None:
         assert session.hub is not None
         self._session, self._api, self._hub = session, session.api, session.hub
         self._calls, self._nodes, self._resizes = calls, nodes, resizes
         self._home, self._log_limit = home, log_limit
-        self._ended, self._delayed = ended, delayed
+        self._ended, self._delayed, self._placed = ended, delayed, placed
         self._placing: Launched | None = None  # until all its pods are on their nodes
         self.jobs: dict[str, Launched] = {}
         self.mpi: dict[tuple[str, str], str] = {}  # by image and program
@@ -493,6 +495,7 @@ class Lifecycle:
 
     def _run(self, job: Launched, hosts: Sequence[Object]) -> None:
         job.run()
+        self._placed(job)
         self._hub.tell(messages.Run(job.key, self._config(job.spec), list(hosts)))
         self.tell_share(job, job.share)
 
