@@ -292,13 +292,19 @@ def test_a_simulation_that_goes_on_on_more_ranks_stays_the_same_job(flux):
     before = jobs()
     assert eventually(lambda: len(row()["ranks"]) == 2 and row()["state"] == "running"), row()
     assert jobs() == before, "the same job, which runs"
-    (flux.work / "dovetail-out-1/long/case/stop").touch()
-    flux.run("dovetail", "wait", "1", uri=uri)
+
+    def over():
+        (flux.work / "dovetail-out-1/long/case/stop").touch()  # a restart removes it
+        return flux.status(uri)["runs"][0]["state"] != "running"
+
+    assert eventually(over)
     ((_, status, _),) = jobs()
     assert status == "COMPLETED"
     text = (flux.work / "dovetail-out-1/summary.json").read_text()
     (one,) = [one for one in json.loads(text)["simulations"] if one["name"] == "long"]
-    assert (one["ranks"], one["restarts"], one["checkpoints"], one["continued"]) == (2, 0, 1, 1)
+    # Where the machine has no time for two ranks, that is measured, and taken back.
+    assert (one["restarts"], one["ranks"], one["checkpoints"]) in ((0, 2, 1), (0, 1, 2))
+    assert one["continued"] == one["checkpoints"]
     flux.run("cancel", job)
     flux.wait(job)
 

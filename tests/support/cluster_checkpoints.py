@@ -196,7 +196,12 @@ def let_end(site, out, run):
     """It runs on two ranks now, and is told that it is enough."""
     site.until(lambda: goes_on(site, out, "long"), out)
     assert launches(site, out, "long") == [1, 2]
-    (site.folder / out / "long/case/stop").touch()
+
+    def over():
+        (site.folder / out / "long/case/stop").touch()  # another restart would remove it
+        return run.poll() is not None
+
+    site.until(over, out)
     assert site.end(run) == 0, site.errors(out)
 
 
