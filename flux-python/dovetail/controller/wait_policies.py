@@ -31,8 +31,8 @@ def next_policy(state: State, running: CoScheduled) -> WaitPolicy:
     """How the simulations of a set shall wait: the best known, or the next to be measured.
 
     The candidates are measured in turn until one comes so near to the bound that no other
-    could do much better. `off` is always among them, as the last: spinning ranks that share
-    cores halve the throughput, so it is measured if that is still open and can be afforded.
+    could do much better. `off` is always among them, as the last: with spinning ranks that share
+    cores next to nothing may go on, so it is measured if that is still open and can be afforded.
     """
     known = state.knowledge.outcome(running)
     todo = [p for p in _options(state, running) if p not in known.measures]
@@ -45,7 +45,8 @@ def _options(state: State, running: CoScheduled) -> tuple[WaitPolicy, ...]:
     ranks = sum(count * state.shapes[name].spec.ranks for name, count in running)
     options = candidates(ranks, sum(count for _, count in running), state.cores)
     known = state.knowledge.outcome(running)
-    loss = 0.25 * state.settings.window  # half a window at half the throughput
+    # So few iterations may come that the measurement takes all the time that one may.
+    loss = state.settings.window * state.settings.window_limit
     if len(options) > 1 and known.measures and not state.affordable(loss):
         return tuple(p for p in options if p != OFF)
     return options
