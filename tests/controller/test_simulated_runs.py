@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from dovetail.controller.settings import Settings
 from dovetail.core import protocol
 from dovetail.core.protocol import Capacity, Node, Spec
 from dovetail.executors.simulated.executor import Fault, Simulated, Work, fill
@@ -254,6 +255,15 @@ def test_it_settles_and_does_not_oscillate():
     assert not result.notes("rollback")
     assert result.count(protocol.Resize) <= 12
     assert len(result.notes("policy")) <= 3
+
+
+@pytest.mark.parametrize(("iterations", "tried"), [(400, False), (20000, True)])
+def test_spinning_beside_others_is_tried_where_the_queue_is_long_enough(iterations, tried):
+    never = Settings(near_bound=2.0)  # no other way of waiting is ever good enough
+    work = {"a": replace(IMBALANCED, iterations=iterations)}
+    plan = specs("a", 4, (1, 3), iterations=iterations)  # told, as by a case of OpenFOAM
+    result = run_simulated(plan, work, TWO_CORES, settings=never)
+    assert ("off" in {note.data["wait"] for note in result.notes("policy")}) is tried
 
 
 @pytest.mark.parametrize(
