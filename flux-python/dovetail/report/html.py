@@ -44,7 +44,7 @@ NAMES = {
     FEWER: "fewer_ranks_s",
 }
 PHASES = {
-    "A": "baseline run: measured alone",
+    "A": "baseline run: its own rate and load are measured",
     "C": "pack: on trial beside the others",
     "D": "fairness: runs on, and must not become too slow",
 }
@@ -211,9 +211,9 @@ def _ranks(family: FamilyFigures) -> Chart | None:
     where = "alone" if alone else "packed"
     lightest = int(np.argmin(duty))
     title = f"Run {where}, rank {lightest} computes {duty[lightest]:.0%} of the time"
-    if duty.max() - duty.min() < 0.05:
+    if len(duty) > 1 and duty.max() - duty.min() < 0.05:
         title = f"Run {where}, every rank computes {duty.min():.0%} of the time or more"
-    else:
+    elif len(duty) > 1:
         title += f", rank {int(np.argmax(duty))} {duty.max():.0%}"
     unit, factor = ("s", 1.0) if wall.max() >= 1 else ("ms", 1000.0)
     groups = []
