@@ -11,9 +11,11 @@ from collections.abc import Iterator
 import pytest
 from dovetail.controller.baseline import Alone
 from dovetail.controller.controller import Controller
+from dovetail.controller.knowledge import Measure, Outcome
 from dovetail.controller.settings import Settings
 from dovetail.core import protocol
 from dovetail.core.protocol import Capacity, Node, Note, Spec
+from dovetail.executors.simulated import executor as simulated
 from dovetail.executors.simulated.executor import Fault, Simulated, Work
 from dovetail.run.simulate import SimulatedRun, run_simulated
 
@@ -275,6 +277,43 @@ def test_a_profile_that_other_programs_disturb_says_so():
     busy = run(specs("a", 1), {"a": PAYS}, executor=Busy)
     assert "other programs" not in quiet.notes("profile")[0].why
     assert "other programs took 33% of its CPU" in busy.notes("profile")[0].why
+
+
+# --- ways to wait that change as a run goes on ---
+
+
+class Fickle(Simulated):
+    """Ranks that sleep wake up late once the queue has gone on for a while."""
+
+    def advance(self, seconds):
+        simulated.DOORBELL = 0.85 if self.clock < 20.0 else 0.3
+        super().advance(seconds)
+
+
+def test_where_a_way_to_wait_does_less_than_in_its_trial_the_next_best_one_is_taken(monkeypatch):
+    monkeypatch.setattr(simulated, "DOORBELL", 0.85)
+    monkeypatch.setattr(simulated, "YIELD", 1.0)
+    result = run(specs("a", 6, slowdown=3.0), {"a": Work((0.005, 0.03), 900)}, executor=Fickle)
+    assert result.notes("keep")[0].data["wait"] == "doorbell"
+    modes = [
+        (t, {share.wait.mode for share in action.shares.values()})
+        for t, action in result.actions
+        if isinstance(action, protocol.Resize)
+    ]
+    assert next(mode for t, mode in modes if t > 20.0) == {"yield"}
+    told_why = [note.why for note in result.notes("policy") if "now do only" in note.why]
+    assert len(told_why) == 1
+    assert told_why[0].endswith("with wait policy doorbell: yield was better")
+    assert told(result, "rollback") == []
+
+
+def test_a_way_to_wait_is_taken_for_better_only_beyond_what_measurements_err():
+    found = Outcome()
+    for wait, throughput in (("doorbell", 1.192), ("yield", 1.206), ("off", 1.3)):
+        found.measures[protocol.WaitPolicy(wait)] = Measure(throughput, 0.015, (1.7, 1.7))
+        best = "off" if wait == "off" else "doorbell"
+        assert found.best
+        assert found.best[0].mode == best
 
 
 # --- work that changes as a run goes on ---

@@ -1,16 +1,16 @@
 # SPDX-License-Identifier: LGPL-3.0-or-later
 """Phase D, fairness: every simulation within its budget, and what runs at once worth its while.
 
-Inputs: the state. Outputs: larger shares for those that are too slow, roll-backs, and a word to
-the user whose deadline cannot be met.
+Inputs: the state. Outputs: larger shares for those that are too slow, another wait policy or a
+roll-back where less comes of it than in the trial, and a word to the user whose deadline cannot be
+met.
 
-Invariants: after a larger share, or a roll-back, a new window is measured before anything else is
-done about it.
+Invariants: after any of these a new window is measured before anything else is done about it.
 """
 
 from __future__ import annotations
 
-from dovetail.controller.knowledge import TrialVerdict
+from dovetail.controller.knowledge import Measure, TrialVerdict
 from dovetail.controller.simulation import Simulation
 from dovetail.controller.state import AT_ONCE, State
 from dovetail.controller.trial import measured, rollback
@@ -30,9 +30,8 @@ def keep_budgets(state: State) -> None:
         or state.knowledge.verdict(state.running) is not TrialVerdict.GOOD
     ):
         return
-    if any(sim.measured and _too_slow(state, sim) for sim in sims):
-        return
-    _still_pays(state)
+    if _still_pays(state):
+        any(sim.measured and _too_slow(state, sim) for sim in sims)
 
 
 def _too_slow(state: State, sim: Simulation) -> bool:
@@ -76,20 +75,41 @@ def _warn_of_deadline(state: State, sim: Simulation) -> None:
         )
 
 
-def _still_pays(state: State) -> None:
-    """Take apart what has stopped paying."""
-    sims = list(state.active.values())
-    if state.running == state.tolerated or not all(sim.measured for sim in sims):
-        return
+def _still_pays(state: State) -> bool:
+    """Whether what runs at once does what it did in its trial, as far as is known.
+
+    If not, ranks wait in another way where that did more, and what does not pay is taken apart.
+    """
+    sims, running = list(state.active.values()), state.running
+    if running == state.tolerated or not all(sim.measured for sim in sims):
+        return True
     windows = [sim.meter.window() for sim in sims]
     whole = [w for w in windows if w is not None]
     if len(whole) < len(sims) or not all(state.complete(w) for w in whole):
-        return
+        return True
     if not all(state.baseline(sim) > 0.0 for sim in sims):
-        return
-    now = measured(state, sims, whole)
+        return True
+    now, outcome = measured(state, sims, whole), state.knowledge.outcome(running)
+    waits = {sim.share.wait for sim in sims if sim.share}
+    tried = outcome.best
+    told = f"{len(sims)} at once now do only {now.throughput:.2f} times the work of one"
+    # Where a rank that yields runs beside another's heavy one it does not give way: whether that is
+    # so the kernel decides anew with every start.
+    if tried and waits == {tried[0]} and _less(now, tried[1]):
+        outcome.measures[tried[0]] = now
+        best = outcome.best
+        if best and best[0] != tried[0]:
+            why = f"{told}, with wait policy {tried[0].mode}: {best[0].mode} was better"
+            state.note("policy", why, wait=best[0].mode, throughput=now.throughput, error=now.error)
+            state.restart_windows(sims)
+            return False
     if now.throughput + 2.0 * now.error >= 1.0 - state.settings.margin:
-        return
-    why = f"{len(sims)} at once now do only {now.throughput:.2f} times the work of one"
-    state.knowledge.outcome(state.running).conclude(TrialVerdict.BAD, why)
-    rollback(state, why, throughput=now.throughput, error=now.error)
+        return True
+    outcome.conclude(TrialVerdict.BAD, told)
+    rollback(state, told, throughput=now.throughput, error=now.error)
+    return False
+
+
+def _less(now: Measure, before: Measure) -> bool:
+    """Whether a measurement is clearly below another."""
+    return now.throughput + 2.0 * (now.error + before.error) < before.throughput

@@ -11,6 +11,7 @@ throughput is in simulations alone (1.0 is one after the other).
 from __future__ import annotations
 
 import enum
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -62,10 +63,17 @@ class Outcome:
 
     @property
     def best(self) -> tuple[WaitPolicy, Measure] | None:
-        """The wait policy with the highest throughput so far."""
-        if not self.measures:
-            return None
-        return max(self.measures.items(), key=lambda item: item[1].throughput)
+        """The wait policy with the highest throughput so far.
+
+        The candidates are measured in the order in which they are to be preferred, so that a later
+        one has to be better by more than both measurements may err.
+        """
+        found: tuple[WaitPolicy, Measure] | None = None
+        for wait, measure in self.measures.items():
+            noise = 2.0 * math.hypot(measure.error, found[1].error) if found else 0.0
+            if found is None or measure.throughput > found[1].throughput + noise:
+                found = wait, measure
+        return found
 
     def conclude(self, verdict: TrialVerdict, why: str) -> None:
         """Give the verdict; a good one may be turned into a bad one later."""
