@@ -99,7 +99,8 @@ def test_a_finished_simulation_has_no_traces_before_the_run_ends(site):  # noqa:
     site.until(executor, "sim")
     assert os.listdir(executor.session) == ["owner"]
     assert sorted(os.listdir(site.directory / "run" / "sim")) == ["case", "log"]
-    assert sum("process" in trace for trace in site.traces()) == 1  # the warden
+    waiting = 1 + 2  # the warden, and supervisors of simulations to come
+    assert sum("process" in trace for trace in site.traces()) == waiting
 
 
 def test_a_simulation_can_run_again_from_a_fresh_copy(site):  # noqa: F811

@@ -30,6 +30,8 @@ WIDE, FEWER, OWN = "one after the other, two ranks", "one rank each side by side
 NARROW = "dovetail run, one rank each"
 ODD = 21
 """A queue of about twenty, whose last wave leaves a core free."""
+SHORT = 60
+"""A queue of so many simulations of about a second each, for what each costs besides."""
 RECUT = "dovetail run, two ranks, may be cut anew"
 
 
@@ -96,6 +98,30 @@ def last_wave(scratch: Path, repeat: int, progress: Progress) -> list[Claim]:
         Claim(ratios(rows[OWN], rows[NARROW], f"the last one of {ODD} widened / not"), "x"),
         Claim(ratios(rows[OWN], rows[FEWER], f"{ODD}: {OWN} / {FEWER}"), "x", "<=", 1.03),
         *(Claim(Row(f"{ODD}: {row.name}", row.values), "s") for row in rows.values()),
+    ]
+
+
+def short(scratch: Path, repeat: int, progress: Progress) -> list[Claim]:
+    """Simulations of a second on a rank each: what Dovetail adds to each, in seconds."""
+    cases = [scratch / f"short.{number}" for number in range(SHORT)]
+    for case in cases:
+        case.mkdir()
+        _, whole = melt(case, 0.5, 110)
+    plan = scratch / "plan.yaml"
+    plan.write_text(
+        f"simulations:\n  - name: short\n    case: {cases[0]}\n    ranks: 1\n"
+        f"    command: {' '.join(whole)}\n    count: {SHORT}\n"
+    )
+    ways: dict[str, Callable[[], float]] = {
+        FEWER: functools.partial(plain, cases, whole, CORES),
+        OWN: dovetail(scratch, plan),
+    }
+    rows = interleave(ways, repeat, progress)
+    pairs = zip(rows[OWN].values, rows[FEWER].values)
+    more = tuple((own - other) * CORES / SHORT for own, other in pairs)
+    return [
+        Claim(Row(f"added to each of {SHORT} short simulations", more), "s", "<=", 0.1),
+        *(Claim(Row(f"{SHORT} short: {row.name}", row.values), "s") for row in rows.values()),
     ]
 
 

@@ -57,6 +57,7 @@ COMPARISONS: dict[str, tuple[str, Callable[..., list[Claim]]]] = {
     "lastwave": ("a queue whose last wave does not fill the cores", moldable.last_wave),
     "lammps": ("a LAMMPS queue whose ranks are left open", moldable.lammps),
     "queues": ("ten unlike queues, ranks open and not", queues.ten),
+    "short": ("sixty simulations of a second each", moldable.short),
     "scale": ("the cost of a decision against the number of ranks", figures.scaling),
 }
 
@@ -70,6 +71,7 @@ APART = (
     "lastwave",
     "pods",
     "queues",
+    "short",
 )  # need Flux, LAMMPS, a build of Kubernetes or hours, and are about nothing else
 
 

@@ -10,9 +10,8 @@ import argparse
 import json
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from rich.console import Console
-from rich.table import Table
 from usernetes_setup.node import cgroups
 
 from dovetail.controller.choice import Schedule
@@ -20,10 +19,12 @@ from dovetail.controller.widths import by_text
 from dovetail.core import eventlog
 from dovetail.core.errors import WorkFailed
 from dovetail.plan import schema, yaml_lines
-from dovetail.report import summary
 from dovetail.run import run as work
 from dovetail.run import target
 from dovetail.run.loop import Orders
+
+if TYPE_CHECKING:  # what is shown in the end is loaded then, as simulations wait meanwhile
+    from rich.console import Console
 
 HELP = "run a queue of MPI simulations, packed where that pays"
 
@@ -86,6 +87,10 @@ def tell(ended: work.RunOutcome, *, as_json: bool) -> int:
     if as_json:
         print(json.dumps(ended.summary.to_json(), indent=1, allow_nan=False), flush=True)
     else:
+        from rich.console import Console
+
+        from dovetail.report import summary
+
         console = Console(highlight=False)
         summary.show(ended.summary, console)
         if ended.report:
@@ -119,6 +124,9 @@ def show(asked: schema.Plan, cpus: int, *, as_json: bool) -> int:
             }
         print(json.dumps(told))
         return 0
+    from rich.console import Console
+    from rich.table import Table
+
     table = Table(title=f"{len(rows)} simulations on {cpus}m of CPU", title_justify="left")
     for name in ("simulation", "ranks", "first requests", "slowdown", "command"):
         table.add_column(name)
@@ -136,6 +144,8 @@ def show(asked: schema.Plan, cpus: int, *, as_json: bool) -> int:
 
 def show_choice(choice: Schedule, console: Console) -> None:
     """On how many ranks the simulations would start, and what else there is."""
+    from rich.table import Table
+
     table = Table(title="Ranks, chosen before anything is measured", title_justify="left")
     table.add_column("simulations")
     table.add_column("ranks each", justify="right")

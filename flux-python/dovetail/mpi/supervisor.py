@@ -356,8 +356,12 @@ def _copy() -> list[str]:
 
 
 def main() -> None:
-    """Read the configuration, whose length in four bytes comes first, and supervise."""
-    size, text = int.from_bytes(os.read(0, 4), "little"), b""
+    """Read the configuration, whose length in four bytes comes first, and supervise.
+
+    One that waited in vain, as there was no simulation for it, just ends.
+    """
+    head, text = os.read(0, 4), b""
+    size = int.from_bytes(head, "little") if head else sys.exit()
     while len(text) < size:
         text += os.read(0, size - len(text)) or sys.exit(1)
     Supervisor(json.loads(text)).run()

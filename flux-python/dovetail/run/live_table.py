@@ -2,7 +2,8 @@
 """Progress of a run on the terminal: a live table, or lines where there is no terminal.
 
 Inputs: the controller's views and notes. Output: standard error. Invariants: shows only what the
-controller says; a table never grows beyond `ROWS` simulations, the rest is counted.
+controller says; a table never grows beyond `ROWS` simulations, the rest is counted; what draws a
+table is loaded only for a terminal, as nothing runs meanwhile.
 """
 
 from __future__ import annotations
@@ -10,16 +11,16 @@ from __future__ import annotations
 import os
 import sys
 from types import TracebackType
-
-from rich.console import Console, Group
-from rich.live import Live as RichLive
-from rich.table import Table
-from rich.text import Text
+from typing import TYPE_CHECKING
 
 from dovetail.controller.controller import Controller
 from dovetail.controller.views import View
 from dovetail.core.protocol import Note
 from dovetail.core.units import progress
+
+if TYPE_CHECKING:
+    from rich.live import Live as RichLive
+    from rich.table import Table
 
 ROWS = 16
 ACTIVE = ("preparing", "starting", "running", "suspended", "halting", "terminating")
@@ -28,6 +29,8 @@ NOTES = 4  # decisions shown below the table
 
 def table(controller: Controller, t: float) -> Table:
     """The state of the run as a table: one row for each simulation that is not queued or over."""
+    from rich.table import Table
+
     status = controller.status()
     counts = ", ".join(f"{count} {state}" for state, count in status.counts.items())
     title = f"{t:.0f} s   phase: {status.phase}   N = {status.n}   {counts}"
@@ -64,13 +67,18 @@ class Live:
     """Shows a run until it is left; use as a context manager."""
 
     def __init__(self, *, quiet: bool = False) -> None:
-        self.console = Console(file=sys.stderr)
-        self.terminal = self.console.is_terminal and not quiet
         self.notes: list[str] = []
-        self.live = RichLive(console=self.console, auto_refresh=False, transient=True)
+        self.live: RichLive | None = None
+        if not quiet and sys.stderr.isatty():
+            from rich.console import Console
+            from rich.live import Live as RichLive
+
+            self.live = RichLive(
+                console=Console(file=sys.stderr), auto_refresh=False, transient=True
+            )
 
     def __enter__(self) -> Live:
-        if self.terminal:
+        if self.live:
             self.live.start()
         return self
 
@@ -80,7 +88,7 @@ class Live:
         value: BaseException | None,
         at: TracebackType | None,
     ) -> None:
-        if self.terminal:
+        if self.live:
             self.live.stop()
 
     def note(self, t: float, note: Note) -> None:
@@ -89,7 +97,7 @@ class Live:
 
     def say(self, line: str) -> None:
         """Tell the user one line."""
-        if self.terminal:
+        if self.live:
             self.notes = [*self.notes, line][-NOTES:]
             return
         try:
@@ -99,6 +107,9 @@ class Live:
 
     def show(self, controller: Controller, t: float) -> None:
         """Draw the table anew; without a terminal the notes alone tell the progress."""
-        if self.terminal:
+        if self.live:
+            from rich.console import Group
+            from rich.text import Text
+
             below = Text("\n".join(self.notes), style="dim", no_wrap=True, overflow="ellipsis")
             self.live.update(Group(table(controller, t), below), refresh=True)

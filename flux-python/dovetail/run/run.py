@@ -12,15 +12,18 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import importlib
 import math
 import os
 import platform
 import re
 import shlex
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from dovetail import applications
 from dovetail.controller.choice import Schedule
@@ -31,13 +34,16 @@ from dovetail.core import eventlog
 from dovetail.core.errors import BadInput, WorkFailed
 from dovetail.core.protocol import Action, Capacity, Node, Spec
 from dovetail.plan import schema
-from dovetail.report import summary
 from dovetail.run import job_time, target
 from dovetail.run.live_table import Live
 from dovetail.run.loop import Loop, Orders, Signals
 from dovetail.run.resume import rebuild
 
+if TYPE_CHECKING:  # the report's libraries take a while to import, see `execute`
+    from dovetail.report import summary
+
 LOG = "events.jsonl"
+REPORT = "dovetail.report.html"
 
 
 @dataclass(frozen=True)
@@ -203,6 +209,9 @@ def execute(
             if end and end.left < math.inf:
                 told = f"the job has {end.left:.0f} s; checkpoints are written {end.early:.0f} s"
                 live.say(f"{told} before")
+            # What the report needs is loaded while simulations run, not while they wait for it.
+            report = threading.Thread(target=importlib.import_module, args=[REPORT], daemon=True)
+            report.start()
             try:
                 Loop(controller, executor, log, live, origin, signals, orders, end).drive(first)
             finally:
@@ -260,9 +269,9 @@ def versions(launcher: str) -> dict[str, str]:
 
 def publish(directory: Path, log: eventlog.Log, signals: Signals) -> RunOutcome:
     """Write summary and report."""
-    found, history = summary.load(directory, log.held)
-    from dovetail.report import html  # the template engine takes a while to import
+    from dovetail.report import html, summary
 
+    found, history = summary.load(directory, log.held)
     path: Path | None = None
     try:
         path, trouble = html.publish(directory, found, history), log.failed

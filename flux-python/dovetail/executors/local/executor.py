@@ -44,6 +44,7 @@ from dovetail.mpi.control_page import Control
 from dovetail.plan import command_line
 
 _PATIENCE = 10.0  # seconds for a supervisor to do what it was told before it is ended itself
+_SPARES = 2  # supervisors that wait for a simulation, as Python takes a while to start
 _RUN_SUPERVISOR = "from dovetail.mpi.supervisor import main; main()"
 _RUN_WARDEN = "from dovetail.host.session import sweep_session; sweep_session(sys.argv[1], True)"
 
@@ -86,6 +87,7 @@ class LocalExecutor:
         self._launches = 0
         self._mpi: dict[str, str] = {}
         self._poll = select.epoll()
+        self._spares: list[subprocess.Popen[bytes]] = []
         self.swept = sweep_sessions()
         run_id = run_id or secrets.token_hex(4)
         name = f"dovetail-{os.getuid()}-{run_id}"
@@ -104,6 +106,7 @@ class LocalExecutor:
             stdin=subprocess.DEVNULL,
             start_new_session=True,
         )
+        self._make_spares()
 
     def _make_group(self, place: cgroups.Group, name: str) -> cgroups.Group:
         """The run's own group, as far as the kernel lets us have one."""
@@ -209,6 +212,12 @@ class LocalExecutor:
             return
         for job in self._jobs.values():
             job.release(_PATIENCE, "the run ended")
+        for spare in self._spares:
+            try:
+                spare.communicate(timeout=_PATIENCE)  # the end of its input ends it
+            except subprocess.TimeoutExpired:
+                spare.kill()
+                spare.communicate()
         last: list[protocol.Event] = []
         while self._jobs:
             self.wait(_PATIENCE)
@@ -372,15 +381,28 @@ class LocalExecutor:
             "log_limit": self._log_limit,
         }
         text = json.dumps(config).encode()
-        job.supervisor = subprocess.Popen(
-            install_paths.python_command(_RUN_SUPERVISOR),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-            bufsize=0,
-        )
+        ready = [spare for spare in self._spares if spare.poll() is None]
+        job.supervisor = ready[0] if ready else _new_supervisor()
+        self._spares = ready[1:]
         assert job.supervisor.stdout is not None
         os.set_blocking(job.supervisor.stdout.fileno(), False)
         self._poll.register(job.supervisor.stdout.fileno(), select.EPOLLIN)
         job.tell(len(text).to_bytes(4, "little") + text)
+        self._make_spares()
+
+    def _make_spares(self) -> None:
+        with contextlib.suppress(OSError):  # the next launch makes its own, or says why not
+            while len(self._spares) < _SPARES:
+                self._spares.append(_new_supervisor())
+
+
+def _new_supervisor() -> subprocess.Popen[bytes]:
+    """One that waits for its simulation, and ends where this process does."""
+    return subprocess.Popen(
+        install_paths.python_command(_RUN_SUPERVISOR),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,
+        bufsize=0,
+    )
