@@ -201,11 +201,18 @@ def links(folder, names):
 
 
 def eventually(question, limit=LIMIT):
-    """Ask until the answer is yes; the last answer."""
+    """Ask until the answer is yes; the last answer.
+
+    A question that is a command takes CPU time from what it waits for, so there are pauses.
+    """
     deadline = time.monotonic() + limit
-    while not (answer := question()) and time.monotonic() < deadline:
-        time.sleep(0.1)
-    return answer
+    while True:
+        asked = time.monotonic()
+        answer = question()
+        took = time.monotonic() - asked
+        if answer or asked + took > deadline:
+            return answer
+        time.sleep(max(0.1, 2 * took))
 
 
 @pytest.fixture(scope="session")

@@ -105,14 +105,18 @@ class Site:
 
 
 def wait_for(condition, what="condition", limit=LIMIT):
-    """Look again and again until the condition holds; its value."""
+    """Look again and again until the condition holds; its value.
+
+    To look takes CPU time from what it waits for, so there are pauses.
+    """
     start = time.monotonic()
     while True:
+        looked = time.monotonic()
         value = condition()
         if value:
             return value
         assert time.monotonic() - start < limit, what() if callable(what) else what
-        time.sleep(0.02)
+        time.sleep(max(0.02, 2 * (time.monotonic() - looked)))
 
 
 def share(millicores: int = 1000, **options: object) -> protocol.Share:
