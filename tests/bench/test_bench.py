@@ -116,7 +116,6 @@ def test_the_life_of_a_cluster_is_measured_and_nothing_is_left():
     assert glob.glob(f"/sys/fs/cgroup/*/dovetail-{200_000 + run.pid}") == []
 
 
-@pytest.mark.alone
 @pytest.mark.kube
 def test_lammps_and_messages_are_measured_bare_beside_kubernetes_and_in_pods():
     errors = preflight.errors()
@@ -140,7 +139,6 @@ def test_lammps_and_messages_are_measured_bare_beside_kubernetes_and_in_pods():
             assert found[names[0]]["median"] == pytest.approx(wanted)
 
 
-@pytest.mark.alone
 @pytest.mark.flux
 def test_a_batch_jobs_kubernetes_is_measured():
     environment = {**os.environ, "FLUX": flux_command()}
@@ -180,7 +178,6 @@ def here(private_state, monkeypatch):
         assert not list(Path(folder).glob("s/*")), "clusters are taken down"
 
 
-@pytest.mark.alone
 @pytest.mark.kube
 def test_the_demo_runs_as_pods_and_says_what_that_costs(here, tmp_path, monkeypatch):
     if not any(os.path.isdir(path) for path in TUTORIALS):
@@ -215,7 +212,6 @@ def test_resizing_and_watching_of_pods_on_two_nodes_is_measured(here, tmp_path):
     assert list(found) == ["CPU of the controller, watching 4 pods"]
 
 
-@pytest.mark.alone
 @pytest.mark.kube
 def test_messages_and_a_plan_are_measured_as_pods_and_as_processes(here, tmp_path):
     if not any(os.path.isdir(path) for path in TUTORIALS):

@@ -213,7 +213,6 @@ def check_predictions(output, folder):
     assert len(drawing.findall("{*}circle")) == len(rows) * len(MODELS)
 
 
-@pytest.mark.alone
 @pytest.mark.flux
 def test_the_hybrid_example_runs(flux):
     needs(lammps=True)
@@ -226,7 +225,6 @@ def test_the_hybrid_example_runs(flux):
     flux.nothing_left()
 
 
-@pytest.mark.alone
 @pytest.mark.flux
 def test_the_hybrid_example_runs_as_an_ordinary_user(user):
     needs(lammps=True)

@@ -239,7 +239,6 @@ def steps(site, name):  # noqa: F811
 
 
 @pytest.mark.slow
-@pytest.mark.alone
 def test_what_is_cut_anew_and_killed_at_twenty_moments_has_the_same_results(site):  # noqa: F811
     random.seed(10)
     end, names = 1200, ("uneven", "free")
