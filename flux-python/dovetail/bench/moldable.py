@@ -64,7 +64,7 @@ def lammps(scratch: Path, repeat: int, progress: Progress) -> list[Claim]:
     cases = [scratch / f"lammps.{number}" for number in range(COUNT)]
     for case in cases:
         case.mkdir()
-        cut, whole = melt(case, 0.25, 400)
+        cut, whole = melt(case, 0.25, 900)
     plan = scratch / "plan.yaml"
     plan.write_text(
         f"simulations:\n  - name: melt\n    case: {cases[0]}\n    ranks: 1-{CORES}\n"
