@@ -71,6 +71,8 @@ FEW_LOCKED = (64 << 10, 64 << 10)
         ("fabrics", EFA, "warning", "modprobe ib_uverbs", "admin"),
         ("fabrics", {**EFA, "DEV/infiniband/uverbs0": ""}, "ok", "", ""),
         ("fabrics", {}, "note", "", ""),
+        ("devices", {}, "note", "", ""),
+        ("devices", {"DEV/nvidia0": "", "DEV/net/tun": ""}, "note", "", ""),
         ("memlock", EFA, "warning", "ann - memlock unlimited", "admin"),
         ("memlock", {}, "ok", "", ""),
         ("linger", SYSTEMD, "warning", "loginctl enable-linger ann", "user"),
@@ -353,3 +355,11 @@ def test_apt_get_is_needed_only_where_a_program_is_lacking(tmp_path, monkeypatch
     assert (found.level, found.found) == (
         "error", "not built, and there is no apt-get dpkg-deb"
     )  # fmt: skip
+
+
+def test_doctor_says_which_devices_plans_may_ask_for(machine, tmp_path):
+    for name in ("nvidia0", "nvidia1", "infiniband/uverbs0", "net/tun"):
+        (tmp_path / "DEV" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "DEV" / name).touch()
+    found = checks_machine.devices().found
+    assert found == f"rdma, 2 gpu, {tmp_path}/DEV/net/tun; for `devices` in a plan"

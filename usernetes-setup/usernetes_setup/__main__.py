@@ -44,6 +44,9 @@ def configure(parser: argparse.ArgumentParser, verb: str) -> None:
             help="cores to offer: a number, or a list such as 0-1,4 (default: all)")  # fmt: skip
         add("--memory", default="", metavar="SIZE",
             help="memory to offer, such as 8Gi (default: three quarters)")  # fmt: skip
+        add("--devices", default="auto", metavar="LIST",
+            help="devices to offer: rdma, efa, gpu, paths below /dev, each with =N for N pods at "
+            "once; none (default: auto, the adapters and GPUs that there are)")  # fmt: skip
         add("--address", default="", metavar="IP",
             help="this machine's address for nodes on others (default: loopback only)")  # fmt: skip
         add("--owner", type=int, default=0, metavar="PID", help="end when this process ends")

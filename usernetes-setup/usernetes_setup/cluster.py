@@ -45,7 +45,10 @@ MADE_LATER = (
 JOIN_FILE = ("cluster", "node", "server", "authority", "token")  # all of them text
 MONITORED = (NodeState.RUNNING, NodeState.MONITOR_ALONE)
 LEAST = node_options.LEAST
-COMPLAINT = r'[EF]\d{4} |.*(level=(error|fatal)|"err)|\{"level":"(error|panic|fatal)"|panic: '
+COMPLAINT = (
+    r'[EF]\d{4} |.*(level=(error|fatal)|"err)|\{"level":"(error|panic|fatal)"|panic: '
+    "|offer-devices: "
+)
 
 
 def plan(args: argparse.Namespace, joined: str, network: str) -> Node:
@@ -67,7 +70,7 @@ def plan(args: argparse.Namespace, joined: str, network: str) -> Node:
         cluster=args.name, name=args.node or f"new-{os.getpid()}", address=address,
         cpus=node_options.listed(usable), wanted=wanted, memory=node_options.memory(args.memory),
         network=network, user=namespaces.user_name(), group="", binaries="",
-        joined=joined, owner=args.owner,
+        joined=joined, owner=args.owner, devices=node_options.devices(args.devices),
     )  # fmt: skip
 
 
@@ -147,10 +150,15 @@ def described(node: Node) -> dict[str, Any]:
     """What a caller needs to know of a node."""
     known = {"cluster": node.cluster, "node": node.name, "server": node.server, "cpus": node.cpus,
              "memory": node.memory, "network": node.network, "folder": str(node.folder),
-             "group": node.group}  # fmt: skip
+             "group": node.group, "devices": counted(node)}  # fmt: skip
     if node.control:
         known["kubeconfig"] = str(node_record.cluster_folder(node.cluster) / "kubeconfig")
     return known
+
+
+def counted(node: Node) -> dict[str, int]:
+    """How many of each device pods may have at once."""
+    return {name: len(one["units"]) * one["each"] for name, one in node.devices.items()}
 
 
 def start(record: Node) -> tuple[Node, monitor.Handle]:
@@ -209,7 +217,9 @@ def is_ready(node: Node, patience: float = 2.0) -> bool:
             who.call("GET", path, timeout=patience)
         if not node.control and not (node.folder / SERVING).exists():
             return False  # logs and exec would be refused
-        return api_client.condition(found, "Ready") == "True"
+        there = found["status"].get("allocatable", {})
+        offers = all(there.get(name) == str(number) for name, number in counted(node).items())
+        return offers and api_client.condition(found, "Ready") == "True"
     return False
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: LGPL-3.0-or-later
-"""What a node is to offer, from what its user asked for: cores, memory, an address.
+"""What a node is to offer, from what its user asked for: cores, memory, devices, an address.
 
 Input: words of the command line. Output: what the kernel has, checked; BadInput otherwise.
 """
@@ -12,8 +12,10 @@ import re
 import socket
 
 from dovetail.core.errors import BadInput
+from dovetail.host import devices as machine
 
 from usernetes_setup.node import components
+from usernetes_setup.node_record import Offer
 
 UNITS = {
     "": 1,
@@ -62,6 +64,51 @@ def memory(wanted: str) -> int:
     if not LEAST <= size <= most:
         raise BadInput(f"--memory {wanted}: a size from 256Mi to {most >> 20}Mi, such as 8Gi")
     return size
+
+
+def devices(wanted: str) -> dict[str, Offer]:
+    """The devices to offer, by resource: those asked for, or the adapters and GPUs of `auto`."""
+    found: dict[str, Offer] = {}
+    if wanted == "auto":
+        for name in machine.KINDS:
+            units = [unit for unit in machine.units(name) if not machine.closed(unit)]
+            visible = machine.visible_gpus() if name == "gpu" else None
+            if visible is not None:  # the others are not ours, in a batch job
+                units = [unit for unit in units if unit[0].removeprefix("/dev/nvidia") in visible]
+            if units:
+                found[machine.resource(name)] = {
+                    "units": units,
+                    "each": _each(name),
+                    "asked": False,
+                }
+        return found
+    for text in wanted.split(",") if wanted != "none" else ():
+        name, equals, number = text.partition("=")
+        where = f"--devices {wanted}: {name!r}"
+        if name not in machine.KINDS and not machine.is_path(name):
+            raise BadInput(f"{where} is not rdma, efa or gpu, or the path of a device below /dev")
+        if equals and not (number.isdecimal() and 1 <= int(number) <= machine.MOST_SHARED):
+            raise BadInput(f"{where} is for a number of pods at once, 1 to {machine.MOST_SHARED}")
+        if equals and name == "gpu":
+            raise BadInput(f"{where} takes no number: each is for one pod at a time")
+        units = machine.units(name)
+        if not units:
+            raise BadInput(f"{where} is not on this machine; `dovetail doctor` says what is")
+        if shut := machine.closed([path for unit in units for path in unit]):
+            raise BadInput(
+                f"{where} is there, and not yours to open; "
+                f"an administrator types: chmod 666 {' '.join(dict.fromkeys(shut))}"
+            )
+        each = int(number) if equals else _each(name)
+        if machine.resource(name) in found:
+            raise BadInput(f"{where} is there twice")
+        found[machine.resource(name)] = {"units": units, "each": each, "asked": True}
+    return found
+
+
+def _each(name: str) -> int:
+    """How many pods may have one at once, if nobody says."""
+    return machine.MOST_SHARED if name in machine.SHARED else 1
 
 
 def own_address(wanted: str) -> str:

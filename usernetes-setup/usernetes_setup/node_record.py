@@ -23,6 +23,7 @@ import stat
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import TypedDict
 
 from dovetail.core.errors import BadInput, WorkFailed
 from dovetail.host import processes
@@ -46,6 +47,17 @@ class NodeState(enum.Enum):
     DEAD = "neither"
 
 
+class Offer(TypedDict):
+    """What a node offers of a device, and whether its user `asked` for it by name.
+
+    The `units` are lists of device files; so many pods may have `each` of them at once.
+    """
+
+    units: list[list[str]]
+    each: int
+    asked: bool
+
+
 @dataclass
 class Node:
     """One node on this machine.
@@ -54,7 +66,7 @@ class Node:
     with the same pid. `cpus` is a list as the kernel writes it (`0-1`), of which the monitor
     takes as many as are `wanted`; then it is a list of these; `memory` is bytes,
     `user` is who maps subordinate ids, `group` the node's control group. `joined` is the join
-    file of a worker, empty on the control node.
+    file of a worker, empty on the control node. `devices` are by the resource that pods ask for.
     """
 
     cluster: str
@@ -68,6 +80,7 @@ class Node:
     binaries: str
     wanted: int = 0
     ports: dict[str, int] = field(default_factory=dict)
+    devices: dict[str, Offer] = field(default_factory=dict)
     server: str = ""
     joined: str = ""
     owner: int = 0

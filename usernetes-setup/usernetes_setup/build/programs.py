@@ -35,7 +35,9 @@ from usernetes_setup.build import debian_packages, go_toolchain, oci_image
 MODULE = "k8s.io/kubernetes"
 KUBERNETES = ("kube-apiserver", "kube-controller-manager", "kube-proxy", "kube-scheduler",
               "kubectl", "kubelet")  # fmt: skip
-SOURCES = ("go.mod", "go.sum", "main.go", "describe-request/main.go", "pause.c")
+PROGRAMS = ("describe-request", "offer-devices")
+"""Small ones of ours, each with a `main.go`."""
+SOURCES = ("go.mod", "go.sum", "main.go", "pause.c", *(f"{name}/main.go" for name in PROGRAMS))
 
 
 def setup_folder() -> Path:
@@ -227,7 +229,8 @@ def build(say: debian_packages.Say = print) -> Path:
             origins.update(debian_packages.tools(draft, Path(scratch), say))
             go = go_toolchain.command(go_version(), Path(scratch), say)
             origins.update(_kubernetes(draft, go, say))
-            _go_build(go, "./describe-request", draft / "bin/describe-request", ["-s", "-w"])
+            for name in PROGRAMS:
+                _go_build(go, f"./{name}", draft / f"bin/{name}", ["-s", "-w"])
             _pause(draft, Path(scratch))
             made = {}
             for path in sorted(draft.rglob("*")):

@@ -209,6 +209,20 @@ def kubelet(node: Node, group: str, rootless: bool, ready: Callable[[], bool]) -
     return Command("kubelet", words, ready, {"SSL_CERT_FILE": f"{node.folder}/stream.crt"})
 
 
+PLUGINS = Path("/var/lib/kubelet/device-plugins")
+"""Where kubelets and device plugins meet; in the node's own /var/lib."""
+
+
+def devices(node: Node) -> list[Command]:
+    """The device plugin, where there is something to offer; it ends with each kubelet."""
+    if not node.devices:
+        return []
+    file = node.folder / "devices.json"
+    file.write_text(json.dumps(node.devices))
+    words = [f"{node.binaries}/bin/offer-devices", str(file)]
+    return [Command("devices", words, (PLUGINS / "kubelet.sock").exists)]
+
+
 def stream_address(node: Node) -> str:
     """Where exec and attach are served, to this node's kubelet alone: always a loopback address."""
     own = node.network == "host" and node.address.startswith("127.")

@@ -4,9 +4,9 @@
 Started by `up` and `join` as `python3 -m usernetes_setup.node.monitor NODE-FOLDER CHANNEL`,
 detached from the terminal.
 Inputs: `node.json`; a channel to the verb, on which it writes what failed, and reads `ok` once
-the verb is content. Invariants: the leases of cores, address and ports are held here and by the
-supervisor, and so end with both; when the owner, the supervisor or the verb (before `ok`)
-dies, or on SIGTERM, the node is removed; nothing of it is left.
+the verb is content. Invariants: the leases of cores, address, ports and devices are held here
+and by the supervisor, and so end with both; when the owner, the supervisor or the verb (before
+`ok`) dies, or on SIGTERM, the node is removed; nothing of it is left.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ from usernetes_setup.node_record import (
 
 
 def lease(node: Node) -> list[socket.socket]:
-    """Take the node's cores and ports, and its address if it is to have a loopback one."""
+    """Take the node's cores, ports and devices, and its address if that is a loopback one."""
     cores, held = core_leases.take(components.numbers(node.cpus), node.wanted)
     node.cpus = ",".join(map(str, cores))
     if not node.address:
@@ -64,6 +64,28 @@ def lease(node: Node) -> list[socket.socket]:
         held.append(socket_)
     if node.control:
         node.server = f"https://{node.address}:{node.ports['server']}"
+    return held + lease_devices(node)
+
+
+def lease_devices(node: Node) -> list[socket.socket]:
+    """Take what one pod at a time may have, so that no other node here offers it as well.
+
+    Raises OSError where that was asked for and another has it; else it is left out.
+    """
+    held = []
+    for name, offer in list(node.devices.items()):
+        free = []
+        for unit in offer["units"]:
+            taken = namespaces.lease(f"device-{unit[0]}") if offer["each"] == 1 else None
+            if taken is None and offer["each"] == 1:
+                if offer["asked"]:
+                    raise OSError(f"{unit[0]}: another node on this machine offers it already")
+                continue
+            held += [taken] if taken else []
+            free.append(unit)
+        offer["units"] = free
+        if not free:
+            del node.devices[name]
     return held
 
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import enum
 import os
+import resource
 import select
 import shutil
 import signal
@@ -156,6 +157,18 @@ def private_view(node: Node) -> None:
     show_programs()
 
 
+def raise_locked_memory() -> None:
+    """Let pods lock as much memory as this user may: adapters write to memory that stays.
+
+    No pod can ask for it, and all get what their node's processes have.
+    """
+    _, most = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+    for limit in (resource.RLIM_INFINITY, most):
+        with contextlib.suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_MEMLOCK, (limit, limit))
+            return
+
+
 def show_programs() -> None:
     """Let manifests name our Python and the examples, wherever they were installed."""
     try:
@@ -176,6 +189,7 @@ def commands(
             container_runtime.containerd(node, ids),
             container_runtime.images(node),
             components.kubelet(node, cgroups.root(node.group), ids.rootless, socket),
+            *components.devices(node),
         ]
     pki = cluster_folder(node.cluster) / "pki"
     server = f"https://{node.address}:{node.ports['server']}"
@@ -188,6 +202,7 @@ def commands(
         container_runtime.containerd(node, ids),
         container_runtime.images(node),
         components.kubelet(node, cgroups.root(node.group), ids.rootless, socket),
+        *components.devices(node),
         components.Command("control", control, up),
         *(
             [bridge_network.proxy(node, up), bridge_network.forwarder(node, entrance, up)]
@@ -220,6 +235,8 @@ def serve(node: Node, monitor: int, ids: namespaces.Ids, entrance: socket.socket
     signal.signal(signal.SIGTERM, lambda *_: stop.append(1))
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     private_view(node)
+    if node.devices:
+        raise_locked_memory()
     supervisor = Supervisor(node, commands(node, ids, entrance))
     poll = select.poll()
     poll.register(monitor, select.POLLIN)

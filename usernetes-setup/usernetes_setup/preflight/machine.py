@@ -15,6 +15,7 @@ import time
 from pathlib import Path
 
 from dovetail.core.errors import BadInput
+from dovetail.host import devices as kinds
 
 from usernetes_setup import node_record
 from usernetes_setup.build import debian_packages, go_toolchain, programs
@@ -261,6 +262,23 @@ def fabrics() -> Check:
         return Check("fabrics", "warning", why,
                      f"chmod 666 {' '.join(closed)}", "admin")  # fmt: skip
     return Check("fabrics", "ok", f"{' '.join(found)} by {' '.join(node.name for node in nodes)}")
+
+
+def devices() -> Check:
+    """What a plan's `devices` may name here; adapters that are closed are told by `fabrics`."""
+    found = []
+    for name in kinds.KINDS:
+        there = kinds.units(name, finding.DEV, finding.SYS)
+        if shut := [path for unit in there for path in kinds.closed(unit)] if name == "gpu" else []:
+            why = f"{len(there)} gpu, of which {shut[0]} is not yours to open"
+            return Check("devices", "warning", why, f"chmod 666 {' '.join(dict.fromkeys(shut))}",
+                         "admin")  # fmt: skip
+        if there:
+            found.append(f"{len(there)} {name}" if name == "gpu" else name)
+    for path in (finding.DEV / name for name in ("fuse", "kvm", "net/tun")):
+        if os.access(path, os.R_OK | os.W_OK):
+            found.append(str(path))
+    return Check("devices", "note", f"{', '.join(found) or 'none'}; for `devices` in a plan")
 
 
 ENGINES = {
