@@ -32,7 +32,8 @@ pytestmark = pytest.mark.kube
 
 @pytest.fixture(scope="module")
 def site(binaries):
-    yield from with_operator(binaries, not ROOT or not WHY_NOT)
+    # Every user may open it, and clusters of other tests may offer it too.
+    yield from with_operator(binaries, not ROOT or not WHY_NOT, "--devices", "/dev/null=4")
 
 
 def became_miniclusters(site, out):
@@ -54,7 +55,8 @@ def as_service_account(site):
 
 def test_a_run_becomes_miniclusters_several_pods_on_a_node_and_is_packed(site, out):
     file, waiting = ends(site, out)
-    run = running(site, out, two(site, ranks_per_pod=1, **waiting))
+    devices = {"devices": {"/dev/null": 1}}
+    run = running(site, out, two(site, ranks_per_pod=1, **devices, **waiting))
     assert "simulations become MiniClusters of the Flux Operator" in site.errors(out)
     jobs = [one["metadata"] for one in site.get("jobs")["items"]]
     assert {one["ownerReferences"][0]["kind"] for one in jobs} == {"MiniCluster"}
@@ -64,6 +66,8 @@ def test_a_run_becomes_miniclusters_several_pods_on_a_node_and_is_packed(site, o
         parts = one["spec"]["containers"] + one["spec"]["initContainers"]
         assert {part["image"] for part in parts} == {manifests.IMAGE}, "nothing was pulled"
         assert one["status"]["qosClass"] == "Burstable"
+        limits = one["spec"]["containers"][0]["resources"]["limits"]
+        assert limits == {"dovetail/dev.null": "1"}
     site.until(lambda: site.of("Resized", out), out)  # the requests follow the load
     file.touch()
     assert site.end(run) == 0, site.errors(out)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from dovetail.core import protocol
-from dovetail.executors.kubernetes import manifests, placement
+from dovetail.executors.kubernetes import devices, manifests, placement
 from dovetail.executors.kubernetes.minicluster import minicluster
 from dovetail.executors.kubernetes.nodes import Nodes
 from dovetail.executors.kubernetes.placement import Room
@@ -300,3 +300,80 @@ def test_a_simulation_as_a_minicluster_fits_the_operators_schema():
     assert paths == {**seen_there, "/run/dovetail/curve": True}
     images = {container["image"], thing["spec"]["flux"]["container"]["image"]}
     assert images == {manifests.IMAGE}, "none of Flux's own is pulled"
+
+
+# --- devices ---
+
+
+def offers(name, **there):
+    found = node(name)
+    resources = {key.replace("_", "/"): number for key, number in there.items()}
+    found["status"]["allocatable"].update(resources)
+    return found
+
+
+def holds(on, number, phase="Running"):
+    found = pod(on, phase=phase)
+    found["spec"]["containers"][0]["resources"]["requests"]["dovetail/gpu"] = str(number)
+    return found
+
+
+ONE_GPU = {"dovetail/gpu": 1}
+
+
+def test_a_pod_goes_where_a_device_is_free_and_waits_where_none_is():
+    nodes = [offers("a", dovetail_gpu="1"), offers("b", dovetail_gpu="2"), node("c", cpu="64")]
+    free = placement.rooms(nodes, [holds("a", 1), holds("b", 1), holds("b", 1, "Succeeded")])
+    assert placement.placed([100], [0], free, ONE_GPU) == ({0: "b"}, "")
+    where, why = placement.placed([100, 100], [0, 0], free, ONE_GPU)
+    assert where == {}
+    assert why == "a rank group asks for 1 dovetail/gpu, and at most 0 are free on a node"
+    assert placement.placed([100] * 2, [0] * 2, free)[1] == ""  # who asks for none takes none
+
+
+def test_ranks_are_divided_among_nodes_that_have_the_device():
+    free = placement.rooms([node("a", cpu="8"), *(offers(n, dovetail_gpu="1") for n in "bc")], [])
+    assert placement.groups(6, 0, (1000,) * 6, 0, free, ONE_GPU) == [3, 3]
+    assert set(placement.placed([3000] * 2, [0] * 2, free, ONE_GPU)[0].values()) == {"b", "c"}
+
+
+def test_a_quota_counts_devices():
+    hard, used = {"requests.dovetail/gpu": "2"}, {"requests.dovetail/gpu": "1"}
+    quota = {"metadata": {"name": "q"}, "status": {"hard": hard, "used": used}}
+    assert placement.over_quota([quota], [1], [1], (), ONE_GPU) == ""
+    why = "quota q has 1 of 2 requests.dovetail/gpu left, and 2 are needed"
+    assert placement.over_quota([quota], [1, 1], [1, 1], (), ONE_GPU) == why
+
+
+@pytest.mark.parametrize(
+    ("name", "offered", "wanted"),
+    [
+        ("gpu", {}, "dovetail/gpu"),
+        ("gpu", {"nvidia.com/gpu": 4}, "nvidia.com/gpu"),
+        ("gpu", {"nvidia.com/gpu": 1, "amd.com/gpu": 2}, "amd.com/gpu"),
+        ("efa", {"vpc.amazonaws.com/efa": 1, "nvidia.com/gpu": 8}, "vpc.amazonaws.com/efa"),
+        ("rdma", {"rdma/hca_shared_devices_a": 63}, "rdma/hca_shared_devices_a"),
+        ("rdma", {"dovetail/rdma": 110, "rdma/x": 1}, "dovetail/rdma"),
+        ("/dev/fuse", {"github.com/fuse": 1}, "dovetail/dev.fuse"),
+        ("github.com/fuse", {"nvidia.com/gpu": 4}, "github.com/fuse"),
+    ],
+)
+def test_a_device_is_found_by_what_clusters_call_it(name, offered, wanted):
+    assert devices.resource(name, offered) == wanted
+
+
+def test_every_pod_asks_for_the_devices_by_its_limits():
+    spec = protocol.Spec("s", "s", "/case", 2, (1.0, 1.0), ("run",))
+    seen = manifests.Folders((), ())
+    job = manifests.job("r", spec, "s", [2], [500], [1], seen, limit=900, devices=ONE_GPU)
+    (one,) = job["spec"]["template"]["spec"]["containers"]
+    assert one["resources"]["limits"] == {"cpu": "900m", "dovetail/gpu": "1"}
+    made = minicluster("r", spec, "s", [2], [500], [1], seen, "/f", "/m", devices=ONE_GPU)
+    assert made["spec"]["containers"][0]["resources"]["limits"] == {"dovetail/gpu": "1"}
+
+
+def test_the_capacity_tells_of_the_devices_that_the_plan_asks_for_whoever_has_them():
+    found = Nodes((None, None), ("gpu", "rdma"))
+    found.listed([offers("a", dovetail_gpu="1"), offers("b", dovetail_gpu="2")], [holds("a", 1)])
+    assert found.capacity.devices == (("gpu", 3), ("rdma", 0))
+    assert (found.most("gpu"), found.most("rdma")) == (2, 0)

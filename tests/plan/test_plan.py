@@ -28,6 +28,7 @@ def test_every_key_of_a_good_plan_arrives(where):
     assert spec.case == str(where / "cases" / "channel")
     assert (spec.ranks, spec.weights, spec.ranks_per_pod) == (2, (1.0, 3.0), 1)
     assert spec.limit == 2.5
+    assert spec.devices == (("gpu", 1), ("/dev/fuse", 2), ("rdma/hca_shared_devices_a", 1))
     assert spec.command == ("solver", "-parallel")
     assert spec.prepare == ("mesh", "decompose --ranks 2")
     assert (spec.slowdown, spec.memory, spec.deadline) == (1.5, 5 * 10**8, 600.0)
@@ -41,7 +42,7 @@ def test_a_minimal_plan_has_the_documented_defaults(where):
     assert (spec.name, spec.family, spec.weights) == ("a", "a", (1.0, 1.0, 1.0))
     assert (spec.prepare, spec.slowdown, spec.memory, spec.deadline) == ((), 2.0, 0, None)
     assert (spec.iterations, spec.environment, spec.ranks_per_pod) == (0, (), 0)
-    assert spec.limit == 0
+    assert (spec.limit, spec.devices) == (0, ())
 
 
 ACCEPTED = {
@@ -90,7 +91,9 @@ def test_a_case_is_found_from_the_plans_own_directory(where, monkeypatch):
 
 
 def test_a_copy_is_read_as_if_it_were_the_plan_file(where, monkeypatch):
-    submitted = GOOD.replace("    limit: 2.5\n", "").encode()  # which needs a cluster
+    needs = ("limit", "devices")  # a cluster
+    lines = [line for line in GOOD.splitlines() if not line.strip().startswith(needs)]
+    submitted = "\n".join(lines).encode()
     (where / "plan.yaml").write_text("edited since")
     (where / "copy").write_bytes(submitted)
     monkeypatch.chdir("/")

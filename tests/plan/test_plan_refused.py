@@ -54,6 +54,30 @@ REFUSED = {
         "simulations:\n  - channel\n",
         "2: simulations[0]: 'channel' is not a mapping",
     ),
+    "a device that is none": (
+        entry("devices", "{gpus: 1}"),
+        "6: simulations[0].devices: 'gpus' is not rdma, efa or gpu, nor the path of a device",
+    ),
+    "a device outside of /dev": (
+        entry("devices", "{/etc/passwd: 1}"),
+        "6: simulations[0].devices: '/etc/passwd' is not rdma, efa or gpu",
+    ),
+    "a resource of Kubernetes itself": (
+        entry("devices", "{kubernetes.io/cpu: 1}"),
+        "6: simulations[0].devices: 'kubernetes.io/cpu' is not rdma",
+    ),
+    "no device at all": (
+        entry("devices", "{gpu: 0}"),
+        "6: simulations[0].devices: 0 of gpu is not from 1 to 1000",
+    ),
+    "half a device": (
+        entry("devices", "{gpu: 0.5}"),
+        "6: simulations[0].devices.gpu: 0.5 is not a whole number",
+    ),
+    "devices as a list": (
+        entry("devices", "[gpu]"),
+        "6: simulations[0].devices: a list is not a mapping",
+    ),
     "no cpus at all": (changed("cpus: 2", "cpus: 0"), "1: cpus: '0' is not whole millicores"),
     "negative cpus": (changed("cpus: 2", "cpus: -2"), "1: cpus: '-2' is not a CPU quantity"),
     "cpus nan": (changed("cpus: 2", "cpus: .nan"), "1: cpus: 'nan' is not a CPU"),

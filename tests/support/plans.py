@@ -27,6 +27,7 @@ simulations:
     ranks_per_pod: 1
     limit: 2.5
     environment: {KEY: value}
+    devices: {gpu: 1, /dev/fuse: 2, rdma/hca_shared_devices_a: 1}
 """
 
 

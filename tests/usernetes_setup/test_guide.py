@@ -26,6 +26,8 @@ ELSEWHERE = {  # done for these tests, since they need it; podman and a registry
     "Container images":
         "executors/test_cluster_images.py::"
         "test_a_simulation_runs_from_an_image_with_its_own_mpi_and_is_measured",
+    "Devices":
+        "executors/test_cluster_devices.py::test_the_node_tells_how_many_there_are",
     "Through the Flux Operator":
         "executors/test_minicluster_runs.py::test_a_commands_exit_code_is_the_simulations",
     "What an administrator does":

@@ -73,7 +73,7 @@ def run(args: argparse.Namespace) -> int:
     # Another program asks for what is possible, whatever the plan.
     work.check(asked, place, args.output, checkpoint=args.checkpoint and not args.orders)
     if args.dry_run:
-        return show(asked, place.cpu(asked), as_json=args.json)
+        return show(asked, place.cpu(asked), place.devices(asked), as_json=args.json)
     ended = work.run(
         asked, args.output, place=place, resume=args.resume, quiet=args.json,
         orders=Orders(0 if args.orders else None), scope=cgroups.scope,
@@ -107,13 +107,15 @@ def tell(ended: work.RunOutcome, *, as_json: bool) -> int:
     return 0 if ended.done else 1
 
 
-def show(asked: schema.Plan, cpus: int, *, as_json: bool) -> int:
+def show(asked: schema.Plan, cpus: int, devices: target.Devices, *, as_json: bool) -> int:
     """What would run on so many millicores, with the first requests: of one simulation alone."""
     rows = [(spec, work.first_requests(spec, cpus)) for spec in asked.specs]
-    choice = work.outlook(asked, cpus)
+    choice = work.outlook(asked, cpus, devices)
     if as_json:
         found = [{**eventlog.plain(spec), "requests": list(asks)} for spec, asks in rows]
         told: dict[str, object] = {"cpus": cpus, "simulations": found}
+        if devices:
+            told["devices"] = dict(devices)
         if choice:
             told["choice"] = {
                 "widths": {name: by_text(counts) for name, counts in choice.widths_planned.items()},
@@ -128,15 +130,19 @@ def show(asked: schema.Plan, cpus: int, *, as_json: bool) -> int:
     from rich.table import Table
 
     table = Table(title=f"{len(rows)} simulations on {cpus}m of CPU", title_justify="left")
-    for name in ("simulation", "ranks", "first requests", "slowdown", "command"):
+    shown = ("devices",) if devices else ()
+    for name in ("simulation", "ranks", "first requests", "slowdown", *shown, "command"):
         table.add_column(name)
     for spec, asks in rows:
         text = " ".join(f"{one}m" for one in asks[:8]) + (" …" if len(asks) > 8 else "")
         words = " ".join(spec.command)
         open_ranks = ",".join(map(str, spec.widths)) if len(spec.widths) > 1 else str(spec.ranks)
-        table.add_row(spec.name, open_ranks, text, f"{spec.slowdown:g}", words)
+        each = [" ".join(f"{n} {name}" for name, n in spec.devices)] if devices else []
+        table.add_row(spec.name, open_ranks, text, f"{spec.slowdown:g}", *each, words)
     console = Console(highlight=False)
     console.print(table)
+    for name, there in devices:
+        console.print(f"{name}: {there} there", soft_wrap=True, markup=False)
     if choice:
         show_choice(choice, console)
     return 0

@@ -40,27 +40,34 @@ def _start_first(state: State) -> None:
         state.resume(sim, "there is room again")
         return
     for sim in state.heads(len(state.families)):
-        if state.fits(sim):
+        narrower = reversed(widths.allowed(state.family(sim)))  # may need fewer devices
+        ranks = next((r for r in (sim.spec.ranks, *narrower) if state.fits(sim, r)), 0)
+        if ranks:
             state.note(
                 "admit", f"{sim.spec.name} starts, nothing else runs", name=sim.spec.name, n=1
             )
-            _begin(state, sim)
+            _begin(state, sim, ranks)
             return
         if not state.terminating:
             _drop_too_large(state, sim)
 
 
 def _drop_too_large(state: State, sim: Simulation) -> None:
+    """Give up what can never run; a node that had a device a moment ago may have it again."""
+    lacks = state.lacks(sim, widths.allowed(state.family(sim))[0])
+    if lacks and 0.0 < state.capacity_at >= state.now - state.settings.no_nodes:
+        return
     state.take(sim)
     why = f"needs {state.memory_of(sim)} bytes of memory, there are {state.capacity.memory}"
+    why = f"needs {lacks}" if lacks else why
     state.end(sim, Stage.NOT_STARTED, Cause.TOO_LARGE, why)
     state.note("fail", f"{sim.spec.name} cannot run: {why}", name=sim.spec.name)
 
 
-def _begin(state: State, sim: Simulation) -> None:
+def _begin(state: State, sim: Simulation, ranks: int = 0) -> None:
     head = state.heads(1)
     state.overtakes = 0 if head and head[0] is sim else state.overtakes + 1
-    state.launch(sim, sim.spec.ranks)
+    state.launch(sim, ranks or sim.spec.ranks)
 
 
 def _admit_one(state: State) -> bool:
@@ -94,7 +101,7 @@ def _choices(state: State) -> list[Simulation]:
         heads = heads if widths.free_cores(state) <= 0 else []
         for sim in heads:
             sim.spec = sim.planned.on(widths.allowed(state.family(sim))[0])
-    if state.overtakes >= state.settings.overtakes:
+    if state.overtakes >= state.settings.overtakes and heads and not state.lacks(heads[0]):
         heads = heads[:1]
     return [*state.suspended.values(), *heads]
 
@@ -102,6 +109,7 @@ def _choices(state: State) -> list[Simulation]:
 def _pays(state: State, running: CoScheduled, sim: Simulation) -> str:
     """Why it pays to run a simulation beside what runs; empty if it does not, or not yet."""
     if sim.stage is Stage.QUEUED and not state.fits(sim):
+        state.tell_lack(sim)
         return ""
     if state.ranks + sim.spec.ranks <= state.cores:
         return "each rank has a core to itself"

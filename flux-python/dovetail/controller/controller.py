@@ -244,10 +244,11 @@ class Controller:
         state = self._state
         if capacity == state.capacity:
             return
+        devices = "".join(f", {there} of {name}" for name, there in capacity.devices)
         state.note(
             "hold",
             f"the capacity changed from {state.capacity.cpu}m to {capacity.cpu}m on "
-            f"{len(capacity.nodes)} nodes: the plan is made anew",
+            f"{len(capacity.nodes)} nodes{devices}: the plan is made anew",
             cpu=capacity.cpu,
             memory=capacity.memory,
         )

@@ -64,7 +64,8 @@ class Simulation:
     `planned` is what the plan asks for, `spec` the same on the ranks that it was launched on.
     `useful` is the seconds outside MPI of all its ranks, None until they publish anything, and
     `worked` of each when it last made progress;
-    `memory` the most bytes seen, `counted_memory` those counted against the capacity now; `stop`
+    `memory` the most bytes seen, `counted_memory` those counted against the capacity now, and
+    `counted_devices` the same for devices; `stop`
     is there from the moment it was asked to stop; `late_told` once its user was told that its
     deadline cannot be met. `cause` and `reason` say why it ended, None and empty before.
     `over` is the iterations of earlier launches after which it goes on, `most` the most that it
@@ -102,6 +103,7 @@ class Simulation:
     resumed_at: float = 0.0
     memory: int = 0
     counted_memory: int = 0
+    counted_devices: Mapping[str, int] = field(default_factory=dict)
     late_told: bool = False
 
     def __post_init__(self) -> None:

@@ -89,6 +89,7 @@ class State:
     `decided` is the last choice of ranks, and when it was made.
     `usual_seconds` is what a simulation of which nothing is known counts with, on one rank.
     What is to stop at a checkpoint because the run ends has until `halt_until` for it.
+    `capacity_at` is when the capacity last changed.
     `window_began` is when the measurement windows of now began, `regime_at` when what runs at once
     last changed. `tolerated` is a co-scheduled set
     that does not pay and that nobody can leave without losing work; `lost` the seconds spent on
@@ -97,6 +98,7 @@ class State:
 
     def __init__(self, specs: Sequence[Spec], capacity: Capacity, settings: Settings) -> None:
         self.settings = settings
+        self.now = 0.0
         self.set_capacity(capacity)
         self.knowledge = Knowledge(settings)
         self.sims: dict[str, Simulation] = {}
@@ -108,9 +110,9 @@ class State:
         self.counts: dict[str, int] = {}
         self.ranks = 0
         self.memory_used = 0
+        self.devices_used: dict[str, int] = {}
         self.queued = 0
         self.t = 0.0
-        self.now = 0.0
         self.mode, self.subject = Mode.SCHEDULING, ""
         self.halt_until = 0.0
         self.window_began = 0.0
@@ -154,6 +156,7 @@ class State:
         """What may be used from now on; `cores` is all cores, as a number."""
         self.capacity = capacity
         self.cores = capacity.cpu / 1000.0
+        self.capacity_at = self.now
 
     # --- facts ---
 
@@ -235,10 +238,34 @@ class State:
         profile = self.families[spec.family].shapes[ranks].profile
         return profile.memory if profile else 0
 
-    def fits(self, sim: Simulation) -> bool:
-        """True if the simulation's memory fits beside all that is started."""
+    def fits(self, sim: Simulation, ranks: int = 0) -> bool:
+        """True if the simulation's memory and devices fit beside all that is started."""
         room = self.capacity.memory
-        return room <= 0 or self.memory_used + self.memory_of(sim) <= room
+        enough = room <= 0 or self.memory_used + self.memory_of(sim) <= room
+        return enough and not self.lacks(sim, ranks)
+
+    def lacks(self, sim: Simulation, ranks: int = 0) -> str:
+        """Of which device too few are free for a simulation on so many ranks, in words."""
+        offered = dict(self.capacity.devices)
+        for name, wanted in sim.spec.takes(ranks).items():
+            there = offered.get(name, 0)
+            free = max(0, there - self.devices_used.get(name, 0))
+            if wanted > free:
+                return f"{wanted} of {name}, of which {free} of {there} are free"
+        return ""
+
+    def tell_lack(self, sim: Simulation, ranks: int = 0) -> None:
+        """Say for which device a simulation waits, if for any, once."""
+        if lacks := self.lacks(sim, ranks):
+            name = sim.spec.name
+            self.note_once(("device", name), "hold", f"{name} waits for {lacks}", name=name)
+
+    def count_devices(self, sim: Simulation, wanted: Mapping[str, int]) -> None:
+        """Count the devices of a simulation that is started; none to count them no more."""
+        for sign, taken in ((-1, sim.counted_devices), (1, wanted)):
+            for name, number in taken.items():
+                self.devices_used[name] = self.devices_used.get(name, 0) + sign * number
+        sim.counted_devices = wanted
 
     def count_memory(self, sim: Simulation, memory: int | None = None) -> None:
         """Count the memory of a simulation that is started; 0 to count it no more."""
@@ -364,6 +391,7 @@ class State:
         self.take(sim)
         sim.spec = self.cut(sim.planned.on(ranks))
         self.count_memory(sim)
+        self.count_devices(sim, sim.spec.takes())
         sim.enter(Stage.PREPARING)
         sim.launched_at = sim.progress_at = sim.resumed_at = self.now
         sim.started = sim.ended = None
@@ -505,6 +533,7 @@ class State:
         self.terminating.pop(name, None)
         self.resizing.pop(name, None)
         self.count_memory(sim, 0)
+        self.count_devices(sim, {})
         self.tolerated = None
         return known
 

@@ -53,12 +53,16 @@ def start_chosen(state: State) -> None:
     known = any(_known(family) for family in state.families.values())
     before = state.queued
     free -= _explore(state, free)
+    held = False
     for name, cores in best.starts_now:
         family = state.families[name]
-        if family.queue and cores <= free and _start(state, family, cores):
-            free -= cores
-    if state.queued == before and not known:
-        _fill(state, free)
+        if family.queue and cores <= free:
+            if _start(state, family, cores):
+                free -= cores
+            else:
+                held = held or bool(state.lacks(state.sims[family.queue[0][1]]))
+    if held or (state.queued == before and not known):
+        _fill(state, free)  # what waits for a device keeps no cores for itself
     _tell(state, best)
 
 
@@ -86,11 +90,24 @@ def schedule(state: State) -> Schedule:
         busy,
         state.capacity.memory,
         nodes,
-        state.settings.max_packed,
+        _at_once(state),
         before=before,
         since=state.now - then,
         scatter=_scatter(state),
     )
+
+
+def _at_once(state: State) -> int:
+    """How many may run at once, by the plan and by devices that every one of them needs; 0: any."""
+    takes = [sim.spec.takes() for sim in running(state)]
+    for family in state.families.values():
+        if family.queue:
+            takes.append(family.spec.takes(allowed(family)[0]))
+    limits = [state.settings.max_packed] if state.settings.max_packed else []
+    for name, there in state.capacity.devices:
+        if least := min((one.get(name, 0) for one in takes), default=0):
+            limits.append(max(1, there // least))
+    return min(limits, default=0)
 
 
 def _scatter(state: State) -> float:
@@ -250,7 +267,8 @@ def _start(state: State, family: Family, cores: int) -> bool:
     sim = state.sims[family.queue[0][1]]
     ranks = next(r for r in allowed(family) if _cores(state, r) == cores)
     most = state.settings.max_packed
-    if not state.fits(sim) or 0 < most <= len(state.active):
+    if not state.fits(sim, ranks) or 0 < most <= len(state.active):
+        state.tell_lack(sim, ranks)
         return False
     beside = f"beside {len(state.active)} running" if state.active else "nothing else runs"
     state.note(
@@ -288,7 +306,7 @@ def _explore(state: State, free: int) -> int:
 
 
 def _fill(state: State, free: int) -> None:
-    """Nothing is known yet, so there is nothing that cores could wait for."""
+    """Start what there is on free cores, each on the fewest: there is nothing to wait for."""
     for family in sorted(state.families.values(), key=lambda one: one.queue[:1]):
         cores = _cores(state, allowed(family)[0])
         while family.queue and cores <= free and _start(state, family, cores):

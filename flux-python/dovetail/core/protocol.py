@@ -45,7 +45,7 @@ class Spec:
     `limit` is how many times its request a pod may use at most, 0 for no limit.
     `image` is the container image whose programs it runs, empty for the machine's own;
     `pull_policy`, a word of Kubernetes, and `pull_secret`, the name of a Secret, or empty, are how
-    nodes get it.
+    nodes get it. `devices` are pairs of a name and how many of it each pod gets.
 
     `widths` are the numbers of ranks that it may run on, ascending; empty if `ranks` is kept.
     Where there are several, `ranks` and `weights` are those of the widest until it is launched,
@@ -88,6 +88,15 @@ class Spec:
     image: str = ""
     pull_policy: str = "IfNotPresent"
     pull_secret: str = ""
+    devices: tuple[tuple[str, int], ...] = ()
+
+    def takes(self, ranks: int = 0) -> dict[str, int]:
+        """Devices that it takes at least, on so many ranks: those of one pod, or of all.
+
+        How many pods there are is known before it is placed only where the plan says that.
+        """
+        pods = -(-(ranks or self.ranks) // self.ranks_per_pod) if self.ranks_per_pod else 1
+        return {name: pods * each for name, each in self.devices}
 
     def on(self, ranks: int) -> Spec:
         """The same on that many of its `widths`; evenly cut, unless they are as it was given."""
@@ -111,7 +120,8 @@ class Capacity:
 
     `weights` is False where CPU weights cannot be set (no writable cgroup); `suspend` is False
     where a simulation cannot be suspended, `checkpoints` where it cannot be asked to stop at one,
-    `binds` where its ranks cannot be bound to cores.
+    `binds` where its ranks cannot be bound to cores. `devices` are pairs of a name, as in `Spec`,
+    and how many all nodes have of it.
     """
 
     nodes: tuple[Node, ...]
@@ -119,6 +129,7 @@ class Capacity:
     suspend: bool = True
     checkpoints: bool = False
     binds: bool = False
+    devices: tuple[tuple[str, int], ...] = ()
 
     @property
     def cpu(self) -> int:

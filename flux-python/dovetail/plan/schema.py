@@ -34,11 +34,13 @@ from dovetail.core import cpu_requests, programs, units
 from dovetail.core.errors import BadInput
 from dovetail.core.protocol import Spec
 from dovetail.core.units import show
+from dovetail.host import devices
 from dovetail.plan import command_line
 from dovetail.plan.yaml_lines import Key, YamlFile
 
 MAX_SIMULATIONS = 10_000
 MAX_RANKS = 100_000
+MAX_DEVICES = 1000
 MAX_ERRORS = 20
 _PART = r"[a-z0-9]+(?:(?:[._]|__|-+)[a-z0-9]+)*"
 _IMAGE = re.compile(  # a registry may have upper-case letters and a port
@@ -46,6 +48,10 @@ _IMAGE = re.compile(  # a registry may have upper-case letters and a port
     r"(?::[A-Za-z0-9_][A-Za-z0-9_.-]{0,127})?(?:@sha256:[0-9a-f]{64})?", re.ASCII
 )  # fmt: skip
 _SECRET = re.compile(r"[a-z0-9](?:[-.a-z0-9]{0,251}[a-z0-9])?", re.ASCII)
+_RESOURCE = re.compile(
+    r"(?=.{1,120}$)[a-z0-9]([-a-z0-9.]*[a-z0-9])?/[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?",
+    re.ASCII,
+)
 SMALL_RANGE = 8
 """A range of up to so many numbers of ranks means each of them, a wider one the powers of two."""
 
@@ -205,6 +211,20 @@ def _checkpoint(value: object) -> _Checkpoint:
 # ruff: noqa: UP045 (pydantic evaluates the types, and python 3.9 has no `X | None`)
 
 
+def _devices(asked: dict[str, int]) -> dict[str, int]:
+    """Names of devices, and how many of each."""
+    for name, number in asked.items():
+        known = name in devices.KINDS or devices.is_path(name)
+        if not known and (not _RESOURCE.fullmatch(name) or "kubernetes.io" in name):
+            raise ValueError(
+                f"{show(name)} is not rdma, efa or gpu, nor the path of a device below /dev, nor a "
+                "resource that a cluster counts, such as nvidia.com/gpu"
+            )
+        if not 1 <= number <= MAX_DEVICES:
+            raise ValueError(f"{number} of {name} is not from 1 to {MAX_DEVICES}")
+    return asked
+
+
 class _Entry(BaseModel):
     """One entry of `simulations`. Descriptions are what a user reads when a key is missing."""
 
@@ -234,6 +254,7 @@ class _Entry(BaseModel):
     deadline: Optional[Annotated[float, BeforeValidator(units.seconds)]] = None
     iterations: int = Field(0, ge=1, le=10**12)
     ranks_per_pod: int = Field(0, ge=1, le=MAX_RANKS)
+    devices: Annotated[dict[str, int], AfterValidator(_devices)] = {}
     limit: Annotated[float, BeforeValidator(units.number)] = Field(0.0, ge=1, le=1000)
     objective: Literal["throughput", "turnaround"] = "throughput"
     checkpoint: Annotated[_Checkpoint, BeforeValidator(_checkpoint)] = _Checkpoint()
@@ -366,6 +387,7 @@ class _Entry(BaseModel):
             image=self.image,
             pull_policy=self.pull_policy,
             pull_secret=self.pull_secret,
+            devices=tuple(self.devices.items()),
         )
         return [dataclasses.replace(first, name=name) for name in self.names()]
 

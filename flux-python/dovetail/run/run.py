@@ -280,11 +280,12 @@ def publish(directory: Path, log: eventlog.Log, signals: Signals) -> RunOutcome:
     return RunOutcome(found, path, trouble, signals.caught)
 
 
-def outlook(asked: schema.Plan, cpus: int) -> Schedule | None:
+def outlook(asked: schema.Plan, cpus: int, devices: target.Devices = ()) -> Schedule | None:
     """How a plan's ranks would be chosen on so many millicores, before anything is measured."""
     tuned = replace(Settings(), max_packed=asked.limits.max_packed or 0)
     specs = tuple(map(expected, asked.specs))
-    return Controller(specs, Capacity((Node("here", cpus, 0),)), tuned).outlook()
+    capacity = Capacity((Node("here", cpus, 0),), devices=devices)
+    return Controller(specs, capacity, tuned).outlook()
 
 
 def first_requests(spec: Spec, cpus: int) -> tuple[int, ...]:

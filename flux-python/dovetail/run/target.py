@@ -17,12 +17,17 @@ from dovetail.controller.controller import Controller
 from dovetail.core.errors import BadInput
 from dovetail.core.protocol import Node
 from dovetail.executors.local.executor import LocalExecutor
+from dovetail.host import devices
 from dovetail.host.memory import free_memory
 from dovetail.plan.schema import Plan
 from dovetail.run.loop import Waiting
 
 if TYPE_CHECKING:  # the Kubernetes client takes most of a second to import
     from dovetail.executors.kubernetes.executor import KubernetesExecutor
+
+
+Devices = tuple[tuple[str, int], ...]
+"""As in `core.protocol.Capacity`."""
 
 
 class Place(Protocol):
@@ -33,6 +38,9 @@ class Place(Protocol):
 
     def cpu(self, asked: Plan) -> int:
         """Millicores that the plan may use here."""
+
+    def devices(self, asked: Plan) -> Devices:
+        """The devices that the plan asks for, and how many of each there are here."""
 
     def start(self, asked: Plan, directory: Path, origin: float, *, resume: bool) -> Waiting:
         """An executor; BadInput or WorkFailed where there can be none."""
@@ -78,16 +86,30 @@ class Here:
                     f"simulation {spec.name} has an image, and only pods can run from one; leave "
                     "the key out, or run the plan on a cluster (--kubeconfig)"
                 )
+        there = dict(self.devices(asked))
+        for spec in asked.specs:
+            for name, wanted in spec.takes(min(spec.widths, default=0)).items():
+                if wanted > there[name]:
+                    raise BadInput(
+                        f"simulation {spec.name} asks for {wanted} of the device {name}, of which "
+                        f"{there[name]} can be used here; `dovetail doctor` says what there is"
+                    )
 
     def cpu(self, asked: Plan) -> int:
         """Whole cores."""
         return asked.limits.cpus or 1000 * len(os.sched_getaffinity(0))
 
+    def devices(self, asked: Plan) -> Devices:
+        """What programs can open here; a resource that only clusters count is not among it."""
+        return tuple((name, devices.here(name)) for name in _asked_for(asked))
+
     def start(self, asked: Plan, directory: Path, origin: float, *, resume: bool) -> Waiting:
         """Nothing is left of an earlier run: its processes end with it."""
         limits = asked.limits
         cpus = limits.cpus and limits.cpus // 1000
-        self._executor = LocalExecutor(directory, cpus, limits.memory, origin)
+        self._executor = LocalExecutor(
+            directory, cpus, limits.memory, origin, devices=self.devices(asked)
+        )
         return self._executor
 
     def adopt(self, controller: Controller) -> Sequence[str]:
@@ -121,7 +143,7 @@ class Cluster:
         self._api = connect(kubeconfig)
         found = nodes.Nodes((None, None))
         found.listed(*look(self._api))
-        self._capacity = found.capacity
+        self._nodes, self._capacity = found, found.capacity
         self._network, self._asked, self._launcher = network, launcher, ""
         self._executor: KubernetesExecutor | None = None
 
@@ -140,10 +162,33 @@ class Cluster:
                     f"simulation {spec.name} asks for {spec.memory >> 20} MiB of memory, in pods "
                     f"of {size} ranks; no node of {self._api.server} has room for one of them"
                 )
+        self._check_devices(asked)
+
+    def _check_devices(self, asked: Plan) -> None:
+        """What a node has for one pod, and all for those that there are at least."""
+        there = dict(self.devices(asked))
+        for spec in asked.specs:
+            all_pods = spec.takes(min(spec.widths, default=0))
+            for name, each in spec.devices:
+                most = self._nodes.most(name)
+                if each > most or all_pods[name] > there[name]:
+                    wanted = f"{each} of the device {name} for each pod"
+                    has = f"the node with most of it has {most}"
+                    if each <= most:
+                        wanted = f"{all_pods[name]} of the device {name} for its pods"
+                        has = f"all nodes have {there[name]}"
+                    raise BadInput(
+                        f"simulation {spec.name} asks for {wanted}, and on {self._api.server} "
+                        f"{has}; see Devices in dovetail-kubernetes(7)"
+                    )
 
     def cpu(self, asked: Plan) -> int:
         """All nodes', unless the plan wants less."""
         return min(asked.limits.cpus or self._capacity.cpu, self._capacity.cpu)
+
+    def devices(self, asked: Plan) -> Devices:
+        """What its nodes offer, whoever has it now."""
+        return self._nodes.devices(_asked_for(asked))
 
     def start(self, asked: Plan, directory: Path, origin: float, *, resume: bool) -> Waiting:
         """Set the run up on the cluster."""
@@ -154,7 +199,9 @@ class Cluster:
         self._launcher = str(session.launcher)
         limits = asked.limits.cpus, asked.limits.memory
         try:
-            self._executor = KubernetesExecutor(session, directory, limits, origin)
+            self._executor = KubernetesExecutor(
+                session, directory, limits, origin, devices=_asked_for(asked)
+            )
         except BaseException as error:
             session.give_up(error, leave=resume)
             raise
@@ -206,6 +253,11 @@ def chosen(kubeconfig: Path | None, network: str = "", launcher: str = "") -> Pl
         option = "--network" if network else "--launcher"
         raise BadInput(f"{option} is for pods; name their cluster with --kubeconfig")
     return here()
+
+
+def _asked_for(asked: Plan) -> tuple[str, ...]:
+    """All devices of a plan."""
+    return tuple(dict.fromkeys(name for spec in asked.specs for name, _ in spec.devices))
 
 
 def _check_memory(asked: Plan, offered: int, where: str) -> None:

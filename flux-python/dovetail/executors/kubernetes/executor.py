@@ -51,7 +51,8 @@ class KubernetesExecutor:
 
     `run_dir` takes the simulations' directories; it must be the same directory on every node.
     `limits` are millicores and bytes to stay within, None for all there is. `origin` is the
-    CLOCK_MONOTONIC time of the run clock's 0; `log_limit` bounds each log, bytes.
+    CLOCK_MONOTONIC time of the run clock's 0; `log_limit` bounds each log, bytes; `devices` are
+    those of which the capacity tells.
     """
 
     def __init__(
@@ -61,6 +62,7 @@ class KubernetesExecutor:
         limits: tuple[int | None, int | None] = (None, None),
         origin: float | None = None,
         log_limit: int = 64 << 20,
+        devices: Sequence[str] = (),
     ) -> None:
         if session.hub is None:
             raise WorkFailed("the session is closed")
@@ -83,7 +85,7 @@ class KubernetesExecutor:
         self._calls = Calls(_WORKERS)
         self._resizes = Resizes(self._api, self._calls)
         self._report = Report(self._run_dir, session.run)
-        self._nodes = Nodes(limits)
+        self._nodes = Nodes(limits, devices)
         self._nodes.listed(*look(self._api, session.run))
         self._capacity = self._nodes.capacity
         self._life = Lifecycle(

@@ -27,7 +27,7 @@ from typing import Any, Callable, Union
 
 from dovetail.core import protocol
 from dovetail.core.protocol import Cause, Result
-from dovetail.executors.kubernetes import images, manifests, placement, pod_status
+from dovetail.executors.kubernetes import devices, images, manifests, placement, pod_status
 from dovetail.executors.kubernetes.api import NotFound, Refused
 from dovetail.executors.kubernetes.background_calls import Calls
 from dovetail.executors.kubernetes.manifests import path
@@ -349,15 +349,16 @@ class Lifecycle:
         spec = job.spec
         requests = [max(1, int(one * self._nodes.scale)) for one in job.share.requests]
         memory = max(spec.memory, self.peak.get(spec.family, 0))
-        job.sizes = placement.groups(spec.ranks, spec.ranks_per_pod, requests, memory, free)
+        wanted = devices.asked(spec, placement.resources(nodes))
+        job.sizes = placement.groups(spec.ranks, spec.ranks_per_pod, requests, memory, free, wanted)
         job.cpu = self._nodes.divided(job.sizes, job.share.requests)
         _, each = placement.per_pod(job.sizes, requests, memory)
-        where, why = placement.placed(job.cpu, each, free)
-        why = why or placement.over_quota(quotas, job.cpu, each, job.limits(job.share))
+        where, why = placement.placed(job.cpu, each, free, wanted)
+        why = why or placement.over_quota(quotas, job.cpu, each, job.limits(job.share), wanted)
         if why:
             return self._put_off(job, state, why)
         job.create()
-        self._create(job, each, where)
+        self._create(job, each, where, wanted)
 
     def _put_off(self, job: Launched, state: Pending, why: str) -> None:
         """Let it wait; told to the user if that goes on, and whenever the reason changes."""
@@ -369,12 +370,20 @@ class Lifecycle:
             state.told = why
             self._delayed(job, why)
 
-    def _create(self, job: Launched, memory: Sequence[int], where: Mapping[int, str]) -> None:
+    def _create(
+        self,
+        job: Launched,
+        memory: Sequence[int],
+        where: Mapping[int, str],
+        wanted: Mapping[str, int],
+    ) -> None:
         name = manifests.job_name(self._session.run, job.key)
         data = {f"{name}.{index}": f"{cpu}m" for index, cpu in enumerate(job.cpu)}
         data.update({f"{name}.{index}.node": node for index, node in where.items()})
         limit = max(job.limits(job.share))
-        body = self._session.launcher.body(job.spec, job.key, job.sizes, job.cpu, memory, limit)
+        body = self._session.launcher.body(
+            job.spec, job.key, job.sizes, job.cpu, memory, limit, wanted
+        )
 
         def work() -> Object:
             self._publish(data)

@@ -19,6 +19,7 @@ from typing import Any
 
 from dovetail.core.protocol import Spec
 from dovetail.executors import pods
+from dovetail.executors.kubernetes.devices import NONE
 from dovetail.host import borrowed_python, install_paths
 from dovetail.plan import command_line
 
@@ -170,6 +171,7 @@ def job(
     seen: Folders,
     network: str = HOST,
     limit: int = 0,
+    devices: Mapping[str, int] = NONE,
 ) -> Object:
     """One launch of a simulation: an Indexed Job with a pod per rank group.
 
@@ -177,7 +179,8 @@ def job(
 
     `sizes` in ranks, `requests` in millicores and `memory` in bytes, shape (groups,). The template
     has the mean request; each pod gets its own at admission, or right after. A `limit`, also in
-    millicores, is that of all pods at birth, and must not be below any request. Nothing is tried
+    millicores, is that of all pods at birth, and must not be below any request. Each pod gets
+    `devices`, extended resources. Nothing is tried
     again by the Job itself: whether a simulation runs twice is the controller's to decide.
     """
     labels = rank_group(run, spec, key)
@@ -196,6 +199,7 @@ def job(
         memory=max(LEAST_MEMORY, *memory),
         grace=8,
         limit=limit,
+        devices=devices,
         spec=spec,
     )
     pod.update(restartPolicy="Never", priorityClassName="dovetail-simulation")
@@ -324,9 +328,13 @@ def resize(millicores: int, limit: int = 0) -> Object:
     return {"spec": {"containers": [part]}}
 
 
-def cap(limit: int) -> Object:
-    """A CPU limit in millicores, as a part of a container's resources; nothing for 0."""
-    return {"limits": {"cpu": f"{limit}m"}} if limit else {}
+def cap(limit: int, devices: Mapping[str, int] = NONE) -> Object:
+    """A CPU limit in millicores, if any, and devices, as a part of a container's resources.
+
+    Of a device the limit is the request as well.
+    """
+    limits = {**({"cpu": f"{limit}m"} if limit else {}), **{k: str(n) for k, n in devices.items()}}
+    return {"limits": limits} if limits else {}
 
 
 def orphan_limit() -> dict[str, str]:
@@ -349,6 +357,7 @@ def _pod(
     memory: int,
     grace: int,
     limit: int = 0,
+    devices: Mapping[str, int] = NONE,
     spec: Spec | None = None,
 ) -> Object:
     """A pod that runs one module of `pods` with the machine's own Python.
@@ -370,7 +379,7 @@ def _pod(
         "imagePullPolicy": spec.pull_policy if spec and image else pull(IMAGE),
         "command": [*pods.command(f"executors.pods.{module}", python), *words],
         "env": variables,
-        "resources": {"requests": {"cpu": f"{cpu}m", "memory": str(memory)}, **cap(limit)},
+        "resources": {"requests": {"cpu": f"{cpu}m", "memory": str(memory)}, **cap(limit, devices)},
         # So that a resize never restarts anything; also what the API assumes if nothing is said.
         "resizePolicy": [
             {"resourceName": "cpu", "restartPolicy": "NotRequired"},

@@ -14,11 +14,12 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from dovetail.core.protocol import Spec
 from dovetail.executors import pods
 from dovetail.executors.kubernetes import manifests
+from dovetail.executors.kubernetes.devices import NONE
 from dovetail.executors.kubernetes.manifests import Folders, Object
 
 GROUP = "/apis/flux-framework.org/v1alpha2"
@@ -40,6 +41,7 @@ def minicluster(
     meeting: str,
     image: str = manifests.IMAGE,
     limit: int = 0,
+    devices: Mapping[str, int] = NONE,
 ) -> Object:
     """One launch of a simulation: a broker per rank group, and under the first `flux run` of ours.
 
@@ -56,7 +58,7 @@ def minicluster(
             "post": "exit $?",  # of the simulation; the operator's script would lose it
         },
         "environment": {"PATH": f"{flux}:{pods.PATH}", **manifests.orphan_limit()},
-        **_container(run, requests, memory, seen, limit),
+        **_container(run, requests, memory, seen, manifests.cap(limit, devices)),
     }
     return {
         "apiVersion": "flux-framework.org/v1alpha2",
@@ -85,7 +87,7 @@ def minicluster(
 
 
 def _container(
-    run: str, requests: Sequence[int], memory: Sequence[int], seen: Folders, limit: int
+    run: str, requests: Sequence[int], memory: Sequence[int], seen: Folders, cap: Object
 ) -> Object:
     """What all containers of the run are: the program, what they ask for and what they see."""
     cpu = max(1, round(sum(requests) / len(requests)))
@@ -93,7 +95,7 @@ def _container(
     return {
         "command": pods.START,  # a file, because quotes are lost here
         "launcher": True,
-        "resources": {"requests": asked, **manifests.cap(limit)},
+        "resources": {"requests": asked, **cap},
         "volumes": {
             "curve": {"secretName": curve_secret(run), "path": pods.CURVE, "readOnly": True},
             **{

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from dovetail.core import cgroup_weights, protocol
-from dovetail.executors.kubernetes import manifests, placement
+from dovetail.executors.kubernetes import devices, manifests, placement
 
 Object = dict[str, Any]
 
@@ -23,10 +23,14 @@ LOST = 20.0
 
 
 class Nodes:
-    """The nodes. `limits` are millicores and bytes to stay within, None for all there is."""
+    """The nodes. `limits` are millicores and bytes to stay within, None for all there is.
 
-    def __init__(self, limits: tuple[int | None, int | None]) -> None:
-        self._limits = limits
+    `names` are the devices that the plan asks for, of which the capacity tells; what others have of
+    them is not taken off, since they may give it back.
+    """
+
+    def __init__(self, limits: tuple[int | None, int | None], names: Sequence[str] = ()) -> None:
+        self._limits, self._names = limits, names
         self._nodes: dict[str, Object] = {}
         self._foreign: list[Object] = []
         self._silent: dict[str, float] = {}
@@ -73,9 +77,21 @@ class Nodes:
             self._rooms[node.name] = min(offer, node.cpu - manifests.AGENT_CPU)
         # A simulation cannot be suspended from outside its pods; the agents do that.
         usable = tuple(node for node in made if node.cpu > 0)
-        self.capacity = protocol.Capacity(usable, checkpoints=True)
+        self.capacity = protocol.Capacity(usable, checkpoints=True, devices=self.devices())
         total = self.capacity.cpu
         self.scale = (total - agents) / total if total > agents else 1.0
+
+    def devices(self, names: Sequence[str] | None = None) -> tuple[tuple[str, int], ...]:
+        """How many there are of devices, as plans call them; by default of those asked for."""
+        offered = placement.resources(self._nodes.values())
+        wanted = self._names if names is None else names
+        return tuple((name, offered.get(devices.resource(name, offered), 0)) for name in wanted)
+
+    def most(self, name: str) -> int:
+        """How many of a device the node has that has most of it."""
+        resource = devices.resource(name, placement.resources(self._nodes.values()))
+        ready = filter(placement.usable, self._nodes.values())
+        return max((placement.extended(node).get(resource, 0) for node in ready), default=0)
 
     def divided(self, sizes: Sequence[int], requests: Sequence[int]) -> list[int]:
         """Requests of ranks as what the pods of these groups ask for, millicores.

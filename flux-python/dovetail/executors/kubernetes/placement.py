@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from decimal import ROUND_CEILING, Decimal
-from typing import Any
+from typing import Any, Callable
 
 from dovetail.core.protocol import Node
+from dovetail.executors.kubernetes.devices import NONE
 
 Object = Mapping[str, Any]
 
@@ -30,12 +31,28 @@ _OVER = ("Succeeded", "Failed")
 
 @dataclass(frozen=True)
 class Room:
-    """What is free on a node: `cpu` in millicores, `memory` in bytes, `pods` more pods."""
+    """What is free on a node: `cpu` in millicores, `memory` in bytes, `pods` more pods.
+
+    `devices` are how many of each extended resource.
+    """
 
     node: str
     cpu: int
     memory: int
     pods: int
+    devices: Mapping[str, int] = field(default_factory=dict)
+
+    def lacks(self, devices: Mapping[str, int]) -> str:
+        """The first of these resources of which too few are free; empty for none."""
+        found = (name for name, want in devices.items() if self.devices.get(name, 0) < want)
+        return next(found, "")
+
+    def without(self, cpu: int, memory: int, devices: Mapping[str, int]) -> Room:
+        """What is left beside one more pod."""
+        left = {name: free - devices.get(name, 0) for name, free in self.devices.items()}
+        return replace(
+            self, cpu=self.cpu - cpu, memory=self.memory - memory, pods=self.pods - 1, devices=left
+        )
 
 
 def quantity(text: object) -> Decimal:
@@ -68,36 +85,67 @@ def asked(pod: Object) -> tuple[int, int]:
     """
     spec, status = pod["spec"], pod.get("status", {})
     has = {one["name"]: one for one in status.get("containerStatuses", [])}
-    totals = []
-    for name in ("cpu", "memory"):
 
-        def of(container: Object, name: str = name) -> Decimal:
+    def total(name: str) -> Decimal:
+        def of(container: Object) -> Decimal:
             wants = container.get("resources", {}).get("requests", {}).get(name, 0)
             now = has.get(container["name"], {}).get("allocatedResources", {}).get(name, 0)
             return max(quantity(wants), quantity(now))
 
-        steady = sum((of(one) for one in spec["containers"]), Decimal(0))
-        first = max((of(one) for one in spec.get("initContainers", [])), default=Decimal(0))
         overhead = quantity(spec.get("overhead", {}).get(name, 0))
-        totals.append(max(steady, first) + overhead)
-    return millicores(totals[0]), int(totals[1])
+        return _at_once(spec, of) + overhead
+
+    return millicores(total("cpu")), int(total("memory"))
+
+
+def _at_once(spec: Object, of: Callable[[Object], Decimal]) -> Decimal:
+    """What a pod's containers ask for: those that run beside each other, or before, one by one."""
+    steady = sum((of(one) for one in spec["containers"]), Decimal(0))
+    return max(steady, *(of(one) for one in spec.get("initContainers", [])), Decimal(0))
+
+
+def asked_devices(pod: Object) -> dict[str, int]:
+    """The extended resources that a pod has or waits for."""
+    spec = pod["spec"]
+    containers = [*spec["containers"], *spec.get("initContainers", [])]
+    names = {n for one in containers for n in one.get("resources", {}).get("requests", {})}
+
+    def number(name: str) -> int:
+        def of(container: Object) -> Decimal:
+            return quantity(container.get("resources", {}).get("requests", {}).get(name, 0))
+
+        return int(_at_once(spec, of))
+
+    return {name: number(name) for name in names if "/" in name}
+
+
+def extended(node: Object) -> dict[str, int]:
+    """The extended resources of a node, which are those with a domain in their name."""
+    can = node["status"].get("allocatable", {})
+    return {name: int(quantity(number)) for name, number in can.items() if "/" in name}
+
+
+def resources(nodes: Iterable[Object]) -> dict[str, int]:
+    """How much of each extended resource all usable nodes have, whoever has it now."""
+    found: dict[str, int] = {}
+    for node in filter(usable, nodes):
+        for name, number in extended(node).items():
+            found[name] = found.get(name, 0) + number
+    return found
 
 
 def rooms(nodes: Iterable[Object], pods: Iterable[Object]) -> list[Room]:
     """What is free on each usable node, the emptiest first."""
-    free = {}
+    free: dict[str, Room] = {}
     for node in filter(usable, nodes):
-        can = node["status"]["allocatable"]
-        free[node["metadata"]["name"]] = [
-            millicores(can["cpu"]), int(quantity(can["memory"])), int(quantity(can["pods"]))
-        ]  # fmt: skip
+        can, name = node["status"]["allocatable"], node["metadata"]["name"]
+        memory, most = int(quantity(can["memory"])), int(quantity(can["pods"]))
+        free[name] = Room(name, millicores(can["cpu"]), memory, most, extended(node))
     for pod in pods:
-        on = free.get(pod["spec"].get("nodeName", ""))
-        if on is not None and pod.get("status", {}).get("phase") not in _OVER:
-            cpu, memory = asked(pod)
-            on[0], on[1], on[2] = on[0] - cpu, on[1] - memory, on[2] - 1
-    made = [Room(name, *left) for name, left in free.items()]
-    return sorted(made, key=lambda room: (-room.cpu, room.node))
+        on = pod["spec"].get("nodeName", "")
+        if on in free and pod.get("status", {}).get("phase") not in _OVER:
+            free[on] = free[on].without(*asked(pod), asked_devices(pod))
+    return sorted(free.values(), key=lambda room: (-room.cpu, room.node))
 
 
 def offered(nodes: Iterable[Object], foreign: Iterable[Object]) -> tuple[Node, ...]:
@@ -108,7 +156,12 @@ def offered(nodes: Iterable[Object], foreign: Iterable[Object]) -> tuple[Node, .
 
 
 def groups(
-    ranks: int, per_group: int, requests: Sequence[int], memory: int, free: Sequence[Room]
+    ranks: int,
+    per_group: int,
+    requests: Sequence[int],
+    memory: int,
+    free: Sequence[Room],
+    devices: Mapping[str, int] = NONE,
 ) -> list[int]:
     """How many ranks each group has: as asked, else all of them on as few nodes as hold them.
 
@@ -116,9 +169,10 @@ def groups(
     """
     if per_group:
         return [min(per_group, ranks - first) for first in range(0, ranks, per_group)]
+    free = [room for room in free if not room.lacks(devices)]
     for count in range(1, min(ranks, len(free)) + 1):
         sizes = _divide(requests, [max(1, room.cpu) for room in free[:count]])
-        if placed(*per_pod(sizes, requests, memory), free)[0]:
+        if placed(*per_pod(sizes, requests, memory), free, devices)[0]:
             return sizes
     return [ranks]
 
@@ -154,28 +208,38 @@ def per_pod(
 
 
 def placed(
-    cpu: Sequence[int], memory: Sequence[int], free: Sequence[Room]
+    cpu: Sequence[int],
+    memory: Sequence[int],
+    free: Sequence[Room],
+    devices: Mapping[str, int] = NONE,
 ) -> tuple[dict[int, str], str]:
-    """A node for each of these pods, by their order; or why they do not fit all at once."""
+    """A node for each of these pods, by their order; or why they do not fit all at once.
+
+    Each of them asks for `devices`.
+    """
     left = list(free)
     nodes: dict[int, str] = {}
     for want, bytes_, pod in sorted(zip(cpu, memory, range(len(cpu))), reverse=True):
         for index, room in enumerate(left):
-            if room.cpu >= want and room.memory >= bytes_ and room.pods > 0:
+            enough = room.cpu >= want and room.memory >= bytes_ and room.pods > 0
+            if enough and not room.lacks(devices):
                 nodes[pod] = room.node
-                left[index] = replace(
-                    room, cpu=room.cpu - want, memory=room.memory - bytes_, pods=room.pods - 1
-                )
+                left[index] = room.without(want, bytes_, devices)
                 left.sort(key=lambda room: (-room.cpu, room.node))
                 break
         else:
-            return {}, _shortage(want, bytes_, left)
+            return {}, _shortage(want, bytes_, devices, left)
     return nodes, ""
 
 
-def _shortage(cpu: int, memory: int, left: Sequence[Room]) -> str:
+def _shortage(cpu: int, memory: int, devices: Mapping[str, int], left: Sequence[Room]) -> str:
     if not left:
         return "no node is ready"
+    for name, want in devices.items():
+        most = max(0, *(room.devices.get(name, 0) for room in left))
+        if most < want:
+            return f"a rank group asks for {want} {name}, and at most {most} are free on a node"
+    left = [room for room in left if not room.lacks(devices)] or left
     best = max(left, key=lambda room: (room.pods > 0, room.cpu))
     if best.cpu < cpu:
         most = max(0, best.cpu)
@@ -190,7 +254,11 @@ def _shortage(cpu: int, memory: int, left: Sequence[Room]) -> str:
 
 
 def over_quota(
-    quotas: Iterable[Object], cpu: Sequence[int], memory: Sequence[int], limits: Sequence[int] = ()
+    quotas: Iterable[Object],
+    cpu: Sequence[int],
+    memory: Sequence[int],
+    limits: Sequence[int] = (),
+    devices: Mapping[str, int] = NONE,
 ) -> str:
     """Which quota a new Job of these pods would exceed, in words; empty for none."""
     want = {
@@ -198,6 +266,7 @@ def over_quota(
         "requests.memory": Decimal(sum(memory)), "memory": Decimal(sum(memory)),
         "limits.cpu": Decimal(sum(limits)) / 1000, "count/jobs.batch": Decimal(1),
         "pods": Decimal(len(cpu)), "count/pods": Decimal(len(cpu)),
+        **{f"requests.{name}": Decimal(len(cpu) * each) for name, each in devices.items()},
     }  # fmt: skip
     for quota in quotas:
         status = quota.get("status", {})

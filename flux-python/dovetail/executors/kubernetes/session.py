@@ -220,7 +220,7 @@ class Session:
                 self.launcher.settle()
             images.check(api, self.run, specs, self.launcher.seen_in_images)
             if self.launcher.kind == "Job":
-                takes(api, self.launcher.body(specs[0], "dry", [1], [1], [0], 0))
+                takes(api, self.launcher.body(specs[0], "dry", [1], [1], [0], 0, {}))
             _keep(own, self.run, network, self.launcher.kind)
             self.hub = Hub(_own_address(api.server), own)
             things = [*wanted(api), *self._start_agents(self.hub), *self.launcher.prepare()]

@@ -15,7 +15,7 @@ import os
 import shutil
 import threading
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from dovetail.core.errors import BadInput
@@ -98,14 +98,16 @@ class Launcher:
 
     def body(
         self, spec: Spec, key: str, sizes: Sequence[int], cpu: Sequence[int],
-        memory: Sequence[int], limit: int,
+        memory: Sequence[int], limit: int, devices: Mapping[str, int],
     ) -> Object:  # fmt: skip
         """What to create for one launch of a simulation; as for `manifests.job`."""
         seen = self.seen_in_images if spec.image else self.seen
         given = self._run, spec, key, sizes, cpu, memory, seen
         if self.kind == "Job":
-            return manifests.job(*given, network=self._network, limit=limit)
-        return minicluster.minicluster(*given, self._flux, self._meeting, limit=limit)
+            return manifests.job(*given, network=self._network, limit=limit, devices=devices)
+        return minicluster.minicluster(
+            *given, self._flux, self._meeting, limit=limit, devices=devices
+        )
 
     def settle(self) -> None:
         """See that the operator answers, where it is to make pods of this run.

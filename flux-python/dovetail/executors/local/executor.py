@@ -31,6 +31,7 @@ from dovetail.core.protocol import Cause, Result
 from dovetail.executors.local.job import Job, JobState
 from dovetail.host import cgroups, install_paths, processes
 from dovetail.host.cores import Cores
+from dovetail.host.devices import Gpus
 from dovetail.host.memory import free_memory, out_of_memory
 from dovetail.host.session import (
     create_session,
@@ -55,7 +56,8 @@ class LocalExecutor:
     `run_dir` takes the simulations' directories. `cpus` is how many of the CPUs that this
     process may use are given to simulations (None: all), `memory` how many bytes (None: what
     is free now). `origin` is the CLOCK_MONOTONIC time of the run clock's 0. `log_limit` bounds
-    each log, bytes. `place` is the control group to work under, by default what is found.
+    each log, bytes. `place` is the control group to work under, by default what is found;
+    `devices` are how many of each simulations may have at once.
     Raises BadInput for absurd numbers, WorkFailed where there is no shared memory.
     """
 
@@ -68,6 +70,7 @@ class LocalExecutor:
         run_id: str = "",
         log_limit: int = 64 << 20,
         place: cgroups.Group | None = None,
+        devices: Sequence[tuple[str, int]] = (),
     ) -> None:
         allowed = sorted(os.sched_getaffinity(0))
         if cpus is not None and not 1 <= cpus <= len(allowed):
@@ -78,6 +81,8 @@ class LocalExecutor:
         self._pin = self._cpus if len(self._cpus) < len(allowed) else []
         self._cores = Cores(self._cpus)
         self._memory = memory or free_memory()
+        self._devices = tuple(devices)
+        self._gpus = Gpus()
         self._run_dir = Path(run_dir).resolve()
         self._origin = time.monotonic() if origin is None else origin
         self._log_limit = log_limit
@@ -126,8 +131,9 @@ class LocalExecutor:
         """This machine; without control groups it has no weights, suspending works always."""
         node = protocol.Node(socket.gethostname(), 1000 * len(self._cpus), self._memory)
         return protocol.Capacity(
-            (node,), bool(self._group.weight), suspend=True, checkpoints=True, binds=True
-        )
+            (node,), bool(self._group.weight), suspend=True, checkpoints=True, binds=True,
+            devices=self._devices,
+        )  # fmt: skip
 
     # --- what the controller asks for ---
 
@@ -342,6 +348,7 @@ class LocalExecutor:
         if job.why_stopped:
             result = result.once_stopped(job.stop_cause, job.why_stopped)
         self._bind(job, False)
+        self._gpus.release(job.spec.name)
         del self._jobs[job.spec.name]
         self.results[job.spec.name] = result
         events.append(protocol.Finished(t, job.spec.name, result.cause, result.code, result.reason))
@@ -354,7 +361,7 @@ class LocalExecutor:
     def _start_supervisor(self, job: Job) -> None:
         spec, group = job.spec, job.group
         inner = group.child("job") if job.parts else group
-        environment = dict(spec.environment)
+        environment = {**self._gpus.take(spec.name, spec.takes()), **dict(spec.environment)}
         config: dict[str, Any] = {
             "name": spec.name,
             "directory": job.directory,
