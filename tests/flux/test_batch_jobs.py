@@ -36,14 +36,15 @@ def user(binaries):
 
 
 def test_an_ordinary_user_needs_no_more_than_a_batch_script(user):
-    user.plan()
+    user.plan(devices={"/dev/null": 1})
     job = user.batch("""
         set -ex
         flux dovetail submit --wait-up plan.yaml
         flux dovetail wait --all
         flux dovetail kubectl get nodes -o name | grep -c ^node/
+        flux dovetail kubectl get nodes -o json | grep '"dovetail/dev.null": "7"'
         ls -ld /tmp/dovetail-$(id -u)-*
-        flux dovetail report""", size=2)  # fmt: skip
+        flux dovetail report""", '--conf=dovetail.devices="/dev/null=7"', size=2)  # fmt: skip
     output = user.output(job)
     assert user.code(job) == 0, output
     assert "run 1: 2 of 2 simulations done" in output

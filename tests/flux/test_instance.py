@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import pytest
+from dovetail.core.errors import BadInput
 from dovetail.core.messages import MessageError
 from dovetail.flux import jobspec, option
 from dovetail.flux.instance.effects import FAILED, INVALID, NOENT, Cancel, Sweep
@@ -301,6 +302,16 @@ def test_slices_ask_for_exactly_their_cores():
     whole = jobspec.slice_job(option.Request(2), 0, "f-1", {})["resources"][0]
     assert whole["exclusive"] is True
     assert spec["attributes"]["user"]["dovetail"] == {"slice": 1, "cluster": "f-1"}
+
+
+def test_the_nodes_of_slices_offer_the_devices_of_the_configuration():
+    table = {"nodes": 2, "devices": "gpu,/dev/fuse=8"}
+    (task,) = jobspec.slice_job(option.from_table(table), 1, "f-1", {})["tasks"]
+    assert task["command"][-2:] == ["--devices", "gpu,/dev/fuse=8"]
+    (task,) = jobspec.slice_job(option.Request(2), 1, "f-1", {})["tasks"]
+    assert "--devices" not in task["command"]
+    with pytest.raises(BadInput, match='devices is a text such as "gpu,/dev/fuse=8"'):
+        option.from_table({**table, "devices": ["gpu"]})
 
 
 def test_the_names_of_jobs_differ_where_flux_jobs_shows_them():

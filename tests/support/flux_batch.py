@@ -121,11 +121,12 @@ class Flux:
         assert code in (done.returncode, None), (words, done.stdout, done.stderr)
         return done.stdout.strip() if code == 0 else done.stdout + done.stderr
 
-    def plan(self, script="echo 'Time = 1'", count=2):
+    def plan(self, script="echo 'Time = 1'", count=2, **more):
         """Write a plan of simulations that are shell scripts."""
         path = f"{self.work}/bin:/usr/bin:/bin"
         entry = {"name": "sim", "case": str(self.work / "case"), "ranks": 1, "count": count,
-                 "command": ["sh", "-c", script], "environment": {"PATH": path}}  # fmt: skip
+                 "command": ["sh", "-c", script], "environment": {"PATH": path},
+                 **more}  # fmt: skip
         (self.work / "plan.yaml").write_text(json.dumps({"simulations": [entry]}))
 
     def batch(self, script, *options, size=0, dovetail=OPTION):

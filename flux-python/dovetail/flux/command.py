@@ -72,6 +72,7 @@ def parser() -> argparse.ArgumentParser:
     agent.add_argument("--cluster", required=True)
     agent.add_argument("--machine-address", action="store_true")
     agent.add_argument("--stop-before", type=float, default=0.0)
+    agent.add_argument("--devices", default="auto")
     agent.add_argument("--sweep", action="store_true")
     proxy_job = commands.add_parser("simulation")  # nor is this
     proxy_job.add_argument("--launch", required=True)
@@ -292,7 +293,7 @@ def do_slice(args: argparse.Namespace) -> int:
 
     return agent.main(
         args.number, args.cluster, machine_address=args.machine_address,
-        stop_before=args.stop_before, only_sweep=args.sweep,
+        stop_before=args.stop_before, devices=args.devices, only_sweep=args.sweep,
     )  # fmt: skip
 
 

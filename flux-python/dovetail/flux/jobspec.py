@@ -34,6 +34,8 @@ def slice_job(
         command += ["--stop-before", f"{request.stop_before:g}"]
     if request.address == "machine":
         command.append("--machine-address")
+    if request.devices != Request.devices:
+        command += ["--devices", request.devices]
     return {
         "version": 1,
         "resources": [node],

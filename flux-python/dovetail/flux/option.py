@@ -22,7 +22,7 @@ EXECUTORS = ("kubernetes", "local")
 ADDRESSES = ("auto", "loopback", "machine")
 LIMITS = {"up-timeout": 120.0, "down-timeout": 30.0, "stop-before": 20.0}
 WHERE = "configuration: dovetail"
-TABLE = (*KEYS, "command", "cache", "executor", "address", *LIMITS)
+TABLE = (*KEYS, "command", "cache", "executor", "address", "devices", *LIMITS)
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,8 @@ class Request:
 
     `command` is the `flux dovetail` executable, `cache` where Kubernetes was built (empty: where
     the instance's environment says), `executor` where simulations run, `address` where
-    Kubernetes listens (auto: on loopback if all brokers are on one machine), and the limits are
+    Kubernetes listens (auto: on loopback if all brokers are on one machine), `devices` what its
+    nodes offer, in the words of `dovetail kube up --devices`, and the limits are
     seconds: for the cluster to come up, for its end to be confirmed, and before the end of the
     job's time for a run to end.
     """
@@ -42,6 +43,7 @@ class Request:
     cache: str = ""
     executor: str = "kubernetes"
     address: str = "auto"
+    devices: str = "auto"
     up_timeout: float = LIMITS["up-timeout"]
     down_timeout: float = LIMITS["down-timeout"]
     stop_before: float = LIMITS["stop-before"]
@@ -76,12 +78,15 @@ def from_table(table: Mapping[str, Any], where: str = WHERE) -> Request:
     for key, words in (("executor", EXECUTORS), ("address", ADDRESSES)):
         if table.get(key, words[0]) not in words:
             raise BadInput(f"{where}: {key} is one of {', '.join(words)}, not {table[key]!r}")
+    if not isinstance(table.get("devices", ""), str):
+        raise BadInput(f'{where}: devices is a text such as "gpu,/dev/fuse=8", not a list')
     limits = [_seconds(table.get(key, default), key, where) for key, default in LIMITS.items()]
     return Request(
         nodes=_whole(table["nodes"], "nodes", where),
         cores=0 if cores == "all" else _whole(cores, "cores", where, " or all"),
         command=str(table.get("command", Request.command)), cache=str(table.get("cache", "")),
         executor=table.get("executor", EXECUTORS[0]), address=table.get("address", ADDRESSES[0]),
+        devices=table.get("devices", Request.devices),
         up_timeout=limits[0], down_timeout=limits[1], stop_before=limits[2],
     )  # fmt: skip
 

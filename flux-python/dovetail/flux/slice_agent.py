@@ -55,9 +55,11 @@ class Agent:
     """One slice's life, driven by what its selector wakes it for."""
 
     def __init__(
-        self, number: int, name: str, *, machine_address: bool, stop_before: float
-    ) -> None:
+        self, number: int, name: str, *, machine_address: bool, stop_before: float,
+        devices: str = "auto",
+    ) -> None:  # fmt: skip
         self.number, self.name, self.stop_before = number, name, stop_before
+        self.devices = devices
         self.runs_end = math.inf  # when to look whether the job's time is over, CLOCK_MONOTONIC
         self.address = own_address() if machine_address else ""
         # Several slices may share a machine, and its address.
@@ -210,7 +212,8 @@ class Agent:
 
     def start(self, *words: str, stdin: str = "") -> None:
         """Start our node in the background."""
-        offer = ["--cpus", self.cpus, "--memory", self.memory(), "--owner", str(os.getpid())]
+        offer = ["--cpus", self.cpus, "--memory", self.memory(), "--owner", str(os.getpid()),
+                 "--devices", self.devices]  # fmt: skip
         if self.address:
             offer += ["--address", self.address]
         # Its words go into the job's output, and the last of them to the module.
@@ -395,8 +398,9 @@ def sweep_killed() -> None:
 
 
 def main(
-    number: int, name: str, *, machine_address: bool, stop_before: float, only_sweep: bool
-) -> int:
+    number: int, name: str, *, machine_address: bool, stop_before: float, devices: str,
+    only_sweep: bool,
+) -> int:  # fmt: skip
     """Be the agent of slice `number` of cluster `name`, or only remove what it left."""
     os.umask(0o077)
     use_folder(number, name)
@@ -405,4 +409,6 @@ def main(
         print(trouble, end="", file=sys.stderr)
         return 1 if trouble else 0
     sweep_killed()
-    return Agent(number, name, machine_address=machine_address, stop_before=stop_before).live()
+    return Agent(
+        number, name, machine_address=machine_address, stop_before=stop_before, devices=devices
+    ).live()
