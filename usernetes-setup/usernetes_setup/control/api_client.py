@@ -87,10 +87,15 @@ class Client:
 
     def watch(self, path: str, query: str = "") -> Iterator[tuple[str, Object]]:
         """What is there (as ADDED) and then every change, until the server ends the stream."""
-        link, answer = self._send("GET", f"{path}?watch=1&{query}", None, None, "")
+        # From version 0 on, that is from what the server has in mind: of a kind of which there
+        # never was one it has no later version, and would refuse after 3 s to begin with a later.
+        words = f"{path}?watch=1&resourceVersion=0&{query}"
+        link, answer = self._send("GET", words, None, None, "")
         try:
             for line in answer:
                 change = json.loads(line)
+                if change["type"] == "ERROR":
+                    raise Refused(change["object"]["code"], change["object"]["message"])
                 yield change["type"], change["object"]
         finally:
             link.close()
