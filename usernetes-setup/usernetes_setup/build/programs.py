@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: LGPL-3.0-or-later
 """Gets every program of a node, once for all checkouts and clusters.
 
-Inputs: `usernetes-setup/kube` (module list and checksums, the sources), the Go and Debian
-package services. Output: `<cache>/kube/<key>/` with `bin/`, `cni/`, `images.tar` and
-`made.json`, the checksum and origin of each file. Invariants: the key is a digest of all
-that decides the content; a folder with that name is complete, since it is renamed into place
+Inputs: `usernetes-setup/kube` and `usernetes-setup/dns` (module lists and checksums, the sources),
+the Go and Debian package services. Output: `<cache>/kube/<key>/` with `bin/`, `cni/`,
+`images.tar` and `made.json`, the checksum and origin of each file. Invariants: the key is a digest
+of all that decides the content; a folder with that name is complete, since it is renamed into place
 last; one build at a time; a running cluster keeps what it started with.
 """
 
@@ -22,7 +22,7 @@ import shutil
 import subprocess
 import tarfile
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -32,12 +32,14 @@ from dovetail.host.private_files import check_output
 
 from usernetes_setup.build import debian_packages, go_toolchain, oci_image
 
-MODULE = "k8s.io/kubernetes"
+MODULE, DNS = "k8s.io/kubernetes", "github.com/coredns/coredns"
 KUBERNETES = ("kube-apiserver", "kube-controller-manager", "kube-proxy", "kube-scheduler",
               "kubectl", "kubelet")  # fmt: skip
 PROGRAMS = ("describe-request", "offer-devices")
 """Small ones of ours, each with a `main.go`."""
-SOURCES = ("go.mod", "go.sum", "main.go", "pause.c", *(f"{name}/main.go" for name in PROGRAMS))
+SOURCES = ("kube/go.mod", "kube/go.sum", "kube/main.go", "kube/pause.c",
+           *(f"kube/{name}/main.go" for name in PROGRAMS),
+           "dns/go.mod", "dns/go.sum", "dns/main.go")  # fmt: skip
 
 
 def setup_folder() -> Path:
@@ -59,10 +61,15 @@ def cache() -> Path:
 
 def version() -> str:
     """The pinned Kubernetes version, such as v1.36.3."""
-    text = (setup_folder() / "kube/go.mod").read_text()
-    found = re.search(rf"^\s*(?:require )?{MODULE} (v[\d.]+)$", text, re.M)
+    return _pinned("kube", MODULE)
+
+
+def _pinned(folder: str, module: str) -> str:
+    """The version of a module that the one in a folder is built with."""
+    path = setup_folder() / folder / "go.mod"
+    found = re.search(rf"^\s*(?:require )?{module} (v[\d.]+)$", path.read_text(), re.M)
     if not found:
-        raise BadInput(f"{setup_folder()}/kube/go.mod names no version of {MODULE}")
+        raise BadInput(f"{path} names no version of {module}")
     return found[1]
 
 
@@ -84,8 +91,7 @@ def key() -> str:
             )
         ).encode()
     )
-    folder = setup_folder() / "kube"
-    for path in [folder / name for name in SOURCES]:
+    for path in [setup_folder() / name for name in SOURCES]:
         digest.update(path.read_bytes())
     digest.update(Path(oci_image.__file__).read_bytes())
     return f"{version()}-{digest.hexdigest()[:12]}"
@@ -230,7 +236,10 @@ def build(say: debian_packages.Say = print) -> Path:
             go = go_toolchain.command(go_version(), Path(scratch), say)
             origins.update(_kubernetes(draft, go, say))
             for name in PROGRAMS:
-                _go_build(go, f"./{name}", draft / f"bin/{name}", ["-s", "-w"])
+                _go_build(go, "kube", f"./{name}", draft / f"bin/{name}")
+            say(f"building CoreDNS {_pinned('dns', DNS)}")
+            _go_build(go, "dns", ".", draft / "bin/coredns")
+            origins["coredns"] = f"Go module {DNS} {_pinned('dns', DNS)}"
             _pause(draft, Path(scratch))
             made = {}
             for path in sorted(draft.rglob("*")):
@@ -254,22 +263,22 @@ def _kubernetes(draft: Path, go: str, say: debian_packages.Say) -> dict[str, str
     _, minor, _ = pinned.lstrip("v").split(".")
     stamps = {"gitVersion": pinned, "gitMajor": "1", "gitMinor": minor, "gitTreeState": "clean",
               "gitCommit": "module", "buildDate": "1970-01-01T00:00:00Z"}  # fmt: skip
-    flags = ["-s", "-w"]
+    flags = []
     for package in ("k8s.io/component-base/version", "k8s.io/client-go/pkg/version"):
         flags += [f"-X {package}.{name}={value}" for name, value in stamps.items()]
-    _go_build(go, ".", folder / "kube", flags)
+    _go_build(go, "kube", ".", folder / "kube", flags)
     for name in KUBERNETES:
         (folder / name).symlink_to("kube")
     return {"kube": f"Go module {MODULE} {pinned}"}
 
 
-def _go_build(go: str, package: str, target: Path, flags: list[str]) -> None:
-    """Build one program of the module in `usernetes-setup/kube`."""
+def _go_build(go: str, module: str, package: str, target: Path, flags: Sequence[str] = ()) -> None:
+    """Build one program of a module in `usernetes-setup`."""
     environment = {**os.environ, "CGO_ENABLED": "0", "GOFLAGS": "-buildvcs=false -mod=readonly",
                    "GOTOOLCHAIN": "auto"}  # fmt: skip
-    words = ["nice", go, "build", "-trimpath", "-ldflags", " ".join(flags), "-o", str(target)]
-    folder = setup_folder() / "kube"
-    debian_packages.run([*words, package], "go build", cwd=folder, env=environment)
+    linker = " ".join(["-s", "-w", *flags])
+    words = ["nice", go, "build", "-trimpath", "-ldflags", linker, "-o", str(target), package]
+    debian_packages.run(words, "go build", cwd=setup_folder() / module, env=environment)
 
 
 def _is(program: str, pinned: str) -> bool:

@@ -15,8 +15,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 from usernetes_setup.control import admission, api_client, csr_approver, lost_nodes
-from usernetes_setup.control.api_client import ACCOUNTS, BINDINGS, MAPS
+from usernetes_setup.control.api_client import ACCOUNTS, BINDINGS, MAPS, ROLES
 from usernetes_setup.node_record import cluster_folder, read
+
+_DNS = "dovetail-dns"
 
 
 def bindings() -> list[api_client.Object]:
@@ -35,7 +37,16 @@ def bindings() -> list[api_client.Object]:
     return [
         binding("dovetail-kubelets", "system:kubelet-api-admin", "User", "dovetail-kubelet-client"),
         binding("dovetail-join", "system:node-bootstrapper", "Group", "system:bootstrappers"),
+        binding(_DNS, _DNS, "User", _DNS),
     ]
+
+
+def names_reader() -> api_client.Object:
+    """The role of who answers for the names of services, on a bridge."""
+    groups = {"": ["services", "namespaces"], "discovery.k8s.io": ["endpointslices"]}
+    rules = [{"apiGroups": [group], "resources": kinds, "verbs": ["list", "watch"]}
+             for group, kinds in groups.items()]  # fmt: skip
+    return {"metadata": {"name": _DNS}, "rules": rules}
 
 
 def prepare(client: api_client.Client, authority: str, network: str) -> None:
@@ -44,8 +55,9 @@ def prepare(client: api_client.Client, authority: str, network: str) -> None:
     # made without the one or started without the other.
     account = {"metadata": {"name": "default"}}
     root = {"metadata": {"name": "kube-root-ca.crt"}, "data": {"ca.crt": authority}}
-    things = [(BINDINGS, thing) for thing in bindings()]
-    wanted = [*things, (ACCOUNTS, account), (MAPS, root), *admission.policies(network)]
+    wanted = [(BINDINGS, thing) for thing in bindings()]
+    wanted += [(ACCOUNTS, account), (MAPS, root), (ROLES, names_reader())]
+    wanted += admission.policies(network)
     for path, thing in wanted:
         try:
             client.call("POST", path, thing)

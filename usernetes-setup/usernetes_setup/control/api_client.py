@@ -24,6 +24,7 @@ NODES = "/api/v1/nodes"
 REQUESTS = "/apis/certificates.k8s.io/v1/certificatesigningrequests"
 TOKENS = "/api/v1/namespaces/kube-system/secrets"
 BINDINGS = "/apis/rbac.authorization.k8s.io/v1/clusterrolebindings"
+ROLES = "/apis/rbac.authorization.k8s.io/v1/clusterroles"
 ACCOUNTS = "/api/v1/namespaces/default/serviceaccounts"
 MAPS = "/api/v1/namespaces/default/configmaps"
 

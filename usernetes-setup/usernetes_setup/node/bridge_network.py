@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: LGPL-3.0-or-later
-"""Network mode `bridge`: pods and services with addresses of their own.
+"""Network mode `bridge`: pods and services with addresses of their own, and with names.
 
 The node has a network namespace, so that even an ordinary user may make the bridge; nothing
 outside can see it. The API server is reached through the *entrance*: a socket that listens
@@ -67,6 +67,33 @@ def proxy(node: Node, ready: Callable[[], bool]) -> components.Command:
     (node.folder / "proxy.json").write_text(json.dumps(content, indent=1))
     words = ["kube-proxy", f"--config={node.folder}/proxy.json"]
     return components.Command("proxy", words, ready)
+
+
+def dns(node: Node, ready: Callable[[], bool]) -> components.Command:
+    """CoreDNS: names of services and of their pods; that there is no other is said at once.
+
+    It is on the node's own address rather than a service's, so that nothing stands between.
+    """
+    pki = cluster_folder(node.cluster) / "pki"
+    text = f"""cluster.local in-addr.arpa {{
+    bind {ADDRESS}
+    errors
+    kubernetes cluster.local in-addr.arpa {{
+        kubeconfig {pki}/dns.conf
+        pods insecure
+    }}
+}}
+. {{
+    bind {ADDRESS}
+    errors
+    template ANY ANY {{
+        rcode NXDOMAIN
+    }}
+}}
+"""
+    (node.folder / "Corefile").write_text(text)
+    words = ["coredns", "-conf", f"{node.folder}/Corefile", "-quiet"]
+    return components.Command("dns", words, ready, {"GOGC": "50"})
 
 
 async def _serve(listening: socket.socket, host: str, port: int) -> None:

@@ -193,6 +193,8 @@ def kubelet(node: Node, group: str, rootless: bool, ready: Callable[[], bool]) -
     }  # fmt: skip
     words = ["kubelet", f"--root-dir={data}", f"--config={node.folder}/kubelet.json",
              f"--hostname-override={node.name}", f"--cert-dir={data}/pki"]  # fmt: skip
+    if node.network == "bridge":
+        content.update({"clusterDNS": [node.address], "clusterDomain": "cluster.local"})
     if node.joined:
         content.update({"rotateCertificates": True, "serverTLSBootstrap": True})
         words += [f"--bootstrap-kubeconfig={node.folder}/bootstrap.conf",

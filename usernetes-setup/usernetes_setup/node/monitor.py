@@ -107,8 +107,9 @@ def founding(node: Node) -> None:
         "scheduler": "/CN=system:kube-scheduler",
         "node": this,
         "kubelet-client": "/CN=dovetail-kubelet-client",
-        "proxy": "/CN=system:kube-proxy",
     }
+    if node.network == "bridge":
+        clients.update({"proxy": "/CN=system:kube-proxy", "dns": "/CN=dovetail-dns"})
     internal = f"https://{inside}:{node.ports['server']}"
     with (
         ThreadPoolExecutor() as together

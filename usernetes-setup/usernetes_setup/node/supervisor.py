@@ -205,7 +205,11 @@ def commands(
         *components.devices(node),
         components.Command("control", control, up),
         *(
-            [bridge_network.proxy(node, up), bridge_network.forwarder(node, entrance, up)]
+            [
+                bridge_network.proxy(node, up),
+                bridge_network.dns(node, up),
+                bridge_network.forwarder(node, entrance, up),
+            ]
             if entrance
             else []
         ),
