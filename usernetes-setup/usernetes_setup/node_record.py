@@ -29,6 +29,9 @@ from dovetail.core.errors import BadInput, WorkFailed
 from dovetail.host import processes
 from dovetail.host.private_files import write_private
 
+SHOWN = Path("/run/dovetail")
+"""What a node shows its pods of its own, in its own /run."""
+
 # Names of fields in records of clusters that an earlier version started and that may still run.
 _FORMER = {"keeper": "monitor", "keeper_ticks": "monitor_ticks"}
 

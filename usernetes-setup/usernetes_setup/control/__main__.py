@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: LGPL-3.0-or-later
-"""The control node's own loops, in one process: the CSR approver and the node lifecycle.
+"""The control node's own loops, in one process: CSR approver, node lifecycle, local volumes.
 
 Started by the node's supervisor as a component, once the API answers: `python3 -m
 usernetes_setup.control NODE.json`. First it grants the access that nodes need. Invariant: when
-either loop fails, whatever it is, the process ends, and the supervisor starts it again.
+any loop fails, whatever it is, the process ends, and the supervisor starts it again.
 """
 
 from __future__ import annotations
@@ -14,7 +14,13 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
-from usernetes_setup.control import admission, api_client, csr_approver, lost_nodes
+from usernetes_setup.control import (
+    admission,
+    api_client,
+    csr_approver,
+    local_volumes,
+    lost_nodes,
+)
 from usernetes_setup.control.api_client import ACCOUNTS, BINDINGS, MAPS, ROLES
 from usernetes_setup.node_record import cluster_folder, read
 
@@ -57,6 +63,7 @@ def prepare(client: api_client.Client, authority: str, network: str) -> None:
     root = {"metadata": {"name": "kube-root-ca.crt"}, "data": {"ca.crt": authority}}
     wanted = [(BINDINGS, thing) for thing in bindings()]
     wanted += [(ACCOUNTS, account), (MAPS, root), (ROLES, names_reader())]
+    wanted += [(local_volumes.CLASSES, local_volumes.storage_class())]
     wanted += admission.policies(network)
     for path, thing in wanted:
         try:
@@ -87,6 +94,8 @@ def main(record: str) -> None:
     loops = {
         "CSR approver": lambda: csr_approver.run(client),
         "node lifecycle": lambda: lost_nodes.run(client, node.name, never.wait),
+        "volumes": lambda: local_volumes.serve(client, node.cluster),
+        "volumes given back": lambda: local_volumes.reclaim(client, node.cluster),
     }
     for loop in loops.items():
         threading.Thread(target=run, args=loop, daemon=True).start()

@@ -37,12 +37,11 @@ from usernetes_setup.node import (
     namespaces,
     removal,
 )
-from usernetes_setup.node_record import Node, cluster_folder
+from usernetes_setup.node_record import SHOWN, Node, cluster_folder
 
 TICK = 0.05  # seconds between looks at what a component waits for, while any waits
 STEADY = 20.0  # seconds after which a start counts as a success
 BACKOFF = 0.2  # seconds before the first restart of a component; doubles up to 5
-SHOWN = Path("/run/dovetail")  # in the node's own /run
 
 
 class ComponentState(enum.Enum):
@@ -155,6 +154,7 @@ def private_view(node: Node) -> None:
     if cgroups.unified():
         cgroups.show(node.group, staging / "cgroup")
     show_programs()
+    show_volumes(node)
 
 
 def raise_locked_memory() -> None:
@@ -177,6 +177,13 @@ def show_programs() -> None:
             namespaces.mount(str(source), str(SHOWN / name), "", namespaces.BIND | namespaces.REC)
     except (OSError, BadInput) as error:  # simulations do without
         print(f"pods cannot use {SHOWN}: {error}", flush=True)
+
+
+def show_volumes(node: Node) -> None:
+    """Let the volumes of claims have the same path on every node, wherever its folder is."""
+    (SHOWN / "volumes").mkdir(parents=True, exist_ok=True)
+    (node.folder / "volumes").mkdir(exist_ok=True)
+    namespaces.mount(str(node.folder / "volumes"), str(SHOWN / "volumes"), "", namespaces.BIND)
 
 
 def commands(

@@ -1,0 +1,43 @@
+# SPDX-License-Identifier: LGPL-3.0-or-later
+"""Which claims get a volume, and which; on a cluster in test_features.py."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from usernetes_setup.control import local_volumes
+
+pytestmark = pytest.mark.unit
+NOTES = {
+    "volume.kubernetes.io/selected-node": "127.77.1.2",
+    "volume.kubernetes.io/storage-provisioner": "dovetail/local",
+}
+
+
+def claim(notes=NOTES, **spec):
+    usual = {"storageClassName": local_volumes.CLASS, "accessModes": ["ReadWriteOnce"],
+             "volumeMode": "Filesystem", "resources": {"requests": {"storage": "1Gi"}}}  # fmt: skip
+    about = {"uid": "1-2", "name": "kept", "namespace": "default", "annotations": notes}
+    return {"metadata": about, "spec": {**usual, **spec}}
+
+
+def test_a_claim_gets_a_folder_that_binds_its_pods_to_the_node_of_the_first():
+    made = local_volumes.volume(claim())["spec"]
+    assert made["hostPath"]["path"] == "/run/dovetail/volumes/pvc-1-2"
+    assert "127.77.1.2" in json.dumps(made["nodeAffinity"])
+    assert (made["claimRef"]["uid"], made["capacity"]) == ("1-2", {"storage": "1Gi"})
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        claim(volumeName="pvc-1-2"),
+        claim(volumeMode="Block"),
+        claim(storageClassName="theirs"),
+        claim(notes={}),
+        claim(notes={name: NOTES[name] for name in NOTES if "node" not in name}),
+    ],
+)
+def test_other_claims_get_none(other):
+    assert local_volumes.volume(other) is None
