@@ -27,6 +27,7 @@ def test_another_user_of_the_host_gets_nothing(machine):
     parts, folder = record(made), Path(made["folder"])
     kubelet = f"https://{parts['address']}:{parts['ports']['kubelet']}"
     streams = f"https://{parts['address']}:{parts['ports']['stream']}"
+    metrics = f"https://{parts['address']}:{parts['ports']['metrics']}"
     inside = [str(path) for path in below(folder)]
     attempts = {
         "urls": [f"{made['server']}{path}" for path in
@@ -34,6 +35,7 @@ def test_another_user_of_the_host_gets_nothing(machine):
         + [f"{kubelet}{path}" for path in
            ("/pods", "/metrics", "/runningpods/", "/healthz", "/configz",
             "/run/default/first/main?cmd=id", "/logs/")]
+        + [f"{metrics}/apis/metrics.k8s.io/v1beta1/nodes"]
         + [f"{streams}{path}" for path in ("/", "/exec/x", "/attach/x", "/portforward/x")],
         "files": [made["kubeconfig"], str(folder), str(folder.parents[1] / "pki"), *inside[:2000]],
         "sockets": [path for path in inside if Path(path).is_socket()],

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: LGPL-3.0-or-later
-"""The control node's own loops, in one process: CSR approver, node lifecycle, local volumes.
+"""The control node's own loops, in one process: CSR approver, node lifecycle, volumes, metrics.
 
 Started by the node's supervisor as a component, once the API answers: `python3 -m
 usernetes_setup.control NODE.json`. First it grants the access that nodes need. Invariant: when
@@ -13,6 +13,7 @@ import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from usernetes_setup.control import (
     admission,
@@ -20,9 +21,10 @@ from usernetes_setup.control import (
     csr_approver,
     local_volumes,
     lost_nodes,
+    resource_metrics,
 )
 from usernetes_setup.control.api_client import ACCOUNTS, BINDINGS, MAPS, ROLES
-from usernetes_setup.node_record import cluster_folder, read
+from usernetes_setup.node_record import Node, cluster_folder, read
 
 _DNS = "dovetail-dns"
 
@@ -55,7 +57,7 @@ def names_reader() -> api_client.Object:
     return {"metadata": {"name": _DNS}, "rules": rules}
 
 
-def prepare(client: api_client.Client, authority: str, network: str) -> None:
+def prepare(client: api_client.Client, authority: str, node: Node, address: str) -> None:
     """Grant the access that nodes need, and refuse what cannot work; safe to repeat."""
     # The controller manager makes these two as well, but seconds later, and no pod can be
     # made without the one or started without the other.
@@ -64,7 +66,8 @@ def prepare(client: api_client.Client, authority: str, network: str) -> None:
     wanted = [(BINDINGS, thing) for thing in bindings()]
     wanted += [(ACCOUNTS, account), (MAPS, root), (ROLES, names_reader())]
     wanted += [(local_volumes.CLASSES, local_volumes.storage_class())]
-    wanted += admission.policies(network)
+    wanted += resource_metrics.registration(address, node.ports["metrics"], authority)
+    wanted += admission.policies(node.network)
     for path, thing in wanted:
         try:
             client.call("POST", path, thing)
@@ -81,7 +84,9 @@ def main(record: str) -> None:
     server = admin["clusters"][0]["cluster"]["server"]
     authority = (folder / "ca.crt").read_text()
     client = api_client.Client(server, authority, folder / "admin.crt")
-    prepare(client, authority, node.network)
+    address = urlsplit(server).hostname or ""  # on a bridge another than outside
+    metrics = resource_metrics.server(client, address, node.ports["metrics"], folder)
+    prepare(client, authority, node, address)
     failed, never = threading.Event(), threading.Event()
 
     def run(name: str, work: Callable[[], None]) -> None:
@@ -95,6 +100,7 @@ def main(record: str) -> None:
         "CSR approver": lambda: csr_approver.run(client),
         "node lifecycle": lambda: lost_nodes.run(client, node.name, never.wait),
         "volumes": lambda: local_volumes.serve(client, node.cluster),
+        "metrics": metrics.serve_forever,
         "volumes given back": lambda: local_volumes.reclaim(client, node.cluster),
     }
     for loop in loops.items():

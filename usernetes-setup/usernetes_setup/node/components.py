@@ -102,6 +102,8 @@ def _server(node: Node, pki: Path) -> list[str]:
         f"--kubelet-client-certificate={pki}/kubelet-client.crt",
         f"--kubelet-client-key={pki}/kubelet-client.key",
         "--kubelet-preferred-address-types=InternalIP",
+        f"--proxy-client-cert-file={pki}/front-proxy.crt",
+        f"--proxy-client-key-file={pki}/front-proxy.key",
         "--service-account-issuer=https://kubernetes.default.svc",
         f"--service-account-key-file={pki}/accounts.pub",
         f"--service-account-signing-key-file={pki}/accounts.key",

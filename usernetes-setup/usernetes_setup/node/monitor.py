@@ -29,7 +29,7 @@ from dovetail.host.install_paths import package_environment
 from dovetail.host.private_files import write_private
 from dovetail.host.self_signed import self_signed
 
-from usernetes_setup.control import certificates
+from usernetes_setup.control import certificates, resource_metrics
 from usernetes_setup.node import (
     bridge_network,
     cgroups,
@@ -59,7 +59,9 @@ def lease(node: Node) -> list[socket.socket]:
             node.name = node.address
         held.append(socket_)
     wanted = {"kubelet": node.address, "stream": components.stream_address(node)}
-    for name, address in {**wanted, **({"server": node.address} if node.control else {})}.items():
+    if node.control:
+        wanted.update({"server": node.address, "metrics": node.address})
+    for name, address in wanted.items():
         node.ports[name], socket_ = namespaces.lease_port(address)
         held.append(socket_)
     if node.control:
@@ -100,6 +102,7 @@ def founding(node: Node) -> None:
     servers = {
         "server": ("/CN=kube-apiserver", [*names, *{node.address, inside, "10.96.0.1"}]),
         f"node-{node.name}": (this, [node.name, inside]),
+        "metrics": (f"/CN={resource_metrics.SERVICE}", [resource_metrics.NAME]),
     }
     clients = {
         "admin": "/O=system:masters/CN=dovetail-admin",
@@ -107,6 +110,7 @@ def founding(node: Node) -> None:
         "scheduler": "/CN=system:kube-scheduler",
         "node": this,
         "kubelet-client": "/CN=dovetail-kubelet-client",
+        "front-proxy": f"/CN={resource_metrics.ASKER}",
     }
     if node.network == "bridge":
         clients.update({"proxy": "/CN=system:kube-proxy", "dns": "/CN=dovetail-dns"})
