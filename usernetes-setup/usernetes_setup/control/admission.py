@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: LGPL-3.0-or-later
-"""What a cluster of ours refuses, because it could not keep what it took.
+"""What a cluster of ours refuses, because it could not keep what it took, or warns of.
 
 Input: the network of the cluster's pods. Output: admission policies, as objects. Pure.
 
@@ -35,11 +35,21 @@ def policies(network: str) -> list[tuple[str, Object]]:
             "the pods of this cluster have no network but the machine's: put `hostNetwork: true` "
             "into the pod's spec, or start a cluster with `dovetail kube up --network bridge`",
         )
+        # Taken all the same: controllers make services for what they run, and do not need them.
+        found += _refusal(
+            "dovetail-host-services",
+            ("", "services"),
+            "false",
+            "pods of this cluster are on the machine's network, where nothing serves the address "
+            "or the name of a service: connect to the node's address and the pod's port, or start "
+            "a cluster with `dovetail kube up --network bridge`",
+            action="Warn",
+        )
     return found
 
 
 def _refusal(
-    name: str, resource: tuple[str, str], holds: str, message: str
+    name: str, resource: tuple[str, str], holds: str, message: str, action: str = "Deny"
 ) -> list[tuple[str, Object]]:
     """A policy that new objects must satisfy, and its binding."""
     rule = {"apiGroups": [resource[0]], "apiVersions": ["v1"], "operations": ["CREATE"],
@@ -58,6 +68,6 @@ def _refusal(
         "apiVersion": _GROUP,
         "kind": "ValidatingAdmissionPolicyBinding",
         "metadata": {"name": name},
-        "spec": {"policyName": name, "validationActions": ["Deny"]},
+        "spec": {"policyName": name, "validationActions": [action]},
     }
     return [(POLICIES, policy), (BINDINGS, binding)]
