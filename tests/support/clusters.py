@@ -11,6 +11,7 @@ import glob
 import json
 import os
 import shutil
+import socket
 import subprocess
 import sys
 import tempfile
@@ -295,6 +296,16 @@ def start(machine, made, name, command="exec sleep 1000", **more):
     machine.kubectl(made, "apply", "-f", "-", text=pod(name, command, **more))
     machine.kubectl(made, "wait", "--for=condition=Ready", f"pod/{name}", f"--timeout={LIMIT}s")
     return machine.get(made, "pod", name)
+
+
+def own_address() -> str:
+    """An address of this machine that is not loopback, or ""; nothing is sent."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(("192.0.2.1", 9))
+            return str(probe.getsockname()[0])
+        except OSError:
+            return ""
 
 
 def container_group(made, thing, controller):

@@ -5,16 +5,16 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 from support import guides, known_programs
-from support.clusters import LIMIT, TOP, Machine, as_user, eventually
+from support.clusters import LIMIT, TOP, Machine, as_user, eventually, own_address
 from usernetes_setup.build import oci_image
 from usernetes_setup.node import components
 
@@ -22,7 +22,7 @@ PAGE = "dovetail-kubernetes.7"
 EARLIER = "A cluster that you have already"
 HERE = ("First steps", "Simulations as pods", EARLIER, "More nodes", "Machines without internet",
         "How it ends")  # fmt: skip
-ELSEWHERE = {  # done for these tests, since they need it; podman and a registry are on no machine
+ELSEWHERE = {  # done for these tests, since they need it; podman is on no machine
     "Container images":
         "executors/test_cluster_images.py::"
         "test_a_simulation_runs_from_an_image_with_its_own_mpi_and_is_measured",
@@ -34,6 +34,18 @@ ELSEWHERE = {  # done for these tests, since they need it; podman and a registry
         "usernetes_setup/test_cluster.py::test_a_cluster_runs_pods_resizes_them_and_leaves_nothing",
 }  # fmt: skip
 NOWHERE = ("k3s", "kind")  # programs that no machine of ours has, as the guide says
+
+
+@pytest.mark.unit
+def test_every_feature_of_the_guides_table_is_held_by_a_test():
+    """And every test of features holds a row."""
+    text = (TOP / "doc" / PAGE).read_text()
+    table = text.split("\n.Bl -column ")[1].split("\n.El\n")[0]
+    header, *rows = table.split("\n.It ")[1:]
+    assert header.startswith("Sy Feature Ta ")
+    names = [re.search(r"^\.\\\" (test_\w+)$", row, re.MULTILINE)[1] for row in rows]
+    tests = (TOP / "tests/usernetes_setup/test_features.py").read_text()
+    assert names == re.findall(r"^def (test_\w+)\(", tests, re.MULTILINE)
 
 
 @pytest.mark.unit
@@ -155,16 +167,6 @@ def test_a_bundle_is_all_that_a_machine_without_internet_needs(reader):
     kubectl = next(reader.machine.folder.glob(".cache/dovetail/kube/*/bin/kubectl"))
     config = reader.state / "default/kubeconfig"
     assert " Ready " in reader.type(f"{kubectl} --kubeconfig {config} get nodes")
-
-
-def own_address() -> str:
-    """An address of this machine that is not loopback, or ""; nothing is sent."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        try:
-            probe.connect(("192.0.2.1", 9))
-            return str(probe.getsockname()[0])
-        except OSError:
-            return ""
 
 
 @pytest.mark.kube
