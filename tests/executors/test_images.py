@@ -103,6 +103,8 @@ PULLED = (
     'Back-off pulling image "a": ErrImagePull: rpc error: code = NotFound desc = failed to pull '
     'and unpack image "r/a:1": failed to resolve reference "r/a:1": r/a:1: not found'
 )
+DENIED = "pulling from host r failed with status code [manifests 1]: 401 Unauthorized"
+UNKNOWN = "tls: failed to verify certificate: x509: certificate signed by unknown authority"
 SAID = {
     "not there yet": (waiting("PodInitializing"), {}, ""),
     "still pulled": ({"running": {}}, {}, ""),
@@ -121,6 +123,16 @@ SAID = {
         waiting("ImagePullBackOff", PULLED),
         {},
         f"image {IMAGE} cannot be pulled by node n1: r/a:1: not found; or load it",
+    ),
+    "of a registry that wants other credentials": (
+        waiting("ImagePullBackOff", PULLED.replace("r/a:1: not found", DENIED)),
+        {},
+        f"image {IMAGE} cannot be pulled by node n1: {DENIED}; name a Secret with the registry's",
+    ),
+    "of a registry that nobody vouches for": (
+        waiting("ErrImagePull", PULLED.replace("r/a:1: not found", UNKNOWN)),
+        {},
+        f"image {IMAGE} cannot be pulled by node n1: {UNKNOWN}; tell the node of the registry's",
     ),
     "for other machines": (
         waiting("ErrImagePull", "x: no match for platform in manifest: not found"),

@@ -31,6 +31,11 @@ Object = dict[str, Any]
 
 PATIENCE = 1800.0
 """Seconds in which every node must have tried all images: some are large, and come from afar."""
+_CURES = {
+    "401 Unauthorized": "name a Secret with the registry's credentials by pull_secret, ",
+    "x509: ": "tell the node of the registry's certificate, as in dovetail-kubernetes(7), ",
+}
+"""What would be right, by what a runtime says of a registry."""
 _LOOK = 0.2
 _LONGEST = 300
 
@@ -132,7 +137,8 @@ def _not_there(image: str, node: str, policy: str, waits: Object) -> str:
         return f"image {image} is of no use on node {node}: {_last(said)}"[:_LONGEST]
     if "no match for platform" in said:
         return f"image {image} has nothing for the architecture of node {node}"
-    return f"image {image} cannot be pulled by node {node}: {_last(said)}; or {load}"
+    cure = next((words for sign, words in _CURES.items() if sign in said), "")
+    return f"image {image} cannot be pulled by node {node}: {_last(said)}; {cure}or {load}"
 
 
 def _last(said: str) -> str:
