@@ -25,7 +25,7 @@ FORBIDDEN = {
     "dovetail/executors/pods/messages.py": "import dovetail.executors.kubernetes.api",
     "dovetail/executors/kubernetes/api.py": "import dovetail.executors.local.executor",
     "dovetail/bench/cases.py": "import dovetail.bench.demo",
-    "dovetail/run/loop.py": "import flux, kubernetes, usernetes_setup.cluster",
+    "dovetail/run/loop.py": "import flux, kubernetes, prometheus_client, usernetes_setup.cluster",
     "dovetail/controller/trial.py": "import time",
     "dovetail/host/cgroups.py": "import yaml",
     "usernetes_setup/cluster.py": "import dovetail.core.units",

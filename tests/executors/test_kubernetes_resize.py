@@ -24,6 +24,7 @@ from dovetail.core.errors import BadInput
 from dovetail.executors.kubernetes import manifests, placement, session
 from dovetail.executors.kubernetes.api import Api
 from dovetail.executors.kubernetes.nodes import Nodes
+from dovetail.run.metrics import Metrics
 from support import cluster_runs
 from support.clusters import LIMIT, pod
 from support.driven_executor import Driver, shares
@@ -72,6 +73,12 @@ def test_each_pod_is_born_with_its_own_request_and_resized_without_a_restart(dri
         cells = ["one", driver.site.made["node"], f"{row['cpu']}m", f"{weight} {row['value']}"]
         assert any(all(cell in line for cell in cells) for line in shown), shown
     assert json.loads(cli("status", "--json", str(driver.out)))["groups"] == rows
+    metrics = Metrics(driver.out, protocol.Capacity(())).render().decode()
+    for row in rows:
+        first, last = row["ranks"]
+        of = f'{{node="{row["node"]}",ranks="{first}-{last}",simulation="one"}}'
+        assert f"dovetail_share_wanted_ratio{of} {row['wanted']}\n" in metrics
+        assert f"dovetail_share_real_ratio{of} {row['real']}\n" in metrics
 
 
 def test_a_simulation_whose_place_is_found_during_a_resize_has_its_part_of_it(driver):

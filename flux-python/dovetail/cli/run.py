@@ -56,6 +56,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "where it answers, else Jobs)",
     )  # fmt: skip
     parser.add_argument(
+        "--metrics", metavar="WHERE",
+        help="serve metrics for Prometheus at unix:PATH or ADDRESS:PORT while the run goes on",
+    )  # fmt: skip
+    parser.add_argument(
         "--plan-copy", metavar="FILE", type=Path,
         help="read the plan from FILE, a copy; paths in it are still relative to PLAN.yaml",
     )  # fmt: skip
@@ -72,12 +76,16 @@ def run(args: argparse.Namespace) -> int:
     place = target.chosen(args.kubeconfig, args.network, args.launcher)
     # Another program asks for what is possible, whatever the plan.
     work.check(asked, place, args.output, checkpoint=args.checkpoint and not args.orders)
+    if args.metrics is not None:
+        from dovetail.run import metrics_server
+
+        metrics_server.Address.of(args.metrics)  # for a dry run too
     if args.dry_run:
         return show(asked, place.cpu(asked), place.devices(asked), as_json=args.json)
     ended = work.run(
         asked, args.output, place=place, resume=args.resume, quiet=args.json,
         orders=Orders(0 if args.orders else None), scope=cgroups.scope,
-        checkpoint=args.checkpoint,
+        checkpoint=args.checkpoint, metrics=args.metrics,
     )  # fmt: skip
     return tell(ended, as_json=args.json)
 

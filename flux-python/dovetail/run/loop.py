@@ -93,6 +93,16 @@ class Signals:
             raise KeyboardInterrupt
 
 
+class Watcher(Protocol):
+    """Who follows a run from within; no call takes longer than a moment."""
+
+    def take(self, entry: Event | Action) -> None:
+        """What goes into the event log."""
+
+    def look(self, controller: Controller, t: float) -> None:
+        """The run as it is now."""
+
+
 class Orders:
     """What another program asks of the run while it goes on: lines `stop NAME`."""
 
@@ -131,6 +141,7 @@ class Loop:
         signals: Signals,
         orders: Orders | None = None,
         job_end: job_time.End | None = None,
+        watcher: Watcher | None = None,
     ) -> None:
         """With `job_end`, simulations are stopped at checkpoints where the run is ended.
 
@@ -145,6 +156,7 @@ class Loop:
         self.signals = signals
         self.orders = orders or Orders(None)
         self.job_end = job_end
+        self.watcher = watcher
         self.ordered = self.orders.source is not None
 
     def now(self) -> float:
@@ -174,7 +186,7 @@ class Loop:
                 told = told or any(isinstance(event, Interrupted) for event in seen)
                 self.step([*seen, *unwanted, new])
                 self.tell(t)
-                self.live.show(self.controller, t)
+                self.show(t)
                 if told and self.executor.silent():
                     break
         finally:
@@ -183,6 +195,13 @@ class Loop:
         if not self.controller.finished:
             t = self.now()
             self.step([*([] if told else [self.interrupted(t)]), *self.executor.observe(t)])
+            self.show(t)
+
+    def show(self, t: float) -> None:
+        """Let who looks on see the run."""
+        self.live.show(self.controller, t)
+        if self.watcher:
+            self.watcher.look(self.controller, t)
 
     def tell(self, t: float) -> None:
         """Pass on what the user should know of the place where simulations run."""
@@ -230,3 +249,5 @@ class Loop:
         except LogStopped as error:
             why = f"the event log is kept in memory until it can be written: {error}"
             self.live.note(self.now(), Note("hold", why))
+        if self.watcher:
+            self.watcher.take(entry)

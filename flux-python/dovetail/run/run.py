@@ -41,6 +41,7 @@ from dovetail.run.resume import rebuild
 
 if TYPE_CHECKING:  # the report's libraries take a while to import, see `execute`
     from dovetail.report import summary
+    from dovetail.run.metrics_server import Server
 
 LOG = "events.jsonl"
 REPORT = "dovetail.report.html"
@@ -104,20 +105,28 @@ def run(
     orders: Orders | None = None,
     scope: Callable[[], Sequence[str]] = tuple,
     checkpoint: bool = False,
+    metrics: str | None = None,
 ) -> RunOutcome:
     """Run a plan to its end and write its report.
 
     `place` is this machine by default, `settings` are for a new run, not a resumed one. `scope`
     gives the words to put before a command so that control groups can be made here. With
     `checkpoint`, an end that comes too early stops simulations at checkpoints where it can.
+    `metrics` is where these are served, if they are; see dovetail-metrics(5).
     """
     check_directory(directory, resume=resume)
-    with held(directory):
+    with contextlib.ExitStack() as open_now:
+        server = None
+        if metrics is not None:
+            from dovetail.run import metrics_server
+
+            server = open_now.enter_context(metrics_server.Server(metrics))
+        open_now.enter_context(held(directory))
         check_directory(directory, resume=resume)  # now that nobody else writes it
         with Signals() as signals:
             log = execute(
                 asked, directory, signals, place=place, resume=resume, quiet=quiet,
-                settings=settings, orders=orders, scope=scope, checkpoint=checkpoint,
+                settings=settings, orders=orders, scope=scope, checkpoint=checkpoint, server=server,
             )  # fmt: skip
             return publish(directory, log, signals)
 
@@ -169,10 +178,11 @@ def execute(
     orders: Orders | None = None,
     scope: Callable[[], Sequence[str]] = tuple,
     checkpoint: bool = False,
+    server: Server | None = None,
 ) -> eventlog.Log:
     """Drive the simulations to their ends; returns the log. The parameters are those of `run`.
 
-    The plan's `max_packed` is put into the settings.
+    `server` is what serves metrics. The plan's `max_packed` is put into the settings.
     """
     tuned = replace(settings or Settings(), max_packed=asked.limits.max_packed or 0)
     spent = resumable(directory / LOG, asked) if resume else 0.0
@@ -209,11 +219,19 @@ def execute(
             if end and end.left < math.inf:
                 told = f"the job has {end.left:.0f} s; checkpoints are written {end.early:.0f} s"
                 live.say(f"{told} before")
+            watcher = None
+            if server:
+                from dovetail.run.metrics import Metrics
+
+                watcher = Metrics(directory, capacity, place.launcher())
+                watcher.look(controller, spent)
+                live.say(server.start(directory, watcher.render))
             # What the report needs is loaded while simulations run, not while they wait for it.
             report = threading.Thread(target=importlib.import_module, args=[REPORT], daemon=True)
             report.start()
+            loop = Loop(controller, executor, log, live, origin, signals, orders, end, watcher)
             try:
-                Loop(controller, executor, log, live, origin, signals, orders, end).drive(first)
+                loop.drive(first)
             finally:
                 if end:
                     end.close()
