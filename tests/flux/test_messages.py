@@ -23,8 +23,12 @@ ORDERS = [
     (messages.Keep({"more": [1]}), '{"keep": {"more": [1]}}'),
     (messages.Queue(messages.QueuedPlan(**PLAN)), json.dumps({"queue": PLAN})),
     (
-        messages.Queue(messages.QueuedPlan(**PLAN, content="c", environment={"A": "b"})),
-        json.dumps({"queue": {**PLAN, "content": "c", "environment": {"A": "b"}}}),
+        messages.Queue(
+            messages.QueuedPlan(**PLAN, content="c", environment={"A": "b"}, metrics="h:1")
+        ),
+        json.dumps(
+            {"queue": {**PLAN, "content": "c", "environment": {"A": "b"}, "metrics": "h:1"}}
+        ),
     ),
     (messages.StartRun(2), '{"run": 2}'),
     (messages.CancelRun(2), '{"cancel": 2}'),

@@ -51,6 +51,17 @@ def test_a_run_reads_its_plan_as_it_was_submitted(runner, heard, tmp_path):
     assert (tmp_path / "out" / LOG).read_text().strip() == news["why"]
 
 
+def test_a_run_serves_its_metrics_where_it_was_submitted_for(runner, heard, tmp_path):
+    (tmp_path / "case").mkdir()
+    entry = "{name: a, case: case, ranks: 1, command: sh -c true}"
+    where = f"unix:{tmp_path}/none/socket"
+    runner.queue(order(tmp_path, content=f"simulations: [{entry}]\n", metrics=where))
+    runner.start(1, "")
+    [news] = heard
+    assert news["why"].startswith(f"dovetail: --metrics {where}: cannot listen there")
+    assert news["code"] == 2
+
+
 def test_the_copy_of_an_earlier_run_in_the_same_directory_stays(runner, heard, tmp_path):
     (tmp_path / "case").mkdir()
     out = tmp_path / "out"

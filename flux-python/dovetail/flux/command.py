@@ -58,6 +58,7 @@ def parser() -> argparse.ArgumentParser:
     add("plan", metavar="PLAN.yaml", type=Path, help="what to run")
     add("-o", "--output", metavar="DIR", type=Path, help="results (default: dovetail-out-NUMBER)")
     add("--wait-up", action="store_true", help="first wait until Kubernetes is up")
+    add("--metrics", metavar="WHERE", help="serve metrics of the run at unix:PATH or ADDRESS:PORT")
     for name in ("wait", "cancel", "report"):
         made[name].add_argument("runs", nargs="*", type=int, metavar="RUN", help="number of a run")
         made[name].add_argument("--all", action="store_true", help="all runs")
@@ -97,7 +98,9 @@ def do_up(args: argparse.Namespace) -> int:
 def do_submit(args: argparse.Namespace) -> int:
     """Send a plan, as it is now; relative paths are relative to where we are."""
     from dovetail.plan import schema, yaml_lines
+    from dovetail.run.metrics_server import Address
 
+    metrics = None if args.metrics is None else Address.of(args.metrics).absolute()
     content = yaml_lines.read(args.plan)
     asked = schema.load(args.plan, content)  # complains before anything is sent
     for line in schema.warnings(asked):
@@ -112,7 +115,7 @@ def do_submit(args: argparse.Namespace) -> int:
         output, made = new_folder(), True
     order = {"plan": os.path.abspath(args.plan), "content": content.decode(),
              "output": str(output.resolve()), "cwd": os.getcwd(),
-             "environment": format.user_environment(os.environ)}  # fmt: skip
+             "environment": format.user_environment(os.environ), "metrics": metrics}  # fmt: skip
     try:
         found = client.call("dovetail.submit", order)
     except (BadInput, WorkFailed):

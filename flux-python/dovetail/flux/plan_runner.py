@@ -81,6 +81,8 @@ class PlanRunner:
         command += ["--orders", "--checkpoint"]
         if plan.executor == "kubernetes":
             command += ["--kubeconfig", kubeconfig]
+        if plan.metrics is not None:
+            command += ["--metrics", plan.metrics]
         environment = package_environment(plan.environment)
         try:
             output.mkdir(parents=True, exist_ok=True)

@@ -51,6 +51,11 @@ class Address:
             raise BadInput(f"--metrics {text}: unix:PATH or ADDRESS:PORT would be right")
         return cls(host=host, port=int(port))
 
+    def absolute(self) -> str:
+        """The same as text, for a process in another folder."""
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"unix:{Path(self.path).absolute()}" if self.path else f"{host}:{self.port}"
+
     def listen(self) -> socket.socket:
         """Listen there; raises OSError."""
         if self.path:

@@ -24,13 +24,17 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class SubmitPlan:
-    """Queue a plan; its content, or else what the file has when its turn comes."""
+    """Queue a plan; its content, or else what the file has when its turn comes.
+
+    `metrics` is where its run serves them, if it does.
+    """
 
     plan: str
     output: str
     cwd: str
     content: str | None = None
     environment: dict[str, str] | None = None
+    metrics: str | None = None
 
     def __post_init__(self) -> None:
         """None of the three that are needed may be empty."""
@@ -228,6 +232,7 @@ class QueuedPlan:
     executor: str
     content: str | None = None
     environment: dict[str, str] | None = None
+    metrics: str | None = None
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ _flux_dovetail() {
   else
     case ${COMP_WORDS[2]} in
       up) words="--dovetail --json --help" ;;
-      submit) words="--output --wait-up --json --help" ;;
+      submit) words="--output --wait-up --metrics --json --help" ;;
       wait | cancel | report) words="--all --json --help" ;;
       logs) words="--slice --json --help" ;;
       kubectl) words= ;;
