@@ -10,7 +10,7 @@ import tarfile
 
 import pytest
 from dovetail.core.errors import BadInput
-from usernetes_setup.build import debian_packages, oci_image, programs
+from usernetes_setup.build import debian_packages, go_build, oci_image, programs
 
 pytestmark = pytest.mark.unit
 
@@ -118,7 +118,7 @@ def test_the_machines_own_kubernetes_is_used_if_it_is_the_pinned_one(
     for name in programs.KUBERNETES:
         program(tmp_path / "bin", name, f"Kubernetes {programs.version()}{offset}")
     monkeypatch.setenv("PATH", f"{tmp_path}/bin:/bin")
-    monkeypatch.setattr(debian_packages, "run", lambda *_, **__: pytest.fail("it was built"))
+    monkeypatch.setattr(go_build, "build", lambda *_: pytest.fail("it was built"))
     if fits:
         origins = programs._kubernetes(tmp_path / "draft", "go", print)
         assert origins["kubelet"] == str(tmp_path / "bin/kubelet")

@@ -30,7 +30,7 @@ from dovetail.core.errors import BadInput
 from dovetail.host import install_paths
 from dovetail.host.private_files import check_output
 
-from usernetes_setup.build import debian_packages, go_toolchain, oci_image
+from usernetes_setup.build import debian_packages, go_build, go_toolchain, oci_image
 
 MODULE, DNS = "k8s.io/kubernetes", "github.com/coredns/coredns"
 KUBERNETES = ("kube-apiserver", "kube-controller-manager", "kube-proxy", "kube-scheduler",
@@ -236,9 +236,9 @@ def build(say: debian_packages.Say = print) -> Path:
             go = go_toolchain.command(go_version(), Path(scratch), say)
             origins.update(_kubernetes(draft, go, say))
             for name in PROGRAMS:
-                _go_build(go, "kube", f"./{name}", draft / f"bin/{name}")
+                _go_build(go, "kube", f"./{name}", draft / f"bin/{name}", say)
             say(f"building CoreDNS {_pinned('dns', DNS)}")
-            _go_build(go, "dns", ".", draft / "bin/coredns")
+            _go_build(go, "dns", ".", draft / "bin/coredns", say)
             origins["coredns"] = f"Go module {DNS} {_pinned('dns', DNS)}"
             _pause(draft, Path(scratch))
             made = {}
@@ -266,19 +266,25 @@ def _kubernetes(draft: Path, go: str, say: debian_packages.Say) -> dict[str, str
     flags = []
     for package in ("k8s.io/component-base/version", "k8s.io/client-go/pkg/version"):
         flags += [f"-X {package}.{name}={value}" for name, value in stamps.items()]
-    _go_build(go, "kube", ".", folder / "kube", flags)
+    _go_build(go, "kube", ".", folder / "kube", say, flags)
     for name in KUBERNETES:
         (folder / name).symlink_to("kube")
     return {"kube": f"Go module {MODULE} {pinned}"}
 
 
-def _go_build(go: str, module: str, package: str, target: Path, flags: Sequence[str] = ()) -> None:
+def _go_build(
+    go: str,
+    module: str,
+    package: str,
+    target: Path,
+    say: debian_packages.Say,
+    flags: Sequence[str] = (),
+) -> None:
     """Build one program of a module in `usernetes-setup`."""
     environment = {**os.environ, "CGO_ENABLED": "0", "GOFLAGS": "-buildvcs=false -mod=readonly",
                    "GOTOOLCHAIN": "auto"}  # fmt: skip
-    linker = " ".join(["-s", "-w", *flags])
-    words = ["nice", go, "build", "-trimpath", "-ldflags", linker, "-o", str(target), package]
-    debian_packages.run(words, "go build", cwd=setup_folder() / module, env=environment)
+    linker = ["-s", "-w", *flags]
+    go_build.build(go, package, target, linker, setup_folder() / module, environment, say)
 
 
 def _is(program: str, pinned: str) -> bool:
