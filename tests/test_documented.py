@@ -115,7 +115,8 @@ def test_every_source_file_names_its_licence():
         pytest.skip("not a git checkout")
     plain = {"COPYING", "COPYING.LESSER", ".gitignore", "flux-python/dovetail/py.typed"}
     modules = ("usernetes-setup/kube", "usernetes-setup/dns", "tests/support/registry")
-    plain |= {f"{module}/go.sum" for module in modules}  # has no comments
+    plain |= {f"{module}/go.sum" for module in modules}  # these have no comments
+    plain |= {f"packaging/debian/{name}" for name in ("source/format", "changelog")}
     plain.add("tests/run/demo-events-schema1.jsonl.gz")  # a record, compressed
     bare = [
         name

@@ -1,0 +1,52 @@
+# SPDX-License-Identifier: LGPL-3.0-or-later
+"""Packages for sites ask for what the project needs, and the module sets what `dovetail env` does.
+
+That a wheel and a Debian package can be built and hold all is checked in tier `build`.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+import pytest
+from dovetail import __version__
+from dovetail.host import install_paths
+
+pytestmark = pytest.mark.unit
+
+TOP = Path(__file__).resolve().parents[1]
+PACKAGING = TOP / "packaging"
+
+
+def needs() -> set[str]:
+    """The packages of Python that are needed at run time, in small letters."""
+    lines = (TOP / "flux-python" / "requirements.txt").read_text().splitlines()
+    found = {re.match(r"[\w-]+", line)[0].lower() for line in lines if line[0] != "#"}
+    assert len(found) > 7
+    return found
+
+
+def test_the_debian_package_depends_on_what_is_needed():
+    control = (PACKAGING / "debian" / "control").read_text().partition("\nPackage: ")[2]
+    found = set(re.findall(r"^ python3-([\w-]+)", control, re.M))
+    assert found == {{"pyyaml": "yaml"}.get(name, name) for name in needs()}
+
+
+def test_the_debian_package_has_the_same_version():
+    first, *_ = (PACKAGING / "debian" / "changelog").read_text().splitlines()
+    assert first.startswith(f"dovetail ({__version__}-1) ")
+
+
+def test_the_module_sets_what_env_prints(tmp_path, monkeypatch):
+    (tmp_path / "flux-dovetail").touch()
+    monkeypatch.setattr(sys, "argv", [str(tmp_path / "dovetail")])
+    for name in ("FLUX_EXEC_PATH_PREPEND", "FLUX_CLI_PLUGINPATH"):
+        monkeypatch.delenv(name, raising=False)
+    text = (PACKAGING / "modulefile.in").read_text()
+    text = text.replace("@bindir@", str(tmp_path))
+    text = text.replace("@pythondir@", str(install_paths.PACKAGES))
+    found = dict(re.findall(r'^(?:ap|pre)pend-path (\w+) "(.*)"$', text, re.M))
+    assert found == {**install_paths.for_flux(), "PATH": str(tmp_path)}
+    assert text.startswith("#%Module")
