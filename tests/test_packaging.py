@@ -18,6 +18,8 @@ pytestmark = pytest.mark.unit
 
 TOP = Path(__file__).resolve().parents[1]
 PACKAGING = TOP / "packaging"
+BUNDLED = {"jinja2": "Python-bundle-PyPI", "numpy": "SciPy-bundle"}
+"""Packages of EasyBuild that have more than one of Python's."""
 
 
 def needs() -> set[str]:
@@ -32,6 +34,22 @@ def test_the_debian_package_depends_on_what_is_needed():
     control = (PACKAGING / "debian" / "control").read_text().partition("\nPackage: ")[2]
     found = set(re.findall(r"^ python3-([\w-]+)", control, re.M))
     assert found == {{"pyyaml": "yaml"}.get(name, name) for name in needs()}
+
+
+def test_the_spack_recipe_depends_on_what_is_needed():
+    recipe = (PACKAGING / "spack" / "package.py").read_text()
+    assert set(re.findall(r'depends_on\("py-([\w-]+)', recipe)) == needs()
+    assert f'version("{__version__}")' in recipe
+
+
+def test_the_easybuild_file_has_what_is_needed():
+    (file,) = (PACKAGING / "easybuild").iterdir()
+    found = {
+        name.lower().replace("_", "-")
+        for name in re.findall(r"^    \('([\w-]+)'", file.read_text(), re.M)
+    }
+    assert {BUNDLED.get(name, name).lower() for name in needs()} <= found
+    assert file.name.startswith(f"dovetail-{__version__}-")
 
 
 def test_the_debian_package_has_the_same_version():
