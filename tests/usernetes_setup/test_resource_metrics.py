@@ -28,7 +28,7 @@ class Measured(resource_metrics.Source):
     def _summary(self, name):
         used = {"cpu": {"usageNanoCores": 7, "time": "t"}, "memory": {"workingSetBytes": 2048}}
         containers = [{"name": "main", **used}, {"name": "new", "cpu": {}, "memory": {}}]
-        return {"node": {}, "pods": [{"podRef": {"uid": "u"}, "containers": containers}]}
+        return {"pods": [{"podRef": {"uid": "u"}, "containers": containers}]}
 
 
 def test_a_pod_has_what_its_measured_containers_use(tmp_path):
@@ -38,13 +38,12 @@ def test_a_pod_has_what_its_measured_containers_use(tmp_path):
     assert found == source.answer("/apis/metrics.k8s.io/v1beta1/namespaces/n/pods/p")
 
 
-def test_a_node_has_used_what_its_pods_have_once_that_was_measured():
-    node, part = {"metadata": {"name": "one"}}, {"name": "pods", "cpu": {}, "memory": {}}
-    rest = {"name": "kubelet", "cpu": {"usageNanoCores": 5}, "memory": {}}
-    summary = {"node": {"systemContainers": [rest, part]}, "pods": []}
-    assert resource_metrics.of_node(node, summary) is None
-    part["cpu"]["usageNanoCores"] = 9
-    assert resource_metrics.of_node(node, summary)["usage"] == {"cpu": "9n", "memory": "0Ki"}
+def test_a_node_has_used_what_its_measured_pods_have(tmp_path):
+    summary = Measured(Known(), tmp_path)._summary("one")
+    node = {"metadata": {"name": "one"}}
+    assert resource_metrics.of_node(node, {"pods": []}) is None
+    summary["pods"] *= 2
+    assert resource_metrics.of_node(node, summary)["usage"] == {"cpu": "14n", "memory": "4Ki"}
 
 
 @pytest.mark.parametrize("path", ["/", "/api/v1/pods", "/apis/metrics.k8s.io/v1beta1/secrets"])

@@ -52,37 +52,39 @@ def registration(address: str, port: int, authority: str) -> list[tuple[str, Obj
     ]
 
 
-def usage(measured: Object) -> Object:
-    """CPU and memory as the API group has them."""
-    cpu = measured.get("cpu", {}).get("usageNanoCores", 0)
-    memory = measured.get("memory", {}).get("workingSetBytes", 0)
+def usage(*measured: Object) -> Object:
+    """CPU and memory of all of these together, as the API group has them."""
+    cpu = sum(one["cpu"]["usageNanoCores"] for one in measured)
+    memory = sum(one.get("memory", {}).get("workingSetBytes", 0) for one in measured)
     return {"cpu": f"{cpu}n", "memory": f"{memory >> 10}Ki"}
 
 
-def _entry(kind: str, of: Object, measured: Object, **more: Any) -> Object:  # noqa: ANN401
+def _known(pod: Object) -> list[Object]:
+    """The containers of a pod that were measured, in its node's summary."""
+    parts = pod.get("containers", [])
+    return [part for part in parts if "usageNanoCores" in part.get("cpu", {})]
+
+
+def _entry(kind: str, of: Object, known: list[Object], **more: Any) -> Object:  # noqa: ANN401
     kept = ("name", "namespace", "labels", "creationTimestamp")
     about = {key: of["metadata"][key] for key in kept if key in of["metadata"]}
-    when = measured.get("cpu", {}).get("time", about.get("creationTimestamp"))
+    when = known[0]["cpu"].get("time", about.get("creationTimestamp"))
     return {"kind": kind, "apiVersion": f"{_GROUP}/{_VERSION}", "metadata": about,
             "timestamp": when, "window": "10s", **more}  # fmt: skip
 
 
 def of_node(node: Object, summary: Object) -> Object | None:
-    """A node's entry, from its kubelet's summary; None while its pods were not measured."""
-    for part in summary["node"].get("systemContainers", []):
-        if part["name"] == "pods" and "usageNanoCores" in part.get("cpu", {}):
-            return _entry("NodeMetrics", node, part, usage=usage(part))
-    return None
+    """A node's entry, from its kubelet's summary; None while none of its pods was measured."""
+    known = [part for pod in summary["pods"] for part in _known(pod)]
+    return _entry("NodeMetrics", node, known, usage=usage(*known)) if known else None
 
 
 def of_pod(pod: Object, summary: Object) -> Object | None:
     """A pod's entry, from its node's summary; None while it was not measured."""
     for one in summary["pods"]:
-        if one["podRef"]["uid"] == pod["metadata"]["uid"]:
-            known = [part for part in one.get("containers", [])
-                     if "usageNanoCores" in part.get("cpu", {})]  # fmt: skip
+        if one["podRef"]["uid"] == pod["metadata"]["uid"] and (known := _known(one)):
             containers = [{"name": part["name"], "usage": usage(part)} for part in known]
-            return _entry("PodMetrics", pod, known[0], containers=containers) if known else None
+            return _entry("PodMetrics", pod, known, containers=containers)
     return None
 
 
@@ -137,7 +139,7 @@ class Source:
             kubelet = api_client.Client(server, authority, self.pki / "kubelet-client.crt")
             found: Object = kubelet.call("GET", "/stats/summary?only_cpu_and_memory=true")
             return found
-        return {"node": {}, "pods": []}  # a node that is not there has nothing to tell
+        return {"pods": []}  # a node that is not there has nothing to tell
 
 
 class _Handler(BaseHTTPRequestHandler):
