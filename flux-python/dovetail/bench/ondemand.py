@@ -34,7 +34,7 @@ def started(
     who = "root" if os.getuid() == 0 else "an ordinary user"
     progress(f"starting a Kubernetes cluster of its own as {who}, on {nodes * cores} cores")
     usual: dict[str, Any] = {"name": name, "cpus": str(cores), "memory": "", "address": "",
-             "node": "", "owner": os.getpid(), "timeout": 120.0}  # fmt: skip
+             "node": "", "owner": os.getpid(), "timeout": 120.0, "devices": "none"}  # fmt: skip
     try:
         made = cluster.up(argparse.Namespace(network=network, **usual), progress)
         invitation = str(Path(made["kubeconfig"]).with_name("join.json"))
