@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: LGPL-3.0-or-later
 // Runs Lua in the host's sandbox without Flux, for the unit tests (and valgrind, sanitizers).
 //
-//   core_test [--memory=MB] JSON SCRIPT...
+//   core_test [--memory=MB] [--seconds=S] JSON SCRIPT...
 //
 // Runs the scripts in order, then calls the global function `main` with a view of JSON. Prints
 // the JSON of what it returns, or the error as `error: ...`; either way the exit code is 0.
@@ -61,9 +61,11 @@ int main(int argc, char **argv)
     char error[SANDBOX_ERROR_SIZE];
     int i, rc, again = 0;
 
-    if (argc > 1 && strncmp(argv[1], "--memory=", 9) == 0) {
-        limits.memory = (size_t)atoi(argv[1] + 9) << 20;
-        argc--, argv++;
+    for (; argc > 1 && strncmp(argv[1], "--", 2) == 0; argc--, argv++) {
+        if (strncmp(argv[1], "--memory=", 9) == 0)
+            limits.memory = (size_t)atoi(argv[1] + 9) << 20;
+        else if (strncmp(argv[1], "--seconds=", 10) == 0)
+            limits.seconds = atof(argv[1] + 10);
     }
     if (argc < 3 || !(sandbox = sandbox_create(&limits)))
         return 2;
