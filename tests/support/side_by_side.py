@@ -8,8 +8,7 @@ Tests that share something of their module, such as a cluster, run in one worker
 other. A test marked `alone`, since it measures time or looks at the whole machine, runs while no
 other worker is within a test, and no cluster of another stands idle. So all such tests come last,
 in one worker: while one of them waits for the others' last tests, none can start that would make
-it wait longer. Runs of pytest that run beside each other take each other into account where all
-have the same folder in PYTEST_SIDE_BY_SIDE, else where they are of the same checkout.
+it wait longer.
 """
 
 from __future__ import annotations
@@ -27,8 +26,8 @@ _ALONE = "alone"
 
 @functools.cache
 def _lock(checkout: Path) -> int:
-    """What all hold who run a test beside others: a folder, which has a lock like a file."""
-    return os.open(os.environ.get("PYTEST_SIDE_BY_SIDE", checkout), os.O_RDONLY)
+    """What all hold who run a test of this checkout: its folder, which has a lock like a file."""
+    return os.open(checkout, os.O_RDONLY)
 
 
 def _group(item: pytest.Item) -> str:
