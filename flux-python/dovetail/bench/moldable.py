@@ -60,16 +60,7 @@ def openfoam(scratch: Path, repeat: int, progress: Progress) -> list[Claim]:
 
 def lammps(scratch: Path, repeat: int, progress: Progress) -> list[Claim]:
     """Four melts in a box that is cut into one quarter and three quarters, `ranks: 1-2`."""
-    scratch.mkdir(exist_ok=True)
-    cases = [scratch / f"lammps.{number}" for number in range(COUNT)]
-    for case in cases:
-        case.mkdir()
-        cut, whole = melt(case, 0.25, 900)
-    plan = scratch / "plan.yaml"
-    plan.write_text(
-        f"simulations:\n  - name: melt\n    case: {cases[0]}\n    ranks: 1-{CORES}\n"
-        f"    command: {' '.join(whole)}\n    count: {COUNT}\n"
-    )
+    cases, plan, cut, whole = _melts(scratch, COUNT, 900, f"1-{CORES}")
     ways: dict[str, Callable[[], float]] = {
         WIDE: functools.partial(plain, cases, ["mpirun", "-np", str(CORES), *cut], 1),
         FEWER: functools.partial(plain, cases, whole, CORES),
@@ -103,15 +94,7 @@ def last_wave(scratch: Path, repeat: int, progress: Progress) -> list[Claim]:
 
 def short(scratch: Path, repeat: int, progress: Progress) -> list[Claim]:
     """Simulations of a second on a rank each: what Dovetail adds to each, in seconds."""
-    cases = [scratch / f"short.{number}" for number in range(SHORT)]
-    for case in cases:
-        case.mkdir()
-        _, whole = melt(case, 0.5, 110)
-    plan = scratch / "plan.yaml"
-    plan.write_text(
-        f"simulations:\n  - name: short\n    case: {cases[0]}\n    ranks: 1\n"
-        f"    command: {' '.join(whole)}\n    count: {SHORT}\n"
-    )
+    cases, plan, _, whole = _melts(scratch, SHORT, 110, "1")
     ways: dict[str, Callable[[], float]] = {
         FEWER: functools.partial(plain, cases, whole, CORES),
         OWN: dovetail(scratch, plan),
@@ -123,6 +106,23 @@ def short(scratch: Path, repeat: int, progress: Progress) -> list[Claim]:
         Claim(Row(f"added to each of {SHORT} short simulations", more), "s", "<=", 0.1),
         *(Claim(Row(f"{SHORT} short: {row.name}", row.values), "s") for row in rows.values()),
     ]
+
+
+def _melts(
+    scratch: Path, count: int, steps: int, ranks: str
+) -> tuple[list[Path], Path, list[str], list[str]]:
+    """So many melts, in a box cut 1 to 3 or whole: cases, a plan for `ranks`, and both commands."""
+    scratch.mkdir(exist_ok=True)
+    cases = [scratch / f"melt.{number}" for number in range(count)]
+    for case in cases:
+        case.mkdir()
+        cut, whole = melt(case, 0.25, steps)
+    plan = scratch / "plan.yaml"
+    plan.write_text(
+        f"simulations:\n  - name: melt\n    case: {cases[0]}\n    ranks: {ranks}\n"
+        f"    command: {' '.join(whole)}\n    count: {count}\n"
+    )
+    return cases, plan, cut, whole
 
 
 def melt(case: Path, first: float, steps: int) -> tuple[list[str], list[str]]:
