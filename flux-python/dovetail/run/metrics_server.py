@@ -17,7 +17,6 @@ import secrets
 import signal
 import socket
 import threading
-import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Callable
@@ -105,7 +104,7 @@ class Server:
             raise BadInput(f"--metrics {asked}: cannot listen there: {why}") from None
         self._file: Path | None = None
         self._thread: threading.Thread | None = None
-        self._closed = False
+        self._closed = threading.Event()
 
     def start(self, directory: Path, render: Callable[[], bytes]) -> str:
         """Answer with what `render` gives, in a thread; says where, and where the token is."""
@@ -128,11 +127,11 @@ class Server:
     def _serve(self, answering: _Answering) -> None:
         # A signal must wake the run's own thread, which waits for it.
         signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
-        while not self._closed:
+        while not self._closed.is_set():
             try:
                 client, address = self._socket.accept()
             except OSError:
-                time.sleep(0.0 if self._closed else 1.0)  # as where too many files are open
+                self._closed.wait(1.0)  # as where too many files are open
                 continue
             try:
                 answering.process_request(client, address)
@@ -141,7 +140,7 @@ class Server:
 
     def close(self) -> None:
         """Listen no more, and remove socket and token."""
-        self._closed = True
+        self._closed.set()
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)  # which wakes the thread
         if self._thread is not None:
