@@ -12,7 +12,7 @@ from pathlib import Path
 
 from usernetes_setup.preflight import report
 
-from dovetail.bench import demo, many, ondemand, pairs
+from dovetail.bench import demo, ondemand, pairs
 from dovetail.bench.cases import pitz_daily
 from dovetail.bench.harness import Claim, Progress, dovetail_run, interleave, ratios
 from dovetail.core.errors import BadInput, WorkFailed
@@ -23,6 +23,8 @@ CORES = 2
 
 def pods(scratch: Path, repeat: int, progress: Progress) -> list[Claim]:
     """Every figure of the executor for Kubernetes."""
+    from dovetail.bench import many  # its client is slow to load, and every --help loads this
+
     errors = report.errors()
     if errors:
         raise BadInput(f"user-space Kubernetes cannot run here: {errors[0]}; see `dovetail doctor`")

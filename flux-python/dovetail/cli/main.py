@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import sys
+from collections.abc import Sequence
 
 from dovetail import __version__
 from dovetail.host.exit_codes import guarded
@@ -32,8 +33,8 @@ COMMANDS = (
 )
 
 
-def parser(only: str | None = None) -> argparse.ArgumentParser:
-    """The whole argument parser, or with `only` the one subcommand's (imports are slow)."""
+def parser(names: Sequence[str] = COMMANDS) -> argparse.ArgumentParser:
+    """The argument parser, of all subcommands or of those named (imports are slow)."""
     top = argparse.ArgumentParser(
         prog="dovetail",
         description="Runs MPI simulations packed into the CPU time that their ranks leave idle.",
@@ -41,7 +42,7 @@ def parser(only: str | None = None) -> argparse.ArgumentParser:
     )
     top.add_argument("--version", action="version", version=f"dovetail {__version__}")
     commands = top.add_subparsers(dest="command", metavar="COMMAND", required=True)
-    for name in COMMANDS if only is None else (only,):
+    for name in names:
         module = importlib.import_module(f"dovetail.cli.{name}")
         command = commands.add_parser(name, help=module.HELP, description=module.HELP)
         command.add_argument("--json", action="store_true", help="print JSON instead of text")
@@ -53,10 +54,11 @@ def parser(only: str | None = None) -> argparse.ArgumentParser:
 def main(arguments: list[str] | None = None) -> int:
     """Run one command; returns its exit code."""
     words = sys.argv[1:] if arguments is None else arguments
-    only = words[0] if words and words[0] in COMMANDS else None
+    named = tuple(name for name in COMMANDS if [name] == words[:1])
+    names = named if named or words == ["--version"] else COMMANDS
 
     def work() -> int:
-        args = parser(only).parse_args(words)
+        args = parser(names).parse_args(words)
         return int(args.run(args))
 
     return guarded("dovetail", work)

@@ -50,6 +50,7 @@ class LogStopped(Exception):
 _CONFIG = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
 
+@functools.cache  # made when first wanted, as making all takes longer than many a command
 def _reader(kind: type[Any]) -> TypeAdapter[Any]:
     # In a tuple, because a dataclass takes its configuration from what holds it.
     return TypeAdapter(tuple[kind], config=_CONFIG)  # type: ignore[valid-type]
@@ -58,7 +59,7 @@ def _reader(kind: type[Any]) -> TypeAdapter[Any]:
 _EVENTS = get_args(protocol.Event)
 _ACTIONS = get_args(protocol.Action)
 _KINDS = {
-    kind.__name__: ("event" if kind in _EVENTS else "action", _reader(kind))
+    kind.__name__: ("event" if kind in _EVENTS else "action", kind)
     for kind in (*_EVENTS, *_ACTIONS)
 }
 
@@ -76,11 +77,11 @@ def plain(value: Json) -> Json:
     return value
 
 
-def _checked(reader: TypeAdapter[Any], value: Json) -> Json:
+def _checked(kind: type[Any], value: Json) -> Json:
     """A value of core from plain JSON. Raises ValueError with the field and the reason."""
     try:
         # By way of text: only there is a list good for a tuple and nothing else converted.
-        return reader.validate_json(json.dumps([value]))[0]
+        return _reader(kind).validate_json(json.dumps([value]))[0]  # type: ignore[arg-type]
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         where = ".".join(str(part) for part in first["loc"][1:])
@@ -96,11 +97,11 @@ def encode(value: protocol.Event | protocol.Action) -> Record:
 def decode(record: Mapping[str, Any]) -> Json:
     """The event or action that `encode` gave. Raises ValueError with the reason."""
     name = record.get("type")
-    kind, reader = _KINDS.get(name, ("", None)) if isinstance(name, str) else ("", None)
-    if reader is None or record.get("kind") != kind:
+    kind, of_type = _KINDS.get(name, ("", None)) if isinstance(name, str) else ("", None)
+    if of_type is None or record.get("kind") != kind:
         raise ValueError(f"unknown {record.get('kind')!r} of type {name!r}")
     fields = {key: item for key, item in record.items() if key not in ("seq", "kind", "type")}
-    return _checked(reader, fields)
+    return _checked(of_type, fields)
 
 
 # --- writing ---
@@ -258,9 +259,6 @@ class Header:
         return bool(self.raw["schema"] == schema1.SCHEMA)
 
 
-_HEADER, _RESUMED = _reader(Header), _reader(Resumed)
-
-
 class Reader:
     """Decodes a log that may still be written; `head` is None until its first line is there."""
 
@@ -331,7 +329,7 @@ def _header(raw: dict[str, Any]) -> Header:
         raise ValueError(f"schema {raw['schema']!r}; this version reads schemas {known}")
     new = schema1.header(raw) if raw["schema"] == schema1.SCHEMA else raw
     keys = [field.name for field in dataclasses.fields(Header) if field.name != "raw"]
-    head: Header = _checked(_HEADER, {**{k: new[k] for k in keys if k in new}, "raw": raw})
+    head: Header = _checked(Header, {**{k: new[k] for k in keys if k in new}, "raw": raw})
     return head
 
 
@@ -341,7 +339,7 @@ def _entry(seq: int, old: schema1.Records | None, raw: dict[str, Any]) -> Entry:
     raw = old.converted(raw) if old else raw
     if raw.get("kind") == "resume":
         fields = {key: item for key, item in raw.items() if key not in ("seq", "kind")}
-        resumed: Resumed = _checked(_RESUMED, fields)
+        resumed: Resumed = _checked(Resumed, fields)
         return resumed
     entry: Entry = decode(raw)
     return entry
