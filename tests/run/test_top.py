@@ -18,7 +18,7 @@ import termios
 import time
 
 import pytest
-from dovetail.run import follow, top
+from dovetail.run import follow, orders, top
 from dovetail.run.follow import Follower
 from dovetail.run.run import LOG
 from support.local_runs import wait_for
@@ -114,13 +114,59 @@ def test_keys_on_a_terminal(site, running, columns):  # noqa: F811
     assert before == after, "the terminal is as it was"
     assert seen.startswith("\x1b[?1049h")
     assert seen.endswith("\x1b[?25h\x1b[?1049l"), "the screen of before is back"
-    for word in ("by plan", "by slowdown", "sim-3", "q quit"):
+    for word in ("by plan", "by slowdown", "sim-3", "q quit", "c cancel"):
         assert word in seen, word
     # Which is the second depends on how slow each is; the third has no log while it waits.
     assert re.search(r"sim-[12]/log(?s:.)*step |sim-3/log(?s:.)*no log", seen)
     assert ("iterations" in seen) == (columns == 200)
     plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "\n", seen)
     assert max(len(line) for line in plain.splitlines()) <= columns
+
+
+def test_a_simulation_is_cancelled_once_the_user_says_so_twice(site, running):  # noqa: F811
+    chosen = [b"\x1b[A", b"\x1b[A"]  # the first, whichever that was
+    _, _, seen = on_a_terminal(site, 80, [*chosen, b"c", b"n", b"q"])
+    assert "cancel sim-1? y: yes" in seen
+    assert not (site.out / orders.FILE).exists()
+    _, _, seen = on_a_terminal(site, 80, [*chosen, b"c", b"y", b"q"])
+    assert "sim-1: the run is asked to cancel it" in seen
+    site.until(lambda log: any((e.get("name"), e.get("state")) == ("sim-1", "failed") for e in log))
+    (site.directory / "stop").touch()
+    assert site.end(running)[0] == 1
+    assert site.states() == {"sim-1": "failed", "sim-2": "done", "sim-3": "done"}
+    assert site.summary()["simulations"][0]["reason"] == "cancelled"
+    assert not (site.out / orders.FILE).exists()
+
+
+def test_orders_in_the_file_are_for_this_run_and_of_its_owner(tmp_path):
+    orders.cancel(tmp_path, "of an earlier run")
+    asked = orders.Orders()
+    asked.listen(tmp_path)
+    assert asked.take() == []
+    orders.cancel(tmp_path, "one")
+    with (tmp_path / orders.FILE).open("a") as file:
+        file.write("nonsense\nstop two\nstop th")
+    assert asked.take() == ["one", "two"]
+    with (tmp_path / orders.FILE).open("a") as file:
+        file.write("ree\n")
+    assert asked.take() == ["three"]
+    assert asked.take() == []
+    if os.getuid() == 0:
+        os.chown(tmp_path / orders.FILE, 65534, -1)
+        orders.cancel(tmp_path, "four")
+        assert asked.take() == []
+    asked.close()
+    assert not (tmp_path / orders.FILE).exists()
+    os.mkfifo(tmp_path / orders.FILE)
+    assert asked.take() == []
+
+
+def test_who_may_not_write_there_is_told(site, running):  # noqa: F811
+    screen = top.Screen(Follower(site.out, LOG), site.out / "missing")
+    screen.draw(80, 24, True)
+    assert screen.key("c")
+    assert screen.key("y")
+    assert screen.said == f"{site.out}/missing/orders: No such file or directory"
 
 
 def test_an_interrupt_leaves_the_terminal_and_the_run_as_they_were(site, running):  # noqa: F811
@@ -146,8 +192,9 @@ def on_a_terminal(site, columns, keys, code=0):  # noqa: F811
         if select.select([ours], [], [], 0.1)[0]:
             with contextlib.suppress(OSError):
                 seen += os.read(ours, 1 << 16)
-        if keys and seen.count(b"q quit") > pictures:
-            pictures = seen.count(b"q quit")
+        drawn = sum(map(seen.count, (b"q quit", b"? y: yes", b" is asked to ")))
+        if keys and drawn > pictures:
+            pictures = drawn
             os.write(ours, keys.pop(0))
     while select.select([ours], [], [], 0.1)[0]:
         seen += os.read(ours, 1 << 16)

@@ -21,7 +21,7 @@ from dovetail.core.errors import WorkFailed
 from dovetail.plan import schema, yaml_lines
 from dovetail.run import run as work
 from dovetail.run import target
-from dovetail.run.loop import Orders
+from dovetail.run.orders import Orders
 
 if TYPE_CHECKING:  # what is shown in the end is loaded then, as simulations wait meanwhile
     from rich.console import Console

@@ -8,7 +8,6 @@ on; the executor is closed whatever happens; the clock of a resumed run goes on 
 
 from __future__ import annotations
 
-import os
 import signal
 import time
 from collections.abc import Callable, Sequence
@@ -32,9 +31,9 @@ from dovetail.core.protocol import (
     Unwanted,
 )
 from dovetail.host import processes
-from dovetail.host.line_splitter import LineSplitter
 from dovetail.run import job_time
 from dovetail.run.live_table import Live
+from dovetail.run.orders import Orders
 
 LOOK = 0.25
 """Seconds between looks at the ranks while something is measured: far below the window of one."""
@@ -103,31 +102,6 @@ class Watcher(Protocol):
         """The run as it is now."""
 
 
-class Orders:
-    """What another program asks of the run while it goes on: lines `stop NAME`."""
-
-    def __init__(self, source: int | None) -> None:
-        """`source` is a file that is read without blocking; None if nobody asks."""
-        self.source = source
-        self._splitter = LineSplitter()
-        if source is not None:
-            os.set_blocking(source, False)
-
-    def take(self) -> list[str]:
-        """Names of the simulations that shall stop; lines that mean nothing are left out."""
-        lines: list[bytes] = []
-        while self.source is not None:
-            try:
-                block = os.read(self.source, 1 << 16)
-            except BlockingIOError:
-                break
-            lines += self._splitter.take(block)
-            if not block:
-                self.source = None
-        words = [line.decode(errors="replace").split() for line in lines]
-        return [line[1] for line in words if len(line) == 2 and line[0] == "stop"]
-
-
 class Loop:
     """One run, from the first launch to the end of the last simulation."""
 
@@ -154,10 +128,9 @@ class Loop:
         self.live = live
         self.origin = origin  # CLOCK_MONOTONIC at time 0 of the run
         self.signals = signals
-        self.orders = orders or Orders(None)
+        self.orders = orders or Orders()
         self.job_end = job_end
         self.watcher = watcher
-        self.ordered = self.orders.source is not None
 
     def now(self) -> float:
         """Seconds on the run's clock."""
@@ -211,7 +184,7 @@ class Loop:
     def interrupted(self, t: float) -> Interrupted:
         """What the controller is told of a signal, or of the end of the job's time."""
         within = 0.0
-        if self.job_end and (not self.ordered or self.signals.caught == "timeout"):
+        if self.job_end and (not self.orders.given or self.signals.caught == "timeout"):
             left = self.job_end.at - time.monotonic() - job_time.RESERVE
             within = max(1.0, min(self.controller.settings.halt, left))
         return Interrupted(t, f"interrupted by {self.signals.caught}", within)

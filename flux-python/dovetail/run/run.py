@@ -36,7 +36,8 @@ from dovetail.core.protocol import Action, Capacity, Node, Spec
 from dovetail.plan import schema
 from dovetail.run import job_time, target
 from dovetail.run.live_table import Live
-from dovetail.run.loop import Loop, Orders, Signals
+from dovetail.run.loop import Loop, Signals
+from dovetail.run.orders import Orders
 from dovetail.run.resume import rebuild
 
 if TYPE_CHECKING:  # the report's libraries take a while to import, see `execute`
@@ -229,10 +230,13 @@ def execute(
             # What the report needs is loaded while simulations run, not while they wait for it.
             report = threading.Thread(target=importlib.import_module, args=[REPORT], daemon=True)
             report.start()
-            loop = Loop(controller, executor, log, live, origin, signals, orders, end, watcher)
+            asks = orders or Orders()
+            asks.listen(directory)
+            loop = Loop(controller, executor, log, live, origin, signals, asks, end, watcher)
             try:
                 loop.drive(first)
             finally:
+                asks.close()
                 if end:
                     end.close()
         for line in place.troubles():

@@ -2,8 +2,8 @@
 """Like htop, for the simulations and ranks of a run that goes on elsewhere.
 
 Input: the run's output directory, and keys. Output: a table on the terminal, once a second, until
-it is left; one table where there is no terminal. Invariants: nothing of the run is changed; the
-terminal is as before, however it is left.
+it is left; one table where there is no terminal. Invariants: nothing of the run is changed but what
+the user says twice; the terminal is as before, however it is left.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import termios
 import tty
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Callable
+from typing import Any, Callable, get_args
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -24,13 +24,17 @@ from rich.table import Table
 from rich.text import Text
 
 from dovetail.controller.views import View
+from dovetail.core.errors import WorkFailed
+from dovetail.core.protocol import EndState
 from dovetail.core.units import progress, rounded
+from dovetail.run import orders
 from dovetail.run.follow import Follower, RankShare
 
 EVERY = 1.0
 """Seconds between two looks."""
 ACTIVE = ("preparing", "starting", "running", "suspended", "halting", "terminating")
-HELP = "q quit   s sort   up/down choose   l log   a all"
+ENDED = get_args(EndState)
+HELP = "q quit   s sort   up/down choose   l log   c cancel   a all"
 _LAST = float("inf")
 SORTS: dict[str, Callable[[View], float]] = {
     "plan": lambda view: 0.0,
@@ -47,6 +51,8 @@ class Screen:
     def __init__(self, follower: Follower, directory: Path) -> None:
         self.follower, self.directory = follower, directory
         self.sort, self.all, self.log, self.chosen = "plan", False, False, ""
+        self.cancels = ""  # what the user is asked about
+        self.said = ""  # in place of the keys, until the next one
 
     def views(self) -> list[View]:
         """The simulations that are shown, in their order."""
@@ -60,7 +66,13 @@ class Screen:
         """Do what a key says; False to quit."""
         names = [view.name for view in self.views()]
         at = names.index(self.chosen) if self.chosen in names else -1
-        if key == "s":
+        self.said, asked, self.cancels = "", self.cancels, ""
+        if asked:
+            if key == "y":
+                self._cancel(asked)
+        elif key == "c" and self._goes_on(self.chosen):
+            self.cancels = self.chosen
+        elif key == "s":
             words = [*SORTS]
             self.sort = words[(words.index(self.sort) + 1) % len(words)]
         elif key == "a":
@@ -71,6 +83,17 @@ class Screen:
             step = 1 if key == "down" else -1
             self.chosen = names[max(0, min(len(names) - 1, at + step))]
         return key not in ("q", "\x03")
+
+    def _goes_on(self, name: str) -> bool:
+        return any(view.name == name and view.state not in ENDED for view in self.views())
+
+    def _cancel(self, name: str) -> None:
+        """Ask the run for it; whether it does, the table shows."""
+        try:
+            orders.cancel(self.directory, name)
+            self.said = f"{name}: the run is asked to cancel it"
+        except WorkFailed as error:
+            self.said = str(error)
 
     def draw(self, width: int, height: int, keys: bool) -> Group:
         """All of it, in so many columns and lines; with a line about `keys`, if there are any."""
@@ -87,7 +110,8 @@ class Screen:
             parts.append(Text("\n".join(_tail(self.directory / self.chosen / "log", log - 1))))
         parts.append(Text("\n".join(follower.notes), style="dim"))
         if keys:
-            parts.append(Text(HELP, style="reverse"))
+            asks = f"cancel {self.cancels}? y: yes, any other key: no" if self.cancels else ""
+            parts.append(Text(asks or self.said or HELP, style="reverse"))
         for part in parts:
             if isinstance(part, Text):
                 part.no_wrap, part.overflow = True, "ellipsis"
