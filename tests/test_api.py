@@ -42,6 +42,20 @@ class TestWithoutMpi:
         asked = "import sys, dovetail; print([m for m in sys.modules if m.startswith('dovetail.')])"
         assert python(asked, tmp_path).stdout == "[]\n"
 
+    @pytest.mark.parametrize(
+        ("words", "strangers"),
+        [("--version", ("dovetail.cli.run", "pydantic")), ("--help", ("kubernetes",))],
+    )
+    def test_a_command_that_only_tells_of_itself_loads_little(self, words, strangers, tmp_path):
+        asked = f"""
+import sys
+from dovetail.cli.main import main
+try:
+    main(["{words}"])
+except SystemExit:
+    print([name for name in {strangers!r} if name in sys.modules])"""
+        assert python(asked, tmp_path).stdout.splitlines()[-1] == "[]"
+
     def test_every_function_and_parameter_is_in_the_manual(self):
         page = (TOP / "doc" / "dovetail-python.7").read_text()
         for name in api.__all__:

@@ -18,6 +18,8 @@ import termios
 import time
 
 import pytest
+from dovetail.core.errors import BadInput
+from dovetail.plan import schema
 from dovetail.run import follow, orders, top
 from dovetail.run.follow import Follower
 from dovetail.run.run import LOG
@@ -155,10 +157,18 @@ def test_orders_in_the_file_are_for_this_run_and_of_its_owner(tmp_path):
         os.chown(tmp_path / orders.FILE, 65534, -1)
         orders.cancel(tmp_path, "four")
         assert asked.take() == []
-    asked.close()
+    asked.forget()
     assert not (tmp_path / orders.FILE).exists()
     os.mkfifo(tmp_path / orders.FILE)
     assert asked.take() == []
+
+
+def test_no_simulation_has_the_name_of_the_file_of_orders(site):  # noqa: F811
+    """Each has a folder beside it."""
+    with pytest.raises(BadInput, match="lower-case letters, digits and hyphens"):
+        schema.load(site.plan(site.shell("true", name=orders.FILE)))
+    plan = site.plan(site.shell("true", name="orders"))
+    assert site.end(site.start(plan, "-o", "out"))[0] == 0
 
 
 def test_who_may_not_write_there_is_told(site, running):  # noqa: F811
@@ -166,7 +176,7 @@ def test_who_may_not_write_there_is_told(site, running):  # noqa: F811
     screen.draw(80, 24, True)
     assert screen.key("c")
     assert screen.key("y")
-    assert screen.said == f"{site.out}/missing/orders: No such file or directory"
+    assert screen.said == f"{site.out}/missing/orders.txt: No such file or directory"
 
 
 def test_an_interrupt_leaves_the_terminal_and_the_run_as_they_were(site, running):  # noqa: F811

@@ -81,6 +81,7 @@ def _checked(kind: type[Any], value: Json) -> Json:
     """A value of core from plain JSON. Raises ValueError with the field and the reason."""
     try:
         # By way of text: only there is a list good for a tuple and nothing else converted.
+        # To mypy a dataclass that compares cannot be a key; its class can.
         return _reader(kind).validate_json(json.dumps([value]))[0]  # type: ignore[arg-type]
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]

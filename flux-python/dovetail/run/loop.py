@@ -113,7 +113,7 @@ class Loop:
         live: Live,
         origin: float,
         signals: Signals,
-        orders: Orders | None = None,
+        orders: Orders,
         job_end: job_time.End | None = None,
         watcher: Watcher | None = None,
     ) -> None:
@@ -128,7 +128,7 @@ class Loop:
         self.live = live
         self.origin = origin  # CLOCK_MONOTONIC at time 0 of the run
         self.signals = signals
-        self.orders = orders or Orders()
+        self.orders = orders
         self.job_end = job_end
         self.watcher = watcher
 

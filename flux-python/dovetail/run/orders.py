@@ -1,21 +1,22 @@
 # SPDX-License-Identifier: LGPL-3.0-or-later
 """What is asked of a run while it goes on: lines `stop NAME`.
 
-Inputs: the standard input of the run, where another program gives it, and the file `orders` in its
-output directory, to which anybody appends who may be its owner. Outputs: the names of simulations
-that shall stop. Invariant: reading never blocks. A file, and no socket, as who looks at a run is
-often on another machine, with which it shares the directory alone.
+Inputs: the standard input of the run, where another program gives them, and the file `orders.txt`
+in its output directory, which its user or root appends to. Outputs: the names of simulations that
+shall stop. Invariant: reading never blocks. A file, and no socket, as who looks at a run is often
+on another machine, with which it shares the directory alone.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 from pathlib import Path
 
 from dovetail.core.errors import WorkFailed
 from dovetail.host.line_splitter import LineSplitter
 
-FILE = "orders"
+FILE = "orders.txt"  # with a dot, which no simulation's folder has
 
 
 def cancel(directory: Path, name: str) -> None:
@@ -47,12 +48,15 @@ class Orders:
     def listen(self, directory: Path) -> None:
         """Take those in the file too, from now on: what is in it was for an earlier run."""
         self._path = directory / FILE
-        self.close()
+        self.forget()
 
-    def close(self) -> None:
-        """Leave no file behind."""
+    def forget(self) -> None:
+        """Remove the file, if there is one: nobody takes what is in it."""
         if self._path:
-            self._path.unlink(missing_ok=True)
+            with contextlib.suppress(
+                OSError
+            ):  # the run matters more than a file that is in the way
+                self._path.unlink()
 
     def take(self) -> list[str]:
         """Names of the simulations that shall stop; lines that mean nothing are left out."""

@@ -236,7 +236,7 @@ def execute(
             try:
                 loop.drive(first)
             finally:
-                asks.close()
+                asks.forget()
                 if end:
                     end.close()
         for line in place.troubles():
