@@ -35,7 +35,9 @@ def build(
     listed = run([go, "list", "-deps", package], "go list", cwd=folder, env=environment)
     packages = set(listed.split())
     total, done, tail = len(packages), 0, deque([""], maxlen=3)
-    words = ["nice", go, "build", "-v", "-trimpath", "-ldflags", " ".join(flags)]
+    # What debuggers need is compiled by no one: the linker leaves it out (-s -w).
+    lean = ["-trimpath", "-gcflags=all=-dwarf=false", "-ldflags", " ".join(flags)]
+    words = ["nice", go, "build", "-v", *lean]
     begun = told = time.monotonic()
     with subprocess.Popen(
         [*words, "-o", str(target), package],

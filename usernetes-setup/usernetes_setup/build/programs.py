@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: LGPL-3.0-or-later
 """Gets every program of a node, once for all checkouts and clusters.
 
-Inputs: `usernetes-setup/kube` and `usernetes-setup/dns` (module lists and checksums, the sources),
-the Go and Debian package services. Output: `<cache>/kube/<key>/` with `bin/`, `cni/`,
+Inputs: `usernetes-setup/kube` (module list and checksums, the sources), the Go and Debian package
+services. Output: `<cache>/kube/<key>/` with `bin/`, `cni/`,
 `images.tar` and `made.json`, the checksum and origin of each file. Invariants: the key is a digest
 of all that decides the content; a folder with that name is complete, since it is renamed into place
 last; one build at a time; a running cluster keeps what it started with.
@@ -35,11 +35,10 @@ from usernetes_setup.build import debian_packages, go_build, go_toolchain, oci_i
 MODULE, DNS = "k8s.io/kubernetes", "github.com/coredns/coredns"
 KUBERNETES = ("kube-apiserver", "kube-controller-manager", "kube-proxy", "kube-scheduler",
               "kubectl", "kubelet")  # fmt: skip
-PROGRAMS = ("describe-request", "offer-devices")
-"""Small ones of ours, each with a `main.go`."""
+PROGRAMS = ("coredns", "describe-request", "offer-devices")
+"""CoreDNS, and small ones of ours, each with a `main.go`."""
 SOURCES = ("kube/go.mod", "kube/go.sum", "kube/main.go", "kube/pause.c",
-           *(f"kube/{name}/main.go" for name in PROGRAMS),
-           "dns/go.mod", "dns/go.sum", "dns/main.go")  # fmt: skip
+           *(f"kube/{name}/main.go" for name in PROGRAMS))  # fmt: skip
 
 
 def setup_folder() -> Path:
@@ -61,12 +60,12 @@ def cache() -> Path:
 
 def version() -> str:
     """The pinned Kubernetes version, such as v1.36.3."""
-    return _pinned("kube", MODULE)
+    return _pinned(MODULE)
 
 
-def _pinned(folder: str, module: str) -> str:
-    """The version of a module that the one in a folder is built with."""
-    path = setup_folder() / folder / "go.mod"
+def _pinned(module: str) -> str:
+    """The version of a module that ours is built with."""
+    path = setup_folder() / "kube/go.mod"
     found = re.search(rf"^\s*(?:require )?{module} (v[\d.]+)$", path.read_text(), re.M)
     if not found:
         raise BadInput(f"{path} names no version of {module}")
@@ -236,10 +235,8 @@ def build(say: debian_packages.Say = print) -> Path:
             go = go_toolchain.command(go_version(), Path(scratch), say)
             origins.update(_kubernetes(draft, go, say))
             for name in PROGRAMS:
-                _go_build(go, "kube", f"./{name}", draft / f"bin/{name}", say)
-            say(f"building CoreDNS {_pinned('dns', DNS)}")
-            _go_build(go, "dns", ".", draft / "bin/coredns", say)
-            origins["coredns"] = f"Go module {DNS} {_pinned('dns', DNS)}"
+                _go_build(go, f"./{name}", draft / f"bin/{name}", say)
+            origins["coredns"] = f"Go module {DNS} {_pinned(DNS)}"
             _pause(draft, Path(scratch))
             made = {}
             for path in sorted(draft.rglob("*")):
@@ -266,25 +263,20 @@ def _kubernetes(draft: Path, go: str, say: debian_packages.Say) -> dict[str, str
     flags = []
     for package in ("k8s.io/component-base/version", "k8s.io/client-go/pkg/version"):
         flags += [f"-X {package}.{name}={value}" for name, value in stamps.items()]
-    _go_build(go, "kube", ".", folder / "kube", say, flags)
+    _go_build(go, ".", folder / "kube", say, flags)
     for name in KUBERNETES:
         (folder / name).symlink_to("kube")
     return {"kube": f"Go module {MODULE} {pinned}"}
 
 
 def _go_build(
-    go: str,
-    module: str,
-    package: str,
-    target: Path,
-    say: debian_packages.Say,
-    flags: Sequence[str] = (),
+    go: str, package: str, target: Path, say: debian_packages.Say, flags: Sequence[str] = ()
 ) -> None:
-    """Build one program of a module in `usernetes-setup`."""
+    """Build one program of the module in `usernetes-setup/kube`."""
     environment = {**os.environ, "CGO_ENABLED": "0", "GOFLAGS": "-buildvcs=false -mod=readonly",
                    "GOTOOLCHAIN": "auto"}  # fmt: skip
     linker = ["-s", "-w", *flags]
-    go_build.build(go, package, target, linker, setup_folder() / module, environment, say)
+    go_build.build(go, package, target, linker, setup_folder() / "kube", environment, say)
 
 
 def _is(program: str, pinned: str) -> bool:

@@ -3,8 +3,8 @@
 // Command coredns is CoreDNS with the plugins that a cluster of ours uses, and none besides: the
 // names of services and of their pods. It takes a Corefile by -conf, as the whole CoreDNS does.
 //
-// A module of its own, since CoreDNS wants other versions of what Kubernetes is built with. Its
-// version is in go.mod; to move to another: `go get github.com/coredns/coredns@VERSION && go mod tidy`.
+// Its version, which ../generate chooses, is one that wants nothing newer than what Kubernetes is
+// built with: so most of its packages are compiled once for both, and Kubernetes' stay as they are.
 package main
 
 import (
