@@ -65,7 +65,7 @@ def test_a_resize_takes_effect_for_all_or_none(site):  # noqa: F811
     before = shares(executor, "a")
     executor.resize({"a": share(250, suspended=True), "b": share(250)})
     resized = site.until(executor, "a", protocol.Resized)
-    assert "b: is not running" in resized.refused
+    assert "b: runs no more" in resized.refused
     assert shares(executor, "a") == before
     now = count(site, "a")
     wait_for(lambda: count(site, "a") > now)

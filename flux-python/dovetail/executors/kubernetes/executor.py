@@ -348,7 +348,7 @@ class KubernetesExecutor:
         for name in shares:
             job = self._life.jobs.get(name)
             if job is None or job.result or job.stopped:
-                return f"{name}: is not running"
+                return f"{name}: runs no more"
         self._wanted, self._known = self._fitted(shares), {}
         changes = []
         for name, wanted in self._wanted.items():

@@ -167,7 +167,7 @@ class LocalExecutor:
         for name, share in shares.items():
             job = self._jobs.get(name)
             if job is None or not job.wanted:
-                refused = f"{name}: is not running"
+                refused = f"{name}: runs no more"
                 break
             done.append(job)
             try:
