@@ -203,6 +203,13 @@ def test_a_winning_alternative_is_said_before_packing():
     assert text.index("run on fewer ranks side by side") < text.index("pack 2 at once")
 
 
+def test_what_is_said_after_the_longest_bar_is_in_the_picture():
+    bar = charts.Bar("wall time", ((100.0, "busy"),), "100% busy")
+    drawn = charts.bars([("", [bar])], "ms", "one bar that goes to the end of the axis")
+    start = float(re.search(r'<text x="([\d.]+)"[^>]*>100% busy', drawn)[1])
+    assert start + 0.62 * charts.TEXT * len(bar.remark) < charts.PANEL  # as wide as usual letters
+
+
 def test_text_in_charts_is_readable_on_a_phone():
     # A 390 px screen leaves 342 px for a panel.
     assert charts.TEXT * 342 / charts.PANEL >= 11

@@ -94,8 +94,9 @@ def bars(groups: Sequence[tuple[str, Sequence[Bar]]], unit: str, label: str) -> 
     reach = [sum(v for v, _ in bar.parts) for _, some in groups for bar in some]
     reach += [bar.spread[1] for _, some in groups for bar in some if bar.spread]
     marks = ticks(max(reach, default=1.0), 4)
-    # The remarks stand after the bars, so the longest bar leaves room for one.
-    left, right = 4.0, PANEL - 84
+    # The remarks stand after the bars, so the longest bar leaves room for the longest one.
+    remarks = [len(bar.remark) for _, some in groups for bar in some if bar.parts]
+    left, right = 4.0, max(PANEL / 2, PANEL - 10 - 0.65 * TEXT * max(remarks, default=0))
     scale = (right - left) / marks[-1]
     drawn: list[Markup] = []
     y = 4.0
