@@ -109,6 +109,12 @@ REFUSED = {
     "a plan that is not there": ((), {}, ["none.yaml"], "none.yaml"),
     "an unknown key": (({"colour": 1},), {}, [], "plan.yaml:1: simulations[0].colour: unknown"),
     "a reserved name": (({"name": "owner"},), {}, [], "simulations[0].name: 'owner' is taken"),
+    "the name of what is in the run's directory": (
+        ({"name": "kubernetes"},),
+        {},
+        [],
+        "simulations[0].name: 'kubernetes' is taken",
+    ),
     "a part of a CPU": (({},), {"cpus": "1500m"}, [], "cpus: 1500m is not possible here"),
     "more CPUs than there are": (({},), {"cpus": 4096}, [], "cpus: 4096000m is not possible"),
     "more memory than there is": (({"memory": "900T"},), {}, [], "sim asks for"),

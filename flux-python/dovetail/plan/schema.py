@@ -42,6 +42,8 @@ MAX_SIMULATIONS = 10_000
 MAX_RANKS = 100_000
 MAX_DEVICES = 1000
 MAX_ERRORS = 20
+# What a run puts beside its simulations' directories: in shared memory, and in its own directory.
+_TAKEN = ("owner", "kubernetes", "metrics-token")
 _PART = r"[a-z0-9]+(?:(?:[._]|__|-+)[a-z0-9]+)*"
 _IMAGE = re.compile(  # a registry may have upper-case letters and a port
     rf"(?:[A-Za-z0-9](?:[A-Za-z0-9.-]*[A-Za-z0-9])?(?::[0-9]+)?/)?{_PART}(?:/{_PART})*"
@@ -268,8 +270,8 @@ class _Entry(BaseModel):
                 f"{show(name)} is not up to 40 lower-case letters, digits and hyphens, "
                 "from a letter to a letter or digit"
             )
-        if name == "owner":  # a file beside the simulations' directories in shared memory
-            raise ValueError("'owner' is taken by the run itself; choose another name")
+        if name in _TAKEN:
+            raise ValueError(f"{name!r} is taken by the run itself; choose another name")
         return name
 
     @field_validator("environment")
