@@ -25,6 +25,7 @@ pytest_plugins = [
     "support.clusters",
     "support.cluster_runs",
     "support.driven_executor",
+    "support.flux_batch",
     "support.flux_lua",
     "support.plans",
     "support.side_by_side",

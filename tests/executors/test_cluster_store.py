@@ -12,7 +12,7 @@ from support.cluster_runs import ends, made, running, two
 from support.clusters import eventually
 from support.other_users import WHY_NOT
 
-pytestmark = pytest.mark.kube
+pytestmark = [pytest.mark.kube, pytest.mark.first]
 
 
 @pytest.fixture

@@ -20,10 +20,16 @@ pytestmark = pytest.mark.flux
 
 
 @pytest.fixture
-def flux():
-    made = Flux()
-    yield made
-    made.close()
+def flux(instances):
+    with instances.one() as made:
+        yield made
+
+
+@pytest.fixture
+def own():
+    """An instance that the test may configure."""
+    with contextlib.closing(Flux()) as made:
+        yield made
 
 
 def paths_or_skip():
@@ -162,11 +168,12 @@ REFUSED = {  # what is wrong, and a word of the answer
 def test_a_bad_request_is_refused_before_submission(flux):
     script = flux.work / "script.sh"
     script.write_text("#!/bin/sh\ntrue\n")
+    before = flux.run("jobs", "-ano", "{id}")
     for options, word in REFUSED.items():
         said = flux.run("batch", "-N4", *options.split(), str(script), code=1)
         assert word in said
         assert said.count("\n") == 1
-    assert flux.run("jobs", "-ano", "{id}") == ""
+    assert flux.run("jobs", "-ano", "{id}") == before
 
 
 def test_an_instance_whose_configuration_is_wrong_goes_on_without_it(flux):
@@ -182,36 +189,36 @@ def test_an_instance_whose_configuration_is_wrong_goes_on_without_it(flux):
     assert flux.code(job) == 0
 
 
-def test_a_site_offers_it_to_all_in_the_way_of_the_manual_and_may_grant_less(flux):
+def test_a_site_offers_it_to_all_in_the_way_of_the_manual_and_may_grant_less(own):
     paths_or_skip()
     profile, policy, defaults = guides.blocks("dovetail-flux.7", "For all users of a site")
     for name in ("FLUX_EXEC_PATH_PREPEND", "FLUX_CLI_PLUGINPATH"):
-        del flux.environment[name]  # which is what every other test has instead
-    cache, known = flux.environment.pop("DOVETAIL_CACHE"), flux.environment
+        del own.environment[name]  # which is what every other test has instead
+    cache, known = own.environment.pop("DOVETAIL_CACHE"), own.environment
     profile = profile.replace("/opt/dovetail/cache", cache)
     profile = profile.replace("/opt/dovetail/bin", str(COMMANDS))
     shell = ["bash", "-c", f"set -e\n{profile}\nenv -0"]
     lines = subprocess.run(shell, env=known, capture_output=True, text=True, check=True).stdout
-    flux.environment = dict(line.split("=", 1) for line in lines.split("\0") if line)
-    flux.run("config", "load", given=policy + "max-cores = 1\n")
+    own.environment = dict(line.split("=", 1) for line in lines.split("\0") if line)
+    own.run("config", "load", given=policy + "max-cores = 1\n")
     assert (
         f'load = "/opt/dovetail/lib/dovetail/jobtap/{install_paths.jobtap("carve").name}"' in policy
     )
-    flux.run("jobtap", "load", str(install_paths.jobtap("carve")))  # as at the start of an instance
-    named = flux.work / "xdg" / "flux" / "config"
+    own.run("jobtap", "load", str(install_paths.jobtap("carve")))  # as at the start of an instance
+    named = own.work / "xdg" / "flux" / "config"
     named.mkdir(parents=True)
     (named / "dovetail.toml").write_text(defaults)
-    flux.environment["XDG_CONFIG_DIRS"] = str(flux.work / "xdg")
+    own.environment["XDG_CONFIG_DIRS"] = str(own.work / "xdg")
     script = """
         flux dovetail up
         flux dovetail status --json >status
         flux config get dovetail.up-timeout"""
-    job = flux.batch(script, "--conf=dovetail", dovetail="--dovetail=nodes=4,cores=all")
-    output = flux.output(job)
+    job = own.batch(script, "--conf=dovetail", dovetail="--dovetail=nodes=4,cores=all")
+    output = own.output(job)
     assert "Kubernetes is up: 2 nodes" in output
     assert "300" in output.split()
-    slices = json.loads((flux.work / "status").read_text())["slices"]
+    slices = json.loads((own.work / "status").read_text())["slices"]
     assert [len(set(one["cpus"].split("-"))) for one in slices] == [1, 1], "first core to last"
-    shown = flux.run("jobs", "-ano", "{annotations.user.dovetail}", job)
+    shown = own.run("jobs", "-ano", "{annotations.user.dovetail}", job)
     assert json.loads(shown.replace("'", '"')) == {"nodes": 2, "cores": 1}
-    flux.nothing_left()
+    own.nothing_left()

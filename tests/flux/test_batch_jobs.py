@@ -6,33 +6,27 @@ Every test ends with a look for what is left: processes, folders, control groups
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shutil
 
 import pytest
 from dovetail.bench.cases import OPENFOAM_ETC, pitz_daily
 from support import known_programs
-from support.flux_batch import LIMIT, Flux, eventually, ordinary_user
+from support.flux_batch import LIMIT, Flux, eventually
 
 pytestmark = pytest.mark.flux
 
 
 @pytest.fixture
-def flux(request):
+def flux(request, instances):
     """An instance; the parameter, if there is one, is what schedules it and all inside it."""
-    made = Flux(scheduler=getattr(request, "param", "sched-simple"))
-    yield made
-    made.close()
+    with instances.one(scheduler=getattr(request, "param", "sched-simple")) as made:
+        yield made
 
 
 ONE = "--dovetail=nodes=1,cores=1"
 either = pytest.mark.parametrize("flux", ["sched-simple", "sched-fluxion-qmanager"], indirect=True)
-
-
-@pytest.fixture
-def user(binaries):
-    with ordinary_user(binaries, 2) as made:
-        yield made
 
 
 def test_an_ordinary_user_needs_no_more_than_a_batch_script(user):
@@ -80,18 +74,16 @@ def test_a_hybrid_batch_script_runs_to_its_end(flux):
 
 
 @pytest.mark.alone  # others' tests would find it
-def test_what_a_job_left_that_was_killed_whole_goes_with_the_next(flux):
+def test_what_a_job_left_that_was_killed_whole_goes_with_the_next():
     """Its slices' folders with the keys in them, and its control groups."""
-    flux.batch("flux dovetail up; touch up; sleep 1000")
-    assert eventually((flux.work / "up").exists)
-    flux.kill_all()
-    assert any("/cgroup/" in one for one in flux.left())
-    later = Flux()
-    try:
-        later.run("dovetail", "up", uri=later.inside(later.batch("sleep 1000")))
-        assert not flux.left()
-    finally:
-        later.close()
+    with contextlib.closing(Flux()) as flux:
+        flux.batch("flux dovetail up; touch up; sleep 1000")
+        assert eventually((flux.work / "up").exists)
+        flux.kill_all()
+        assert any("/cgroup/" in one for one in flux.left())
+        with contextlib.closing(Flux()) as later:
+            later.run("dovetail", "up", uri=later.inside(later.batch("sleep 1000")))
+            assert not flux.left()
 
 
 def test_nothing_is_lost_when_the_module_is_killed_reloaded_or_away(flux):

@@ -7,7 +7,7 @@ import os
 import signal
 
 import pytest
-from support.flux_batch import Flux, eventually, ordinary_user
+from support.flux_batch import eventually
 
 pytestmark = pytest.mark.flux
 
@@ -23,12 +23,12 @@ SHUT = "flux dovetail up; touch shut; flux dovetail down &"
 
 def waits(flux, *options):
     """It is not scheduled yet."""
-    return flux.batch(SCRIPT, "--urgency=hold", *options), ""
+    return flux.batch(SCRIPT, "--urgency=hold", *options, size=2), ""
 
 
 def starts(flux, *options):
     """Kubernetes is on its way up."""
-    job = flux.batch(SCRIPT.format(start="touch begun"), *options)
+    job = flux.batch(SCRIPT.format(start="touch begun"), *options, size=2)
     uri = flux.inside(job)
     assert eventually((flux.work / "begun").exists)  # earlier it could not be shut down
     return job, uri
@@ -37,7 +37,7 @@ def starts(flux, *options):
 def runs(flux, *options):
     """A simulation runs."""
     flux.plan("until [ -e go ]; do sleep 0.2; done")
-    job = flux.batch(SCRIPT.format(start=RUN), *options)
+    job = flux.batch(SCRIPT.format(start=RUN), *options, size=2)
     uri = flux.inside(job)
     assert eventually(lambda: "1.1:sim" in flux.run("jobs", "-no", "{name} {state}", uri=uri))
     return job, uri
@@ -45,7 +45,7 @@ def runs(flux, *options):
 
 def shuts(flux, *options):
     """The slices end."""
-    job = flux.batch(SCRIPT.format(start=SHUT), *options)
+    job = flux.batch(SCRIPT.format(start=SHUT), *options, size=2)
     uri = flux.inside(job)
     assert eventually((flux.work / "shut").exists)
     return job, uri
@@ -112,15 +112,10 @@ CASES = [
 
 
 @pytest.fixture
-def flux(request, binaries):
+def flux(request, instances):
     """An instance of whoever runs the tests, or of an ordinary user."""
-    if request.param == "owner":
-        made = Flux(size=2)
+    with instances.one(user=request.param == "user") as made:
         yield made
-        made.close()
-    else:
-        with ordinary_user(binaries, 2) as made:
-            yield made
 
 
 @pytest.mark.parametrize(

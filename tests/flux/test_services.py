@@ -25,7 +25,6 @@ from dovetail.core.errors import BadInput
 from dovetail.flux import services
 from support import flux_operator
 from support.clusters import eventually
-from support.flux_batch import Flux, ordinary_user
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 MODELS = ("linear", "bayesian", "neighbours")
@@ -163,15 +162,8 @@ def test_the_client_says_in_one_line_what_is_wrong(tmp_path):
 
 
 @pytest.fixture
-def flux():
-    made = Flux()
-    yield made
-    made.close()
-
-
-@pytest.fixture
-def user(binaries):
-    with ordinary_user(binaries, 4) as made:
+def flux(instances):
+    with instances.one() as made:
         yield made
 
 
@@ -213,6 +205,7 @@ def check_predictions(output, folder):
     assert len(drawing.findall("{*}circle")) == len(rows) * len(MODELS)
 
 
+@pytest.mark.first
 @pytest.mark.flux
 def test_the_hybrid_example_runs(flux):
     needs(lammps=True)
@@ -225,6 +218,7 @@ def test_the_hybrid_example_runs(flux):
     flux.nothing_left()
 
 
+@pytest.mark.first
 @pytest.mark.flux
 def test_the_hybrid_example_runs_as_an_ordinary_user(user):
     needs(lammps=True)

@@ -16,7 +16,7 @@ import pytest
 from dovetail.flux.instance import requests
 from support import known_programs
 from support.clusters import STRANGER, as_user, below
-from support.flux_batch import LIMIT, Flux, eventually, ordinary_user
+from support.flux_batch import LIMIT, eventually
 from support.strangers import attempt
 
 pytestmark = pytest.mark.flux
@@ -35,16 +35,9 @@ print(json.dumps(found))
 
 
 @pytest.fixture
-def user(binaries):
-    with ordinary_user(binaries, 2) as made:
+def flux(instances):
+    with instances.one() as made:
         yield made
-
-
-@pytest.fixture
-def flux():
-    made = Flux()
-    yield made
-    made.close()
 
 
 def simulating(user):

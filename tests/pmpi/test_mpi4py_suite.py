@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 from support import known_programs, suites
 
-pytestmark = pytest.mark.mpi
+pytestmark = [pytest.mark.mpi, pytest.mark.first]
 
 MODULES = r"test_(p2p_buf|cco_buf|cco_nb_buf|cco_pr_buf|comm|request|rma|session|threads|win)\b"
 RANKS = 2

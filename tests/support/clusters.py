@@ -213,7 +213,7 @@ def eventually(question, limit=LIMIT):
         took = time.monotonic() - asked
         if answer or asked + took > deadline:
             return answer
-        time.sleep(max(0.1, 2 * took))
+        time.sleep(max(0.1, 4 * took))
 
 
 @pytest.fixture(scope="session")

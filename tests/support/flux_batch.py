@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: LGPL-3.0-or-later
-"""A Flux instance with Dovetail for the tests (tier flux), and a watch on what it leaves."""
+"""A Flux instance with Dovetail for the tests (tier flux), and a watch on what is left in it."""
 
 from __future__ import annotations
 
@@ -64,26 +64,21 @@ class Flux:
         self.folder.chmod(0o755)
         self.token = f"DOVETAIL_TEST={self.folder}"
         self.work = self.folder / "work"
-        for made in (self.work, self.work / "bin", self.work / "case"):
-            made.mkdir()
-        (self.work / "bin" / "mpirun").write_text(FAKE_MPIRUN)
-        (self.work / "bin" / "mpirun").chmod(0o755)
-        (self.work / "case" / "input").write_text("as delivered\n")
         self.environment = {
             "PATH": f"{Path(self.flux).parent}:/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin",
             "HOME": str(self.work), "LANG": "C.UTF-8", "DOVETAIL_TEST": str(self.folder),
             "DOVETAIL_CACHE": str(cache or programs.built().parents[1]),
             "PYTHONDONTWRITEBYTECODE": "1",
         }  # fmt: skip
-        for path in (self.work, *self.work.rglob("*")):
-            os.chown(path, self.uid, self.uid)
+        self.furnish()
         found = subprocess.run([COMMANDS / "dovetail", "env", "--json"], capture_output=True,
                                env=self.environment, text=True, check=True)  # fmt: skip
         self.environment.update(json.loads(found.stdout))
+        self.usual = dict(self.environment)
         words = ["start", "-s", str(size), *self.scheduler, *options,
                  "sh", "-c", "echo $FLUX_URI; cat >/dev/null"]  # fmt: skip
         self.brokers = subprocess.Popen(
-            self.words(*words, uid=self.owner), env=self.environment, cwd=self.work, text=True,
+            self.words(*words, uid=self.owner), env=self.environment, cwd=self.folder, text=True,
             stdin=subprocess.PIPE, stdout=subprocess.PIPE,
         )  # fmt: skip
         self.uri = self.brokers.stdout.readline().strip()
@@ -91,6 +86,32 @@ class Flux:
         if self.owner != self.uid:
             Path(self.uri.removeprefix("local://")).parent.chmod(0o755)
         assert scheduler in self.as_owner("module", "list").stdout
+        self.own = self.processes().keys()
+
+    def furnish(self):
+        """Make the user's folder."""
+        for made in (self.work, self.work / "bin", self.work / "case"):
+            made.mkdir()
+        (self.work / "bin" / "mpirun").write_text(FAKE_MPIRUN)
+        (self.work / "bin" / "mpirun").chmod(0o755)
+        (self.work / "case" / "input").write_text("as delivered\n")
+        for path in (self.work, *self.work.rglob("*")):
+            os.chown(path, self.uid, self.uid)
+
+    def clear(self):
+        """Make it for another test what it was at first; nothing of this one may be left."""
+        self.environment = dict(self.usual)
+        self.run("cancel", "--all", code=None)
+        self.run("queue", "idle")
+        self.nothing_left()
+
+        def rest():  # but for what checks jobs of some seconds ago
+            found = self.processes().items()
+            return [line for pid, line in found if pid not in self.own and "validator" not in line]
+
+        assert eventually(lambda: not rest(), 30), rest()
+        shutil.rmtree(self.work)
+        self.furnish()
 
     def words(self, *words, uid=None):
         uid = self.uid if uid is None else uid
@@ -299,14 +320,53 @@ def holds_a_key(path):
     return False
 
 
-@contextlib.contextmanager
-def ordinary_user(binaries, size):
-    """Brokers of a user who exists only here."""
-    if os.getuid() != 0 or WHY_NOT:
-        pytest.skip(WHY_NOT or "this is an ordinary user already")
-    flux_command()
-    subprocess.run([SETUP / "delegate", str(USER)], check=True)
-    made = Flux(size=size, uid=USER, cache=binaries.parents[1])
-    yield made
-    made.close()
-    subprocess.run([SETUP / "delegate", str(USER), "--remove"], check=True)
+class Instances:
+    """Instances which a test that leaves them clean leaves to the next one."""
+
+    def __init__(self, request):
+        self.request = request
+        self.kept = {}
+
+    @contextlib.contextmanager
+    def one(self, user=False, scheduler="sched-simple"):
+        """One of whoever runs the tests, or of a user who exists only here."""
+        kind = (user, scheduler)
+        made = self.kept.pop(kind, None) or self.start(*kind)
+        yield made
+        try:
+            made.clear()
+        except BaseException:
+            self.end(made)
+            raise
+        self.kept[kind] = made
+
+    def start(self, user, scheduler):
+        if not user:
+            return Flux(scheduler=scheduler)
+        if os.getuid() != 0 or WHY_NOT:
+            pytest.skip(WHY_NOT or "this is an ordinary user already")
+        flux_command()
+        subprocess.run([SETUP / "delegate", str(USER)], check=True)
+        cache = self.request.getfixturevalue("binaries").parents[1]
+        return Flux(uid=USER, cache=cache, scheduler=scheduler)
+
+    def end(self, made):
+        made.close()
+        if made.uid != os.getuid():
+            subprocess.run([SETUP / "delegate", str(made.uid), "--remove"], check=True)
+
+
+@pytest.fixture(scope="session")
+def instances(request):
+    found = Instances(request)
+    yield found
+    with contextlib.ExitStack() as ends:
+        for made in found.kept.values():
+            ends.callback(found.end, made)
+
+
+@pytest.fixture
+def user(instances):
+    """An instance of an ordinary user."""
+    with instances.one(user=True) as made:
+        yield made

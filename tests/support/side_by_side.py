@@ -8,7 +8,8 @@ Tests that share something of their module, such as a cluster, run in one worker
 other. A test marked `alone`, since it measures time or looks at the whole machine, runs while no
 other worker is within a test, and no cluster of another stands idle. So all such tests come last,
 in one worker: while one of them waits for the others' last tests, none can start that would make
-it wait longer.
+it wait longer. Those marked `first` take minutes and begin first: the others fill the time until
+they are through.
 """
 
 from __future__ import annotations
@@ -48,8 +49,9 @@ def pytest_collection_modifyitems(config, items):
         if group and config.pluginmanager.hasplugin("xdist"):
             item.add_marker(pytest.mark.xdist_group(group))
     # Sorting is stable: within a group, and of those without one, the order stays.
-    items.sort(key=lambda item: (groups[item] == _ALONE, -sizes[groups[item]] * bool(groups[item]),
-                                 groups[item]))  # fmt: skip
+    items.sort(key=lambda item: (
+        groups[item] == _ALONE, not item.get_closest_marker("first"),
+        -sizes[groups[item]] * bool(groups[item]), groups[item]))  # fmt: skip
 
 
 @pytest.hookimpl(wrapper=True)
