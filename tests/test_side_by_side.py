@@ -38,6 +38,7 @@ def test_alone(shared):
     assert len(list(HERE.glob("*.alone.*"))) == (NAME == "test_b") + 1
 
 def test_first(shared):
+    assert there(f"{NAME}.minutes.*", 0)
     begin("first")
     assert there("test_a.first.*", 60) and there("test_b.first.*", 60)
     if NAME == "test_b":  # the worker that is faster is given what comes next, those alone
@@ -50,6 +51,11 @@ def test_last(shared):
     if NAME == "test_b":
         assert not there("*.alone.*", 2), "though the other worker has nothing else to do"
     begin("last")
+
+@pytest.mark.first
+def test_takes_minutes(shared):
+    assert not there(f"{NAME}.first.*", 0)
+    begin("minutes")
 """
 
 
@@ -64,7 +70,7 @@ def test_alone_means_alone_and_all_others_meet(tmp_path):
     done = subprocess.run([sys.executable, "-m", "pytest", *words], env=environment,
                           capture_output=True, text=True)  # fmt: skip
     assert done.returncode == 0, done.stdout
-    assert "8 passed" in done.stdout
+    assert "10 passed" in done.stdout
     for module in ("test_a", "test_b"):
         found = [path.name for path in tmp_path.glob(f"{module}.*.*") if ".alone." not in path.name]
         assert len({name.rpartition(".")[2] for name in found}) == 1, "one worker had them all"
