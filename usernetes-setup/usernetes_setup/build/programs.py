@@ -2,10 +2,10 @@
 """Gets every program of a node, once for all checkouts and clusters.
 
 Inputs: `usernetes-setup/kube` (module list and checksums, the sources), the Go and Debian package
-services. Output: `<cache>/kube/<key>/` with `bin/`, `cni/`,
-`images.tar` and `made.json`, the checksum and origin of each file. Invariants: the key is a digest
-of all that decides the content; a folder with that name is complete, since it is renamed into place
-last; one build at a time; a running cluster keeps what it started with.
+services. Output: `<cache>/kube/<key>/` with `bin/`, `cni/`, `images.tar` and `made.json`, the
+checksum and origin of each file. Invariants: the key is a digest of all that decides the content; a
+folder with that name is complete, since it is renamed into place last; one build at a time; a
+running cluster keeps what it started with.
 """
 
 from __future__ import annotations
@@ -235,6 +235,7 @@ def build(say: debian_packages.Say = print) -> Path:
             go = go_toolchain.command(go_version(), Path(scratch), say)
             origins.update(_kubernetes(draft, go, say))
             for name in PROGRAMS:
+                say(f"building {name}")
                 _go_build(go, f"./{name}", draft / f"bin/{name}", say)
             origins["coredns"] = f"Go module {DNS} {_pinned(DNS)}"
             _pause(draft, Path(scratch))
