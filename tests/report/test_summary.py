@@ -162,6 +162,17 @@ def test_the_verdict_names_the_winner(times, best, says):
     assert says in verdict.words
 
 
+@pytest.mark.parametrize(("ranks", "says"), [(2, "as many ranks for 4 of 4"), (1, "")])
+def test_a_way_that_was_chosen_as_well_and_won_is_said_to_be_the_same(ranks, says):
+    """Or the report would call a way better that its run has gone."""
+    run = made_up_runs.packed()
+    assert {track.spec.ranks for track in run.history().tracks} == {2}
+    better = measured(FEWER, 20.0).model_copy(update={"ranks": ranks})
+    words = summary.summarise(run.history(), [better]).verdict.words
+    assert "Better: fewer ranks side by side" in words
+    assert (says in words) if says else ("Dovetail chose" not in words)
+
+
 def test_what_is_only_predicted_to_be_as_quick_is_not_said_to_be():
     run = made_up_runs.Run([made_up_runs.spec(name, "f") for name in ("a", "b")], {"f": 0.1})
     run.note("choice", "decided", seconds={"f": {"2": 2.0, "4": 1.0}})

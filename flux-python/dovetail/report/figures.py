@@ -126,7 +126,15 @@ def _family(
         loads=loads,
         alternatives=others,
         model=_fit(points, ranks, history.cpu / 1000, loads, alone.value),
-        verdict=judge(totals),
+        verdict=judge(totals, alike(tracks, others), len(tracks)),
+    )
+
+
+def alike(tracks: Iterable[Track], measured: Iterable[Alternative]) -> int:
+    """How many simulations ended on as many ranks as in the measured way with fewer."""
+    fewer = {one.family: one.ranks for one in measured if one.name == FEWER}
+    return sum(
+        track.spec.ranks == fewer.get(track.spec.family) for track in tracks if track.attempts
     )
 
 

@@ -136,7 +136,7 @@ def summarise(
         admissions=marks["admit"],
         rollbacks=marks["rollback"],
         families=families,
-        verdict=judge(whole),
+        verdict=judge(whole, figures.alike(history.tracks, measured), len(history.tracks)),
         complete=history.complete,
         interrupted=history.interrupted,
         elapsed_s=history.end,

@@ -70,8 +70,11 @@ def ratio(above: Figure, below: Figure) -> Figure:
     return Figure(above.value / below.value, source, how, spread)
 
 
-def judge(totals: Totals) -> Verdict:
-    """Which way was best, and by how much."""
+def judge(totals: Totals, alike: int, of: int) -> Verdict:
+    """Which way was best, and by how much.
+
+    `alike` of all `of` simulations ran on as many ranks under Dovetail as in the way with fewer.
+    """
     own = totals.makespan_s
     others = {
         SEQUENTIAL: totals.sequential_s,
@@ -88,6 +91,11 @@ def judge(totals: Totals) -> Verdict:
         first = min(known, key=lambda name: known[name], default="")
         if first and known[first] * SAME < least:
             words.append(_better(first, others[first], own.value))
+            if first == FEWER and alike:
+                words.append(
+                    f"Dovetail chose as many ranks for {alike} of {of}; what is between them is "
+                    "the time that finding out took, and what repeats differ by."
+                )
             # What was measured stays the best, whatever a prediction promises.
             best, least = best or first, known[first]
     sequential = totals.sequential_s
