@@ -74,6 +74,7 @@ def test_json_is_the_state_once(site, running):  # noqa: F811
     assert rank["request"] == 1000
     assert rank["duty"] == 1.0, "without MPI all its time is outside MPI"
     assert 0.0 <= rank["cpu"] <= 1.5
+    assert rank["lost"] == pytest.approx(max(0.0, 1.0 - rank["cpu"])), "it sleeps, outside MPI"
 
 
 def test_a_run_that_is_over_says_so_and_shows_all(site, running):  # noqa: F811

@@ -26,10 +26,15 @@ SILENT = 10.0
 
 @dataclass(frozen=True)
 class RankShare:
-    """One rank of late, as parts of one: `duty` outside MPI, and `cpu` of a core; None: unknown."""
+    """One rank of late, as parts of one; None: unknown.
+
+    `duty` outside MPI; `cpu` of a core; `lost`, at least, outside MPI without a core: others had
+    it, a limit throttled it, or it waited for a disk.
+    """
 
     duty: float | None
     cpu: float | None
+    lost: float | None
 
 
 class Follower:
@@ -117,6 +122,6 @@ class Follower:
             useful = new.useful[rank] - old.useful[rank]
             wall = useful + new.mpi[rank] - old.mpi[rank]
             cpu = new.cpu[rank] - old.cpu[rank]
-            known = wall > 0.0
-            found.append(RankShare(useful / wall if known else None, cpu / wall if known else None))
+            parts = useful, cpu, max(0.0, useful - cpu)
+            found.append(RankShare(*(part / wall if wall > 0.0 else None for part in parts)))
         return found

@@ -122,7 +122,7 @@ class Screen:
         made = Table(box=None, padding=(0, 1, 0, 0), header_style="reverse")
         made.add_column("simulation", no_wrap=True)
         made.add_column("state", no_wrap=True)
-        right = ["rank", "duty", "CPU", "request"] + (["iterations"] if wide else [])
+        right = ["rank", "duty", "CPU", "request"] + (["lost", "iterations"] if wide else [])
         right += ["per s", "slow", "end in"]
         for name in right:
             made.add_column(name, justify="right", no_wrap=True)
@@ -136,12 +136,14 @@ class Screen:
                 break
             first = _row(view, wide)
             style = "bold" if view.name == self.chosen else ""
-            lines = [_rank(view, shares, rank) for rank in range(view.ranks)] or [("-",) * 4]
+            shown = 5 if wide else 4
+            lines = [_rank(view, shares, rank)[:shown] for rank in range(view.ranks)]
+            lines = lines or [("-",) * shown]
             room = max(1, min(len(lines), rows - used - (len(views) - at - 1)))
             for n, line in enumerate(lines[:room]):
                 name, state, *rest = first if n == 0 else ("", "", *("",) * (len(first) - 2))
                 if n == room - 1 and room < len(lines):
-                    line = (f"{n}-{len(lines) - 1}", "…", "…", "…")
+                    line = (f"{n}-{len(lines) - 1}", *("…",) * (shown - 1))
                 made.add_row(name, state, *line, *rest, style=style)
             used += room
         return made
@@ -163,12 +165,13 @@ def _head(follower: Follower, sort: str, everything: bool) -> Text:
     return Text(words, style="bold")
 
 
-def _rank(view: View, shares: list[RankShare], rank: int) -> tuple[str, str, str, str]:
-    """Its number, duty cycle, the CPU that it gets, and its request."""
-    share = shares[rank] if rank < len(shares) else RankShare(None, None)
+def _rank(view: View, shares: list[RankShare], rank: int) -> tuple[str, ...]:
+    """Its number, duty cycle, the CPU that it gets, its request, and the time that it lost."""
+    share = shares[rank] if rank < len(shares) else RankShare(None, None, None)
     request = f"{view.requests[rank]}m" if rank < len(view.requests) else "-"
     cpu = "-" if share.cpu is None else f"{1000 * share.cpu:.0f}m"
-    return str(rank), "-" if share.duty is None else f"{share.duty:.0%}", cpu, request
+    duty, lost = ("-" if part is None else f"{part:.0%}" for part in (share.duty, share.lost))
+    return str(rank), duty, cpu, request, lost
 
 
 def _row(view: View, wide: bool) -> tuple[str, ...]:
@@ -213,6 +216,7 @@ def snapshot(follower: Follower) -> dict[str, Any]:
                 "request": view.requests[rank] if rank < len(view.requests) else None,
                 "duty": shares[rank].duty if rank < len(shares) else None,
                 "cpu": shares[rank].cpu if rank < len(shares) else None,
+                "lost": shares[rank].lost if rank < len(shares) else None,
             }
             for rank in range(view.ranks)
         ]
