@@ -304,6 +304,14 @@ def test_slices_ask_for_exactly_their_cores():
     assert spec["attributes"]["user"]["dovetail"] == {"slice": 1, "cluster": "f-1"}
 
 
+def test_a_slice_has_as_long_to_come_up_as_the_configuration_says():
+    """Not the verb's own limit, which a slow machine does not keep."""
+    table = {"nodes": 2, "up-timeout": 900}
+    (task,) = jobspec.slice_job(option.from_table(table), 1, "f-1", {})["tasks"]
+    words = task["command"]
+    assert words[words.index("--timeout") + 1] == "900"
+
+
 def test_the_nodes_of_slices_offer_the_devices_of_the_configuration():
     table = {"nodes": 2, "devices": "gpu,/dev/fuse=8"}
     (task,) = jobspec.slice_job(option.from_table(table), 1, "f-1", {})["tasks"]

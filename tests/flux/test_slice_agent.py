@@ -33,7 +33,7 @@ class Client:
 @pytest.fixture
 def agent(monkeypatch):
     monkeypatch.setattr(agents, "Client", Client)
-    made = agents.Agent(1, "flux-12345678", machine_address=False, stop_before=20.0)
+    made = agents.Agent(1, "flux-12345678", machine_address=False, timeout=120.0, stop_before=20.0)
     made.take({"event": "connected", "rank": 2})
     return made
 
@@ -90,3 +90,36 @@ def test_runs_end_before_the_jobs_time_does(agent, monkeypatch, said, over):
     agent.look_at_time()
     assert agent.plans.out_of_time is over
     assert (agent.runs_end < math.inf) is (said == "21\n"), "it looks again at the time"
+
+
+@pytest.mark.parametrize(
+    ("named", "found"),
+    [("10.77.0.1", "10.77.0.1"), ("127.0.1.1", "192.0.2.7"), (None, "192.0.2.7")],
+)
+def test_a_machines_address_is_its_names_or_that_of_the_way_out(monkeypatch, named, found):
+    """The way out may be a network on which no other machine is, as in every emulated machine."""
+
+    class Probe:
+        def __init__(self, *kind):
+            pass
+
+        def __enter__(self):
+            return self
+
+        def __exit__(self, *error):
+            pass
+
+        def connect(self, address):
+            pass
+
+        def getsockname(self):
+            return ("192.0.2.7", 1)
+
+    def by_name(name):
+        if named is None:
+            raise OSError("no such name")
+        return named
+
+    monkeypatch.setattr(agents.socket, "gethostbyname", by_name)
+    monkeypatch.setattr(agents.socket, "socket", Probe)
+    assert agents.own_address() == found

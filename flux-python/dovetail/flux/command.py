@@ -72,6 +72,7 @@ def parser() -> argparse.ArgumentParser:
     agent.add_argument("--number", type=int, required=True)
     agent.add_argument("--cluster", required=True)
     agent.add_argument("--machine-address", action="store_true")
+    agent.add_argument("--timeout", type=float, default=120.0)
     agent.add_argument("--stop-before", type=float, default=0.0)
     agent.add_argument("--devices", default="auto")
     agent.add_argument("--sweep", action="store_true")
@@ -296,7 +297,8 @@ def do_slice(args: argparse.Namespace) -> int:
 
     return agent.main(
         args.number, args.cluster, machine_address=args.machine_address,
-        stop_before=args.stop_before, devices=args.devices, only_sweep=args.sweep,
+        timeout=args.timeout, stop_before=args.stop_before, devices=args.devices,
+        only_sweep=args.sweep,
     )  # fmt: skip
 
 

@@ -30,6 +30,7 @@ def slice_job(
     if not request.cores:
         node["exclusive"] = True
     command = [request.command, "slice", "--number", str(number), "--cluster", cluster]
+    command += ["--timeout", f"{request.up_timeout:g}"]
     if number == 0:
         command += ["--stop-before", f"{request.stop_before:g}"]
     if request.address == "machine":

@@ -55,11 +55,11 @@ class Agent:
     """One slice's life, driven by what its selector wakes it for."""
 
     def __init__(
-        self, number: int, name: str, *, machine_address: bool, stop_before: float,
+        self, number: int, name: str, *, machine_address: bool, timeout: float, stop_before: float,
         devices: str = "auto",
     ) -> None:  # fmt: skip
         self.number, self.name, self.stop_before = number, name, stop_before
-        self.devices = devices
+        self.devices, self.timeout = devices, timeout
         self.runs_end = math.inf  # when to look whether the job's time is over, CLOCK_MONOTONIC
         self.address = own_address() if machine_address else ""
         # Several slices may share a machine, and its address.
@@ -213,7 +213,7 @@ class Agent:
     def start(self, *words: str, stdin: str = "") -> None:
         """Start our node in the background."""
         offer = ["--cpus", self.cpus, "--memory", self.memory(), "--owner", str(os.getpid()),
-                 "--devices", self.devices]  # fmt: skip
+                 "--devices", self.devices, "--timeout", f"{self.timeout:g}"]  # fmt: skip
         if self.address:
             offer += ["--address", self.address]
         # Its words go into the job's output, and the last of them to the module.
@@ -239,7 +239,7 @@ class Agent:
         assert self.starting.stdout is not None
         words = self.repeat()
         if self.starting.returncode:
-            self.complain(" ".join(words.split())[-800:] or "it did not start")
+            self.complain(" ".join(words.split())[:800] or "it did not start")
             return
         self.node = json.loads(self.starting.stdout.read())
         print(f"slice {self.number}: node {self.node['node']}, cores {self.cpus}", flush=True)
@@ -351,13 +351,17 @@ def seconds_left() -> float:
 
 
 def own_address() -> str:
-    """This machine's address, as the others reach it: that of the way out, or else of its name."""
-    try:
-        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-            probe.connect(("192.0.2.1", 9))  # nothing is sent
-            return str(probe.getsockname()[0])
-    except OSError:
-        return socket.gethostbyname(socket.gethostname())
+    """This machine's address, as the others reach it: its name's, or else that of the way out.
+
+    By their names Flux's brokers meet too; the way out may lead through a network of its own.
+    """
+    with contextlib.suppress(OSError):
+        found = socket.gethostbyname(socket.gethostname())
+        if not found.startswith("127."):
+            return found
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect(("192.0.2.1", 9))  # nothing is sent
+        return str(probe.getsockname()[0])
 
 
 def use_folder(number: int, name: str) -> None:
@@ -398,8 +402,8 @@ def sweep_killed() -> None:
 
 
 def main(
-    number: int, name: str, *, machine_address: bool, stop_before: float, devices: str,
-    only_sweep: bool,
+    number: int, name: str, *, machine_address: bool, timeout: float, stop_before: float,
+    devices: str, only_sweep: bool,
 ) -> int:  # fmt: skip
     """Be the agent of slice `number` of cluster `name`, or only remove what it left."""
     os.umask(0o077)
@@ -410,5 +414,6 @@ def main(
         return 1 if trouble else 0
     sweep_killed()
     return Agent(
-        number, name, machine_address=machine_address, stop_before=stop_before, devices=devices
-    ).live()
+        number, name, machine_address=machine_address, timeout=timeout, stop_before=stop_before,
+        devices=devices,
+    ).live()  # fmt: skip
