@@ -27,6 +27,7 @@ pytest_plugins = [
     "support.driven_executor",
     "support.flux_batch",
     "support.flux_lua",
+    "support.machines",
     "support.plans",
     "support.side_by_side",
 ]

@@ -1,0 +1,109 @@
+# SPDX-License-Identifier: LGPL-3.0-or-later
+"""Kubernetes, MPI and Flux of an ordinary user across two machines, each with one core for pods."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from support.machines import TOP
+
+pytestmark = pytest.mark.machines
+
+PLAN = """
+simulations:
+  - name: across
+    case: /shared/case
+    ranks: 2
+    command: /shared/busy burn 100 50 100
+"""
+BROKER = """
+[bootstrap]
+curve_cert = "/shared/curve.cert"
+hosts = [
+  { host = "m1", bind = "tcp://10.77.0.1:8050", connect = "tcp://10.77.0.1:8050" },
+  { host = "m2" },
+]
+"""
+BATCH = """#!/bin/bash
+#flux: -N2 --dovetail=nodes=2,cores=1 --conf=dovetail.up-timeout=900
+flux dovetail submit --wait-up -o /shared/results /shared/plan.yaml
+flux dovetail status --json >/shared/status.json
+flux run -N2 hostname
+flux dovetail wait --all
+"""
+CONFIG = "--kubeconfig /tmp/dovetail-kube-1000/default/kubeconfig"
+KUBECTL = f"$(ls -d {TOP}/cache/kube/*/bin)/kubectl {CONFIG}"
+
+
+@pytest.fixture
+def two(machines):
+    """Both, where alice may have nodes, with a plan for both together; nothing may be left."""
+    first, second = machines
+    for machine in machines:
+        if machine.run("dovetail doctor", code=None).returncode:
+            fix = json.loads(machine.run("dovetail doctor --json", code=1).stdout)
+            (error,) = [one for one in fix["checks"] if one["level"] == "error"]
+            machine.run(error["fix"], user="root")
+    first.build("busy", "pmpi/known/busy.c")
+    first.run("rm -rf /shared/case /shared/results && mkdir /shared/case")
+    first.write("/shared/plan.yaml", PLAN)
+    yield first, second
+    for machine in machines:
+        machine.until(LEFT, lambda text: text == "", 60)
+
+
+LEFT = (  # folders, control groups, processes, ports and shared memory
+    "ls -d /tmp/dovetail-* /dev/shm/dovetail-* 2>/dev/null; "
+    "find /sys/fs/cgroup/user.slice -name '*dovetail*'; "
+    "ps -u alice -o comm= | grep -E 'kube|etcd|containerd|runc|dovetail|python|mpirun|orted|busy'; "
+    "ss -Htln | grep 10.77.0 | grep -v :8050"
+)
+
+
+def test_a_simulations_ranks_are_on_two_machines_and_are_resized_there(two):
+    """Its pods meet by the machines' addresses; nothing of the cluster is left on either."""
+    first, second = two
+    wide = "--cpus 1 --timeout 900 --json"
+    first.run(f"dovetail kube up --address {first.address} {wide}")
+    first.run("dovetail kube join --invite /shared/join.json --node m2")
+    second.run(f"dovetail kube join /shared/join.json --address {second.address} {wide}")
+    run = "dovetail run /shared/plan.yaml -o /shared/results --json"
+    first.run(f"{run} {CONFIG} >/tmp/summary.json 2>/tmp/log </dev/null &")
+    placed = f"{KUBECTL} get pods -o jsonpath='{{.items[*].spec.nodeName}}'"
+    assert {*first.until(placed, lambda text: len(text.split()) == 2).split()} == {"m1", "m2"}
+    first.until("cat /tmp/summary.json", lambda text: text.endswith("}"))
+    (one,) = json.loads(first.out("cat /tmp/summary.json"))["simulations"]
+    assert (one["state"], one["iterations"]) == ("done", 100)
+    resized = first.out('grep \'"type":"Resized"\' /shared/results/events.jsonl').splitlines()
+    assert any(not json.loads(line).get("refused") for line in resized), resized
+    for machine in two:
+        machine.run("dovetail kube down --all")
+
+
+def test_a_batch_job_has_kubernetes_on_both_and_leaves_nothing(two):
+    """Flux's brokers know the machines by name; a job on bare metal runs beside."""
+    first, second = two
+    if first.run("command -v flux", code=None).returncode:
+        pytest.skip("no Flux in .flux: run ./bootstrap flux")
+    first.run("[ -e /shared/curve.cert ] || flux keygen /shared/curve.cert")
+    first.write("/shared/batch.sh", BATCH)
+    for machine in (second, first):
+        machine.write("/home/alice/flux/broker.toml", BROKER)
+        words = "-Slocal-uri=local:///home/alice/flux/local sleep inf" if machine is first else ""
+        machine.run(
+            'cd ~/flux; eval "$(dovetail env)"; setsid flux broker --config-path=broker.toml '
+            f"{words} >log 2>&1 </dev/null & echo $! >~/flux/pid"
+        )
+    flux = 'export FLUX_URI=local:///home/alice/flux/local; eval "$(dovetail env)"; cd /shared; '
+    first.until(f"{flux} flux resource list -s free -no '{{nnodes}}'", lambda text: text == "2")
+    job = first.out(f"{flux} flux batch --output=/shared/out.txt /shared/batch.sh")
+    code = first.run(f"{flux} flux job status {job}", code=None, limit=1500).returncode
+    printed = first.out("cat /shared/out.txt")
+    assert code == 0, printed
+    status = json.loads(first.out("cat /shared/status.json"))
+    assert {one["host"] for one in status["slices"]} == {"m1", "m2"}, status
+    assert {"m1", "m2"} <= {*printed.split()}, printed
+    (one,) = json.loads(first.out("cat /shared/results/summary.json"))["simulations"]
+    assert (one["state"], one["iterations"]) == ("done", 100)
+    first.run("kill $(cat ~/flux/pid)")

@@ -1,0 +1,249 @@
+# SPDX-License-Identifier: LGPL-3.0-or-later
+"""Emulated Debian machines that share nothing but a network (tier machines).
+
+Each has its own kernel, systemd, version 2 control groups, disk, clock and users, and QEMU emulates
+it without help of this machine's processor. They see each other on a switch that is a socket, and
+nothing else: no internet. The disk comes from machine-image, once for all; what this checkout has
+installed, and its build of Kubernetes, are on a second disk, where they are here. /shared is one
+folder on all, as a cluster's file system is; a test that wants none does without it. What is
+written is gone when the machines are.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from usernetes_setup.build import programs
+
+TOP = Path(__file__).resolve().parents[2]
+STORE = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "dovetail/test-machines"
+LIMIT = 600  # seconds that anything may take on a machine that is ten times slower than this one
+CORES = 2
+# Kernel options: without isolation of page tables, which makes each system call a change of them.
+QUICKER = "mitigations=off no_timer_check apparmor=0 audit=0 nowatchdog"
+USERS = ("root", "alice", "bob")
+PREPARE = f"""set -e
+mkdir -p {TOP} /shared
+modprobe 9pnet_virtio
+mountpoint -q {TOP} || mount LABEL=product {TOP}
+mountpoint -q /shared ||
+  mount -t 9p -o trans=virtio,version=9p2000.L,cache=mmap,msize=262144 shared /shared
+chown -R alice {TOP}/cache /shared
+for home in /root /home/alice /home/bob; do
+  mkdir -p $home/.cache && ln -sfn {TOP}/cache $home/.cache/dovetail
+  chown --reference=$home $home/.cache
+done
+"""
+
+
+def image() -> Path:
+    """The folder with the disk that machines start from; made if there is none of this recipe."""
+    recipe = TOP / "tests/support/machine-image"
+    folder = STORE / hashlib.sha256(recipe.read_bytes()).hexdigest()[:12]
+    if not (folder / "disk.raw").exists():
+        shutil.rmtree(STORE, ignore_errors=True)  # of earlier recipes
+        folder.mkdir(parents=True)
+        subprocess.run([recipe, folder], check=True)
+    return folder
+
+
+def product(folder: Path) -> Path:
+    """A disk with what users have: the installed project, Flux, Kubernetes; and the tests."""
+    content, disk = folder / "product", folder / "product.raw"
+    content.mkdir()
+    for name in (".venv", ".flux", "tests", "examples", "flux-python", "usernetes-setup"):
+        if (TOP / name).exists():
+            subprocess.run(["cp", "-a", TOP / name, content], check=True)
+    built = programs.built()
+    assert built, "Kubernetes is not built: run `dovetail kube build`"
+    kube = content / "cache/kube"
+    kube.mkdir(parents=True)
+    shutil.copytree(built, kube / built.name, symlinks=True)
+    disk.touch()
+    os.truncate(disk, 6 << 30)
+    make = ["mke2fs", "-q", "-t", "ext4", "-L", "product", "-d", content, disk]
+    subprocess.run(make, check=True)
+    shutil.rmtree(content)
+    return disk
+
+
+class Machine:
+    """One machine: started, asked by ssh, stopped in every way that machines stop."""
+
+    def __init__(self, number: int, image: Path, product: Path, folder: Path) -> None:
+        self.number, self.name, self.address = number, f"m{number}", f"10.77.0.{number}"
+        self.image, self.folder = image, folder / self.name
+        self.folder.mkdir()
+        self.disks = []
+        for base in (image / "disk.raw", product):
+            disk = self.folder / base.with_suffix(".qcow2").name
+            make = ["qemu-img", "create", "-q", "-f", "qcow2", "-F", "raw", "-b", base, disk]
+            subprocess.run(make, check=True)
+            self.disks += ["-drive", f"file={disk},if=virtio,cache=unsafe"]
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            self.port = probe.getsockname()[1]
+        self.switch, self.shared = folder / "switch", folder / "shared"
+        self.process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        """Switch it on; `ready` waits for it."""
+        adapter = "virtio-net-pci,netdev={},mac=52:54:00:77:{}"
+        kernel = f"{QUICKER} root=/dev/vda rw console=ttyS0 systemd.hostname={self.name}"
+        words = ["setpriv", "--pdeathsig", "KILL",
+                 "qemu-system-x86_64", "-nodefaults", "-no-user-config", "-display", "none",
+                 "-accel", "tcg,thread=multi", "-cpu", "Nehalem", "-smp", str(CORES), "-m", "4G",
+                 "-kernel", self.image / "vmlinuz", "-initrd", self.image / "initrd.img",
+                 "-append", kernel, *self.disks, "-device", "virtio-rng-pci",
+                 "-virtfs", f"local,path={self.shared},mount_tag=shared,security_model=passthrough",
+                 "-serial", f"file:{self.folder}/console.log",
+                 "-monitor", f"unix:{self.folder}/monitor,server,nowait",
+                 "-netdev", f"user,id=host,restrict=on,hostfwd=tcp:127.0.0.1:{self.port}-:22",
+                 "-device", adapter.format("host", "01:00"),
+                 "-netdev", f"vde,id=between,sock={self.switch}",
+                 "-device", adapter.format("between", f"00:0{self.number}")]  # fmt: skip
+        self.process = subprocess.Popen(words, stdin=subprocess.DEVNULL)
+
+    def ready(self) -> None:
+        """Wait until it can be worked with."""
+        assert self.process
+        deadline = time.monotonic() + LIMIT
+        while not self.answers():
+            assert self.process.poll() is None, self.console()
+            assert time.monotonic() < deadline, self.console()
+        self.run(PREPARE, user="root")
+
+    def answers(self) -> bool:
+        """Whether it lets root in; QEMU takes connections also before anybody can answer."""
+        try:
+            return self.open("root", 20)
+        except subprocess.TimeoutExpired:
+            return False
+        finally:
+            time.sleep(1)
+
+    def open(self, user: str, limit: float = LIMIT) -> bool:
+        """Have a connection that this user's commands share; it would keep their pipes open."""
+        if (self.folder / user).exists():
+            return True
+        line = self.words(user, "-fN", "-oControlMaster=yes", "-oControlPersist=yes")
+        none = subprocess.DEVNULL
+        done = subprocess.run(line, stdin=none, stdout=none, stderr=none, timeout=limit)
+        return done.returncode == 0
+
+    def console(self) -> str:
+        """The last that it printed."""
+        return (self.folder / "console.log").read_text(errors="replace")[-3000:]
+
+    def words(self, user: str, *more: str) -> list[str]:
+        """An ssh command."""
+        options = {"ControlPath": self.folder / user, "StrictHostKeyChecking": "no",
+                   "UserKnownHostsFile": "/dev/null", "LogLevel": "ERROR",
+                   "ConnectTimeout": 60, "ServerAliveInterval": 60}  # fmt: skip
+        line = ["ssh", "-F", "none", "-i", str(self.image / "key"), "-p", str(self.port), *more]
+        return [
+            *line,
+            *(f"-o{name}={value}" for name, value in options.items()),
+            f"{user}@127.0.0.1",
+        ]
+
+    def run(
+        self, script: str, user: str = "alice", code: int | None = 0, limit: float = LIMIT
+    ) -> subprocess.CompletedProcess[str]:
+        """What became of a shell script there, with this project's commands on PATH."""
+        self.open(user)
+        line = [*self.words(user), f"export PATH={TOP}/.venv/bin:{TOP}/.flux/bin:$PATH; {script}"]
+        done = subprocess.run(
+            line, capture_output=True, text=True, timeout=limit, stdin=subprocess.DEVNULL
+        )
+        assert code in (done.returncode, None), (script, done.returncode, done.stdout, done.stderr)
+        return done
+
+    def out(self, script: str, user: str = "alice", limit: float = LIMIT) -> str:
+        """What a script prints that succeeds."""
+        return self.run(script, user, limit=limit).stdout.strip()
+
+    def until(self, script: str, wanted: Callable[[str], bool], limit: float = LIMIT) -> str:
+        """What a script prints, once that is as wanted."""
+        deadline = time.monotonic() + limit
+        while not wanted(text := self.run(script, code=None).stdout.strip()):
+            assert time.monotonic() < deadline, (script, text)
+            time.sleep(3)
+        return text
+
+    def write(self, path: str, text: str, user: str = "alice") -> None:
+        """Make a file there."""
+        self.open(user)
+        line = [*self.words(user), f"mkdir -p $(dirname {path}) && cat >{path}"]
+        subprocess.run(line, input=text, text=True, check=True, timeout=LIMIT)
+
+    def build(self, name: str, source: str) -> None:
+        """Compile one of this project's MPI programs as /shared/name."""
+        words = ["mpicc.openmpi", "-O2", "-o", self.shared / name, TOP / source]
+        subprocess.run(words, check=True)
+
+    def monitor(self, command: str) -> None:
+        """Something that happens to the machine: `set_link between off`, `system_reset`."""
+        with socket.socket(socket.AF_UNIX) as asked:
+            asked.connect(f"{self.folder}/monitor")
+            asked.sendall(f"{command}\n".encode())
+            time.sleep(0.5)  # it answers with an echo and a prompt
+
+    def stop(self) -> None:
+        """Cut the power."""
+        if self.process:
+            for user in USERS:
+                subprocess.run(self.words(user, "-Oexit"), capture_output=True)
+            self.process.send_signal(signal.SIGCONT)
+            self.process.kill()
+            self.process.wait()
+            self.process = None
+
+
+@pytest.fixture(scope="session")
+def machines() -> Iterator[list[Machine]]:
+    """Two machines, for all tests."""
+    with started(2) as made:
+        yield made
+
+
+@contextlib.contextmanager
+def started(count: int) -> Iterator[list[Machine]]:
+    """That many machines, running."""
+    folder = Path(
+        tempfile.mkdtemp(prefix="dovetail-machines-", dir=os.environ.get("TMPDIR", "/var/tmp"))
+    )
+    made: list[Machine] = []
+    switch = None
+    try:
+        disks = image(), product(folder)
+        made += [Machine(number + 1, *disks, folder) for number in range(count)]
+        (folder / "shared").mkdir()
+        words = ["vde_switch", "--sock", folder / "switch"]  # until nobody writes to it any more
+        switch = subprocess.Popen(words, stdin=subprocess.PIPE)
+        while not (folder / "switch/ctl").exists():
+            assert switch.poll() is None
+            time.sleep(0.1)
+        for machine in made:
+            machine.start()
+        for machine in made:
+            machine.ready()
+        yield made
+    finally:
+        for machine in made:
+            machine.stop()
+        if switch:
+            switch.terminate()
+            switch.wait()
+        shutil.rmtree(folder)
