@@ -6,7 +6,6 @@ from __future__ import annotations
 import json
 
 import pytest
-from support.machines import TOP
 
 pytestmark = pytest.mark.machines
 
@@ -33,24 +32,6 @@ flux run -N2 hostname
 flux dovetail wait --all
 """
 CONFIG = "--kubeconfig /tmp/dovetail-kube-1000/default/kubeconfig"
-KUBECTL = f"$(ls -d {TOP}/cache/kube/*/bin)/kubectl {CONFIG}"
-
-
-@pytest.fixture
-def two(machines):
-    """Both, where alice may have nodes, with a plan for both together; nothing may be left."""
-    first, second = machines
-    for machine in machines:
-        if machine.run("dovetail doctor", code=None).returncode:
-            fix = json.loads(machine.run("dovetail doctor --json", code=1).stdout)
-            (error,) = [one for one in fix["checks"] if one["level"] == "error"]
-            machine.run(error["fix"], user="root")
-    first.build("busy", "pmpi/known/busy.c")
-    first.run("rm -rf /shared/case /shared/results && mkdir /shared/case")
-    first.write("/shared/plan.yaml", PLAN)
-    yield first, second
-    for machine in machines:
-        machine.until(LEFT, lambda text: text == "", 60)
 
 
 LEFT = (  # folders, control groups, processes, ports and shared memory
@@ -59,6 +40,31 @@ LEFT = (  # folders, control groups, processes, ports and shared memory
     "ps -u alice -o comm= | grep -E 'kube|etcd|containerd|runc|dovetail|python|mpirun|orted|busy'; "
     "ss -Htln | grep 10.77.0 | grep -v :8050"
 )
+
+
+@pytest.fixture
+def two(machines):
+    """Both, where alice may have nodes, with a plan for both together."""
+    first, second = machines
+    for machine in machines:
+        if machine.run("dovetail doctor", code=None).returncode:
+            told = json.loads(machine.run("dovetail doctor --json", code=1).stdout)
+            (error,) = [one for one in told["checks"] if one["level"] == "error"]
+            machine.run(error["fix"], user="root")
+    first.build("busy", "pmpi/known/busy.c")
+    first.run("rm -rf /shared/case /shared/results && mkdir /shared/case")
+    first.write("/shared/plan.yaml", PLAN)
+    yield first, second
+    for machine in machines:  # of a test that failed
+        machine.run(
+            "dovetail kube down --all; [ ! -e ~/flux/pid ] || kill $(cat ~/flux/pid)", code=None
+        )
+
+
+def nothing_left(two):
+    """Seconds after it was ended, nothing of a cluster is on either machine."""
+    for machine in two:
+        machine.until(LEFT, lambda text: text == "", 60)
 
 
 def test_a_simulations_ranks_are_on_two_machines_and_are_resized_there(two):
@@ -70,15 +76,16 @@ def test_a_simulations_ranks_are_on_two_machines_and_are_resized_there(two):
     second.run(f"dovetail kube join /shared/join.json --address {second.address} {wide}")
     run = "dovetail run /shared/plan.yaml -o /shared/results --json"
     first.run(f"{run} {CONFIG} >/tmp/summary.json 2>/tmp/log </dev/null &")
-    placed = f"{KUBECTL} get pods -o jsonpath='{{.items[*].spec.nodeName}}'"
-    assert {*first.until(placed, lambda text: len(text.split()) == 2).split()} == {"m1", "m2"}
     first.until("cat /tmp/summary.json", lambda text: text.endswith("}"))
     (one,) = json.loads(first.out("cat /tmp/summary.json"))["simulations"]
-    assert (one["state"], one["iterations"]) == ("done", 100)
-    resized = first.out('grep \'"type":"Resized"\' /shared/results/events.jsonl').splitlines()
-    assert any(not json.loads(line).get("refused") for line in resized), resized
+    assert one["state"] == "done", first.out("tail -n 20 /tmp/log")
+    log = [json.loads(line) for line in first.out("cat /shared/results/events.jsonl").splitlines()]
+    placed = [event["nodes"] for event in log if event.get("type") == "Placed"]
+    assert {*placed[-1]} == {"m1", "m2"}
+    assert any(not event["refused"] for event in log if event.get("type") == "Resized")
     for machine in two:
         machine.run("dovetail kube down --all")
+    nothing_left(two)
 
 
 def test_a_batch_job_has_kubernetes_on_both_and_leaves_nothing(two):
@@ -105,5 +112,5 @@ def test_a_batch_job_has_kubernetes_on_both_and_leaves_nothing(two):
     assert {one["host"] for one in status["slices"]} == {"m1", "m2"}, status
     assert {"m1", "m2"} <= {*printed.split()}, printed
     (one,) = json.loads(first.out("cat /shared/results/summary.json"))["simulations"]
-    assert (one["state"], one["iterations"]) == ("done", 100)
-    first.run("kill $(cat ~/flux/pid)")
+    assert one["state"] == "done", printed
+    nothing_left(two)
