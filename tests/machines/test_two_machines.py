@@ -28,7 +28,7 @@ BATCH = """#!/bin/bash
 #flux: -N2 --dovetail=nodes=2,cores=1 --conf=dovetail.up-timeout=900
 flux dovetail submit --wait-up -o /shared/results /shared/plan.yaml
 flux dovetail status --json >/shared/status.json
-flux run -N2 hostname
+flux run -N2 -n2 hostname
 flux dovetail wait --all
 """
 CONFIG = "--kubeconfig /tmp/dovetail-kube-1000/default/kubeconfig"
