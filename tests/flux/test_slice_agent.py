@@ -10,6 +10,7 @@ import errno
 import math
 
 import pytest
+from dovetail.core.errors import WorkFailed
 from dovetail.flux import slice_agent as agents
 from dovetail.flux.instance.effects import FAILED, INVALID
 
@@ -94,7 +95,13 @@ def test_runs_end_before_the_jobs_time_does(agent, monkeypatch, said, over):
 
 @pytest.mark.parametrize(
     ("named", "found"),
-    [("10.77.0.1", "10.77.0.1"), ("127.0.1.1", "192.0.2.7"), (None, "192.0.2.7")],
+    [
+        ("10.77.0.1", "10.77.0.1"),
+        ("127.0.1.1", "192.0.2.7"),
+        ("10.77.0.2", "192.0.2.7"),
+        (None, "192.0.2.7"),
+    ],
+    ids=["its own", "loopback", "another machine's", "none"],
 )
 def test_a_machines_address_is_its_names_or_that_of_the_way_out(monkeypatch, named, found):
     """The way out may be a network on which no other machine is, as in every emulated machine."""
@@ -108,6 +115,10 @@ def test_a_machines_address_is_its_names_or_that_of_the_way_out(monkeypatch, nam
 
         def __exit__(self, *error):
             pass
+
+        def bind(self, address):
+            if address[0] == "10.77.0.2":
+                raise OSError("cannot assign requested address")
 
         def connect(self, address):
             pass
@@ -123,3 +134,12 @@ def test_a_machines_address_is_its_names_or_that_of_the_way_out(monkeypatch, nam
     monkeypatch.setattr(agents.socket, "gethostbyname", by_name)
     monkeypatch.setattr(agents.socket, "socket", Probe)
     assert agents.own_address() == found
+
+
+def test_a_machine_that_no_other_reaches_says_so(monkeypatch):
+    def nowhere(*words):
+        raise OSError("network is unreachable")
+
+    monkeypatch.setattr(agents.socket, "socket", nowhere)
+    with pytest.raises(WorkFailed, match="has no address that other machines reach"):
+        agents.own_address()

@@ -355,13 +355,20 @@ def own_address() -> str:
 
     By their names Flux's brokers meet too; the way out may lead through a network of its own.
     """
-    with contextlib.suppress(OSError):
+    with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         found = socket.gethostbyname(socket.gethostname())
+        probe.bind((found, 0))  # or the name is another's, or an old one
         if not found.startswith("127."):
             return found
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        probe.connect(("192.0.2.1", 9))  # nothing is sent
-        return str(probe.getsockname()[0])
+    try:
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            probe.connect(("192.0.2.1", 9))  # nothing is sent
+            return str(probe.getsockname()[0])
+    except OSError:
+        raise WorkFailed(
+            f"{socket.gethostname()} has no address that other machines reach: its name has none, "
+            "and there is no way out; an administrator gives the name one in /etc/hosts"
+        ) from None
 
 
 def use_folder(number: int, name: str) -> None:
