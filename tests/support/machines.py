@@ -15,7 +15,6 @@ import contextlib
 import hashlib
 import os
 import shutil
-import signal
 import socket
 import subprocess
 import tempfile
@@ -79,7 +78,7 @@ def product(folder: Path) -> Path:
 
 
 class Machine:
-    """One machine: started, asked by ssh, stopped in every way that machines stop."""
+    """One machine: started, asked by ssh, and stopped."""
 
     def __init__(self, number: int, image: Path, product: Path, folder: Path) -> None:
         self.number, self.name, self.address = number, f"m{number}", f"10.77.0.{number}"
@@ -108,7 +107,6 @@ class Machine:
                  "-append", kernel, *self.disks, "-device", "virtio-rng-pci",
                  "-virtfs", f"local,path={self.shared},mount_tag=shared,security_model=passthrough",
                  "-serial", f"file:{self.folder}/console.log",
-                 "-monitor", f"unix:{self.folder}/monitor,server,nowait",
                  "-netdev", f"user,id=host,restrict=on,hostfwd=tcp:127.0.0.1:{self.port}-:22",
                  "-device", adapter.format("host", "01:00"),
                  "-netdev", f"vde,id=between,sock={self.switch}",
@@ -193,19 +191,11 @@ class Machine:
         words = ["mpicc.openmpi", "-O2", "-o", self.shared / name, TOP / source]
         subprocess.run(words, check=True)
 
-    def monitor(self, command: str) -> None:
-        """Something that happens to the machine: `set_link between off`, `system_reset`."""
-        with socket.socket(socket.AF_UNIX) as asked:
-            asked.connect(f"{self.folder}/monitor")
-            asked.sendall(f"{command}\n".encode())
-            time.sleep(0.5)  # it answers with an echo and a prompt
-
     def stop(self) -> None:
         """Cut the power."""
         if self.process:
             for user in USERS:
                 subprocess.run(self.words(user, "-Oexit"), capture_output=True)
-            self.process.send_signal(signal.SIGCONT)
             self.process.kill()
             self.process.wait()
             self.process = None
