@@ -66,12 +66,12 @@ def test_a_simulation_has_a_weight_in_proportion_to_its_load(machines):
     machine.write("/tmp/plan.yaml", PLAN)
     machine.run("mkdir -p /tmp/case; rm -f /tmp/enough")
     run = "systemd-run --user --scope --quiet -- dovetail run /tmp/plan.yaml -o /tmp/out"
-    machine.run(f"{run} >/tmp/run.log 2>&1 </dev/null & echo $! >/tmp/pid")
+    machine.run(f"{run} >/tmp/run.log 2>&1 </dev/null &")
     weight = "find /sys/fs/cgroup/user.slice -path '*/uneven/cpu.weight' -exec cat {} +"
     asked = f"dovetail top /tmp/out --json; {weight}"
 
     def follows(text: str) -> bool:
-        """what the light rank does not need is in neither."""
+        """What the light rank does not need is in neither the request nor the weight."""
         if not text.endswith("}") and "}" in text:
             top, _, weight = text.rpartition("}")
             (one,) = json.loads(top + "}")["simulations"]

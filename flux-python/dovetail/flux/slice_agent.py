@@ -216,7 +216,7 @@ class Agent:
                  "--devices", self.devices, "--timeout", f"{self.timeout:g}"]  # fmt: skip
         if self.address:
             offer += ["--address", self.address]
-        # Its words go into the job's output, and the last of them to the module.
+        # Its words go into the job's output, and the first of them to the module.
         self.starting = subprocess.Popen(
             [*VERB, *words, "--json", *offer], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
             stderr=self.errors, text=True, env=package_environment(), preexec_fn=apart,
