@@ -133,6 +133,12 @@ REFUSED = {
         ["-o", "my out"],
         "my out: OpenFOAM reads no case in a folder with ' ' in its name",
     ),
+    "a directory whose name is no text": (
+        ({},),
+        {},
+        ["-o", "b\udcff"],
+        "b\\udcff': this path is no",
+    ),
     "nothing to resume": (({},), {}, ["--resume"], "holds no run to resume"),
 }
 

@@ -84,6 +84,12 @@ def check(
         except BadInput as error:
             raise BadInput(f"{spec.family}: `checkpoint: allowed` cannot be: {error}") from None
     path = directory.resolve()
+    for name in (str(path), *(spec.case for spec in asked.specs)):
+        if name.encode(errors="replace").decode() != name:
+            raise BadInput(
+                f"{name!r}: this path is no text in UTF-8, as the event log has to be; "
+                "rename its folder, or use a UTF-8 locale"
+            )
     for case in {spec.case for spec in asked.specs}:
         if Path(case).resolve() in (path, *path.parents):
             raise BadInput(f"{directory}: lies in the case {case}, of which copies go there")
