@@ -19,7 +19,7 @@
 #include <stdint.h>
 
 #define DOVETAIL_PAGE_MAGIC "DVTPAGE" /* 8 bytes with its zero */
-#define DOVETAIL_PAGE_VERSION 2
+#define DOVETAIL_PAGE_VERSION 3
 #define DOVETAIL_CALLS_MAX 256
 #define DOVETAIL_NAME_MAX 32
 
@@ -85,6 +85,13 @@ struct dovetail_page {
 
     uint64_t iteration_seq; /* iteration[iteration_seq % 2] is the last iteration boundary */
     uint64_t latest_seq; /* latest[latest_seq % 2] was taken at most some 10 ms before last_tick */
+
+    /* Since init, of all threads, each for itself: how often the process gave up its core to wait
+     * for something, how often others took it, and for how long it waited for one. */
+    uint64_t voluntary;
+    uint64_t involuntary;
+    uint64_t queued; /* nanoseconds, at most some 1 s old; UINT64_MAX where the kernel says none */
+
     struct dovetail_mark first; /* the first iteration boundary; stamp is 0 until there is one */
     struct dovetail_mark iteration[2];
     struct dovetail_mark latest[2];

@@ -12,6 +12,7 @@
  */
 #include "rank.h"
 
+#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <mpi.h>
@@ -28,6 +29,7 @@
 
 #define REFRESH_NS 10000000.0 /* 10 ms: a mark costs about 1 us, so one in ten thousand */
 #define SILENCE 1000u         /* refreshes without a beat, so 10 s of calls, in any rhythm */
+#define QUEUED_NS 1000000000u /* 1 s: to ask the kernel for each thread's wait takes 5 us */
 #define RATE_NS 1000000u      /* the rate of the ticks is not to be had from less time */
 
 struct dovetail_page *rank_page;
@@ -37,6 +39,8 @@ uint64_t rank_refresh_at;
 PER_THREAD char *rank_outermost;
 PER_THREAD bool rank_main;
 
+static struct rusage usage_at_init;
+static uint64_t queued_at_init, queued_asked; /* when it was asked for last */
 static uint32_t silence, longest; /* refreshes since the last beat, and most between two */
 static uint64_t before_init, before_init_tick; /* when MPI_Init began */
 
@@ -123,6 +127,32 @@ static uint64_t start_ticks(void)
     return start;
 }
 
+/* How long the threads that there are have waited for a core, ns; UINT64_MAX if that is unknown. */
+static uint64_t queued(void)
+{
+    uint64_t sum = UINT64_MAX;
+    int saved = errno;
+    DIR *threads = opendir("/proc/self/task");
+    for (struct dirent *one; threads && (one = readdir(threads)) != NULL;) {
+        char name[sizeof(one->d_name) + sizeof("/schedstat")], text[128];
+        unsigned long long waited;
+        if (one->d_name[0] == '.')
+            continue; /* above is the first thread's once more */
+        snprintf(name, sizeof(name), "%s/schedstat", one->d_name);
+        int fd = openat(dirfd(threads), name, O_RDONLY | O_CLOEXEC);
+        ssize_t n = fd >= 0 ? read(fd, text, sizeof(text) - 1) : -1;
+        if (fd >= 0)
+            close(fd);
+        text[n > 0 ? n : 0] = '\0';
+        if (sscanf(text, "%*s %llu", &waited) == 1)
+            sum = (sum == UINT64_MAX ? 0 : sum) + waited;
+    }
+    if (threads)
+        closedir(threads);
+    errno = saved;
+    return sum;
+}
+
 /* 0, or -1 if it does not fit. */
 static int name_page(char *path, size_t size, const char *dir, int rank)
 {
@@ -197,6 +227,9 @@ static struct dovetail_page *make_page(int rank, int size, const char *const *na
     gethostname(page->host, sizeof(page->host) - 1);
     for (unsigned i = 0; i < ncalls; i++)
         strncpy(page->names[i], names[i], DOVETAIL_NAME_MAX - 1);
+    getrusage(RUSAGE_SELF, &usage_at_init);
+    queued_at_init = queued();
+    page->queued = queued_at_init == UINT64_MAX ? UINT64_MAX : 0;
     page->init_cpu = ticks_clock(CLOCK_PROCESS_CPUTIME_ID);
     page->init = ticks_clock(CLOCK_MONOTONIC);
     page->init_tick = page->last_tick = ticks_now();
@@ -288,7 +321,7 @@ bool rank_serial(void)
 /* What the process has done until now, on the main thread. */
 static void mark(struct dovetail_mark *mark, uint64_t iterations, double ns_per_tick)
 {
-    const struct dovetail_page *page = rank_page;
+    struct dovetail_page *page = rank_page;
     struct rusage usage;
     getrusage(RUSAGE_SELF, &usage);
     mark->cpu = ticks_clock(CLOCK_PROCESS_CPUTIME_ID) - page->init_cpu;
@@ -300,8 +333,22 @@ static void mark(struct dovetail_mark *mark, uint64_t iterations, double ns_per_
     mark->mpi = (uint64_t)((double)inside * ns_per_tick);
     mark->useful = (uint64_t)((double)(mark->tick - page->init_tick - inside) * ns_per_tick);
     mark->peak_rss = (uint64_t)usage.ru_maxrss * 1024u;
+    page->voluntary = (uint64_t)(usage.ru_nvcsw - usage_at_init.ru_nvcsw);
+    page->involuntary = (uint64_t)(usage.ru_nivcsw - usage_at_init.ru_nivcsw);
     mark->iterations = iterations;
     mark->ns_per_tick = ns_per_tick;
+}
+
+/* Threads that have ended take what they waited with them; what was known of it stays. */
+static void ask_queued(uint64_t now)
+{
+    struct dovetail_page *page = rank_page;
+    if (page->queued == UINT64_MAX || now - queued_asked < QUEUED_NS)
+        return;
+    queued_asked = now;
+    uint64_t all = queued();
+    if (all != UINT64_MAX && all > queued_at_init + page->queued)
+        page->queued = all - queued_at_init;
 }
 
 /* A rhythm that the program has left counts no longer. What counts as silence is the refreshes
@@ -328,7 +375,9 @@ void rank_refresh(uint64_t now)
     await_beat();
     const struct dovetail_mark *old = &page->latest[page->latest_seq % 2];
     uint64_t iterations = page->iteration[page->iteration_seq % 2].iterations;
-    mark(&page->latest[(page->latest_seq + 1) % 2], iterations, old->ns_per_tick);
+    struct dovetail_mark *next = &page->latest[(page->latest_seq + 1) % 2];
+    mark(next, iterations, old->ns_per_tick);
+    ask_queued(next->stamp);
     rank_refresh_at = now + (uint64_t)(REFRESH_NS / old->ns_per_tick);
     __atomic_store_n(&page->latest_seq, page->latest_seq + 1, __ATOMIC_RELEASE);
 }
@@ -371,6 +420,7 @@ void rank_end(void)
     struct dovetail_page *page = rank_page;
     if (page == NULL || !rank_main)
         return;
+    queued_asked = 0;
     rank_refresh(ticks_now());
     rank_waits = false;
     wait_finalize();
@@ -390,6 +440,7 @@ void rank_abort(void)
 {
     if (rank_page == NULL)
         return;
+    queued_asked = 0;
     if (rank_main)
         rank_refresh(ticks_now());
     rank_page->state = DOVETAIL_ABORTED;

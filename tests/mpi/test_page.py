@@ -57,7 +57,7 @@ def good(**more: object) -> bytes:
     names = more.pop("names", list(calls))
     for name, value in more.items():
         (marks if name in marks else fields)[name] = value  # type: ignore[index]
-    parts = [page.HEAD.pack(*fields.values())]
+    parts = [page.HEAD.pack(*fields.values()), page.WAITS.pack(30, 4, SECOND)]
     parts += [page.MARK.pack(*marks[m]) for m in ("first", "even", "odd", "even", "odd")]
     table = b"".join(page.CALL.pack(*value) for value in calls.values())
     parts.append(table.ljust(page.CALLS_MAX * page.CALL.size, b"\0"))
@@ -78,6 +78,7 @@ def test_the_figures_of_a_page_are_those_that_were_written():
     assert one.calls == {"MPI_Send": (7, pytest.approx(0.5))}
     assert (one.iterations, one.iter_stamp, one.iter_cpu_s) == (20, 109.0, 6.0)
     assert (one.iter_useful_s, one.iter_mpi_s, one.peak_rss) == (5.0, 4.0, 2**21)
+    assert one.waits == page.Waits(30, 4, 1.0)
     assert one.first is not None
     assert one.first.cpu_s == 0.5
 
@@ -121,11 +122,11 @@ def test_a_call_that_has_been_left_is_over(enter, state):
 REFUSED = {
     "another file's first bytes": (good(magic=b"\x7fELF\2\1\1\0"), "not a page"),
     "an empty file": (b"", "not filled in yet"),
-    "a foreign version": (good(version=3), "version 3, this program reads 2"),
+    "a foreign version": (good(version=2), "version 2, this program reads 3"),
     "a foreign size": (good(size=4096), "4096"),
-    "a page cut short": (good()[:-1], "12799 bytes"),
+    "a page cut short": (good()[:-1], "12823 bytes"),
     "a page cut in its head": (good()[:20], "ends after 20 bytes"),
-    "a page with more behind it": (good() + b"x", "12801 bytes"),
+    "a page with more behind it": (good() + b"x", "12825 bytes"),
     "an unknown MPI": (good(mpi=3), "impossible MPI"),
     "an unknown state": (good(state=0), "impossible state"),
     "an unknown iteration source": (good(source=37), "impossible iteration source"),

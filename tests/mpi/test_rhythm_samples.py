@@ -129,7 +129,7 @@ def publish(
         page.MAGIC, page.VERSION, page.SIZE, 0, 1, rank, ranks, 0, 0, 7, 1, source, 0, 5, 1, 1,
         b"node",
     )  # fmt: skip
-    parts = [page.HEAD.pack(*head, 0, 0, 0, 0, 2, 2)]
+    parts = [page.HEAD.pack(*head, 0, 0, 0, 0, 2, 2), page.WAITS.pack(0, 0, 0)]
     parts += [page.MARK.pack(*one) for one in (boundary, boundary, boundary, latest, latest)]
     (directory / f"rank.{rank}.7").write_bytes(b"".join(parts).ljust(page.SIZE, b"\0"))
 

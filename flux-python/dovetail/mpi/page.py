@@ -26,7 +26,7 @@ from dovetail.core.errors import BadInput
 from dovetail.host import processes
 
 MAGIC = b"DVTPAGE\0"
-VERSION = 2
+VERSION = 3
 CALLS_MAX = 256
 NAME_MAX = 32
 HEAD = struct.Struct("=8s12I3Q64s4Q2Q")
@@ -34,7 +34,8 @@ MARK = struct.Struct("=7Qd")
 CALL = struct.Struct("=2Q")
 SEQUENCES = struct.Struct("=2Q")
 SEQUENCES_AT = HEAD.size - SEQUENCES.size
-MARKS_AT = HEAD.size
+WAITS = struct.Struct("=3Q")
+MARKS_AT = HEAD.size + WAITS.size
 CALLS_AT = MARKS_AT + 5 * MARK.size
 NAMES_AT = CALLS_AT + CALLS_MAX * CALL.size
 SIZE = NAMES_AT + CALLS_MAX * NAME_MAX
@@ -58,6 +59,9 @@ APART = 1 / 16
 is on its way and one that is not published yet. Where one takes two beats for what is three for
 another it is a third, and ranks that do not wait for one another drift apart."""
 
+_NO_QUEUE = 2**64 - 1
+"""What a page has for the time in the queue where the kernel does not tell it."""
+
 CENTURY = 100 * 366 * 86400 * 10**9  # nanoseconds; no true time is longer
 
 
@@ -79,6 +83,19 @@ class Mark:
     useful_s: float
     mpi_s: float
     peak_rss: int
+
+
+@dataclass(frozen=True)
+class Waits:
+    """What kept a process from its core since MPI_Init, over all its threads.
+
+    It gave it up `voluntary` times to wait for something, lost it `involuntary` times to others,
+    and waited `queued_s` for one; None where the kernel does not tell that.
+    """
+
+    voluntary: int
+    involuntary: int
+    queued_s: float | None
 
 
 @dataclass(frozen=True)
@@ -121,6 +138,7 @@ class RankPage:
     peak_rss: int
     first: Mark | None
     beat: int
+    waits: Waits
 
 
 @dataclass(frozen=True)
@@ -192,6 +210,7 @@ class Marks:
     source: int
     boundary: Mark
     latest: Mark
+    waits: Waits
 
     @property
     def counts(self) -> bool:
@@ -226,7 +245,9 @@ def read_marks(fd: int, path: object = "page") -> Marks:
     except OSError as error:
         raise PageError(f"{path}: {error.strerror}") from error
     init = head.init * 1e-9
-    return Marks(head.rank, head.world, init, head.source, boundary.mark, latest.mark)
+    return Marks(
+        head.rank, head.world, init, head.source, boundary.mark, latest.mark, _waits(data)
+    )  # fmt: skip
 
 
 def _snapshot(fd: int, path: object) -> bytes:
@@ -289,6 +310,7 @@ def _parse(data: bytes) -> RankPage:
         peak_rss=newest.peak_rss,
         first=first.mark if head.source else None,
         beat=max(head.source - RHYTHM, -1),
+        waits=_waits(data),
     )
 
 
@@ -329,6 +351,14 @@ def _mark(data: bytes, index: int, head: _Head) -> _Latest:
         raise PageError("is damaged: impossible counts in a mark")
     mark = Mark(iterations, stamp * 1e-9, cpu * 1e-9, useful * 1e-9, inside * 1e-9, peak_rss)
     return _Latest(mark, tick, ns_per_tick)
+
+
+def _waits(data: bytes) -> Waits:
+    voluntary, involuntary, queued = WAITS.unpack_from(data, HEAD.size)
+    known = queued != _NO_QUEUE
+    if max(voluntary, involuntary) > 2**53 or (known and queued > CENTURY):
+        raise PageError("is damaged: impossible counts of waits")
+    return Waits(voluntary, involuntary, queued * 1e-9 if known else None)
 
 
 def _calls(data: bytes, ncalls: int, ns_per_tick: float) -> dict[str, tuple[int, float]]:
