@@ -22,6 +22,7 @@ from usernetes_setup.build import programs as build
 
 from dovetail.bench.cases import SOLVER, copies, mpirun, pitz_daily, plan_entry
 from dovetail.bench.harness import Claim, Progress, Row, interleave, plain, ratios
+from dovetail.core import eventlog, protocol
 from dovetail.core.errors import BadInput
 
 COUNT = 4
@@ -55,7 +56,31 @@ def openfoam(scratch: Path, repeat: int, progress: Progress) -> list[Claim]:
             fixed.write_text(f"{entry}    checkpoint: allowed\n")
             ways[RECUT] = dovetail(place / "fixed", fixed)
         claims += _claims(name, ways, repeat, progress, 1.03, gain)
+    logs = sorted((scratch / "imbalanced" / "fixed").glob("out*/events.jsonl"))
+    took = tuple(seconds for log in logs for seconds in restarts(log))
+    if took:
+        row = Row("a restart for a new cut, from the decision to new iterations", took)
+        claims.append(Claim(row, "s", "<=", 2.0))
     return claims
+
+
+def restarts(log: Path) -> list[float]:
+    """Seconds from each checkpoint that was asked for to the simulation's first new iterations."""
+    found: list[float] = []
+    asked: dict[str, float] = {}
+    again: set[str] = set()
+    now = 0.0
+    for one in eventlog.read(log)[1]:
+        if isinstance(one, protocol.Checkpoint):
+            asked[one.name] = now
+        elif isinstance(one, protocol.Launch) and one.name in asked:
+            again.add(one.name)
+        elif isinstance(one, protocol.Sampled) and again & {one.name} and any(one.ranks.iterations):
+            again.remove(one.name)
+            found.append(one.t - asked.pop(one.name))
+        if not isinstance(one, protocol.ACTIONS):
+            now = one.t
+    return found
 
 
 def lammps(scratch: Path, repeat: int, progress: Progress) -> list[Claim]:
