@@ -182,6 +182,7 @@ def test_a_limit_follows_the_requests_where_the_plan_asks_for_one(driver):
     assert driver.resize(one=shares(450, 20)) == ""
     driver.until(lambda: driver.limits("one") == [1125, 100])
     assert driver.identities("one") == before
+    assert driver.until(lambda: stopped(driver, 1225)).periods > 0, "its agent counts those"
     pods = driver.site.pods("one")
     assert {one["status"]["qosClass"] for one in pods} == {"Burstable"}
     for one in pods:
@@ -189,6 +190,14 @@ def test_a_limit_follows_the_requests_where_the_plan_asks_for_one(driver):
         assert placement.millicores(asked["limits"]["cpu"]) >= 2.5 * placement.millicores(
             asked["requests"]["cpu"]
         )
+
+
+def stopped(driver, limit):
+    """What the limits have done, once the agent has seen these of all pods, and all ranks."""
+    seen = [one.contention for one in driver.of(protocol.Counted, "one")][-1:]
+    if not seen or not seen[0].throttling or len(seen[0].voluntary) < 2:
+        return None
+    return seen[0].throttling if seen[0].throttling.limit == limit else None
 
 
 def test_on_a_server_without_admission_policies_pods_are_resized_after_birth(older, driver):

@@ -69,8 +69,10 @@ def test_started_comes_after_prepare_and_before_finished(site):  # noqa: F811
     executor = site.executor()
     executor.launch(site.spec("sim", "true", "true"), share())
     site.until(executor, "sim")
-    kinds = [type(event) for event in site.events if not isinstance(event, protocol.Sampled)]
+    seen = (protocol.Sampled, protocol.Counted)
+    kinds = [type(event) for event in site.events if not isinstance(event, seen)]
     assert kinds == [protocol.Started, protocol.Finished]
+    assert isinstance(site.events[-1], protocol.Finished)
 
 
 CONTROL = "application any; startTime 0; deltaT 1; endTime 2000;"
@@ -199,7 +201,7 @@ def test_iterations_come_from_the_log_where_ranks_tell_nothing(site, monkeypatch
         "start_ticks": 1,
         "peak_rss": 7,
     }
-    rank.update(cpu_s=1.0, useful_s=2.0, mpi_s=3.0)
+    rank.update(cpu_s=1.0, useful_s=2.0, mpi_s=3.0, elapsed_s=5.0, waits=page.Waits(1, 2, None))
     both = [SimpleNamespace(rank=number, **rank) for number in (1, 0)]
     monkeypatch.setattr(page, "read_pages", lambda directory: both)
     executor = site.executor(origin=0.0)
@@ -210,6 +212,8 @@ def test_iterations_come_from_the_log_where_ranks_tell_nothing(site, monkeypatch
     assert samples[-1].ranks.iterations == (3, 3)
     assert samples[-1].ranks.memory == (7, 7)
     assert samples[-1].ranks.stamp[0] > 0
+    counted = [event.contention for event in site.events if isinstance(event, protocol.Counted)]
+    assert (counted[-1].involuntary, counted[-1].queued) == ((2, 2), ()), "not told is not 0"
 
 
 BURN = "i=0; while [ $i -lt 200000 ]; do i=$((i + 1)); done"

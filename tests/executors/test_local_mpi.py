@@ -98,6 +98,10 @@ def test_iterations_are_counted_and_a_hang_can_be_stopped(site, program):  # noq
     wait_for(counted)
     executor.stop("sim", "enough")
     assert site.until(executor, "sim").reason == "stopped: enough"
+    seen = [one for one in site.events if isinstance(one, protocol.Counted)][-1].contention
+    assert len(seen.voluntary) == len(seen.queued) == 2
+    assert sum(seen.voluntary) > 0
+    assert all(0 <= queued <= elapsed for queued, elapsed in zip(seen.queued, seen.elapsed))
 
 
 @pytest.mark.skipif(not PITZ_DAILY.is_dir(), reason="needs OpenFOAM's examples")

@@ -57,6 +57,11 @@ TEXTS = [
         b'{"kind":"Run","simulation":"sim","config":{"ranks":2,"command":["a",'
         b'"b c"]},"hosts":[{"address":"::1","ranks":2}]}',
     ),
+    (
+        messages.Counts("sim", 2, {"0": [500, 9, 8, 0.5, 0.9, -1.0]}, {"1": [3, 4, 0.25, 1.5]}),
+        b'{"kind":"Counts","simulation":"sim","cpus":2,"groups":{"0":[500,9,8,0.5,0.9,-1.0]},'
+        b'"ranks":{"1":[3,4,0.25,1.5]}}',
+    ),
     (messages.Stop("sim"), b'{"kind":"Stop","simulation":"sim"}'),
     (
         messages.Wait("sim", "doorbell", 20),

@@ -192,6 +192,23 @@ def test_known_cpu_time_is_found(mpi, tmp_path):
     assert light.iterations == heavy.iterations == 12
 
 
+@mpi_tier
+@each_mpi
+def test_known_waits_for_a_core_are_found(mpi, tmp_path):
+    """Two ranks have one core, and never sleep: what each has not of it, it waits for."""
+    known_programs.library(mpi)
+    out, core = tmp_path / "p.json", min(os.sched_getaffinity(0))
+    words = ["taskset", "-c", str(core), known_programs.build(mpi, "known/busy.c"), "burn", "20"]
+    done = known_programs.dovetail(
+        "-o", str(out), "--", known_programs.LAUNCHERS[mpi], "-np", "2", *words, "20", "20"
+    )
+    assert done.returncode == 0, done.stderr
+    for one in profile.load(out).ranks:
+        assert one.involuntary > 10
+        assert one.queued_s > 0.3 * one.elapsed_s
+        assert one.cpu_s + one.queued_s == pytest.approx(one.elapsed_s, rel=0.2, abs=0.1)
+
+
 # --- What programs do ---
 
 
@@ -240,7 +257,11 @@ def test_json_goes_to_standard_output_alone(mpi):
         "--json", "--", known_programs.LAUNCHERS[mpi], "-np", "2", *words
     )
     assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)["dovetail"]["mpi"] == mpi
+    found = json.loads(done.stdout)["dovetail"]
+    assert found["mpi"] == mpi
+    for rank in found["ranks"]:
+        assert rank["voluntary"] + rank["involuntary"] > 0
+        assert 0 <= rank["queued_s"] <= 4 * rank["elapsed_s"], "of its four threads at most"
     assert done.stderr.replace("\n", "") == "goodgood"  # the line ends of two ranks may come late
 
 

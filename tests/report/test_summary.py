@@ -3,11 +3,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import json
+import re
 
 import pytest
 from dovetail.core import protocol
+from dovetail.core.contention import Contention, Throttling
 from dovetail.core.errors import BadInput
 from dovetail.report import alternatives, summary
 from dovetail.report.alternatives import DOVETAIL, FEWER, NAIVE, SEQUENTIAL, Alternative
@@ -217,6 +220,54 @@ def test_the_json_has_what_is_promised(tmp_path):
     assert data["versions"]["mpi"] == "Open MPI 4.1"
     assert (data["admissions"], data["rollbacks"], data["n_max"]) == (3, 1, 2)
     assert [one["restarts"] for one in data["simulations"]] == [0, 0, 0, 0, 0, 1]
+
+
+def test_pop_efficiencies_are_told_of_each_simulation_and_of_the_queue():
+    run = made_up_runs.Run(
+        [made_up_runs.spec("a", "f"), made_up_runs.spec("b", "g", (1.0, 1.0))],
+        {"f": 0.1, "g": 0.1},
+    )
+    for name in ("a", "b"):
+        run.launch(name)
+        run.work(10.0)
+        run.finish(name)
+    found = summary.summarise(run.history())
+    one, two = (each.efficiency for each in found.simulations)
+    assert (one.load_balance, one.communication) == pytest.approx((2 / 3, 1.0))
+    assert (two.load_balance, two.communication) == pytest.approx((1.0, 1.0))
+    both = found.efficiency  # as long as the other, on as many ranks
+    assert both.parallel == pytest.approx((one.parallel + two.parallel) / 2)
+    assert both.parallel == pytest.approx(both.load_balance * both.communication)
+    assert found.to_json()["simulations"][0]["efficiency"]["parallel"] == pytest.approx(2 / 3)
+
+
+def test_what_kept_ranks_from_their_cores_is_told_where_it_mattered():
+    specs = [made_up_runs.spec(f"a-{n}", "a") for n in range(3)]
+    specs[0] = dataclasses.replace(specs[0], limit=1.5)
+    run = made_up_runs.Run(specs, {"a": 0.1})
+    stops = Throttling(1500, 100, 80, 6.2, 20.0)
+    seen = [
+        Contention(stops, None, (5, 6), (7, 8), (6.0, 6.0), (10.0, 10.0)),
+        Contention(None, 0.5, (1, 2), (3, 4), (0.5, 4.0), (10.0, 10.0)),
+        Contention(None, 0.1, (1, 2), (3, 4), (0.5, 1.0), (10.0, 10.0)),
+    ]
+    for one, told in zip(specs, seen):
+        run.launch(one.name)
+        run.work(2.0)
+        run.add(protocol.Counted(run.t, one.name, told))
+        run.finish(one.name)
+    found = summary.summarise(run.history())
+    assert [[one.words for one in each.hindrances] for each in found.simulations] == [
+        ["throttled for 31 % of its time: its limit of 1.5 cores is too small"],
+        ["rank 1 waited for a core for 40 % of its time: more wants to run there than can at once"],
+        [],
+    ]
+    plain = found.to_json()["simulations"][0]["contention"]
+    assert (plain["throttling"]["throttled"], plain["pressure"]) == (80, None)
+    out = io.StringIO()
+    summary.show(found, Console(file=out, width=200))
+    assert re.search(r"a-0 .* 31 % .* 6.20 .* 60 % .* 11 .* 15 .* - ", out.getvalue())
+    assert "a-0: throttled for 31 % of its time" in out.getvalue()
 
 
 def test_the_slowdown_is_against_alone():

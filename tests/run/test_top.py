@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import io
 import json
 import os
 import pty
@@ -18,11 +19,15 @@ import termios
 import time
 
 import pytest
+from dovetail.core import protocol
+from dovetail.core.contention import Contention, Throttling
 from dovetail.core.errors import BadInput
 from dovetail.plan import schema
 from dovetail.run import follow, orders, top
 from dovetail.run.follow import Follower
 from dovetail.run.run import LOG
+from rich.console import Console
+from support import made_up_runs
 from support.local_runs import wait_for
 from support.run_command import site  # noqa: F401
 
@@ -139,6 +144,24 @@ def test_a_simulation_is_cancelled_once_the_user_says_so_twice(site, running):  
     assert site.states() == {"sim-1": "failed", "sim-2": "done", "sim-3": "done"}
     assert site.summary()["simulations"][0]["reason"] == "cancelled"
     assert not (site.out / orders.FILE).exists()
+
+
+def test_what_kept_ranks_from_cores_is_that_of_late(tmp_path):
+    run = made_up_runs.Run([made_up_runs.spec("a", "f")], {"f": 0.1})
+    run.launch("a")
+    for t, seconds in ((5.0, 1.0), (10.0, 5.0)):
+        stops = Throttling(500, round(10 * t), round(10 * t), seconds, t)
+        seen = Contention(stops, None, (1, 1), (1, 1), (seconds, 0.0), (t, t))
+        run.work(t - run.t)
+        run.add(protocol.Counted(t, "a", seen))
+    (one,) = top.snapshot(Follower(run.save(tmp_path), LOG))["simulations"]
+    assert one["throttled"] == pytest.approx(0.8)
+    assert [rank["queued"] for rank in one["ranks"]] == pytest.approx([0.8, 0.0])
+    out = io.StringIO()
+    screen = top.Screen(Follower(tmp_path, LOG), tmp_path)
+    Console(file=out, width=140).print(screen.draw(140, 40, keys=False))
+    assert re.search(r"throttled +waits", out.getvalue())
+    assert out.getvalue().count("80%") == 2
 
 
 def test_orders_in_the_file_are_for_this_run_and_of_its_owner(tmp_path):

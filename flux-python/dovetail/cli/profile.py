@@ -16,7 +16,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from dovetail.core import units
+from dovetail.core import contention, units
 from dovetail.core.errors import WorkFailed
 from dovetail.core.protocol import WaitPolicy
 from dovetail.host import install_paths
@@ -77,6 +77,17 @@ def show(profile: Profile, console: Console) -> None:
         f"Efficiency (POP): parallel {pop.parallel:.3f} = load balance {pop.load_balance:.3f}"
         f" x communication {pop.communication:.3f}; elapsed {pop.elapsed_s:.3f} s"
     )
+    stops, pressure = profile.throttling, profile.pressure
+    if stops is not None:
+        console.print(
+            f"Limit of {contention.cores(stops.limit)}: throttled in {stops.throttled} of "
+            f"{stops.periods} periods, {stops.seconds:.3f} s, "
+            f"{contention.percent(stops.share)} of its time"
+        )
+    if pressure is not None:
+        console.print(f"Pressure: something in its group waited for a core for {pressure:.3f} s")
+    for one in contention.hindrances(profile.contention, own_limit=False):
+        console.print(one.words[0].upper() + one.words[1:])
 
 
 def _name(rank: RankProfile) -> str:
@@ -90,13 +101,15 @@ def _milli(seconds: float | None) -> str:
 def _ranks_table(profile: Profile) -> Table:
     table = Table(box=None, pad_edge=False)
     titles = "rank", "iter.", "duty %", "CPU ms/it", "wall ms/it", "useful s", "MPI s", "CPU s"
-    for title in (*titles, "MB", "ended"):
+    for title in (*titles, "queued s", "gave up", "lost it", "MB", "ended"):
         table.add_column(title, justify="right", no_wrap=True)
     for r in profile.ranks:
         progress = units.progress(r.iterations, r.measure)
         cells: list[Any] = [_name(r), progress, f"{100 * r.duty:.1f}"]
         cells += [_milli(r.cpu_per_iteration), _milli(r.seconds_per_iteration)]
         cells += [f"{t:.3f}" for t in (r.useful_s, r.mpi_s, r.cpu_s)]
+        cells += ["-" if r.queued_s is None else f"{r.queued_s:.3f}"]
+        cells += ["-" if n is None else str(n) for n in (r.voluntary, r.involuntary)]
         table.add_row(*cells, f"{r.peak_rss / 1e6:.0f}", r.ended)
     return table
 

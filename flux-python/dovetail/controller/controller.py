@@ -125,8 +125,8 @@ class Controller:
         elif isinstance(event, protocol.Delayed):
             state.note("hold", f"{event.name} waits: {event.why}", name=event.name)
             return False
-        elif isinstance(event, protocol.Placed):
-            return False  # where it is matters to nobody here
+        elif isinstance(event, (protocol.Placed, protocol.Counted)):
+            return False  # where it is, and what held it up, is for the reader
         elif isinstance(event, protocol.Finished):
             self._finished(event)
         elif isinstance(event, protocol.Resized):

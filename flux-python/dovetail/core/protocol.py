@@ -16,6 +16,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Optional, Protocol, Union
 
 from dovetail.core.causes import Cause as Cause
+from dovetail.core.contention import Contention as Contention
 
 Requests = tuple[int, ...]
 """CPU requests in millicores, shape (ranks,)."""
@@ -231,6 +232,15 @@ class Sampled:
 
 
 @dataclass(frozen=True)
+class Counted:
+    """What has kept a simulation's ranks from their cores so far; now and then, and at its end."""
+
+    t: float
+    name: str
+    contention: Contention
+
+
+@dataclass(frozen=True)
 class Finished:
     """The simulation ended, by `cause`; `reason` is one line for the user, empty for success.
 
@@ -283,8 +293,8 @@ class Unwanted:
 
 
 Event = Union[
-    Tick, Delayed, Placed, Started, Sampled, Finished, Resized, CapacityChanged, Interrupted,
-    Unwanted,
+    Tick, Delayed, Placed, Started, Sampled, Counted, Finished, Resized, CapacityChanged,
+    Interrupted, Unwanted,
 ]  # fmt: skip
 
 

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from dovetail import __version__
+from dovetail.core.contention import Contention, Throttling
 from dovetail.core.errors import BadInput, WorkFailed
 from dovetail.host.private_files import write_whole
 from dovetail.mpi.page import MEASURES, RankPage
@@ -36,7 +37,9 @@ class RankProfile:
 
     The figures per iteration are taken from the first boundary to the last, so that starting
     up does not count; they are None where fewer than two boundaries were seen. `ended` is
-    finalized, aborted or killed. `calls` has (count, seconds) by MPI function.
+    finalized, aborted or killed. `calls` has (count, seconds) by MPI function. Over all threads it
+    gave up its core `voluntary` times, lost it `involuntary` times, and waited `queued_s` for one;
+    None if unknown.
     """
 
     rank: int
@@ -55,6 +58,9 @@ class RankProfile:
     seconds_per_iteration: float | None
     peak_rss: int
     calls: Mapping[str, tuple[int, float]]
+    voluntary: int | None = None
+    involuntary: int | None = None
+    queued_s: float | None = None
 
     @property
     def measure(self) -> str:
@@ -79,7 +85,11 @@ class Efficiency:
 
 @dataclass(frozen=True)
 class Profile:
-    """A run: what was run, how it waited and ended, and its ranks by world and number."""
+    """A run: what was run, how it waited and ended, and its ranks by world and number.
+
+    `throttling` is what a limit of CPU around it did, None if there is none, and `pressure` the
+    seconds for which something in its control group waited for a core, None if unknown.
+    """
 
     command: tuple[str, ...]
     mpi: str
@@ -87,11 +97,27 @@ class Profile:
     exit_code: int
     ranks: tuple[RankProfile, ...]
     created: str = field(default="")
+    throttling: Throttling | None = None
+    pressure: float | None = None
 
     @property
     def efficiency(self) -> Efficiency:
         """Of all ranks together."""
         return efficiency([r.useful_s for r in self.ranks], [r.elapsed_s for r in self.ranks])
+
+    @property
+    def contention(self) -> Contention:
+        """What kept its ranks from their cores."""
+        queued = [r.queued_s for r in self.ranks if r.queued_s is not None]
+        known = len(queued) == len(self.ranks)
+        return Contention(
+            self.throttling,
+            self.pressure,
+            tuple(r.voluntary for r in self.ranks if r.voluntary is not None),
+            tuple(r.involuntary for r in self.ranks if r.involuntary is not None),
+            tuple(queued) if known else (),
+            tuple(r.elapsed_s for r in self.ranks) if known else (),
+        )
 
     @property
     def load(self) -> tuple[float, ...]:
@@ -116,26 +142,45 @@ class Profile:
 
 def efficiency(useful: Sequence[float], elapsed: Sequence[float]) -> Efficiency:
     """POP efficiencies from each rank's useful and elapsed seconds, both of shape (ranks,)."""
-    whole = max(elapsed, default=0.0)
-    most = max(useful, default=0.0)
-    average = sum(useful) / len(useful) if useful else 0.0
+    return together([(useful, elapsed)])
+
+
+def together(programs: Sequence[tuple[Sequence[float], Sequence[float]]]) -> Efficiency:
+    """POP efficiencies of several programs, each by its ranks' useful and elapsed seconds.
+
+    Each counts with its ranks times its time, as if they had run one after the other; `elapsed_s`
+    is the sum of their times.
+    """
+    average = whole = most = elapsed_s = 0.0
+    for useful, elapsed in programs:
+        average += sum(useful)
+        most += len(useful) * max(useful, default=0.0)
+        whole += len(useful) * max(elapsed, default=0.0)
+        elapsed_s += max(elapsed, default=0.0)
     if whole <= 0 or most <= 0:
-        return Efficiency(0.0, 0.0, 0.0, max(whole, 0.0))
-    return Efficiency(average / whole, average / most, most / whole, whole)
+        return Efficiency(0.0, 0.0, 0.0, max(elapsed_s, 0.0))
+    return Efficiency(average / whole, average / most, most / whole, elapsed_s)
 
 
 # --- From pages ---
 
 
 def from_pages(
-    pages: Sequence[RankPage], command: Sequence[str], wait: str, exit_code: int
+    pages: Sequence[RankPage],
+    command: Sequence[str],
+    wait: str,
+    exit_code: int,
+    throttling: Throttling | None = None,
+    pressure: float | None = None,
 ) -> Profile:
     """The profile of a program that has ended; raises WorkFailed if it left no page."""
     if not pages:
         raise WorkFailed("no rank called MPI_Init")
     now = datetime.datetime.now().astimezone().isoformat(timespec="seconds")
     ranks = tuple(_rank(page) for page in pages)
-    return Profile(tuple(command), pages[0].mpi, wait, exit_code, ranks, now)
+    return Profile(
+        tuple(command), pages[0].mpi, wait, exit_code, ranks, now, throttling, pressure
+    )  # fmt: skip
 
 
 def _rank(page: RankPage) -> RankProfile:
@@ -163,6 +208,9 @@ def _rank(page: RankPage) -> RankProfile:
         seconds_per_iteration=per["seconds"],
         peak_rss=page.peak_rss,
         calls=page.calls,
+        voluntary=page.waits.voluntary,
+        involuntary=page.waits.involuntary,
+        queued_s=page.waits.queued_s,
     )
 
 
@@ -265,6 +313,8 @@ def to_json(profile: Profile) -> dict[str, Any]:
             "wait": profile.wait,
             "exit_code": profile.exit_code,
             "efficiency": dataclasses.asdict(profile.efficiency),
+            "throttling": profile.throttling and dataclasses.asdict(profile.throttling),
+            "pressure_s": profile.pressure,
             "ranks": ranks,
         },
     }
@@ -303,6 +353,8 @@ def load(path: str | os.PathLike[str]) -> Profile:
             exit_code=int(_number(ours, "exit_code", whole=True, least=-128)),
             ranks=ranks,
             created=str(data.get("timestamp", "")),
+            throttling=_load_throttling(ours.get("throttling")),
+            pressure=_maybe(ours, "pressure_s"),
         )
     except BadInput as error:
         raise BadInput(f"{path}: {error}") from None
@@ -320,7 +372,10 @@ def _load_rank(item: object, index: int) -> RankProfile:
         for name in ("elapsed_s", "useful_s", "mpi_s", "cpu_s"):
             values[name] = _number(item, name)
         for name in ("cpu_per_iteration", "useful_per_iteration", "seconds_per_iteration"):
-            values[name] = None if item.get(name) is None else _number(item, name)
+            values[name] = _maybe(item, name)
+        for name in ("voluntary", "involuntary"):
+            values[name] = None if item.get(name) is None else int(_number(item, name, whole=True))
+        values["queued_s"] = _maybe(item, "queued_s")
         calls = item.get("calls")
         if not isinstance(calls, dict):
             raise BadInput("`calls` is not an object")
@@ -328,6 +383,21 @@ def _load_rank(item: object, index: int) -> RankProfile:
     except BadInput as error:
         raise BadInput(f"rank {index}: {error}") from None
     return RankProfile(**values)
+
+
+def _load_throttling(item: object) -> Throttling | None:
+    if item is None:
+        return None
+    if not isinstance(item, dict):
+        raise BadInput("`throttling` is not an object")
+    limit, periods, throttled = (
+        int(_number(item, key, whole=True)) for key in ("limit", "periods", "throttled")
+    )
+    return Throttling(limit, periods, throttled, _number(item, "seconds"), _number(item, "of"))
+
+
+def _maybe(data: Mapping[str, Any], name: str) -> float | None:
+    return None if data.get(name) is None else _number(data, name)
 
 
 def _call(name: str, pair: object) -> tuple[int, float]:

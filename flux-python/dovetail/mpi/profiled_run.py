@@ -21,7 +21,7 @@ from pathlib import Path
 
 from dovetail.core.errors import BadInput, WorkFailed
 from dovetail.core.protocol import WaitPolicy
-from dovetail.host import install_paths, processes
+from dovetail.host import cgroups, cpu_limits, install_paths, processes
 from dovetail.host.session import temporary_session
 from dovetail.mpi import launcher, page
 from dovetail.mpi.control_page import Control
@@ -49,12 +49,20 @@ def run(command: Sequence[str], mpi: str, wait: WaitPolicy, *, quiet: bool) -> P
     library = install_paths.library(mpi)
     with _session(wait) as directory:
         environment = _environment(os.environ, directory, library, wait)
+        limits, group = cgroups.above("cpu"), cgroups.above("")[:1]
+        stopped, pressed = cpu_limits.throttling(limits), cpu_limits.pressure(group)
         code, caught = _execute(command, environment, quiet)
         pages = page.read_pages(directory)
     if not pages:
         _no_pages(command, mpi, code, caught)
     failure = f"{command[0]} ended with {_ending(code)}" if code else ""
-    return ProfiledRun(from_pages(pages, command, wait.mode, code), failure, caught)
+    cores = min(len(pages), len(os.sched_getaffinity(0)))
+    stops = cpu_limits.hardest(cpu_limits.throttling(limits), stopped, cores)
+    pressure = cpu_limits.pressure(group)
+    if pressure is not None and pressed is not None:
+        pressure -= pressed
+    profile = from_pages(pages, command, wait.mode, code, stops, pressure)
+    return ProfiledRun(profile, failure, caught)
 
 
 @contextlib.contextmanager

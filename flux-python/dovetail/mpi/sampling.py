@@ -13,6 +13,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from dovetail.core import protocol
+from dovetail.core.contention import Contention, Throttling
 from dovetail.core.errors import BadInput
 from dovetail.mpi import page, time_lines
 
@@ -47,6 +48,30 @@ def of_pages(
     lines, stamp = time_lines.read(str(directory)) or (0, origin)
     rows = [*_values(pages, origin, bool(lines))]
     return of_values(rows, (lines, stamp - origin), succeeded)
+
+
+def of_waits(
+    rows: Sequence[Sequence[float]], throttling: Throttling | None, pressure: float | None
+) -> Contention:
+    """What kept the ranks from their cores, from one row per rank as `waits` has them."""
+    if not rows:
+        return Contention(throttling, pressure)
+    voluntary, involuntary, queued, elapsed = zip(*rows)
+    known = min(queued) >= 0
+    return Contention(
+        throttling,
+        pressure,
+        _whole(voluntary),
+        _whole(involuntary),
+        _seconds(queued) if known else (),
+        _seconds(elapsed) if known else (),
+    )
+
+
+def waits(one: page.Waits, elapsed: float) -> tuple[float, ...]:
+    """A rank's context switches, its seconds in the queue for a core, -1 if unknown, and all."""
+    queued = -1.0 if one.queued_s is None else one.queued_s
+    return one.voluntary, one.involuntary, queued, elapsed
 
 
 def of_group(

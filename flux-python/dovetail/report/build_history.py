@@ -22,7 +22,7 @@ import numpy as np
 from dovetail.core import protocol
 from dovetail.core.errors import BadInput
 from dovetail.core.eventlog import Entry, Header, Resumed
-from dovetail.report.history import Array, Attempt, History, Load, Mark, Spell, Track
+from dovetail.report.history import UNKNOWN, Array, Attempt, History, Load, Mark, Spell, Track
 
 KINDS = {"off": "spinning", "yield": "yielding", "doorbell": "blocking"}
 
@@ -100,6 +100,9 @@ class _Teller:
             reason="",
             iterations=0,
             stepping=(0.0, 0.0),
+            useful=(),
+            mpi=(),
+            contention=UNKNOWN,
         )
         self.shares[action.name] = action.share
         self.last.pop(action.name, None)
@@ -179,6 +182,8 @@ class _Teller:
             iterations=max(track.iterations, over + min(now.iterations, default=0)),
             measure=now.measure if any(now.iterations) or not track.iterations else track.measure,
             memory=max(track.memory, sum(now.memory)),
+            useful=now.useful,
+            mpi=now.mpi,
         )
         if before is None or len(before.iterations) != len(now.iterations):
             return
@@ -201,6 +206,10 @@ class _Teller:
             done, spent = self.steps[event.name]
             self.steps[event.name] = (done + count, spent + seconds)
             self._add_load(event.name, before, now, count)
+
+    def _counted(self, event: protocol.Counted) -> None:
+        track = self.tracks[event.name]
+        self.tracks[event.name] = replace(track, contention=event.contention)
 
     def _add_load(
         self, name: str, before: protocol.Ranks, now: protocol.Ranks, count: float

@@ -19,6 +19,7 @@ from dovetail.core import protocol
 
 Array = npt.NDArray[np.float64]
 Span = tuple[float, float]
+UNKNOWN = protocol.Contention()
 
 
 @dataclass(frozen=True)
@@ -40,14 +41,15 @@ class Attempt:
 
 @dataclass(frozen=True)
 class Track:
-    """One simulation's life. `iterations`, `stepping` and `memory` are its last attempt's, and what
-    that attempt went on from counts among its iterations.
+    """One simulation's life. `iterations`, `stepping`, `memory` and what follows are its last
+    attempt's, and what that attempt went on from counts among its iterations.
 
     `spec` is as the plan has it, on the ranks of its last attempt.
 
     `stepping` is (iterations, seconds) between its first and its last sample; `phases` holds
     (letter, start, end) with the letters of the controller's phases: A baseline run, C pack, D
     fairness (B, resize, takes no time; it is a Mark). `suspended` are the spans in which it was.
+    `useful` and `mpi` are the seconds of each rank outside and inside MPI, empty if unknown.
     """
 
     spec: protocol.Spec
@@ -58,6 +60,9 @@ class Track:
     measure: protocol.Measure = "iterations"
     stepping: tuple[float, float] = (0.0, 0.0)
     memory: int = 0
+    useful: tuple[float, ...] = ()
+    mpi: tuple[float, ...] = ()
+    contention: protocol.Contention = UNKNOWN
     phases: tuple[tuple[str, float, float], ...] = ()
     suspended: tuple[Span, ...] = ()
 

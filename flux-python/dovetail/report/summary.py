@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 import pathlib
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -24,13 +24,15 @@ from rich.table import Table
 from rich.text import Text
 
 from dovetail.core import eventlog, protocol
+from dovetail.core.contention import Contention, Hindrance, hindrances
 from dovetail.core.throughput_model import Model
 from dovetail.core.units import progress
-from dovetail.report import alternatives, figures
+from dovetail.mpi.profile import Efficiency, together
+from dovetail.report import alternatives, figures, time_spent
 from dovetail.report.alternatives import FEWER, NAIVE, SEQUENTIAL, Alternative
 from dovetail.report.build_history import tell
 from dovetail.report.figures import FamilyFigures
-from dovetail.report.history import History, Track
+from dovetail.report.history import UNKNOWN, History, Track
 from dovetail.report.verdict import Figure, Totals, Verdict, judge, ratio
 
 
@@ -41,6 +43,8 @@ class Simulation:
     `iterations` are what `measure` says, see `protocol.Ranks`; 0 for work.
     It stopped at a checkpoint `checkpoints` times, was started again for another reason `restarts`
     times, and went on `continued` times from what it had written.
+    `efficiency` is that of its ranks until the last iteration, `contention` what kept them from
+    their cores, and `hindrances` what of that was material; None if unknown.
     """
 
     name: str
@@ -56,6 +60,9 @@ class Simulation:
     checkpoints: int
     continued: int
     memory_bytes: int
+    efficiency: Efficiency | None = None
+    contention: Contention | None = None
+    hindrances: tuple[Hindrance, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -63,7 +70,8 @@ class Summary:
     """A run in figures; `to_json` is what `summary.json` holds.
 
     `bound` says of each family on each number of ranks that was measured so whether its ranks
-    were bound to cores at the end, and why.
+    were bound to cores at the end, and why. `efficiency` is that of all simulations together, each
+    with its ranks times its time.
     """
 
     simulations: tuple[Simulation, ...]
@@ -80,6 +88,7 @@ class Summary:
     interrupted: str
     elapsed_s: float
     bound: tuple[str, ...] = ()
+    efficiency: Efficiency | None = None
     versions: Mapping[str, str] = field(default_factory=dict)
 
     @property
@@ -141,6 +150,7 @@ def summarise(
         interrupted=history.interrupted,
         elapsed_s=history.end,
         bound=_bound(history),
+        efficiency=_efficiency(history.tracks),
         versions={key: str(value) for key, value in (versions or {}).items()},
     )
 
@@ -153,6 +163,12 @@ def _bound(history: History) -> tuple[str, ...]:
         if mark.what == "bind"
     }
     return tuple(last.values())
+
+
+def _efficiency(tracks: Iterable[Track]) -> Efficiency | None:
+    """Of these together; None if nothing is known of any."""
+    known = [(t.useful, tuple(map(sum, zip(t.useful, t.mpi)))) for t in tracks if t.useful]
+    return together(known) if known else None
 
 
 def _simulation(track: Track, alone: float | None) -> Simulation:
@@ -174,6 +190,9 @@ def _simulation(track: Track, alone: float | None) -> Simulation:
         checkpoints=sum(attempt.halted for attempt in track.attempts),
         continued=sum(attempt.over > 0 for attempt in track.attempts),
         memory_bytes=track.memory,
+        efficiency=_efficiency([track]),
+        contention=track.contention if track.contention != UNKNOWN else None,
+        hindrances=tuple(hindrances(track.contention, track.spec.limit > 0)),
     )
 
 
@@ -266,6 +285,7 @@ def show(summary: Summary, console: Console) -> None:
     console.print(table)
     if len(summary.simulations) > SHOWN:
         console.print(f"{len(summary.simulations) - SHOWN} more are in summary.json")
+    _show_time(summary, console)
     table = Table(title="How long the queue takes, in seconds", title_justify="left")
     for heading in ("", *HEADINGS.values()):
         table.add_column(heading, justify="left" if not heading else "right")
@@ -288,6 +308,21 @@ def show(summary: Summary, console: Console) -> None:
         console.print(printable(words))
     for name, words in verdicts(summary):
         console.print(printable(f"{name}: {words}"))
+
+
+def _show_time(summary: Summary, console: Console) -> None:
+    """Print where the simulations' time went, if that is known of any."""
+    headings, rows = time_spent.table(summary.simulations[:SHOWN], summary.efficiency)
+    if not headings:
+        return
+    table = Table(title="Where their time went", title_justify="left")
+    for heading in headings:
+        table.add_column(heading, justify="left" if heading == headings[0] else "right")
+    for row in rows:
+        table.add_row(*map(printable, row))
+    console.print(table)
+    for words in time_spent.sentences(summary.simulations):
+        console.print(printable(words))
 
 
 def reasons(summary: Summary) -> list[str]:

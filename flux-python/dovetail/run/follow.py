@@ -29,12 +29,13 @@ class RankShare:
     """One rank of late, as parts of one; None: unknown.
 
     `duty` outside MPI; `cpu` of a core; `lost`, at least, outside MPI without a core: others had
-    it, a limit throttled it, or it waited for a disk.
+    it, a limit throttled it, or it waited for a disk; `queued` in the kernel's queue for a core.
     """
 
     duty: float | None
     cpu: float | None
     lost: float | None
+    queued: float | None
 
 
 class Follower:
@@ -47,6 +48,7 @@ class Follower:
         self.notes: deque[str] = deque(maxlen=4)
         self.grown = time.monotonic()  # when the log was seen to grow
         self._samples: dict[str, deque[tuple[float, protocol.Ranks]]] = {}
+        self._counts: dict[str, deque[protocol.Contention]] = {}
         self._reader = eventlog.Reader(self.path)
         self._read = 0
         self.look()
@@ -99,8 +101,11 @@ class Follower:
         controller.handle(entry)
         if isinstance(entry, protocol.Sampled):
             self._keep(entry)
+        elif isinstance(entry, protocol.Counted):
+            self._counts.setdefault(entry.name, deque(maxlen=2)).append(entry.contention)
         elif isinstance(entry, (protocol.Started, protocol.Finished)):
             self._samples.pop(entry.name, None)
+            self._counts.pop(entry.name, None)
 
     def _keep(self, sample: protocol.Sampled) -> None:
         """Remember the samples of the last seconds, and the one before these."""
@@ -111,17 +116,25 @@ class Follower:
         while len(kept) > 2 and kept[1][0] <= sample.t - LATE:
             kept.popleft()
 
+    def contention(self, name: str) -> protocol.Contention:
+        """What kept its ranks from their cores between the last two looks at that."""
+        kept = self._counts.get(name)
+        return kept[-1].since(kept[0]) if kept and len(kept) > 1 else protocol.Contention()
+
     def ranks(self, name: str) -> list[RankShare]:
         """What each rank of a simulation did of late; empty while nothing is known."""
         kept = self._samples.get(name)
         if not kept:
             return []
         (_, old), (_, new) = kept[0], kept[-1]
+        waiting = self.contention(name).waiting
         found = []
         for rank in range(len(new.cpu)):
             useful = new.useful[rank] - old.useful[rank]
             wall = useful + new.mpi[rank] - old.mpi[rank]
             cpu = new.cpu[rank] - old.cpu[rank]
             parts = useful, cpu, max(0.0, useful - cpu)
-            found.append(RankShare(*(part / wall if wall > 0.0 else None for part in parts)))
+            duty, used, lost = (part / wall if wall > 0.0 else None for part in parts)
+            queued = waiting[rank] if rank < len(waiting) else None
+            found.append(RankShare(duty, used, lost, queued))
         return found

@@ -24,6 +24,7 @@ from rich.table import Table
 from rich.text import Text
 
 from dovetail.controller.views import View
+from dovetail.core.contention import Throttling
 from dovetail.core.errors import WorkFailed
 from dovetail.core.protocol import EndState
 from dovetail.core.units import progress, rounded
@@ -122,8 +123,11 @@ class Screen:
         made = Table(box=None, padding=(0, 1, 0, 0), header_style="reverse")
         made.add_column("simulation", no_wrap=True)
         made.add_column("state", no_wrap=True)
-        right = ["rank", "duty", "CPU", "request"] + (["lost", "iterations"] if wide else [])
-        right += ["per s", "slow", "end in"]
+        stops = {view.name: self.follower.contention(view.name).throttling for view in views}
+        limited = wide and any(stops.values())
+        right = ["rank", "duty", "CPU", "request"]
+        right += ["lost", "queued", "iterations"] if wide else []
+        right += ["per s", "slow", "end in", *["throttled"] * limited]
         for name in right:
             made.add_column(name, justify="right", no_wrap=True)
         if wide:
@@ -134,9 +138,9 @@ class Screen:
             if used + 1 >= rows and at < len(views) - 1:
                 made.add_row(f"and {len(views) - at} more", style="dim")
                 break
-            first = _row(view, wide)
+            first = _row(view, wide, [_percent(stops[view.name])] * limited)
             style = "bold" if view.name == self.chosen else ""
-            shown = 5 if wide else 4
+            shown = 6 if wide else 4
             lines = [_rank(view, shares, rank)[:shown] for rank in range(view.ranks)]
             lines = lines or [("-",) * shown]
             room = max(1, min(len(lines), rows - used - (len(views) - at - 1)))
@@ -166,15 +170,20 @@ def _head(follower: Follower, sort: str, everything: bool) -> Text:
 
 
 def _rank(view: View, shares: list[RankShare], rank: int) -> tuple[str, ...]:
-    """Its number, duty cycle, the CPU that it gets, its request, and the time that it lost."""
-    share = shares[rank] if rank < len(shares) else RankShare(None, None, None)
+    """Its number, duty cycle, the CPU that it gets, its request, the time lost, and that queued."""
+    share = shares[rank] if rank < len(shares) else RankShare(None, None, None, None)
     request = f"{view.requests[rank]}m" if rank < len(view.requests) else "-"
     cpu = "-" if share.cpu is None else f"{1000 * share.cpu:.0f}m"
-    duty, lost = ("-" if part is None else f"{part:.0%}" for part in (share.duty, share.lost))
-    return str(rank), duty, cpu, request, lost
+    parts = (share.duty, share.lost, share.queued)
+    duty, lost, queued = ("-" if part is None else f"{part:.0%}" for part in parts)
+    return str(rank), duty, cpu, request, lost, queued
 
 
-def _row(view: View, wide: bool) -> tuple[str, ...]:
+def _percent(stops: Throttling | None) -> str:
+    return f"{stops.share:.0%}" if stops else "-"
+
+
+def _row(view: View, wide: bool, throttled: list[str]) -> tuple[str, ...]:
     """What there is of a simulation as a whole; its rank comes in between."""
     known = [
         "-" if view.rate is None else rounded(view.rate),
@@ -182,7 +191,7 @@ def _row(view: View, wide: bool) -> tuple[str, ...]:
         "-" if view.left is None else _span(view.left),
     ]
     if wide:
-        known = [progress(view.iterations, view.measure), *known, view.waits]
+        known = [progress(view.iterations, view.measure), *known, *throttled, view.waits]
     return (view.name, view.state, *known)
 
 
@@ -211,12 +220,14 @@ def snapshot(follower: Follower) -> dict[str, Any]:
     simulations = []
     for view in controller.views() if controller else []:
         shares = follower.ranks(view.name) if view.state in ACTIVE else []
+        stops = follower.contention(view.name).throttling
         ranks = [
             {
                 "request": view.requests[rank] if rank < len(view.requests) else None,
                 "duty": shares[rank].duty if rank < len(shares) else None,
                 "cpu": shares[rank].cpu if rank < len(shares) else None,
                 "lost": shares[rank].lost if rank < len(shares) else None,
+                "queued": shares[rank].queued if rank < len(shares) else None,
             }
             for rank in range(view.ranks)
         ]
@@ -225,6 +236,7 @@ def snapshot(follower: Follower) -> dict[str, Any]:
                 "name": view.name, "state": view.state, "iterations": view.iterations,
                 "measure": view.measure, "rate": view.rate, "slowdown": view.slowdown,
                 "left": view.left, "wait": view.wait.mode, "ranks": ranks,
+                "throttled": stops.share if stops else None,
             }
         )  # fmt: skip
     return {
@@ -240,7 +252,9 @@ def show(directory: Path, log: str) -> int:
     screen = Screen(Follower(directory, log), directory)
     console = Console(highlight=False)
     if not (console.is_terminal and sys.stdin.isatty()):
-        console.print(screen.draw(console.width if console.is_terminal else 160, 1000, keys=False))
+        if not console.is_terminal:
+            console.width = 160
+        console.print(screen.draw(console.width, 1000, keys=False))
         return 0
     with _keys() as key, Live(console=console, screen=True, auto_refresh=False) as live:
         while True:

@@ -269,6 +269,10 @@ class KubernetesExecutor:
                 job, Result(message.cause, message.code, message.reason, message.trouble)
             )
             self._tell_sample(job)  # which its end completes
+        elif isinstance(message, messages.Counts):
+            seen = job.waits.take(message, job.sizes)
+            if job.started and seen != protocol.Contention():
+                self._events.append(protocol.Counted(self._t, job.spec.name, seen))
         elif isinstance(message, messages.Lost):
             self._life.vanished(job, message.group, node)
 

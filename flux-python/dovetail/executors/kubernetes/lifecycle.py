@@ -32,7 +32,7 @@ from dovetail.executors.kubernetes.api import NotFound, Refused
 from dovetail.executors.kubernetes.background_calls import Calls
 from dovetail.executors.kubernetes.manifests import path
 from dovetail.executors.kubernetes.nodes import Nodes
-from dovetail.executors.kubernetes.rank_samples import RankSamples
+from dovetail.executors.kubernetes.rank_samples import RankSamples, Waits
 from dovetail.executors.kubernetes.resizes import Change, Resizes
 from dovetail.executors.kubernetes.session import Session, foreign
 from dovetail.executors.pods import messages
@@ -170,7 +170,7 @@ class Launched:
     heard: bool = False
 
     def __post_init__(self) -> None:
-        self.samples = RankSamples(self.spec.ranks)
+        self.samples, self.waits = RankSamples(self.spec.ranks), Waits(self.spec.ranks)
 
     # --- transitions ---
 

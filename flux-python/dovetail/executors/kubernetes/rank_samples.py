@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from dovetail.core import protocol
+from dovetail.core import contention, protocol
+from dovetail.core.contention import Contention, Throttling
+from dovetail.executors.pods import messages
 from dovetail.mpi import sampling
 
 
@@ -41,6 +43,37 @@ class RankSamples:
             return None
         self._sample = found
         return found
+
+
+class Waits:
+    """What is known of that which kept a simulation's ranks from their cores, on all nodes."""
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+        self._ranks: dict[int, Sequence[float]] = {}
+        self._groups: dict[int, tuple[Throttling | None, float]] = {}
+
+    def take(self, message: messages.Counts, sizes: Sequence[int]) -> Contention:
+        """A node's counts, of groups of these `sizes`; what is known with them."""
+        for name, row in message.groups.items():
+            group = int(name)
+            if 0 <= group < len(sizes) and len(row) == 6:
+                limit, periods, throttled, seconds, of, pressure = row
+                cores = min(sizes[group], message.cpus)
+                counts = int(limit), int(periods), int(throttled)
+                stops = Throttling(*counts, round(seconds, 6), round(of * cores, 6))
+                self._groups[group] = (stops if limit else None, round(pressure, 6))
+        for name, row in message.ranks.items():
+            if 0 <= int(name) < self._count and len(row) == 4:
+                self._ranks[int(name)] = row
+        rows = [self._ranks[rank] for rank in range(self._count) if rank in self._ranks]
+        limited = [stops for stops, _ in self._groups.values() if stops is not None]
+        pressed = [pressure for _, pressure in self._groups.values() if pressure >= 0]
+        return sampling.of_waits(
+            rows if len(rows) == self._count else [],
+            contention.together(limited),
+            max(pressed, default=None),
+        )
 
 
 class Clocks:

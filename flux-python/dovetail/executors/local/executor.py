@@ -29,7 +29,7 @@ from dovetail.core import protocol
 from dovetail.core.errors import BadInput, WorkFailed
 from dovetail.core.protocol import Cause, Result
 from dovetail.executors.local.job import Job, JobState
-from dovetail.host import cgroups, install_paths, processes
+from dovetail.host import cgroups, cpu_limits, install_paths, processes
 from dovetail.host.cores import Cores
 from dovetail.host.devices import Gpus
 from dovetail.host.memory import free_memory, out_of_memory
@@ -42,10 +42,12 @@ from dovetail.host.session import (
 )
 from dovetail.mpi import sampling, supervisor
 from dovetail.mpi.control_page import Control
+from dovetail.mpi.page import RankPage
 from dovetail.plan import command_line
 
 _PATIENCE = 10.0  # seconds for a supervisor to do what it was told before it is ended itself
 _SPARES = 2  # supervisors that wait for a simulation, as Python takes a while to start
+_COUNT = 5.0  # seconds between looks at what keeps ranks from their cores
 _RUN_SUPERVISOR = "from dovetail.mpi.supervisor import main; main()"
 _RUN_WARDEN = "from dovetail.host.session import sweep_session; sweep_session(sys.argv[1], True)"
 
@@ -97,6 +99,9 @@ class LocalExecutor:
         run_id = run_id or secrets.token_hex(4)
         name = f"dovetail-{os.getuid()}-{run_id}"
         self._group = self._make_group(cgroups.find() if place is None else place, name)
+        # No group of ours has a limit, but those around may.
+        weight = self._group.weight
+        self._around = cpu_limits.around(weight) if weight else cgroups.above("cpu")
         self._temporary = os.path.join(tempfile.gettempdir(), name)
         try:
             os.mkdir(self._temporary, 0o700)
@@ -265,7 +270,9 @@ class LocalExecutor:
         for job in list(self._jobs.values()):
             ended = self._hear(job, t, events)
             if job.publishes:
-                self._sample(job, t, events)
+                pages = self._sample(job, t, events)
+                if t >= job.count_at or job.state is JobState.ENDED:
+                    self._count(job, pages, t, events)
             if job.state is JobState.ENDED:
                 job.release(_PATIENCE)
             if ended or job.overdue:
@@ -293,6 +300,9 @@ class LocalExecutor:
                 job.begun()
                 job.begun_at = t
                 job.prepared = job.group.cpu_seconds() or 0.0
+                job.count_at = t + _COUNT
+                job.throttled = cpu_limits.throttling(self._around)
+                job.pressure = cpu_limits.pressure(job.group.directories)
                 self._mpi[job.spec.command[0]] = message["mpi"]
                 case = str(self._run_dir / job.spec.name / "case")
                 total = applications.prepared_iterations(job.spec, case)
@@ -302,8 +312,25 @@ class LocalExecutor:
                 job.end(Result(cause, message["code"], message["reason"], message["trouble"]))
         return ended
 
-    def _sample(self, job: Job, t: float, events: list[protocol.Event]) -> None:
-        """Report the ranks if any of them has published something new."""
+    def _count(
+        self, job: Job, pages: Sequence[RankPage], t: float, events: list[protocol.Event]
+    ) -> None:
+        """Report what has kept its ranks from their cores, as far as that is known."""
+        job.count_at = t + _COUNT
+        ranks = sum(one.spec.ranks for one in self._jobs.values() if one.publishes)
+        stops = cpu_limits.hardest(
+            cpu_limits.throttling(self._around), job.throttled, min(ranks, len(self._cpus))
+        )
+        pressure = cpu_limits.pressure(job.group.directories)
+        if pressure is not None and job.pressure is not None:
+            pressure = round(pressure - job.pressure, 6)
+        rows = [sampling.waits(one.waits, one.elapsed_s) for one in pages]
+        seen = sampling.of_waits(rows, stops, pressure)
+        if seen != protocol.Contention():
+            events.append(protocol.Counted(t, job.spec.name, seen))
+
+    def _sample(self, job: Job, t: float, events: list[protocol.Event]) -> Sequence[RankPage]:
+        """Report the ranks if any of them has published something new; their pages."""
         directory = Path(job.directory)
         pages = sampling.complete(directory, job.spec.ranks)
         succeeded = job.result is not None and job.result.code == 0
@@ -319,6 +346,7 @@ class LocalExecutor:
         if ranks is not None and ranks != job.sample:
             job.sample = ranks
             events.append(protocol.Sampled(t, job.spec.name, ranks))
+        return pages
 
     def _finish(self, job: Job, t: float, events: list[protocol.Event]) -> None:
         """The supervisor has gone, or is taken for dead: see that nothing is left, and report."""

@@ -12,10 +12,11 @@ import contextlib
 import enum
 import subprocess
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from dovetail.core import protocol
+from dovetail.core.contention import Throttling
 from dovetail.core.protocol import Cause, Result
 from dovetail.host import cgroups, processes
 from dovetail.host.line_splitter import LineSplitter
@@ -66,6 +67,9 @@ class Job:
     peak_memory: int = 0  # of its control group, bytes, as long as it has no rank's page
     result: Result | None = None
     kills: KernelKills = field(default_factory=KernelKills)  # of its supervisor too
+    count_at: float = 0.0  # when what keeps it from its cores is looked at next, on the run's clock
+    throttled: Mapping[str, Throttling] = field(default_factory=dict)  # as its command began
+    pressure: float | None = None  # the same
 
     # --- State ---
 

@@ -43,6 +43,7 @@ from dovetail.mpi import page
 from dovetail.mpi.control_page import Control
 
 PERIOD = 0.25  # seconds between looks at the pages
+COUNT = 5.0  # seconds between looks at what keeps ranks from their cores
 SHORT_TIMEOUTS = (100, 500)  # microseconds; no bell is heard from another node
 _REACH = 10.0  # seconds for a connection to the hub, either way
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,120}")
@@ -55,6 +56,7 @@ class Place:
 
     uid: str
     writer: asyncio.StreamWriter | None = None
+    cgroup: str = ""  # its pod's folder, once it was looked for
 
 
 @dataclass
@@ -98,6 +100,7 @@ class Agent:
         self.hub: asyncio.StreamWriter | None = None
         self.seen = time.monotonic()  # when there was a hub
         self.limit = orphan_limit()
+        self.count_at = 0.0
         self.simulations: dict[str, Simulation] = {}
 
     async def run(self) -> None:
@@ -290,6 +293,8 @@ class Agent:
                 one.control = one.control or Control(Path(one.directory))
                 one.control.set_timeouts(*SHORT_TIMEOUTS)
         if isinstance(message, messages.End):
+            if one.end is None:
+                self._count(one)
             one.end = message
             one.told.clear()
             one.lost.clear()
@@ -302,6 +307,10 @@ class Agent:
     async def _watch(self, ending: asyncio.Event) -> None:
         while True:
             self._sample()
+            if time.monotonic() >= self.count_at:
+                self.count_at = time.monotonic() + COUNT
+                for one in self.simulations.values():
+                    self._count(one)
             for one in list(self.simulations.values()):
                 self._check_places(one)
             if self.hub is None and time.monotonic() - self.seen > self.limit:
@@ -324,6 +333,20 @@ class Agent:
                 lines[one.name] = log
         if ranks or lines:
             self._report(messages.Sample(time.monotonic(), ranks, lines))
+
+    def _count(self, one: Simulation) -> None:
+        """Tell what keeps its ranks from their cores."""
+        if self.hub is None:
+            return
+        new = [place.uid for place in one.places.values() if not place.cgroup]
+        folders = weights.find(self.cgroups, new) if new else {}
+        groups = {}
+        for group, place in one.places.items():
+            place.cgroup = place.cgroup or folders.get(place.uid, "")
+            if place.cgroup:
+                groups[str(group)] = weights.counts(place.cgroup)
+        cpus = len(os.sched_getaffinity(0))
+        self._report(messages.Counts(one.name, cpus, groups, one.reader.waits()))
 
     def _check_places(self, one: Simulation) -> None:
         """Find pods that have died, and remove the simulation when none is left."""

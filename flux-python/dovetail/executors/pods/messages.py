@@ -92,6 +92,23 @@ class Sample:
 
 
 @dataclass(frozen=True)
+class Counts:
+    """What has kept the ranks of a simulation on a node from their cores; every few seconds.
+
+    By rank group: the limit in millicores, its periods, those of them in which the group was
+    stopped, for how many seconds, the seconds of all periods, and those for which some task waited
+    for a core, -1 where that is not known; the limit is 0 where there is none. By rank: voluntary
+    and involuntary context switches, seconds in the queue for a core, -1 where that is not known,
+    and seconds since MPI_Init. They run on so many `cpus`.
+    """
+
+    simulation: str
+    cpus: int
+    groups: dict[str, list[float]]
+    ranks: dict[str, list[float]]
+
+
+@dataclass(frozen=True)
 class Weights:
     """The answer to a Check: the weight files of each pod's control group, by pod uid."""
 
@@ -202,8 +219,8 @@ class Gone:
 
 
 Message = Union[
-    Hello, Pod, Started, Result, Lost, Sample, Weights, Run, Stop, Wait, Suspend, Checkpoint, End,
-    Check, Spawn, Spawned, Joined, Gone,
+    Hello, Pod, Started, Result, Lost, Sample, Counts, Weights, Run, Stop, Wait, Suspend,
+    Checkpoint, End, Check, Spawn, Spawned, Joined, Gone,
 ]  # fmt: skip
 Order = Union[Run, Wait, Suspend, Checkpoint, Stop, End]
 """What the controller tells of a simulation, in the order of the effect."""

@@ -15,7 +15,7 @@ import time
 from dataclasses import dataclass
 from typing import Literal
 
-from dovetail.mpi import page
+from dovetail.mpi import page, sampling
 from dovetail.mpi.time_lines import COUNT, FILE
 
 _PAGE = re.compile(r"rank\.\d+\.\d+")
@@ -68,6 +68,20 @@ class Reader:
                 newest[marks.rank] = max(best, marks, key=lambda marks: marks.init_s)
         found = {str(rank): self._values(newest[rank]) for rank in changed if rank in newest}
         return found, self._count()
+
+    def waits(self) -> dict[str, list[float]]:
+        """What kept each rank from its core, as in messages.Counts."""
+        found: dict[str, list[float]] = {}
+        newest: dict[str, float] = {}
+        for one in self._pages.values():
+            with contextlib.suppress(page.PageError):
+                marks = page.read_marks(one.fd)
+                rank = str(marks.rank)
+                if marks.world == 0 and marks.init_s >= newest.get(rank, 0.0):
+                    newest[rank] = marks.init_s
+                    elapsed = marks.latest.stamp - marks.init_s
+                    found[rank] = [*sampling.waits(marks.waits, elapsed)]
+        return found
 
     def forget(self) -> None:
         """Take all for new at the next look: somebody else wants to know."""

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: LGPL-3.0-or-later
-"""The CPU weights of pods as the kernel has them.
+"""The CPU weights of pods as the kernel has them, and what their limits did.
 
 Inputs: where the node's control groups are mounted, and pod uids. Output: per uid the weight file
-and its content, `cpu.shares` of version 1 or `cpu.weight` of version 2, of the pod's own group.
+and its content, `cpu.shares` of version 1 or `cpu.weight` of version 2, of the pod's own group, or
+the counters of that group and those in it.
 Invariant: nothing is written, and groups that are not of pods are passed over.
 """
 
@@ -12,25 +13,41 @@ import contextlib
 import os
 
 from dovetail.core.cgroup_weights import FILES
+from dovetail.host import cpu_limits
 
 _DEPTH = 8  # of groups below the mount; a kubelet's pods are at most six below its own root
 
 
 def read(root: str, uids: list[str]) -> dict[str, dict[str, str]]:
-    """The weights of those pods that are found; a runtime writes a uid with `-` or with `_`."""
+    """The weights of those pods that are found."""
+    return {uid: _values(path) for uid, path in find(root, uids).items()}
+
+
+def counts(directory: str) -> list[float]:
+    """What a pod's limit, and busy cores, did to it, as in messages.Counts; of its folder."""
+    below: list[str] = []
+    with contextlib.suppress(OSError), os.scandir(directory) as entries:
+        below = [entry.path for entry in entries if entry.is_dir(follow_symlinks=False)]
+    # A container has the limit as well, and either of the two may be the one that stops it.
+    stops = cpu_limits.hardest(cpu_limits.throttling([directory, *below]), {}, 1)
+    known = (stops.limit, stops.periods, stops.throttled, stops.seconds, stops.of) if stops else ()
+    pressure = cpu_limits.pressure([directory])
+    return [*(known or (0, 0, 0, 0.0, 0.0)), -1.0 if pressure is None else pressure]
+
+
+def find(root: str, uids: list[str]) -> dict[str, str]:
+    """The folders of those pods that are found; a runtime writes a uid with `-` or with `_`."""
     wanted = {}
     for uid in uids:
         for name in (f"pod{uid}", f"pod{uid.replace('-', '_')}"):
             wanted[name] = uid
-    found: dict[str, dict[str, str]] = {}
+    found: dict[str, str] = {}
     top = os.path.join(root, "cpu")
     _look(top if os.path.isdir(top) else root, wanted, found, _DEPTH)
     return found
 
 
-def _look(
-    directory: str, wanted: dict[str, str], found: dict[str, dict[str, str]], depth: int
-) -> None:
+def _look(directory: str, wanted: dict[str, str], found: dict[str, str], depth: int) -> None:
     with contextlib.suppress(OSError), os.scandir(directory) as entries:
         for entry in entries:
             if len(found) == len({*wanted.values()}) or not entry.is_dir(follow_symlinks=False):
@@ -39,7 +56,7 @@ def _look(
             _, found_it, uid = entry.name.removesuffix(".slice").rpartition("-pod")
             name = f"pod{uid}" if found_it else entry.name
             if name in wanted:
-                found[wanted[name]] = _values(entry.path)
+                found[wanted[name]] = entry.path
             elif depth:
                 _look(entry.path, wanted, found, depth - 1)
 
