@@ -181,8 +181,10 @@ def test_a_limit_follows_the_requests_where_the_plan_asks_for_one(driver):
     before = driver.identities("one")
     assert driver.resize(one=shares(450, 20)) == ""
     driver.until(lambda: driver.limits("one") == [1125, 100])
+    assert driver.resize(one=shares(450, 20, limit=3.0)) == "", "as in another phase of its plan"
+    driver.until(lambda: driver.limits("one") == [1350, 100])
     assert driver.identities("one") == before
-    assert driver.until(lambda: stopped(driver, 1225)).periods > 0, "its agent counts those"
+    assert driver.until(lambda: stopped(driver, 1450)).periods > 0, "its agent counts those"
     pods = driver.site.pods("one")
     assert {one["status"]["qosClass"] for one in pods} == {"Burstable"}
     for one in pods:

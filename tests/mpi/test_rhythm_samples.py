@@ -96,7 +96,7 @@ def test_ranks_that_found_their_beats_alone_must_count_alike(case):
     assert page.count_alike([page.OWN] * 2, counts) == alike
     assert page.count_alike([2, 2], counts), "a call of all ranks is the same for all"
     rows = [[count, 1.0, 1.0, 1.0, 1.0, 1, page.OWN] for count in counts]
-    sample = sampling.of_values(rows, (0, 0.0), False)
+    sample = sampling.of_values(rows, (0, 0.0, -1.0), False)
     assert (sample.measure, sample.iterations) == (
         ("periods", counts) if alike else ("work", UNCOUNTED)
     )

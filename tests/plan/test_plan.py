@@ -11,6 +11,7 @@ import pytest
 from dovetail import __version__
 from dovetail.cli import main
 from dovetail.core.errors import BadInput
+from dovetail.core.protocol import PlanPhase
 from dovetail.plan import command_line, schema
 from support.plans import GOOD, ONE, entry, load
 
@@ -56,6 +57,19 @@ ACCEPTED = {
     "a command as a list": (
         ONE.replace("solver", "[solver, 'a b', '>']"),
         lambda p: p.specs[0].command == ("solver", "a b", ">"),
+    ),
+    "phases": (
+        entry("phases", "[{until: {iteration: 50}, requests: [500m, 0.5]}, {requests: [1, 2]}]"),
+        lambda p: p.specs[0].phases == (PlanPhase(50, (500, 500)), PlanPhase(0, (1000, 2000))),
+    ),
+    "a phase until a residual": (
+        entry("phases", "[{until: {residual: 1e-3}, requests: [1, 1]}, {requests: [1, 2]}]"),
+        lambda p: p.specs[0].phases[0] == PlanPhase(0, (1000, 1000), 0.0, 1e-3),
+    ),
+    "phases with the limit of the simulation but where they have their own": (
+        entry("limit", "3") + "    phases: [{until: {iteration: 5}, requests: [1, 1], limit: 2}, "
+        "{requests: [1, 1]}]\n",
+        lambda p: [phase.limit for phase in p.specs[0].phases] == [2.0, 3.0],
     ),
     "a quoted word": (
         ONE.replace("solver", "solver 'a b'"),
@@ -173,7 +187,8 @@ def test_a_line_of_dovetail_is_run_by_this_one(where):
 def test_every_key_is_in_the_manual_page():
     page = (ROOT / "doc" / "dovetail-plan.5").read_text()
     documented = {line.split()[2] for line in page.splitlines() if line.startswith(".It Ic ")}
-    assert documented == {*schema._Entry.model_fields, *schema._Plan.model_fields}
+    models = (schema._Entry, schema._Phase, schema._Plan)
+    assert documented == {key for model in models for key in model.model_fields}
 
 
 def test_every_example_is_a_good_plan(monkeypatch):
@@ -190,6 +205,8 @@ def test_every_example_is_a_good_plan(monkeypatch):
 def test_a_limit_under_twice_the_request_is_warned_of_with_the_reason(where):
     (line,) = schema.warnings(load(GOOD.replace("limit: 2.5", "limit: 1.5")))
     assert line.startswith("channel: a limit of 1.5 times the request may slow it down, since")
+    (line,) = schema.warnings(load(entry("phases", "[{requests: [1, 1], limit: 1.2}]")))
+    assert line.startswith("a: a limit of 1.2 times")
     assert "3.7 times slower" in line
     for text in (GOOD, GOOD.replace("limit: 2.5", "limit: 2"), ONE):
         assert schema.warnings(load(text)) == []

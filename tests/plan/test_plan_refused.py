@@ -314,6 +314,53 @@ REFUSED = {
         changed("limit: 2.5", "limit: 500m"),
         "17: simulations[0].limit: '500m' is not a finite number",
     ),
+    "no phase": (entry("phases", "[]"), "6: simulations[0].phases: an empty list; give at least"),
+    "a phase without requests": (
+        entry("phases", "[{until: {iteration: 5}}]"),
+        "6: simulations[0].phases[0].requests: missing; give the CPU of each rank, e.g. [250m,",
+    ),
+    "a phase of other ranks": (
+        entry("phases", "[{requests: [250m]}]"),
+        "6: simulations[0].phases: 1 request in phase 1 for 2 ranks; give one per rank",
+    ),
+    "a phase that ends by nothing that is known": (
+        entry("phases", "[{until: {time: 1}, requests: [1, 1]}, {requests: [1, 1]}]"),
+        "6: simulations[0].phases[0].until.time: unknown key; known: iteration, residual",
+    ),
+    "a phase whose end is empty": (
+        entry("phases", "[{until: {}, requests: [1, 1]}, {requests: [1, 1]}]"),
+        "6: simulations[0].phases: phase 1 needs an `iteration` or a `residual` in its `until`",
+    ),
+    "a residual that no step ends with": (
+        entry("phases", "[{until: {residual: 1.5}, requests: [1, 1]}, {requests: [1, 1]}]"),
+        "6: simulations[0].phases[0].until.residual: 1.5 is not a residual: a number greater",
+    ),
+    "a phase that does not end": (
+        entry("phases", "[{requests: [1, 1]}, {requests: [1, 1]}]"),
+        "6: simulations[0].phases: phase 1 does not end; give it `until`, which only the last",
+    ),
+    "a last phase that ends": (
+        entry("phases", "[{until: {iteration: 5}, requests: [1, 1]}]"),
+        "6: simulations[0].phases: the last phase ends with the simulation; it has no `until`",
+    ),
+    "phases that go backwards": (
+        entry(
+            "phases",
+            "[{until: {iteration: 5}, requests: [1, 1]}, {until: {iteration: 5}, requests: "
+            "[1, 1]}, {requests: [1, 1]}]",
+        ),
+        "6: simulations[0].phases: phase 2 ends at iteration 5, the one before it at 5; give",
+    ),
+    "a limit in one phase alone": (
+        entry(
+            "phases", "[{until: {iteration: 5}, requests: [1, 1], limit: 2}, {requests: [1, 1]}]"
+        ),
+        "6: simulations[0].phases: only one of the phases 1 and 2 has a limit, and what a pod",
+    ),
+    "phases for ranks that are open": (
+        entry("phases", "[{requests: [1, 1]}]").replace("ranks: 2", "ranks: 1-2"),
+        "6: simulations[0].phases: each rank has its request, so `ranks` has to be one number",
+    ),
     "a number in the environment": (
         changed("KEY: value", "KEY: 1"),
         "18: simulations[0].environment.KEY: 1 is not text; put it in quotes",

@@ -36,6 +36,23 @@ def test_a_queue_is_run_to_its_end(site):  # noqa: F811
     assert (site.case / "input").read_text() == "as delivered\n"
 
 
+def test_requests_change_with_the_phases_of_the_plan(site):  # noqa: F811
+    steps = 'n=0; while [ $n -lt 60 ]; do n=$((n+1)); echo "Time = $n"; sleep 0.05; done'
+    phases = [{"until": {"iteration": 20}, "requests": ["300m"]}, {"requests": ["700m"]}]
+    code, output, _ = site.run(site.plan(site.shell(steps, phases=phases)), "-o", "out")
+    assert code == 0
+    shares = [one["shares"]["sim"] for one in site.log() if one.get("type") == "Resize"]
+    assert [share["requests"] for share in shares] == [[700]]
+    (one,) = site.summary()["simulations"]
+    first, second = one["phases"]
+    assert (first["requests"], second["requests"]) == ([300], [700])
+    assert 20 <= first["iterations"] < 60
+    assert first["iterations"] + second["iterations"] == 60
+    assert first["end_s"] == second["start_s"]
+    assert "Phases of the plan" in output
+    assert "Phases of the plan" in (site.out / "report.html").read_text()
+
+
 def test_json_is_all_that_json_prints(site):  # noqa: F811
     code, output, _ = site.run(site.plan(site.shell("echo noise")), "-o", "out", "--json")
     assert code == 0

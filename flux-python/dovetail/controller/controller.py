@@ -20,6 +20,7 @@ from dovetail.controller import (
     baseline_run,
     binding_trial,
     fairness,
+    plan_phases,
     recut,
     shares,
     trial,
@@ -279,6 +280,7 @@ class Controller:
         admission.admit(state)
         widening.widen(state)
         binding_trial.bind(state)
+        plan_phases.turn(state)
         shares.settle(state)
 
     # --- views ---

@@ -5,7 +5,7 @@ Inputs: profiles, measured loads and the capacity. Outputs: CPU requests and wai
 as one resize at the end of a decision.
 
 Invariants: requests fit the capacity and none is below the floor (unless the capacity cannot give
-every rank the floor); they change only by more than `Settings.hysteresis`.
+every rank the floor); they change only by more than `Settings.hysteresis`, unless the plan says so.
 """
 
 from __future__ import annotations
@@ -18,11 +18,16 @@ from dovetail.controller.simulation import Simulation, Stage
 from dovetail.controller.state import AT_ONCE, State
 from dovetail.controller.wait_policies import OFF, next_policy
 from dovetail.core.cpu_requests import FLOOR, proportional
-from dovetail.core.protocol import Capacity, Requests, Spec, WaitPolicy
+from dovetail.core.protocol import Capacity, Requests, Share, Spec, WaitPolicy
 
 
 def rank_needs(spec: Spec, profile: Profile | None) -> list[float]:
-    """Millicores that each rank would use alone, shape (ranks,); no rank uses over a core."""
+    """Millicores that each rank would use alone, shape (ranks,); no rank uses over a core.
+
+    Where the plan has phases, what each rank asks for in the first.
+    """
+    if spec.phases:
+        return [*map(float, spec.phases[0].requests)]
     if profile is None:
         heaviest = max(spec.weights, default=1.0) or 1.0
         return [1000.0 * weight / heaviest for weight in spec.weights]
@@ -117,9 +122,7 @@ def _requests(state: State) -> None:
     wanted = fit_requests(needs, state.capacity)
     pairs = list(zip(sims, wanted))
     moved = [
-        (sim, new)
-        for sim, new in pairs
-        if sim.share is None or differ(sim.share.requests, new, state.settings.hysteresis)
+        (sim, new) for sim, new in pairs if sim.share is None or _moves(state, sim, sim.share, new)
     ]
     stays = {sim.spec.name: sim.share.requests for sim in sims if sim.share}
     stays.update({sim.spec.name: new for sim, new in moved})
@@ -128,14 +131,25 @@ def _requests(state: State) -> None:
     _send(state, moved)
 
 
+def _moves(state: State, sim: Simulation, share: Share, new: Requests) -> bool:
+    """Whether its requests are worth a resize; in another phase of the plan every one is."""
+    if sim.phase is None:
+        return differ(share.requests, new, state.settings.hysteresis)
+    return differ(share.requests, new, 0.0) or share.limit != sim.phase.limit
+
+
 def _send(state: State, moved: list[tuple[Simulation, tuple[int, ...]]]) -> None:
     up = [
         (sim, new)
         for sim, new in moved
-        if sim.share is not None and sim.stage is not Stage.PREPARING
+        if sim.share is not None and sim.stage is not Stage.PREPARING and sim.phase is None
     ]
     for sim, new in moved:
-        state.share(sim, "requests follow the measured load", requests=new)
+        if sim.phase is None:
+            state.share(sim, "requests follow the measured load", requests=new)
+        else:
+            why = f"requests of phase {sim.plan_phase + 1} of the plan"
+            state.share(sim, why, requests=new, limit=sim.phase.limit)
     if up:
         first = up[0][0]
         more = f" and {len(up) - 1} more" if len(up) > 1 else ""
@@ -148,11 +162,13 @@ def _send(state: State, moved: list[tuple[Simulation, tuple[int, ...]]]) -> None
 
 
 def _needs(state: State, sim: Simulation) -> list[float]:
-    """Millicores that each rank would use alone, times the boost.
+    """Millicores that each rank would use alone, times the boost; or what its phase asks for.
 
     They are the family's, so that equal simulations get equal requests, unless the loads of
     this one have been seen to differ.
     """
+    if sim.phase is not None:
+        return [*map(float, sim.phase.requests)]
     needs = rank_needs(sim.spec, state.shape(sim).profile)
     rate, loads, got = sim.alone.rate, sim.alone.loads, sim.alone.got
     window = sim.meter.window()

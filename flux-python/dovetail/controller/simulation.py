@@ -16,7 +16,7 @@ from dovetail.controller.baseline import Alone, Profile
 from dovetail.controller.binding import Binding
 from dovetail.controller.meter import Meter, Window
 from dovetail.controller.speedup import Measured
-from dovetail.core.protocol import Cause, Measure, Share, Spec, Stop, WaitPolicy
+from dovetail.core.protocol import Cause, Measure, PlanPhase, Share, Spec, Stop, WaitPolicy
 
 
 class Stage(enum.Enum):
@@ -62,6 +62,8 @@ class Simulation:
     """One simulation. Times ending in `_at` are controller seconds, the others run seconds.
 
     `planned` is what the plan asks for, `spec` the same on the ranks that it was launched on.
+    `plan_phase` is the number of the plan's phase that it is in, and `residual` what its log told
+    last, None if nothing.
     `useful` is the seconds outside MPI of all its ranks, None until they publish anything, and
     `worked` of each when it last made progress;
     `memory` the most bytes seen, `counted_memory` those counted against the capacity now, and
@@ -82,6 +84,8 @@ class Simulation:
     stage: Stage = Stage.QUEUED
     share: Share | None = None
     alone: Alone = field(default_factory=Alone)
+    plan_phase: int = 0
+    residual: float | None = None
     boost: float = 1.0
     restarts: int = 0
     over: int = 0
@@ -141,6 +145,11 @@ class Simulation:
     def bound(self) -> bool:
         """Whether its ranks shall be bound to cores now."""
         return self.share is not None and self.share.bound
+
+    @property
+    def phase(self) -> PlanPhase | None:
+        """The plan's phase that it is in, None if it has none."""
+        return self.spec.phases[self.plan_phase] if self.spec.phases else None
 
     @property
     def measured(self) -> bool:

@@ -362,6 +362,7 @@ class State:
         sim.useful, sim.over, sim.half = None, 0, None
         sim.meter, sim.spec = Meter(self.settings.warmup), sim.planned
         sim.alone, sim.boost, sim.memory = Alone(), 1.0, 0
+        sim.plan_phase, sim.residual = 0, None
         heapq.heappush(self.families[sim.spec.family].queue, (sim.index, sim.spec.name))
         self.queued += 1
 
@@ -421,6 +422,7 @@ class State:
         if memory > sim.memory:
             sim.memory = memory
             self.count_memory(sim)
+        sim.residual = ranks.residual
         useful = sum(ranks.useful)
         if not sim.iterations and useful > (sim.useful or 0.0):
             sim.progress_at = self.now  # it works towards its first iteration, if it has any
@@ -576,6 +578,7 @@ class State:
         wait: WaitPolicy | None = None,
         suspended: bool | None = None,
         bound: bool | None = None,
+        limit: float | None = None,
     ) -> None:
         """Change parts of a simulation's share; sent with the flush unless it is not yet up."""
         old = sim.share or Share(requests=(FLOOR,) * sim.spec.ranks)
@@ -584,6 +587,7 @@ class State:
             old.wait if wait is None else wait,
             old.suspended if suspended is None else suspended,
             old.bound if bound is None else bound,
+            old.limit if limit is None else limit,
         )
         if new == sim.share:
             return

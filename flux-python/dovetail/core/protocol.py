@@ -35,6 +35,26 @@ class WaitPolicy:
 
 
 @dataclass(frozen=True)
+class PlanPhase:
+    """A part of a simulation, by its plan, with the requests that its ranks have in it.
+
+    It ends once `until` iterations are complete, counted from the first, or the residual is at most
+    `residual`, whichever is first; 0 where that does not end it, and the last one ends with the
+    simulation. `limit` is as in `Spec`.
+    """
+
+    until: int
+    requests: Requests
+    limit: float = 0.0
+    residual: float = 0.0
+
+    def over(self, iterations: int, residual: Optional[float]) -> bool:  # noqa: UP045
+        """Whether it is, after so many iterations, of which the last had this residual."""
+        small = residual is not None and residual <= self.residual
+        return bool(0 < self.until <= iterations or (self.residual and small))
+
+
+@dataclass(frozen=True)
 class Spec:
     """One simulation, as the plan asks for it.
 
@@ -44,6 +64,8 @@ class Spec:
     `iterations` is the number that a run is expected to take, 0 if unknown. `environment`
     holds pairs added to the environment. `ranks_per_pod` is 0 for one rank group per node.
     `limit` is how many times its request a pod may use at most, 0 for no limit.
+    `phases` are the parts in which its requests are the plan's own, in order; empty if they follow
+    its load.
     `image` is the container image whose programs it runs, empty for the machine's own;
     `pull_policy`, a word of Kubernetes, and `pull_secret`, the name of a Secret, or empty, are how
     nodes get it. `devices` are pairs of a name and how many of it each pod gets.
@@ -75,6 +97,7 @@ class Spec:
     ranks_per_pod: int = 0
     environment: tuple[tuple[str, str], ...] = ()
     limit: float = 0.0
+    phases: tuple[PlanPhase, ...] = ()
     widths: tuple[int, ...] = ()
     application: str = "generic"
     objective: Literal["throughput", "turnaround"] = "throughput"
@@ -148,12 +171,14 @@ class Share:
     """What one simulation gets: requests per rank, how it waits, whether it is suspended.
 
     Where it is `bound`, each rank has a core on which it stays, and no other rank of the run.
+    `limit` is how many times its requests it may use at most, 0 if that is as in its `Spec`.
     """
 
     requests: Requests
     wait: WaitPolicy = field(default_factory=WaitPolicy)
     suspended: bool = False
     bound: bool = False
+    limit: float = 0.0
 
 
 # --- Events: from the executor, or from the loop, to the controller ---
@@ -171,7 +196,8 @@ class Ranks:
     taken at that same moment, so that differences between two samples belong to whole
     iterations. `memory` is the peak resident set so far, bytes. `measure` says what was counted:
     iterations that the program or its log tells of, periods of its MPI calls, which may be a part
-    of an iteration or several, or nothing, so that only its work tells of progress.
+    of an iteration or several, or nothing, so that only its work tells of progress. `residual` is
+    the largest that the log told in the last complete iteration, None if none.
     """
 
     iterations: tuple[int, ...]
@@ -181,6 +207,7 @@ class Ranks:
     mpi: tuple[float, ...]
     memory: tuple[int, ...]
     measure: Measure = "iterations"
+    residual: Optional[float] = None  # noqa: UP045 (as above)
 
 
 @dataclass(frozen=True)
@@ -376,8 +403,8 @@ class Ended:
 class Note:
     """A decision for the log and the reader, nothing for the executor to do.
 
-    `what` is one of: profile, choice, resize, admit, keep, rollback, policy, bind, hold, model,
-    fail.
+    `what` is one of: profile, choice, resize, admit, keep, rollback, policy, bind, phase, hold,
+    model, fail.
     `data` holds the figures that the decision rests on.
     """
 

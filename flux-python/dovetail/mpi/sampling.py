@@ -45,9 +45,9 @@ def of_pages(
 
     `succeeded` says that the simulation has ended well, which completes its last iteration.
     """
-    lines, stamp = time_lines.read(str(directory)) or (0, origin)
+    lines, stamp, residual = time_lines.read(str(directory)) or (0, origin, -1.0)
     rows = [*_values(pages, origin, bool(lines))]
-    return of_values(rows, (lines, stamp - origin), succeeded)
+    return of_values(rows, (lines, stamp - origin, residual), succeeded)
 
 
 def of_waits(
@@ -83,21 +83,21 @@ def of_group(
     began, all of them outside MPI, and its memory. Where a page appears later, that counts anew,
     from its MPI_Init on.
     """
-    lines, stamp = time_lines.read(str(directory)) or (0, origin)
+    lines, stamp, residual = time_lines.read(str(directory)) or (0, origin, -1.0)
     cpu, wall, memory = used
     row = (-1, 0.0, cpu, wall, 0.0, memory, -1)
-    return of_values([row], (lines, stamp - origin), succeeded)
+    return of_values([row], (lines, stamp - origin, residual), succeeded)
 
 
 def of_values(
-    rows: Sequence[Sequence[float]], lines: tuple[int, float], succeeded: bool
+    rows: Sequence[Sequence[float]], lines: tuple[int, float, float], succeeded: bool
 ) -> protocol.Ranks:
     """The sample of one row per rank.
 
     It has iterations, stamp, CPU, useful and MPI seconds, peak memory, and the call of whose rhythm
     the iterations are periods, else -1. Stamps are on the run's clock. Where a rank's iterations
     are -1, or ranks do not count alike, `lines` counts for all: how many `Time =` lines the log
-    has, and when the last came.
+    has, when the last came, and the residual of the iteration before it, -1 if unknown.
     """
     counts, stamps, cpu, useful, inside, memory, beats = zip(*rows)
     measure: protocol.Measure = "iterations" if beats[0] < 0 else "periods"
@@ -113,6 +113,7 @@ def of_values(
         _seconds(inside),
         _whole(memory),
         measure,
+        lines[2] if lines[2] >= 0 else None,
     )
 
 

@@ -2,7 +2,8 @@
 """Iterations as the log tells them: a `Time =` line for each, where ranks do not count themselves.
 
 Inputs: what a simulation prints, in pieces. Outputs: the file `iterations` in its session
-directory, and how many iterations are complete. Invariant: a line begins an iteration and so ends
+directory, and how many iterations are complete; with the largest `Initial residual` that was
+printed in the last complete one. Invariant: a line begins an iteration and so ends
 the one before; what ends the last one is that the simulation ends well.
 """
 
@@ -10,14 +11,17 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import struct
 import time
 
 FILE = "iterations"
-COUNT = struct.Struct("=Qd")
-"""The file's content: how many `Time =` lines, and when the last came (CLOCK_MONOTONIC)."""
+COUNT = struct.Struct("=Qdd")
+"""The file's content: how many `Time =` lines, when the last came (CLOCK_MONOTONIC), and the
+residual, -1 if none was printed."""
 
-_TIME_LINE = b"\nTime = "
+_LONGEST = 256  # bytes of a line that is kept until it is complete
+_TOLD = re.compile(rb"\n(Time = )|Initial residual = ([0-9.]+(?:e[+-]?[0-9]+)?)[,\s]")
 
 
 def complete(lines: int, succeeded: bool) -> int:
@@ -33,23 +37,31 @@ class Counter:
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
         self._carry = b"\n"
         self._lines = 0
+        self._residual = self._largest = -1.0  # of the last complete iteration, and of this one
 
     def take(self, chunk: bytes) -> None:
         """Count the lines that this piece of the output completes the beginning of."""
         text = self._carry + chunk
-        lines = text.count(_TIME_LINE)
-        if lines:
-            self._lines += lines
+        before, begun = self._lines, -1
+        for told in _TOLD.finditer(text):
+            if told[1]:
+                self._lines, begun = self._lines + 1, told.start()
+                self._residual, self._largest = self._largest, -1.0
+            else:
+                self._largest = max(self._largest, float(told[2]))
+        if self._lines > before:
             with contextlib.suppress(OSError):  # full, as a disk may be
-                os.pwrite(self._file, COUNT.pack(self._lines, time.monotonic()), 0)
-        self._carry = text[1 - len(_TIME_LINE) :]
+                told_now = COUNT.pack(self._lines, time.monotonic(), self._residual)
+                os.pwrite(self._file, told_now, 0)
+        last = max(text.rfind(b"\n"), len(text) - _LONGEST)
+        self._carry = text[last + (last == begun) :]  # a line that is counted is not counted again
 
 
-def read(directory: str) -> tuple[int, float] | None:
-    """How many lines, and when the last came; None while there is none."""
+def read(directory: str) -> tuple[int, float, float] | None:
+    """How many lines, when the last came, and the residual or -1; None while there is none."""
     try:
         with open(os.path.join(directory, FILE), "rb") as file:
-            lines, stamp = COUNT.unpack(file.read())
+            lines, stamp, residual = COUNT.unpack(file.read())
     except (OSError, struct.error):
         return None
-    return lines, stamp
+    return lines, stamp, residual

@@ -32,7 +32,7 @@ from pydantic_core import ErrorDetails
 
 from dovetail.core import cpu_requests, programs, units
 from dovetail.core.errors import BadInput
-from dovetail.core.protocol import Spec
+from dovetail.core.protocol import PlanPhase, Spec
 from dovetail.core.units import show
 from dovetail.host import devices
 from dovetail.plan import command_line
@@ -106,13 +106,14 @@ def load(path: str | os.PathLike[str], content: bytes | None = None) -> Plan:
 def warnings(asked: Plan) -> list[str]:
     """What is allowed, and seldom meant, in words."""
     limits = {
-        spec.family: spec.limit for spec in asked.specs if 0 < spec.limit < cpu_requests.LIMIT
+        spec.family: min([one.limit for one in spec.phases] or [spec.limit]) for spec in asked.specs
     }
     return [
         f"{name}: a limit of {limit:g} times the request may slow it down, since ranks that wait "
         f"use it up: {cpu_requests.THROTTLED}; {cpu_requests.LIMIT:g} or more is better, "
         "and no limit is best"
         for name, limit in limits.items()
+        if 0 < limit < cpu_requests.LIMIT
     ]
 
 
@@ -227,6 +228,40 @@ def _devices(asked: dict[str, int]) -> dict[str, int]:
     return asked
 
 
+def _residual(value: object) -> float:
+    """A residual that ends a phase."""
+    if isinstance(value, str) and re.fullmatch(r"\d+(\.\d*)?[eE][+-]?\d{1,3}", value, re.ASCII):
+        value = float(value)  # 1e-3, which is text to YAML
+    number = units.number(value)
+    if not 0 < number <= 1:
+        raise ValueError(f"{show(value)} is not a residual: a number greater than 0, up to 1")
+    return number
+
+
+_Limit = Annotated[float, BeforeValidator(units.number), Field(ge=1, le=1000)]
+
+
+class _Until(BaseModel):
+    """What ends a phase."""
+
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
+
+    iteration: int = Field(0, ge=1, le=10**12)
+    residual: Annotated[float, BeforeValidator(_residual)] = 0.0
+
+
+class _Phase(BaseModel):
+    """One item of an entry's `phases`."""
+
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
+
+    until: Optional[_Until] = None
+    requests: list[Annotated[int, BeforeValidator(units.cpus)]] = Field(
+        description="the CPU of each rank, e.g. [250m, 750m]"
+    )
+    limit: Optional[_Limit] = None
+
+
 class _Entry(BaseModel):
     """One entry of `simulations`. Descriptions are what a user reads when a key is missing."""
 
@@ -258,6 +293,7 @@ class _Entry(BaseModel):
     ranks_per_pod: int = Field(0, ge=1, le=MAX_RANKS)
     devices: Annotated[dict[str, int], AfterValidator(_devices)] = {}
     limit: Annotated[float, BeforeValidator(units.number)] = Field(0.0, ge=1, le=1000)
+    phases: list[_Phase] = []
     objective: Literal["throughput", "turnaround"] = "throughput"
     checkpoint: Annotated[_Checkpoint, BeforeValidator(_checkpoint)] = _Checkpoint()
     rebalance: Literal["allowed", "never"] = "allowed"
@@ -338,6 +374,46 @@ class _Entry(BaseModel):
             raise ValueError(f"{size} is more than the {_many(widths[0], 'rank')}{fewest}")
         return size
 
+    @field_validator("phases")
+    @classmethod
+    def _phases(cls, phases: list[_Phase], info: ValidationInfo) -> list[_Phase]:
+        widths, limit = info.data.get("ranks"), info.data.get("limit", 0.0)
+        if not phases:
+            raise ValueError("an empty list; give at least one phase, or leave the key out")
+        if widths is not None and len(widths) > 1:
+            raise ValueError("each rank has its request, so `ranks` has to be one number")
+        last = 0
+        for number, one in enumerate(phases, 1):
+            if widths is not None and len(one.requests) != widths[0]:
+                raise ValueError(
+                    f"{_many(len(one.requests), 'request')} in phase {number} for "
+                    f"{_many(widths[0], 'rank')}; give one per rank"
+                )
+            if number == len(phases):
+                if one.until is not None:
+                    raise ValueError("the last phase ends with the simulation; it has no `until`")
+            elif one.until is None:
+                raise ValueError(
+                    f"phase {number} does not end; give it `until`, which only the last has not"
+                )
+            elif not (one.until.iteration or one.until.residual):
+                raise ValueError(
+                    f"phase {number} needs an `iteration` or a `residual` in its `until`"
+                )
+            elif 0 < one.until.iteration <= last:
+                raise ValueError(
+                    f"phase {number} ends at iteration {one.until.iteration}, the one before it at "
+                    f"{last}; give them in ascending order"
+                )
+            else:
+                last = max(last, one.until.iteration)
+            if bool(one.limit or limit) != bool(phases[0].limit or limit):
+                raise ValueError(
+                    f"only one of the phases 1 and {number} has a limit, and what a pod has cannot "
+                    "be taken from it again; give `limit` to each phase, or to the simulation"
+                )
+        return phases
+
     @field_validator("checkpoint")
     @classmethod
     def _commands(cls, asked: _Checkpoint, info: ValidationInfo) -> _Checkpoint:
@@ -379,6 +455,15 @@ class _Entry(BaseModel):
             ranks_per_pod=self.ranks_per_pod,
             environment=tuple(self.environment.items()),
             limit=self.limit,
+            phases=tuple(
+                PlanPhase(
+                    one.until.iteration if one.until else 0,
+                    tuple(one.requests),
+                    one.limit or self.limit,
+                    one.until.residual if one.until else 0.0,
+                )
+                for one in self.phases
+            ),
             widths=self.ranks if len(self.ranks) > 1 else (),
             application=self.application or programs.application_of(self.command),
             objective=self.objective,
@@ -438,7 +523,7 @@ def _explain(detail: ErrorDetails) -> str:
     """One of pydantic's errors, as what is wrong and what would be right."""
     kind, value, context = detail["type"], show(detail["input"]), detail.get("ctx", {})
     where = detail["loc"]
-    model = _Entry if len(where) > 2 and where[0] == "simulations" else _Plan
+    model = _model(where)
     if kind == "value_error":
         return str(context["error"])
     if kind == "missing":
@@ -457,6 +542,15 @@ def _explain(detail: ErrorDetails) -> str:
     wanted = _TYPES.get(kind.partition("_")[0], detail["msg"])
     quote = "; put it in quotes" if kind == "string_type" and _is_scalar(detail["input"]) else ""
     return f"{value} is not {wanted}{quote}"
+
+
+def _model(where: Sequence[Key]) -> type[BaseModel]:
+    """What has the key at this place."""
+    if where[0] != "simulations" or len(where) < 3:
+        return _Plan
+    if where[2] != "phases" or len(where) < 5:
+        return _Entry
+    return _Until if where[4] == "until" and len(where) > 5 else _Phase
 
 
 _TYPES = {

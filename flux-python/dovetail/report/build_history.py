@@ -103,6 +103,7 @@ class _Teller:
             useful=(),
             mpi=(),
             contention=UNKNOWN,
+            turns=(),
         )
         self.shares[action.name] = action.share
         self.last.pop(action.name, None)
@@ -137,6 +138,12 @@ class _Teller:
             return  # it has the machine to itself: nothing was decided
         self.marks.append(Mark(self.now, action.what, action.why, names, action.data))
         self._cut(self.marks[-1])
+        if action.what == "phase":
+            number, over = action.data.get("phase"), action.data.get("iterations")
+            if isinstance(number, int) and isinstance(over, int):
+                for name in names:
+                    turns = (*self.tracks[name].turns, (number, self.now, over))
+                    self.tracks[name] = replace(self.tracks[name], turns=turns)
         if action.what == "profile" and "family" in action.data:
             self.profiled.add(str(action.data["family"]))
             for name, (letter, _) in list(self.phase.items()):

@@ -49,6 +49,7 @@ class Track:
     `stepping` is (iterations, seconds) between its first and its last sample; `phases` holds
     (letter, start, end) with the letters of the controller's phases: A baseline run, C pack, D
     fairness (B, resize, takes no time; it is a Mark). `suspended` are the spans in which it was.
+    `turns` are (number, time, iterations) of each further phase of its plan, as it began.
     `useful` and `mpi` are the seconds of each rank outside and inside MPI, empty if unknown.
     """
 
@@ -63,6 +64,7 @@ class Track:
     useful: tuple[float, ...] = ()
     mpi: tuple[float, ...] = ()
     contention: protocol.Contention = UNKNOWN
+    turns: tuple[tuple[int, float, int], ...] = ()
     phases: tuple[tuple[str, float, float], ...] = ()
     suspended: tuple[Span, ...] = ()
 

@@ -22,7 +22,7 @@ from markupsafe import Markup
 from dovetail.core.errors import BadInput, WorkFailed
 from dovetail.core.units import progress, rounded
 from dovetail.host.private_files import write_whole
-from dovetail.report import advise, charts, time_spent
+from dovetail.report import advise, charts, plan_phases, time_spent
 from dovetail.report.alternatives import DOVETAIL, FEWER, NAIVE, SEQUENTIAL
 from dovetail.report.charts import Bar, Curve
 from dovetail.report.figures import FamilyFigures
@@ -99,6 +99,10 @@ def page(summary: Summary, history: History) -> str:
         families=[_family(one, summary.cores) for one in summary.families[:FAMILIES]],
         simulations=_worth_showing(summary.simulations),
         time_spent=time_spent.table(_worth_showing(summary.simulations), summary.efficiency),
+        phase_headings=plan_phases.HEADINGS,
+        plan_phases=plan_phases.table((one.name, one.phases) for one in summary.simulations)[
+            :TABLE_ROWS
+        ],
         hindrances=time_spent.sentences(summary.simulations)[:ADVICE],
         decisions=decisions[:TABLE_ROWS],
         decision_count=len(decisions),

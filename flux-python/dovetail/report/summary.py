@@ -28,11 +28,12 @@ from dovetail.core.contention import Contention, Hindrance, hindrances
 from dovetail.core.throughput_model import Model
 from dovetail.core.units import progress
 from dovetail.mpi.profile import Efficiency, together
-from dovetail.report import alternatives, figures, time_spent
+from dovetail.report import alternatives, figures, plan_phases, time_spent
 from dovetail.report.alternatives import FEWER, NAIVE, SEQUENTIAL, Alternative
 from dovetail.report.build_history import tell
 from dovetail.report.figures import FamilyFigures
 from dovetail.report.history import UNKNOWN, History, Track
+from dovetail.report.plan_phases import PhaseFigures
 from dovetail.report.verdict import Figure, Totals, Verdict, judge, ratio
 
 
@@ -44,7 +45,8 @@ class Simulation:
     It stopped at a checkpoint `checkpoints` times, was started again for another reason `restarts`
     times, and went on `continued` times from what it had written.
     `efficiency` is that of its ranks until the last iteration, `contention` what kept them from
-    their cores, and `hindrances` what of that was material; None if unknown.
+    their cores, and `hindrances` what of that was material; None if unknown. `phases` are those of
+    its plan that it was in.
     """
 
     name: str
@@ -63,6 +65,7 @@ class Simulation:
     efficiency: Efficiency | None = None
     contention: Contention | None = None
     hindrances: tuple[Hindrance, ...] = ()
+    phases: tuple[PhaseFigures, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -136,7 +139,9 @@ def summarise(
     alone = {one.name: one.alone.value for one in families}
     marks = Counter(mark.what for mark in history.marks)
     return Summary(
-        simulations=tuple(_simulation(t, alone[t.spec.family]) for t in history.tracks),
+        simulations=tuple(
+            _simulation(t, alone[t.spec.family], history.end) for t in history.tracks
+        ),
         cores=history.cpu / 1000,
         n_max=max((len(spell.running) for spell in history.spells), default=0),
         totals=whole,
@@ -171,7 +176,11 @@ def _efficiency(tracks: Iterable[Track]) -> Efficiency | None:
     return together(known) if known else None
 
 
-def _simulation(track: Track, alone: float | None) -> Simulation:
+def _limited(spec: protocol.Spec) -> bool:
+    return spec.limit > 0 or any(phase.limit > 0 for phase in spec.phases)
+
+
+def _simulation(track: Track, alone: float | None, end: float) -> Simulation:
     slowdown = None
     count, seconds = track.stepping
     if alone and count:
@@ -192,7 +201,8 @@ def _simulation(track: Track, alone: float | None) -> Simulation:
         memory_bytes=track.memory,
         efficiency=_efficiency([track]),
         contention=track.contention if track.contention != UNKNOWN else None,
-        hindrances=tuple(hindrances(track.contention, track.spec.limit > 0)),
+        hindrances=tuple(hindrances(track.contention, _limited(track.spec))),
+        phases=plan_phases.figures(track, end),
     )
 
 
@@ -286,6 +296,7 @@ def show(summary: Summary, console: Console) -> None:
     if len(summary.simulations) > SHOWN:
         console.print(f"{len(summary.simulations) - SHOWN} more are in summary.json")
     _show_time(summary, console)
+    _show_phases(summary, console)
     table = Table(title="How long the queue takes, in seconds", title_justify="left")
     for heading in ("", *HEADINGS.values()):
         table.add_column(heading, justify="left" if not heading else "right")
@@ -323,6 +334,21 @@ def _show_time(summary: Summary, console: Console) -> None:
     console.print(table)
     for words in time_spent.sentences(summary.simulations):
         console.print(printable(words))
+
+
+def _show_phases(summary: Summary, console: Console) -> None:
+    """Print what was done in the phases of the plan, if it has any."""
+    rows = plan_phases.table((one.name, one.phases) for one in summary.simulations)
+    if not rows:
+        return
+    table = Table(title="Phases of the plan", title_justify="left")
+    for heading in plan_phases.HEADINGS:
+        table.add_column(heading, justify="left" if heading == "simulation" else "right")
+    for row in rows[:SHOWN]:
+        table.add_row(*map(printable, row))
+    console.print(table)
+    if len(rows) > SHOWN:
+        console.print(f"{len(rows) - SHOWN} more are in summary.json")
 
 
 def reasons(summary: Summary) -> list[str]:

@@ -21,7 +21,9 @@ ROWS = 30
 MARKS = 200
 STEPS = 500
 
-GLYPHS = {"resize": "▲", "refused": "△", "admit": "+", "rollback": "↩", "capacity": "◆"}
+GLYPHS = {
+    "resize": "▲", "refused": "△", "phase": "▸", "admit": "+", "rollback": "↩", "capacity": "◆",
+}  # fmt: skip
 """What stands for a decision in the timeline."""
 
 

@@ -33,8 +33,8 @@ EVERY = 1.0
 SHARES = "status.json"
 """In the run's directory: the share report of a run on a cluster."""
 DECISIONS = (
-    "profile", "choice", "resize", "admit", "keep", "rollback", "policy", "bind", "hold", "model",
-    "fail",
+    "profile", "choice", "resize", "admit", "keep", "rollback", "policy", "bind", "phase", "hold",
+    "model", "fail",
 )  # fmt: skip
 
 

@@ -76,7 +76,7 @@ class Here:
             )
         _check_memory(asked, asked.limits.memory or free_memory(), "this machine offers")
         for spec in asked.specs:
-            if spec.limit:
+            if spec.limit or any(phase.limit for phase in spec.phases):
                 raise BadInput(
                     f"simulation {spec.name} has a limit, and only pods can have one; leave the "
                     "key out, or run the plan on a cluster (--kubeconfig)"

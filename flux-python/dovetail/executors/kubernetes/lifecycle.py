@@ -241,11 +241,11 @@ class Launched:
 
         Never below the request, which is at most the sum of what the ranks are given.
         """
-        found, first = [], 0
+        found, first, times = [], 0, share.limit or self.spec.limit
         for size in self.sizes:
             given = sum(share.requests[first : first + size])
-            limit = max(LEAST_LIMIT, math.ceil(self.spec.limit * given))
-            found.append(limit if self.spec.limit else 0)
+            limit = max(LEAST_LIMIT, math.ceil(times * given))
+            found.append(limit if times else 0)
             first += size
         return found
 

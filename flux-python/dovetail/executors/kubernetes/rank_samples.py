@@ -20,15 +20,15 @@ class RankSamples:
     def __init__(self, count: int) -> None:
         self._count = count
         self._ranks: dict[int, list[float]] = {}
-        self._lines: tuple[int, float] = (0, 0.0)
+        self._lines: tuple[int, float, float] = (0, 0.0, -1.0)
         self._sample: protocol.Ranks | None = None
 
     def take(
         self, ranks: Mapping[str, Sequence[float]], lines: Sequence[float] | None, offset: float
     ) -> None:
         """A node's sample of its ranks; `offset` maps its clock onto the run's."""
-        if lines:
-            self._lines = int(lines[0]), max(0.0, lines[1] + offset)
+        if lines and len(lines) == 3:
+            self._lines = int(lines[0]), max(0.0, lines[1] + offset), lines[2]
         for rank, values in ranks.items():
             if 0 <= int(rank) < self._count and len(values) == 7:
                 self._ranks[int(rank)] = [values[0], max(0.0, values[1] + offset), *values[2:]]

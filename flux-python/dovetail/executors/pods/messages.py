@@ -82,8 +82,8 @@ class Sample:
 
     By simulation and rank: iterations (-1 if the rank counts none), stamp, cpu, useful, mpi and
     memory, as in core.Ranks but with the stamp on the node's clock; and the call of whose rhythm
-    the iterations are periods, else -1. `lines` has, by simulation, the `Time =` lines in its log
-    and when the last one came.
+    the iterations are periods, else -1. `lines` has, by simulation, the `Time =` lines in its log,
+    when the last one came, and the residual of the iteration before it, -1 if it has none.
     """
 
     now: float

@@ -46,7 +46,7 @@ class Reader:
         self._has_lines = False
 
     def look(self) -> tuple[dict[str, list[float]], list[float]]:
-        """What is new: values by rank, and count and stamp of the log's lines; empty for nothing.
+        """What is new: values by rank, and what the log's lines tell; empty for nothing.
 
         Of several programs that a simulation ran one after another, the last one's ranks.
         """
