@@ -266,7 +266,7 @@ def test_what_kept_ranks_from_their_cores_is_told_where_it_mattered():
     assert (plain["throttling"]["throttled"], plain["pressure"]) == (80, None)
     out = io.StringIO()
     summary.show(found, Console(file=out, width=200))
-    assert re.search(r"a-0 .* 31 % .* 6.20 .* 60 % .* 11 .* 15 .* - ", out.getvalue())
+    assert re.search(r"a-0 .* 31 % +60 % +11 +15 +-", out.getvalue())
     assert "a-0: throttled for 31 % of its time" in out.getvalue()
 
 

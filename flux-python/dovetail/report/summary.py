@@ -326,7 +326,7 @@ def _show_time(summary: Summary, console: Console) -> None:
     headings, rows = time_spent.table(summary.simulations[:SHOWN], summary.efficiency)
     if not headings:
         return
-    table = Table(title="Where their time went", title_justify="left")
+    table = _frameless("Where their time went")
     for heading in headings:
         table.add_column(heading, justify="left" if heading == headings[0] else "right")
     for row in rows:
@@ -336,12 +336,17 @@ def _show_time(summary: Summary, console: Console) -> None:
         console.print(printable(words))
 
 
+def _frameless(title: str) -> Table:
+    """A table of many columns, which shall fit into 80."""
+    return Table(title=title, title_justify="left", box=None, padding=(0, 1, 0, 0))
+
+
 def _show_phases(summary: Summary, console: Console) -> None:
     """Print what was done in the phases of the plan, if it has any."""
     rows = plan_phases.table((one.name, one.phases) for one in summary.simulations)
     if not rows:
         return
-    table = Table(title="Phases of the plan", title_justify="left")
+    table = _frameless("Phases of the plan")
     for heading in plan_phases.HEADINGS:
         table.add_column(heading, justify="left" if heading == "simulation" else "right")
     for row in rows[:SHOWN]:

@@ -46,7 +46,6 @@ _EFFICIENCIES: dict[str, Callable[[Efficiency], float]] = {
 }
 _CONTENTION: dict[str, Callable[[Contention], str]] = {
     "throttled": lambda one: percent(one.throttling.share) if one.throttling else "-",
-    "stopped s": lambda one: f"{one.throttling.seconds:.2f}" if one.throttling else "-",
     "queued": lambda one: percent(max(one.waiting)) if one.waiting else "-",
     "gave up": lambda one: f"{sum(one.voluntary):,}" if one.voluntary else "-",
     "lost it": lambda one: f"{sum(one.involuntary):,}" if one.involuntary else "-",
