@@ -19,11 +19,13 @@ import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from usernetes_setup.build import programs
+
+from support.remote import Remote
 
 TOP = Path(__file__).resolve().parents[2]
 STORE = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "dovetail/test-machines"
@@ -77,8 +79,10 @@ def product(folder: Path) -> Path:
     return disk
 
 
-class Machine:
+class Machine(Remote):
     """One machine: started, asked by ssh, and stopped."""
+
+    limit = LIMIT
 
     def __init__(self, number: int, image: Path, product: Path, folder: Path) -> None:
         self.number, self.name, self.address = number, f"m{number}", f"10.77.0.{number}"
@@ -156,35 +160,10 @@ class Machine:
             f"{user}@127.0.0.1",
         ]
 
-    def run(
-        self, script: str, user: str = "alice", code: int | None = 0, limit: float = LIMIT
-    ) -> subprocess.CompletedProcess[str]:
-        """What became of a shell script there, with this project's commands on PATH."""
+    def line(self, script: str, user: str) -> list[str]:
+        """By ssh, with this project's commands on PATH."""
         self.open(user)
-        line = [*self.words(user), f"export PATH={TOP}/.venv/bin:{TOP}/.flux/bin:$PATH; {script}"]
-        done = subprocess.run(
-            line, capture_output=True, text=True, timeout=limit, stdin=subprocess.DEVNULL
-        )
-        assert code in (done.returncode, None), (script, done.returncode, done.stdout, done.stderr)
-        return done
-
-    def out(self, script: str, user: str = "alice", limit: float = LIMIT) -> str:
-        """What a script prints that succeeds."""
-        return self.run(script, user, limit=limit).stdout.strip()
-
-    def until(self, script: str, wanted: Callable[[str], bool], limit: float = LIMIT) -> str:
-        """What a script prints, once that is as wanted."""
-        deadline = time.monotonic() + limit
-        while not wanted(text := self.run(script, code=None).stdout.strip()):
-            assert time.monotonic() < deadline, (script, text)
-            time.sleep(3)
-        return text
-
-    def write(self, path: str, text: str, user: str = "alice") -> None:
-        """Make a file there."""
-        self.open(user)
-        line = [*self.words(user), f"mkdir -p $(dirname {path}) && cat >{path}"]
-        subprocess.run(line, input=text, text=True, check=True, timeout=LIMIT)
+        return [*self.words(user), f"export PATH={TOP}/.venv/bin:{TOP}/.flux/bin:$PATH; {script}"]
 
     def build(self, name: str, source: str) -> None:
         """Compile one of this project's MPI programs as /shared/name."""
