@@ -98,7 +98,7 @@ def main(record: str) -> None:
 
     loops = {
         "CSR approver": lambda: csr_approver.run(client),
-        "node lifecycle": lambda: lost_nodes.run(client, node.name, never.wait),
+        "node lifecycle": lambda: lost_nodes.run(client, node.name, folder, never.wait),
         "volumes": lambda: local_volumes.serve(client, node.cluster),
         "metrics": metrics.serve_forever,
         "volumes given back": lambda: local_volumes.reclaim(client, node.cluster),

@@ -102,6 +102,15 @@ class Client:
             link.close()
 
 
+def kubelet(node: Object, pki: Path) -> Client:
+    """A node's kubelet, for the control plane; the API server connects to none on loopback."""
+    status = node["status"]
+    addresses = {one["type"]: one["address"] for one in status["addresses"]}
+    port = status["daemonEndpoints"]["kubeletEndpoint"]["Port"]
+    server = f"https://{addresses['InternalIP']}:{port}"
+    return Client(server, (pki / "ca.crt").read_text(), pki / "kubelet-client.crt")
+
+
 def skew(server: str, timeout: float = 3.0) -> float:
     """Seconds that this machine's clock is ahead of a server's, which need not be trusted.
 

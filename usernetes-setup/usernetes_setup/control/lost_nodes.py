@@ -1,35 +1,62 @@
 # SPDX-License-Identifier: LGPL-3.0-or-later
-"""Node lifecycle: a node that has been silent for long is removed from the cluster.
+"""Node lifecycle: a node that has been silent for long is removed, and is back once it answers.
 
-Input: the nodes' own conditions. Output: lost nodes deleted, so that their pods count as lost and
-another node may take the name. Invariant: the control node's own is never removed.
+Input: the nodes' own conditions, and kubelets that answer. Output: lost nodes deleted, so that
+their pods count as lost and another node may take the name; those that were only cut off, or
+stopped, made again: a kubelet that runs goes on with its node then, and never makes one anew.
+Invariant: the control node's own is never removed.
 """
 
 from __future__ import annotations
 
+import contextlib
+import http.client
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 from usernetes_setup.control import api_client
-from usernetes_setup.control.api_client import NODES
+from usernetes_setup.control.api_client import NODES, Object
 
 LOST_AFTER = 10.0  # seconds that the controller manager has called a node unknown
 LOOK_EVERY = 2.0
+ANSWER = 2.0  # seconds for a kubelet to answer
 
 
-def run(client: api_client.Client, own: str, wait: Callable[[float], object]) -> None:
-    """Remove nodes that have been silent for long, for ever."""
+def run(client: api_client.Client, own: str, pki: Path, wait: Callable[[float], object]) -> None:
+    """Remove nodes that have been silent for long, and make them again, for ever."""
     since: dict[str, float] = {}
+    removed: dict[str, Object] = {}
     while True:
         now = time.monotonic()
-        items = client.call("GET", NODES)["items"]
+        nodes = {node["metadata"]["name"]: node for node in client.call("GET", NODES)["items"]}
         silent = {
-            node["metadata"]["name"] for node in items
+            name for name, node in nodes.items()
             if api_client.condition(node, "Ready") == "Unknown"
         }  # fmt: skip
         since = {name: since.get(name, now) for name in silent}
+        for name in removed.keys() & nodes.keys():
+            del removed[name]  # another node has it
+        for name, node in removed.items():
+            if answers(node, pki):
+                print(f"node {name} is back", flush=True)
+                client.call("POST", NODES, anew(node))
         for name, first in since.items():
             if now - first > LOST_AFTER and name != own:
                 print(f"node {name} is lost and removed", flush=True)
                 client.call("DELETE", f"{NODES}/{name}")
+                removed[name] = nodes[name]
         wait(LOOK_EVERY)
+
+
+def answers(node: Object, pki: Path) -> bool:
+    """Whether a node's kubelet does, which has a certificate for its address."""
+    with contextlib.suppress(OSError, http.client.HTTPException, api_client.Refused, KeyError):
+        return bool(api_client.kubelet(node, pki).call("GET", "/healthz", timeout=ANSWER))
+    return False
+
+
+def anew(node: Object) -> Object:
+    """A node as it was, without what its kubelet and the API say of it."""
+    kept = ("name", "labels", "annotations")
+    return {"metadata": {key: node["metadata"].get(key) for key in kept}, "spec": {}}

@@ -131,12 +131,8 @@ class Source:
     def _summary(self, name: str) -> Object:
         """What a node's kubelet has measured; the API server would connect to none on loopback."""
         with contextlib.suppress(OSError, api_client.Refused, http.client.HTTPException):
-            status = self.client.call("GET", f"{NODES}/{name}")["status"]
-            port = status["daemonEndpoints"]["kubeletEndpoint"]["Port"]
-            addresses = {one["type"]: one["address"] for one in status["addresses"]}
-            server = f"https://{addresses['InternalIP']}:{port}"
-            authority = (self.pki / "ca.crt").read_text()
-            kubelet = api_client.Client(server, authority, self.pki / "kubelet-client.crt")
+            node = self.client.call("GET", f"{NODES}/{name}")
+            kubelet = api_client.kubelet(node, self.pki)
             found: Object = kubelet.call("GET", "/stats/summary?only_cpu_and_memory=true")
             return found
         return {"pods": []}  # a node that is not there has nothing to tell
