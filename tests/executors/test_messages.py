@@ -25,6 +25,25 @@ TEXTS = [
         b'{"kind":"Hello","node":"node","token":"secret"}',
     ),
     (
+        messages.Transfer("node", "secret", "sim", "out"),
+        b'{"kind":"Transfer","node":"node","token":"secret","folder":"sim","way":"out"}',
+    ),
+    (
+        messages.Look({"/home/a/case": "0f"}, "/tmp/store"),
+        b'{"kind":"Look","folders":{"/home/a/case":"0f"},"store":"/tmp/store"}',
+    ),
+    (messages.Seen(["/home/a"]), b'{"kind":"Seen","missing":["/home/a"]}'),
+    (
+        messages.Stage("sim", 7, "cases.0", "in"),
+        b'{"kind":"Stage","simulation":"sim","number":7,"folder":"cases.0","way":"in"}',
+    ),
+    (
+        messages.Staged("sim", 7, "no space left"),
+        b'{"kind":"Staged","simulation":"sim","number":7,"trouble":"no space left"}',
+    ),
+    (messages.Prepared("sim"), b'{"kind":"Prepared","simulation":"sim"}'),
+    (messages.Spread("sim"), b'{"kind":"Spread","simulation":"sim"}'),
+    (
         messages.Pod("sim", 1, "0a-1b"),
         b'{"kind":"Pod","simulation":"sim","group":1,"uid":"0a-1b"}',
     ),

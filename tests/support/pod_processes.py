@@ -65,10 +65,11 @@ class Cluster:
         ]
 
     def agent(
-        self, node: str = "one", *prefix: str, cgroups: str = "", **more: str
+        self, node: str = "one", *prefix: str, cgroups: str = "", machine: str = "", **more: str
     ) -> subprocess.Popen[bytes]:
         words = self.command("agent", "--node", node, "--credentials", str(self.credentials))
         words += ["--cgroups", cgroups] if cgroups else []
+        words += ["--machine", machine] if machine else []
         self.agents[node] = subprocess.Popen([*prefix, *words], env={**os.environ, **more})
         return self.agents[node]
 

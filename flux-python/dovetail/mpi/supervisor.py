@@ -6,7 +6,9 @@ One process per simulation, started by the local executor. Inputs: on stdin one 
 one. End of file on stdin means that the executor needs nothing more, or has died: everything is
 ended and removed at once. Outputs:
 `log` in the simulation's directory, the count of `Time =` lines in the file `iterations`
-of its session directory, and on stdout lines of JSON: `started`, then `result`.
+of its session directory, and on stdout lines of JSON: `started`, then `result`. Where the nodes of
+a simulation have no folder in common, `prepared` comes first, and the command `spread` answers it
+once the prepared case is on all of them.
 
 Invariants: no descendant escapes, since orphans become the supervisor's own children; it stays
 outside the simulation's control group, so that suspending that does not suspend it; neither a
@@ -97,7 +99,8 @@ class Supervisor:
     `case` (to copy from), `home` (its output directory), `ranks`, `command`, `prepare` (pairs of
     a line and its words), `environment` (to add), `libraries` (MPI to preloaded library), `group`
     (weight and control directory of its control group; its processes join the group `job`),
-    `cpus`, `log_limit`; and only in a pod `hosts`, those of all its pods (see `launcher.across`).
+    `cpus`, `log_limit`; and only in a pod `hosts`, those of all its pods (see `launcher.across`),
+    and `apart`, whether their nodes have no folder in common.
     Where it is to go on from an earlier launch, `go_on` has the words for that, and where it can be
     stopped at a checkpoint `halt` and `halted`; see `Spec`.
     """
@@ -119,6 +122,7 @@ class Supervisor:
         self.base: dict[str, str] = {}  # the environment of all steps
         self.runs = False  # its own command does
         self.asked = False  # to stop at a checkpoint
+        self.spread = not config.get("apart")  # the prepared case is wherever there are ranks
         self.stopping = False
         self.deadline = 0.0  # of the grace after a stop; 0 if none runs
         self.orphaned = False
@@ -171,6 +175,10 @@ class Supervisor:
                 starved = self.kills.why() if code == _KILLED else ""
                 why = out_of_memory(what, starved) if starved else why
                 return Cause.LAUNCH_FAILED, code, why
+        if not self.spread:
+            self._tell({"kind": "prepared"})
+        while not (self.spread or self.stopping or self.orphaned):
+            self._wait(None)
         path = base.get("PATH", os.defpath)
         mpi = config["mpi"] or launcher.flavour(config["command"][0], path)
         words = launcher.command_line(config["command"], config["ranks"], path, mpi)
@@ -269,6 +277,7 @@ class Supervisor:
             else:
                 words = os.read(0, 512)
                 self.orphaned = not words
+                self.spread = self.spread or b"spread" in words
                 if b"checkpoint" in words:
                     self._halt()
                 if b"stop" in words:

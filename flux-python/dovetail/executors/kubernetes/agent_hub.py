@@ -6,7 +6,8 @@ in order, each with the name of its node. A thread does all the talking, so no c
 
 Invariants: it listens on one address, and on a socket in its folder for nodes of this machine whose
 network has no way to that address; TLS, and not a word to whoever does not know the token;
-a Result is passed on once; what `tell` said reaches a node whose agent was away, when it is back.
+a Result is passed on once; what `tell` said reaches a node whose agent was away, when it is back;
+of files, a node gets and changes only those of folders that were opened to it.
 The folder keeps certificate, key, token and port, so that a hub made from it again is the same.
 """
 
@@ -21,20 +22,21 @@ import shutil
 import socket
 import ssl
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import get_args
 
 from dovetail.core.errors import WorkFailed
 from dovetail.core.messages import MessageError
-from dovetail.executors.pods import connections, messages
+from dovetail.executors.pods import connections, messages, staging
 from dovetail.host.private_files import write_private
 from dovetail.host.self_signed import self_signed
 
 _PATIENCE = 10.0  # seconds for the handshake, and again for the token
 _FROM_AGENTS = (
     messages.Pod, messages.Started, messages.Result, messages.Lost, messages.Sample,
-    messages.Counts, messages.Weights, messages.Spawn, messages.Spawned,
+    messages.Counts, messages.Weights, messages.Spawn, messages.Spawned, messages.Seen,
+    messages.Staged, messages.Prepared,
 )  # fmt: skip
 
 
@@ -56,6 +58,9 @@ class Hub:
         self._places: dict[str, dict[int, str]] = {}  # simulation to group to node
         self._told: dict[str, dict[type, messages.Message]] = {}
         self._results: set[str] = set()
+        self._look: messages.Look | None = None
+        self._seen: dict[str, list[str]] = {}
+        self._folders: dict[str, tuple[str, str]] = {}  # by what nodes call them: where, and which
         self._loop = asyncio.new_event_loop()
         self._ending = self._loop.create_future()
         self._closed = False
@@ -118,6 +123,28 @@ class Hub:
         """Say something to every node that has, or gets, pods of the message's simulation."""
         self._do(lambda: self._tell(message))
 
+    def look(self, folders: Mapping[str, str], store: str = "") -> None:
+        """Ask all nodes, those that come later too, which folders they do not see; see `unseen`.
+
+        Those that saw all of an earlier look see all of this one, which has no other folders.
+        """
+        with self._lock:
+            self._look = messages.Look(dict(folders), store)
+            self._seen = {node: names for node, names in self._seen.items() if not names}
+            nodes = list(self._links)
+        for node in nodes:
+            self.send(node, self._look)
+
+    def unseen(self) -> dict[str, list[str]]:
+        """The folders that are not there, of each node that has answered the last `look`."""
+        with self._lock:
+            return dict(self._seen)
+
+    def open(self, folder: str, path: str, way: str) -> None:
+        """Let nodes have a folder ("in"), or change it too ("out"), by this name of it."""
+        with self._lock:
+            self._folders[folder] = path, way
+
     def close(self, forget: bool = False) -> None:
         """End the listeners and all connections; with `forget` remove the folder too."""
         if not self._closed:
@@ -160,10 +187,13 @@ class Hub:
         """One connection from its first byte to its last."""
         decoder = messages.Decoder(messages.FIRST)
         try:
-            node = await connections.within(_PATIENCE, self._authenticate(reader, decoder))
-            if not node:
+            hello = await connections.within(_PATIENCE, self._authenticate(reader, decoder))
+            if hello is None:
                 return
             connections.keep_alive(writer.get_extra_info("socket"))
+            if isinstance(hello, messages.Transfer):
+                return await self._transfer(hello, reader, writer)
+            node = hello.node
             self._join(node, writer)
             try:
                 while True:
@@ -179,16 +209,30 @@ class Hub:
         finally:
             writer.transport.abort()
 
-    async def _authenticate(self, reader: asyncio.StreamReader, decoder: messages.Decoder) -> str:
-        """The name of the node if the first message has the token, else empty."""
+    async def _transfer(
+        self, asked: messages.Transfer, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        """Copy one folder; what goes wrong, as where it is not open, both sides know."""
+        with self._lock:
+            path, most = self._folders.get(asked.folder, ("", ""))
+        with contextlib.suppress(staging.StagingError, KeyError, TypeError, ValueError):
+            if asked.way == "in":
+                await staging.send(path, None, reader, writer)
+            else:
+                await staging.receive(path if most == "out" else "", reader, writer)
+
+    async def _authenticate(
+        self, reader: asyncio.StreamReader, decoder: messages.Decoder
+    ) -> messages.Hello | messages.Transfer | None:
+        """The first message, if it has the token."""
         (size,) = messages.LENGTH.unpack(head := await reader.readexactly(messages.LENGTH.size))
         decoder.feed(head)  # which refuses one that is too long
         hello = decoder.feed(await reader.readexactly(size))[0]
         decoder.longest = messages.LONGEST
-        known = isinstance(hello, messages.Hello) and hmac.compare_digest(
-            hello.token.encode(), self._token.encode()
-        )
-        return hello.node if known and isinstance(hello, messages.Hello) else ""
+        if not isinstance(hello, (messages.Hello, messages.Transfer)):
+            return None
+        known = hmac.compare_digest(hello.token.encode(), self._token.encode())
+        return hello if known else None
 
     def _join(self, node: str, writer: asyncio.StreamWriter) -> None:
         before = self._links.get(node)
@@ -197,7 +241,10 @@ class Hub:
             before.transport.abort()
         with self._lock:
             self._links[node] = writer
+            look = self._look
         self._post(node, messages.Joined())
+        if look is not None:
+            self._send(node, look)
 
     def _leave(self, node: str, writer: asyncio.StreamWriter) -> None:
         if self._links.get(node) is writer:
@@ -208,6 +255,9 @@ class Hub:
     def _hear(self, node: str, message: messages.Message) -> None:
         if not isinstance(message, _FROM_AGENTS):
             raise MessageError(f"{type(message).__name__} is not for an agent to say")
+        if isinstance(message, messages.Seen):
+            with self._lock:
+                self._seen[node] = message.missing
         if isinstance(message, (messages.Spawn, messages.Spawned)):
             self._send(self._places.get(message.simulation, {}).get(message.group, ""), message)
             return

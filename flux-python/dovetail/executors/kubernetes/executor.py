@@ -39,6 +39,7 @@ from dovetail.executors.kubernetes.rank_samples import Clocks
 from dovetail.executors.kubernetes.resizes import Change, Resizes
 from dovetail.executors.kubernetes.session import LAST, Session, look
 from dovetail.executors.kubernetes.share_report import Report
+from dovetail.executors.kubernetes.transfers import Transfers
 from dovetail.executors.pods import messages
 
 _WORKERS = 8
@@ -49,7 +50,7 @@ _OTHERS = 10.0  # seconds between looks at the pods of others while they take ro
 class KubernetesExecutor:
     """Runs simulations on a cluster; implements `protocol.Executor`.
 
-    `run_dir` takes the simulations' directories; it must be the same directory on every node.
+    `run_dir` takes the simulations' directories; nodes see it, or else have copies.
     `limits` are millicores and bytes to stay within, None for all there is. `origin` is the
     CLOCK_MONOTONIC time of the run clock's 0; `log_limit` bounds each log, bytes; `devices` are
     those of which the capacity tells.
@@ -87,10 +88,12 @@ class KubernetesExecutor:
         self._report = Report(self._run_dir, session.run)
         self._nodes = Nodes(limits, devices)
         self._nodes.listed(*look(self._api, session.run))
+        self._nodes.leave_out(session.left_out)
         self._capacity = self._nodes.capacity
+        self._transfers = Transfers(self._hub)
         self._life = Lifecycle(
-            session, self._calls, self._nodes, self._resizes, str(self._run_dir.resolve()),
-            log_limit, self._ended, self._delayed, self._placed,
+            session, self._calls, self._nodes, self._resizes, self._transfers,
+            str(self._run_dir.resolve()), log_limit, self._ended, self._delayed, self._placed,
         )  # fmt: skip
         label = f"{manifests.RUN}={session.run},{manifests.PART}={manifests.RANK_GROUP}"
         self._watches = [
@@ -131,7 +134,9 @@ class KubernetesExecutor:
             sizes = manifests.sizes_of(there[name])
             job = Launched(spec, share, key, Running(), sizes, started=True)
             job.cpu = self._nodes.divided(job.sizes, share.requests)
+            job.store = manifests.store_of(there[name])
             self._life.jobs[name] = job
+            self._life.open(job)
             self._life.tell_share(job, share)
         self._session.discard(keep={job.key for job in self._life.jobs.values()})
         return tuple(self._life.jobs)
@@ -232,6 +237,7 @@ class KubernetesExecutor:
         for node, message in self._hub.take():
             self._hear(node, message)
         now = time.monotonic()
+        self._nodes.leave_out(self._session.left_out)
         self._find_lost(now)
         for job in list(self._life.jobs.values()):
             self._life.advance(job, now)
@@ -247,6 +253,10 @@ class KubernetesExecutor:
             self._report.heard(message.values, self._life.jobs.values())
             self._nodes.formula = self._report.formula
             return None
+        if isinstance(message, messages.Joined):
+            return self._transfers.again(node)
+        if isinstance(message, messages.Staged):
+            return self._transfers.heard(node, message)
         key = getattr(message, "simulation", "")
         job = next((one for one in self._life.jobs.values() if one.key == key), None)
         if job is None:
@@ -255,6 +265,8 @@ class KubernetesExecutor:
             return
         if isinstance(message, messages.Pod):
             job.connected[message.group] = node
+        elif isinstance(message, messages.Prepared):
+            self._life.prepared(job)
         elif isinstance(message, messages.Started):
             self._life.mpi[job.spec.image, job.spec.command[0]] = message.mpi
             if not job.started:

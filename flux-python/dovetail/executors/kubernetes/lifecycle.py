@@ -18,8 +18,10 @@ from __future__ import annotations
 import contextlib
 import functools
 import math
+import os
 import secrets
 import time
+import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
@@ -35,6 +37,7 @@ from dovetail.executors.kubernetes.nodes import Nodes
 from dovetail.executors.kubernetes.rank_samples import RankSamples, Waits
 from dovetail.executors.kubernetes.resizes import Change, Resizes
 from dovetail.executors.kubernetes.session import Session, foreign
+from dovetail.executors.kubernetes.transfers import Transfers
 from dovetail.executors.pods import messages
 from dovetail.host import install_paths
 from dovetail.plan import command_line
@@ -96,11 +99,18 @@ class Running:
     """Its ranks were told to start; it must end until `deadline`, 0 for none.
 
     `doubted` is a failure that the loss of a node or a pod may explain, until that is known.
+    Where nodes have copies of its folders, `prepared` says that its case is ready on the first, and
+    `ended` how its ranks ended, whose output is not here yet; what is due next is under way or done
+    if `spreading`, then `collecting`.
     """
 
     deadline: float = 0.0
     doubted: Result | None = None
     inquiry: Inquiry = Inquiry.NONE
+    prepared: bool = False
+    spreading: bool = False
+    ended: Result | None = None
+    collecting: bool = False
 
 
 class Deletion(Enum):
@@ -151,7 +161,8 @@ class Launched:
     are by group, and `connected` the nodes of those that have called. `started` says that its own
     command has begun, `stopped` why somebody wants it to end, whatever its state, and
     `stop_cause` the same as a value; `refused` is what the user knows of a start that
-    failed, and `heard` that its supervisor has said how it ended.
+    failed, and `heard` that its supervisor has said how it ended. `store` is where its pods have
+    copies of the run's folders, if they do.
     """
 
     spec: protocol.Spec
@@ -168,6 +179,7 @@ class Launched:
     failures: int = 0
     refused: str = ""
     heard: bool = False
+    store: str = ""
 
     def __post_init__(self) -> None:
         self.samples, self.waits = RankSamples(self.spec.ranks), Waits(self.spec.ranks)
@@ -276,6 +288,7 @@ class Lifecycle:
         calls: Calls,
         nodes: Nodes,
         resizes: Resizes,
+        transfers: Transfers,
         home: str,
         log_limit: int,
         ended: Callable[[Launched], None],
@@ -285,6 +298,7 @@ class Lifecycle:
         assert session.hub is not None
         self._session, self._api, self._hub = session, session.api, session.hub
         self._calls, self._nodes, self._resizes = calls, nodes, resizes
+        self._transfers = transfers
         self._home, self._log_limit = home, log_limit
         self._ended, self._delayed, self._placed = ended, delayed, placed
         self._placing: Launched | None = None  # until all its pods are on their nodes
@@ -305,6 +319,7 @@ class Lifecycle:
         elif isinstance(state, Gathering):
             self._gather(job, state, now)
         elif isinstance(state, Running):
+            self._copy(job, state)
             if state.deadline and now > state.deadline:
                 # It did not stop when it was told to, or its node neither came back nor was lost.
                 self.terminate(job, state.doubted or Result(Cause.FAILED, 143))
@@ -345,6 +360,8 @@ class Lifecycle:
         nodes, pods, quotas = found
         others = [pod for pod in pods if foreign(pod, self._session.run)]
         self._nodes.listed(nodes, others)
+        out = self._nodes.left_out
+        nodes = [node for node in nodes if node["metadata"]["name"] not in out]
         free = placement.rooms(nodes, pods)
         spec = job.spec
         requests = [max(1, int(one * self._nodes.scale)) for one in job.share.requests]
@@ -381,8 +398,9 @@ class Lifecycle:
         data = {f"{name}.{index}": f"{cpu}m" for index, cpu in enumerate(job.cpu)}
         data.update({f"{name}.{index}.node": node for index, node in where.items()})
         limit = max(job.limits(job.share))
+        job.store = self._session.store
         body = self._session.launcher.body(
-            job.spec, job.key, job.sizes, job.cpu, memory, limit, wanted
+            job.spec, job.key, job.sizes, job.cpu, memory, limit, wanted, job.store
         )
 
         def work() -> Object:
@@ -505,22 +523,103 @@ class Lifecycle:
     def _run(self, job: Launched, hosts: Sequence[Object]) -> None:
         job.run()
         self._placed(job)
-        self._hub.tell(messages.Run(job.key, self._config(job.spec), list(hosts)))
+        if not job.store:
+            return self._start(job, hosts)
+        state, first = job.state, job.connected[0]
+        assert isinstance(state, Running)
+        self.open(job)
+        wanted = [(first, self._case(job.spec), "in")]
+        if job.spec.go_on and os.path.isdir(f"{self._home}/{job.spec.name}/case"):
+            wanted.append((first, job.key, "in"))
+
+        def then(trouble: str) -> None:
+            if job.state is not state or state.ended:  # it was stopped meanwhile
+                return
+            if trouble:
+                why = f"its case cannot be copied: {trouble}"
+                return self.terminate(job, Result(Cause.LAUNCH_FAILED, 1, why))
+            self._start(job, hosts)
+
+        self._transfers.begin(job.key, wanted, then)
+
+    def _start(self, job: Launched, hosts: Sequence[Object]) -> None:
+        self._hub.tell(messages.Run(job.key, self._config(job), list(hosts)))
         self.tell_share(job, job.share)
+
+    def open(self, job: Launched) -> None:
+        """Let nodes have the case of a simulation, and write its output, where these are copied."""
+        if job.store:
+            self._hub.open(self._case(job.spec), job.spec.case, "in")
+            self._hub.open(job.key, f"{self._home}/{job.spec.name}", "out")
+
+    def _case(self, spec: protocol.Spec) -> str:
+        """What nodes call a simulation's case; those of a family have one."""
+        return f"cases.{zlib.crc32(os.path.abspath(spec.case).encode()):08x}"
+
+    def prepared(self, job: Launched) -> None:
+        """Its case is prepared on the first rank group's node; the others need it too."""
+        if isinstance(job.state, Running):
+            job.state.prepared = True
+            self._copy(job, job.state)
+
+    def _copy(self, job: Launched, state: Running) -> None:
+        """Begin the copies that are due, once all its nodes are known."""
+        if len(job.connected) < len(job.sizes):  # to a controller that goes on after another
+            return
+        if state.ended and not state.collecting:
+            state.collecting = True
+            self._collect(job, state, state.ended)
+        elif state.prepared and not state.spreading:
+            state.spreading = True
+            self._spread(job, state)
+
+    def _spread(self, job: Launched, state: Running) -> None:
+        """Bring the prepared case here, and from here to its other nodes."""
+        first = job.connected[0]
+        others = sorted({*job.connected.values()} - {first})
+
+        def then(trouble: str) -> None:
+            if job.state is not state or state.ended:
+                return
+            if trouble:
+                why = f"its prepared case cannot be copied: {trouble}"
+                return self.terminate(job, Result(Cause.LAUNCH_FAILED, 1, why))
+            self._hub.tell(messages.Spread(job.key))
+
+        def next_step(trouble: str) -> None:
+            if trouble:
+                return then(trouble)
+            self._transfers.begin(job.key, [(node, job.key, "in") for node in others], then)
+
+        self._transfers.begin(job.key, [(first, job.key, "out")], next_step)
+
+    def _collect(self, job: Launched, state: Running, result: Result) -> None:
+        """Fetch what its ranks wrote; then it has ended."""
+
+        def then(trouble: str) -> None:
+            if job.state is not state:
+                return
+            why = f"what it wrote cannot be fetched: {trouble}"
+            self._heard(job, Result(Cause.FAILED, result.code or 1, why) if trouble else result)
+
+        nodes = sorted({*job.connected.values()})
+        self._transfers.begin(job.key, [(node, job.key, "out") for node in nodes], then)
 
     def tell_share(self, job: Launched, share: protocol.Share) -> None:
         """Say how its ranks wait, and whether they are suspended."""
         self._hub.tell(messages.Wait(job.key, share.wait.mode, share.wait.yields))
         self._hub.tell(messages.Suspend(job.key, share.suspended))
 
-    def _config(self, spec: protocol.Spec) -> dict[str, Any]:
+    def _config(self, job: Launched) -> dict[str, Any]:
+        spec, store = job.spec, job.store
         environment = dict(spec.environment)
         path = {} if spec.image else {"PATH": command_line.search_path(environment)}
         words = images.words if spec.image else command_line.program
         return {
             "name": spec.name,
-            "case": spec.case,
-            "home": f"{self._home}/{spec.name}",
+            "case": f"{self._home}/{self._case(spec)}" if store else spec.case,
+            "home": f"{self._home}/{job.key if store else spec.name}",
+            "apart": bool(store) and len({*job.connected.values()}) > 1,
             "ranks": spec.ranks,
             "command": list(spec.command),
             "prepare": [[line, words(line)] for line in spec.prepare],
@@ -556,8 +655,17 @@ class Lifecycle:
             self._hub.tell(messages.Stop(job.key))
 
     def heard(self, job: Launched, result: Result) -> None:
-        """Its supervisor has said how it ended."""
+        """Its supervisor has said how it ended; what it wrote is fetched before that counts."""
         state, job.heard = job.state, True
+        copied = job.store and result.cause is not Cause.POD_LOST
+        if copied and isinstance(state, Running):
+            state.ended, state.deadline = state.ended or result, 0.0
+            self._copy(job, state)
+        else:
+            self._heard(job, result)
+
+    def _heard(self, job: Launched, result: Result) -> None:
+        state = job.state
         if isinstance(state, Running):
             state.doubted = result
             if result.cause is Cause.POD_LOST:
@@ -620,6 +728,7 @@ class Lifecycle:
     def terminate(self, job: Launched, result: Result | None) -> None:
         """Delete everything that a simulation has on the cluster; see `Terminating`."""
         job.terminate(result, time.monotonic())
+        self._transfers.forget(job.key)
         if self._placing is job:
             self._placing = None
         self._hub.tell(messages.End(job.key, result.code if result else 1))

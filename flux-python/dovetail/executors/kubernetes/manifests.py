@@ -13,13 +13,14 @@ import json
 import os
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from dovetail.core.protocol import Spec
 from dovetail.executors import pods
 from dovetail.executors.kubernetes.devices import NONE
+from dovetail.executors.pods import staging
 from dovetail.host import borrowed_python, install_paths
 from dovetail.plan import command_line
 
@@ -44,6 +45,8 @@ RANK_GROUP, AGENT, IMAGES = "rank-group", "agent", "images"
 INDEX = "batch.kubernetes.io/job-completion-index"
 CONTAINER = "main"
 HUB = "/run/dovetail/hub"
+MACHINE = "/run/dovetail/machine"
+"""Where an agent has the root folder of its node."""
 CGROUPS = "/sys/fs/cgroup"
 ORPHAN = "DOVETAIL_ORPHAN_S"
 AGENT_CPU = 20
@@ -54,31 +57,54 @@ _PROGRAMS = ("/usr", "/bin", "/lib", "/lib64", "/etc", "/opt")
 
 @dataclass(frozen=True)
 class Mount:
-    """A directory of the machine, and what pods call it."""
+    """A directory of the machine, and what pods call it.
+
+    `kind` is that of a hostPath volume: no pod starts where there is no such directory. Without one
+    an empty one would be made.
+    """
 
     source: str
     target: str
     fixed: bool  # it is read alone
+    kind: str = ""
 
 
 @dataclass(frozen=True)
 class Folders:
     """Directories of the machine that pods see under the same names, some to write to.
 
-    `borrowed` are seen elsewhere, as pairs of their names here and there.
+    `borrowed` are seen elsewhere, as pairs of their names here and there; so is `stored`, to write
+    to. Of the others `cases` and `output` are the run's, which may be copied to nodes that do not
+    have them, and `programs` its plan's, which are not.
     """
 
     read: tuple[str, ...]
     written: tuple[str, ...]
     borrowed: tuple[tuple[str, str], ...] = ()
+    programs: tuple[str, ...] = ()
+    cases: tuple[str, ...] = ()
+    output: str = ""
+    stored: tuple[tuple[str, str], ...] = ()
 
     def mounts(self) -> list[Mount]:
         """All of them."""
+        plain, there = Mount, "Directory"
         return [
-            *(Mount(name, name, True) for name in self.read),
-            *(Mount(name, name, False) for name in self.written),
-            *(Mount(source, target, True) for source, target in self.borrowed),
+            *(plain(name, name, True) for name in self.read),
+            *(plain(name, name, True, there) for name in (*self.programs, *self.cases)),
+            *(plain(name, name, False) for name in self.written),
+            *(plain(name, name, False, there) for name in filter(None, [self.output])),
+            *(plain(source, target, True) for source, target in self.borrowed),
+            *(plain(source, target, False, f"{there}OrCreate") for source, target in self.stored),
         ]
+
+    def ours(self) -> Folders:
+        """Those that Dovetail itself needs."""
+        return Folders(self.read, self.written, self.borrowed)
+
+    def staged(self, store: str) -> Folders:
+        """With the run's output in a store of each node, where cases are too."""
+        return replace(self, cases=(), output="", stored=((store, self.output),))
 
 
 def job_name(run: str, key: str) -> str:
@@ -124,20 +150,19 @@ def folders(specs: Iterable[Spec], run_directory: Path, flux: str = "") -> Folde
     wanted = {sys.prefix, str(install_paths.PACKAGES)}
     wanted |= {os.path.dirname(flux)} if flux else set()
     wanted |= {str(Path(library).parent) for library in install_paths.libraries().values()}
+    system = tuple(name for name in _PROGRAMS if os.path.isdir(name))
+    kernels = ("/dev", "/proc", "/sys")
+    ours = (*system, *_outermost(wanted, (*system, *kernels)))
+    programs: set[str] = set()
     for spec in specs:
         environment = dict(spec.environment)
-        wanted.add(os.path.abspath(spec.case))
-        wanted |= set(command_line.search_path(environment).split(os.pathsep))
+        programs |= set(command_line.search_path(environment).split(os.pathsep))
         lines = [spec.command, *(command_line.split(line) for line in spec.prepare)]
-        wanted |= {os.path.dirname(word) for line in lines for word in line}
-    written = str(Path(run_directory).resolve())
-    there = [name for name in _PROGRAMS if os.path.isdir(name)]
-    found: list[str] = []
-    for name in sorted(wanted):
-        seen = any(_inside(name, other) for other in (*there, *found, "/dev", "/proc", "/sys"))
-        if not seen and os.path.isabs(name) and os.path.isdir(name) and name != "/":
-            found.append(name)
-    return Folders((*there, *found), ("/dev/shm", written))
+        programs |= {os.path.dirname(word) for line in lines for word in line}
+    cases = _outermost({os.path.abspath(spec.case) for spec in specs}, (*ours, *kernels))
+    others = _outermost(programs, (*ours, *cases, *kernels))
+    output = str(Path(run_directory).resolve())
+    return Folders(ours, ("/dev/shm",), programs=others, cases=cases, output=output)
 
 
 def folders_of_image(specs: Iterable[Spec], run_directory: Path) -> Folders:
@@ -147,14 +172,22 @@ def folders_of_image(specs: Iterable[Spec], run_directory: Path) -> Folders:
     """
     wanted = {str(install_paths.PACKAGES / "dovetail")}
     wanted |= {str(Path(library).parent) for library in install_paths.libraries().values()}
-    wanted |= {os.path.abspath(spec.case) for spec in specs if spec.image}
     wanted |= {sys.prefix} if sys.prefix != sys.base_prefix else set()
+    ours = _outermost(wanted)
+    cases = _outermost({os.path.abspath(spec.case) for spec in specs if spec.image}, ours)
+    borrowed = tuple(borrowed_python.mounts())
+    output = str(Path(run_directory).resolve())
+    return Folders(ours, ("/dev/shm",), borrowed, cases=cases, output=output)
+
+
+def _outermost(names: Iterable[str], others: Sequence[str] = ()) -> tuple[str, ...]:
+    """Those of the folders that are here and in none of the others, nor in one another."""
     found: list[str] = []
-    for name in sorted(wanted):
-        if not any(_inside(name, other) for other in found):
+    for name in sorted(names):
+        seen = any(_inside(name, other) for other in (*others, *found))
+        if not seen and os.path.isabs(name) and os.path.isdir(name) and name != "/":
             found.append(name)
-    written = str(Path(run_directory).resolve())
-    return Folders(tuple(found), ("/dev/shm", written), tuple(borrowed_python.mounts()))
+    return tuple(found)
 
 
 def _inside(name: str, other: str) -> bool:
@@ -231,6 +264,13 @@ def sizes_of(job: Object) -> list[int]:
     return [int(n) for n in json.loads(job["spec"]["template"]["metadata"]["annotations"][GROUPS])]
 
 
+def store_of(job: Object) -> str:
+    """Where the pods of a Job that is there have copies of the run's folders; empty if nowhere."""
+    volumes = job["spec"]["template"]["spec"].get("volumes", [])
+    paths = [one.get("hostPath", {}).get("path", "") for one in volumes]
+    return next((path for path in paths if path.startswith(staging.STORES)), "")
+
+
 def rank_group(run: str, spec: Spec, key: str) -> dict[str, str]:
     """The labels of one launch of a simulation, and of its pods."""
     return {RUN: run, SIMULATION: spec.name, KEY: key, PART: RANK_GROUP}
@@ -241,8 +281,19 @@ def agents(run: str, seen: Folders) -> Object:
     labels = {RUN: run, PART: AGENT}
     pod = _pod(
         "agent",
-        ["--run", run, "--node", "$(NODE_NAME)", "--credentials", HUB, "--cgroups", CGROUPS],
-        Folders((*seen.read, CGROUPS), seen.written),
+        [
+            "--run",
+            run,
+            "--node",
+            "$(NODE_NAME)",
+            "--credentials",
+            HUB,
+            "--cgroups",
+            CGROUPS,
+            "--machine",
+            MACHINE,
+        ],
+        replace(seen.ours(), read=(*seen.read, CGROUPS), stored=(("/", MACHINE),)),
         {"NODE_NAME": "spec.nodeName"},
         cpu=AGENT_CPU,
         memory=LEAST_MEMORY,
@@ -269,7 +320,14 @@ def image_check(
     tries = []
     for number, (image, words) in enumerate(asked.items()):
         pod = _pod(
-            "image_check", [words], seen, {}, cpu=1, memory=LEAST_MEMORY, grace=1, spec=of[image]
+            "image_check",
+            [words],
+            seen.ours(),
+            {},
+            cpu=1,
+            memory=LEAST_MEMORY,
+            grace=1,
+            spec=of[image],
         )
         tries.append({**pod["containers"][0], "name": f"image-{number}"})
     rest = {name: tries[0][name] for name in ("resources", "resizePolicy")}
@@ -400,7 +458,11 @@ def _pod(
         "terminationGracePeriodSeconds": grace,
         "containers": [container],
         "volumes": [
-            {"name": f"v{i}", "hostPath": {"path": one.source}} for i, one in enumerate(mounts)
+            {
+                "name": f"v{i}",
+                "hostPath": {"path": one.source, **({"type": one.kind} if one.kind else {})},
+            }
+            for i, one in enumerate(mounts)
         ],
     }
     if image:

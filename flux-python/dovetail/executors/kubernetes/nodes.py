@@ -10,7 +10,7 @@ for, whenever they fit the capacity as the controller sees it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from dovetail.core import cgroup_weights, protocol
@@ -35,6 +35,7 @@ class Nodes:
         self._foreign: list[Object] = []
         self._silent: dict[str, float] = {}
         self._rooms: dict[str, int] = {}  # for simulations, beside our agents, millicores
+        self.left_out: frozenset[str] = frozenset()  # those that take no simulations
         self.scale = 1.0
         self.shared = False  # whether pods of others take room, as far as was seen
         self.formula = ""  # by which requests become weights, once that is known
@@ -57,12 +58,20 @@ class Nodes:
             self._nodes[thing["metadata"]["name"]] = thing
         self._count()
 
+    def leave_out(self, choose: Callable[[Iterable[Object]], frozenset[str]]) -> None:
+        """Have some nodes take no simulations, or no longer."""
+        names = choose(self._nodes.values())
+        if names != self.left_out:
+            self.left_out = names
+            self._count()
+
     def _count(self) -> None:
         """Simulations are offered what agents take too, so that a node of two cores counts as
         one of two cores; their requests are made smaller by as much.
         """
-        offered = placement.offered(self._nodes.values(), self._foreign)
-        self.shared = offered != placement.offered(self._nodes.values(), ())
+        nodes = [node for name, node in self._nodes.items() if name not in self.left_out]
+        offered = placement.offered(nodes, self._foreign)
+        self.shared = offered != placement.offered(nodes, ())
         cpu, memory = self._limits
         made, agents = [], 0
         self._rooms = {}

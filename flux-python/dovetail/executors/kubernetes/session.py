@@ -27,7 +27,7 @@ import yaml
 
 from dovetail.core.errors import BadInput, WorkFailed
 from dovetail.core.protocol import Spec
-from dovetail.executors.kubernetes import images, manifests
+from dovetail.executors.kubernetes import images, manifests, placement, transfers
 from dovetail.executors.kubernetes.agent_hub import Hub
 from dovetail.executors.kubernetes.api import Api, NotFound, Object, Refused, Unreachable
 from dovetail.executors.kubernetes.background_calls import within
@@ -43,6 +43,7 @@ from dovetail.executors.kubernetes.manifests import (
 )
 from dovetail.executors.kubernetes.upkeep import Upkeep
 from dovetail.executors.kubernetes.workload_kinds import Launcher
+from dovetail.executors.pods import staging
 from dovetail.host import install_paths
 from dovetail.host.private_files import write_private
 
@@ -50,6 +51,8 @@ FOLDER = "kubernetes"
 """Below the run's directory, private: the run's id and what agents trust it by."""
 LAST = 3.0
 """Seconds that an end takes at most once the user has asked for it twice."""
+ANSWERS = 30.0
+"""Seconds in which each node on another machine must have said which folders it sees."""
 SOON = 10.0
 """Seconds in which a cluster makes what belongs to a new namespace."""
 _DENIED = re.compile("denied|violates PodSecurity")  # by a policy, or a site's own admission
@@ -188,7 +191,8 @@ def installed() -> Iterable[Object]:
 class Session:
     """One run on one cluster: its lease, hub, agents and names.
 
-    `jobs` and `pods` are what an earlier controller of the same run left there.
+    `jobs` and `pods` are what an earlier controller of the same run left there. `store` is where
+    nodes have copies of the run's folders, once one was seen that does not see these.
     """
 
     def __init__(
@@ -214,6 +218,9 @@ class Session:
         self.lease = Lease(api, self.run, self.news.put)
         self.hub: Hub | None = None
         self.upkeep: Upkeep | None = None
+        self.store = ""
+        self._told: dict[str, list[str]] = {}  # what a node that is left out does not see
+        self._programs: dict[str, str] = {}  # folders of the plan's
         try:
             self._sweep()
             if not before:
@@ -224,6 +231,7 @@ class Session:
             _keep(own, self.run, network, self.launcher.kind)
             self.hub = Hub(_own_address(api.server), own)
             things = [*wanted(api), *self._start_agents(self.hub), *self.launcher.prepare()]
+            self._look_at_folders(self.hub, own, specs)
             self.upkeep = Upkeep(api, things, self.news.put)
             label = f"{RUN}={self.run}"
             self.jobs: list[Object] = api.get(path("Job"), labelSelector=label)["items"]
@@ -274,6 +282,77 @@ class Session:
             path("Secret", secret["metadata"]["name"]), {"stringData": secret["stringData"]}
         )
         return things
+
+    def _look_at_folders(self, hub: Hub, own: Path, specs: Sequence[Spec]) -> None:
+        """Find out whether all nodes see the run's folders, and have copies made if not."""
+        seen = [self.launcher.seen]
+        seen += [self.launcher.seen_in_images] if any(spec.image for spec in specs) else []
+        self._programs = {name: "" for one in seen for name in one.programs}
+        hub.look(transfers.marks(seen, own))
+        unseen = self._answers(hub)
+        for node, names in unseen.items():
+            for name in names:
+                if name in self._programs:
+                    raise BadInput(
+                        f"node {node} does not see the folder {name}, where the plan looks for "
+                        "programs; have them there too, or in the case, which is copied"
+                    )
+                if self.launcher.kind != "Job":
+                    raise BadInput(
+                        f"node {node} does not see the folder {_shown(name)}, and MiniClusters "
+                        "need it on all nodes; choose --launcher job, which has it copied"
+                    )
+        for node, names in list(unseen.items())[:1]:
+            self._copy_from_now_on(hub, node, names[0])
+            self._answers(hub)
+
+    def _copy_from_now_on(self, hub: Hub, node: str, name: str) -> None:
+        """Have copies of the run's folders on nodes, since one does not see them."""
+        self.store = staging.STORES + self.run
+        hub.look(self._programs, self.store)
+        self.news.put(
+            f"node {node} does not see {_shown(name)}: cases are copied to the nodes, and results "
+            "back when a simulation has ended"
+        )
+
+    def _answers(self, hub: Hub) -> dict[str, list[str]]:
+        """The folders that nodes on other machines do not see, of those that do not see all.
+
+        Nodes that are this machine see them, so nobody waits for them.
+        """
+        until = time.monotonic() + ANSWERS
+        while True:
+            nodes = self.api.get(path("Node"))["items"]
+            far = {one["metadata"]["name"] for one in nodes
+                   if placement.usable(one) and not transfers.is_here(one)}  # fmt: skip
+            unseen = hub.unseen()
+            late = sorted(far - unseen.keys())
+            if not late or time.monotonic() > until:
+                for name in late:
+                    self.news.put(f"node {name} takes no simulations until its agent answers")
+                return {name: unseen[name] for name in sorted(far) if unseen.get(name)}
+            threading.Event().wait(0.1)
+
+    def left_out(self, nodes: Iterable[Object]) -> frozenset[str]:
+        """The nodes on other machines that cannot take simulations; the user is told why."""
+        assert self.hub is not None
+        unseen, found = self.hub.unseen(), set()
+        for node in nodes:
+            name = node["metadata"]["name"]
+            missing = unseen.get(name)
+            if missing == [] or transfers.is_here(node):
+                continue
+            found.add(name)
+            if missing is None or self._told.get(name) == missing:
+                continue  # its agent has not answered yet
+            self._told[name] = missing
+            copied = self.launcher.kind == "Job" and not self.store
+            if copied and not self._programs.keys() & {*missing}:
+                self._copy_from_now_on(self.hub, name, missing[0])
+            else:
+                why = _shown(missing[0])
+                self.news.put(f"node {name} takes no simulations: it does not see {why}")
+        return frozenset(found)
 
     def alive(self) -> dict[str, Object]:
         """The Jobs of this run, by simulation, all of whose pods are there and run."""
@@ -345,6 +424,11 @@ class Session:
                     with contextlib.suppress(Refused, Unreachable):
                         self.api.delete(path("Pod", one["metadata"]["name"]), grace=0)
             threading.Event().wait(0.1)
+
+
+def _shown(folder: str) -> str:
+    """A folder that a node does not see, as the user knows it."""
+    return str(Path(folder).parents[1]) if Path(folder).name == transfers.PROBE else folder
 
 
 def _identity(own: Path, resume: bool, network: str) -> tuple[str, str]:

@@ -98,10 +98,14 @@ class Launcher:
 
     def body(
         self, spec: Spec, key: str, sizes: Sequence[int], cpu: Sequence[int],
-        memory: Sequence[int], limit: int, devices: Mapping[str, int],
+        memory: Sequence[int], limit: int, devices: Mapping[str, int], store: str = "",
     ) -> Object:  # fmt: skip
-        """What to create for one launch of a simulation; as for `manifests.job`."""
+        """What to create for one launch of a simulation; as for `manifests.job`.
+
+        With a `store` of the nodes in which there are copies of the run's folders.
+        """
         seen = self.seen_in_images if spec.image else self.seen
+        seen = seen.staged(store) if store else seen
         given = self._run, spec, key, sizes, cpu, memory, seen
         if self.kind == "Job":
             return manifests.job(*given, network=self._network, limit=limit, devices=devices)

@@ -7,7 +7,8 @@ Outputs: the same the other way, one Sample per period with what changed, and th
 Invariants: agent, hub and entrypoints may each die and come back, and nothing is lost: what is not
 answered is said again on every new connection. A dead entrypoint is known by the lock that it held,
 not by a connection that ended. What a dead pod left of its simulation on this node is removed; so
-is the session, by the last to leave it. Without a controller for DOVETAIL_ORPHAN_S all is ended.
+is the session, by the last to leave it, and the store of folders that are copied, if there is one.
+Without a controller for DOVETAIL_ORPHAN_S all is ended.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import argparse
 import asyncio
 import contextlib
 import fcntl
+import json
 import os
 import re
 import signal
@@ -28,7 +30,7 @@ from typing import get_args
 
 from dovetail.core import protocol
 from dovetail.core.messages import MessageError
-from dovetail.executors.pods import connections, messages, orphan_limit, weights
+from dovetail.executors.pods import connections, messages, orphan_limit, staging, weights
 from dovetail.executors.pods.samples import Reader
 from dovetail.host.cgroups import Group
 from dovetail.host.session import (
@@ -36,11 +38,17 @@ from dovetail.host.session import (
     join_session,
     leave_session,
     remove_simulation,
+    remove_tree,
     shared_session,
     sweep_sessions,
 )
 from dovetail.mpi import page
 from dovetail.mpi.control_page import Control
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Coroutine
+    from typing import Any
 
 PERIOD = 0.25  # seconds between looks at the pages
 COUNT = 5.0  # seconds between looks at what keeps ranks from their cores
@@ -70,6 +78,8 @@ class Simulation:
     told: dict[type, messages.Message] = field(default_factory=dict)  # what the hub must hear
     lost: dict[int, messages.Lost] = field(default_factory=dict)
     spawns: dict[tuple[type, int], messages.Message] = field(default_factory=dict)
+    stages: dict[int, messages.Staged | None] = field(default_factory=dict)  # None: under way
+    copies: set[str] = field(default_factory=set)  # folders of the store
     control: Control | None = None
     end: messages.End | None = None
 
@@ -90,13 +100,21 @@ def dead(file: str) -> bool:
 
 
 class Agent:
-    """See above. `credentials` is a folder with the files that `Hub.credentials` gives."""
+    """See above. `credentials` is a folder with the files that `Hub.credentials` gives.
 
-    def __init__(self, session: str, node: str, credentials: Path, cgroups: str) -> None:
+    `machine` is where the node's own root folder is.
+    """
+
+    def __init__(
+        self, session: str, node: str, credentials: Path, cgroups: str, machine: str
+    ) -> None:
         self.session = session
         self.node = node
         self.credentials = credentials
         self.cgroups = cgroups
+        self.machine = machine
+        self.store = ""  # where folders are copied to, as we see it
+        self.tasks: set[asyncio.Task[None]] = set()
         self.hub: asyncio.StreamWriter | None = None
         self.seen = time.monotonic()  # when there was a hub
         self.limit = orphan_limit()
@@ -178,7 +196,7 @@ class Agent:
         return place
 
     def _from_entrypoint(self, message: messages.Message) -> None:
-        if isinstance(message, (messages.Started, messages.Result)):
+        if isinstance(message, (messages.Started, messages.Prepared, messages.Result)):
             self._simulation(message.simulation).told[type(message)] = message
             if isinstance(message, messages.Result):
                 self._sample()  # the last iterations come before the end
@@ -267,12 +285,22 @@ class Agent:
             for group, place in one.places.items():
                 if place.writer is not None:
                     self._report(messages.Pod(one.name, group, place.uid))
-            for message in (*one.told.values(), *one.lost.values(), *one.spawns.values()):
+            staged = filter(None, one.stages.values())
+            for message in (*one.told.values(), *one.lost.values(), *one.spawns.values(), *staged):
                 self._report(message)
 
     def _from_hub(self, message: messages.Message) -> None:
         if isinstance(message, messages.Check):
             self._report(messages.Weights(weights.read(self.cgroups, message.uids)))
+        elif isinstance(message, messages.Look):
+            self._begin(self._look(message))
+        elif isinstance(message, messages.Stage):
+            one = self.simulations.get(message.simulation)
+            if one and message.number not in one.stages:
+                one.stages[message.number] = None
+                self._begin(self._stage(one, message))
+            elif one and (done := one.stages[message.number]):
+                self._report(done)
         elif isinstance(message, (messages.Spawn, messages.Spawned)):
             one = self.simulations.get(message.simulation)
             if one and message.group in one.places:
@@ -292,15 +320,86 @@ class Agent:
             with contextlib.suppress(page.PageError):
                 one.control = one.control or Control(Path(one.directory))
                 one.control.set_timeouts(*SHORT_TIMEOUTS)
+        if isinstance(message, messages.Spread):
+            one.told.pop(messages.Prepared, None)
         if isinstance(message, messages.End):
             if one.end is None:
                 self._count(one)
             one.end = message
+            one.stages.clear()
             one.told.clear()
             one.lost.clear()
             one.spawns.clear()
         for place in one.places.values():
             self._say(place, message)
+
+    # --- folders that are not on this node ---
+
+    def _begin(self, work: Coroutine[Any, Any, None]) -> None:
+        """Do it beside all else."""
+        task = asyncio.ensure_future(work)
+        self.tasks.add(task)
+        task.add_done_callback(self.tasks.discard)
+
+    async def _look(self, asked: messages.Look) -> None:
+        """Tell which folders are not here; and have a store, if there is to be one."""
+
+        def missing() -> list[str]:
+            found = []
+            for folder, mark in asked.folders.items():
+                here = self.machine + folder
+                same = staging.mark(here) == mark if mark else os.path.isdir(here)
+                found += [] if same else [folder]
+            return found
+
+        absent = await asyncio.to_thread(missing)
+        if asked.store:
+            self.store = staging.own_store(self.machine + asked.store)
+            absent += [] if self.store else [asked.store]
+        self._report(messages.Seen(absent))
+
+    async def _stage(self, one: Simulation, asked: messages.Stage) -> None:
+        """Copy a folder of a simulation, as often as it takes to have a connection that holds."""
+        one.copies.add(asked.folder)
+        trouble, pause = None, 0.1
+        while trouble is None and one.end is None:
+            with contextlib.suppress(OSError, EOFError, ValueError, asyncio.TimeoutError):
+                try:
+                    await self._transfer(asked)
+                    trouble = ""
+                except staging.StagingError as error:
+                    trouble = str(error)
+            if trouble is None:
+                await asyncio.sleep(pause)
+                pause = min(2.0, 2 * pause)
+        if one.end is None:
+            done = one.stages[asked.number] = messages.Staged(one.name, asked.number, trouble or "")
+            self._report(done)
+
+    async def _transfer(self, asked: messages.Stage) -> None:
+        """Over a connection of its own. What both sides have in common afterwards is kept.
+
+        Where two nodes are one machine they share the store: one after the other.
+        """
+        if not self.store:
+            raise ConnectionError("the store is still being made")
+        base, lock = staging.records(self.store, asked.folder)
+        folder = os.path.join(self.store, asked.folder)
+        with open(lock, "w") as held:
+            await asyncio.to_thread(fcntl.flock, held, fcntl.LOCK_EX)
+            reader, writer = await self._dial()
+            try:
+                token = (self.credentials / "token").read_text().strip()
+                first = messages.Transfer(self.node, token, asked.folder, asked.way)
+                writer.write(messages.encode(first))
+                if asked.way == "in":
+                    known = await staging.receive(folder, reader, writer)
+                else:
+                    before = json.loads(Path(base).read_text()) if os.path.exists(base) else None
+                    known = await staging.send(folder, before, reader, writer)
+                Path(base).write_text(json.dumps(known))
+            finally:
+                writer.transport.abort()
 
     # --- the periodic look ---
 
@@ -365,6 +464,9 @@ class Agent:
         if os.path.exists(one.directory):
             one.reader.close()
             remove_simulation(one.directory, Group("", ""), "")
+        if one.name in one.copies:  # its case may be needed by others
+            for path in (f"{self.store}/{one.name}", *staging.records(self.store, one.name)):
+                remove_tree(path)
         if one.control is not None:
             one.control.close()
             one.control = None
@@ -379,6 +481,7 @@ def main() -> None:
     parser.add_argument("--node", required=True, help="name of this node")
     parser.add_argument("--credentials", required=True, type=Path, help="folder with the hub's")
     parser.add_argument("--cgroups", default="/sys/fs/cgroup", help="where they are mounted")
+    parser.add_argument("--machine", default="", help="where the node's root folder is")
     args = parser.parse_args()
     os.umask(0o077)
     ending = (signal.SIGTERM, signal.SIGINT)
@@ -390,8 +493,10 @@ def main() -> None:
     try:
         signal.pthread_sigmask(signal.SIG_SETMASK, masked)
         sweep_sessions()
-        asyncio.run(Agent(session, args.node, args.credentials, args.cgroups).run())
+        staging.sweep_stores(args.machine)
+        asyncio.run(Agent(session, args.node, args.credentials, args.cgroups, args.machine).run())
     finally:
         with contextlib.suppress(OSError):
             os.unlink(session + "/agent.sock")
-        leave_session(session, held)
+        if leave_session(session, held):
+            staging.sweep_stores(args.machine)

@@ -62,7 +62,7 @@ class Supervisor:
         say: Callable[[messages.Message], None],
     ) -> None:
         self.pid = 0
-        self.told: dict[str, messages.Started | messages.Result] = {}
+        self.told: dict[str, messages.Prepared | messages.Started | messages.Result] = {}
         self._directory = directory
         self._simulation = os.path.basename(directory)
         self._watch, self._say = watch, say
@@ -111,6 +111,12 @@ class Supervisor:
         """Ask the simulation to stop at a checkpoint, if its command runs."""
         if self.pid:
             self._tell(b"checkpoint\n")
+
+    def spread(self) -> None:
+        """The prepared case is on all nodes."""
+        self.told.pop("prepared", None)
+        if self.pid:
+            self._tell(b"spread\n")
 
     def stop(self) -> None:
         """Ask the simulation to end, in its grace; what has not started never will."""
@@ -166,6 +172,9 @@ class Supervisor:
                     self._simulation, said["mpi"], said["iterations"]
                 )
                 self._say(self.told["started"])
+            elif said["kind"] == "prepared":
+                self.told["prepared"] = messages.Prepared(self._simulation)
+                self._say(self.told["prepared"])
             else:
                 self._conclude(Cause(said["cause"]), said["code"], said["reason"], said["trouble"])
         if not chunk:
@@ -324,6 +333,8 @@ class Entrypoint:
             self.spawner.meet(message.hosts)
             if self.pod.group == 0:
                 self.supervisor.start(message)
+        elif isinstance(message, messages.Spread):
+            self.supervisor.spread()
         elif isinstance(message, messages.Checkpoint):
             self._suspend(False)
             if self.pod.group == 0:

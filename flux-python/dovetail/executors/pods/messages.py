@@ -36,6 +36,16 @@ class Hello:
 
 
 @dataclass(frozen=True)
+class Transfer:
+    """In place of a Hello: a connection for one folder, which comes ("in") or goes ("out")."""
+
+    node: str
+    token: str
+    folder: str
+    way: str
+
+
+@dataclass(frozen=True)
 class Pod:
     """A rank group's entrypoint is there; said again by each new agent, and to each new hub."""
 
@@ -115,6 +125,29 @@ class Weights:
     values: dict[str, dict[str, str]]
 
 
+@dataclass(frozen=True)
+class Seen:
+    """The answer to a Look: which folders are not on this node, or are others."""
+
+    missing: list[str]
+
+
+@dataclass(frozen=True)
+class Staged:
+    """The answer to a Stage: it is done, or this went wrong."""
+
+    simulation: str
+    number: int
+    trouble: str
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """The case is prepared on the first rank group's node alone; said until a Spread answers it."""
+
+    simulation: str
+
+
 # --- From the controller to the nodes ---
 
 
@@ -171,6 +204,34 @@ class End:
 
 
 @dataclass(frozen=True)
+class Look:
+    """Tell which of these folders are not the same on the node, by their marks; see `staging`.
+
+    With a `store` the run's folders are copied: into that folder of the node.
+    """
+
+    folders: dict[str, str]
+    store: str
+
+
+@dataclass(frozen=True)
+class Stage:
+    """Have a folder of the store become as the controller's (`way` "in"), or that as it ("out")."""
+
+    simulation: str
+    number: int
+    folder: str
+    way: str
+
+
+@dataclass(frozen=True)
+class Spread:
+    """The prepared case is on all nodes of the simulation: its command may start."""
+
+    simulation: str
+
+
+@dataclass(frozen=True)
 class Check:
     """Tell the weights of these pods as they are on disk."""
 
@@ -219,10 +280,11 @@ class Gone:
 
 
 Message = Union[
-    Hello, Pod, Started, Result, Lost, Sample, Counts, Weights, Run, Stop, Wait, Suspend,
-    Checkpoint, End, Check, Spawn, Spawned, Joined, Gone,
+    Hello, Transfer, Pod, Started, Result, Lost, Sample, Counts, Weights, Seen, Staged, Prepared,
+    Run, Stop, Wait, Suspend, Checkpoint, End, Look, Stage, Spread, Check, Spawn, Spawned, Joined,
+    Gone,
 ]  # fmt: skip
-Order = Union[Run, Wait, Suspend, Checkpoint, Stop, End]
+Order = Union[Run, Spread, Wait, Suspend, Checkpoint, Stop, End]
 """What the controller tells of a simulation, in the order of the effect."""
 KINDS: dict[str, Any] = {kind.__name__: kind for kind in get_args(Message)}
 

@@ -1,0 +1,340 @@
+# SPDX-License-Identifier: LGPL-3.0-or-later
+"""Folders that nodes do not see: whether they do, and how what is in them comes and goes.
+
+Inputs: folders, and a connection between agent and hub. Outputs: a folder that is like another.
+What has changed is sent, and that alone: a file is compared by its SHA-256, and checked by it when
+it has arrived. Owners and extended attributes are not kept; links are, wherever they lead; what is
+neither file, link nor folder is left out.
+
+    sender                      receiver
+    listing ------------------>
+            <------------------ names that are wanted
+    contents ----------------->
+            <------------------ what went wrong, if anything
+
+Invariants: nothing is written outside the folder, whatever the other side says; a file has its name
+only once it is whole; what the folder's user writes meanwhile into other files is not touched.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import glob
+import hashlib
+import json
+import os
+import secrets
+import stat
+import struct
+
+from dovetail.host.session import SESSION_ROOT, remove_tree
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+    from typing import Any
+
+    Listing = dict[str, list[Any]]
+
+FILE, LINK, FOLDER = "file", "link", "folder"
+_LENGTH = struct.Struct("!Q")
+_BLOCK = 1 << 18
+_LONGEST = 1 << 30  # bytes of a listing, some millions of files
+_MARKED = 2000  # files that are enough to know a folder by
+
+
+STORES = "/tmp/dovetail-staged-"
+"""Where nodes keep what is copied to them; the run's id follows."""
+
+
+def own_store(path: str) -> str:
+    """Make a store that nobody else can look into; empty if that cannot be."""
+    with contextlib.suppress(OSError):
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(path, 0o700)
+        state = os.lstat(path)
+        if stat.S_ISDIR(state.st_mode) and state.st_uid == os.getuid():
+            os.chmod(path, 0o700)
+            return path
+    return ""
+
+
+def records(store: str, folder: str) -> tuple[str, str]:
+    """Files beside a folder of the store: what it had in common with ours, and a lock."""
+    return f"{store}/.{folder}.json", f"{store}/.{folder}.lock"
+
+
+def sweep_stores(machine: str) -> None:
+    """Remove this user's stores on a node where nothing of their runs is left."""
+    for path in glob.glob(f"{machine}{STORES}*"):
+        run = path.rpartition("-")[2]
+        with contextlib.suppress(OSError):
+            ours = os.lstat(path).st_uid == os.getuid()
+            if ours and not glob.glob(f"{SESSION_ROOT}/dovetail-*-{run}.*"):
+                remove_tree(path)
+
+
+class StagingError(Exception):
+    """Why a folder cannot be copied, in words; trying again would not help."""
+
+
+def mark(folder: str) -> str:
+    """What tells a folder from another of the same name, on any machine that sees it; or empty.
+
+    The names, sizes and times of its first files, and of its folders'. A copy that has all of them
+    in common is taken for the same.
+    """
+    digest, count = hashlib.sha256(), 0
+    try:
+        os.listdir(folder)
+        for top, folders, files in os.walk(folder):
+            folders.sort()
+            for name in sorted(files):
+                state = os.lstat(os.path.join(top, name))
+                known = top[len(folder) :], name, state.st_size, state.st_mtime_ns // 10**9
+                digest.update(repr(known).encode())
+            count += len(files)
+            if count > _MARKED:
+                break
+    except OSError:
+        return ""
+    return digest.hexdigest()
+
+
+def listing(folder: str, known: Mapping[str, Any] | None = None) -> Listing:
+    """All in a folder by its name there: kind, mode, size, time, and digest or where it leads.
+
+    `known` is an earlier one: of what has the same stamp since, the digest is not taken anew.
+    StagingError where something cannot be read.
+    """
+    found: Listing = {}
+    try:
+        for top, folders, files in os.walk(folder, onerror=_raise):
+            for name in (*folders, *files):
+                path = os.path.join(top, name)
+                entry = _entry(path, (known or {}).get(os.path.relpath(path, folder)))
+                if entry:
+                    found[os.path.relpath(path, folder)] = entry
+    except OSError as error:
+        raise StagingError(f"{error.filename}: {error.strerror}") from None
+    return found
+
+
+def _raise(error: OSError) -> None:
+    raise error
+
+
+def _entry(path: str, known: list[Any] | None) -> list[Any]:
+    state = os.lstat(path)
+    mode, stamp = stat.S_IMODE(state.st_mode), [state.st_mtime_ns, state.st_ctime_ns, state.st_ino]
+    if stat.S_ISLNK(state.st_mode):
+        return [LINK, mode, 0, stamp, os.readlink(path)]
+    if stat.S_ISDIR(state.st_mode):
+        return [FOLDER, mode, 0, [0, 0, 0], ""]
+    if not stat.S_ISREG(state.st_mode):
+        return []
+    if known and known[:4] == [FILE, mode, state.st_size, stamp]:
+        return known
+    return [FILE, mode, state.st_size, stamp, digest_of(path)]
+
+
+def digest_of(path: str) -> str:
+    """A file's SHA-256."""
+    digest = hashlib.sha256()
+    with open(path, "rb") as file:
+        while block := file.read(_BLOCK):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+async def send(
+    folder: str,
+    base: Mapping[str, Any] | None,
+    reader: asyncio.StreamReader,
+    writer: asyncio.StreamWriter,
+) -> Listing:
+    """Send a folder; returns its listing.
+
+    With the listing `base` of when both were alike: what has changed since. Without one the other
+    becomes as this one is, whatever it was.
+    """
+    trouble, now = "", {}
+    try:
+        now = await asyncio.to_thread(listing, folder, base)
+    except StagingError as error:
+        trouble = str(error)
+    changed = {name: entry for name, entry in now.items() if entry != (base or {}).get(name)}
+    gone = [name for name in base or {} if name not in now]
+    await _put(writer, {"there": changed, "gone": gone, "whole": base is None, "trouble": trouble})
+    _raise_if(trouble)
+    answer = await _get(reader)
+    _raise_if(answer["trouble"])
+    for name in answer["wanted"]:
+        left, blocks = changed[name][2], _blocks(os.path.join(folder, name))
+        while left:
+            block = (await asyncio.to_thread(next, blocks, b"") or bytes(_BLOCK))[:left]
+            left -= len(block)
+            writer.write(block)
+            await writer.drain()
+    _raise_if(await _get(reader))
+    return now
+
+
+def _blocks(path: str) -> Iterator[bytes]:
+    """A file's content; it ends early where that cannot be read, which its digest tells."""
+    with contextlib.suppress(OSError), open(path, "rb") as file:
+        while block := file.read(_BLOCK):
+            yield block
+
+
+async def receive(
+    folder: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+) -> Listing:
+    """Make a folder what the other side sends; returns its listing if that was all of it.
+
+    Where something cannot be written the rest is still read, so that the other side hears why.
+    """
+    said = await _get(reader)
+    _raise_if(said["trouble"])
+    there, wanted, trouble = said["there"], [], ""
+    try:
+        wanted = await asyncio.to_thread(_prepare, folder, there, said["gone"], said["whole"])
+    except (StagingError, OSError) as error:
+        trouble = _words(error, folder)
+    await _put(writer, {"wanted": wanted, "trouble": trouble})
+    _raise_if(trouble)
+    for name in wanted:
+        file = _Incoming(os.path.join(folder, name), there[name])
+        left = there[name][2]
+        try:
+            while left:
+                block = await reader.read(min(_BLOCK, left))
+                if not block:
+                    raise EOFError
+                left -= len(block)
+                await asyncio.to_thread(file.take, block)
+            trouble = trouble or await asyncio.to_thread(file.finish)
+        finally:
+            file.close()
+    if not trouble:
+        try:
+            for name, entry in there.items():
+                if entry[0] == FOLDER:  # last, as one may be there to be read alone
+                    os.chmod(os.path.join(folder, name), entry[1])
+        except OSError as error:
+            trouble = _words(error, folder)
+    await _put(writer, trouble)
+    _raise_if(trouble)
+    return await asyncio.to_thread(listing, folder) if said["whole"] else {}
+
+
+class _Incoming:
+    """A file that comes in blocks, under another name until it is whole."""
+
+    def __init__(self, path: str, entry: list[Any]) -> None:
+        self._path, self._entry = path, entry
+        self._part = f"{path}.{secrets.token_hex(4)}.part"
+        self._digest, self._trouble = hashlib.sha256(), ""
+        self._file = -1
+        try:
+            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+            self._file = os.open(self._part, flags, 0o600)
+        except OSError as error:
+            self._trouble = _words(error, path)
+
+    def take(self, block: bytes) -> None:
+        """Write it, unless that has failed before."""
+        self._digest.update(block)
+        try:
+            while block and not self._trouble:
+                block = block[os.write(self._file, block) :]
+        except OSError as error:
+            self._trouble = _words(error, self._path)
+
+    def finish(self) -> str:
+        """Give the file its name; or why it cannot have it."""
+        _, mode, _, (modified, _, _), wanted = self._entry
+        if not self._trouble and self._digest.hexdigest() != wanted:
+            self._trouble = f"{self._path}: changed while it was copied"
+        if not self._trouble:
+            try:
+                os.fchmod(self._file, mode)
+                os.utime(self._file, ns=(modified, modified))
+                os.replace(self._part, self._path)
+            except OSError as error:
+                self._trouble = _words(error, self._path)
+        return self._trouble
+
+    def close(self) -> None:
+        """Leave nothing of a file that did not become whole."""
+        if self._file >= 0:
+            os.close(self._file)
+            with contextlib.suppress(OSError):
+                os.unlink(self._part)
+
+
+def _words(error: StagingError | OSError, path: str) -> str:
+    return f"{path}: {error.strerror}" if isinstance(error, OSError) else str(error)
+
+
+def _raise_if(trouble: str) -> None:
+    if trouble:
+        raise StagingError(trouble)
+
+
+def _prepare(folder: str, there: Mapping[str, Any], gone: list[str], whole: bool) -> list[str]:
+    """Remove what is to go, make folders and links, and tell which files are wanted."""
+    for name in (*there, *gone):
+        if {"", ".", ".."} & {*name.split("/")}:
+            raise StagingError(f"{name!r} is no name in a folder")
+    os.makedirs(folder, mode=0o700, exist_ok=True)
+    if whole:
+        gone = [name for name in listing(folder) if name not in there]
+    for name in sorted(gone, reverse=True):
+        remove_tree(os.path.join(folder, name))
+    wanted, real = [], os.path.realpath(folder)
+    for name, (kind, _, size, _, digest) in sorted(there.items()):
+        path = os.path.join(real, name)
+        if os.path.realpath(os.path.dirname(path)) != os.path.dirname(path):
+            raise StagingError(f"{path}: would be written where a link leads")
+        is_folder = os.path.isdir(path) and not os.path.islink(path)
+        if os.path.lexists(path) and is_folder != (kind == FOLDER):
+            remove_tree(path)
+        if kind == FOLDER:
+            os.makedirs(path, mode=0o700, exist_ok=True)
+            os.chmod(path, 0o700)
+        elif kind == LINK:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(path)
+            os.symlink(digest, path)
+        elif not _is(path, size, digest):
+            wanted.append(name)
+    return wanted
+
+
+def _is(path: str, size: int, digest: str) -> bool:
+    """Whether a file is there already."""
+    with contextlib.suppress(OSError):
+        state = os.lstat(path)
+        alike = stat.S_ISREG(state.st_mode) and state.st_size == size
+        return alike and digest_of(path) == digest
+    return False
+
+
+def packed(value: object) -> bytes:
+    """JSON as it travels, its length before it."""
+    text = json.dumps(value, separators=(",", ":")).encode()
+    return _LENGTH.pack(len(text)) + text
+
+
+async def _put(writer: asyncio.StreamWriter, value: object) -> None:
+    writer.write(packed(value))
+    await writer.drain()
+
+
+async def _get(reader: asyncio.StreamReader) -> Any:  # noqa: ANN401 (JSON)
+    (size,) = _LENGTH.unpack(await reader.readexactly(_LENGTH.size))
+    if size > _LONGEST:
+        raise StagingError(f"a listing of {size} bytes")
+    return json.loads(await reader.readexactly(size))

@@ -1,0 +1,146 @@
+# SPDX-License-Identifier: LGPL-3.0-or-later
+"""Folders that a node does not see come to it and go back, by an agent and a hub on one machine."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import os
+import re
+from pathlib import Path
+
+import pytest
+from dovetail.executors.pods import messages, staging
+from support.local_runs import wait_for
+from support.pod_processes import cluster  # noqa: F401
+
+pytestmark = pytest.mark.unit
+
+
+@pytest.fixture
+def node(cluster, tmp_path):  # noqa: F811
+    """A node with a store and a pod of `sim`, and the folder of the controller that it may have."""
+    return Node(cluster, tmp_path)
+
+
+class Node:
+    def __init__(self, cluster, tmp_path):  # noqa: F811
+        self.cluster, self.hub, self.numbers = cluster, cluster.hub, itertools.count()
+        self.machine, self.here = tmp_path / "machine", tmp_path / "here"
+        (self.machine / "tmp").mkdir(parents=True)
+        store = f"{staging.STORES}{cluster.run}"
+        self.there = Path(f"{self.machine}{store}/sim")
+        self.here.mkdir()
+        self.hub.open("sim", str(self.here), "out")
+        self.hub.look({}, store)
+        cluster.agent(machine=str(self.machine))
+        cluster.entrypoint("sim")
+        cluster.until(messages.Pod, "sim")
+        wait_for(lambda: "one" in self.hub.unseen())
+
+    def stage(self, way, folder="sim"):
+        """Copy; what went wrong."""
+        number = next(self.numbers)
+        assert self.hub.send("one", messages.Stage("sim", number, folder, way))
+        return self.cluster.until(messages.Staged, "sim", number=number).trouble
+
+    def end(self):
+        self.cluster.end("sim")
+        wait_for(lambda: not self.there.exists())
+
+
+def content(folder):
+    """All in a folder: modes, texts, where links lead."""
+    return {
+        str(path.relative_to(folder)): (
+            oct(path.lstat().st_mode),
+            os.readlink(path) if path.is_symlink() else path.read_bytes() if path.is_file() else "",
+        )
+        for path in folder.rglob("*")
+    }
+
+
+def test_a_folder_comes_and_what_was_changed_there_goes_back(node):
+    (node.here / "system").mkdir(mode=0o500)
+    (node.here / "system" / "controlDict").write_text("endTime 1;")
+    (node.here / "big").write_bytes(os.urandom(3 << 20))
+    (node.here / "run").write_text("#!/bin/sh")
+    (node.here / "run").chmod(0o755)
+    (node.here / "link").symlink_to("../nowhere")
+    (node.here / "empty").mkdir()
+    os.mkfifo(node.here / "pipe")
+    assert node.stage("in") == ""
+    (node.here / "pipe").unlink()
+    assert content(node.there) == content(node.here)
+    assert node.there.parent.stat().st_mode & 0o77 == 0, "others cannot look into the store"
+
+    kept = (node.here / "big").stat()
+    (node.there / "processor0").mkdir()
+    (node.there / "processor0" / "U").write_text("nonuniform")
+    (node.there / "system" / "controlDict").write_text("endTime 2;")  # as long as before
+    (node.there / "run").unlink()
+    (node.here / "of another node").touch()
+    assert node.stage("out") == ""
+    assert (node.here / "big").stat() == kept, "what is the same is not written"
+    (node.here / "of another node").unlink()
+    assert content(node.there) == content(node.here)
+    node.end()
+
+
+def test_what_cannot_be_copied_is_said(node):
+    assert node.stage("in", "cases.0"), "not opened"
+    (node.here / "input").write_text("x")
+    assert node.stage("in") == ""
+    (node.there / "new").write_text("y")
+    (node.here / "input").unlink()
+    node.here.rmdir()
+    node.here.touch()  # a file is in the way
+    assert re.fullmatch(rf"{node.here}.*: (Not a directory|File exists)", node.stage("out"))
+    node.here.unlink()
+    node.here.mkdir()
+    node.end()
+
+
+def test_a_node_tells_which_folders_are_not_the_same_there(node, tmp_path):
+    case, shared = tmp_path / "case", node.machine / "shared"
+    for folder in (case, Path(f"{node.machine}{case}"), shared):
+        folder.mkdir(parents=True)
+        (folder / "input").write_text("x")
+    times = (case / "input").stat()
+    os.utime(f"{node.machine}{case}/input", ns=(times.st_atime_ns, times.st_mtime_ns))
+    asked = {str(case): staging.mark(str(case)), "/shared": "", "/nowhere": ""}
+    node.hub.look(asked)
+    assert wait_for(node.hub.unseen) == {"one": ["/nowhere"]}
+    (case / "input").write_text("of another size")
+    node.hub.look({str(case): staging.mark(str(case))})
+    assert wait_for(node.hub.unseen) == {"one": [str(case)]}
+    node.end()
+
+
+@pytest.mark.parametrize("name", ["../out", "/out", "a/../../out", "", "link/out", "folder/./out"])
+def test_nothing_is_written_outside_the_folder(tmp_path, name):
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    (folder / "link").symlink_to(tmp_path)
+    entry = [staging.FILE, 0o644, 1, [0, 0, 0], "0" * 64]
+
+    async def attempt():
+        reader = asyncio.StreamReader()
+        text = staging.packed({"there": {name: entry}, "gone": [], "whole": False, "trouble": ""})
+        reader.feed_data(text + b"x")
+        reader.feed_eof()
+        await staging.receive(str(folder), reader, Nobody())
+
+    with pytest.raises(staging.StagingError):
+        asyncio.run(attempt())
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["folder"]
+
+
+class Nobody:
+    """Takes what is written."""
+
+    def write(self, data):
+        pass
+
+    async def drain(self):
+        pass
