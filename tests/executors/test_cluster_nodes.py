@@ -1,21 +1,18 @@
 # SPDX-License-Identifier: LGPL-3.0-or-later
-"""Runs on two nodes, one of which is lost for good, or disagrees about the time."""
+"""Runs on two nodes that disagree about the time; on hosts that are lost, in test_hosts.py."""
 
 from __future__ import annotations
 
 import json
 import os
-import signal
 import struct
 import subprocess
 
 import pytest
-from dovetail.executors.kubernetes import manifests
 from dovetail.host.session import shared_session
 from dovetail.run import resume
 from support import cluster_runs
-from support.cluster_runs import ends, running
-from support.clusters import record
+from support.cluster_runs import ends
 from support.other_users import WHY_NOT
 
 pytestmark = pytest.mark.kube
@@ -54,20 +51,6 @@ def enough(site, out, run):
     return {one["name"]: one["restarts"] for one in site.summary(out)["simulations"]}
 
 
-def lose(node):
-    """End a node as a power cut does, and all that could clean up after it."""
-    parts = record(node)
-    for number in (signal.SIGSTOP, signal.SIGKILL):  # so that neither acts on the other's death
-        for part in ("monitor", "supervisor"):
-            os.kill(parts[part], number)
-
-
-def on(site, node):
-    """The simulations that have pods on a node."""
-    found = [one for one in site.pods() if one["spec"].get("nodeName") == node["node"]]
-    return {one["metadata"]["labels"][manifests.SIMULATION] for one in found}
-
-
 def spread(site, out, plan, **more):
     """Run a simulation with a rank on each of two nodes, until both have some iterations."""
     run = site.start(plan, out, **more)
@@ -76,25 +59,6 @@ def spread(site, out, plan, **more):
     site.until_iterating("sim", out=out)
     assert len({one["spec"]["nodeName"] for one in site.pods()}) == 2
     return run
-
-
-@pytest.mark.parametrize("ranks", [(20,), (20, 30)], ids=["whole", "in parts"])
-def test_what_ran_on_a_node_that_is_lost_for_good_runs_again_elsewhere(site, worker, out, ranks):
-    if len(ranks) == 1:
-        run = running(site, out, witnessed(site, out, *ranks, count=2))
-    else:
-        run = spread(site, out, witnessed(site, out, *ranks))
-    names, there = {one["name"] for one in site.of("Started", out)}, on(site, worker)
-    assert len(there) == 1, "a simulation is on the node, or a part of the only one"
-    lose(worker)
-    (lost,) = site.until(lambda: site.of("Finished", out), out)
-    assert {lost["name"]} == there
-    assert lost["reason"].startswith(("node lost: ", "pod lost: ")), lost
-    assert enough(site, out, run) == {name: int(name in there) for name in names}
-    assert len(site.of("Started", out)) == len(names) + 1
-    # The dead node's shared memory would have gone with it; here the next run removes it.
-    run = site.start(site.plan(site.busy(10, 10, iterations=20)), out + "-next")
-    assert site.end(run) == 0, site.errors(out + "-next")
 
 
 # --- clocks ---

@@ -48,6 +48,31 @@ def test_every_feature_of_the_guides_table_is_held_by_a_test():
     assert names == re.findall(r"^def (test_\w+)\(", tests, re.MULTILINE)
 
 
+def place(source: str) -> str:
+    """Where the tests of a file run, by their marker, and by whether they have hosts made."""
+    if "pytest.mark.machines\n" in source:
+        return "machines"
+    assert re.search(r"= pytest\.mark\.(kube|flux)\n", source)
+    return "hosts" if "hosts.started(" in source else "one"
+
+
+@pytest.mark.unit
+def test_what_the_guide_says_was_tried_where_is_tried_there():
+    text = (TOP / "doc" / PAGE).read_text()
+    table = text.split("\n.Ss What was tried\n")[1].split("\n.El\n")[0]
+    header, *rows = table.split("\n.It ")[1:]
+    assert header == "Sy Tried Ta Sy one machine Ta Sy hosts Ta Sy machines"
+    for row in rows:
+        cells = row.partition("\n")[0].split(" Ta ")[1:]
+        tests = re.findall(r'^\.\\" (\w+) (\S+) (\w+)$', row, re.MULTILINE)
+        columns = zip(("one", "hosts", "machines"), cells)
+        assert [where for where, cell in columns if cell == "yes"] == [one[0] for one in tests], row
+        for where, file, name in tests:
+            source = (TOP / "tests" / file).read_text()
+            assert f"\ndef {name}(" in source, (file, name)
+            assert place(source) == where, file
+
+
 @pytest.mark.unit
 def test_every_command_of_the_guide_is_run_by_a_test():
     assert {command.section for command in guides.commands(PAGE)} == {*HERE, *ELSEWHERE}
