@@ -21,9 +21,17 @@ SLICE_NAME = re.compile(r"kube-[0-9]+")
 
 
 def slice_job(
-    request: Request, number: int, cluster: str, environment: Mapping[str, str]
+    request: Request,
+    number: int,
+    cluster: str,
+    environment: Mapping[str, str],
+    *,
+    near: bool = False,
 ) -> dict[str, Any]:
-    """The job of one slice; number 0 holds the control plane."""
+    """The job of one slice; number 0 holds the control plane, and runs plans.
+
+    With `near` it is for the broker of rank 0 alone: there the user's script is, and what it names.
+    """
     cores = {"type": "core", "count": request.cores or 1}
     slot = {"type": "slot", "count": 1, "label": "slice", "with": [cores]}
     node: dict[str, Any] = {"type": "node", "count": 1, "with": [slot]}
@@ -48,6 +56,7 @@ def slice_job(
                 "environment": dict(environment),
                 "job": {"name": f"kube-{number}"},
                 "shell": {"options": {"cpu-affinity": "on"}},
+                **({"constraints": {"ranks": ["0"]}} if near else {}),
             },
             "user": {"dovetail": {"slice": number, "cluster": cluster}},
         },

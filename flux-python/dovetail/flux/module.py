@@ -10,6 +10,7 @@ module that is loaded anew finds its slices again, and they find it by the event
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import functools
 import hashlib
@@ -22,11 +23,13 @@ from dataclasses import replace
 from typing import Any
 
 import flux.job
+import flux.resource
 import flux.subprocess as subprocess
 from _flux._core import lib
 from flux.brokermod import BrokerModule, request_handler
 from flux.constants import FLUX_JOB_LOOKUP_CURRENT, FLUX_MSGTYPE_REQUEST, FLUX_POLLIN
 from flux.hostlist import Hostlist
+from flux.idset import IDset
 
 from dovetail.core.errors import BadInput
 from dovetail.core.messages import MessageError
@@ -97,6 +100,8 @@ class Dovetail(BrokerModule):
         self.keys = 0
         self.watchers: list[object] = []  # Flux keeps no reference
         self.ends: object = None
+        self.fresh_begun = False
+        self.near = False  # whether the control slice is for our broker alone
         for topic in {**REQUESTS, **STREAMS}:
             watcher = h.msg_watcher_create(
                 lambda _handle, _type, message, _: self.requested(message),
@@ -177,8 +182,18 @@ class Dovetail(BrokerModule):
     @guarded
     def fresh(self, *_: object) -> None:
         """All brokers are up, or one takes too long; whichever comes first."""
-        if not self.state.begun:
-            self.begin({})
+        if not self.fresh_begun:
+            self.fresh_begun = True
+            flux.resource.resource_list(self.handle).then(self.free_known)
+
+    @guarded
+    def free_known(self, future: Future) -> None:
+        """Begin; the control slice goes to our broker, where the user's script is, if it can."""
+        with contextlib.suppress(OSError):  # then to any
+            found = future.get()
+            free, most = (one.copy_ranks(IDset("0")).ncores for one in (found.free, found.all))
+            self.near = 0 < (self.request.cores or most) <= free
+        self.begin({})
 
     def begin(self, adopted: dict[int, int]) -> None:
         """Submit slices, or watch those that are there."""
@@ -252,7 +267,8 @@ class Dovetail(BrokerModule):
         environment = jobspec.environment()
         if self.request.cache:
             environment["DOVETAIL_CACHE"] = self.request.cache
-        spec = jobspec.slice_job(self.request, number, self.cluster, environment)
+        near = self.near and number == 0
+        spec = jobspec.slice_job(self.request, number, self.cluster, environment, near=near)
         flux.job.submit_async(self.handle, json.dumps(spec)).then(self.slice_submitted, number)
 
     @guarded
