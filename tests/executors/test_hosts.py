@@ -166,7 +166,7 @@ def test_programs_that_a_host_has_not_are_told_in_one_line_before_anything_start
     out = pair.start({**busy(20, 30), "command": [f"{HOME}/here/busy", "burn", "1", "1", "1"]})
     assert pair.run.wait(LIMIT) == 2
     (line,) = pair.first.out(f"cat {out}.log").splitlines()
-    assert f"node h2 does not see the folder {HOME}/here, where the plan looks for" in line
+    assert f"node h2 does not see the folder {HOME}/here, where programs of the plan are" in line
     assert pair.second.run("ls here", code=2).stdout == "", "no folder is made there"
 
 

@@ -222,11 +222,24 @@ def test_pods_see_programs_cases_and_commands_and_no_folder_twice(tmp_path):
     tools.mkdir()
     spec = protocol.Spec("s", "s", str(case), 1, (1.0,), (f"{tools}/solver", "-x"))
     seen = manifests.folders([spec], tmp_path / "out")
-    assert str(case) in seen.read
-    assert str(tools) in seen.read
-    assert "/usr/bin" not in seen.read, "it is in /usr"
-    assert seen.written == ("/dev/shm", str(tmp_path / "out"))
-    assert len(set(seen.read)) == len(seen.read)
+    assert (seen.cases, seen.programs) == ((str(case),), (str(tools),))
+    assert "/usr/bin" not in (*seen.read, *seen.paths), "it is in /usr"
+    mounts = {one.target: one for one in seen.mounts()}
+    assert [name for name, one in mounts.items() if not one.fixed] == [
+        "/dev/shm", str(tmp_path / "out")
+    ]  # fmt: skip
+    assert len(mounts) == len(seen.mounts())
+    made = {name for name, one in mounts.items() if not one.kind}
+    assert not made & {str(case), str(tools), str(tmp_path / "out")}, "none is made by a runtime"
+
+
+def test_pods_have_a_store_in_place_of_folders_that_nodes_do_not_see(tmp_path):
+    spec = protocol.Spec("s", "s", "/home/a/case", 1, (1.0,), ("solver",))
+    seen = manifests.folders([spec], tmp_path / "out").staged("/tmp/store")
+    mounts = {one.target: one for one in seen.mounts()}
+    assert "/home/a/case" not in mounts
+    store = mounts[str(tmp_path / "out")]
+    assert (store.source, store.fixed) == ("/tmp/store", False)
 
 
 def test_every_manifest_is_in_the_kustomization():

@@ -15,6 +15,7 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from shutil import which
 from typing import Any
 
 from dovetail.core.protocol import Spec
@@ -75,13 +76,15 @@ class Folders:
 
     `borrowed` are seen elsewhere, as pairs of their names here and there; so is `stored`, to write
     to. Of the others `cases` and `output` are the run's, which may be copied to nodes that do not
-    have them, and `programs` its plan's, which are not.
+    have them, `programs` those that its plan names, which are not, and `paths` the rest of where
+    programs are looked for, which a node need not have.
     """
 
     read: tuple[str, ...]
     written: tuple[str, ...]
     borrowed: tuple[tuple[str, str], ...] = ()
     programs: tuple[str, ...] = ()
+    paths: tuple[str, ...] = ()
     cases: tuple[str, ...] = ()
     output: str = ""
     stored: tuple[tuple[str, str], ...] = ()
@@ -90,7 +93,7 @@ class Folders:
         """All of them."""
         plain, there = Mount, "Directory"
         return [
-            *(plain(name, name, True) for name in self.read),
+            *(plain(name, name, True) for name in (*self.read, *self.paths)),
             *(plain(name, name, True, there) for name in (*self.programs, *self.cases)),
             *(plain(name, name, False) for name in self.written),
             *(plain(name, name, False, there) for name in filter(None, [self.output])),
@@ -101,6 +104,10 @@ class Folders:
     def ours(self) -> Folders:
         """Those that Dovetail itself needs."""
         return Folders(self.read, self.written, self.borrowed)
+
+    def without(self, paths: Iterable[str]) -> Folders:
+        """Without some of `paths`."""
+        return replace(self, paths=tuple(sorted({*self.paths} - {*paths})))
 
     def staged(self, store: str) -> Folders:
         """With the run's output in a store of each node, where cases are too."""
@@ -143,26 +150,30 @@ _KINDS = {
 
 
 def folders(specs: Iterable[Spec], run_directory: Path, flux: str = "") -> Folders:
-    """What the pods of these simulations must see: programs, this package, cases, the output.
+    """What pods of simulations without an image see: programs, this package, cases, the output.
 
     And the installation of Flux whose command is in the folder `flux`, if one is given.
     """
     wanted = {sys.prefix, str(install_paths.PACKAGES)}
     wanted |= {os.path.dirname(flux)} if flux else set()
     wanted |= {str(Path(library).parent) for library in install_paths.libraries().values()}
+    wanted = _here(wanted)
     system = tuple(name for name in _PROGRAMS if os.path.isdir(name))
     kernels = ("/dev", "/proc", "/sys")
     ours = (*system, *_outermost(wanted, (*system, *kernels)))
     programs: set[str] = set()
+    paths: set[str] = set()
+    specs = [spec for spec in specs if not spec.image]
     for spec in specs:
-        environment = dict(spec.environment)
-        programs |= set(command_line.search_path(environment).split(os.pathsep))
-        lines = [spec.command, *(command_line.split(line) for line in spec.prepare)]
-        programs |= {os.path.dirname(word) for line in lines for word in line}
+        path = command_line.search_path(dict(spec.environment))
+        paths |= set(path.split(os.pathsep))
+        for line in (spec.command, *(command_line.split(line) for line in spec.prepare)):
+            programs |= {os.path.dirname(word) for word in (*line, which(line[0], path=path) or "")}
     cases = _outermost({os.path.abspath(spec.case) for spec in specs}, (*ours, *kernels))
-    others = _outermost(programs, (*ours, *cases, *kernels))
+    named = _outermost(_here(programs), (*ours, *cases, *kernels))
+    others = _outermost(_here(paths), (*ours, *cases, *named, *kernels))
     output = str(Path(run_directory).resolve())
-    return Folders(ours, ("/dev/shm",), programs=others, cases=cases, output=output)
+    return Folders(ours, ("/dev/shm",), programs=named, paths=others, cases=cases, output=output)
 
 
 def folders_of_image(specs: Iterable[Spec], run_directory: Path) -> Folders:
@@ -180,12 +191,16 @@ def folders_of_image(specs: Iterable[Spec], run_directory: Path) -> Folders:
     return Folders(ours, ("/dev/shm",), borrowed, cases=cases, output=output)
 
 
+def _here(names: Iterable[str]) -> set[str]:
+    """Those of the names that are folders of this machine, but its root."""
+    return {name for name in names if os.path.isabs(name) and os.path.isdir(name)} - {"/"}
+
+
 def _outermost(names: Iterable[str], others: Sequence[str] = ()) -> tuple[str, ...]:
-    """Those of the folders that are here and in none of the others, nor in one another."""
+    """Those of the folders that are in none of the others, nor in one another."""
     found: list[str] = []
     for name in sorted(names):
-        seen = any(_inside(name, other) for other in (*others, *found))
-        if not seen and os.path.isabs(name) and os.path.isdir(name) and name != "/":
+        if not any(_inside(name, other) for other in (*others, *found)):
             found.append(name)
     return tuple(found)
 

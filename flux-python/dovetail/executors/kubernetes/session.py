@@ -221,6 +221,7 @@ class Session:
         self.store = ""
         self._told: dict[str, list[str]] = {}  # what a node that is left out does not see
         self._programs: dict[str, str] = {}  # folders of the plan's
+        self._paths: set[str] = set()  # and those that nodes need not have
         try:
             self._sweep()
             if not before:
@@ -288,14 +289,18 @@ class Session:
         seen = [self.launcher.seen]
         seen += [self.launcher.seen_in_images] if any(spec.image for spec in specs) else []
         self._programs = {name: "" for one in seen for name in one.programs}
+        self._paths = {name for one in seen for name in one.paths}
         hub.look(transfers.marks(seen, own))
         unseen = self._answers(hub)
+        for names in unseen.values():
+            self.launcher.seen = self.launcher.seen.without(names)
+        unseen = {node: left for node, names in unseen.items() if (left := self._needed(names))}
         for node, names in unseen.items():
             for name in names:
                 if name in self._programs:
                     raise BadInput(
-                        f"node {node} does not see the folder {name}, where the plan looks for "
-                        "programs; have them there too, or in the case, which is copied"
+                        f"node {node} does not see the folder {name}, where programs of the plan "
+                        "are; have them there too, or in the case, which is copied"
                     )
                 if self.launcher.kind != "Job":
                     raise BadInput(
@@ -305,6 +310,10 @@ class Session:
         for node, names in list(unseen.items())[:1]:
             self._copy_from_now_on(hub, node, names[0])
             self._answers(hub)
+
+    def _needed(self, names: Iterable[str]) -> list[str]:
+        """The folders that a node cannot do without."""
+        return [name for name in names if name not in self._paths]
 
     def _copy_from_now_on(self, hub: Hub, node: str, name: str) -> None:
         """Have copies of the run's folders on nodes, since one does not see them."""
@@ -339,7 +348,7 @@ class Session:
         unseen, found = self.hub.unseen(), set()
         for node in nodes:
             name = node["metadata"]["name"]
-            missing = unseen.get(name)
+            missing = self._needed(unseen[name]) if name in unseen else None
             if missing == [] or transfers.is_here(node):
                 continue
             found.add(name)

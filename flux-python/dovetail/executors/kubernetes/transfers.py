@@ -44,7 +44,7 @@ def marks(seen: Sequence[Folders], own: Path) -> dict[str, str]:
         (probe / secrets.token_hex(8)).touch()
     found = {str(probe.resolve()): staging.mark(str(probe))}
     for one in seen:
-        found.update(dict.fromkeys(one.programs, ""))
+        found.update(dict.fromkeys((*one.programs, *one.paths), ""))
         for case in one.cases:
             near = os.stat(case).st_dev == os.stat(probe).st_dev
             found[case] = "" if near else staging.mark(case)
