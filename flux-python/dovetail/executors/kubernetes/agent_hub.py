@@ -61,6 +61,7 @@ class Hub:
         self._look: messages.Look | None = None
         self._seen: dict[str, list[str]] = {}
         self._folders: dict[str, tuple[str, str]] = {}  # by what nodes call them: where, and which
+        self._listings: dict[str, staging.Listing] = {}
         self._loop = asyncio.new_event_loop()
         self._ending = self._loop.create_future()
         self._closed = False
@@ -217,7 +218,8 @@ class Hub:
             path, most = self._folders.get(asked.folder, ("", ""))
         with contextlib.suppress(staging.StagingError, KeyError, TypeError, ValueError):
             if asked.way == "in":
-                await staging.send(path, None, reader, writer)
+                known = self._listings.get(path)  # many simulations may have one case
+                self._listings[path] = await staging.send(path, None, reader, writer, known)
             else:
                 await staging.receive(path if most == "out" else "", reader, writer)
 

@@ -599,8 +599,11 @@ class Lifecycle:
         def then(trouble: str) -> None:
             if job.state is not state:
                 return
-            why = f"what it wrote cannot be fetched: {trouble}"
-            self._heard(job, Result(Cause.FAILED, result.code or 1, why) if trouble else result)
+            why = f"what it wrote cannot be fetched: {trouble}" if trouble else ""
+            found = replace(result, trouble=result.trouble or why)
+            if trouble and not result.code:
+                found = Result(Cause.FAILED, 1, why)
+            self._heard(job, found)
 
         nodes = sorted({*job.connected.values()})
         self._transfers.begin(job.key, [(node, job.key, "out") for node in nodes], then)

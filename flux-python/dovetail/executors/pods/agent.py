@@ -259,7 +259,8 @@ class Agent:
         with contextlib.suppress(OSError, asyncio.TimeoutError):
             far = asyncio.open_connection(address, int(port), ssl=context)
             return self._trusted(*await connections.within(_REACH, far))
-        with connections.short((self.credentials / "socket").read_text().strip()) as path:
+        path = self.machine + (self.credentials / "socket").read_text().strip()
+        with connections.short(path) as path:
             near = asyncio.open_unix_connection(path, ssl=context, server_hostname="")
             return self._trusted(*await connections.within(_REACH, near))
 
@@ -464,7 +465,7 @@ class Agent:
         if os.path.exists(one.directory):
             one.reader.close()
             remove_simulation(one.directory, Group("", ""), "")
-        if one.name in one.copies:  # its case may be needed by others
+        if self.store and one.name in one.copies:  # its case may be needed by others
             for path in (f"{self.store}/{one.name}", *staging.records(self.store, one.name)):
                 remove_tree(path)
         if one.control is not None:

@@ -153,15 +153,16 @@ async def send(
     base: Mapping[str, Any] | None,
     reader: asyncio.StreamReader,
     writer: asyncio.StreamWriter,
+    known: Mapping[str, Any] | None = None,
 ) -> Listing:
     """Send a folder; returns its listing.
 
     With the listing `base` of when both were alike: what has changed since. Without one the other
-    becomes as this one is, whatever it was.
+    becomes as this one is, whatever it was. `known` is an earlier listing, if not `base`.
     """
     trouble, now = "", {}
     try:
-        now = await asyncio.to_thread(listing, folder, base)
+        now = await asyncio.to_thread(listing, folder, known or base)
     except StagingError as error:
         trouble = str(error)
     changed = {name: entry for name, entry in now.items() if entry != (base or {}).get(name)}
