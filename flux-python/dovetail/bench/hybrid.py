@@ -87,12 +87,12 @@ def commands() -> list[list[str]]:
     return [[lammps, *made, *size], [str(install_paths.bench("openmpi", "bench_pairs")), "pairs"]]
 
 
-def mpi_run(words: Sequence[str], folder: Path) -> str:
-    """What a program prints, on two ranks of plain mpirun."""
+def mpi_run(words: Sequence[str], folder: Path, ranks: int = 2) -> str:
+    """What a program prints, on the ranks of a plain mpirun."""
     env = {**plain_environment(), **TCP, "OMPI_MCA_btl_tcp_if_include": "lo",
            "TMPDIR": str(folder)}  # fmt: skip
     starter = shutil.which("mpirun.openmpi") or "mpirun"
-    line = [starter, "-np", "2", *words]
+    line = [starter, "-np", str(ranks), *words]
     done = subprocess.run(
         line, env=env, cwd=folder, capture_output=True, text=True, timeout=_PATIENCE
     )

@@ -36,6 +36,8 @@ from dovetail.bench import (
     queues,
 )
 from dovetail.bench.harness import Claim
+from dovetail.bench.papers import papers, scales
+from dovetail.bench.papers.page import Outcome, row
 from dovetail.cli import run as run_command
 from dovetail.core.errors import BadInput, WorkFailed
 
@@ -71,8 +73,12 @@ QUEUES_IN_ALL = 500
 def configure(parser: argparse.ArgumentParser) -> None:
     """Options; see dovetail-bench(1)."""
     parser.add_argument(
-        "what", metavar="WHAT", choices=["demo", "all", *COMPARISONS],
-        help="demo, all, or one of: " + ", ".join(COMPARISONS),
+        "what", metavar="WHAT", choices=["demo", "papers", "all", *COMPARISONS],
+        help="demo, papers, all, or one of: " + ", ".join(COMPARISONS),
+    )  # fmt: skip
+    parser.add_argument(
+        "names", metavar="NAME", nargs="*",
+        help="experiments of `papers`: " + ", ".join(papers.EXPERIMENTS),
     )  # fmt: skip
     parser.add_argument(
         "--repeat", metavar="N", type=int, default=5, help="rounds (default: %(default)s)"
@@ -83,8 +89,16 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     parser.add_argument(
         "-o", "--output", metavar="DIR", type=Path,
-        help="where the demo writes (default: demo-out), or `choice` keeps results to go on with",
+        help="where the demo writes (default: demo-out), or `choice` and `papers` (default: "
+        "papers-out) keep results to go on with",
     )  # fmt: skip
+    parser.add_argument(
+        "--executor", choices=papers.EXECUTORS, help="what simulations of `papers` are (local)"
+    )
+    parser.add_argument("--scale", choices=scales.SCALES, help="how much `papers` measures (small)")
+    parser.add_argument(
+        "--price", metavar="DOLLARS", type=float, help="of a vCPU-hour, for `papers`"
+    )
     parser.add_argument(
         "--kubernetes", action="store_true",
         help="run the demo as pods, on a cluster started for it, and compare with processes",
@@ -99,6 +113,12 @@ def run(args: argparse.Namespace) -> int:
         raise BadInput(f"--queues: only with choice and all, not with {args.what}")
     if args.queues is not None and not 1 <= args.queues <= 1_000_000:
         raise BadInput(f"--queues {args.queues}: give 1 to 1000000")
+    if args.what == "papers":
+        return run_papers(args)
+    for option in ("names", "executor", "scale", "price"):
+        if getattr(args, option):
+            given = f"--{option}" if option != "names" else args.names[0]
+            raise BadInput(f"{given}: only with papers, not with {args.what}")
     signal.signal(signal.SIGTERM, interrupt)
     if args.what == "demo":
         ended = demo.run_demo(
@@ -141,6 +161,44 @@ def measure(name: str, args: argparse.Namespace) -> list[Claim]:
         more = {"queues": queues, "output": args.output}
     with tempfile.TemporaryDirectory(prefix="dovetail-bench-") as scratch:
         return COMPARISONS[name][1](Path(scratch), args.repeat, tell, **more)
+
+
+def run_papers(args: argparse.Namespace) -> int:
+    """The papers' tables: measure what is missing, print, and write the page; 1 if one failed."""
+    if args.kubernetes:
+        raise BadInput("--kubernetes: only with demo; for papers say --executor kubernetes")
+    price = args.price or 0.0
+    if not 0 <= price <= 1e6:
+        raise BadInput(f"--price {price:g}: give dollars for a vCPU-hour")
+    output = args.output or Path("papers-out")
+    executor, scale = args.executor or papers.EXECUTORS[0], args.scale or next(iter(scales.SCALES))
+    asked = papers.check(output, args.names, executor, scale, price)
+    signal.signal(signal.SIGTERM, interrupt)
+    outcomes, well = papers.run(asked, tell)
+    if args.json:
+        print((output / "papers.json").read_text(), end="")
+    else:
+        show_papers(outcomes)
+        print(f"page: {output / 'papers.html'}")
+    return 0 if well else 1
+
+
+def show_papers(outcomes: list[Outcome]) -> None:
+    """What the papers say, and what was measured."""
+    table = Table(title=papers.machine(), title_justify="left", show_lines=False)
+    for heading in ("", "figure", "paper", "here", "lowest to highest", "n", "ratio", "verdict"):
+        right = heading in ("paper", "here", "n", "ratio")
+        table.add_column(heading, justify="right" if right else "left", no_wrap=right)
+    for one in outcomes:
+        for finding in one.findings:
+            if finding.detail:
+                continue
+            cells = row(finding)
+            verdict = cells["verdict"] + (f": {finding.why}" if finding.why else "")
+            table.add_row(one.name, cells["what"], cells["theirs"], cells["ours"],
+                          cells["spread"], cells["n"], cells["ratio"], verdict)  # fmt: skip
+    width = 170 if not sys.stdout.isatty() else None
+    Console(highlight=False, width=width).print(table)
 
 
 def interrupt(number: int, _: FrameType | None) -> None:

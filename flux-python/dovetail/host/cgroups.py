@@ -6,8 +6,8 @@ Outputs: child groups named `dovetail-…`, and nothing else: no existing group 
 that the cpu controller is switched on for the children of a delegated group without processes.
 
 Works with version 1 (`cpu` and `freezer`), version 2, and both at once, where weights come
-from version 1, and freezing and killing from version 2. No group ever gets a hard limit:
-a quota burns on the spinning of ranks that wait.
+from version 1, and freezing and killing from version 2. Only a comparison that is about limits
+gives a group one: a quota burns on the spinning of ranks that wait.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import signal
 
 from dovetail.host import processes
 
+PERIOD = 100_000  # microseconds, the kernel's own
 WEIGHT_MAX = 10000
 
 
@@ -69,6 +70,31 @@ class Group:
         else:
             weight = min(WEIGHT_MAX, max(1, round(millicores / 10)))
             _write(os.path.join(self.weight, "cpu.weight"), str(weight))
+
+    def set_limit(self, millicores: int, period: int = PERIOD) -> None:
+        """Let it use no more than that much CPU in each period, microseconds; OSError if refused.
+
+        Less than the millisecond that the kernel demands becomes that.
+        """
+        quota = max(1000, round(millicores * period / 1000))
+        if os.path.exists(os.path.join(self.weight, "cpu.cfs_quota_us")):
+            _write(os.path.join(self.weight, "cpu.cfs_period_us"), str(period))
+            _write(os.path.join(self.weight, "cpu.cfs_quota_us"), str(quota))
+        else:
+            _write(os.path.join(self.weight, "cpu.max"), f"{quota} {period}")
+
+    def throttled(self) -> tuple[int, int, float]:
+        """Periods that were enforced, those in which it was throttled, and for how many seconds.
+
+        Zeros where the kernel does not say; the seconds are summed over the CPUs.
+        """
+        found = {}
+        with contextlib.suppress(OSError):
+            for line in _read(os.path.join(self.weight, "cpu.stat")).splitlines():
+                name, _, value = line.partition(" ")
+                found[name] = int(value)
+        seconds = found.get("throttled_time", 0) * 1e-9 + found.get("throttled_usec", 0) * 1e-6
+        return found.get("nr_periods", 0), found.get("nr_throttled", 0), seconds
 
     def freeze(self, frozen: bool) -> None:
         """Stop or resume all its processes; takes effect within milliseconds."""

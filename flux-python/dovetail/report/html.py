@@ -75,19 +75,24 @@ def replace_file(path: pathlib.Path, text: str) -> None:
         raise WorkFailed(f"{path}: {error.strerror}") from error
 
 
-def page(summary: Summary, history: History) -> str:
-    """The report as one HTML document."""
+def templates(*others: jinja2.BaseLoader) -> jinja2.Environment:
+    """Where templates are found: those of this package, and what others have."""
     environment = jinja2.Environment(
-        loader=jinja2.PackageLoader("dovetail.report", "."),
+        loader=jinja2.ChoiceLoader([jinja2.PackageLoader("dovetail.report", "."), *others]),
         autoescape=True,
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
     environment.filters.update(number=number, figure=figure, progress=progress)
+    return environment
+
+
+def page(summary: Summary, history: History) -> str:
+    """The report as one HTML document."""
     decisions = [mark for mark in history.marks if mark.what != "profile" or mark.why]
     advice = advise.advise(advise.from_summary(summary), summary.cores)
-    return environment.get_template("report.html").render(
+    return templates().get_template("report.html").render(
         summary=summary,
         headline=headline(summary),
         phases=PHASES,

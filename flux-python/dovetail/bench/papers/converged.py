@@ -1,0 +1,245 @@
+# SPDX-License-Identifier: LGPL-3.0-or-later
+"""MPI beside and inside user-space Kubernetes, and a hybrid batch job (arXiv:2406.06995).
+
+Inputs: a setting. Outputs: OSU's latency, bandwidth, Allreduce and Barrier from 8 bytes to 1 MB on
+two ranks, and LAMMPS on 1 and 2 ranks, in the paper's set-ups: bare, bare with Kubernetes idle
+beside it, and in pods on the host's network and on a bridge; R squared of what a model server
+learns from bare-metal jobs in the batch job of `examples/hybrid.sh`. All messages go by TCP, as
+between machines. Clusters are started for it and taken down.
+"""
+
+from __future__ import annotations
+
+import csv
+import functools
+import json
+import os
+import re
+import shutil
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from usernetes_setup.build import programs
+from usernetes_setup.preflight import report
+
+from dovetail.bench import hybrid, jobtap, ondemand
+from dovetail.bench.harness import Row, dovetail_run
+from dovetail.bench.papers import published
+from dovetail.bench.papers.findings import Figures, Finding, Measured, Setting, plain
+from dovetail.bench.papers.place import NotHere
+from dovetail.bench.papers.published import BESIDE, CONTAINER, INSIDE
+from dovetail.core.errors import BadInput, WorkFailed
+from dovetail.host import install_paths
+
+BARE, PODS, BRIDGE = published.BARE, f"{INSIDE}, host's network", f"{INSIDE}, bridge"
+SETUPS = (BARE, BESIDE, PODS, BRIDGE)
+ROUND = "all set-ups"
+CELLS, STEPS = 16, 400
+_TIME = re.compile(r"^Loop time of ([\d.e+-]+) on (\d+) procs", re.M)
+_USED = re.compile(r"^([\d.]+)% CPU use", re.M)
+_PATIENCE = 1200.0  # seconds for a batch job
+Variants = Mapping[str, Callable[[], Figures]]
+
+
+def need_kubernetes() -> None:
+    """Raise NotHere where a cluster cannot be started."""
+    errors = report.errors()
+    if errors:
+        raise NotHere(f"user-space Kubernetes cannot run: {errors[0]}")
+
+
+# --- the set-ups ---
+
+
+def converged_variants(setting: Setting) -> Variants:
+    """One variant: a round of all set-ups, since a cluster takes long to come and go."""
+    need_kubernetes()
+    if setting.place.cores < 2:
+        raise NotHere("one core: messages need two ranks that run")
+    commands = [[str(install_paths.bench("openmpi", "bench_pairs")), "sweep"]]
+    if shutil.which("lmp"):
+        commands.append(hybrid.commands()[0])
+    turns = iter(range(10**6))
+    return {ROUND: lambda: _round(setting, commands, next(turns))}
+
+
+def _round(setting: Setting, commands: Sequence[Sequence[str]], number: int) -> Figures:
+    """Bare, then both clusters one after the other."""
+    scratch = setting.place.scratch / f"converged-{number}-{os.getpid()}"
+    (scratch / "case").mkdir(parents=True)
+    found: dict[str, float] = {}
+
+    def bare(setup: str) -> None:
+        found.update(_figures(setup, [hybrid.mpi_run(words, scratch) for words in commands]))
+        if len(commands) > 1:
+            one = hybrid.mpi_run(commands[1], scratch, ranks=1)
+            found[f"LAMMPS on 1 rank, {setup}"] = _lammps(one)[0]
+
+    def pods(setup: str, kubeconfig: Path, network: str) -> None:
+        texts = [_in_pod(words, scratch, kubeconfig, network, 2) for words in commands]
+        found.update(_figures(setup, texts))
+        if len(commands) > 1:
+            one = _in_pod(commands[1], scratch, kubeconfig, network, 1)
+            found[f"LAMMPS on 1 rank, {setup}"] = _lammps(one)[0]
+
+    bare(BARE)
+    for setup, network in ((PODS, "host"), (BRIDGE, "bridge")):
+        began = time.monotonic()
+        with ondemand.started(2, setting.progress, network=network) as kubeconfig:
+            found[f"start-up, {setup}"] = time.monotonic() - began
+            if setup == PODS:
+                hybrid.mpi_run(commands[0], scratch)  # not counted: the cluster comes to rest
+                bare(BESIDE)
+            pods(setup, kubeconfig, network)
+    return found
+
+
+def _in_pod(words: Sequence[str], scratch: Path, kubeconfig: Path, network: str, ranks: int) -> str:
+    """What a program prints as a simulation of pods of one rank each."""
+    entry = {"name": "sim", "case": str(scratch / "case"), "ranks": ranks, "ranks_per_pod": 1,
+             "command": list(words), "environment": hybrid.TCP}  # fmt: skip
+    plan = scratch / "plan.json"
+    plan.write_text(json.dumps({"simulations": [entry]}))
+    out = scratch / f"out-{time.monotonic_ns()}"
+    dovetail_run(plan, out, "--kubeconfig", str(kubeconfig), "--network", network)
+    return (out / "sim" / "log").read_text()
+
+
+def _figures(setup: str, texts: Sequence[str]) -> dict[str, float]:
+    line = next((line for line in texts[0].splitlines() if line.startswith('{"latency')), "")
+    if not line:
+        raise WorkFailed(f"figures are missing: {texts[0][-1000:]}")
+    found = {f"{test}, {setup}": float(value) for test, value in json.loads(line).items()}
+    if len(texts) > 1:
+        found[f"LAMMPS, {setup}"], found[f"LAMMPS CPU, {setup}"] = _lammps(texts[1])
+    return found
+
+
+def _lammps(text: str) -> tuple[float, float]:
+    took, used = _TIME.search(text), _USED.search(text)
+    if not took or not used:
+        raise WorkFailed(f"LAMMPS did not end: {text[-1000:]}")
+    return float(took[1]), float(used[1]) / 100
+
+
+def converged_findings(setting: Setting, measured: Measured) -> list[Finding]:
+    """Every test in every set-up over bare, beside the medians of the authors' data."""
+    theirs = published.of("converged")
+    rounds = measured[ROUND]
+    made = []
+
+    def over(test: str, setup: str) -> Row:
+        return Row("", tuple(one[f"{test}, {setup}"] / one[f"{test}, {BARE}"] for one in rounds))
+
+    lammps = f"LAMMPS, {BARE}" in rounds[0]
+    tests = [*published.OSU, *(["LAMMPS"] if lammps else [])]
+    for test in tests:
+        for setup in SETUPS[1:]:
+            number = theirs[f"{test}, {INSIDE if setup.startswith(INSIDE) else setup}"]
+            made.append(Finding(f"{test}: {setup} / bare", "x", over(test, setup), number,
+                                group=f"{test.partition(',')[0]} / bare",
+                                note=_difference(setup)))  # fmt: skip
+        made.append(Finding(f"{test}: container / bare", "x", None, theirs[f"{test}, {CONTAINER}"],
+                            "no container engine apart from that of Kubernetes"))  # fmt: skip
+    if lammps:
+        for setup in SETUPS:
+            pairs = [(one[f"LAMMPS on 1 rank, {setup}"], one[f"LAMMPS, {setup}"])
+                     for one in rounds]  # fmt: skip
+            made.append(Finding(f"LAMMPS, speed-up from 1 to 2 ranks, {setup}", "x",
+                                Row("", tuple(a / b for a, b in pairs)),
+                                group="LAMMPS, speed-up"))  # fmt: skip
+        made.append(Finding("share of CPU that LAMMPS reports: in pods / bare", "x",
+                            over("LAMMPS CPU", PODS), theirs["LAMMPS CPU"]))  # fmt: skip
+    made.append(Finding("LAMMPS, speed-up from 4 to 32 nodes", "x", None, theirs["LAMMPS scaling"],
+                        "one machine"))  # fmt: skip
+    for setup in (PODS, BRIDGE):
+        made.append(Finding(f"start-up of Kubernetes, {setup}", "s",
+                            plain(measured, ROUND, f"start-up, {setup}"), theirs["start-up"],
+                            note="no image is pulled: pods run this machine's"))  # fmt: skip
+    for setup in SETUPS:
+        made += [Finding(f"{test}: {setup}", _unit(test),
+                         plain(measured, ROUND, f"{test}, {setup}"),
+                         group=f"{test}, absolute", detail=True)
+                 for test in tests]  # fmt: skip
+    return made
+
+
+def _unit(test: str) -> str:
+    return "s" if test == "LAMMPS" else "MB/s" if test.startswith("bandwidth") else "us"
+
+
+def _difference(setup: str) -> str:
+    return "the paper's pods are on a bridge between machines" if setup == PODS else ""
+
+
+# --- the hybrid job ---
+
+
+def hybrid_variants(setting: Setting) -> Variants:
+    """A batch job of examples/hybrid.sh."""
+    need_kubernetes()
+    if not jobtap.command():
+        raise NotHere("no flux: put it on PATH, or set FLUX to its command")
+    if not shutil.which("lmp"):
+        raise NotHere("there is no lmp: ./bootstrap services installs LAMMPS")
+    try:
+        script = programs.examples() / "hybrid.sh"
+    except BadInput as error:
+        raise NotHere(str(error)) from None
+    return {"batch job": functools.partial(_job, setting, script)}
+
+
+def _job(setting: Setting, script: Path) -> Figures:
+    """One job on four brokers, from its submission to its end."""
+    scratch = setting.place.scratch / f"hybrid-{time.monotonic_ns()}"
+    scratch.mkdir(parents=True)
+    (scratch / "examples").symlink_to(script.parent)
+    os.environ.update(install_paths.for_flux())
+    here = Path.cwd()
+    os.chdir(scratch)
+    try:
+        with jobtap.instance(4) as flux:
+            began = time.monotonic()
+            job = flux.run("batch", "--output=job.log", f"examples/{script.name}")
+            flux.run("job", "wait-event", "-t", str(_PATIENCE), job, "clean")
+            took = time.monotonic() - began
+    finally:
+        os.chdir(here)
+    table = scratch / "hybrid-out" / "predicted.csv"
+    if not table.exists():
+        said = (scratch / "job.log").read_text(errors="replace").strip()[-1000:]
+        raise WorkFailed(f"the batch job failed: {said}")
+    rows = list(csv.DictReader(table.read_text().splitlines()))
+    learned = len(list((scratch / "hybrid-out" / "learned").glob("*.log")))
+    actual = [float(row["actual"]) for row in rows]
+    found = {"seconds": took, "learned": float(learned), "unseen": float(len(rows))}
+    for name in rows[0]:
+        if name not in ("log", "actual"):
+            found[name] = r_squared(actual, [float(row[name]) for row in rows])
+    return found
+
+
+def r_squared(actual: Sequence[float], predicted: Sequence[float]) -> float:
+    """The share of the variance that is predicted; below zero, the mean would do better."""
+    mean = sum(actual) / len(actual)
+    missed = sum((a - p) ** 2 for a, p in zip(actual, predicted))
+    return 1 - missed / sum((a - mean) ** 2 for a in actual)
+
+
+def hybrid_findings(setting: Setting, measured: Measured) -> list[Finding]:
+    """R squared by model, beside that of the authors' predictions."""
+    theirs = published.of("hybrid")
+    rounds = measured["batch job"]
+    note = f"{rounds[0]['learned']:.0f} jobs learned, {rounds[0]['unseen']:.0f} unseen; " \
+           "of a Lennard-Jones melt, where the paper has ReaxFF"  # fmt: skip
+    made = []
+    for model in [name for name in rounds[0] if name not in ("seconds", "learned", "unseen")]:
+        made.append(Finding(f"R squared, {model}", "R squared",
+                            plain(measured, "batch job", model), theirs.get(model), note=note,
+                            group="R squared"))  # fmt: skip
+    made.append(Finding("R squared, passive-aggressive", "R squared", None,
+                        theirs["passive-aggressive"],
+                        "the example's server has other models"))  # fmt: skip
+    made.append(Finding("the whole batch job", "s", plain(measured, "batch job", "seconds")))
+    return made

@@ -1,0 +1,100 @@
+# SPDX-License-Identifier: LGPL-3.0-or-later
+"""What was measured, in a file: an interrupted run goes on where it stopped.
+
+Inputs: the output directory, and what the measurements depend on. Outputs: `measured.jsonl` there,
+a line for each variant and round. Invariants: a line is written once a measurement is complete, and
+whole; results of another scale, executor or machine are never mixed with these.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from dovetail.bench.papers.findings import Figures
+from dovetail.core.errors import BadInput, WorkFailed
+
+FILE = "measured.jsonl"
+
+
+class Kept:
+    """The results so far; `about` is what they depend on. Raises BadInput if that has changed."""
+
+    def __init__(self, directory: Path, about: Mapping[str, Any]) -> None:
+        self.path = directory / FILE
+        self._found: dict[tuple[str, str], dict[int, Figures]] = {}
+        self._finished: set[str] = set()
+        try:
+            directory.mkdir(parents=True, exist_ok=True)
+            lines = self.path.read_text().splitlines() if self.path.exists() else []
+            for line in self._whole(lines, about):
+                if "finished" in line:
+                    self._finished.add(line["finished"])
+                    continue
+                by_round = self._found.setdefault((line["experiment"], line["variant"]), {})
+                by_round[line["round"]] = line["figures"]
+            self._file = self.path.open("a", encoding="utf-8")
+        except OSError as error:
+            raise BadInput(f"-o {directory}: {error.strerror}") from error
+        if not lines:
+            self._write(dict(about))
+
+    def _whole(self, lines: list[str], about: Mapping[str, Any]) -> list[dict[str, Any]]:
+        parsed = []
+        for number, line in enumerate(lines):
+            try:
+                parsed.append(json.loads(line))
+            except ValueError:
+                if number < len(lines) - 1:
+                    raise BadInput(f"{self.path}: line {number + 1} is damaged") from None
+                # The last line of a run that was killed while it wrote: measured again.
+                text = "".join(f"{one}\n" for one in lines[:-1])
+                self.path.write_text(text)
+        for name, value in about.items() if parsed else ():
+            had = parsed[0].get(name)
+            if had != value:
+                raise BadInput(
+                    f"{self.path} holds measurements with {name} {had}, not {value}; "
+                    "give another directory with -o"
+                )
+        return parsed[1:]
+
+    def has(self, experiment: str, variant: str, turn: int) -> bool:
+        """Whether it was measured."""
+        return turn in self._found.get((experiment, variant), {})
+
+    def add(self, experiment: str, variant: str, turn: int, figures: Figures) -> None:
+        """Keep a measurement."""
+        self._found.setdefault((experiment, variant), {})[turn] = figures
+        self._write({"experiment": experiment, "variant": variant, "round": turn,
+                     "figures": dict(figures)})  # fmt: skip
+
+    def finished(self, experiment: str) -> bool:
+        """Whether nothing of it is missing."""
+        return experiment in self._finished
+
+    def finish(self, experiment: str) -> None:
+        """All of it was measured."""
+        self._finished.add(experiment)
+        self._write({"finished": experiment})
+
+    def rounds(self, experiment: str, count: int) -> dict[str, list[Figures]]:
+        """By variant, its rounds in order, as many as all of them have."""
+        mine = {variant: by for (name, variant), by in self._found.items() if name == experiment}
+        common = [turn for turn in range(count) if all(turn in by for by in mine.values())]
+        return {variant: [by[turn] for turn in common] for variant, by in mine.items()}
+
+    def close(self) -> None:
+        """No more is kept."""
+        self._file.close()
+
+    def _write(self, line: Mapping[str, Any]) -> None:
+        try:
+            self._file.write(json.dumps(line) + "\n")
+            self._file.flush()
+            os.fsync(self._file.fileno())
+        except OSError as error:
+            raise WorkFailed(f"{self.path}: {error.strerror}") from error

@@ -1,0 +1,156 @@
+# SPDX-License-Identifier: LGPL-3.0-or-later
+"""The papers' numbers and ours in one self-contained HTML page, with plots of both.
+
+Inputs: `Outcome`s. Output: the page's text, from the template `papers.html`; it has the looks and
+the charts of a run's report. Invariants: no requests, no scripts; what was not measured is there,
+with the reason.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import jinja2
+from markupsafe import Markup
+
+from dovetail import __version__
+from dovetail.bench.papers import published
+from dovetail.bench.papers.findings import (
+    CONFIRMED,
+    NOT_SEEN,
+    OPPOSITE,
+    SMALLER,
+    VERDICTS,
+    Finding,
+)
+from dovetail.report import charts, html
+from dovetail.report.charts import Bar, Curve
+
+CLASSES = {CONFIRMED: "confirmed", SMALLER: "smaller", OPPOSITE: "opposite", NOT_SEEN: "unseen"}
+_LONGEST = 44  # letters of a label in a chart
+_BARS = 24  # of a chart
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """One experiment: its name and title, what was found, and the command that finds it again."""
+
+    name: str
+    title: str
+    findings: tuple[Finding, ...]
+    command: str
+
+
+def page(outcomes: Sequence[Outcome], machine: str) -> str:
+    """The whole page."""
+    loader = jinja2.PackageLoader("dovetail.bench.papers", ".")
+    compared = [f for one in outcomes for f in one.findings if f.published is not None]
+    counts = Counter(f.verdict for f in compared)
+    used = {f.published.paper for f in compared if f.published}
+    return html.templates(loader).get_template("papers.html").render(
+        version=__version__,
+        headline=headline(compared),
+        machine=machine,
+        counts=[(word, counts[word]) for word in VERDICTS if counts[word]],
+        papers=[(number, title, published.MACHINES[number])
+                for number, title in published.PAPERS.items() if number in used],
+        experiments=[_experiment(one) for one in outcomes],
+    )  # fmt: skip
+
+
+def headline(compared: Sequence[Finding]) -> str:
+    """The page's main finding, one line."""
+    judged = [f for f in compared if f.verdict in CLASSES]
+    seen = sum(f.verdict == CONFIRMED for f in judged)
+    return f"{seen} of {len(judged)} comparisons with the papers' numbers are confirmed here"
+
+
+def words(value: float, unit: str) -> str:
+    """A figure with its unit, in three digits."""
+    said = f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
+    return f"{said} {unit}".strip() if unit != "share" else f"{100 * value:.3g} %"
+
+
+def row(finding: Finding) -> dict[str, str]:
+    """A finding as cells."""
+    one, ours = finding.published, finding.row
+    theirs = words(one.value, one.unit) if one and one.value is not None else ""
+    low, high = ours.spread if ours else (0.0, 0.0)
+    source = f"{one.where}, arXiv:{one.paper}" if one else ""
+    if one and one.source:
+        source += f"; number from {one.source}"
+    remark = "; ".join(filter(None, [finding.why, finding.note, source]))
+    return {
+        "what": finding.what,
+        "theirs": theirs,
+        "ours": words(ours.median, finding.unit) if ours else "",
+        "spread": f"{low:.3g} to {high:.3g}" if ours and len(ours.values) > 1 else "",
+        "n": str(len(ours.values)) if ours else "",
+        "ratio": f"{finding.ratio:.2f}" if finding.ratio is not None else "",
+        "verdict": finding.verdict if one or not ours else "",
+        "kind": CLASSES.get(finding.verdict, "unmeasured") if one else "unmeasured",
+        "remark": remark,
+    }
+
+
+def _experiment(one: Outcome) -> Mapping[str, object]:
+    return {
+        "name": one.name,
+        "title": one.title,
+        "command": one.command,
+        "findings": [row(f) for f in one.findings if not f.detail],
+        "more": [row(f) for f in one.findings if f.detail],
+        "charts": plots(one.findings),
+    }
+
+
+def plots(findings: Sequence[Finding]) -> list[tuple[str, Markup]]:
+    """A chart for each group that was measured: (title, drawing)."""
+    groups: dict[str, list[Finding]] = {}
+    for finding in findings:
+        if finding.group and finding.row:
+            groups.setdefault(finding.group, []).append(finding)
+    return [(name, _curve(name, some) if some[0].at is not None else _bars(name, some[:_BARS]))
+            for name, some in groups.items()]  # fmt: skip
+
+
+def _bars(name: str, findings: Sequence[Finding]) -> Markup:
+    made = []
+    factor = 100.0 if findings[0].unit == "share" else 1.0
+    for finding in findings:
+        assert finding.row is not None
+        low, high = finding.row.spread
+        ours = factor * finding.row.median
+        bars = [Bar("", ((ours, "own"),), f"{ours:.3g}", (factor * low, factor * high))]
+        theirs = finding.published.value if finding.published else None
+        if theirs is not None:
+            bars.append(Bar("", ((factor * theirs, "other"),), f"paper {factor * theirs:.3g}"))
+        made.append((_short(finding.what, name), bars))
+    unit = "%" if findings[0].unit == "share" else findings[0].unit
+    return charts.bars(made, unit, name)
+
+
+def _short(what: str, group: str) -> str:
+    """A label without what its chart's title says already."""
+    start = f"{group}: "
+    label = what[len(start) :] if what.startswith(start) else what
+    return label if len(label) <= _LONGEST else label[: _LONGEST - 1] + "…"
+
+
+def _curve(name: str, findings: Sequence[Finding]) -> Markup:
+    """Ours as points over N, the paper's as a line."""
+    points, theirs = [], []
+    for finding in findings:
+        assert finding.row is not None
+        assert finding.at is not None
+        points.append((finding.at, finding.row.median, *finding.row.spread))
+        number = finding.published
+        if number is not None and number.value is not None:
+            theirs.append((finding.at, number.value, number.value, number.value))
+    one = ((1, 1.0, 1.0, 1.0),) if findings[0].unit == "x" else ()
+    levels = ((1.0, "alone"),) if findings[0].unit == "x" else ()
+    line = (*one, *theirs) if theirs else ()
+    unit = findings[0].unit
+    return charts.against_n(Curve((*one, *points), line, levels, f"{name}, {unit}"), name)

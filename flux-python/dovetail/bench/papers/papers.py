@@ -1,0 +1,216 @@
+# SPDX-License-Identifier: LGPL-3.0-or-later
+"""`dovetail bench papers`: every experiment in turn, what it found, and the page of it all.
+
+Inputs: the output directory, which experiments, scale, executor, price. Outputs: `Outcome`s;
+`measured.jsonl`, `papers.json` and `papers.html` in the directory, renewed after each experiment.
+Invariants: variants of an experiment take turns, round by round, each round in another order; what
+was measured before an interruption is not measured again; an experiment that cannot run here, or
+fails, says why, and the others run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import platform
+import tempfile
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from usernetes_setup.preflight import report as preflight
+
+from dovetail.bench import ondemand
+from dovetail.bench.harness import Progress
+from dovetail.bench.papers import (
+    allocation,
+    converged,
+    neighbours,
+    packing,
+    published,
+    setups,
+)
+from dovetail.bench.papers.findings import Experiment, Figures, Finding, Setting
+from dovetail.bench.papers.kept import Kept
+from dovetail.bench.papers.page import Outcome, page
+from dovetail.bench.papers.place import KUBERNETES, LOCAL, NotHere, Place
+from dovetail.bench.papers.scales import SCALES, Scale
+from dovetail.core.errors import BadInput, WorkFailed
+from dovetail.report.html import replace_file
+
+EXECUTORS = (LOCAL, KUBERNETES)
+EXPERIMENTS = {
+    one.name: one
+    for one in (
+        Experiment("allocation", "Rank-aware allocation: cuts, requests and limits",
+                   allocation.allocation_findings, allocation.allocation_variants),
+        Experiment("limits", "The limit over the request",
+                   allocation.limits_findings, allocation.limits_variants),
+        Experiment("phases", "Requests that change while a simulation runs",
+                   allocation.phases_findings, allocation.phases_variants),
+        Experiment("packing", "One to five simulations at once, and the model",
+                   packing.packing_findings, packing.packing_variants),
+        Experiment("cost", "The cost of a simulation", packing.cost_findings, rests_on="packing"),
+        Experiment("duty", "Duty cycles of ranks and zones",
+                   setups.duty_findings, setups.duty_variants),
+        Experiment("setups", "Set-ups of OpenFOAM: speed-up and efficiency",
+                   setups.setups_findings, setups.setups_variants),
+        Experiment("orchestrators", "A noisy neighbour, and what keeps it off",
+                   neighbours.neighbours_findings, neighbours.neighbours_variants),
+        Experiment("converged", "MPI beside and inside user-space Kubernetes",
+                   converged.converged_findings, converged.converged_variants, most=5),
+        Experiment("hybrid", "A batch job whose model server learns from bare-metal jobs",
+                   converged.hybrid_findings, converged.hybrid_variants, most=1),
+    )
+}  # fmt: skip
+MEASURING = ("allocation", "converged", "neighbours", "packing", "place", "scales", "setups")
+"""The modules on which measurements depend."""
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What the user wants; `price` is that of a vCPU-hour, 0 for none."""
+
+    output: Path
+    names: tuple[str, ...]
+    executor: str
+    scale: Scale
+    price: float
+
+
+def check(output: Path, names: Sequence[str], executor: str, scale: str, price: float) -> Asked:
+    """The user's words; raises BadInput."""
+    unknown = [name for name in names if name not in EXPERIMENTS]
+    if unknown:
+        raise BadInput(f"{unknown[0]}: no experiment; there are {', '.join(EXPERIMENTS)}")
+    if output.exists() and not output.is_dir():
+        raise BadInput(f"-o {output}: not a directory")
+    if executor == KUBERNETES:
+        errors = preflight.errors()
+        if errors:
+            raise BadInput(
+                f"user-space Kubernetes cannot run here: {errors[0]}; see `dovetail doctor`"
+            )
+    chosen = tuple(name for name in EXPERIMENTS if not names or name in names)
+    return Asked(output, chosen, executor, SCALES[scale], price)
+
+
+def run(asked: Asked, progress: Progress) -> tuple[list[Outcome], bool]:
+    """Measure what is missing; what all of it says, and whether nothing failed."""
+    about = {"papers": 1, "scale": asked.scale.name, "executor": asked.executor,
+             "machine": platform.node(), "cores": len(os.sched_getaffinity(0)),
+             "program": _program()}  # fmt: skip
+    kept = Kept(asked.output, about)
+    outcomes: list[Outcome] = []
+    well = True
+    with contextlib.ExitStack() as stack:
+        stack.callback(kept.close)
+        scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="dovetail-bench-")))
+        kubeconfig = None
+        for name in asked.names:
+            experiment = EXPERIMENTS[name]
+            began = time.monotonic()
+            base = experiment.rests_on or name
+            if asked.executor == KUBERNETES and kubeconfig is None and not kept.finished(base):
+                cores = len(os.sched_getaffinity(0))
+                kubeconfig = stack.enter_context(ondemand.started(cores, progress))
+            place = Place(scratch / name, kubeconfig)
+            setting = Setting(place, asked.scale, asked.price, progress)
+            try:
+                measured = _measured(EXPERIMENTS[base], setting, kept, progress)
+                found = experiment.findings(setting, measured)
+            except NotHere as reason:
+                found = _nothing(experiment, str(reason))
+                progress(f"{name}: not measured here: {reason}")
+            except (WorkFailed, BadInput) as error:
+                well = False
+                found = _nothing(experiment, f"failed: {error}")
+                progress(f"{name}: failed: {error}")
+            finally:
+                place.close()
+            outcomes.append(Outcome(name, experiment.title, tuple(found), command(asked, name)))
+            publish(asked.output, outcomes, about)
+            progress(f"{name}: {time.monotonic() - began:.0f} s")
+    return outcomes, well
+
+
+def _measured(
+    experiment: Experiment, setting: Setting, kept: Kept, progress: Progress
+) -> Mapping[str, Sequence[Figures]]:
+    """All rounds; only those that are missing are measured."""
+    name = experiment.name
+    rounds = min(setting.scale.rounds, experiment.most or setting.scale.rounds)
+    if not kept.finished(name):
+        assert experiment.variants is not None
+        variants = experiment.variants(setting)
+        names = list(variants)
+        for turn in range(rounds):
+            first = turn * max(1, len(names) // rounds)
+            for variant in [*names[first:], *names[:first]]:
+                if kept.has(name, variant, turn):
+                    continue
+                figures = variants[variant]()
+                kept.add(name, variant, turn, figures)
+                said = ", ".join(f"{k} {v:.3g}" for k, v in list(figures.items())[:3])
+                progress(f"{name}, round {turn + 1}/{rounds}  {variant}: {said}")
+        kept.finish(name)
+    return kept.rounds(name, rounds)
+
+
+def _nothing(experiment: Experiment, why: str) -> list[Finding]:
+    """Every published number of it, not measured."""
+    numbers: Iterable[published.Published] = published.TABLES[experiment.name]
+    made = [Finding(one.what, one.unit, None, one, why) for one in numbers]
+    return made or [Finding(experiment.title, "", None, None, why)]
+
+
+def _program() -> str:
+    """A name for the measuring code, so that its results are not mixed with those of another."""
+    digest = hashlib.sha256()
+    for name in MEASURING:
+        digest.update(Path(__file__).with_name(f"{name}.py").read_bytes())
+    return digest.hexdigest()[:12]
+
+
+def command(asked: Asked, name: str) -> str:
+    """What measures one experiment again."""
+    price = f" --price {asked.price:g}" if asked.price and name == "cost" else ""
+    executor = f" --executor {asked.executor}" if asked.executor != LOCAL else ""
+    return f"dovetail bench papers --scale {asked.scale.name}{executor}{price} {name}"
+
+
+def machine() -> str:
+    """What it was measured on."""
+    model = ""
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                model = line.partition(":")[2].strip() + ", "
+                break
+    cores = len(os.sched_getaffinity(0))
+    day = time.strftime("%d %B %Y")
+    return f"{model}{cores} cores, Linux {platform.release()}, {day}"
+
+
+def to_json(outcomes: Sequence[Outcome], about: Mapping[str, Any]) -> dict[str, Any]:
+    """Everything, as `--json` prints it."""
+    return {
+        **about,
+        "measured_on": machine(),
+        "experiments": [
+            {"name": one.name, "title": one.title, "command": one.command,
+             "findings": [finding.to_json() for finding in one.findings]}
+            for one in outcomes
+        ],
+    }  # fmt: skip
+
+
+def publish(output: Path, outcomes: Sequence[Outcome], about: Mapping[str, Any]) -> None:
+    """Write `papers.json` and `papers.html`."""
+    text = json.dumps(to_json(outcomes, about), indent=1, allow_nan=False)
+    replace_file(output / "papers.json", text + "\n")
+    replace_file(output / "papers.html", page(outcomes, machine()))

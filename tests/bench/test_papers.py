@@ -1,0 +1,206 @@
+# SPDX-License-Identifier: LGPL-3.0-or-later
+"""The papers' tables: verdicts, going on, the page; and one cheap measurement."""
+
+from __future__ import annotations
+
+import json
+from html.parser import HTMLParser
+
+import pytest
+from dovetail.bench.harness import Row
+from dovetail.bench.papers import papers, published
+from dovetail.bench.papers.findings import (
+    CONFIRMED,
+    NO_NUMBER,
+    NOT_MEASURED,
+    NOT_SEEN,
+    OPPOSITE,
+    SMALLER,
+    Experiment,
+    Finding,
+    Setting,
+    verdict,
+)
+from dovetail.bench.papers.kept import FILE, Kept
+from dovetail.bench.papers.page import Outcome, page
+from dovetail.bench.papers.place import Place, Run
+from dovetail.bench.papers.published import Published
+from dovetail.bench.papers.scales import SCALES
+from dovetail.cli import main
+from dovetail.core.errors import BadInput
+from support import known_programs
+
+GAIN, LOSS = 1.77, 0.8
+
+
+@pytest.mark.unit
+@pytest.mark.parametrize(
+    ("kind", "theirs", "ours", "word"),
+    [
+        ("effect", GAIN, (1.7, 1.8, 1.9), CONFIRMED),
+        ("effect", GAIN, (2.5, 2.6, 2.7), CONFIRMED),
+        ("effect", GAIN, (1.1, 1.2, 1.3), SMALLER),
+        ("effect", GAIN, (0.9, 1.1, 1.3), NOT_SEEN),
+        ("effect", GAIN, (1.01,), NOT_SEEN),
+        ("effect", GAIN, (0.5, 0.6, 0.7), OPPOSITE),
+        ("effect", LOSS, (0.7, 0.75, 0.8), CONFIRMED),
+        ("effect", LOSS, (0.9, 0.91, 0.92), SMALLER),
+        ("effect", LOSS, (1.1, 1.2, 1.3), OPPOSITE),
+        ("effect", 78.0, (3.6, 3.7, 3.8), SMALLER),
+        ("amount", 0.88, (0.8, 0.9, 0.9), CONFIRMED),
+        ("amount", 0.88, (0.3, 0.4, 0.5), SMALLER),
+        ("amount", 0.79, (-0.6, -0.5, -0.4), OPPOSITE),
+        ("most", 0.04, (0.01, 0.03, 0.2), CONFIRMED),
+        ("most", 0.04, (0.05,), NOT_SEEN),
+        ("most", 0.0, (0.0,), CONFIRMED),
+        ("same", 1.0, (0.9, 1.02, 1.1), CONFIRMED),
+        ("same", 1.0, (1.2, 1.3, 1.4), OPPOSITE),
+        ("effect", None, (1.0,), NO_NUMBER),
+    ],
+)
+def test_a_verdict_is_about_the_effect(kind, theirs, ours, word):
+    number = Published("x", published.RANKS, "table 1", "a figure", theirs, kind)
+    assert verdict(number, Row("", ours)) == word
+    assert verdict(number, None) == NOT_MEASURED
+
+
+@pytest.mark.unit
+def test_every_published_number_has_a_place_a_paper_and_a_name_of_its_own():
+    for table in published.TABLES.values():
+        assert len({one.key for one in table}) == len(table)
+    for one in published.every():
+        assert one.paper in published.PAPERS
+        assert one.where
+    assert set(published.TABLES) == set(papers.EXPERIMENTS)
+
+
+@pytest.mark.unit
+def test_what_was_measured_is_not_measured_again(tmp_path):
+    about = {"scale": "small"}
+    kept = Kept(tmp_path, about)
+    kept.add("packing", "two", 0, {"rate": 2.0})
+    kept.add("packing", "one", 0, {"rate": 1.0})
+    kept.add("packing", "two", 1, {"rate": 3.0})
+    kept.close()
+    with (tmp_path / FILE).open("a") as file:
+        file.write('{"experiment": "packing", "var')  # killed while it wrote
+    again = Kept(tmp_path, about)
+    assert again.has("packing", "two", 1)
+    assert not again.has("packing", "one", 1)
+    assert again.rounds("packing", 3) == {"two": [{"rate": 2.0}], "one": [{"rate": 1.0}]}
+    again.add("packing", "one", 1, {"rate": 1.5})
+    again.finish("packing")
+    again.close()
+    last = Kept(tmp_path, about)
+    assert last.finished("packing")
+    assert len(last.rounds("packing", 3)["one"]) == 2
+    last.close()
+    with pytest.raises(BadInput, match=r"scale small, not medium.*-o"):
+        Kept(tmp_path, {"scale": "medium"})
+
+
+@pytest.mark.unit
+def test_an_interrupted_experiment_goes_on_with_what_is_missing(tmp_path, monkeypatch):
+    seen: list[str] = []
+
+    def variants(setting: Setting):
+        def measure(name: str) -> dict[str, float]:
+            seen.append(name)
+            if len(seen) == 3:
+                raise KeyboardInterrupt
+            return {"rate": float(len(seen))}
+
+        return {name: lambda name=name: measure(name) for name in ("a", "b")}
+
+    def findings(setting: Setting, measured) -> list[Finding]:
+        return [Finding("rate", "x", Row("", tuple(one["rate"] for one in measured["a"])))]
+
+    fake = {"fake": Experiment("fake", "a fake", findings, variants)}
+    monkeypatch.setattr(papers, "EXPERIMENTS", fake)
+    monkeypatch.setitem(published.TABLES, "fake", ())
+    asked = papers.check(tmp_path / "out", ["fake"], "local", "small", 0.0)
+    with pytest.raises(KeyboardInterrupt):
+        papers.run(asked, lambda _: None)
+    outcomes, well = papers.run(asked, lambda _: None)
+    assert well
+    assert len(seen) == 1 + 2 * SCALES["small"].rounds  # the one that was interrupted, twice
+    count = len(seen)
+    assert papers.run(asked, lambda _: None)[0][0].findings == outcomes[0].findings
+    assert len(seen) == count
+    assert (
+        json.loads((tmp_path / "out/papers.json").read_text())["experiments"][0]["name"] == "fake"
+    )
+
+
+class _Page(HTMLParser):
+    """Elements that a page must not have, and what it says."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bad: list[str] = []
+        self.words = ""
+
+    def handle_starttag(self, tag, attrs):
+        links = [value for name, value in attrs if name in ("src", "href", "xlink:href")]
+        if tag in ("script", "link", "img", "iframe") or any(not v.startswith("#") for v in links):
+            self.bad.append(tag)
+
+    def handle_data(self, data):
+        self.words += data
+
+
+@pytest.mark.unit
+def test_the_page_has_every_finding_and_needs_nothing_else():
+    number = published.of("packing")["throughput 3"]
+    some = (
+        Finding("3 at once", "x", Row("", (1.2, 1.3, 1.4)), number, group="throughput", at=3),
+        Finding("limits <once>", "x", Row("", (3.0,)), published.of("allocation")["limits at once"],
+                group="limits"),
+        Finding("across", "x", None, published.of("allocation")["across hosts"], "one machine"),
+        Finding("a detail", "s", Row("", (0.01,)), detail=True),
+    )  # fmt: skip
+    text = page([Outcome("packing", "Packing", some, "dovetail bench papers packing")], "a machine")
+    read = _Page()
+    read.feed(text)
+    assert read.bad == []
+    for words in ("limits <once>", "smaller", "not measured here", "one machine", "2604.00377",
+                  "a detail", "78 x", "dovetail bench papers packing"):  # fmt: skip
+        assert words in read.words
+
+
+@pytest.mark.unit
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["papers", "nonsense"], "nonsense: no experiment; there are allocation"),
+        (["papers", "--kubernetes"], "--executor kubernetes"),
+        (["papers", "--price", "-1"], "--price"),
+        (["pack", "allocation"], "allocation: only with papers"),
+        (["pack", "--scale", "small"], "--scale: only with papers"),
+    ],
+)
+def test_what_cannot_be_is_said_in_a_line_and_nothing_is_started(tmp_path, capsys, words, said):
+    output = tmp_path / "out"
+    assert main.main(["bench", *words, "-o", str(output)]) == 2
+    errors = capsys.readouterr().err
+    assert said in errors
+    assert len(errors.strip().splitlines()) == 1
+    assert not output.exists()
+
+
+@pytest.mark.mpi
+def test_simulations_are_measured_over_their_iterations_while_all_run(tmp_path):
+    program = known_programs.build("openmpi", "known/busy.c")
+    place = Place(tmp_path / "runs")
+    (tmp_path / "case").mkdir()
+    words = (str(program), "sleep", "1000000", "2", "8")
+    run = Run(tmp_path / "case", (500, 500), command=words, apart=True)
+    try:
+        seen = place.measure([run, run], 20, 10.0)
+    finally:
+        place.close()
+    assert len(seen) == 2
+    for one in seen:
+        assert one.seconds >= 0.008  # what an iteration sleeps at least
+        assert one.useful[0] < one.useful[1]
+        assert one.mpi[0] > one.mpi[1]
