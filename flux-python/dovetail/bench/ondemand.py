@@ -27,10 +27,13 @@ BOUND = 1.05
 
 @contextlib.contextmanager
 def started(
-    cores: int, progress: Progress, network: str = "host", nodes: int = 1
+    cores: int, progress: Progress, network: str = "host", nodes: int = 1, purpose: str = "demo"
 ) -> Iterator[Path]:
-    """A cluster of nodes with so many cores each; gives its kubeconfig."""
-    name = f"demo-{os.getpid()}-{network}-{nodes}"
+    """A cluster of nodes with so many cores each; gives its kubeconfig.
+
+    Of several at once each has another purpose, network or number of nodes.
+    """
+    name = f"{purpose}-{os.getpid()}-{network}-{nodes}"
     who = "root" if os.getuid() == 0 else "an ordinary user"
     progress(f"starting a Kubernetes cluster of its own as {who}, on {nodes * cores} cores")
     usual: dict[str, Any] = {"name": name, "cpus": str(cores), "memory": "", "address": "",

@@ -87,13 +87,14 @@ def allocation_findings(setting: Setting, measured: Measured) -> list[Finding]:
         for key, over, under in (
             ("limits at once", "zones, proportional, limits at once", "zones, proportional"),
             ("limits twice", "zones, proportional, limits twice", "zones, proportional"),
+            ("", "even cut, equal, limits at once", "even cut, equal"),
             ("concentric", "zones, equal", "even cut, equal"),
             ("proportional", "zones, proportional", "zones, equal"),
             ("both", "zones, proportional", "even cut, equal"),
         ):
             row = ratio(measured, f"{over}; {words}", f"{under}; {words}", "seconds")
             what = f"time, {over} / {under}, waits {words}"
-            made.append(Finding(what, "x", row, theirs[key], group=f"time, {words}"))
+            made.append(Finding(what, "x", row, theirs.get(key), group=f"time, {words}"))
     row = ratio(
         measured, "16 ranks, proportional; sleeping", "16 ranks, equal; sleeping", "seconds"
     )
@@ -198,7 +199,8 @@ def phases_variants(setting: Setting) -> Variants:
                 resize(cpu_requests.proportional(weights, budget(setting, 4)))
 
         seen = setting.place.measure([run], iterations, 3 * setting.scale.seconds, during)[0]
-        return {**seen.figures(), "resizes": float(state["resizes"]), "restarts": 0.0}
+        resizes = float(state["resizes"])
+        return {**seen.figures(), "resizes": resizes, "iterations": iterations, "restarts": 0.0}
 
     return {
         "fixed": functools.partial(changed, 10 * iterations),
@@ -213,7 +215,7 @@ def phases_findings(setting: Setting, measured: Measured) -> list[Finding]:
     phases = ratio(measured, "three phases", "fixed", "seconds")
     often = ratio(measured, "a resize every 5 iterations", "fixed", "seconds")
     per_resize = [
-        1000 * (after["seconds"] - before["seconds"]) * 5
+        1000 * (after["seconds"] - before["seconds"]) * after["iterations"] / after["resizes"]
         for after, before in zip(measured["a resize every 5 iterations"], measured["fixed"])
     ]
     resizes = sum(int(one["resizes"]) for rows in measured.values() for one in rows)

@@ -86,7 +86,7 @@ def _round(setting: Setting, commands: Sequence[Sequence[str]], number: int) -> 
     bare(BARE)
     for setup, network in ((PODS, "host"), (BRIDGE, "bridge")):
         began = time.monotonic()
-        with ondemand.started(2, setting.progress, network=network) as kubeconfig:
+        with ondemand.started(2, setting.progress, network, purpose="setup") as kubeconfig:
             found[f"start-up, {setup}"] = time.monotonic() - began
             if setup == PODS:
                 hybrid.mpi_run(commands[0], scratch)  # not counted: the cluster comes to rest
@@ -184,6 +184,7 @@ def hybrid_variants(setting: Setting) -> Variants:
     if not shutil.which("lmp"):
         raise NotHere("there is no lmp: ./bootstrap services installs LAMMPS")
     try:
+        install_paths.commands()
         script = programs.examples() / "hybrid.sh"
     except BadInput as error:
         raise NotHere(str(error)) from None
@@ -196,16 +197,11 @@ def _job(setting: Setting, script: Path) -> Figures:
     scratch.mkdir(parents=True)
     (scratch / "examples").symlink_to(script.parent)
     os.environ.update(install_paths.for_flux())
-    here = Path.cwd()
-    os.chdir(scratch)
-    try:
-        with jobtap.instance(4) as flux:
-            began = time.monotonic()
-            job = flux.run("batch", "--output=job.log", f"examples/{script.name}")
-            flux.run("job", "wait-event", "-t", str(_PATIENCE), job, "clean")
-            took = time.monotonic() - began
-    finally:
-        os.chdir(here)
+    with jobtap.instance(4) as flux:
+        began = time.monotonic()
+        job = flux.run("batch", f"--cwd={scratch}", f"--output={scratch}/job.log", str(script))
+        flux.run("job", "wait-event", "-t", str(_PATIENCE), job, "clean")
+        took = time.monotonic() - began
     table = scratch / "hybrid-out" / "predicted.csv"
     if not table.exists():
         said = (scratch / "job.log").read_text(errors="replace").strip()[-1000:]

@@ -15,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
+import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -239,6 +240,8 @@ class Place:
                     left.discard(event.name)
         if left:
             raise WorkFailed(f"{', '.join(sorted(left))} did not end")
+        for name in names:  # copies of the case, of which there would be hundreds
+            shutil.rmtree(self.scratch / name, ignore_errors=True)
 
     # --- control groups ---
 
