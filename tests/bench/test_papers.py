@@ -78,9 +78,9 @@ def test_every_published_number_has_a_place_a_paper_and_a_name_of_its_own():
 def test_what_was_measured_is_not_measured_again(tmp_path):
     about = {"scale": "small"}
     kept = Kept(tmp_path, about)
-    kept.add("packing", "two", 0, {"rate": 2.0})
-    kept.add("packing", "one", 0, {"rate": 1.0})
-    kept.add("packing", "two", 1, {"rate": 3.0})
+    kept.add("packing", "two", 0, {"rate": 2.0}, 0.5)
+    kept.add("packing", "one", 0, {"rate": 1.0}, 0.0)
+    kept.add("packing", "two", 1, {"rate": 3.0}, 0.3)
     kept.close()
     with (tmp_path / FILE).open("a") as file:
         file.write('{"experiment": "packing", "var')  # killed while it wrote
@@ -88,11 +88,12 @@ def test_what_was_measured_is_not_measured_again(tmp_path):
     assert again.has("packing", "two", 1)
     assert not again.has("packing", "one", 1)
     assert again.rounds("packing", 3) == {"two": [{"rate": 2.0}], "one": [{"rate": 1.0}]}
-    again.add("packing", "one", 1, {"rate": 1.5})
+    again.add("packing", "one", 1, {"rate": 1.5}, 0.1)
     again.finish("packing")
     again.close()
     last = Kept(tmp_path, about)
     assert last.finished("packing")
+    assert last.others("packing") == 0.2
     assert len(last.rounds("packing", 3)["one"]) == 2
     last.close()
     with pytest.raises(BadInput, match=r"scale small, not medium.*-o"):

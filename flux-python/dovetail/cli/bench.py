@@ -15,7 +15,7 @@ import platform
 import signal
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import FrameType
 
@@ -37,7 +37,7 @@ from dovetail.bench import (
 )
 from dovetail.bench.harness import Claim
 from dovetail.bench.papers import papers, scales
-from dovetail.bench.papers.page import Outcome, row
+from dovetail.bench.papers.page import DISTURBED, Outcome, row
 from dovetail.cli import run as run_command
 from dovetail.core.errors import BadInput, WorkFailed
 
@@ -99,6 +99,17 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--price", metavar="DOLLARS", type=float, help="of a vCPU-hour, for `papers`"
     )
+    by_itself = parser.parse_known_args
+
+    def parse(
+        words: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
+    ) -> tuple[argparse.Namespace, list[str]]:
+        """With names after options too, where argparse looks for no more of them."""
+        found, left = by_itself(words, namespace)
+        found.names += [word for word in left if not word.startswith("-")]
+        return found, [word for word in left if word.startswith("-")]
+
+    parser.parse_known_args = parse  # type: ignore[assignment]
     parser.add_argument(
         "--kubernetes", action="store_true",
         help="run the demo as pods, on a cluster started for it, and compare with processes",
@@ -198,7 +209,11 @@ def show_papers(outcomes: list[Outcome]) -> None:
             table.add_row(one.name, cells["what"], cells["theirs"], cells["ours"],
                           cells["spread"], cells["n"], cells["ratio"], verdict)  # fmt: skip
     width = 170 if not sys.stdout.isatty() else None
-    Console(highlight=False, width=width).print(table)
+    console = Console(highlight=False, width=width)
+    console.print(table)
+    for one in outcomes:
+        if one.others > DISTURBED:
+            console.print(f"{one.name}: others used {one.others:.1f} cores meanwhile")
 
 
 def interrupt(number: int, _: FrameType | None) -> None:

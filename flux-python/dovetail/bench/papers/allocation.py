@@ -22,7 +22,8 @@ from dovetail.core import cpu_requests
 FOUR = (1.0, 1.0, 5.0, 15.0)
 SIXTEEN = (1.0,) * 8 + (5.0,) * 4 + (15.0,) * 4
 WAITS = {"off": "spinning", "doorbell": "sleeping"}
-CURVE = (1.0, 1.25, 1.5, 2.0, 3.0, 0.0)
+CURVE = {"off": (1.0, 1.25, 1.5, 2.0, 3.0, 0.0), "doorbell": (1.0, 2.0, 0.0)}
+"""Limits over requests, by the wait; 0 is none."""
 SHORT = 10_000  # microseconds: a period a tenth of the kernel's
 ENDLESS = 10_000_000
 Variants = Mapping[str, Callable[[], Figures]]
@@ -137,7 +138,7 @@ def limits_variants(setting: Setting) -> Variants:
     fair = requests(setting, FOUR, True)
     made: dict[str, Callable[[], Figures]] = {}
     for mode, words in WAITS.items():
-        for limit in CURVE:
+        for limit in CURVE[mode]:
             run = Run(zones, fair, wait=mode, limit=limit, apart=True)
             made[f"{_times(limit)}; {words}"] = functools.partial(one, setting, run)
     if setting.place.kind == LOCAL:  # a kubelet has one period for all its pods

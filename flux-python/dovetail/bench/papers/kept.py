@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import os
+import statistics
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ class Kept:
         self.path = directory / FILE
         self._found: dict[tuple[str, str], dict[int, Figures]] = {}
         self._finished: set[str] = set()
+        self._others: dict[str, list[float]] = {}
         try:
             directory.mkdir(parents=True, exist_ok=True)
             lines = self.path.read_text().splitlines() if self.path.exists() else []
@@ -36,6 +38,7 @@ class Kept:
                     continue
                 by_round = self._found.setdefault((line["experiment"], line["variant"]), {})
                 by_round[line["round"]] = line["figures"]
+                self._others.setdefault(line["experiment"], []).append(line["others"])
             self._file = self.path.open("a", encoding="utf-8")
         except OSError as error:
             raise BadInput(f"-o {directory}: {error.strerror}") from error
@@ -66,11 +69,18 @@ class Kept:
         """Whether it was measured."""
         return turn in self._found.get((experiment, variant), {})
 
-    def add(self, experiment: str, variant: str, turn: int, figures: Figures) -> None:
-        """Keep a measurement."""
+    def add(
+        self, experiment: str, variant: str, turn: int, figures: Figures, others: float
+    ) -> None:
+        """Keep a measurement; `others` is how many cores others used just before it."""
+        self._others.setdefault(experiment, []).append(others)
         self._found.setdefault((experiment, variant), {})[turn] = figures
         self._write({"experiment": experiment, "variant": variant, "round": turn,
-                     "figures": dict(figures)})  # fmt: skip
+                     "figures": dict(figures), "others": round(others, 3)})  # fmt: skip
+
+    def others(self, experiment: str) -> float:
+        """Cores that others used, the median before its measurements; 0 if there are none."""
+        return statistics.median(self._others.get(experiment, [0.0]))
 
     def finished(self, experiment: str) -> bool:
         """Whether nothing of it is missing."""

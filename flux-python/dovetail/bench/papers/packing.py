@@ -18,11 +18,12 @@ from dovetail.bench.papers import published
 from dovetail.bench.papers.allocation import cut
 from dovetail.bench.papers.findings import Figures, Finding, Measured, Setting
 from dovetail.bench.papers.place import KUBERNETES, Run, need_groups
-from dovetail.bench.papers.published import Published
 from dovetail.core import cpu_requests
 from dovetail.core.throughput_model import Model
 
 MOST = 5
+EQUALS = 2
+"""The paper has equal requests for one and two."""
 IDLE = "one rank each"
 EQUAL, THEIRS = "full cores, equal, spinning", "full cores, proportional, spinning"
 SLEEPING = "full cores, proportional, sleeping"
@@ -51,7 +52,7 @@ def packing_variants(setting: Setting) -> Variants:
     for n in range(1, MOST + 1):
         equal, fair, one = (_requests(setting, shares, n) for shares in (even, wide, (1.0,)))
         for way, run in (
-            (EQUAL, Run(full, equal, apart=True)),
+            *([(EQUAL, Run(full, equal, apart=True))] if n <= EQUALS else []),
             (THEIRS, Run(full, fair, apart=True)),
             (SLEEPING, Run(full, fair, wait="doorbell", apart=True)),
             (OWN, Run(full, fair, wait="doorbell")),
@@ -101,10 +102,10 @@ def packing_findings(setting: Setting, measured: Measured) -> list[Finding]:
     theirs = published.of("packing")
     made = []
     for way in WAYS:
-        for n in range(2, MOST + 1):
-            number: Published | None = theirs[f"throughput {n}"]
+        for n in range(2, (EQUALS if way == EQUAL else MOST) + 1):
+            number = theirs[f"throughput {n}"]
             if way == EQUAL:
-                number = theirs["throughput 2E"] if n == 2 else None
+                number = theirs["throughput 2E"]
             made.append(Finding(f"throughput, {n} at once / one after the other, {way}", "x",
                                 _gain(measured, way, n), number, group=f"throughput, {way}",
                                 at=n, note=_room(setting, way, n)))  # fmt: skip
@@ -114,7 +115,7 @@ def packing_findings(setting: Setting, measured: Measured) -> list[Finding]:
                                 _over(measured, way, n, "mean"), theirs[f"slowdown {n}"],
                                 group=f"slowdown, {way}", at=n))  # fmt: skip
     best = min(MOST, setting.place.cores)
-    for way in WAYS[:-1]:
+    for way in WAYS[1:-1]:
         pairs = zip(measured[f"{way}: {MOST}"], measured[f"{IDLE}: {best}"])
         row = Row("", tuple(few["rate"] / many["rate"] for many, few in pairs))
         what = f"throughput, one rank each, {best} side by side / {MOST} at once, {way}"
@@ -123,7 +124,7 @@ def packing_findings(setting: Setting, measured: Measured) -> list[Finding]:
     made.append(Finding("time of one alone, proportional / equal", "x",
                         Row("", tuple(a["mean"] / b["mean"] for a, b in alone)),
                         theirs["proportional alone"]))  # fmt: skip
-    for way in WAYS:
+    for way in WAYS[1:]:
         unfair = [max(measured[f"{way}: {n}"][i]["unfair"] for n in range(2, MOST + 1))
                   for i in range(len(measured[f"{way}: 1"]))]  # fmt: skip
         made.append(Finding(f"slowest / fastest of those at once, worst N, {way}", "x",
@@ -137,7 +138,7 @@ def packing_findings(setting: Setting, measured: Measured) -> list[Finding]:
         made += [Finding(f"{what}, {n} at once, {way}", unit,
                          Row("", tuple(one[figure] for one in measured[f"{way}: {n}"])),
                          group=f"{what}, {way}", at=n, detail=True)
-                 for way in WAYS for n in range(1, MOST + 1)]  # fmt: skip
+                 for way in WAYS[1:] for n in range(1, MOST + 1)]  # fmt: skip
     return made
 
 
@@ -150,7 +151,7 @@ def _model(setting: Setting, measured: Measured) -> list[Finding]:
     """The error for the N that the model was fitted to, and for those that it has not seen."""
     theirs = published.of("packing")["model"]
     made = []
-    for way in WAYS:
+    for way in WAYS[1:]:
         ranks = 1 if way == IDLE else len(weights(setting))
         known: list[float] = []
         unseen: list[float] = []

@@ -29,18 +29,23 @@ from dovetail.report import charts, html
 from dovetail.report.charts import Bar, Curve
 
 CLASSES = {CONFIRMED: "confirmed", SMALLER: "smaller", OPPOSITE: "opposite", NOT_SEEN: "unseen"}
+DISTURBED = 0.1  # cores
 _LONGEST = 44  # letters of a label in a chart
 _BARS = 24  # of a chart
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """One experiment: its name and title, what was found, and the command that finds it again."""
+    """One experiment: its name and title, what was found, and the command that finds it again.
+
+    `others` is how many cores others used meanwhile.
+    """
 
     name: str
     title: str
     findings: tuple[Finding, ...]
     command: str
+    others: float = 0.0
 
 
 def page(outcomes: Sequence[Outcome], machine: str) -> str:
@@ -100,6 +105,9 @@ def _experiment(one: Outcome) -> Mapping[str, object]:
         "name": one.name,
         "title": one.title,
         "command": one.command,
+        "disturbed": f"Others used {one.others:.1f} cores meanwhile: these times are worth less."
+        if one.others > DISTURBED
+        else "",
         "findings": [row(f) for f in one.findings if not f.detail],
         "more": [row(f) for f in one.findings if f.detail],
         "charts": plots(one.findings),

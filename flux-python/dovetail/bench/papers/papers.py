@@ -132,7 +132,10 @@ def run(asked: Asked, progress: Progress) -> tuple[list[Outcome], bool]:
                 progress(f"{name}: failed: {error}")
             finally:
                 place.close()
-            outcomes.append(Outcome(name, experiment.title, tuple(found), command(asked, name)))
+            outcomes.append(
+                Outcome(name, experiment.title, tuple(found), command(asked, name),
+                        kept.others(base))
+            )  # fmt: skip
             publish(asked.output, outcomes, about)
             progress(f"{name}: {time.monotonic() - began:.0f} s")
     return outcomes, well
@@ -153,8 +156,9 @@ def _measured(
             for variant in [*names[first:], *names[:first]]:
                 if kept.has(name, variant, turn):
                     continue
+                others = busy()
                 figures = variants[variant]()
-                kept.add(name, variant, turn, figures)
+                kept.add(name, variant, turn, figures, others)
                 said = ", ".join(f"{k} {v:.3g}" for k, v in list(figures.items())[:3])
                 progress(f"{name}, round {turn + 1}/{rounds}  {variant}: {said}")
         kept.finish(name)
@@ -183,6 +187,19 @@ def command(asked: Asked, name: str) -> str:
     return f"dovetail bench papers --scale {asked.scale.name}{executor}{price} {name}"
 
 
+def busy(seconds: float = 0.2) -> float:
+    """Cores in use while nothing of ours runs: what others take from the measurements."""
+
+    def ticks() -> int:
+        fields = Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]
+        return sum(map(int, fields)) - int(fields[3]) - int(fields[4])
+
+    before, began = ticks(), time.monotonic()
+    time.sleep(seconds)
+    rate = float(os.sysconf("SC_CLK_TCK"))
+    return (ticks() - before) / rate / (time.monotonic() - began)
+
+
 def machine() -> str:
     """What it was measured on."""
     model = ""
@@ -203,7 +220,7 @@ def to_json(outcomes: Sequence[Outcome], about: Mapping[str, Any]) -> dict[str, 
         "measured_on": machine(),
         "experiments": [
             {"name": one.name, "title": one.title, "command": one.command,
-             "findings": [finding.to_json() for finding in one.findings]}
+             "others": one.others, "findings": [finding.to_json() for finding in one.findings]}
             for one in outcomes
         ],
     }  # fmt: skip

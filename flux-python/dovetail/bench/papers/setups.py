@@ -144,7 +144,7 @@ def setups_variants(setting: Setting) -> Variants:
             made[f"{_cells(size)}, even cut, spinning: {ranks}"] = functools.partial(
                 one, setting, run
             )
-            if ranks >= cores and ranks > 1:
+            if ranks == cores > 1:
                 sleeping = Run(case, (1000,) * ranks, wait="doorbell")
                 made[f"{_cells(size)}, even cut, sleeping: {ranks}"] = functools.partial(
                     one, setting, sleeping
@@ -173,7 +173,7 @@ def setups_findings(setting: Setting, measured: Measured) -> list[Finding]:
     made = []
     for name in measured:
         setup, _, ranks = name.rpartition(": ")
-        n, size = int(ranks), setup.partition(",")[0]
+        n, size = int(ranks), setup[: setup.index(" cells")] + " cells"
         if n == 1:
             continue
         base = measured[f"{size}, even cut, spinning: 1"]
