@@ -139,16 +139,17 @@ def _bar(bar: Bar, left: float, y: float, scale: float) -> list[Markup]:
 @dataclass(frozen=True)
 class Curve:
     """What `against_n` draws: measured points (n, value, low, high), the model's middle and
-    band as (n, middle, low, high), and level lines (value, words)."""
+    band as (n, middle, low, high), level lines (value, words), and what n is."""
 
     points: tuple[tuple[int, float, float, float], ...]
     model: tuple[tuple[int, float, float, float], ...]
     levels: tuple[tuple[float, str], ...]
     unit: str
+    axis: str = "N, simulations at once"
 
 
 def against_n(curve: Curve, label: str) -> Markup:
-    """Measured points and the model's band against N, the simulations at once."""
+    """Measured points and the model's band against N, the simulations at once, or another n."""
     left, right, top, bottom = 52.0, PANEL - 14, 30.0, 280.0
     last = max([p[0] for p in curve.points] + [m[0] for m in curve.model] + [2])
     highest = max(
@@ -187,5 +188,5 @@ def against_n(curve: Curve, label: str) -> Markup:
             drawn.append(text(x + side, y + 22, f"{value:.2f}", anchor, "value"))
             free = x + 52
     drawn.append(text(4, 16, curve.unit, kind="axis"))
-    drawn.append(text(right, bottom + 42, "N, simulations at once", "end", "axis"))
+    drawn.append(text(right, bottom + 42, curve.axis, "end", "axis"))
     return svg(PANEL, bottom + 50, label, *drawn)

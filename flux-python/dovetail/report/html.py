@@ -92,28 +92,32 @@ def page(summary: Summary, history: History) -> str:
     """The report as one HTML document."""
     decisions = [mark for mark in history.marks if mark.what != "profile" or mark.why]
     advice = advise.advise(advise.from_summary(summary), summary.cores)
-    return templates().get_template("report.html").render(
-        summary=summary,
-        headline=headline(summary),
-        phases=PHASES,
-        glyphs=GLYPHS,
-        headings=HEADINGS,
-        timelines=[timeline(history, narrow) for narrow in (False, True)],
-        timeline_title=_timeline_title(summary),
-        shown=len(rows(history)),
-        families=[_family(one, summary.cores) for one in summary.families[:FAMILIES]],
-        simulations=_worth_showing(summary.simulations),
-        time_spent=time_spent.table(_worth_showing(summary.simulations), summary.efficiency),
-        phase_headings=plan_phases.HEADINGS,
-        plan_phases=plan_phases.table((one.name, one.phases) for one in summary.simulations)[
-            :TABLE_ROWS
-        ],
-        hindrances=time_spent.sentences(summary.simulations)[:ADVICE],
-        decisions=decisions[:TABLE_ROWS],
-        decision_count=len(decisions),
-        advice=advice[:ADVICE],
-        advice_count=len(advice),
-        shown_families=TABLE_FAMILIES,
+    return (
+        templates()
+        .get_template("report.html")
+        .render(
+            summary=summary,
+            headline=headline(summary),
+            phases=PHASES,
+            glyphs=GLYPHS,
+            headings=HEADINGS,
+            timelines=[timeline(history, narrow) for narrow in (False, True)],
+            timeline_title=_timeline_title(summary),
+            shown=len(rows(history)),
+            families=[_family(one, summary.cores) for one in summary.families[:FAMILIES]],
+            simulations=_worth_showing(summary.simulations),
+            time_spent=time_spent.table(_worth_showing(summary.simulations), summary.efficiency),
+            phase_headings=plan_phases.HEADINGS,
+            plan_phases=plan_phases.table((one.name, one.phases) for one in summary.simulations)[
+                :TABLE_ROWS
+            ],
+            hindrances=time_spent.sentences(summary.simulations)[:ADVICE],
+            decisions=decisions[:TABLE_ROWS],
+            decision_count=len(decisions),
+            advice=advice[:ADVICE],
+            advice_count=len(advice),
+            shown_families=TABLE_FAMILIES,
+        )
     )
 
 

@@ -85,22 +85,28 @@ def allocation_findings(setting: Setting, measured: Measured) -> list[Finding]:
     theirs = published.of("allocation")
     made = []
     for words in WAITS.values():
-        for key, over, under in (
-            ("limits at once", "zones, proportional, limits at once", "zones, proportional"),
-            ("limits twice", "zones, proportional, limits twice", "zones, proportional"),
-            ("", "even cut, equal, limits at once", "even cut, equal"),
-            ("concentric", "zones, equal", "even cut, equal"),
-            ("proportional", "zones, proportional", "zones, equal"),
-            ("both", "zones, proportional", "even cut, equal"),
-        ):
+        for key, said, over, under in (
+            ("limits at once", "limits of the requests / none, zones, proportional",
+             "zones, proportional, limits at once", "zones, proportional"),
+            ("limits twice", "limits of twice the requests / none, the same",
+             "zones, proportional, limits twice", "zones, proportional"),
+            ("", "limits of the requests / none, even cut, equal",
+             "even cut, equal, limits at once", "even cut, equal"),
+            ("concentric", "zones / even cut, equal requests",
+             "zones, equal", "even cut, equal"),
+            ("proportional", "proportional / equal requests, zones",
+             "zones, proportional", "zones, equal"),
+            ("both", "zones, proportional / even cut, equal",
+             "zones, proportional", "even cut, equal"),
+        ):  # fmt: skip
             row = ratio(measured, f"{over}; {words}", f"{under}; {words}", "seconds")
-            what = f"time, {over} / {under}, waits {words}"
+            what = f"time: {said}; {words}"
             made.append(Finding(what, "x", row, theirs.get(key), group=f"time, {words}"))
     row = ratio(
         measured, "16 ranks, proportional; sleeping", "16 ranks, equal; sleeping", "seconds"
     )
     note = f"{16 / setting.place.cores:g} ranks on each core; spinning ones would hardly move"
-    made.append(Finding("time, 16 ranks, proportional / equal, waits sleeping", "x", row,
+    made.append(Finding("time: proportional / equal requests, 16 ranks; sleeping", "x", row,
                         theirs["sixteen ranks"], note=note, group="time, sleeping"))  # fmt: skip
     sparse = cpu_requests.proportional(SIXTEEN, 16_000)[0] / 1000
     made.append(Finding("request of a sparse rank / 1000m, 16 ranks", "x", Row("", (sparse,)),
@@ -168,7 +174,7 @@ def limits_findings(setting: Setting, measured: Measured) -> list[Finding]:
         elif limit.startswith("limit 2 x"):
             number = theirs["limits twice"]
         row = ratio(measured, name, f"no limit; {words}", "seconds")
-        made.append(Finding(f"time, {limit} / none, waits {words}", "x", row, number,
+        made.append(Finding(f"time: {limit} / none; {words}", "x", row, number,
                             group=f"time / without a limit, {words}"))  # fmt: skip
     return [*made, *counters(measured)]
 

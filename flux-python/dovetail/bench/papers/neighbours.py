@@ -102,7 +102,7 @@ def neighbours_findings(setting: Setting, measured: Measured) -> list[Finding]:
     for name in victims:
         for way in WAYS:
             row = ratio(measured, f"{name}, {way}", f"{name} alone", "seconds")
-            made.append(Finding(f"time of {name} beside a neighbour / alone, kept off by {way}",
+            made.append(Finding(f"time beside a neighbour / alone: {name}, kept off by {way}",
                                 "x", row, group="time / alone"))  # fmt: skip
         made += [Finding(f"ready without a core: {one}", "s/s", plain(measured, one, "waited_s"),
                          group="ready without a core", detail=True)

@@ -109,6 +109,15 @@ def packing_findings(setting: Setting, measured: Measured) -> list[Finding]:
             made.append(Finding(f"throughput, {n} at once / one after the other, {way}", "x",
                                 _gain(measured, way, n), number, group=f"throughput, {way}",
                                 at=n, note=_room(setting, way, n)))  # fmt: skip
+    # A way that is slow alone gains much by its own measure; by that of a plain mpirun it need not.
+    for way in WAYS[1:-1]:
+        for n in range(1, MOST + 1):
+            pairs = zip(measured[f"{way}: {n}"], measured[f"{EQUAL}: 1"])
+            row = Row("", tuple(a["rate"] / b["rate"] for a, b in pairs))
+            made.append(Finding(f"throughput, {n} at once / one after the other, equal, spinning: "
+                                f"{way}", "x", row,
+                                group=f"throughput / equal requests, spinning: {way}",
+                                at=n))  # fmt: skip
     for way in (THEIRS, IDLE):
         for n in range(2, MOST + 1):
             made.append(Finding(f"mean slowdown, {n} at once, {way}", "x",

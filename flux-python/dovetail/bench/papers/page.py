@@ -30,7 +30,7 @@ from dovetail.report.charts import Bar, Curve
 
 CLASSES = {CONFIRMED: "confirmed", SMALLER: "smaller", OPPOSITE: "opposite", NOT_SEEN: "unseen"}
 DISTURBED = 0.1  # cores
-_LONGEST = 44  # letters of a label in a chart
+_LONGEST = 50  # letters of a label in a chart
 _BARS = 24  # of a chart
 
 
@@ -74,8 +74,12 @@ def headline(compared: Sequence[Finding]) -> str:
 
 def words(value: float, unit: str) -> str:
     """A figure with its unit, in three digits."""
-    said = f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
+    said = _digits(value)
     return f"{said} {unit}".strip() if unit != "share" else f"{100 * value:.3g} %"
+
+
+def _digits(value: float) -> str:
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
 
 
 def row(finding: Finding) -> dict[str, str]:
@@ -91,7 +95,7 @@ def row(finding: Finding) -> dict[str, str]:
         "what": finding.what,
         "theirs": theirs,
         "ours": words(ours.median, finding.unit) if ours else "",
-        "spread": f"{low:.3g} to {high:.3g}" if ours and len(ours.values) > 1 else "",
+        "spread": f"{_digits(low)} to {_digits(high)}" if ours and len(ours.values) > 1 else "",
         "n": str(len(ours.values)) if ours else "",
         "ratio": f"{finding.ratio:.2f}" if finding.ratio is not None else "",
         "verdict": finding.verdict if one or not ours else "",
@@ -110,7 +114,8 @@ def _experiment(one: Outcome) -> Mapping[str, object]:
         else "",
         "findings": [row(f) for f in one.findings if not f.detail],
         "more": [row(f) for f in one.findings if f.detail],
-        "charts": plots(one.findings),
+        "charts": plots([f for f in one.findings if not f.detail]),
+        "more_charts": plots([f for f in one.findings if f.detail]),
     }
 
 
@@ -127,24 +132,31 @@ def plots(findings: Sequence[Finding]) -> list[tuple[str, Markup]]:
 def _bars(name: str, findings: Sequence[Finding]) -> Markup:
     made = []
     factor = 100.0 if findings[0].unit == "share" else 1.0
-    for finding in findings:
+    for finding, label in zip(findings, labels([one.what for one in findings])):
         assert finding.row is not None
         low, high = finding.row.spread
         ours = factor * finding.row.median
-        bars = [Bar("", ((ours, "own"),), f"{ours:.3g}", (factor * low, factor * high))]
+        bars = [Bar(label, ((ours, "own"),), _digits(ours), (factor * low, factor * high))]
         theirs = finding.published.value if finding.published else None
         if theirs is not None:
-            bars.append(Bar("", ((factor * theirs, "other"),), f"paper {factor * theirs:.3g}"))
-        made.append((_short(finding.what, name), bars))
+            bars.append(Bar("paper", ((factor * theirs, "other"),), _digits(factor * theirs)))
+        made.append(("", bars))
     unit = "%" if findings[0].unit == "share" else findings[0].unit
     return charts.bars(made, unit, name)
 
 
-def _short(what: str, group: str) -> str:
-    """A label without what its chart's title says already."""
-    start = f"{group}: "
-    label = what[len(start) :] if what.startswith(start) else what
-    return label if len(label) <= _LONGEST else label[: _LONGEST - 1] + "…"
+def labels(whats: Sequence[str]) -> list[str]:
+    """What tells these apart: without the words with which all of them begin or end."""
+    first, last = 0, 0
+    if len(whats) > 1:
+        split = [what.split(" ") for what in whats]
+        least = min(map(len, split)) - 1
+        while first < least and len({tuple(some[: first + 1]) for some in split}) == 1:
+            first += 1
+        while last < least - first and len({tuple(some[-last - 1 :]) for some in split}) == 1:
+            last += 1
+        whats = [" ".join(some[first : len(some) - last]).rstrip(",;:") for some in split]
+    return [what if len(what) <= _LONGEST else what[: _LONGEST - 1] + "…" for what in whats]
 
 
 def _curve(name: str, findings: Sequence[Finding]) -> Markup:
@@ -157,8 +169,10 @@ def _curve(name: str, findings: Sequence[Finding]) -> Markup:
         number = finding.published
         if number is not None and number.value is not None:
             theirs.append((finding.at, number.value, number.value, number.value))
-    one = ((1, 1.0, 1.0, 1.0),) if findings[0].unit == "x" else ()
+    first = findings[0].unit == "x" and findings[0].at != 1
+    one = ((1, 1.0, 1.0, 1.0),) if first else ()
     levels = ((1.0, "alone"),) if findings[0].unit == "x" else ()
     line = (*one, *theirs) if theirs else ()
     unit = findings[0].unit
-    return charts.against_n(Curve((*one, *points), line, levels, f"{name}, {unit}"), name)
+    axis = "ranks" if name.startswith("speed-up") else "N, simulations at once"
+    return charts.against_n(Curve((*one, *points), line, levels, unit, axis), name)

@@ -151,7 +151,10 @@ class Place:
         self._launched += 1
         added = tuple((k, v) for k, v in environment().items() if os.environ.get(k) != v)
         ranks = len(run.requests)
-        limit = run.limit if self.kind == KUBERNETES else 0.0
+        limit = 0.0
+        if self.kind == KUBERNETES:
+            limit = run.limit
+            added += (("OMPI_MCA_btl", "tcp,self"),)  # as between the papers' pods
         return Spec(
             f"s{self._launched}", "papers", str(run.case), ranks, (1.0,) * ranks, run.command,
             environment=added, ranks_per_pod=1 if run.apart else 0, limit=limit,
