@@ -29,6 +29,8 @@ from dovetail.mpi.page import MEASURES, RankPage
 
 SCHEMA = 1
 REGION = "Global"
+TALP = "3.6"
+"""The version of DLB whose shape this is: its tools read no file that does not begin with one."""
 
 
 @dataclass(frozen=True)
@@ -300,7 +302,7 @@ def to_json(profile: Profile) -> dict[str, Any]:
     application = _talp_application(profile, processes)
     ranks = [{**dataclasses.asdict(r), "duty": r.duty, "measure": r.measure} for r in profile.ranks]
     return {
-        "dlbVersion": f"dovetail {__version__}",
+        "dlbVersion": f"{TALP} (dovetail {__version__})",
         "timestamp": profile.created,
         "resources": {k: application[k] for k in ("numCpus", "numNodes", "numMpiRanks")},
         "Application": {REGION: application},

@@ -55,7 +55,7 @@ def _profile(case: Path) -> Figures:
         if done.returncode:
             raise WorkFailed(f"dovetail profile: {done.stderr.strip()[-1000:]}")
         profile: dict[str, Any] = json.loads(file.read_text())
-        opened = _opened(Path(folder), len(FOUR))
+        opened = _opened(file, len(FOUR))
     ranks = profile["dovetail"]["ranks"]
     duty = {f"duty {rank['rank']}": float(rank["duty"]) for rank in ranks}
     inside = sum(rank["mpi_s"] for rank in ranks)
@@ -76,16 +76,18 @@ def _crowded() -> dict[str, str]:
     return {**plain_environment(), "OMPI_MCA_rmaps_base_oversubscribe": "1"}
 
 
-def _opened(folder: Path, ranks: int) -> dict[str, float]:
+def _opened(file: Path, ranks: int) -> dict[str, float]:
     """How many ranks DLB's own tool finds in the profile; nothing where it is not installed."""
     tool = shutil.which("talp")
     if not tool:
         return {}
-    done = subprocess.run(
-        [tool, "report", "-i", str(folder), "-o", str(folder / "report")],
-        capture_output=True, text=True,
-    )  # fmt: skip
-    return {"talp": float(ranks if done.returncode == 0 else 0)}
+    inside, made = file.parent / "talp" / "case" / f"{ranks}x1", file.parent / "report"
+    inside.mkdir(parents=True)
+    shutil.copy(file, inside)
+    words = [tool, "ci-report", "-i", str(file.parent / "talp"), "-o", str(made), "--no-badge"]
+    done = subprocess.run(words, capture_output=True, text=True)
+    pages = list(made.rglob(f"evolution_{ranks}xMPI*.html")) if done.returncode == 0 else []
+    return {"talp": float(ranks if pages else 0)}
 
 
 def duty_findings(setting: Setting, measured: Measured) -> list[Finding]:
