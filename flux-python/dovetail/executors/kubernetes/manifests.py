@@ -47,7 +47,7 @@ INDEX = "batch.kubernetes.io/job-completion-index"
 CONTAINER = "main"
 HUB = "/run/dovetail/hub"
 MACHINE = "/run/dovetail/machine"
-"""Where an agent has the root folder of its node."""
+"""Where an agent has the root folder of its node, to read."""
 CGROUPS = "/sys/fs/cgroup"
 ORPHAN = "DOVETAIL_ORPHAN_S"
 AGENT_CPU = 20
@@ -292,8 +292,8 @@ def rank_group(run: str, spec: Spec, key: str) -> dict[str, str]:
 
 
 def agents(run: str, seen: Folders) -> Object:
-    """The run's agent on each node."""
-    labels = {RUN: run, PART: AGENT}
+    """The run's agent on each node: it looks at folders there, and writes to where stores are."""
+    labels, stores = {RUN: run, PART: AGENT}, os.path.dirname(staging.STORES)
     pod = _pod(
         "agent",
         [
@@ -308,7 +308,12 @@ def agents(run: str, seen: Folders) -> Object:
             "--machine",
             MACHINE,
         ],
-        replace(seen.ours(), read=(*seen.read, CGROUPS), stored=(("/", MACHINE),)),
+        replace(
+            seen.ours(),
+            read=(*seen.read, CGROUPS),
+            borrowed=(*seen.borrowed, ("/", MACHINE)),
+            stored=((stores, MACHINE + stores),),
+        ),
         {"NODE_NAME": "spec.nodeName"},
         cpu=AGENT_CPU,
         memory=LEAST_MEMORY,
