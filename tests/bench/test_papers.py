@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from html.parser import HTMLParser
 
 import pytest
@@ -11,6 +12,7 @@ from dovetail.bench.harness import Row
 from dovetail.bench.papers import papers, published
 from dovetail.bench.papers.findings import (
     CONFIRMED,
+    DISTURBED,
     NO_NUMBER,
     NOT_MEASURED,
     NOT_SEEN,
@@ -62,6 +64,15 @@ def test_a_verdict_is_about_the_effect(kind, theirs, ours, word):
     number = Published("x", published.RANKS, "table 1", "a figure", theirs, kind)
     assert verdict(number, Row("", ours)) == word
     assert verdict(number, None) == NOT_MEASURED
+
+
+@pytest.mark.unit
+def test_what_others_disturbed_says_nothing_about_a_paper():
+    number = published.of("allocation")["limits at once"]
+    finding = Finding("time", "x", Row("", (0.5, 0.5)), number)
+    assert finding.verdict == OPPOSITE
+    assert replace(finding, disturbed=True).verdict == DISTURBED
+    assert replace(finding, disturbed=True, row=None).verdict == NOT_MEASURED
 
 
 @pytest.mark.unit

@@ -37,7 +37,7 @@ from dovetail.bench import (
 )
 from dovetail.bench.harness import Claim
 from dovetail.bench.papers import papers, scales
-from dovetail.bench.papers.page import DISTURBED, Outcome, row
+from dovetail.bench.papers.page import Outcome, disturbance, row
 from dovetail.cli import run as run_command
 from dovetail.core.errors import BadInput, WorkFailed
 
@@ -212,8 +212,9 @@ def show_papers(outcomes: list[Outcome]) -> None:
     console = Console(highlight=False, width=width)
     console.print(table)
     for one in outcomes:
-        if one.others > DISTURBED:
-            console.print(f"{one.name}: others used {one.others:.1f} cores meanwhile")
+        said = disturbance(one)
+        if said:
+            console.print(f"{one.name}: {said[0].lower()}{said[1:]}")
 
 
 def interrupt(number: int, _: FrameType | None) -> None:

@@ -24,7 +24,8 @@ from dovetail.bench.papers.scales import Scale
 
 CONFIRMED, SMALLER, NOT_SEEN, OPPOSITE = "confirmed", "smaller", "not seen", "the opposite"
 NOT_MEASURED, NO_NUMBER = "not measured here", "no number found"
-VERDICTS = (CONFIRMED, SMALLER, NOT_SEEN, OPPOSITE, NOT_MEASURED, NO_NUMBER)
+DISTURBED = "disturbed"
+VERDICTS = (CONFIRMED, SMALLER, NOT_SEEN, OPPOSITE, DISTURBED, NOT_MEASURED, NO_NUMBER)
 
 ENOUGH = 0.8  # of an effect that counts as the same
 NOISE = 0.02  # a ratio this near to 1 is none
@@ -71,7 +72,8 @@ class Finding:
 
     `what` and `unit` are of the measurement; `note` is said in addition. `group` puts findings
     into one chart, `at` is the place on its axis where that is one of whole numbers. A `detail` is
-    shown on the page alone.
+    shown on the page alone. What was measured while others used the cores is `disturbed`, and says
+    nothing about the paper.
     """
 
     what: str
@@ -83,12 +85,15 @@ class Finding:
     group: str = ""
     at: int | None = None
     detail: bool = False
+    disturbed: bool = False
 
     @property
     def verdict(self) -> str:
         """One of `VERDICTS`."""
         if self.published is None:
             return NO_NUMBER if self.row else NOT_MEASURED
+        if self.row and self.disturbed and self.published.value is not None:
+            return DISTURBED
         return verdict(self.published, self.row)
 
     @property

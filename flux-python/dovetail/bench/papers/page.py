@@ -29,7 +29,7 @@ from dovetail.report import charts, html
 from dovetail.report.charts import Bar, Curve
 
 CLASSES = {CONFIRMED: "confirmed", SMALLER: "smaller", OPPOSITE: "opposite", NOT_SEEN: "unseen"}
-DISTURBED = 0.1  # cores
+WORTH_SAYING = 0.1  # cores
 _LONGEST = 50  # letters of a label in a chart
 _BARS = 24  # of a chart
 
@@ -63,6 +63,13 @@ def page(outcomes: Sequence[Outcome], machine: str) -> str:
                 for number, title in published.PAPERS.items() if number in used],
         experiments=[_experiment(one) for one in outcomes],
     )  # fmt: skip
+
+
+def disturbance(one: Outcome) -> str:
+    """How much others took, if that is worth a word."""
+    if one.others <= WORTH_SAYING:
+        return ""
+    return f"Others used {one.others:.1f} cores just before each measurement"
 
 
 def headline(compared: Sequence[Finding]) -> str:
@@ -109,9 +116,7 @@ def _experiment(one: Outcome) -> Mapping[str, object]:
         "name": one.name,
         "title": one.title,
         "command": one.command,
-        "disturbed": f"Others used {one.others:.1f} cores meanwhile: these times are worth less."
-        if one.others > DISTURBED
-        else "",
+        "disturbed": disturbance(one),
         "findings": [row(f) for f in one.findings if not f.detail],
         "more": [row(f) for f in one.findings if f.detail],
         "charts": plots([f for f in one.findings if not f.detail]),

@@ -18,7 +18,7 @@ import platform
 import tempfile
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +67,7 @@ EXPERIMENTS = {
                    converged.hybrid_findings, converged.hybrid_variants, most=1),
     )
 }  # fmt: skip
+QUIET = 0.25  # of the cores: if others use more, measurements say nothing about a paper
 MEASURING = ("allocation", "converged", "neighbours", "packing", "place", "scales", "setups")
 """The modules on which measurements depend."""
 
@@ -132,10 +133,12 @@ def run(asked: Asked, progress: Progress) -> tuple[list[Outcome], bool]:
                 progress(f"{name}: failed: {error}")
             finally:
                 place.close()
+            others = kept.others(base)
+            if others >= QUIET * len(os.sched_getaffinity(0)):
+                found = [replace(finding, disturbed=True) for finding in found]
             outcomes.append(
-                Outcome(name, experiment.title, tuple(found), command(asked, name),
-                        kept.others(base))
-            )  # fmt: skip
+                Outcome(name, experiment.title, tuple(found), command(asked, name), others)
+            )
             publish(asked.output, outcomes, about)
             progress(f"{name}: {time.monotonic() - began:.0f} s")
     return outcomes, well
