@@ -4,9 +4,9 @@
  *
  * pairs: prints the medians over the batches, in microseconds, of a ping-pong's one way between
  * ranks 0 and 1 and of an Allreduce of all ranks, of 8 bytes and of 1 MB each.
- * sweep: the same for four sizes, with the bandwidth of a window of messages from rank 0 to 1, MB/s,
- * and a Barrier; as the OSU benchmarks name and define them.
- * hold: iterations of MS milliseconds asleep, for ever, without a word to the others.
+ * sweep: the same for four sizes, with the bandwidth of a window of messages from rank 0 to 1,
+ * MB/s, and a Barrier; as the OSU benchmarks name and define them. hold: iterations of MS
+ * milliseconds asleep, for ever, without a word to the others.
  */
 #include <mpi.h>
 #include <stdio.h>
@@ -98,8 +98,8 @@ static void sweep(void)
         const double sum = measure(allreduce, sizes[i].count);
         if (rank == 0)
             printf("%s\"latency, %s\": %.3f, \"bandwidth, %s\": %.3f, \"Allreduce, %s\": %.3f",
-                   comma, sizes[i].name, way, sizes[i].name,
-                   WINDOW * 8.0 * sizes[i].count / burst, sizes[i].name, sum);
+                   comma, sizes[i].name, way, sizes[i].name, WINDOW * 8.0 * sizes[i].count / burst,
+                   sizes[i].name, sum);
         comma = ", ";
     }
     const double meeting = measure(barrier, SMALL);
