@@ -19,6 +19,7 @@ from dovetail import __version__
 from dovetail.bench.papers import published
 from dovetail.bench.papers.findings import (
     CONFIRMED,
+    DISTURBED,
     NOT_SEEN,
     OPPOSITE,
     SMALLER,
@@ -75,6 +76,10 @@ def disturbance(one: Outcome) -> str:
 def headline(compared: Sequence[Finding]) -> str:
     """The page's main finding, one line."""
     judged = [f for f in compared if f.verdict in CLASSES]
+    if not judged and any(f.verdict == DISTURBED for f in compared):
+        return "No verdict on the papers' numbers: the machine was not at rest"
+    if not judged:
+        return "None of the papers' numbers could be compared here"
     seen = sum(f.verdict == CONFIRMED for f in judged)
     return f"{seen} of {len(judged)} comparisons with the papers' numbers are confirmed here"
 
@@ -94,6 +99,7 @@ def row(finding: Finding) -> dict[str, str]:
     one, ours = finding.published, finding.row
     theirs = words(one.value, one.unit) if one and one.value is not None else ""
     low, high = ours.spread if ours else (0.0, 0.0)
+    scale = 100 if finding.unit == "share" else 1
     source = f"{one.where}, arXiv:{one.paper}" if one else ""
     if one and one.source:
         source += f"; number from {one.source}"
@@ -102,7 +108,9 @@ def row(finding: Finding) -> dict[str, str]:
         "what": finding.what,
         "theirs": theirs,
         "ours": words(ours.median, finding.unit) if ours else "",
-        "spread": f"{_digits(low)} to {_digits(high)}" if ours and len(ours.values) > 1 else "",
+        "spread": f"{_digits(scale * low)} to {_digits(scale * high)}"
+        if ours and len(ours.values) > 1
+        else "",
         "n": str(len(ours.values)) if ours else "",
         "ratio": f"{finding.ratio:.2f}" if finding.ratio is not None else "",
         "verdict": finding.verdict if one or not ours else "",
