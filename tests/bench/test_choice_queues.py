@@ -137,7 +137,7 @@ def test_the_command_prints_every_claim_as_json(capsys):
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        (["scale", "--queues", "5"], "--queues: only with choice, not with scale"),
+        (["scale", "--queues", "5"], "--queues: only with choice and all, not with scale"),
         (["choice", "--queues", "0"], "--queues 0: give 1 to 1000000"),
     ],
 )

@@ -48,8 +48,9 @@ def test_what_all_cannot_measure_is_told_and_the_rest_goes_on(monkeypatch, capsy
     monkeypatch.setitem(bench.COMPARISONS, "jobtap", ("x", missing))
     monkeypatch.setitem(bench.COMPARISONS, "scale", ("y", lambda *_: []))
     args = bench.argparse.Namespace(
-        what="all", repeat=1, queues=None, output=None, kubernetes=False, json=False
-    )
+        what="all", repeat=1, queues=None, output=None, kubernetes=False, json=False,
+        names=[], executor=None, scale=None, price=None,
+    )  # fmt: skip
     assert bench.run(args) == 1
     told = capsys.readouterr()
     assert "jobtap: not measured: no flux" in told.out
