@@ -31,6 +31,14 @@ def test_two_imbalanced_simulations_run_at_once_and_leave_nothing(site):
     site.nothing_left()
 
 
+def test_ranks_in_pods_of_their_own_share_memory_on_a_node(site):
+    """Second and third come to be in pods that are alike, process ids and all."""
+    run = site.start(site.plan(site.busy(1, 1, 1, iterations=50, ranks_per_pod=1)), "three")
+    assert site.end(run) == 0, site.errors("three")
+    assert set(site.states("three").values()) == {"done"}
+    site.nothing_left()
+
+
 def test_the_manifests_are_what_the_server_takes(site):
     assert site.apply("operator-manifests", "--dry-run=server").count("server dry run") == 13
 

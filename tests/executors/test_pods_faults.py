@@ -83,6 +83,13 @@ def test_a_signal_to_a_program_that_is_about_to_start_ends_it(moment):
         os.close(there)
 
 
+@pytest.mark.parametrize("number", [0, 1, 2])
+def test_process_ids_of_several_pods_differ(number):
+    pid = processes.start_child(["true"], "/", dict(os.environ), {}, remainder=(number, 3))
+    assert pid % 3 == number
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+
+
 def test_a_simulation_goes_on_without_its_agent(cluster):  # noqa: F811
     agent = cluster.agent()
     cluster.launch("sim", WAITS)

@@ -228,19 +228,28 @@ def start_child(
     environment: Mapping[str, str],
     files: Mapping[int, int],
     ready: Callable[[], None] = lambda: None,
+    remainder: tuple[int, int] = (0, 1),
 ) -> int:
     """Start a program as the leader of a process group; its process id.
 
     `files` has what is open in it: its number there, and ours. `ready` is called in the child.
+    Its process id, divided by the second number of `remainder`, leaves the first.
     What fails there is told on its standard error, and the exit code is CANNOT_START. A signal
     that is to end the program does so from the first, and is not taken by our own handlers.
     """
     parent = os.getpid()
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING)
     try:
-        pid = os.fork()
-        if pid == 0:
-            _become(parent, mask, words, directory, environment, files, ready)
+        while True:
+            pid = os.fork()
+            fits = (pid or os.getpid()) % remainder[1] == remainder[0]
+            if pid == 0:
+                if not fits:
+                    os._exit(0)
+                _become(parent, mask, words, directory, environment, files, ready)
+            if fits:
+                break
+            os.waitpid(pid, 0)
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
     with contextlib.suppress(OSError):

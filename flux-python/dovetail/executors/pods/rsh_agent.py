@@ -15,6 +15,7 @@ from __future__ import annotations
 import array
 import json
 import os
+import re
 import resource
 import select
 import signal
@@ -52,6 +53,12 @@ def group_of(rank: int, sizes: list[int]) -> int:
             return group
         rank -= size
     return -1
+
+
+def local_groups(directory: str) -> list[int]:
+    """The rank groups whose pods are on this node, in order."""
+    found = (re.fullmatch(r"pod\.(\d+)\.sock", name) for name in os.listdir(directory))
+    return sorted(int(one[1]) for one in found if one)
 
 
 def ask(
@@ -106,10 +113,12 @@ def place(words: list[str]) -> None:
     rank = int(os.environ.get("OMPI_COMM_WORLD_RANK") or os.environ.get("PMI_RANK") or -1)
     sizes = [int(size) for size in os.environ["DOVETAIL_GROUPS"].split(",")]
     group = str(group_of(rank, sizes)) if rank >= 0 else own
-    elsewhere = group != own and os.path.exists(f"{directory}/pod.{group}.sock")
+    groups = local_groups(directory)
+    # One in our own pod too, if there are others, as process ids have to differ; see `Spawner`.
+    by_its_pod = rank >= 0 and len(groups) > 1 and int(group) in groups
     environment = here(dict(os.environ), starter)
-    environment["DOVETAIL_GROUP"] = group if elsewhere else own
-    if not elsewhere:
+    environment["DOVETAIL_GROUP"] = group if by_its_pod else own
+    if not by_its_pod:
         try:
             os.execvpe(words[0], words, environment)
         except OSError as error:
@@ -126,6 +135,8 @@ def place(words: list[str]) -> None:
         "environment": environment,
         "directory": os.getcwd(),
         "numbers": files,
+        "number": groups.index(int(group)),
+        "of": len(groups),
     }
     try:
         connection = ask(directory, group, request, files)

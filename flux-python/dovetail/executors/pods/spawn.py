@@ -3,7 +3,11 @@
 
 Inputs: requests of go-betweens (`rsh_agent`) on the pod's own socket, with open files, and Spawn
 messages. Outputs: processes, and how they ended. Invariants: a placed process ends with its
-go-between and with us; a Spawn that is repeated is answered again, and not done again.
+go-between and with us; a Spawn that is repeated is answered again, and not done again; ranks in
+different pods of a node never have the same process id.
+
+Open MPI takes a shared memory segment whose maker has its own process id for one that it has made
+itself (`opal/mca/shmem`, `segment_attach`), and then reads and writes where nothing is.
 """
 
 from __future__ import annotations
@@ -139,6 +143,7 @@ class Spawner:
                     asked["directory"],
                     asked["environment"],
                     dict(zip(asked["numbers"], client.files)),
+                    remainder=(asked["number"], asked["of"]),
                 )
                 for fd in client.files:
                     os.close(fd)
