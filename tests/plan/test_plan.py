@@ -58,6 +58,14 @@ ACCEPTED = {
         ONE.replace("solver", "[solver, 'a b', '>']"),
         lambda p: p.specs[0].command == ("solver", "a b", ">"),
     ),
+    "a solver whose ranks nobody told that they are several": (
+        ONE + "    application: openfoam\n",
+        lambda p: p.specs[0].widths == (2,),
+    ),
+    "a solver that is told": (
+        ONE.replace("solver", "solver -parallel") + "    application: openfoam\n",
+        lambda p: p.specs[0].widths == (),
+    ),
     "phases": (
         entry("phases", "[{until: {iteration: 50}, requests: [500m, 0.5]}, {requests: [1, 2]}]"),
         lambda p: p.specs[0].phases == (PlanPhase(50, (500, 500)), PlanPhase(0, (1000, 2000))),

@@ -440,6 +440,9 @@ class _Entry(BaseModel):
 
     def specs(self) -> list[Spec]:
         """The simulations."""
+        application = self.application or programs.application_of(self.command)
+        # Without `-parallel` each rank of OpenFOAM's solvers would compute the whole case.
+        whole = self.ranks[-1] > 1 and application == "openfoam" and "-parallel" not in self.command
         first = Spec(
             name=self.name,
             family=self.name,
@@ -464,8 +467,8 @@ class _Entry(BaseModel):
                 )
                 for one in self.phases
             ),
-            widths=self.ranks if len(self.ranks) > 1 else (),
-            application=self.application or programs.application_of(self.command),
+            widths=self.ranks if len(self.ranks) > 1 or whole else (),
+            application=application,
             objective=self.objective,
             checkpoint=self.checkpoint.allowed,
             write=self.checkpoint.write,

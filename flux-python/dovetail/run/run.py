@@ -280,13 +280,14 @@ def _same(recorded: Spec, asked: Spec) -> bool:
 
 
 def moldable(specs: Sequence[Spec]) -> list[str]:
-    """For each plan entry with several numbers of ranks, what it is taken for, in words."""
+    """For each plan entry whose ranks are seen to by its application, which that is, in words."""
     entries = {spec.family: spec for spec in specs if spec.widths}
-    return [
-        f"{name}: {spec.application}, on {', '.join(map(str, spec.widths[:-1]))} or "
-        f"{spec.widths[-1]} ranks"
-        for name, spec in entries.items()
-    ]
+    found = []
+    for name, spec in entries.items():
+        *others, most = map(str, spec.widths)
+        on = f"{', '.join(others)} or {most}" if others else most
+        found.append(f"{name}: {spec.application}, on {on} ranks")
+    return found
 
 
 def versions(launcher: str) -> dict[str, str]:
