@@ -97,6 +97,26 @@ def test_a_gap_is_told_with_what_fixes_it(
     assert bool(fix) == bool(found.fix)
 
 
+SEEN = "30 25 0:26 / /sys/fs/cgroup/cpu rw shared:9 - cgroup cgroup rw,{}\n"
+
+
+@pytest.mark.parametrize(
+    ("mounted", "told"),
+    [("cpu,cpuacct", ""), ("cpuacct,cpu", ""),
+     ("memory", "cpu,cpuacct is in use and mounted nowhere")],
+)  # fmt: skip
+def test_a_hierarchy_that_nobody_can_see_is_told(machine, monkeypatch, tmp_path, mounted, told):
+    monkeypatch.setattr(checks_kernel.cgroups, "problems", list)
+    monkeypatch.setattr(checks_kernel.cgroups, "base", lambda: "/here")
+    (tmp_path / "PROC/self").mkdir(parents=True)
+    (tmp_path / "PROC/self/cgroup").write_text("4:cpu,cpuacct:/\n0::/\n")
+    (tmp_path / "PROC/self/mountinfo").write_text(SEEN.format(mounted))
+    found = checks_kernel.control_groups()
+    assert found.level == ("warning" if told else "ok")
+    assert told in found.found
+    assert not told or "mount -t cgroup -o cpu,cpuacct cgroup" in found.fix
+
+
 def test_without_newuidmap_missing_ids_are_told_as_well(machine, monkeypatch):
     monkeypatch.setattr(checks_kernel.shutil, "which", lambda name: None)
     found = checks_kernel.subordinate_ids()

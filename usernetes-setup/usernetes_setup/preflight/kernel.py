@@ -88,6 +88,14 @@ def control_groups() -> Check:
     """Control groups that this user may write to."""
     name, version = "control groups", "version 2" if cgroups.unified() else "version 1"
     problems = cgroups.problems()
+    if not problems and (lost := _mounted_nowhere()):
+        where = f"/sys/fs/cgroup/{lost[0]}"
+        return Check(
+            name, "warning",
+            f"{version}: {lost[0]} is in use and mounted nowhere: no container's memory can be "
+            "told, nor that the kernel killed one",
+            f"mkdir {where} && mount -t cgroup -o {lost[0]} cgroup {where}", "admin",
+        )  # fmt: skip
     if not problems:
         place = "in a scope of its own" if cgroups.scope() else f"below {cgroups.base()}"
         return Check(name, "ok", f"{version}, {place}")
@@ -102,6 +110,20 @@ def control_groups() -> Check:
     else:
         fix = f"{build.setup_folder()}/delegate {os.getuid()}   (once after each boot)"
     return Check(name, "error", f"{version}: {problems[0]}", fix, who)
+
+
+def _mounted_nowhere() -> list[str]:
+    """Hierarchies of version 1 that processes are in and nobody sees; containerd wants to see all.
+
+    They stay as long as they have groups, such as those of a container that had mounted them.
+    """
+    mounts = read(finding.PROC / "self/mountinfo").splitlines()
+    fields = [line.rpartition(" - ")[2].split() for line in mounts]
+    seen = {one for kind, _, options in fields if kind == "cgroup" for one in options.split(",")}
+    lines = [line.split(":", 2) for line in read(finding.PROC / "self/cgroup").splitlines()]
+    return [
+        names for number, names, _ in lines if number != "0" and not {*names.split(",")} <= seen
+    ]
 
 
 def linger() -> Check:
