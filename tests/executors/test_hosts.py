@@ -17,7 +17,7 @@ from support import hosts, known_programs
 from support.clusters import LIMIT, SETUP, eventually
 from usernetes_setup.preflight import report
 
-pytestmark = pytest.mark.kube
+pytestmark = [pytest.mark.kube, pytest.mark.first]  # they mostly wait, for minutes
 
 HOME = "/home/alice"
 KUBECONFIG = f"/tmp/dovetail-kube-{hosts.ALICE}/default/kubeconfig"
