@@ -52,7 +52,7 @@ def place(source: str) -> str:
     """Where the tests of a file run, by their marker, and by whether they have hosts made."""
     if "pytest.mark.machines\n" in source:
         return "machines"
-    assert re.search(r"= pytest\.mark\.(kube|flux)\n", source)
+    assert re.search(r"^pytestmark = .*pytest\.mark\.(kube|flux)\b", source, re.MULTILINE)
     return "hosts" if "hosts.started(" in source else "one"
 
 
