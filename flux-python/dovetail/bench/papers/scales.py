@@ -29,7 +29,7 @@ class Scale:
 SCALES = {
     one.name: one
     for one in (
-        Scale("small", 3, 40, 4.0, 1, 2, (1, 2)),
+        Scale("small", 3, 40, 3.5, 1, 2, (1, 2)),
         Scale("medium", 5, 150, 20.0, 2, 3, (1, 2, 4)),
         Scale("papers", 5, 300, 60.0, 1, 3, (1, 2, 4, 6)),
     )
