@@ -56,6 +56,38 @@ def test_a_command_that_does_not_exist_is_said_so(site):  # noqa: F811
     assert "nosuchprogram" in site.until(executor, "sim").reason
 
 
+@pytest.mark.parametrize(
+    ("application", "ranks", "started"),
+    [("generic", 1, ["0"]), ("openfoam", 2, ["0", "1"]), ("openfoam", 1, ["none"]),
+     ("lammps", 1, ["none"])],
+)  # fmt: skip
+def test_one_rank_of_a_known_application_is_started_without_mpirun(
+    site,  # noqa: F811
+    application,
+    ranks,
+    started,
+):
+    executor = site.executor()
+    asked = site.spec("sim", "echo ${RANK:-none}", application=application, ranks=ranks)
+    executor.launch(asked, protocol.Share((500,) * ranks))
+    assert site.until(executor, "sim").code == 0
+    assert sorted(site.log("sim").split()) == started
+    missing = site.spec("other", "", application=application, command=("nonexistent", "x"))
+    executor.launch(missing, share())
+    assert "nonexistent" in site.until(executor, "other").reason
+
+
+def test_no_more_supervisors_wait_than_simulations_are_expected(site):  # noqa: F811
+    executor = site.executor(launches=2)
+    assert len(executor._spares) == 2
+    for name in ("one", "two"):
+        executor.launch(site.spec(name, "true"), share())
+        site.until(executor, name)
+    assert executor._spares == []
+    executor.launch(site.spec("again", "true"), share())
+    assert site.until(executor, "again").code == 0
+
+
 def test_a_case_that_does_not_exist_is_said_so(site):  # noqa: F811
     executor = site.executor()
     executor.launch(site.spec("sim", "true", case="/nonexistent/case"), share())

@@ -27,6 +27,9 @@ of several steps or a part of one: nobody sees the steps of a program that is li
 OWN_COUNT: Final = {"openfoam", "lammps"}
 """Applications whose checkpoints tell of the iterations that are counted, if not in periods."""
 
+ALONE: Final = {"openfoam", "lammps"}
+"""Applications whose programs on one rank need no starter: they start no processes by MPI."""
+
 UNCUT: Final = {"generic"}
 """Applications whose cases nobody knows how to cut anew."""
 

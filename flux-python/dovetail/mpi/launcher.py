@@ -90,6 +90,11 @@ def command_line(
     return [starter, "-np", str(ranks), *place, *command]
 
 
+ALONE = {"OMPI_MCA_ess_singleton_isolated": "1"}
+"""The environment of a program that is started without a starter: Open MPI then starts no daemon,
+which only programs need that have MPI start others."""
+
+
 def environment(base: Mapping[str, str], directory: str, temporary: str) -> dict[str, str]:
     """The environment of the command: `base` with what profiling and packing need.
 

@@ -97,7 +97,8 @@ class Supervisor:
 
     `config` has: `name`, `directory` (session directory of the simulation), `temporary`,
     `case` (to copy from), `home` (its output directory), `ranks`, `command`, `prepare` (pairs of
-    a line and its words), `environment` (to add), `libraries` (MPI to preloaded library), `group`
+    a line and its words), `alone` (whether its one rank needs no starter), `environment` (to add),
+    `libraries` (MPI to preloaded library), `group`
     (weight and control directory of its control group; its processes join the group `job`),
     `cpus`, `log_limit`; and only in a pod `hosts`, those of all its pods (see `launcher.across`),
     and `apart`, whether their nodes have no folder in common.
@@ -181,7 +182,11 @@ class Supervisor:
             self._wait(None)
         path = base.get("PATH", os.defpath)
         mpi = config["mpi"] or launcher.flavour(config["command"][0], path)
-        words = launcher.command_line(config["command"], config["ranks"], path, mpi)
+        if config.get("alone"):
+            words = list(config["command"])
+            base.update(launcher.ALONE)
+        else:
+            words = launcher.command_line(config["command"], config["ranks"], path, mpi)
         mpi = mpi or launcher.flavour(words[0], path)  # a script runs under its starter's MPI
         if "hosts" in config:
             base.update(launcher.within(config["hosts"], path))

@@ -46,6 +46,7 @@ if TYPE_CHECKING:  # the report's libraries take a while to import, see `execute
 
 LOG = "events.jsonl"
 REPORT = "dovetail.report.html"
+BEGUN = 0.5  # seconds in which the first simulations have begun
 
 
 @dataclass(frozen=True)
@@ -234,8 +235,7 @@ def execute(
                 watcher.look(controller, spent)
                 live.say(server.start(directory, watcher.render))
             # What the report needs is loaded while simulations run, not while they wait for it.
-            report = threading.Thread(target=importlib.import_module, args=[REPORT], daemon=True)
-            report.start()
+            threading.Thread(target=load_report, daemon=True).start()
             asks = orders or Orders()
             asks.listen(directory)
             loop = Loop(controller, executor, log, live, origin, signals, asks, end, watcher)
@@ -256,6 +256,12 @@ def execute(
         raise
     finally:
         executor.close()
+
+
+def load_report() -> None:
+    """Import what makes reports, once the first simulations have begun."""
+    time.sleep(BEGUN)
+    importlib.import_module(REPORT)
 
 
 def resumable(log: Path, asked: schema.Plan) -> float:

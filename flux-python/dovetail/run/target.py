@@ -108,8 +108,9 @@ class Here:
         limits = asked.limits
         cpus = limits.cpus and limits.cpus // 1000
         self._executor = LocalExecutor(
-            directory, cpus, limits.memory, origin, devices=self.devices(asked)
-        )
+            directory, cpus, limits.memory, origin, devices=self.devices(asked),
+            launches=len(asked.specs),
+        )  # fmt: skip
         return self._executor
 
     def adopt(self, controller: Controller) -> Sequence[str]:

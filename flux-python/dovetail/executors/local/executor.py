@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from dovetail import applications
-from dovetail.core import protocol
+from dovetail.core import programs, protocol
 from dovetail.core.errors import BadInput, WorkFailed
 from dovetail.core.protocol import Cause, Result
 from dovetail.executors.local.job import Job, JobState
@@ -57,7 +57,8 @@ class LocalExecutor:
 
     `run_dir` takes the simulations' directories. `cpus` is how many of the CPUs that this
     process may use are given to simulations (None: all), `memory` how many bytes (None: what
-    is free now). `origin` is the CLOCK_MONOTONIC time of the run clock's 0. `log_limit` bounds
+    is free now). `origin` is the CLOCK_MONOTONIC time of the run clock's 0. `launches` is how many
+    are to be expected, for which what starts them is made ready beforehand. `log_limit` bounds
     each log, bytes. `place` is the control group to work under, by default what is found;
     `devices` are how many of each simulations may have at once.
     Raises BadInput for absurd numbers, WorkFailed where there is no shared memory.
@@ -73,6 +74,7 @@ class LocalExecutor:
         log_limit: int = 64 << 20,
         place: cgroups.Group | None = None,
         devices: Sequence[tuple[str, int]] = (),
+        launches: int = 1 << 30,
     ) -> None:
         allowed = sorted(os.sched_getaffinity(0))
         if cpus is not None and not 1 <= cpus <= len(allowed):
@@ -91,7 +93,7 @@ class LocalExecutor:
         self.results: dict[str, Result] = {}
         self._jobs: dict[str, Job] = {}
         self._events: list[protocol.Event] = []
-        self._launches = 0
+        self._launches, self._expected = 0, launches
         self._mpi: dict[str, str] = {}
         self._poll = select.epoll()
         self._spares: list[subprocess.Popen[bytes]] = []
@@ -298,6 +300,7 @@ class LocalExecutor:
                 continue
             if message["kind"] == "started":
                 job.begun()
+                self._make_spares()  # not before, as those who begin need the cores for that
                 job.begun_at = t
                 job.prepared = job.group.cpu_seconds() or 0.0
                 job.count_at = t + _COUNT
@@ -397,6 +400,7 @@ class LocalExecutor:
             "case": os.path.abspath(spec.case),
             "home": str(self._run_dir / spec.name),
             "ranks": spec.ranks,
+            "alone": spec.ranks == 1 and spec.application in programs.ALONE,
             "command": spec.command,
             "prepare": [(line, command_line.program(line)) for line in spec.prepare],
             **{
@@ -423,11 +427,11 @@ class LocalExecutor:
         os.set_blocking(job.supervisor.stdout.fileno(), False)
         self._poll.register(job.supervisor.stdout.fileno(), select.EPOLLIN)
         job.tell(len(text).to_bytes(4, "little") + text)
-        self._make_spares()
 
     def _make_spares(self) -> None:
+        wanted = min(_SPARES, self._expected - self._launches)
         with contextlib.suppress(OSError):  # the next launch makes its own, or says why not
-            while len(self._spares) < _SPARES:
+            while len(self._spares) < wanted:
                 self._spares.append(_new_supervisor())
 
 
