@@ -15,10 +15,10 @@ import time
 from pathlib import Path
 
 import pytest
-from dovetail.bench import batch, demo, hybrid, jobtap, many, ondemand, pairs, pods
+from dovetail.bench import batch, demo, hosts, hybrid, jobtap, many, ondemand, pairs, pods
 from dovetail.bench.cases import TUTORIALS
 from dovetail.bench.harness import Row, interleave, plain_queue, ratios
-from dovetail.core.errors import WorkFailed
+from dovetail.core.errors import BadInput, WorkFailed
 from dovetail.run.run import LOG
 from support import flux_lua, known_programs
 from support.flux_batch import COMMANDS, flux_command
@@ -228,3 +228,10 @@ def test_messages_and_a_plan_are_measured_as_pods_and_as_processes(here, tmp_pat
     bounded = [name for name, claim in found.items() if claim.bound]
     assert len(bounded) == 2 * 4, "each message by each transport"
     assert sum("on a bridge" in name for name in found) == 4
+
+
+@pytest.mark.unit
+def test_hosts_are_those_of_a_flux_instance_that_a_user_is_in(tmp_path, monkeypatch):
+    monkeypatch.delenv("FLUX_URI", raising=False)
+    with pytest.raises(BadInput, match="`flux alloc -N2 dovetail bench hosts` would be right"):
+        hosts.hosts(tmp_path, 1, print)

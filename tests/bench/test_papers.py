@@ -189,6 +189,7 @@ def test_the_page_has_every_finding_and_needs_nothing_else():
         (["papers", "--price", "-1"], "--price"),
         (["pack", "allocation"], "allocation: only with papers"),
         (["pack", "--scale", "small"], "--scale: only with papers"),
+        (["queues", "short", "nonsense"], "there is no queue 'nonsense'; there are imbalanced"),
     ],
 )
 def test_what_cannot_be_is_said_in_a_line_and_nothing_is_started(tmp_path, capsys, words, said):

@@ -21,6 +21,7 @@ from pathlib import Path
 from dovetail.bench.cases import OPENFOAM_ETC, SOLVER, pitz_daily
 from dovetail.bench.harness import Claim, Progress, Row, interleave, plain_queue, ratios
 from dovetail.bench.moldable import CORES, dovetail, melt
+from dovetail.core.errors import BadInput
 
 Started = tuple[Path, Sequence[str]]
 """A case, and the command that runs there."""
@@ -55,14 +56,21 @@ QUEUES: dict[str, tuple[Kind, ...]] = {
 }
 
 
-def ten(scratch: Path, repeat: int, progress: Progress) -> list[Claim]:
-    """All of `QUEUES`."""
+def check(names: Sequence[str]) -> None:
+    """Raise BadInput where one of the names is none of a queue."""
+    for name in names:
+        if name not in QUEUES:
+            raise BadInput(f"queues: there is no queue {name!r}; there are {', '.join(QUEUES)}")
+
+
+def ten(scratch: Path, repeat: int, progress: Progress, names: Sequence[str] = ()) -> list[Claim]:
+    """All of `QUEUES`, or those of these names."""
     claims: list[Claim] = []
-    for number, (name, kinds) in enumerate(QUEUES.items()):
+    for number, name in enumerate(names or QUEUES):
         progress(f"queue of {name}")
         place = scratch / str(number)
         place.mkdir()
-        rows = interleave(_ways(place, kinds), repeat, progress)
+        rows = interleave(_ways(place, QUEUES[name]), repeat, progress)
         shutil.rmtree(place)
         best = Row("", tuple(map(min, zip(rows[WIDE].values, rows[NARROW].values))))
         claims.append(

@@ -28,6 +28,7 @@ from dovetail.bench import (
     choice,
     demo,
     figures,
+    hosts,
     hybrid,
     jobtap,
     kube,
@@ -55,6 +56,7 @@ COMPARISONS: dict[str, tuple[str, Callable[..., list[Claim]]]] = {
     "jobtap": ("Lua in Flux's job manager", jobtap.jobtap),
     "kube": ("user-space Kubernetes from up to down", kube.kube),
     "hybrid": ("LAMMPS and messages, bare and in pods", hybrid.hybrid),
+    "hosts": ("Kubernetes on the hosts of a Flux instance against bare metal", hosts.hosts),
     "pods": ("simulations as pods against processes, and 64 pods at once", pods.pods),
     "moldable": ("OpenFOAM queues whose ranks are left open", moldable.openfoam),
     "lastwave": ("a queue whose last wave does not fill the cores", moldable.last_wave),
@@ -64,7 +66,7 @@ COMPARISONS: dict[str, tuple[str, Callable[..., list[Claim]]]] = {
     "scale": ("the cost of a decision against the number of ranks", figures.scaling),
 }
 
-APART = ("kube", "lastwave", "queues", "short")
+APART = ("hosts", "kube", "lastwave", "queues", "short")
 """What `all` leaves out: nothing in the README's table of performance is from these."""
 QUEUES_IN_ALL = 500
 """Random queues of `choice` in `all`, where 10,000 would take hours."""
@@ -78,7 +80,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     parser.add_argument(
         "names", metavar="NAME", nargs="*",
-        help="experiments of `papers`: " + ", ".join(papers.EXPERIMENTS),
+        help="queues of `queues`, or experiments of `papers`: " + ", ".join(papers.EXPERIMENTS),
     )  # fmt: skip
     parser.add_argument(
         "--repeat", metavar="N", type=int, default=5, help="rounds (default: %(default)s)"
@@ -126,8 +128,10 @@ def run(args: argparse.Namespace) -> int:
         raise BadInput(f"--queues {args.queues}: give 1 to 1000000")
     if args.what == "papers":
         return run_papers(args)
+    if args.what == "queues":
+        queues.check(args.names)
     for option in ("names", "executor", "scale", "price"):
-        if getattr(args, option):
+        if getattr(args, option) and (option, args.what) != ("names", "queues"):
             given = f"--{option}" if option != "names" else args.names[0]
             raise BadInput(f"{given}: only with papers, not with {args.what}")
     signal.signal(signal.SIGTERM, interrupt)
@@ -166,10 +170,12 @@ def every() -> list[str]:
 def measure(name: str, args: argparse.Namespace) -> list[Claim]:
     """One comparison, in a scratch directory of its own."""
     tell(f"{name}: {COMPARISONS[name][0]}; load average {os.getloadavg()[0]:.2f} before")
-    more = {}
+    more: dict[str, object] = {}
     if name == "choice":
         queues = args.queues or (QUEUES_IN_ALL if args.what == "all" else None)
         more = {"queues": queues, "output": args.output}
+    elif name == "queues":
+        more = {"names": args.names}
     with tempfile.TemporaryDirectory(prefix="dovetail-bench-") as scratch:
         return COMPARISONS[name][1](Path(scratch), args.repeat, tell, **more)
 

@@ -1,0 +1,212 @@
+# SPDX-License-Identifier: LGPL-3.0-or-later
+"""What Kubernetes on several hosts costs: messages, LAMMPS, copies of cases, its start and its end.
+
+Inputs: the Flux instance that this runs in, of two brokers or more, and the number of rounds.
+Outputs: `Claim`s. In each round: processes on bare metal, started by Flux, on the first two hosts,
+with nothing beside them; then a batch job on all hosts whose Kubernetes has a slice of a core on
+each, where the same programs run as simulations of two pods, on two hosts. Messages are by TCP
+everywhere. Where hosts do not see the output directory, a case of `SIZE` bytes is copied to
+another host, against one stream of TCP between the two.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from dovetail.bench import hybrid, jobtap
+from dovetail.bench.batch import heard
+from dovetail.bench.harness import Claim, Progress, Row, ratios
+from dovetail.core import eventlog, protocol
+from dovetail.core.errors import BadInput, WorkFailed
+from dovetail.host import install_paths
+
+SIZE = 1 << 30
+BARE, PODS = "bare", "in pods"
+RATIO, COPY, UP, DOWN = 1.02, 0.8, 10.0, 5.0
+"""Aims: times in pods / bare; a copy's speed / that of a stream; seconds up and down."""
+SCRIPT = """#!/bin/sh
+#flux: -N{hosts} --dovetail=nodes={hosts},cores=1 --output={folder}/log
+flux dovetail up >&2 && echo "$FLUX_URI" >{folder}/said || echo >{folder}/said
+read -r _ <{folder}/told
+"""
+SENDER = """
+import socket, sys
+with socket.create_connection((sys.argv[1], int(sys.argv[2]))) as out:
+    left, block = int(sys.argv[3]), bytes(1 << 20)
+    while left > 0:
+        out.sendall(block)
+        left -= len(block)
+    out.shutdown(socket.SHUT_WR)
+    out.recv(1)
+"""
+_PATIENCE = 600.0  # seconds
+Figures = dict[str, float]
+
+
+class _Flux:
+    """The command, in the instance that this runs in or in one inside it."""
+
+    def __init__(self) -> None:
+        found = jobtap.command()
+        if not found or "FLUX_URI" not in os.environ:
+            raise BadInput(
+                "hosts: measures the hosts of a Flux instance that it runs in; "
+                "`flux alloc -N2 dovetail bench hosts` would be right"
+            )
+        self.command = found
+        self.hosts = int(self.run("resource", "list", "-s", "up", "-no", "{nnodes}"))
+        if self.hosts < 2:
+            raise BadInput("hosts: this Flux instance has one host, and two or more are needed")
+
+    def run(self, *words: str, uri: str = "") -> str:
+        """What a command prints."""
+        env = {**os.environ, **hybrid.TCP, **({"FLUX_URI": uri} if uri else {})}
+        done = subprocess.run([self.command, *words], env=env, capture_output=True, text=True)
+        if done.returncode:
+            said = (done.stderr + done.stdout).strip()[-1000:]
+            raise WorkFailed(f"flux {' '.join(words)}: {said}")
+        return done.stdout.strip()
+
+
+def hosts(scratch: Path, repeat: int, progress: Progress) -> list[Claim]:
+    """Round after round."""
+    flux, commands = _Flux(), hybrid.commands()
+    os.environ.update(install_paths.for_flux())
+    names = flux.run("resource", "list", "-s", "up", "-no", "{nodelist}")
+    progress(f"{flux.hosts} hosts: {names}")
+    (scratch / "script").write_text(SCRIPT.format(hosts=flux.hosts, folder=scratch))
+    (scratch / "case").mkdir()
+    for name in ("said", "told"):
+        os.mkfifo(scratch / name, 0o600)
+    rounds = []
+    for number in range(repeat):
+        found: Figures = {}
+        texts = [flux.run("run", "-N2", "-n2", "-o", "cpu-affinity=off", *words)
+                 for words in commands]  # fmt: skip
+        found.update(_named(hybrid.figures(texts), BARE))
+        _life(flux, scratch, commands, found)
+        rounds.append(found)
+        said = ", ".join(f"{name} {value:.3g}" for name, value in found.items())
+        progress(f"round {number + 1}/{repeat}  {said}")
+    return _claims(rounds)
+
+
+def _named(figures: Mapping[str, float], where: str) -> Figures:
+    return {f"{what}, {where}": value for what, value in figures.items()}
+
+
+def _life(flux: _Flux, scratch: Path, commands: Sequence[Sequence[str]], found: Figures) -> None:
+    """A batch job from its start to its end, and what is measured in it."""
+    job = flux.run("batch", str(scratch / "script"))
+    uri = heard(scratch / "said")
+    if not uri:
+        flux.run("cancel", job)
+        raise WorkFailed(f"Kubernetes is not up: {(scratch / 'log').read_text().strip()}")
+    try:
+        found["up"] = time.time() - float(flux.run("jobs", "-no", "{t_run}", job))
+        texts = []
+        for words in commands:
+            entry = {"ranks": 2, "ranks_per_pod": 1, "command": [*words], "environment": hybrid.TCP}
+            out = _plan(flux, scratch, uri, {"case": str(scratch / "case"), **entry})
+            texts.append((out / "sim" / "log").read_text())
+        found.update(_named(hybrid.figures(texts), PODS))
+        _staged(flux, scratch, uri, found)
+    except BaseException:
+        flux.run("cancel", job)
+        raise
+    (scratch / "told").write_text("\n")
+    began = time.monotonic()
+    flux.run("job", "wait-event", "-t", str(_PATIENCE), job, "clean")
+    found["down"] = time.monotonic() - began
+
+
+def _plan(flux: _Flux, scratch: Path, uri: str, entry: Mapping[str, object]) -> Path:
+    """Run one simulation, or some of a family; its output directory."""
+    folder = scratch / f"out-{time.monotonic_ns()}"
+    plan = folder.with_suffix(".json")
+    plan.write_text(json.dumps({"simulations": [{"name": "sim", **entry}]}))
+    flux.run("dovetail", "submit", "-o", str(folder), str(plan), uri=uri)
+    flux.run("dovetail", "wait", "--all", uri=uri)
+    return folder
+
+
+def _staged(flux: _Flux, scratch: Path, uri: str, found: Figures) -> None:
+    """Copy a case to another host, if hosts do not see it, and as many bytes by one stream."""
+    here = socket.gethostname()
+    probe = scratch / "probe"
+    probe.touch()
+    seen = flux.run("exec", "-r", "1", "sh", "-c", f"test -e {probe} && echo yes || echo no")
+    if seen == "yes":  # nothing is copied
+        return
+    case = scratch / "large"
+    if not case.exists():
+        case.mkdir()
+        with open(case / "field", "wb") as file:
+            for _ in range(SIZE >> 20):
+                file.write(os.urandom(1 << 20))
+    # One on each host, so that one is on another than this.
+    entry = {"case": str(case), "command": ["sleep", "1"], "ranks": 1, "count": flux.hosts,
+             "stage": "end"}  # fmt: skip
+    found["streamed"] = _stream(flux)
+    out = _plan(flux, scratch, uri, entry)
+    placed: dict[str, float] = {}
+    times = []
+    for event in eventlog.read(out / "events.jsonl")[1]:
+        if isinstance(event, protocol.Placed) and here not in event.nodes:
+            placed[event.name] = event.t
+        elif isinstance(event, protocol.Started) and event.name in placed:
+            times.append(event.t - placed.pop(event.name))
+    if not times:
+        raise WorkFailed("no simulation was placed on another host")
+    found["copied"] = min(times)
+
+
+def _stream(flux: _Flux) -> float:
+    """Seconds in which `SIZE` bytes come from another host."""
+    with socket.create_server(("", 0)) as server:
+        port = server.getsockname()[1]
+        words = (sys.executable, "-c", SENDER, socket.gethostname(), str(port), str(SIZE))
+        sender = threading.Thread(target=flux.run, args=("exec", "-r", "1", *words))
+        sender.start()
+        server.settimeout(_PATIENCE)
+        link, _ = server.accept()
+        began = time.monotonic()
+        with link:
+            buffer = bytearray(1 << 20)
+            while link.recv_into(buffer):
+                pass
+            took = time.monotonic() - began
+        sender.join()
+    return took
+
+
+def _claims(rounds: Sequence[Mapping[str, float]]) -> list[Claim]:
+    """Ratios round by round, then what they are of."""
+
+    def row(key: str, name: str = "") -> Row:
+        return Row(name or key, tuple(one[key] for one in rounds))
+
+    made = []
+    for what in hybrid.PAPER:
+        over = ratios(row(f"{what}, {PODS}"), row(f"{what}, {BARE}"), f"{what}, {PODS} / {BARE}")
+        made.append(Claim(over, "x", "<=", RATIO))
+    if "copied" in rounds[0]:
+        speed = ratios(row("streamed"), row("copied"), "a case copied / one stream of TCP, speed")
+        made.append(Claim(speed, "x", ">=", COPY))
+    made.append(Claim(row("up", "job start to up"), "s", "<=", UP))
+    made.append(Claim(row("down", "end of the script to end of the job"), "s", "<=", DOWN))
+    for where in (BARE, PODS):
+        made += [Claim(row(f"{what}, {where}"), "s" if what == hybrid.LAMMPS else "us")
+                 for what in hybrid.PAPER]  # fmt: skip
+    if "copied" in rounds[0]:
+        made += [Claim(row("copied", "1 GiB copied to another host"), "s"),
+                 Claim(row("streamed", "1 GiB by one stream of TCP"), "s")]  # fmt: skip
+    return made
