@@ -12,6 +12,7 @@ import shutil
 import time
 
 import pytest
+from dovetail.executors.kubernetes.lifecycle import FETCH
 from dovetail.executors.pods import staging
 from support import hosts, known_programs
 from support.clusters import LIMIT, SETUP, eventually
@@ -140,21 +141,33 @@ def pair(binaries, tmp_path_factory):
         hosts.nothing_left(made)
 
 
-@pytest.mark.parametrize("common", [False, True], ids=["no folder", "a folder"])
-def test_ranks_on_two_hosts_have_their_case_and_what_they_wrote_is_on_the_first(pair, common):
+@pytest.mark.parametrize(
+    ("common", "stage"),
+    [(False, "live"), (False, "end"), (True, "live")],
+    ids=["no folder", "no folder, at the end", "a folder"],
+)
+def test_ranks_on_two_hosts_have_their_case_and_what_they_wrote_is_on_the_first(
+    pair, common, stage
+):
     """They meet by the hosts' addresses and are resized in place; nothing is copied in vain."""
     home = pair.shared if common else HOME
     pair.first.write(f"{home}/case/system/input", "as delivered\n")
-    entry = busy(30, 90, prepare=["cp system/input prepared"])
+    entry = busy(30, 90, prepare=["cp system/input prepared"], stage=stage)
     entry["command"] = ["sh", "-c", SAY, "say", *entry["command"]]
     out = pair.start(entry, home)
     pair.until(out, lambda: any(not one["refused"] for one in pair.log(out, "Resized")))
     assert ("h2 does not see" in pair.first.out(f"cat {out}.log")) is not common
     stores = [host.run(f"ls -d {staging.STORES}*", code=None).returncode for host in pair.made]
     assert stores == [2 * common] * 2
+    ranks = f"cat {out}/sim/case/rank.*"
+    if stage == "live":
+        pair.until(out, lambda: len(pair.first.run(ranks, code=None).stdout.splitlines()) == 4)
+    else:
+        time.sleep(2 * FETCH)
+        assert pair.first.run(ranks, code=None).stdout == ""
     pair.enough(out)
     assert {*pair.log(out, "Placed")[-1]["nodes"]} == {"h1", "h2"}
-    found = pair.first.out(f"cat {out}/sim/case/rank.*").splitlines()
+    found = pair.first.out(ranks).splitlines()
     assert sorted(found) == ["as delivered", "as delivered", "h1", "h2"]
     assert pair.first.out(f"cat {out}/sim/case/system/input") == "as delivered"
     for host in pair.made:

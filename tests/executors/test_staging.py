@@ -7,9 +7,12 @@ import asyncio
 import itertools
 import os
 import re
+import shutil
+import time
 from pathlib import Path
 
 import pytest
+from dovetail.executors.kubernetes import transfers
 from dovetail.executors.pods import messages, staging
 from support.local_runs import wait_for
 from support.pod_processes import cluster  # noqa: F401
@@ -87,6 +90,35 @@ def test_a_folder_comes_and_what_was_changed_there_goes_back(node):
     node.end()
 
 
+def test_what_is_in_the_case_is_copied_here_and_not_sent(node, tmp_path, monkeypatch):
+    case, made, copied = tmp_path / "case", {}, staging._copied
+
+    def seen(path, *more):
+        made[Path(path).name] = copied(path, *more)
+        return made[Path(path).name]
+
+    monkeypatch.setattr(staging, "_copied", seen)  # of the hub, which is in this process
+    case.mkdir()
+    (case / "mesh").write_bytes(os.urandom(3 << 20))
+    (case / "changed").write_text("as delivered")
+    node.hub.open("cases.1", str(case), "in")
+    assert node.stage("in", "cases.1") == ""
+    shutil.copytree(node.there.parent / "cases.1", node.there / "case")
+    (node.there / "case" / "changed").write_text("as prepared!")
+    (case / "changed").write_text("edited since")
+    assert node.stage("out") == ""
+    assert content(node.there) == content(node.here)
+    assert made == {"mesh": True, "changed": False}
+    (node.here / "case" / "mesh").unlink()
+    (case / "mesh").write_bytes(bytes(3 << 20))  # no longer what it was
+    (node.there / "case" / "new").touch()
+    (node.there.parent / ".sim.json").unlink()  # it begins anew
+    assert node.stage("out") == ""
+    assert content(node.there) == content(node.here)
+    assert made == {"mesh": False, "changed": False, "new": False}
+    node.end()
+
+
 def test_what_cannot_be_copied_is_said(node):
     assert node.stage("in", "cases.0"), "not opened"
     (node.here / "input").write_text("x")
@@ -144,3 +176,19 @@ class Nobody:
 
     async def drain(self):
         pass
+
+
+def test_how_far_a_copy_is_that_somebody_waits_for_is_told_now_and_then(node):
+    """Of a node that has no agent, and of one that was sent a part."""
+    copies = transfers.Transfers(node.hub)
+    began = time.monotonic()
+    copies.begin("sim", [("two", "sim", "in")], print, "its case")
+    copies.begin("other", [("two", "other", "out")], print)  # for which nobody waits
+    assert [*copies.progress(began + 1)] == []
+    told = [*copies.progress(began + transfers.TELL + 1)]
+    assert told == [("sim", "its case is to be copied to node two, since 6 s")]
+    node.hub._copied["two", "sim"] = 256_000_000, 1_024_000_000
+    assert [*copies.progress(began + transfers.TELL + 2)] == []
+    ((_, words),) = copies.progress(began + 2 * transfers.TELL + 2)
+    assert words == "its case is copied to node two: 256 of 1,024 MB, about 36 s more"
+    node.end()

@@ -66,6 +66,7 @@ ACCEPTED = {
         ONE.replace("solver", "solver -parallel") + "    application: openfoam\n",
         lambda p: p.specs[0].widths == (),
     ),
+    "results at the end": (entry("stage", "end"), lambda p: not p.specs[0].live),
     "phases": (
         entry("phases", "[{until: {iteration: 50}, requests: [500m, 0.5]}, {requests: [1, 2]}]"),
         lambda p: p.specs[0].phases == (PlanPhase(50, (500, 500)), PlanPhase(0, (1000, 2000))),

@@ -75,6 +75,7 @@ class Spec:
     and then those that were chosen. `application` says who cuts its case (see `applications`).
     `recut` is True if `weights` were measured, and its case is to be cut by them whatever its
     `prepare` lines did; `rebalance` False if it never shall be.
+    `live` is True if what it writes on nodes without a common folder comes back while it runs.
     `checkpoint` is True if it may be stopped at a written step and continued; `write` and `restart`
     are the plan's own commands for it. What it takes are
     command lines in its copied case, which it has once it is launched, empty where there are none:
@@ -103,6 +104,7 @@ class Spec:
     objective: Literal["throughput", "turnaround"] = "throughput"
     recut: bool = False
     rebalance: bool = True
+    live: bool = True
     checkpoint: bool = False
     write: str = ""
     restart: str = ""

@@ -297,6 +297,7 @@ class _Entry(BaseModel):
     objective: Literal["throughput", "turnaround"] = "throughput"
     checkpoint: Annotated[_Checkpoint, BeforeValidator(_checkpoint)] = _Checkpoint()
     rebalance: Literal["allowed", "never"] = "allowed"
+    stage: Literal["live", "end"] = "live"
 
     @field_validator("name")
     @classmethod
@@ -474,6 +475,7 @@ class _Entry(BaseModel):
             write=self.checkpoint.write,
             restart=self.checkpoint.restart,
             rebalance=self.rebalance == "allowed",
+            live=self.stage == "live",
             image=self.image,
             pull_policy=self.pull_policy,
             pull_secret=self.pull_secret,

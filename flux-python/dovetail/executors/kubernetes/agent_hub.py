@@ -62,6 +62,8 @@ class Hub:
         self._seen: dict[str, list[str]] = {}
         self._folders: dict[str, tuple[str, str]] = {}  # by what nodes call them: where, and which
         self._listings: dict[str, staging.Listing] = {}
+        self._held: dict[str, str] = {}  # files of cases, by their digests
+        self._copied: dict[tuple[str, str], tuple[int, int]] = {}
         self._loop = asyncio.new_event_loop()
         self._ending = self._loop.create_future()
         self._closed = False
@@ -146,6 +148,11 @@ class Hub:
         with self._lock:
             self._folders[folder] = path, way
 
+    def copied(self, node: str, folder: str) -> tuple[int, int]:
+        """Bytes that have gone to a node or come from it, of so many; zeros if none have yet."""
+        with self._lock:
+            return self._copied.get((node, folder), (0, 0))
+
     def close(self, forget: bool = False) -> None:
         """End the listeners and all connections; with `forget` remove the folder too."""
         if not self._closed:
@@ -216,12 +223,25 @@ class Hub:
         """Copy one folder; what goes wrong, as where it is not open, both sides know."""
         with self._lock:
             path, most = self._folders.get(asked.folder, ("", ""))
+
+        def progress(done: int, total: int) -> None:
+            with self._lock:
+                self._copied[asked.node, asked.folder] = done, total
+
         with contextlib.suppress(staging.StagingError, KeyError, TypeError, ValueError):
-            if asked.way == "in":
-                known = self._listings.get(path)  # many simulations may have one case
-                self._listings[path] = await staging.send(path, None, reader, writer, known)
-            else:
-                await staging.receive(path if most == "out" else "", reader, writer)
+            try:
+                if asked.way == "in":
+                    known = self._listings.get(path)  # many simulations may have one case
+                    sent = await staging.send(path, None, reader, writer, known, progress)
+                    self._listings[path] = sent
+                    if most == "in":
+                        self._held.update(staging.by_digest(path, sent))
+                else:
+                    target = path if most == "out" else ""
+                    await staging.receive(target, reader, writer, progress, self._held)
+            finally:
+                with self._lock:
+                    self._copied.pop((asked.node, asked.folder), None)
 
     async def _authenticate(
         self, reader: asyncio.StreamReader, decoder: messages.Decoder

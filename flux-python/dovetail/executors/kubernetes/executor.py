@@ -241,6 +241,10 @@ class KubernetesExecutor:
         self._find_lost(now)
         for job in list(self._life.jobs.values()):
             self._life.advance(job, now)
+        for key, words in self._transfers.progress(now):
+            for job in self._life.jobs.values():
+                if job.key == key:
+                    self._delayed(job, words)
         self._resizes.poll(now)
         self._look_at_others(now)
         self._compare_capacity()

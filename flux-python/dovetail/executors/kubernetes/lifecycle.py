@@ -27,7 +27,7 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any, Callable, Union
 
-from dovetail.core import protocol
+from dovetail.core import programs, protocol
 from dovetail.core.protocol import Cause, Result
 from dovetail.executors.kubernetes import devices, images, manifests, placement, pod_status
 from dovetail.executors.kubernetes.api import NotFound, Refused
@@ -52,6 +52,8 @@ FAILURES = 3  # starts that may fail before the simulation does
 FORCE = 30.0  # seconds after which a pod that was deleted counts as on a lost node
 PATIENT = 3.0  # seconds without room before the user is told
 DEAF = 3.0  # seconds without what should have been seen, after which a watch is not relied on
+FETCH = 5.0  # seconds between two copies of what running ranks have written, at least,
+SELDOM = 20.0  # and so many times what a copy takes, so that copying is a small part of it all
 STOP = 13.0  # seconds: the supervisor's grace, and what it needs besides
 DOUBT = 120.0  # seconds for a node to come back or to be lost; a cluster takes one to see that
 _KEY = 40
@@ -101,7 +103,7 @@ class Running:
     `doubted` is a failure that the loss of a node or a pod may explain, until that is known.
     Where nodes have copies of its folders, `prepared` says that its case is ready on the first, and
     `ended` how its ranks ended, whose output is not here yet; what is due next is under way or done
-    if `spreading`, then `collecting`.
+    if `spreading`, then `collecting`. What they have written so far is fetched at `fetch_at`.
     """
 
     deadline: float = 0.0
@@ -111,6 +113,7 @@ class Running:
     spreading: bool = False
     ended: Result | None = None
     collecting: bool = False
+    fetch_at: float = 0.0
 
 
 class Deletion(Enum):
@@ -320,6 +323,7 @@ class Lifecycle:
             self._gather(job, state, now)
         elif isinstance(state, Running):
             self._copy(job, state)
+            self._fetch(job, state, now)
             if state.deadline and now > state.deadline:
                 # It did not stop when it was told to, or its node neither came back nor was lost.
                 self.terminate(job, state.doubted or Result(Cause.FAILED, 143))
@@ -540,7 +544,7 @@ class Lifecycle:
                 return self.terminate(job, Result(Cause.LAUNCH_FAILED, 1, why))
             self._start(job, hosts)
 
-        self._transfers.begin(job.key, wanted, then)
+        self._transfers.begin(job.key, wanted, then, "its case")
 
     def _start(self, job: Launched, hosts: Sequence[Object]) -> None:
         self._hub.tell(messages.Run(job.key, self._config(job), list(hosts)))
@@ -589,9 +593,32 @@ class Lifecycle:
         def next_step(trouble: str) -> None:
             if trouble:
                 return then(trouble)
-            self._transfers.begin(job.key, [(node, job.key, "in") for node in others], then)
+            wanted = [(node, job.key, "in") for node in others]
+            self._transfers.begin(job.key, wanted, then, prepared)
 
-        self._transfers.begin(job.key, [(first, job.key, "out")], next_step)
+        prepared = "its prepared case"
+        self._transfers.begin(job.key, [(first, job.key, "out")], next_step, prepared)
+
+    def _fetch(self, job: Launched, state: Running, now: float) -> None:
+        """Fetch what its ranks have written so far, now and then."""
+        if not job.store or not job.spec.live or not job.started or state.ended:
+            return
+        if not state.fetch_at:
+            state.fetch_at = now + FETCH
+        if now < state.fetch_at:
+            return
+        state.fetch_at = math.inf
+
+        def then(trouble: str) -> None:  # a file may change while it is copied, and comes later
+            done = time.monotonic()
+            state.fetch_at = done + max(FETCH, SELDOM * (done - now))
+
+        self._transfers.begin(job.key, self._from(job), then)
+
+    @staticmethod
+    def _from(job: Launched) -> list[tuple[str, str, str]]:
+        """Copies of its folder from each of its nodes."""
+        return [(node, job.key, "out") for node in sorted({*job.connected.values()})]
 
     def _collect(self, job: Launched, state: Running, result: Result) -> None:
         """Fetch what its ranks wrote; then it has ended."""
@@ -605,8 +632,7 @@ class Lifecycle:
                 found = Result(Cause.FAILED, 1, why)
             self._heard(job, found)
 
-        nodes = sorted({*job.connected.values()})
-        self._transfers.begin(job.key, [(node, job.key, "out") for node in nodes], then)
+        self._transfers.begin(job.key, self._from(job), then, "what it wrote")
 
     def tell_share(self, job: Launched, share: protocol.Share) -> None:
         """Say how its ranks wait, and whether they are suspended."""
@@ -624,6 +650,7 @@ class Lifecycle:
             "home": f"{self._home}/{job.key if store else spec.name}",
             "apart": bool(store) and len({*job.connected.values()}) > 1,
             "ranks": spec.ranks,
+            "alone": spec.ranks == 1 and spec.application in programs.ALONE,
             "command": list(spec.command),
             "prepare": [[line, words(line)] for line in spec.prepare],
             **{

@@ -2,8 +2,8 @@
 """Folders of a run on nodes that do not see them: which nodes those are, and copies there and back.
 
 Inputs: what nodes say of their folders, and of copies. Outputs: questions and orders to them,
-and a call when all that was ordered is done. The agents copy, see `pods.staging`; nothing here
-waits.
+a call when all that was ordered is done, and how far it is for who waits for it. The agents copy,
+see `pods.staging`; nothing here waits.
 
 Invariants: an order is repeated to an agent that comes back, until it is answered or not wanted any
 more; of several answers one counts.
@@ -17,7 +17,8 @@ import itertools
 import os
 import secrets
 import socket
-from collections.abc import Sequence
+import time
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Callable
@@ -28,6 +29,7 @@ from dovetail.executors.pods import messages, staging
 
 Object = dict[str, Any]
 
+TELL = 5.0  # seconds between two words on how far a copy is
 PROBE = "probe"
 """A folder in the run's private one, by which the output directory is known."""
 
@@ -66,10 +68,16 @@ def is_here(node: Object) -> bool:
 
 @dataclass
 class _Orders:
-    """Copies of a simulation that are under way, by number; `then` is told what went wrong."""
+    """Copies of a simulation that are under way, by number; `then` is told what went wrong.
+
+    `what` is copied, in words, empty if nobody waits for it; `tell_at` is when that is told next.
+    """
 
     simulation: str
     then: Callable[[str], None]
+    what: str
+    began: float
+    tell_at: float
     open: dict[int, tuple[str, messages.Stage]] = field(default_factory=dict)
     trouble: list[str] = field(default_factory=list)
 
@@ -87,9 +95,11 @@ class Transfers:
         simulation: str,
         asked: Sequence[tuple[str, str, str]],
         then: Callable[[str], None],
+        what: str = "",
     ) -> None:
         """Have folders copied: node, folder and way each; then call, with "" if all went well."""
-        orders = _Orders(simulation, then)
+        now = time.monotonic()
+        orders = _Orders(simulation, then, what, now, now + TELL)
         for node, folder, way in asked:
             number = next(self._numbers)
             orders.open[number] = node, messages.Stage(simulation, number, folder, way)
@@ -110,6 +120,25 @@ class Transfers:
         if not orders.open:
             self._orders.remove(orders)
             orders.then("; ".join(orders.trouble))
+
+    def progress(self, now: float) -> Iterator[tuple[str, str]]:
+        """How far copies are that somebody waits for, each some seconds: simulation and words."""
+        for orders in self._orders:
+            if orders.what and now >= orders.tell_at:
+                orders.tell_at = now + TELL
+                yield orders.simulation, self._far(orders, now)
+
+    def _far(self, orders: _Orders, now: float) -> str:
+        asked = [*orders.open.values()]
+        counts = [self._hub.copied(node, order.folder) for node, order in asked]
+        done, total = (sum(one[at] for one in counts) / 1e6 for at in (0, 1))
+        nodes, took = ", ".join(sorted({node for node, _ in asked})), now - orders.began
+        place = f"from node {nodes}" if asked[0][1].way == "out" else f"to node {nodes}"
+        if not done:
+            return f"{orders.what} is to be copied {place}, since {took:.0f} s"
+        left = took * (total - done) / done
+        far = f"{done:,.0f} of {total:,.0f} MB, about {left:.0f} s more"
+        return f"{orders.what} is copied {place}: {far}"
 
     def again(self, node: str) -> None:
         """The node's agent is back, perhaps as another that knows nothing."""

@@ -56,6 +56,7 @@ SHORT_TIMEOUTS = (100, 500)  # microseconds; no bell is heard from another node
 _REACH = 10.0  # seconds for a connection to the hub, either way
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,120}")
 _ORPHANED = 128 + signal.SIGTERM
+_ANSWERS = 8  # of copies that are done, kept for a controller that may not have heard them
 
 
 @dataclass
@@ -376,6 +377,8 @@ class Agent:
         if one.end is None:
             done = one.stages[asked.number] = messages.Staged(one.name, asked.number, trouble or "")
             self._report(done)
+            for old in [number for number, said in one.stages.items() if said][:-_ANSWERS]:
+                del one.stages[old]
 
     async def _transfer(self, asked: messages.Stage) -> None:
         """Over a connection of its own. What both sides have in common afterwards is kept.

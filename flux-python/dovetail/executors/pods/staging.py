@@ -33,9 +33,10 @@ from dovetail.host.session import SESSION_ROOT, remove_tree
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
-    from typing import Any
+    from typing import Any, Callable
 
     Listing = dict[str, list[Any]]
+    Progress = Callable[[int, int], None]  # bytes that have come or gone, of so many
 
 FILE, LINK, FOLDER = "file", "link", "folder"
 _LENGTH = struct.Struct("!Q")
@@ -139,6 +140,12 @@ def _entry(path: str, known: list[Any] | None) -> list[Any]:
     return [FILE, mode, state.st_size, stamp, digest_of(path)]
 
 
+def by_digest(folder: str, found: Listing) -> dict[str, str]:
+    """The files of a listed folder, by their digests."""
+    files = (name for name, entry in found.items() if entry[0] == FILE)
+    return {found[name][4]: os.path.join(folder, name) for name in files}
+
+
 def digest_of(path: str) -> str:
     """A file's SHA-256."""
     digest = hashlib.sha256()
@@ -154,6 +161,7 @@ async def send(
     reader: asyncio.StreamReader,
     writer: asyncio.StreamWriter,
     known: Mapping[str, Any] | None = None,
+    progress: Progress = lambda done, total: None,
 ) -> Listing:
     """Send a folder; returns its listing.
 
@@ -171,6 +179,7 @@ async def send(
     _raise_if(trouble)
     answer = await _get(reader)
     _raise_if(answer["trouble"])
+    done, total = 0, sum(changed[name][2] for name in answer["wanted"])
     for name in answer["wanted"]:
         left, blocks = changed[name][2], _blocks(os.path.join(folder, name))
         while left:
@@ -178,6 +187,7 @@ async def send(
             left -= len(block)
             writer.write(block)
             await writer.drain()
+            progress(done := done + len(block), total)
     _raise_if(await _get(reader))
     return now
 
@@ -190,21 +200,28 @@ def _blocks(path: str) -> Iterator[bytes]:
 
 
 async def receive(
-    folder: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    folder: str,
+    reader: asyncio.StreamReader,
+    writer: asyncio.StreamWriter,
+    progress: Progress = lambda done, total: None,
+    held: Mapping[str, str] | None = None,
 ) -> Listing:
     """Make a folder what the other side sends; returns its listing if that was all of it.
 
+    `held` are files here by their digests, from which the same is copied instead of being sent.
     Where something cannot be written the rest is still read, so that the other side hears why.
     """
     said = await _get(reader)
     _raise_if(said["trouble"])
     there, wanted, trouble = said["there"], [], ""
     try:
-        wanted = await asyncio.to_thread(_prepare, folder, there, said["gone"], said["whole"])
+        gone, whole = said["gone"], said["whole"]
+        wanted = await asyncio.to_thread(_prepare, folder, there, gone, whole, held or {})
     except (StagingError, OSError) as error:
         trouble = _words(error, folder)
     await _put(writer, {"wanted": wanted, "trouble": trouble})
     _raise_if(trouble)
+    done, total = 0, sum(there[name][2] for name in wanted)
     for name in wanted:
         file = _Incoming(os.path.join(folder, name), there[name])
         left = there[name][2]
@@ -215,6 +232,7 @@ async def receive(
                     raise EOFError
                 left -= len(block)
                 await asyncio.to_thread(file.take, block)
+                progress(done := done + len(block), total)
             trouble = trouble or await asyncio.to_thread(file.finish)
         finally:
             file.close()
@@ -284,8 +302,10 @@ def _raise_if(trouble: str) -> None:
         raise StagingError(trouble)
 
 
-def _prepare(folder: str, there: Mapping[str, Any], gone: list[str], whole: bool) -> list[str]:
-    """Remove what is to go, make folders and links, and tell which files are wanted."""
+def _prepare(
+    folder: str, there: Mapping[str, Any], gone: list[str], whole: bool, held: Mapping[str, str]
+) -> list[str]:
+    """Remove what is to go, make folders, links and copies, and tell which files are wanted."""
     for name in (*there, *gone):
         if {"", ".", ".."} & {*name.split("/")}:
             raise StagingError(f"{name!r} is no name in a folder")
@@ -309,9 +329,22 @@ def _prepare(folder: str, there: Mapping[str, Any], gone: list[str], whole: bool
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(path)
             os.symlink(digest, path)
-        elif not _is(path, size, digest):
+        elif not _is(path, size, digest) and not _copied(path, there[name], held.get(digest)):
             wanted.append(name)
     return wanted
+
+
+def _copied(path: str, entry: list[Any], source: str | None) -> bool:
+    """Whether the file could be made from one that is here, if that is still what it was."""
+    if source is None:
+        return False
+    file = _Incoming(path, entry)
+    try:
+        for block in _blocks(source):
+            file.take(block)
+        return not file.finish()
+    finally:
+        file.close()
 
 
 def _is(path: str, size: int, digest: str) -> bool:
