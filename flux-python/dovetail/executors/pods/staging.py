@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 FILE, LINK, FOLDER = "file", "link", "folder"
 _LENGTH = struct.Struct("!Q")
-_BLOCK = 1 << 18
+_BLOCK = 1 << 20  # bytes; each is written, and its digest taken, by a thread
 _LONGEST = 1 << 30  # bytes of a listing, some millions of files
 _MARKED = 2000  # files that are enough to know a folder by
 
@@ -227,9 +227,7 @@ async def receive(
         left = there[name][2]
         try:
             while left:
-                block = await reader.read(min(_BLOCK, left))
-                if not block:
-                    raise EOFError
+                block = await reader.readexactly(min(_BLOCK, left))
                 left -= len(block)
                 await asyncio.to_thread(file.take, block)
                 progress(done := done + len(block), total)
