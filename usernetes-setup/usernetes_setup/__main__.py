@@ -20,6 +20,7 @@ from dovetail.core.errors import BadInput, WorkFailed
 from usernetes_setup import cluster, node_images, node_record
 from usernetes_setup.build import programs
 from usernetes_setup.preflight import machine, report
+from usernetes_setup.upstream import verbs as upstream
 
 VERBS = {
     "preflight": "say whether user-space Kubernetes can run here, and how to fix what is missing",
@@ -53,6 +54,17 @@ def configure(parser: argparse.ArgumentParser, verb: str) -> None:
         add("--timeout", type=float, default=120.0, metavar="SECONDS", help="wait so long at most")
         add("--node", default="", metavar="NAME", help="the node's name (default: its address)")
     if verb == "up":
+        add("--usernetes", default="", metavar="DIR",
+            help="provider usernetes: an upstream checkout, which is only read")  # fmt: skip
+        add("--node-image", default="", metavar="IMAGE",
+            help="provider usernetes: an image with all that upstream's Dockerfile would download, "
+            "such as usernetes-setup/node-image/make makes (default: kindest/node)")  # fmt: skip
+        add(
+            "--provider",
+            choices=("dovetail", "usernetes"),
+            default="dovetail",
+            help="what makes the cluster: Dovetail, or upstream Usernetes (default: dovetail)",
+        )
         add("--network", choices=("host", "bridge"), default="host",
             help="the pods' network: the host's, or a private bridge (default: host)")  # fmt: skip
     if verb == "join":
@@ -118,7 +130,7 @@ def run(verb: str, args: argparse.Namespace) -> int:
         done = Path(args.output) if args.output else programs.unpack(Path(args.unpack))
         show(args, str(done), str(done))
     elif verb == "up":
-        made = cluster.up(args, say)
+        made = (upstream if args.provider == "usernetes" else cluster).up(args, say)
         show(args, made, f"export KUBECONFIG={made['kubeconfig']}")
     elif verb == "join":
         if bool(args.invite) == bool(args.file):

@@ -34,6 +34,8 @@ from usernetes_setup.control import api_client, csr_approver
 from usernetes_setup.node import monitor, namespaces, removal
 from usernetes_setup.node_record import Node, NodeState
 from usernetes_setup.preflight import machine, report
+from usernetes_setup.upstream import record as usernetes
+from usernetes_setup.upstream import verbs as upstream
 
 Say = Callable[[str], None]
 SERVING = "kubelet/pki/kubelet-server-current.pem"  # a worker's, once the control plane signed it
@@ -98,6 +100,8 @@ def binaries(say: Say) -> str:
 
 def up(args: argparse.Namespace, say: Say) -> dict[str, Any]:
     """Start a cluster, or find it running; returns its record."""
+    if usernetes.here(args.name):
+        raise BadInput(f"cluster {args.name}: is one of provider usernetes; give another --name")
     record = plan(args, "", args.network)  # before a build, which takes minutes
     programs = binaries(say)
     with node_record.locked(args.name):
@@ -263,6 +267,8 @@ def kubelet_client(node: Node) -> api_client.Client:
 
 def invite(args: argparse.Namespace) -> dict[str, Any]:
     """Write a join file for one node of one of our clusters."""
+    if usernetes.here(args.name):
+        raise BadInput(f"cluster {args.name}: of provider usernetes, which has one node")
     if args.valid <= 0:
         raise BadInput(f"--valid {args.valid}: more than 0 seconds would be right")
     check_output("--invite", Path(args.invite))
@@ -291,6 +297,9 @@ def status(name: str) -> list[dict[str, Any]]:
     """Every node of this user on this machine, with its parts and whether it is ready."""
     found = []
     for cluster in [name] if name else node_record.clusters():
+        if record := usernetes.here(cluster):
+            found.append(upstream.status(record))
+            continue
         nodes = node_record.nodes(cluster)
         if not nodes:
             found.append(
@@ -306,7 +315,11 @@ def status(name: str) -> list[dict[str, Any]]:
 def down(name: str, only: str = "") -> None:
     """End a cluster's nodes here, or one of them; no node at all is fine."""
     with node_record.locked(name):
-        sweep(name, only)
+        if record := usernetes.here(name):
+            if only in ("", record.node):
+                upstream.sweep(name)
+        else:
+            sweep(name, only)
 
 
 def sweep(name: str, only: str = "") -> None:
@@ -343,6 +356,8 @@ def sweep_dead() -> None:
     """Remove this folder's clusters of which nothing runs any more."""
     for name in node_record.clusters():
         with node_record.locked(name):
+            if usernetes.here(name):
+                continue  # its service sees to it
             if all(node.state() is NodeState.DEAD for node in node_record.nodes(name)):
                 sweep(name)
 

@@ -23,6 +23,7 @@ from usernetes_setup import cluster, node_record
 from usernetes_setup.build import image_archive, oci_image
 from usernetes_setup.control import api_client
 from usernetes_setup.node_record import Node
+from usernetes_setup.upstream import record as usernetes
 
 OWN = (oci_image.HOST, oci_image.PAUSE)
 
@@ -88,6 +89,8 @@ def _not_own(called: str) -> None:
 
 def _nodes(name: str) -> list[Node]:
     node_record.checked_name(name, "cluster", 20)
+    if usernetes.here(name):
+        raise BadInput(f"cluster {name}: image is not for clusters of provider usernetes")
     found = [node for node in node_record.nodes(name) if node.alive()]
     if not found:
         raise BadInput(f"cluster {name}: has no node that runs here; see `dovetail kube status`")

@@ -18,6 +18,7 @@ from dovetail.core.errors import BadInput
 from usernetes_setup.node import namespaces
 from usernetes_setup.preflight import kernel as kernel
 from usernetes_setup.preflight import machine as machine
+from usernetes_setup.preflight import usernetes as usernetes
 from usernetes_setup.preflight.finding import Check
 
 CHECKS: tuple[Callable[[], Check], ...] = (
@@ -25,6 +26,7 @@ CHECKS: tuple[Callable[[], Check], ...] = (
     kernel.runtime_folder, kernel.modules, kernel.reverse_paths, machine.locked_memory,
     machine.fuse, machine.disk, machine.ports, machine.time_skew, machine.clock, machine.engine,
     machine.huge_pages, machine.fabrics, machine.devices, machine.openssl, machine.node_programs,
+    usernetes.usernetes,
 )  # fmt: skip
 
 
@@ -53,9 +55,10 @@ def main(as_json: bool) -> int:
     """Print the findings; 0 if a cluster can run here, else 1."""
     found = checks()
     can = not any(check.level == "error" for check in found)
+    fits = usernetes.choice([f"{one.name}: {one.found}" for one in found if one.level == "error"])
     if as_json:
         host = f"{platform.system()} {platform.release()} {platform.machine()}"
-        print(json.dumps({"can_run": can, "user": namespaces.user_name(), "machine": host,
+        print(json.dumps({"can_run": can, "user": namespaces.user_name(), "machine": host, **fits,
                           "checks": [asdict(check) for check in found]}, indent=1))  # fmt: skip
         return 0 if can else 1
     for check in found:
@@ -64,4 +67,5 @@ def main(as_json: bool) -> int:
             print(f"        {check.who} types:       {check.fix}")
     how = "as root" if os.getuid() == 0 else "rootless"
     print(f"user-space Kubernetes {'can run' if can else 'cannot run'} here, {how}")
+    print(f"provider {fits['provider'] or 'none'}: {fits['why']}")
     return 0 if can else 1

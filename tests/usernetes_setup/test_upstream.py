@@ -1,0 +1,131 @@
+# SPDX-License-Identifier: LGPL-3.0-or-later
+"""What is around upstream Usernetes: leases, variables, what is added to its files, and refused.
+
+That clusters come up by it is tested where control groups are of version 2 (tests/machines).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+from support.other_users import TOP
+from usernetes_setup.upstream import engine, leases
+from usernetes_setup.upstream.record import Record
+
+pytestmark = pytest.mark.unit
+
+ARCHIVE = Path(
+    os.environ.get("DOVETAIL_SOURCES", TOP.parent / "shared/sources"), "usernetes.tar.xz"
+)
+ROUTES = """Iface\tDestination\tGateway\tFlags\tRefCnt\tUse\tMetric\tMask\tMTU\tWindow\tIRTT
+eth0\t00000000\t0100640A\t0003\t0\t0\t0\t00000000\t0\t0\t0
+eth0\t0000640A\t00000000\t0001\t0\t0\t0\t0000FFFF\t0\t0\t0
+"""
+
+
+def record(**more) -> Record:
+    known = {"cluster": "c", "node": "u7s-h", "address": "192.0.2.1", "engine": "podman"}
+    more = {"compose": "podman-compose", "project": "dovetail-c-1", "timeout": 900.0, **more}
+    return Record(**known, **more)
+
+
+def test_nodes_that_start_together_get_ports_and_subnets_of_their_own():
+    first, second = record(), record()
+    held = leases.take(first) + leases.take(second)
+    assert not {*first.ports.values()} & {*second.ports.values()}
+    assert first.subnet != second.subnet
+    for lease in held:
+        lease.close()
+
+
+def test_a_port_that_somebody_listens_on_is_not_free():
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        assert not leases._free(server.getsockname()[1])
+
+
+def test_routes_of_the_machine_are_seen():
+    assert [str(one) for one in leases.routes(ROUTES)] == ["10.100.0.0/16"]
+
+
+@pytest.fixture
+def checkout(tmp_path):
+    if not ARCHIVE.exists():
+        pytest.skip(f"no {ARCHIVE}: DOVETAIL_SOURCES names the folder that has it")
+    subprocess.run(["tar", "-C", tmp_path, "-xf", ARCHIVE], check=True)
+    return tmp_path / "usernetes"
+
+
+def test_upstreams_files_stay_as_they_are_and_a_second_compose_file_adds(
+    checkout, tmp_path, monkeypatch
+):
+    monkeypatch.setenv("DOVETAIL_STATE", str(tmp_path / "state"))
+    wanted = record(image="localhost/node:1", subnet="10.101.7.0/24",
+                    ports=dict(zip(leases.PORTS, range(20001, 20005))))  # fmt: skip
+    (tmp_path / "state").mkdir(mode=0o700)
+    wanted.folder.mkdir(mode=0o700)
+    engine.check(checkout)
+    engine.copy(wanted, checkout)
+    for path in checkout.rglob("*"):
+        if path.is_file() and "docs" not in path.parts:
+            assert (wanted.checkout / path.relative_to(checkout)).read_bytes() == path.read_bytes()
+    added = yaml.safe_load((wanted.folder / "compose.yaml").read_text())["services"]["node"]
+    assert added["volumes"][0].endswith(":/usernetes/kubeadm-config.yaml:ro")
+    lines = (wanted.folder / "Dockerfile").read_text().splitlines()
+    assert lines[0] == "FROM localhost/node:1"
+    assert [line.split()[0] for line in lines[1:]] == ["ADD", "ADD", "ENTRYPOINT"]
+    configured = yaml.safe_load_all((wanted.folder / "kubeadm-config.yaml").read_text())
+    parts = {part["kind"]: part for part in configured}
+    assert parts["InitConfiguration"]["timeouts"]["kubeletHealthCheck"] == "900s"
+    cluster = parts["ClusterConfiguration"]
+    for part in ("controllerManager", "scheduler"):
+        assert {"name": "leader-elect", "value": "false"} in cluster[part]["extraArgs"]
+    external = {"name": "cloud-provider", "value": "external"}
+    assert external in cluster["controllerManager"]["extraArgs"]
+    # Upstream's makefile itself says what it makes of the variables.
+    asked = "asked:\n\t@env | grep -E '^(PORT_|NODE_|HOST_IP)'\ninclude Makefile\n"
+    told = subprocess.check_output(
+        ["make", "-f", "-", "asked"],
+        input=asked, text=True, cwd=wanted.checkout, env=engine.environment(wanted),
+    )  # fmt: skip
+    found = dict(line.split("=", 1) for line in told.splitlines())
+    assert found["NODE_IP"] == "10.101.7.100"
+    assert (found["PORT_KUBE_APISERVER"], found["PORT_FLANNEL"]) == ("20001", "20004")
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["up", "--provider", "usernetes"], "needs --usernetes DIR"),
+        (["up", "--provider", "usernetes", "--usernetes", "/usr"], "has no Makefile"),
+        (["up", "--provider", "usernetes", "--cpus", "1"], "--cpus: not with --provider usernetes"),
+    ],
+)
+def test_what_cannot_be_is_refused_in_a_line(words, said, tmp_path):
+    environment = {**os.environ, "DOVETAIL_STATE": str(tmp_path / "state"),
+                   "PYTHONPATH": f"{TOP}/flux-python:{TOP}/usernetes-setup"}  # fmt: skip
+    done = subprocess.run([sys.executable, "-m", "usernetes_setup", *words], env=environment,
+                          capture_output=True, text=True)  # fmt: skip
+    assert done.returncode == 2
+    assert said in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+    assert not (tmp_path / "state").exists()
+
+
+def test_doctor_says_which_provider_fits_and_why():
+    done = subprocess.run(
+        [sys.executable, "-m", "usernetes_setup", "preflight", "--json"],
+        capture_output=True, text=True,
+        env={**os.environ, "PYTHONPATH": f"{TOP}/flux-python:{TOP}/usernetes-setup"},
+    )  # fmt: skip
+    told = json.loads(done.stdout)
+    assert (told["provider"] == "dovetail") == told["can_run"]
+    (line,) = [one for one in told["checks"] if one["name"] == "usernetes"]
+    assert line["found"].startswith(("can run here, by", "cannot run here: "))
+    assert "usernetes" in told["why"]

@@ -1,0 +1,141 @@
+# SPDX-License-Identifier: LGPL-3.0-or-later
+"""Upstream's verbs and the container engine, as a node's record says.
+
+Inputs: an upstream checkout, a record. Outputs: a copy of the checkout, as it is, where its `make`
+verbs are typed with upstream's own variables; what is added by a second compose file. Invariants:
+nothing of upstream's makefiles and compose file is changed; the user's checkout is only read.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+
+from dovetail.core.errors import BadInput
+from dovetail.host.private_files import write_private
+
+from usernetes_setup.upstream.record import Record
+
+PARTS = ("Makefile", "Makefile.d/check-preflight.sh", "docker-compose.yaml", "Dockerfile",
+         "Dockerfile.d/u7s-entrypoint.sh", "kubeadm-config.yaml")  # fmt: skip
+ENGINES = {"dockerd-rootless.sh": "docker", "containerd-rootless.sh": "nerdctl", "podman": "podman"}
+"""By the program whose presence makes upstream take it, in upstream's order."""
+LABEL = "com.docker.compose.project"
+SOURCE = "https://github.com/rootless-containers/usernetes"
+WAITS = ("controlPlaneComponentHealthCheck", "kubeletHealthCheck", "kubernetesAPICall",
+         "etcdAPICall")  # fmt: skip
+
+
+def check(checkout: Path) -> None:
+    """Refuse what is no checkout of Gen 2. Raises BadInput."""
+    for part in PARTS:
+        if not (checkout / part).is_file():
+            raise BadInput(
+                f"--usernetes {checkout}: has no {part}; a checkout of Usernetes (Gen 2) would be "
+                f"right, such as `git clone {SOURCE}` makes"
+            )
+
+
+def found() -> tuple[str, str]:
+    """Container engine and compose command, as upstream chooses them; "" where there is none."""
+    engine = os.environ.get("CONTAINER_ENGINE", "")
+    if not engine:
+        engine = next((name for program, name in ENGINES.items() if shutil.which(program)), "")
+    compose = "podman-compose" if "podman" in engine else f"{engine} compose"
+    return engine, os.environ.get("COMPOSE", "") or (compose if engine else "")
+
+
+def copy(record: Record, checkout: Path) -> None:
+    """Give the node a checkout of its own, and the compose file with what is added."""
+    leave = shutil.ignore_patterns(".git", "docs", "kubeconfig", "join-command")
+    shutil.copytree(checkout, record.checkout, ignore=leave)
+    write_private(record.folder / "kubeadm-config.yaml", _patient(record))
+    volume = f"{record.folder}/kubeadm-config.yaml:/usernetes/kubeadm-config.yaml:ro"
+    service: dict[str, object] = {"volumes": [volume]}
+    if record.image:
+        # Upstream's Dockerfile but for what it downloads, which is in the image.
+        lines = (record.checkout / "Dockerfile").read_text().splitlines()
+        kept = [line for line in lines if re.match(r"(ADD Dockerfile\.d/|ENTRYPOINT )", line)]
+        (record.folder / "Dockerfile").write_text("\n".join([f"FROM {record.image}", *kept, ""]))
+        service["build"] = {"context": ".", "dockerfile": str(record.folder / "Dockerfile")}
+        service["image"] = "localhost/dovetail/usernetes:latest"
+    added = {"services": {"node": service}}
+    write_private(record.folder / "compose.yaml", json.dumps(added, indent=1))  # which is YAML
+
+
+def _patient(record: Record) -> str:
+    """Upstream's configuration of kubeadm, with no shorter patience than the user's.
+
+    And with no election among one: on a machine that is slow for a while, who holds the lease loses
+    it, and is started anew.
+    """
+    text = (record.checkout / "kubeadm-config.yaml").read_text()
+    limit = f"{max(240, int(record.timeout))}s"
+    waits = "".join(f"  {name}: {limit}\n" for name in WAITS)
+    alone = '    - name: leader-elect\n      value: "false"\n'
+    arguments = "controllerManager:\n  extraArgs:\n"
+    for before, after in (
+        ("kind: InitConfiguration\n", f"kind: InitConfiguration\ntimeouts:\n{waits}"),
+        (f"{arguments}    - ", f"scheduler:\n  extraArgs:\n{alone}{arguments}{alone}    - "),
+    ):
+        text = text.replace(
+            before, after, 1
+        )  # nothing, where upstream has come to say it otherwise
+    return text
+
+
+def environment(record: Record) -> dict[str, str]:
+    """Upstream's variables for this node."""
+    files = f"-f docker-compose.yaml -f {record.folder}/compose.yaml"
+    own = {
+        "CONTAINER_ENGINE": record.engine,
+        "COMPOSE": f"{record.compose} -p {record.project} {files}",
+        "HOST_IP": record.address,
+        "NODE_NAME": record.node,
+        "NODE_SUBNET": record.subnet,
+        **{f"PORT_{'KUBE_' if name == 'apiserver' else ''}{name.upper()}": str(port)
+           for name, port in record.ports.items()},
+    }  # fmt: skip
+    if record.image:  # what upstream's preflight runs; it need not be pulled
+        own["BUSYBOX_IMAGE"] = record.image
+    return {**os.environ, **own}
+
+
+def make(record: Record, *verbs: str) -> subprocess.Popen[bytes]:
+    """Start upstream's verbs; what they say goes to our own standard output."""
+    return subprocess.Popen(
+        ["make", "--no-print-directory", *verbs], cwd=record.checkout, env=environment(record),
+        stdin=subprocess.DEVNULL, stderr=subprocess.STDOUT,
+    )  # fmt: skip
+
+
+def inside(record: Record, *words: str) -> list[str]:
+    """A command in the node."""
+    return [record.engine, "exec", container(record), *words]
+
+
+def container(record: Record) -> str:
+    """The id of the node's container, or its name where it cannot be asked."""
+    ids = listed(record, "ps", "-a", "-q")
+    return ids[0] if ids else f"{record.project}_node_1"
+
+
+def listed(record: Record, *words: str, timeout: float = 60.0) -> list[str]:
+    """What the engine lists of this node's things."""
+    told = quiet([record.engine, *words, "--filter", f"label={LABEL}={record.project}"], timeout)
+    return told.split()
+
+
+def quiet(words: Sequence[str], timeout: float = 60.0) -> str:
+    """What a command prints that may fail."""
+    try:
+        done = subprocess.run(words, capture_output=True, text=True, timeout=timeout,
+                              stdin=subprocess.DEVNULL)  # fmt: skip
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return str(done.stdout) if done.returncode == 0 else ""

@@ -1,0 +1,69 @@
+# SPDX-License-Identifier: LGPL-3.0-or-later
+"""Ports and subnets that a node of upstream Usernetes has to itself on this machine.
+
+Output: ports and a subnet, with leases that end with their last holder. Invariant: two nodes that
+start at the same moment, whoever their users are, do not get the same.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ipaddress
+import random
+import socket
+from collections.abc import Iterable
+from pathlib import Path
+
+from usernetes_setup.node import namespaces
+from usernetes_setup.upstream.record import PORTS, Record
+
+RANGE = range(20000, 30000)  # below what the kernel gives to clients, and Kubernetes to services
+BLOCKS = range(100, 128)  # of 10.0.0.0/8; upstream has 10.100.0.0/16
+
+
+def take(record: Record) -> list[socket.socket]:
+    """Lease the node's ports and its subnet, and note them. Raises OSError."""
+    held = []
+    for name in PORTS:
+        record.ports[name], lease = _port()
+        held.append(lease)
+    record.subnet, lease = _subnet()
+    return [*held, lease]
+
+
+def _port() -> tuple[int, socket.socket]:
+    for port in random.sample(RANGE, len(RANGE)):
+        if (lease := namespaces.lease(f"port-{port}")) and _free(port):
+            return port, lease
+    raise OSError(f"no port from {RANGE[0]} to {RANGE[-1]} is free on this machine")
+
+
+def _free(port: int) -> bool:
+    """Whether nobody listens there, on any address."""
+    for kind in (socket.SOCK_STREAM, socket.SOCK_DGRAM):
+        with socket.socket(socket.AF_INET, kind) as probe, contextlib.suppress(OSError):
+            probe.bind(("", port))
+            continue
+        return False
+    return True
+
+
+def _subnet() -> tuple[str, socket.socket]:
+    """A subnet that is nobody's: no lease, and no route of this machine's."""
+    routed = [*routes(Path("/proc/net/route").read_text())]
+    for number in range(256 * len(BLOCKS)):
+        subnet = ipaddress.IPv4Network(f"10.{BLOCKS[number // 256]}.{number % 256}.0/24")
+        if any(subnet.overlaps(other) for other in routed):
+            continue
+        if lease := namespaces.lease(f"subnet-{subnet.network_address}"):
+            return str(subnet), lease
+    raise OSError(f"no subnet from 10.{BLOCKS[0]}.0.0/24 on is free on this machine")
+
+
+def routes(table: str) -> Iterable[ipaddress.IPv4Network]:
+    """The networks in the kernel's table, but for the way to all others."""
+    for line in table.splitlines()[1:]:
+        fields = line.split()
+        address, mask = (int.from_bytes(bytes.fromhex(fields[at])[::-1], "big") for at in (1, 7))
+        if mask:
+            yield ipaddress.IPv4Network((address, str(ipaddress.IPv4Address(mask))))

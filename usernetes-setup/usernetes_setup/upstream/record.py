@@ -1,0 +1,95 @@
+# SPDX-License-Identifier: LGPL-3.0-or-later
+"""What is known about a node that upstream Usernetes made on this machine.
+
+    <root>/<cluster>/usernetes.json     this record
+    <root>/<cluster>/usernetes/         a copy of the checkout, where its verbs are typed
+    <root>/<cluster>/compose.yaml       what is added to upstream's compose file
+    <root>/<cluster>/kubeconfig         the administrator's
+    <root>/<cluster>/log                what the verbs said
+
+Invariants: a cluster has one such node on a machine; all of it is private to its user; the record
+is replaced as a whole, and goes last.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from dovetail.host import processes
+from dovetail.host.private_files import write_private
+
+from usernetes_setup import node_record
+
+FILE = "usernetes.json"
+PORTS = ("apiserver", "etcd", "kubelet", "flannel")
+"""As upstream's variables name them."""
+
+
+@dataclass
+class Record:
+    """One node: `engine` and `compose` are commands, `image` a node image or "" for upstream's.
+
+    `subnet` is the one of its container, `owner` the process with which it ends, or 0. `alone`
+    tells that the engine ran nothing before. `ready` is set once.
+    """
+
+    cluster: str
+    node: str
+    address: str
+    engine: str
+    compose: str
+    image: str = ""
+    project: str = ""
+    ports: dict[str, int] = field(default_factory=dict)
+    subnet: str = ""
+    owner: int = 0
+    timeout: float = 0.0
+    alone: bool = False
+    ready: bool = False
+    monitor: int = 0
+    monitor_ticks: int = 0
+
+    @property
+    def folder(self) -> Path:
+        """Everything that this node has outside the container engine."""
+        return node_record.cluster_folder(self.cluster)
+
+    @property
+    def checkout(self) -> Path:
+        """This node's own copy of it."""
+        return self.folder / "usernetes"
+
+    @property
+    def unit(self) -> str:
+        """The service of the user's service manager that watches over it."""
+        return f"{self.project}.service"
+
+    @property
+    def server(self) -> str:
+        """Where its API is."""
+        return f"https://127.0.0.1:{self.ports.get('apiserver', 0)}"
+
+    def alive(self) -> bool:
+        """Whether its monitor runs: without that it is removed."""
+        return processes.alive(self.monitor, self.monitor_ticks)
+
+    def save(self) -> None:
+        """Write it."""
+        write_private(self.folder / FILE, json.dumps(asdict(self), indent=1))
+
+    def described(self) -> dict[str, Any]:
+        """What a caller needs to know."""
+        return {"cluster": self.cluster, "node": self.node, "provider": "usernetes",
+                "server": self.server, "folder": str(self.folder),
+                "kubeconfig": str(self.folder / "kubeconfig")}  # fmt: skip
+
+
+def here(cluster: str) -> Record | None:
+    """The cluster's node on this machine, if upstream Usernetes made one."""
+    with contextlib.suppress(OSError, ValueError, TypeError):
+        return Record(**json.loads((node_record.cluster_folder(cluster) / FILE).read_text()))
+    return None

@@ -1,0 +1,199 @@
+# SPDX-License-Identifier: LGPL-3.0-or-later
+"""What up, status and down do with provider `usernetes`.
+
+Inputs: the user's options, records. Outputs: a service that makes and keeps a node, or its end.
+Invariants: input is checked before anything starts; a verb that fails leaves nothing behind that
+it made.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import hashlib
+import os
+import select
+import shlex
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from dovetail.core.errors import BadInput, WorkFailed
+from dovetail.host import processes
+from dovetail.host.install_paths import package_environment
+
+from usernetes_setup import node_options, node_record
+from usernetes_setup.node import cgroups, components
+from usernetes_setup.preflight import usernetes as preflight
+from usernetes_setup.upstream import engine, removal, service
+from usernetes_setup.upstream.record import FILE, Record, here
+
+Say = Callable[[str], None]
+PATIENCE = 60.0  # seconds for the service manager to start a service
+OTHERS = ("cpus", "memory", "devices", "network")
+"""Options that upstream's node has no equal of: it is the whole machine's."""
+
+
+def plan(args: argparse.Namespace) -> Record:
+    """A node's record, from checked options. Raises BadInput."""
+    alone = not pause().exists()  # asked first: podman leaves it behind
+    node_record.checked_name(args.name, "cluster", 20)
+    for option in OTHERS:
+        if getattr(args, option, "") not in ("", "auto", "host"):
+            raise BadInput(
+                f"--{option}: not with --provider usernetes, whose node is the whole machine"
+            )
+    if not args.timeout > 0:
+        raise BadInput(f"--timeout {args.timeout:g}: more than 0 seconds would be right")
+    if args.owner and not processes.start_ticks(args.owner):
+        raise BadInput(f"--owner {args.owner}: no such process")
+    if not args.usernetes:
+        raise BadInput(
+            f"--provider usernetes: needs --usernetes DIR, a checkout of {engine.SOURCE}"
+        )
+    engine.check(Path(args.usernetes))
+    address = node_options.own_address(args.address) or usual_address()
+    host = socket.gethostname().split(".")[0].lower()
+    node = node_record.checked_name(args.node or f"u7s-{host}", "node", 40)
+    if problems := preflight.problems():
+        raise BadInput(
+            f"--provider usernetes cannot run here: {problems[0]}; see `dovetail doctor`"
+        )
+    program, compose = engine.found()
+    if args.node_image and not engine.quiet([program, "image", "inspect", args.node_image]):
+        raise BadInput(f"--node-image {args.node_image}: {program} has no such image")
+    folder = node_record.cluster_folder(args.name)
+    digest = hashlib.sha256(str(folder).encode()).hexdigest()[:6]
+    return Record(
+        cluster=args.name, node=node, address=address, engine=program, compose=compose,
+        image=args.node_image, project=f"dovetail-{args.name}-{digest}",
+        owner=args.owner, timeout=args.timeout, alone=alone,
+    )  # fmt: skip
+
+
+def pause() -> Path:
+    """Where rootless podman notes the process that keeps its namespace."""
+    return (
+        Path(os.environ.get("XDG_RUNTIME_DIR", f"/run/user/{os.getuid()}")) / "libpod/tmp/pause.pid"
+    )
+
+
+def usual_address() -> str:
+    """This machine's address towards others, as upstream finds it."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(("1.0.0.0", 9))
+        except OSError:
+            raise BadInput("--address: needed, since this machine has no route to others") from None
+        return str(probe.getsockname()[0])
+
+
+def up(args: argparse.Namespace, say: Say) -> dict[str, Any]:
+    """Start a cluster, or find it running; returns its record."""
+    if (record := here(args.name)) and record.ready and record.alive():
+        return record.described()
+    if node_record.nodes(args.name):
+        raise BadInput(f"cluster {args.name}: is one of provider dovetail; give another --name")
+    record = plan(args)
+    with node_record.locked(args.name):
+        sweep(args.name)
+        return start(record, Path(args.usernetes), say)
+
+
+def start(record: Record, checkout: Path, say: Say) -> dict[str, Any]:
+    """Have a service make the node, and wait until it is ready."""
+    folder = record.folder
+    folder.mkdir(mode=0o700, parents=True)
+    with socket.socket(socket.AF_UNIX) as listening:
+        try:
+            record.save()
+            engine.copy(record, checkout)
+            listening.bind(f"{folder}/{service.SOCKET}")
+            listening.listen(1)
+            launch(record)
+            if not select.select([listening], [], [], PATIENCE)[0]:
+                raise WorkFailed(f"the service {record.unit} did not start")
+        except BaseException:
+            sweep(record.cluster)
+            raise
+        channel, _ = listening.accept()
+    with channel:
+        try:
+            listen(channel, record, say)
+        except BaseException as error:
+            words = last_words(folder)
+            channel.close()  # the monitor takes this for our death; its service removes the node
+            sweep(record.cluster)
+            if isinstance(error, WorkFailed):
+                raise WorkFailed(f"{error}{words}") from None
+            raise
+        channel.sendall(b"ok\n")
+    return (here(record.cluster) or record).described()
+
+
+def listen(channel: socket.socket, record: Record, say: Say) -> None:
+    """Pass on what the monitor says, until the node is ready. Raises WorkFailed."""
+    with channel.makefile("r") as lines:
+        for line in lines:
+            if line.startswith("="):
+                return
+            if line.startswith("!"):
+                raise WorkFailed(f"node {record.node}: {line[1:].strip()}")
+            say(line.strip())
+    raise WorkFailed(f"node {record.node}: its monitor ended")
+
+
+def launch(record: Record) -> None:
+    """Start the service."""
+    folder = str(record.folder)
+    environment = {**package_environment(), **cgroups.scope_environment()}
+    kept = ("PATH", "PYTHONPATH", "HOME", "XDG_RUNTIME_DIR", "DOCKER_HOST", "XDG_CONFIG_HOME")
+    module = [sys.executable, "-m", "usernetes_setup.upstream"]
+    after = shlex.join([*module[:2], f"{module[2]}.removal", folder])
+    words = ["systemd-run", "--user", "--quiet", "--collect", f"--unit={record.unit}",
+             "--property=KillMode=mixed", f"--property=ExecStopPost={after}",
+             "--property=TimeoutStopSec=300", f"--property=StandardOutput=append:{folder}/log",
+             f"--property=StandardError=append:{folder}/log",
+             *(f"--setenv={name}={environment[name]}" for name in kept if name in environment),
+             *module[:2], f"{module[2]}.service", folder]  # fmt: skip
+    done = subprocess.run(words, capture_output=True, text=True, env=environment)
+    if done.returncode:
+        raise WorkFailed(f"systemd-run: {done.stderr.strip()}")
+
+
+def last_words(folder: Path) -> str:
+    """The end of what upstream's verbs said."""
+    with contextlib.suppress(OSError):
+        lines = (folder / "log").read_text(errors="replace").splitlines()
+        return "".join(f"\n  {line[:300]}" for line in lines[-12:])
+    return ""
+
+
+def status(record: Record) -> dict[str, Any]:
+    """A node, and whether it is ready."""
+    ready = record.ready and record.alive()
+    ready = ready and service.is_ready(service.api(record), record.node)
+    word = "ready" if ready else "not ready" if record.alive() else "dead"
+    usable = sorted(os.sched_getaffinity(0))
+    return {**record.described(), "ready": ready, "state": word, "owner": record.owner,
+            "cpus": node_options.listed(usable), "memory": components.host_memory(),
+            "network": "flannel", "group": ""}  # fmt: skip
+
+
+def sweep(cluster: str) -> None:
+    """Remove the cluster's node here, if upstream Usernetes made one. Raises WorkFailed."""
+    record = here(cluster)
+    if record is None:
+        return
+    environment = {**os.environ, **cgroups.scope_environment()}
+    stop = ["systemctl", "--user", "--quiet", "stop", record.unit]
+    subprocess.run(
+        stop, capture_output=True, env=environment
+    )  # which removes it, when it has ended
+    if (folder := record.folder / FILE).exists() and (left := removal.remove(record)):
+        raise WorkFailed(
+            f"cluster {cluster}: could not be removed: {'; '.join(left[:3])}; {folder}"
+        )
