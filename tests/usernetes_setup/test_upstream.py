@@ -41,13 +41,22 @@ def test_nodes_that_start_together_get_ports_and_subnets_of_their_own():
     held = leases.take(first) + leases.take(second)
     assert not {*first.ports.values()} & {*second.ports.values()}
     assert first.subnet != second.subnet
+    third = record(worker=True, ports={"kubelet": first.ports["kubelet"]}, subnet="2")
+    with pytest.raises(OSError, match=f"port {first.ports['kubelet']}, which the cluster's nodes"):
+        leases.take(third)
     for lease in held:
         lease.close()
+    for lease in leases.take(third):
+        lease.close()
+    assert third.ports["kubelet"] == first.ports["kubelet"]
+    assert third.subnet.split(".")[2] == "2"
 
 
 def test_a_port_that_somebody_listens_on_is_not_free():
     with socket.create_server(("127.0.0.1", 0)) as server:
-        assert not leases._free(server.getsockname()[1])
+        wanted = {"kubelet": server.getsockname()[1]}
+        with pytest.raises(OSError, match="is in use on this machine"):
+            leases.take(record(ports=wanted))
 
 
 def test_routes_of_the_machine_are_seen():
@@ -66,7 +75,7 @@ def test_upstreams_files_stay_as_they_are_and_a_second_compose_file_adds(
     checkout, tmp_path, monkeypatch
 ):
     monkeypatch.setenv("DOVETAIL_STATE", str(tmp_path / "state"))
-    wanted = record(image="localhost/node:1", subnet="10.101.7.0/24",
+    wanted = record(image="localhost/node:1", mounts=["/srv"], subnet="10.101.7.0/24",
                     ports=dict(zip(leases.PORTS, range(20001, 20005))))  # fmt: skip
     (tmp_path / "state").mkdir(mode=0o700)
     wanted.folder.mkdir(mode=0o700)
@@ -76,7 +85,7 @@ def test_upstreams_files_stay_as_they_are_and_a_second_compose_file_adds(
         if path.is_file() and "docs" not in path.parts:
             assert (wanted.checkout / path.relative_to(checkout)).read_bytes() == path.read_bytes()
     added = yaml.safe_load((wanted.folder / "compose.yaml").read_text())["services"]["node"]
-    assert added["volumes"][0].endswith(":/usernetes/kubeadm-config.yaml:ro")
+    assert "/srv:/srv" in added["volumes"]
     lines = (wanted.folder / "Dockerfile").read_text().splitlines()
     assert lines[0] == "FROM localhost/node:1"
     assert [line.split()[0] for line in lines[1:]] == ["ADD", "ADD", "ENTRYPOINT"]

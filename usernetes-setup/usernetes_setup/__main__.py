@@ -53,12 +53,14 @@ def configure(parser: argparse.ArgumentParser, verb: str) -> None:
         add("--owner", type=int, default=0, metavar="PID", help="end when this process ends")
         add("--timeout", type=float, default=120.0, metavar="SECONDS", help="wait so long at most")
         add("--node", default="", metavar="NAME", help="the node's name (default: its address)")
-    if verb == "up":
         add("--usernetes", default="", metavar="DIR",
             help="provider usernetes: an upstream checkout, which is only read")  # fmt: skip
         add("--node-image", default="", metavar="IMAGE",
             help="provider usernetes: an image with all that upstream's Dockerfile would download, "
             "such as usernetes-setup/node-image/make makes (default: kindest/node)")  # fmt: skip
+        add("--mount", action="append", default=[], metavar="DIR",
+            help="provider usernetes: a folder that the node has too; may be repeated")  # fmt: skip
+    if verb == "up":
         add(
             "--provider",
             choices=("dovetail", "usernetes"),

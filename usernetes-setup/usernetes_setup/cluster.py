@@ -122,11 +122,13 @@ def join(args: argparse.Namespace, say: Say) -> dict[str, Any]:
     try:
         text = sys.stdin.read() if args.file == "-" else Path(args.file).read_text()
         content = json.loads(text)
+        if content.get("provider") == "usernetes":
+            return upstream.join(args, content, say)
         name, server = content["cluster"], content["server"]
         args.name, args.node = name, content["node"]
         if not all(isinstance(content[key], str) for key in JOIN_FILE):
             raise TypeError
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
         raise BadInput(f"{args.file}: not a join file; `join --invite` writes one") from None
     record = plan(args, text, "host")  # before a build, which takes minutes
     if not any(joined(node, args.node) for node in node_record.nodes(name)):
@@ -267,8 +269,8 @@ def kubelet_client(node: Node) -> api_client.Client:
 
 def invite(args: argparse.Namespace) -> dict[str, Any]:
     """Write a join file for one node of one of our clusters."""
-    if usernetes.here(args.name):
-        raise BadInput(f"cluster {args.name}: of provider usernetes, which has one node")
+    if record := usernetes.here(args.name):
+        return upstream.invite(args, record)
     if args.valid <= 0:
         raise BadInput(f"--valid {args.valid}: more than 0 seconds would be right")
     check_output("--invite", Path(args.invite))

@@ -54,9 +54,11 @@ def copy(record: Record, checkout: Path) -> None:
     """Give the node a checkout of its own, and the compose file with what is added."""
     leave = shutil.ignore_patterns(".git", "docs", "kubeconfig", "join-command")
     shutil.copytree(checkout, record.checkout, ignore=leave)
-    write_private(record.folder / "kubeadm-config.yaml", _patient(record))
-    volume = f"{record.folder}/kubeadm-config.yaml:/usernetes/kubeadm-config.yaml:ro"
-    service: dict[str, object] = {"volumes": [volume]}
+    volumes = [f"{folder}:{folder}" for folder in record.mounts]
+    service: dict[str, object] = {}
+    if not record.worker:
+        write_private(record.folder / "kubeadm-config.yaml", _patient(record))
+        volumes.append(f"{record.folder}/kubeadm-config.yaml:/usernetes/kubeadm-config.yaml:ro")
     if record.image:
         # Upstream's Dockerfile but for what it downloads, which is in the image.
         lines = (record.checkout / "Dockerfile").read_text().splitlines()
@@ -64,7 +66,7 @@ def copy(record: Record, checkout: Path) -> None:
         (record.folder / "Dockerfile").write_text("\n".join([f"FROM {record.image}", *kept, ""]))
         service["build"] = {"context": ".", "dockerfile": str(record.folder / "Dockerfile")}
         service["image"] = "localhost/dovetail/usernetes:latest"
-    added = {"services": {"node": service}}
+    added = {"services": {"node": {**service, "volumes": volumes}}}
     write_private(record.folder / "compose.yaml", json.dumps(added, indent=1))  # which is YAML
 
 

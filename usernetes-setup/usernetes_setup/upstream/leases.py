@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: LGPL-3.0-or-later
 """Ports and subnets that a node of upstream Usernetes has to itself on this machine.
 
-Output: ports and a subnet, with leases that end with their last holder. Invariant: two nodes that
-start at the same moment, whoever their users are, do not get the same.
+Input: what is wanted, where the cluster fixed it already. Output: ports and a subnet, with leases
+that end with their last holder. Invariant: two nodes that start at the same moment, whoever their
+users are, do not get the same.
 """
 
 from __future__ import annotations
@@ -19,22 +20,26 @@ from usernetes_setup.upstream.record import PORTS, Record
 
 RANGE = range(20000, 30000)  # below what the kernel gives to clients, and Kubernetes to services
 BLOCKS = range(100, 128)  # of 10.0.0.0/8; upstream has 10.100.0.0/16
+SUBNETS = range(1, 255)
+"""Nodes of a cluster differ in the third number: the control node has the first."""
 
 
 def take(record: Record) -> list[socket.socket]:
     """Lease the node's ports and its subnet, and note them. Raises OSError."""
     held = []
     for name in PORTS:
-        record.ports[name], lease = _port()
+        record.ports[name], lease = _port(record.ports.get(name, 0))
         held.append(lease)
-    record.subnet, lease = _subnet()
+    record.subnet, lease = _subnet(int(record.subnet or SUBNETS[0]))
     return [*held, lease]
 
 
-def _port() -> tuple[int, socket.socket]:
-    for port in random.sample(RANGE, len(RANGE)):
+def _port(wanted: int) -> tuple[int, socket.socket]:
+    for port in [wanted] if wanted else random.sample(RANGE, len(RANGE)):
         if (lease := namespaces.lease(f"port-{port}")) and _free(port):
             return port, lease
+    if wanted:
+        raise OSError(f"port {wanted}, which the cluster's nodes need, is in use on this machine")
     raise OSError(f"no port from {RANGE[0]} to {RANGE[-1]} is free on this machine")
 
 
@@ -48,16 +53,16 @@ def _free(port: int) -> bool:
     return True
 
 
-def _subnet() -> tuple[str, socket.socket]:
-    """A subnet that is nobody's: no lease, and no route of this machine's."""
+def _subnet(number: int) -> tuple[str, socket.socket]:
+    """A subnet with this number that is nobody's: no lease, and no route of this machine's."""
     routed = [*routes(Path("/proc/net/route").read_text())]
-    for number in range(256 * len(BLOCKS)):
-        subnet = ipaddress.IPv4Network(f"10.{BLOCKS[number // 256]}.{number % 256}.0/24")
+    for block in BLOCKS:
+        subnet = ipaddress.IPv4Network(f"10.{block}.{number}.0/24")
         if any(subnet.overlaps(other) for other in routed):
             continue
         if lease := namespaces.lease(f"subnet-{subnet.network_address}"):
             return str(subnet), lease
-    raise OSError(f"no subnet from 10.{BLOCKS[0]}.0.0/24 on is free on this machine")
+    raise OSError(f"no subnet 10.{BLOCKS[0]} to {BLOCKS[-1]}.{number}.0/24 is free on this machine")
 
 
 def routes(table: str) -> Iterable[ipaddress.IPv4Network]:

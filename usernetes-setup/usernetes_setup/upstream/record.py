@@ -4,7 +4,7 @@
     <root>/<cluster>/usernetes.json     this record
     <root>/<cluster>/usernetes/         a copy of the checkout, where its verbs are typed
     <root>/<cluster>/compose.yaml       what is added to upstream's compose file
-    <root>/<cluster>/kubeconfig         the administrator's
+    <root>/<cluster>/kubeconfig         the administrator's, on the control node
     <root>/<cluster>/log                what the verbs said
 
 Invariants: a cluster has one such node on a machine; all of it is private to its user; the record
@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -26,15 +27,17 @@ from usernetes_setup import node_record
 
 FILE = "usernetes.json"
 PORTS = ("apiserver", "etcd", "kubelet", "flannel")
-"""As upstream's variables name them."""
+"""As upstream's variables name them; all nodes of a cluster have the last two in common."""
 
 
 @dataclass
 class Record:
     """One node: `engine` and `compose` are commands, `image` a node image or "" for upstream's.
 
-    `subnet` is the one of its container, `owner` the process with which it ends, or 0. `alone`
-    tells that the engine ran nothing before. `ready` is set once.
+    `subnet` is the one of its container, `mounts` folders of this machine that it has too, `owner`
+    the process with which it ends, or 0. `join` is the join file of a worker, as read; it is not
+    kept. `given` counts the subnets that invitations gave away. `alone` tells that the engine ran
+    nothing before. `ready` is set once.
     """
 
     cluster: str
@@ -44,10 +47,13 @@ class Record:
     compose: str
     image: str = ""
     project: str = ""
+    worker: bool = False
     ports: dict[str, int] = field(default_factory=dict)
     subnet: str = ""
+    mounts: list[str] = field(default_factory=list)
     owner: int = 0
     timeout: float = 0.0
+    given: int = 1
     alone: bool = False
     ready: bool = False
     monitor: int = 0
@@ -70,8 +76,8 @@ class Record:
 
     @property
     def server(self) -> str:
-        """Where its API is."""
-        return f"https://127.0.0.1:{self.ports.get('apiserver', 0)}"
+        """Where its API is, on the control node."""
+        return "" if self.worker else f"https://127.0.0.1:{self.ports.get('apiserver', 0)}"
 
     def alive(self) -> bool:
         """Whether its monitor runs: without that it is removed."""
@@ -83,9 +89,11 @@ class Record:
 
     def described(self) -> dict[str, Any]:
         """What a caller needs to know."""
-        return {"cluster": self.cluster, "node": self.node, "provider": "usernetes",
-                "server": self.server, "folder": str(self.folder),
-                "kubeconfig": str(self.folder / "kubeconfig")}  # fmt: skip
+        known = {"cluster": self.cluster, "node": self.node, "provider": "usernetes",
+                 "server": self.server, "folder": str(self.folder)}  # fmt: skip
+        if not self.worker:
+            known["kubeconfig"] = str(self.folder / "kubeconfig")
+        return known
 
 
 def here(cluster: str) -> Record | None:
@@ -93,3 +101,10 @@ def here(cluster: str) -> Record | None:
     with contextlib.suppress(OSError, ValueError, TypeError):
         return Record(**json.loads((node_record.cluster_folder(cluster) / FILE).read_text()))
     return None
+
+
+def all_here() -> Iterator[Record]:
+    """All of this user's on this machine."""
+    for name in node_record.clusters():
+        if record := here(name):
+            yield record

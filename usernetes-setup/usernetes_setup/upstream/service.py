@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: LGPL-3.0-or-later
 """Makes a node by upstream's verbs, watches over it, and ends with it.
 
-Started by `up` as a service of the user's own service manager, since containers are
+Started by `up` and `join` as a service of the user's own service manager, since containers are
 that manager's and outlive whatever ends a batch job: `python3 -m usernetes_setup.upstream.service
 FOLDER`. Inputs: the record there, a socket beside it on which the verb listens. Outputs: lines to
 the verb, of which the last begins with `=` when the node is ready or with `!` when it failed; a
@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import http.client
+import json
 import os
 import re
 import select
@@ -33,7 +34,12 @@ from usernetes_setup.upstream import engine, leases
 from usernetes_setup.upstream.record import Record, here
 
 SOCKET = "verb.sock"
+JOIN = "join.json"
+EVERY = 2.0  # seconds between two looks for nodes that joined
 UNINITIALIZED = "node.cloudprovider.kubernetes.io/uninitialized"
+SELF = ("kubectl", "--kubeconfig=/etc/kubernetes/kubelet.conf", "wait", "--for=condition=ready",
+        "--timeout=5s")  # fmt: skip
+"""How a worker asks about itself."""
 CONTROL = "node-role.kubernetes.io/control-plane"
 
 
@@ -129,10 +135,24 @@ class Monitor:
                 raise WorkFailed(f"the node is not ready after {self.record.timeout:.0f} s")
             self.wait(0.5)
 
+    def join(self, command: str) -> None:
+        """A worker, by the command that an invitation brought."""
+        write_private(self.record.checkout / "join-command", command)
+        self.make()
+        self.verbs("kubeadm-join")
+        (self.record.checkout / "join-command").unlink()
+        self.say("waiting for the node to be ready")
+        self.until("the node", *SELF, f"node/{self.record.node}")
+
     def watch(self) -> None:
-        """Keep it until there is a reason to end. Raises Ended."""
+        """See to nodes that join, until there is a reason to end. Raises Ended."""
+        client = None if self.record.worker else api(self.record)
         while True:
-            self.wait(3600.0)
+            self.wait(EVERY if client else 3600.0)
+            if client and any(is_new(one) for one in nodes(client)):
+                with contextlib.suppress(WorkFailed):
+                    self.deadline = time.monotonic() + self.record.timeout
+                    self.verbs("sync-external-ip")
 
 
 class Ended(Exception):
@@ -161,6 +181,14 @@ def is_ready(client: api_client.Client, node: str) -> bool:
     return api_client.condition(found, "Ready") == "True" and not is_new(found)
 
 
+def nodes(client: api_client.Client) -> list[api_client.Object]:
+    """All nodes of the cluster; none while it cannot be asked."""
+    try:
+        return list(client.call("GET", api_client.NODES, timeout=10.0)["items"])
+    except (OSError, api_client.Refused, http.client.HTTPException):
+        return []
+
+
 def is_new(node: api_client.Object) -> bool:
     """Whether nobody has told yet where the node is reached from others."""
     return any(taint["key"] == UNINITIALIZED for taint in node["spec"].get("taints", []))
@@ -180,7 +208,13 @@ def main(folder: str) -> int:
         held = leases.take(record)
         record.monitor, record.monitor_ticks = os.getpid(), processes.start_ticks(os.getpid())
         record.save()
-        monitor.found()
+        join = Path(folder) / JOIN
+        if record.worker:
+            command = json.loads(join.read_text())["command"]
+            join.unlink()
+            monitor.join(command)
+        else:
+            monitor.found()
         record.ready = True
         record.save()
         monitor.say("=ready")

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: LGPL-3.0-or-later
-"""What up, status and down do with provider `usernetes`.
+"""What up, join, status and down do with provider `usernetes`.
 
 Inputs: the user's options, records. Outputs: a service that makes and keeps a node, or its end.
 Invariants: input is checked before anything starts; a verb that fails leaves nothing behind that
-it made.
+it made; a join file needs no shared file system, and is private.
 """
 
 from __future__ import annotations
@@ -11,12 +11,14 @@ from __future__ import annotations
 import argparse
 import contextlib
 import hashlib
+import json
 import os
 import select
 import shlex
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -24,11 +26,13 @@ from typing import Any
 from dovetail.core.errors import BadInput, WorkFailed
 from dovetail.host import processes
 from dovetail.host.install_paths import package_environment
+from dovetail.host.private_files import check_output, write_private
 
 from usernetes_setup import node_options, node_record
+from usernetes_setup.control import api_client
 from usernetes_setup.node import cgroups, components
 from usernetes_setup.preflight import usernetes as preflight
-from usernetes_setup.upstream import engine, removal, service
+from usernetes_setup.upstream import engine, leases, removal, service
 from usernetes_setup.upstream.record import FILE, Record, here
 
 Say = Callable[[str], None]
@@ -55,6 +59,9 @@ def plan(args: argparse.Namespace) -> Record:
             f"--provider usernetes: needs --usernetes DIR, a checkout of {engine.SOURCE}"
         )
     engine.check(Path(args.usernetes))
+    for folder in args.mount:
+        if not (os.path.isabs(folder) and os.path.isdir(folder) and ":" not in folder):
+            raise BadInput(f"--mount {folder}: the absolute path of a folder would be right")
     address = node_options.own_address(args.address) or usual_address()
     host = socket.gethostname().split(".")[0].lower()
     node = node_record.checked_name(args.node or f"u7s-{host}", "node", 40)
@@ -69,7 +76,7 @@ def plan(args: argparse.Namespace) -> Record:
     digest = hashlib.sha256(str(folder).encode()).hexdigest()[:6]
     return Record(
         cluster=args.name, node=node, address=address, engine=program, compose=compose,
-        image=args.node_image, project=f"dovetail-{args.name}-{digest}",
+        image=args.node_image, project=f"dovetail-{args.name}-{digest}", mounts=args.mount,
         owner=args.owner, timeout=args.timeout, alone=alone,
     )  # fmt: skip
 
@@ -103,7 +110,26 @@ def up(args: argparse.Namespace, say: Say) -> dict[str, Any]:
         return start(record, Path(args.usernetes), say)
 
 
-def start(record: Record, checkout: Path, say: Say) -> dict[str, Any]:
+def join(args: argparse.Namespace, content: dict[str, Any], say: Say) -> dict[str, Any]:
+    """Start a node that joins a cluster; returns its record."""
+    try:
+        args.name, args.node = content["cluster"], content["node"]
+        ports, subnet, command = content["ports"], content["subnet"], content["command"]
+        if not (isinstance(command, str) and all(isinstance(ports[one], int) for one in ports)):
+            raise TypeError
+    except (KeyError, TypeError):
+        raise BadInput(f"{args.file}: not a join file; `join --invite` writes one") from None
+    if (record := here(args.name)) and record.ready and record.alive():
+        return record.described()
+    args.network = "host"
+    record = plan(args)
+    record.worker, record.ports, record.subnet = True, ports, str(subnet)
+    with node_record.locked(args.name):
+        sweep(args.name)
+        return start(record, Path(args.usernetes), say, json.dumps({"command": command}))
+
+
+def start(record: Record, checkout: Path, say: Say, joining: str = "") -> dict[str, Any]:
     """Have a service make the node, and wait until it is ready."""
     folder = record.folder
     folder.mkdir(mode=0o700, parents=True)
@@ -111,6 +137,8 @@ def start(record: Record, checkout: Path, say: Say) -> dict[str, Any]:
         try:
             record.save()
             engine.copy(record, checkout)
+            if joining:
+                write_private(folder / service.JOIN, joining)
             listening.bind(f"{folder}/{service.SOCKET}")
             listening.listen(1)
             launch(record)
@@ -172,15 +200,63 @@ def last_words(folder: Path) -> str:
     return ""
 
 
+def invite(args: argparse.Namespace, record: Record) -> dict[str, Any]:
+    """Write a join file for one node of a cluster that was started here."""
+    if args.valid <= 0:
+        raise BadInput(f"--valid {args.valid}: more than 0 seconds would be right")
+    check_output("--invite", Path(args.invite))
+    if record.worker or not (record.ready and record.alive()):
+        raise BadInput(f"cluster {args.name}: is not running here; see `dovetail kube status`")
+    if not args.node:
+        raise BadInput("join --invite: name the node with --node, such as u7s-HOST")
+    node = node_record.checked_name(args.node, "node", 40)
+    if record.given >= leases.SUBNETS[-1]:
+        raise BadInput(f"cluster {args.name}: has no subnet for another node")
+    with node_record.locked(args.name):
+        child = subprocess.run(
+            ["make", "--no-print-directory", "join-command"], cwd=record.checkout,
+            env=engine.environment(record), capture_output=True, text=True,
+            stdin=subprocess.DEVNULL,
+        )  # fmt: skip
+        written = record.checkout / "join-command"
+        command = written.read_text() if written.exists() else ""
+        written.unlink(missing_ok=True)
+        if child.returncode or "kubeadm join" not in command:
+            raise WorkFailed(f"make join-command: {child.stderr.strip()[-300:] or 'no command'}")
+        expire(record, command, args.valid)
+        record.given += 1
+        record.save()
+    ports = {name: record.ports[name] for name in ("kubelet", "flannel")}
+    content = {"provider": "usernetes", "cluster": record.cluster, "node": node, "ports": ports,
+               "subnet": record.given, "command": command}  # fmt: skip
+    write_private(Path(args.invite), json.dumps(content, indent=1) + "\n")
+    return {"file": args.invite, "node": node}
+
+
+def expire(record: Record, command: str, seconds: int) -> None:
+    """Let the token of a join command be valid no longer: upstream's verb has no word for it."""
+    token = command.partition("--token ")[2].partition(".")[0]
+    when = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(time.time() + seconds))
+    path = f"{api_client.TOKENS}/bootstrap-token-{token}"
+    body = {"stringData": {"expiration": when}}
+    service.api(record).call("PATCH", path, body, kind="application/merge-patch+json")
+
+
 def status(record: Record) -> dict[str, Any]:
     """A node, and whether it is ready."""
-    ready = record.ready and record.alive()
-    ready = ready and service.is_ready(service.api(record), record.node)
+    ready = record.ready and record.alive() and asked(record)
     word = "ready" if ready else "not ready" if record.alive() else "dead"
     usable = sorted(os.sched_getaffinity(0))
     return {**record.described(), "ready": ready, "state": word, "owner": record.owner,
             "cpus": node_options.listed(usable), "memory": components.host_memory(),
             "network": "flannel", "group": ""}  # fmt: skip
+
+
+def asked(record: Record) -> bool:
+    """What the cluster says of the node."""
+    if not record.worker:
+        return service.is_ready(service.api(record), record.node)
+    return bool(engine.quiet(engine.inside(record, *service.SELF, f"node/{record.node}")))
 
 
 def sweep(cluster: str) -> None:
