@@ -19,7 +19,6 @@ from support.machines import STORE, TOP
 pytestmark = pytest.mark.machines
 
 SOURCES = Path(os.environ.get("DOVETAIL_SOURCES", TOP.parent / "shared/sources"))
-IMAGE = "localhost/dovetail/usernetes-node:v1.36.3"
 PATH = "export PATH=/shared/compose/bin:$PATH PYTHONPATH=/shared/compose"
 POD = """
 apiVersion: v1
@@ -33,22 +32,24 @@ spec:
     imagePullPolicy: Never
     command: [cat, /proc/self/uid_map]
 """
+NODE = "podman ps -q --filter label=com.docker.compose.service=node"
 LEFT = (  # of alice's: files, containers, volumes, networks, processes, ports and services
-    "ls -d /tmp/dovetail-kube-* 2>/dev/null; podman ps -aq; podman volume ls -q; "
+    "ls -d /tmp/dovetail-* 2>/dev/null; podman ps -aq; podman volume ls -q; "
     "podman network ls -q --filter label=com.docker.compose.project; podman pod ls -q; "
     "podman system migrate; "
-    "ps -u alice -o comm= | grep -E 'conmon|kube|etcd|slirp|rootlessport|catatonit|aardvark'; "
-    "ss -Htln | grep -E ':2[0-9]{4} '; systemctl --user list-units -q --plain 'dovetail-*'"
+    "ps -u alice -o comm= | grep -E 'conmon|kube|etcd|slirp|rootlessport|catatonit|aardvark|make'; "
+    "ss -Htuln | grep -E ':2[0-9]{4} '; systemctl --user list-units -q --plain 'dovetail-*'"
 )
 
 
-@pytest.fixture(scope="module")
-def usernetes(machines):
-    """The machines, with what a user and an administrator have prepared for upstream Usernetes."""
+@pytest.fixture
+def prepared(machines):
+    """One with all that upstream Usernetes needs there, and the name of a node image."""
     archive = SOURCES / "usernetes.tar.xz"
     if not archive.exists():
         pytest.skip(f"no {archive}: DOVETAIL_SOURCES names the folder that has it")
-    shared = machines[0].shared
+    first = machines[0]
+    shared = first.shared
     image = STORE.parent / "usernetes-node.tar"
     if not image.exists():
         subprocess.run([TOP / "usernetes-setup/node-image/make", image], check=True)
@@ -59,51 +60,53 @@ def usernetes(machines):
     program = shared / "compose/bin/podman-compose"
     program.write_text(program.read_text().replace(sys.executable, "/usr/bin/python3"))
     subprocess.run(["chmod", "-R", "a+rX", shared], check=True)
-    for machine in machines:
-        while "usernetes" in (told := doctor(machine)) and told["usernetes"]["who"] == "admin":
-            machine.run(told["usernetes"]["fix"], user="root")
-        machine.run(f"podman image exists {IMAGE} || podman load -i /shared/node.tar", limit=1800)
-    yield machines
-    for machine in machines:
-        machine.run(f"{PATH}; dovetail kube down --all", code=None)
+    while (told := doctor(first)) and told["who"] == "admin":
+        first.run(told["fix"], user="root")
+    loaded = first.out("podman load -qi /shared/node.tar", limit=1800)
+    yield first, loaded.removeprefix("Loaded image: ")
+    first.run(f"{PATH}; dovetail kube down --all", code=None)  # of a test that failed
 
 
 def doctor(machine):
-    """What is not well there, by the check's name; control groups are put right first."""
+    """What it says of Usernetes there, once control groups are as it says."""
     told = json.loads(machine.run(f"{PATH}; dovetail doctor --json", code=None).stdout)
     for check in told["checks"]:
         if check["level"] == "error":
             machine.run(check["fix"], user="root")
-    return {check["name"]: check for check in told["checks"] if check["fix"]}
-
-
-def up(address: str) -> str:
-    """The command of who starts a cluster on a machine that is so slow."""
-    return (
-        f"{PATH}; dovetail kube up --provider usernetes --usernetes /shared/usernetes --json "
-        f"--node-image {IMAGE} --address {address} --timeout 3000"
-    )
+    (line,) = [check for check in told["checks"] if check["name"] == "usernetes"] or [{}]
+    return line
 
 
 def nothing_left(machine):
-    machine.until(LEFT, lambda text: text == "", 120)
+    machine.until(LEFT, lambda text: text == "", 300)
 
 
-def test_a_cluster_by_upstreams_makefiles_runs_pods_and_leaves_nothing(usernetes):
-    machine = usernetes[0]
-    made = json.loads(machine.run(up(machine.address), limit=3600).stdout)
-    kubectl = (
-        "podman exec -i $(podman ps -q --filter label=com.docker.compose.service=node) kubectl"
+def test_a_cluster_by_upstreams_makefiles_runs_pods_and_leaves_nothing(prepared):
+    """Nor does one whose monitor was killed while upstream's verbs were at work."""
+    machine, image = prepared
+    up = (
+        f"{PATH}; dovetail kube up --provider usernetes --usernetes /shared/usernetes --json "
+        f"--node-image {image} --address {machine.address} --timeout 3000"
     )
-    machine.run(f"{kubectl} apply -f - <<'EOF'\n{POD}\nEOF")
+    machine.run(f"({up}; echo code $?) >/tmp/up.log 2>&1 </dev/null &")
+    machine.until(NODE, lambda text: text)
+    machine.run("kill -9 $(jq .monitor /tmp/dovetail-kube-1000/default/usernetes.json)")
+    told = machine.until("cat /tmp/up.log", lambda text: text.endswith("code 1"))
+    assert "node u7s-m1: its monitor ended" in told
+    nothing_left(machine)
+
+    made = json.loads(machine.run(up, limit=3600).stdout)
+    kubectl = f"podman exec -i $({NODE}) kubectl"
+    machine.run(f"{kubectl} apply -f -", text=POD)
     machine.until(f"{kubectl} get pod hello -o jsonpath='{{.status.phase}}'",
                   lambda text: text == "Succeeded")  # fmt: skip
+    assert machine.out(f"{kubectl} get pod hello -o jsonpath='{{.status.podIP}}'").startswith(
+        "10.244."
+    ), "flannel's network"
     assert "4294967295" not in machine.out(f"{kubectl} logs hello"), "it is in a user namespace"
     (one,) = json.loads(machine.out("dovetail kube status --json"))
     assert (one["provider"], one["state"], one["node"]) == ("usernetes", "ready", "u7s-m1")
-    assert machine.out(f"stat -c %a {made['kubeconfig']} {made['folder']}").split() == [
-        "600",
-        "700",
-    ]
+    private = machine.out(f"stat -c %a {made['kubeconfig']} {made['folder']}").split()
+    assert private == ["600", "700"]
     machine.run("dovetail kube down")
     nothing_left(machine)

@@ -74,7 +74,8 @@ def _patient(record: Record) -> str:
     """Upstream's configuration of kubeadm, with no shorter patience than the user's.
 
     And with no election among one: on a machine that is slow for a while, who holds the lease loses
-    it, and is started anew.
+    it, and is started anew. And with keys of elliptic curves, which are made, and sign, in a
+    hundredth of the time: a start makes a dozen, and then every connection begins with one.
     """
     text = (record.checkout / "kubeadm-config.yaml").read_text()
     limit = f"{max(240, int(record.timeout))}s"
@@ -83,6 +84,10 @@ def _patient(record: Record) -> str:
     arguments = "controllerManager:\n  extraArgs:\n"
     for before, after in (
         ("kind: InitConfiguration\n", f"kind: InitConfiguration\ntimeouts:\n{waits}"),
+        (
+            "kind: ClusterConfiguration\n",
+            "kind: ClusterConfiguration\nencryptionAlgorithm: ECDSA-P256\n",
+        ),
         (f"{arguments}    - ", f"scheduler:\n  extraArgs:\n{alone}{arguments}{alone}    - "),
     ):
         text = text.replace(
