@@ -91,7 +91,13 @@ def test_upstreams_files_stay_as_they_are_and_a_second_compose_file_adds(
     assert [line.split()[0] for line in lines[1:]] == ["ADD", "ADD", "ENTRYPOINT"]
     configured = yaml.safe_load_all((wanted.folder / "kubeadm-config.yaml").read_text())
     parts = {part["kind"]: part for part in configured}
-    assert parts["InitConfiguration"]["timeouts"]["kubeletHealthCheck"] == "900s"
+    begin = parts["InitConfiguration"]
+    assert begin["timeouts"]["kubeletHealthCheck"] == "900s"
+    assert f"{wanted.folder}/patches:{begin['patches']['directory']}:ro" in added["volumes"]
+    for pod in ("etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler"):
+        patch = json.loads((wanted.folder / f"patches/{pod}+strategic.json").read_text())
+        (container,) = patch["spec"]["containers"]
+        assert container == {"name": pod, "livenessProbe": {"failureThreshold": 90}}
     cluster = parts["ClusterConfiguration"]
     for part in ("controllerManager", "scheduler"):
         assert {"name": "leader-elect", "value": "false"} in cluster[part]["extraArgs"]

@@ -29,6 +29,10 @@ LABEL = "com.docker.compose.project"
 SOURCE = "https://github.com/rootless-containers/usernetes"
 WAITS = ("controlPlaneComponentHealthCheck", "kubeletHealthCheck", "kubernetesAPICall",
          "etcdAPICall")  # fmt: skip
+STATIC = ("etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler")
+"""The pods that kubeadm makes, by which kubeadm knows the patches for them."""
+PATCHES = "/dovetail-patches"
+PERIOD, FAILURES = 10, 8  # seconds between two of kubeadm's probes, and how many in a row may fail
 
 
 def check(checkout: Path) -> None:
@@ -59,6 +63,13 @@ def copy(record: Record, checkout: Path) -> None:
     if not record.worker:
         write_private(record.folder / "kubeadm-config.yaml", _patient(record))
         volumes.append(f"{record.folder}/kubeadm-config.yaml:/usernetes/kubeadm-config.yaml:ro")
+        # An API server that has too much to do for a minute is not to be started anew for it.
+        probe = {"failureThreshold": max(FAILURES, int(record.timeout / PERIOD))}
+        (record.folder / "patches").mkdir()
+        for pod in STATIC:
+            patch = {"spec": {"containers": [{"name": pod, "livenessProbe": probe}]}}
+            write_private(record.folder / f"patches/{pod}+strategic.json", json.dumps(patch))
+        volumes.append(f"{record.folder}/patches:{PATCHES}:ro")
     if record.image:
         # Upstream's Dockerfile but for what it downloads, which is in the image.
         lines = (record.checkout / "Dockerfile").read_text().splitlines()
@@ -74,8 +85,9 @@ def _patient(record: Record) -> str:
     """Upstream's configuration of kubeadm, with no shorter patience than the user's.
 
     And with no election among one: on a machine that is slow for a while, who holds the lease loses
-    it, and is started anew. And with keys of elliptic curves, which are made, and sign, in a
-    hundredth of the time: a start makes a dozen, and then every connection begins with one.
+    it, and is started anew, as is who does not answer probes for a while, which the patches are
+    for. With keys of elliptic curves, which are made, and sign, in a hundredth of the time: a start
+    makes a dozen, and every connection begins with one.
     """
     text = (record.checkout / "kubeadm-config.yaml").read_text()
     limit = f"{max(240, int(record.timeout))}s"
@@ -83,7 +95,10 @@ def _patient(record: Record) -> str:
     alone = '    - name: leader-elect\n      value: "false"\n'
     arguments = "controllerManager:\n  extraArgs:\n"
     for before, after in (
-        ("kind: InitConfiguration\n", f"kind: InitConfiguration\ntimeouts:\n{waits}"),
+        (
+            "kind: InitConfiguration\n",
+            f"kind: InitConfiguration\npatches: {{directory: {PATCHES}}}\ntimeouts:\n{waits}",
+        ),
         (
             "kind: ClusterConfiguration\n",
             "kind: ClusterConfiguration\nencryptionAlgorithm: ECDSA-P256\n",
