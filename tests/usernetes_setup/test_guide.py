@@ -32,6 +32,9 @@ ELSEWHERE = {  # done for these tests, since they need it; podman is on no machi
         "executors/test_minicluster_runs.py::test_a_commands_exit_code_is_the_simulations",
     "What an administrator does":
         "usernetes_setup/test_cluster.py::test_a_cluster_runs_pods_resizes_them_and_leaves_nothing",
+    "Upstream Usernetes":
+        "machines/test_usernetes.py::"
+        "test_a_cluster_by_upstreams_makefiles_runs_pods_and_leaves_nothing",
 }  # fmt: skip
 NOWHERE = ("k3s", "kind")  # programs that no machine of ours has, as the guide says
 
