@@ -29,6 +29,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
+from usernetes_setup.build import programs
 
 from support.clusters import SETUP, eventually
 from support.other_users import WHY_NOT
@@ -143,12 +144,48 @@ class Host(Remote):
         """Let nothing pass between it and the others; it does not see that its link is cut."""
         self._port(0)
 
+    def drop(self, way: str = "from to", percent: int = 100) -> None:
+        """Lose so many of the packets that come "from" it, or go "to" it, where the others are."""
+        sides = {"from": "iifname", "to": "oifname"}
+        rules = [f"{sides[one]} port{self.number} numgen random mod 100 < {percent} drop;"
+                 for one in way.split()]  # fmt: skip
+        chain = "type filter hook forward priority 0;"
+        self._filter(f"table bridge {self.name} {{\nchain lost {{\n{chain} {' '.join(rules)}\n}}\n}}\n")
+
+    def slow(self, rate: str) -> None:
+        """Let no more pass to it than so much, as `500kbit`; the rest waits, and then is lost."""
+        shape = f"root tbf rate {rate} burst 16kb latency 2s"
+        _in_network(self.switch, f"tc qdisc replace dev port{self.number} {shape}")
+
     def heal(self) -> None:
         """Let everything pass again."""
         self._port(3)
+        self._filter("")
+        script = f"tc qdisc del dev port{self.number} root 2>&1 || true"
+        subprocess.run(["nsenter", "-t", str(self.switch), "-n", "sh", "-c", script],
+                       stdout=subprocess.DEVNULL, check=True)  # fmt: skip
+
+    def _filter(self, table: str) -> None:
+        """Have this table of filters, and no other."""
+        empty = f"table bridge {self.name}\ndelete table bridge {self.name}\n"
+        nft = str(programs.build(print) / "bin/nft")  # which no more than Dovetail itself needs
+        words = ["nsenter", "-t", str(self.switch), "-n", nft, "-f", "-"]
+        subprocess.run(words, input=empty + table, text=True, check=True)
 
     def _port(self, state: int) -> None:
         _in_network(self.switch, f"bridge link set dev port{self.number} state {state}")
+
+    def fill(self, folder: str) -> None:
+        """Leave no room in one of its own folders, until `empty`."""
+        used = int(self.out(f"df -B4096 --output=used {folder} | tail -n 1", "root"))
+        self._size(folder, f"{used * 4}k")
+
+    def empty(self, folder: str) -> None:
+        """Let there be room again."""
+        self._size(folder, "50%")
+
+    def _size(self, folder: str, size: str) -> None:
+        self.out(f"mount -o remount,size={size} {folder}", "root")
 
     # --- work ---
 
@@ -210,8 +247,8 @@ def started(
     if why := why_not():
         pytest.skip(why)
     addresses = "".join(f"{NETWORK}.{n} h{n}\n" for n in range(1, count + 1))
-    programs = [TOP, Path(sys.prefix), Path(sys.base_prefix)]
-    seen = [path for path in dict.fromkeys([*programs, *read]) if not path.is_relative_to("/usr")]
+    own = [TOP, Path(sys.prefix), Path(sys.base_prefix)]
+    seen = [path for path in dict.fromkeys([*own, *read]) if not path.is_relative_to("/usr")]
     made = [
         Host(n, f"127.0.0.1 localhost\n{addresses}", seen, [shared] if shared else [])
         for n in range(1, count + 1)
