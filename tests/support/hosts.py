@@ -147,10 +147,10 @@ class Host(Remote):
     def drop(self, way: str = "from to", percent: int = 100) -> None:
         """Lose so many of the packets that come "from" it, or go "to" it, where the others are."""
         sides = {"from": "iifname", "to": "oifname"}
-        rules = [f"{sides[one]} port{self.number} numgen random mod 100 < {percent} drop;"
-                 for one in way.split()]  # fmt: skip
-        chain = "type filter hook forward priority 0;"
-        self._filter(f"table bridge {self.name} {{\nchain lost {{\n{chain} {' '.join(rules)}\n}}\n}}\n")
+        some = f"numgen random mod 100 < {percent}" if percent < 100 else ""
+        rules = [f"{sides[one]} port{self.number} {some} drop\n" for one in way.split()]
+        chain = f"type filter hook forward priority 0;\n{''.join(rules)}"
+        self._filter(f"table bridge {self.name} {{\nchain lost {{\n{chain}}}\n}}\n")
 
     def slow(self, rate: str) -> None:
         """Let no more pass to it than so much, as `500kbit`; the rest waits, and then is lost."""

@@ -210,10 +210,11 @@ class Site:
         self.killed = False
 
     def resume(self) -> None:
-        """Go on with it, after it was killed."""
+        """Go on with it after it was killed, or begin where it had not."""
         assert self.run
         self.run.wait(LIMIT)
-        self._go("--resume")
+        begun = self.first.run(f"ls {self.out}/events.jsonl", code=None).returncode == 0
+        self._go("--resume" if begun else "")
 
     def over(self) -> None:
         """Look at the end of a run, which has ended; what is wrong with it is in `wrong`."""
