@@ -184,9 +184,15 @@ def test_programs_that_a_host_has_not_are_told_in_one_line_before_anything_start
 
 
 def test_what_runs_on_both_goes_on_after_one_was_away_for_seconds(pair):
-    out = pair.start(busy(20, 30))
+    out, second = pair.start(busy(20, 30)), pair.second
     pair.goes_on(out, "sim")
-    for away, back in ((pair.second.cut, pair.second.heal), (pair.second.hang, pair.second.go_on)):
+    for away, back in (
+        (second.cut, second.heal),
+        (lambda: second.drop("from"), second.heal),
+        (lambda: second.drop("to"), second.heal),
+        (lambda: second.drop(percent=20), second.heal),
+        (second.hang, second.go_on),
+    ):
         away()
         time.sleep(3)
         back()

@@ -29,7 +29,7 @@ from support.clusters import LIMIT, SETUP, eventually
 HOME = hosts.HOME
 KUBECONFIG = f"/tmp/dovetail-kube-{hosts.ALICE}/default/kubeconfig"
 FULL = ("/tmp", "/home", "/dev/shm")
-# Processes that are killed: by the end of their first word, or a word after `-m`.
+# Processes that are killed: ours in pods, or programs.
 PARTS = ("agent", "entrypoint", "kubelet", "containerd", "busy")
 CONTROL_PARTS = (*PARTS, "etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler")
 WITNESS = r"""#!/bin/sh
@@ -328,12 +328,8 @@ class Site:
             pid, *words = line.split()
             if not words:
                 continue
-            named = [words[0].rsplit("/", 1)[-1]]
-            if "-m" in words[:-1]:
-                named.append(words[words.index("-m") + 1].rsplit(".", 1)[-1])
-            if "pods" in line:
-                named += [one for one in ("agent", "entrypoint") if f" {one} " in line]
-            if fault.more in named:
+            ours = re.search(r"from dovetail\.executors\.pods\.(\w+) import", line)
+            if fault.more == (ours[1] if ours else words[0].rsplit("/", 1)[-1]):
                 pids.append(pid)
         say(f"{fault.more}: {pids}")
         if pids:
