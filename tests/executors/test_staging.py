@@ -4,10 +4,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import os
 import re
 import shutil
+import subprocess
 import time
 from pathlib import Path
 
@@ -41,10 +43,11 @@ class Node:
         cluster.until(messages.Pod, "sim")
         wait_for(lambda: "one" in self.hub.unseen())
 
-    def stage(self, way, folder="sim"):
+    def stage(self, way, folder="sim", meanwhile=lambda: None):
         """Copy; what went wrong."""
         number = next(self.numbers)
         assert self.hub.send("one", messages.Stage("sim", number, folder, way))
+        meanwhile()
         return self.cluster.until(messages.Staged, "sim", number=number).trouble
 
     def end(self):
@@ -130,6 +133,41 @@ def test_what_cannot_be_copied_is_said(node):
     assert re.fullmatch(rf"{node.here}.*: (Not a directory|File exists)", node.stage("out"))
     node.here.unlink()
     node.here.mkdir()
+    node.end()
+
+
+@pytest.fixture
+def small(tmp_path):
+    """A file system of 1 MB for both sides; fills it, and makes room again."""
+    if os.getuid() != 0:
+        pytest.skip("only root can mount one")
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "test", tmp_path], check=True)
+
+    def fill():
+        with contextlib.suppress(OSError), (tmp_path / "fill").open("wb", buffering=0) as file:
+            while file.write(bytes(4096)):
+                pass
+
+    yield fill, (tmp_path / "fill").unlink
+    subprocess.run(["umount", "--lazy", tmp_path], check=True)
+
+
+def test_a_copy_waits_for_room_and_then_is_made(small, node):
+    """A disk that is full for a time costs no simulation its case, and none its results."""
+    fill, make_room = small
+
+    def wait():
+        time.sleep(1)
+        node.cluster.heard += node.hub.take()
+        assert not any(isinstance(one, messages.Staged) for _, one in node.cluster.heard)
+        make_room()
+
+    (node.here / "input").write_bytes(os.urandom(9000))
+    for way in ("in", "out"):
+        fill()
+        assert node.stage(way, meanwhile=wait) == ""
+        assert content(node.there) == content(node.here)
+        (node.there / "output").write_bytes(os.urandom(9000))
     node.end()
 
 

@@ -33,6 +33,7 @@ from dovetail.core.messages import MessageError
 from dovetail.executors.pods import connections, messages, orphan_limit, staging, weights
 from dovetail.executors.pods.samples import Reader
 from dovetail.host.cgroups import Group
+from dovetail.host.private_files import write_private
 from dovetail.host.session import (
     end_simulation,
     join_session,
@@ -361,16 +362,24 @@ class Agent:
         self._report(messages.Seen(absent))
 
     async def _stage(self, one: Simulation, asked: messages.Stage) -> None:
-        """Copy a folder of a simulation, as often as it takes to have a connection that holds."""
+        """Copy a folder of a simulation, as often as it takes to have a connection that holds.
+
+        And, for some minutes, until there is room where the disk is full.
+        """
         one.copies.add(asked.folder)
-        trouble, pause = None, 0.1
+        trouble, pause, full = None, 0.1, 0.0
         while trouble is None and one.end is None:
-            with contextlib.suppress(OSError, EOFError, ValueError, asyncio.TimeoutError):
+            with contextlib.suppress(EOFError, ValueError, asyncio.TimeoutError):
                 try:
                     await self._transfer(asked)
                     trouble = ""
-                except staging.StagingError as error:
-                    trouble = str(error)
+                except (staging.StagingError, OSError) as error:
+                    if staging.is_full(error):
+                        full = full or time.monotonic()
+                        late = time.monotonic() - full > staging.ROOM
+                        trouble = str(error) if late else None
+                    elif isinstance(error, staging.StagingError):
+                        trouble = str(error)
             if trouble is None:
                 await asyncio.sleep(pause)
                 pause = min(2.0, 2 * pause)
@@ -401,7 +410,7 @@ class Agent:
                 else:
                     before = json.loads(Path(base).read_text()) if os.path.exists(base) else None
                     known = await staging.send(folder, before, reader, writer)
-                Path(base).write_text(json.dumps(known))
+                write_private(Path(base), json.dumps(known))
             finally:
                 writer.transport.abort()
 

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import glob
 import hashlib
 import json
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from typing import Any, Callable
 
     Listing = dict[str, list[Any]]
+    Trouble = tuple[str, bool]  # what went wrong, or "", and whether it is that a disk is full
     Progress = Callable[[int, int], None]  # bytes that have come or gone, of so many
 
 FILE, LINK, FOLDER = "file", "link", "folder"
@@ -47,6 +49,10 @@ _MARKED = 2000  # files that are enough to know a folder by
 
 STORES = "/tmp/dovetail-staged-"
 """Where nodes keep what is copied to them; the run's id follows."""
+ROOM = 300.0
+"""Seconds that a copy waits for room on a disk that is full."""
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+_NONE = ("", False)
 
 
 def own_store(path: str) -> str:
@@ -77,7 +83,19 @@ def sweep_stores(machine: str) -> None:
 
 
 class StagingError(Exception):
-    """Why a folder cannot be copied, in words; trying again would not help."""
+    """Why a folder cannot be copied, in words; trying again would not help.
+
+    But where a disk is `full`, here or there, it may have room again.
+    """
+
+    def __init__(self, words: str, full: bool = False) -> None:
+        super().__init__(words)
+        self.full = full
+
+
+def is_full(error: StagingError | OSError) -> bool:
+    """Whether a disk, or what the user may have of it, is full."""
+    return error.full if isinstance(error, StagingError) else error.errno in _FULL
 
 
 def mark(folder: str) -> str:
@@ -178,7 +196,7 @@ async def send(
     await _put(writer, {"there": changed, "gone": gone, "whole": base is None, "trouble": trouble})
     _raise_if(trouble)
     answer = await _get(reader)
-    _raise_if(answer["trouble"])
+    _raise_if(*answer["trouble"])
     done, total = 0, sum(changed[name][2] for name in answer["wanted"])
     for name in answer["wanted"]:
         left, blocks = changed[name][2], _blocks(os.path.join(folder, name))
@@ -188,7 +206,7 @@ async def send(
             writer.write(block)
             await writer.drain()
             progress(done := done + len(block), total)
-    _raise_if(await _get(reader))
+    _raise_if(*await _get(reader))
     return now
 
 
@@ -213,14 +231,14 @@ async def receive(
     """
     said = await _get(reader)
     _raise_if(said["trouble"])
-    there, wanted, trouble = said["there"], [], ""
+    there, wanted, trouble = said["there"], [], _NONE
     try:
         gone, whole = said["gone"], said["whole"]
         wanted = await asyncio.to_thread(_prepare, folder, there, gone, whole, held or {})
     except (StagingError, OSError) as error:
         trouble = _words(error, folder)
     await _put(writer, {"wanted": wanted, "trouble": trouble})
-    _raise_if(trouble)
+    _raise_if(*trouble)
     done, total = 0, sum(there[name][2] for name in wanted)
     for name in wanted:
         file = _Incoming(os.path.join(folder, name), there[name])
@@ -231,10 +249,11 @@ async def receive(
                 left -= len(block)
                 await asyncio.to_thread(file.take, block)
                 progress(done := done + len(block), total)
-            trouble = trouble or await asyncio.to_thread(file.finish)
+            done_so = await asyncio.to_thread(file.finish)
+            trouble = trouble if trouble[0] else done_so
         finally:
             file.close()
-    if not trouble:
+    if not trouble[0]:
         try:
             for name, entry in there.items():
                 if entry[0] == FOLDER:  # last, as one may be there to be read alone
@@ -242,7 +261,7 @@ async def receive(
         except OSError as error:
             trouble = _words(error, folder)
     await _put(writer, trouble)
-    _raise_if(trouble)
+    _raise_if(*trouble)
     return await asyncio.to_thread(listing, folder) if said["whole"] else {}
 
 
@@ -252,7 +271,7 @@ class _Incoming:
     def __init__(self, path: str, entry: list[Any]) -> None:
         self._path, self._entry = path, entry
         self._part = f"{path}.{secrets.token_hex(4)}.part"
-        self._digest, self._trouble = hashlib.sha256(), ""
+        self._digest, self._trouble = hashlib.sha256(), _NONE
         self._file = -1
         try:
             flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
@@ -264,17 +283,17 @@ class _Incoming:
         """Write it, unless that has failed before."""
         self._digest.update(block)
         try:
-            while block and not self._trouble:
+            while block and not self._trouble[0]:
                 block = block[os.write(self._file, block) :]
         except OSError as error:
             self._trouble = _words(error, self._path)
 
-    def finish(self) -> str:
+    def finish(self) -> Trouble:
         """Give the file its name; or why it cannot have it."""
         _, mode, _, (modified, _, _), wanted = self._entry
-        if not self._trouble and self._digest.hexdigest() != wanted:
-            self._trouble = f"{self._path}: changed while it was copied"
-        if not self._trouble:
+        if not self._trouble[0] and self._digest.hexdigest() != wanted:
+            self._trouble = f"{self._path}: changed while it was copied", False
+        if not self._trouble[0]:
             try:
                 os.fchmod(self._file, mode)
                 os.utime(self._file, ns=(modified, modified))
@@ -291,13 +310,14 @@ class _Incoming:
                 os.unlink(self._part)
 
 
-def _words(error: StagingError | OSError, path: str) -> str:
-    return f"{path}: {error.strerror}" if isinstance(error, OSError) else str(error)
+def _words(error: StagingError | OSError, path: str) -> Trouble:
+    words = f"{path}: {error.strerror}" if isinstance(error, OSError) else str(error)
+    return words, is_full(error)
 
 
-def _raise_if(trouble: str) -> None:
+def _raise_if(trouble: str, full: bool = False) -> None:
     if trouble:
-        raise StagingError(trouble)
+        raise StagingError(trouble, full)
 
 
 def _prepare(
@@ -340,7 +360,7 @@ def _copied(path: str, entry: list[Any], source: str | None) -> bool:
     try:
         for block in _blocks(source):
             file.take(block)
-        return not file.finish()
+        return not file.finish()[0]
     finally:
         file.close()
 
