@@ -61,6 +61,16 @@ def spread(site, out, plan, **more):
     return run
 
 
+def test_ranks_that_fit_no_node_begin_with_less_where_nothing_else_runs(site, worker, driver):
+    """Each is offered a part of all cores, of which no node has more than one."""
+    (one, _) = driver.specs(ranks_per_pod=1)
+    driver.launch(one, 1500, 500)
+    driver.until_started("one")
+    assert len({pod["spec"]["nodeName"] for pod in site.pods("one")}) == 2
+    heavy, light = driver.weights("one")
+    assert heavy == pytest.approx(3 * light, rel=0.1)
+
+
 # --- clocks ---
 
 CLOCK = r"""

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import glob
 import json
 import os
@@ -168,8 +169,7 @@ class Host(Remote):
     def _filter(self, table: str) -> None:
         """Have this table of filters, and no other."""
         empty = f"table bridge {self.name}\ndelete table bridge {self.name}\n"
-        nft = str(programs.build(print) / "bin/nft")  # which no more than Dovetail itself needs
-        words = ["nsenter", "-t", str(self.switch), "-n", nft, "-f", "-"]
+        words = ["nsenter", "-t", str(self.switch), "-n", nft(), "-f", "-"]
         subprocess.run(words, input=empty + table, text=True, check=True)
 
     def _port(self, state: int) -> None:
@@ -219,6 +219,12 @@ class Host(Remote):
         """What alice has there: processes, files but for those at home, listeners, groups."""
         found = self.out(LEFT, "root").splitlines()
         return found + glob.glob(f"/sys/fs/cgroup/*/dovetail-{ALICE}/*/")
+
+
+@functools.cache
+def nft() -> str:
+    """The program that sets filters of packets: that of clusters, so that no other is needed."""
+    return str(programs.build(print) / "bin/nft")
 
 
 def _in_network(process: int, words: str) -> None:
