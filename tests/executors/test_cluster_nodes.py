@@ -61,17 +61,6 @@ def spread(site, out, plan, **more):
     return run
 
 
-def test_ranks_that_fit_no_node_begin_with_less_where_nothing_else_runs(site, worker, driver):
-    """Each is offered a part of all cores, of which no node has more than one."""
-    path = (("PATH", "/usr/bin:/bin"),)  # this process is another user's
-    (one, _) = driver.specs(ranks_per_pod=1, environment=path)
-    driver.launch(one, 1500, 500)
-    driver.until_started("one")
-    assert len({pod["spec"]["nodeName"] for pod in site.pods("one")}) == 2
-    heavy, light = driver.weights("one")
-    assert heavy == pytest.approx(3 * light, rel=0.1)
-
-
 # --- clocks ---
 
 CLOCK = r"""

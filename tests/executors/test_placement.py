@@ -177,6 +177,19 @@ def test_pods_on_a_node_ask_for_no_more_than_it_has():
     assert nodes.fitted("gone", [500], 0) == [500]
 
 
+def test_ranks_of_which_no_node_has_room_for_their_part_fit_with_less():
+    """What they shall have is a part of all cores, which are those of two nodes."""
+    there = [node("a", cpu="1"), node("b", cpu="1")]
+    nodes, free = Nodes((None, None)), placement.rooms(there, [])
+    nodes.listed(there, [])
+    spec = protocol.Spec("sim", "sim", "/case", 3, (1.0,) * 3, ("program",), ranks_per_pod=1)
+    whole, less = (nodes.fit(spec, (667, 667, 666), 0, free, {}, less) for less in (False, True))
+    assert whole.nodes == {}
+    assert whole.why.startswith("a rank group asks for 652m of CPU, and at most ")
+    assert sorted(less.nodes.values()) == ["a", "a", "b"]
+    assert 480 <= min(less.cpu) <= max(less.cpu) <= 500
+
+
 def test_a_node_is_lost_only_when_it_and_its_agent_are_silent_for_long():
     nodes = Nodes((None, None))
     nodes.listed([node("a", ready="Unknown")], [])

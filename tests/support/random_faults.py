@@ -59,7 +59,7 @@ GO_ON = "#!/bin/sh\nrm -f stop\ntail -n 1 steps 2>/dev/null || echo 0\n"
 LEFT = r"""
 for folder in /proc/[0-9]*; do
   line=$(tr '\0' ' ' <$folder/cmdline 2>/dev/null) || continue
-  case $line in *dovetail.executors.pods*|*/busy\ *|*/witness\ *) echo "$line";; esac
+  case $line in *[d]ovetail.executors.pods*|*/busy\ *|*/witness\ *) echo "$line";; esac
 done
 ls -d /tmp/dovetail-staged-* /dev/shm/dovetail-* 2>/dev/null
 true
@@ -138,8 +138,7 @@ class Site:
         self.programs.chmod(0o755)
         self.draw = random.Random(0)
         self.run: subprocess.Popen[str] | None = None
-        self.count = 0
-        self.killed = False
+        self.count = self.tries = 0
         self.wrong: list[str] = []
         self.reasons: Counter[str] = Counter()
         self.states: Counter[str] = Counter()
@@ -196,7 +195,7 @@ class Site:
 
     def start(self, size: int) -> None:
         """Start a run of such a plan."""
-        self.count += 1
+        self.count, self.tries = self.count + 1, 0
         self.planned = self.plan(size)
         self.out = f"{HOME}/out-{self.count}"
         self.first.write(f"{self.out}.yaml", json.dumps(self.planned))
@@ -207,7 +206,6 @@ class Site:
         words = f"python -m dovetail run {self.out}.yaml -o {self.out} --json {more}"
         script = f"exec {words} --kubeconfig {KUBECONFIG} >{self.out}.json 2>>{self.out}.log"
         self.run = self.first.start(f"echo $$ >run.pid; {script}")
-        self.killed = False
 
     def resume(self) -> None:
         """Go on with it after it was killed, or begin where it had not."""
@@ -284,7 +282,7 @@ class Site:
     def tidy(self) -> None:
         """See that a run has left nothing on any host."""
         for host in self.made:
-            if not eventually(lambda: not host.out(LEFT), LIMIT):
+            if not eventually(lambda host=host: not host.out(LEFT), LIMIT):
                 self.wrong.append(f"{self.out}: left on {host.name}: {host.out(LEFT)}")
                 say(f"WRONG {self.wrong[-1]}")
 
@@ -335,6 +333,23 @@ class Site:
         if pids:
             host.run(f"kill -9 {self.draw.choice(pids)}", code=None)
 
+    def ended(self) -> bool:
+        """Whether the run is over; one that ended before it could say so, as on a full disk, goes on.
+
+        With a disk that is full no run can begin, nor be resumed.
+        """
+        if self.run is None or self.run.poll() is None:
+            return False
+        if self.first.run(f"ls {self.out}/summary.json", code=None).returncode == 0:
+            return True
+        log = self.first.out(f"tail -n 3 {self.out}.log")
+        say(f"run {self.count} ended with {self.run.poll()}, and goes on: {log}")
+        self.tries += 1
+        if self.tries > 5:
+            return True
+        self.resume()
+        return False
+
     def through(self, faults: Sequence[Fault], size: int) -> None:
         """Have all these faults while runs of so many simulations go on."""
         for number, fault in enumerate(faults):
@@ -343,11 +358,11 @@ class Site:
             say(f"{number}: {fault}")
             self.suffer(fault)
             time.sleep(fault.rest)
-            if self.run is not None and self.run.poll() is not None:
+            if self.ended():
                 self.over()
                 self.tidy()
         if self.run is not None:
-            self.run.wait(5 * LIMIT)
+            assert eventually(self.ended, 5 * LIMIT), self.first.out(f"tail {self.out}.log")
             self.over()
             self.tidy()
 

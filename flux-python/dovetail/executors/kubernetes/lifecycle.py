@@ -55,7 +55,6 @@ DEAF = 3.0  # seconds without what should have been seen, after which a watch is
 FETCH = 5.0  # seconds between two copies of what running ranks have written, at least,
 SELDOM = 20.0  # and so many times what a copy takes, so that copying is a small part of it all
 STOP = 13.0  # seconds: the supervisor's grace, and what it needs besides
-SMALLER = range(95, 20, -5)  # percent of what it shall have, that a simulation may begin with
 DOUBT = 120.0  # seconds for a node to come back or to be lost; a cluster takes one to see that
 _KEY = 40
 
@@ -371,29 +370,19 @@ class Lifecycle:
         spec = job.spec
         memory = max(spec.memory, self.peak.get(spec.family, 0))
         wanted = devices.asked(spec, placement.resources(nodes))
-        for percent in (100, *(SMALLER if self._alone(job) else ())):
-            part = [max(1, one * percent // 100) for one in job.share.requests]
-            asked = [max(1, int(one * self._nodes.scale)) for one in part]
-            sizes = placement.groups(spec.ranks, spec.ranks_per_pod, asked, memory, free, wanted)
-            cpu = self._nodes.divided(sizes, part)
-            _, each = placement.per_pod(sizes, asked, memory)
-            where, short = placement.placed(cpu, each, free, wanted)
-            if percent == 100 or not short:
-                job.sizes, job.cpu, why = sizes, cpu, short
-            if not short:
-                break
-        why = why or placement.over_quota(quotas, job.cpu, each, job.limits(job.share), wanted)
+        alone = self._alone(job)
+        fit = self._nodes.fit(spec, job.share.requests, memory, free, wanted, alone)
+        job.sizes, job.cpu = fit.sizes, fit.cpu
+        why = fit.why or placement.over_quota(
+            quotas, fit.cpu, fit.memory, job.limits(job.share), wanted
+        )
         if why:
             return self._put_off(job, state, why)
         job.create()
-        self._create(job, each, where, wanted)
+        self._create(job, fit.memory, fit.nodes, wanted)
 
     def _alone(self, job: Launched) -> bool:
-        """Whether no other simulation has pods, so that no room will be made by waiting.
-
-        What it shall have is of all nodes' cores together, of which a rank group may find no more
-        than a part on any.
-        """
+        """Whether no other simulation has pods, whose end would make room."""
         return all(one is job or isinstance(one.state, Pending) for one in self.jobs.values())
 
     def _put_off(self, job: Launched, state: Pending, why: str) -> None:

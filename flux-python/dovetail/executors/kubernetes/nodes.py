@@ -10,7 +10,8 @@ for, whenever they fit the capacity as the controller sees it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from dovetail.core import cgroup_weights, protocol
@@ -20,6 +21,20 @@ Object = dict[str, Any]
 
 LOST = 20.0
 """Seconds that a node may be unready, with its agent silent, before what it ran is given up."""
+
+LESS = range(95, 20, -5)
+"""Percent of what it shall have that a simulation may begin with where nothing else runs."""
+
+
+@dataclass(frozen=True)
+class Fit:
+    """Ranks, millicores and bytes of each rank group, and a node for each; or `why` there is none."""
+
+    sizes: list[int]
+    cpu: list[int]
+    memory: list[int]
+    nodes: dict[int, str]
+    why: str
 
 
 class Nodes:
@@ -114,6 +129,31 @@ class Nodes:
             made.append(cgroup_weights.corrected(cpu, self.formula, largest))
             first += size
         return made
+
+    def fit(
+        self,
+        spec: protocol.Spec,
+        requests: Sequence[int],
+        memory: int,
+        free: Sequence[placement.Room],
+        wanted: Mapping[str, int],
+        less: bool,
+    ) -> Fit:
+        """How a simulation fits what is free; its ranks may begin with `less` than these requests.
+
+        These are of the cores of all nodes together, of which none may have a rank group's part.
+        """
+        found = []
+        for percent in (100, *(LESS if less else ())):
+            part = [max(1, one * percent // 100) for one in requests]
+            asked = [max(1, int(one * self.scale)) for one in part]
+            sizes = placement.groups(spec.ranks, spec.ranks_per_pod, asked, memory, free, wanted)
+            cpu = self.divided(sizes, part)
+            _, each = placement.per_pod(sizes, asked, memory)
+            found.append(Fit(sizes, cpu, each, *placement.placed(cpu, each, free, wanted)))
+            if found[-1].nodes:
+                return found[-1]
+        return found[0]
 
     def fitted(self, node: str, wanted: Sequence[int], taken: int) -> list[int]:
         """What pods on a node shall ask for, beside simulations' pods that ask for `taken` there.
