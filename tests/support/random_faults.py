@@ -143,7 +143,8 @@ class Site:
         self.reasons: Counter[str] = Counter()
         self.states: Counter[str] = Counter()
         self.first.out("mkdir case")
-        self.first.out(f"{SETUP}/up --address {self.first.address} --cpus 0-0 --json --timeout 120")
+        words = f"--cpus 0-0 --json --timeout {2 * LIMIT}"
+        self.first.out(f"{SETUP}/up --address {self.first.address} {words}", limit=3 * LIMIT)
         for host in made[1:]:
             self.join(host)
 

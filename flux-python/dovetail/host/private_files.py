@@ -35,9 +35,9 @@ def write_whole(path: Path, text: str, mode: int = 0o666) -> None:
         with os.fdopen(descriptor, "w", encoding="utf-8", errors="replace") as file:
             file.write(text)
         draft.replace(path)
-    except OSError:
+    except OSError as error:
         draft.unlink(missing_ok=True)
-        raise
+        raise OSError(error.errno, error.strerror, str(path)) from None  # a full disk names no file
 
 
 def write_private(path: Path, text: str) -> None:

@@ -519,6 +519,8 @@ class Lifecycle:
             job.failures -= bool(unplaced)  # for room it may wait for ever
             made = f"nobody makes pods of {self._session.launcher}, or they are refused"
             why = "pods did not start" if pods else made
+            if len(job.connected) == len(job.sizes):
+                why = "the API does not tell all their addresses"
             self.lose(job, f"{missing} in time: {unplaced or why}")
 
     def _met(self, job: Launched, state: Gathering, found: Any) -> None:  # noqa: ANN401
