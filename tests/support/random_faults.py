@@ -335,7 +335,7 @@ class Site:
             host.run(f"kill -9 {self.draw.choice(pids)}", code=None)
 
     def ended(self) -> bool:
-        """Whether the run is over; one that ended before it could say so, as on a full disk, goes on.
+        """Whether the run is over. One that ended before it could say so goes on.
 
         With a disk that is full no run can begin, nor be resumed.
         """

@@ -28,7 +28,7 @@ LESS = range(95, 20, -5)
 
 @dataclass(frozen=True)
 class Fit:
-    """Ranks, millicores and bytes of each rank group, and a node for each; or `why` there is none."""
+    """Ranks, millicores, bytes and node of each rank group; or `why` there are no nodes."""
 
     sizes: list[int]
     cpu: list[int]
