@@ -593,3 +593,19 @@ def test_a_stage_follows_only_from_those_that_lead_to_it():
     sim.enter(Stage.SUSPENDED)
     sim.go_on()
     assert sim.stage is Stage.STARTING
+
+
+def test_what_was_refused_to_go_on_is_not_asked_at_once_again():
+    """As where a suspended one's node is lost, and its end is yet to come."""
+    controller = Controller(specs(1), CAPACITY)
+    t, state = running(controller), controller._state
+    state.suspend(state.sims["a-0"], "for this test")
+    asked, refused = [], 0
+    for _ in range(20):
+        for action in controller.handle(protocol.Tick(t)):
+            if isinstance(action, protocol.Resize):
+                asked.append(action.shares["a-0"].suspended)
+        why = "" if asked[-1] else "a-0: runs no more"
+        controller.handle(protocol.Resized(t, ("a-0",), why))
+        t += 0.01
+    assert asked.count(False) == 1

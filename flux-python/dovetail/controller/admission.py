@@ -34,8 +34,7 @@ def admit(state: State) -> None:
 
 def _start_first(state: State) -> None:
     """Nothing runs: the oldest suspended one is resumed, or else the head of the queue starts."""
-    if state.suspended:
-        sim = next(iter(state.suspended.values()))
+    for sim in _resumable(state):
         state.note("admit", f"{sim.spec.name} is resumed", name=sim.spec.name, n=1)
         state.resume(sim, "there is room again")
         return
@@ -103,7 +102,16 @@ def _choices(state: State) -> list[Simulation]:
             sim.spec = sim.planned.on(widths.allowed(state.family(sim))[0])
     if state.overtakes >= state.settings.overtakes and heads and not state.lacks(heads[0]):
         heads = heads[:1]
-    return [*state.suspended.values(), *heads]
+    return [*_resumable(state), *heads]
+
+
+def _resumable(state: State) -> list[Simulation]:
+    """The suspended ones, oldest first; none for a while after a resize was refused.
+
+    It would be refused again at once where the simulation has ended, as with its node, and the
+    executor has yet to see the last of it.
+    """
+    return [*state.suspended.values()] if state.now >= state.resize_after else []
 
 
 def _pays(state: State, running: CoScheduled, sim: Simulation) -> str:
