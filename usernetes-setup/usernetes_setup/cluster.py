@@ -287,7 +287,10 @@ def invite(args: argparse.Namespace) -> dict[str, Any]:
     node = (
         namespaces.any_loopback() if loopback else node_record.checked_name(args.node, "node", 40)
     )
-    token = csr_approver.invite(client(args.name), node, args.valid)
+    try:
+        token = csr_approver.invite(client(args.name), node, args.valid)
+    except (OSError, api_client.Refused, http.client.HTTPException) as error:
+        raise WorkFailed(f"cluster {args.name}: does not answer: {error}; try again") from None
     authority = (node_record.cluster_folder(args.name) / "pki/ca.crt").read_text()
     content = {"cluster": args.name, "node": node, "server": control.server,
                "authority": authority, "token": token}  # fmt: skip
