@@ -600,7 +600,7 @@ def test_what_was_refused_to_go_on_is_not_asked_at_once_again():
     controller = Controller(specs(1), CAPACITY)
     t, state = running(controller), controller._state
     state.suspend(state.sims["a-0"], "for this test")
-    asked, refused = [], 0
+    asked = []
     for _ in range(20):
         for action in controller.handle(protocol.Tick(t)):
             if isinstance(action, protocol.Resize):
