@@ -249,7 +249,8 @@ def main(folder: str, verb: int) -> int:
         tidy(node.cluster)
         return 1
     reason = watch(node, node.supervisor, verb)
-    print(f"node {node.name} ends: {reason}", flush=True)
+    with contextlib.suppress(OSError):  # on a full disk it is removed too
+        print(f"node {node.name} ends: {reason}", flush=True)
     left = removal.from_outside(node)
     tidy(node.cluster)
     del held

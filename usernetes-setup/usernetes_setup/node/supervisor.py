@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import enum
+import errno
 import os
 import resource
 import select
@@ -81,7 +82,8 @@ class Component:
         self.failures = 1 if now - self.started > STEADY else self.failures + 1
         self.not_before = now + min(5, BACKOFF * 2 ** (self.failures - 1))
         self.state = ComponentState.WAITING
-        print(f"{self.command.name} ended with {code}, start {self.failures + 1}", flush=True)
+        with contextlib.suppress(OSError):  # the disk is full, which is no reason to end the node
+            print(f"{self.command.name} ended with {code}, start {self.failures + 1}", flush=True)
 
 
 class Supervisor:
@@ -99,7 +101,13 @@ class Supervisor:
         """Start whatever waits and is ready."""
         for one in self.components:
             if one.may_start():
-                one.runs(self._start(one.command))
+                try:
+                    one.runs(self._start(one.command))
+                except OSError as error:
+                    if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                        raise
+                    one.runs(0)
+                    one.ended(1)  # there may be room later
 
     def _start(self, command: components.Command) -> int:
         path = f"{self.node.binaries}/bin"
