@@ -133,7 +133,7 @@ def host_files(hosts: Sequence[Mapping[str, Any]]) -> dict[str, str]:
 
 
 def within(hosts: Sequence[Mapping[str, Any]], path: str) -> dict[str, str]:
-    """What keeps Open MPI in the network of these hosts.
+    """What keeps an MPI in the network of these hosts, and on one address of the first, ourselves.
 
     Even one host needs it: if that has loopback alone, Open MPI by itself would start nothing. Nor
     would it where nothing on the search path is like ssh, as in an image, though it is not called.
@@ -141,7 +141,20 @@ def within(hosts: Sequence[Mapping[str, Any]], path: str) -> dict[str, str]:
     network = common_network([host["address"] for host in hosts])
     names = ("OMPI_MCA_oob_tcp_if_include", "OMPI_MCA_btl_tcp_if_include")
     agent = {} if which("ssh", path) or which("rsh", path) else {"OMPI_MCA_plm_rsh_agent": "sh"}
-    return {**(dict.fromkeys(names, network) if network else {}), **agent}
+    told = {**dict.fromkeys(names, network), **listening(hosts[0]["address"])} if network else {}
+    return {**told, **agent}
+
+
+def listening(address: str) -> dict[str, str]:
+    """What has the starters, daemons and ranks on the host with this address listen on it alone.
+
+    The first variable is for the profiling library: they cannot be told themselves.
+    """
+    device = interface(address)
+    if not device:  # it is not what they tell others, or they would have to know us by name
+        return {}
+    # Of all the loopback addresses the interface has just one, and they tell that.
+    return {"DOVETAIL_LISTEN": "127.0.0.1" if device == "lo" else address, "HYDRA_IFACE": device}
 
 
 def across(hosts: Sequence[Mapping[str, Any]], directory: str, script: str) -> dict[str, str]:
@@ -171,9 +184,6 @@ def across(hosts: Sequence[Mapping[str, Any]], directory: str, script: str) -> d
             HYDRA_LAUNCHER_EXTRA_ARGS=" ".join([*words[1:], "spawn"]),
             HYDRA_HOST_FILE=f"{directory}/hosts.mpich",
         )
-        device = interface(addresses[0])
-        if device:  # else the others would have to know this machine by name
-            extra["HYDRA_IFACE"] = device
     return extra
 
 

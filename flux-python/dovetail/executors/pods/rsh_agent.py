@@ -41,8 +41,8 @@ OWN = ("TMPDIR", "OMPI_MCA_btl_vader_backing_directory", "UCX_POSIX_DIR")
 
 
 def here(environment: dict[str, str], daemon: Mapping[str, str]) -> dict[str, str]:
-    """The environment with the directories of the daemon on whose node, and for whom, it is."""
-    names = ("DOVETAIL_DIR", *OWN)
+    """The environment with the directories and the address of the daemon on whose node it is."""
+    names = ("DOVETAIL_DIR", "DOVETAIL_LISTEN", *OWN)
     return {**environment, **{name: daemon[name] for name in names if name in daemon}}
 
 
@@ -118,6 +118,9 @@ def place(words: list[str]) -> None:
     by_its_pod = rank >= 0 and len(groups) > 1 and int(group) in groups
     environment = here(dict(os.environ), starter)
     environment["DOVETAIL_GROUP"] = group if by_its_pod else own
+    if "HYDRA_IFACE" in starter and not os.path.exists("/sys/class/infiniband"):
+        # MPICH's ranks would listen on every interface, and talk over each.
+        environment.setdefault("UCX_NET_DEVICES", starter["HYDRA_IFACE"])
     if not by_its_pod:
         try:
             os.execvpe(words[0], words, environment)

@@ -213,7 +213,8 @@ class Spawner:
             output, output_end = os.pipe()
             os.set_blocking(output, False)
             address = self._hosts[self.group]["address"]
-            device = launcher.interface(address)
+            listening = launcher.listening(address)
+            device = listening.get("HYDRA_IFACE")
             text = asked.command.replace(asked.session, self.directory)
             text = re.sub(r"--iface \S+", f"--iface {device}", text) if device else text
             # Not the first daemon's, which may be on this node in another pod: daemons know
@@ -222,7 +223,7 @@ class Spawner:
             with contextlib.suppress(OSError):  # it is there, or the daemon says what is wrong
                 os.mkdir(own, 0o700)
             daemon_has = {**dict.fromkeys(rsh_agent.OWN, own), "DOVETAIL_DIR": self.directory}
-            environment = rsh_agent.here(asked.environment, daemon_has)
+            environment = {**rsh_agent.here(asked.environment, daemon_has), **listening}
             environment["DOVETAIL_GROUP"] = str(self.group)
             # How the host files call it, whatever it calls itself: two nodes may be one machine.
             environment["PMIX_HOSTNAME"] = address
