@@ -7,9 +7,10 @@
  * opal/mca/btl/tcp of Open MPI 4 and 5, HYDU_sock_listen of MPICH 4.
  *
  * In: DOVETAIL_LISTEN, an IPv4 address of this machine, and calls of bind(2) from those. Out: the
- * same calls, with that address for "all". Invariants: who asks for an address gets that one, and
- * nobody else's call is touched, be it in the same program; where the address is none of this
- * machine's, MPI listens as ever.
+ * same calls, with that address for "all", and with loopback for all of IPv6, which they open too
+ * and are told not to use. Invariants: who asks for an address gets that one, and nobody else's
+ * call is touched, be it in the same program; where this machine does not have such an address,
+ * MPI listens as ever.
  */
 #include <arpa/inet.h>
 #include <dlfcn.h>
@@ -40,32 +41,38 @@ static bool is_mpi(void *place)
     return false;
 }
 
-static bool is_everywhere(int fd, const struct sockaddr *address, socklen_t size)
+/* Makes an address that stands for all stand for one; false for any other. The port stays. */
+static bool narrow(struct sockaddr_storage *all, const char *to)
+{
+    struct sockaddr_in *four = (struct sockaddr_in *)all;
+    struct sockaddr_in6 *six = (struct sockaddr_in6 *)all;
+    if (all->ss_family == AF_INET && four->sin_addr.s_addr == htonl(INADDR_ANY))
+        return inet_pton(AF_INET, to, &four->sin_addr) == 1;
+    if (all->ss_family != AF_INET6 || memcmp(&six->sin6_addr, &in6addr_any, sizeof(in6addr_any)))
+        return false;
+    six->sin6_addr = in6addr_loopback;
+    return true;
+}
+
+static bool is_stream(int fd)
 {
     int kind = 0;
-    socklen_t length = sizeof(kind);
-    struct sockaddr_in asked;
-    if (address == NULL || size < sizeof(asked) || address->sa_family != AF_INET)
-        return false;
-    memcpy(&asked, address, sizeof(asked));
-    return asked.sin_addr.s_addr == htonl(INADDR_ANY) &&
-           getsockopt(fd, SOL_SOCKET, SO_TYPE, &kind, &length) == 0 && kind == SOCK_STREAM;
+    socklen_t size = sizeof(kind);
+    return getsockopt(fd, SOL_SOCKET, SO_TYPE, &kind, &size) == 0 && kind == SOCK_STREAM;
 }
 
 int bind(int fd, const struct sockaddr *address, socklen_t size)
 {
     int (*next)(int, const struct sockaddr *, socklen_t);
     *(void **)&next = dlsym(RTLD_NEXT, "bind");
-    int saved = errno;
     const char *where = secure_getenv("DOVETAIL_LISTEN");
-    struct sockaddr_in narrow;
-    if (where && is_everywhere(fd, address, size) && is_mpi(__builtin_return_address(0))) {
-        memcpy(&narrow, address, sizeof(narrow)); /* the port stays */
-        if (inet_pton(AF_INET, where, &narrow.sin_addr) == 1) {
-            int bound = next(fd, (const struct sockaddr *)&narrow, sizeof(narrow));
-            if (bound == 0 || errno != EADDRNOTAVAIL)
-                return bound;
-        }
+    struct sockaddr_storage one = {0};
+    int saved = errno;
+    if (where && address && size <= sizeof(one) && is_mpi(__builtin_return_address(0)) &&
+        narrow(memcpy(&one, address, size), where) && is_stream(fd)) {
+        int bound = next(fd, (const struct sockaddr *)&one, size);
+        if (bound == 0 || errno != EADDRNOTAVAIL)
+            return bound;
     }
     errno = saved;
     return next(fd, address, size);

@@ -142,6 +142,8 @@ def within(hosts: Sequence[Mapping[str, Any]], path: str) -> dict[str, str]:
     names = ("OMPI_MCA_oob_tcp_if_include", "OMPI_MCA_btl_tcp_if_include")
     agent = {} if which("ssh", path) or which("rsh", path) else {"OMPI_MCA_plm_rsh_agent": "sh"}
     told = {**dict.fromkeys(names, network), **listening(hosts[0]["address"])} if network else {}
+    if network:  # IPv6 addresses of the same interfaces are not for it
+        told.update(OMPI_MCA_oob_tcp_disable_ipv6_family="1", OMPI_MCA_btl_tcp_disable_family="6")
     return {**told, **agent}
 
 
