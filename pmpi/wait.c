@@ -33,8 +33,10 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
+#include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
+#include <sys/un.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -46,9 +48,12 @@
 #define SPIN_NS 70000u /* no sleep before this: a wake costs both sides together about as much */
 #define TIMEOUT_US_LIMIT 50000u /* so that a change of mode is seen soon, whatever is asked for */
 
+#define SOURCES 64 /* the most that a rank looks at for messages in one turn and sleeps on */
+
 struct slot {
     uint32_t bell;
-    char rest[60]; /* a cache line each */
+    uint32_t polls; /* the sleeper waits for messages, and hears its bell on a socket */
+    char rest[56];  /* a cache line each */
 };
 
 struct bells {
@@ -69,6 +74,8 @@ struct waiting {
     bool idled; /* the turn of the progress loop that it is in found nothing to do */
     bool moved; /* a turn since the last look at the sleepers may have sent something */
     bool slack; /* timer slack is set for this thread */
+    nfds_t sources;
+    struct pollfd source[1 + SOURCES]; /* from the second on, where the last turn looked */
 };
 
 static const struct dovetail_control *control; /* NULL: wait as ever */
@@ -82,6 +89,9 @@ static int own = -1; /* this rank's slot; -1 for a rank that only rings: it was 
                          none, or MPI would hold a lock while it slept */
 static PER_THREAD struct waiting me;
 static PER_THREAD bool ending; /* in MPI_Finalize, or after it */
+
+static const char *directory; /* of the files, for as long as there are ranks on other nodes */
+static int messenger = -1;    /* a socket: bells of ranks that wait for messages; -1: none does */
 
 /* --- Files --- */
 
@@ -158,11 +168,23 @@ static struct bells *map_bells(const char *dir, uint32_t *count, bool spawned)
 
 /* --- The doorbell --- */
 
+static socklen_t bell_name(struct sockaddr_un *name, int rank)
+{
+    *name = (struct sockaddr_un){.sun_family = AF_UNIX};
+    int length = snprintf(name->sun_path, sizeof(name->sun_path), "%s/bell.%d", directory, rank);
+    return length > 0 && (size_t)length < sizeof(name->sun_path) ? sizeof(*name) : 0;
+}
+
 static void ring_one(int rank)
 {
-    uint32_t *bell = &bells->slots[rank].bell;
-    __atomic_fetch_add(bell, 1, __ATOMIC_RELEASE);
-    syscall(SYS_futex, bell, FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
+    struct slot *slot = &bells->slots[rank];
+    struct sockaddr_un name;
+    __atomic_fetch_add(&slot->bell, 1, __ATOMIC_RELEASE);
+    if (messenger >= 0 && __atomic_load_n(&slot->polls, __ATOMIC_RELAXED))
+        sendto(messenger, "", 1, MSG_DONTWAIT | MSG_NOSIGNAL, (struct sockaddr *)&name,
+               bell_name(&name, rank));
+    else
+        syscall(SYS_futex, &slot->bell, FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
 }
 
 /* Wakes all who sleep. The own rank is among them: another of its threads may sleep. */
@@ -184,7 +206,9 @@ static void ring(void)
 
 static void announce(void)
 {
-    me.seen = __atomic_load_n(&bells->slots[own].bell, __ATOMIC_ACQUIRE);
+    struct slot *slot = &bells->slots[own];
+    me.seen = __atomic_load_n(&slot->bell, __ATOMIC_ACQUIRE);
+    __atomic_store_n(&slot->polls, messenger >= 0 && me.sources > 0, __ATOMIC_RELAXED);
     __atomic_fetch_or(&sleepers[own / 64], UINT64_C(1) << own % 64, __ATOMIC_SEQ_CST);
     me.announced = true;
 }
@@ -205,6 +229,21 @@ static uint32_t or_default(uint32_t asked, uint32_t value)
     return value < TIMEOUT_US_LIMIT ? value : TIMEOUT_US_LIMIT;
 }
 
+/* Sleeps until there is a message, or a peer on this node rings; false after the timeout. */
+static bool listen_for(const struct timespec *timeout)
+{
+    char rung[64];
+    me.source[0] = (struct pollfd){messenger, POLLIN, 0};
+    struct timespec left = *timeout; /* the kernel changes it */
+    if (syscall(SYS_ppoll, me.source, 1 + me.sources, &left, NULL, 0) <= 0)
+        return false;
+    if (me.source[0].revents & POLLNVAL)
+        messenger = -1; /* the program has closed it */
+    else if (me.source[0].revents)
+        recv(messenger, rung, sizeof(rung), MSG_DONTWAIT);
+    return true;
+}
+
 static void doze(const struct dovetail_control *policy)
 {
     if (!me.slack) {
@@ -217,8 +256,14 @@ static void doze(const struct dovetail_control *policy)
     if (me.timeout_us > longest)
         me.timeout_us = longest;
     struct timespec timeout = {0, (long)me.timeout_us * 1000};
-    if (syscall(SYS_futex, &bells->slots[own].bell, FUTEX_WAIT, me.seen, &timeout, NULL, 0) == 0)
-        me.timeout_us = 0; /* rung: the bell works, start again with a short one */
+    struct slot *slot = &bells->slots[own];
+    bool woken;
+    if (__atomic_load_n(&slot->polls, __ATOMIC_RELAXED))
+        woken = listen_for(&timeout);
+    else
+        woken = syscall(SYS_futex, &slot->bell, FUTEX_WAIT, me.seen, &timeout, NULL, 0) == 0;
+    if (woken)
+        me.timeout_us = 0; /* the bell works, start again with a short one */
     take_back();
 }
 
@@ -294,6 +339,15 @@ static void begin_wait(void)
 void wait_turn(void)
 {
     me.idled = false;
+    me.sources = 0;
+}
+
+void wait_looked(const struct pollfd *at, nfds_t count)
+{
+    if (messenger < 0 || me.sources + count > SOURCES)
+        return;
+    memcpy(&me.source[1 + me.sources], at, count * sizeof(*at));
+    me.sources += count;
 }
 
 void wait_turned(void)
@@ -306,6 +360,33 @@ void wait_turned(void)
 }
 
 /* --- From the wrappers --- */
+
+/* Are ranks of the world on other nodes? */
+static bool spread_out(int world_size)
+{
+    static const char *const names[] = {"OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS"};
+    for (size_t i = 0; i < sizeof(names) / sizeof(*names); i++) {
+        const char *here = getenv(names[i]);
+        if (here)
+            return atoi(here) < world_size;
+    }
+    const char *nodes = getenv("FLUX_JOB_NNODES");
+    return nodes && atoi(nodes) > 1;
+}
+
+/* A rank that is reached by messages only sleeps on where they come from, and on this. */
+static void open_messenger(const char *dir)
+{
+    struct sockaddr_un name;
+    directory = strdup(dir);
+    socklen_t size = directory ? bell_name(&name, own) : 0;
+    int fd = size ? socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0) : -1;
+    if (fd >= 0 && own >= 0 && bind(fd, (struct sockaddr *)&name, size) != 0) {
+        close(fd);
+        fd = -1;
+    }
+    messenger = fd;
+}
 
 int wait_init(const char *dir, int world_rank, int world_size, bool spawned, bool holds_lock)
 {
@@ -321,6 +402,8 @@ int wait_init(const char *dir, int world_rank, int world_size, bool spawned, boo
         slots = (int)ranks;
         own = spawned || holds_lock ? -1 : world_rank;
         bells = file;
+        if (spread_out(world_size))
+            open_messenger(dir);
     }
     const char *oversubscribed = getenv("OMPI_MCA_mpi_oversubscribe");
     locked = holds_lock;
@@ -369,5 +452,6 @@ void wait_child(void)
     ending = false;
     control = NULL;
     bells = NULL;
+    messenger = -1;
     memset(&me, 0, sizeof(me));
 }

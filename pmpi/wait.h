@@ -12,6 +12,7 @@
 #ifndef DOVETAIL_WAIT_H
 #define DOVETAIL_WAIT_H
 
+#include <poll.h>
 #include <stdbool.h>
 
 /* How a call waits; the classes of calls.def. */
@@ -50,5 +51,7 @@ void wait_idle(void);
 /* Around a turn of the library's progress loop; one without wait_idle moved something. */
 void wait_turn(void);
 void wait_turned(void);
+/* In a turn, the library has looked for messages here, and there were none. */
+void wait_looked(const struct pollfd *at, nfds_t count);
 
 #endif

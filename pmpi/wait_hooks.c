@@ -7,6 +7,7 @@
  *   opal_progress        Open MPI, one turn: if it did not give way, then something moved
  *   ucp_worker_progress  MPICH over UCX, one part of a turn; 0 if nothing moved in there
  *   read                 MPICH over UCX, the last wait of MPI_Finalize, for its starter's word
+ *   poll, epoll_wait     both, in a turn: where messages from other nodes come from
  *
  * MPICH has shared memory of its own beside UCX, so there a turn without news may have moved
  * something; the yields before each sleep and the sleep's timeout bound what that costs.
@@ -20,6 +21,7 @@
 #include <poll.h>
 #include <sched.h>
 #include <stdlib.h>
+#include <sys/epoll.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -40,6 +42,34 @@ EXPORTED int sched_yield(void)
 static void *hooked(const char *name)
 {
     return next_function(dlsym(RTLD_NEXT, name), name);
+}
+
+/* The libraries look at their connections with one of these, without waiting; see wait_looked. */
+EXPORTED int poll(struct pollfd *at, nfds_t count, int timeout);
+EXPORTED int epoll_wait(int set, struct epoll_event *events, int most, int timeout);
+
+int poll(struct pollfd *at, nfds_t count, int timeout)
+{
+    static int (*next)(struct pollfd *, nfds_t, int);
+    if (__builtin_expect(next == NULL, 0))
+        *(void **)&next = dlsym(RTLD_NEXT, "poll");
+    int found = next(at, count, timeout);
+    if (found == 0 && timeout == 0 && wait_inside())
+        wait_looked(at, count);
+    return found;
+}
+
+int epoll_wait(int set, struct epoll_event *events, int most, int timeout)
+{
+    static int (*next)(int, struct epoll_event *, int, int);
+    if (__builtin_expect(next == NULL, 0))
+        *(void **)&next = dlsym(RTLD_NEXT, "epoll_wait");
+    int found = next(set, events, most, timeout);
+    if (found == 0 && timeout == 0 && wait_inside()) {
+        struct pollfd at = {set, POLLIN, 0}; /* a set is ready when one in it is */
+        wait_looked(&at, 1);
+    }
+    return found;
 }
 
 #if defined(OPEN_MPI)
