@@ -8,6 +8,7 @@
  * polls: 1000 times MPI_Iprobe and 1000 times MPI_Test, which find nothing
  * starts: one MPI_Fetch_and_op on the other rank, which does not call MPI for 1 s
  * trickle: one MPI_Recv, during which the rank sleeps and then gets 1000 other messages
+ * news: 100 times MPI_Recv, of messages that come 5 ms apart
  */
 #include <dlfcn.h>
 #include <linux/futex.h>
@@ -19,7 +20,7 @@
 #include <string.h>
 #include <sys/syscall.h>
 
-enum { POLLS = 1000, MESSAGES = 1000, LAST = 1, OTHER = 2, NEVER = 3 };
+enum { POLLS = 1000, MESSAGES = 1000, NEWS = 100, LAST = 1, OTHER = 2, NEVER = 3 };
 static __thread unsigned yields, sleeps;
 
 long syscall(long number, ...)
@@ -34,7 +35,7 @@ long syscall(long number, ...)
     if (next == NULL)
         *(void **)&next = dlsym(RTLD_NEXT, "syscall");
     yields += number == SYS_sched_yield;
-    sleeps += number == SYS_futex && words[1] == FUTEX_WAIT;
+    sleeps += (number == SYS_futex && words[1] == FUTEX_WAIT) || number == SYS_ppoll;
     return next(number, words[0], words[1], words[2], words[3], words[4], words[5]);
 }
 
@@ -116,6 +117,14 @@ static unsigned trickle(void)
     return counted;
 }
 
+static unsigned news(void)
+{
+    unsigned before = sleeps;
+    for (int i = 0; i < NEWS; i++)
+        receive(OTHER);
+    return sleeps - before;
+}
+
 /* 100 us: rank 0 falls asleep again if it thinks that it has waited long enough. */
 static void pause_shortly(void)
 {
@@ -143,6 +152,11 @@ static void answer(const char *what)
             pause_shortly();
         }
         send(0, LAST);
+    } else if (strcmp(what, "news") == 0) {
+        for (int i = 0; i < NEWS; i++) {
+            poll(NULL, 0, 5);
+            send(0, OTHER);
+        }
     }
 }
 
@@ -162,6 +176,7 @@ int main(int argc, char *argv[])
                        : strcmp(what, "turns") == 0  ? beside().yields
                        : strcmp(what, "polls") == 0  ? polls()
                        : strcmp(what, "starts") == 0 ? starts(0)
+                       : strcmp(what, "news") == 0   ? news()
                                                      : trickle());
     MPI_Finalize();
     return 0;

@@ -181,6 +181,29 @@ def test_a_wait_begins_anew_whenever_something_moved(mpi: str, tmp_path: Path) -
     assert 0 < counted(mpi, "trickle", WaitPolicy("doorbell", 5000), tmp_path) < 200
 
 
+# Each rank as if it were alone on its node: its own files, and messages by TCP.
+APART = (
+    'd=$DOVETAIL_DIR/${OMPI_COMM_WORLD_RANK:-$PMI_RANK}; '
+    'DOVETAIL_DIR=$d OMPI_COMM_WORLD_LOCAL_SIZE=1 MPI_LOCALNRANKS=1 exec "$0" "$@"'
+)
+BY_TCP = {"OMPI_MCA_btl": "tcp,self", "UCX_TLS": "tcp,self", "MPIR_CVAR_NOLOCAL": "1"}
+
+
+@pytest.mark.parametrize("mpi", known_programs.MPIS)
+def test_a_message_from_another_node_ends_a_sleep(mpi: str, tmp_path: Path) -> None:
+    # 100 messages come in half a second, in which there is no time for more than 10 sleeps of
+    # 50 ms to their end.
+    for rank in range(2):
+        (folder := tmp_path / str(rank)).mkdir()
+        control = Control.create(folder, WaitPolicy("doorbell"))
+        control.set_timeouts(50_000, 50_000)
+        control.close()
+    words = ["sh", "-c", APART, known_programs.build(mpi, "known/waits.c"), "news"]
+    run = known_programs.run(mpi, 2, words, tmp_path, **BY_TCP)
+    assert run.code == 0, run.errors
+    assert int(run.output) >= 50
+
+
 BAD_CONTROLS = {
     "none": None,
     "an empty one": b"",
