@@ -48,7 +48,7 @@
 #define SPIN_NS 70000u /* no sleep before this: a wake costs both sides together about as much */
 #define TIMEOUT_US_LIMIT 50000u /* so that a change of mode is seen soon, whatever is asked for */
 
-#define SOURCES 64 /* the most that a rank looks at for messages in one turn and sleeps on */
+#define SOURCES 256 /* the most that a rank looks at for messages in one turn and sleeps on */
 
 struct slot {
     uint32_t bell;
@@ -381,7 +381,8 @@ static void open_messenger(const char *dir)
     directory = strdup(dir);
     socklen_t size = directory ? bell_name(&name, own) : 0;
     int fd = size ? socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0) : -1;
-    if (fd >= 0 && own >= 0 && bind(fd, (struct sockaddr *)&name, size) != 0) {
+    if (fd >= 0 && own >= 0 &&
+        (fchmod(fd, 0600) != 0 || bind(fd, (struct sockaddr *)&name, size) != 0)) {
         close(fd);
         fd = -1;
     }

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import socket
 import time
 
 import pytest
@@ -23,7 +24,9 @@ pytestmark = [pytest.mark.kube, pytest.mark.first]  # they mostly wait, for minu
 HOME = "/home/alice"
 KUBECONFIG = f"/tmp/dovetail-kube-{hosts.ALICE}/default/kubeconfig"
 BUSY = f"{HOME}/bin/busy"
+PROGRAMS = {"openmpi": BUSY, "mpich": f"{BUSY}.mpich"}
 ENOUGH = f"{HOME}/bin/enough"  # which pods see, on every host
+LISTENERS = "cat /proc/net/tcp /proc/net/tcp6 | awk '$4 == \"0A\" { print $2 }'"
 # A rank says what of the prepared case it sees, and where it is.
 SAY = '{ cat prepared; hostname; } >rank.$OMPI_COMM_WORLD_RANK; exec "$@"'
 
@@ -44,7 +47,8 @@ class Pair:
     def begin(self, host):
         """Have the plan's program there."""
         host.out("mkdir bin case")
-        shutil.copy(known_programs.build("openmpi", "known/busy.c"), f"{host.root}{BUSY}")
+        for mpi, program in PROGRAMS.items():
+            shutil.copy(known_programs.build(mpi, "known/busy.c"), f"{host.root}{program}")
 
     def join(self):
         """Have the second host in the cluster."""
@@ -181,6 +185,22 @@ def test_programs_that_a_host_has_not_are_told_in_one_line_before_anything_start
     (line,) = pair.first.out(f"cat {out}.log").splitlines()
     assert f"node h2 does not see the folder {HOME}/here, where programs of the plan are" in line
     assert pair.second.run("ls here", code=2).stdout == "", "no folder is made there"
+
+
+@pytest.mark.parametrize("mpi", PROGRAMS)
+def test_nothing_listens_but_on_the_hosts_own_address_and_loopback(pair, mpi):
+    entry = busy(20, 30)
+    entry["command"][0] = PROGRAMS[mpi]
+    out = pair.start(entry)
+    pair.goes_on(out, "sim")
+    for host in pair.made:
+        numbers = {line.split(":")[0] for line in host.out(LISTENERS).split()}
+        own = socket.inet_aton(host.address)[::-1].hex().upper()
+        loopback = {"0100007F", f"{1 << 24:032X}"}
+        assert own in numbers
+        assert numbers - loopback == {own}
+    pair.enough(out)
+    assert {*pair.log(out, "Placed")[-1]["nodes"]} == {"h1", "h2"}
 
 
 def test_what_runs_on_both_goes_on_after_one_was_away_for_seconds(pair):

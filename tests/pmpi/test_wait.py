@@ -183,7 +183,7 @@ def test_a_wait_begins_anew_whenever_something_moved(mpi: str, tmp_path: Path) -
 
 # Each rank as if it were alone on its node: its own files, and messages by TCP.
 APART = (
-    'd=$DOVETAIL_DIR/${OMPI_COMM_WORLD_RANK:-$PMI_RANK}; '
+    "d=$DOVETAIL_DIR/${OMPI_COMM_WORLD_RANK:-$PMI_RANK}; "
     'DOVETAIL_DIR=$d OMPI_COMM_WORLD_LOCAL_SIZE=1 MPI_LOCALNRANKS=1 exec "$0" "$@"'
 )
 BY_TCP = {"OMPI_MCA_btl": "tcp,self", "UCX_TLS": "tcp,self", "MPIR_CVAR_NOLOCAL": "1"}
