@@ -136,7 +136,9 @@ def pair(binaries, tmp_path_factory):
     with hosts.started(2, read=[cache], shared=shared) as made:
         for host in made:
             host.environment["DOVETAIL_CACHE"] = str(cache)
-        yield (found := Pair(made, shared))
+        found = Pair(made, shared)
+        assert eventually(lambda: len(found.nodes()) == 2)
+        yield found
         if found.run.poll() is None:
             found.first.out("kill $(cat run.pid)")
             found.run.wait(LIMIT)
