@@ -18,8 +18,9 @@ from usernetes_setup.node import cgroups, components, namespaces
 from usernetes_setup.preflight import finding
 from usernetes_setup.preflight.finding import Check, read
 from usernetes_setup.preflight.kernel import ENOUGH_IDS
-from usernetes_setup.upstream import engine
 
+ENGINES = {"dockerd-rootless.sh": "docker", "containerd-rootless.sh": "nerdctl", "podman": "podman"}
+"""Container engines by the program whose presence makes upstream take them, in its order."""
 MODULES = (
     "overlay",
     "br_netfilter",
@@ -33,6 +34,15 @@ COMPOSE = (1, 0, 6)  # of podman-compose: from there on networks have the subnet
 CORES, MEMORY = 2, 1700 << 20  # what kubeadm insists on
 
 
+def chosen() -> tuple[str, str]:
+    """Container engine and compose command, as upstream chooses them; "" where there is none."""
+    engine = os.environ.get("CONTAINER_ENGINE", "")
+    if not engine:
+        engine = next((name for program, name in ENGINES.items() if shutil.which(program)), "")
+    compose = "podman-compose" if "podman" in engine else f"{engine} compose"
+    return engine, os.environ.get("COMPOSE", "") or (compose if engine else "")
+
+
 def problems() -> list[str]:
     """Why no node can be made here, each with its fix; empty if one can."""
     return [f"{why}; {who} types: {fix}" if fix else why for why, fix, who in _problems()]
@@ -41,7 +51,7 @@ def problems() -> list[str]:
 def usernetes() -> Check:
     """One line about it all: nobody needs it."""
     found = [*_problems()]
-    program, compose = engine.found()
+    program, compose = chosen()
     if not found:
         return Check("usernetes", "note", f"can run here, by {program} and {compose}")
     why, fix, who = found[0]
@@ -68,7 +78,7 @@ def _problems() -> Iterator[tuple[str, str, str]]:
         yield "control groups are of version 1", "", ""
     elif lacking := cgroups.problems():
         yield lacking[0], "", ""  # which the check of control groups says how to fix
-    program, compose = engine.found()
+    program, compose = chosen()
     if not program:
         yield "no container engine", "apt-get install podman slirp4netns uidmap", "admin"
     elif not shutil.which(program):

@@ -23,8 +23,6 @@ from usernetes_setup.upstream.record import Record
 
 PARTS = ("Makefile", "Makefile.d/check-preflight.sh", "docker-compose.yaml", "Dockerfile",
          "Dockerfile.d/u7s-entrypoint.sh", "kubeadm-config.yaml")  # fmt: skip
-ENGINES = {"dockerd-rootless.sh": "docker", "containerd-rootless.sh": "nerdctl", "podman": "podman"}
-"""By the program whose presence makes upstream take it, in upstream's order."""
 LABEL = "com.docker.compose.project"
 SOURCE = "https://github.com/rootless-containers/usernetes"
 WAITS = ("controlPlaneComponentHealthCheck", "kubeletHealthCheck", "kubernetesAPICall",
@@ -43,15 +41,6 @@ def check(checkout: Path) -> None:
                 f"--usernetes {checkout}: has no {part}; a checkout of Usernetes (Gen 2) would be "
                 f"right, such as `git clone {SOURCE}` makes"
             )
-
-
-def found() -> tuple[str, str]:
-    """Container engine and compose command, as upstream chooses them; "" where there is none."""
-    engine = os.environ.get("CONTAINER_ENGINE", "")
-    if not engine:
-        engine = next((name for program, name in ENGINES.items() if shutil.which(program)), "")
-    compose = "podman-compose" if "podman" in engine else f"{engine} compose"
-    return engine, os.environ.get("COMPOSE", "") or (compose if engine else "")
 
 
 def copy(record: Record, checkout: Path) -> None:

@@ -69,7 +69,7 @@ def plan(args: argparse.Namespace) -> Record:
         raise BadInput(
             f"--provider usernetes cannot run here: {problems[0]}; see `dovetail doctor`"
         )
-    program, compose = engine.found()
+    program, compose = preflight.chosen()
     if args.node_image and not engine.quiet([program, "image", "inspect", args.node_image]):
         raise BadInput(f"--node-image {args.node_image}: {program} has no such image")
     folder = node_record.cluster_folder(args.name)
