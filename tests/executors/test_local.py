@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+import time
 from types import SimpleNamespace
 
 import pytest
@@ -332,3 +333,12 @@ def test_closing_twice_is_safe(site):  # noqa: F811
     executor.close()
     executor.close()
     assert executor.results["sim"].reason == "stopped: the run ended"
+
+
+def test_what_begins_as_the_run_ends_has_no_supervisor_made_for_others(site):  # noqa: F811
+    executor = site.executor()
+    executor.launch(site.spec("sim", "sleep 1000"), share())
+    wait_for(lambda: (site.directory / "run" / "sim" / "log").exists())
+    time.sleep(0.3)  # it has said that it began, and nobody has listened
+    executor.close()
+    site.assert_clean()

@@ -225,6 +225,7 @@ class LocalExecutor:
             return
         for job in self._jobs.values():
             job.release(_PATIENCE, "the run ended")
+        self._expected = 0  # no more spares, should one begin even now
         for spare in self._spares:
             try:
                 spare.communicate(timeout=_PATIENCE)  # the end of its input ends it
