@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import os
 import re
+import select
 import signal
-import time
 from types import SimpleNamespace
 
 import pytest
@@ -16,7 +16,7 @@ from dovetail.core.errors import BadInput
 from dovetail.executors.local.executor import LocalExecutor
 from dovetail.host import cgroups
 from dovetail.mpi import page
-from support.local_runs import share, site, wait_for  # noqa: F401
+from support.local_runs import LIMIT, share, site, wait_for  # noqa: F401
 
 pytestmark = pytest.mark.unit
 
@@ -338,7 +338,7 @@ def test_closing_twice_is_safe(site):  # noqa: F811
 def test_what_begins_as_the_run_ends_has_no_supervisor_made_for_others(site):  # noqa: F811
     executor = site.executor()
     executor.launch(site.spec("sim", "sleep 1000"), share())
-    wait_for(lambda: (site.directory / "run" / "sim" / "log").exists())
-    time.sleep(0.3)  # it has said that it began, and nobody has listened
+    said = executor._jobs["sim"].supervisor.stdout
+    assert select.select([said], [], [], LIMIT)[0], "that it began, and nobody has listened"
     executor.close()
     site.assert_clean()

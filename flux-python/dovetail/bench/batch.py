@@ -21,7 +21,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from dovetail.bench.harness import Claim, Progress, Row
-from dovetail.bench.jobtap import Instance, instance
+from dovetail.bench.jobtap import Flux, Instance, instance
 from dovetail.core.errors import WorkFailed
 from dovetail.host import install_paths
 
@@ -34,7 +34,7 @@ UP, MORE, LESS, PING, MEMORY, END = (
 BOUNDS = {UP: ("s", 12.0), MORE: ("s", 6.0), LESS: ("s", 6.0), PING: ("ms", 10.0),
           MEMORY: ("MB", 80.0), END: ("s", 10.0)}  # fmt: skip
 SCRIPT = """#!/bin/sh
-#flux: -N{brokers} --dovetail=nodes=2,cores=1 --output={folder}/log
+#flux: -N{brokers} --dovetail=nodes={slices},cores=1 --output={folder}/log
 flux dovetail up >&2 && echo "$FLUX_URI" >{folder}/said || echo >{folder}/said
 read -r _ <{folder}/told
 """
@@ -45,9 +45,7 @@ _PATIENCE = 200.0  # seconds
 def batch(scratch: Path, repeat: int, progress: Progress) -> list[Claim]:
     """Job after job."""
     os.environ.update(install_paths.for_flux())
-    (scratch / "script").write_text(SCRIPT.format(brokers=BROKERS, folder=scratch))
-    for name in ("said", "told"):
-        os.mkfifo(scratch / name, 0o600)
+    prepare(scratch, BROKERS, 2)
     found: dict[str, list[float]] = {name: [] for name in BOUNDS}
     with instance(BROKERS) as flux:
         for number in range(repeat):
@@ -56,6 +54,32 @@ def batch(scratch: Path, repeat: int, progress: Progress) -> list[Claim]:
             progress(f"round {number + 1}/{repeat}  {said}")
     return [Claim(Row(name, tuple(found[name])), unit, "<=", bound)
             for name, (unit, bound) in BOUNDS.items()]  # fmt: skip
+
+
+def prepare(scratch: Path, brokers: int, slices: int) -> None:
+    """Write the job's script, and make its pipes."""
+    script = SCRIPT.format(brokers=brokers, slices=slices, folder=scratch)
+    (scratch / "script").write_text(script)
+    for name in ("said", "told"):
+        os.mkfifo(scratch / name, 0o600)
+
+
+def begin(flux: Flux, scratch: Path) -> tuple[str, str, float]:
+    """Submit the job; it, its instance, and seconds from its start to Kubernetes being up."""
+    job = flux.run("batch", str(scratch / "script"))
+    uri = heard(scratch / "said")
+    if not uri:
+        flux.run("cancel", job)
+        raise WorkFailed(f"Kubernetes is not up: {(scratch / 'log').read_text().strip()}")
+    return job, uri, time.time() - float(flux.run("jobs", "-no", "{t_run}", job))
+
+
+def end(flux: Flux, scratch: Path, job: str) -> float:
+    """Let the job's script end; seconds from there to the end of the job."""
+    (scratch / "told").write_text("\n")
+    began = time.monotonic()
+    flux.run("job", "wait-event", "-t", str(_PATIENCE), job, "clean")
+    return time.monotonic() - began
 
 
 def life(flux: Instance, scratch: Path, found: dict[str, list[float]]) -> None:
@@ -69,19 +93,14 @@ def life(flux: Instance, scratch: Path, found: dict[str, list[float]]) -> None:
         what()
         found[name].append(time.monotonic() - began)
 
-    job = flux.run("batch", str(scratch / "script"))
-    uri = heard(scratch / "said")
-    if not uri:
-        flux.run("cancel", job)
-        raise WorkFailed(f"Kubernetes is not up: {(scratch / 'log').read_text().strip()}")
-    found[UP].append(time.time() - float(flux.run("jobs", "-no", "{t_run}", job)))
+    job, uri, up = begin(flux, scratch)
+    found[UP].append(up)
     timed(MORE, lambda: inside("dovetail", "resize", "3"))
     timed(LESS, lambda: inside("dovetail", "resize", "2"))
     found[PING].append(pinged(flux, scratch, uri))
     usage = json.loads(inside("module", "stats", "--rusage=self", "dovetail"))
     found[MEMORY].append(usage["maxrss"] * 1024 / 1e6)
-    (scratch / "told").write_text("\n")
-    timed(END, lambda: flux.run("job", "wait-event", "-t", str(_PATIENCE), job, "clean"))
+    found[END].append(end(flux, scratch, job))
 
 
 def pinged(flux: Instance, scratch: Path, uri: str) -> float:

@@ -14,16 +14,15 @@ from __future__ import annotations
 import json
 import os
 import socket
-import subprocess
 import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from dovetail.bench import hybrid, jobtap
-from dovetail.bench.batch import heard
+from dovetail.bench import batch, hybrid, jobtap
 from dovetail.bench.harness import Claim, Progress, Row, ratios
+from dovetail.bench.jobtap import Flux
 from dovetail.core import eventlog, protocol
 from dovetail.core.errors import BadInput, WorkFailed
 from dovetail.host import install_paths
@@ -32,11 +31,6 @@ SIZE = 1 << 30
 BARE, PODS = "bare", "in pods"
 RATIO, COPY, UP, DOWN = 1.02, 0.8, 10.0, 5.0
 """Aims: times in pods / bare; a copy's speed / that of a stream; seconds up and down."""
-SCRIPT = """#!/bin/sh
-#flux: -N{hosts} --dovetail=nodes={hosts},cores=1 --output={folder}/log
-flux dovetail up >&2 && echo "$FLUX_URI" >{folder}/said || echo >{folder}/said
-read -r _ <{folder}/told
-"""
 SENDER = """
 import socket, sys
 with socket.create_connection((sys.argv[1], int(sys.argv[2]))) as out:
@@ -51,48 +45,36 @@ _PATIENCE = 600.0  # seconds
 Figures = dict[str, float]
 
 
-class _Flux:
-    """The command, in the instance that this runs in or in one inside it."""
-
-    def __init__(self) -> None:
-        found = jobtap.command()
-        if not found or "FLUX_URI" not in os.environ:
-            raise BadInput(
-                "hosts: measures the hosts of a Flux instance that it runs in; "
-                "`flux alloc -N2 dovetail bench hosts` would be right"
-            )
-        self.command = found
-        self.hosts = int(self.run("resource", "list", "-s", "up", "-no", "{nnodes}"))
-        if self.hosts < 2:
-            raise BadInput("hosts: this Flux instance has one host, and two or more are needed")
-
-    def run(self, *words: str, uri: str = "") -> str:
-        """What a command prints."""
-        env = {**os.environ, **hybrid.TCP, **({"FLUX_URI": uri} if uri else {})}
-        done = subprocess.run([self.command, *words], env=env, capture_output=True, text=True)
-        if done.returncode:
-            said = (done.stderr + done.stdout).strip()[-1000:]
-            raise WorkFailed(f"flux {' '.join(words)}: {said}")
-        return done.stdout.strip()
+def instance() -> tuple[Flux, int]:
+    """The Flux instance that this runs in, and its hosts. Raises BadInput where there are none."""
+    found, uri = jobtap.command(), os.environ.get("FLUX_URI", "")
+    if not found or not uri:
+        raise BadInput(
+            "hosts: measures the hosts of a Flux instance that it runs in; "
+            "`flux alloc -N2 dovetail bench hosts` would be right"
+        )
+    flux = Flux(found, uri, {**install_paths.for_flux(), **hybrid.TCP})
+    count = int(flux.run("resource", "list", "-s", "up", "-no", "{nnodes}"))
+    if count < 2:
+        raise BadInput("hosts: this Flux instance has one host, and two or more are needed")
+    return flux, count
 
 
 def hosts(scratch: Path, repeat: int, progress: Progress) -> list[Claim]:
     """Round after round."""
-    flux, commands = _Flux(), hybrid.commands()
-    os.environ.update(install_paths.for_flux())
+    flux, count = instance()
+    commands = hybrid.commands()
     names = flux.run("resource", "list", "-s", "up", "-no", "{nodelist}")
-    progress(f"{flux.hosts} hosts: {names}")
-    (scratch / "script").write_text(SCRIPT.format(hosts=flux.hosts, folder=scratch))
+    progress(f"{count} hosts: {names}")
+    batch.prepare(scratch, count, count)
     (scratch / "case").mkdir()
-    for name in ("said", "told"):
-        os.mkfifo(scratch / name, 0o600)
     rounds = []
     for number in range(repeat):
         found: Figures = {}
         texts = [flux.run("run", "-N2", "-n2", "-o", "cpu-affinity=off", *words)
                  for words in commands]  # fmt: skip
         found.update(_named(hybrid.figures(texts), BARE))
-        _life(flux, scratch, commands, found)
+        _life(flux, scratch, commands, count, found)
         rounds.append(found)
         said = ", ".join(f"{name} {value:.3g}" for name, value in found.items())
         progress(f"round {number + 1}/{repeat}  {said}")
@@ -103,32 +85,26 @@ def _named(figures: Mapping[str, float], where: str) -> Figures:
     return {f"{what}, {where}": value for what, value in figures.items()}
 
 
-def _life(flux: _Flux, scratch: Path, commands: Sequence[Sequence[str]], found: Figures) -> None:
+def _life(
+    flux: Flux, scratch: Path, commands: Sequence[Sequence[str]], count: int, found: Figures
+) -> None:
     """A batch job from its start to its end, and what is measured in it."""
-    job = flux.run("batch", str(scratch / "script"))
-    uri = heard(scratch / "said")
-    if not uri:
-        flux.run("cancel", job)
-        raise WorkFailed(f"Kubernetes is not up: {(scratch / 'log').read_text().strip()}")
+    job, uri, found["up"] = batch.begin(flux, scratch)
     try:
-        found["up"] = time.time() - float(flux.run("jobs", "-no", "{t_run}", job))
         texts = []
         for words in commands:
             entry = {"ranks": 2, "ranks_per_pod": 1, "command": [*words], "environment": hybrid.TCP}
             out = _plan(flux, scratch, uri, {"case": str(scratch / "case"), **entry})
             texts.append((out / "sim" / "log").read_text())
         found.update(_named(hybrid.figures(texts), PODS))
-        _staged(flux, scratch, uri, found)
+        _staged(flux, scratch, uri, count, found)
     except BaseException:
         flux.run("cancel", job)
         raise
-    (scratch / "told").write_text("\n")
-    began = time.monotonic()
-    flux.run("job", "wait-event", "-t", str(_PATIENCE), job, "clean")
-    found["down"] = time.monotonic() - began
+    found["down"] = batch.end(flux, scratch, job)
 
 
-def _plan(flux: _Flux, scratch: Path, uri: str, entry: Mapping[str, object]) -> Path:
+def _plan(flux: Flux, scratch: Path, uri: str, entry: Mapping[str, object]) -> Path:
     """Run one simulation, or some of a family; its output directory."""
     folder = scratch / f"out-{time.monotonic_ns()}"
     plan = folder.with_suffix(".json")
@@ -138,7 +114,7 @@ def _plan(flux: _Flux, scratch: Path, uri: str, entry: Mapping[str, object]) -> 
     return folder
 
 
-def _staged(flux: _Flux, scratch: Path, uri: str, found: Figures) -> None:
+def _staged(flux: Flux, scratch: Path, uri: str, count: int, found: Figures) -> None:
     """Copy a case to another host, if hosts do not see it, and as many bytes by one stream."""
     here = socket.gethostname()
     probe = scratch / "probe"
@@ -153,7 +129,7 @@ def _staged(flux: _Flux, scratch: Path, uri: str, found: Figures) -> None:
             for _ in range(SIZE >> 20):
                 file.write(os.urandom(1 << 20))
     # One on each host, so that one is on another than this.
-    entry = {"case": str(case), "command": ["sleep", "1"], "ranks": 1, "count": flux.hosts,
+    entry = {"case": str(case), "command": ["sleep", "1"], "ranks": 1, "count": count,
              "stage": "end"}  # fmt: skip
     found["streamed"] = _stream(flux)
     out = _plan(flux, scratch, uri, entry)
@@ -169,7 +145,7 @@ def _staged(flux: _Flux, scratch: Path, uri: str, found: Figures) -> None:
     found["copied"] = min(times)
 
 
-def _stream(flux: _Flux) -> float:
+def _stream(flux: Flux) -> float:
     """Seconds in which `SIZE` bytes come from another host."""
     with socket.create_server(("", 0)) as server:
         port = server.getsockname()[1]

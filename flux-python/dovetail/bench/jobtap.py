@@ -15,7 +15,7 @@ import os
 import shutil
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from dovetail.bench.harness import Claim, Progress, Row, interleave, ratios
@@ -45,14 +45,13 @@ h.reactor_run()
 """
 
 
-class Instance:
-    """A Flux instance, by its leading broker."""
+class Flux:
+    """The flux command, in an instance."""
 
-    def __init__(self, flux: str, uri: str) -> None:
+    def __init__(self, flux: str, uri: str, more: Mapping[str, str] | None = None) -> None:
+        """With `more` in its environment."""
         self.command = flux
-        self.environment = {**os.environ, "FLUX_URI": uri}
-        threads = Path("/proc", self.run("getattr", "broker.pid"), "task").iterdir()
-        self.thread = next(t for t in threads if (t / "comm").read_text() == "job-manager\n")
+        self.environment = {**os.environ, **(more or {}), "FLUX_URI": uri}
 
     def run(self, *words: str, uri: str = "") -> str:
         """What a flux command prints; in the instance, or in one inside it."""
@@ -63,8 +62,18 @@ class Instance:
             text=True,
         )
         if done.returncode:
-            raise WorkFailed(f"flux {' '.join(words)}: {done.stderr.strip()}")
+            said = (done.stderr + done.stdout).strip()[-1000:]
+            raise WorkFailed(f"flux {' '.join(words)}: {said}")
         return done.stdout.strip()
+
+
+class Instance(Flux):
+    """A Flux instance, by its leading broker."""
+
+    def __init__(self, flux: str, uri: str) -> None:
+        super().__init__(flux, uri)
+        threads = Path("/proc", self.run("getattr", "broker.pid"), "task").iterdir()
+        self.thread = next(t for t in threads if (t / "comm").read_text() == "job-manager\n")
 
     def cpu(self) -> float:
         """Microseconds of processor time that the job manager has used."""

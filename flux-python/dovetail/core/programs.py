@@ -27,7 +27,7 @@ of several steps or a part of one: nobody sees the steps of a program that is li
 OWN_COUNT: Final = {"openfoam", "lammps"}
 """Applications whose checkpoints tell of the iterations that are counted, if not in periods."""
 
-ALONE: Final = {"openfoam", "lammps"}
+_ALONE: Final = {"openfoam", "lammps"}
 """Applications whose programs on one rank need no starter: they start no processes by MPI."""
 
 UNCUT: Final = {"generic"}
@@ -55,6 +55,11 @@ def application_of(command: Sequence[str]) -> str:
     names = [word.rpartition("/")[2] for word in words]
     known = (one for one, pattern in PROGRAMS.items() if any(map(pattern.fullmatch, names)))
     return next(known, "generic")
+
+
+def is_alone(application: str, ranks: int) -> bool:
+    """Whether so many ranks of it are a program that needs no starter."""
+    return ranks == 1 and application in _ALONE
 
 
 def has_place(text: str) -> bool:

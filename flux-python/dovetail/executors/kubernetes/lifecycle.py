@@ -596,13 +596,14 @@ class Lifecycle:
                 return self.terminate(job, Result(Cause.LAUNCH_FAILED, 1, why))
             self._hub.tell(messages.Spread(job.key))
 
+        prepared = "its prepared case"
+
         def next_step(trouble: str) -> None:
             if trouble:
                 return then(trouble)
             wanted = [(node, job.key, "in") for node in others]
             self._transfers.begin(job.key, wanted, then, prepared)
 
-        prepared = "its prepared case"
         self._transfers.begin(job.key, [(first, job.key, "out")], next_step, prepared)
 
     def _fetch(self, job: Launched, state: Running, now: float) -> None:
@@ -656,7 +657,7 @@ class Lifecycle:
             "home": f"{self._home}/{job.key if store else spec.name}",
             "apart": bool(store) and len({*job.connected.values()}) > 1,
             "ranks": spec.ranks,
-            "alone": spec.ranks == 1 and spec.application in programs.ALONE,
+            "alone": programs.is_alone(spec.application, spec.ranks),
             "command": list(spec.command),
             "prepare": [[line, words(line)] for line in spec.prepare],
             **{

@@ -401,7 +401,7 @@ class LocalExecutor:
             "case": os.path.abspath(spec.case),
             "home": str(self._run_dir / spec.name),
             "ranks": spec.ranks,
-            "alone": spec.ranks == 1 and spec.application in programs.ALONE,
+            "alone": programs.is_alone(spec.application, spec.ranks),
             "command": spec.command,
             "prepare": [(line, command_line.program(line)) for line in spec.prepare],
             **{
