@@ -5,7 +5,8 @@
  * In each iteration rank r works for MSr milliseconds outside MPI, asleep or burning that much
  * CPU time, and then meets the others in a barrier. So useful time is ITERATIONS * MSr, the load
  * balance is average(MS) / max(MS), and the communication efficiency is close to 1.
- * There may be more MS than ranks: the rest is for runs on more ranks.
+ * There may be more MS than ranks: the rest is for runs on more ranks. With BUSY_SHARED in the
+ * environment they are times of one rank alone, and each rank of N works for MSr / N.
  *
  * With 0 ITERATIONS they go on until one of them finds a file by the name in BUSY_UNTIL. With
  * BUSY_LONG=SECONDS rank 0 burns so much more CPU time before its hundredth iteration.
@@ -60,7 +61,8 @@ int main(int argc, char *argv[])
         MPI_Abort(MPI_COMM_WORLD, 2);
     const int burn = strcmp(argv[1], "burn") == 0;
     const int iterations = atoi(argv[2]);
-    const double seconds = 1e-3 * atof(argv[3 + rank]);
+    const int parts = getenv("BUSY_SHARED") != NULL ? size : 1;
+    const double seconds = 1e-3 * atof(argv[3 + rank]) / parts;
     const char *until = iterations == 0 ? getenv("BUSY_UNTIL") : NULL;
     int over = iterations == 0 && until == NULL;
     for (int i = 0; !over; i++) {

@@ -75,6 +75,8 @@ def test_upstreams_files_stay_as_they_are_and_a_second_compose_file_adds(
     checkout, tmp_path, monkeypatch
 ):
     monkeypatch.setenv("DOVETAIL_STATE", str(tmp_path / "state"))
+    monkeypatch.setenv("MAKEFLAGS", "w")  # as where dovetail is run by another makefile
+    monkeypatch.setenv("MAKELEVEL", "1")
     wanted = record(image="localhost/node:1", mounts=["/srv"], subnet="10.101.7.0/24",
                     ports=dict(zip(leases.PORTS, range(20001, 20005))))  # fmt: skip
     (tmp_path / "state").mkdir(mode=0o700)

@@ -44,14 +44,15 @@ def widen(state: State) -> None:
         return
     ranks, left, cost = found
     now = sims[sim.spec.name]
+    wanted = f"{ranks} rank{'s' if ranks > 1 else ''}"
     state.note(
         "hold",
-        f"{sim.spec.name} stops at a checkpoint to go on on {ranks} ranks: {now:.0f} s left on "
+        f"{sim.spec.name} stops at a checkpoint to go on on {wanted}: {now:.0f} s left on "
         f"{sim.spec.ranks}, {left:.0f} s on {ranks}, about {cost:.0f} s for the restart",
         name=sim.spec.name, ranks=ranks, left=now, then=left, restart=cost,
     )  # fmt: skip
     sim.next_ranks, sim.halted_at = ranks, state.now
-    state.halt(sim, f"to go on on {ranks} ranks")
+    state.halt(sim, f"to go on on {wanted}")
 
 
 def restart_seconds(state: State, sim: Simulation) -> float:

@@ -101,7 +101,7 @@ def _patient(record: Record) -> str:
 
 
 def environment(record: Record) -> dict[str, str]:
-    """Upstream's variables for this node."""
+    """Upstream's variables for this node, and none of a make that runs us."""
     files = f"-f docker-compose.yaml -f {record.folder}/compose.yaml"
     own = {
         "CONTAINER_ENGINE": record.engine,
@@ -114,7 +114,8 @@ def environment(record: Record) -> dict[str, str]:
     }  # fmt: skip
     if record.image:  # what upstream's preflight runs; it need not be pulled
         own["BUSYBOX_IMAGE"] = record.image
-    return {**os.environ, **own}
+    outer = ("MAKEFLAGS", "MFLAGS", "MAKELEVEL", "MAKEOVERRIDES")
+    return {**{name: value for name, value in os.environ.items() if name not in outer}, **own}
 
 
 def make(record: Record, *verbs: str) -> subprocess.Popen[bytes]:
