@@ -34,8 +34,9 @@ TEXTS = [
     ),
     (messages.Seen(["/home/a"]), b'{"kind":"Seen","missing":["/home/a"]}'),
     (
-        messages.Stage("sim", 7, "cases.0", "in"),
-        b'{"kind":"Stage","simulation":"sim","number":7,"folder":"cases.0","way":"in"}',
+        messages.Stage("sim", 7, "cases.0", "in", 40123),
+        b'{"kind":"Stage","simulation":"sim","number":7,"folder":"cases.0","way":"in",'
+        b'"port":40123}',
     ),
     (
         messages.Staged("sim", 7, "no space left"),

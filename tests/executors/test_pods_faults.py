@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import socket
@@ -247,6 +248,7 @@ STRANGERS = {
     "says nothing": b"",
     "speaks without TLS": None,
     "has another token": messages.encode(messages.Hello("one", "0" * 64)),
+    "wants a folder": messages.encode(messages.Transfer("one", "0" * 64, "sim", "in")),
     "begins with another message": messages.encode(messages.Result("sim", Cause.DONE, 0, "", "")),
     "sends a long message": messages.LENGTH.pack(1 << 30),
     "sends no message": messages.LENGTH.pack(2) + b"[]",
@@ -254,15 +256,19 @@ STRANGERS = {
 }
 
 
+@pytest.mark.parametrize("of", ["agent_hub", "copies"])
 @pytest.mark.parametrize("words", STRANGERS.values(), ids=STRANGERS.keys())
-def test_a_stranger_hears_nothing(cluster, words, monkeypatch):  # noqa: F811
-    monkeypatch.setattr("dovetail.executors.kubernetes.agent_hub._PATIENCE", 1.0)
-    with socket.create_connection(("127.0.0.1", cluster.hub.port), 120) as plain:
+def test_a_stranger_hears_nothing(cluster, words, of, monkeypatch):  # noqa: F811
+    monkeypatch.setattr(f"dovetail.executors.kubernetes.{of}._PATIENCE", 1.0)
+    cluster.hub.copies.open("sim", str(cluster.case), "in")
+    port = cluster.hub.copies.port if of == "copies" else cluster.hub.port
+    with socket.create_connection(("127.0.0.1", port), 120) as plain:
         if words is None:
             plain.sendall(
                 messages.encode(messages.Hello("one", cluster.hub.credentials()["token"]))
             )
-            assert not plain.recv(100).startswith(b"{")
+            with contextlib.suppress(ConnectionResetError):
+                assert not plain.recv(100).startswith(b"{")
         else:
             context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
             context.check_hostname, context.verify_mode = False, ssl.CERT_NONE

@@ -3,12 +3,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
+import io
 import itertools
 import os
 import re
 import shutil
+import signal
 import subprocess
 import time
 from pathlib import Path
@@ -36,7 +37,7 @@ class Node:
         store = f"{staging.STORES}{cluster.run}"
         self.there = Path(f"{self.machine}{store}/sim")
         self.here.mkdir()
-        self.hub.open("sim", str(self.here), "out")
+        self.hub.copies.open("sim", str(self.here), "out")
         self.hub.look({}, store)
         cluster.agent(machine=str(self.machine))
         cluster.entrypoint("sim")
@@ -46,7 +47,8 @@ class Node:
     def stage(self, way, folder="sim", meanwhile=lambda: None):
         """Copy; what went wrong."""
         number = next(self.numbers)
-        assert self.hub.send("one", messages.Stage("sim", number, folder, way))
+        assert self.hub.send("one", messages.Stage(
+            "sim", number, folder, way, self.hub.copies.port))  # fmt: skip
         meanwhile()
         return self.cluster.until(messages.Staged, "sim", number=number).trouble
 
@@ -104,7 +106,7 @@ def test_what_is_in_the_case_is_copied_here_and_not_sent(node, tmp_path, monkeyp
     case.mkdir()
     (case / "mesh").write_bytes(os.urandom(3 << 20))
     (case / "changed").write_text("as delivered")
-    node.hub.open("cases.1", str(case), "in")
+    node.hub.copies.open("cases.1", str(case), "in")
     assert node.stage("in", "cases.1") == ""
     shutil.copytree(node.there.parent / "cases.1", node.there / "case")
     (node.there / "case" / "changed").write_text("as prepared!")
@@ -134,6 +136,20 @@ def test_what_cannot_be_copied_is_said(node):
     node.here.unlink()
     node.here.mkdir()
     node.end()
+
+
+def test_no_part_of_a_file_is_left_by_a_hub_that_ends(node):
+    """The agent is stopped in the midst of a copy, so that the hub waits for it."""
+    agent = node.cluster.agents["one"]
+    node.there.mkdir(parents=True)
+    (node.there / "large").write_bytes(bytes(256 << 20))
+    assert node.hub.send("one", messages.Stage("sim", 1, "sim", "out", node.hub.copies.port))
+    wait_for(lambda: node.hub.copies.copied("one", "sim")[0] > 0)
+    agent.send_signal(signal.SIGSTOP)
+    assert [one.suffix for one in node.here.iterdir()] == [".part"]
+    node.hub.close()
+    assert not [*node.here.iterdir()]
+    agent.send_signal(signal.SIGCONT)
 
 
 @pytest.fixture
@@ -194,25 +210,19 @@ def test_nothing_is_written_outside_the_folder(tmp_path, name):
     (folder / "link").symlink_to(tmp_path)
     entry = [staging.FILE, 0o644, 1, [0, 0, 0], "0" * 64]
 
-    async def attempt():
-        reader = asyncio.StreamReader()
-        text = staging.packed({"there": {name: entry}, "gone": [], "whole": False, "trouble": ""})
-        reader.feed_data(text + b"x")
-        reader.feed_eof()
-        await staging.receive(str(folder), reader, Nobody())
-
     with pytest.raises(staging.StagingError):
-        asyncio.run(attempt())
+        staging.receive(str(folder), Sender({name: entry}))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["folder"]
 
 
-class Nobody:
-    """Takes what is written."""
+class Sender:
+    """Says what a folder has, and then sends a byte."""
+
+    def __init__(self, there):
+        text = staging.packed({"there": there, "gone": [], "whole": False, "trouble": ""})
+        self.fill = io.BytesIO(text + b"x").readinto
 
     def write(self, data):
-        pass
-
-    async def drain(self):
         pass
 
 
@@ -225,7 +235,7 @@ def test_how_far_a_copy_is_that_somebody_waits_for_is_told_now_and_then(node):
     assert [*copies.progress(began + 1)] == []
     told = [*copies.progress(began + transfers.TELL + 1)]
     assert told == [("sim", "its case is to be copied to node two, since 6 s")]
-    node.hub._copied["two", "sim"] = 256_000_000, 1_024_000_000
+    node.hub.copies._copied["two", "sim"] = 256_000_000, 1_024_000_000
     assert [*copies.progress(began + transfers.TELL + 2)] == []
     ((_, words),) = copies.progress(began + 2 * transfers.TELL + 2)
     assert words == "its case is copied to node two: 256 of 1,024 MB, about 36 s more"

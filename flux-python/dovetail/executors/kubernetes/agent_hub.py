@@ -3,11 +3,11 @@
 
 Inputs: what agents say (`messages`), and what the executor tells them. Outputs: messages to take,
 in order, each with the name of its node. A thread does all the talking, so no call here waits.
+Folders are copied over connections of their own (`copies`).
 
 Invariants: it listens on one address, and on a socket in its folder for nodes of this machine whose
 network has no way to that address; TLS, and not a word to whoever does not know the token;
-a Result is passed on once; what `tell` said reaches a node whose agent was away, when it is back;
-of files, a node gets and changes only those of folders that were opened to it.
+a Result is passed on once; what `tell` said reaches a node whose agent was away, when it is back.
 The folder keeps certificate, key, token and port, so that a hub made from it again is the same.
 """
 
@@ -28,7 +28,8 @@ from typing import get_args
 
 from dovetail.core.errors import WorkFailed
 from dovetail.core.messages import MessageError
-from dovetail.executors.pods import connections, messages, staging
+from dovetail.executors.kubernetes.copies import Copies
+from dovetail.executors.pods import connections, messages
 from dovetail.host.private_files import write_private
 from dovetail.host.self_signed import self_signed
 
@@ -60,10 +61,6 @@ class Hub:
         self._results: set[str] = set()
         self._look: messages.Look | None = None
         self._seen: dict[str, list[str]] = {}
-        self._folders: dict[str, tuple[str, str]] = {}  # by what nodes call them: where, and which
-        self._listings: dict[str, staging.Listing] = {}
-        self._held: dict[str, str] = {}  # files of cases, by their digests
-        self._copied: dict[tuple[str, str], tuple[int, int]] = {}
         self._loop = asyncio.new_event_loop()
         self._ending = self._loop.create_future()
         self._closed = False
@@ -72,6 +69,9 @@ class Hub:
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             listener.bind((address, port or last))
             listener.listen(256)
+            self.copies = Copies(
+                address, str(self._folder / connections.COPIES), context, self._token
+            )
         except OSError as error:
             listener.close()
             raise WorkFailed(
@@ -80,7 +80,7 @@ class Hub:
         self.port: int = listener.getsockname()[1]
         write_private(folder / "port", f"{self.port}\n")
         self._socket = self._folder / "hub.sock"
-        listeners = [listener, *_beside(self._socket)]
+        listeners = [listener, *connections.listen_at(str(self._socket))]
         self._thread = threading.Thread(
             target=self._work, args=(listeners, context), name="hub", daemon=True
         )
@@ -143,20 +143,11 @@ class Hub:
         with self._lock:
             return dict(self._seen)
 
-    def open(self, folder: str, path: str, way: str) -> None:
-        """Let nodes have a folder ("in"), or change it too ("out"), by this name of it."""
-        with self._lock:
-            self._folders[folder] = path, way
-
-    def copied(self, node: str, folder: str) -> tuple[int, int]:
-        """Bytes that have gone to a node or come from it, of so many; zeros if none have yet."""
-        with self._lock:
-            return self._copied.get((node, folder), (0, 0))
-
     def close(self, forget: bool = False) -> None:
         """End the listeners and all connections; with `forget` remove the folder too."""
         if not self._closed:
             self._closed = True
+            self.copies.close()
             self._loop.call_soon_threadsafe(self._ending.set_result, None)
             self._thread.join()
             with contextlib.suppress(OSError):
@@ -199,8 +190,6 @@ class Hub:
             if hello is None:
                 return
             connections.keep_alive(writer.get_extra_info("socket"))
-            if isinstance(hello, messages.Transfer):
-                return await self._transfer(hello, reader, writer)
             node = hello.node
             self._join(node, writer)
             try:
@@ -217,41 +206,15 @@ class Hub:
         finally:
             writer.transport.abort()
 
-    async def _transfer(
-        self, asked: messages.Transfer, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
-    ) -> None:
-        """Copy one folder; what goes wrong, as where it is not open, both sides know."""
-        with self._lock:
-            path, most = self._folders.get(asked.folder, ("", ""))
-
-        def progress(done: int, total: int) -> None:
-            with self._lock:
-                self._copied[asked.node, asked.folder] = done, total
-
-        with contextlib.suppress(staging.StagingError, KeyError, TypeError, ValueError):
-            try:
-                if asked.way == "in":
-                    known = self._listings.get(path)  # many simulations may have one case
-                    sent = await staging.send(path, None, reader, writer, known, progress)
-                    self._listings[path] = sent
-                    if most == "in":
-                        self._held.update(staging.by_digest(path, sent))
-                else:
-                    target = path if most == "out" else ""
-                    await staging.receive(target, reader, writer, progress, self._held)
-            finally:
-                with self._lock:
-                    self._copied.pop((asked.node, asked.folder), None)
-
     async def _authenticate(
         self, reader: asyncio.StreamReader, decoder: messages.Decoder
-    ) -> messages.Hello | messages.Transfer | None:
+    ) -> messages.Hello | None:
         """The first message, if it has the token."""
         (size,) = messages.LENGTH.unpack(head := await reader.readexactly(messages.LENGTH.size))
         decoder.feed(head)  # which refuses one that is too long
         hello = decoder.feed(await reader.readexactly(size))[0]
         decoder.longest = messages.LONGEST
-        if not isinstance(hello, (messages.Hello, messages.Transfer)):
+        if not isinstance(hello, messages.Hello):
             return None
         known = hmac.compare_digest(hello.token.encode(), self._token.encode())
         return hello if known else None
@@ -315,20 +278,6 @@ class Hub:
             self._heard.append((node, message))
             with contextlib.suppress(BlockingIOError):  # full: it is readable
                 os.write(self._bell_end, b"!")
-
-
-def _beside(path: Path) -> list[socket.socket]:
-    """Listens there, in place of a hub that was killed; empty where the disk takes no sockets."""
-    listener = socket.socket(socket.AF_UNIX)
-    try:
-        path.unlink(missing_ok=True)
-        with connections.short(str(path)) as name:
-            listener.bind(name)
-        listener.listen(256)
-        return [listener]
-    except OSError:
-        listener.close()
-        return []
 
 
 def _credentials(folder: Path, address: str) -> tuple[ssl.SSLContext, str, int]:

@@ -559,8 +559,8 @@ class Lifecycle:
     def open(self, job: Launched) -> None:
         """Let nodes have the case of a simulation, and write its output, where these are copied."""
         if job.store:
-            self._hub.open(self._case(job.spec), job.spec.case, "in")
-            self._hub.open(job.key, f"{self._home}/{job.spec.name}", "out")
+            self._hub.copies.open(self._case(job.spec), job.spec.case, "in")
+            self._hub.copies.open(job.key, f"{self._home}/{job.spec.name}", "out")
 
     def _case(self, spec: protocol.Spec) -> str:
         """What nodes call a simulation's case; those of a family have one."""

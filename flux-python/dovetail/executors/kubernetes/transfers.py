@@ -102,7 +102,8 @@ class Transfers:
         orders = _Orders(simulation, then, what, now, now + TELL)
         for node, folder, way in asked:
             number = next(self._numbers)
-            orders.open[number] = node, messages.Stage(simulation, number, folder, way)
+            order = messages.Stage(simulation, number, folder, way, self._hub.copies.port)
+            orders.open[number] = node, order
         self._orders.append(orders)
         for node, order in orders.open.values():
             self._hub.send(node, order)
@@ -130,7 +131,7 @@ class Transfers:
 
     def _far(self, orders: _Orders, now: float) -> str:
         asked = [*orders.open.values()]
-        counts = [self._hub.copied(node, order.folder) for node, order in asked]
+        counts = [self._hub.copies.copied(node, order.folder) for node, order in asked]
         done, total = (sum(one[at] for one in counts) / 1e6 for at in (0, 1))
         nodes, took = ", ".join(sorted({node for node, _ in asked})), now - orders.began
         place = f"from node {nodes}" if asked[0][1].way == "out" else f"to node {nodes}"

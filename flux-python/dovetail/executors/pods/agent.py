@@ -21,6 +21,7 @@ import json
 import os
 import re
 import signal
+import socket
 import ssl
 import sys
 import time
@@ -249,19 +250,21 @@ class Agent:
             await asyncio.sleep(pause)
             pause = min(2.0, 2 * pause)
 
-    async def _dial(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        """A connection to the hub's address; or to its socket, where no way leads to that address.
+    def _place(self) -> tuple[str, int, str]:
+        """Address and port of the hub, and its socket, which is for where no way leads to that.
 
         This is so where the node has a network of its own on the hub's machine.
         """
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-        context.check_hostname = False
-        context.verify_mode = ssl.CERT_NONE
         address, _, port = (self.credentials / "address").read_text().strip().rpartition(":")
+        return address, int(port), self.machine + (self.credentials / "socket").read_text().strip()
+
+    async def _dial(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        """A connection to the hub."""
+        address, port, path = self._place()
+        context = connections.stranger()
         with contextlib.suppress(OSError, asyncio.TimeoutError):
-            far = asyncio.open_connection(address, int(port), ssl=context)
+            far = asyncio.open_connection(address, port, ssl=context)
             return self._trusted(*await connections.within(_REACH, far))
-        path = self.machine + (self.credentials / "socket").read_text().strip()
         with connections.short(path) as path:
             near = asyncio.open_unix_connection(path, ssl=context, server_hostname="")
             return self._trusted(*await connections.within(_REACH, near))
@@ -269,16 +272,47 @@ class Agent:
     def _trusted(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        """The connection, if whoever is there has the very certificate that we were given.
+        try:
+            self._trust(writer.get_extra_info("ssl_object"))
+        except OSError:
+            writer.transport.abort()
+            raise
+        connections.keep_alive(writer.get_extra_info("socket"))
+        return reader, writer
+
+    def _trust(self, there: ssl.SSLObject | ssl.SSLSocket) -> None:
+        """ConnectionError unless whoever is there has the very certificate that we were given.
 
         That it is the very one is a stricter test than a signature, and needs no right clock.
         """
         wanted = ssl.PEM_cert_to_DER_cert((self.credentials / "certificate").read_text())
-        if writer.get_extra_info("ssl_object").getpeercert(binary_form=True) != wanted:
-            writer.transport.abort()
+        if there.getpeercert(binary_form=True) != wanted:
             raise ConnectionError("a stranger listens there")
-        connections.keep_alive(writer.get_extra_info("socket"))
-        return reader, writer
+
+    def _dial_copies(self, port: int) -> ssl.SSLSocket:
+        """A connection for one folder."""
+        address, _, path = self._place()
+        with contextlib.suppress(OSError):
+            return self._secured(socket.create_connection((address, port), _REACH))
+        with connections.short(f"{os.path.dirname(path)}/{connections.COPIES}") as path:
+            near = socket.socket(socket.AF_UNIX)
+            near.settimeout(_REACH)
+            try:
+                near.connect(path)
+            except OSError:
+                near.close()
+                raise
+            return self._secured(near)
+
+    def _secured(self, connection: socket.socket) -> ssl.SSLSocket:
+        with contextlib.ExitStack() as undone:
+            undone.enter_context(connection)
+            tls = undone.enter_context(connections.stranger().wrap_socket(connection))
+            self._trust(tls)
+            connections.keep_alive(tls)
+            tls.settimeout(None)
+            undone.pop_all()
+            return tls
 
     def _introduce(self) -> None:
         """Say who we are and all that a hub must know, since it may be a new one."""
@@ -396,23 +430,24 @@ class Agent:
         """
         if not self.store:
             raise ConnectionError("the store is still being made")
+        await connections.in_own_thread(self._copy, asked)
+
+    def _copy(self, asked: messages.Stage) -> None:
         base, lock = staging.records(self.store, asked.folder)
         folder = os.path.join(self.store, asked.folder)
         with open(lock, "w") as held:
-            await asyncio.to_thread(fcntl.flock, held, fcntl.LOCK_EX)
-            reader, writer = await self._dial()
-            try:
+            fcntl.flock(held, fcntl.LOCK_EX)
+            with self._dial_copies(asked.port) as tls:
+                link = connections.Channel(tls)
                 token = (self.credentials / "token").read_text().strip()
                 first = messages.Transfer(self.node, token, asked.folder, asked.way)
-                writer.write(messages.encode(first))
+                link.write(messages.encode(first))
                 if asked.way == "in":
-                    known = await staging.receive(folder, reader, writer)
+                    known = staging.receive(folder, link)
                 else:
                     before = json.loads(Path(base).read_text()) if os.path.exists(base) else None
-                    known = await staging.send(folder, before, reader, writer)
+                    known = staging.send(folder, before, link)
                 write_private(Path(base), json.dumps(known))
-            finally:
-                writer.transport.abort()
 
     # --- the periodic look ---
 

@@ -37,7 +37,7 @@ class Hello:
 
 @dataclass(frozen=True)
 class Transfer:
-    """In place of a Hello: a connection for one folder, which comes ("in") or goes ("out")."""
+    """The first word of a connection for one folder, which comes ("in") or goes ("out")."""
 
     node: str
     token: str
@@ -216,12 +216,16 @@ class Look:
 
 @dataclass(frozen=True)
 class Stage:
-    """Have a folder of the store become as the controller's (`way` "in"), or that as it ("out")."""
+    """Have a folder of the store become as the controller's (`way` "in"), or that as it ("out").
+
+    Copies are listened for on another `port` of the hub's address.
+    """
 
     simulation: str
     number: int
     folder: str
     way: str
+    port: int
 
 
 @dataclass(frozen=True)

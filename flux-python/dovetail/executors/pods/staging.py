@@ -18,23 +18,33 @@ only once it is whole; what the folder's user writes meanwhile into other files 
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import errno
 import glob
 import hashlib
+import itertools
 import json
 import os
 import secrets
 import stat
 import struct
+from concurrent.futures import ThreadPoolExecutor
 
 from dovetail.host.session import SESSION_ROOT, remove_tree
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
-    from typing import Any, Callable
+    from typing import Any, Callable, Protocol
+
+    class Link(Protocol):
+        """A connection; where it ends before all has come there is an EOFError."""
+
+        def fill(self, place: memoryview) -> None:
+            """Take as much as this has room for."""
+
+        def write(self, data: bytes) -> object:
+            """Send all of it."""
 
     Listing = dict[str, list[Any]]
     Trouble = tuple[str, bool]  # what went wrong, or "", and whether it is that a disk is full
@@ -42,7 +52,7 @@ if TYPE_CHECKING:
 
 FILE, LINK, FOLDER = "file", "link", "folder"
 _LENGTH = struct.Struct("!Q")
-_BLOCK = 1 << 20  # bytes; each is written, and its digest taken, by a thread
+_BLOCK = 1 << 20  # bytes; each is written, and its digest taken, while the next one comes
 _LONGEST = 1 << 30  # bytes of a listing, some millions of files
 _MARKED = 2000  # files that are enough to know a folder by
 
@@ -173,11 +183,10 @@ def digest_of(path: str) -> str:
     return digest.hexdigest()
 
 
-async def send(
+def send(
     folder: str,
     base: Mapping[str, Any] | None,
-    reader: asyncio.StreamReader,
-    writer: asyncio.StreamWriter,
+    link: Link,
     known: Mapping[str, Any] | None = None,
     progress: Progress = lambda done, total: None,
 ) -> Listing:
@@ -188,39 +197,37 @@ async def send(
     """
     trouble, now = "", {}
     try:
-        now = await asyncio.to_thread(listing, folder, known or base)
+        now = listing(folder, known or base)
     except StagingError as error:
         trouble = str(error)
     changed = {name: entry for name, entry in now.items() if entry != (base or {}).get(name)}
     gone = [name for name in base or {} if name not in now]
-    await _put(writer, {"there": changed, "gone": gone, "whole": base is None, "trouble": trouble})
+    _put(link, {"there": changed, "gone": gone, "whole": base is None, "trouble": trouble})
     _raise_if(trouble)
-    answer = await _get(reader)
+    answer = _get(link)
     _raise_if(*answer["trouble"])
     done, total = 0, sum(changed[name][2] for name in answer["wanted"])
     for name in answer["wanted"]:
         left, blocks = changed[name][2], _blocks(os.path.join(folder, name))
         while left:
-            block = (await asyncio.to_thread(next, blocks, b"") or bytes(_BLOCK))[:left]
+            block = (next(blocks, b"") or bytes(_BLOCK))[:left]
             left -= len(block)
-            writer.write(block)
-            await writer.drain()
+            link.write(block)
             progress(done := done + len(block), total)
-    _raise_if(*await _get(reader))
+    _raise_if(*_get(link))
     return now
 
 
 def _blocks(path: str) -> Iterator[bytes]:
     """A file's content; it ends early where that cannot be read, which its digest tells."""
-    with contextlib.suppress(OSError), open(path, "rb") as file:
+    with contextlib.suppress(OSError), open(path, "rb", buffering=0) as file:
         while block := file.read(_BLOCK):
             yield block
 
 
-async def receive(
+def receive(
     folder: str,
-    reader: asyncio.StreamReader,
-    writer: asyncio.StreamWriter,
+    link: Link,
     progress: Progress = lambda done, total: None,
     held: Mapping[str, str] | None = None,
 ) -> Listing:
@@ -229,30 +236,33 @@ async def receive(
     `held` are files here by their digests, from which the same is copied instead of being sent.
     Where something cannot be written the rest is still read, so that the other side hears why.
     """
-    said = await _get(reader)
+    said = _get(link)
     _raise_if(said["trouble"])
     there, wanted, trouble = said["there"], [], _NONE
     try:
-        gone, whole = said["gone"], said["whole"]
-        wanted = await asyncio.to_thread(_prepare, folder, there, gone, whole, held or {})
+        wanted = _prepare(folder, there, said["gone"], said["whole"], held or {})
     except (StagingError, OSError) as error:
         trouble = _words(error, folder)
-    await _put(writer, {"wanted": wanted, "trouble": trouble})
+    _put(link, {"wanted": wanted, "trouble": trouble})
     _raise_if(*trouble)
     done, total = 0, sum(there[name][2] for name in wanted)
-    for name in wanted:
-        file = _Incoming(os.path.join(folder, name), there[name])
-        left = there[name][2]
-        try:
-            while left:
-                block = await reader.readexactly(min(_BLOCK, left))
-                left -= len(block)
-                await asyncio.to_thread(file.take, block)
-                progress(done := done + len(block), total)
-            done_so = await asyncio.to_thread(file.finish)
-            trouble = trouble if trouble[0] else done_so
-        finally:
-            file.close()
+    blocks = itertools.cycle([memoryview(bytearray(_BLOCK)), memoryview(bytearray(_BLOCK))])
+    with ThreadPoolExecutor(1) as writer:
+        for name in wanted:
+            with _Incoming(os.path.join(folder, name), there[name]) as file:
+                left, taken = there[name][2], writer.submit(file.take, b"")
+                try:
+                    while left:
+                        block = next(blocks)[:left]
+                        link.fill(block)
+                        left -= len(block)
+                        taken.result()
+                        taken = writer.submit(file.take, block)  # while the next one comes
+                        progress(done := done + len(block), total)
+                finally:
+                    taken.result()
+                finished = file.finish()
+                trouble = trouble if trouble[0] else finished
     if not trouble[0]:
         try:
             for name, entry in there.items():
@@ -260,9 +270,20 @@ async def receive(
                     os.chmod(os.path.join(folder, name), entry[1])
         except OSError as error:
             trouble = _words(error, folder)
-    await _put(writer, trouble)
+    _put(link, trouble)
     _raise_if(*trouble)
-    return await asyncio.to_thread(listing, folder) if said["whole"] else {}
+    return listing(folder, _as_written(folder, there)) if said["whole"] else {}
+
+
+def _as_written(folder: str, there: Mapping[str, Any]) -> Listing:
+    """The files that have come, whose digests are known, with the stamps that they have here."""
+    found: Listing = {}
+    for name, entry in there.items():
+        if entry[0] == FILE:
+            state = os.lstat(os.path.join(folder, name))
+            stamp = [state.st_mtime_ns, state.st_ctime_ns, state.st_ino]
+            found[name] = [FILE, stat.S_IMODE(state.st_mode), state.st_size, stamp, entry[4]]
+    return found
 
 
 class _Incoming:
@@ -279,12 +300,16 @@ class _Incoming:
         except OSError as error:
             self._trouble = _words(error, path)
 
-    def take(self, block: bytes) -> None:
+    def __enter__(self) -> _Incoming:
+        return self
+
+    def take(self, block: bytes | memoryview) -> None:
         """Write it, unless that has failed before."""
         self._digest.update(block)
+        left = memoryview(block)
         try:
-            while block and not self._trouble[0]:
-                block = block[os.write(self._file, block) :]
+            while left and not self._trouble[0]:
+                left = left[os.write(self._file, left) :]
         except OSError as error:
             self._trouble = _words(error, self._path)
 
@@ -302,7 +327,7 @@ class _Incoming:
                 self._trouble = _words(error, self._path)
         return self._trouble
 
-    def close(self) -> None:
+    def __exit__(self, *_: object) -> None:
         """Leave nothing of a file that did not become whole."""
         if self._file >= 0:
             os.close(self._file)
@@ -356,13 +381,10 @@ def _copied(path: str, entry: list[Any], source: str | None) -> bool:
     """Whether the file could be made from one that is here, if that is still what it was."""
     if source is None:
         return False
-    file = _Incoming(path, entry)
-    try:
+    with _Incoming(path, entry) as file:
         for block in _blocks(source):
             file.take(block)
         return not file.finish()[0]
-    finally:
-        file.close()
 
 
 def _is(path: str, size: int, digest: str) -> bool:
@@ -380,13 +402,14 @@ def packed(value: object) -> bytes:
     return _LENGTH.pack(len(text)) + text
 
 
-async def _put(writer: asyncio.StreamWriter, value: object) -> None:
-    writer.write(packed(value))
-    await writer.drain()
+def _put(link: Link, value: object) -> None:
+    link.write(packed(value))
 
 
-async def _get(reader: asyncio.StreamReader) -> Any:  # noqa: ANN401 (JSON)
-    (size,) = _LENGTH.unpack(await reader.readexactly(_LENGTH.size))
+def _get(link: Link) -> Any:  # noqa: ANN401 (JSON)
+    link.fill(memoryview(head := bytearray(_LENGTH.size)))
+    (size,) = _LENGTH.unpack(head)
     if size > _LONGEST:
         raise StagingError(f"a listing of {size} bytes")
-    return json.loads(await reader.readexactly(size))
+    link.fill(memoryview(text := bytearray(size)))
+    return json.loads(text)
