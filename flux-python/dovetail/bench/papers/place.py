@@ -210,9 +210,9 @@ class Place:
                 if isinstance(event, Sampled):
                     last[event.name] = event.ranks
             if not started:
-                ready = [n for n in by_name if n in last and self._arrange(n, by_name[n], arranged)]
-                warm = all(min(last[n].iterations) >= WARM for n in counted if n in last)
-                if len(ready) == len(by_name) and warm:
+                warm = all(n in last for n in by_name)
+                warm = warm and all(min(last[n].iterations) >= WARM for n in counted)
+                if warm and all([self._arrange(n, by_name[n], arranged) for n in by_name]):
                     started = now
                     for name in counted:
                         first[name], before[name] = last[name], self._counters(name, by_name[name])
@@ -280,7 +280,10 @@ class Place:
         return found
 
     def _arrange(self, name: str, run: Run, done: set[str]) -> bool:
-        """Give local ones their limits and CPUs, once all ranks are in their groups; True if so."""
+        """Give local ones their limits and CPUs, once all ranks are in their groups; True if so.
+
+        Pods have theirs from birth. Throttled ranks that spin may need minutes to start up.
+        """
         if not (run.limit or run.cpus) or self.kubeconfig is not None or name in done:
             return True
         groups = self._groups(name, run)
