@@ -56,7 +56,7 @@ def place(source: str) -> str:
     if "pytest.mark.machines\n" in source:
         return "machines"
     assert re.search(r"^pytestmark = .*pytest\.mark\.(kube|flux)\b", source, re.MULTILINE)
-    return "hosts" if "hosts.started(" in source else "one"
+    return "hosts" if re.search(r"\bhost(s|_clusters)\.started\(", source) else "one"
 
 
 @pytest.mark.unit

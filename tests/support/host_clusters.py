@@ -1,0 +1,138 @@
+# SPDX-License-Identifier: LGPL-3.0-or-later
+"""A cluster of an ordinary user's on hosts that share a network and nothing else, and runs on it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import shutil
+
+import pytest
+from usernetes_setup.preflight import report
+
+from support import hosts, known_programs
+from support.clusters import LIMIT, SETUP, eventually
+
+HOME = "/home/alice"
+KUBECONFIG = f"/tmp/dovetail-kube-{hosts.ALICE}/default/kubeconfig"
+BUSY = f"{HOME}/bin/busy"
+PROGRAMS = {"openmpi": BUSY, "mpich": f"{BUSY}.mpich"}
+ENOUGH = f"{HOME}/bin/enough"  # which pods see, on every host
+
+
+class HostCluster:
+    """Hosts with a cluster on all, and a plan's case on the first; `shared` is on all."""
+
+    def __init__(self, made, shared):
+        self.made, self.shared = made, shared
+        self.first, self.second = made[:2]
+        for host in made:
+            self.begin(host)
+        wide = "--json --timeout 120"
+        self.first.out(f"{SETUP}/up --address {self.first.address} --cpus 0-0 {wide}")
+        for number, host in enumerate(made[1:], 1):
+            self.join(host, number)
+        self.count = 0
+
+    def begin(self, host):
+        """Have the plan's program there."""
+        host.out("mkdir bin case")
+        for mpi, program in PROGRAMS.items():
+            shutil.copy(known_programs.build(mpi, "known/busy.c"), f"{host.root}{program}")
+
+    def join(self, host, number=1):
+        """Have a host in the cluster, with one of the machine's two cores."""
+        cpu = number % 2
+        self.first.out(f"{SETUP}/join --invite join.json --node {host.name}")
+        host.write("join.json", self.first.out("cat join.json"))
+        host.out(f"{SETUP}/join --address {host.address} --cpus {cpu}-{cpu} --json join.json")
+
+    def start(self, entry, home=HOME):
+        """Start a run of such simulations on the first host; its directory there."""
+        self.count += 1
+        for host in self.made:
+            host.out(f"rm -f {ENOUGH}")
+        out = f"{home}/out-{self.count}"
+        plan = {"simulations": [{"name": "sim", "case": f"{home}/case", **entry}]}
+        self.first.write(f"{out}.yaml", json.dumps(plan))
+        words = f"python -m dovetail run {out}.yaml -o {out} --json --kubeconfig {KUBECONFIG}"
+        self.run = self.first.start(f"echo $$ >run.pid; exec {words} 2>{out}.log")
+        return out
+
+    def log(self, out, kind):
+        """What events of a kind the run has written so far."""
+        text = self.first.run(f"cat {out}/events.jsonl", code=None).stdout
+        found = [json.loads(line) for line in text.split("\n")[:-1]]
+        return [one for one in found if one.get("type") == kind]
+
+    def until(self, out, question, limit=2 * LIMIT):
+        """Wait for an answer while the run goes on."""
+        answer = eventually(lambda: question() or self.run.poll() is not None, limit)
+        assert answer, self.said(out)
+        assert self.run.poll() is None, self.said(out)
+        return question()
+
+    def iterations(self, out, name="sim"):
+        seen = [one for one in self.log(out, "Sampled") if one["name"] == name]
+        return min(seen[-1]["ranks"]["iterations"]) if seen else 0
+
+    def goes_on(self, out, *names):
+        """Wait until these simulations have some more iterations."""
+        have = {name: self.iterations(out, name) for name in names}
+        self.until(out, lambda: all(self.iterations(out, n) >= have[n] + 3 for n in names))
+
+    def said(self, out):
+        """What the run said; and of its simulations what went wrong."""
+        return self.first.out(
+            f"cat {out}.log; grep -h -e Finished -e Note {out}/events.jsonl | tail"
+        )
+
+    def over(self, out):
+        """Wait for the run's end; its simulations by name."""
+        self.run.wait(2 * LIMIT)
+        assert self.run.returncode == 0, self.said(out)
+        found = json.loads(self.first.out(f"cat {out}/summary.json"))["simulations"]
+        assert {one["state"] for one in found} == {"done"}, self.said(out)
+        return {one["name"]: one for one in found}
+
+    def nodes(self):
+        """Those that are ready."""
+        kubectl = f"$DOVETAIL_CACHE/kube/*/bin/kubectl --kubeconfig {KUBECONFIG}"
+        listed = self.first.out(f"{kubectl} get nodes --no-headers").splitlines()
+        return {line.split()[0] for line in listed if line.split()[1] == "Ready"}
+
+    def enough(self, out):
+        """Let the ranks end."""
+        for host in self.made:
+            host.out(f"touch {ENOUGH}")
+        return self.over(out)
+
+
+def busy(*milliseconds, **more):
+    """An entry of ranks that are busy for so long in each iteration; see known/busy.c."""
+    return {
+        "ranks": len(milliseconds),
+        "command": [BUSY, "burn", "0", *map(str, milliseconds)],
+        "environment": {"BUSY_UNTIL": ENOUGH},
+        **more,
+    }
+
+
+@contextlib.contextmanager
+def started(count, binaries, shared):
+    """A cluster of so many hosts; nothing is left of it."""
+    if errors := report.errors():
+        pytest.skip(f"cannot run here: {errors[0]}")
+    cache = binaries.parents[1]
+    with hosts.started(count, read=[cache], shared=shared) as made:
+        for host in made:
+            host.environment["DOVETAIL_CACHE"] = str(cache)
+        found = HostCluster(made, shared)
+        assert eventually(lambda: len(found.nodes()) == count)
+        yield found
+        if found.run.poll() is None:
+            found.first.out("kill $(cat run.pid)")
+            found.run.wait(LIMIT)
+        for host in made:
+            host.out(f"{SETUP}/down --all")
+        hosts.nothing_left(made)
