@@ -16,7 +16,6 @@ pytestmark = pytest.mark.unit
 
 # Half as long on twice the ranks, but for what is lost: 10, 6, 4, 3.
 LOSING = {1: 10.0, 2: 6.0, 4: 4.0, 8: 3.0}
-STRAIGHT = {1: 10.0, 2: 5.0, 4: 2.5}
 
 
 def task(kind: str = "a", count: int = 1, seconds: dict[int, float] | None = None, **more) -> Task:

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -101,10 +100,3 @@ def here(cluster: str) -> Record | None:
     with contextlib.suppress(OSError, ValueError, TypeError):
         return Record(**json.loads((node_record.cluster_folder(cluster) / FILE).read_text()))
     return None
-
-
-def all_here() -> Iterator[Record]:
-    """All of this user's on this machine."""
-    for name in node_record.clusters():
-        if record := here(name):
-            yield record

@@ -212,7 +212,7 @@ class Place:
             if not started:
                 warm = all(n in last for n in by_name)
                 warm = warm and all(min(last[n].iterations) >= WARM for n in counted)
-                if warm and all([self._arrange(n, by_name[n], arranged) for n in by_name]):
+                if warm and all(self._arrange(n, by_name[n], arranged) for n in by_name):
                     started = now
                     for name in counted:
                         first[name], before[name] = last[name], self._counters(name, by_name[name])
