@@ -20,8 +20,12 @@ from dovetail.core.protocol import Cause
 
 def admit(state: State) -> None:
     """Start or resume what may run beside what runs."""
-    if any(sim.stage is Stage.HALTING for sim in state.active.values()):
+    halting = [sim for sim in state.active.values() if sim.stage is Stage.HALTING]
+    if any(state.now - sim.resumed_at < state.settings.halt for sim in halting):
         return  # it is about to go on otherwise
+    for sim in halting:
+        why = f"{sim.spec.name} was to stop at a checkpoint, and goes on: nothing waits for that"
+        state.note_once(("halting", sim.spec.name, sim.resumed_at), "hold", why)
     if state.moldable and not state.suspended:
         widths.start_chosen(state)
     ending = state.moldable and state.terminating  # whose cores the choice waits for
@@ -39,8 +43,9 @@ def _start_first(state: State) -> None:
         state.resume(sim, "there is room again")
         return
     for sim in state.heads(len(state.families)):
-        narrower = reversed(widths.allowed(state.family(sim)))  # may need fewer devices
-        ranks = next((r for r in (sim.spec.ranks, *narrower) if state.fits(sim, r)), 0)
+        every = widths.allowed(state.family(sim))
+        fitting = [r for r in reversed(every) if r <= state.cores] or every[:1]
+        ranks = next((r for r in fitting if state.fits(sim, r)), 0)  # fewer need fewer devices
         if ranks:
             state.note(
                 "admit", f"{sim.spec.name} starts, nothing else runs", name=sim.spec.name, n=1

@@ -230,6 +230,7 @@ class Controller:
         own = state.ranks + sim.spec.ranks <= state.cores  # it has left already
         if own and sim.resumed_at == sim.launched_at and not sim.over:
             shape.lasted.append(state.now - sim.launched_at)
+            shape.broken = False
         if sim.iterations:
             family.iterations, family.guessed = max(1, sim.over + sim.iterations), False
             baseline_run.finished_early(state, sim)

@@ -110,9 +110,9 @@ def _stop(state: State, sim: Simulation) -> bool:
 def _cut_later(state: State, sim: Simulation) -> bool:
     """Have the queued ones of its entry cut anew as they start, if it pays for one of them."""
     family, rate = state.family(sim), state.baseline(sim)
-    if sim.spec.ranks in family.cuts or not family.queue or not family.iterations or not rate:
+    if sim.spec.ranks in family.cuts or not family.queue or not family.length or not rate:
         return False
-    gain = _gain(state, sim, family.iterations / rate)
+    gain = _gain(state, sim, family.length / rate)
     if gain is None:
         return False
     weights = _cut(state, sim)

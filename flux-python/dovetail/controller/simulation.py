@@ -162,7 +162,8 @@ class Shape:
     """A family on one number of ranks. `trials` are windows alone by wait policy.
 
     `name` is the family's own where the plan keeps its ranks. `blocking_need` is the cores needed
-    including what blocking waits cost, once measured; `rates` are the last measured in 1/s with
+    including what blocking waits cost, once measured; `memory` the most
+    bytes that one took; `rates` are the last measured in 1/s with
     a core for every rank, by simulation; `lasted` the seconds of each that is done;
     `broken` if one failed before its first iteration and other ranks may do better; `binding` is
     what is known of binding its ranks to cores.
@@ -175,6 +176,7 @@ class Shape:
         default_factory=dict
     )
     blocking_need: float | None = None
+    memory: int = 0
     startup: float | None = None
     rates: dict[str, float] = field(default_factory=dict)
     lasted: list[float] = field(default_factory=list)
@@ -203,6 +205,11 @@ class Family:
     shapes: dict[int, Shape] = field(default_factory=dict)
     cuts: dict[int, tuple[float, ...]] = field(default_factory=dict)
     curve: tuple[Mapping[int, Measured], dict[int, float]] = field(default_factory=lambda: ({}, {}))
+
+    @property
+    def length(self) -> int:
+        """How many iterations a whole run takes, as they are counted; 0 if unknown."""
+        return 0 if self.guessed else self.iterations
 
 
 def shape_name(spec: Spec) -> str:

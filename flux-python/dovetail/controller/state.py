@@ -214,7 +214,7 @@ class State:
 
     def remaining(self, sim: Simulation) -> float | None:
         """Seconds alone that a simulation still needs; None if unknown."""
-        total = self.family(sim).iterations
+        total = self.family(sim).length
         rate = self.baseline(sim)
         if total <= 0 or rate <= 0.0:
             return None
@@ -235,8 +235,7 @@ class State:
 
     def memory_on(self, spec: Spec, ranks: int) -> int:
         """Bytes that one of a family was seen to take on so many ranks; 0 if none has."""
-        profile = self.families[spec.family].shapes[ranks].profile
-        return profile.memory if profile else 0
+        return self.families[spec.family].shapes[ranks].memory
 
     def fits(self, sim: Simulation, ranks: int = 0) -> bool:
         """True if the simulation's memory and devices fit beside all that is started."""
@@ -278,8 +277,8 @@ class State:
         known = 0.0
         for family in self.families.values():
             profile = self.shapes[shape_name(family.spec)].profile
-            if profile and family.iterations:
-                known += family.total * family.iterations / profile.rate
+            if profile and family.length:
+                known += family.total * family.length / profile.rate
         return max(known, self.now)
 
     def affordable(self, loss: float) -> bool:
@@ -418,7 +417,8 @@ class State:
 
     def sampled(self, sim: Simulation, ranks: Ranks) -> None:
         """Take a look at a simulation's ranks into account."""
-        memory = sum(ranks.memory)
+        memory, shape = sum(ranks.memory), self.shape(sim)
+        shape.memory = max(shape.memory, memory)
         if memory > sim.memory:
             sim.memory = memory
             self.count_memory(sim)
@@ -451,6 +451,7 @@ class State:
         if sim.stage is not Stage.PAUSED:
             sim.enter(Stage.RUNNING)
         shape, family = self.shape(sim), self.family(sim)
+        shape.broken = False
         shape.startup = max(shape.startup or 0.0, self.now - sim.launched_at)
         if sim.halted_at is not None:
             family.restart, sim.halted_at = self.now - sim.halted_at, None
@@ -532,7 +533,8 @@ class State:
         if name in self.active:
             self._leave(sim)
         self.suspended.pop(name, None)
-        self.terminating.pop(name, None)
+        if self.terminating.pop(name, None):
+            self.choose_after = AT_ONCE  # for its cores
         self.resizing.pop(name, None)
         self.count_memory(sim, 0)
         self.count_devices(sim, {})

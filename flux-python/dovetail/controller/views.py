@@ -88,7 +88,7 @@ def view(state: State, sim: Simulation) -> View:
 
 
 def _left(state: State, sim: Simulation, rate: float | None) -> float | None:
-    total = state.family(sim).iterations
+    total = state.family(sim).length
     return max(0, total - sim.over - sim.iterations) / rate if total and rate else None
 
 

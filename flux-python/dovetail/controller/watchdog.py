@@ -65,16 +65,15 @@ def _short_of_capacity(state: State) -> None:
         state.empty_since = state.now
     elif state.now - state.empty_since > state.settings.no_nodes and not state.active:
         state.give_up(Cause.NO_NODE, "no node is left")
-    room = state.capacity.memory
-    while 0 < room < state.memory_used and (state.suspended or len(state.active) > 1):
-        group = state.suspended or state.active
-        sim = list(group.values())[-1]
-        if not state.memory_of(sim):
-            break
-        used = state.memory_used
+    room, used = state.capacity.memory, state.memory_used
+    coming = sum(sim.counted_memory for sim in state.terminating.values())
+    group = [*(state.suspended or state.active).values()]
+    if not 0 < room < used - coming or len(state.active) + len(state.suspended) < 2:
+        return
+    if state.memory_of(group[-1]):
         state.note(
-            "rollback", f"{sim.spec.name} goes back to the queue: {used} bytes of {room} used"
+            "rollback",
+            f"{group[-1].spec.name} goes back to the queue: {used} bytes of {room} used",
         )
         why = "memory is short, to run again later"
-        state.stop(sim, Cause.SHORT_OF_MEMORY, why, requeue=True)
-        break  # its memory comes back with its Finished
+        state.stop(group[-1], Cause.SHORT_OF_MEMORY, why, requeue=True)

@@ -35,6 +35,8 @@ predicted: the balanced case of `speedup` takes 1.17 times the core-seconds on t
 ENOUGH = 3
 """Simulations beyond the first of their kind that can tell how much equal ones differ; before that
 they are taken to be equal, since more ranks would else be tried where nothing is known."""
+LEAST = 1e-6
+"""Seconds that a simulation takes at least; a clock that was set may say that it took none."""
 LEAST_LEFT = 0.05
 """Share of its length that a simulation at least has left, while it runs longer than predicted."""
 
@@ -83,6 +85,7 @@ def schedule(state: State) -> Schedule:
         used = _cores(state, sim.spec.ranks)
         busy.append(Busy(used, seconds_left(state, sim), state.memory_of(sim)))
     nodes = tuple(node.cpu // 1000 for node in state.capacity.nodes)
+    nodes = nodes if any(nodes) else ()  # none has a whole core left, and one rank may run
     before, then = state.decided or (None, state.now)
     return choice.choose(
         tasks,
@@ -154,10 +157,11 @@ def allowed(family: Family) -> tuple[int, ...]:
 def starts_elsewhere(state: State, sim: Simulation) -> bool:
     """Whether one that failed before its first iteration may do better on other ranks.
 
-    So it is if nothing has ended well on these; they are not taken again then.
+    So it is if nothing has iterated or ended well on these; they are not taken again then.
     """
     family, shape = state.family(sim), state.shape(sim)
-    if sim.iterations or shape.lasted or len(family.spec.widths) < 2:
+    tried = shape.startup is not None or shape.lasted
+    if sim.iterations or tried or len(family.spec.widths) < 2:
         return False
     shape.broken = True
     return any(not family.shapes[r].broken for r in family.spec.widths)
@@ -168,8 +172,8 @@ def seconds_left(state: State, sim: Simulation) -> float:
     family, rates = state.family(sim), state.shape(sim).rates
     total = seconds_on(state, family)[sim.spec.ranks]
     rate = rates.get(sim.spec.name)
-    if family.iterations and rate:
-        return max(0, family.iterations - sim.over - sim.iterations) / rate
+    if family.length and rate:
+        return max(0, family.length - sim.over - sim.iterations) / rate
     return max(LEAST_LEFT * total, total - (state.now - sim.launched_at))
 
 
@@ -194,15 +198,15 @@ def _learn_rates(state: State) -> None:
 def _measured(family: Family, shape: Shape) -> Measured | None:
     """A whole run in that shape, from those that are done or else from the rates of now."""
     loads = shape.profile.loads if shape.profile else ()
-    work = tuple(load * family.iterations for load in loads)
+    work = tuple(load * family.length for load in loads)
     startup = shape.startup or 0.0
     if shape.lasted:
         seconds = sum(shape.lasted) / len(shape.lasted)
-    elif family.iterations and shape.rates:
-        seconds = family.iterations * len(shape.rates) / sum(shape.rates.values()) + startup
+    elif family.length and shape.rates:
+        seconds = family.length * len(shape.rates) / sum(shape.rates.values()) + startup
     else:
         return None
-    return Measured(seconds, work=work if family.iterations else ())
+    return Measured(max(LEAST, seconds), work=work if family.length else ())
 
 
 def _all_measured(family: Family) -> dict[int, Measured]:

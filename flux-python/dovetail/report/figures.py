@@ -107,15 +107,19 @@ def _family(
 ) -> FamilyFigures:
     loads = tuple(load for load in history.loads if load.family == name)
     others = tuple(one for one in measured if one.family == name)
-    alone = _alone(spells)
-    points = _points(spells, alone.value)
     ranks = tracks[0].spec.ranks
+    widths = tuple(sorted({track.spec.ranks for track in tracks if track.attempts})) or (ranks,)
+    alone = _alone(spells)
+    if len(widths) > 1:
+        alone = Figure(how="its simulations ran on different numbers of ranks")
+    # Where ranks are open, one alone is no measure of the others: it would have had more.
+    points = () if len(tracks[0].spec.widths) > 1 else _points(spells, alone.value)
     totals = _totals(tracks, history, loads, others, alone)
     return FamilyFigures(
         name=name,
         simulations=len(tracks),
         ranks=ranks,
-        widths=tuple(sorted({track.spec.ranks for track in tracks if track.attempts})) or (ranks,),
+        widths=widths,
         weights=tracks[0].spec.weights,
         recut=_recut(tracks, history),
         budget=tracks[0].spec.slowdown,
