@@ -116,7 +116,10 @@ def do_submit(args: argparse.Namespace) -> int:
         output, made = new_folder(), True
     order = {"plan": os.path.abspath(args.plan), "content": content.decode(),
              "output": str(output.resolve()), "cwd": os.getcwd(),
-             "environment": format.user_environment(os.environ), "metrics": metrics}  # fmt: skip
+             "environment": environment(), "metrics": metrics}  # fmt: skip
+    for name in ("plan", "output", "cwd"):
+        if not format.is_text(str(order[name])):
+            raise BadInput(f"{name}: {order[name]!r} is no text in UTF-8; rename its folder")
     try:
         found = client.call("dovetail.submit", order)
     except (BadInput, WorkFailed):
@@ -125,6 +128,16 @@ def do_submit(args: argparse.Namespace) -> int:
         raise
     show(args, {**found, "output": order["output"]}, str(found["run"]))
     return 0
+
+
+def environment() -> dict[str, str]:
+    """What simulations shall have of ours; what a message cannot hold is left out, and said."""
+    whole = format.user_environment(os.environ)
+    for name in [name for name, value in whole.items() if not format.is_text(name + value)]:
+        why = "is left out of the environment: it is no text in UTF-8"
+        print(f"flux-dovetail: {name!a} {why}", file=sys.stderr)
+        del whole[name]
+    return whole
 
 
 def new_folder() -> Path:

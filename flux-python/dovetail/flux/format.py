@@ -16,6 +16,11 @@ def user_environment(whole: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in whole.items() if not name.startswith(INSTANCE)}
 
 
+def is_text(text: str) -> bool:
+    """Whether it can be sent; what the system names need not be UTF-8."""
+    return text == text.encode(errors="replace").decode()
+
+
 def up(found: Mapping[str, Any]) -> str:
     """What there is of Kubernetes, to whoever waited for it."""
     if "wanted" in found:

@@ -24,7 +24,7 @@ from usernetes_setup.node import namespaces
 
 from dovetail.core.causes import Cause
 from dovetail.flux.instance.messages import QueuedPlan
-from dovetail.flux.instance.run import Run
+from dovetail.flux.instance.run import Run, RunState
 from dovetail.host.file_tail import Tail
 from dovetail.host.install_paths import package_environment
 from dovetail.host.line_splitter import LineSplitter
@@ -119,7 +119,9 @@ class PlanRunner:
         code, self.running = self.running.returncode, None
         why = ""
         output = Path(self.all[number].output)
-        reported = self.summary is not None and self.summary.exists()
+        reported = False
+        with contextlib.suppress(OSError):  # its folder may be unreadable by now
+            reported = self.summary is not None and self.summary.exists()
         if code and (self.out_of_time or self.early):
             why = TIMEOUT
         elif reported:
@@ -201,11 +203,20 @@ class PlanRunner:
         if self.running is not None:
             self.running.send_signal(signal.SIGALRM)
 
+    def time_is_left(self) -> None:
+        """The job's time may have been extended: what is started from now on has some."""
+        if self.running is None:
+            self.out_of_time = False
+
     def cancel(self, number: int) -> None:
-        """Let the present run end, or never start one that is pending."""
+        """Let the present run end, or never start one that is pending.
+
+        Who says so again changes nothing: a third signal would end it without its summary.
+        """
+        again = self.all[number].state is RunState.CANCELLING
         self.all[number].cancel()
         self.pending.pop(number, None)
-        if self.running is not None and number == self.number:
+        if self.running is not None and number == self.number and not again:
             self.running.send_signal(signal.SIGINT)
 
 

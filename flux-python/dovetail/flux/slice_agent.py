@@ -47,6 +47,7 @@ from dovetail.host.line_splitter import LineSplitter
 
 Line = Mapping[str, Any]  # from the module: an answer, an order or an event
 PATIENCE = 10.0  # seconds for a node to be removed by whoever is at it
+LONGEST = 3600.0  # seconds that one look at the selector may take; it refuses some weeks
 UNLIMITED = 1e9  # seconds, from which on what Flux says stands for no limit
 VERB = (sys.executable, "-m", "usernetes_setup")
 
@@ -95,8 +96,8 @@ class Agent:
         try:
             self.begin()
             while not self.over:
-                wait = max(0.0, self.runs_end - time.monotonic())
-                for key, _ in self.selector.select(None if math.isinf(wait) else wait):
+                wait = min(max(0.0, self.runs_end - time.monotonic()), LONGEST)
+                for key, _ in self.selector.select(wait):
                     key.data()
                 if time.monotonic() >= self.runs_end:
                     self.look_at_time()
@@ -110,6 +111,8 @@ class Agent:
         self.runs_end = time.monotonic() + left if left > 0.0 else math.inf
         if left <= 0.0:
             self.plans.time_is_over()
+        else:
+            self.plans.time_is_left()
 
     def asked_to_end(self, *_: object) -> None:
         """SIGTERM: the job is cancelled, or its time is over."""

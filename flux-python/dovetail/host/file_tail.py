@@ -53,7 +53,7 @@ class Tail:
             with open(self.path, "rb") as file:
                 file.seek(self.offset)
                 found = file.read()
-        except FileNotFoundError:
+        except OSError:  # not there, or not readable now: what is new then comes later
             return b""
         self.offset += len(found)
         return found

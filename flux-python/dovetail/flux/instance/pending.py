@@ -22,7 +22,7 @@ class PendingRequests:
     def __init__(self) -> None:
         self.up: list[Key] = []
         self.down: list[Key] = []
-        self.resizing: list[Key] = []
+        self.resizing: dict[Key, int] = {}  # with the nodes that it asked for
         self.watching: dict[Key, Mapping[str, Any]] = {}  # with the status seen last
         self.joining: dict[int, Key] = {}  # by slice
         self.asking: dict[int, Key] = {}  # by question, for the control slice
@@ -55,8 +55,10 @@ class PendingRequests:
 
     def drop(self, gone: Callable[[Key], bool]) -> None:
         """Forget the requests whose sender is gone."""
-        for keys in (self.up, self.down, self.resizing):
+        for keys in (self.up, self.down):
             keys[:] = [key for key in keys if not gone(key)]
+        for key in [key for key in self.resizing if gone(key)]:
+            del self.resizing[key]
         for numbered in (self.joining, self.asking):
             for number in [number for number, key in numbered.items() if gone(key)]:
                 del numbered[number]
@@ -72,8 +74,11 @@ class PendingRequests:
         """
         phase = status["phase"]
         yield from self.decide(self.up, status, usable=usable)
+        yield from self.overtaken(status)
         if phase != "up" or resized:
-            yield from self.decide(self.resizing, status, usable=phase == "up")
+            keys = [*self.resizing]
+            yield from self.decide(keys, status, usable=phase == "up")
+            self.resizing = {key: self.resizing[key] for key in keys}
         if phase == "down":
             for key in self.down:
                 yield Answer(key, {})
@@ -82,6 +87,15 @@ class PendingRequests:
             if seen != status:
                 self.watching[key] = status
                 yield Answer(key, status)
+
+    def overtaken(self, status: Mapping[str, Any]) -> Iterator[Effect]:
+        """Refuse those whose number of nodes is not wanted any more: a node was lost, say."""
+        wanted = status["wanted"]
+        for key, asked in [*self.resizing.items()]:
+            if asked != wanted and status["phase"] in ("up", *UNDECIDED):
+                del self.resizing[key]
+                lost = f": {status['lost'][-1]}" if status["lost"] else ""
+                yield Refuse(key, FAILED, f"{wanted} nodes are wanted by now, not {asked}{lost}")
 
     def decide(
         self, keys: list[Key], status: Mapping[str, Any], *, usable: bool

@@ -101,7 +101,7 @@ def resize(state: Instance, key: Key, payload: Payload) -> Effects:
         yield Refuse(key, FAILED, state.failure or DOWN)
     else:
         yield from state.resize(nodes)
-        state.pending.resizing.append(key)
+        state.pending.resizing[key] = nodes
         yield from state.settle()
 
 
@@ -145,6 +145,7 @@ def follow(state: Instance, key: Key, payload: Payload) -> Effects:
     yield from state.simulations.follow(key, decode(messages.Follow, payload, others=True).launch)
 
 
+@informed
 def wait_down(state: Instance, key: Key, payload: Payload) -> Effects:
     """Answered when nothing of one slice is left on its machine."""
     one = state.slices.get(decode(messages.WaitDown, payload, others=True).slice)
