@@ -7,8 +7,9 @@ import re
 from dataclasses import replace
 
 import pytest
+from dovetail.controller.controller import Controller
 from dovetail.core import protocol
-from dovetail.core.protocol import Node, Spec
+from dovetail.core.protocol import Capacity, Cause, Node, Ranks, Spec
 from dovetail.executors.simulated.executor import Fault, Simulated, Work
 from dovetail.run.simulate import SimulatedRun, run_simulated
 
@@ -293,3 +294,79 @@ def test_a_node_that_dies_as_one_is_widened_costs_no_simulation(at):
     faults = [Fault(at, "node", "n1")]
     result = run_simulated([*long, *specs(3, (1, 2))], work, nodes, limit=1000, faults=faults)
     assert states(result) == {"done"}
+
+
+# --- single events, where ranks are open ---
+
+
+def one_rank(t: float, name: str, k: int, memory: int = 0) -> protocol.Sampled:
+    """A simulation on one rank after so many iterations of 0.1 s."""
+    stamp = 1.0 + 0.1 * k
+    ranks = Ranks((k,), (stamp,), (0.1 * k,), (0.1 * k,), (0.0,), (memory,))
+    return protocol.Sampled(t, name, ranks)
+
+
+def begun(count: int, widths: tuple[int, ...], *nodes: Node, **more) -> tuple[Controller, list]:
+    """A controller, and the simulations that it launches first: name and ranks each."""
+    controller = Controller(specs(count, widths, **more), Capacity(nodes))
+    actions = controller.handle(protocol.Tick(0.0))
+    return controller, launches_of(actions)
+
+
+def launches_of(actions) -> list[tuple[str, int]]:
+    return [(a.name, len(a.share.requests)) for a in actions if isinstance(a, protocol.Launch)]
+
+
+@pytest.mark.parametrize("cpu", [(900,), (900, 900), (500,)])
+def test_one_rank_runs_where_no_node_has_a_whole_core(cpu):
+    _, launched = begun(2, (1, 2), *(Node(f"n{i}", one, 0) for i, one in enumerate(cpu)))
+    assert launched == [("a-0", 1)]
+
+
+def test_one_overrun_of_memory_stops_one_which_waits_until_there_is_room():
+    controller, launched = begun(8, (1, 2), Node("n0", 8000, 8 * GIB))
+    assert launched == [(f"a-{i}", 1) for i in range(8)]
+    for name, _ in launched:
+        controller.handle(protocol.Started(0.5, name))
+    actions = []
+    for k in range(1, 4):
+        for name, _ in launched:
+            if controller.view(name).state != "terminating":
+                actions += controller.handle(one_rank(1.0 + k, name, k, GIB * 11 // 10))
+    stopped = [a.name for a in actions if isinstance(a, protocol.Stop)]
+    assert stopped == ["a-7"]
+    ended = protocol.Finished(5.0, "a-7", Cause.SHORT_OF_MEMORY, 143, "memory is short")
+    assert launches_of(controller.handle(ended)) == []
+    actions = controller.handle(protocol.Finished(6.0, "a-0", Cause.DONE, 0, ""))
+    assert [name for name, _ in launches_of(actions)] == ["a-7"]
+
+
+def test_one_that_is_bad_bars_no_ranks_on_which_others_iterate():
+    controller, launched = begun(8, (1, 4), Node("n0", 4000, 0))
+    assert launched == [(f"a-{i}", 1) for i in range(4)]
+    for name, _ in launched:
+        controller.handle(protocol.Started(0.5, name))
+    controller.handle(one_rank(1.5, "a-1", 1))
+    actions = controller.handle(protocol.Finished(2.0, "a-0", Cause.FAILED, 1, "bad input"))
+    assert controller.view("a-0").state == "failed"
+    assert launches_of(actions) == [("a-4", 1)]
+
+
+def test_after_the_only_one_was_cancelled_the_next_has_as_many_ranks_as_there_are_cores():
+    controller, launched = begun(2, (2, 64), Node("n0", 2000, 0))
+    assert launched == [("a-0", 2)]
+    controller.handle(protocol.Started(0.5, "a-0"))
+    controller.handle(protocol.Unwanted(1.0, "a-0", "cancelled"))
+    actions = controller.handle(protocol.Finished(2.0, "a-0", Cause.CANCELLED, 143, "stopped"))
+    assert launches_of(actions) == [("a-1", 2)]
+
+
+def test_a_clock_by_which_they_take_no_time_ends_no_run():
+    controller, launched = begun(4, (1, 2), Node("n0", 2000, 0))
+    for _ in range(2):
+        for name, _ in launched:
+            controller.handle(protocol.Started(0.0, name))
+        actions = [controller.handle(protocol.Finished(0.0, name, Cause.DONE, 0, ""))
+                   for name, _ in launched]  # fmt: skip
+        launched = [one for some in actions for one in launches_of(some)]
+    assert controller.finished

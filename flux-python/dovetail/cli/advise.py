@@ -18,6 +18,7 @@ from rich.console import Console
 from rich.padding import Padding
 
 from dovetail.core.errors import BadInput
+from dovetail.host.private_files import looking
 from dovetail.report import advise, summary
 
 HELP = "say what would pay: packing, fewer ranks, other weights or a limit"
@@ -44,7 +45,9 @@ def run(args: argparse.Namespace) -> int:
     known: list[advise.Known] = []
     cores = args.cores
     for path in args.profiles:
-        if path.is_dir():
+        with looking(path):
+            is_run = path.is_dir()
+        if is_run:
             found, _ = summary.load(path)
             known += advise.from_summary(found)
             cores = cores or found.cores

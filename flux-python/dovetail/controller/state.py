@@ -229,9 +229,13 @@ class State:
         slack = (sim.spec.deadline - self.t) / remaining
         return budget if slack < 1.0 else min(budget, slack)
 
-    def memory_of(self, sim: Simulation) -> int:
-        """Bytes that a simulation takes: what was asked for, or more if more was seen."""
-        return max(sim.spec.memory, sim.memory, self.memory_on(sim.spec, sim.spec.ranks))
+    def memory_of(self, sim: Simulation, ranks: int = 0) -> int:
+        """Bytes that a simulation takes, on other `ranks` if any are given.
+
+        What was asked for, or more if more was seen.
+        """
+        seen = self.memory_on(sim.spec, ranks or sim.spec.ranks)
+        return max(sim.spec.memory, sim.memory, seen)
 
     def memory_on(self, spec: Spec, ranks: int) -> int:
         """Bytes that one of a family was seen to take on so many ranks; 0 if none has."""
@@ -240,7 +244,7 @@ class State:
     def fits(self, sim: Simulation, ranks: int = 0) -> bool:
         """True if the simulation's memory and devices fit beside all that is started."""
         room = self.capacity.memory
-        enough = room <= 0 or self.memory_used + self.memory_of(sim) <= room
+        enough = room <= 0 or self.memory_used + self.memory_of(sim, ranks) <= room
         return enough and not self.lacks(sim, ranks)
 
     def lacks(self, sim: Simulation, ranks: int = 0) -> str:

@@ -19,6 +19,7 @@ from typing import Any
 
 from dovetail.core.errors import BadInput, WorkFailed
 from dovetail.flux import client, format, load, plan_runner
+from dovetail.host.private_files import looking
 
 HELP = {
     "up": "start Kubernetes in this instance if it has none, and wait until it is up",
@@ -109,9 +110,11 @@ def do_submit(args: argparse.Namespace) -> int:
     if args.wait_up:
         client.call("dovetail.wait-up")
     if args.output is not None:
-        output, made = args.output, False
-        if (output / plan_runner.EVENTS).exists():
-            raise BadInput(f"-o {output} holds a run already; name another directory")
+        with looking(f"-o {args.output}"):
+            output, made = args.output.resolve(), False
+            taken = (output / plan_runner.EVENTS).exists()
+        if taken:
+            raise BadInput(f"-o {args.output} holds a run already; name another directory")
     else:
         output, made = new_folder(), True
     order = {"plan": os.path.abspath(args.plan), "content": content.decode(),

@@ -8,16 +8,33 @@ from its first byte on; of a write that fails nothing is left.
 
 from __future__ import annotations
 
+import contextlib
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 from dovetail.core.errors import BadInput
 
 
+@contextlib.contextmanager
+def looking(at: object) -> Iterator[None]:
+    """BadInput where a path that was given cannot even be looked at.
+
+    It is in a folder that others may not search, or of links that lead to each other.
+    """
+    try:
+        yield
+    except (OSError, RuntimeError) as error:
+        why = getattr(error, "strerror", None) or "its links lead to each other"
+        raise BadInput(f"{at}: cannot be used: {why}") from None
+
+
 def check_output(option: str, path: Path) -> None:
     """Say at the start, not after an hour, that a file cannot be written. Raises BadInput."""
     folder = path.absolute().parent
-    if path.is_dir() or not folder.is_dir():
+    with looking(f"{option} {path}"):
+        wrong = path.is_dir() or not folder.is_dir()
+    if wrong:
         raise BadInput(f"{option} {path}: a file in an existing directory would be right")
     if not os.access(folder, os.W_OK):
         raise BadInput(f"{option} {path}: its directory is not writable")

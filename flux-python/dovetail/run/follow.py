@@ -85,7 +85,11 @@ class Follower:
         if head.old:
             raise BadInput(f"{self.path}: of an earlier version; `dovetail report` reads it")
         if self.controller is None:
-            self.controller = Controller(head.specs, head.capacity, Settings.of(head.settings))
+            try:
+                settings = Settings.of(head.settings)
+            except ValueError as error:  # of another version
+                raise BadInput(f"{self.path}: line 1: {error}") from None
+            self.controller = Controller(head.specs, head.capacity, settings)
         for entry in entries:
             self._take(self.controller, entry)
 

@@ -33,6 +33,7 @@ from dovetail.controller.shares import fit_requests, rank_needs
 from dovetail.core import eventlog
 from dovetail.core.errors import BadInput, WorkFailed
 from dovetail.core.protocol import Action, Capacity, Node, Spec
+from dovetail.host.private_files import looking
 from dovetail.plan import schema
 from dovetail.run import job_time, target
 from dovetail.run.live_table import Live
@@ -84,7 +85,8 @@ def check(
             applications.form(spec)
         except BadInput as error:
             raise BadInput(f"{spec.family}: `checkpoint: allowed` cannot be: {error}") from None
-    path = directory.resolve()
+    with looking(directory):
+        path = directory.resolve()
     for name in (str(path), *(spec.case for spec in asked.specs)):
         if name.encode(errors="replace").decode() != name:
             raise BadInput(
@@ -167,7 +169,8 @@ def held(directory: Path) -> Iterator[None]:
 
 def check_directory(directory: Path, *, resume: bool) -> None:
     """Refuse a directory that holds a run, or with `resume` one that holds none."""
-    there = (directory / LOG).exists()
+    with looking(directory):
+        there = (directory / LOG).exists()
     if there and not resume:
         raise BadInput(f"{directory}: holds a run already; go on with --resume or choose another")
     if resume and not there:
