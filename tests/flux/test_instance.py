@@ -225,6 +225,14 @@ def test_more_nodes_are_answered_when_ready_and_fewer_when_gone():
         assert play.ask("resize", f"r{nodes}", nodes=nodes).told(f"r{nodes}")[0][0] == INVALID
 
 
+def test_a_resize_that_comes_out_with_fewer_nodes_is_refused():
+    play = Play(1).begin().ready(0).ask("resize", "grow", nodes=3).ready(1).attach(2)
+    play.ask("tell", "t", number=2, failed="no cgroup").over(2, 256)
+    (refused,) = play.told("grow")
+    assert refused == (FAILED, "2 nodes are wanted by now, not 3: slice 2: no cgroup")
+    assert play.state.phase == "up"
+
+
 def test_a_resize_before_the_first_submission_counts_then():
     play = Play(1).ask("resize", "grow", nodes=3)
     assert play.submits() == []
@@ -348,7 +356,8 @@ def test_what_is_up_is_used_where_more_nodes_are_wanted_than_there_are_cores():
     play.ask("submit", "s", plan="/p", output="/o", cwd="/")
     assert play.told("agent0")[-1] == {"run": 1}, "the plan starts"
     assert play.told("r") == [], "it is not so yet"
-    assert play.ask("resize", "less", nodes=1).told("r") == []
+    play.ask("resize", "less", nodes=1)
+    assert play.told("r") == [(FAILED, "1 node is wanted by now, not 12")]
 
 
 def test_a_slice_that_is_lost_and_finds_no_core_holds_nobody_up():

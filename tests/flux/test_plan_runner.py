@@ -3,13 +3,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import selectors
+import signal
 import time
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
-from dovetail.flux import format
+from dovetail.flux import command, format
 from dovetail.flux.instance.messages import QueuedPlan
 from dovetail.flux.instance.run import Run
 from dovetail.flux.plan_runner import COPY, EVENTS, LOG, SUMMARY, TIMEOUT, PlanRunner
@@ -60,6 +64,28 @@ def test_a_run_serves_its_metrics_where_it_was_submitted_for(runner, heard, tmp_
     [news] = heard
     assert news["why"].startswith(f"dovetail: --metrics {where}: cannot listen there")
     assert news["code"] == 2
+
+
+def test_who_cancels_a_run_again_changes_nothing(runner, heard, tmp_path):
+    signals = []
+    runner.queue(order(tmp_path))
+    runner.all[1].start()
+    runner.number, runner.running = 1, SimpleNamespace(send_signal=signals.append)
+    for _ in range(3):
+        runner.cancel(1)
+    assert signals == [signal.SIGINT]
+
+
+def test_what_a_message_cannot_hold_is_left_out_of_the_environment_and_named(monkeypatch, capsys):
+    monkeypatch.setattr(os, "environ", {"A": "caf\xe9", "GREETING": "caf\udce9", "FLUX_URI": "x"})
+    assert command.environment() == {"A": "caf\xe9"}
+    assert "'GREETING' is left out" in capsys.readouterr().err
+
+
+def test_events_that_cannot_be_read_end_nobody_who_follows_them(tmp_path):
+    with contextlib.closing(Tail(tmp_path / "events.jsonl")) as tail:
+        (tmp_path / "events.jsonl").mkdir()  # where reading is an error
+        assert tail.read() == b""
 
 
 def test_the_copy_of_an_earlier_run_in_the_same_directory_stays(runner, heard, tmp_path):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import math
+import time
 
 import pytest
 from dovetail.core.errors import WorkFailed
@@ -91,6 +92,20 @@ def test_runs_end_before_the_jobs_time_does(agent, monkeypatch, said, over):
     agent.look_at_time()
     assert agent.plans.out_of_time is over
     assert (agent.runs_end < math.inf) is (said == "21\n"), "it looks again at the time"
+
+
+def test_runs_start_again_once_the_jobs_time_was_extended(agent, monkeypatch):
+    left = iter(["19.5\n", "7200\n"])
+    monkeypatch.setattr(agents, "flux", lambda *words: next(left))
+    for over in (True, False):
+        agent.look_at_time()
+        assert agent.plans.out_of_time is over
+
+
+def test_a_job_of_weeks_is_looked_at_as_any_other(agent):
+    """The selector refuses timeouts of more than 2,147,483 seconds."""
+    agent.runs_end = time.monotonic() + 30 * 86400
+    agent.look(0.0)
 
 
 @pytest.mark.parametrize(

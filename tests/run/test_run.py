@@ -178,9 +178,18 @@ def test_bad_input_is_one_line_before_anything_starts(site, case):  # noqa: F811
 def test_a_directory_that_may_not_be_written_is_refused(site):  # noqa: F811
     site.prefix = NOBODY
     (site.directory / "theirs").mkdir()
-    for where in ("out", "theirs"):
+    (site.directory / "closed").mkdir(mode=0o700)
+    (site.directory / "closed" / "in it").mkdir()
+    for where in ("out", "theirs", "closed/out", "closed/in it"):
         code, _, errors = site.run(site.plan({}), "-o", where)
         assert (code, errors) == (2, f"dovetail: {where}: cannot be used: Permission denied\n")
+
+
+def test_a_directory_whose_links_lead_to_each_other_is_refused(site):  # noqa: F811
+    (site.directory / "out").symlink_to("out")
+    code, _, errors = site.run(site.plan({}), "-o", "out")
+    assert (code, len(errors.splitlines())) == (2, 1)
+    assert errors.startswith("dovetail: out: cannot be used: ")
 
 
 def test_a_directory_is_used_once(site):  # noqa: F811

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: LGPL-3.0-or-later
-"""A cluster of an ordinary user's on hosts that share a network and nothing else, and runs on it."""
+"""A cluster of an ordinary user's on hosts that share only a network, and runs on it."""
 
 from __future__ import annotations
 

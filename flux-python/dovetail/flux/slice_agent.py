@@ -96,14 +96,18 @@ class Agent:
         try:
             self.begin()
             while not self.over:
-                wait = min(max(0.0, self.runs_end - time.monotonic()), LONGEST)
-                for key, _ in self.selector.select(wait):
-                    key.data()
-                if time.monotonic() >= self.runs_end:
-                    self.look_at_time()
+                self.look(LONGEST)
         finally:
             code = self.end()
         return code
+
+    def look(self, longest: float) -> None:
+        """Take what there is, or wait for it, for so many seconds at most."""
+        wait = max(0.0, self.runs_end - time.monotonic())
+        for key, _ in self.selector.select(min(wait, longest)):
+            key.data()
+        if time.monotonic() >= self.runs_end:
+            self.look_at_time()
 
     def look_at_time(self) -> None:
         """End runs if the job's time is nearly over, else look again when it would be."""

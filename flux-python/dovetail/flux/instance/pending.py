@@ -95,7 +95,8 @@ class PendingRequests:
             if asked != wanted and status["phase"] in ("up", *UNDECIDED):
                 del self.resizing[key]
                 lost = f": {status['lost'][-1]}" if status["lost"] else ""
-                yield Refuse(key, FAILED, f"{wanted} nodes are wanted by now, not {asked}{lost}")
+                nodes = "node is" if wanted == 1 else "nodes are"
+                yield Refuse(key, FAILED, f"{wanted} {nodes} wanted by now, not {asked}{lost}")
 
     def decide(
         self, keys: list[Key], status: Mapping[str, Any], *, usable: bool
