@@ -468,7 +468,7 @@ def test_at_the_end_of_the_jobs_time_simulations_stop_at_checkpoints(flux):
         flux dovetail up; until [ -e go ]; do sleep 0.2; done
         flux dovetail submit plan.yaml
         flux dovetail wait --all"""
-    job = flux.batch(script, "--conf=dovetail.stop-before=20", dovetail=ONE)
+    job = flux.batch(script, "--conf=dovetail.stop-before=5", dovetail=ONE)
     flux.run("dovetail", "up", uri=flux.inside(job))
     limit = float(flux.run("jobs", "-no", "{runtime}", job)) + 80
     flux.run("update", job, f"duration={limit:.0f}s")
@@ -478,6 +478,9 @@ def test_at_the_end_of_the_jobs_time_simulations_stop_at_checkpoints(flux):
     summary = flux.work / "dovetail-out-1/summary.json"
     (one,) = json.loads(summary.read_text())["simulations"]
     assert one["state"] == "checkpointed", (one, output)
+    log = (flux.work / "dovetail-out-1/events.jsonl").read_text().splitlines()
+    (told,) = [one for one in map(json.loads, log) if one.get("type") == "Interrupted"]
+    assert 0 < told["within"] < 30, "no longer than the job has"
     control = flux.work / "dovetail-out-1/pitz/case/system/controlDict"
     end = one["iterations"] + 20
     control.write_text(control.read_text().replace("endTime 100000", f"endTime {end}"))

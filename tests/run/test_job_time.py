@@ -20,11 +20,11 @@ from support.run_command import COMMAND, site  # noqa: F401
 @pytest.mark.unit
 def test_without_flux_there_is_no_end(monkeypatch, tmp_path):
     monkeypatch.delenv("FLUX_URI", raising=False)
-    assert job_time.End().left == math.inf
+    assert job_time.End(job_time.instance(for_us_alone=False)).left == math.inf
     monkeypatch.setenv("FLUX_URI", "local:///nowhere")
     for command in ("false", str(tmp_path / "missing")):
         monkeypatch.setenv("FLUX", command)
-        end = job_time.End()
+        end = job_time.End(job_time.instance(for_us_alone=False))
         assert end.left == math.inf
         assert not end.due()
         end.close()
@@ -54,7 +54,7 @@ def eventually(condition) -> bool:
 @pytest.mark.unit
 def test_a_time_that_is_changed_is_noticed(answers):
     answers("echo 1000")
-    end = job_time.End()
+    end = job_time.End(job_time.instance(for_us_alone=False))
     assert end.left == pytest.approx(1000, abs=10)
     answers("echo 50")
     assert eventually(end.due), "it was shortened"
@@ -71,7 +71,7 @@ def test_a_time_that_is_changed_is_noticed(answers):
 def test_a_time_that_is_over_soon_is_so_though_flux_is_silent(answers, monkeypatch):
     monkeypatch.setattr(job_time, "LIMIT", 0.5)
     answers("echo 16")
-    end = job_time.End()
+    end = job_time.End(job_time.instance(for_us_alone=False))
     answers("exec sleep 1000")
     assert eventually(end.due)
     end.close()

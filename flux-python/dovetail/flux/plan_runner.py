@@ -83,7 +83,8 @@ class PlanRunner:
             command += ["--kubeconfig", kubeconfig]
         if plan.metrics is not None:
             command += ["--metrics", plan.metrics]
-        environment = package_environment(plan.environment)
+        ours = {"FLUX_URI": os.environ.get("FLUX_URI", "")}  # for the end of the job's time
+        environment = {**package_environment(plan.environment), **ours}
         try:
             output.mkdir(parents=True, exist_ok=True)
             self.number, self.splitter, self.early = number, LineSplitter(), False

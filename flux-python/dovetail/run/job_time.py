@@ -29,11 +29,17 @@ FRESH = 1.0
 """Seconds for which an answer is good enough to stop simulations by it."""
 
 
+def instance(*, for_us_alone: bool) -> str:
+    """Where Flux is; `for_us_alone` it is not told to simulations, which have nothing of our job."""
+    return os.environ.pop("FLUX_URI", "") if for_us_alone else os.environ.get("FLUX_URI", "")
+
+
 class End:
-    """The end of this process's job; `left` is the seconds until then as it began, infinity for
+    """The end of the job of a Flux `instance`; `left` is the seconds until then as it began, infinity for
     none. It is asked for in the background while it is looked at by `due`."""
 
-    def __init__(self) -> None:
+    def __init__(self, instance: str) -> None:
+        self._instance = instance
         self._asked: subprocess.Popen[bytes] | None = None
         self._known_at = -math.inf
         self.at = math.inf
@@ -61,7 +67,7 @@ class End:
 
     def _ask(self, patience: float) -> None:
         """Ask Flux, or take what it has answered by now; without an answer the last one holds."""
-        if not os.environ.get("FLUX_URI"):
+        if not self._instance:
             self._known_at = math.inf
             return
         if self._asked is None:
@@ -70,6 +76,7 @@ class End:
                 self._asked = subprocess.Popen(
                     words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
                     stderr=subprocess.DEVNULL, start_new_session=True,
+                    env={**os.environ, "FLUX_URI": self._instance},
                 )  # fmt: skip
             except OSError:
                 self._known_at = math.inf

@@ -200,6 +200,7 @@ def execute(
     origin = time.monotonic() - spent
     place = place or target.here()
     signals.hurry = place.hurry
+    instance = job_time.instance(for_us_alone=bool(orders and orders.given))
     executor = place.start(asked, directory, origin, resume=resume)
     try:
         capacity = executor.capacity()
@@ -226,7 +227,7 @@ def execute(
                 if words := scope():
                     live.say(f"with `{shlex.join(words)} dovetail run` they would have them")
             allowed = checkpoint and any(spec.checkpoint for spec in asked.specs)
-            end = job_time.End() if allowed else None
+            end = job_time.End(instance) if allowed else None
             if end and end.left < math.inf:
                 told = f"the job has {end.left:.0f} s; checkpoints are written {end.early:.0f} s"
                 live.say(f"{told} before")

@@ -321,7 +321,7 @@ class Session:
         hub.look(self._programs, self.store)
         self.news.put(
             f"node {node} does not see {_shown(name)}: cases are copied to the nodes, and results "
-            "back when a simulation has ended"
+            "back, meanwhile and at the end"
         )
 
     def _answers(self, hub: Hub) -> dict[str, list[str]]:

@@ -54,7 +54,7 @@ if TYPE_CHECKING:
 
 PERIOD = 0.25  # seconds between looks at the pages
 COUNT = 5.0  # seconds between looks at what keeps ranks from their cores
-SHORT_TIMEOUTS = (100, 500)  # microseconds; no bell is heard from another node
+SHORT_TIMEOUTS = (100, 500)  # microseconds; for networks of which the kernel hears nothing
 _REACH = 10.0  # seconds for a connection to the hub, either way
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,120}")
 _ORPHANED = 128 + signal.SIGTERM
