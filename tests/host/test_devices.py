@@ -86,6 +86,15 @@ def test_no_two_simulations_get_one_gpu(monkeypatch):
     assert gpus.take("d", {"gpu": 1})["CUDA_VISIBLE_DEVICES"] == "5"
 
 
+def test_on_amds_what_cuda_counts_is_what_rocm_leaves(monkeypatch, machine):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5,7,9")
+    amd = devices.Gpus(machine("dev/kfd", "dev/dri/renderD128")["dev"])
+    both = [(*amd.take(name, {"gpu": number}).values(),) for name, number in (("a", 2), ("b", 1))]
+    assert both == [("0,1", "5,7"), ("0", "9")]
+    mixed = devices.Gpus(machine("dev/nvidia0")["dev"])
+    assert {*mixed.take("a", {"gpu": 2}).values()} == {"5,7"}
+
+
 @pytest.mark.parametrize("nothing", ["", "-1", "NoDevFiles"])
 def test_a_job_may_leave_no_gpu_to_us(monkeypatch, nothing):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", nothing)

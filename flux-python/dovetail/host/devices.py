@@ -121,10 +121,12 @@ def _verbs(dev: Path, sys: Path, *, efa: bool) -> list[Path]:
 class Gpus:
     """Which simulation on this machine has which GPUs, where nothing hides those of the others.
 
-    They are told by the variables by which CUDA and ROCm number what a program sees.
+    They are told by the variables by which CUDA and ROCm choose what a program sees. On AMD's the
+    first of them counts among those that the second leaves.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, dev: Path = DEV) -> None:
+        self._amd = (dev / "kfd").exists() and not _numbered(dev, "nvidia")
         given = visible_gpus()
         self._free = [str(n) for n in range(here("gpu"))] if given is None else given
         self._taken: dict[str, list[str]] = {}
@@ -136,7 +138,8 @@ class Gpus:
             return {}
         self._taken[name], self._free = self._free[:number], self._free[number:]
         shown = ",".join(self._taken[name])
-        return {"CUDA_VISIBLE_DEVICES": shown, "ROCR_VISIBLE_DEVICES": shown}
+        counted = ",".join(map(str, range(len(self._taken[name])))) if self._amd else shown
+        return {"CUDA_VISIBLE_DEVICES": counted, "ROCR_VISIBLE_DEVICES": shown}
 
     def release(self, name: str) -> None:
         """It has ended."""
