@@ -43,6 +43,13 @@ def test_the_residual_is_the_largest_of_the_last_complete_step(tmp_path, size):
     assert sampling.of_values([COUNTED], (3, 31.0, -1.0), False).residual is None
 
 
+@pytest.mark.parametrize("word", [b"0.10.2", b"...", b".", b"1e999"])
+def test_what_is_no_number_is_no_residual(tmp_path, word):
+    counter = time_lines.Counter(str(tmp_path))
+    counter.take(STEP.replace(b"2.5e-01", word) + b"Time = 2\n")
+    assert (time_lines.read(str(tmp_path)) or ())[::2] == (2, 1.0)
+
+
 @pytest.mark.parametrize("content", [None, b"", b"half of it"])
 def test_a_file_without_a_count_says_nothing(tmp_path, content):
     if content is not None:

@@ -10,6 +10,7 @@ the one before; what ends the last one is that the simulation ends well.
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import re
 import struct
@@ -21,7 +22,7 @@ COUNT = struct.Struct("=Qdd")
 residual, -1 if none was printed."""
 
 _LONGEST = 256  # bytes of a line that is kept until it is complete
-_TOLD = re.compile(rb"\n(Time = )|Initial residual = ([0-9.]+(?:e[+-]?[0-9]+)?)[,\s]")
+_TOLD = re.compile(rb"\n(Time = )|Initial residual = ([0-9]+(?:\.[0-9]*)?(?:e[+-]?[0-9]+)?)[,\s]")
 
 
 def complete(lines: int, succeeded: bool) -> int:
@@ -47,8 +48,8 @@ class Counter:
             if told[1]:
                 self._lines, begun = self._lines + 1, told.start()
                 self._residual, self._largest = self._largest, -1.0
-            else:
-                self._largest = max(self._largest, float(told[2]))
+            elif (residual := float(told[2])) < math.inf:
+                self._largest = max(self._largest, residual)
         if self._lines > before:
             with contextlib.suppress(OSError):  # full, as a disk may be
                 told_now = COUNT.pack(self._lines, time.monotonic(), self._residual)
