@@ -121,6 +121,20 @@ def test_what_is_cut_anew_is_balanced(recut, tmp_path):
 
 
 @unit
+def test_where_it_cannot_be_told_there_may_be_more_to_do(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.argv", ["", "halted", "in.lj"])
+    for exists, code in ((True, 1), (False, 0)):
+        (tmp_path / "in.lj").write_text(SCRIPT)
+        lammps_checkpoint.begin(tmp_path, "in.lj")
+        if not exists:
+            (tmp_path / "in.lj").unlink()
+        with pytest.raises(SystemExit) as ended:
+            lammps_checkpoint.main()
+        assert ended.value.code == code
+
+
+@unit
 def test_a_restart_file_that_is_cut_off_has_no_step(tmp_path):
     assert lammps_checkpoint.written_step(tmp_path / "none") is None
     for content in (b"", b"LammpS RestartT\0", b"LammpS RestartT\0" + bytes(9)):

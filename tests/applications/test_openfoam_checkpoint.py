@@ -247,6 +247,32 @@ def test_whether_a_solver_that_ended_well_has_steps_left(tmp_path, how):
 
 
 @unit
+@pytest.mark.parametrize(
+    ("said", "left"),
+    [
+        ("Time = 0.959\nTime = 0.96\n\nEnd\n", True),
+        ("Time = 0.999\nTime = 0.9999999\n\nEnd\n", False),
+        ("Time = 1.0003\n\nEnd\n", False),
+        ("Time = 0.5\n\nEnd\n", True),
+        ("Time = 0.97\nTime = 0.96\n", True),  # it has gone on from before
+        (None, True),
+    ],
+)
+def test_where_steps_vary_the_end_is_less_than_half_the_last_one_away(tmp_path, said, left):
+    (tmp_path / "case/system").mkdir(parents=True)
+    text = "endTime 1;\ndeltaT 0.1;\nadjustTimeStep yes;\n"
+    (tmp_path / "case/system/controlDict").write_text(text)
+    if said is not None:
+        (tmp_path / "log").write_text(said)
+    words = [sys.executable, "-c", f"{IMPORT}; checkpoint.main()", "halted", "1"]
+    path = str(install_paths.PACKAGES)
+    asked = subprocess.run(
+        words, cwd=tmp_path / "case", env={**os.environ, "PYTHONPATH": path}, check=False
+    )
+    assert asked.returncode == (0 if left else 1)
+
+
+@unit
 def test_a_case_that_was_not_made_ready_is_not_stopped(tmp_path):
     (tmp_path / "system").mkdir()
     (tmp_path / "system/controlDict").write_text("endTime 20;\n")

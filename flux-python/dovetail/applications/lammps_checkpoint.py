@@ -252,7 +252,8 @@ def main() -> None:
     """A step of `Spec` and the script, in the case; `go-on` prints how many steps are over.
 
     After the script `balanced` may follow.
-    What cannot be gone on with may run all the same, so `begin` never fails.
+    What cannot be gone on with may run all the same, so `begin` never fails. Where `halted` cannot
+    tell, there may be more to do.
     """
     verb, script, *how = sys.argv[1:]
     case, balanced = Path(), how == ["balanced"]
@@ -265,7 +266,7 @@ def main() -> None:
         step = go_on(case, script, balanced)
     except (BadInput, OSError) as error:
         print(f"no checkpoint: {error}", flush=True)
-        sys.exit(0 if verb == "begin" else 1)
+        sys.exit(0 if verb in ("begin", "halted") else 1)
     if step is None:
         sys.exit("no restart file is whole")
     log = case / "log.lammps"  # which LAMMPS begins anew

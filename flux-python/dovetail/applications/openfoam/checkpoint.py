@@ -86,17 +86,24 @@ def stop(case: Path) -> None:
 def unfinished(case: Path, log: Path) -> bool:
     """Whether a solver that ended well has steps left: it did not converge, or come to its end.
 
-    True where the case does not tell its end: a solver that goes on from there ends at once.
+    True where case or log do not tell: a solver that goes on from its end ends at once.
     """
-    *_, last = [None, *_LAST.finditer(log.read_bytes())]
-    if last is None:
+    try:
+        told = [text.decode(errors="replace") for text in _LAST.findall(log.read_bytes())[-2:]]
+    except OSError:
         return True
-    if last[1] is None:
+    if not told:
+        return True
+    if not told[-1]:
         return False  # it has converged
     found = control_dict.entries(case)
-    words = last[1].decode(errors="replace"), found.get("endTime", ""), found.get("deltaT", "")
-    time, end, step = map(control_dict.number, words)
-    return time is None or end is None or step is None or time < end - step / 2
+    words = told[0], told[-1], found.get("endTime", ""), found.get("deltaT", "")
+    before, time, end, step = map(control_dict.number, words)
+    if time is None or end is None or step is None:
+        return True
+    if control_dict.varies(found):  # deltaT is just the first step
+        step = 0.0 if before is None else max(0.0, time - before)
+    return time < end - step / 2
 
 
 def go_on(case: Path, weights: Sequence[float], log: Path) -> str | None:

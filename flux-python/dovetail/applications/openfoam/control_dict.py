@@ -61,11 +61,15 @@ def iterations(case: Path) -> int:
     start = _start(case, found)
     end, step = (number(found.get(key, "")) for key in ("endTime", "deltaT"))
     plain = found.get("stopAt", "endTime") == "endTime"
-    varies = found.get("adjustTimeStep", "no") not in ("no", "off", "false", "n", "f", "none")
-    if not plain or varies or start is None or end is None or step is None or step <= 0.0:
+    if not plain or varies(found) or start is None or end is None or step is None or step <= 0.0:
         return 0
     count = (end - start) / step
     return round(count) if 0.5 <= count <= 1e12 else 0
+
+
+def varies(found: dict[str, str]) -> bool:
+    """Whether the solver of a case with these entries chooses its time steps itself."""
+    return found.get("adjustTimeStep", "no") not in ("no", "off", "false", "n", "f", "none")
 
 
 def _start(case: Path, found: dict[str, str]) -> float | None:
