@@ -3,20 +3,24 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import re
 import select
+import shutil
 import signal
+import subprocess
 from types import SimpleNamespace
 
 import pytest
 from dovetail.applications import expected_iterations
 from dovetail.core import protocol
 from dovetail.core.errors import BadInput
+from dovetail.executors.local import executor as local_executor
 from dovetail.executors.local.executor import LocalExecutor
-from dovetail.host import cgroups
+from dovetail.host import cgroups, install_paths
 from dovetail.mpi import page
-from support.local_runs import LIMIT, share, site, wait_for  # noqa: F401
+from support.local_runs import FAKE_MPIRUN, LIMIT, share, site, wait_for  # noqa: F401
 
 pytestmark = pytest.mark.unit
 
@@ -126,6 +130,129 @@ def test_started_tells_the_iterations_of_the_prepared_case(site, options, total)
     executor.launch(asked, share())
     assert site.until(executor, "sim", protocol.Started).total == total
     site.until(executor, "sim")
+
+
+@pytest.fixture
+def no_library(monkeypatch):
+    """A preloaded library that there is none of, which the loader tells and goes on without."""
+    found = {mpi: f"/nonexistent/of-{mpi}.so" for mpi in LIBRARIES}
+    monkeypatch.setattr(install_paths, "libraries", lambda: found)
+
+
+LIBRARIES = {"openmpi": "libmpi.so.40", "mpich": "libmpich.so.12"}
+PRELOADED = re.compile(r"of-(\w+)\.so")
+
+
+def preloaded(site, spec, name, value):  # noqa: F811
+    """Run it for either MPI, whose environment has another value; what each had preloaded."""
+    executor = site.executor()
+    found = {}
+    for mpi in LIBRARIES:
+        environment = {**dict(spec.environment), name: value(mpi)}
+        changed = dataclasses.replace(spec, name=mpi, environment=(*environment.items(),))
+        executor.launch(changed, share())
+        assert site.until(executor, mpi).code == 0
+        found[mpi] = {*PRELOADED.findall(site.log(mpi))}
+    return found
+
+
+@pytest.mark.usefixtures("no_library")
+def test_whose_a_starter_is_goes_by_the_path_of_each_simulation(site):  # noqa: F811
+    for mpi in LIBRARIES:
+        place = site.directory / mpi
+        place.mkdir()
+        (place / f"mpirun.{mpi}").write_text(FAKE_MPIRUN)
+        (place / f"mpirun.{mpi}").chmod(0o755)
+        (place / "mpirun").symlink_to(f"mpirun.{mpi}")
+    command = ("mpirun", "-np", "1", "sh", "-c", 'echo "$LD_PRELOAD"')
+    spec = site.spec("sim", "", command=command)
+    found = preloaded(site, spec, "PATH", lambda mpi: f"{site.directory / mpi}:/usr/bin:/bin")
+    assert found == {mpi: {mpi} for mpi in LIBRARIES}
+
+
+@pytest.mark.usefixtures("no_library")
+@pytest.mark.skipif(not shutil.which("cc"), reason="needs a compiler")
+def test_a_program_in_its_case_is_looked_at_there_and_in_its_environment(site):  # noqa: F811
+    """It loads an MPI by way of another library, of which there are two."""
+
+    def build(*words):
+        subprocess.run(["cc", "-Wl,--no-as-needed", *words], cwd=site.directory, check=True)
+
+    (site.directory / "empty.c").touch()
+    main = '#include <stdio.h>\n#include <stdlib.h>\nint main(void) { puts(getenv("LD_PRELOAD")); }'
+    (site.directory / "main.c").write_text(main)
+    for mpi, name in LIBRARIES.items():
+        (site.directory / mpi).mkdir()
+        shared = ("-shared", "-fPIC", "empty.c")
+        build(*shared, f"-Wl,-soname,{name}", "-o", f"{mpi}/{name}")
+        build(*shared, f"{mpi}/{name}", "-Wl,-soname,libmid.so", "-o", f"{mpi}/libmid.so")
+    build("main.c", "openmpi/libmid.so", "-Wl,-rpath-link,openmpi", "-o", site.case / "solver")
+    spec = site.spec("sim", "", command=("./solver",), application="openfoam")
+    found = preloaded(site, spec, "LD_LIBRARY_PATH", lambda mpi: str(site.directory / mpi))
+    assert found == {mpi: {mpi} for mpi in LIBRARIES}
+
+
+HALTED = {
+    "there is more to do": ("true", protocol.Cause.CHECKPOINTED),
+    "there is not": ("sh -c 'exit 1'", protocol.Cause.DONE),
+    "it is killed, as for want of memory": ("sh -c 'kill -9 $$'", protocol.Cause.CHECKPOINTED),
+}
+STEPS = "until [ -e stop ]; do sleep 0.02; done"
+
+
+@pytest.mark.parametrize("how", HALTED)
+def test_what_has_stopped_at_a_checkpoint_is_done_only_if_that_is_said(site, how):  # noqa: F811
+    halted, cause = HALTED[how]
+    executor = site.executor()
+    executor.launch(site.spec("sim", STEPS, halt="touch stop", halted=halted), share())
+    site.until(executor, "sim", protocol.Started)
+    executor.checkpoint("sim")
+    assert site.until(executor, "sim").cause is cause
+
+
+SUPERVISOR = """
+import os, time
+from dovetail.mpi import supervisor
+
+tell = supervisor.Supervisor._tell
+
+def told(self, message):
+    tell(self, message)
+    if message["kind"] == "started":
+        {}
+
+supervisor.Supervisor._tell = told
+supervisor.main()
+"""  # with something in between that it has started its command, as it says, and that it has
+
+
+def test_a_checkpoint_may_be_asked_for_as_it_starts(site, monkeypatch):  # noqa: F811
+    early = """open("/proc/self/fd/0", "wb", 0).write(b"checkpoint\\n")"""
+    monkeypatch.setattr(local_executor, "_RUN_SUPERVISOR", SUPERVISOR.format(early))
+    executor = site.executor()
+    halt = "sh -c 'echo $DOVETAIL_PID > stop'"
+    alone = {"application": "openfoam", "halt": halt, "halted": "true"}
+    executor.launch(site.spec("sim", f"echo $$; {STEPS}", **alone), share())
+    assert site.until(executor, "sim").cause is protocol.Cause.CHECKPOINTED
+    told = (site.directory / "run/sim/case/stop").read_text()
+    assert told == site.log("sim"), "the process that is asked"
+
+
+def test_one_that_is_suspended_by_signals_as_it_starts_stays_so(site, monkeypatch):  # noqa: F811
+    monkeypatch.setattr(local_executor, "_RUN_SUPERVISOR", SUPERVISOR.format("time.sleep(0.3)"))
+    executor = site.executor(place=cgroups.Group("", ""))
+    executor.launch(site.spec("sim", f"echo $$; {STEPS}"), share(suspended=True))
+    site.until(executor, "sim", protocol.Started)
+    pid = int(wait_for(lambda: site.log("sim")))
+
+    def stopped():
+        executor.observe(0.0)
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().rpartition(")")[2].split()[0] == "T"
+
+    wait_for(stopped)
+    executor.resize({"sim": share(suspended=False)})
+    wait_for(lambda: not stopped())
 
 
 def test_a_finished_simulation_has_no_traces_before_the_run_ends(site):  # noqa: F811
@@ -239,7 +366,8 @@ def test_iterations_come_from_the_log_where_ranks_tell_nothing(site, monkeypatch
     monkeypatch.setattr(page, "read_pages", lambda directory: both)
     executor = site.executor(origin=0.0)
     script = "echo Time = 1; printf 'Time ='; sleep 0.1; printf ' 2\\nno Time = 9\\nTime = 3\\n'"
-    executor.launch(site.spec("sim", f'[ "$RANK" = 1 ] || {{ {script}; }}', ranks=2), share())
+    script = f'[ "$RANK" = 1 ] || {{ {script}; }}'
+    executor.launch(site.spec("sim", script, "echo Time = 0", ranks=2), share())
     site.until(executor, "sim")
     samples = [event for event in site.events if isinstance(event, protocol.Sampled)]
     assert samples[-1].ranks.iterations == (3, 3)

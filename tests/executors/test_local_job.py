@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import subprocess
+
 import pytest
 from dovetail.core import protocol
 from dovetail.core.protocol import Cause, Result
@@ -40,15 +42,29 @@ WAYS = {  # the steps, the state they lead to, and why it was stopped
 }
 
 
+def launched(group):
+    spec = protocol.Spec("sim", "entry", "/case", 2, (1.0, 1.0), ("true",))
+    return Job(spec, protocol.Share((500, 500)), "/dev/shm/none", "/tmp/none", group)
+
+
 @pytest.mark.parametrize("way", WAYS)
 def test_each_step_leads_to_one_state(way):
-    spec = protocol.Spec("sim", "entry", "/case", 2, (1.0, 1.0), ("true",))
-    group = cgroups.Group("", "")
-    job = Job(spec, protocol.Share((500, 500)), "/dev/shm/none", "/tmp/none", group)
+    job = launched(cgroups.Group("", ""))
     for step in way.split():
         STEPS[step](job)
     assert (job.state, job.why_stopped) == WAYS[way]
     waits = (JobState.STARTING, JobState.RUNNING, JobState.HALTING)
     assert job.wanted == (job.state in waits)
+    assert job.publishes == ("begun" in way.split() and job.state is not JobState.RELEASED)
     assert bool(job.result) == ("end" in way.split())
     assert bool(job.deadline) == (job.state is JobState.RELEASED or bool(job.why_stopped))
+
+
+def test_what_cannot_be_thawed_is_told_to_stop_all_the_same(tmp_path):
+    job = launched(cgroups.Group("", str(tmp_path / "gone")))
+    with subprocess.Popen(
+        ["cat"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0
+    ) as job.supervisor:
+        job.stop("enough", Cause.CANCELLED, 10.0)
+        job.supervisor.stdin.close()
+        assert job.supervisor.stdout.read() == b"stop\n"

@@ -14,7 +14,7 @@ import os
 import re
 import socket
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from dovetail.host import borrowed_python
 from dovetail.host.memory import out_of_memory
@@ -32,37 +32,54 @@ _GET_ADDRESS = 0x8915  # SIOCGIFADDR of netdevice(7)
 _LIBRARIES = {"openmpi": "libmpi.so.40", "mpich": "libmpich.so.12"}
 
 
-def which(program: str, path: str) -> str:
-    """The program's file by the search path `path`; empty if there is none."""
-    for directory in [""] if "/" in program else path.split(":"):
+def which(program: str, path: str, case: str = "") -> str:
+    """The program's file by the search path `path`, or from `case`; empty if there is none."""
+    for directory in [case] if "/" in program else path.split(":"):
         file = os.path.join(directory, program)
         if os.path.isfile(file) and os.access(file, os.X_OK):
             return file
     return ""
 
 
-def flavour(program: str, path: str) -> str:
+def flavour(
+    program: str, path: str, case: str = "", environment: Mapping[str, str] | None = None
+) -> str:
     """`openmpi` or `mpich`: the one that a starter belongs to, or whose library the program loads.
 
+    `case` is where the program is started, `environment` what it gets, by default our own.
     Empty if neither can be told, as for scripts; takes as long as loading the program.
     """
-    file = which(program, path)
+    file = which(program, path, case)
     if os.path.basename(program) in STARTERS:
         real = os.path.basename(os.path.realpath(file))
         return STARTERS[os.path.basename(program)] or STARTERS.get(real, "")
-    return linked(file) if file else ""
+    return linked(file, environment) if file else ""
 
 
-def linked(file: str) -> str:
+def clues(
+    program: str, case: Sequence[str], environment: Iterable[tuple[str, str]]
+) -> tuple[str, ...]:
+    """What `flavour` goes by: two simulations in which this is the same have the same MPI.
+
+    `case` is the case and what prepares it, which tell what a path in it leads to.
+    """
+    names = ("PATH", "LD_LIBRARY_PATH", "LD_PRELOAD")
+    told = [f"{name}={value}" for name, value in environment if name in names]
+    within = "/" in program and not os.path.isabs(program)
+    return (program, *sorted(told), *(case if within else ()))
+
+
+def linked(file: str, environment: Mapping[str, str] | None = None) -> str:
     """The MPI whose library a program loads, empty for none; as slow as loading it.
 
-    Empty too in an image that has no ldd.
+    `environment` is what the program gets, by default our own. Empty too in an image that has no
+    ldd.
     """
     output, output_end = os.pipe()
     words = ["ldd", file]
     actions = [(os.POSIX_SPAWN_DUP2, output_end, 1), (os.POSIX_SPAWN_DUP2, output_end, 2)]
     try:
-        pid = os.posix_spawnp("ldd", words, os.environ, file_actions=actions)
+        pid = os.posix_spawnp("ldd", words, environment or os.environ, file_actions=actions)
     except OSError:
         os.close(output)
         return ""

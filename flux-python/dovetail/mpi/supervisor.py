@@ -42,6 +42,7 @@ GRACE = 3.0
 
 _TAIL = 1 << 20
 _KILLED = 128 + signal.SIGKILL
+_NOTHING_LEFT = 1  # exit code of `halted`; with any other but 0 it has failed
 
 
 class Log:
@@ -167,7 +168,6 @@ class Supervisor:
             {**os.environ, **config["environment"]}, config["directory"], config["temporary"]
         )
         over = self._go_on(base) if kept else 0
-        self.time_lines = time_lines.Counter(config["directory"])
         for what, directory, words in [] if over else steps:
             code = self._step(words, directory, base)
             if code:
@@ -181,17 +181,19 @@ class Supervisor:
         while not (self.spread or self.stopping or self.orphaned):
             self._wait(None)
         path = base.get("PATH", os.defpath)
-        mpi = config["mpi"] or launcher.flavour(config["command"][0], path)
+        mpi = config["mpi"] or launcher.flavour(config["command"][0], path, self.case, base)
         if config.get("alone"):
             words = list(config["command"])
             base.update(launcher.ALONE)
         else:
             words = launcher.command_line(config["command"], config["ranks"], path, mpi)
-        mpi = mpi or launcher.flavour(words[0], path)  # a script runs under its starter's MPI
+        # A script runs under its starter's MPI.
+        mpi = mpi or launcher.flavour(words[0], path, self.case, base)
         if "hosts" in config:
             base.update(launcher.within(config["hosts"], path))
             if len(config["hosts"]) > 1:
                 words = self._spread(base, words, path, mpi)
+        self.time_lines = time_lines.Counter(config["directory"])  # of the command alone
         self._tell({"kind": "started", "mpi": mpi, "iterations": over})
         self.runs = True
         code = self._step(
@@ -199,7 +201,8 @@ class Supervisor:
         )
         self.runs = False
         if not code:
-            if self.asked and not self._step(config["halted"], self.case, base):
+            # Where that fails, as for want of memory, it goes on, and ends at once if all was done.
+            if self.asked and self._step(config["halted"], self.case, base) != _NOTHING_LEFT:
                 return Cause.CHECKPOINTED, 0, ""
             return Cause.DONE, 0, ""
         starved = self.kills.why()
@@ -222,6 +225,11 @@ class Supervisor:
         """
         if self.runs and self.status is None and self.config.get("halt") and not self.asked:
             self.asked = True
+            self._ask()
+
+    def _ask(self) -> None:
+        """Do so if that was wanted, once there is a process."""
+        if self.runs and self.asked and self.child:
             files = {0: self.null, 1: self.output_end, 2: self.output_end}
             base = {**self.base, "DOVETAIL_PID": str(self.child)}
             processes.start_child(self.config["halt"], self.case, base, files, self._confine)
@@ -243,12 +251,13 @@ class Supervisor:
 
     def _step(self, words: list[str], directory: str, environment: dict[str, str]) -> int:
         """Run one program to its end; its exit code, 128 more than the signal that ended it."""
+        self.status, self.child = None, 0
         self._wait(0.0)  # what was said between two steps
         if self.stopping or self.orphaned:
             return 128 + signal.SIGTERM
-        self.status = None
         files = {0: self.null, 1: self.output_end, 2: self.output_end}
         self.child = processes.start_child(words, directory, environment, files, self._confine)
+        self._ask()
         while self.status is None:
             if self.orphaned or (self.deadline and time.monotonic() >= self.deadline):
                 end_simulation(self.config["directory"], self.group, os.getpid())

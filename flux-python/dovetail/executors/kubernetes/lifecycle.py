@@ -40,6 +40,7 @@ from dovetail.executors.kubernetes.session import Session, foreign
 from dovetail.executors.kubernetes.transfers import Transfers
 from dovetail.executors.pods import messages
 from dovetail.host import install_paths
+from dovetail.mpi import launcher
 from dovetail.plan import command_line
 
 Object = dict[str, Any]
@@ -307,6 +308,7 @@ class Lifecycle:
         self._placing: Launched | None = None  # until all its pods are on their nodes
         self.jobs: dict[str, Launched] = {}
         self.mpi: dict[tuple[str, str], str] = {}  # by image and program
+        self._clues: dict[tuple[str, str], set[tuple[str, ...]]] = {}  # to it
         self.peak: dict[str, int] = {}
 
     # --- every look ---
@@ -651,6 +653,9 @@ class Lifecycle:
         environment = dict(spec.environment)
         path = {} if spec.image else {"PATH": command_line.search_path(environment)}
         words = images.words if spec.image else command_line.program
+        kind = spec.image, spec.command[0]
+        clues = self._clues.setdefault(kind, set())
+        clues.add(launcher.clues(kind[1], (spec.case, *spec.prepare), spec.environment))
         return {
             "name": spec.name,
             "case": f"{self._home}/{self._case(spec)}" if store else spec.case,
@@ -669,7 +674,7 @@ class Lifecycle:
                 )
             },
             "environment": {**environment, **path},
-            "mpi": self.mpi.get((spec.image, spec.command[0]), ""),
+            "mpi": self.mpi.get(kind, "") if len(clues) == 1 else "",
             "libraries": install_paths.libraries(),
             "log_limit": self._log_limit,
         }

@@ -40,7 +40,7 @@ from dovetail.host.session import (
     remove_tree,
     sweep_sessions,
 )
-from dovetail.mpi import sampling, supervisor
+from dovetail.mpi import launcher, sampling, supervisor
 from dovetail.mpi.control_page import Control
 from dovetail.mpi.page import RankPage
 from dovetail.plan import command_line
@@ -94,7 +94,7 @@ class LocalExecutor:
         self._jobs: dict[str, Job] = {}
         self._events: list[protocol.Event] = []
         self._launches, self._expected = 0, launches
-        self._mpi: dict[str, str] = {}
+        self._mpi: dict[tuple[str, ...], str] = {}  # by the clues to it
         self._poll = select.epoll()
         self._spares: list[subprocess.Popen[bytes]] = []
         self.swept = sweep_sessions()
@@ -272,6 +272,7 @@ class LocalExecutor:
         events, self._events = self._events, []
         for job in list(self._jobs.values()):
             ended = self._hear(job, t, events)
+            job.keep_suspended()
             if job.publishes:
                 pages = self._sample(job, t, events)
                 if t >= job.count_at or job.state is JobState.ENDED:
@@ -307,7 +308,7 @@ class LocalExecutor:
                 job.count_at = t + _COUNT
                 job.throttled = cpu_limits.throttling(self._around)
                 job.pressure = cpu_limits.pressure(job.group.directories)
-                self._mpi[job.spec.command[0]] = message["mpi"]
+                self._mpi[_clues(job.spec)] = message["mpi"]
                 case = str(self._run_dir / job.spec.name / "case")
                 total = applications.prepared_iterations(job.spec, case)
                 events.append(protocol.Started(t, job.spec.name, message["iterations"], total))
@@ -413,7 +414,7 @@ class LocalExecutor:
                 )
             },
             "environment": {**environment, "PATH": command_line.search_path(environment)},
-            "mpi": self._mpi.get(spec.command[0], ""),
+            "mpi": self._mpi.get(_clues(spec), ""),
             "libraries": install_paths.libraries(),
             "group": [group.weight, group.control],
             "job": [inner.weight, inner.control],
@@ -434,6 +435,10 @@ class LocalExecutor:
         with contextlib.suppress(OSError):  # the next launch makes its own, or says why not
             while len(self._spares) < wanted:
                 self._spares.append(_new_supervisor())
+
+
+def _clues(spec: protocol.Spec) -> tuple[str, ...]:
+    return launcher.clues(spec.command[0], (spec.case, *spec.prepare), spec.environment)
 
 
 def _new_supervisor() -> subprocess.Popen[bytes]:

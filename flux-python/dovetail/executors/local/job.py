@@ -24,6 +24,8 @@ from dovetail.host.memory import KernelKills
 from dovetail.mpi import page
 from dovetail.mpi.control_page import Control
 
+_AGAIN = 1.0  # seconds between two looks for what else is to be suspended by signals
+
 
 class JobState(enum.Enum):
     """Where a simulation stands."""
@@ -61,8 +63,10 @@ class Job:
     stop_cause: Cause = Cause.CANCELLED
     deadline: float = 0.0  # CLOCK_MONOTONIC; after it the supervisor is taken for dead; 0: none
     signalled: bool = False  # suspended by signals, as there is no control group for it
+    signal_at: float = 0.0  # CLOCK_MONOTONIC; when that is done again
     sample: protocol.Ranks | None = None
-    begun_at: float = 0.0  # when its command began, on the run's clock
+    began: bool = False  # its command
+    begun_at: float = 0.0  # when that was, on the run's clock
     prepared: float = 0.0  # CPU seconds that its control group had used before
     peak_memory: int = 0  # of its control group, bytes, as long as it has no rank's page
     result: Result | None = None
@@ -81,7 +85,7 @@ class Job:
     @property
     def publishes(self) -> bool:
         """Whether there may be something new in its ranks' pages."""
-        return self.state not in (JobState.STARTING, JobState.RELEASED)
+        return self.began and self.state is not JobState.RELEASED
 
     @property
     def overdue(self) -> bool:
@@ -90,9 +94,10 @@ class Job:
 
     def begun(self) -> None:
         """Its command has been started; one that is to be suspended is so from now on."""
+        self.began = True
         if self.state is JobState.STARTING:
             self.state = JobState.RUNNING
-            if self.share.suspended and not self.signalled:
+            if self.share.suspended:
                 self.suspend(True)
 
     def halt(self) -> None:
@@ -113,6 +118,7 @@ class Job:
         self.deadline = time.monotonic() + limit
         with contextlib.suppress(OSError):
             self.suspend(False)
+        with contextlib.suppress(OSError):
             self.tell(b"stop\n")
 
     def end(self, result: Result) -> None:
@@ -166,9 +172,15 @@ class Job:
         """Suspend it, or let it go on."""
         if self.group.control:
             self.group.freeze(suspended)
-        elif self.supervisor is not None and suspended != self.signalled:
+        elif self.supervisor is not None and (suspended or self.signalled):
             processes.pause_all(f"DOVETAIL_DIR={self.directory}", self.supervisor.pid, suspended)
             self.signalled = suspended
+            self.signal_at = time.monotonic() + _AGAIN
+
+    def keep_suspended(self) -> None:
+        """Now and then stop what its supervisor, which is not stopped, has started since."""
+        if self.signalled and self.wanted and time.monotonic() >= self.signal_at:
+            self.suspend(True)
 
     def place_ranks(self, pages: Sequence[page.RankPage]) -> None:
         """Move ranks into their rank groups as they appear."""
