@@ -17,6 +17,7 @@ from dovetail.host import processes
 from dovetail.host.private_files import write_private
 from support.clusters import eventually, node
 from usernetes_setup import cluster, node_options, node_record
+from usernetes_setup.build import programs
 from usernetes_setup.node import cgroups, components, monitor, namespaces, supervisor
 from usernetes_setup.node_record import NodeState
 from usernetes_setup.preflight import machine
@@ -90,6 +91,41 @@ def test_whoever_only_asks_makes_no_state_folder(private_state):
     assert (node_record.clusters(), node_record.nodes("one")) == ([], [])
     assert machine.disk().level == "ok"
     assert list(private_state.iterdir()) == []
+
+
+def test_what_else_the_state_folder_holds_is_nobodys_to_list_or_remove(private_state):
+    kept = node_record.root(make=True) / "results/nodes/mesh.dat"
+    kept.parent.mkdir(parents=True)
+    kept.write_text("a month's work")
+    assert node_record.clusters() == []
+    for verb in (cluster.down, lambda name: node_record.locked(name).__enter__()):
+        with pytest.raises(BadInput, match="cluster results: .* is no cluster's, and holds nodes"):
+            verb("results")
+    assert kept.exists()
+    assert not (node_record.root() / "results.lock").exists()
+
+
+def test_of_a_clusters_folder_all_goes_but_what_its_user_put_there(private_state):
+    folder = node_record.root(make=True) / "one"
+    (folder / "nodes/new-1").mkdir(parents=True)  # of a verb that was killed
+    for name in ("one.lock", "one/.kubeconfig.12.new", "one/invite-0", "one/notes"):
+        (node_record.root() / name).touch()
+    assert node_record.clusters() == ["one"]
+    with pytest.raises(WorkFailed, match="one: stays, since it holds notes"):
+        cluster.down("one")
+    assert os.listdir(folder) == ["notes"]
+    assert node_record.clusters() == []
+    (folder / "notes").unlink()
+    cluster.down("one")
+    assert not node_record.root().exists()
+
+
+def test_a_relative_path_is_the_same_for_a_monitor_elsewhere(private_state, monkeypatch):
+    monkeypatch.chdir(private_state)
+    monkeypatch.setenv("DOVETAIL_STATE", "state")
+    monkeypatch.setenv("DOVETAIL_CACHE", "cache")
+    assert node_record.root() == private_state / "state"
+    assert programs.cache() == private_state / "cache/kube"
 
 
 def test_two_verbs_do_not_change_one_cluster_at_once():
@@ -243,14 +279,26 @@ def test_removal_never_follows_a_mount(tmp_path, monkeypatch):
     assert (tmp_path / "node/data").exists()
 
 
-def test_a_monitor_whose_input_is_wrong_leaves_nothing(private_state):
+@pytest.mark.parametrize("place", ["", "state"], ids=["absolute", "relative"])
+def test_a_monitor_whose_input_is_wrong_leaves_nothing(private_state, monkeypatch, place):
+    monkeypatch.chdir(private_state)
+    monkeypatch.setenv("DOVETAIL_STATE", place or str(private_state / "state"))
     folder = node_record.root(make=True) / "c/nodes/new-1"
     folder.mkdir(mode=0o700, parents=True)
     here = node(name="new-1", address="", joined='{"no": "authority"}')
     write_private(folder / "node.json", json.dumps(vars(here)))
     handle = monitor.start(folder)
-    assert handle.answer().startswith("!")
+    assert handle.answer() == "!'authority'", "it knows its folder"
     assert handle.process.wait(20) == 1
+    assert not (node_record.root() / "c").exists()
+
+
+def test_a_monitor_that_dies_at_once_leaves_nothing():
+    here = node(name="new-1")
+    here.unknown = "to what reads the record"
+    node_record.root(make=True)
+    with pytest.raises(WorkFailed, match="its monitor died"):
+        cluster.start(here)
     assert not (node_record.root() / "c").exists()
 
 

@@ -55,7 +55,7 @@ COMPLAINT = (
 
 def plan(args: argparse.Namespace, joined: str, network: str) -> Node:
     """A node's record but for its programs, from checked options. Raises BadInput."""
-    node_record.checked_name(args.name, "cluster", 20)
+    node_record.refuse_strange(args.name)
     if not args.timeout > 0:
         raise BadInput(f"--timeout {args.timeout:g}: more than 0 seconds would be right")
     address = node_options.own_address(args.address)
@@ -176,6 +176,8 @@ def start(record: Node) -> tuple[Node, monitor.Handle]:
     answer = handle.answer()
     if answer.startswith("!"):
         handle.process.wait()
+        if folder.exists():  # it died before it could read what it is for
+            removal.discard(record)
         raise WorkFailed(f"the node did not start: {answer[1:]}")
     nodes = node_record.nodes(record.cluster)
     return next(node for node in nodes if node.name == answer), handle
@@ -352,9 +354,26 @@ def sweep(name: str, only: str = "") -> None:
         left += removal.from_outside(node, deadline)
     if left:
         raise WorkFailed(f"cluster {name}: could not be removed: {'; '.join(left[:3])}")
-    folder = node_record.cluster_folder(name)
-    if not only and folder.exists():  # what a start that was killed left
-        namespaces.remove_folder(folder, namespaces.user_name())
+    if not only:
+        clear(node_record.cluster_folder(name))
+
+
+def clear(folder: Path) -> None:
+    """Remove a cluster's folder with what a start that was killed left, but nothing of others.
+
+    Raises WorkFailed if something else is there.
+    """
+    with contextlib.suppress(FileNotFoundError):
+        for path in list(folder.iterdir()):
+            if not node_record.OWN.fullmatch(path.name):
+                continue
+            if path.is_dir() and not path.is_symlink():
+                namespaces.remove_folder(path, namespaces.user_name())
+            else:
+                path.unlink(missing_ok=True)
+        if left := sorted(os.listdir(folder)):
+            raise WorkFailed(f"{folder}: stays, since it holds {left[0]}")
+        folder.rmdir()
 
 
 def sweep_dead() -> None:

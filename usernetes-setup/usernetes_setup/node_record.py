@@ -4,11 +4,13 @@
     <root>/<cluster>/kubeconfig         the administrator's, on the control node
     <root>/<cluster>/pki/               keys and certificates, control node only
     <root>/<cluster>/nodes/<node>/      one node: node.json, log/, run/ and its components' data
+    <root>/<cluster>/invite-<number>    a join file on its way to another machine
     <root>/<cluster>.lock               held by a verb that changes the cluster
 
 The root is $DOVETAIL_STATE, else /tmp/dovetail-kube-<uid>: a local disk, and short, since
-Unix socket paths end at 107 bytes. Invariants: every folder is 0700 and every file with a
-secret 0600; `node.json` is replaced as a whole.
+Unix socket paths end at 107 bytes. It may be a folder where the user has more than clusters.
+Invariants: every folder is 0700 and every file with a secret 0600; `node.json` is replaced as a
+whole; a folder that is not a cluster's is not touched, nor what a cluster's has besides.
 """
 
 from __future__ import annotations
@@ -31,6 +33,14 @@ from dovetail.host.private_files import write_private
 
 SHOWN = Path("/run/dovetail")
 """What a node shows its pods of its own, in its own /run."""
+
+USERNETES = "usernetes.json"
+"""The record of a node that upstream Usernetes made, in its cluster's folder."""
+
+OWN = re.compile(
+    r"nodes|pki|kubeconfig|invite-\d+|\.(kubeconfig|invite-\d+|usernetes\.json)\.\d+\.new"
+)
+"""What is in a cluster's folder by our own doing, with what was being written."""
 
 # Names of fields in records of clusters that an earlier version started and that may still run.
 _FORMER = {"keeper": "monitor", "keeper_ticks": "monitor_ticks"}
@@ -130,7 +140,8 @@ def read(record: Path) -> Node:
 
 def _place() -> Path:
     """Where the folder of all of this user's clusters is, if it exists."""
-    return Path(os.environ.get("DOVETAIL_STATE", f"/tmp/dovetail-kube-{os.getuid()}"))
+    wanted = os.environ.get("DOVETAIL_STATE") or f"/tmp/dovetail-kube-{os.getuid()}"
+    return Path(wanted).absolute()  # a monitor has another working directory
 
 
 def root(make: bool = False) -> Path:
@@ -186,7 +197,36 @@ def nodes(cluster: str) -> list[Node]:
 
 def clusters() -> list[str]:
     """Names of this user's clusters on this machine, running or not."""
-    return sorted(path.name for path in root().glob("*") if path.is_dir())
+    return sorted(path.name for path in root().glob("*") if path.is_dir() and _is_cluster(path))
+
+
+def _is_cluster(folder: Path) -> bool:
+    """Whether a folder is a cluster's, or what a verb that was killed left of one."""
+    if (folder / USERNETES).exists() or any(folder.glob("nodes/*/node.json")):
+        return True
+    if not folder.with_name(f"{folder.name}.lock").exists():
+        return False
+    with contextlib.suppress(FileNotFoundError):  # it has just gone
+        names = os.listdir(folder)
+        return not names or any(OWN.fullmatch(name) for name in names)
+    return False
+
+
+def refuse_strange(cluster: str) -> None:
+    """Refuse a name that something else has which the user keeps here. Raises BadInput."""
+    folder = cluster_folder(cluster)
+    try:
+        names = sorted(os.listdir(folder))
+        if not names or _is_cluster(folder) or not folder.exists():
+            return  # it may just have gone, with its lock
+    except FileNotFoundError:
+        return
+    except NotADirectoryError:
+        names = ["no files"]
+    raise BadInput(
+        f"cluster {cluster}: {folder} is no cluster's, and holds {names[0]}; "
+        "give another --name, or set DOVETAIL_STATE to a folder for clusters alone"
+    )
 
 
 @contextlib.contextmanager
@@ -194,9 +234,11 @@ def locked(cluster: str) -> Iterator[None]:
     """One verb at a time changes a cluster; the lock dies with its holder.
 
     What is empty at the end is removed: the lock's file with the cluster, and the root with the
-    last cluster. Raises WorkFailed if another verb holds the lock.
+    last cluster. Raises WorkFailed if another verb holds the lock, and BadInput for a name whose
+    folder is not a cluster's.
     """
     checked_name(cluster, "cluster", 20)
+    refuse_strange(cluster)
     while True:
         path = root(make=True) / f"{cluster}.lock"
         try:

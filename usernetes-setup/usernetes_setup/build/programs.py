@@ -55,7 +55,7 @@ def examples() -> Path:
 def cache() -> Path:
     """Where all builds of this user are."""
     home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-    return Path(os.environ.get("DOVETAIL_CACHE") or f"{home}/dovetail") / "kube"
+    return Path(os.environ.get("DOVETAIL_CACHE") or f"{home}/dovetail").absolute() / "kube"
 
 
 def version() -> str:
@@ -98,7 +98,7 @@ def key() -> str:
 
 def closed() -> Path | None:
     """What of the build, or above it, this user may not read, if there is such."""
-    folder = cache().absolute() / key()
+    folder = cache() / key()
     for above in reversed(folder.parents):
         if not above.exists():
             return None
@@ -120,7 +120,7 @@ def how_to_open(path: Path) -> tuple[str, str, str]:
     except KeyError:
         name = str(owner)
     found = f"{path} is closed to this user; it belongs to {name}"
-    place = cache().absolute().parent
+    place = cache().parent
     if path == place or place in path.parents:
         fix = f"chmod -R a+rX {shlex.quote(str(path))}"
         return found, fix, "user" if owner == os.getuid() else "admin"

@@ -274,7 +274,7 @@ def start(folder: Path) -> Handle:
     """Start a monitor in the background for the node that is described in the folder."""
     ours, theirs = socket.socketpair()
     # It and the helpers among the components must find this package from anywhere.
-    environment = package_environment()
+    environment = {**package_environment(), "DOVETAIL_STATE": str(root())}  # from anywhere, too
     log = os.open(folder / "monitor.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     command = [
         sys.executable,

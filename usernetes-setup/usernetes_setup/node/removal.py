@@ -37,7 +37,7 @@ def from_outside(node: Node, deadline: float = 0.0) -> list[str]:
     if left:
         return left  # with the node's record, by which `down` can try again
     try:
-        _discard(node)
+        discard(node)
     except OSError as error:
         left.append(str(error))
     if folder.exists():
@@ -61,11 +61,11 @@ def from_inside(node: Node) -> None:
     left = cgroups.remove(node.group, time.monotonic() + 5)
     sweep_sessions()  # of simulations whose pods were just killed
     if not left:  # else `down` can try again, by the node's record
-        _discard(node)
+        discard(node)
     wait_unlocked(node.cluster)
 
 
-def _discard(node: Node) -> None:
+def discard(node: Node) -> None:
     """Remove a node's files, and the cluster's when it was the last or the control node."""
     namespaces.remove_folder(node.folder, node.user)
     top = cluster_folder(node.cluster)

@@ -159,7 +159,7 @@ def node_programs() -> Check:
         return Check("programs", "error", *programs.how_to_open(path))
     if programs.built():
         return Check("programs", "ok", f"{programs.cache()}/{programs.key()}")
-    place = _existing(programs.cache().absolute())
+    place = _existing(programs.cache())
     if not os.access(place, os.W_OK):
         found = f"not built, and {place} is no folder that you can write to"
         wanted = os.environ.get("DOVETAIL_CACHE")

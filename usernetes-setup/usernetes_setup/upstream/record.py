@@ -24,7 +24,7 @@ from dovetail.host.private_files import write_private
 
 from usernetes_setup import node_record
 
-FILE = "usernetes.json"
+FILE = node_record.USERNETES
 PORTS = ("apiserver", "etcd", "kubelet", "flannel")
 """As upstream's variables name them; all nodes of a cluster have the last two in common."""
 

@@ -44,7 +44,7 @@ OTHERS = ("cpus", "memory", "devices", "network")
 def plan(args: argparse.Namespace) -> Record:
     """A node's record, from checked options. Raises BadInput."""
     alone = not pause().exists()  # asked first: podman leaves it behind
-    node_record.checked_name(args.name, "cluster", 20)
+    node_record.refuse_strange(args.name)
     for option in OTHERS:
         if getattr(args, option, "") not in ("", "auto", "host"):
             raise BadInput(
