@@ -117,6 +117,53 @@ def test_a_hierarchy_that_nobody_can_see_is_told(machine, monkeypatch, tmp_path,
     assert not told or "mount -t cgroup -o cpu,cpuacct cgroup" in found.fix
 
 
+@pytest.mark.parametrize("pair", ["cpu,cpuacct", "cpuacct,cpu"])
+def test_controllers_that_share_a_hierarchy_are_both_there(machine, monkeypatch, tmp_path, pair):
+    """As systemd mounts them on version 1."""
+    root, cgroups = tmp_path / "SYS/fs/cgroup", checks_kernel.cgroups
+    mounts = [root / name for name in (pair, "cpuset", "memory", "pids", "net_cls,net_prio")]
+    for folder in mounts:
+        (folder / "dovetail-1000").mkdir(parents=True)
+        (folder / "dovetail-1000/cgroup.procs").touch()
+    for name in ("cpu", "cpuacct"):
+        (root / name).symlink_to(pair)
+    (tmp_path / "mounts").write_text("".join(f"cgroup {path} cgroup rw 0 0\n" for path in mounts))
+    monkeypatch.setattr(cgroups, "MOUNTS", tmp_path / "mounts")
+    assert cgroups.problems() == []
+    assert cgroups.folders("/dovetail-1000") == [path / "dovetail-1000" for path in mounts]
+    (mounts[0] / "dovetail-1000/cgroup.procs").unlink()
+    assert cgroups.problems() == [f"{mounts[0]}/dovetail-1000 is missing or not writable"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "inside", "given", "fix"),
+    [
+        ("", "1\n", "", ""),  # the machine's own root
+        ("domain\n", "1\n", "", "mkdir -p /sys/fs/cgroup/init && "),
+        ("domain\n", "1\n", "cpuset cpu io memory pids\n", ""),
+        ("domain\n", "", "", ""),
+        ("domain\n", "1\n", None, "mount -o remount,rw /sys/fs/cgroup"),  # read-only
+    ],
+)
+def test_root_in_a_container_is_told_that_its_groups_can_have_no_controllers(
+    machine, monkeypatch, tmp_path, kind, inside, given, fix
+):
+    root = tmp_path / "SYS/fs/cgroup"
+    root.mkdir(parents=True)
+    files = {"controllers": "cpuset cpu io memory pids\n", "procs": inside, "type": kind,
+             "subtree_control": given or ""}  # fmt: skip
+    for name, text in files.items():
+        if text or name != "type":
+            (root / f"cgroup.{name}").write_text(text)
+    monkeypatch.setattr(os, "getuid", lambda: 0)
+    if given is None:
+        monkeypatch.setattr(os, "access", lambda *_: False)
+    monkeypatch.setattr(checks_kernel, "_mounted_nowhere", list)
+    found = checks_kernel.control_groups()
+    assert found.level == ("error" if fix else "ok")
+    assert found.fix.startswith(fix)
+
+
 def test_without_newuidmap_missing_ids_are_told_as_well(machine, monkeypatch):
     monkeypatch.setattr(checks_kernel.shutil, "which", lambda name: None)
     found = checks_kernel.subordinate_ids()

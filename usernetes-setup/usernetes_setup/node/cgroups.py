@@ -21,8 +21,10 @@ from usernetes_setup.node.components import numbers
 
 ROOT = Path("/sys/fs/cgroup")
 RUN = Path("/run")
+MOUNTS = Path("/proc/self/mounts")
 MARK = "dovetail."
 NEEDED = ("cpu", "cpuacct", "cpuset", "memory", "pids")
+NEEDED_2 = {"cpu", "cpuset", "memory", "pids"}
 
 
 def unified() -> bool:
@@ -33,12 +35,13 @@ def unified() -> bool:
 def hierarchies(kind: str = "cgroup") -> list[Path]:
     """Mount points of the hierarchies: one on version 2, one for each controller on version 1.
 
+    Some controllers share one, and it has the names of both: systemd mounts `cpu,cpuacct`.
     On a hybrid machine `cgroup2` is the further one of version 2, where only runc writes.
     """
     if unified():
         return [ROOT] if kind == "cgroup" else []
     found = []
-    for line in Path("/proc/self/mounts").read_text().splitlines():
+    for line in MOUNTS.read_text().splitlines():
         fields = line.split()
         if fields[2] == kind and Path(fields[1]).parent == ROOT:
             found.append(Path(fields[1]))
@@ -99,26 +102,46 @@ def _owned(folder: Path) -> bool:
 def problems() -> list[str]:
     """Why no node can run here, one line for each reason; empty if one can."""
     if unified():
-        top = _manager() if scope() else ROOT / base()[1:]
-        if os.getuid() == 0:
-            return [] if os.access(ROOT, os.W_OK) else ["/sys/fs/cgroup is read-only"]
-        try:
-            offered = set((top / "cgroup.controllers").read_text().split())
-        except OSError as error:
-            return [f"{top}: {error.strerror}"]
-        missing = {"cpu", "cpuset", "memory", "pids"} - offered
-        lines = [f"controllers not delegated: {' '.join(sorted(missing))}"] if missing else []
-        if not _owned(top):
-            lines.append(f"{top} is not delegated to this user")
-        return lines
-    mounted = {path.name: path for path in hierarchies()}
+        return _problems_2()
+    mounts = hierarchies()
+    mounted = {name for path in mounts for name in path.name.split(",")}
     lines = [f"no {name} controller" for name in NEEDED if name not in mounted]
     if os.getuid() == 0:
-        writable = [path for path in mounted.values() if not os.access(path, os.W_OK)]
+        closed = [path for path in mounts if not os.access(path, os.W_OK)]
     else:
-        own = [path / base()[1:] for path in mounted.values()]
-        writable = [path for path in own if not os.access(path / "cgroup.procs", os.W_OK)]
-    return lines + [f"{path} is missing or not writable" for path in writable]
+        own = [path / base()[1:] for path in mounts]
+        closed = [path for path in own if not os.access(path / "cgroup.procs", os.W_OK)]
+    return lines + [f"{path} is missing or not writable" for path in closed]
+
+
+def _problems_2() -> list[str]:
+    """The same on version 2."""
+    top = ROOT
+    if os.getuid() != 0:
+        top = _manager() if scope() else ROOT / base()[1:]
+    elif not os.access(ROOT, os.W_OK):
+        return ["/sys/fs/cgroup is read-only"]
+    try:
+        offered = set((top / "cgroup.controllers").read_text().split())
+    except OSError as error:
+        return [f"{top}: {error.strerror}"]
+    missing = NEEDED_2 - offered
+    lines = [f"controllers not delegated: {' '.join(sorted(missing))}"] if missing else []
+    if not _owned(top):
+        lines.append(f"{top} is not delegated to this user")
+    return lines or ([f"{top} holds processes, so that no group can have controllers"]
+                     if os.getuid() == 0 and busy() else [])  # fmt: skip
+
+
+def busy() -> bool:
+    """Whether what root sees as the root of all groups is a container's, with processes in it.
+
+    Only the machine's own root may hold processes and hand controllers to groups (version 2).
+    """
+    if not (ROOT / "cgroup.type").exists() or not _owned(ROOT):
+        return False
+    given = set((ROOT / "cgroup.subtree_control").read_text().split())
+    return not given >= NEEDED_2 and bool((ROOT / "cgroup.procs").read_text().strip())
 
 
 def group_of(cluster: str, node: str) -> str:

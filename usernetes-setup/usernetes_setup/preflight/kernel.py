@@ -100,13 +100,16 @@ def control_groups() -> Check:
         place = "in a scope of its own" if cgroups.scope() else f"below {cgroups.base()}"
         return Check(name, "ok", f"{version}, {place}")
     who = "admin"
-    if cgroups.unified():
+    if os.getuid() == 0:
+        fix = "mount -o remount,rw /sys/fs/cgroup"
+        if cgroups.unified() and cgroups.busy():
+            fix = ("mkdir -p /sys/fs/cgroup/init && for pid in $(cat /sys/fs/cgroup/cgroup.procs); "
+                   "do echo $pid >/sys/fs/cgroup/init/cgroup.procs; done")  # fmt: skip
+    elif cgroups.unified():
         fix = ("mkdir -p /etc/systemd/system/user@.service.d && printf "
                "'[Service]\\nDelegate=cpu cpuset io memory pids\\n' "
                "> /etc/systemd/system/user@.service.d/delegate.conf && "
                "systemctl daemon-reload")  # fmt: skip
-    elif os.getuid() == 0:
-        fix = "mount -o remount,rw /sys/fs/cgroup"
     else:
         fix = f"{build.setup_folder()}/delegate {os.getuid()}   (once after each boot)"
     return Check(name, "error", f"{version}: {problems[0]}", fix, who)
