@@ -21,6 +21,8 @@ from usernetes_setup.build import programs
 from usernetes_setup.node import cgroups, components, monitor, namespaces, supervisor
 from usernetes_setup.node_record import NodeState
 from usernetes_setup.preflight import machine
+from usernetes_setup.upstream import verbs as upstream
+from usernetes_setup.upstream.record import Record
 
 pytestmark = [pytest.mark.unit, pytest.mark.usefixtures("private_state")]
 
@@ -308,6 +310,30 @@ def test_a_join_file_that_is_none_is_refused(tmp_path):
         args = argparse.Namespace(file=str(tmp_path / name), name="x", node="")
         with pytest.raises(BadInput, match="join file"):
             cluster.join(args, print)
+
+
+def test_a_join_does_not_share_a_folder_with_another_provider(tmp_path):
+    """Either way round: what one removes is the other's."""
+    args = argparse.Namespace(file=str(tmp_path / "join"), name="", node="", timeout=1.0)
+    own = {"cluster": "c", "node": "n", "server": "s", "authority": "a", "token": "t"}
+    theirs = {"provider": "usernetes", "cluster": "c", "node": "n", "ports": {"kubelet": 1},
+              "subnet": 2, "command": "kubeadm join"}  # fmt: skip
+    folder = node_record.root(make=True) / "c"
+    folder.mkdir()
+    Record("c", "n", "192.0.2.1", "podman", "podman-compose").save()
+    Path(args.file).write_text(json.dumps(own))
+    with pytest.raises(BadInput, match="is one of provider usernetes"):
+        cluster.join(args, print)
+    (folder / "usernetes.json").unlink()
+    here = node()
+    here.folder.mkdir(parents=True)
+    here.save()
+    Path(args.file).write_text(json.dumps(theirs))
+    with pytest.raises(BadInput, match="is one of provider dovetail"):
+        cluster.join(args, print)
+    with pytest.raises(BadInput, match="is one of provider dovetail"):
+        upstream.begin(Record("c", "n", "192.0.2.1", "podman", "podman-compose"), tmp_path, print)
+    assert os.listdir(folder) == ["nodes"]
 
 
 def test_ending_what_is_not_there_is_fine():

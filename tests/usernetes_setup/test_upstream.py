@@ -16,8 +16,8 @@ from pathlib import Path
 import pytest
 import yaml
 from support.other_users import TOP
-from usernetes_setup.upstream import engine, leases
-from usernetes_setup.upstream.record import Record
+from usernetes_setup.upstream import engine, leases, removal
+from usernetes_setup.upstream.record import Record, here
 
 pytestmark = pytest.mark.unit
 
@@ -114,6 +114,57 @@ def test_upstreams_files_stay_as_they_are_and_a_second_compose_file_adds(
     found = dict(line.split("=", 1) for line in told.splitlines())
     assert found["NODE_IP"] == "10.101.7.100"
     assert (found["PORT_KUBE_APISERVER"], found["PORT_FLANNEL"]) == ("20001", "20004")
+
+
+@pytest.fixture
+def podman(tmp_path, monkeypatch):
+    """Makes a podman that notes what it is asked, and a node of it that is only written down."""
+    monkeypatch.setenv("DOVETAIL_STATE", str(tmp_path / "state"))
+    (tmp_path / "state/c/usernetes").mkdir(parents=True)
+    (tmp_path / "state").chmod(0o700)
+    (tmp_path / "state/c/usernetes/Makefile").write_text("down-v:\n\t@echo ended\n")
+    monkeypatch.setenv("PATH", f"{tmp_path}/bin:{os.environ['PATH']}")
+
+    def make(script) -> Record:
+        (tmp_path / "bin").mkdir()
+        (tmp_path / "bin/podman").write_text(f'#!/bin/sh\necho "$*" >>{tmp_path}/asked\n{script}\n')
+        (tmp_path / "bin/podman").chmod(0o755)
+        made = record(subnet="10.101.1.0/24", alone=True, settings=engine.kept())
+        made.save()
+        return made
+
+    return make
+
+
+def test_a_node_whose_engine_does_not_answer_stays_known(podman):
+    known = podman("exit 125")
+    assert removal.remove(known) == ["podman does not answer"]
+    assert here("c") == known
+
+
+def test_an_engine_that_does_not_tell_what_runs_is_not_restarted(podman, tmp_path, capfd):
+    known = podman('[ "$*" != "ps -a -q" ]')  # of this node there is nothing, of others who knows
+    assert removal.remove(known) == []
+    assert not known.folder.exists()
+    asked = (tmp_path / "asked").read_text().splitlines()
+    assert "ps -a -q" in asked
+    assert "system migrate" not in asked
+    told = capfd.readouterr()
+    assert (told.out, told.err) == ("", "ended\n"), "a verb's output is JSON"
+
+
+def test_removal_asks_the_engine_that_made_the_node(podman, tmp_path, monkeypatch):
+    monkeypatch.setenv("DOCKER_HOST", "unix:///run/one")
+    monkeypatch.setenv("https_proxy", "http://user:secret@proxy")
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "gone"))
+    known = podman('echo "$DOCKER_HOST $https_proxy $CONTAINERS_CONF $TMPDIR"')
+    monkeypatch.setenv("DOCKER_HOST", "unix:///run/another")
+    monkeypatch.setenv("CONTAINERS_CONF", "/another")
+    assert engine.ask(known, "info") == "unix:///run/one http://user:secret@proxy  \n"
+    told = engine.environment(known)
+    assert told["https_proxy"] == "http://user:secret@proxy"
+    assert {"u7s-h", "192.0.2.1", "10.101.1.0/24", ".svc"} < {*told["NO_PROXY"].split(",")}
+    assert (known.folder / "usernetes.json").stat().st_mode & 0o777 == 0o600
 
 
 @pytest.mark.parametrize(

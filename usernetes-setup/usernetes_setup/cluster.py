@@ -100,11 +100,11 @@ def binaries(say: Say) -> str:
 
 def up(args: argparse.Namespace, say: Say) -> dict[str, Any]:
     """Start a cluster, or find it running; returns its record."""
-    if usernetes.here(args.name):
-        raise BadInput(f"cluster {args.name}: is one of provider usernetes; give another --name")
+    usernetes.refuse(args.name)
     record = plan(args, "", args.network)  # before a build, which takes minutes
     programs = binaries(say)
     with node_record.locked(args.name):
+        usernetes.refuse(args.name)  # which another verb may have made in these minutes
         here = [node for node in node_record.nodes(args.name) if node.control]
         if here and here[0].state() is NodeState.RUNNING:
             await_answer(here[0], args.timeout, say)
@@ -122,19 +122,22 @@ def join(args: argparse.Namespace, say: Say) -> dict[str, Any]:
     try:
         text = sys.stdin.read() if args.file == "-" else Path(args.file).read_text()
         content = json.loads(text)
-        if content.get("provider") == "usernetes":
-            return upstream.join(args, content, say)
-        name, server = content["cluster"], content["server"]
-        args.name, args.node = name, content["node"]
-        if not all(isinstance(content[key], str) for key in JOIN_FILE):
+        theirs = content.get("provider") == "usernetes"
+        if not (theirs or all(isinstance(content[key], str) for key in JOIN_FILE)):
             raise TypeError
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         raise BadInput(f"{args.file}: not a join file; `join --invite` writes one") from None
+    if theirs:
+        return upstream.join(args, content, say)
+    name, server, args.node = content["cluster"], content["server"], content["node"]
+    args.name = name
+    usernetes.refuse(name)
     record = plan(args, text, "host")  # before a build, which takes minutes
     if not any(joined(node, args.node) for node in node_record.nodes(name)):
         machine.join_skew(server)
     programs = binaries(say)
     with node_record.locked(name):
+        usernetes.refuse(name)
         for node in node_record.nodes(name):
             if joined(node, args.node):
                 return described(node)

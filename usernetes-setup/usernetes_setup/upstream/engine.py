@@ -30,6 +30,15 @@ WAITS = ("controlPlaneComponentHealthCheck", "kubeletHealthCheck", "kubernetesAP
 STATIC = ("etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler")
 """The pods that kubeadm makes, by which kubeadm knows the patches for them."""
 PATCHES = "/dovetail-patches"
+LIMIT = 60.0  # seconds for any one command of a slow machine
+KEPT = re.compile(
+    r"(https?|ftp|all|no)_proxy|XDG_(CONFIG|DATA)_HOME|REGISTRY_AUTH_FILE|TMPDIR"
+    r"|(CONTAINER[DS]?|DOCKER|NERDCTL)_\w+", re.IGNORECASE,
+)  # fmt: skip
+"""The user's variables that an engine heeds: which one answers, where it has its things, and how it
+gets out."""
+DIRECT = ("localhost", "127.0.0.1", "10.96.0.0/16", "10.244.0.0/16", ".svc", ".cluster.local")
+"""What no proxy leads to, with upstream's networks of services and pods."""
 PERIOD, FAILURES = 10, 8  # seconds between two of kubeadm's probes, and how many in a row may fail
 
 
@@ -100,6 +109,30 @@ def _patient(record: Record) -> str:
     return text
 
 
+def kept() -> dict[str, str]:
+    """What this user's environment says to an engine, for the node's record."""
+    return {name: value for name, value in os.environ.items() if KEPT.fullmatch(name)}
+
+
+def settings(record: Record) -> dict[str, str]:
+    """Our environment, with what it said to the engine when the node was planned."""
+    if record.settings is None:  # an earlier version's
+        return dict(os.environ)
+    ours = {name: value for name, value in os.environ.items() if not KEPT.fullmatch(name)}
+    theirs = dict(record.settings)
+    if not os.path.isdir(theirs.get("TMPDIR", "")):  # a batch job's goes with it
+        theirs.pop("TMPDIR", None)
+    return ours | theirs
+
+
+def reach(settings: dict[str, str], *hosts: str) -> None:
+    """Let hosts be reached without a proxy, where one is used: podman hands it on to the node."""
+    if any(name.lower().endswith("_proxy") for name in settings):
+        known = settings.get("no_proxy") or settings.get("NO_PROXY")
+        listed = ",".join(filter(None, (known, *hosts)))
+        settings.update(no_proxy=listed, NO_PROXY=listed)
+
+
 def environment(record: Record) -> dict[str, str]:
     """Upstream's variables for this node, and none of a make that runs us."""
     files = f"-f docker-compose.yaml -f {record.folder}/compose.yaml"
@@ -115,14 +148,19 @@ def environment(record: Record) -> dict[str, str]:
     if record.image:  # what upstream's preflight runs; it need not be pulled
         own["BUSYBOX_IMAGE"] = record.image
     outer = ("MAKEFLAGS", "MFLAGS", "MAKELEVEL", "MAKEOVERRIDES")
-    return {**{name: value for name, value in os.environ.items() if name not in outer}, **own}
+    ours = {name: text for name, text in settings(record).items() if name not in outer}
+    reach(ours, *DIRECT, record.node, record.address, record.subnet)
+    return ours | own
 
 
 def make(record: Record, *verbs: str) -> subprocess.Popen[bytes]:
-    """Start upstream's verbs; what they say goes to our own standard output."""
+    """Start upstream's verbs; what they say goes to our own standard error.
+
+    They have a session of their own, by which all that they started can be ended.
+    """
     return subprocess.Popen(
         ["make", "--no-print-directory", *verbs], cwd=record.checkout, env=environment(record),
-        stdin=subprocess.DEVNULL, stderr=subprocess.STDOUT,
+        stdin=subprocess.DEVNULL, stdout=2, start_new_session=True,
     )  # fmt: skip
 
 
@@ -137,17 +175,22 @@ def container(record: Record) -> str:
     return ids[0] if ids else f"{record.project}_node_1"
 
 
-def listed(record: Record, *words: str, timeout: float = 60.0) -> list[str]:
-    """What the engine lists of this node's things."""
-    told = quiet([record.engine, *words, "--filter", f"label={LABEL}={record.project}"], timeout)
-    return told.split()
+def listed(record: Record, *words: str) -> list[str] | None:
+    """What the engine lists of this node's things; None if it does not answer."""
+    told = ask(record, *words, "--filter", f"label={LABEL}={record.project}")
+    return None if told is None else told.split()
 
 
-def quiet(words: Sequence[str], timeout: float = 60.0) -> str:
-    """What a command prints that may fail."""
+def ask(record: Record, *words: str) -> str | None:
+    """What a command of the node's engine prints; None if it fails."""
+    return quiet([record.engine, *words], settings(record))
+
+
+def quiet(words: Sequence[str], environment: dict[str, str] | None = None) -> str | None:
+    """What a command prints that may fail; then None."""
     try:
-        done = subprocess.run(words, capture_output=True, text=True, timeout=timeout,
-                              stdin=subprocess.DEVNULL)  # fmt: skip
+        done = subprocess.run(words, capture_output=True, text=True, timeout=LIMIT,
+                              stdin=subprocess.DEVNULL, env=environment)  # fmt: skip
     except (OSError, subprocess.TimeoutExpired):
-        return ""
-    return str(done.stdout) if done.returncode == 0 else ""
+        return None
+    return str(done.stdout) if done.returncode == 0 else None

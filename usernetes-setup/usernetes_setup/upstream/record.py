@@ -19,6 +19,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from dovetail.core.errors import BadInput
 from dovetail.host import processes
 from dovetail.host.private_files import write_private
 
@@ -36,7 +37,7 @@ class Record:
     `subnet` is the one of its container, `mounts` folders of this machine that it has too, `owner`
     the process with which it ends, or 0. `join` is the join file of a worker, as read; it is not
     kept. `given` counts the subnets that invitations gave away. `alone` tells that the engine ran
-    nothing before. `ready` is set once.
+    nothing before. `settings` are the user's variables for the engine. `ready` is set once.
     """
 
     cluster: str
@@ -54,6 +55,7 @@ class Record:
     timeout: float = 0.0
     given: int = 1
     alone: bool = False
+    settings: dict[str, str] | None = None
     ready: bool = False
     monitor: int = 0
     monitor_ticks: int = 0
@@ -93,6 +95,18 @@ class Record:
         if not self.worker:
             known["kubeconfig"] = str(self.folder / "kubeconfig")
         return known
+
+
+def refuse(cluster: str) -> None:
+    """Refuse a cluster's name that one of upstream's nodes has on this machine. Raises BadInput."""
+    if here(cluster):
+        raise BadInput(f"cluster {cluster}: is one of provider usernetes; give another --name")
+
+
+def refuse_other(cluster: str) -> None:
+    """Refuse a cluster's name that Dovetail's own nodes have on this machine. Raises BadInput."""
+    if node_record.nodes(cluster):
+        raise BadInput(f"cluster {cluster}: is one of provider dovetail; give another --name")
 
 
 def here(cluster: str) -> Record | None:

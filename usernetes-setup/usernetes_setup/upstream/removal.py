@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -22,29 +23,34 @@ from usernetes_setup import node_record
 from usernetes_setup.upstream import engine
 from usernetes_setup.upstream.record import FILE, Record, here
 
-LIMIT = 60.0  # seconds for any one command of a slow machine
 KINDS = {"ps -a -q": "rm -f", "volume ls -q": "volume rm -f", "network ls -q": "network rm -f"}
 """How an engine lists what it has of a project, and how it removes that."""
 
 
 def remove(record: Record) -> list[str]:
-    """Remove it; returns what is left."""
-    podman = "podman" in record.engine
-    if ids := engine.listed(record, "ps", "-a", "-q"):
+    """Remove it; returns what is left, which may be all, if the engine does not answer."""
+    podman, silent = "podman" in record.engine, [f"{record.engine} does not answer"]
+    ids = engine.listed(record, "ps", "-a", "-q")
+    if ids is None:
+        return silent
+    if ids:
         at_once = ["-t", "0"] if podman else []
-        engine.quiet([record.engine, "rm", "-f", *at_once, "-v", *ids], LIMIT)
+        engine.ask(record, "rm", "-f", *at_once, "-v", *ids)
     if record.subnet and record.checkout.exists():
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            engine.make(record, "down-v").wait(LIMIT)
+        down(record)
     left = []
     if podman:  # podman-compose has containers in a pod
-        engine.quiet([record.engine, "pod", "rm", "-f", "--ignore", f"pod_{record.project}"], LIMIT)
+        engine.ask(record, "pod", "rm", "-f", "--ignore", f"pod_{record.project}")
     for listing, removing in KINDS.items():
-        if found := engine.listed(record, *listing.split()):
-            engine.quiet([record.engine, *removing.split(), *found], LIMIT)
-            left += engine.listed(record, *listing.split())
-    if podman and record.alone and not engine.quiet(["podman", "ps", "-a", "-q"]).split():
-        engine.quiet(["podman", "system", "migrate"], LIMIT)  # ends the one that keeps namespaces
+        found = engine.listed(record, *listing.split())
+        if found:
+            engine.ask(record, *removing.split(), *found)
+            found = engine.listed(record, *listing.split())
+        left += silent if found is None else found
+    if podman and record.alone:
+        others = engine.ask(record, "ps", "-a", "-q")
+        if others is not None and not others.split():  # else it would stop what is running
+            engine.ask(record, "system", "migrate")  # ends the one that keeps namespaces
     if not left:
         for path in record.folder.iterdir():
             if path.is_dir():
@@ -53,6 +59,18 @@ def remove(record: Record) -> list[str]:
                 path.unlink()
         shutil.rmtree(record.folder)
     return left
+
+
+def down(record: Record) -> None:
+    """Type upstream's own verb for it."""
+    child = engine.make(record, "down-v")
+    try:
+        child.wait(engine.LIMIT)
+    except BaseException as error:
+        os.killpg(child.pid, signal.SIGKILL)
+        child.wait()
+        if not isinstance(error, subprocess.TimeoutExpired):
+            raise
 
 
 def main(folder: str) -> int:

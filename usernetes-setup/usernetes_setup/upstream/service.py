@@ -100,7 +100,10 @@ class Monitor:
 
     def command(self, *words: str) -> None:
         """Run a command in the node."""
-        child = subprocess.Popen(engine.inside(self.record, *words), stdin=subprocess.DEVNULL)
+        child = subprocess.Popen(
+            engine.inside(self.record, *words), stdin=subprocess.DEVNULL,
+            env=engine.settings(self.record),
+        )  # fmt: skip
         self.run(child, words[0])
 
     def until(self, what: str, *words: str) -> None:

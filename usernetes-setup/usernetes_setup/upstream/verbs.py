@@ -13,6 +13,7 @@ import contextlib
 import hashlib
 import json
 import os
+import re
 import select
 import shlex
 import socket
@@ -33,7 +34,7 @@ from usernetes_setup.control import api_client
 from usernetes_setup.node import cgroups, components
 from usernetes_setup.preflight import usernetes as preflight
 from usernetes_setup.upstream import engine, leases, removal, service
-from usernetes_setup.upstream.record import FILE, Record, here
+from usernetes_setup.upstream.record import FILE, Record, here, refuse_other
 
 Say = Callable[[str], None]
 PATIENCE = 60.0  # seconds for the service manager to start a service
@@ -70,14 +71,14 @@ def plan(args: argparse.Namespace) -> Record:
             f"--provider usernetes cannot run here: {problems[0]}; see `dovetail doctor`"
         )
     program, compose = preflight.chosen()
-    if args.node_image and not engine.quiet([program, "image", "inspect", args.node_image]):
+    if args.node_image and engine.quiet([program, "image", "inspect", args.node_image]) is None:
         raise BadInput(f"--node-image {args.node_image}: {program} has no such image")
     folder = node_record.cluster_folder(args.name)
     digest = hashlib.sha256(str(folder).encode()).hexdigest()[:6]
     return Record(
         cluster=args.name, node=node, address=address, engine=program, compose=compose,
         image=args.node_image, project=f"dovetail-{args.name}-{digest}", mounts=args.mount,
-        owner=args.owner, timeout=args.timeout, alone=alone,
+        owner=args.owner, timeout=args.timeout, alone=alone, settings=engine.kept(),
     )  # fmt: skip
 
 
@@ -100,14 +101,27 @@ def usual_address() -> str:
 
 def up(args: argparse.Namespace, say: Say) -> dict[str, Any]:
     """Start a cluster, or find it running; returns its record."""
-    if (record := here(args.name)) and record.ready and record.alive():
+    if record := running(args.name):
         return record.described()
-    if node_record.nodes(args.name):
-        raise BadInput(f"cluster {args.name}: is one of provider dovetail; give another --name")
+    refuse_other(args.name)
     record = plan(args)
-    with node_record.locked(args.name):
-        sweep(args.name)
-        return start(record, Path(args.usernetes), say)
+    return begin(record, Path(args.usernetes), say)
+
+
+def running(cluster: str) -> Record | None:
+    """The cluster's node on this machine, if it is whole."""
+    record = here(cluster)
+    return record if record and record.ready and record.alive() else None
+
+
+def begin(record: Record, checkout: Path, say: Say, joining: str = "") -> dict[str, Any]:
+    """Start a node in place of what is left of an earlier one."""
+    with node_record.locked(record.cluster):
+        if found := running(record.cluster):  # since we looked
+            return found.described()
+        refuse_other(record.cluster)
+        sweep(record.cluster)
+        return start(record, checkout, say, joining)
 
 
 def join(args: argparse.Namespace, content: dict[str, Any], say: Say) -> dict[str, Any]:
@@ -115,24 +129,27 @@ def join(args: argparse.Namespace, content: dict[str, Any], say: Say) -> dict[st
     try:
         args.name, args.node = content["cluster"], content["node"]
         ports, subnet, command = content["ports"], content["subnet"], content["command"]
-        if not (isinstance(command, str) and all(isinstance(ports[one], int) for one in ports)):
+        texts, numbers = (args.name, args.node, command), (subnet, *ports.values())
+        if not (all(isinstance(one, str) for one in texts)
+                and all(isinstance(one, int) for one in numbers)):  # fmt: skip
             raise TypeError
-    except (KeyError, TypeError):
+    except (KeyError, TypeError, AttributeError):
         raise BadInput(f"{args.file}: not a join file; `join --invite` writes one") from None
-    if (record := here(args.name)) and record.ready and record.alive():
+    if record := running(args.name):
         return record.described()
+    refuse_other(args.name)
     args.network = "host"
     record = plan(args)
     record.worker, record.ports, record.subnet = True, ports, str(subnet)
-    with node_record.locked(args.name):
-        sweep(args.name)
-        return start(record, Path(args.usernetes), say, json.dumps({"command": command}))
+    if server := re.search(r"kubeadm join ([^\s:]+):", command):
+        engine.reach(record.settings or {}, server[1])
+    return begin(record, Path(args.usernetes), say, json.dumps({"command": command}))
 
 
 def start(record: Record, checkout: Path, say: Say, joining: str = "") -> dict[str, Any]:
     """Have a service make the node, and wait until it is ready."""
     folder = record.folder
-    folder.mkdir(mode=0o700, parents=True)
+    folder.mkdir(mode=0o700, exist_ok=True)  # left by a verb that was killed
     with socket.socket(socket.AF_UNIX) as listening:
         try:
             record.save()
@@ -178,7 +195,8 @@ def launch(record: Record) -> None:
     """Start the service."""
     folder = str(record.folder)
     environment = {**package_environment(), **cgroups.scope_environment()}
-    kept = ("PATH", "PYTHONPATH", "HOME", "XDG_RUNTIME_DIR", "DOCKER_HOST", "XDG_CONFIG_HOME")
+    # The rest is in the record, which nobody else can read: a proxy may be told a password.
+    kept = ("PATH", "PYTHONPATH", "HOME", "XDG_RUNTIME_DIR")
     module = [sys.executable, "-m", "usernetes_setup.upstream"]
     after = shlex.join([*module[:2], f"{module[2]}.removal", folder])
     words = ["systemd-run", "--user", "--quiet", "--collect", f"--unit={record.unit}",
@@ -256,7 +274,8 @@ def asked(record: Record) -> bool:
     """What the cluster says of the node."""
     if not record.worker:
         return service.is_ready(service.api(record), record.node)
-    return bool(engine.quiet(engine.inside(record, *service.SELF, f"node/{record.node}")))
+    words = engine.inside(record, *service.SELF, f"node/{record.node}")
+    return bool(engine.quiet(words, engine.settings(record)))
 
 
 def sweep(cluster: str) -> None:
