@@ -31,6 +31,8 @@ def test_a_cluster_runs_pods_resizes_them_and_leaves_nothing(machine):
     assert Path(made["kubeconfig"]).stat().st_mode & 0o777 == 0o600
     listed = json.loads(machine.verb("status", "--json").stdout)
     assert [(entry["cluster"], entry["state"]) for entry in listed] == [("one", "ready")]
+    ageing = subprocess.run(["flock", "-n", machine.folder / "s", "true"])
+    assert ageing.returncode == 1, "systemd-tmpfiles would take the folder for forgotten"
 
     offered = machine.get(made, "node", made["node"])["status"]["allocatable"]
     assert offered["cpu"] == "1"

@@ -186,6 +186,23 @@ def test_what_cannot_be_is_refused_in_a_line(words, said, tmp_path):
     assert not (tmp_path / "state").exists()
 
 
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [([], 2, "usage: usernetes-setup/node-image/make FILE"),
+     (["node.tar"], 1, "there is go1.19.8; Go 1.21 or later is needed")],
+)  # fmt: skip
+def test_a_node_image_is_refused_in_a_line(tmp_path, words, code, said):
+    for name in ("go", "mmdebstrap", "cc", "jq"):
+        (tmp_path / name).write_text("#!/bin/sh\necho go1.19.8\n")
+        (tmp_path / name).chmod(0o755)
+    done = subprocess.run(
+        [f"{TOP}/usernetes-setup/node-image/make", *words], cwd=tmp_path, text=True,
+        env={**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}, capture_output=True,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout) == (code, "")
+    assert done.stderr == f"node-image: {said}\n"
+
+
 def test_doctor_says_which_provider_fits_and_why():
     done = subprocess.run(
         [sys.executable, "-m", "usernetes_setup", "preflight", "--json"],

@@ -172,6 +172,18 @@ def root(make: bool = False) -> Path:
     return wanted
 
 
+def keep() -> int:
+    """Keep systemd-tmpfiles from ageing clusters in /tmp, for as long as this descriptor is open.
+
+    It leaves alone a folder that it cannot lock, with all that is below (tmpfiles.d(5)). Programs
+    that are started do not inherit it.
+    """
+    descriptor = os.open(root(), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    with contextlib.suppress(OSError):  # no node shall wait for it
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    return descriptor
+
+
 def cluster_folder(cluster: str) -> Path:
     """The folder of one cluster, whether it exists or not."""
     return root() / checked_name(cluster, "cluster", 20)

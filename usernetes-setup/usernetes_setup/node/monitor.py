@@ -42,6 +42,7 @@ from usernetes_setup.node import (
 from usernetes_setup.node_record import (
     Node,
     cluster_folder,
+    keep,
     read,
     root,
     wait_unlocked,
@@ -240,6 +241,7 @@ def main(folder: str, verb: int) -> int:
         node.supervisor, _pipe = launch(node, entrance, channel)
         node.supervisor_ticks = processes.start_ticks(node.supervisor)
         node.save()
+        keep()
         channel.sendall(f"{node.name}\n".encode())
     except Exception as error:
         with contextlib.suppress(OSError):

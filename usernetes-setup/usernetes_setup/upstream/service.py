@@ -29,6 +29,7 @@ from dovetail.core.errors import WorkFailed
 from dovetail.host import processes
 from dovetail.host.private_files import write_private
 
+from usernetes_setup import node_record
 from usernetes_setup.control import api_client
 from usernetes_setup.upstream import engine, leases
 from usernetes_setup.upstream.record import Record, here
@@ -208,6 +209,7 @@ def main(folder: str) -> int:
     verb.connect(f"{folder}/{SOCKET}")
     try:
         monitor = Monitor(record, verb)
+        node_record.keep()
         held = leases.take(record)
         record.monitor, record.monitor_ticks = os.getpid(), processes.start_ticks(os.getpid())
         record.save()
