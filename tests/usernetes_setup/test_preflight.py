@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
@@ -162,6 +163,22 @@ def test_root_in_a_container_is_told_that_its_groups_can_have_no_controllers(
     found = checks_kernel.control_groups()
     assert found.level == ("error" if fix else "ok")
     assert found.fix.startswith(fix)
+
+
+@pytest.mark.parametrize(("number", "who"), [(None, "user"), (errno.ENOSYS, "admin")])
+def test_without_handles_of_processes_nothing_can_run(monkeypatch, number, who):
+    """A Python that was built for an old kernel has none, and an old kernel refuses."""
+
+    def refused(pid):
+        raise OSError(number, os.strerror(number))
+
+    if number:
+        monkeypatch.setattr(os, "pidfd_open", refused)
+    else:
+        monkeypatch.delattr(os, "pidfd_open")
+    found = checks_kernel.process_handles()
+    assert (found.level, found.who) == ("error", who)
+    assert any("pidfd_open" in line for line in whole.errors())
 
 
 def test_without_newuidmap_missing_ids_are_told_as_well(machine, monkeypatch):

@@ -28,7 +28,9 @@ TOOLS = {
     "etcd": ("etcd-server", "--version", (3, 4)),
 }
 PLUGINS = "containernetworking-plugins"
-CNI = Path("/usr/lib/cni/bridge")  # one of these plugins, where they are installed
+PLACES = [Path("/usr/lib/cni/bridge"), Path("/usr/libexec/cni/bridge")]  # Fedora has the second
+CNI = next((path for path in PLACES if path.exists()), PLACES[0])
+"""One of these plugins, where they are installed."""
 # What kube-proxy calls on a bridge, with the libraries that a bare machine lacks.
 NFT = ("nftables", "libnftables1", "libnftnl11", "libmnl0", "libjansson4", "libxtables12",
        "libedit2", "libbsd0", "libmd0")  # fmt: skip

@@ -10,6 +10,7 @@ import os
 import shutil
 import socket
 import struct
+import sys
 import tempfile
 from pathlib import Path
 
@@ -53,6 +54,20 @@ def _differs(name: str, value: str) -> bool:
     if not now:
         return False
     return int(now) < 1 if name == "user.max_user_namespaces" else now != value
+
+
+def process_handles() -> Check:
+    """By which a node's monitor sees a process end; old kernels and Pythons have none."""
+    name = "process handles"
+    if not hasattr(os, "pidfd_open"):
+        found = f"{sys.executable} was built without os.pidfd_open"
+        return Check(name, "error", found, "export PATH=/usr/bin:$PATH", "user")
+    try:
+        os.close(os.pidfd_open(os.getpid()))
+    except OSError as error:
+        return Check(name, "error", f"pidfd_open: {error.strerror}; Linux 5.3 or later has it",
+                     "apt-get install linux-image-generic && reboot", "admin")  # fmt: skip
+    return Check(name, "ok", "there")
 
 
 def subordinate_ids() -> Check:

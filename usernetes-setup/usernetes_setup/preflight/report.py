@@ -22,10 +22,11 @@ from usernetes_setup.preflight import usernetes as usernetes
 from usernetes_setup.preflight.finding import Check
 
 CHECKS: tuple[Callable[[], Check], ...] = (
-    kernel.user_namespaces, kernel.subordinate_ids, kernel.control_groups, kernel.linger,
-    kernel.runtime_folder, kernel.modules, kernel.reverse_paths, machine.locked_memory,
-    machine.fuse, machine.disk, machine.ports, machine.time_skew, machine.clock, machine.engine,
-    machine.huge_pages, machine.fabrics, machine.devices, machine.openssl, machine.node_programs,
+    kernel.user_namespaces, kernel.process_handles, kernel.subordinate_ids, kernel.control_groups,
+    kernel.linger, kernel.runtime_folder, kernel.modules, kernel.reverse_paths,
+    machine.locked_memory, machine.fuse, machine.disk, machine.ports, machine.time_skew,
+    machine.clock, machine.engine, machine.huge_pages, machine.fabrics, machine.devices,
+    machine.openssl, machine.node_programs,
     usernetes.usernetes,
 )  # fmt: skip
 
@@ -45,8 +46,8 @@ def checks() -> list[Check]:
 
 def errors() -> list[str]:
     """Why no cluster can run here; that the programs are not built yet is no reason."""
-    wanted = (kernel.user_namespaces, kernel.control_groups, machine.disk, machine.ports,
-              machine.clock, machine.openssl, machine.node_programs)  # fmt: skip
+    wanted = (kernel.user_namespaces, kernel.process_handles, kernel.control_groups, machine.disk,
+              machine.ports, machine.clock, machine.openssl, machine.node_programs)  # fmt: skip
     found = [check() for check in wanted]
     return [f"{check.name}: {check.found}" for check in found if check.level == "error"]
 
