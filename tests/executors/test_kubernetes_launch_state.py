@@ -5,8 +5,15 @@ from __future__ import annotations
 
 import pytest
 from dovetail.core import protocol
-from dovetail.core.protocol import Result
-from dovetail.executors.kubernetes.lifecycle import Gathering, Launched, Over, Pending, Running
+from dovetail.core.protocol import Cause, Result
+from dovetail.executors.kubernetes.lifecycle import (
+    STOP,
+    Gathering,
+    Launched,
+    Over,
+    Pending,
+    Running,
+)
 
 pytestmark = pytest.mark.unit
 
@@ -86,3 +93,44 @@ def test_what_waits_for_room_has_no_pods_to_start_or_to_end(step):
     }  # fmt: skip
     with pytest.raises(AssertionError):
         steps[step]()
+
+
+def running(**how):
+    job = launched((0, 1), {})
+    job.connected.update({0: "one", 1: "two"})
+    job.state = Running(**how)
+    return job
+
+
+def test_only_nodes_that_may_have_written_are_asked_for_what_was_written():
+    assert launched((0, 1), {}).writers == []
+    assert running().writers == [], "its case is still coming"
+    assert running(begun=True).writers == ["one"]
+    assert running(begun=True, prepared=True, spreading=True).writers == ["one"]
+    assert running(begun=True, spread=True).writers == ["one", "two"]
+
+
+def test_the_last_iteration_counts_while_the_output_is_still_coming():
+    assert running(ended=Result(0)).ended_well
+    assert not running(ended=Result(Cause.FAILED, 1)).ended_well
+    assert not running(ended=Result(0), doubted=Result(Cause.POD_LOST, 1)).ended_well
+
+
+@pytest.mark.parametrize(
+    ("cause", "stopped"),
+    [(Cause.HUNG, ""), (Cause.SHORT_OF_MEMORY, ""), (Cause.CANCELLED, "why")],
+)
+def test_what_was_written_is_not_given_up_for_a_stop_once_the_ranks_have_ended(cause, stopped):
+    job = running(ended=Result(0))
+    assert not job.stop("why", cause, 5.0)
+    assert (job.stopped, job.state.deadline) == (stopped, 0.0)
+
+
+def test_ranks_that_are_told_to_end_have_some_seconds():
+    job = running()
+    assert job.stop("", Cause.HUNG, 5.0)
+    assert (job.stopped, job.stop_cause) == ("stopped", Cause.HUNG)
+    assert job.state.deadline == 5.0 + STOP
+    waiting = pending()
+    assert not waiting.stop("why", Cause.CANCELLED, 5.0)
+    assert waiting.stopped == "why"

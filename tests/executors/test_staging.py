@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import io
 import itertools
 import os
@@ -124,6 +125,18 @@ def test_what_is_in_the_case_is_copied_here_and_not_sent(node, tmp_path, monkeyp
     node.end()
 
 
+def test_a_folder_goes_when_its_copy_has_ended(node):
+    """Another copy, as of a node of the same machine, has the folder's lock."""
+    (node.here / "input").write_text("x")
+    assert node.stage("in") == ""
+    with open(staging.records(str(node.there.parent), "sim")[1]) as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        node.cluster.end("sim")
+        time.sleep(1)
+        assert (node.there / "input").exists()
+    wait_for(lambda: not node.there.exists())
+
+
 def test_what_cannot_be_copied_is_said(node):
     assert node.stage("in", "cases.0"), "not opened"
     (node.here / "input").write_text("x")
@@ -184,6 +197,26 @@ def test_a_copy_waits_for_room_and_then_is_made(small, node):
         assert node.stage(way, meanwhile=wait) == ""
         assert content(node.there) == content(node.here)
         (node.there / "output").write_bytes(os.urandom(9000))
+    node.end()
+
+
+def test_what_has_not_come_to_a_node_is_not_taken_for_removed_there(small, node, tmp_path):
+    """There is room for the records of a copy, and not for the file: it is tried again and again.
+
+    Between two tries what the node has is fetched, as where the user does not wait for the first.
+    """
+    fill, make_room = small
+    (node.here / "checkpoint").write_bytes(os.urandom(200_000))
+    kept = content(node.here)
+    fill()
+    os.truncate(tmp_path / "fill", (tmp_path / "fill").stat().st_size - 64_000)
+    assert node.hub.send("one", messages.Stage("sim", 99, "sim", "in", node.hub.copies.port))
+    wait_for(node.there.exists)
+    assert node.stage("out") == ""
+    assert content(node.here) == kept
+    make_room()
+    assert node.cluster.until(messages.Staged, "sim", number=99).trouble == ""
+    assert content(node.there) == kept
     node.end()
 
 

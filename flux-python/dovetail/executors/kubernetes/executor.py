@@ -132,7 +132,8 @@ class KubernetesExecutor:
             spec, share = wanted[name]
             key = there[name]["metadata"]["labels"][manifests.KEY]
             sizes = manifests.sizes_of(there[name])
-            job = Launched(spec, share, key, Running(), sizes, started=True)
+            state = Running(begun=True, spread=True)  # as far as we know
+            job = Launched(spec, share, key, state, sizes, started=True)
             job.cpu = self._nodes.divided(job.sizes, share.requests)
             job.store = manifests.store_of(there[name])
             self._life.jobs[name] = job

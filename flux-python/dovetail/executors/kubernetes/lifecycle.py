@@ -102,16 +102,19 @@ class Running:
     """Its ranks were told to start; it must end until `deadline`, 0 for none.
 
     `doubted` is a failure that the loss of a node or a pod may explain, until that is known.
-    Where nodes have copies of its folders, `prepared` says that its case is ready on the first, and
-    `ended` how its ranks ended, whose output is not here yet; what is due next is under way or done
-    if `spreading`, then `collecting`. What they have written so far is fetched at `fetch_at`.
+    Where nodes have copies of its folders, `begun` says that the first has its case, `prepared`
+    that this is ready there, `spread` that all nodes have it so, and `ended` how its ranks ended,
+    whose output is not here yet; what is due next is under way or done if `spreading`, then
+    `collecting`. What they have written so far is fetched at `fetch_at`.
     """
 
     deadline: float = 0.0
     doubted: Result | None = None
     inquiry: Inquiry = Inquiry.NONE
+    begun: bool = False
     prepared: bool = False
     spreading: bool = False
+    spread: bool = False
     ended: Result | None = None
     collecting: bool = False
     fetch_at: float = 0.0
@@ -221,6 +224,21 @@ class Launched:
         """Nothing is left of it, and it does not start again."""
         self._become(Over(self.result))
 
+    def stop(self, why: str, cause: Cause, now: float) -> bool:
+        """Somebody wants it to end; whether its ranks are to be told, which have some seconds.
+
+        Once they have ended, what they wrote takes as long as it takes, and is not given up for a
+        simulation that seems to hang meanwhile, or for memory that it does not use any more.
+        """
+        ended = isinstance(self.state, Running) and self.state.ended is not None
+        if ended and cause in (Cause.HUNG, Cause.SHORT_OF_MEMORY):
+            return False
+        self.stopped, self.stop_cause = why or "stopped", cause
+        if ended or not isinstance(self.state, Running):
+            return False
+        self.state.deadline = now + STOP
+        return True
+
     # --- what follows from the state ---
 
     @property
@@ -236,8 +254,20 @@ class Launched:
     @property
     def ended_well(self) -> bool:
         """Whether its ranks have said that all went well."""
-        end = self.state.doubted if isinstance(self.state, Running) else self.result
+        state = self.state
+        end = state.doubted or state.ended if isinstance(state, Running) else self.result
         return end is not None and end.code == 0
+
+    @property
+    def writers(self) -> list[str]:
+        """The nodes that may have written something of it, if nodes have copies of its folders.
+
+        On the others its folder is missing, or has come in part: what is not there is not deleted.
+        """
+        state = self.state
+        if isinstance(state, Running) and state.spread:
+            return sorted({*self.connected.values()})
+        return [self.connected[0]] if isinstance(state, Running) and state.begun else []
 
     def hosts(self) -> list[Object]:
         """The address and the size of each rank group, once all are there; until then empty.
@@ -326,6 +356,8 @@ class Lifecycle:
         elif isinstance(state, Running):
             self._copy(job, state)
             self._fetch(job, state, now)
+            if job.state is not state:  # there was nothing to copy: it has ended
+                return
             if state.deadline and now > state.deadline:
                 # It did not stop when it was told to, or its node neither came back nor was lost.
                 self.terminate(job, state.doubted or Result(Cause.FAILED, 143))
@@ -555,6 +587,8 @@ class Lifecycle:
         self._transfers.begin(job.key, wanted, then, "its case")
 
     def _start(self, job: Launched, hosts: Sequence[Object]) -> None:
+        assert isinstance(job.state, Running)
+        job.state.begun = True
         self._hub.tell(messages.Run(job.key, self._config(job), list(hosts)))
         self.tell_share(job, job.share)
 
@@ -596,6 +630,7 @@ class Lifecycle:
             if trouble:
                 why = f"its prepared case cannot be copied: {trouble}"
                 return self.terminate(job, Result(Cause.LAUNCH_FAILED, 1, why))
+            state.spread = True
             self._hub.tell(messages.Spread(job.key))
 
         prepared = "its prepared case"
@@ -626,8 +661,8 @@ class Lifecycle:
 
     @staticmethod
     def _from(job: Launched) -> list[tuple[str, str, str]]:
-        """Copies of its folder from each of its nodes."""
-        return [(node, job.key, "out") for node in sorted({*job.connected.values()})]
+        """Copies of its folder from each node that may have written to it."""
+        return [(node, job.key, "out") for node in job.writers]
 
     def _collect(self, job: Launched, state: Running, result: Result) -> None:
         """Fetch what its ranks wrote; then it has ended."""
@@ -690,9 +725,7 @@ class Lifecycle:
 
     def stop(self, job: Launched, why: str, cause: Cause) -> None:
         """Have it end: SIGTERM, a grace, SIGKILL; what does not run yet never will."""
-        job.stopped, job.stop_cause = why or "stopped", cause
-        if isinstance(job.state, Running):
-            job.state.deadline = time.monotonic() + STOP
+        if job.stop(why, cause, time.monotonic()):
             self._hub.tell(messages.Suspend(job.key, False))
             self._hub.tell(messages.Stop(job.key))
 

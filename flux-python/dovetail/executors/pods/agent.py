@@ -83,6 +83,7 @@ class Simulation:
     spawns: dict[tuple[type, int], messages.Message] = field(default_factory=dict)
     stages: dict[int, messages.Staged | None] = field(default_factory=dict)  # None: under way
     copies: set[str] = field(default_factory=set)  # folders of the store
+    links: set[connections.Channel] = field(default_factory=set)  # over which they come and go
     control: Control | None = None
     end: messages.End | None = None
 
@@ -363,6 +364,8 @@ class Agent:
             if one.end is None:
                 self._count(one)
             one.end = message
+            for link in list(one.links):
+                link.end()
             one.stages.clear()
             one.told.clear()
             one.lost.clear()
@@ -405,7 +408,7 @@ class Agent:
         while trouble is None and one.end is None:
             with contextlib.suppress(EOFError, ValueError, asyncio.TimeoutError):
                 try:
-                    await self._transfer(asked)
+                    await self._transfer(one, asked)
                     trouble = ""
                 except (staging.StagingError, OSError) as error:
                     if staging.is_full(error):
@@ -423,31 +426,48 @@ class Agent:
             for old in [number for number, said in one.stages.items() if said][:-_ANSWERS]:
                 del one.stages[old]
 
-    async def _transfer(self, asked: messages.Stage) -> None:
+    async def _transfer(self, one: Simulation, asked: messages.Stage) -> None:
         """Over a connection of its own. What both sides have in common afterwards is kept.
 
         Where two nodes are one machine they share the store: one after the other.
         """
         if not self.store:
             raise ConnectionError("the store is still being made")
-        await connections.in_own_thread(self._copy, asked)
+        await connections.in_own_thread(self._copy, one, asked)
 
-    def _copy(self, asked: messages.Stage) -> None:
+    def _copy(self, one: Simulation, asked: messages.Stage) -> None:
         base, lock = staging.records(self.store, asked.folder)
         folder = os.path.join(self.store, asked.folder)
-        with open(lock, "w") as held:
+        with open(lock, "w") as held, contextlib.ExitStack() as afterwards:
             fcntl.flock(held, fcntl.LOCK_EX)
-            with self._dial_copies(asked.port) as tls:
-                link = connections.Channel(tls)
-                token = (self.credentials / "token").read_text().strip()
-                first = messages.Transfer(self.node, token, asked.folder, asked.way)
-                link.write(messages.encode(first))
-                if asked.way == "in":
-                    known = staging.receive(folder, link)
-                else:
-                    before = json.loads(Path(base).read_text()) if os.path.exists(base) else None
-                    known = staging.send(folder, before, link)
-                write_private(Path(base), json.dumps(known))
+            link = connections.Channel(afterwards.enter_context(self._dial_copies(asked.port)))
+            one.links.add(link)
+            afterwards.callback(one.links.discard, link)
+            if one.end is not None:
+                raise ConnectionError("nobody wants it any more")
+            token = (self.credentials / "token").read_text().strip()
+            first = messages.Transfer(self.node, token, asked.folder, asked.way)
+            link.write(messages.encode(first))
+            if asked.way == "in":
+                if not os.path.exists(base):  # what has not come yet was not removed here
+                    write_private(Path(base), "{}")
+                known = staging.receive(folder, link)
+            else:
+                before = json.loads(Path(base).read_text()) if os.path.exists(base) else None
+                known = staging.send(folder, before, link)
+            write_private(Path(base), json.dumps(known))
+
+    def _forgotten(self, folder: str) -> bool:
+        """Remove a folder of the store, unless it is copied at this moment."""
+        base, lock = staging.records(self.store, folder)
+        with contextlib.suppress(OSError), open(lock) as held:  # without, there is nothing of it
+            try:
+                fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return False
+            for path in (f"{self.store}/{folder}", base, lock):
+                remove_tree(path)
+        return True
 
     # --- the periodic look ---
 
@@ -512,9 +532,9 @@ class Agent:
         if os.path.exists(one.directory):
             one.reader.close()
             remove_simulation(one.directory, Group("", ""), "")
-        if self.store and one.name in one.copies:  # its case may be needed by others
-            for path in (f"{self.store}/{one.name}", *staging.records(self.store, one.name)):
-                remove_tree(path)
+        # Its case may be needed by others.
+        if self.store and one.name in one.copies and not self._forgotten(one.name):
+            return  # until the next look
         if one.control is not None:
             one.control.close()
             one.control = None
