@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import hashlib
 import io
 import itertools
 import os
@@ -125,6 +126,21 @@ def test_what_is_in_the_case_is_copied_here_and_not_sent(node, tmp_path, monkeyp
     node.end()
 
 
+def test_modes_and_times_go_back_where_contents_are_the_same_and_links_stay(node):
+    script = node.here / "run"
+    script.write_text("#!/bin/sh")
+    (node.here / "link").symlink_to("run")
+    link = (node.here / "link").lstat()
+    assert node.stage("in") == ""
+    (node.there / "run").chmod(0o755)
+    os.utime(node.there / "run", (1e9, 1e9))
+    os.utime(node.there / "link", (1e9, 1e9), follow_symlinks=False)
+    assert node.stage("out") == ""
+    assert (oct(script.stat().st_mode & 0o777), script.stat().st_mtime) == ("0o755", 1e9)
+    assert (node.here / "link").lstat() == link
+    node.end()
+
+
 def test_a_folder_goes_when_its_copy_has_ended(node):
     """Another copy, as of a node of the same machine, has the folder's lock."""
     (node.here / "input").write_text("x")
@@ -135,6 +151,20 @@ def test_a_folder_goes_when_its_copy_has_ended(node):
         time.sleep(1)
         assert (node.there / "input").exists()
     wait_for(lambda: not node.there.exists())
+
+
+def test_a_folder_that_is_opened_again_has_no_parts_of_files(node, tmp_path):
+    """They are what a killed controller left; what the user has moved elsewhere is left alone."""
+    elsewhere, case = tmp_path / "elsewhere", node.here / "case"
+    for folder in (elsewhere, case):
+        folder.mkdir()
+        (folder / "U.0123abcd.part").touch()
+    (case / "U.part").touch()
+    (node.here / "moved").symlink_to(elsewhere)
+    node.hub.copies.open("sim", str(node.here), "out")
+    assert [one.name for one in case.iterdir()] == ["U.part"]
+    assert [*elsewhere.iterdir()]
+    node.end()
 
 
 def test_what_cannot_be_copied_is_said(node):
@@ -248,11 +278,36 @@ def test_nothing_is_written_outside_the_folder(tmp_path, name):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["folder"]
 
 
-class Sender:
-    """Says what a folder has, and then sends a byte."""
+def test_nothing_is_removed_outside_the_folder(tmp_path):
+    """Where the user has moved a folder elsewhere, and left a link to it."""
+    folder, elsewhere = tmp_path / "folder", tmp_path / "elsewhere"
+    for one in (folder, elsewhere):
+        one.mkdir()
+        (one / "U").touch()
+    (folder / "moved").symlink_to(elsewhere)
+    staging.receive(str(folder), Sender({}, ["moved/U", "U"]))
+    assert [one.name for one in folder.iterdir()] == ["moved"]
+    assert [one.name for one in elsewhere.iterdir()] == ["U"]
 
-    def __init__(self, there):
-        text = staging.packed({"there": there, "gone": [], "whole": False, "trouble": ""})
+
+def test_no_part_of_a_file_is_left_where_one_is_copied_here_as_the_connection_ends(tmp_path):
+    folder, same = tmp_path / "folder", tmp_path / "same"
+    same.write_bytes(b"x")
+    digest = hashlib.sha256(b"x").hexdigest()
+    link = Sender({"U": [staging.FILE, 0o644, 1, [0, 0, 0], digest]})
+    link.ended = True
+    with pytest.raises(EOFError):
+        staging.receive(str(folder), link, held={digest: str(same)})
+    assert not [*folder.iterdir()]
+
+
+class Sender:
+    """Says what a folder has, and what it has not any more, and then sends a byte."""
+
+    ended = False
+
+    def __init__(self, there, gone=()):
+        text = staging.packed({"there": there, "gone": gone, "whole": False, "trouble": ""})
         self.fill = io.BytesIO(text + b"x").readinto
 
     def write(self, data):

@@ -6,7 +6,8 @@ copies, by `pods.staging`, and how far they are.
 
 Invariants: it listens where the hub does, on a port of its own, and on a socket in the hub's
 folder; TLS, and not a word to whoever does not know the token; a node gets and changes only files
-of folders that were opened to it; once it is closed, no copy goes on, and no part of one is left.
+of folders that were opened to it; once it is closed, no copy goes on, and no part of one is left,
+and what a killed controller left goes when the folder is opened again.
 """
 
 from __future__ import annotations
@@ -49,6 +50,8 @@ class Copies:
 
     def open(self, folder: str, path: str, way: str) -> None:
         """Let nodes have a folder ("in"), or change it too ("out"), by this name of it."""
+        if way == "out":
+            staging.remove_parts(path)
         with self._lock:
             self._folders[folder] = path, way
 
@@ -91,8 +94,11 @@ class Copies:
             with self._lock:
                 if self._closed:
                     return link.close()
-                self._links[thread] = link
-            thread.start()
+                try:
+                    thread.start()
+                    self._links[thread] = link
+                except RuntimeError:  # there are too many threads
+                    link.close()
 
     def _serve(self, tls: ssl.SSLSocket, link: connections.Channel) -> None:
         """One connection; what goes wrong, as where a folder is not open, both sides know."""

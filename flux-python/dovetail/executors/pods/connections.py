@@ -93,6 +93,7 @@ class Channel:
 
     def __init__(self, tls: ssl.SSLSocket) -> None:
         self._tls = tls
+        self.ended = False
 
     def fill(self, place: memoryview) -> None:
         """With what comes; EOFError if that is less."""
@@ -108,6 +109,7 @@ class Channel:
 
     def end(self) -> None:
         """Whoever waits has an error, and nobody waits again."""
+        self.ended = True
         with contextlib.suppress(OSError):
             socket.socket.shutdown(self._tls, socket.SHUT_RDWR)  # SSLSocket's own forgets its keys
 

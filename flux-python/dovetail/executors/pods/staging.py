@@ -12,8 +12,9 @@ neither file, link nor folder is left out.
     contents ----------------->
             <------------------ what went wrong, if anything
 
-Invariants: nothing is written outside the folder, whatever the other side says; a file has its name
-only once it is whole; what the folder's user writes meanwhile into other files is not touched.
+Invariants: nothing is written or removed outside the folder, whatever the other side says; a file
+has its name only once it is whole; what the folder's user writes meanwhile into other files is not
+touched.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ import hashlib
 import itertools
 import json
 import os
+import re
 import secrets
 import stat
 import struct
@@ -39,6 +41,8 @@ if TYPE_CHECKING:
 
     class Link(Protocol):
         """A connection; where it ends before all has come there is an EOFError."""
+
+        ended: bool  # from here, by another thread
 
         def fill(self, place: memoryview) -> None:
             """Take as much as this has room for."""
@@ -55,6 +59,7 @@ _LENGTH = struct.Struct("!Q")
 _BLOCK = 1 << 20  # bytes; each is written, and its digest taken, while the next one comes
 _LONGEST = 1 << 30  # bytes of a listing, some millions of files
 _MARKED = 2000  # files that are enough to know a folder by
+_PART = re.compile(r".+\.[0-9a-f]{8}\.part", re.DOTALL)
 
 
 STORES = "/tmp/dovetail-staged-"
@@ -63,6 +68,14 @@ ROOM = 300.0
 """Seconds that a copy waits for room on a disk that is full."""
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _NONE = ("", False)
+
+
+def remove_parts(folder: str) -> None:
+    """Remove what killed processes left of files that did not become whole."""
+    for top, _, files in os.walk(folder):
+        for name in filter(_PART.fullmatch, files):
+            with contextlib.suppress(OSError):
+                os.unlink(os.path.join(top, name))
 
 
 def own_store(path: str) -> str:
@@ -240,16 +253,17 @@ def receive(
     _raise_if(said["trouble"])
     there, wanted, trouble = said["there"], [], _NONE
     try:
-        wanted = _prepare(folder, there, said["gone"], said["whole"], held or {})
+        wanted = _prepare(folder, said, held or {}, link)
     except (StagingError, OSError) as error:
         trouble = _words(error, folder)
     _put(link, {"wanted": wanted, "trouble": trouble})
     _raise_if(*trouble)
     done, total = 0, sum(there[name][2] for name in wanted)
+    real = os.path.realpath(folder)
     blocks = itertools.cycle([memoryview(bytearray(_BLOCK)), memoryview(bytearray(_BLOCK))])
     with ThreadPoolExecutor(1) as writer:
         for name in wanted:
-            with _Incoming(os.path.join(folder, name), there[name]) as file:
+            with _Incoming(os.path.join(real, name), there[name]) as file:
                 left, taken = there[name][2], writer.submit(file.take, b"")
                 try:
                     while left:
@@ -266,8 +280,9 @@ def receive(
     if not trouble[0]:
         try:
             for name, entry in there.items():
-                if entry[0] == FOLDER:  # last, as one may be there to be read alone
-                    os.chmod(os.path.join(folder, name), entry[1])
+                path = os.path.join(real, name)
+                if entry[0] == FOLDER and os.path.realpath(path) == path:
+                    os.chmod(path, entry[1])  # last, as one may be there to be read alone
         except OSError as error:
             trouble = _words(error, folder)
     _put(link, trouble)
@@ -295,9 +310,11 @@ class _Incoming:
         self._digest, self._trouble = hashlib.sha256(), _NONE
         self._file = -1
         try:
+            if not _is_inside(path):  # as it was when we began
+                raise StagingError(f"{path}: would be written where a link leads")
             flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
             self._file = os.open(self._part, flags, 0o600)
-        except OSError as error:
+        except (StagingError, OSError) as error:
             self._trouble = _words(error, path)
 
     def __enter__(self) -> _Incoming:
@@ -345,22 +362,30 @@ def _raise_if(trouble: str, full: bool = False) -> None:
         raise StagingError(trouble, full)
 
 
+def _is_inside(path: str) -> bool:
+    """Whether it is where its name says: no folder on the way is a link."""
+    return os.path.realpath(os.path.dirname(path)) == os.path.dirname(path)
+
+
 def _prepare(
-    folder: str, there: Mapping[str, Any], gone: list[str], whole: bool, held: Mapping[str, str]
+    folder: str, said: Mapping[str, Any], held: Mapping[str, str], link: Link
 ) -> list[str]:
     """Remove what is to go, make folders, links and copies, and tell which files are wanted."""
+    there, gone = said["there"], said["gone"]
     for name in (*there, *gone):
         if {"", ".", ".."} & {*name.split("/")}:
             raise StagingError(f"{name!r} is no name in a folder")
     os.makedirs(folder, mode=0o700, exist_ok=True)
-    if whole:
+    if said["whole"]:
         gone = [name for name in listing(folder) if name not in there]
-    for name in sorted(gone, reverse=True):
-        remove_tree(os.path.join(folder, name))
     wanted, real = [], os.path.realpath(folder)
-    for name, (kind, _, size, _, digest) in sorted(there.items()):
+    for name in sorted(gone, reverse=True):
         path = os.path.join(real, name)
-        if os.path.realpath(os.path.dirname(path)) != os.path.dirname(path):
+        if _is_inside(path):  # else our user has moved it elsewhere
+            remove_tree(path)
+    for name, entry in sorted(there.items()):
+        kind, path = entry[0], os.path.join(real, name)
+        if not _is_inside(path):
             raise StagingError(f"{path}: would be written where a link leads")
         is_folder = os.path.isdir(path) and not os.path.islink(path)
         if os.path.lexists(path) and is_folder != (kind == FOLDER):
@@ -369,30 +394,45 @@ def _prepare(
             os.makedirs(path, mode=0o700, exist_ok=True)
             os.chmod(path, 0o700)
         elif kind == LINK:
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(path)
-            os.symlink(digest, path)
-        elif not _is(path, size, digest) and not _copied(path, there[name], held.get(digest)):
+            _make_link(path, entry[4])
+        elif not _kept(path, entry) and not _copied(path, entry, held.get(entry[4]), link):
             wanted.append(name)
     return wanted
 
 
-def _copied(path: str, entry: list[Any], source: str | None) -> bool:
+def _make_link(path: str, target: str) -> None:
+    """Unless it is there already."""
+    if os.path.islink(path) and os.readlink(path) == target:
+        return
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(path)
+    os.symlink(target, path)
+
+
+def _copied(path: str, entry: list[Any], source: str | None, link: Link) -> bool:
     """Whether the file could be made from one that is here, if that is still what it was."""
     if source is None:
         return False
     with _Incoming(path, entry) as file:
         for block in _blocks(source):
+            if link.ended:
+                raise EOFError
             file.take(block)
         return not file.finish()[0]
 
 
-def _is(path: str, size: int, digest: str) -> bool:
-    """Whether a file is there already."""
-    with contextlib.suppress(OSError):
+def _kept(path: str, entry: list[Any]) -> bool:
+    """Whether a file is there already; it has the mode and the time of the other one then."""
+    _, mode, size, (modified, _, _), digest = entry
+    with contextlib.suppress(OSError):  # as where it is another user's
         state = os.lstat(path)
-        alike = stat.S_ISREG(state.st_mode) and state.st_size == size
-        return alike and digest_of(path) == digest
+        if not stat.S_ISREG(state.st_mode) or state.st_size != size or digest_of(path) != digest:
+            return False
+        if stat.S_IMODE(state.st_mode) != mode:
+            os.chmod(path, mode)
+        if state.st_mtime_ns != modified:
+            os.utime(path, ns=(modified, modified))
+        return True
     return False
 
 
