@@ -23,7 +23,8 @@ def three(binaries, tmp_path_factory):
 def test_ranks_on_each_have_the_case_and_what_they_wrote_comes_from_each(three, mpi):
     three.first.write(f"{host_clusters.HOME}/case/input", "as delivered\n")
     entry = busy(5, 10, 15, prepare=["cp input prepared"])
-    entry["command"] = ["sh", "-c", SAY, "say", PROGRAMS[mpi], *entry["command"][1:]]
+    said = ["sh", "-c", SAY, "say", PROGRAMS[mpi], *entry["command"][1:]]
+    entry["command"] = [f"mpirun.{mpi}", "-np", "3", *said]
     out = three.start(entry)
     three.goes_on(out, "sim")
     three.enough(out)

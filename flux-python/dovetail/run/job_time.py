@@ -30,13 +30,13 @@ FRESH = 1.0
 
 
 def instance(*, for_us_alone: bool) -> str:
-    """Where Flux is; `for_us_alone` it is not told to simulations, which have nothing of our job."""
+    """Where Flux is; `for_us_alone`: not for simulations, which have nothing of our job."""
     return os.environ.pop("FLUX_URI", "") if for_us_alone else os.environ.get("FLUX_URI", "")
 
 
 class End:
-    """The end of the job of a Flux `instance`; `left` is the seconds until then as it began, infinity for
-    none. It is asked for in the background while it is looked at by `due`."""
+    """The end of the job of a Flux `instance`; `left` is the seconds until then as it began,
+    infinity for none. It is asked for in the background while it is looked at by `due`."""
 
     def __init__(self, instance: str) -> None:
         self._instance = instance
