@@ -56,14 +56,15 @@ struct token {
     int peer;
     uint32_t index;
     enum own_beat_kind kind;
-    uint32_t calls;  /* with any peer, since MPI_Init */
-    uint32_t total;  /* times that it came since MPI_Init */
+    uint64_t calls;  /* with any peer, since MPI_Init */
+    uint64_t total;  /* times that it came since MPI_Init */
     uint32_t epoch;  /* and in this epoch */
     uint32_t judged; /* and since the candidate is judged */
     uint64_t last;   /* tick at which it came last */
     bool refused;    /* as a beat, in this epoch */
     /* How often the candidate came between two times of this one; for the candidate, the calls. */
-    uint32_t before, usual, hits, misses;
+    uint64_t before;
+    uint32_t usual, hits, misses;
 };
 
 static struct token tokens[TOKENS];
@@ -137,9 +138,9 @@ static void take(struct token *token, uint32_t times)
 /* A token came while there is a candidate. */
 static void judge(struct token *token)
 {
-    uint32_t sum = token == candidate ? token->calls : candidate->total;
+    uint64_t sum = token == candidate ? token->calls : candidate->total;
     if (token->judged++ > 0) {
-        take(token, sum - token->before);
+        take(token, (uint32_t)(sum - token->before));
         if (token == candidate) {
             double calls = refused_calls - refused_before;
             turns += calls;

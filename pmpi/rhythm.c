@@ -47,7 +47,7 @@ struct token {
     const void *site;
     uint32_t index;
     uint32_t size;               /* 1 + the binary logarithm of the count */
-    uint32_t total;              /* times that it came since MPI_Init */
+    uint64_t total;              /* times that it came since MPI_Init */
     uint32_t epoch;              /* and in this epoch */
     uint64_t last;               /* tick at which it came last */
     uint64_t between[INTERVALS]; /* ticks between its last times, round and round */
@@ -55,7 +55,7 @@ struct token {
 
 /* How often one token comes between two times of another, rarer one. */
 struct ratio {
-    uint32_t before; /* its total at the rarer one's last time */
+    uint64_t before; /* its total at the rarer one's last time */
     uint32_t usual;
     uint32_t hits, misses; /* times that it was as usual, and not */
 };
@@ -114,7 +114,7 @@ static void take(unsigned i, unsigned first, unsigned last, uint64_t now)
     for (unsigned j = first; j <= last; j++) {
         struct ratio *ratio = &ratios[i][j];
         if (token->epoch > 0)
-            take_ratio(ratio, tokens[j].total - ratio->before);
+            take_ratio(ratio, (uint32_t)(tokens[j].total - ratio->before));
         else
             ratio->hits = ratio->misses = 0;
         ratio->before = tokens[j].total;
