@@ -70,10 +70,11 @@ struct waiting {
     uint32_t timeout_us;
     uint32_t seen; /* the bell when it was announced */
     bool announced;
-    bool waits; /* the call is known to go on until a peer did something */
-    bool idled; /* the turn of the progress loop that it is in found nothing to do */
-    bool moved; /* a turn since the last look at the sleepers may have sent something */
-    bool slack; /* timer slack is set for this thread */
+    bool waits;   /* the call is known to go on until a peer did something */
+    bool idled;   /* the turn of the progress loop that it is in found nothing to do */
+    bool moved;   /* a turn since the last look at the sleepers may have sent something */
+    bool stirred; /* a turn in this call moved something */
+    bool slack;   /* timer slack is set for this thread */
     nfds_t sources;
     struct pollfd source[1 + SOURCES]; /* from the second on, where the last turn looked */
 };
@@ -92,6 +93,7 @@ static PER_THREAD bool ending; /* in MPI_Finalize, or after it */
 
 static const char *directory; /* of the files, for as long as there are ranks on other nodes */
 static int messenger = -1;    /* a socket: bells of ranks that wait for messages; -1: none does */
+static bool hears;            /* it has a name, by which others ring this rank */
 
 /* --- Files --- */
 
@@ -208,8 +210,9 @@ static void announce(void)
 {
     struct slot *slot = &bells->slots[own];
     me.seen = __atomic_load_n(&slot->bell, __ATOMIC_ACQUIRE);
-    __atomic_store_n(&slot->polls, messenger >= 0 && me.sources > 0, __ATOMIC_RELAXED);
+    __atomic_store_n(&slot->polls, hears && me.sources > 0, __ATOMIC_RELAXED);
     __atomic_fetch_or(&sleepers[own / 64], UINT64_C(1) << own % 64, __ATOMIC_SEQ_CST);
+    __atomic_thread_fence(__ATOMIC_SEQ_CST); /* ARM lets a look overtake what announces it */
     me.announced = true;
 }
 
@@ -237,10 +240,12 @@ static bool listen_for(const struct timespec *timeout)
     struct timespec left = *timeout; /* the kernel changes it */
     if (syscall(SYS_ppoll, me.source, 1 + me.sources, &left, NULL, 0) <= 0)
         return false;
-    if (me.source[0].revents & POLLNVAL)
-        messenger = -1; /* the program has closed it */
-    else if (me.source[0].revents)
-        recv(messenger, rung, sizeof(rung), MSG_DONTWAIT);
+    if (me.source[0].revents & POLLNVAL) { /* the program has closed it */
+        messenger = -1;
+        hears = false;
+    }
+    while (me.source[0].revents && recv(messenger, rung, sizeof(rung), MSG_DONTWAIT) > 0)
+        ; /* several may have rung */
     return true;
 }
 
@@ -344,7 +349,7 @@ void wait_turn(void)
 
 void wait_looked(const struct pollfd *at, nfds_t count)
 {
-    if (messenger < 0 || me.sources + count > SOURCES)
+    if (!hears || me.sources + count > SOURCES)
         return;
     memcpy(&me.source[1 + me.sources], at, count * sizeof(*at));
     me.sources += count;
@@ -357,6 +362,7 @@ void wait_turned(void)
     if (me.announced)
         take_back();
     begin_wait();
+    me.stirred = true;
 }
 
 /* --- From the wrappers --- */
@@ -374,19 +380,40 @@ static bool spread_out(int world_size)
     return nodes && atoi(nodes) > 1;
 }
 
-/* A rank that is reached by messages only sleeps on where they come from, and on this. */
+static int open_socket(void)
+{
+    return socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+}
+
+/* Does a name stand for a socket that nobody has any more, as a program leaves it that ends? */
+static bool is_left_over(const struct sockaddr_un *name, socklen_t size)
+{
+    int fd = open_socket();
+    bool left =
+        fd >= 0 && connect(fd, (const struct sockaddr *)name, size) != 0 && errno == ECONNREFUSED;
+    if (fd >= 0)
+        close(fd);
+    return left;
+}
+
+static bool name_socket(int fd, const struct sockaddr_un *name, socklen_t size)
+{
+    if (bind(fd, (const struct sockaddr *)name, size) == 0)
+        return true;
+    return errno == EADDRINUSE && is_left_over(name, size) && unlink(name->sun_path) == 0 &&
+           bind(fd, (const struct sockaddr *)name, size) == 0;
+}
+
+/* A rank that is reached by messages only sleeps on where they come from, and on this. One that
+ * finds its name taken, by another world of the same simulation, rings all the same. */
 static void open_messenger(const char *dir)
 {
     struct sockaddr_un name;
     directory = strdup(dir);
     socklen_t size = directory ? bell_name(&name, own) : 0;
-    int fd = size ? socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0) : -1;
-    if (fd >= 0 && own >= 0 &&
-        (fchmod(fd, 0600) != 0 || bind(fd, (struct sockaddr *)&name, size) != 0)) {
-        close(fd);
-        fd = -1;
-    }
-    messenger = fd;
+    messenger = size ? open_socket() : -1;
+    hears = messenger >= 0 && own >= 0 && fchmod(messenger, 0600) == 0 &&
+            name_socket(messenger, &name, size);
 }
 
 int wait_init(const char *dir, int world_rank, int world_size, bool spawned, bool holds_lock)
@@ -418,6 +445,7 @@ void wait_enter(int kind)
 {
     me.inside = (uint32_t)kind + 1;
     me.waits = kind != WAIT_NONE && kind != WAIT_START;
+    me.stirred = false;
     begin_wait(); /* an announcement is left over if the mode changed in the last call */
 }
 
@@ -430,7 +458,7 @@ void wait_leave(void)
         return;
     if (me.announced)
         take_back();
-    if (kind != WAIT_NONE) {
+    if (kind != WAIT_NONE || me.stirred) {
         int saved = errno;
         ring();
         errno = saved;
@@ -454,5 +482,6 @@ void wait_child(void)
     control = NULL;
     bells = NULL;
     messenger = -1;
+    hears = false;
     memset(&me, 0, sizeof(me));
 }

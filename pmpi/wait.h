@@ -35,7 +35,8 @@ enum {
 int wait_init(const char *dir, int world_rank, int world_size, bool spawned, bool holds_lock);
 /* At the entry of a wrapped call, the outermost only; `kind` is its class, WAIT_SEND etc. */
 void wait_enter(int kind);
-/* At its exit: rings the peers that sleep, unless the class says that it sends nothing. */
+/* At its exit: rings the peers that sleep, unless the class says that it sends nothing and
+ * no turn of the library's progress loop moved anything. */
 void wait_leave(void);
 /* Before PMPI_Finalize, which then waits as ever. */
 void wait_finalize(void);

@@ -1,13 +1,17 @@
 /* SPDX-License-Identifier: LGPL-3.0-or-later
  *
  * What the wait policy does in rank 0 of two: it stands in for syscall(3), by which the policy
- * gives way and sleeps, and says how often either happened on the thread that is looked at.
+ * gives way, sleeps and wakes others, and says how often one of these happened on the thread that
+ * is looked at.
  *
  * beside: a thread waits in MPI_Recv for 0.3 s, in which nobody else calls MPI
  * turns: the same, and says how often it gave way
  * polls: 1000 times MPI_Iprobe and 1000 times MPI_Test, which find nothing
  * starts: one MPI_Fetch_and_op on the other rank, which does not call MPI for 1 s
  * trickle: one MPI_Recv, during which the rank sleeps and then gets 1000 other messages
+ * accepts: 5 times MPI_Irecv, of a long message that has come, while its sender sleeps; and says
+ *     how often these woke others
+ * tests: the same of 5 times MPI_Test, which is the first that sees the message
  * news: 100 times MPI_Recv, of messages that come 5 ms apart
  */
 #include <dlfcn.h>
@@ -20,8 +24,18 @@
 #include <string.h>
 #include <sys/syscall.h>
 
-enum { POLLS = 1000, MESSAGES = 1000, NEWS = 100, LAST = 1, OTHER = 2, NEVER = 3 };
-static __thread unsigned yields, sleeps;
+enum {
+    POLLS = 1000,
+    MESSAGES = 1000,
+    NEWS = 100,
+    LONG = 1 << 18,
+    TIMES = 5,
+    LAST = 1,
+    OTHER = 2,
+    NEVER = 3
+};
+static __thread unsigned yields, sleeps, wakes;
+static int data[LONG];
 
 long syscall(long number, ...)
 {
@@ -36,6 +50,7 @@ long syscall(long number, ...)
         *(void **)&next = dlsym(RTLD_NEXT, "syscall");
     yields += number == SYS_sched_yield;
     sleeps += (number == SYS_futex && words[1] == FUTEX_WAIT) || number == SYS_ppoll;
+    wakes += number == SYS_futex && words[1] == FUTEX_WAKE;
     return next(number, words[0], words[1], words[2], words[3], words[4], words[5]);
 }
 
@@ -117,6 +132,42 @@ static unsigned trickle(void)
     return counted;
 }
 
+static unsigned accepts(void)
+{
+    MPI_Request request;
+    int found = 0;
+    while (!found)
+        MPI_Iprobe(1, OTHER, MPI_COMM_WORLD, &found, MPI_STATUS_IGNORE);
+    poll(NULL, 0, 100); /* the sender, whom that has woken, falls asleep again */
+    unsigned before = wakes;
+    MPI_Irecv(data, LONG, MPI_INT, 1, OTHER, MPI_COMM_WORLD, &request);
+    unsigned counted = wakes - before;
+    MPI_Wait(&request, MPI_STATUS_IGNORE);
+    return counted;
+}
+
+static unsigned tests(void)
+{
+    MPI_Request request;
+    int found;
+    MPI_Irecv(data, LONG, MPI_INT, 1, OTHER, MPI_COMM_WORLD, &request);
+    send(1, LAST);
+    poll(NULL, 0, 100); /* the sender falls asleep */
+    unsigned before = wakes;
+    MPI_Test(&request, &found, MPI_STATUS_IGNORE);
+    unsigned counted = wakes - before;
+    MPI_Wait(&request, MPI_STATUS_IGNORE);
+    return counted;
+}
+
+static unsigned times(unsigned (*one)(void))
+{
+    unsigned counted = 0;
+    for (int i = 0; i < TIMES; i++)
+        counted += one();
+    return counted;
+}
+
 static unsigned news(void)
 {
     unsigned before = sleeps;
@@ -152,6 +203,12 @@ static void answer(const char *what)
             pause_shortly();
         }
         send(0, LAST);
+    } else if (strcmp(what, "accepts") == 0 || strcmp(what, "tests") == 0) {
+        for (int i = 0; i < TIMES; i++) {
+            if (strcmp(what, "tests") == 0)
+                receive(LAST);
+            MPI_Send(data, LONG, MPI_INT, 0, OTHER, MPI_COMM_WORLD);
+        }
     } else if (strcmp(what, "news") == 0) {
         for (int i = 0; i < NEWS; i++) {
             poll(NULL, 0, 5);
@@ -172,12 +229,14 @@ int main(int argc, char *argv[])
     else if (level < asked)
         printf("unsupported\n");
     else
-        printf("%u\n", strcmp(what, "beside") == 0   ? beside().sleeps
-                       : strcmp(what, "turns") == 0  ? beside().yields
-                       : strcmp(what, "polls") == 0  ? polls()
-                       : strcmp(what, "starts") == 0 ? starts(0)
-                       : strcmp(what, "news") == 0   ? news()
-                                                     : trickle());
+        printf("%u\n", strcmp(what, "beside") == 0    ? beside().sleeps
+                       : strcmp(what, "turns") == 0   ? beside().yields
+                       : strcmp(what, "polls") == 0   ? polls()
+                       : strcmp(what, "starts") == 0  ? starts(0)
+                       : strcmp(what, "accepts") == 0 ? times(accepts)
+                       : strcmp(what, "tests") == 0   ? times(tests)
+                       : strcmp(what, "news") == 0    ? news()
+                                                      : trickle());
     MPI_Finalize();
     return 0;
 }

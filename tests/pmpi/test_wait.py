@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import select
 import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -134,7 +135,7 @@ def test_a_job_ends_when_a_rank_is_killed_while_its_peer_sleeps(mpi: str, tmp_pa
 
 
 def counted(mpi: str, what: str, policy: WaitPolicy, directory: Path) -> int:
-    """How often rank 0 of pmpi/known/waits.c slept, or for `polls` also gave way."""
+    """What rank 0 of pmpi/known/waits.c counted: for most, how often it slept."""
     Control.create(directory, policy).close()
     words = [known_programs.build(mpi, "known/waits.c"), what]
     run = known_programs.run(mpi, 2, words, directory)
@@ -181,6 +182,19 @@ def test_a_wait_begins_anew_whenever_something_moved(mpi: str, tmp_path: Path) -
     assert 0 < counted(mpi, "trickle", WaitPolicy("doorbell", 5000), tmp_path) < 200
 
 
+@pytest.mark.parametrize("what", ["accepts", "tests"])
+@pytest.mark.parametrize("mpi", known_programs.MPIS)
+def test_a_call_that_answers_a_sender_wakes_it(mpi: str, what: str, tmp_path: Path) -> None:
+    # The sender of a long message sleeps until its receiver has taken it, or says where to. Of five
+    # senders one may have been awake by its timeout, in sleeps of 50 ms.
+    control = Control.create(tmp_path, WaitPolicy("doorbell"))
+    control.set_timeouts(50_000, 50_000)
+    control.close()
+    run = known_programs.run(mpi, 2, [known_programs.build(mpi, "known/waits.c"), what], tmp_path)
+    assert run.code == 0, run.errors
+    assert int(run.output) >= 1
+
+
 # Each rank as if it were alone on its node: its own files, and messages by TCP.
 APART = (
     "d=$DOVETAIL_DIR/${OMPI_COMM_WORLD_RANK:-$PMI_RANK}; "
@@ -189,15 +203,19 @@ APART = (
 BY_TCP = {"OMPI_MCA_btl": "tcp,self", "UCX_TLS": "tcp,self", "MPIR_CVAR_NOLOCAL": "1"}
 
 
+@pytest.mark.parametrize("before", [False, True], ids=["the first", "one after another"])
 @pytest.mark.parametrize("mpi", known_programs.MPIS)
-def test_a_message_from_another_node_ends_a_sleep(mpi: str, tmp_path: Path) -> None:
+def test_a_message_from_another_node_ends_a_sleep(mpi: str, before: bool, tmp_path: Path) -> None:
     # 100 messages come in half a second, in which there is no time for more than 10 sleeps of
-    # 50 ms to their end.
+    # 50 ms to their end. A program leaves its bells behind.
     for rank in range(2):
         (folder := tmp_path / str(rank)).mkdir()
         control = Control.create(folder, WaitPolicy("doorbell"))
         control.set_timeouts(50_000, 50_000)
         control.close()
+        if before:
+            with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as bell:
+                bell.bind(str(folder / f"bell.{rank}"))
     words = ["sh", "-c", APART, known_programs.build(mpi, "known/waits.c"), "news"]
     run = known_programs.run(mpi, 2, words, tmp_path, **BY_TCP)
     assert run.code == 0, run.errors
