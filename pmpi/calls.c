@@ -41,6 +41,12 @@ enum {
 };
 #undef CALL
 
+#define CALL(name, fname, class, n, params, args)                                                  \
+    _Static_assert(sizeof("MPI_" #name) - 1 <= DOVETAIL_NAME_MAX,                                  \
+                   "the page has no room for a name");
+#include "calls.def"
+#undef CALL
+
 #define CALL(name, fname, class, n, params, args) "MPI_" #name,
 static const char *const names[] = {
     "MPI_Pcontrol",

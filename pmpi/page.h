@@ -97,7 +97,7 @@ struct dovetail_page {
     struct dovetail_mark latest[2];
 
     struct dovetail_calls calls[DOVETAIL_CALLS_MAX];
-    char names[DOVETAIL_CALLS_MAX][DOVETAIL_NAME_MAX];
+    char names[DOVETAIL_CALLS_MAX][DOVETAIL_NAME_MAX]; /* end in a zero if they are shorter */
 };
 
 #define DOVETAIL_CONTROL_MAGIC "DVTCTRL"

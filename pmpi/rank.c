@@ -226,7 +226,7 @@ static struct dovetail_page *make_page(int rank, int size, const char *const *na
     page->start_ticks = start_ticks();
     gethostname(page->host, sizeof(page->host) - 1);
     for (unsigned i = 0; i < ncalls; i++)
-        strncpy(page->names[i], names[i], DOVETAIL_NAME_MAX - 1);
+        strncpy(page->names[i], names[i], DOVETAIL_NAME_MAX); /* one is as long as that */
     getrusage(RUSAGE_SELF, &usage_at_init);
     queued_at_init = queued();
     page->queued = queued_at_init == UINT64_MAX ? UINT64_MAX : 0;
@@ -418,10 +418,11 @@ bool rank_last(void)
 void rank_end(void)
 {
     struct dovetail_page *page = rank_page;
-    if (page == NULL || !rank_main)
+    if (page == NULL)
         return;
     queued_asked = 0;
-    rank_refresh(ticks_now());
+    if (rank_main) /* another thread may end a session */
+        rank_refresh(ticks_now());
     rank_waits = false;
     wait_finalize();
     rank_refresh_at = UINT64_MAX; /* MPI_Finalize itself is no part of the profile */

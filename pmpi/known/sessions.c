@@ -2,11 +2,13 @@
  *
  * A program of MPI 4.0 on two ranks that never calls MPI_Init: two sessions, one within the other,
  * and in the first a communicator on which each kind of call that came with MPI 4.0 is made a known
- * number of times. `wait SECONDS`: instead, rank 1 keeps rank 0 waiting in MPI_Recv_c for so long.
- * Prints "good" on each rank if all that arrived is right, "unsupported" before MPI 4.0.
+ * number of times. A thread ends the last session. `wait SECONDS`: instead, rank 1 keeps rank 0
+ * waiting in MPI_Recv_c for so long. Prints "good" on each rank if all that arrived is right,
+ * "unsupported" before MPI 4.0.
  */
 #include <mpi.h>
 #include <poll.h>
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -87,9 +89,16 @@ static int keep_waiting(int seconds)
     return 1;
 }
 
+static void *end(void *session)
+{
+    MPI_Session_finalize(session);
+    return NULL;
+}
+
 int main(int argc, char *argv[])
 {
     MPI_Session outer, inner;
+    pthread_t thread;
     MPI_Group all;
     MPI_Session_init(MPI_INFO_NULL, MPI_ERRORS_ARE_FATAL, &outer);
     MPI_Group_from_session_pset(outer, "mpi://WORLD", &all);
@@ -103,7 +112,8 @@ int main(int argc, char *argv[])
                         : large_counts() & both_ways() & persistent() & by_parts();
     printf(good ? "good\n" : "bad\n");
     MPI_Comm_free(&comm);
-    MPI_Session_finalize(&outer);
+    pthread_create(&thread, NULL, end, &outer);
+    pthread_join(thread, NULL);
     return 0;
 }
 

@@ -135,6 +135,8 @@ def test_a_program_with_sessions_alone_is_counted_exactly(mpi, tmp_path):
     for one, parts in zip(done.pages, own):
         expected = {f"MPI_{name}": count for name, count in {**MPI_4, **parts}.items()}
         assert known_programs.counts(one) == expected
+    (name, *_) = tmp_path.glob("rank.*")
+    assert b"MPI_Intercomm_create_from_groups" in name.read_bytes()  # the longest there is
 
 
 @each_mpi
