@@ -13,7 +13,6 @@
  * step was. Where LAMMPS is linked statically nobody sees these calls, and its rhythm counts
  * (rhythm.h).
  */
-#include <dlfcn.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -37,20 +36,6 @@ EXPORTED void _ZN9LAMMPS_NS9Integrate6ev_setEl(void *self, long step);
 EXPORTED void _ZN9LAMMPS_NS3Min6ev_setEl(void *self, long step);
 EXPORTED void _ZN9LAMMPS_NS6Finish3endEi(void *self, int flag);
 
-/* LAMMPS's own function; if a program loaded the library for itself alone, by way of the caller. */
-static void *real(const char *name, const void *caller)
-{
-    Dl_info info;
-    void *symbol = dlsym(RTLD_NEXT, name);
-    if (symbol == NULL && dladdr(caller, &info) != 0) {
-        void *library = dlopen(info.dli_fname, RTLD_LAZY | RTLD_NOLOAD);
-        symbol = library ? dlsym(library, name) : NULL;
-        if (library)
-            dlclose(library);
-    }
-    return next_function(symbol, name);
-}
-
 static void take(long step)
 {
     /* Where a run does not set itself up, `run 10 pre no`, its first word is of its first step. */
@@ -73,7 +58,7 @@ void _ZN9LAMMPS_NS9Integrate6ev_setEl(void *self, long step)
 {
     static void (*next)(void *, long);
     if (next == NULL)
-        *(void **)&next = real(__func__, __builtin_return_address(0));
+        *(void **)&next = hooked_function(__func__, __builtin_return_address(0));
     take(step);
     next(self, step);
 }
@@ -82,7 +67,7 @@ void _ZN9LAMMPS_NS3Min6ev_setEl(void *self, long step)
 {
     static void (*next)(void *, long);
     if (next == NULL)
-        *(void **)&next = real(__func__, __builtin_return_address(0));
+        *(void **)&next = hooked_function(__func__, __builtin_return_address(0));
     take(step);
     next(self, step);
 }
@@ -91,7 +76,7 @@ void _ZN9LAMMPS_NS6Finish3endEi(void *self, int flag)
 {
     static void (*next)(void *, int);
     if (next == NULL)
-        *(void **)&next = real(__func__, __builtin_return_address(0));
+        *(void **)&next = hooked_function(__func__, __builtin_return_address(0));
     if (begun > 0)
         rank_iteration(DOVETAIL_SOURCE_LAMMPS, begun);
     state = OUTSIDE;

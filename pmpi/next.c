@@ -11,35 +11,68 @@
 
 #if defined(OPEN_MPI)
 #define LIBRARIES "libmpi.so.40", "libmpi_mpifh.so.40", "libmpi_usempif08.so.40"
-#else
-#define LIBRARIES "libmpich.so.12", "libmpichfort.so.12"
+#else /* as Debian calls them, and as its makers do */
+#define LIBRARIES "libmpich.so.12", "libmpichfort.so.12", "libmpi.so.12", "libmpifort.so.12"
+#define TOO_WIDE "ompi_mpi_comm_world" /* of the MPI whose handles the wrappers would cut */
 #endif
 
-static void *find(const char *name)
+static void *other; /* an MPI library by another name that a caller of MPI led to; stays open */
+
+/* In a library that is loaded, or in one that it needs. */
+static void *find_in(const char *library, const char *name)
 {
-    static const char *const libraries[] = {LIBRARIES};
-    for (size_t i = 0; i < sizeof(libraries) / sizeof(*libraries); i++) {
-        void *library = dlopen(libraries[i], RTLD_LAZY | RTLD_NOLOAD);
-        void *symbol = library ? dlsym(library, name) : NULL;
-        if (library)
-            dlclose(library);
-        if (symbol)
-            return symbol;
-    }
-    return NULL;
+    void *handle = dlopen(library, RTLD_LAZY | RTLD_NOLOAD);
+    void *symbol = handle ? dlsym(handle, name) : NULL;
+    if (handle)
+        dlclose(handle);
+    return symbol;
 }
 
-void *next_function(void *linked, const char *name)
+static void *find_from(const void *caller, const char *name)
 {
-    void *symbol = linked ? linked : find(name);
+    Dl_info info;
+    return dladdr(caller, &info) ? find_in(info.dli_fname, name) : NULL;
+}
+
+static void *or_abort(void *symbol, const char *name)
+{
     if (symbol)
         return symbol;
     fprintf(stderr, "dovetail: no %s in any loaded MPI library\n", name);
     abort();
 }
 
-void *chained_function(const char *name, void *linked, const char *real)
+void *known_function(void *linked, const char *name)
+{
+    static const char *const libraries[] = {LIBRARIES};
+    void *symbol = linked;
+    for (size_t i = 0; symbol == NULL && i < sizeof(libraries) / sizeof(*libraries); i++)
+        symbol = find_in(libraries[i], name);
+    return symbol == NULL && other ? dlsym(other, name) : symbol;
+}
+
+void *next_function(void *linked, const char *name)
+{
+    return or_abort(known_function(linked, name), name);
+}
+
+void *hooked_function(const char *name, const void *caller)
 {
     void *symbol = dlsym(RTLD_NEXT, name);
-    return symbol ? symbol : next_function(linked, real);
+    return next_function(symbol ? symbol : find_from(caller, name), name);
+}
+
+void *chained_function(const char *name, void *linked, const char *real, const void *caller)
+{
+    Dl_info info;
+    void *symbol = dlsym(RTLD_NEXT, name);
+    if (symbol == NULL)
+        symbol = known_function(linked, real);
+    if (symbol == NULL && (symbol = find_from(caller, real)) != NULL && dladdr(symbol, &info))
+        other = dlopen(info.dli_fname, RTLD_LAZY | RTLD_NOLOAD);
+#if defined(TOO_WIDE)
+    if (other && dlsym(other, TOO_WIDE))
+        symbol = NULL;
+#endif
+    return or_abort(symbol, real);
 }

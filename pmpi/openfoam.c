@@ -43,7 +43,7 @@ void *_ZN4Foam4TimeppEv(void *self)
 {
     static void *(*next)(void *);
     if (next == NULL)
-        *(void **)&next = next_function(dlsym(RTLD_NEXT, __func__), __func__);
+        *(void **)&next = hooked_function(__func__, __builtin_return_address(0));
     if (rank_serial())
         on_exit(serial_ends, NULL);
     if (!in_part)
@@ -55,7 +55,7 @@ void *_ZN4Foam12subCycleTimeppEv(void *self)
 {
     static void *(*next)(void *);
     if (next == NULL)
-        *(void **)&next = next_function(dlsym(RTLD_NEXT, __func__), __func__);
+        *(void **)&next = hooked_function(__func__, __builtin_return_address(0));
     in_part = true;
     void *result = next(self);
     in_part = false;

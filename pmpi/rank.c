@@ -67,9 +67,18 @@ static pthread_mutex_t beginning = PTHREAD_MUTEX_INITIALIZER; /* two threads may
 #define THIS_MPI DOVETAIL_OPENMPI
 #define WAITS_LOCKED false
 #else
+extern __attribute__((weak)) char ompi_mpi_comm_world[];
 #define THIS_MPI DOVETAIL_MPICH
 #define WAITS_LOCKED rank_parallel /* one lock for all threads, held through a turn of progress */
 #endif
+
+/* Is the MPI that has begun the one that this library is for? A script may start a program of the
+ * other, and some bring an MPI for one rank of their own, without the profiling names. */
+static bool is_this_mpi(void)
+{
+    bool open_mpi = known_function((void *)&ompi_mpi_comm_world, "ompi_mpi_comm_world") != NULL;
+    return KNOWN(PMPI_Comm_rank) != NULL && open_mpi == (THIS_MPI == DOVETAIL_OPENMPI);
+}
 
 /* MPI_COMM_WORLD and MPI_COMM_NULL are addresses in Open MPI, and may be as late as functions. */
 static MPI_Comm world(void)
@@ -275,7 +284,15 @@ static void begin(const char *const *names, unsigned ncalls, unsigned index, con
     int rank, size, level;
     char path[4096];
     const char *dir = secure_getenv("DOVETAIL_DIR");
-    if (life == IN_MPI || life == OVER || dir == NULL || find_place(session, &rank, &size) != 0)
+    if (life == IN_MPI || life == OVER || dir == NULL)
+        return;
+    if (!is_this_mpi()) {
+        rank_end();
+        life = OVER;
+        rank_page = NULL;
+        return;
+    }
+    if (find_place(session, &rank, &size) != 0)
         return;
     if (life == SERIAL && name_page(path, sizeof(path), dir, 0) == 0)
         unlink(path); /* a process has one page, and this one knows its rank */

@@ -5,7 +5,7 @@
  * The files of this library lie in layers, and each calls only those before it:
  *
  *   page, attributes    what its readers share; how symbols are declared
- *   weak                leaves programs without MPI alone
+ *   weak                leaves programs without MPI, and of another, alone
  *   ticks, next, wait   the clock; the real functions; how a rank waits
  *   wait_hooks          the MPI libraries' progress loops, in which it does
  *   rank                this: the life of one rank's page

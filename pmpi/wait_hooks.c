@@ -37,13 +37,6 @@ EXPORTED int sched_yield(void)
     return 0;
 }
 
-/* The function that we stand in for. A library that the program loaded for itself alone is not
- * among the next ones, but next_function knows the names of the MPI libraries. */
-static void *hooked(const char *name)
-{
-    return next_function(dlsym(RTLD_NEXT, name), name);
-}
-
 /* The libraries look at their connections with one of these, without waiting; see wait_looked. */
 EXPORTED int poll(struct pollfd *at, nfds_t count, int timeout);
 EXPORTED int epoll_wait(int set, struct epoll_event *events, int most, int timeout);
@@ -80,7 +73,7 @@ void opal_progress(void)
 {
     static void (*next)(void);
     if (__builtin_expect(next == NULL, 0)) /* all threads find the same */
-        *(void **)&next = hooked("opal_progress");
+        *(void **)&next = hooked_function("opal_progress", __builtin_return_address(0));
     wait_turn();
     next();
     wait_turned();
@@ -98,7 +91,8 @@ EXPORTED ssize_t read(int fd, void *data, size_t size);
 unsigned ucp_worker_progress(void *worker)
 {
     if (__builtin_expect(next_progress == NULL, 0))
-        *(void **)&next_progress = hooked("ucp_worker_progress");
+        *(void **)&next_progress =
+            hooked_function("ucp_worker_progress", __builtin_return_address(0));
     last_worker = worker;
     wait_turn();
     unsigned moved = next_progress(worker);
@@ -112,7 +106,7 @@ void ucp_worker_destroy(void *worker)
 {
     static void (*next)(void *);
     if (next == NULL)
-        *(void **)&next = hooked("ucp_worker_destroy");
+        *(void **)&next = hooked_function("ucp_worker_destroy", __builtin_return_address(0));
     if (worker == last_worker)
         last_worker = NULL;
     next(worker);

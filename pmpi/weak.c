@@ -2,19 +2,24 @@
  *
  * Leaves programs alone that ask whether there is an MPI: by weak references to its functions,
  * which are NULL where nobody has them. This library, preloaded, has them all, so such a program
- * would call MPI where there is none.
+ * would call MPI where there is none. And programs of another MPI than the one that this library is
+ * for, which a script may start: its wrappers would cut their handles, where those are wider.
  *
  * In: the relocations of all that is loaded when the program starts. Out: the same, but each weak
- * reference that this library alone answers is NULL, as it would be without it. Invariants: a
- * reference that an MPI library answers is not touched, nor is one that is no longer weak. What
- * the program loads later is not looked at. Whatever fails here leaves a reference as it was.
+ * reference that this library alone answers is NULL, as it would be without it; and where the MPI
+ * library is another one, each reference to a wrapper is to what comes next. Invariants: a
+ * reference that this MPI's library answers is not touched, nor, without MPI, is one that is not
+ * weak. What the program loads later is not looked at. Whatever fails here leaves a reference as it
+ * was.
  */
 #include <dlfcn.h>
 #include <errno.h>
 #include <link.h>
+#include <mpi.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <string.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -24,6 +29,14 @@
 #define SYMBOL_OF(info) ELF32_R_SYM(info)
 #endif
 #define BIND_OF(info) ELF64_ST_BIND(info) /* alike in both */
+
+#if defined(OPEN_MPI)
+#define FOR_OPEN_MPI true
+#else
+#define FOR_OPEN_MPI false
+#endif
+
+static bool other_mpi; /* the MPI library is not the one that this library is for */
 
 /* What the tables of one loaded object say. */
 struct tables {
@@ -55,34 +68,41 @@ static int find_own(struct dl_phdr_info *object, size_t size, void *own)
     return 1;
 }
 
-/* Would the reference be empty without this library? */
-static bool ours_alone(const struct dl_phdr_info *own, const char *name, void *target)
+/* Does this library answer the reference? One to a wrapper may still wait for its first call. */
+static bool is_ours(const struct dl_phdr_info *own, const char *name, bool weak, void *target)
 {
-    return within(own, PT_LOAD, 0, (uintptr_t)target) && dlsym(RTLD_NEXT, name) == NULL;
+    if (!other_mpi)
+        return weak && within(own, PT_LOAD, 0, (uintptr_t)target);
+    return (strncmp(name, "MPI_", 4) == 0 || strncmp(name, "mpi_", 4) == 0) &&
+           within(own, PT_LOAD, 0, (uintptr_t)dlsym(RTLD_DEFAULT, name));
 }
 
 /* The linker has made the whole pages of RELRO read-only. */
-static void empty(const struct dl_phdr_info *object, void **slot)
+static void put(const struct dl_phdr_info *object, void **slot, void *target)
 {
     uintptr_t size = (uintptr_t)sysconf(_SC_PAGESIZE), page = (uintptr_t)slot & ~(size - 1);
     bool sealed = within(object, PT_GNU_RELRO, 0, page + size - 1);
     if (!within(object, PT_LOAD, PF_W, (uintptr_t)slot) ||
         (sealed && mprotect((void *)page, size, PROT_READ | PROT_WRITE) != 0))
         return;
-    *slot = NULL;
+    *slot = target;
     if (sealed)
         mprotect((void *)page, size, PROT_READ);
 }
 
-static void empty_ours(const struct dl_phdr_info *own, const struct dl_phdr_info *object,
-                       const struct tables *tables, const ElfW(Rela) * first, size_t size)
+static void leave_these(const struct dl_phdr_info *own, const struct dl_phdr_info *object,
+                        const struct tables *tables, const ElfW(Rela) * first, size_t size)
 {
     for (size_t i = 0; i < size / sizeof(*first); i++) {
         const ElfW(Sym) *symbol = &tables->symbols[SYMBOL_OF(first[i].r_info)];
         void **slot = (void **)(object->dlpi_addr + first[i].r_offset);
-        if (symbol->st_shndx == SHN_UNDEF && BIND_OF(symbol->st_info) == STB_WEAK &&
-            ours_alone(own, tables->names + symbol->st_name, *slot))
-            empty(object, slot);
+        const char *name = tables->names + symbol->st_name;
+        bool weak = BIND_OF(symbol->st_info) == STB_WEAK;
+        if (symbol->st_shndx != SHN_UNDEF || !is_ours(own, name, weak, *slot))
+            continue;
+        void *next = dlsym(RTLD_NEXT, name);
+        if (other_mpi ? weak || next != NULL : next == NULL)
+            put(object, slot, next);
     }
 }
 
@@ -121,7 +141,7 @@ static struct tables read_tables(const struct dl_phdr_info *object, const ElfW(D
     return tables;
 }
 
-static int empty_all(struct dl_phdr_info *object, size_t size, void *own)
+static int leave_all(struct dl_phdr_info *object, size_t size, void *own)
 {
     (void)size;
     for (int i = 0; i < object->dlpi_phnum; i++) {
@@ -131,9 +151,9 @@ static int empty_all(struct dl_phdr_info *object, size_t size, void *own)
         struct tables tables = read_tables(object, dynamic);
         if (tables.symbols == NULL || tables.names == NULL || tables.data == NULL)
             continue; /* on a machine whose relocations look otherwise, too */
-        empty_ours(own, object, &tables, tables.data, tables.data_size);
+        leave_these(own, object, &tables, tables.data, tables.data_size);
         if (tables.calls)
-            empty_ours(own, object, &tables, tables.calls, tables.calls_size);
+            leave_these(own, object, &tables, tables.calls, tables.calls_size);
     }
     return 0;
 }
@@ -144,8 +164,11 @@ void weak_leave_alone(void)
 {
     struct dl_phdr_info own;
     int saved = errno;
-    if (dlsym(RTLD_NEXT, "PMPI_Init") == NULL && dl_iterate_phdr(find_own, &own))
-        dl_iterate_phdr(empty_all, &own);
+    bool any = dlsym(RTLD_NEXT, "PMPI_Init") != NULL;
+    bool open_mpi = dlsym(RTLD_NEXT, "ompi_mpi_comm_world") != NULL;
+    other_mpi = any && open_mpi != FOR_OPEN_MPI;
+    if ((!any || other_mpi) && dl_iterate_phdr(find_own, &own))
+        dl_iterate_phdr(leave_all, &own);
     dlerror(); /* what was not found is none of the program's errors */
     errno = saved;
 }

@@ -10,6 +10,7 @@ import select
 import signal
 import subprocess
 import time
+from pathlib import Path
 
 import pytest
 from dovetail.mpi import page
@@ -379,6 +380,156 @@ def test_weak_references_that_an_mpi_answers_stay(mpi, tmp_path):
     done = known_programs.run(mpi, 2, [program], tmp_path)
     assert done.code == 0, done.errors
     assert [known_programs.counts(one)["MPI_Barrier"] for one in done.pages] == [1, 1]
+
+
+BARRIER = """
+#include <mpi.h>
+#include <stdio.h>
+
+int main(int argc, char **argv)
+{
+    MPI_Comm copy;
+    MPI_Init(&argc, &argv);
+    MPI_Comm_dup(MPI_COMM_WORLD, &copy);
+    MPI_Barrier(copy);
+    printf("good\\n");
+    MPI_Comm_free(&copy);
+    return MPI_Finalize();
+}
+"""
+
+LOADER = """
+#include <dlfcn.h>
+
+int main(int argc, char **argv)
+{
+    int (*run)(int, char **);
+    void *library = dlopen("./librun.so", RTLD_NOW | RTLD_LOCAL);
+    *(void **)&run = library ? dlsym(library, "run") : 0;
+    return run ? run(argc, argv) : 9;
+}
+"""
+"""A program whose MPI, or whatever else it has, is loaded for itself alone, as in Python."""
+
+
+def loader(directory, source, *flags):
+    """Such a program, of what is a program's source; to be run in the directory."""
+    (directory / "run.c").write_text(source.replace("int main(", "int run("))
+    (directory / "loader.c").write_text(LOADER)
+    library = ["cc", "-shared", "-fPIC", "-o", "librun.so", "run.c", *flags]
+    for words in (library, ["cc", "-o", "loader", "loader.c"]):
+        subprocess.run(words, cwd=directory, check=True)
+    return str(directory / "loader")
+
+
+@pytest.mark.parametrize("name", ["libmpi.so.12", "libmpi_x.so.12"])
+def test_mpich_is_found_under_other_names(name, tmp_path, monkeypatch):
+    """Debian alone calls it libmpich.so.12; its makers call it libmpi.so.12, and vendors as they
+    like. This is that library itself, with another name in it."""
+    known_programs.library("mpich")
+    data = Path(loaded("libmpich.so.12")).read_bytes()
+    debian = b"libmpich.so.12\0"
+    assert data.count(debian) == 1
+    (tmp_path / name).write_bytes(data.replace(debian, name.encode().ljust(len(debian), b"\0")))
+    words = subprocess.run(["mpicc.mpich", "-show", "-c"], capture_output=True, text=True).stdout
+    flags = [word for word in words.split() if word.startswith("-I")]
+    program = loader(tmp_path, BARRIER, *flags, f"./{name}")
+    monkeypatch.chdir(tmp_path)
+    done = known_programs.run("mpich", 2, [program], tmp_path, LD_LIBRARY_PATH=str(tmp_path))
+    assert (done.code, done.output.split()) == (0, ["good", "good"]), done.errors
+    assert [(one.rank, known_programs.counts(one)["MPI_Barrier"]) for one in done.pages] == [
+        (0, 1),
+        (1, 1),
+    ]
+
+
+def preloaded(mpi, program, directory):
+    """What came of a program of whatever kind, run by itself with the library of an MPI."""
+    more = {"LD_PRELOAD": str(known_programs.library(mpi)), "DOVETAIL_DIR": str(directory)}
+    return subprocess.run(
+        [program],
+        cwd=directory,
+        env=known_programs.environment(**more),
+        capture_output=True,
+        text=True,
+        timeout=known_programs.LIMIT,
+    )
+
+
+@pytest.mark.parametrize("flags", ["-Wl,-z,lazy", "-Wl,-z,now,-z,relro"])
+@each_mpi
+def test_a_program_of_the_other_mpi_runs_as_ever(mpi, flags, tmp_path):
+    """A script that is started with one may start it."""
+    other = {"openmpi": "mpich", "mpich": "openmpi"}[mpi]
+    (tmp_path / "barrier.c").write_text(BARRIER)
+    program = known_programs.build(other, str(tmp_path / "barrier.c"), flags)
+    done = preloaded(mpi, program, tmp_path)
+    assert (done.returncode, done.stdout) == (0, "good\n"), done.stderr
+    assert list(tmp_path.glob("rank.*")) == []
+
+
+SEQUENTIAL = """
+int MPI_Init(int *argc, char ***argv) { return 0; }
+int MPI_Barrier(int comm) { return 0; }
+int MPI_Finalize(void) { return 0; }
+"""
+"""What some programs bring to do without MPI: it has no profiling names."""
+
+SEQUENTIAL_MAIN = """
+#include <stdio.h>
+
+int MPI_Init(int *argc, char ***argv), MPI_Barrier(int comm), MPI_Finalize(void);
+
+int main(int argc, char **argv)
+{
+    int failed = MPI_Init(&argc, &argv) || MPI_Barrier(1) || MPI_Finalize();
+    printf(failed ? "bad\\n" : "good\\n");
+    return 0;
+}
+"""
+
+
+@each_mpi
+def test_a_program_with_an_mpi_for_one_rank_runs_as_ever(mpi, tmp_path):
+    known_programs.library(mpi)
+    (tmp_path / "sequential.c").write_text(SEQUENTIAL)
+    (tmp_path / "main.c").write_text(SEQUENTIAL_MAIN)
+    library = ["cc", "-shared", "-fPIC", "-o", "libseq.so", "sequential.c"]
+    for words in (library, ["cc", "-o", "main", "main.c", "./libseq.so"]):
+        subprocess.run(words, cwd=tmp_path, check=True)
+    done = preloaded(mpi, str(tmp_path / "main"), tmp_path)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "good\n", "")
+
+
+HOOKED = """
+#include <stdio.h>
+
+void *_ZN4Foam4TimeppEv(void *self);
+void ucp_worker_destroy(void *worker);
+
+int main(int argc, char **argv)
+{
+    ucp_worker_destroy(argv);
+    printf("%s\\n", _ZN4Foam4TimeppEv(argv) == argv ? "good" : "bad");
+    return 0;
+}
+"""
+
+HOOKS = """
+void *_ZN4Foam4TimeppEv(void *self) { return self; }
+void ucp_worker_destroy(void *worker) { (void)worker; }
+"""
+"""Stands for OpenFOAM's library and for UCX's, of which a program needs these."""
+
+
+@each_mpi
+def test_openfoam_and_ucx_may_be_loaded_for_themselves_alone(mpi, tmp_path):
+    known_programs.library(mpi)
+    (tmp_path / "hooks.c").write_text(HOOKS)
+    words = ["cc", "-shared", "-fPIC", "-o", "libhooks.so", "hooks.c"]
+    subprocess.run(words, cwd=tmp_path, check=True)
+    done = preloaded(mpi, loader(tmp_path, HOOKED, "./libhooks.so"), tmp_path)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "good\n", "")
 
 
 TOOL = """
