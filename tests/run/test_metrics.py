@@ -9,6 +9,7 @@ import re
 import signal
 import socket
 import stat
+import sys
 from pathlib import Path
 
 import pytest
@@ -173,6 +174,22 @@ def test_where_somebody_listens_already(tmp_path):
         assert (tmp_path / "socket").is_socket()
 
 
+BROKEN = """
+import sys
+from dovetail.cli.main import main
+from dovetail.run.metrics import Metrics
+Metrics._take = lambda *_: {}["before"]
+sys.exit(main(["run", *sys.argv[1:]]))
+"""
+
+
+def test_a_run_goes_on_though_its_metrics_fail(site):  # noqa: F811
+    words = (site.plan({}), "-o", "out", "--metrics", "unix:metrics.sock")
+    code, _, said = site.run(*words, command=(sys.executable, "-c", BROKEN))
+    assert (code, site.states()) == (0, {"sim": "done"})
+    assert said.count("metrics are not all right from now on: KeyError('before')") == 1
+
+
 def test_nodes_shares_resizes_and_trials(tmp_path):
     both = (Node("n1", 2000, 1 << 30), Node("n2", 4000, 0))
     metrics = Metrics(tmp_path, Capacity(both), "job")
@@ -181,6 +198,7 @@ def test_nodes_shares_resizes_and_trials(tmp_path):
     metrics.take(protocol.Finished(1.0, "a", Cause.NODE_LOST))
     metrics.take(protocol.Delayed(1.0, "a", "no room"))
     metrics.take(Note("keep", "it pays", {"throughput": 1.4, "before": 1.0}))
+    metrics.take(Note("rollback", "it pays no more", {"throughput": 0.8, "error": 0.1}))
     group = {"simulation": "a", "node": "n1", "ranks": [0, 3], "wanted": 0.75, "real": 0.7}
     starting = {**group, "simulation": 'b"\n', "real": None}
     (tmp_path / "status.json").write_text(json.dumps({"groups": [group, starting]}))
@@ -196,6 +214,7 @@ def test_nodes_shares_resizes_and_trials(tmp_path):
         ("dovetail_ends_total", "done"): 0,
         ("dovetail_delays_total",): 1,
         ("dovetail_decisions_total", "keep"): 1,
+        ("dovetail_decisions_total", "rollback"): 1,
         ("dovetail_trial_throughput_ratio",): 1.4,
         ("dovetail_trial_before_ratio",): 1.0,
         ("dovetail_share_wanted_ratio", "a", "n1", "0-3"): 0.75,

@@ -131,6 +131,7 @@ class Loop:
         self.orders = orders
         self.job_end = job_end
         self.watcher = watcher
+        self.unwatched = False  # told that the watcher fails
 
     def now(self) -> float:
         """Seconds on the run's clock."""
@@ -173,8 +174,7 @@ class Loop:
     def show(self, t: float) -> None:
         """Let who looks on see the run."""
         self.live.show(self.controller, t)
-        if self.watcher:
-            self.watcher.look(self.controller, t)
+        self.watch(lambda watcher: watcher.look(self.controller, t))
 
     def tell(self, t: float) -> None:
         """Pass on what the user should know of the place where simulations run."""
@@ -222,5 +222,15 @@ class Loop:
         except LogStopped as error:
             why = f"the event log is kept in memory until it can be written: {error}"
             self.live.note(self.now(), Note("hold", why))
-        if self.watcher:
-            self.watcher.take(entry)
+        self.watch(lambda watcher: watcher.take(entry))
+
+    def watch(self, how: Callable[[Watcher], None]) -> None:
+        """Let the watcher follow; whatever it fails at does not end the run, and is said once."""
+        if not self.watcher:
+            return
+        try:
+            how(self.watcher)
+        except Exception as error:
+            if not self.unwatched:
+                self.live.say(f"metrics are not all right from now on: {error!r}")
+            self.unwatched = True

@@ -129,7 +129,8 @@ class Metrics(Collector):
             self._ranks[entry.name] = entry.ranks
         elif isinstance(entry, protocol.Note):
             self._count("dovetail_decisions_total", entry.what)
-            if entry.what in ("keep", "rollback") and "throughput" in entry.data:
+            # What no longer pays has a throughput too, and was no trial.
+            if entry.what in ("keep", "rollback") and "before" in entry.data:
                 for key in ("throughput", "before"):
                     self._gauges[f"dovetail_trial_{key}_ratio"] = {(): float(entry.data[key])}
         elif isinstance(entry, protocol.Launch):
