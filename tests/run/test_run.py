@@ -144,6 +144,24 @@ REFUSED = {
         "sim: `checkpoint: allowed` cannot be: its command has no `-in SCRIPT`",
     ),
     "a directory in a case": (({},), {}, ["-o", "case/out"], "case/out: lies in the case"),
+    "a directory where a simulation would be written into its case": (
+        ({"name": "case"},),
+        {},
+        ["-o", "."],
+        ".: simulation case would be written into the case ",
+    ),
+    "another's case inside a simulation's folder": (
+        ({"name": "case"}, {"case": "case/mesh"}),
+        {},
+        ["-o", "."],
+        ".: simulation case would be written into the case ",
+    ),
+    "a simulation's folder that is a link into a case": (
+        ({"name": "link"},),
+        {},
+        ["-o", "links"],
+        "links: simulation link would be written into the case ",
+    ),
     "a directory that OpenFOAM cannot read": (
         ({"command": "simpleFoam"},),
         {},
@@ -164,6 +182,9 @@ REFUSED = {
 def test_bad_input_is_one_line_before_anything_starts(site, case):  # noqa: F811
     entries, limits, words, message = case
     plan = site.plan(*entries, **limits)
+    (site.case / "mesh").mkdir()
+    (site.directory / "links").mkdir()
+    (site.directory / "links" / "link").symlink_to(site.case / "mesh")
     before = sorted(site.directory.rglob("*"))
     code, output, errors = site.run(*(words if words[:1] == ["none.yaml"] else [plan, *words]))
     assert (code, output) == (2, "")

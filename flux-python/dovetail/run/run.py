@@ -72,7 +72,7 @@ class RunOutcome:
 def check(
     asked: schema.Plan, place: target.Place, directory: Path, *, checkpoint: bool = False
 ) -> None:
-    """Refuse a plan that can never run there, and a directory that lies in one of its cases.
+    """Refuse a plan that can never run there, and a directory where a case would be written to.
 
     So it is with a simulation that may be stopped at a checkpoint, and cannot, and with a run that
     is to stop its simulations at a `checkpoint` where none may.
@@ -93,15 +93,36 @@ def check(
                 f"{name!r}: this path is no text in UTF-8, as the event log has to be; "
                 "rename its folder, or use a UTF-8 locale"
             )
-    for case in {spec.case for spec in asked.specs}:
-        if Path(case).resolve() in (path, *path.parents):
+    cases = {Path(case).resolve(): case for case in {spec.case for spec in asked.specs}}
+    homes = _homes(directory, {spec.name for spec in asked.specs})
+    for real, case in cases.items():
+        if real in _up(path):
             raise BadInput(f"{directory}: lies in the case {case}, of which copies go there")
+    inside = [(homes[at], case) for real, case in cases.items() for at in _up(real) if at in homes]
+    inside += [(name, cases[at]) for home, name in homes.items() for at in _up(home) if at in cases]
+    for name, case in inside:
+        raise BadInput(
+            f"{directory}: simulation {name} would be written into the case {case}; "
+            "choose another -o"
+        )
     strange = re.search(r"[\s'\"]", str(path))
     if strange and any(spec.application == "openfoam" for spec in asked.specs):
         raise BadInput(
             f"{directory}: OpenFOAM reads no case in a folder with {strange[0]!r} in its name; "
             "choose another -o"
         )
+
+
+def _homes(directory: Path, names: set[str]) -> dict[Path, str]:
+    """The simulations' folders that are there already, with their names; links are followed."""
+    with looking(directory):
+        there = os.listdir(directory) if directory.is_dir() else ()
+        return {(directory / name).resolve(): name for name in names.intersection(there)}
+
+
+def _up(path: Path) -> tuple[Path, ...]:
+    """A folder and those that it lies in."""
+    return (path, *path.parents)
 
 
 def run(
