@@ -78,6 +78,23 @@ def test_fields_that_ranks_have_alone_are_left_to_decompose(tmp_path):
     assert step.startswith("dovetail decompose --ranks 1 ")
 
 
+@pytest.mark.parametrize(
+    ("control", "alone"),
+    [
+        ("startFrom latestTime; startTime 0;", True),
+        ("startFrom firstTime;", False),
+        ("startFrom startTime; startTime 500;", True),
+        ("startFrom startTime; startTime 0;", False),
+    ],
+)
+def test_one_rank_begins_where_several_would(control, alone, tmp_path):
+    for name in ("0", "system", "processor0/0", "processor0/500"):
+        (tmp_path / name).mkdir(parents=True)
+    (tmp_path / "system" / "controlDict").write_text(control)
+    (step,) = form(spec("simpleFoam", 1, (1, 2), case=str(tmp_path))).prepare
+    assert step.startswith("dovetail decompose --ranks 1 ") == alone
+
+
 def test_weights_are_written_only_where_they_have_a_place():
     class Unread(tuple):
         def __iter__(self):

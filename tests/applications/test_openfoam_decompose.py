@@ -429,6 +429,36 @@ def test_fields_that_are_in_processor_directories_alone_are_not_removed(tmp_path
 
 
 @unit
+@pytest.mark.parametrize("ranks", ["1", "2"])
+def test_results_of_ranks_are_not_removed_but_from_a_copy(ranks, tmp_path, monkeypatch, capsys):
+    parted(put(tmp_path, ascii_mesh()), 2)
+    for name in ("0", "system", "processor0/500"):
+        (tmp_path / name).mkdir()
+    control = tmp_path / "system" / "controlDict"
+    control.write_text("startFrom startTime; startTime 0;")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    command = ["decompose", "--ranks", ranks, "--apply", "--force", str(tmp_path)]
+    assert main(command) == 2
+    assert "time 500" in capsys.readouterr().err
+    monkeypatch.setenv("DOVETAIL_DIR", "/none")  # as for a prepare step of a run
+    control.write_text("startFrom latestTime; startTime 0;")
+    assert main(command) == 2
+    assert "time 500" in capsys.readouterr().err
+    assert (tmp_path / "processor0" / "500").exists()
+    assert [path.name for path in (tmp_path / "constant").iterdir()] == ["polyMesh"]
+    control.write_text("startFrom startTime; startTime 0;")
+    assert main(command) == (0 if ranks == "1" else 2)  # there is no decomposePar on PATH
+    assert not (tmp_path / "processor0").exists()
+
+
+@unit
+@pytest.mark.parametrize("more", [[], ["--apply"]])
+def test_a_case_that_is_not_there_is_said(more, tmp_path, capsys):
+    assert main(["decompose", "--ranks", "1", *more, str(tmp_path / "none")]) == 2
+    assert capsys.readouterr().err == f"dovetail: {tmp_path}/none: is not a directory\n"
+
+
+@unit
 def test_without_openfoam_it_is_said(tmp_path, monkeypatch, capsys):
     (put(tmp_path, ascii_mesh()) / "0").mkdir()
     monkeypatch.setenv("PATH", str(tmp_path))

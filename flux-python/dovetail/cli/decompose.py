@@ -11,19 +11,21 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
-from dovetail.applications.openfoam import processors
+from dovetail.applications.openfoam import control_dict, processors
 from dovetail.applications.openfoam.bisection import bisection, cut_faces
 from dovetail.applications.openfoam.concentric import concentric, zones
 from dovetail.applications.openfoam.mesh import Mesh, is_ours, read_mesh, write_decomposition
 from dovetail.applications.openfoam.mesh_file import Labels
 from dovetail.core import cpu_requests
 from dovetail.core.errors import BadInput
+from dovetail.host.private_files import looking
 
 HELP = "cut an OpenFOAM mesh for ranks of any weights"
 
@@ -77,11 +79,17 @@ def run(args: argparse.Namespace) -> int:
         )
     if args.method == "bisection" and args.centre is not None:
         raise BadInput("--centre: bisection has none; it goes with --method concentric")
+    with looking(args.case):
+        there = args.case.is_dir()
+    if not there:
+        raise BadInput(f"{args.case}: is not a directory")
     if args.apply:
         if processors.are_cut(args.case, weights):
             print(json.dumps({"kept": True}) if args.json else f"{args.case} is cut so already")
             return 0
-        _make_room(processors.directories(args.case), args.force)
+        # In its environment a run's prepare step is told from the user.
+        processors.check(args.case, copied="DOVETAIL_DIR" in os.environ)
+        _make_room(control_dict.directories(args.case), args.force)
         if args.ranks == 1:
             processors.make(args.case, 1)
             print(json.dumps({"kept": False}) if args.json else f"{args.case} is in one piece")

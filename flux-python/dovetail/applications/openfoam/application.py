@@ -29,7 +29,10 @@ def prepare(spec: Spec) -> tuple[str, ...]:
     """Cut the case; see dovetail-decompose(1). For one rank, what it was cut into is removed."""
     case = Path(spec.case)
     if spec.ranks == 1 and not spec.prepare and control_dict.times(case):
-        return (_IN_ONE_PIECE,) if any(case.glob("processor*")) else ()
+        if not any(case.glob("processor*")):
+            return ()
+        if not control_dict.starts_in_parts(case):
+            return (_IN_ONE_PIECE,)
     cut = ("--ranks", "{ranks}", "--weights", "{weights}", "--force", "--apply", ".")
     return (" ".join(("dovetail", "decompose", *cut)),)
 

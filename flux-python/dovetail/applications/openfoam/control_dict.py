@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: LGPL-3.0-or-later
-"""`system/controlDict`: the plain entries of it, and how many iterations they ask for.
+"""`system/controlDict`: its plain entries, how many iterations they ask for, and from where.
 
-Input: a case directory. Output: entries as text. Invariant: what is computed, included or
-conditional in the file is left out, never guessed at.
+Input: a case directory. Outputs: entries as text; the times that are written in it, in one piece
+or in its processor directories. Invariant: what is computed, included or conditional in the file
+is left out, never guessed at.
 """
 
 from __future__ import annotations
@@ -47,6 +48,25 @@ def times(case: Path) -> list[float]:
     return sorted(found for name in names if (found := number(name)) is not None)
 
 
+def directories(case: Path) -> list[Path]:
+    """Processor directories, each rank's own or collated."""
+    found = [*case.glob("processor[0-9]*"), *case.glob("processors[0-9]*")]
+    return sorted(path for path in found if path.is_dir() and not path.is_symlink())
+
+
+def times_in_parts(case: Path) -> list[float]:
+    """The times that processor directories have and the case itself has not, ascending."""
+    there = times(parts[0]) if (parts := directories(case)) else []
+    return sorted({*there}.difference(times(case)))
+
+
+def starts_in_parts(case: Path) -> bool:
+    """Whether the time that a run begins from, or may, is in processor directories alone."""
+    parts, own = times_in_parts(case), times(case)
+    start = _start(sorted([*parts, *own]), entries(case))
+    return bool(parts) and (not own or start is None or start in parts)
+
+
 def number(text: str) -> float | None:
     """A finite number as OpenFOAM writes it, None for anything else."""
     if not re.fullmatch(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d{1,3})?", text, re.ASCII):
@@ -58,7 +78,7 @@ def number(text: str) -> float | None:
 def iterations(case: Path) -> int:
     """Time steps from the start to the end of a run of fixed steps; 0 for any other."""
     found = entries(case)
-    start = _start(case, found)
+    start = _start(times(case), found)
     end, step = (number(found.get(key, "")) for key in ("endTime", "deltaT"))
     plain = found.get("stopAt", "endTime") == "endTime"
     if not plain or varies(found) or start is None or end is None or step is None or step <= 0.0:
@@ -72,12 +92,12 @@ def varies(found: dict[str, str]) -> bool:
     return found.get("adjustTimeStep", "no") not in ("no", "off", "false", "n", "f", "none")
 
 
-def _start(case: Path, found: dict[str, str]) -> float | None:
+def _start(there: list[float], found: dict[str, str]) -> float | None:
+    """The time that a run begins from, of a case with these; None if that cannot be told."""
     start = number(found.get("startTime", "0"))
     rule = found.get("startFrom", "latestTime")
     if rule == "startTime":
         return start
     if rule not in ("firstTime", "latestTime"):
         return None
-    there = times(case)
     return there[0 if rule == "firstTime" else -1] if there else start

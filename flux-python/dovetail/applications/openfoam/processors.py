@@ -4,7 +4,8 @@
 Inputs: a case, and one weight per rank. Outputs: whether the case is cut so already; processor
 directories. No partitioning library is needed, as the ranks of cells are written by ourselves.
 
-Invariant: fields are never removed that are in processor directories alone.
+Invariant: fields are never removed that are in processor directories alone; in a run's copy of a
+case, which is made anew from the user's, those alone count from which the solver would begin.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ imbalance is what partitioning libraries allow themselves for fewer faces betwee
 def are_cut(case: Path, weights: Sequence[float]) -> bool:
     """Whether the case's processor directories are of its mesh, with such shares of it."""
     if len(weights) == 1:
-        return not directories(case)
+        return not control_dict.directories(case)
     try:
         cells = cells_per_processor(case)
     except BadInput:
@@ -39,19 +40,27 @@ def are_cut(case: Path, weights: Sequence[float]) -> bool:
     return all(abs(has - ask) <= max(1.0, ALIKE * ask) for has, ask in zip(cells, wanted))
 
 
+def check(case: Path, *, copied: bool) -> None:
+    """Refuse to remove fields that are nowhere else; `copied` is the case of a run.
+
+    Raises BadInput.
+    """
+    alone = control_dict.times_in_parts(case)
+    if alone and (not copied or control_dict.starts_in_parts(case)):
+        first = control_dict.directories(case)[0].name
+        raise BadInput(
+            f"{case}: its fields of time {alone[-1]:g} are in {first} and its like alone; "
+            "run `reconstructPar` before it is cut again"
+        )
+
+
 def make(case: Path, ranks: int) -> None:
-    """Replace the processor directories by those of the case's own decomposition.
+    """Replace the processor directories, after `check`, by those of the case's own decomposition.
 
     On one rank there are none. Raises BadInput or WorkFailed with the reason.
     """
-    old = directories(case)
-    if old and control_dict.times(old[0]) and not control_dict.times(case):
-        raise BadInput(
-            f"{case}: its fields are in {old[0].name} and its like alone; "
-            "run `reconstructPar` before it is cut again"
-        )
     try:
-        for directory in old:
+        for directory in control_dict.directories(case):
             shutil.rmtree(directory)
     except OSError as error:
         raise BadInput(f"{error.filename}: cannot be removed: {error.strerror}") from None
@@ -66,9 +75,3 @@ def make(case: Path, ranks: int) -> None:
         ) from None
     if done.returncode:
         raise WorkFailed(f"decomposePar in {case} ended with exit code {done.returncode}")
-
-
-def directories(case: Path) -> list[Path]:
-    """Processor directories, each rank's own or collated."""
-    found = [*case.glob("processor[0-9]*"), *case.glob("processors[0-9]*")]
-    return sorted(path for path in found if path.is_dir() and not path.is_symlink())
