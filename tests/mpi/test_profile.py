@@ -16,6 +16,7 @@ import time
 from pathlib import Path
 
 import pytest
+from dovetail.cli.main import main
 from dovetail.core.errors import BadInput
 from dovetail.mpi import profile
 from support import known_programs
@@ -134,6 +135,13 @@ def test_a_damaged_profile_is_refused_with_a_reason(case, tmp_path):
     with pytest.raises(BadInput, match=re.escape(reason)) as error:
         profile.load(path)
     assert str(error.value).startswith(str(path))
+
+
+@unit_tier
+@pytest.mark.parametrize("options", [[], ["--mpi", "openmpi"]])
+def test_without_a_command_it_is_said(options, capsys):
+    assert main(["profile", *options, "--"]) == 2
+    assert capsys.readouterr().err.startswith("dovetail: no command: ")
 
 
 # --- Known answers ---

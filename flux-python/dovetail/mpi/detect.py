@@ -20,13 +20,14 @@ from dovetail.core.errors import BadInput
 from dovetail.mpi.launcher import linked
 
 LAUNCHERS = re.compile(r"(mpirun|mpiexec|orterun|prterun)([.-].*)?|hydra.*")
+NO_COMMAND = "no command: `dovetail profile -- mpirun -np 4 PROGRAM` would be right"
 PT_INTERP = 3
 
 
 def mpi_of(command: Sequence[str]) -> str:
     """`openmpi` or `mpich`; raises BadInput."""
     if not command:
-        raise BadInput("no command: `dovetail profile -- mpirun -np 4 PROGRAM` would be right")
+        raise BadInput(NO_COMMAND)
     first = shutil.which(command[0])
     if first is None:
         raise BadInput(f"{command[0]}: no such command")

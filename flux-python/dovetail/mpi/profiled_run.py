@@ -23,7 +23,7 @@ from dovetail.core.errors import BadInput, WorkFailed
 from dovetail.core.protocol import WaitPolicy
 from dovetail.host import cgroups, cpu_limits, install_paths, processes
 from dovetail.host.session import temporary_session
-from dovetail.mpi import launcher, page
+from dovetail.mpi import detect, launcher, page
 from dovetail.mpi.control_page import Control
 from dovetail.mpi.profile import Profile, from_pages
 
@@ -43,9 +43,11 @@ class ProfiledRun:
 def run(command: Sequence[str], mpi: str, wait: WaitPolicy, *, quiet: bool) -> ProfiledRun:
     """Run it to its end; with `quiet` its output goes to standard error.
 
-    Raises WorkFailed where no rank was in MPI, and KeyboardInterrupt if that is because of a
-    signal.
+    Raises BadInput without a command or where it cannot be started, WorkFailed where no rank was in
+    MPI, and KeyboardInterrupt if that is because of a signal.
     """
+    if not command:
+        raise BadInput(detect.NO_COMMAND)
     library = install_paths.library(mpi)
     with _session(wait) as directory:
         environment = _environment(os.environ, directory, library, wait)
