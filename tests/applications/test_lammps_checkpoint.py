@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from dovetail.applications import form, lammps_checkpoint
+from dovetail.applications import form, lammps_checkpoint, prepared_iterations
 from dovetail.core.errors import BadInput
 from dovetail.core.protocol import Spec
 
@@ -51,6 +51,15 @@ REFUSED = {
     "a loop": ("label again\n" + SCRIPT, "`label`"),
     "another script": ("include other\n" + SCRIPT, "`include`"),
     "a file of a fix": (SCRIPT.replace("fix 1", "fix 2 all print 5 $n file a\nfix 1"), "anew"),
+    "a file of a fix without that word": (
+        SCRIPT.replace("fix 1", "fix 2 all reaxff/bonds 100 bonds.out\nfix 1"),
+        "anew",
+    ),
+    "a dump that is packed": (SCRIPT.replace("steps.dump", "steps.gz"), "one file per snapshot"),
+    "a dump of a style of its own": (
+        SCRIPT.replace("atom 100 steps.dump", "dcd 100 steps.dcd"),
+        "one file per snapshot",
+    ),
     "no box": ("run 3\n", "before `create_box`"),
 }
 
@@ -64,6 +73,25 @@ def test_a_script_that_is_not_plain_is_refused_with_the_reason(tmp_path, what):
     with pytest.raises(BadInput, match=why):
         lammps_checkpoint.begin(tmp_path, "in.lj")
     assert (tmp_path / "in.lj").read_text() == text
+
+
+@unit
+@pytest.mark.parametrize(
+    "dump", ["atom 100 steps.*.gz", "atom/gz 100 steps.gz", "cfg 100 *.cfg mass type xs ys zs"]
+)
+def test_a_dump_that_can_be_gone_on_with_is_not_refused(dump):
+    lines = SCRIPT.replace("atom 100 steps.dump", dump).splitlines()
+    again = lammps_checkpoint.stoppable(lines, "two", "one")
+    assert f"dump steps all {dump}\ndump_modify steps append yes\n" in again
+
+
+@unit
+def test_how_long_it_takes_is_told_by_the_users_script(tmp_path):
+    asked = Spec("a", "a", str(tmp_path), 1, (1.0,), ("lmp", "-in", "in.lj"), ("true",),
+                 application="lammps", checkpoint=True)  # fmt: skip
+    (tmp_path / "in.lj").write_text(SCRIPT)
+    lammps_checkpoint.begin(tmp_path, "in.lj")
+    assert prepared_iterations(asked, str(tmp_path)) == STEPS
 
 
 @unit

@@ -65,13 +65,20 @@ _NOT_PLAIN = {
     "reset_timestep", "shell", "tad", "temper",
 }  # fmt: skip
 
+# What begins its file anew whenever it is opened: dumps for all that `dump_modify append` says, by
+# their style or by the end of their file's name; and fixes that name it without `file` before it.
+_ANEW_DUMPS = {"cfg", "dcd", "image", "movie", "xtc"}
+_ANEW_ENDS = (".bin", ".bz2", ".gz", ".lz4", ".lzma", ".xz", ".zst")
+_APPEND_PACKED = ("/gz", "/zstd")  # styles that can
+_ANEW_FIX = re.compile(r"(reax/c|reaxff)/(bonds|species)\b")
+
 
 def begin(case: Path, script: str, balanced: bool = False) -> None:
     """Make a case ready to be stopped, and to be `balanced`; before LAMMPS first starts.
 
     Raises BadInput with the reason if it cannot be.
     """
-    path, original = case / script, _original(case, script)
+    path, original = case / script, users_script(case, script)
     text = check(case, script, balanced)
     if not original.exists():
         try:
@@ -87,7 +94,7 @@ def begin(case: Path, script: str, balanced: bool = False) -> None:
 
 def check(case: Path, script: str, balanced: bool = False) -> str:
     """The script as it is at first. Raises BadInput with the reason if it has no checkpoints."""
-    path, original = case / script, _original(case, script)
+    path, original = case / script, users_script(case, script)
     if Path(script).is_absolute() or path.parent.resolve() != case.resolve():
         raise BadInput(f"{script}: an input script in the case's own directory would be right")
     try:
@@ -99,14 +106,14 @@ def check(case: Path, script: str, balanced: bool = False) -> str:
 
 def stop(case: Path, script: str) -> None:
     """Have the running LAMMPS write a restart file and end. Raises BadInput if it cannot."""
-    if not _original(case, script).exists():
+    if not users_script(case, script).exists():
         raise BadInput(f"{case}: it was not made ready to be stopped")
     (case / _STOP).touch()
 
 
 def unfinished(case: Path, script: str) -> bool:
     """Whether LAMMPS, which has ended well, was stopped: with a file its script was to write."""
-    if not _original(case, script).exists():
+    if not users_script(case, script).exists():
         return False
     text = (case / script).read_text(errors="replace")
     return any(
@@ -120,7 +127,7 @@ def go_on(case: Path, script: str, balanced: bool = False) -> int | None:
 
     None if there is none.
     """
-    original = _original(case, script)
+    original = users_script(case, script)
     if not original.exists():
         return None
     lines = _lines(original)
@@ -151,8 +158,13 @@ def stoppable(
         command = words[0] if words else ""
         if command in _NOT_PLAIN:
             raise BadInput(f"'{line.strip()}': a script with `{command}` cannot be gone on with")
-        if command == "fix" and "file" in words:
+        if command == "fix" and ("file" in words or _ANEW_FIX.match("".join(words[3:4]))):
             raise BadInput(f"'{line.strip()}': its file would begin anew")
+        if command == "dump" and len(words) > 5 and _begins_anew(words[3], words[5]):
+            raise BadInput(
+                f"'{line.strip()}': its file would begin anew; "
+                "one file per snapshot, with `*` in its name, would be right"
+            )
         if command == "dimension":
             axes = "xy" if words[1:] == ["2"] else "xyz"
         if command == "run":
@@ -178,6 +190,12 @@ def stoppable(
     if not steps:
         raise BadInput("a script without `run` cannot be stopped and gone on with")
     return "\n".join([*out, ""])
+
+
+def _begins_anew(style: str, file: str) -> bool:
+    """Whether a dump cannot be appended to, and is one file for all snapshots."""
+    packed = file.endswith(_ANEW_ENDS) and not style.endswith(_APPEND_PACKED)
+    return "*" not in file and (packed or style.partition("/")[0] in _ANEW_DUMPS)
 
 
 def _restarts(lines: list[str]) -> list[str]:
@@ -229,10 +247,10 @@ def written_step(path: Path) -> int | None:
         return None
 
 
-def _original(case: Path, script: str) -> Path:
+def users_script(case: Path, script: str) -> Path:
     """Where the user's script is kept."""
     path = case / script
-    return path.with_name(f".dovetail-{path.name}")
+    return path.parent / f".dovetail-{path.name}"
 
 
 def _lines(path: Path) -> list[str]:
