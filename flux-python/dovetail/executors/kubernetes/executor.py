@@ -31,6 +31,7 @@ from dovetail.executors.kubernetes.lifecycle import (
     Lifecycle,
     Pending,
     Running,
+    mpi_clues,
     new_key,
 )
 from dovetail.executors.kubernetes.manifests import path
@@ -273,7 +274,7 @@ class KubernetesExecutor:
         elif isinstance(message, messages.Prepared):
             self._life.prepared(job)
         elif isinstance(message, messages.Started):
-            self._life.mpi[job.spec.image, job.spec.command[0]] = message.mpi
+            self._life.mpi[mpi_clues(job.spec)] = message.mpi
             if not job.started:
                 job.started = True
                 case = str(self._run_dir / job.spec.name / "case")

@@ -306,6 +306,12 @@ def new_key(name: str, again: bool = False) -> str:
     return f"{name[: _KEY - 7].rstrip('-')}.{secrets.token_hex(3)}"
 
 
+def mpi_clues(spec: protocol.Spec) -> tuple[str, ...]:
+    """What tells which MPI a simulation has."""
+    case = spec.case, *spec.prepare
+    return spec.image, *launcher.clues(spec.command[0], case, spec.environment)
+
+
 # --- what leads from state to state ---
 
 
@@ -337,8 +343,7 @@ class Lifecycle:
         self._ended, self._delayed, self._placed = ended, delayed, placed
         self._placing: Launched | None = None  # until all its pods are on their nodes
         self.jobs: dict[str, Launched] = {}
-        self.mpi: dict[tuple[str, str], str] = {}  # by image and program
-        self._clues: dict[tuple[str, str], set[tuple[str, ...]]] = {}  # to it
+        self.mpi: dict[tuple[str, ...], str] = {}  # by the clues to it
         self.peak: dict[str, int] = {}
 
     # --- every look ---
@@ -688,9 +693,6 @@ class Lifecycle:
         environment = dict(spec.environment)
         path = {} if spec.image else {"PATH": command_line.search_path(environment)}
         words = images.words if spec.image else command_line.program
-        kind = spec.image, spec.command[0]
-        clues = self._clues.setdefault(kind, set())
-        clues.add(launcher.clues(kind[1], (spec.case, *spec.prepare), spec.environment))
         return {
             "name": spec.name,
             "case": f"{self._home}/{self._case(spec)}" if store else spec.case,
@@ -709,7 +711,7 @@ class Lifecycle:
                 )
             },
             "environment": {**environment, **path},
-            "mpi": self.mpi.get(kind, "") if len(clues) == 1 else "",
+            "mpi": self.mpi.get(mpi_clues(spec), ""),
             "libraries": install_paths.libraries(),
             "log_limit": self._log_limit,
         }
