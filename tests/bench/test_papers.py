@@ -25,7 +25,7 @@ from dovetail.bench.papers.findings import (
 )
 from dovetail.bench.papers.kept import FILE, Kept
 from dovetail.bench.papers.page import Outcome, page
-from dovetail.bench.papers.place import Place, Run
+from dovetail.bench.papers.place import NotHere, Place, Run, need_groups
 from dovetail.bench.papers.published import Published
 from dovetail.bench.papers.scales import SCALES
 from dovetail.cli import main
@@ -199,6 +199,25 @@ def test_what_cannot_be_is_said_in_a_line_and_nothing_is_started(tmp_path, capsy
     assert said in errors
     assert len(errors.strip().splitlines()) == 1
     assert not output.exists()
+
+
+@pytest.mark.mpi
+def test_limits_are_lifted_until_simulations_begin_and_hold_then(tmp_path, monkeypatch):
+    program = known_programs.build("openmpi", "known/busy.c")
+    place = Place(tmp_path / "runs")
+    (tmp_path / "case").mkdir()
+    monkeypatch.setattr("dovetail.bench.papers.place._START", 4.0)
+    words = (str(program), "burn", "1000000", "100")
+    run = Run(tmp_path / "case", (20,), command=words, apart=True, limit=1.0)
+    try:
+        need_groups(place)
+        (seen,) = place.measure([run], 1, 1.0)
+    except NotHere as why:
+        pytest.skip(str(why))
+    finally:
+        place.close()
+    assert seen.seconds > 1.0  # 100 ms of work at a fiftieth of a core
+    assert seen.throttled > 0.0
 
 
 @pytest.mark.mpi

@@ -192,6 +192,7 @@ class Place:
         before: dict[str, Counters] = {}
         after: dict[str, tuple[Ranks, Counters, float]] = {}
         arranged: set[str] = set()
+        lifted = False
         began, started = time.monotonic(), 0.0
         by_name = dict(zip([spec.name for spec in specs], runs))
 
@@ -210,12 +211,18 @@ class Place:
                 if isinstance(event, Sampled):
                     last[event.name] = event.ranks
             if not started:
-                warm = all(n in last for n in by_name)
-                warm = warm and all(min(last[n].iterations) >= WARM for n in counted)
-                if warm and all(self._arrange(n, by_name[n], arranged) for n in by_name):
+                ready = all(n in last and self._arrange(n, by_name[n], arranged) for n in by_name)
+                if ready and all(min(last[n].iterations) >= WARM for n in counted):
+                    if lifted:
+                        for name in by_name:
+                            self._arrange(name, by_name[name], set())
                     started = now
                     for name in counted:
                         first[name], before[name] = last[name], self._counters(name, by_name[name])
+                elif not lifted and now - began > _START / 2:
+                    lifted = True  # throttled ranks that spin may need minutes to begin
+                    for name, run in by_name.items():
+                        self._lift(name, run)
                 elif now - began > _START:
                     raise WorkFailed(f"not every simulation began in {_START:.0f} s")
                 continue
@@ -280,10 +287,7 @@ class Place:
         return found
 
     def _arrange(self, name: str, run: Run, done: set[str]) -> bool:
-        """Give local ones their limits and CPUs, once all ranks are in their groups; True if so.
-
-        Pods have theirs from birth. Throttled ranks that spin may need minutes to start up.
-        """
+        """Give local ones their limits and CPUs, once all ranks are in their groups; True if so."""
         if not (run.limit or run.cpus) or self.kubeconfig is not None or name in done:
             return True
         groups = self._groups(name, run)
@@ -301,6 +305,12 @@ class Place:
             raise NotHere(f"no CPU limits for processes: {error}") from None
         done.add(name)
         return True
+
+    def _lift(self, name: str, run: Run) -> None:
+        """Let a local one use all cores."""
+        if run.limit and self.kubeconfig is None:
+            for group in self._groups(name, run):
+                group.set_limit(1000 * self.cores, run.period)
 
     def _counters(self, name: str, run: Run) -> Counters:
         groups = self._groups(name, run)
