@@ -203,8 +203,8 @@ class Controller:
         """It has stopped at a checkpoint to go on on other ranks, at once if they are free."""
         state, ranks = self._state, sim.next_ranks
         sim.stops += 1
-        wanted = f"{ranks} rank{'s' if ranks > 1 else ''}"
-        state.requeue(sim, event.cause, f"to go on on {wanted} as cut now")
+        wanted = f"to go on on {widths.in_ranks(ranks)} as cut now"
+        state.requeue(sim, event.cause, wanted)
         if state.heads(1) == [sim] and ranks <= widths.free_cores(state) and state.fits(sim):
             state.launch(sim, ranks)
         else:

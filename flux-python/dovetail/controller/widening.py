@@ -44,7 +44,7 @@ def widen(state: State) -> None:
         return
     ranks, left, cost = found
     now = sims[sim.spec.name]
-    wanted = f"{ranks} rank{'s' if ranks > 1 else ''}"
+    wanted = widths.in_ranks(ranks)
     state.note(
         "hold",
         f"{sim.spec.name} stops at a checkpoint to go on on {wanted}: {now:.0f} s left on "

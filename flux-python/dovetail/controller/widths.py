@@ -277,7 +277,7 @@ def _start(state: State, family: Family, cores: int) -> bool:
     beside = f"beside {len(state.active)} running" if state.active else "nothing else runs"
     state.note(
         "admit",
-        f"{sim.spec.name} starts on {ranks} {_ranks(ranks)}, {beside}",
+        f"{sim.spec.name} starts on {in_ranks(ranks)}, {beside}",
         name=sim.spec.name,
         n=len(state.active) + 1,
         ranks=ranks,
@@ -326,7 +326,7 @@ def _tell(state: State, best: Schedule) -> None:
     if key in state.noted:
         return
     plan = [
-        f"{count} {name} on {ranks} {_ranks(ranks)} each"
+        f"{count} {name} on {in_ranks(ranks)} each"
         for name, by_ranks in best.widths_planned.items()
         for ranks, count in sorted(by_ranks.items())
     ]
@@ -359,5 +359,6 @@ def by_text(values: Mapping[int, Number]) -> dict[str, Number]:
     return {str(ranks): value for ranks, value in values.items()}
 
 
-def _ranks(count: int) -> str:
-    return "rank" if count == 1 else "ranks"
+def in_ranks(count: int) -> str:
+    """A number of ranks, in words."""
+    return "1 rank" if count == 1 else f"{count} ranks"
