@@ -11,6 +11,7 @@ import argparse
 import contextlib
 import json
 import os
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -40,11 +41,12 @@ def started(
              "node": "", "owner": os.getpid(), "timeout": 120.0, "devices": "none"}  # fmt: skip
     try:
         made = cluster.up(argparse.Namespace(network=network, **usual), progress)
-        invitation = str(Path(made["kubeconfig"]).with_name("join.json"))
-        for _ in range(nodes - 1):
-            asked = argparse.Namespace(name=name, invite=invitation, node="", valid=600)
-            cluster.invite(asked)
-            cluster.join(argparse.Namespace(file=invitation, **usual), progress)
+        with tempfile.TemporaryDirectory(prefix="dovetail-bench-") as folder:
+            invitation = f"{folder}/join.json"
+            for _ in range(nodes - 1):
+                asked = argparse.Namespace(name=name, invite=invitation, node="", valid=600)
+                cluster.invite(asked)
+                cluster.join(argparse.Namespace(file=invitation, **usual), progress)
         yield Path(made["kubeconfig"])
     finally:
         progress("taking the cluster down")
