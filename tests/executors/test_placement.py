@@ -188,6 +188,8 @@ def test_ranks_of_which_no_node_has_room_for_their_part_fit_with_less():
     assert whole.why.startswith("a rank group asks for 652m of CPU, and at most ")
     assert sorted(less.nodes.values()) == ["a", "a", "b"]
     assert 480 <= min(less.cpu) <= max(less.cpu) <= 500
+    away = nodes.fit(spec, (667, 667, 666), 0, free[:1], {}, True)
+    assert away.nodes == {}, "ranks wait for a node, rather than to crowd on what is left"
 
 
 def test_a_node_is_lost_only_when_it_and_its_agent_are_silent_for_long():

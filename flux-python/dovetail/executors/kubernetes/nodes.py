@@ -142,9 +142,11 @@ class Nodes:
         """How a simulation fits what is free; its ranks may begin with `less` than these requests.
 
         These are of the cores of all nodes together, of which none may have a rank group's part.
+        Where a node is away, or others have its cores, the ranks wait for it instead.
         """
         found = []
-        for percent in (100, *(LESS if less else ())):
+        together = int(sum(requests) * self.scale) <= sum(room.cpu for room in free)
+        for percent in (100, *(LESS if less and together else ())):
             part = [max(1, one * percent // 100) for one in requests]
             asked = [max(1, int(one * self.scale)) for one in part]
             sizes = placement.groups(spec.ranks, spec.ranks_per_pod, asked, memory, free, wanted)
