@@ -177,15 +177,18 @@ class Host(Remote):
 
     def fill(self, folder: str) -> None:
         """Leave no room in one of its own folders, until `empty`."""
-        used = int(self.out(f"df -B4096 --output=used {folder} | tail -n 1", "root"))
-        self._size(folder, f"{used * 4}k")
+        # Once more where something was written meanwhile: what is used must still fit.
+        self.out(
+            f"""for _ in $(seq 50); do
+                used=$(df -B4096 --output=used {folder} | tail -n 1)
+                mount -o remount,size=$((used * 4))k {folder} && exit
+            done; exit 1""",
+            "root",
+        )
 
     def empty(self, folder: str) -> None:
         """Let there be room again."""
-        self._size(folder, "50%")
-
-    def _size(self, folder: str, size: str) -> None:
-        self.out(f"mount -o remount,size={size} {folder}", "root")
+        self.out(f"mount -o remount,size=50% {folder}", "root")
 
     # --- work ---
 
