@@ -196,15 +196,14 @@ def test_a_site_offers_it_to_all_in_the_way_of_the_manual_and_may_grant_less(own
         del own.environment[name]  # which is what every other test has instead
     cache, known = own.environment.pop("DOVETAIL_CACHE"), own.environment
     profile = profile.replace("/opt/dovetail/cache", cache)
-    profile = profile.replace("/opt/dovetail/bin", str(COMMANDS))
+    profile = profile.replace("/opt/dovetail/current/bin", str(COMMANDS))
     shell = ["bash", "-c", f"set -e\n{profile}\nenv -0"]
     lines = subprocess.run(shell, env=known, capture_output=True, text=True, check=True).stdout
     own.environment = dict(line.split("=", 1) for line in lines.split("\0") if line)
     own.run("config", "load", given=policy + "max-cores = 1\n")
-    assert (
-        f'load = "/opt/dovetail/lib/dovetail/jobtap/{install_paths.jobtap("carve").name}"' in policy
-    )
-    own.run("jobtap", "load", str(install_paths.jobtap("carve")))  # as at the start of an instance
+    plugin = install_paths.jobtap("carve")
+    assert f'load = "/opt/dovetail/current/lib/dovetail/jobtap/{plugin.name}"' in policy
+    own.run("jobtap", "load", str(plugin))  # as at the start of an instance
     named = own.work / "xdg" / "flux" / "config"
     named.mkdir(parents=True)
     (named / "dovetail.toml").write_text(defaults)
