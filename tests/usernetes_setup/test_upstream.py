@@ -6,6 +6,7 @@ That clusters come up by it is tested where control groups are of version 2 (tes
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import socket
@@ -78,9 +79,10 @@ def test_upstreams_files_stay_as_they_are_and_a_second_compose_file_adds(
     monkeypatch.setenv("MAKEFLAGS", "w")  # as where dovetail is run by another makefile
     monkeypatch.setenv("MAKELEVEL", "1")
     wanted = record(image="localhost/node:1", mounts=["/srv"], subnet="10.101.7.0/24",
-                    ports=dict(zip(leases.PORTS, range(20001, 20005))))  # fmt: skip
+                    ports=dict(zip(leases.PORTS, itertools.count(20001))))  # fmt: skip
     (tmp_path / "state").mkdir(mode=0o700)
     wanted.folder.mkdir(mode=0o700)
+    assert engine.environment(wanted)["PORT_CALICO_TYPHA"] == "20006", "as Gen 3 names it"
     engine.check(checkout)
     engine.copy(wanted, checkout)
     for path in checkout.rglob("*"):

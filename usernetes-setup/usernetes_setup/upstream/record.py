@@ -26,8 +26,9 @@ from dovetail.host.private_files import write_private
 from usernetes_setup import node_record
 
 FILE = node_record.USERNETES
-PORTS = ("apiserver", "etcd", "kubelet", "flannel")
-"""As upstream's variables name them; all nodes of a cluster have the last two in common."""
+PORTS = ("apiserver", "etcd", "kubelet", "flannel", "calico", "calico_typha")
+"""As upstream's variables name them; all nodes of a cluster have the kubelet's and flannel's in
+common. Gen 3 publishes those of Calico too, though flannel is used, and Gen 2 has none such."""
 
 
 @dataclass
