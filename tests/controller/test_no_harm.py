@@ -307,6 +307,18 @@ def test_where_a_way_to_wait_does_less_than_in_its_trial_the_next_best_one_is_ta
     assert told(result, "rollback") == []
 
 
+@pytest.mark.parametrize(("iterations", "policies"), [(80, 1), (4000, 3)])
+def test_ways_to_wait_are_tried_where_a_queue_is_long_enough_to_gain_by_them(iterations, policies):
+    """Four ranks on two cores: a window in which nothing goes on is a tenth of the short queue."""
+    plan = specs("a", 3, (1, 1, 1, 1), iterations=iterations)
+    result = run(plan, {"a": Work((0.02,) * 4, iterations)})
+    tried = {share.wait.mode for _, action in result.actions
+             if isinstance(action, (protocol.Launch, protocol.Resize))
+             for share in (action.shares.values() if isinstance(action, protocol.Resize)
+                           else [action.share])}  # fmt: skip
+    assert len(tried) == policies
+
+
 def test_a_way_to_wait_is_taken_for_better_only_beyond_what_measurements_err():
     found = Outcome()
     for wait, throughput in (("doorbell", 1.192), ("yield", 1.206), ("off", 1.3)):

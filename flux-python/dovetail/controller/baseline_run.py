@@ -73,7 +73,7 @@ def _measure(state: State, sim: Simulation) -> None:
     shape = state.shape(sim)
     _record(shape, sim, window, sim.share.wait)
     todo = [p for p in _options(state, sim) if p not in shape.trials]
-    if todo and _may_wait_differently(state, sim):
+    if todo and _may_wait_differently(state, sim) and _may_lose_a_window(state, sim):
         state.share(sim, "measure another wait policy", wait=todo[0])
         state.restart_windows([sim])
         return
@@ -86,6 +86,17 @@ def _may_wait_differently(state: State, sim: Simulation) -> bool:
     return state.now >= state.resize_after and (
         remaining is None or remaining > 2 * state.settings.window
     )
+
+
+def _may_lose_a_window(state: State, sim: Simulation) -> bool:
+    """Whether a wait policy under which nothing goes on does the queue no harm, if short.
+
+    How many iterations there are may be guessed here: a wrong guess costs no more than a window.
+    """
+    family = state.family(sim)
+    rate = max(window.rate for window, _, _ in state.shape(sim).trials.values())
+    queue = family.total * family.iterations / rate
+    return not queue or state.lost + state.settings.window <= state.settings.harm * queue
 
 
 def _options(state: State, sim: Simulation) -> tuple[WaitPolicy, ...]:
