@@ -609,3 +609,21 @@ def test_what_was_refused_to_go_on_is_not_asked_at_once_again():
         controller.handle(protocol.Resized(t, ("a-0",), why))
         t += 0.01
     assert asked.count(False) == 1
+
+
+def test_what_waits_for_the_memory_of_a_suspended_one_is_not_given_up_as_too_large():
+    plan = [Spec(name, name, "case", 2, (1.0, 1.0), ("run",), memory=6 * GIB) for name in "bq"]
+    controller = Controller(plan, CAPACITY)
+    controller.handle(protocol.Tick(0.0))
+    controller.handle(protocol.Started(0.0, "b"))
+    state = controller._state
+    state.suspend(state.sims["b"], "for this test")
+    state.flush()
+    actions = controller.handle(protocol.Resized(1.0, ("b",)))
+    actions += controller.handle(protocol.Resized(1.1, ("b",), "b: no room on its node"))
+    for k in range(1, 30):
+        actions += controller.handle(protocol.Tick(1.1 + 0.5 * k))
+    assert not [a for a in actions if isinstance(a, (Ended, Launch))]
+    asked = [a.shares["b"].suspended for a in actions if isinstance(a, protocol.Resize)]
+    assert asked == [False, False], "once more when the refusal is some seconds old"
+    assert launches(controller.handle(protocol.Finished(20.0, "b", Cause.DONE))) == ["q"]

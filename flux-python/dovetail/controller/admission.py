@@ -52,7 +52,7 @@ def _start_first(state: State) -> None:
             )
             _begin(state, sim, ranks)
             return
-        if not state.terminating:
+        if not (state.terminating or state.suspended):  # whose memory and devices fall free
             _drop_too_large(state, sim)
 
 
