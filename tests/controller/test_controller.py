@@ -627,3 +627,13 @@ def test_what_waits_for_the_memory_of_a_suspended_one_is_not_given_up_as_too_lar
     asked = [a.shares["b"].suspended for a in actions if isinstance(a, protocol.Resize)]
     assert asked == [False, False], "once more when the refusal is some seconds old"
     assert launches(controller.handle(protocol.Finished(20.0, "b", Cause.DONE))) == ["q"]
+
+
+def test_memory_that_was_only_seen_keeps_nobody_from_running_alone():
+    small = Capacity((Node("n0", 2000, 150),))
+    controller = Controller(specs(2), small)
+    t = running(controller)  # and each of its ranks took 100 bytes
+    assert launches(controller.handle(protocol.Finished(t, "a-0", Cause.DONE))) == ["a-1"]
+    end, _ = Controller(specs(1, memory=151), small).handle(protocol.Tick(0.0))
+    assert end.cause is Cause.TOO_LARGE
+    assert end.reason == "needs 151 bytes of memory, there are 150"

@@ -42,17 +42,20 @@ def _start_first(state: State) -> None:
         state.note("admit", f"{sim.spec.name} is resumed", name=sim.spec.name, n=1)
         state.resume(sim, "there is room again")
         return
+    alone = not (state.terminating or state.suspended)  # whose memory and devices fall free
     for sim in state.heads(len(state.families)):
         every = widths.allowed(state.family(sim))
         fitting = [r for r in reversed(every) if r <= state.cores] or every[:1]
         ranks = next((r for r in fitting if state.fits(sim, r)), 0)  # fewer need fewer devices
+        if alone and not ranks:
+            ranks = next((r for r in fitting if state.fits_alone(sim, r)), 0)
         if ranks:
             state.note(
                 "admit", f"{sim.spec.name} starts, nothing else runs", name=sim.spec.name, n=1
             )
             _begin(state, sim, ranks)
             return
-        if not (state.terminating or state.suspended):  # whose memory and devices fall free
+        if alone:
             _drop_too_large(state, sim)
 
 
@@ -62,7 +65,7 @@ def _drop_too_large(state: State, sim: Simulation) -> None:
     if lacks and 0.0 < state.capacity_at >= state.now - state.settings.no_nodes:
         return
     state.take(sim)
-    why = f"needs {state.memory_of(sim)} bytes of memory, there are {state.capacity.memory}"
+    why = f"needs {sim.spec.memory} bytes of memory, there are {state.capacity.memory}"
     why = f"needs {lacks}" if lacks else why
     state.end(sim, Stage.NOT_STARTED, Cause.TOO_LARGE, why)
     state.note("fail", f"{sim.spec.name} cannot run: {why}", name=sim.spec.name)

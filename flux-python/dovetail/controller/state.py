@@ -247,6 +247,11 @@ class State:
         enough = room <= 0 or self.memory_used + self.memory_of(sim, ranks) <= room
         return enough and not self.lacks(sim, ranks)
 
+    def fits_alone(self, sim: Simulation, ranks: int) -> bool:
+        """True if what the plan asks for fits where nothing is started, whatever was seen."""
+        room = self.capacity.memory
+        return (room <= 0 or sim.spec.memory <= room) and not self.lacks(sim, ranks)
+
     def lacks(self, sim: Simulation, ranks: int = 0) -> str:
         """Of which device too few are free for a simulation on so many ranks, in words."""
         offered = dict(self.capacity.devices)
