@@ -117,3 +117,24 @@ class CutsBadly(Simulated):
 def test_each_is_stopped_at_most_once(executor):
     names = stopped(run(3, executor=executor))
     assert len(names) == len(set(names))
+
+
+class TakesMemory(Simulated):
+    """Of which the plan says nothing."""
+
+    def observe(self, t):
+        for event in super().observe(t):
+            if isinstance(event, protocol.Sampled):
+                event = replace(event, ranks=replace(event.ranks, memory=(6 << 30,) * 2))
+            yield event
+
+
+def test_memory_that_was_seen_counts_for_those_that_are_cut_anew():
+    specs = [replace(ONE, name=f"a-{i}", iterations=400) for i in range(4)]
+    nodes = [Node("n0", 8000, 20 << 30)]
+    works = {"a": replace(UNEVEN, iterations=400)}
+    result = run_simulated(specs, works, nodes, limit=3000, executor=TakesMemory)
+    assert {view.state for view in result.controller.views()} == {"done"}
+    assert stopped(result) == ["a-0"]
+    (at,) = [t for t, a in result.actions if isinstance(a, protocol.Checkpoint)]
+    assert max(n for t, n in result.running if t > at) <= 1

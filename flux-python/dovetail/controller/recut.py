@@ -124,9 +124,10 @@ def _cut_later(state: State, sim: Simulation) -> bool:
 def _cut(state: State, sim: Simulation) -> tuple[float, ...]:
     """Have those of its entry that are launched on as many ranks be cut by measured weights."""
     family, ranks = state.family(sim), sim.spec.ranks
-    profile = state.shape(sim).profile
-    if ranks not in family.cuts and profile is not None:
-        family.cuts[ranks] = weights_for(sim.spec, profile.loads)
+    shape = state.shape(sim)
+    if ranks not in family.cuts and shape.profile is not None:
+        family.cuts[ranks] = weights_for(sim.spec, shape.profile.loads)
         spec = replace(family.spec.on(ranks), weights=family.cuts[ranks], recut=True)
-        family.shapes[ranks] = state.shapes[shape_name(spec)] = Shape(shape_name(spec), spec)
+        new = Shape(shape_name(spec), spec, memory=shape.memory)  # all else depends on the cut
+        family.shapes[ranks] = state.shapes[new.name] = new
     return family.cuts[ranks]
