@@ -138,3 +138,11 @@ def test_memory_that_was_seen_counts_for_those_that_are_cut_anew():
     assert stopped(result) == ["a-0"]
     (at,) = [t for t, a in result.actions if isinstance(a, protocol.Checkpoint)]
     assert max(n for t, n in result.running if t > at) <= 1
+
+
+def test_a_restart_costs_what_a_start_took_also_once_others_are_cut_anew():
+    specs = [replace(ONE, name=f"a-{i}") for i in range(2)]
+    result = run_simulated(specs, {"a": UNEVEN}, [Node("n0", 4000, 0)], limit=3000)
+    costs = [note.data["restart"] for note in result.notes("hold") if "restart" in note.data]
+    assert len(costs) == 2
+    assert min(costs) >= UNEVEN.startup

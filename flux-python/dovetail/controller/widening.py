@@ -60,7 +60,8 @@ def restart_seconds(state: State, sim: Simulation) -> float:
     family = state.family(sim)
     if family.restart is not None:
         return family.restart
-    return PARTS * max(shape.startup or 0.0 for shape in family.shapes.values())
+    shapes = (*family.shapes.values(), state.shape(sim))  # which may be cut as no more are
+    return PARTS * max(shape.startup or 0.0 for shape in shapes)
 
 
 def _measured(state: State, sim: Simulation) -> bool:
