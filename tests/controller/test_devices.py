@@ -9,7 +9,7 @@ import pytest
 from dovetail.controller.controller import Controller
 from dovetail.core import protocol
 from dovetail.core.protocol import Capacity, Node, Spec
-from dovetail.executors.simulated.executor import Simulated, Work
+from dovetail.executors.simulated.executor import Fault, Simulated, Work
 from dovetail.run.simulate import run_simulated
 
 pytestmark = pytest.mark.unit
@@ -110,6 +110,20 @@ def test_where_ranks_are_chosen_cores_that_cannot_be_used_side_by_side_are_given
     work = Work((0.03,) * 4, 100, cuts={1: (0.12,), 2: (0.06,) * 2})
     result = run(specs, {"a": work}, gpu=gpus)
     assert held(result, specs, "gpu") <= gpus
+
+
+@pytest.mark.parametrize("faults", [[], [Fault(10.0, "fail", "s-1")]], ids=["taken", "free"])
+def test_who_is_stopped_to_go_on_on_more_ranks_gets_devices_for_them(faults):
+    one = Spec("", "a", "case", 4, (1.0,) * 4, ("run",), widths=(1, 2, 4), iterations=1000,
+               devices=(("gpu", 1),), ranks_per_pod=1, checkpoint=True)  # fmt: skip
+    specs = [replace(one, name=f"s-{i}") for i in range(2)]
+    works = {"a": Work((0.01,) * 4, 1000, cuts={1: (0.04,), 2: (0.02,) * 2})}
+    nodes = [Node("n0", 8000, 0)]
+    result = run_simulated(specs, works, nodes, faults=faults, executor=with_devices(gpu=2))
+    asked = [a.name for _, a in result.actions if isinstance(a, protocol.Checkpoint)]
+    assert asked == ["s-0"] * len(faults)
+    starts = [a for _, a in result.actions if isinstance(a, protocol.Launch)]
+    assert [len(a.share.requests) for a in starts] == [1, 1] + [2] * len(faults)
 
 
 def test_a_device_that_a_node_had_a_moment_ago_is_waited_for_but_not_for_ever():

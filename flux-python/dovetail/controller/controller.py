@@ -205,7 +205,7 @@ class Controller:
         sim.stops += 1
         wanted = f"to go on on {widths.in_ranks(ranks)} as cut now"
         state.requeue(sim, event.cause, wanted)
-        if state.heads(1) == [sim] and ranks <= widths.free_cores(state) and state.fits(sim):
+        if state.heads(1) == [sim] and ranks <= widths.free_cores(state) and state.fits(sim, ranks):
             state.launch(sim, ranks)
         else:
             sim.halted_at = None  # it waits for something else, which tells nothing of a restart

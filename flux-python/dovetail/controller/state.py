@@ -242,9 +242,9 @@ class State:
         return self.families[spec.family].shapes[ranks].memory
 
     def fits(self, sim: Simulation, ranks: int = 0) -> bool:
-        """True if the simulation's memory and devices fit beside all that is started."""
-        room = self.capacity.memory
-        enough = room <= 0 or self.memory_used + self.memory_of(sim, ranks) <= room
+        """True if the simulation's memory and devices fit beside all else that is started."""
+        room, others = self.capacity.memory, self.memory_used - sim.counted_memory
+        enough = room <= 0 or others + self.memory_of(sim, ranks) <= room
         return enough and not self.lacks(sim, ranks)
 
     def fits_alone(self, sim: Simulation, ranks: int) -> bool:
@@ -257,7 +257,8 @@ class State:
         offered = dict(self.capacity.devices)
         for name, wanted in sim.spec.takes(ranks).items():
             there = offered.get(name, 0)
-            free = max(0, there - self.devices_used.get(name, 0))
+            others = self.devices_used.get(name, 0) - sim.counted_devices.get(name, 0)
+            free = max(0, there - others)
             if wanted > free:
                 return f"{wanted} of {name}, of which {free} of {there} are free"
         return ""

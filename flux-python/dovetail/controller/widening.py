@@ -79,7 +79,7 @@ def _best(state: State, sim: Simulation, left: float) -> tuple[int, float, float
     found = None
     for ranks in widths.allowed(family):
         back = ranks < sim.spec.ranks and sim.stops > 0 and family.shapes[ranks].rates
-        if not (back or sim.spec.ranks < ranks <= room):
+        if not (back or sim.spec.ranks < ranks <= room) or not state.fits(sim, ranks):
             continue
         then = left * seconds[ranks] / seconds[sim.spec.ranks]
         if left - then >= state.settings.restart_pays * cost and (found is None or then < found[1]):
