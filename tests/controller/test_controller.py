@@ -323,6 +323,29 @@ def test_one_that_was_cancelled_as_it_stopped_at_a_checkpoint_does_not_go_on():
     assert controller.view("a-0").reason == "cancelled"
 
 
+def test_one_that_was_to_run_again_later_does_not_once_it_is_cancelled():
+    controller = Controller(specs(2), CAPACITY)
+    t, state = running(controller), controller._state
+    state.stop(state.sims["a-0"], Cause.TAKEN_BACK, "for this test", requeue=True)
+    state.flush()
+    unwanted = protocol.Unwanted(t, "a-0", "cancelled")
+    told = [a for _ in range(2) for a in controller.handle(unwanted) if isinstance(a, Stop)]
+    assert told == [Stop("a-0", Cause.CANCELLED, "cancelled")]
+    actions = controller.handle(protocol.Finished(t, "a-0", Cause.TAKEN_BACK, 143, "stopped"))
+    assert Ended("a-0", "failed", Cause.CANCELLED, "cancelled") in actions
+    assert controller.view("a-0").restarts == 0
+
+
+def test_one_that_was_cancelled_is_over_when_the_run_is_killed_and_resumed():
+    controller = Controller(specs(2), CAPACITY)
+    t = running(controller)
+    controller.handle(protocol.Unwanted(t, "a-0", "cancelled"))
+    actions = controller.resume(t + 9.0, CAPACITY)
+    assert Ended("a-0", "failed", Cause.CANCELLED, "cancelled") in actions
+    assert launches(actions) == ["a-1"]
+    assert (controller.view("a-0").state, controller.view("a-0").restarts) == ("failed", 0)
+
+
 def test_one_that_waits_in_the_queue_may_be_cancelled_and_others_go_on():
     controller = Controller(specs(3), CAPACITY)
     t = running(controller)

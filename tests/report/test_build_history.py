@@ -91,6 +91,16 @@ def killed_resumed_and_killed():
     return run, {"a": ("not started", 1)}
 
 
+def cancelled_as_the_run_was_killed():
+    run = short("a")
+    run.launch("a")
+    run.work(1)
+    run.add(protocol.Stop("a", Cause.CANCELLED, "cancelled"))
+    run.resume()
+    run.add(protocol.Ended("a", "failed", Cause.CANCELLED, "cancelled"))
+    return run, {"a": ("failed", 1)}
+
+
 def interrupted_after_its_pod_was_lost():
     run = short("a", "b")
     run.launch("a")
@@ -119,6 +129,7 @@ def its_pod_is_lost_for_the_last_time():
         taken_back_for_good,
         killed_and_resumed,
         killed_resumed_and_killed,
+        cancelled_as_the_run_was_killed,
         interrupted_after_its_pod_was_lost,
         its_pod_is_lost_for_the_last_time,
     ],
@@ -130,6 +141,7 @@ def test_each_simulation_is_counted_once_and_accounted_for(case):
     assert states(history) == expected
     for track in history.tracks:
         assert (track.state == "done") != bool(track.reason)
+        assert track.state == "unfinished" or all(one.end is not None for one in track.attempts)
 
 
 def test_a_rate_is_never_measured_over_two_situations():

@@ -63,7 +63,8 @@ class Controller:
 
         Call it after all logged events were handled. What had started, or was ended by an
         interrupt, is queued again with one restart more; what had stopped at a checkpoint, or was
-        given up, is queued again. What is alive and was to stop at one is asked once more.
+        given up, is queued again. What the user had cancelled is over. What is alive and was to
+        stop at a checkpoint is asked once more.
         """
         state = self._state
         self._clock(t)
@@ -79,6 +80,10 @@ class Controller:
         for sim in [*killed, *ended]:
             why = sim.reason or "the run was killed and resumed"
             state.ended(sim)
+            if sim.stop is not None and sim.stop.cause is Cause.CANCELLED:
+                sim.ended = t
+                state.end(sim, Stage.FAILED, Cause.CANCELLED, sim.stop.why)
+                continue
             if sim.stage is Stage.CHECKPOINTED:
                 sim.stops += 1
             else:
@@ -138,8 +143,8 @@ class Controller:
             if state.mode is not Mode.INTERRUPTED:
                 state.interrupt(event.reason or "interrupted", event.within)
         elif isinstance(event, protocol.Unwanted):
-            sim = self._started(event.name)
-            if sim is not None:
+            sim = self._started(event.name) or state.terminating.get(event.name)
+            if sim is not None and (sim.stop is None or sim.stop.requeue):
                 state.stop(sim, Cause.CANCELLED, event.reason)
             state.withdraw(event.name, Cause.CANCELLED, event.reason)
         return True

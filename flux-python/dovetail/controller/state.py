@@ -524,12 +524,13 @@ class State:
         self._out.append(Checkpoint(sim.spec.name, why))
 
     def stop(self, sim: Simulation, cause: Cause, why: str, requeue: bool = False) -> None:
-        """End a simulation; it is terminating until its Finished comes."""
+        """End a simulation, perhaps for good now; it is terminating until its Finished comes."""
         if sim.spec.name in self.active:
             self._leave(sim)
         self.suspended.pop(sim.spec.name, None)
         self.terminating[sim.spec.name] = sim
-        sim.enter(Stage.TERMINATING)
+        if sim.stage is not Stage.TERMINATING:
+            sim.enter(Stage.TERMINATING)
         sim.stop = Stop(sim.spec.name, cause, why, requeue)
         self._changes.pop(sim.spec.name, None)
         if sim.spec.name in self._launches:

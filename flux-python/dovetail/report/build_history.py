@@ -118,9 +118,7 @@ class _Teller:
         self.marks.append(Mark(self.now, "checkpoint", action.why, (action.name,)))
 
     def _requeued(self, action: protocol.Requeued) -> None:
-        track = self.tracks[action.name]
-        if track.attempts and track.attempts[-1].end is None:  # the run died, and it with the run
-            self._close(action.name, -1, action.why)
+        self._died(action.name, action.why)
         track = self.tracks[action.name]
         why = f"put back into the queue: {action.why}" if track.attempts else ""
         self.tracks[action.name] = replace(
@@ -128,8 +126,15 @@ class _Teller:
         )
 
     def _ended(self, action: protocol.Ended) -> None:
+        self._died(action.name, action.reason)
         track = self.tracks[action.name]
         self.tracks[action.name] = replace(track, state=action.state, reason=action.reason)
+
+    def _died(self, name: str, why: str) -> None:
+        """Close an attempt of which no end was reported: the run died, and it with the run."""
+        attempts = self.tracks[name].attempts
+        if attempts and attempts[-1].end is None:
+            self._close(name, -1, why)
 
     def _note(self, action: protocol.Note) -> None:
         names = self._names(action.data)
