@@ -202,3 +202,20 @@ def test_what_is_started_again_goes_on_if_it_may(allowed):
     again = controller.resume(5.0, CAPACITY)
     (second,) = [a for a in again if isinstance(a, protocol.Launch)]
     assert second.continued == allowed
+
+
+def test_a_node_may_be_lost_three_times_however_often_the_run_is_killed(tmp_path):
+    path = tmp_path / "events.jsonl"
+    lost = protocol.Finished(1.0, "a-0", protocol.Cause.NODE_LOST, 1, "node lost: n0")
+    with eventlog.Log.create(path, eventlog.header(SPECS, CAPACITY, Settings().plain())) as log:
+        log.write(protocol.Tick(0.0))
+        log.write(lost)
+        for _ in range(3):
+            log.resume(1.0, CAPACITY)
+        log.write(lost)
+    controller, states = rebuild(path), []
+    for _ in range(2):
+        controller.handle(lost)
+        states.append(controller.view("a-0").state)
+    assert states == ["preparing", "failed"]
+    assert controller.view("a-0").restarts == 6

@@ -164,11 +164,13 @@ class Controller:
             return
         stop = sim.stop
         again = stop is not None and stop.requeue and event.cause is not Cause.DONE
+        lost = event.cause.lost and sim.losses < self.settings.restarts
         # As one fails that was to stop at a checkpoint, what it had written before is still there.
-        lost = event.cause.lost or (sim.stage is Stage.HALTING and event.cause is Cause.FAILED)
-        lost = lost and stop is None and sim.restarts < self.settings.restarts
+        lost = lost or (sim.stage is Stage.HALTING and event.cause is Cause.FAILED)
+        lost = lost and stop is None
         if state.mode is not Mode.INTERRUPTED and (again or lost):
             sim.restarts += 1
+            sim.losses += event.cause.lost
             state.requeue(
                 sim, stop.cause if stop else event.cause, stop.why if stop else event.reason
             )

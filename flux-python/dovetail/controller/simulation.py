@@ -71,7 +71,8 @@ class Simulation:
     is there from the moment it was asked to stop; `late_told` once its user was told that its
     deadline cannot be met. `cause` and `reason` say why it ended, None and empty before.
     `over` is the iterations of earlier launches after which it goes on, `most` the most that it
-    has come to, what was lost included. It stopped `stops` times at
+    has come to, what was lost included. Of its `restarts`, `losses` are those for which what it
+    ran on was lost. It stopped `stops` times at
     a checkpoint, which are no `restarts`: at `halted_at` to go on on `next_ranks`, or as the run
     ended. `half` is the first half of a pair that is being measured: whether it was bound, its
     rate, and when it had that.
@@ -88,6 +89,7 @@ class Simulation:
     residual: float | None = None
     boost: float = 1.0
     restarts: int = 0
+    losses: int = 0
     over: int = 0
     most: int = 0
     measure: Measure = "iterations"
