@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 from dovetail.bench.choice import (
@@ -21,6 +22,7 @@ from dovetail.bench.choice import (
     judged,
     papers,
     rules,
+    with_every_noise,
 )
 from dovetail.cli.main import main
 
@@ -109,12 +111,20 @@ def test_the_published_case_is_predicted_from_its_own_measurement():
 def test_a_run_that_was_interrupted_goes_on_with_its_results(tmp_path):
     kept = Kept(tmp_path / "choice.jsonl")
     assert kept.results() == []
-    one = execute(37, CURVE)
-    kept.add([one])
-    (again,) = Kept(kept.path).results()
-    assert (again.number, again.noise, again.makespan) == (37, CURVE, one.makespan)
-    assert (again.best, again.foreseen, again.picked) == (one.best, one.foreseen, one.picked)
-    kept.path.write_text(kept.path.read_text().replace(kept.program, "another"))
+    results = with_every_noise(37)
+    kept.add(results)
+    again = Kept(kept.path).results()
+    assert len(again) == 3
+    for one, had in zip(again, results):
+        assert (one.number, one.noise, one.makespan) == (37, had.noise, had.makespan)
+        assert (one.best, one.foreseen, one.picked) == (had.best, had.foreseen, had.picked)
+    kept.add([replace(one, number=38) for one in results])
+    whole = kept.path.read_text()
+    kept.path.write_text(whole[:-20])  # killed while it wrote
+    assert Kept(kept.path).results() == again, "of 38 a part is not there"
+    kept.add([replace(one, number=38) for one in results])
+    assert [one.number for one in kept.results()] == [37] * 3 + [38] * 3
+    kept.path.write_text(whole.replace(kept.program, "another"))
     assert kept.results() == []
 
 

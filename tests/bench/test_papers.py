@@ -109,6 +109,9 @@ def test_what_was_measured_is_not_measured_again(tmp_path):
     last.close()
     with pytest.raises(BadInput, match=r"scale small, not medium.*-o"):
         Kept(tmp_path, {"scale": "medium"})
+    (tmp_path / FILE).write_text('{"scale": "sm')  # killed while it wrote the first line
+    Kept(tmp_path, {"scale": "medium"}).close()
+    assert json.loads((tmp_path / FILE).read_text()) == {"scale": "medium"}
 
 
 @pytest.mark.unit

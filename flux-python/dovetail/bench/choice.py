@@ -44,13 +44,15 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from dovetail.bench.harness import Claim, Progress, Row
+from dovetail.bench.papers.kept import whole_lines
 from dovetail.controller import choice, speedup
 from dovetail.controller.choice import Busy, Task
 from dovetail.controller.speedup import FIT_ERROR, Prior, predict, smoothed
 
 QUEUES = 10_000
 NOISE = 0.10
-EXACT, EACH, CURVE = "exact times", "noise of simulations", "noise of simulations and curves"
+NOISES = ("exact times", "noise of simulations", "noise of simulations and curves")
+EXACT, EACH, CURVE = NOISES
 PREDICTED = (NOISE / FIT_ERROR) ** 2
 """As many simulations as a prediction is worth: their mean would be as wrong."""
 ASKED = 64
@@ -335,7 +337,7 @@ def execute(number: int, noise: str) -> Result:
 
 def with_every_noise(number: int) -> list[Result]:
     """The same work, as it is known more and less well."""
-    return [execute(number, noise) for noise in (EXACT, EACH, CURVE)]
+    return [execute(number, noise) for noise in NOISES]
 
 
 class Kept:
@@ -351,11 +353,11 @@ class Kept:
         self.program = code.hexdigest()[:16]
 
     def results(self) -> list[Result]:
-        """Of this program."""
-        if self.path is None or not self.path.exists():
-            return []
-        lines = map(json.loads, self.path.read_text().splitlines())
-        return [Result(**line["result"]) for line in lines if line["program"] == self.program]
+        """Of this program, of queues that are done with every noise."""
+        lines = whole_lines(self.path) if self.path else []
+        mine = [Result(**line["result"]) for line in lines if line["program"] == self.program]
+        found = {(one.number, one.noise): one for one in mine}
+        return [one for one in found.values() if all((one.number, n) in found for n in NOISES)]
 
     def add(self, results: Sequence[Result]) -> None:
         """Keep them, each with the two alternatives that count."""
@@ -395,7 +397,7 @@ def choice_of_widths(
         pool.join()
     results.sort(key=lambda one: one.number)
     claims = []
-    for noise in (EXACT, EACH, CURVE):
+    for noise in NOISES:
         claims += judged(noise, [one for one in results if one.noise == noise], progress)
     large = tuple(decision() for _ in range(repeat))
     name = "a decision over 1,000 simulations and 10,000 cores"

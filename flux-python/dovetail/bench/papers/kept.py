@@ -21,6 +21,25 @@ from dovetail.core.errors import BadInput, WorkFailed
 FILE = "measured.jsonl"
 
 
+def whole_lines(path: Path) -> list[dict[str, Any]]:
+    """The lines of a file of JSON objects; a last one that was cut off is removed from it.
+
+    A run that was killed while it wrote leaves that. Raises BadInput where another is damaged.
+    """
+    lines = path.read_text().splitlines(keepends=True) if path.exists() else []
+    parsed = []
+    for number, line in enumerate(lines):
+        try:
+            if not line.endswith("\n"):
+                raise ValueError
+            parsed.append(json.loads(line))
+        except ValueError:
+            if number < len(lines) - 1:
+                raise BadInput(f"{path}: line {number + 1} is damaged") from None
+            path.write_text("".join(lines[:-1]))
+    return parsed
+
+
 class Kept:
     """The results so far; `about` is what they depend on. Raises BadInput if that has changed."""
 
@@ -31,8 +50,8 @@ class Kept:
         self._others: dict[str, list[float]] = {}
         try:
             directory.mkdir(parents=True, exist_ok=True)
-            lines = self.path.read_text().splitlines() if self.path.exists() else []
-            for line in self._whole(lines, about):
+            lines = whole_lines(self.path)
+            for line in self._of(lines, about):
                 if "finished" in line:
                     self._finished.add(line["finished"])
                     continue
@@ -45,25 +64,15 @@ class Kept:
         if not lines:
             self._write(dict(about))
 
-    def _whole(self, lines: list[str], about: Mapping[str, Any]) -> list[dict[str, Any]]:
-        parsed = []
-        for number, line in enumerate(lines):
-            try:
-                parsed.append(json.loads(line))
-            except ValueError:
-                if number < len(lines) - 1:
-                    raise BadInput(f"{self.path}: line {number + 1} is damaged") from None
-                # The last line of a run that was killed while it wrote: measured again.
-                text = "".join(f"{one}\n" for one in lines[:-1])
-                self.path.write_text(text)
-        for name, value in about.items() if parsed else ():
-            had = parsed[0].get(name)
+    def _of(self, lines: list[dict[str, Any]], about: Mapping[str, Any]) -> list[dict[str, Any]]:
+        for name, value in about.items() if lines else ():
+            had = lines[0].get(name)
             if had != value:
                 raise BadInput(
                     f"{self.path} holds measurements with {name} {had}, not {value}; "
                     "give another directory with -o"
                 )
-        return parsed[1:]
+        return lines[1:]
 
     def has(self, experiment: str, variant: str, turn: int) -> bool:
         """Whether it was measured."""
