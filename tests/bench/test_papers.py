@@ -204,10 +204,26 @@ def test_what_cannot_be_is_said_in_a_line_and_nothing_is_started(tmp_path, capsy
     assert not output.exists()
 
 
+class Late(Place):
+    """Not all ranks are seen in their groups at the first look after limits were lifted."""
+
+    late = False
+
+    def _lift(self, name, run):
+        super()._lift("who is not there", run)
+        super()._lift(name, run)
+        self.late = True
+
+    def _arrange(self, name, run, done):
+        late = self.late and name not in done
+        self.late = self.late and not late
+        return not late and super()._arrange(name, run, done)
+
+
 @pytest.mark.mpi
 def test_limits_are_lifted_until_simulations_begin_and_hold_then(tmp_path, monkeypatch):
     program = known_programs.build("openmpi", "known/busy.c")
-    place = Place(tmp_path / "runs")
+    place = Late(tmp_path / "runs")
     (tmp_path / "case").mkdir()
     monkeypatch.setattr("dovetail.bench.papers.place._START", 4.0)
     words = (str(program), "burn", "1000000", "100")

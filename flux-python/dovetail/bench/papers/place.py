@@ -211,16 +211,18 @@ class Place:
                 if isinstance(event, Sampled):
                     last[event.name] = event.ranks
             if not started:
-                ready = all(n in last and self._arrange(n, by_name[n], arranged) for n in by_name)
-                if ready and all(min(last[n].iterations) >= WARM for n in counted):
-                    if lifted:
-                        for name in by_name:
-                            self._arrange(name, by_name[name], set())
+                warm = all(n in last for n in by_name)
+                warm = warm and all(min(last[n].iterations) >= WARM for n in counted)
+                ready = (warm or not lifted) and all(  # lifted limits begin again only then
+                    n in last and self._arrange(n, by_name[n], arranged) for n in by_name
+                )
+                if ready and warm:
                     started = now
                     for name in counted:
                         first[name], before[name] = last[name], self._counters(name, by_name[name])
                 elif not lifted and now - began > _START / 2:
                     lifted = True  # throttled ranks that spin may need minutes to begin
+                    arranged.clear()
                     for name, run in by_name.items():
                         self._lift(name, run)
                 elif now - began > _START:
@@ -307,10 +309,11 @@ class Place:
         return True
 
     def _lift(self, name: str, run: Run) -> None:
-        """Let a local one use all cores."""
+        """Let a local one use all cores, as far as its groups are there."""
         if run.limit and self.kubeconfig is None:
             for group in self._groups(name, run):
-                group.set_limit(1000 * self.cores, run.period)
+                with contextlib.suppress(OSError):
+                    group.set_limit(1000 * self.cores, run.period)
 
     def _counters(self, name: str, run: Run) -> Counters:
         groups = self._groups(name, run)
