@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import shutil
+import signal
 
 import pytest
 from dovetail.bench.cases import OPENFOAM_ETC, pitz_daily
 from support import known_programs
 from support.flux_batch import LIMIT, Flux, eventually
+from usernetes_setup import node_record
 
 pytestmark = pytest.mark.flux
 
@@ -369,6 +372,38 @@ def test_a_slice_that_is_lost_is_replaced_once_there_is_a_core_and_the_others_go
     assert flux.status(uri)["lost"]
     flux.run("cancel", job)
     flux.wait(job)
+
+
+def kill_node(flux, number):
+    """Kill all of a slice's node, of which its agent is no part."""
+    (folder,) = (
+        found for found in flux.folders()
+        if found.name.split("-")[2] in flux.clusters and found.name.endswith(f"-{number}")
+    )  # fmt: skip
+    (record,) = folder.glob("*/nodes/*/node.json")
+    node = node_record.read(record)
+    assert node.state() is node_record.NodeState.RUNNING
+    for pid in (node.monitor, node.supervisor):
+        os.kill(pid, signal.SIGKILL)
+
+
+def test_a_slice_whose_node_is_killed_is_replaced_and_with_the_control_node_all_ends(flux):
+    flux.plan("sleep 1000", count=1)
+    job = flux.batch("flux dovetail up; sleep 1000")
+    uri = flux.inside(job)
+    flux.run("dovetail", "up", uri=uri)
+    kill_node(flux, 1)
+    assert eventually(lambda: [s["number"] for s in flux.status(uri)["slices"]] == [0, 2])
+    assert eventually(lambda: flux.status(uri)["phase"] == "up")
+    assert flux.status(uri)["lost"] == ["slice 1: its node ended"]
+    flux.run("dovetail", "submit", "plan.yaml", uri=uri)
+    kill_node(flux, 0)
+    said = flux.run("dovetail", "wait", "--all", uri=uri, code=1)
+    assert "the control slice ended: its node ended" in said
+    assert flux.status(uri)["phase"] == "failed"
+    flux.run("cancel", job)
+    flux.wait(job)
+    flux.nothing_left()
 
 
 def test_a_dead_leader_is_missed_after_a_minute_unless_somebody_said_otherwise(flux):

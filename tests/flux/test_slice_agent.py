@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import errno
 import math
+import subprocess
 import time
 
 import pytest
 from dovetail.core.errors import WorkFailed
 from dovetail.flux import slice_agent as agents
 from dovetail.flux.instance.effects import FAILED, INVALID
+from dovetail.host import processes
+from support import clusters
 
 pytestmark = pytest.mark.unit
 
@@ -71,6 +74,28 @@ def test_an_order_that_an_agent_does_not_know_ends_nothing(agent, capfd):
         " is there",
         "slice 1: not an order: Keep: keep is not an object",
     ]
+
+
+@pytest.mark.parametrize("moment", ["before", "later"])
+def test_a_slice_ends_when_its_node_does(agent, monkeypatch, tmp_path, moment):
+    monkeypatch.setenv("DOVETAIL_STATE", str(tmp_path))
+    tmp_path.chmod(0o700)
+    with subprocess.Popen(["sleep", "1000"]) as monitor:
+        ticks = processes.start_ticks(monitor.pid)
+        node = clusters.node(cluster=agent.name, monitor=monitor.pid, monitor_ticks=ticks)
+        node.folder.mkdir(parents=True)
+        node.save()
+        if moment == "before":
+            monitor.kill()
+            monitor.wait()
+        agent.follow_node()
+        if moment == "later":
+            agent.look(0.0)
+            assert not agent.over
+            monitor.kill()
+            agent.look(60.0)
+    assert (agent.over, agent.failed) == (True, "its node ended")
+    assert agent.client.of("dovetail.tell") == [{"number": 1, "failed": "its node ended"}]
 
 
 def test_a_simulation_whose_job_is_cancelled_is_stopped_if_it_still_is_that_launch(agent):

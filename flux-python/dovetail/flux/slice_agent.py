@@ -249,8 +249,20 @@ class Agent:
             self.complain(" ".join(words.split())[:800] or "it did not start")
             return
         self.node = json.loads(self.starting.stdout.read())
+        self.follow_node()
+        if self.over:
+            return
         print(f"slice {self.number}: node {self.node['node']}, cores {self.cpus}", flush=True)
         self.tell(**self.known())
+
+    def follow_node(self) -> None:
+        """End when our node does: its monitor and its supervisor do not outlive each other."""
+        for node in node_record.nodes(self.name):
+            with contextlib.suppress(ProcessLookupError):
+                self.when_gone(node.monitor, lambda: self.complain("its node ended"))
+            if processes.alive(node.monitor, node.monitor_ticks):
+                return
+        self.complain("its node ended")  # already
 
     def repeat(self) -> str:
         """Print what the start of our node said, into the job's output."""
@@ -322,12 +334,20 @@ class Agent:
 
     def when_ended(self, process: subprocess.Popen[Any], call: Callable[[], None]) -> None:
         """Call once a child has ended."""
-        watched = os.pidfd_open(process.pid)
+
+        def ended() -> None:
+            process.wait()
+            call()
+
+        self.when_gone(process.pid, ended)
+
+    def when_gone(self, pid: int, call: Callable[[], None]) -> None:
+        """Call once a process has ended. Raises ProcessLookupError."""
+        watched = os.pidfd_open(pid)
 
         def ended() -> None:
             self.selector.unregister(watched)
             os.close(watched)
-            process.wait()
             call()
 
         self.selector.register(watched, selectors.EVENT_READ, ended)
