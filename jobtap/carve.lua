@@ -32,12 +32,13 @@ local fits = {
 }
 
 jobtap.on("conf.update", function(conf)
-    policy = conf["dovetail-policy"] or {}
+    local found = conf["dovetail-policy"] or {}
     if tostring(conf["dovetail-policy"] or "{"):sub(1, 1) ~= "{" then error("dovetail-policy is not a table", 0) end
-    for key, value in pairs(policy) do
+    for key, value in pairs(found) do
         local why = not keys[key] and " is not known" or not fits[keys[key]](value) and " is not a " .. keys[key]
         if why then error("dovetail-policy." .. key .. why, 0) end
     end
+    policy = found
 end)
 
 local function allowed(items, value)

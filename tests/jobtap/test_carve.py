@@ -25,7 +25,7 @@ HOST = """
     function actions.update(_, what) done.updated = what return true end
 
     function main(case)
-        handlers["conf.update"](case.conf)
+        if case.conf then handlers["conf.update"](case.conf) end
         local job = { userid = case.userid, jobspec = case.jobspec }
         for name, action in pairs(actions) do job[name] = action end
         handlers["job.validate"](job)
@@ -186,3 +186,23 @@ def test_a_policy_that_is_no_table_is_refused_in_plain_words(lua, policy):
     case = {"conf": {"dovetail-policy": policy}, "userid": 1, "jobspec": jobspec(None)}
     printed = lua_core.run([lua_core.build(lua)], json.dumps(case), HOST, PLUGIN)
     assert printed == "error: dovetail-policy is not a table"
+
+
+@pytest.mark.parametrize("lua", lua_core.VERSIONS)
+def test_a_policy_that_is_refused_is_not_in_force(lua):
+    script = """
+        local judge, refused = main, false
+        again = true
+        function main(case)
+            if not refused then
+                refused = true
+                judge { conf = case.conf }
+            end
+            return judge { userid = case.userid, jobspec = case.jobspec }
+        end"""
+    policy = {"max-nodes": 1, "max-node": 1}
+    case = {"conf": {"dovetail-policy": policy}, "userid": 1, "jobspec": jobspec({"nodes": 2})}
+    printed = lua_core.run([lua_core.build(lua)], json.dumps(case), HOST, PLUGIN, script)
+    refused, judged = printed.splitlines()
+    assert refused == "error: dovetail-policy.max-node is not known"
+    assert json.loads(judged) == {"annotated": {"dovetail": {"cores": "all", "nodes": 2}}}
