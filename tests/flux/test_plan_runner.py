@@ -66,6 +66,23 @@ def test_a_run_serves_its_metrics_where_it_was_submitted_for(runner, heard, tmp_
     assert news["code"] == 2
 
 
+def test_a_run_that_a_signal_killed_says_so(heard, tmp_path):
+    def watch(process, ended):
+        process.kill()
+        process.wait()
+        ended()
+
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / LOG).write_text("1 of 2 simulations done\n")
+    with selectors.DefaultSelector() as selector:
+        runner = PlanRunner(lambda **n: heard.append(n), watch, selector, lambda *launch: None)
+        runner.queue(order(tmp_path))
+        runner.start(1, "")
+    [news] = heard
+    assert (news["code"], news["why"]) == (137, "killed by signal 9")
+    assert " 137  " in format.runs([runner.all[1].plain()])
+
+
 def test_who_cancels_a_run_again_changes_nothing(runner, heard, tmp_path):
     signals = []
     runner.queue(order(tmp_path))

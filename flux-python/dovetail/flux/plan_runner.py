@@ -125,13 +125,15 @@ class PlanRunner:
             reported = self.summary is not None and self.summary.exists()
         if code and (self.out_of_time or self.early):
             why = TIMEOUT
+        elif code < 0:
+            why = f"killed by signal {-code}"
         elif reported:
             why = "not all of its simulations are done" if code else ""
         elif code:
             with contextlib.suppress(OSError):
                 log = output / LOG
                 why = (log.read_text(errors="replace").strip().splitlines() or [""])[-1][:500]
-        self.ended(number, code, why, reported=reported)
+        self.ended(number, code if code >= 0 else 128 - code, why, reported=reported)
 
     def ended(self, number: int, code: int, why: str, *, reported: bool = False) -> None:
         """Remember and tell."""
