@@ -233,6 +233,13 @@ def test_a_resize_that_comes_out_with_fewer_nodes_is_refused():
     assert play.state.phase == "up"
 
 
+def test_a_resize_that_another_overtakes_names_no_loss_of_before():
+    play = Play(2).begin().ready(0, 1).over(1, 9).ready(2)
+    assert play.state.lost == ["slice 1: killed by signal 9"]
+    play.ask("resize", "more", nodes=4).ask("resize", "less", nodes=2)
+    assert play.told("more") == [(FAILED, "2 nodes are wanted by now, not 4")]
+
+
 def test_a_resize_before_the_first_submission_counts_then():
     play = Play(1).ask("resize", "grow", nodes=3)
     assert play.submits() == []

@@ -22,7 +22,7 @@ class PendingRequests:
     def __init__(self) -> None:
         self.up: list[Key] = []
         self.down: list[Key] = []
-        self.resizing: dict[Key, int] = {}  # with the nodes that it asked for
+        self.resizing: dict[Key, tuple[int, list[str]]] = {}  # nodes asked for, last loss before
         self.watching: dict[Key, Mapping[str, Any]] = {}  # with the status seen last
         self.joining: dict[int, Key] = {}  # by slice
         self.asking: dict[int, Key] = {}  # by question, for the control slice
@@ -91,10 +91,11 @@ class PendingRequests:
     def overtaken(self, status: Mapping[str, Any]) -> Iterator[Effect]:
         """Refuse those whose number of nodes is not wanted any more: a node was lost, say."""
         wanted = status["wanted"]
-        for key, asked in [*self.resizing.items()]:
+        for key, (asked, before) in [*self.resizing.items()]:
             if asked != wanted and status["phase"] in ("up", *UNDECIDED):
                 del self.resizing[key]
-                lost = f": {status['lost'][-1]}" if status["lost"] else ""
+                last = status["lost"][-1:]
+                lost = f": {last[0]}" if last != before else ""
                 nodes = "node is" if wanted == 1 else "nodes are"
                 yield Refuse(key, FAILED, f"{wanted} {nodes} wanted by now, not {asked}{lost}")
 

@@ -101,7 +101,7 @@ def resize(state: Instance, key: Key, payload: Payload) -> Effects:
         yield Refuse(key, FAILED, state.failure or DOWN)
     else:
         yield from state.resize(nodes)
-        state.pending.resizing[key] = nodes
+        state.pending.resizing[key] = nodes, state.lost[-1:]
         yield from state.settle()
 
 
