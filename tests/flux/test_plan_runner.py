@@ -99,6 +99,18 @@ def test_what_a_message_cannot_hold_is_left_out_of_the_environment_and_named(mon
     assert "'GREETING' is left out" in capsys.readouterr().err
 
 
+def test_a_plan_that_is_refused_for_its_folder_leaves_no_directory(monkeypatch, tmp_path, capsys):
+    place = tmp_path / "caf\udce9"
+    (place / "case").mkdir(parents=True)
+    entry = "{name: a, case: case, ranks: 1, command: sh -c true}"
+    (place / "plan.yaml").write_text(f"simulations: [{entry}]\n")
+    monkeypatch.chdir(place)
+    monkeypatch.setattr(command.client, "call", lambda topic, payload=None: {"runs": []})
+    assert command.main(["submit", "plan.yaml"]) == 2
+    assert "is no text in UTF-8; rename its folder" in capsys.readouterr().err
+    assert sorted(os.listdir()) == ["case", "plan.yaml"]
+
+
 def test_events_that_cannot_be_read_end_nobody_who_follows_them(tmp_path):
     with contextlib.closing(Tail(tmp_path / "events.jsonl")) as tail:
         (tmp_path / "events.jsonl").mkdir()  # where reading is an error

@@ -109,25 +109,26 @@ def do_submit(args: argparse.Namespace) -> int:
         print(f"flux-dovetail: {line}", file=sys.stderr)
     if args.wait_up:
         client.call("dovetail.wait-up")
+    places = {"plan": os.path.abspath(args.plan), "cwd": os.getcwd()}
     if args.output is not None:
         with looking(f"-o {args.output}"):
-            output, made = args.output.resolve(), False
-            taken = (output / plan_runner.EVENTS).exists()
+            places["output"] = str(args.output.resolve())
+            taken = Path(places["output"], plan_runner.EVENTS).exists()
         if taken:
             raise BadInput(f"-o {args.output} holds a run already; name another directory")
-    else:
-        output, made = new_folder(), True
-    order = {"plan": os.path.abspath(args.plan), "content": content.decode(),
-             "output": str(output.resolve()), "cwd": os.getcwd(),
-             "environment": environment(), "metrics": metrics}  # fmt: skip
-    for name in ("plan", "output", "cwd"):
-        if not format.is_text(str(order[name])):
-            raise BadInput(f"{name}: {order[name]!r} is no text in UTF-8; rename its folder")
+    for name, place in places.items():
+        if not format.is_text(place):
+            raise BadInput(f"{name}: {place!r} is no text in UTF-8; rename its folder")
+    made = new_folder() if args.output is None else None
+    if made is not None:
+        places["output"] = str(made.resolve())
+    order = {**places, "content": content.decode(), "environment": environment(),
+             "metrics": metrics}  # fmt: skip
     try:
         found = client.call("dovetail.submit", order)
     except (BadInput, WorkFailed):
-        if made:
-            output.rmdir()
+        if made is not None:
+            made.rmdir()
         raise
     show(args, {**found, "output": order["output"]}, str(found["run"]))
     return 0
