@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import errno
 import math
+import signal
 import subprocess
 import time
+from types import SimpleNamespace
 
 import pytest
 from dovetail.core.errors import WorkFailed
@@ -116,7 +118,7 @@ def test_runs_end_before_the_jobs_time_does(agent, monkeypatch, said, over):
     monkeypatch.setattr(agents, "flux", lambda *words: said)
     agent.look_at_time()
     assert agent.plans.out_of_time is over
-    assert (agent.runs_end < math.inf) is (said == "21\n"), "it looks again at the time"
+    assert (agent.next_look < math.inf) is not over, "it looks again at the time"
 
 
 def test_runs_start_again_once_the_jobs_time_was_extended(agent, monkeypatch):
@@ -127,10 +129,23 @@ def test_runs_start_again_once_the_jobs_time_was_extended(agent, monkeypatch):
         assert agent.plans.out_of_time is over
 
 
-def test_a_job_of_weeks_is_looked_at_as_any_other(agent):
-    """The selector refuses timeouts of more than 2,147,483 seconds."""
-    agent.runs_end = time.monotonic() + 30 * 86400
+@pytest.mark.parametrize("before", ["4294967295\n", "2592000\n"], ids=["no limit", "weeks"])
+def test_a_jobs_time_that_is_made_shorter_ends_the_run_that_goes_on(agent, monkeypatch, before):
+    told, left = [], iter([before, "19.5\n"])
+    monkeypatch.setattr(agents, "flux", lambda *words: next(left))
+    agent.look_at_time()
+    agent.plans.running = SimpleNamespace(send_signal=told.append)
+    assert agent.next_look <= time.monotonic() + 60
+    agent.next_look = time.monotonic()
     agent.look(0.0)
+    assert told == [signal.SIGALRM]
+
+
+def test_nobody_looks_at_the_time_where_no_run_goes_on(agent, monkeypatch):
+    monkeypatch.setattr(agents, "seconds_left", None)
+    agent.next_look = time.monotonic()
+    agent.look(0.0)
+    assert agent.next_look == math.inf
 
 
 @pytest.mark.parametrize(

@@ -48,6 +48,7 @@ from dovetail.host.line_splitter import LineSplitter
 Line = Mapping[str, Any]  # from the module: an answer, an order or an event
 PATIENCE = 10.0  # seconds for a node to be removed by whoever is at it
 LONGEST = 3600.0  # seconds that one look at the selector may take; it refuses some weeks
+EVERY = 30.0  # seconds after which we look again at the job's time, which may have been changed
 UNLIMITED = 1e9  # seconds, from which on what Flux says stands for no limit
 VERB = (sys.executable, "-m", "usernetes_setup")
 
@@ -61,7 +62,7 @@ class Agent:
     ) -> None:  # fmt: skip
         self.number, self.name, self.stop_before = number, name, stop_before
         self.devices, self.timeout = devices, timeout
-        self.runs_end = math.inf  # when to look whether the job's time is over, CLOCK_MONOTONIC
+        self.next_look = math.inf  # when to look whether the job's time is over, CLOCK_MONOTONIC
         self.address = own_address() if machine_address else ""
         # Several slices may share a machine, and its address.
         host = socket.gethostname().split(".")[0].lower()
@@ -103,16 +104,18 @@ class Agent:
 
     def look(self, longest: float) -> None:
         """Take what there is, or wait for it, for so many seconds at most."""
-        wait = max(0.0, self.runs_end - time.monotonic())
+        wait = max(0.0, self.next_look - time.monotonic())
         for key, _ in self.selector.select(min(wait, longest)):
             key.data()
-        if time.monotonic() >= self.runs_end:
-            self.look_at_time()
+        if time.monotonic() >= self.next_look:
+            self.next_look = math.inf
+            if self.plans.running is not None:
+                self.look_at_time()
 
     def look_at_time(self) -> None:
-        """End runs if the job's time is nearly over, else look again when it would be."""
+        """End runs if the job's time is nearly over, else look again soon."""
         left = seconds_left() - self.stop_before
-        self.runs_end = time.monotonic() + left if left > 0.0 else math.inf
+        self.next_look = time.monotonic() + min(left, EVERY) if left > 0.0 else math.inf
         if left <= 0.0:
             self.plans.time_is_over()
         else:
