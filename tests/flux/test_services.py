@@ -23,7 +23,7 @@ import pytest
 import yaml
 from dovetail.core.errors import BadInput
 from dovetail.flux import services
-from support import flux_operator
+from support import flux_batch, flux_operator
 from support.clusters import eventually
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
@@ -167,6 +167,15 @@ def flux(instances):
         yield made
 
 
+@pytest.fixture
+def user(instances):
+    """An instance of an ordinary user, whoever runs the tests; Fluxion's, if that is installed."""
+    fluxion = "sched-fluxion-qmanager"
+    scheduler = fluxion if flux_batch.installed(fluxion) else "sched-simple"
+    with instances.one(user=os.getuid() == 0, scheduler=scheduler) as made:
+        yield made
+
+
 def with_examples(flux):
     """The examples where the user is, as in a checkout."""
     shutil.copytree(EXAMPLES, flux.work / "examples")
@@ -177,7 +186,7 @@ def with_examples(flux):
 
 def finish(flux, *words):
     """Submit an example and wait for its end; what it printed."""
-    job = flux.run("batch", "--output=out.txt", *words)
+    job = flux.run("batch", "--output=out.txt", *flux.scheduler, *words)
     # Longer than a test's usual wait.
     subprocess.run(flux.words("job", "wait-event", "-t", str(LONG), job, "clean"),
                    env={**flux.environment, "FLUX_URI": flux.uri}, check=True)  # fmt: skip
@@ -230,14 +239,14 @@ def test_the_hybrid_example_runs_as_an_ordinary_user(user):
 
 
 @pytest.mark.flux
-def test_simulations_of_a_batch_job_go_through_the_flux_operator(flux):
-    flux.environment["FLUX_OPERATOR"] = str(flux_operator.home())
-    flux.plan()
-    output = finish(with_examples(flux), "examples/operator.sh", "plan.yaml")
+def test_simulations_of_a_batch_job_go_through_the_flux_operator(user):
+    user.environment["FLUX_OPERATOR"] = str(flux_operator.home())
+    user.plan()
+    output = finish(with_examples(user), "examples/operator.sh", "plan.yaml")
     assert "run 1: 2 of 2 simulations done" in output
-    events = (flux.work / "dovetail-out-1" / "events.jsonl").read_text()
+    events = (user.work / "dovetail-out-1" / "events.jsonl").read_text()
     assert "MiniClusters of the Flux Operator" in events
-    flux.nothing_left()
+    user.nothing_left()
 
 
 @pytest.mark.flux

@@ -41,6 +41,12 @@ def flux_command() -> str:
     return place
 
 
+def installed(scheduler: str) -> bool:
+    """Whether Flux has a scheduler of that name."""
+    found = subprocess.check_output([flux_command(), "config", "builtin", "module_path"], text=True)
+    return any(any(Path(f).glob(f"{scheduler}.*")) for f in found.strip().split(":"))
+
+
 class Flux:
     """Brokers on this machine, in which jobs of an ordinary user run.
 
@@ -51,8 +57,7 @@ class Flux:
         self, size=4, uid=None, cache=None, scheduler="sched-simple", owner=None, options=()
     ):
         self.flux = flux_command()
-        found = subprocess.check_output([self.flux, "config", "builtin", "module_path"], text=True)
-        if not any(any(Path(f).glob(f"{scheduler}.*")) for f in found.strip().split(":")):
+        if not installed(scheduler):
             pytest.skip(f"{scheduler} is not installed")
         self.scheduler = [f"--conf=modules.alternatives.sched={scheduler}"]
         self.size = size
