@@ -238,6 +238,17 @@ def test_what_does_not_stop_at_a_checkpoint_in_time_is_ended():
     assert [a.continued for a in controller.resume(t + 70, HERE) if isinstance(a, Launch)] == [True]
 
 
+def test_what_has_stopped_at_a_checkpoint_as_its_time_was_over_goes_on_when_resumed():
+    controller = Controller(specs(1, checkpoint=True), HERE)
+    t = running(controller)
+    controller.handle(protocol.Interrupted(t, "SIGTERM", within=1.0))
+    assert [a for a in controller.handle(protocol.Tick(t + 1.5)) if isinstance(a, Stop)]
+    controller.handle(protocol.Finished(t + 2.0, "a-0", Cause.CHECKPOINTED))
+    assert controller.view("a-0").state == "checkpointed"
+    assert launches(controller.resume(t + 9.0, HERE)) == ["a-0"]
+    assert controller.view("a-0").restarts == 0
+
+
 HALTED = {
     "done": (protocol.Finished(5.0, "a-0", Cause.DONE), []),
     "failed": (protocol.Finished(5.0, "a-0", Cause.FAILED, 1, "disk full"), ["a-0"]),
@@ -311,6 +322,20 @@ def test_a_run_that_is_ended_asks_nobody_twice_to_stop_at_a_checkpoint():
     assert not [a for a in actions if isinstance(a, (Checkpoint, Stop))]
     controller.handle(protocol.Finished(t + 0.2, "a-0", Cause.CHECKPOINTED))
     assert controller.view("a-0").state == "checkpointed"
+
+
+def test_one_that_has_stopped_at_a_checkpoint_goes_on_though_it_seemed_to_hang():
+    """What it wrote was copied for so long; the executor does not obey a stop then."""
+    controller, t = to_be_cut_anew()
+    stops: list[Stop] = []
+    while not stops:
+        t += 1.0
+        stops = [a for a in controller.handle(protocol.Tick(t)) if isinstance(a, Stop)]
+    assert stops[0].cause is Cause.HUNG
+    actions = controller.handle(protocol.Finished(t, "a-0", Cause.CHECKPOINTED))
+    (launch,) = [a for a in actions if isinstance(a, Launch)]
+    assert launch.continued
+    assert controller.view("a-0").restarts == 0
 
 
 def test_one_that_was_cancelled_as_it_stopped_at_a_checkpoint_does_not_go_on():

@@ -117,11 +117,21 @@ def test_the_last_iteration_counts_while_the_output_is_still_coming():
 
 
 @pytest.mark.parametrize(
-    ("cause", "stopped"),
-    [(Cause.HUNG, ""), (Cause.SHORT_OF_MEMORY, ""), (Cause.CANCELLED, "why")],
+    ("ended", "cause", "stopped"),
+    [
+        (Cause.FAILED, Cause.HUNG, ""),
+        (Cause.FAILED, Cause.SHORT_OF_MEMORY, ""),
+        (Cause.FAILED, Cause.CANCELLED, "why"),
+        (Cause.DONE, Cause.HUNG, ""),
+        (Cause.DONE, Cause.TAKEN_BACK, ""),
+        (Cause.DONE, Cause.CANCELLED, ""),
+        (Cause.CHECKPOINTED, Cause.INTERRUPTED, ""),
+    ],
 )
-def test_what_was_written_is_not_given_up_for_a_stop_once_the_ranks_have_ended(cause, stopped):
-    job = running(ended=Result(0))
+def test_what_was_written_is_not_given_up_for_a_stop_once_the_ranks_have_ended(
+    ended, cause, stopped
+):
+    job = running(ended=Result(ended))
     assert not job.stop("why", cause, 5.0)
     assert (job.stopped, job.state.deadline) == (stopped, 0.0)
 

@@ -159,10 +159,13 @@ class Controller:
         if sim is None or not state.ended(sim):
             return
         sim.ended = event.t
-        if sim.stage is Stage.HALTING and state.mode is Mode.INTERRUPTED:
+        stop, halted = sim.stop, sim.stage is Stage.HALTING
+        unwanted = stop is not None and stop.cause is Cause.CANCELLED
+        if event.cause is Cause.CHECKPOINTED and not unwanted:
+            stop, halted = None, True  # a stop came too late: what obeys one has its cause
+        if halted and state.mode is Mode.INTERRUPTED:
             self._halted(sim, event)
             return
-        stop = sim.stop
         again = stop is not None and stop.requeue and event.cause is not Cause.DONE
         lost = event.cause.lost and sim.losses < self.settings.restarts
         # As one fails that was to stop at a checkpoint, what it had written before is still there.

@@ -48,7 +48,7 @@ FOLLOWS: dict[Stage, set[Stage]] = {
     Stage.PAUSED: {Stage.SUSPENDED, Stage.HALTING, Stage.TERMINATING, *_GOES_ON, *_ENDED},
     Stage.SUSPENDED: {Stage.HALTING, Stage.TERMINATING, *_GOES_ON, *_ENDED},
     Stage.HALTING: {Stage.TERMINATING, Stage.CHECKPOINTED, *_ENDED},
-    Stage.TERMINATING: _ENDED,
+    Stage.TERMINATING: {Stage.CHECKPOINTED, *_ENDED},
     Stage.DONE: set(),
     Stage.FAILED: {Stage.QUEUED},  # an interrupt ended it, and the run is resumed
     Stage.CHECKPOINTED: {Stage.QUEUED},  # the same

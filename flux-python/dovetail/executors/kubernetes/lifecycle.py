@@ -228,10 +228,12 @@ class Launched:
         """Somebody wants it to end; whether its ranks are to be told, which have some seconds.
 
         Once they have ended, what they wrote takes as long as it takes, and is not given up for a
-        simulation that seems to hang meanwhile, or for memory that it does not use any more.
+        simulation that seems to hang meanwhile, or for memory that it does not use any more. One
+        that is done by then, or stopped at a checkpoint, is not stopped any more.
         """
-        ended = isinstance(self.state, Running) and self.state.ended is not None
-        if ended and cause in (Cause.HUNG, Cause.SHORT_OF_MEMORY):
+        ended = self.state.ended if isinstance(self.state, Running) else None
+        over = ended and ended.cause in (Cause.DONE, Cause.CHECKPOINTED)
+        if over or (ended and cause in (Cause.HUNG, Cause.SHORT_OF_MEMORY)):
             return False
         self.stopped, self.stop_cause = why or "stopped", cause
         if ended or not isinstance(self.state, Running):
