@@ -195,6 +195,22 @@ def test_no_part_of_a_file_is_left_by_a_hub_that_ends(node):
     agent.send_signal(signal.SIGCONT)
 
 
+def test_a_node_that_was_away_writes_nothing_after_its_launch_is_over(node):
+    """It is stopped in the midst of a copy, and tries again when it goes on."""
+    agent = node.cluster.agents["one"]
+    node.there.mkdir(parents=True)
+    (node.there / "large").write_bytes(bytes(256 << 20))
+    assert node.hub.send("one", messages.Stage("sim", 1, "sim", "out", node.hub.copies.port))
+    wait_for(lambda: node.hub.copies.copied("one", "sim")[0] > 0)
+    agent.send_signal(signal.SIGSTOP)
+    node.hub.copies.shut("sim")
+    wait_for(lambda: not [*node.here.iterdir()])
+    agent.send_signal(signal.SIGCONT)
+    assert node.cluster.until(messages.Staged, "sim", number=1).trouble
+    assert not [*node.here.iterdir()]
+    node.end()
+
+
 @pytest.fixture
 def small(tmp_path):
     """A file system of 1 MB for both sides; fills it, and makes room again."""

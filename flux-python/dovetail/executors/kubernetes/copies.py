@@ -6,7 +6,7 @@ copies, by `pods.staging`, and how far they are.
 
 Invariants: it listens where the hub does, on a port of its own, and on a socket in the hub's
 folder; TLS, and not a word to whoever does not know the token; a node gets and changes only files
-of folders that were opened to it; once it is closed, no copy goes on, and no part of one is left,
+of folders that are open to it; once it is closed, no copy goes on, and no part of one is left,
 and what a killed controller left goes when the folder is opened again.
 """
 
@@ -18,6 +18,7 @@ import socket
 import ssl
 import threading
 import time
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from dovetail.core.messages import MessageError
@@ -26,6 +27,15 @@ from dovetail.executors.pods import connections, messages, staging
 _PATIENCE = 10.0  # seconds for each step until the token is known
 _PAUSE = 0.1  # seconds to wait where no connection can be taken
 _WRITES = 5.0  # seconds that a disk may need for a last block
+
+
+@dataclass
+class _Folder:
+    """One that is open: where it is, and which way it may be copied; `links` serve it."""
+
+    path: str
+    way: str
+    links: set[connections.Channel] = field(default_factory=set)
 
 
 class Copies:
@@ -37,7 +47,7 @@ class Copies:
         self._lock = threading.Lock()
         self._closed = False
         self._links: dict[threading.Thread, connections.Channel] = {}
-        self._folders: dict[str, tuple[str, str]] = {}  # by what nodes call them: where, and which
+        self._folders: dict[str, _Folder] = {}  # by what nodes call them
         self._listings: dict[str, staging.Listing] = {}
         self._held: dict[str, str] = {}  # files of cases, by their digests
         self._copied: dict[tuple[str, str], tuple[int, int]] = {}
@@ -53,7 +63,14 @@ class Copies:
         if way == "out":
             staging.remove_parts(path)
         with self._lock:
-            self._folders[folder] = path, way
+            self._folders[folder] = _Folder(path, way)
+
+    def shut(self, folder: str) -> None:
+        """Let no node have it any more, or change it; copies that are under way end."""
+        with self._lock:
+            shut = self._folders.pop(folder, None)
+            for link in shut.links if shut else ():
+                link.end()
 
     def copied(self, node: str, folder: str) -> tuple[int, int]:
         """Bytes that have gone to a node or come from it, of so many; zeros if none have yet."""
@@ -131,7 +148,9 @@ class Copies:
 
     def _copy(self, asked: messages.Transfer, link: connections.Channel) -> None:
         with self._lock:
-            path, most = self._folders.get(asked.folder, ("", ""))
+            folder = self._folders.get(asked.folder, _Folder("", ""))
+            folder.links.add(link)
+        path, most = folder.path, folder.way
 
         def progress(done: int, total: int) -> None:
             with self._lock:
@@ -152,3 +171,4 @@ class Copies:
         finally:
             with self._lock:
                 self._copied.pop((asked.node, asked.folder), None)
+                folder.links.discard(link)

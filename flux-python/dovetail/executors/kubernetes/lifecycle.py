@@ -808,6 +808,7 @@ class Lifecycle:
         """Delete everything that a simulation has on the cluster; see `Terminating`."""
         job.terminate(result, time.monotonic())
         self._transfers.forget(job.key)
+        self._hub.copies.shut(job.key)  # a node that was cut off may have another idea of it
         if self._placing is job:
             self._placing = None
         self._hub.tell(messages.End(job.key, result.code if result else 1))

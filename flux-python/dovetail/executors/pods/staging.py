@@ -384,6 +384,8 @@ def _prepare(
         if _is_inside(path):  # else our user has moved it elsewhere
             remove_tree(path)
     for name, entry in sorted(there.items()):
+        if link.ended:
+            raise EOFError
         kind, path = entry[0], os.path.join(real, name)
         if not _is_inside(path):
             raise StagingError(f"{path}: would be written where a link leads")
