@@ -162,6 +162,8 @@ def test_a_folder_that_is_opened_again_has_no_parts_of_files(node, tmp_path):
     (case / "U.part").touch()
     (node.here / "moved").symlink_to(elsewhere)
     node.hub.copies.open("sim", str(node.here), "out")
+    assert len([*case.iterdir()]) == 2, "who opens it does not wait for that"
+    assert node.stage("in") == ""
     assert [one.name for one in case.iterdir()] == ["U.part"]
     assert [*elsewhere.iterdir()]
     node.end()

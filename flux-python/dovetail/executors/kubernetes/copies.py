@@ -7,7 +7,7 @@ copies, by `pods.staging`, and how far they are.
 Invariants: it listens where the hub does, on a port of its own, and on a socket in the hub's
 folder; TLS, and not a word to whoever does not know the token; a node gets and changes only files
 of folders that are open to it; once it is closed, no copy goes on, and no part of one is left,
-and what a killed controller left goes when the folder is opened again.
+and what a killed controller left goes before the first copy once the folder is opened again.
 """
 
 from __future__ import annotations
@@ -31,10 +31,14 @@ _WRITES = 5.0  # seconds that a disk may need for a last block
 
 @dataclass
 class _Folder:
-    """One that is open: where it is, and which way it may be copied; `links` serve it."""
+    """One that is open: where it is, and which way it may be copied; `links` serve it.
+
+    `parts` says that there may be some that a killed controller left.
+    """
 
     path: str
     way: str
+    parts: bool
     links: set[connections.Channel] = field(default_factory=set)
 
 
@@ -45,6 +49,7 @@ class Copies:
         self._context = context
         self._token = token
         self._lock = threading.Lock()
+        self._sweep = threading.Lock()  # of who looks for parts, which may take long
         self._closed = False
         self._links: dict[threading.Thread, connections.Channel] = {}
         self._folders: dict[str, _Folder] = {}  # by what nodes call them
@@ -60,10 +65,8 @@ class Copies:
 
     def open(self, folder: str, path: str, way: str) -> None:
         """Let nodes have a folder ("in"), or change it too ("out"), by this name of it."""
-        if way == "out":
-            staging.remove_parts(path)
         with self._lock:
-            self._folders[folder] = _Folder(path, way)
+            self._folders[folder] = _Folder(path, way, way == "out")
 
     def shut(self, folder: str) -> None:
         """Let no node have it any more, or change it; copies that are under way end."""
@@ -148,7 +151,7 @@ class Copies:
 
     def _copy(self, asked: messages.Transfer, link: connections.Channel) -> None:
         with self._lock:
-            folder = self._folders.get(asked.folder, _Folder("", ""))
+            folder = self._folders.get(asked.folder, _Folder("", "", False))
             folder.links.add(link)
         path, most = folder.path, folder.way
 
@@ -157,6 +160,11 @@ class Copies:
                 self._copied[asked.node, asked.folder] = done, total
 
         try:
+            if folder.parts:
+                with self._sweep:
+                    if folder.parts:
+                        staging.remove_parts(path)
+                    folder.parts = False
             if asked.way == "in":
                 with self._lock:
                     known = self._listings.get(path)  # many simulations may have one case
