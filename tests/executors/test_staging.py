@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import hashlib
 import io
@@ -316,6 +317,27 @@ def test_no_part_of_a_file_is_left_where_one_is_copied_here_as_the_connection_en
     link.ended = True
     with pytest.raises(EOFError):
         staging.receive(str(folder), link, held={digest: str(same)})
+    assert not [*folder.iterdir()]
+
+
+@pytest.mark.parametrize("held", [True, False])
+def test_a_file_is_not_whole_whose_disk_is_full_only_as_it_is_closed(tmp_path, monkeypatch, held):
+    """As NFS tells of a quota."""
+    folder, same, close = tmp_path / "folder", tmp_path / "same", os.close
+
+    def full(file):
+        path = os.readlink(f"/proc/self/fd/{file}")
+        close(file)
+        if path.endswith(".part"):
+            raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT))
+
+    monkeypatch.setattr(os, "close", full)
+    same.write_bytes(b"x")
+    digest = hashlib.sha256(b"x").hexdigest()
+    link = Sender({"U": [staging.FILE, 0o644, 1, [0, 0, 0], digest]})
+    with pytest.raises(staging.StagingError, match=f"{folder}/U: Disk quota") as told:
+        staging.receive(str(folder), link, held={digest: str(same)} if held else {})
+    assert told.value.full
     assert not [*folder.iterdir()]
 
 

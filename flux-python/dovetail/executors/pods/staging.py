@@ -315,7 +315,7 @@ class _Incoming:
             flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
             self._file = os.open(self._part, flags, 0o600)
         except (StagingError, OSError) as error:
-            self._trouble = _words(error, path)
+            self._part, self._trouble = "", _words(error, path)
 
     def __enter__(self) -> _Incoming:
         return self
@@ -339,15 +339,24 @@ class _Incoming:
             try:
                 os.fchmod(self._file, mode)
                 os.utime(self._file, ns=(modified, modified))
+                self._close()
                 os.replace(self._part, self._path)
+                self._part = ""
             except OSError as error:
                 self._trouble = _words(error, self._path)
         return self._trouble
 
+    def _close(self) -> None:
+        """OSError where the disk of another machine tells only now that it is full."""
+        file, self._file = self._file, -1
+        if file >= 0:
+            os.close(file)
+
     def __exit__(self, *_: object) -> None:
         """Leave nothing of a file that did not become whole."""
-        if self._file >= 0:
-            os.close(self._file)
+        with contextlib.suppress(OSError):
+            self._close()
+        if self._part:
             with contextlib.suppress(OSError):
                 os.unlink(self._part)
 
