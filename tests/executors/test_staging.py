@@ -320,6 +320,28 @@ def test_no_part_of_a_file_is_left_where_one_is_copied_here_as_the_connection_en
     assert not [*folder.iterdir()]
 
 
+def test_what_goes_away_while_a_folder_is_listed_is_not_there(tmp_path, monkeypatch):
+    """As a solver removes old times, and renames what it has written. The folder itself must be."""
+    folder, lstat = tmp_path / "folder", os.lstat
+    for name in ("0.1", "0.2"):
+        (folder / name).mkdir(parents=True)
+        (folder / name / "U").touch()
+    (folder / "new.tmp").touch()
+
+    def removed(path, **more):
+        state = lstat(path, **more)
+        if str(path) == f"{folder}/new.tmp":
+            monkeypatch.undo()
+            (folder / "new.tmp").unlink()
+            shutil.rmtree(folder / "0.1")
+        return state
+
+    monkeypatch.setattr(os, "lstat", removed)
+    assert {*staging.listing(str(folder))} - {"0.1"} == {"0.2", "0.2/U"}
+    with pytest.raises(staging.StagingError, match="No such file"):
+        staging.listing(str(tmp_path / "nowhere"))
+
+
 @pytest.mark.parametrize("held", [True, False])
 def test_a_file_is_not_whole_whose_disk_is_full_only_as_it_is_closed(tmp_path, monkeypatch, held):
     """As NFS tells of a quota."""

@@ -148,23 +148,25 @@ def listing(folder: str, known: Mapping[str, Any] | None = None) -> Listing:
     """All in a folder by its name there: kind, mode, size, time, and digest or where it leads.
 
     `known` is an earlier one: of what has the same stamp since, the digest is not taken anew.
-    StagingError where something cannot be read.
+    What goes away meanwhile may be left out. StagingError where something else cannot be read.
     """
     found: Listing = {}
+
+    def unless_gone(error: OSError) -> None:
+        if not isinstance(error, FileNotFoundError) or error.filename == folder:
+            raise error
+
     try:
-        for top, folders, files in os.walk(folder, onerror=_raise):
+        for top, folders, files in os.walk(folder, onerror=unless_gone):
             for name in (*folders, *files):
                 path = os.path.join(top, name)
-                entry = _entry(path, (known or {}).get(os.path.relpath(path, folder)))
-                if entry:
-                    found[os.path.relpath(path, folder)] = entry
+                with contextlib.suppress(FileNotFoundError):
+                    entry = _entry(path, (known or {}).get(os.path.relpath(path, folder)))
+                    if entry:
+                        found[os.path.relpath(path, folder)] = entry
     except OSError as error:
         raise StagingError(f"{error.filename}: {error.strerror}") from None
     return found
-
-
-def _raise(error: OSError) -> None:
-    raise error
 
 
 def _entry(path: str, known: list[Any] | None) -> list[Any]:
