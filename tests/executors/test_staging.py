@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import errno
 import fcntl
@@ -19,8 +20,8 @@ from pathlib import Path
 
 import pytest
 from dovetail.executors.kubernetes import transfers
-from dovetail.executors.pods import messages, staging
-from support.local_runs import wait_for
+from dovetail.executors.pods import agent, messages, samples, staging
+from support.local_runs import LIMIT, wait_for
 from support.pod_processes import cluster  # noqa: F401
 
 pytestmark = pytest.mark.unit
@@ -318,6 +319,22 @@ def test_no_part_of_a_file_is_left_where_one_is_copied_here_as_the_connection_en
     with pytest.raises(EOFError):
         staging.receive(str(folder), link, held={digest: str(same)})
     assert not [*folder.iterdir()]
+
+
+def test_a_copy_is_tried_again_where_no_thread_can_be_had_and_else_answered(tmp_path):
+    """Else whoever waits for it would wait for ever."""
+    one = agent.Simulation("sim", str(tmp_path), samples.Reader(str(tmp_path)))
+    node = agent.Agent(str(tmp_path), "one", tmp_path, "", "")
+    tries = [RuntimeError("can't start new thread"), MemoryError("no room for a listing")]
+
+    async def fail(*of):
+        raise tries.pop(0)
+
+    node._transfer = fail
+    asked = messages.Stage("sim", 1, "sim", "out", 0)
+    asyncio.run(asyncio.wait_for(node._stage(one, asked), LIMIT))
+    assert one.stages[1].trouble == "MemoryError: no room for a listing"
+    assert not tries
 
 
 def test_what_goes_away_while_a_folder_is_listed_is_not_there(tmp_path, monkeypatch):

@@ -130,6 +130,8 @@ class Copies:
                 self._copy(asked, link)
         except (staging.StagingError, OSError, EOFError, KeyError, TypeError, ValueError):
             pass  # whoever that was may try again
+        except RuntimeError:  # there are too many threads
+            pass
         finally:
             link.close()
             with self._lock:

@@ -406,17 +406,20 @@ class Agent:
         one.copies.add(asked.folder)
         trouble, pause, full = None, 0.1, 0.0
         while trouble is None and one.end is None:
-            with contextlib.suppress(EOFError, ValueError, asyncio.TimeoutError):
-                try:
-                    await self._transfer(one, asked)
-                    trouble = ""
-                except (staging.StagingError, OSError) as error:
-                    if staging.is_full(error):
-                        full = full or time.monotonic()
-                        late = time.monotonic() - full > staging.ROOM
-                        trouble = str(error) if late else None
-                    elif isinstance(error, staging.StagingError):
-                        trouble = str(error)
+            try:
+                await self._transfer(one, asked)
+                trouble = ""
+            except (staging.StagingError, OSError) as error:
+                if staging.is_full(error):
+                    full = full or time.monotonic()
+                    late = time.monotonic() - full > staging.ROOM
+                    trouble = str(error) if late else None
+                elif isinstance(error, staging.StagingError):
+                    trouble = str(error)
+            except (EOFError, ValueError, RuntimeError, asyncio.TimeoutError):
+                pass  # too many threads, for one
+            except Exception as error:  # who waits for an answer has one
+                trouble = f"{type(error).__name__}: {error}"
             if trouble is None:
                 await asyncio.sleep(pause)
                 pause = min(2.0, 2 * pause)
