@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from dovetail.applications import form, lammps_checkpoint, prepared_iterations
+from dovetail.core.causes import NOTHING_LEFT
 from dovetail.core.errors import BadInput
 from dovetail.core.protocol import Spec
 
@@ -152,7 +153,7 @@ def test_what_is_cut_anew_is_balanced(recut, tmp_path):
 def test_where_it_cannot_be_told_there_may_be_more_to_do(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("sys.argv", ["", "halted", "in.lj"])
-    for exists, code in ((True, 1), (False, 0)):
+    for exists, code in ((True, NOTHING_LEFT), (False, 0)):
         (tmp_path / "in.lj").write_text(SCRIPT)
         lammps_checkpoint.begin(tmp_path, "in.lj")
         if not exists:

@@ -194,7 +194,8 @@ def test_a_program_in_its_case_is_looked_at_there_and_in_its_environment(site): 
 
 HALTED = {
     "there is more to do": ("true", protocol.Cause.CHECKPOINTED),
-    "there is not": ("sh -c 'exit 1'", protocol.Cause.DONE),
+    "there is not": ("sh -c 'exit 3'", protocol.Cause.DONE),
+    "it fails by an error, as of Python's": ("sh -c 'exit 1'", protocol.Cause.CHECKPOINTED),
     "it is killed, as for want of memory": ("sh -c 'kill -9 $$'", protocol.Cause.CHECKPOINTED),
 }
 STEPS = "until [ -e stop ]; do sleep 0.02; done"

@@ -36,6 +36,7 @@ import struct
 import sys
 from pathlib import Path
 
+from dovetail.core.causes import NOTHING_LEFT
 from dovetail.core.errors import BadInput
 from dovetail.host.private_files import write_whole
 
@@ -277,7 +278,7 @@ def main() -> None:
     case, balanced = Path(), how == ["balanced"]
     try:
         if verb == "halted":
-            sys.exit(0 if unfinished(case, script) else 1)
+            sys.exit(0 if unfinished(case, script) else NOTHING_LEFT)
         if verb in ("begin", "halt"):
             begin(case, script, balanced) if verb == "begin" else stop(case, script)
             return

@@ -10,6 +10,9 @@ from __future__ import annotations
 
 from enum import Enum
 
+NOTHING_LEFT = 3
+"""Exit code of `halted` (see `Spec`) where all is done; a Python program that fails has others."""
+
 
 class Cause(str, Enum):
     """A cause; its value is what stands in the event log and in messages."""

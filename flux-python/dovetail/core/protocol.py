@@ -81,8 +81,8 @@ class Spec:
     command lines in its copied case, which it has once it is launched, empty where there are none:
     `go_on` makes ready what an earlier launch left; its last line says how many iterations are
     over, and where it fails, the simulation begins anew. `halt` asks the running program to write
-    all and to end after its step; once it has ended well, `halted` succeeds if there is more to do,
-    and has exit code 1 if there is not.
+    all and to end after its step; once it has ended well, `halted` has exit code 3 if nothing is
+    left to do. If it has any other, the simulation goes on, and ends at once if all was done.
     """
 
     name: str

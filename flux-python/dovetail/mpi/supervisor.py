@@ -25,7 +25,7 @@ import signal
 import sys
 import time
 
-from dovetail.core.causes import Cause
+from dovetail.core.causes import NOTHING_LEFT, Cause
 from dovetail.core.errors import BadInput
 from dovetail.host import borrowed_python, processes
 from dovetail.host.cgroups import Group
@@ -42,7 +42,6 @@ GRACE = 3.0
 
 _TAIL = 1 << 20
 _KILLED = 128 + signal.SIGKILL
-_NOTHING_LEFT = 1  # exit code of `halted`; with any other but 0 it has failed
 
 
 class Log:
@@ -202,7 +201,7 @@ class Supervisor:
         self.runs = False
         if not code:
             # Where that fails, as for want of memory, it goes on, and ends at once if all was done.
-            if self.asked and self._step(config["halted"], self.case, base) != _NOTHING_LEFT:
+            if self.asked and self._step(config["halted"], self.case, base) != NOTHING_LEFT:
                 return Cause.CHECKPOINTED, 0, ""
             return Cause.DONE, 0, ""
         starved = self.kills.why()

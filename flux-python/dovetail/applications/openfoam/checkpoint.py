@@ -32,6 +32,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from dovetail.applications.openfoam import control_dict, written_times
+from dovetail.core.causes import NOTHING_LEFT
 from dovetail.core.errors import BadInput, WorkFailed
 from dovetail.host import borrowed_python, install_paths
 from dovetail.host.private_files import write_whole
@@ -235,7 +236,7 @@ def main() -> None:
     log = case / ".." / "log"
     try:
         if verb == "halted":
-            sys.exit(0 if unfinished(case, log) else 1)
+            sys.exit(0 if unfinished(case, log) else NOTHING_LEFT)
         if verb in ("begin", "halt"):
             begin(case, weights) if verb == "begin" else stop(case)
             return
