@@ -384,6 +384,15 @@ def test_one_that_waits_in_the_queue_may_be_cancelled_and_others_go_on():
     assert controller.view("a-1").state == "failed"
 
 
+def test_what_the_end_of_a_run_was_to_stop_goes_on_if_it_stops_after_a_resume():
+    controller = Controller(specs(1, checkpoint=True), HERE)
+    t = running(controller)
+    controller.handle(protocol.Interrupted(t, "SIGTERM", within=60.0))
+    assert checkpoints(controller.resume(t + 1.0, HERE, ["a-0"])) == ["a-0"]
+    actions = controller.handle(protocol.Finished(t + 2.0, "a-0", Cause.CHECKPOINTED))
+    assert [a.continued for a in actions if isinstance(a, Launch)] == [True]
+
+
 @pytest.mark.parametrize("alive", [["a-0"], []])
 def test_after_a_kill_it_is_asked_again_if_it_runs_and_else_begins_with_what_it_wrote(alive):
     controller, t = to_be_cut_anew()

@@ -330,6 +330,7 @@ class State:
             if within <= 0.0 or not self.can_halt(sim):
                 self.stop(sim, Cause.INTERRUPTED, why)
             elif sim.stage is not Stage.HALTING:  # it may be about to, to go on otherwise
+                sim.next_ranks = sim.spec.ranks  # should it stop only after the run is resumed
                 self.halt(sim, why)
         self.give_up(Cause.INTERRUPTED, why)
 
