@@ -14,13 +14,15 @@ import os
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import time
 from pathlib import Path
 
 import pytest
+from dovetail.core.causes import Cause
 from dovetail.executors.kubernetes import transfers
-from dovetail.executors.pods import agent, messages, samples, staging
+from dovetail.executors.pods import agent, connections, messages, samples, staging
 from support.local_runs import LIMIT, wait_for
 from support.pod_processes import cluster  # noqa: F401
 
@@ -337,6 +339,27 @@ def test_a_copy_is_tried_again_where_no_thread_can_be_had_and_else_answered(tmp_
     assert not tries
 
 
+def test_an_agent_that_ends_says_nothing_of_a_store_that_goes(tmp_path):
+    """A thread of its own may list a folder at that moment, and would tell that nothing is left."""
+    one = agent.Simulation("sim", str(tmp_path / "sim"), samples.Reader(str(tmp_path / "sim")))
+    one.told[messages.Result] = messages.Result("sim", Cause.DONE, 0, "", "")
+    node = agent.Agent(str(tmp_path), "one", tmp_path, "", "")
+    node.simulations["sim"] = one
+    here, there = socket.socketpair()
+    there.settimeout(LIMIT)
+    one.links.add(connections.Channel(here))
+
+    async def end():
+        asyncio.get_running_loop().call_later(0.1, os.kill, os.getpid(), signal.SIGTERM)
+        await node.run()
+
+    asyncio.run(end())
+    assert there.recv(1) == b"", "its connection has ended"
+    assert one.end, "and none is begun"
+    here.close()
+    there.close()
+
+
 def test_what_goes_away_while_a_folder_is_listed_is_not_there(tmp_path, monkeypatch):
     """As a solver removes old times, and renames what it has written. The folder itself must be."""
     folder, lstat = tmp_path / "folder", os.lstat
@@ -355,8 +378,16 @@ def test_what_goes_away_while_a_folder_is_listed_is_not_there(tmp_path, monkeypa
 
     monkeypatch.setattr(os, "lstat", removed)
     assert {*staging.listing(str(folder))} - {"0.1"} == {"0.2", "0.2/U"}
-    with pytest.raises(staging.StagingError, match="No such file"):
-        staging.listing(str(tmp_path / "nowhere"))
+
+    def all_removed(path, **more):
+        monkeypatch.undo()
+        shutil.rmtree(folder)
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
+
+    monkeypatch.setattr(os, "lstat", all_removed)
+    for _ in range(2):
+        with pytest.raises(staging.StagingError, match=f"{folder}: No such file"):
+            staging.listing(str(folder))
 
 
 @pytest.mark.parametrize("held", [True, False])

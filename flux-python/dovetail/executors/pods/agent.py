@@ -144,6 +144,10 @@ class Agent:
         server.close()
         for task in rest:
             task.cancel()
+        for one in self.simulations.values():  # before the store goes, which nobody takes for news
+            one.end = one.end or messages.End(one.name, _ORPHANED)
+            for link in list(one.links):
+                link.end()
         for task in done:
             task.result()  # raises what ended it
 

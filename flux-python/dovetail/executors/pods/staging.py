@@ -164,6 +164,7 @@ def listing(folder: str, known: Mapping[str, Any] | None = None) -> Listing:
                     entry = _entry(path, (known or {}).get(os.path.relpath(path, folder)))
                     if entry:
                         found[os.path.relpath(path, folder)] = entry
+        os.stat(folder)  # as a whole it is not gone, which would tell nothing of what was in it
     except OSError as error:
         raise StagingError(f"{error.filename}: {error.strerror}") from None
     return found
