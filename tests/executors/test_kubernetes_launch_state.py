@@ -136,6 +136,14 @@ def test_what_was_written_is_not_given_up_for_a_stop_once_the_ranks_have_ended(
     assert (job.stopped, job.state.deadline) == (stopped, 0.0)
 
 
+def test_a_run_that_ends_interrupts_all_of_which_the_end_is_not_known():
+    over, coming = running(), running(ended=Result(Cause.DONE))
+    over.terminate(Result(Cause.DONE), 5.0)
+    for job, stopped in ((over, ""), (coming, "the run ended")):
+        job.outlived()
+        assert job.stopped == stopped
+
+
 def test_ranks_that_are_told_to_end_have_some_seconds():
     job = running()
     assert job.stop("", Cause.HUNG, 5.0)

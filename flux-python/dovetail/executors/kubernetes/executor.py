@@ -197,8 +197,7 @@ class KubernetesExecutor:
     def _end(self) -> None:
         until = time.monotonic() + _CLOSE
         for job in list(self._life.jobs.values()):
-            if not job.stopped and not job.result:
-                job.stopped, job.stop_cause = "the run ended", Cause.INTERRUPTED
+            job.outlived()
             if isinstance(job.state, Running):
                 self._life.terminate(job, None)
         while self._life.jobs and time.monotonic() < until and not self.silent():

@@ -241,6 +241,11 @@ class Launched:
         self.state.deadline = now + STOP
         return True
 
+    def outlived(self) -> None:
+        """The run ends, before this has if it is not known how it did."""
+        if not self.stopped and not self.result:
+            self.stopped, self.stop_cause = "the run ended", Cause.INTERRUPTED
+
     # --- what follows from the state ---
 
     @property
