@@ -361,6 +361,18 @@ def test_one_that_was_to_run_again_later_does_not_once_it_is_cancelled():
     assert controller.view("a-0").restarts == 0
 
 
+def test_one_that_was_to_run_again_later_does_so_in_the_run_that_goes_on_with_an_interrupted_one():
+    controller = Controller(specs(2), CAPACITY)
+    t, state = running(controller), controller._state
+    state.stop(state.sims["a-0"], Cause.TAKEN_BACK, "for this test", requeue=True)
+    state.flush()
+    controller.handle(protocol.Interrupted(t, "SIGINT"))
+    actions = controller.handle(protocol.Finished(t, "a-0", Cause.TAKEN_BACK, 143, "stopped"))
+    assert Ended("a-0", "failed", Cause.INTERRUPTED, "SIGINT") in actions
+    controller.handle(protocol.Finished(t, "a-1", Cause.INTERRUPTED, 143, "SIGINT"))
+    assert "a-0" in launches(controller.resume(t + 9.0, CAPACITY))
+
+
 def test_one_that_was_cancelled_is_over_when_the_run_is_killed_and_resumed():
     controller = Controller(specs(2), CAPACITY)
     t = running(controller)

@@ -180,6 +180,9 @@ class Controller:
             if lost:
                 state.note("hold", f"{event.name} is queued again: {event.reason}")
             return
+        if again:  # by a run that goes on with this one
+            state.end(sim, Stage.FAILED, Cause.INTERRUPTED, state.subject)
+            return
         if event.cause is Cause.DONE:
             state.end(sim, Stage.DONE, Cause.DONE)
             self._learn_from_end(sim)
