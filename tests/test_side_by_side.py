@@ -1,11 +1,16 @@
 # SPDX-License-Identifier: LGPL-3.0-or-later
-"""Tests run side by side, together where they share something, and alone where they ask for it."""
+"""Tests run side by side, together where they share something, and alone where they ask for it.
+
+What fails beside others is run again alone, by tests/check.
+"""
 
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from support.other_users import TOP
@@ -74,3 +79,56 @@ def test_alone_means_alone_and_all_others_meet(tmp_path):
     for module in ("test_a", "test_b"):
         found = [path.name for path in tmp_path.glob(f"{module}.*.*") if ".alone." not in path.name]
         assert len({name.rpartition(".")[2] for name in found}) == 1, "one worker had them all"
+
+
+FAILING = """
+import os
+import pytest
+
+pytestmark = pytest.mark.unit
+BESIDE = "PYTEST_XDIST_WORKER" in os.environ
+
+@pytest.fixture(scope="module")
+def late():
+    assert not BESIDE, "it is not up in time"
+
+@pytest.fixture
+def untidy():
+    yield
+    assert not BESIDE, "something is left"
+
+@pytest.mark.parametrize("number", range(4))
+def test_late(late, number):
+    pass
+
+def test_fails_and_is_untidy(untidy):
+    assert not BESIDE
+
+def test_is_untidy(untidy):
+    pass
+
+def test_is_good():
+    pass
+"""
+ALONE_IT_PASSES = "passed: 7 tests, 6 of them only alone, when run again: "
+ONE_MORE = "def test_one_more():\n    assert not BESIDE\n"
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [("", ALONE_IT_PASSES), (ONE_MORE, "failed: 7 of 8 tests")],
+    ids=["three causes", "four"],
+)
+def test_what_fails_for_three_causes_is_run_again_alone(tmp_path, more, said):
+    """A cluster that is not ready fails many tests; one test may fail and leave something too."""
+    pytest.importorskip("xdist")
+    for name in ("tests/check", "flux-python/pyproject.toml"):
+        (tmp_path / name).parent.mkdir()
+        shutil.copy(TOP / name, tmp_path / name)
+    (tmp_path / "tests/test_failing.py").write_text(FAILING + more)
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("PYTEST_")}
+    done = subprocess.run([tmp_path / "tests/check", "unit"], env={**environment, "PATH": path},
+                          capture_output=True, text=True)  # fmt: skip
+    assert f"unit       {said}" in done.stdout, done.stdout
+    assert done.returncode == (said != ALONE_IT_PASSES)
