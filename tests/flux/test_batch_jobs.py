@@ -265,7 +265,7 @@ def test_a_simulation_that_goes_on_on_more_ranks_stays_the_same_job(flux):
     stop = "sh -c 'touch stop'", "sh -c 'rm -f stop; echo 1'"
     open_ranks = {"case": str(flux.work / "case"), "ranks": "1-2"}
     entries = [
-        {**open_ranks, "name": "long", "command": [program, "sleep", "0", "20", "20"],
+        {**open_ranks, "name": "long", "command": [program, "sleep", "0", "200", "200"],
          "iterations": 10**6, "environment": {"BUSY_UNTIL": "stop", "BUSY_SHARED": "1"},
          "checkpoint": dict(zip(("write", "restart"), stop))},
         {**open_ranks, "name": "short", "command": [program, "sleep", "50", "20", "20"],

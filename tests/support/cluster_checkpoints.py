@@ -174,12 +174,13 @@ def about_to_stop(site, out, **more):
     """A run in which one was asked to stop for more ranks, and its plan.
 
     It stops once there is a file `go` in the run's directory; and it would never end, but for a
-    file `stop` in its case.
+    file `stop` in its case. Two ranks are much faster than one also on a busy machine: else it
+    would soon have only one again.
     """
     wait = "echo asked >> ../../asked; until [ -e ../../go ]; do sleep 0.1; done; touch stop"
     long = {
-        **site.busy(20, 20, iterations=0), "name": "long", "ranks": "1-2", "iterations": 10**6,
-        "environment": {"BUSY_UNTIL": "stop"},
+        **site.busy(200, 200, iterations=0), "name": "long", "ranks": "1-2", "iterations": 10**6,
+        "environment": {"BUSY_UNTIL": "stop", "BUSY_SHARED": "1"},
         "checkpoint": {"write": f"sh -c '{wait}'", "restart": "sh -c 'rm -f stop; echo 1'"},
         **more,
     }  # fmt: skip
