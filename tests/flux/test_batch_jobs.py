@@ -467,6 +467,24 @@ def test_more_nodes_than_there_are_cores_for_block_nothing(flux):
     flux.wait(job)
 
 
+def end_soon(flux, job, seconds, seen):
+    """Let a job go on that has so many seconds from now, and more until something was seen."""
+    limit = float(flux.run("jobs", "-no", "{runtime}", job)) + seconds
+    flux.run("update", job, f"duration={limit:.0f}s")
+    (flux.work / "go").touch()
+    for _ in range(10):
+        if eventually(lambda: any(map(seen, records(flux))), 20):
+            break
+        flux.run("update", job, "duration=+25s")
+
+
+def records(flux):
+    """The event log of the first run so far."""
+    path = flux.work / "dovetail-out-1/events.jsonl"
+    text = path.read_text() if path.exists() else ""
+    return map(json.loads, text.split("\n")[1:-1])
+
+
 def test_a_run_that_the_jobs_time_ends_says_timeout_and_a_next_job_goes_on_with_it(flux):
     flux.plan("case $PWD in *sim-1*) ;; *) until [ -e go ]; do sleep 0.2; done ;; esac")
     script = """
@@ -476,9 +494,7 @@ def test_a_run_that_the_jobs_time_ends_says_timeout_and_a_next_job_goes_on_with_
         flux dovetail report"""
     job = flux.batch(script, "--conf=dovetail.stop-before=20", dovetail=ONE)
     flux.run("dovetail", "up", uri=flux.inside(job))
-    limit = float(flux.run("jobs", "-no", "{runtime}", job)) + 70
-    flux.run("update", job, f"duration={limit:.0f}s")
-    (flux.work / "go").touch()
+    end_soon(flux, job, 70, lambda one: (one.get("type"), one.get("name")) == ("Finished", "sim-1"))
     output = flux.output(job)
     assert "timeout: the job's time is over" in output
     assert "code 1\n" in output
@@ -505,16 +521,13 @@ def test_at_the_end_of_the_jobs_time_simulations_stop_at_checkpoints(flux):
         flux dovetail wait --all"""
     job = flux.batch(script, "--conf=dovetail.stop-before=5", dovetail=ONE)
     flux.run("dovetail", "up", uri=flux.inside(job))
-    limit = float(flux.run("jobs", "-no", "{runtime}", job)) + 80
-    flux.run("update", job, f"duration={limit:.0f}s")
-    (flux.work / "go").touch()
+    end_soon(flux, job, 80, lambda one: one.get("type") == "Sampled")
     output = flux.output(job)
     assert "timeout: the job's time is over" in output
     summary = flux.work / "dovetail-out-1/summary.json"
     (one,) = json.loads(summary.read_text())["simulations"]
     assert one["state"] == "checkpointed", (one, output)
-    log = (flux.work / "dovetail-out-1/events.jsonl").read_text().splitlines()
-    (told,) = [one for one in map(json.loads, log) if one.get("type") == "Interrupted"]
+    (told,) = [one for one in records(flux) if one.get("type") == "Interrupted"]
     assert 0 < told["within"] < 30, "no longer than the job has"
     control = flux.work / "dovetail-out-1/pitz/case/system/controlDict"
     end = one["iterations"] + 20
