@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
+import signal
 import struct
 import subprocess
 
@@ -51,10 +53,27 @@ def enough(site, out, run):
     return {one["name"]: one["restarts"] for one in site.summary(out)["simulations"]}
 
 
-def spread(site, out, plan, **more):
-    """Run a simulation with a rank on each of two nodes, until both have some iterations."""
+def started(site, out, plan, **more):
+    """A run that begins when both nodes are ready, once its simulation has begun."""
+    assert cluster_runs.eventually(lambda: len(site.nodes()) == 2)
     run = site.start(plan, out, **more)
     site.until(lambda: run.poll() is not None or site.of("Started", out), out)
+    return run
+
+
+def spread(site, out, plan, **more):
+    """Run a simulation with a rank on each of two nodes, until both have some iterations.
+
+    The run is started anew if it began while one of them was not ready, on a busy machine.
+    """
+    run = started(site, out, plan, **more)
+    for _ in range(2):
+        if run.poll() is not None or site.began_with(out) == 2:
+            break
+        site.end(run, signal.SIGTERM)
+        site.nothing_left()
+        shutil.rmtree(site.folder / out)
+        run = started(site, out, plan, **more)
     assert run.poll() is None, site.errors(out)
     site.until_iterating("sim", out=out)
     assert len({one["spec"]["nodeName"] for one in site.pods()}) == 2

@@ -121,6 +121,7 @@ def test_a_light_rank_group_leaves_the_node_that_the_heavy_one_needs(driver, wor
     driver.launch(first, 250, 250)
     driver.until_started("one")
     (busy,) = (one["spec"]["nodeName"] for one in driver.site.pods("one"))
+    driver.until(lambda: len(driver.executor.capacity().nodes) == 2)
     driver.launch(second, 300, 700)  # the emptier node would do for either, and not for both
     driver.until_started("two")
     pods = sorted(driver.site.pods("two"), key=lambda one: one["metadata"]["name"])

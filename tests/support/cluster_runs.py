@@ -130,6 +130,11 @@ class Site:
         seen = self.of("Sampled", out, name)
         return min(seen[-1]["ranks"]["iterations"]) if seen else 0
 
+    def began_with(self, out: str = "out") -> int:
+        """How many nodes a run began with, which has an event log."""
+        with (self.folder / out / "events.jsonl").open() as log:
+            return len(json.loads(log.readline())["capacity"]["nodes"])
+
     def over(self, out: str = "out") -> bool:
         """Whether every rank of a run has finalized MPI, by its page, whoever is alive."""
         run = json.loads((self.folder / out / "status.json").read_text())["run"]
@@ -157,6 +162,10 @@ class Site:
         return subprocess.run(
             [*kubectl, "apply", "-k", str(top), *words], capture_output=True, text=True, check=True
         ).stdout
+
+    def nodes(self) -> list[dict]:
+        """Nodes that take pods: one that is ready may not yet."""
+        return [*filter(placement.usable, self.get("nodes")["items"])]
 
     def pods(self, name: str = "") -> list[dict]:
         """Rank groups that are there, of one simulation if one is named."""
@@ -218,8 +227,7 @@ def worker(site):
     site.machine.verb("join", "--name", "one", "--invite", file)
     words = ("--cpus", "1", "--json", "--owner", str(os.getpid()), file)
     made = json.loads(site.machine.verb("join", *words).stdout)
-    nodes = ("get", "nodes", "-o", "json")  # one that is ready may not take pods yet
-    site.until(lambda: all(map(placement.usable, json.loads(site.kubectl(*nodes))["items"])))
+    site.until(lambda: len(site.nodes()) == 2)
     yield made
     site.machine.verb("down", "--name", "one", "--node", made["node"])
     site.until(lambda: len(site.get("nodes")["items"]) == 1)
