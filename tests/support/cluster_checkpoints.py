@@ -13,6 +13,9 @@ from dovetail.applications.openfoam.mesh import cells_per_processor
 from dovetail.bench.cases import OPENFOAM_ETC, pitz_daily
 from dovetail.executors.kubernetes import manifests
 
+from support.clusters import LIMIT
+
+LONG = 8 * LIMIT  # seconds, for hundreds of a solver's steps on a busy machine
 TOP = Path(__file__).resolve().parents[2]
 PITZ = Path("/usr/share/doc/openfoam-examples/examples/incompressible/simpleFoam/pitzDaily")
 installed = pytest.mark.skipif(
@@ -144,7 +147,7 @@ def is_widened_and_narrowed(site, out, **more):
     assert site.states(out) == {"long": "checkpointed", "short": "done"}
     site.nothing_left()
     run = site.start(site.plan(*entries, cpus=1), out, "--checkpoint", "--resume")
-    assert site.end(run) == 0, site.errors(out)
+    assert site.end(run, limit=LONG) == 0, site.errors(out)
     ranks = launches(site, out, "long")
     assert (ranks[:2], ranks[-1]) == ([1, 2], 1)
     stops = len(ranks) - 1  # more than two where the machine has no time for two ranks at once
@@ -161,7 +164,7 @@ def is_cut_anew(site, out, **more):
     own = {"name": "uneven", "ranks": 2, "weights": [1, 4], "command": "simpleFoam -parallel"}
     entry = foam(uneven, **own, **more)
     run = site.start(site.plan(entry), out, program=("-c", AT_ONCE))
-    assert site.end(run) == 0, site.errors(out)
+    assert site.end(run, limit=LONG) == 0, site.errors(out)
     (asked,) = site.of("Checkpoint", out)
     assert asked["why"] == "to be cut anew"
     assert counted(site, out, "uneven") == ("done", end, 0, 1, 1)

@@ -93,11 +93,11 @@ class Site:
         self.runs.append(run)
         return run
 
-    def end(self, run, number: int = 0) -> int:
+    def end(self, run, number: int = 0, limit: float = 2 * LIMIT) -> int:
         """Wait for a run's end, after a signal if one is given; its exit code."""
         if number:
             run.send_signal(number)
-        run.communicate(timeout=2 * LIMIT)
+        run.communicate(timeout=limit)
         return run.returncode
 
     def errors(self, out: str = "out") -> str:
