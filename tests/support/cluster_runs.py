@@ -196,7 +196,7 @@ class Site:
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(run.pid, signal.SIGKILL)
             run.communicate()
-        self.machine.verb("down", "--name", "one")
+        self.machine.end("--name", "one")
         self.machine.close()
         shutil.rmtree(self.folder)
 
@@ -229,7 +229,7 @@ def worker(site):
     made = json.loads(site.machine.verb("join", *words).stdout)
     site.until(lambda: len(site.nodes()) == 2)
     yield made
-    site.machine.verb("down", "--name", "one", "--node", made["node"])
+    site.machine.end("--name", "one", "--node", made["node"])
     site.until(lambda: len(site.get("nodes")["items"]) == 1)
 
 

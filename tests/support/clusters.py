@@ -114,6 +114,19 @@ class Machine:
         assert done.returncode == code, (verb, done.stdout, done.stderr)
         return done
 
+    def end(self, *words):
+        """Take down what a test leaves, again if a busy machine took longer than `down` waits."""
+        said = []
+
+        def down():
+            self.note()
+            done = subprocess.run(self.words("down", *words), env=self.environment,
+                                  capture_output=True, text=True, timeout=LIMIT)  # fmt: skip
+            said.append(done.stderr)
+            return done.returncode == 0
+
+        assert eventually(down), said
+
     def up(self, *words):
         """Start a cluster, which ends with this process, so also if that is interrupted."""
         usual = ("--json", "--timeout", str(LIMIT), "--owner", str(os.getpid()))
@@ -179,7 +192,7 @@ class Machine:
         assert eventually(lambda: not self.left(), limit), self.left()
 
     def close(self):
-        self.verb("down", "--all")
+        self.end("--all")
         self.nothing_left()
         if self.uid != os.getuid():
             subprocess.run([SETUP / "delegate", str(self.uid), "--remove"], check=True)

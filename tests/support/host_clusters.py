@@ -160,5 +160,5 @@ def started(count, binaries, shared):
             found.first.out("kill $(cat run.pid)")
             found.run.wait(LIMIT)
         for host in made:
-            host.out(f"{SETUP}/down --all")
+            host.until(f"{SETUP}/down --all >/dev/null && echo down", lambda text: text == "down")
         hosts.nothing_left(made)
