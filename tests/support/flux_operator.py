@@ -6,6 +6,7 @@ FLUX_OPERATOR names a checkout of its repository in which `bin/manager` was buil
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 from pathlib import Path
@@ -13,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from support import cluster_runs, flux_lua
+from support.clusters import eventually
 
 
 def home() -> Path:
@@ -45,6 +47,10 @@ class Operator:
                 stdin=subprocess.DEVNULL, stdout=log, stderr=log,
             )  # fmt: skip
 
+    def until_it_answers(self) -> None:
+        """Wait until its workers have begun; a run that begins before may choose Jobs instead."""
+        assert eventually(lambda: "Starting workers" in self.log.read_text()), self.log.read_text()
+
     def close(self) -> None:
         self.manager.kill()
         self.manager.wait()
@@ -58,7 +64,8 @@ def with_operator(binaries: Path, rootless: bool, *words: str):
     site.machine.environment["PATH"] += f":{flux.parent}"  # or simulations become Jobs
     try:
         site.operator = Operator(site)
-        yield site
-        site.operator.close()
+        with contextlib.closing(site.operator):
+            site.operator.until_it_answers()
+            yield site
     finally:
         site.close()
