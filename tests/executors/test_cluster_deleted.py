@@ -54,12 +54,11 @@ def test_the_room_of_somebodys_pod_is_the_runs_once_that_has_ended(site, out):
             for one in site.of("CapacityChanged", out)
         ]
 
-    site.until(offered, out)
-    file.touch()
-    assert site.end(run) == 0, site.errors(out)
     header = json.loads((site.folder / out / "events.jsonl").read_text().split("\n")[0])
     before = sum(node["cpu"] for node in header["capacity"]["nodes"])
-    assert offered()[-1] == before + 300, "nothing was launched meanwhile"
+    site.until(lambda: offered()[-1:] == [before + 300], out)
+    file.touch()
+    assert site.end(run) == 0, site.errors(out)
 
 
 def test_a_namespace_that_is_deleted_in_mid_run_is_made_again(site, out):

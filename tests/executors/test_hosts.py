@@ -14,7 +14,7 @@ import pytest
 from dovetail.executors.kubernetes.lifecycle import FETCH
 from dovetail.executors.pods import staging
 from support import host_clusters
-from support.clusters import LIMIT
+from support.clusters import LIMIT, eventually
 from support.host_clusters import HOME, PROGRAMS, busy
 
 pytestmark = [pytest.mark.kube, pytest.mark.first]  # they mostly wait, for minutes
@@ -129,8 +129,11 @@ def test_what_a_host_has_that_is_away_runs_again_once_and_the_host_comes_back(pa
         pair.join(second)
     pair.until(out, lambda: second.name in pair.nodes())
     pair.goes_on(out, *names)
-    ranks = sum(int(host.out("pgrep -c busy || true")) for host in pair.made)
-    assert ranks == 2, "none is left of what was given up"
+
+    def ranks():
+        return sum(int(host.out("pgrep -c busy || true")) for host in pair.made)
+
+    assert eventually(lambda: ranks() == 2), "none is left of what was given up"
     found = pair.enough(out)
     assert {name: one["restarts"] for name, one in found.items()} == {
         name: int(name in there) for name in names

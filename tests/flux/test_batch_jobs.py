@@ -124,8 +124,7 @@ def test_nothing_is_lost_when_the_module_is_killed_reloaded_or_away(flux):
     flux.run("module", "load", "dovetail", uri=uri)
     assert eventually(lambda: [s["number"] for s in flux.status(uri)["slices"]] == [0, 2])
     assert eventually(lambda: flux.status(uri)["phase"] == "up")
-    nodes = flux.run("dovetail", "kubectl", "get", "nodes", "-o", "name", uri=uri).split()
-    assert sorted(nodes) == sorted(f"node/{s['node']}" for s in flux.status(uri)["slices"])
+    assert eventually(lambda: agree(flux, uri))
     assert flux.run("dovetail", "submit", "plan.yaml", uri=uri) == "3"
     flux.run("cancel", job)
     flux.wait(job)
@@ -163,6 +162,12 @@ def names(flux, uri):
     """The simulations' jobs, past and present."""
     lines = flux.run("jobs", "-ano", "{name}", uri=uri).splitlines()
     return sorted(line for line in lines if line.endswith(":sim"))
+
+
+def agree(flux, uri):
+    """Whether Kubernetes has the slices' nodes; that of a lost one goes a moment after it."""
+    nodes = flux.run("dovetail", "kubectl", "get", "nodes", "-o", "name", uri=uri).split()
+    return sorted(nodes) == sorted(f"node/{s['node']}" for s in flux.status(uri)["slices"])
 
 
 def begun(flux, name):
@@ -367,8 +372,7 @@ def test_a_slice_that_is_lost_is_replaced_once_there_is_a_core_and_the_others_go
     assert said == "Kubernetes is degraded: 1 of 2 nodes", "and keeps nobody waiting"
     flux.run("cancel", blocker, uri=uri)
     assert eventually(lambda: flux.status(uri)["phase"] == "up")
-    nodes = flux.run("dovetail", "kubectl", "get", "nodes", "-o", "name", uri=uri).split()
-    assert sorted(nodes) == sorted(f"node/{s['node']}" for s in flux.status(uri)["slices"])
+    assert eventually(lambda: agree(flux, uri))
     assert flux.status(uri)["lost"]
     flux.run("cancel", job)
     flux.wait(job)
@@ -419,8 +423,7 @@ def test_a_lost_broker_costs_its_slice_alone(flux):
     flux.kill("broker -c", "/jobtmp-1-")  # sched-simple takes the nodes in order
     assert eventually(lambda: [s["number"] for s in flux.status(uri)["slices"]] == [0, 2])
     assert eventually(lambda: flux.status(uri)["phase"] == "up")
-    nodes = flux.run("dovetail", "kubectl", "get", "nodes", "-o", "name", uri=uri)
-    assert len(nodes.split()) == 2
+    assert eventually(lambda: agree(flux, uri))
     flux.run("cancel", job)
     flux.wait(job)
     flux.nothing_left()

@@ -29,8 +29,13 @@ def test_a_cluster_runs_pods_resizes_them_and_leaves_nothing(machine):
     made = machine.up(*words)
     assert machine.up(*words) == made, "up again is the same cluster"
     assert Path(made["kubeconfig"]).stat().st_mode & 0o777 == 0o600
-    listed = json.loads(machine.verb("status", "--json").stdout)
-    assert [(entry["cluster"], entry["state"]) for entry in listed] == [("one", "ready")]
+
+    def listed():
+        done = machine.verb("status", "--json", code=None)
+        found = [(entry["cluster"], entry["state"]) for entry in json.loads(done.stdout)]
+        return found, done.returncode
+
+    assert eventually(lambda: listed() == ([("one", "ready")], 0)), listed()
     ageing = subprocess.run(["flock", "-n", machine.folder / "s", "true"])
     assert ageing.returncode == 1, "systemd-tmpfiles would take the folder for forgotten"
 

@@ -149,7 +149,7 @@ def test_what_pods_and_nodes_use_is_told(cluster, server):
         return len(row) == 3 and int(row[2].removesuffix("Mi")) > 0
 
     assert eventually(measured), cluster.kubectl("top", "pod", server)
-    assert used("pod", "-l", "app=server")[0] == server
+    assert eventually(lambda: used("pod", "-l", "app=server")[:1] == [server])
     node = eventually(lambda: used("node"))
     assert node[0] == cluster.made["node"]
     assert 0 < int(node[3].removesuffix("Mi")) < cluster.made["memory"] >> 20
@@ -169,8 +169,9 @@ def test_a_deployment_is_rolled_to_its_next_version_and_back(cluster):
     def until(number: int) -> None:
         words = ("rollout", "status", "deployment/rolled", f"--timeout={LIMIT}s")
         assert "successfully rolled out" in cluster.kubectl(*words)
-        said = [cluster.kubectl("logs", one["metadata"]["name"]) for one in cluster.of("rolled")]
-        assert said == [f"version {number}\n"]
+        names = [one["metadata"]["name"] for one in cluster.of("rolled")]
+        said = lambda: [cluster.kubectl("logs", name) for name in names]  # noqa: E731
+        assert eventually(lambda: said() == [f"version {number}\n"]), said()
 
     version(1)
     until(1)
@@ -216,17 +217,22 @@ def test_a_service_is_reached_by_address_and_name_where_pods_have_addresses(
     kubectl = [str(cluster.machine.binaries / "bin/kubectl"), "--kubeconfig",
                cluster.made["kubeconfig"], "expose", "pod", server, "--port", "80",
                "--target-port", str(port)]  # fmt: skip
-    said = subprocess.run(kubectl, capture_output=True, text=True, check=True).stderr
+
+    def warned(*more):
+        return subprocess.run([*kubectl, *more], capture_output=True, text=True, check=True).stderr
+
     if not cluster.bridge:
-        assert "nothing serves the address or the name of a service" in said
+        why = "nothing serves the address or the name of a service"
+        assert eventually(lambda: why in warned("--dry-run=server")), "a policy counts soon"
+        assert why in warned()
         url = f"http://{cluster.made['node']}:{port}/"  # a loopback node is named by its address
         assert eventually(lambda: cluster.python(client, FETCH, url) == "served")
         return
-    assert said == ""
+    assert warned() == ""
     address = cluster.get("service", server)["spec"]["clusterIP"]
     for host in (address, server, f"{server}.default", f"{server}.default.svc.cluster.local"):
         assert eventually(lambda: cluster.python(client, FETCH, f"http://{host}/") == "served")  # noqa: B023
-    assert cluster.python(client, RESOLVE, server) == address
+    assert eventually(lambda: cluster.python(client, RESOLVE, server) == address)
 
 
 def test_a_headless_service_and_a_stateful_set_name_their_pods(cluster, client):
@@ -243,7 +249,7 @@ def test_a_headless_service_and_a_stateful_set_name_their_pods(cluster, client):
     both = " ".join(sorted(own.values()))
     assert eventually(lambda: cluster.python(client, RESOLVE, "db") == both)
     for name, address in own.items():
-        assert cluster.python(client, RESOLVE, f"{name}.db") == address
+        assert eventually(lambda: cluster.python(client, RESOLVE, f"{name}.db") == address)  # noqa: B023
     cluster.kubectl("delete", "statefulset", "db", "--wait=false")
 
 
@@ -253,7 +259,7 @@ def test_names_outside_the_cluster_are_the_machines_or_are_denied_at_once(cluste
     if cluster.bridge:
         assert "cluster.local" in told
         failing = "import socket\ntry: socket.getaddrinfo('example.org', 80)\nexcept OSError as e: print(e.errno)"  # noqa: E501
-        assert cluster.python(client, failing) == str(socket.EAI_NONAME)
+        assert eventually(lambda: cluster.python(client, failing) == str(socket.EAI_NONAME))
     else:
         assert "cluster.local" not in told
 
@@ -292,7 +298,13 @@ def test_a_network_policy_is_refused_in_words(cluster):
         "metadata": {"name": "closed"}, "spec": {"podSelector": {}, "policyTypes": ["Ingress"]},
     }  # fmt: skip
     line = [str(cluster.machine.binaries / "bin/kubectl"), "--kubeconfig",
-            cluster.made["kubeconfig"], "apply", "-f", "-"]  # fmt: skip
-    done = subprocess.run(line, input=json.dumps(policy), capture_output=True, text=True)
-    assert done.returncode == 1
-    assert "nothing in this cluster enforces a NetworkPolicy, so none is taken" in done.stderr
+            cluster.made["kubeconfig"], "create", "-f", "-"]  # fmt: skip
+
+    def refused(*more):
+        done = subprocess.run([*line, *more], input=json.dumps(policy), capture_output=True,
+                              text=True)  # fmt: skip
+        return done.stderr if done.returncode == 1 else ""
+
+    why = "nothing in this cluster enforces a NetworkPolicy, so none is taken"
+    assert eventually(lambda: why in refused("--dry-run=server")), "a policy counts soon"
+    assert why in refused()
