@@ -60,7 +60,7 @@ def test_ranks_on_two_hosts_have_their_case_and_what_they_wrote_is_on_the_first(
     assert sorted(found) == ["as delivered", "as delivered", "h1", "h2"]
     assert pair.first.out(f"cat {out}/sim/case/system/input") == "as delivered"
     for host in pair.made:
-        host.until(f"ls -d {staging.STORES}* 2>&1", lambda text: "No such" in text, 30)
+        host.until(f"ls -d {staging.STORES}* 2>&1", lambda text: "No such" in text)
 
 
 def test_programs_that_a_host_has_not_are_told_in_one_line_before_anything_starts(pair):

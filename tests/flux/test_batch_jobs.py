@@ -444,7 +444,7 @@ def test_nodes_come_and_go_while_the_job_runs(flux):
     def rest():
         return [line for line in flux.left() if "module-python-exec" not in line]
 
-    assert eventually(lambda: not rest(), 10), rest()
+    assert eventually(lambda: not rest(), 60), rest()
     assert "taken down" in flux.run("dovetail", "up", uri=uri, code=1)
 
 

@@ -59,7 +59,7 @@ def pair(binaries):
         yield made
         first.run(f"{ENVIRONMENT} flux cancel --all; flux shutdown", code=None)
         for broker in brokers:
-            broker.wait(60)
+            broker.wait(150)
         for host in made:
             host.out("rm -rf /tmp/flux")
         hosts.nothing_left(made)

@@ -29,8 +29,8 @@ class HostCluster:
         self.first, self.second = made[:2]
         for host in made:
             self.begin(host)
-        wide = "--json --timeout 120"
-        self.first.out(f"{SETUP}/up --address {self.first.address} --cpus 0-0 {wide}")
+        words = f"--cpus 0-0 --json --timeout {2 * LIMIT}"
+        self.first.out(f"{SETUP}/up --address {self.first.address} {words}", limit=3 * LIMIT)
         for number, host in enumerate(made[1:], 1):
             self.join(host, number)
         self.count = 0
@@ -44,9 +44,10 @@ class HostCluster:
     def join(self, host, number=1):
         """Have a host in the cluster, with one of the machine's two cores."""
         cpu = number % 2
-        self.first.out(f"{SETUP}/join --invite join.json --node {host.name}")
-        host.write("join.json", self.first.out("cat join.json"))
-        host.out(f"{SETUP}/join --address {host.address} --cpus {cpu}-{cpu} --json join.json")
+        invite = f"{SETUP}/join --invite join.json --node {host.name} >/dev/null && cat join.json"
+        host.write("join.json", self.first.until(invite, bool))  # again where the API was busy
+        words = f"--cpus {cpu}-{cpu} --json --timeout {2 * LIMIT} join.json"
+        host.out(f"{SETUP}/join --address {host.address} {words}", limit=3 * LIMIT)
 
     def start(self, entry, home=HOME):
         """Start a run of such simulations on the first host; its directory there.

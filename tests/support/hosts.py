@@ -235,7 +235,7 @@ def _in_network(process: int, words: str) -> None:
     subprocess.run(["nsenter", "-t", str(process), "-n", *words.split()], check=True)
 
 
-def nothing_left(made: Sequence[Host], limit: float = 30) -> None:
+def nothing_left(made: Sequence[Host], limit: float = 120) -> None:
     """Nothing of alice's is on any host, soon."""
     for host in made:
         assert eventually(lambda host=host: not host.left(), limit), (host.name, host.left())
