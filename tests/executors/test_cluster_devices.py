@@ -166,8 +166,18 @@ def test_devices_are_offered_again_by_a_kubelet_that_starts_again(site, files):
     assert eventually(lambda: site.machine.pids(site.made, "kubelet") not in ([], [old]))
     assert eventually(lambda: site.machine.pids(site.made, "offer-devices") not in ([], [plugin]))
     assert eventually(lambda: offered() == "3")
-    started(
-        site, "again", f"true 3<>{files['three']} && echo open", **{resource(files["three"]): "3"}
-    )
+
+    def admitted():
+        """A kubelet refuses for good what comes before the plugin that it heard of has answered."""
+        opens = f"true 3<>{files['three']} && echo open"
+        started(site, "again", opens, **{resource(files["three"]): "3"})
+        assert eventually(lambda: phase(site, "again") in ("Succeeded", "Failed"))
+        status = site.machine.get(site.made, "pod", "again")["status"]
+        if status.get("reason") != "UnexpectedAdmissionError":
+            return True
+        removed(site, "again")
+        return False
+
+    assert eventually(admitted)
     assert said(site, "again") == ["open"]
     removed(site, "again")

@@ -200,9 +200,13 @@ def proxy(site):
 
 
 def test_an_api_that_answers_with_errors_or_not_at_all_is_outlasted(site, proxy, out):
-    run = site.start(site.plan(site.busy(20, 30, count=3, iterations=200)), out)
+    file, waiting = ends(site, out)
+    last = site.busy(20, 30, name="last", **waiting)
+    run = site.start(site.plan(site.busy(20, 30, count=2, iterations=200), last), out)
     site.until(lambda: site.of("Launch", out), out)
     proxy.rate = 0.15
+    site.until(lambda: proxy.done == {*FAULTS} or run.poll() is not None, out)
+    file.touch()
     assert site.end(run) == 0, site.errors(out)
     assert set(site.states(out).values()) == {"done"}
     assert len(site.of("Started", out)) == 3, "nothing ran twice"

@@ -145,6 +145,7 @@ def counted(mpi: str, what: str, policy: WaitPolicy, directory: Path) -> int:
     return int(run.output)
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize(("mpi", "sleeps"), [("openmpi", True), ("mpich", False)])
 def test_a_thread_sleeps_only_where_the_mpi_holds_no_lock(
     mpi: str, sleeps: bool, tmp_path: Path

@@ -45,7 +45,8 @@ def archive(mpi: str) -> Path:
     if not made.exists():
         made.parent.mkdir(parents=True, exist_ok=True)
         for old in made.parent.glob(f"{mpi}-*.tar"):
-            old.unlink()
+            if old != made:  # which another worker may just have made
+                old.unlink(missing_ok=True)
         with tempfile.TemporaryDirectory(dir=made.parent) as scratch:
             root = _root(mpi, program, Path(scratch))
             draft = Path(scratch) / "draft"

@@ -33,7 +33,8 @@ def program() -> Path:
     if not made.exists():
         made.parent.mkdir(parents=True, exist_ok=True)
         for old in made.parent.glob("registry-*"):
-            old.unlink()
+            if old != made:  # which another worker may just have made
+                old.unlink(missing_ok=True)
         with tempfile.TemporaryDirectory(dir=made.parent) as scratch:
             say = lambda line: print(line, file=sys.stderr)  # noqa: E731
             go = go_toolchain.command(programs.go_version(), Path(scratch), say)
@@ -49,6 +50,7 @@ class Registry:
     """A registry on one of this machine's addresses, until it is closed."""
 
     def __init__(self, folder: Path, host: str) -> None:
+        words = [str(program()), "serve", str(folder / "registry.json")]  # before a port is found
         with socket.create_server((host, 0)) as probe:
             self.name = f"{host}:{probe.getsockname()[1]}"
         self_signed(folder, "registry", host)
@@ -67,7 +69,6 @@ class Registry:
         (folder / "registry.json").write_text(json.dumps(settings))  # which is YAML too
         self.log = folder / "registry.log"
         with self.log.open("w") as log:
-            words = [str(program()), "serve", str(folder / "registry.json")]
             self.process = subprocess.Popen(words, stdout=log, stderr=log)
         assert eventually(self._answers), self.log.read_text()
 

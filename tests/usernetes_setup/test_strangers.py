@@ -89,8 +89,10 @@ def test_another_user_of_the_host_gets_no_page_and_no_rank_of_a_simulation(machi
     with simulation(machine) as (session, ranks):
         inside = [session, *session.rglob("*")]
         assert [str(path) for path in inside if path.stat().st_mode & 0o077] == []
-        assert len(ranks) >= 3, "two ranks and their launcher"
-        assert attempt(files=list(map(str, inside)), pids=ranks) == [[], []]
+        got, gone = attempt(files=list(map(str, inside)), pids=ranks)
+        assert got == []
+        # A child of the launcher has its name too until it becomes another program.
+        assert len({*ranks} - {*gone}) >= 3, "two ranks and their launcher"
 
 
 def test_every_listener_is_bound_to_the_nodes_address(any_machine):
