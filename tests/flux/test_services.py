@@ -186,7 +186,7 @@ def with_examples(flux):
 
 def finish(flux, *words):
     """Submit an example and wait for its end; what it printed."""
-    job = flux.run("batch", "--output=out.txt", *flux.scheduler, *words)
+    job = flux.run("batch", "--output=out.txt", flux_batch.PATIENT, *flux.scheduler, *words)
     # Longer than a test's usual wait.
     subprocess.run(flux.words("job", "wait-event", "-t", str(LONG), job, "clean"),
                    env={**flux.environment, "FLUX_URI": flux.uri}, check=True)  # fmt: skip
