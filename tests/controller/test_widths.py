@@ -112,6 +112,9 @@ def test_more_ranks_than_cores_only_where_nothing_less_is_allowed():
     result = run_simulated(specs(2, (4, 8)), {"a": even(0.06, 8)}, TWO_CORES, limit=1000)
     assert states(result) == {"done"}
     assert launched(result) == [4, 4]
+    first = result.notes("choice")[0]
+    assert first.why.startswith("decided: 2 a on 4 ranks each: ")
+    assert first.data["widths"] == {"a": {"4": 2}}
 
 
 def test_what_was_decided_is_said_with_what_else_there_was():

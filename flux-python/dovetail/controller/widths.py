@@ -244,6 +244,11 @@ def _cores(state: State, ranks: int) -> int:
     return min(ranks, max(1, int(state.cores)))
 
 
+def _ranks_on(state: State, family: Family, cores: int) -> int:
+    """The ranks that take so many cores: of more than there are cores, the fewest."""
+    return next(r for r in allowed(family) if _cores(state, r) == cores)
+
+
 def _task(state: State, family: Family) -> Task:
     sim = state.sims[family.queue[0][1]]
     by_cores: dict[int, float] = {}
@@ -269,7 +274,7 @@ def _task(state: State, family: Family) -> Task:
 def _start(state: State, family: Family, cores: int) -> bool:
     """Start the next of a family on so many cores; False if there is no room for it now."""
     sim = state.sims[family.queue[0][1]]
-    ranks = next(r for r in allowed(family) if _cores(state, r) == cores)
+    ranks = _ranks_on(state, family, cores)
     most = state.settings.max_packed
     if not state.fits(sim, ranks) or 0 < most <= len(state.active):
         state.tell_lack(sim, ranks)
@@ -325,9 +330,13 @@ def _tell(state: State, best: Schedule) -> None:
     key = ("choice", tuple(sorted(decided)), measured)
     if key in state.noted:
         return
+    planned_on = {
+        name: {_ranks_on(state, state.families[name], c): count for c, count in counts.items()}
+        for name, counts in best.widths_planned.items()
+    }
     plan = [
         f"{count} {name} on {in_ranks(ranks)} each"
-        for name, by_ranks in best.widths_planned.items()
+        for name, by_ranks in planned_on.items()
         for ranks, count in sorted(by_ranks.items())
     ]
     more = f" and {len(plan) - TOLD} more kinds" if len(plan) > TOLD else ""
@@ -350,7 +359,7 @@ def _tell(state: State, best: Schedule) -> None:
             for name, family in state.families.items()
             if _known(family)
         },
-        widths={name: by_text(counts) for name, counts in best.widths_planned.items()},
+        widths={name: by_text(counts) for name, counts in planned_on.items()},
     )
 
 
