@@ -189,6 +189,34 @@ def test_what_is_only_predicted_to_be_as_quick_is_not_said_to_be():
                           "where none was on so many ranks).")  # fmt: skip
 
 
+def test_the_choice_of_ranks_is_said_with_its_reason_and_how_many_ran_so():
+    specs = [dataclasses.replace(made_up_runs.spec(n, "f", (1.0,)), widths=(1, 2)) for n in "abc"]
+    run = made_up_runs.Run(specs, {"f": 0.1})
+    known = {"open": {"f": {"iterations": 100, "measured": [1]}}, "cores": 2}
+    seconds = {"f": {"1": 10.0, "2": 6.0}}
+    run.note("choice", "decided", **known, widths={"f": {"1": 3}}, seconds={})
+    for name in "ab":
+        run.launch(name)
+    run.work(10)
+    run.note("choice", "decided", **known, widths={"f": {"1": 1}}, seconds=seconds)
+    for name in "ab":
+        run.finish(name)
+    run.launch("c")
+    run.work(10)
+    run.finish("c")
+    found = summary.summarise(run.history())
+    assert found.decided == (
+        "decided: 1 rank each, 2 at once: 100 ms per iteration and core (measured) against 120 "
+        "(predicted) on 2 ranks",
+    )
+    assert found.to_json()["decided"] == list(found.decided)
+    out = io.StringIO()
+    summary.show(found, Console(file=out, width=160))
+    assert found.decided[0] in out.getvalue()
+    kept = summary.summarise(made_up_runs.packed().history())
+    assert kept.decided == (), "the plan keeps their ranks"
+
+
 def test_nothing_is_compared_while_simulations_are_missing():
     run = made_up_runs.packed()
     run.log = run.log[:-1]

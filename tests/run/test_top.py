@@ -19,13 +19,18 @@ import termios
 import time
 
 import pytest
-from dovetail.core import protocol
+import rich.live
+from dovetail.controller.settings import Settings
+from dovetail.core import eventlog, protocol
 from dovetail.core.contention import Contention, Throttling
 from dovetail.core.errors import BadInput
+from dovetail.executors.simulated.executor import Work
 from dovetail.plan import schema
-from dovetail.run import follow, orders, top
+from dovetail.report import build_history, html, summary
+from dovetail.run import follow, live_table, orders, top
 from dovetail.run.follow import Follower
 from dovetail.run.run import LOG
+from dovetail.run.simulate import run_simulated
 from rich.console import Console
 from support import made_up_runs
 from support.local_runs import wait_for
@@ -163,6 +168,42 @@ def test_what_kept_ranks_from_cores_is_that_of_late(tmp_path):
     Console(file=out, width=140).print(screen.draw(140, 40, keys=False))
     assert re.search(r"throttled +waits", out.getvalue())
     assert out.getvalue().count("80%") == 2
+
+
+def test_the_choice_of_ranks_and_its_reason_are_at_the_head(tmp_path):
+    """Of a run on the simulated executor, whose controller chooses; and so says the report."""
+    node = protocol.Node("node", 2000, 8 << 30)
+    specs = [
+        protocol.Spec(f"a-{n}", "a", "case", 2, (1.0, 1.0), ("true",), widths=(1, 2))
+        for n in range(4)
+    ]
+    head = eventlog.header(specs, protocol.Capacity((node,)), Settings().plain())
+    with eventlog.Log.create(tmp_path / LOG, head) as log:
+        work = Work((0.01, 0.03), 300, cuts={1: (0.036,)})
+        ended = run_simulated(specs, {"a": work}, [node], log=log)
+    whole = (tmp_path / LOG).read_bytes().splitlines(keepends=True)
+    sampled = [n for n, line in enumerate(whole) if b'"Sampled"' in line]
+    (tmp_path / LOG).write_bytes(b"".join(whole[: sampled[len(sampled) // 2]]))
+    follower = Follower(tmp_path, LOG)
+    (line,) = top.snapshot(follower)["decided"]
+    assert re.fullmatch(
+        r"decided: 1 rank each, 2 at once: [\d.]+ ms per iteration and core \(measured\) "
+        r"against [\d.]+ \(predicted\) on 2 ranks",
+        line,
+    )
+    screen = top.Screen(follower, tmp_path)
+    out = io.StringIO()
+    Console(file=out, width=80).print(screen.draw(80, 24, keys=False))
+    assert out.getvalue().splitlines()[1].startswith("decided: 1 rank each, 2 at once: ")
+    assert line in " ".join(out.getvalue().split()), "all of it, in lines of 80"
+    out = io.StringIO()
+    live = live_table.Live()
+    live.live = rich.live.Live(console=Console(file=out, force_terminal=True, width=160))
+    with live:
+        live.show(ended.controller, 1.0)
+    assert "decided: 1 rank each: " in out.getvalue()
+    history = build_history.tell(*eventlog.read(tmp_path / LOG))
+    assert line in html.page(summary.summarise(history), history)
 
 
 def test_orders_in_the_file_are_for_this_run_and_of_its_owner(tmp_path):

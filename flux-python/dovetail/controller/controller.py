@@ -337,6 +337,10 @@ class Controller:
         """All simulations in the order of the plan."""
         return [self.view(name) for name in self._state.sims]
 
+    def decided(self) -> list[str]:
+        """On how many ranks those run that may have several, and why: lines for the reader."""
+        return views.decided(self._state)
+
     def status(self) -> Status:
         """The run as a whole."""
         return views.status(self._state)

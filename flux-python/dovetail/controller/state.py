@@ -26,6 +26,7 @@ from dovetail.controller.settings import Settings
 from dovetail.controller.simulation import Family, Shape, Simulation, Stage, shape_name
 from dovetail.core import programs
 from dovetail.core.cpu_requests import FLOOR
+from dovetail.core.decided import Decided
 from dovetail.core.protocol import (
     Action,
     Capacity,
@@ -87,6 +88,7 @@ class State:
     Times at which something may be done again: `admit_after` (an admission), `resize_after` (a
     resize), `requests_due` (requests follow the load), `choose_after` (ranks are chosen).
     `decided` is the last choice of ranks, and when it was made.
+    `choices` is what was said of the choices so far.
     `usual_seconds` is what a simulation of which nothing is known counts with, on one rank.
     What is to stop at a checkpoint because the run ends has until `halt_until` for it.
     `capacity_at` is when the capacity last changed.
@@ -122,6 +124,7 @@ class State:
         self.requests_due = 0.0
         self.choose_after = 0.0
         self.decided: tuple[Schedule, float] | None = None
+        self.choices = Decided()
         self.usual_seconds = UNKNOWN
         self.guard_at = 0.0
         self.tolerated: CoScheduled | None = None

@@ -8,6 +8,7 @@ Invariants: looking changes nothing.
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 
 from dovetail.controller.simulation import Simulation, Stage
@@ -95,6 +96,12 @@ def _left(state: State, sim: Simulation, rate: float | None) -> float | None:
 def _word(stage: Stage) -> str:
     word: str = Stage.SUSPENDED.value if stage is Stage.PAUSED else stage.value
     return word
+
+
+def decided(state: State) -> list[str]:
+    """On how many ranks those run that may have several, and why: lines for the reader."""
+    there = [*state.active.values(), *state.terminating.values()]
+    return state.choices.lines(Counter(sim.spec.family for sim in there))
 
 
 def status(state: State) -> Status:

@@ -346,21 +346,30 @@ def _tell(state: State, best: Schedule) -> None:
         words = f"{units.rounded(best.makespan)} s for what is left, predicted"
         if choice.SEQUENTIAL in other:
             words += f"; {choice.SEQUENTIAL} {units.rounded(other[choice.SEQUENTIAL])} s"
-    state.note_once(
-        key,
-        "choice",
-        f"decided: {', '.join(plan[:TOLD])}{more}: {words}",
-        measured=measured,
-        way=best.name,
-        predicted=best.makespan,
-        alternatives=[[one.name, one.makespan] for one in best.alternatives],
-        seconds={
+    periods = {sim.spec.family for sim in state.sims.values() if sim.measure == "periods"}
+    data = {
+        "cores": max(1, int(state.cores)),
+        "measured": measured,
+        "way": best.name,
+        "predicted": best.makespan,
+        "alternatives": [[one.name, one.makespan] for one in best.alternatives],
+        "seconds": {
             name: by_text(seconds_on(state, family))
             for name, family in state.families.items()
             if _known(family)
         },
-        widths={name: by_text(counts) for name, counts in planned_on.items()},
-    )
+        "widths": {name: by_text(counts) for name, counts in planned_on.items()},
+        "open": {
+            name: {
+                "iterations": 0 if name in periods else family.length,
+                "measured": sorted(_all_measured(family)),
+            }
+            for name, family in state.families.items()
+            if name in left and len(family.spec.widths) > 1
+        },
+    }
+    state.choices.take(data)
+    state.note_once(key, "choice", f"decided: {', '.join(plan[:TOLD])}{more}: {words}", **data)
 
 
 def by_text(values: Mapping[int, Number]) -> dict[str, Number]:

@@ -25,6 +25,7 @@ from rich.text import Text
 
 from dovetail.core import eventlog, protocol
 from dovetail.core.contention import Contention, Hindrance, hindrances
+from dovetail.core.decided import Decided
 from dovetail.core.throughput_model import Model
 from dovetail.core.units import progress
 from dovetail.mpi.profile import Efficiency, together
@@ -72,6 +73,8 @@ class Simulation:
 class Summary:
     """A run in figures; `to_json` is what `summary.json` holds.
 
+    `decided` says of each family that may run on several numbers of ranks on which it did, and why,
+    see `core.decided`.
     `bound` says of each family on each number of ranks that was measured so whether its ranks
     were bound to cores at the end, and why. `efficiency` is that of all simulations together, each
     with its ranks times its time.
@@ -90,6 +93,7 @@ class Summary:
     complete: bool
     interrupted: str
     elapsed_s: float
+    decided: tuple[str, ...] = ()
     bound: tuple[str, ...] = ()
     efficiency: Efficiency | None = None
     versions: Mapping[str, str] = field(default_factory=dict)
@@ -154,10 +158,28 @@ def summarise(
         complete=history.complete,
         interrupted=history.interrupted,
         elapsed_s=history.end,
+        decided=_decided(history),
         bound=_bound(history),
         efficiency=_efficiency(history.tracks),
         versions={key: str(value) for key, value in (versions or {}).items()},
     )
+
+
+def _decided(history: History) -> tuple[str, ...]:
+    """On how many ranks those ran that might have run on several, and why."""
+    choices = Decided()
+    for mark in history.marks:
+        if mark.what == "choice":
+            choices.take(mark.data)
+    family_of = {track.spec.name: track.spec.family for track in history.tracks}
+    at_once: Counter[str] = Counter()
+    for spell in history.spells:
+        at_once |= Counter(family_of[name] for name in spell.running)
+    ran: dict[str, Counter[int]] = {}
+    for track in history.tracks:
+        if track.attempts:
+            ran.setdefault(track.spec.family, Counter())[track.spec.ranks] += 1
+    return tuple(choices.lines(at_once, ran))
 
 
 def _bound(history: History) -> tuple[str, ...]:
@@ -313,7 +335,7 @@ def show(summary: Summary, console: Console) -> None:
     )
     if summary.interrupted:
         console.print(printable(f"The run was interrupted: {summary.interrupted}"))
-    for words in summary.bound:
+    for words in (*summary.decided, *summary.bound):
         console.print(printable(words))
     for words in reasons(summary):
         console.print(printable(words))

@@ -112,4 +112,8 @@ class Live:
             from rich.text import Text
 
             below = Text("\n".join(self.notes), style="dim", no_wrap=True, overflow="ellipsis")
-            self.live.update(Group(table(controller, t), below), refresh=True)
+            lines = controller.decided()
+            several = len(lines) > 1  # one alone may be long
+            decided = Text("\n".join(lines), no_wrap=several, overflow="ellipsis")
+            parts = [decided] if lines else []
+            self.live.update(Group(table(controller, t), *parts, below), refresh=True)

@@ -13,6 +13,7 @@ import os
 import select
 import sys
 import termios
+import textwrap
 import tty
 from collections.abc import Iterator
 from pathlib import Path
@@ -99,12 +100,16 @@ class Screen:
     def draw(self, width: int, height: int, keys: bool) -> Group:
         """All of it, in so many columns and lines; with a line about `keys`, if there are any."""
         follower = self.follower
+        decided = follower.controller.decided() if follower.controller else []
+        if len(decided) == 1:
+            decided = textwrap.wrap(decided[0], width)
         parts: list[Any] = [_head(follower, self.sort, self.all)]
+        parts += [Text("\n".join(decided))] if decided else []
         views = self.views()
         if self.chosen not in [view.name for view in views]:
             self.chosen = views[0].name if views else ""
         log = 8 if self.log and self.chosen else 0
-        below = len(follower.notes) + log + 3
+        below = len(decided) + len(follower.notes) + log + 3
         parts.append(self._table(views, width, max(4, height - below - 4)))
         if log:
             parts.append(Text(f"{self.chosen}/log", style="bold"))
@@ -243,6 +248,7 @@ def snapshot(follower: Follower) -> dict[str, Any]:
         "seconds": follower.t,
         "over": follower.over,
         "silent": follower.silent,
+        "decided": controller.decided() if controller else [],
         "simulations": simulations,
     }
 
