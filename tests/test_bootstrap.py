@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 import sys
@@ -43,6 +44,31 @@ def test_a_folder_of_archives_must_hold_one_of_each(tmp_path):
         (sources / name).touch()
     both = refused(tmp_path, "--sources", str(sources))
     assert "more than one flux-core*.tar.*: flux-core-0.86.0.tar.gz flux-core.tar.xz" in both
+
+
+def test_a_build_that_takes_long_says_how_far_it_is(tmp_path):
+    """Of a part whose compiler waits until that was said."""
+    shutil.copy(BOOTSTRAP, tmp_path)
+    source, said = tmp_path / "flux-operator", tmp_path / "said"
+    (source / "config/crd").mkdir(parents=True)
+    subprocess.run(
+        ["tar", "-czf", "flux-operator.tar.gz", "flux-operator"], cwd=tmp_path, check=True
+    )
+    (tmp_path / "go").write_text(
+        f"#!/bin/sh\necho half of it >&2; mkdir bin; echo >bin/manager\n"
+        f"for n in $(seq 300); do grep -q 'so far' {said} && exit; sleep 0.1; done; exit 1\n"
+    )
+    (tmp_path / "go").chmod(0o755)
+    with said.open("w") as file:
+        done = subprocess.run(
+            [tmp_path / "bootstrap", "flux", "--sources", tmp_path, "flux-operator"],
+            env={"PATH": f"{tmp_path}:/usr/bin:/bin"}, stderr=file,
+        )  # fmt: skip
+    lines = said.read_text().splitlines()
+    assert done.returncode == 0, lines
+    assert re.fullmatch(r"bootstrap: flux-operator, [1-9]\d* s so far: half of it", lines[1])
+    assert (tmp_path / ".flux/flux-operator/bin/manager").exists()
+    assert [line for line in lines if "erminated" in line] == []
 
 
 @pytest.mark.parametrize(
