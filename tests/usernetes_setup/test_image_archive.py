@@ -11,6 +11,7 @@ import tarfile
 
 import pytest
 from dovetail.core.errors import BadInput
+from dovetail.host.progress import Progress
 from support.images import docker_archive
 from usernetes_setup.build import image_archive
 from usernetes_setup.build.image_archive import Source
@@ -32,7 +33,9 @@ def layout(docker, tmp_path):
     target = tmp_path / "layout"
     with Source(docker) as source, io.BytesIO() as out:
         (image,) = source.images()
-        source.write(image, image.name, out)
+        progress = Progress(print, "loading")
+        source.write(image, image.name, out, progress)
+        assert 0 < progress.done == progress.total
         out.seek(0)
         with tarfile.open(fileobj=out) as archive:
             archive.extractall(target)

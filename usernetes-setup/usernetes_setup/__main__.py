@@ -128,8 +128,8 @@ def run(verb: str, args: argparse.Namespace) -> int:
             raise BadInput("bundle: give either -o FILE or --unpack FILE")
         if args.output:
             machine.check_buildable()
-            programs.pack(Path(args.output))
-        done = Path(args.output) if args.output else programs.unpack(Path(args.unpack))
+            programs.pack(Path(args.output), say)
+        done = Path(args.output) if args.output else programs.unpack(Path(args.unpack), say)
         show(args, str(done), str(done))
     elif verb == "up":
         made = (upstream if args.provider == "usernetes" else cluster).up(args, say)

@@ -27,6 +27,7 @@ from typing import Any
 from dovetail.core.errors import BadInput, WorkFailed
 from dovetail.host import processes
 from dovetail.host.private_files import check_output, write_private
+from dovetail.host.progress import Progress
 
 from usernetes_setup import node_options, node_record
 from usernetes_setup.build import programs as build
@@ -113,7 +114,7 @@ def up(args: argparse.Namespace, say: Say) -> dict[str, Any]:
         record.binaries = programs
         node, handle = start(record)
         with unwound(node, handle):
-            wait_ready(node, handle, args.timeout)
+            wait_ready(node, handle, args.timeout, say)
         return described(node)
 
 
@@ -146,7 +147,7 @@ def join(args: argparse.Namespace, say: Say) -> dict[str, Any]:
         record.server, record.binaries = server, programs
         node, handle = start(record)
         with unwound(node, handle):
-            wait_ready(node, handle, args.timeout)
+            wait_ready(node, handle, args.timeout, say)
     return described(node)
 
 
@@ -234,8 +235,14 @@ def is_ready(node: Node, patience: float = 2.0) -> bool:
     return False
 
 
-def wait_ready(node: Node, handle: monitor.Handle, limit: float) -> None:
-    """Wait until the node is ready."""
+def wait_ready(node: Node, handle: monitor.Handle, limit: float, say: Say) -> None:
+    """Wait until the node is ready; who waits at a terminal is told, and no log."""
+    what = f"waiting for node {node.name} to be ready, {limit:.0f} s at most"
+    with Progress(say if sys.stderr.isatty() else lambda _: None, what):
+        _until_ready(node, handle, limit)
+
+
+def _until_ready(node: Node, handle: monitor.Handle, limit: float) -> None:
     deadline = time.monotonic() + limit
     while time.monotonic() < deadline:
         if handle.process.poll() is not None:

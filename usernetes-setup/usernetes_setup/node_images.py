@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from dovetail.core.errors import BadInput, WorkFailed
+from dovetail.host.progress import Progress
 
 from usernetes_setup import cluster, node_record
 from usernetes_setup.build import image_archive, oci_image
@@ -42,8 +43,10 @@ def load(name: str, source: Path, wanted: str, say: Callable[[str], None]) -> di
             _not_own(called)
         for node in nodes:
             for image, called in zip(images, names):
-                say(f"loading {called} on node {node.name}")
-                _import(node, functools.partial(found.write, image, called))
+                what = f"loading {called} on node {node.name}"
+                say(what)
+                with Progress(say, what) as progress:
+                    _import(node, functools.partial(found.write, image, called), progress)
     for other in _elsewhere(name, nodes):
         say(f"node {other} is on another machine: load it there as well")
     return {"images": names, "nodes": [node.name for node in nodes]}
@@ -127,7 +130,7 @@ def _ctr(node: Node, *words: str) -> str:
     return str(done.stdout)
 
 
-def _import(node: Node, write: Callable[[IO[bytes]], None]) -> None:
+def _import(node: Node, write: Callable[[IO[bytes], Progress], None], progress: Progress) -> None:
     settings = (node.folder / "containerd.toml").read_text()
     kind = re.search(r'^snapshotter = "(\w+)"', settings, re.M)
     words = _words(node, "images", "import", "--snapshotter", kind[1] if kind else "overlayfs", "-")
@@ -138,8 +141,9 @@ def _import(node: Node, write: Callable[[IO[bytes]], None]) -> None:
     assert process.stderr
     try:
         with contextlib.suppress(BrokenPipeError):  # it says why
-            write(process.stdin)
+            write(process.stdin, progress)
             process.stdin.close()
+        progress.turn(f"node {node.name} unpacks it")
     except BaseException:
         process.kill()
         raise

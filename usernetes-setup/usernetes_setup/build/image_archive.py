@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from dovetail.core.errors import BadInput
+from dovetail.host.progress import Counted, Progress
 
 from usernetes_setup.build import go_toolchain
 
@@ -219,8 +220,8 @@ class Source:
             f"{self.path}: {what} is for {its}, and this machine is linux/{architecture()}"
         )
 
-    def write(self, image: Image, name: str, out: IO[bytes]) -> None:
-        """Write one image under a full name, as an OCI archive."""
+    def write(self, image: Image, name: str, out: IO[bytes], progress: Progress) -> None:
+        """Write one image under a full name, as an OCI archive; `progress` is of its layers."""
         digest = hashlib.sha256(image.manifest).hexdigest()
         manifest = json.loads(image.manifest)
         kind = manifest.get("mediaType", f"{_VENDOR}.manifest.v1+json")
@@ -239,11 +240,14 @@ class Source:
             )
             config = manifest["config"]["digest"]
             _add(archive, _blob_name(config), io.BytesIO(image.config), len(image.config))
+            sizes = {one["digest"]: one["size"] for one in manifest["layers"]}
+            progress.turn(progress.what, sum(sizes.values()))
             done = set()
             for layer, described in zip(image.layers, manifest["layers"]):
                 if described["digest"] not in done:
                     done.add(described["digest"])
-                    with self.file(layer) as file:
+                    with self.file(layer) as opened:
+                        file = progress.reading(opened)
                         _add(archive, _blob_name(described["digest"]), file, described["size"])
 
 
@@ -255,7 +259,7 @@ def _blob_name(digest: str) -> str:
     return "blobs/" + digest.replace(":", "/")
 
 
-def _add(archive: tarfile.TarFile, name: str, file: IO[bytes], size: int) -> None:
+def _add(archive: tarfile.TarFile, name: str, file: IO[bytes] | Counted, size: int) -> None:
     entry = tarfile.TarInfo(name)
     entry.size, entry.mode = size, 0o644
     archive.addfile(entry, file)

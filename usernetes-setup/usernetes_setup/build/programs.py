@@ -29,6 +29,7 @@ from pathlib import Path
 from dovetail.core.errors import BadInput
 from dovetail.host import install_paths
 from dovetail.host.private_files import check_output
+from dovetail.host.progress import Progress
 
 from usernetes_setup.build import debian_packages, go_build, go_toolchain, oci_image
 
@@ -298,12 +299,23 @@ def _pause(draft: Path, scratch: Path) -> None:
     )
 
 
-def pack(target: Path) -> None:
+def pack(target: Path, say: debian_packages.Say = print) -> None:
     """Write the build as one file, for machines without internet."""
     check_output("-o", target)
-    folder = build()
-    with tarfile.open(target, "w:gz", compresslevel=1) as archive:
-        archive.add(folder, arcname=folder.name)
+    folder = build(say)
+    paths = [folder, *sorted(folder.rglob("*"))]
+    total = sum(path.lstat().st_size for path in paths)
+    with (
+        Progress(say, f"packing {target.name}", total) as progress,
+        tarfile.open(target, "w:gz", compresslevel=1) as archive,
+    ):
+        for path in paths:
+            entry = archive.gettarinfo(path, str(path.relative_to(folder.parent)))
+            if entry.isfile():
+                with path.open("rb") as file:
+                    archive.addfile(entry, progress.reading(file))
+            else:
+                archive.addfile(entry)
 
 
 def _check_entry(source: Path, entry: tarfile.TarInfo) -> None:
@@ -327,15 +339,21 @@ def _check_bundle(source: Path) -> None:
     _check_entry(source, first)
 
 
-def unpack(source: Path) -> Path:
+def unpack(source: Path, say: debian_packages.Say = print) -> Path:
     """Put a bundle into the cache; refused if it is damaged or for another version."""
     _check_bundle(source)  # nothing is made for what its beginning tells already
-    with lock(), tempfile.TemporaryDirectory(dir=cache(), prefix="draft-") as scratch:
+    with (
+        lock(),
+        tempfile.TemporaryDirectory(dir=cache(), prefix="draft-") as scratch,
+        Progress(say, f"unpacking {source.name}", source.stat().st_size) as progress,
+    ):
         try:
-            with tarfile.open(source) as archive:
+            with source.open("rb") as file, tarfile.open(fileobj=file) as archive:
                 for entry in archive:
                     _check_entry(source, entry)
                     archive.extract(entry, scratch, set_attrs=not entry.isdir())
+                    progress.done = file.tell()
+            progress.turn("comparing checksums")
             draft = Path(scratch) / key()
             bad = damaged(draft)
         except (OSError, tarfile.TarError, EOFError, ValueError) as error:
