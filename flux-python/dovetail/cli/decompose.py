@@ -12,6 +12,7 @@ import argparse
 import json
 import math
 import os
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +27,7 @@ from dovetail.applications.openfoam.mesh_file import Labels
 from dovetail.core import cpu_requests
 from dovetail.core.errors import BadInput
 from dovetail.host.private_files import looking
+from dovetail.host.progress import Progress
 
 HELP = "cut an OpenFOAM mesh for ranks of any weights"
 
@@ -94,14 +96,22 @@ def run(args: argparse.Namespace) -> int:
             processors.make(args.case, 1)
             print(json.dumps({"kept": False}) if args.json else f"{args.case} is in one piece")
             return 0
-    mesh = read_mesh(args.case)
-    made = _cut(mesh, weights, args)
-    _make_room_for_files(args.case, args.force)
-    write_decomposition(args.case, made.rank_of_cell, args.ranks)
-    if args.apply:
+    with Progress(_say, "reading the mesh") as progress:
+        mesh = read_mesh(args.case)
+        progress.turn(f"cutting {len(mesh.centres):,} cells for {args.ranks} ranks")
+        made = _cut(mesh, weights, args)
+        _make_room_for_files(args.case, args.force)
+        progress.turn("writing the ranks of cells")
+        write_decomposition(args.case, made.rank_of_cell, args.ranks)
+    if args.apply:  # decomposePar has words of its own
         processors.make(args.case, args.ranks)
     _tell(made, mesh, weights, args)
     return 0
+
+
+def _say(line: str) -> None:
+    """Progress, for people."""
+    print(f"dovetail: {line}", file=sys.stderr, flush=True)
 
 
 def _cut(mesh: Mesh, weights: Sequence[float], args: argparse.Namespace) -> Cut:
