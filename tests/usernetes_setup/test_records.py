@@ -270,6 +270,37 @@ def test_a_child_that_fails_says_why():
     assert namespaces.in_child(lambda: None) == ""
 
 
+@pytest.mark.parametrize("way", ["real", "link", "real/nodes/..", "real/../link"])
+def test_removal_leaves_what_is_mounted_however_the_folder_is_called(tmp_path, way):
+    data, top = tmp_path / "data", tmp_path / "b\N{LATIN SMALL LETTER O WITH DIAERESIS}se name"
+    data.mkdir()
+    (data / "mesh").write_text("a month's work")
+    volume = top / "real/nodes/n/kubelet/volume"
+    volume.mkdir(parents=True)
+    (top / "link").symlink_to("real")
+
+    def work():
+        if os.getuid() != 0:
+            namespaces.enter_user_namespace(namespaces.user_name())
+        namespaces.unshare(namespaces.NEWNS)
+        namespaces.mount("none", "/", "", namespaces.REC | namespaces.PRIVATE)
+        namespaces.mount(str(data), str(volume), "", namespaces.BIND)
+        assert (volume / "mesh").exists()
+        namespaces.remove_folder(top / way / "nodes/n", "")
+
+    assert namespaces.in_child(work) == ""
+    assert (data / "mesh").exists()
+    assert not (top / "real/nodes/n").exists()
+
+
+@pytest.mark.parametrize("way", ["link/state", "real/../link/state", "real/state/inside/.."])
+def test_the_state_folder_is_known_by_its_path_without_links(private_state, monkeypatch, way):
+    (private_state / "real").mkdir()
+    (private_state / "link").symlink_to("real")
+    monkeypatch.setenv("DOVETAIL_STATE", str(private_state / way))
+    assert node_record.root() == private_state / "real/state"
+
+
 def test_removal_never_follows_a_mount(tmp_path, monkeypatch):
     (tmp_path / "node").mkdir()
     (tmp_path / "node/data").write_text("x")

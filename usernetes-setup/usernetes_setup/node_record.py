@@ -139,9 +139,14 @@ def read(record: Path) -> Node:
 
 
 def _place() -> Path:
-    """Where the folder of all of this user's clusters is, if it exists."""
-    wanted = os.environ.get("DOVETAIL_STATE") or f"/tmp/dovetail-kube-{os.getuid()}"
-    return Path(wanted).absolute()  # a monitor has another working directory
+    """Where the folder of all of this user's clusters is, if it exists.
+
+    By a path that is the same from a monitor's working directory, and without links, by which the
+    kernel knows mounts. Whether the folder itself is one is for `root` to see.
+    """
+    wanted = Path(os.environ.get("DOVETAIL_STATE") or f"/tmp/dovetail-kube-{os.getuid()}")
+    known = "" if wanted.name == ".." else wanted.name
+    return Path(os.path.realpath(wanted.parent if known else wanted), known)
 
 
 def root(make: bool = False) -> Path:

@@ -87,10 +87,14 @@ def unmount(target: str) -> None:
 
 
 def mounts_below(folder: str) -> list[str]:
-    """Mount points at or below a folder in this mount namespace, the latest first."""
+    """Mount points at or below a folder in this mount namespace, the latest first.
+
+    The folder's path is without links, as the kernel knows mounts.
+    """
     found = []
-    for line in Path("/proc/self/mountinfo").read_text().splitlines():
-        target = line.split()[4].encode().decode("unicode_escape")
+    for line in Path("/proc/self/mountinfo").read_bytes().splitlines():
+        escaped = line.split(b" ")[4].decode("unicode_escape")  # what would end a word is in octal
+        target = os.fsdecode(escaped.encode("latin-1"))
         if target == folder or target.startswith(folder + "/"):
             found.append(target)
     return found[::-1]
@@ -102,6 +106,7 @@ def remove_folder(folder: Path, user: str) -> None:
     A bind mount below would lead to the user's own data, so all are taken away first, and if
     one stays nothing is removed. Files of subordinate ids are removed as root of a namespace.
     """
+    folder = Path(os.path.realpath(folder.parent), folder.name)  # a link itself is never followed
     for target in mounts_below(str(folder)):
         unmount(target)
     if mounts_below(str(folder)):
