@@ -19,6 +19,7 @@ from dovetail.flux import slice_agent as agents
 from dovetail.flux.instance.effects import FAILED, INVALID
 from dovetail.host import processes
 from support import clusters
+from usernetes_setup import node_record
 
 pytestmark = pytest.mark.unit
 
@@ -198,3 +199,14 @@ def test_a_machine_that_no_other_reaches_says_so(monkeypatch):
     monkeypatch.setattr(agents.socket, "socket", nowhere)
     with pytest.raises(WorkFailed, match="has no address that other machines reach"):
         agents.own_address()
+
+
+def test_a_node_of_a_machine_with_a_long_name_has_room_for_its_sockets(monkeypatch):
+    monkeypatch.setenv("DOVETAIL_STATE", "")  # so that it is put back
+    monkeypatch.setattr(agents.os, "getuid", lambda: 2**32 - 2)
+    monkeypatch.setattr(agents.socket, "gethostname", lambda: f"{'host-' * 12}.example.org")
+    agents.use_folder(1234, "flux-12345678")
+    name = agents.node_name(1234, "flux-12345678")
+    assert node_record.checked_name(name, "node", 40).endswith("-1234")
+    path = node_record.cluster_folder("flux-12345678") / "nodes" / name / node_record.SOCKET
+    assert len(str(path)) == 107

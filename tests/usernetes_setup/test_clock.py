@@ -7,6 +7,7 @@ import argparse
 import contextlib
 import http.server
 import json
+import os
 import re
 import ssl
 import threading
@@ -93,6 +94,9 @@ def test_a_joined_nodes_server_is_known():
     assert "https://192.0.2.1:6443" in machine.servers()
 
 
+STATE = f"/tmp/dovetail-test-{os.getpid()}"  # short: a node's sockets have room
+
+
 def join_file(tmp_path, url):
     content = {"cluster": "c", "node": "127.77.9.9", "server": url, "authority": "", "token": ""}
     (tmp_path / "join.json").write_text(json.dumps(content))
@@ -105,14 +109,16 @@ def join_file(tmp_path, url):
     ("ahead", "says"), [(3600, "s behind that of"), (-3600, "s ahead of that of")]
 )
 def test_a_node_with_a_wrong_clock_is_not_started(tmp_path, monkeypatch, ahead, says):
+    monkeypatch.setenv("DOVETAIL_STATE", STATE)
     monkeypatch.setattr(cluster, "binaries", lambda _: tmp_path)
     with server(tmp_path, ahead) as url, pytest.raises(BadInput, match=says):
         cluster.join(join_file(tmp_path, url), print)
-    assert not (tmp_path / "state").exists()
+    assert not os.path.exists(STATE)
 
 
 def test_a_node_whose_cluster_cannot_be_reached_is_not_started(tmp_path, monkeypatch):
+    monkeypatch.setenv("DOVETAIL_STATE", STATE)
     monkeypatch.setattr(cluster, "binaries", lambda _: tmp_path)
     with pytest.raises(BadInput, match="cannot be reached"):
         cluster.join(join_file(tmp_path, "https://127.77.255.254:1"), print)
-    assert not (tmp_path / "state").exists()
+    assert not os.path.exists(STATE)

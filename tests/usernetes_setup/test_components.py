@@ -3,11 +3,16 @@
 
 from __future__ import annotations
 
+import argparse
 import json
+import re
+import tempfile
 
 import pytest
+from dovetail.core.errors import BadInput
 from support.clusters import node
-from usernetes_setup import node_record
+from usernetes_setup import __main__ as verbs
+from usernetes_setup import cluster, node_record
 from usernetes_setup.node import components, container_runtime, namespaces, runc_rootless
 
 pytestmark = [pytest.mark.unit, pytest.mark.usefixtures("private_state")]
@@ -68,6 +73,38 @@ def test_every_component_listens_on_the_nodes_address_alone():
     assert kubelet["authentication"]["anonymous"]["enabled"] is False
     assert kubelet["authorization"]["mode"] == "Webhook"
     assert "--anonymous-auth=false" in text
+
+
+def test_a_node_of_the_longest_name_has_room_for_every_socket(monkeypatch):
+    with tempfile.TemporaryDirectory() as top:
+        monkeypatch.setenv("DOVETAIL_STATE", f"{top}/s")
+        node_record.root(make=True)
+        here = node(name="n" * node_record.room("c"))
+        here.folder.mkdir(parents=True)
+        commands = [components.etcd(here), *components.control_plane(here, lambda: True)]
+        commands.append(container_runtime.containerd(here, namespaces.Ids.ROOT))
+        kubelet = components.kubelet(here, here.group, True, lambda: True)
+        text = " ".join(word for command in commands for word in command.words)
+        text += (here.folder / "containerd.toml").read_text()
+        sockets = re.findall(rf'{here.folder}/run/[^\s",]+', text)
+        (root,) = (word for word in kubelet.words if word.startswith("--root-dir="))
+        sockets.append(f"{root.partition('=')[2]}/pod-resources/{2**32 - 1}")
+        assert max(map(len, sockets)) == 107  # unix(7); Python and Go refuse longer ones
+        assert f"unix://{sockets[0]}" in text
+
+
+def test_a_node_that_would_have_no_room_for_a_socket_is_refused(monkeypatch):
+    parser = argparse.ArgumentParser()
+    verbs.configure(parser, "up")
+    with tempfile.TemporaryDirectory() as top:
+        monkeypatch.setenv("DOVETAIL_STATE", top)
+        longest = "s" * (node_record.room("default") - len("/127.77.255.254"))
+        monkeypatch.setenv("DOVETAIL_STATE", f"{top}/{longest}")
+        assert cluster.plan(parser.parse_args([]), "", "host")
+        for words in (["--name", "default1"], ["--node", "n" * 15, "--network", "bridge"]):
+            args = parser.parse_args(words)
+            with pytest.raises(BadInput, match="paths of 108 bytes, and 107 are the most"):
+                cluster.plan(args, "", args.network)
 
 
 def test_the_kubelet_reserves_all_that_was_not_given():

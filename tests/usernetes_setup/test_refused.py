@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 import tarfile
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -72,8 +73,9 @@ class Bare:
 
 
 @pytest.fixture
-def bare(tmp_path):
-    return Bare(tmp_path)
+def bare():
+    with tempfile.TemporaryDirectory() as folder:  # of a short name, with room for a node's sockets
+        yield Bare(Path(folder))
 
 
 @pytest.mark.slow

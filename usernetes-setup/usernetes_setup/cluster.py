@@ -46,6 +46,7 @@ MADE_LATER = (
     f"{api_client.BINDINGS}/dovetail-kubelets",  # no log can be read
 )
 JOIN_FILE = ("cluster", "node", "server", "authority", "token")  # all of them text
+LONGEST_LOOPBACK = "127.77.255.254"
 MONITORED = (NodeState.RUNNING, NodeState.MONITOR_ALONE)
 LEAST = node_options.LEAST
 COMPLAINT = (
@@ -68,6 +69,12 @@ def plan(args: argparse.Namespace, joined: str, network: str) -> Node:
         raise BadInput("--node: only with --address; on loopback a node is named by its address")
     if args.node:
         node_record.checked_name(args.node, "node", 40)
+    if (over := len(args.node or LONGEST_LOOPBACK) - node_record.room(args.name)) > 0:
+        raise BadInput(
+            f"{node_record.root()}: sockets of {args.node or 'a node'} there would have paths of "
+            f"{node_record.LONGEST + over} bytes, and {node_record.LONGEST} are the most; "
+            "give a shorter name, or set DOVETAIL_STATE to a shorter folder"
+        )
     usable, wanted = node_options.cores(args.cpus)
     return Node(
         cluster=args.name, name=args.node or f"new-{os.getpid()}", address=address,

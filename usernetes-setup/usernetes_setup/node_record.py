@@ -42,6 +42,12 @@ OWN = re.compile(
 )
 """What is in a cluster's folder by our own doing, with what was being written."""
 
+LONGEST = 107
+"""Bytes in the path of a Unix socket, without its end."""
+
+SOCKET = "kubelet/pod-resources/4294967295"
+"""The one of a node's sockets with the longest path: the kubelet binds it under some number."""
+
 # Names of fields in records of clusters that an earlier version started and that may still run.
 _FORMER = {"keeper": "monitor", "keeper_ticks": "monitor_ticks"}
 
@@ -192,6 +198,11 @@ def keep() -> int:
 def cluster_folder(cluster: str) -> Path:
     """The folder of one cluster, whether it exists or not."""
     return root() / checked_name(cluster, "cluster", 20)
+
+
+def room(cluster: str) -> int:
+    """Bytes that the name of a cluster's node may have here, so that it can have its sockets."""
+    return LONGEST - len(os.fsencode(cluster_folder(cluster) / "nodes" / SOCKET)) - len("/")
 
 
 def checked_name(name: str, what: str, longest: int) -> str:

@@ -64,9 +64,7 @@ class Agent:
         self.devices, self.timeout = devices, timeout
         self.next_look = math.inf  # when to look whether the job's time is over, CLOCK_MONOTONIC
         self.address = own_address() if machine_address else ""
-        # Several slices may share a machine, and its address.
-        host = socket.gethostname().split(".")[0].lower()
-        self.node_name = f"{host[:32]}-{number}" if machine_address else ""
+        self.node_name = node_name(number, name) if machine_address else ""
         self.cpus = ",".join(f"{core}-{core}" for core in sorted(os.sched_getaffinity(0)))
         self.client = Client()
         self.selector = selectors.DefaultSelector()
@@ -399,6 +397,15 @@ def own_address() -> str:
             f"{socket.gethostname()} has no address that other machines reach: its name has none, "
             "and there is no way out; an administrator gives the name one in /etc/hosts"
         ) from None
+
+
+def node_name(number: int, cluster: str) -> str:
+    """What a node with the machine's address is called: several slices may share a machine.
+
+    As much of the machine's name as leaves room for the paths of sockets.
+    """
+    host, end = socket.gethostname().split(".")[0].lower(), f"-{number}"
+    return host[: min(40, node_record.room(cluster)) - len(end)] + end
 
 
 def use_folder(number: int, name: str) -> None:
