@@ -367,6 +367,32 @@ def test_a_join_does_not_share_a_folder_with_another_provider(tmp_path):
     assert os.listdir(folder) == ["nodes"]
 
 
+def test_a_name_under_which_a_node_here_runs_for_another_cluster_is_refused(tmp_path):
+    file, server = tmp_path / "join", "https://192.0.2.1:1"
+    content = {"cluster": "c", "node": "n", "server": server, "authority": "a", "token": "t"}
+    file.write_text(json.dumps(content))
+    node_record.root(make=True)
+    with subprocess.Popen(["sleep", "30"]) as program:
+        pid, ticks = running(program)
+        here = node(joined="yes", server="https://192.0.2.2:1", supervisor=pid, monitor=pid,
+                    supervisor_ticks=ticks, monitor_ticks=ticks)  # fmt: skip
+        here.folder.mkdir(parents=True)
+        here.save()
+        for verb in (cluster.up, cluster.join):
+            with pytest.raises(
+                BadInput, match=r"of another one of that name, at https://192.0.2.2"
+            ):
+                verb(argparse.Namespace(name="c", file=str(file), node=""), print)
+        cluster.refuse_taken("c", here.server)
+        here.server = "https://127.77.1.1:1"  # of a control node that was here, and has gone
+        here.save()
+        cluster.refuse_taken("c")
+        with pytest.raises(BadInput, match="of another one"):
+            cluster.refuse_taken("c", server)
+        assert program.poll() is None
+        program.kill()
+
+
 def test_ending_what_is_not_there_is_fine():
     cluster.down("nothing")
     assert not node_record.root().exists()

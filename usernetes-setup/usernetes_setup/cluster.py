@@ -108,11 +108,11 @@ def binaries(say: Say) -> str:
 
 def up(args: argparse.Namespace, say: Say) -> dict[str, Any]:
     """Start a cluster, or find it running; returns its record."""
-    usernetes.refuse(args.name)
+    refuse_taken(args.name)
     record = plan(args, "", args.network)  # before a build, which takes minutes
     programs = binaries(say)
     with node_record.locked(args.name):
-        usernetes.refuse(args.name)  # which another verb may have made in these minutes
+        refuse_taken(args.name)  # by another verb, in these minutes
         here = [node for node in node_record.nodes(args.name) if node.control]
         if here and here[0].state() is NodeState.RUNNING:
             await_answer(here[0], args.timeout, say)
@@ -139,13 +139,13 @@ def join(args: argparse.Namespace, say: Say) -> dict[str, Any]:
         return upstream.join(args, content, say)
     name, server, args.node = content["cluster"], content["server"], content["node"]
     args.name = name
-    usernetes.refuse(name)
+    refuse_taken(name, server)
     record = plan(args, text, "host")  # before a build, which takes minutes
     if not any(joined(node, args.node) for node in node_record.nodes(name)):
         machine.join_skew(server)
     programs = binaries(say)
     with node_record.locked(name):
-        usernetes.refuse(name)
+        refuse_taken(name, server)
         for node in node_record.nodes(name):
             if joined(node, args.node):
                 return described(node)
@@ -156,6 +156,24 @@ def join(args: argparse.Namespace, say: Say) -> dict[str, Any]:
         with unwound(node, handle):
             wait_ready(node, handle, args.timeout, say)
     return described(node)
+
+
+def refuse_taken(name: str, server: str = "") -> None:
+    """Refuse a name that a node here has which runs for another cluster. Raises BadInput.
+
+    `server` is that of the cluster to join, or "" for one to be started: of a control node here
+    that has gone, and was on loopback, workers are a rest.
+    """
+    usernetes.refuse(name)
+    nodes = node_record.nodes(name)
+    own = server or next((node.server for node in nodes if node.control), "")
+    for node in nodes:
+        rest = not own and node.server.startswith("https://127.")
+        if node.server != own and node.state() is not NodeState.DEAD and not rest:
+            raise BadInput(
+                f"cluster {name}: node {node.name} here is of another one of that name, at "
+                f"{node.server}; `dovetail kube down --name {name}` ends it"
+            )
 
 
 def joined(node: Node, name: str) -> bool:
