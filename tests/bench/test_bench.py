@@ -22,6 +22,7 @@ from dovetail.core.errors import BadInput, WorkFailed
 from dovetail.run.run import LOG
 from support import flux_lua, known_programs
 from support.flux_batch import COMMANDS, flux_command
+from usernetes_setup import node_record
 from usernetes_setup.preflight import report as preflight
 
 
@@ -44,6 +45,17 @@ def test_a_ratio_is_taken_within_each_round():
     row = ratios(Row("slow", (2.0, 40.0, 3.0)), Row("fast", (1.0, 10.0, 3.0)), "ratio")
     assert row.values == (2.0, 4.0, 1.0)
     assert row.median == 2.0
+
+
+@pytest.mark.unit
+@pytest.mark.parametrize("purpose", ["demo", "setup"])
+def test_clusters_of_a_process_have_names_that_clusters_may_have(monkeypatch, purpose):
+    monkeypatch.setattr(ondemand.os, "getpid", lambda: 4194303)  # the highest, see proc(5)
+    names = {ondemand.name_of(purpose, network, nodes)
+             for network in ("host", "bridge") for nodes in (1, 2)}  # fmt: skip
+    assert len(names) == 4
+    for name in names:
+        node_record.checked_name(name, "cluster", 20)
 
 
 @pytest.mark.unit

@@ -26,6 +26,11 @@ BOUND = 1.05
 """How many times as long as with processes a plan may take as pods."""
 
 
+def name_of(purpose: str, network: str, nodes: int) -> str:
+    """What a cluster of this process is called: at most 20 letters, of which its pid may take 7."""
+    return f"{purpose}-{os.getpid()}-{network[0]}{nodes}"
+
+
 @contextlib.contextmanager
 def started(
     cores: int, progress: Progress, network: str = "host", nodes: int = 1, purpose: str = "demo"
@@ -34,7 +39,7 @@ def started(
 
     Of several at once each has another purpose, network or number of nodes.
     """
-    name = f"{purpose}-{os.getpid()}-{network}-{nodes}"
+    name = name_of(purpose, network, nodes)
     who = "root" if os.getuid() == 0 else "an ordinary user"
     progress(f"starting a Kubernetes cluster of its own as {who}, on {nodes * cores} cores")
     usual: dict[str, Any] = {"name": name, "cpus": str(cores), "memory": "", "address": "",
