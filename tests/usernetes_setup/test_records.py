@@ -122,6 +122,32 @@ def test_of_a_clusters_folder_all_goes_but_what_its_user_put_there(private_state
     assert not node_record.root().exists()
 
 
+def test_what_is_left_of_a_cluster_whose_records_were_aged_is_removed():
+    """systemd-tmpfiles takes from /tmp, file by file, what nobody used for some days."""
+    folder = node_record.root(make=True) / "one/nodes/127.77.1.1"
+    (folder / "log").mkdir(parents=True)
+    (folder / "log/kubelet").touch()
+    assert node_record.clusters() == [], "a user may have such a file"
+    (folder / "etcd/member").mkdir(parents=True)
+    assert node_record.clusters() == ["one"]
+    cluster.down("one")
+    assert not node_record.root().exists()
+
+
+def test_a_folder_that_is_not_the_users_to_search_is_passed_over(private_state):
+    """Root may search any, but for these capabilities."""
+    (node_record.root(make=True) / "another").mkdir(mode=0o000)
+    code = (
+        "from usernetes_setup import cluster\nprint(cluster.status(''))\ncluster.down('another')\n"
+    )
+    bound = ["setpriv", "--bounding-set=-dac_override,-dac_read_search"]
+    words = [*(bound if os.getuid() == 0 else []), sys.executable, "-c", code]
+    done = subprocess.run(words, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (1, "[]\n"), done.stderr
+    assert "BadInput: cluster another: " in done.stderr
+    assert "is no cluster's, and holds what you may not see;" in done.stderr
+
+
 def test_a_relative_path_is_the_same_for_a_monitor_elsewhere(private_state, monkeypatch):
     monkeypatch.chdir(private_state)
     monkeypatch.setenv("DOVETAIL_STATE", "state")

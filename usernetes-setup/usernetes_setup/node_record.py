@@ -42,6 +42,10 @@ OWN = re.compile(
 )
 """What is in a cluster's folder by our own doing, with what was being written."""
 
+SIGNS = ("monitor.log", "log/kubelet", "log/containerd", "log/etcd", "log/apiserver",
+         "etcd/member", "containerd/io.containerd.metadata.v1.bolt", "kubelet/pods")  # fmt: skip
+"""What is in a node's folder, each of which may be in another's by chance."""
+
 LONGEST = 107
 """Bytes in the path of a Unix socket, without its end."""
 
@@ -229,14 +233,20 @@ def clusters() -> list[str]:
 
 
 def _is_cluster(folder: Path) -> bool:
-    """Whether a folder is a cluster's, or what a verb that was killed left of one."""
-    if (folder / USERNETES).exists() or any(folder.glob("nodes/*/node.json")):
-        return True
-    if not folder.with_name(f"{folder.name}.lock").exists():
-        return False
-    with contextlib.suppress(FileNotFoundError):  # it has just gone
-        names = os.listdir(folder)
-        return not names or any(OWN.fullmatch(name) for name in names)
+    """Whether a folder is a cluster's, or what is left of one.
+
+    What a verb that was killed left has a lock; of what systemd-tmpfiles aged, two files are no
+    chance. A folder that this user may not search is none.
+    """
+    with contextlib.suppress(FileNotFoundError, PermissionError):  # it may have just gone
+        if (folder / USERNETES).exists() or any(folder.glob("nodes/*/node.json")):
+            return True
+        for node in folder.glob("nodes/*"):
+            if sum((node / sign).exists() for sign in SIGNS) > 1:
+                return True
+        if folder.with_name(f"{folder.name}.lock").exists():
+            names = os.listdir(folder)
+            return not names or any(OWN.fullmatch(name) for name in names)
     return False
 
 
@@ -251,6 +261,8 @@ def refuse_strange(cluster: str) -> None:
         return
     except NotADirectoryError:
         names = ["no files"]
+    except PermissionError:
+        names = ["what you may not see"]
     raise BadInput(
         f"cluster {cluster}: {folder} is no cluster's, and holds {names[0]}; "
         "give another --name, or set DOVETAIL_STATE to a folder for clusters alone"
