@@ -16,6 +16,7 @@ from dovetail.core.errors import BadInput, WorkFailed
 from dovetail.host import processes
 from dovetail.host.private_files import write_private
 from support.clusters import eventually, node
+from usernetes_setup import __main__ as verbs
 from usernetes_setup import cluster, node_options, node_record
 from usernetes_setup.build import programs
 from usernetes_setup.node import cgroups, components, monitor, namespaces, supervisor
@@ -391,6 +392,20 @@ def test_a_join_does_not_share_a_folder_with_another_provider(tmp_path):
     with pytest.raises(BadInput, match="is one of provider dovetail"):
         upstream.begin(Record("c", "n", "192.0.2.1", "podman", "podman-compose"), tmp_path, print)
     assert os.listdir(folder) == ["nodes"]
+
+
+def test_the_end_of_all_goes_on_after_one_that_cannot_be_ended(private_state, capsys):
+    root = node_record.root(make=True)
+    for name in ("one", "three", "two"):
+        (root / name / "nodes").mkdir(parents=True)
+        (root / f"{name}.lock").touch()
+    for name in ("one", "two"):
+        (root / name / "notes").touch()
+    with pytest.raises(WorkFailed, match="two: stays, since it holds notes"):
+        verbs.main(["down", "--all"])
+    assert "one: stays, since it holds notes" in capsys.readouterr().err
+    assert node_record.clusters() == []
+    assert not (root / "three").exists()
 
 
 def test_a_name_under_which_a_node_here_runs_for_another_cluster_is_refused(tmp_path):

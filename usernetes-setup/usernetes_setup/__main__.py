@@ -151,10 +151,23 @@ def run(verb: str, args: argparse.Namespace) -> int:
         image(args)
     elif verb == "down":
         names = node_record.clusters() if args.all else [args.name]
-        for name in names:
-            cluster.down(name, args.node)
+        down(names, args.node)
         show(args, names, "")
     return 0
+
+
+def down(names: list[str], node: str) -> None:
+    """End each of these clusters, or its node. Raises what went wrong when all were tried."""
+    failed: list[Exception] = []
+    for name in names:
+        try:
+            cluster.down(name, node)
+        except (BadInput, WorkFailed, OSError) as error:
+            failed.append(error)
+    for one in failed[:-1]:
+        say(str(one))
+    if failed:
+        raise failed[-1]
 
 
 def image(args: argparse.Namespace) -> None:
