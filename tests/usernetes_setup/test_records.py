@@ -339,6 +339,36 @@ def test_removal_never_follows_a_mount(tmp_path, monkeypatch):
     assert (tmp_path / "node/data").exists()
 
 
+def test_a_node_sees_all_of_a_system_folder_but_what_components_write_to():
+    def work():
+        if os.getuid() != 0:
+            namespaces.enter_user_namespace(namespaces.user_name())
+        namespaces.unshare(namespaces.NEWNS)
+        namespaces.mount("none", "/", "", namespaces.REC | namespaces.PRIVATE)
+        namespaces.mount("none", "/var/lib", "tmpfs")
+        for name in ("containers", "dovetail"):
+            Path("/var/lib", name, "state").mkdir(parents=True)
+        namespaces.copy_up("/var/lib", Path("/var/lib/copy"))
+        assert os.listdir("/var/lib/dovetail") == ["state"]
+        assert not os.path.exists("/var/lib/containers")
+
+    assert namespaces.in_child(work) == ""
+
+
+@pytest.mark.parametrize(
+    ("variable", "asked"),
+    [("DOVETAIL_STATE", machine.disk), ("DOVETAIL_CACHE", machine.node_programs)],
+)
+def test_what_a_node_could_not_see_is_refused(monkeypatch, variable, asked):
+    for place in ("/run/dovetail/a", "/var/run/dovetail", "/var/lib/containers/a/b"):
+        monkeypatch.setenv(variable, place)
+        assert asked().level == "error"
+        assert "of which each node sees its own" in asked().found
+    for place in ("/var/lib/dovetail/a", "/run/dovetail-a"):
+        monkeypatch.setenv(variable, place)
+        assert "each node" not in asked().found
+
+
 @pytest.mark.parametrize("place", ["", "state"], ids=["absolute", "relative"])
 def test_a_monitor_whose_input_is_wrong_leaves_nothing(private_state, monkeypatch, place):
     monkeypatch.chdir(private_state)

@@ -24,8 +24,14 @@ NEWNS, NEWIPC, NEWUSER, NEWPID, NEWNET = 0x20000, 0x8000000, 0x10000000, 0x20000
 NEWCGROUP = 0x2000000
 BIND, REC, RDONLY, REMOUNT, PRIVATE = 0x1000, 0x4000, 0x1, 0x20, 0x40000
 PR_SET_PDEATHSIG = 1
-# What components insist on writing to in /run, /var/lib and /var/log.
-WRITTEN = {"cni", "containerd", "containers", "dovetail", "kubelet", "netns", "pods"}
+COPIED = ("/run", "/var/lib", "/var/log")
+"""System folders that each node has a copy of."""
+
+WRITTEN = {"/run/dovetail"} | {
+    f"{folder}/{name}" for folder in COPIED
+    for name in ("cni", "containerd", "containers", "kubelet", "netns", "pods")
+}  # fmt: skip
+"""What components insist on writing to there, and a node has of its own."""
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -58,12 +64,12 @@ def copy_up(folder: str, staging: Path) -> None:
     """Make a system folder writable for this mount namespace alone.
 
     An empty file system takes its place, with every entry of the old one bound into it but for
-    those of `WRITTEN`. These stay private, vanish with the namespace, and may be another's.
+    what is in `WRITTEN`. These stay private, vanish with the namespace, and may be another's.
     """
     staging.mkdir(mode=0o755)
     mount("dovetail", str(staging), "tmpfs", 0, "mode=755,size=16m")
     for entry in os.scandir(folder):
-        if entry.name in WRITTEN:
+        if entry.path in WRITTEN:
             continue
         copy = staging / entry.name
         if entry.is_symlink():
@@ -79,6 +85,12 @@ def copy_up(folder: str, staging: Path) -> None:
             continue
     mount(str(staging), folder, "", BIND | REC)
     unmount(str(staging))
+
+
+def hidden(path: Path) -> str:
+    """The folder that each node has of its own and that this path is in, or ""."""
+    real = os.path.realpath(path) + "/"
+    return next((own for own in WRITTEN if real.startswith(os.path.realpath(own) + "/")), "")
 
 
 def unmount(target: str) -> None:

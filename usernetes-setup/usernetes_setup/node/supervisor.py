@@ -144,7 +144,7 @@ def private_view(node: Node) -> None:
     namespaces.mount("proc", "/proc", "proc")
     staging = node.folder / "view"
     staging.mkdir(exist_ok=True)
-    for folder in ("/run", "/var/lib", "/var/log"):
+    for folder in namespaces.COPIED:
         namespaces.copy_up(folder, staging / folder.strip("/").replace("/", "-"))
     # The kubelet, and programs in pods, take this for all the cores that there are.
     (staging / "online").write_text(f"{node.cpus}\n")

@@ -11,6 +11,7 @@ import resource
 import shutil
 import socket
 import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -37,6 +38,9 @@ def disk() -> Check:
     """A local disk with room under clusters and images."""
     folder = node_record.root()
     fix = f"export DOVETAIL_STATE={_better_place(ROOM)}"
+    if own := namespaces.hidden(folder):
+        found = f"{folder} is in {own}, of which each node sees its own"
+        return Check("disk", "error", found, fix, "user")
     place = next(path for path in (folder, *folder.parents) if path.exists())
     if not (place.is_dir() and os.access(place, os.W_OK)):
         found = f"{folder} cannot be used: {place} is no directory that you can write to"
@@ -155,6 +159,11 @@ def openssl() -> Check:
 
 def node_programs() -> Check:
     """The build, or what is needed to make it."""
+    for used in (programs.cache(), Path(sys.prefix), Path(__file__)):
+        if own := namespaces.hidden(used):
+            found = f"{used} is in {own}, of which each node sees its own"
+            fix = "have DOVETAIL_CACHE, Python and Dovetail in another folder"
+            return Check("programs", "error", found, fix, "user")
     if path := programs.closed():
         return Check("programs", "error", *programs.how_to_open(path))
     if programs.built():
