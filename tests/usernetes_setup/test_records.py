@@ -4,9 +4,11 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import fcntl
 import json
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -390,6 +392,31 @@ def test_a_monitor_that_dies_at_once_leaves_nothing():
     with pytest.raises(WorkFailed, match="its monitor died"):
         cluster.start(here)
     assert not (node_record.root() / "c").exists()
+
+
+def test_a_node_that_did_not_start_keeps_its_record_while_something_is_left(monkeypatch):
+    here = node()
+    node_record.root(make=True)
+
+    def start(folder):
+        ours, theirs = socket.socketpair()
+        with theirs:
+            theirs.sendall(b"!no space\n")
+        process = subprocess.Popen(["true"])
+        dataclasses.replace(here, monitor=process.pid, group="/dovetail.c.n").save()
+        return monitor.Handle(process, ours)
+
+    monkeypatch.setattr(monitor, "start", start)
+    monkeypatch.setattr(cgroups, "remove", lambda group, deadline: [f"{group}: busy"])
+    with pytest.raises(WorkFailed, match="no space; could not be removed: /dovetail.c.n: busy"):
+        cluster.start(here)
+    assert [one.group for one in node_record.nodes("c")] == ["/dovetail.c.n"]
+    monkeypatch.setattr(cgroups, "remove", lambda group, deadline: [])
+    cluster.down("c")
+    node_record.root(make=True)
+    with pytest.raises(WorkFailed, match="no space$"):
+        cluster.start(here)
+    assert node_record.nodes("c") == []
 
 
 def test_a_join_file_that_is_none_is_refused(tmp_path):

@@ -205,9 +205,14 @@ def start(record: Node) -> tuple[Node, monitor.Handle]:
     answer = handle.answer()
     if answer.startswith("!"):
         handle.process.wait()
-        if folder.exists():  # it died before it could read what it is for
+        left = []
+        for node in node_record.nodes(record.cluster):
+            if node.monitor == handle.process.pid:
+                left += removal.from_outside(node)  # again; with a record `down` can, too
+        if not left and folder.exists():  # it died before it could read what it is for
             removal.discard(record)
-        raise WorkFailed(f"the node did not start: {answer[1:]}")
+        more = f"; could not be removed: {'; '.join(left[:3])}" if left else ""
+        raise WorkFailed(f"the node did not start: {answer[1:]}{more}")
     nodes = node_record.nodes(record.cluster)
     return next(node for node in nodes if node.name == answer), handle
 
