@@ -71,6 +71,47 @@ def test_a_build_that_takes_long_says_how_far_it_is(tmp_path):
     assert [line for line in lines if "erminated" in line] == []
 
 
+FAKE = """#!/bin/sh
+echo "$(basename "$0") $*" >>called
+case "$0" in
+  */go) printf '\\t"Dir": "/operator",\\n' ;;
+  */tar) echo half >"$2"; exit 1 ;; # as one that is interrupted
+  */autoreconf) exit 1 ;;
+esac
+"""
+"""Programs that the steps call; each notes that it was."""
+
+
+def step(folder: Path, name: str, *words: str) -> str:
+    """Take one step of the script in a folder, by programs that do nothing; what it called."""
+    for program in ("autoreconf", "go", "python", "tar"):
+        (folder / "bin").mkdir(exist_ok=True)
+        (folder / "bin" / program).write_text(FAKE)
+        (folder / "bin" / program).chmod(0o755)
+    for place in ("build", "flux-python", "usernetes-setup"):
+        (folder / place).mkdir(exist_ok=True)
+    (folder / "flux-python/requirements.txt").touch()
+    (folder / "called").unlink(missing_ok=True)
+    script = BOOTSTRAP.read_text().split("\nmkdir -p build\ncase", 1)[0]
+    script = script.replace('cd "$(dirname "$0")"', "sources=")
+    subprocess.run(
+        ["bash", "-c", f"{script}\n{name} {' '.join(words)}"], cwd=folder, capture_output=True,
+        env={"PATH": f"{folder}/bin:/usr/bin:/bin", "PYTHON": f"{folder}/bin/python"},
+    )  # fmt: skip
+    return (folder / "called").read_text()
+
+
+def test_a_step_that_was_interrupted_is_taken_again(tmp_path):
+    (tmp_path / ".venv/bin").mkdir(parents=True)
+    (tmp_path / ".venv/bin/python").symlink_to("../../bin/python")  # and no pip yet
+    assert step(tmp_path, "install_python").startswith("python -m venv --clear .venv\n")
+    for name in ("configure", "Makefile.in"):  # and no usernetes-setup/Makefile.in
+        (tmp_path / name).touch(0o755)
+    assert step(tmp_path, "build") == "autoreconf --install\n"
+    for _ in range(2):  # the operator's archive is half an archive
+        assert "\ntar -cf " in step(tmp_path, "find_archive", "flux-operator", "0d75cef8")
+
+
 @pytest.mark.parametrize(
     "words", [["--repeat"], ["--repeat", "0", "unit"], ["--repeat", "2", "lint"], ["slow"]]
 )
