@@ -142,3 +142,14 @@ def test_a_build_is_begun_where_nothing_is_refused(bare):
     done = bare.verb(*words)
     assert done.returncode == 1, done.stderr
     assert (bare.folder / "called").exists()
+
+
+def test_a_verb_runs_nothing_of_the_folder_that_it_is_typed_in(tmp_path):
+    """Python would take a user's queue.py there for the standard library's."""
+    (tmp_path / "queue.py").write_text("raise SystemExit('the user ran')")
+    done = subprocess.run(
+        [f"{TOP}/usernetes-setup/status", "--json"], cwd=tmp_path, capture_output=True, text=True,
+        env={"PATH": f"{Path(sys.executable).parent}:/usr/bin:/bin", "HOME": str(tmp_path),
+             "DOVETAIL_STATE": str(tmp_path / "state"), "PYTHONDONTWRITEBYTECODE": "1"},
+    )  # fmt: skip
+    assert (done.returncode, done.stdout) == (0, "[]\n"), done.stderr

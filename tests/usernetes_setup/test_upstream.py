@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 import os
 import socket
 import subprocess
@@ -16,8 +17,11 @@ from pathlib import Path
 
 import pytest
 import yaml
+from dovetail.core.errors import WorkFailed
 from support.other_users import TOP
-from usernetes_setup.upstream import engine, leases, removal
+from usernetes_setup.control import api_client
+from usernetes_setup.node import namespaces
+from usernetes_setup.upstream import engine, leases, removal, service, verbs
 from usernetes_setup.upstream.record import Record, here
 
 pytestmark = pytest.mark.unit
@@ -186,6 +190,37 @@ def test_what_cannot_be_is_refused_in_a_line(words, said, tmp_path):
     assert said in done.stderr
     assert len(done.stderr.splitlines()) == 1
     assert not (tmp_path / "state").exists()
+
+
+def test_a_service_runs_nothing_of_a_working_folder(podman, tmp_path, monkeypatch):
+    """Python would take a user's queue.py there for the standard library's."""
+    known = podman("")
+    script = f"#!/bin/sh\nprintf '%s\\n' \"$@\" >{tmp_path}/asked\n"
+    (tmp_path / "bin/systemd-run").write_text(script)
+    (tmp_path / "bin/systemd-run").chmod(0o755)
+    verbs.launch(known)
+    assert "--property=WorkingDirectory=/" in (tmp_path / "asked").read_text().splitlines()
+
+
+def test_a_token_that_cannot_be_shortened_is_said(monkeypatch):
+    class Api:
+        def call(self, *words, **more):
+            raise api_client.Refused(404, "not found")
+
+    monkeypatch.setattr(service, "api", lambda known: Api())
+    with pytest.raises(WorkFailed, match="cluster c: does not answer: 404: not found; try again"):
+        verbs.expire(record(), "kubeadm join h:1 --token a.b", 600)
+
+
+def test_a_node_may_be_waited_for_without_end():
+    def work():  # in a process of its own, which has the signals
+        reading, writing = os.pipe()
+        os.write(writing, b"x")
+        ours, _theirs = socket.socketpair()
+        monitor = service.Monitor(record(timeout=math.inf), ours)
+        assert monitor.wait(monitor.deadline, reading) == reading
+
+    assert namespaces.in_child(work) == ""
 
 
 @pytest.mark.parametrize(

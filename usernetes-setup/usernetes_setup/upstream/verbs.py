@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import hashlib
+import http.client
 import json
 import os
 import re
@@ -200,6 +201,7 @@ def launch(record: Record) -> None:
     module = [sys.executable, "-m", "usernetes_setup.upstream"]
     after = shlex.join([*module[:2], f"{module[2]}.removal", folder])
     words = ["systemd-run", "--user", "--quiet", "--collect", f"--unit={record.unit}",
+             "--property=WorkingDirectory=/",  # Python would find the user's modules in another
              "--property=KillMode=mixed", f"--property=ExecStopPost={after}",
              "--property=TimeoutStopSec=300", f"--property=StandardOutput=append:{folder}/log",
              f"--property=StandardError=append:{folder}/log",
@@ -252,12 +254,18 @@ def invite(args: argparse.Namespace, record: Record) -> dict[str, Any]:
 
 
 def expire(record: Record, command: str, seconds: int) -> None:
-    """Let the token of a join command be valid no longer: upstream's verb has no word for it."""
+    """Let the token of a join command be valid no longer: upstream's verb has no word for it.
+
+    Raises WorkFailed.
+    """
     token = command.partition("--token ")[2].partition(".")[0]
     when = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(time.time() + seconds))
     path = f"{api_client.TOKENS}/bootstrap-token-{token}"
     body = {"stringData": {"expiration": when}}
-    service.api(record).call("PATCH", path, body, kind="application/merge-patch+json")
+    try:
+        service.api(record).call("PATCH", path, body, kind="application/merge-patch+json")
+    except (OSError, api_client.Refused, http.client.HTTPException) as error:
+        raise WorkFailed(f"cluster {record.cluster}: does not answer: {error}; try again") from None
 
 
 def status(record: Record) -> dict[str, Any]:
