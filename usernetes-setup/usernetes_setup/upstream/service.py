@@ -37,6 +37,7 @@ from usernetes_setup.upstream.record import Record, here
 SOCKET = "verb.sock"
 JOIN = "join.json"
 EVERY = 2.0  # seconds between two looks for nodes that joined
+LONGEST = 3600.0  # seconds; the kernel takes no wait without an end
 UNINITIALIZED = "node.cloudprovider.kubernetes.io/uninitialized"
 SELF = ("kubectl", "--kubeconfig=/etc/kubernetes/kubelet.conf", "wait", "--for=condition=ready",
         "--timeout=5s")  # fmt: skip
@@ -65,9 +66,9 @@ class Monitor:
             self.verb.sendall(f"{line}\n".encode())
 
     def wait(self, seconds: float, *more: int) -> int:
-        """Wait so long, or for one of these descriptors: that one, or 0. Raises Ended."""
+        """Wait so long, an hour at most, or for a descriptor: that one, or 0. Raises Ended."""
         watched = [one for one in (*self.reasons, *more) if one >= 0]
-        found, _, _ = select.select(watched, [], [], max(0.0, seconds))
+        found, _, _ = select.select(watched, [], [], min(max(0.0, seconds), LONGEST))
         for one in found:
             if one == self.verb.fileno() and self.verb.recv(16) == b"ok\n":
                 del self.reasons[one]
@@ -152,7 +153,7 @@ class Monitor:
         """See to nodes that join, until there is a reason to end. Raises Ended."""
         client = None if self.record.worker else api(self.record)
         while True:
-            self.wait(EVERY if client else 3600.0)
+            self.wait(EVERY if client else LONGEST)
             if client and any(is_new(one) for one in nodes(client)):
                 with contextlib.suppress(WorkFailed):
                     self.deadline = time.monotonic() + self.record.timeout
