@@ -45,6 +45,14 @@ def test_an_isolated_python_finds_our_packages_and_none_of_the_users(tmp_path):
     assert done.stdout.strip() == str(install_paths.PACKAGES / "dovetail/host/__init__.py")
 
 
+def test_nothing_where_a_command_runs_is_taken_for_a_module(tmp_path):
+    for name in ("queue.py", "dovetail.py"):
+        (tmp_path / name).write_text("raise SystemExit('the wrong one')")
+    words = install_paths.dovetail_command((sys.executable,))
+    done = subprocess.run([*words, "--version"], cwd=tmp_path, capture_output=True, text=True)
+    assert (done.returncode, done.stdout.split()[0]) == (0, "dovetail")
+
+
 @pytest.mark.parametrize("libraries", ["lib", "lib64", "lib/x86_64-linux-gnu"])
 def test_what_is_installed_under_a_prefix_is_found_beside_the_package(tmp_path, libraries):
     packages = tmp_path / "lib" / "python3.9" / "site-packages"

@@ -26,7 +26,7 @@ from dovetail.core.causes import Cause
 from dovetail.flux.instance.messages import QueuedPlan
 from dovetail.flux.instance.run import Run, RunState
 from dovetail.host.file_tail import Tail
-from dovetail.host.install_paths import package_environment
+from dovetail.host.install_paths import dovetail_command, package_environment
 from dovetail.host.line_splitter import LineSplitter
 
 LOG = "dovetail.log"  # in a run's directory: what `dovetail run` says
@@ -77,7 +77,7 @@ class PlanRunner:
         if self.out_of_time:
             self.ended(number, 1, TIMEOUT)
             return
-        command = [sys.executable, "-m", "dovetail", "run", plan.plan, "-o", str(output)]
+        command = [*dovetail_command((sys.executable,)), "run", plan.plan, "-o", str(output)]
         command += ["--orders", "--checkpoint"]
         if plan.executor == "kubernetes":
             command += ["--kubeconfig", kubeconfig]

@@ -47,8 +47,11 @@ def python_command(statement: str, python: Sequence[str] = (sys.executable,)) ->
 
 
 def dovetail_command(python: Sequence[str]) -> list[str]:
-    """The words that run this `dovetail`, with the packages that this Python finds beside ours."""
-    path = f"sys.path.insert(0, {str(PACKAGES)!r}); sys.path += {others()}"
+    """The words that run this `dovetail`, with the packages that this Python finds beside ours.
+
+    Nothing in the folder where it runs is taken for one of them, nor for a module of Python's.
+    """
+    path = f"sys.path[:] = [{str(PACKAGES)!r}, *filter(None, sys.path), *{others()}]"
     return [
         *python,
         "-c",
