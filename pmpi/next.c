@@ -34,6 +34,11 @@ static void *find_from(const void *caller, const char *name)
     return dladdr(caller, &info) ? find_in(info.dli_fname, name) : NULL;
 }
 
+bool standard_abi(void)
+{
+    return find_in("libmpi_abi.so.1", "PMPI_Init") || find_in("libmpi_abi.so.0", "PMPI_Init");
+}
+
 static void *or_abort(void *symbol, const char *name)
 {
     if (symbol)

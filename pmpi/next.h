@@ -8,8 +8,10 @@
 #ifndef DOVETAIL_NEXT_H
 #define DOVETAIL_NEXT_H
 
-/* The real function: `linked` if the linker found it, else by name in an MPI library that the
- * program loaded by itself; NULL if there is none. */
+#include <stdbool.h>
+
+/* The real function, or variable: `linked` if the linker found it, else by name in an MPI library
+ * that the program loaded by itself; NULL if there is none. */
 void *known_function(void *linked, const char *name);
 
 /* The same. Ends the process if there is none: the program would have called it. */
@@ -23,6 +25,10 @@ void *chained_function(const char *name, void *linked, const char *real, const v
 /* The function of another library that comes next under a name, or that in what the caller's object
  * needs: a program may have loaded the library for itself alone. Ends the process likewise. */
 void *hooked_function(const char *name, const void *caller);
+
+/* Is a library of the standard ABI of MPI 5 loaded, in which handles are those of no MPI that this
+ * library may be for? */
+bool standard_abi(void);
 
 /* The same for weak symbols, with their type; CHAINED is for the caller of where it stands. */
 #define KNOWN(symbol) ((__typeof__(&symbol))known_function((void *)&symbol, #symbol))

@@ -77,7 +77,8 @@ extern __attribute__((weak)) char ompi_mpi_comm_world[];
 static bool is_this_mpi(void)
 {
     bool open_mpi = known_function((void *)&ompi_mpi_comm_world, "ompi_mpi_comm_world") != NULL;
-    return KNOWN(PMPI_Comm_rank) != NULL && open_mpi == (THIS_MPI == DOVETAIL_OPENMPI);
+    return KNOWN(PMPI_Comm_rank) != NULL && open_mpi == (THIS_MPI == DOVETAIL_OPENMPI) &&
+           !standard_abi();
 }
 
 /* MPI_COMM_WORLD and MPI_COMM_NULL are addresses in Open MPI, and may be as late as functions. */
@@ -103,13 +104,16 @@ static bool spawned(void)
 
 /* A number for this MPI_COMM_WORLD that all its ranks on this machine agree on without talking:
  * 0 for the first of a job. mpirun numbers the worlds of a job from 1 in the low half of a job
- * id; elsewhere the launcher's process for this world is the number. */
+ * id, and since Open MPI 5 behind an @; elsewhere the launcher's process for this world is the
+ * number. */
 static uint32_t world_number(void)
 {
     if (!spawned())
         return 0;
     const char *job = getenv("PMIX_NAMESPACE");
+    const char *at = job ? strrchr(job, '@') : NULL;
     char *end = NULL;
+    job = at ? at + 1 : job;
     unsigned long id = job ? strtoul(job, &end, 10) : 0;
     if (job && *job && *end == '\0' && (id & 0xffff) > 1)
         return (uint32_t)(id & 0xffff) - 1;

@@ -41,6 +41,7 @@
 #include <unistd.h>
 
 #include "attributes.h"
+#include "next.h"
 #include "page.h"
 
 #define TIMEOUT_US_MIN 1000u  /* defaults of the control page's fields: bells are seldom missed, */
@@ -433,9 +434,11 @@ int wait_init(const char *dir, int world_rank, int world_size, bool spawned, boo
         if (spread_out(world_size))
             open_messenger(dir);
     }
+    /* Open MPI's starter says it in the environment, since version 5 the library has asked it. */
     const char *oversubscribed = getenv("OMPI_MCA_mpi_oversubscribe");
+    const bool *asked = known_function(NULL, "ompi_mpi_oversubscribed");
     locked = holds_lock;
-    shipped_yields = oversubscribed && strcmp(oversubscribed, "1") == 0;
+    shipped_yields = (oversubscribed && strcmp(oversubscribed, "1") == 0) || (asked && *asked);
     control = page;
     errno = saved;
     return 0;

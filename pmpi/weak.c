@@ -23,6 +23,8 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include "next.h"
+
 #if __ELF_NATIVE_CLASS == 64
 #define SYMBOL_OF(info) ELF64_R_SYM(info)
 #else
@@ -166,7 +168,7 @@ void weak_leave_alone(void)
     int saved = errno;
     bool any = dlsym(RTLD_NEXT, "PMPI_Init") != NULL;
     bool open_mpi = dlsym(RTLD_NEXT, "ompi_mpi_comm_world") != NULL;
-    other_mpi = any && open_mpi != FOR_OPEN_MPI;
+    other_mpi = any && (open_mpi != FOR_OPEN_MPI || standard_abi());
     if ((!any || other_mpi) && dl_iterate_phdr(find_own, &own))
         dl_iterate_phdr(leave_all, &own);
     dlerror(); /* what was not found is none of the program's errors */
