@@ -139,7 +139,7 @@ def no_library(monkeypatch):
     monkeypatch.setattr(install_paths, "libraries", lambda: found)
 
 
-LIBRARIES = {"openmpi": "libmpi.so.40", "mpich": "libmpich.so.12"}
+LIBRARIES = {"openmpi": "libmpi.so.40", "mpich": "libmpi.so.12"}  # as all but Debian call it
 PRELOADED = re.compile(r"of-(\w+)\.so")
 
 

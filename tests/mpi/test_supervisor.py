@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from dovetail.mpi import launcher, supervisor
 
@@ -22,6 +24,22 @@ REASONS = {
         "mpirun detected that one or more processes exited with non-zero status\n\n"
         f"  Process name: [[22630,1],2]\n  Exit code:    3\n{DASHES}\n",
         "rank 2: exit code 3: Error: bad mesh"),
+    "Open MPI 5: a rank that failed": (
+        3,
+        f"Error: bad mesh\n{DASHES}\nprterun detected that one or more processes exited with "
+        "non-zero status,\nthus causing the job to be terminated. The first process to do so was:"
+        f"\n\n   Process name: [prterun-vm-30751@1,2]\n   Exit code:    3\n{DASHES}\n",
+        "rank 2: exit code 3: Error: bad mesh"),
+    "Open MPI 5: a rank that aborted": (
+        1,
+        f"{DASHES}\nMPI_ABORT was invoked on rank 1 in communicator MPI_COMM_WORLD\n"
+        f"  Proc: [prterun-vm-30751@1,1]\n  Errorcode: 7\n\nNOTE: invoking\n{DASHES}\n",
+        "rank 1: exit code 7"),
+    "Open MPI 5: a program that does not exist": (
+        183,
+        f"{DASHES}\nprterun was unable to launch the specified application as it could not\n"
+        f"access an executable:\n\n   Executable: ./nosuch\n   Node: vm\n\n{DASHES}\n",
+        "program ./nosuch not found"),
     "MPICH: a rank killed by a signal": (
         9,
         "=====\n=   BAD TERMINATION OF ONE OF YOUR APPLICATION PROCESSES\n"
@@ -107,6 +125,38 @@ def test_an_output_as_large_as_the_limit_is_kept_whole(tmp_path):
 def test_a_command_with_its_own_starter_is_taken_as_it_is():
     words = ["mpirun", "-np", "3", "a.out"]
     assert launcher.command_line(words, 2, "/nonexistent", "") == words
+
+
+SAY = {
+    "mpirun (Open MPI) 5.0.11": "openmpi",
+    "prterun (PRRTE) 3.0.14": "openmpi",
+    "HYDRA build details:": "mpich",
+    "Intel(R) MPI Library for Linux* OS, Version 2021.14": "mpich",
+    "slurm 24.05": "",
+}
+
+
+def starter(folder: Path, name: str, said: str) -> str:
+    """A starter of that name which says so when asked what it is; the folder, for a search path."""
+    folder.mkdir()
+    (folder / name).write_text(f"#!/bin/sh\n[ \"$*\" = --version ] && echo '{said}'\n")
+    (folder / name).chmod(0o755)
+    return str(folder)
+
+
+@pytest.mark.parametrize("said", SAY)
+def test_a_starter_whose_name_does_not_tell_is_asked(said, tmp_path):
+    path = starter(tmp_path / "bin", "mpirun", said)
+    assert launcher.flavour("mpirun", path) == SAY[said]
+
+
+def test_the_mpi_that_comes_first_starts_a_program_even_if_another_version_has_more_names(tmp_path):
+    new = starter(tmp_path / "new", "mpirun", "mpirun (Open MPI) 5.0.11")
+    old = starter(tmp_path / "old", "mpirun.openmpi", "")
+    other = starter(tmp_path / "other", "mpirun", "HYDRA build details:")
+    words = {path: launcher.command_line(["a.out"], 2, path, "openmpi")[0]
+             for path in (f"{new}:{old}", f"{other}:{old}", other)}  # fmt: skip
+    assert list(words.values()) == ["mpirun", "mpirun.openmpi", "mpirun"]
 
 
 def test_a_preload_of_the_users_own_is_kept():

@@ -13,11 +13,10 @@ import os
 import re
 import shutil
 import struct
-import subprocess
 from collections.abc import Sequence
 
 from dovetail.core.errors import BadInput
-from dovetail.mpi.launcher import linked
+from dovetail.mpi.launcher import linked, of_starter
 
 LAUNCHERS = re.compile(r"(mpirun|mpiexec|orterun|prterun)([.-].*)?|hydra.*")
 NO_COMMAND = "no command: `dovetail profile -- mpirun -np 4 PROGRAM` would be right"
@@ -32,7 +31,7 @@ def mpi_of(command: Sequence[str]) -> str:
     if first is None:
         raise BadInput(f"{command[0]}: no such command")
     launcher = LAUNCHERS.fullmatch(os.path.basename(command[0])) is not None
-    theirs = _of_launcher(first) if launcher else ""
+    theirs = of_starter(first) if launcher else ""
     static = ""
     for word in command[1:] if launcher else command:
         file = shutil.which(word)
@@ -51,20 +50,6 @@ def mpi_of(command: Sequence[str]) -> str:
             "if it starts an MPI program, add --mpi openmpi or --mpi mpich"
         )
     return theirs
-
-
-def _of_launcher(path: str) -> str:
-    """The MPI of a launcher by its own words; empty if they do not tell."""
-    try:
-        done = subprocess.run(
-            [path, "--version"], capture_output=True, text=True, timeout=20, check=False
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return ""
-    words = done.stdout + done.stderr
-    if re.search(r"Open MPI|OpenRTE|PRRTE", words):
-        return "openmpi"
-    return "mpich" if re.search(r"HYDRA|MPICH", words) else ""
 
 
 def _of_program(path: str) -> str:

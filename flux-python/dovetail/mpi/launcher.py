@@ -3,7 +3,7 @@
 
 Inputs: the user's command. Outputs: the command line and environment that start it with the
 profiling library, unbound to cores and leaving no files behind; and, when it failed, the
-reason in one line. Pure but for a look at the program's libraries.
+reason in one line. Pure but for a look at the program's libraries, and for asking a starter.
 """
 
 from __future__ import annotations
@@ -12,8 +12,11 @@ import contextlib
 import fcntl
 import os
 import re
+import select
+import signal
 import socket
 import struct
+import time
 from collections.abc import Iterable, Mapping, Sequence
 
 from dovetail.host import borrowed_python
@@ -29,7 +32,10 @@ STARTERS.update({"mpirun.mpich": "mpich", "mpiexec.mpich": "mpich", "mpiexec.hyd
 """Programs that start MPI programs, and the MPI that they belong to if the name tells."""
 
 _GET_ADDRESS = 0x8915  # SIOCGIFADDR of netdevice(7)
-_LIBRARIES = {"openmpi": "libmpi.so.40", "mpich": "libmpich.so.12"}
+# Debian alone calls MPICH's libmpich.so.12; its makers and Intel say libmpi, some vendors libmpi_x.
+_LIBRARIES = {"openmpi": r"\blibmpi\.so\.40\b", "mpich": r"\blibmpi(ch|_\w+)?\.so\.12\b"}
+_SAY = {"openmpi": r"Open MPI|OpenRTE|PRRTE", "mpich": r"HYDRA|MPICH|Intel\(R\) MPI"}
+_PATIENCE = 20.0  # seconds for a program to say what it is
 
 
 def which(program: str, path: str, case: str = "") -> str:
@@ -52,7 +58,8 @@ def flavour(
     file = which(program, path, case)
     if os.path.basename(program) in STARTERS:
         real = os.path.basename(os.path.realpath(file))
-        return STARTERS[os.path.basename(program)] or STARTERS.get(real, "")
+        told = STARTERS[os.path.basename(program)] or STARTERS.get(real, "")
+        return told or (of_starter(file, environment) if file else "")
     return linked(file, environment) if file else ""
 
 
@@ -69,26 +76,46 @@ def clues(
     return (program, *sorted(told), *(case if within else ()))
 
 
+def of_starter(file: str, environment: Mapping[str, str] | None = None) -> str:
+    """The MPI of a starter whose name does not tell, by its own words; empty if they do not."""
+    said = _said([file, "--version"], environment)
+    return next((mpi for mpi, words in _SAY.items() if re.search(words, said)), "")
+
+
 def linked(file: str, environment: Mapping[str, str] | None = None) -> str:
     """The MPI whose library a program loads, empty for none; as slow as loading it.
 
     `environment` is what the program gets, by default our own. Empty too in an image that has no
     ldd.
     """
+    listing = _said(["ldd", file], environment)
+    return next((mpi for mpi, library in _LIBRARIES.items() if re.search(library, listing)), "")
+
+
+def _said(words: list[str], environment: Mapping[str, str] | None) -> str:
+    """What a program prints within `_PATIENCE`; empty where it cannot be started."""
     output, output_end = os.pipe()
-    words = ["ldd", file]
-    actions = [(os.POSIX_SPAWN_DUP2, output_end, 1), (os.POSIX_SPAWN_DUP2, output_end, 2)]
+    actions = [
+        (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
+        (os.POSIX_SPAWN_DUP2, output_end, 1),
+        (os.POSIX_SPAWN_DUP2, output_end, 2),
+    ]
     try:
-        pid = os.posix_spawnp("ldd", words, environment or os.environ, file_actions=actions)
+        pid = os.posix_spawnp(words[0], words, environment or os.environ, file_actions=actions)
     except OSError:
         os.close(output)
         return ""
     finally:
         os.close(output_end)
-    with open(output, errors="replace") as file_object:
-        listing = file_object.read()
+    said, chunk, limit = b"", b"more", time.monotonic() + _PATIENCE
+    while chunk and select.select([output], [], [], max(0.0, limit - time.monotonic()))[0]:
+        chunk = os.read(output, 1 << 16)
+        said += chunk
+    if chunk:
+        os.kill(pid, signal.SIGKILL)
+    os.close(output)
     os.waitpid(pid, 0)
-    return next((name for name, library in _LIBRARIES.items() if library in listing), "")
+    return said.decode(errors="replace")
 
 
 def command_line(
@@ -97,13 +124,16 @@ def command_line(
     """The words that start the command on `ranks` ranks under `mpi` (empty: any there is).
 
     `place` are the words before each rank that put it into its pod. A command that begins with a
-    starter such as `mpirun` is taken as it is.
+    starter such as `mpirun` is taken as it is. Of several versions that one is the program's whose
+    `mpirun` comes first, as by hand, even if another one alone has a starter of a name of its own.
     """
     if os.path.basename(command[0]) in STARTERS:
         return list(command)
     names = {"openmpi": ["mpirun.openmpi"], "mpich": ["mpiexec.mpich", "mpiexec.hydra"]}
-    starters = [*names.get(mpi, ()), "mpirun", "mpiexec"]
-    starter = next((name for name in starters if which(name, path)), "mpirun")
+    plain = [name for name in ("mpirun", "mpiexec") if which(name, path)]
+    own = [name for name in names.get(mpi, ()) if which(name, path)]
+    theirs = [name for name in plain if own and flavour(name, path) == mpi]
+    starter = next(iter([*theirs, *own, *plain]), "mpirun")
     return [starter, "-np", str(ranks), *place, *command]
 
 
@@ -124,8 +154,10 @@ def environment(base: Mapping[str, str], directory: str, temporary: str) -> dict
         # Without yielding, a rank that waits never calls what the doorbell hooks.
         "OMPI_MCA_mpi_yield_when_idle": "1",
         "OMPI_MCA_rmaps_base_oversubscribe": "1",
+        "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",  # the same since Open MPI 5
         # Every mpirun believes that it owns the machine, and would bind to the first cores.
         "OMPI_MCA_hwloc_base_binding_policy": "none",
+        "PRTE_MCA_hwloc_default_binding_policy": "none",
         "OMPI_MCA_btl_vader_backing_directory": directory,
         "HYDRA_BINDING": "none",
         "UCX_POSIX_DIR": directory,
@@ -187,17 +219,26 @@ def across(hosts: Sequence[Mapping[str, Any]], directory: str, script: str) -> d
         "DOVETAIL_GROUP": "0",
         "DOVETAIL_GROUPS": ",".join(str(host["ranks"]) for host in hosts),
         "OMPI_MCA_orte_fork_agent": f"{python} place",
+        "PRTE_MCA_odls_base_exec_agent": f"{python} place",
         # It goes by process ids, which mean nothing in another pod.
         "OMPI_MCA_btl_vader_single_copy_mechanism": "none",
+        "OMPI_MCA_smsc": "^cma",
     }
     addresses = [host["address"] for host in hosts]
     if len(set(addresses)) > 1:
         extra.update(
+            # Open MPI 5 has other names, and its daemons in other pods do not report back all the
+            # same: it ends and says so, where else it would start all ranks in the first pod.
             OMPI_MCA_plm="rsh",
+            PRTE_MCA_plm="ssh",
             OMPI_MCA_plm_rsh_agent=f"{python} spawn",
             OMPI_MCA_plm_rsh_no_tree_spawn="1",
             OMPI_MCA_rmaps="seq",
+            PRTE_MCA_rmaps_default_mapping_policy="seq:oversubscribe",
             OMPI_MCA_orte_default_hostfile=f"{directory}/hosts.openmpi",
+            PRTE_MCA_prte_default_hostfile=f"{directory}/hosts.openmpi",
+            PRTE_MCA_plm_ssh_agent=f"{python} spawn",
+            PRTE_MCA_plm_ssh_no_tree_spawn="1",
             HYDRA_LAUNCHER="rsh",  # for ssh it puts an option of its own first
             HYDRA_LAUNCHER_EXEC=words[0],
             HYDRA_LAUNCHER_EXTRA_ARGS=" ".join([*words[1:], "spawn"]),
@@ -276,14 +317,16 @@ def explain(
     by their own pages: the starters do not always say so. `starved` is not empty if the kernel
     has killed processes for want of memory: why, as `memory.KernelKills` has it.
     """
-    missing = re.search(r"find the specified executable[\s\S]*?Executable: +(\S+)", output)
+    missing = re.search(
+        r"(?:find the specified|access\san) executable[\s\S]*?Executable: +(\S+)", output
+    )
     missing = missing or re.search(r"execvp error on file (\S+)", output)
     if missing:
         return f"program {missing[1]} not found"
     who = ""
     killed = re.search(r"rank (\d+) with PID \d+ .*exited on\s+signal (\d+)", output)
-    told = re.search(r"MPI_ABORT was invoked on rank (\d+) .*\n?.*errorcode (\d+)", output)
-    exited = re.search(r"Process name: \[\[\d+,\d+\],(\d+)\]\s+Exit code:\s+(\d+)", output)
+    told = re.search(r"MPI_ABORT was invoked on rank (\d+) [\s\S]{,300}?rrorcode:? (\d+)", output)
+    exited = re.search(r"Process name: \[\S+,(\d+)\]\s+Exit code:\s+(\d+)", output)
     hydra = re.search(r"= +PID (\d+) RUNNING AT .*\n= +EXIT CODE: (\d+)", output)
     if killed:
         return _killed(f"rank {killed[1]}", killed[2], starved)
