@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: LGPL-3.0-or-later
-"""Builds and runs the programs of pmpi/known under each MPI, for the tests."""
+"""Builds and runs the programs of pmpi/known under each MPI, for the tests.
+
+Those of version 5, which Debian does not have, are in NEWER_MPIS or build/mpi, or their tests are
+skipped: `openmpi` and `mpich` there are what `./bootstrap check` installs, each with its own `bin`.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +23,16 @@ from dovetail.mpi import page
 
 TOP = Path(__file__).resolve().parents[2]
 MPIS = ("openmpi", "mpich")
-LAUNCHERS = {"openmpi": "mpirun.openmpi", "mpich": "mpiexec.mpich"}
+NEWER = {"openmpi5": "openmpi", "mpich5": "mpich"}
+NEWER_BIN = {
+    name: Path(os.environ.get("NEWER_MPIS") or TOP / "build" / "mpi", mpi, "bin")
+    for name, mpi in NEWER.items()
+}
+LAUNCHERS = {
+    "openmpi": "mpirun.openmpi",
+    "mpich": "mpiexec.mpich",
+    **{name: str(folder / "mpirun") for name, folder in NEWER_BIN.items()},
+}
 LIMIT = 120  # seconds; a limit for hangs, not an expectation
 
 
@@ -32,6 +45,8 @@ def environment(**more: str) -> dict[str, str]:
         "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
         "OMPI_MCA_rmaps_base_oversubscribe": "1",
         "OMPI_MCA_hwloc_base_binding_policy": "none",
+        "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
+        "PRTE_MCA_hwloc_default_binding_policy": "none",
         "OMPI_MCA_mpi_yield_when_idle": "1",
         **more,
     }
@@ -41,7 +56,7 @@ def library(mpi: str) -> Path:
     """The profiling library; skips where it is not built or the MPI is missing."""
     if shutil.which(LAUNCHERS[mpi]) is None:
         pytest.skip(f"no {LAUNCHERS[mpi]} here")
-    return install_paths.library(mpi)
+    return install_paths.library(NEWER.get(mpi, mpi))
 
 
 @functools.cache
@@ -58,6 +73,7 @@ def build(mpi: str, source: str, *flags: str) -> str:
     """Compile one known-answer program with the wrapper compiler of an MPI."""
     library(mpi)
     compiler = ("mpifort." if source.endswith(".F90") else "mpicc.") + mpi
+    compiler = str(NEWER_BIN[mpi] / "mpicc") if mpi in NEWER else compiler
     if shutil.which(compiler) is None:
         pytest.skip(f"no {compiler} here")
     program = _build_directory() / "-".join((Path(source).name, mpi, *flags))
