@@ -23,7 +23,7 @@ from pathlib import Path
 BOX = re.compile(r"^region box block 0 (\d+) 0 (\d+) 0 (\d+)$", re.M)
 TIME = re.compile(r"^Loop time of ([\d.e+-]+) on", re.M)
 USED = re.compile(r"^([\d.]+)% CPU use", re.M)
-COLOURS = ("#1b6ca8", "#c7511f", "#3d8b40")
+COLOURS = ("#1b6ca8", "#c7511f", "#3d8b40", "#8a4fa3", "#7a6a1f")
 
 
 def ask(args, path, sample):

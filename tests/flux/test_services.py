@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import csv
 import importlib.util
+import itertools
 import json
 import os
 import re
@@ -27,7 +28,7 @@ from support import flux_batch, flux_operator
 from support.clusters import eventually
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
-MODELS = ("linear", "bayesian", "neighbours")
+MODELS = ("linear", "bayesian", "passive-aggressive", "bayesian-cells", "neighbours")
 LONG = 600  # seconds; a limit for hangs of the whole example on a busy machine
 
 
@@ -108,11 +109,11 @@ def ask(url, sample=None, **headers):
 def test_the_model_learns_what_it_is_fed_and_says_how_well():
     with server() as url:
         for number in range(40):
-            x = {"one": 1, "cells": number % 8}
+            x = {"one": 1, "cells": number % 8, "x": number % 8}
             assert ask(f"{url}/learn", {"x": x, "y": 3 * x["cells"] + 2})[0] == 200
-        code, guesses = ask(f"{url}/predict", {"x": {"one": 1, "cells": 5}})
+        code, guesses = ask(f"{url}/predict", {"x": {"one": 1, "cells": 5, "x": 5}})
         assert (code, set(guesses)) == (200, set(MODELS))
-        assert guesses["bayesian"] == pytest.approx(17, rel=0.05)
+        assert guesses["bayesian-cells"] == pytest.approx(17, rel=0.05)
         assert guesses["neighbours"] == pytest.approx(17, rel=0.2)
         _, found = ask(f"{url}/metrics")
         assert found["samples"] == 40
@@ -133,7 +134,7 @@ def test_the_server_refuses_what_is_no_sample_and_goes_on():
 @pytest.mark.unit
 def test_nobody_without_the_token_learns_predicts_or_looks():
     with server(TOKEN="open sesame\n") as url:
-        sample = {"x": {"one": 1}, "y": 1}
+        sample = {"x": {"x": 1}, "y": 1}
         for headers in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": "open sesame"}):
             assert ask(f"{url}/learn", sample, **headers)[0] == 401
             assert ask(f"{url}/predict", sample, **headers)[0] == 401
@@ -156,6 +157,17 @@ def test_the_client_says_in_one_line_what_is_wrong(tmp_path):
     )  # fmt: skip
     done = client("http://127.0.0.1:1", "learn", str(tmp_path / "none"))
     assert done.stderr.startswith("model_client: [Errno 2] No such file")
+
+
+@pytest.mark.unit
+@pytest.mark.parametrize("jobs", ["18", "0,9", "18,1", "1082,250", "a,b", "18,9,1"])
+def test_numbers_of_jobs_that_cannot_be_are_told_and_nothing_is_made(tmp_path, jobs):
+    done = subprocess.run(["bash", EXAMPLES / "hybrid.sh"], cwd=tmp_path, capture_output=True,
+                          env={**os.environ, "HYBRID_JOBS": jobs}, text=True)  # fmt: skip
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"hybrid.sh: HYBRID_JOBS={jobs}: give LEARNED,UNSEEN")
+    assert len(done.stderr.splitlines()) == 1
+    assert not list(tmp_path.iterdir())
 
 
 # --- In a Flux instance ---
@@ -204,7 +216,7 @@ def check_predictions(output, folder):
     assert len(learned) >= 2 * len(rows) > 0
     assert not set(learned) & {row["log"] for row in rows}
     actual = np.array([float(row["actual"]) for row in rows])
-    printed = dict(re.findall(r"R squared of (\w+), on \d+ unseen jobs: (\S+)", output))
+    printed = dict(re.findall(r"R squared of (\S+), on \d+ unseen jobs: (\S+)", output))
     assert set(printed) == set(MODELS)
     for name, score in printed.items():
         missed = actual - np.array([float(row[name]) for row in rows])
@@ -232,8 +244,22 @@ def test_the_hybrid_example_runs(flux):
 def test_the_hybrid_example_runs_as_an_ordinary_user(user):
     needs(lammps=True)
     user.plan()
+    folder = user.work / "hybrid-out"
+    (folder / "learned").mkdir(parents=True)
+    for y, z in itertools.product(range(6, 17), repeat=2):  # as if an earlier job had run these
+        log = f"region box block 0 6 0 {y} 0 {z}\nLoop time of {y * z / 1e3} on 2\n99% CPU use\n"
+        (folder / f"learned/6-{y}-{z}.log").write_text(log)
+    for path in (folder, folder / "learned"):
+        os.chown(path, user.uid, user.uid)
+    user.environment |= {"HYBRID_RESUME": "1", "HYBRID_JOBS": "12,4"}
     output = finish(with_examples(user), "examples/hybrid.sh", "plan.yaml")
-    check_predictions(output, user.work / "hybrid-out")
+    check_predictions(output, folder)
+    learned = re.findall(r"^(\S+\.log): sample", output, re.M)
+    assert len(learned) == 12
+    made_up = [name.startswith("6-") for name in learned]
+    assert True in made_up
+    assert made_up == sorted(made_up, reverse=True), "they are learned first"
+    assert "99% CPU" in (folder / "learned" / learned[0]).read_text(), "and not run again"
     assert "run 1: 2 of 2 simulations done" in output
     user.nothing_left()
 
