@@ -4,12 +4,17 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
+import sys
+import tempfile
 from dataclasses import replace
 from html.parser import HTMLParser
+from pathlib import Path
 
 import pytest
 from dovetail.bench.harness import Row
-from dovetail.bench.papers import papers, published
+from dovetail.bench.papers import converged, papers, published
 from dovetail.bench.papers.findings import (
     CONFIRMED,
     DISTURBED,
@@ -30,7 +35,7 @@ from dovetail.bench.papers.published import Published
 from dovetail.bench.papers.scales import SCALES
 from dovetail.cli import main
 from dovetail.core.errors import BadInput
-from support import known_programs
+from support import flux_batch, known_programs
 
 GAIN, LOSS = 1.77, 0.8
 
@@ -145,6 +150,61 @@ def test_an_interrupted_experiment_goes_on_with_what_is_missing(tmp_path, monkey
     assert (
         json.loads((tmp_path / "out/papers.json").read_text())["experiments"][0]["name"] == "fake"
     )
+
+
+@pytest.mark.unit
+def test_a_batch_job_that_went_on_is_said_to_have_no_duration():
+    one = {"learned": 18.0, "unseen": 9.0, "kept": 0.0, "ordinary": 1.0, "cpu": 0.3,
+           "seconds": 70.0, "R squared, linear": 0.7, "R squared, neighbours": 0.9}  # fmt: skip
+
+    def found(figures: dict[str, float]) -> dict[str, Finding]:
+        made = converged.hybrid_findings(None, {"batch job": [figures]})
+        return {finding.what: finding for finding in made}
+
+    rows = found(one)
+    assert rows["R squared, linear"].verdict == CONFIRMED
+    assert "18 jobs learned, 9 unseen, of an ordinary user" in rows["R squared, linear"].note
+    assert rows["R squared, neighbours"].published is None
+    assert rows["the whole batch job"].row.median == 70.0
+    gone_on = found({**one, "kept": 12.0})["the whole batch job"]
+    assert (gone_on.row, gone_on.verdict) == (None, NOT_MEASURED)
+    assert "after 12 of its jobs" in gone_on.why
+
+
+JOB = """#!/bin/bash
+#flux: -N1
+mkdir -p hybrid-out/learned hybrid-out/unseen
+cd hybrid-out
+echo "$(id -u) $HYBRID_JOBS" >learned/1.log
+echo half >learned/2.log.part
+[ -e learned/0.log ] || exit 1
+printf 'log,actual,linear\\na,1,1\\nb,2,2\\n' | tee predicted.csv >predicted.svg
+"""
+
+
+@pytest.mark.flux
+def test_the_batch_job_has_the_jobs_of_its_scale_and_goes_on(monkeypatch):
+    monkeypatch.setenv("FLUX", flux_batch.flux_command())
+    monkeypatch.setattr(sys, "argv", [str(flux_batch.COMMANDS / "dovetail")])
+    monkeypatch.setattr(converged, "_LOOK", 0.5)
+    folder = Path(tempfile.mkdtemp(prefix="dovetail-papers-"))
+    folder.chmod(0o755)  # for the user of the job
+    (folder / "hybrid.sh").write_text(JOB)
+    output = folder / "out"
+    setting = Setting(Place(folder), SCALES["papers"], 0.0, lambda _: None, output)
+    (output / "learned").mkdir(parents=True)
+    (output / "learned/0.log").write_text("of an earlier one\n")
+    try:
+        found = converged._job(setting, folder / "hybrid.sh")
+        assert sorted(path.name for path in output.glob("*/*")) == ["0.log", "1.log"]
+        uid, jobs = (output / "learned/1.log").read_text().split()
+        assert jobs == "1000,250"
+        assert (found["kept"], found["R squared, linear"]) == (1.0, 1.0)
+        assert found["ordinary"] == (uid != "0")
+        assert found["ordinary"] or os.getuid() == 0
+        assert (output / "predicted.svg").exists()
+    finally:
+        shutil.rmtree(folder)
 
 
 class _Page(HTMLParser):

@@ -15,7 +15,7 @@ import os
 import shutil
 import subprocess
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from dovetail.bench.harness import Claim, Progress, Row, interleave, ratios
@@ -48,16 +48,24 @@ h.reactor_run()
 class Flux:
     """The flux command, in an instance."""
 
-    def __init__(self, flux: str, uri: str, more: Mapping[str, str] | None = None) -> None:
-        """With `more` in its environment."""
+    def __init__(
+        self,
+        flux: str,
+        uri: str,
+        more: Mapping[str, str] | None = None,
+        become: Sequence[str] = (),
+    ) -> None:
+        """With `more` in its environment; the words of `become` make it another user's."""
         self.command = flux
+        self.become = become
         self.environment = {**os.environ, **(more or {}), "FLUX_URI": uri}
 
     def run(self, *words: str, uri: str = "") -> str:
         """What a flux command prints; in the instance, or in one inside it."""
         done = subprocess.run(
-            [self.command, *words],
+            [*self.become, self.command, *words],
             env={**self.environment, **({"FLUX_URI": uri} if uri else {})},
+            cwd="/" if self.become else None,
             capture_output=True,
             text=True,
         )
@@ -70,8 +78,14 @@ class Flux:
 class Instance(Flux):
     """A Flux instance, by its leading broker."""
 
-    def __init__(self, flux: str, uri: str) -> None:
-        super().__init__(flux, uri)
+    def __init__(
+        self,
+        flux: str,
+        uri: str,
+        more: Mapping[str, str] | None = None,
+        become: Sequence[str] = (),
+    ) -> None:
+        super().__init__(flux, uri, more, become)
         threads = Path("/proc", self.run("getattr", "broker.pid"), "task").iterdir()
         self.thread = next(t for t in threads if (t / "comm").read_text() == "job-manager\n")
 
@@ -128,19 +142,22 @@ def command() -> str | None:
 
 
 @contextlib.contextmanager
-def instance(size: int = 1) -> Iterator[Instance]:
-    """Start so many brokers, and end them."""
+def instance(
+    size: int = 1, more: Mapping[str, str] | None = None, become: Sequence[str] = ()
+) -> Iterator[Instance]:
+    """Start so many brokers, and end them; see `Flux` of the rest."""
     flux = command()
     if not flux:
         raise BadInput("no flux: put it on PATH, or set FLUX to its command")
     process = subprocess.Popen(
-        [flux, "start", f"-s{size}", "sh", "-c", "echo $FLUX_URI; cat >/dev/null"],
+        [*become, flux, "start", f"-s{size}", "sh", "-c", "echo $FLUX_URI; cat >/dev/null"],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        env={**os.environ, **(more or {})}, cwd="/" if become else None,
     )  # fmt: skip
     assert process.stdin
     assert process.stdout
     try:
-        yield Instance(flux, process.stdout.readline().strip())
+        yield Instance(flux, process.stdout.readline().strip(), more, become)
     finally:
         process.stdin.close()
         process.wait()

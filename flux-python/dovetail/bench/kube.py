@@ -16,7 +16,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -77,12 +77,15 @@ class User:
     programs: Path
     values: dict[str, list[float]] = field(default_factory=lambda: {name: [] for name in FIGURES})
 
+    def become(self) -> list[str]:
+        """What goes before a command that this user shall run."""
+        if self.uid == os.getuid():
+            return []
+        return ["setpriv", f"--reuid={self.uid}", f"--regid={self.uid}", "--clear-groups"]
+
     def verb(self, *words: str) -> Any:  # noqa: ANN401
         """One verb's JSON. Raises WorkFailed."""
-        line = [sys.executable, "-m", "usernetes_setup", *words, "--json"]
-        if self.uid != os.getuid():
-            line = ["setpriv", f"--reuid={self.uid}", f"--regid={self.uid}", "--clear-groups",
-                    *line]  # fmt: skip
+        line = [*self.become(), sys.executable, "-m", "usernetes_setup", *words, "--json"]
         environment = {
             **package_environment(),
             "HOME": str(self.folder),
@@ -129,32 +132,57 @@ class User:
 @contextmanager
 def _users(scratch: Path, progress: Progress) -> Iterator[list[User]]:
     """Who can be tried here; what they need is made, and removed after."""
+    with another(scratch, progress) as other:
+        users = [other] if other else []
+        if os.getuid() == 0:
+            folder = scratch / "root"
+            folder.mkdir(mode=0o700)
+            users.insert(0, User("root", 0, folder, build.cache().parent))
+        yield users
+
+
+@contextmanager
+def another(scratch: Path, progress: Progress) -> Iterator[User | None]:
+    """An ordinary user: this one, or one that root plays, who is removed after.
+
+    None if others cannot read this installation. The scratch folder must be of its own.
+    """
     built = build.built() or build.build(progress)
-    folders = {name: scratch / name for name in ("root", "rootless")}
+    folder = scratch / "rootless"
+    folder.mkdir(mode=0o700)
     if os.getuid() != 0:
-        folders["rootless"].mkdir(mode=0o700)
-        yield [User("rootless", os.getuid(), folders["rootless"], build.cache().parent)]
+        yield User("rootless", os.getuid(), folder, build.cache().parent)
         return
     scratch.chmod(0o711)  # so that the other user gets to its own folder in it
     uid = 200_000 + os.getpid()
     programs = scratch / "programs"
     shutil.copytree(built, programs / "kube" / built.name, symlinks=True)
-    for name, owner in (("root", 0), ("rootless", uid)):
-        folders[name].mkdir(mode=0o700)
-        os.chown(folders[name], owner, owner)
+    os.chown(folder, uid, uid)
     delegate = [str(build.setup_folder() / "delegate"), str(uid)]
     subprocess.run(delegate, check=True)
     try:
-        users = [User("root", 0, folders["root"], programs)]
-        other = User("rootless", uid, folders["rootless"], programs)
+        other = User("rootless", uid, folder, programs)
         try:
             other.verb("status")
-            users.append(other)
+            found = True
         except WorkFailed:
             progress("only as root: other users cannot read this installation or its Python")
-        yield users
+            found = False
+        yield other if found else None
     finally:
+        end = time.monotonic() + PATIENCE
+        while _runs(uid) and time.monotonic() < end:  # what was interrupted ends by itself
+            time.sleep(0.2)
         subprocess.run([*delegate, "--remove"], check=True)
+
+
+def _runs(uid: int) -> bool:
+    """Whether a user has processes."""
+    for entry in os.scandir("/proc"):
+        with suppress(FileNotFoundError):
+            if entry.name.isdigit() and entry.stat().st_uid == uid:
+                return True
+    return False
 
 
 def pod() -> api_client.Object:

@@ -16,6 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from dovetail.bench.harness import Row
 from dovetail.bench.papers.place import Place
@@ -124,12 +125,16 @@ class Finding:
 
 @dataclass(frozen=True)
 class Setting:
-    """What an experiment may use; `price` is that of a vCPU-hour, 0 if the user gave none."""
+    """What an experiment may use; `price` is that of a vCPU-hour, 0 if the user gave none.
+
+    `output` is a directory, not there at first, for what it keeps to go on with.
+    """
 
     place: Place
     scale: Scale
     price: float
     progress: Callable[[str], None]
+    output: Path
 
 
 @dataclass(frozen=True)

@@ -120,7 +120,7 @@ def run(asked: Asked, progress: Progress) -> tuple[list[Outcome], bool]:
                 cores = len(os.sched_getaffinity(0))
                 kubeconfig = stack.enter_context(ondemand.started(cores, progress))
             place = Place(scratch / name, kubeconfig)
-            setting = Setting(place, asked.scale, asked.price, progress)
+            setting = Setting(place, asked.scale, asked.price, progress, asked.output / name)
             try:
                 measured = _measured(EXPERIMENTS[base], setting, kept, progress)
                 found = experiment.findings(setting, measured)
