@@ -22,6 +22,7 @@ from support.local_runs import FAKE_MPIRUN, LIMIT, scripts, wait_for
 
 TOP = Path(__file__).resolve().parents[2]
 COMMAND = (sys.executable, "-m", "dovetail", "run")
+LONG = 3 * LIMIT  # for a whole run: ranks that spin beside another test's may all be on one core
 ENDED = ("done", "failed", "checkpointed", "not started")
 
 TUNED = """
@@ -93,7 +94,7 @@ class Site:
             text=True,
         )
         self.started.append(run)
-        wait_for(lambda: run.poll() is not None or self.note_session(run.pid), self.errors)
+        wait_for(lambda: run.poll() is not None or self.note_session(run.pid), self.errors, LONG)
         return run
 
     def environment(self) -> dict[str, str]:
@@ -127,7 +128,7 @@ class Site:
         """Send signals to a run as a terminal would, and wait for its end."""
         for number in numbers:
             os.killpg(run.pid, number)
-        output, _ = run.communicate(timeout=LIMIT)
+        output, _ = run.communicate(timeout=LONG)
         return run.returncode, output, self.errors()
 
     def errors(self) -> str:
