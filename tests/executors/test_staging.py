@@ -187,14 +187,20 @@ def test_what_cannot_be_copied_is_said(node):
     node.end()
 
 
-def test_no_part_of_a_file_is_left_by_a_hub_that_ends(node):
-    """The agent is stopped in the midst of a copy, so that the hub waits for it."""
+def stopped_in_a_copy(node):
+    """The agent, which does not go on with a large file that it sends."""
     agent = node.cluster.agents["one"]
     node.there.mkdir(parents=True)
     (node.there / "large").write_bytes(bytes(256 << 20))
     assert node.hub.send("one", messages.Stage("sim", 1, "sim", "out", node.hub.copies.port))
     wait_for(lambda: node.hub.copies.copied("one", "sim")[0] > 0)
     agent.send_signal(signal.SIGSTOP)
+    return agent
+
+
+def test_no_part_of_a_file_is_left_by_a_hub_that_ends(node):
+    """The agent is stopped in the midst of a copy, so that the hub waits for it."""
+    agent = stopped_in_a_copy(node)
     assert [one.suffix for one in node.here.iterdir()] == [".part"]
     node.hub.close()
     assert not [*node.here.iterdir()]
@@ -203,12 +209,7 @@ def test_no_part_of_a_file_is_left_by_a_hub_that_ends(node):
 
 def test_a_node_that_was_away_writes_nothing_after_its_launch_is_over(node):
     """It is stopped in the midst of a copy, and tries again when it goes on."""
-    agent = node.cluster.agents["one"]
-    node.there.mkdir(parents=True)
-    (node.there / "large").write_bytes(bytes(256 << 20))
-    assert node.hub.send("one", messages.Stage("sim", 1, "sim", "out", node.hub.copies.port))
-    wait_for(lambda: node.hub.copies.copied("one", "sim")[0] > 0)
-    agent.send_signal(signal.SIGSTOP)
+    agent = stopped_in_a_copy(node)
     node.hub.copies.shut("sim")
     wait_for(lambda: not [*node.here.iterdir()])
     agent.send_signal(signal.SIGCONT)

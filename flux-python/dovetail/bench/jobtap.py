@@ -78,16 +78,11 @@ class Flux:
 class Instance(Flux):
     """A Flux instance, by its leading broker."""
 
-    def __init__(
-        self,
-        flux: str,
-        uri: str,
-        more: Mapping[str, str] | None = None,
-        become: Sequence[str] = (),
-    ) -> None:
-        super().__init__(flux, uri, more, become)
+    @functools.cached_property
+    def thread(self) -> Path:
+        """The job manager's."""
         threads = Path("/proc", self.run("getattr", "broker.pid"), "task").iterdir()
-        self.thread = next(t for t in threads if (t / "comm").read_text() == "job-manager\n")
+        return next(t for t in threads if (t / "comm").read_text() == "job-manager\n")
 
     def cpu(self) -> float:
         """Microseconds of processor time that the job manager has used."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import threading
 import time
-from types import TracebackType
 from typing import IO, Callable
 
 FIRST = 3.0
@@ -57,12 +56,7 @@ class Progress:
         self._teller.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        value: BaseException | None,
-        at: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._over.set()
         self._teller.join()
 
