@@ -2,9 +2,9 @@
 """How long a batch job waits for its Kubernetes, when it begins, changes and ends.
 
 Inputs: Flux, the number of rounds. Output: `Claim`s. Each round is a batch job on four brokers of
-this machine, with two slices of a core. Invariant: nothing is polled; the job's script says by a
-named pipe that Kubernetes is up, and waits at another until it shall end. The broker module is
-pinged while a plan runs and its status is streamed.
+this machine, with two slices of a core; what it did until it was up is drawn. Invariant: nothing
+is polled; the job's script says by a named pipe that Kubernetes is up, and waits at another until
+it shall end. The broker module is pinged while a plan runs and its status is streamed.
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from dovetail.bench import batch_timeline
+from dovetail.bench.batch_timeline import Span
 from dovetail.bench.harness import Claim, Progress, Row
 from dovetail.bench.jobtap import Flux, Instance, instance
 from dovetail.core.errors import WorkFailed
@@ -49,8 +51,10 @@ def batch(scratch: Path, repeat: int, progress: Progress) -> list[Claim]:
     found: dict[str, list[float]] = {name: [] for name in BOUNDS}
     with instance(BROKERS) as flux:
         for number in range(repeat):
-            life(flux, scratch, found)
+            spans = life(flux, scratch, found)
             said = ", ".join(f"{name} {found[name][-1]:.3g} {BOUNDS[name][0]}" for name in BOUNDS)
+            for line in batch_timeline.drawn(spans):
+                progress(line)
             progress(f"round {number + 1}/{repeat}  {said}")
     return [Claim(Row(name, tuple(found[name])), unit, "<=", bound)
             for name, (unit, bound) in BOUNDS.items()]  # fmt: skip
@@ -82,8 +86,8 @@ def end(flux: Flux, scratch: Path, job: str) -> float:
     return time.monotonic() - began
 
 
-def life(flux: Instance, scratch: Path, found: dict[str, list[float]]) -> None:
-    """One job from its start to its end."""
+def life(flux: Instance, scratch: Path, found: dict[str, list[float]]) -> list[Span]:
+    """One job from its start to its end; returns what it did until Kubernetes was up."""
 
     def inside(*words: str) -> str:
         return flux.run(*words, uri=uri)
@@ -95,12 +99,14 @@ def life(flux: Instance, scratch: Path, found: dict[str, list[float]]) -> None:
 
     job, uri, up = begin(flux, scratch)
     found[UP].append(up)
+    spans = batch_timeline.spans(flux, job, uri, up)
     timed(MORE, lambda: inside("dovetail", "resize", "3"))
     timed(LESS, lambda: inside("dovetail", "resize", "2"))
     found[PING].append(pinged(flux, scratch, uri))
     usage = json.loads(inside("module", "stats", "--rusage=self", "dovetail"))
     found[MEMORY].append(usage["maxrss"] * 1024 / 1e6)
     found[END].append(end(flux, scratch, job))
+    return spans
 
 
 def pinged(flux: Instance, scratch: Path, uri: str) -> float:

@@ -268,13 +268,17 @@ class Place:
 
     def _pods(self, name: str) -> list[cgroups.Group]:
         from dovetail.executors.kubernetes import manifests
+        from dovetail.executors.kubernetes.api import Refused, Unreachable
 
         assert self._session is not None
         label = (
             f"{manifests.RUN}={self._session.run},{manifests.SIMULATION}={name},"
             f"{manifests.PART}={manifests.RANK_GROUP}"
         )
-        pods = self._session.api.get(manifests.path("Pod"), labelSelector=label)["items"]
+        try:
+            pods = self._session.api.get(manifests.path("Pod"), labelSelector=label)["items"]
+        except (Refused, Unreachable) as error:
+            raise WorkFailed(f"the cluster does not answer: {error}") from None
         wanted = {f"pod{pod['metadata']['uid']}" for pod in pods}
         found: list[cgroups.Group] = []
         top = cgroups.find().weight
