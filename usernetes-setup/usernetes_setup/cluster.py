@@ -309,6 +309,14 @@ def kubelet_client(node: Node) -> api_client.Client:
     return api_client.Client(node.server, (node.folder / "ca.crt").read_text(), own)
 
 
+def takes_nodes(name: str, patience: float = 1.0) -> bool:
+    """Whether nodes can join a cluster of ours, which is before its own node is ready."""
+    with contextlib.suppress(OSError, api_client.Refused, http.client.HTTPException, BadInput):
+        client(name).call("GET", f"{api_client.BINDINGS}/{api_client.JOIN}", timeout=patience)
+        return True
+    return False
+
+
 def invite(args: argparse.Namespace) -> dict[str, Any]:
     """Write a join file for one node of one of our clusters."""
     if record := usernetes.here(args.name):

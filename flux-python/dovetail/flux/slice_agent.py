@@ -10,6 +10,7 @@ the job is cancelled, it ends by itself. No secret in a file but those of the cl
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import errno
 import json
@@ -49,6 +50,8 @@ Line = Mapping[str, Any]  # from the module: an answer, an order or an event
 PATIENCE = 10.0  # seconds for a node to be removed by whoever is at it
 LONGEST = 3600.0  # seconds that one look at the selector may take; it refuses some weeks
 EVERY = 30.0  # seconds after which we look again at the job's time, which may have been changed
+SOON = 0.1  # seconds between two looks whether nodes can join, while any waits for it
+INVITED = 600  # seconds that an invitation is good for
 UNLIMITED = 1e9  # seconds, from which on what Flux says stands for no limit
 VERB = (sys.executable, "-m", "usernetes_setup")
 
@@ -71,7 +74,8 @@ class Agent:
         self.splitter = LineSplitter()
         self.rank = -1
         self.attached: set[int] = set()  # numbers of our requests, of which all but one are refused
-        self.joining = 0
+        self.joining, self.invited = 0, False
+        self.uninvited: dict[int, str] = {}  # nodes that wait until the cluster takes any, by slice
         self.node: dict[str, Any] = {}
         self.starting: subprocess.Popen[str] | None = None
         self.plans = PlanRunner(self.tell, self.when_ended, self.selector, self.submit_proxy_job)
@@ -103,8 +107,12 @@ class Agent:
     def look(self, longest: float) -> None:
         """Take what there is, or wait for it, for so many seconds at most."""
         wait = max(0.0, self.next_look - time.monotonic())
+        if self.uninvited:
+            longest = min(longest, SOON)
         for key, _ in self.selector.select(min(wait, longest)):
             key.data()
+        if self.uninvited:
+            self.invite()
         if time.monotonic() >= self.next_look:
             self.next_look = math.inf
             if self.plans.running is not None:
@@ -162,7 +170,7 @@ class Agent:
         known["runs"] = [encode(run) for run in self.plans.all.values()]
         known["simulations"] = list(self.plans.simulations.values())
         self.attached.add(self.client.send("dovetail.attach", known, stream=True))
-        if not self.node and self.number and self.starting is None:
+        if not self.node and self.number and not self.invited:
             self.joining = self.client.send(
                 "dovetail.join", {"number": self.number, "node": self.node_name}
             )
@@ -200,7 +208,7 @@ class Agent:
     # --- Kubernetes ---
 
     def begin(self) -> None:
-        """Start the control plane; a worker waits for its invitation."""
+        """Start the control plane; a worker's start waits for its invitation."""
         try:
             found = programs.built()
         except BadInput as error:
@@ -211,6 +219,9 @@ class Agent:
             self.start(
                 "up", "--name", self.name, *(["--node", self.node_name] if self.node_name else [])
             )
+            self.give("")
+        else:
+            self.start("join", "-")
 
     def memory(self) -> str:
         """Our cores' part of what a node may offer."""
@@ -218,8 +229,8 @@ class Agent:
         part = whole * components.count(self.cpus) // (os.cpu_count() or 1)
         return str(max(part, cluster.LEAST))
 
-    def start(self, *words: str, stdin: str = "") -> None:
-        """Start our node in the background."""
+    def start(self, *words: str) -> None:
+        """Start our node in the background, as soon as that is given its input."""
         offer = ["--cpus", self.cpus, "--memory", self.memory(), "--owner", str(os.getpid()),
                  "--devices", self.devices, "--timeout", f"{self.timeout:g}"]  # fmt: skip
         if self.address:
@@ -229,15 +240,20 @@ class Agent:
             [*VERB, *words, "--json", *offer], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
             stderr=self.errors, text=True, env=package_environment(), preexec_fn=apart,
         )  # fmt: skip
-        assert self.starting.stdin is not None
-        self.starting.stdin.write(stdin)
-        self.starting.stdin.close()
         self.when_ended(self.starting, self.started)
+
+    def give(self, text: str) -> None:
+        """Give the start of our node its input."""
+        if self.starting is not None and self.starting.stdin is not None:
+            with contextlib.suppress(BrokenPipeError):  # it has failed, and says why
+                self.starting.stdin.write(text)
+                self.starting.stdin.close()
 
     def join(self, line: Line) -> None:
         """Our invitation, or why there is none; where the module is away we ask again later."""
-        if "value" in line:
-            self.start("join", "-", stdin=json.dumps(line["value"]))
+        if "value" in line and not self.invited:
+            self.invited = True
+            self.give(json.dumps(line["value"]))
         elif line["error"][0] == FAILED:
             self.complain(f"cannot be invited: {line['error'][1]}")
 
@@ -290,7 +306,7 @@ class Agent:
         if isinstance(order, messages.End):
             self.over = True
         elif isinstance(order, messages.Invite):
-            self.invite(order.invite, order.node)
+            self.uninvited[order.invite] = order.node
         elif isinstance(order, messages.Forget):
             with contextlib.suppress(OSError, HTTPException, api_client.Refused, BadInput):
                 self.admin().call("DELETE", f"{api_client.NODES}/{order.forget}")
@@ -315,21 +331,23 @@ class Agent:
         except (OSError, HTTPException, api_client.Refused, BadInput, WorkFailed) as error:
             self.tell(answer=question, why=str(error))
 
-    def invite(self, number: int, node: str) -> None:
-        """Make join data for one node; they exist in this cluster's private folder for a moment."""
-        path = node_record.cluster_folder(self.name) / f"invite-{number}"
-        words = ["join", "--name", self.name, "--invite", str(path)]
-        words += ["--node", node] if node else []
-        done = subprocess.run(
-            [*VERB, *words],
-            capture_output=True, text=True, env=package_environment(),
-        )  # fmt: skip
-        if done.returncode:
-            self.tell(invited=number, why=done.stderr.strip())
+    def invite(self) -> None:
+        """Make join data for who waits; they are in this cluster's private folder for a moment."""
+        if not cluster.takes_nodes(self.name):
             return
-        content = json.loads(path.read_text())
-        path.unlink()
-        self.tell(invited=number, join=content)
+        while self.uninvited:
+            number, node = self.uninvited.popitem()
+            path = node_record.cluster_folder(self.name) / f"invite-{number}"
+            try:
+                cluster.invite(
+                    argparse.Namespace(name=self.name, invite=path, node=node, valid=INVITED)
+                )
+            except (BadInput, WorkFailed, OSError) as error:
+                self.tell(invited=number, why=str(error))
+                continue
+            content = json.loads(path.read_text())
+            path.unlink()
+            self.tell(invited=number, join=content)
 
     # --- The end ---
 

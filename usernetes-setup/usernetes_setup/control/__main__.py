@@ -44,7 +44,7 @@ def bindings() -> list[api_client.Object]:
 
     return [
         binding("dovetail-kubelets", "system:kubelet-api-admin", "User", "dovetail-kubelet-client"),
-        binding("dovetail-join", "system:node-bootstrapper", "Group", "system:bootstrappers"),
+        binding(api_client.JOIN, "system:node-bootstrapper", "Group", "system:bootstrappers"),
         binding(_DNS, _DNS, "User", _DNS),
     ]
 

@@ -27,6 +27,8 @@ BINDINGS = "/apis/rbac.authorization.k8s.io/v1/clusterrolebindings"
 ROLES = "/apis/rbac.authorization.k8s.io/v1/clusterroles"
 ACCOUNTS = "/api/v1/namespaces/default/serviceaccounts"
 MAPS = "/api/v1/namespaces/default/configmaps"
+JOIN = "dovetail-join"
+"""The binding without which no node can join."""
 
 
 class Refused(Exception):

@@ -168,6 +168,8 @@ def attach(state: Instance, key: Key, payload: Payload) -> Effects:
     one.attached(key, news.host, news.rank)
     if number == 0:
         yield from adopt(state, news)
+        for worker in state.pending.joining:
+            yield from state.invite(worker)
     if one.state is SliceState.ENDING:
         yield from state.end(one)
     elif news.node:
@@ -190,7 +192,7 @@ def adopt(state: Instance, news: messages.Attach) -> Effects:
 
 
 def join(state: Instance, key: Key, payload: Payload) -> Effects:
-    """Answered with what a node needs to join, as soon as there is a cluster."""
+    """Answered with what a node needs to join, as soon as the control slice can say it."""
     wanted = decode(messages.Join, payload)
     number = wanted.number
     if number not in state.slices:
@@ -198,8 +200,7 @@ def join(state: Instance, key: Key, payload: Payload) -> Effects:
         return
     state.pending.joining[number] = key
     state.slices[number].wanted_node = wanted.node
-    if 0 in state.slices and state.slices[0].state is SliceState.READY:
-        yield from state.invite(number)
+    yield from state.invite(number)
 
 
 def tell(state: Instance, key: Key, payload: Payload) -> Effects:

@@ -153,8 +153,6 @@ class Instance:
         one.became_ready(news.node, news.cpus)
         if number == 0:
             self.kubeconfig = news.kubeconfig
-            for worker in self.pending.joining:
-                yield from self.invite(worker)
         yield from self.settle()
 
     def excepted(self, number: int, kind: str, note: str) -> Iterator[Effect]:
@@ -334,7 +332,7 @@ class Instance:
             yield from self.tell(messages.Queue(queued))
 
     def invite(self, number: int) -> Iterator[Effect]:
-        """Have join data made for a slice that asked for them."""
+        """Have join data made for a slice that asked for them, if anybody listens."""
         yield from self.tell(messages.Invite(number, self.slices[number].wanted_node))
 
     def settle(self) -> Iterator[Effect]:
