@@ -13,8 +13,9 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
-from dovetail.bench.harness import Row
-from dovetail.bench.papers import converged, papers, published
+from dovetail.bench import cases
+from dovetail.bench.harness import Row, plain
+from dovetail.bench.papers import containers, converged, motor_bike, papers, published, setups
 from dovetail.bench.papers.findings import (
     CONFIRMED,
     DISTURBED,
@@ -34,7 +35,7 @@ from dovetail.bench.papers.place import NotHere, Place, Run, need_groups
 from dovetail.bench.papers.published import Published
 from dovetail.bench.papers.scales import SCALES
 from dovetail.cli import main
-from dovetail.core.errors import BadInput
+from dovetail.core.errors import BadInput, WorkFailed
 from support import flux_batch, known_programs
 
 GAIN, LOSS = 1.77, 0.8
@@ -205,6 +206,51 @@ def test_the_batch_job_has_the_jobs_of_its_scale_and_goes_on(monkeypatch):
         assert (output / "predicted.svg").exists()
     finally:
         shutil.rmtree(folder)
+
+
+@pytest.mark.kube
+def test_a_container_of_the_benches_has_what_the_machine_has_and_leaves_nothing(tmp_path):
+    engine = containers.runc(lambda _: None)
+    words = ("sh", "-c", "echo $$; ls /proc/self/task; cat /etc/hostname")
+    lines = containers.run(engine, tmp_path, words, 2).split()
+    processes = [int(line) for line in lines if line.isdigit()]
+    assert len(processes) == 4
+    assert max(processes) < 100  # it counts them by itself
+    assert lines.count(Path("/etc/hostname").read_text().strip()) == 2
+    with pytest.raises(WorkFailed, match="no such program"):
+        containers.run(engine, tmp_path, ("sh", "-c", "echo no such program; exit 3"), 1)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.mpi
+def test_motor_bike_is_meshed_once_with_fewer_cells(tmp_path):
+    if motor_bike.missing():
+        pytest.skip(motor_bike.missing())
+    (tmp_path / "bike.part").mkdir()  # of one that was interrupted
+    case = motor_bike.meshed(tmp_path / "bike", 2, 3)
+    assert 1000 < motor_bike.cells(case) < 20_000
+    made = (case / "constant/polyMesh/owner").stat().st_mtime_ns
+    assert motor_bike.meshed(case, 2, 3) == case
+    assert (case / "constant/polyMesh/owner").stat().st_mtime_ns == made
+    assert plain([motor_bike.cut(case, tmp_path / "cut", 2)], cases.mpirun(2), 1) > 0
+
+
+@pytest.mark.unit
+def test_each_mesh_has_its_own_speed_up_and_one_that_is_missing_says_why(monkeypatch):
+    measured = {
+        "pitzDaily, 12,225 cells, even cut, spinning: 1": [{"seconds": 1.0}],
+        "pitzDaily, 12,225 cells, even cut, spinning: 2": [{"seconds": 0.5}],
+        "motorBike, 40,000 cells, even cut, spinning: 1": [{"seconds": 3.0}],
+        "motorBike, 40,000 cells, even cut, sleeping: 2": [{"seconds": 2.0}],
+    }
+    rows = {one.what: one for one in setups.setups_findings(None, measured)}
+    assert rows["S(2), pitzDaily, 12,225 cells, even cut, spinning"].row.median == 2.0
+    bike = rows["S(2), motorBike, 40,000 cells, even cut, sleeping"]
+    assert (bike.row.median, bike.note) == (1.5, "20,000 cells for each rank")
+    assert rows["E(2), motorBike, 40,000 cells, even cut, sleeping"].row.median == 0.75
+    monkeypatch.setattr(motor_bike, "missing", lambda: "there is no snappyHexMesh")
+    some = {name: rounds for name, rounds in measured.items() if "pitz" in name}
+    assert setups.setups_findings(None, some)[-1].why == "there is no snappyHexMesh"
 
 
 class _Page(HTMLParser):

@@ -66,6 +66,15 @@ def pitz_daily(
             flags=re.MULTILINE,
         )
     )
+    endure(case, iterations)
+    tool(case, "blockMesh")
+    if len(weights) > 1:
+        cut(case, weights, centre)
+    return case
+
+
+def endure(case: Path, iterations: int) -> None:
+    """Make a run that many iterations long: it neither converges before, nor writes fields."""
     control = case / "system/controlDict"
     text = re.sub(r"(?ms)^functions\s*\{.*?^\}", "", control.read_text())
     for key, value in (("endTime", iterations), ("writeInterval", iterations + 1)):
@@ -74,14 +83,15 @@ def pitz_daily(
     # The tutorial stops when it has converged; here the length is part of the question.
     solution = case / "system/fvSolution"
     solution.write_text(re.sub(r"(?ms)residualControl\s*\{.*?\}", "", solution.read_text()))
-    tool(case, "blockMesh")
-    if len(weights) > 1:
-        options = ["--ranks", str(len(weights)), "--weights", ",".join(map(str, weights))]
-        if centre:
-            options += ["--centre", centre]
-        tool(case, sys.executable, "-m", "dovetail", "decompose", *options, ".")
-        tool(case, "decomposePar")
-    return case
+
+
+def cut(case: Path, weights: Sequence[float], centre: str = "") -> None:
+    """Cut a meshed case for one rank per weight, as `pitz_daily` says."""
+    options = ["--ranks", str(len(weights)), "--weights", ",".join(map(str, weights))]
+    if centre:
+        options += ["--centre", centre]
+    tool(case, sys.executable, "-m", "dovetail", "decompose", *options, ".")
+    tool(case, "decomposePar")
 
 
 def copies(scratch: Path, weights: Sequence[float], iterations: int, count: int) -> list[Path]:

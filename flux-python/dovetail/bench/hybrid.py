@@ -87,12 +87,17 @@ def commands() -> list[list[str]]:
     return [[lammps, *made, *size], [str(install_paths.bench("openmpi", "bench_pairs")), "pairs"]]
 
 
-def mpi_run(words: Sequence[str], folder: Path, ranks: int = 2) -> str:
-    """What a program prints, on the ranks of a plain mpirun."""
+def mpi_command(words: Sequence[str], folder: Path, ranks: int) -> tuple[list[str], dict[str, str]]:
+    """A plain mpirun of a program, and its environment."""
     env = {**plain_environment(), **TCP, "OMPI_MCA_btl_tcp_if_include": "lo",
            "TMPDIR": str(folder)}  # fmt: skip
     starter = shutil.which("mpirun.openmpi") or "mpirun"
-    line = [starter, "-np", str(ranks), *words]
+    return [starter, "-np", str(ranks), *words], env
+
+
+def mpi_run(words: Sequence[str], folder: Path, ranks: int = 2) -> str:
+    """What a program prints, on the ranks of a plain mpirun."""
+    line, env = mpi_command(words, folder, ranks)
     done = subprocess.run(
         line, env=env, cwd=folder, capture_output=True, text=True, timeout=_PATIENCE
     )

@@ -9,22 +9,26 @@ shipped, and again by the doorbell. The budget is a core for each rank, or all c
 from __future__ import annotations
 
 import functools
+import json
+import os
+import shutil
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from dovetail.bench.cases import pitz_daily
-from dovetail.bench.harness import Row
+from dovetail.bench.cases import SOLVER, environment, pitz_daily
+from dovetail.bench.harness import Row, dovetail_run
 from dovetail.bench.papers import published
 from dovetail.bench.papers.findings import Figures, Finding, Measured, Setting, plain, ratio
 from dovetail.bench.papers.place import LOCAL, Run, need_groups
 from dovetail.core import cpu_requests
+from dovetail.core.errors import WorkFailed
 
 FOUR = (1.0, 1.0, 5.0, 15.0)
 SIXTEEN = (1.0,) * 8 + (5.0,) * 4 + (15.0,) * 4
 WAITS = {"off": "spinning", "doorbell": "sleeping"}
 CURVE = {"off": (1.0, 1.25, 1.5, 2.0, 3.0, 0.0), "doorbell": (1.0, 2.0, 0.0)}
 """Limits over requests, by the wait; 0 is none."""
-SHORT = 10_000  # microseconds: a period a tenth of the kernel's
+PERIODS = (10_000, 30_000)  # microseconds, beside the kernel's, of which all the curve is
 ENDLESS = 10_000_000
 Variants = Mapping[str, Callable[[], Figures]]
 
@@ -74,8 +78,11 @@ def allocation_variants(setting: Setting) -> Variants:
         ):
             run = Run(case, shares, wait=mode, limit=limit, apart=True)
             made[f"{name}; {words}"] = functools.partial(one, setting, run)
-    for name, proportional in (("equal", False), ("proportional", True)):
-        run = Run(large, requests(setting, SIXTEEN, proportional), wait="doorbell", apart=True)
+    uniform = cut(setting, "sixteen-even", (1.0,) * 16, setting.scale.large)
+    for name, case, proportional in (("even cut, equal", uniform, False),
+                                     ("equal", large, False),
+                                     ("proportional", large, True)):  # fmt: skip
+        run = Run(case, requests(setting, SIXTEEN, proportional), wait="doorbell", apart=True)
         made[f"16 ranks, {name}; sleeping"] = functools.partial(one, setting, run)
     return made
 
@@ -108,6 +115,11 @@ def allocation_findings(setting: Setting, measured: Measured) -> list[Finding]:
     note = f"{16 / setting.place.cores:g} ranks on each core; spinning ones would hardly move"
     made.append(Finding("time: proportional / equal requests, 16 ranks; sleeping", "x", row,
                         theirs["sixteen ranks"], note=note, group="time, sleeping"))  # fmt: skip
+    row = ratio(
+        measured, "16 ranks, equal; sleeping", "16 ranks, even cut, equal; sleeping", "seconds"
+    )
+    made.append(Finding("time: zones / even cut, equal requests, 16 ranks; sleeping", "x", row,
+                        group="time, sleeping"))  # fmt: skip
     sparse = cpu_requests.proportional(SIXTEEN, 16_000)[0] / 1000
     made.append(Finding("request of a sparse rank / 1000m, 16 ranks", "x", Row("", (sparse,)),
                         theirs["sparse request"], note="calculated, as in the paper"))  # fmt: skip
@@ -123,7 +135,7 @@ def counters(measured: Measured) -> list[Finding]:
     made = []
     for figure, what, unit in (
         ("seconds", "time per iteration", "s"),
-        ("throttled", "periods throttled", "share"),
+        ("throttled", "nr_throttled / nr_periods", "share"),
         ("throttled_s", "throttled, all ranks", "s/s"),
         ("switches", "context switches", "1/s"),
         ("waited_s", "ready without a core, all ranks", "s/s"),
@@ -148,11 +160,12 @@ def limits_variants(setting: Setting) -> Variants:
             run = Run(zones, fair, wait=mode, limit=limit, apart=True)
             made[f"{_times(limit)}; {words}"] = functools.partial(one, setting, run)
     if setting.place.kind == LOCAL:  # a kubelet has one period for all its pods
-        for limit in (1.0, 2.0):
-            run = Run(zones, fair, limit=limit, period=SHORT, apart=True)
-            made[f"{_times(limit)}, period of 10 ms; spinning"] = functools.partial(
-                one, setting, run
-            )
+        for period in PERIODS:
+            for limit in (1.0, 2.0):
+                run = Run(zones, fair, limit=limit, period=period, apart=True)
+                made[f"{_times(limit)}, period of {period // 1000} ms; spinning"] = (
+                    functools.partial(one, setting, run)
+                )
     return made
 
 
@@ -184,6 +197,8 @@ def limits_findings(setting: Setting, measured: Measured) -> list[Finding]:
 
 PHASES = ((1.0,) * 4, FOUR, (1.0, 1.0, 3.0, 6.0))
 """Weights of the start-up, the steady and the final phase."""
+RESIDUAL = 0.02  # a steady simulation's
+PLAN_FIXED, PLAN_PHASES = "a plan with one phase", "a plan with three phases"
 
 
 def phases_variants(setting: Setting) -> Variants:
@@ -209,11 +224,42 @@ def phases_variants(setting: Setting) -> Variants:
         resizes = float(state["resizes"])
         return {**seen.figures(), "resizes": resizes, "iterations": iterations, "restarts": 0.0}
 
-    return {
+    made: dict[str, Callable[[], Figures]] = {
         "fixed": functools.partial(changed, 10 * iterations),
         "three phases": functools.partial(changed, setting.scale.iterations),
         "a resize every 5 iterations": functools.partial(changed, 5),
     }
+    if setting.place.kind == LOCAL:  # pods of another run would have to share the cluster
+        case = pitz_daily(
+            setting.place.scratch / "planned", FOUR, iterations, refine=setting.scale.refine
+        )
+        for name, weights in ((PLAN_FIXED, (FOUR,)), (PLAN_PHASES, PHASES)):
+            made[name] = functools.partial(_planned, setting, case, weights)
+    return made
+
+
+def _planned(setting: Setting, case: Path, phases: Sequence[Sequence[float]]) -> Figures:
+    """`dovetail run` of a plan with phases, of which the first ends by its iterations, and the
+    second, if the last does not come before, by its residual."""
+    parts: list[dict[str, object]] = []
+    for number, weights in enumerate(phases):
+        shares = cpu_requests.proportional(weights, budget(setting, len(weights)))
+        parts.append({"requests": [f"{share}m" for share in shares]})
+        if number < len(phases) - 1:
+            until: dict[str, float] = {"iteration": (number + 1) * setting.scale.iterations}
+            parts[-1]["until"] = until if number == 0 else {**until, "residual": RESIDUAL}
+    added = {k: v for k, v in environment().items() if os.environ.get(k) != v}
+    entry = {"name": "sim", "case": str(case), "ranks": len(FOUR), "weights": list(FOUR),
+             "ranks_per_pod": 1, "command": list(SOLVER), "phases": parts,
+             "environment": added}  # fmt: skip
+    plan, out = setting.place.scratch / "plan.json", setting.place.scratch / "planned-out"
+    plan.write_text(json.dumps({"simulations": [entry]}))
+    shutil.rmtree(out, ignore_errors=True)
+    seen = dovetail_run(plan, out).simulations[0]
+    if seen.wall_s is None or not seen.iterations:
+        raise WorkFailed(f"the simulation of the plan is {seen.state}: {seen.reason}")
+    return {"seconds": seen.wall_s / seen.iterations, "phases": float(len(seen.phases)),
+            "restarts": float(seen.restarts)}  # fmt: skip
 
 
 def phases_findings(setting: Setting, measured: Measured) -> list[Finding]:
@@ -225,12 +271,19 @@ def phases_findings(setting: Setting, measured: Measured) -> list[Finding]:
         1000 * (after["seconds"] - before["seconds"]) * after["iterations"] / after["resizes"]
         for after, before in zip(measured["a resize every 5 iterations"], measured["fixed"])
     ]
-    resizes = sum(int(one["resizes"]) for rows in measured.values() for one in rows)
+    resizes = sum(int(one.get("resizes", 0)) for rows in measured.values() for one in rows)
     restarts = plain(measured, "a resize every 5 iterations", "restarts")
     note = f"{resizes} resizes; a simulation that ended would have ended the measurement"
-    return [
+    made = [
         Finding("time, three phases / fixed requests", "x", phases, theirs["phases"]),
         Finding("time, a resize every 5 iterations / none", "x", often),
         Finding("what a resize adds to the ranks' time", "ms", Row("", tuple(per_resize))),
         Finding("restarts", "restarts", restarts, theirs["restarts"], note=note),
     ]
+    if PLAN_PHASES in measured:
+        begun = sorted(int(one["phases"]) for one in measured[PLAN_PHASES])
+        note = f"`dovetail run` with the plan's `phases`; {begun[0]} or more phases began"
+        made.insert(1, Finding("time, a plan with three phases / with one", "x",
+                               ratio(measured, PLAN_PHASES, PLAN_FIXED, "seconds"),
+                               theirs["phases"], note=note))  # fmt: skip
+    return made

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: LGPL-3.0-or-later
 """MPI beside and inside user-space Kubernetes, and a hybrid batch job (arXiv:2406.06995).
 
-Inputs: a setting. Outputs: OSU's latency, bandwidth, Allreduce and Barrier from 8 bytes to 1 MB on
+Inputs: a setting. Outputs: OSU's latency, bandwidth, Allreduce and Barrier from 1 byte to 1 MB on
 two ranks, and LAMMPS on 1 and 2 ranks, in the paper's set-ups: bare, bare with Kubernetes idle
-beside it, and in pods on the host's network and on a bridge; R squared of what a model server
-learns from bare-metal jobs in the batch job of `examples/hybrid.sh`, whose logs are kept. All
-messages go by TCP, as between machines. Clusters are started for it and taken down.
+beside it, in a container, and in pods on the host's network and on a bridge; R squared of what a
+model server learns from bare-metal jobs in the batch job of `examples/hybrid.sh`, whose logs are
+kept. All messages go by TCP, as between machines. Clusters are started for it and taken down.
 """
 
 from __future__ import annotations
@@ -28,15 +28,16 @@ from usernetes_setup.preflight import report
 
 from dovetail.bench import hybrid, jobtap, kube, ondemand
 from dovetail.bench.harness import Row, dovetail_run
-from dovetail.bench.papers import published
+from dovetail.bench.papers import containers, published
 from dovetail.bench.papers.findings import Figures, Finding, Measured, Setting, plain
 from dovetail.bench.papers.place import NotHere
 from dovetail.bench.papers.published import BESIDE, CONTAINER, INSIDE
 from dovetail.core.errors import BadInput, WorkFailed
 from dovetail.host import install_paths
+from dovetail.report import summary
 
 BARE, PODS, BRIDGE = published.BARE, f"{INSIDE}, host's network", f"{INSIDE}, bridge"
-SETUPS = (BARE, BESIDE, PODS, BRIDGE)
+SETUPS = (BARE, BESIDE, CONTAINER, PODS, BRIDGE)
 ROUND = "all set-ups"
 CELLS, STEPS = 16, 400
 _TIME = re.compile(r"^Loop time of ([\d.e+-]+) on (\d+) procs", re.M)
@@ -63,52 +64,63 @@ def converged_variants(setting: Setting) -> Variants:
     need_kubernetes()
     if setting.place.cores < 2:
         raise NotHere("one core: messages need two ranks that run")
+    engine = containers.runc(setting.progress)
     commands = [[str(install_paths.bench("openmpi", "bench_pairs")), "sweep"]]
     if shutil.which("lmp"):
         commands.append(hybrid.commands()[0])
     turns = iter(range(10**6))
-    return {ROUND: lambda: _round(setting, commands, next(turns))}
+    return {ROUND: lambda: _round(setting, engine, commands, next(turns))}
 
 
-def _round(setting: Setting, commands: Sequence[Sequence[str]], number: int) -> Figures:
-    """Bare, then both clusters one after the other."""
+def _round(
+    setting: Setting, engine: Path, commands: Sequence[Sequence[str]], number: int
+) -> Figures:
+    """Bare, in a container, then both clusters one after the other."""
     scratch = setting.place.scratch / f"converged-{number}-{os.getpid()}"
     (scratch / "case").mkdir(parents=True)
     found: dict[str, float] = {}
 
-    def bare(setup: str) -> None:
-        found.update(_figures(setup, [hybrid.mpi_run(words, scratch) for words in commands]))
+    def runs(setup: str, run: Callable[[Sequence[str], int], str]) -> None:
+        found.update(_figures(setup, [run(words, 2) for words in commands]))
         if len(commands) > 1:
-            one = hybrid.mpi_run(commands[1], scratch, ranks=1)
-            found[f"LAMMPS on 1 rank, {setup}"] = _lammps(one)[0]
+            found[f"LAMMPS on 1 rank, {setup}"] = _lammps(run(commands[1], 1))[0]
 
-    def pods(setup: str, kubeconfig: Path, network: str) -> None:
-        texts = [_in_pod(words, scratch, kubeconfig, network, 2) for words in commands]
-        found.update(_figures(setup, texts))
-        if len(commands) > 1:
-            one = _in_pod(commands[1], scratch, kubeconfig, network, 1)
-            found[f"LAMMPS on 1 rank, {setup}"] = _lammps(one)[0]
+    def bare(words: Sequence[str], ranks: int) -> str:
+        return hybrid.mpi_run(words, scratch, ranks)
 
-    bare(BARE)
+    runs(BARE, bare)
+    runs(CONTAINER, functools.partial(containers.run, engine, scratch))
     for setup, network in ((PODS, "host"), (BRIDGE, "bridge")):
         began = time.monotonic()
         with ondemand.started(2, setting.progress, network, purpose="setup") as kubeconfig:
             found[f"start-up, {setup}"] = time.monotonic() - began
             if setup == PODS:
-                hybrid.mpi_run(commands[0], scratch)  # not counted: the cluster comes to rest
-                bare(BESIDE)
-            pods(setup, kubeconfig, network)
+                bare(commands[0], 2)  # not counted: the cluster comes to rest
+                runs(BESIDE, bare)
+            waits: list[float] = []
+            runs(setup, functools.partial(_in_pods, scratch, kubeconfig, network, waits))
+            found[f"start of pods, {setup}"] = statistics.median(waits)
     return found
 
 
-def _in_pod(words: Sequence[str], scratch: Path, kubeconfig: Path, network: str, ranks: int) -> str:
-    """What a program prints as a simulation of pods of one rank each."""
+def _in_pods(
+    scratch: Path,
+    kubeconfig: Path,
+    network: str,
+    waits: list[float],
+    words: Sequence[str],
+    ranks: int,
+) -> str:
+    """What a program prints as a simulation of pods of one rank each; `waits` gets how many seconds
+    after their launch it began."""
     entry = {"name": "sim", "case": str(scratch / "case"), "ranks": ranks, "ranks_per_pod": 1,
              "command": list(words), "environment": hybrid.TCP}  # fmt: skip
     plan = scratch / "plan.json"
     plan.write_text(json.dumps({"simulations": [entry]}))
     out = scratch / f"out-{time.monotonic_ns()}"
     dovetail_run(plan, out, "--kubeconfig", str(kubeconfig), "--network", network)
+    last = summary.load(out)[1].tracks[0].attempts[-1]
+    waits.append((last.start or last.launch) - last.launch)
     return (out / "sim" / "log").read_text()
 
 
@@ -146,8 +158,6 @@ def converged_findings(setting: Setting, measured: Measured) -> list[Finding]:
             made.append(Finding(f"{test}: {setup} / bare", "x", over(test, setup), number,
                                 group=f"{test.partition(',')[0]} / bare",
                                 note=_difference(setup)))  # fmt: skip
-        made.append(Finding(f"{test}: container / bare", "x", None, theirs[f"{test}, {CONTAINER}"],
-                            "no container engine apart from that of Kubernetes"))  # fmt: skip
     if lammps:
         for setup in SETUPS:
             pairs = [(one[f"LAMMPS on 1 rank, {setup}"], one[f"LAMMPS, {setup}"])
@@ -161,8 +171,13 @@ def converged_findings(setting: Setting, measured: Measured) -> list[Finding]:
                         "one machine"))  # fmt: skip
     for setup in (PODS, BRIDGE):
         made.append(Finding(f"start-up of Kubernetes, {setup}", "s",
-                            plain(measured, ROUND, f"start-up, {setup}"), theirs["start-up"],
-                            note="no image is pulled: pods run this machine's"))  # fmt: skip
+                            plain(measured, ROUND, f"start-up, {setup}"),
+                            theirs["start-up"]))  # fmt: skip
+    for setup in (PODS, BRIDGE):
+        made.append(Finding(f"from the launch of pods until they run, {setup}", "s",
+                            plain(measured, ROUND, f"start of pods, {setup}"), theirs["pull"],
+                            note="no image is pulled here: pods have this machine's "
+                                 "programs"))  # fmt: skip
     for setup in SETUPS:
         made += [Finding(f"{test}: {setup}", _unit(test),
                          plain(measured, ROUND, f"{test}, {setup}"),

@@ -1,25 +1,32 @@
 # SPDX-License-Identifier: LGPL-3.0-or-later
 """A noisy neighbour on the same node, and what keeps it off: weights, cpusets, both.
 
-Inputs: a setting. Outputs: seconds per iteration of OpenFOAM, and of LAMMPS where it is installed,
-on half of the cores: alone, and beside a neighbour that copies memory with a process for each core,
-as STREAM does. HPCG and MiniFE are in no registry that this uses.
+Inputs: a setting. Outputs: seconds per iteration of OpenFOAM, of STREAM's triad, and of LAMMPS and
+HPCG where they are on PATH, on half of the cores: alone, and beside a neighbour that copies memory
+with a process for each core. Where a cluster can be started, also how long simulations of pods take
+to begin, two of which want all cores at the same time.
 """
 
 from __future__ import annotations
 
 import functools
+import json
 import os
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from usernetes_setup.build import programs
+from usernetes_setup.preflight import report
 
+from dovetail.bench import hybrid, ondemand
+from dovetail.bench.harness import dovetail_run
 from dovetail.bench.papers.allocation import cut
 from dovetail.bench.papers.findings import Figures, Finding, Measured, Setting, plain, ratio
-from dovetail.bench.papers.place import LOCAL, NotHere, Run, need_groups
+from dovetail.bench.papers.place import LOCAL, WARM, NotHere, Run, need_groups
 from dovetail.core.errors import BadInput
+from dovetail.host import install_paths
+from dovetail.report import summary
 
 NEIGHBOUR = """
 import os
@@ -34,7 +41,9 @@ WEIGHTS, CPUSETS = "weights", "cpusets"
 WAYS: Mapping[str, tuple[str, ...]] = {
     "nothing": (), WEIGHTS: (WEIGHTS,), CPUSETS: (CPUSETS,), "both": (WEIGHTS, CPUSETS),
 }  # fmt: skip
-_UNBOUNDED = 10**9  # steps of LAMMPS, which are short: it is measured for a time
+_UNBOUNDED = 10**9  # short steps: they are measured for a time
+HPCG_SETUP = 150  # its iterations before those that it times, which are all alike
+GANG = "gang start"
 LIGHT = 10  # millicores of a neighbour that shall have only what is left
 Variants = Mapping[str, Callable[[], Figures]]
 
@@ -52,14 +61,17 @@ def neighbours_variants(setting: Setting) -> Variants:
     foam = cut(setting, "victim", (1.0,) * ranks, setting.scale.refine)
     solver = ("simpleFoam", "-parallel") if ranks > 1 else ("simpleFoam",)
     victims = {"OpenFOAM": Run(foam, (1000,) * ranks, command=solver)}
-    lammps = _lammps()
-    if lammps:
-        victims["LAMMPS"] = Run(empty, (1000,) * ranks, command=lammps)
+    for name, command in (("LAMMPS", _lammps()), ("STREAM", _stream()), ("HPCG", _hpcg())):
+        if command:
+            warm = HPCG_SETUP if name == "HPCG" else WARM
+            victims[name] = Run(empty, (1000,) * ranks, command=command, warm=warm)
     made: dict[str, Callable[[], Figures]] = {}
     for name, run in victims.items():
         made[f"{name} alone"] = functools.partial(_beside, setting, run, None)
         for way, means in WAYS.items():
             made[f"{name}, {way}"] = functools.partial(_beside, setting, run, means)
+    if not report.errors():
+        made[GANG] = functools.partial(_gang, setting)
     return made
 
 
@@ -73,6 +85,36 @@ def _lammps() -> tuple[str, ...]:
         return ()
     size = [word for axis in "xyz" for word in ("-var", axis, "10")]
     return (program, "-in", str(script), "-log", "none", "-var", "steps", "10000000", *size)
+
+
+def _stream() -> tuple[str, ...]:
+    return str(install_paths.bench("openmpi", "bench_pairs")), "stream"
+
+
+def _hpcg() -> tuple[str, ...]:
+    """On one thread for each rank, and for ever."""
+    program = shutil.which("xhpcg")
+    size = [f"--n{axis}=32" for axis in "xyz"]
+    return ("env", "OMP_NUM_THREADS=1", program, *size, "--rt=100000") if program else ()
+
+
+def _gang(setting: Setting) -> Figures:
+    """Two simulations that want all cores, as pods of a rank each, at the same time.
+
+    A scheduler without gang start may begin both in part, and none would ever run.
+    """
+    cores, scratch = setting.place.cores, setting.place.scratch
+    entry = {"name": "gang", "case": str(scratch / "neighbour"), "ranks": cores, "ranks_per_pod": 1,
+             "count": 2, "environment": hybrid.TCP,
+             "command": [str(install_paths.bench("openmpi", "bench_pairs")), "pairs"]}  # fmt: skip
+    plan, out = scratch / "gang.json", scratch / "gang"
+    plan.write_text(json.dumps({"simulations": [entry]}))
+    shutil.rmtree(out, ignore_errors=True)
+    with ondemand.started(cores, setting.progress, purpose="gang") as kubeconfig:
+        dovetail_run(plan, out, "--kubeconfig", str(kubeconfig))
+    attempts = [one for track in summary.load(out)[1].tracks for one in track.attempts]
+    begun = [one.start - one.launch for one in attempts if one.start is not None]
+    return {"seconds": max(begun), "part": float(len(attempts) - len(begun))}
 
 
 def _beside(setting: Setting, run: Run, means: Sequence[str] | None) -> Figures:
@@ -98,7 +140,7 @@ def _beside(setting: Setting, run: Run, means: Sequence[str] | None) -> Figures:
 def neighbours_findings(setting: Setting, measured: Measured) -> list[Finding]:
     """Time beside the neighbour over that alone; there are no published numbers for it."""
     made = []
-    victims = sorted({name.split(",")[0].removesuffix(" alone") for name in measured})
+    victims = sorted({name.partition(",")[0] for name in measured if "," in name})
     for name in victims:
         for way in WAYS:
             row = ratio(measured, f"{name}, {way}", f"{name} alone", "seconds")
@@ -107,11 +149,19 @@ def neighbours_findings(setting: Setting, measured: Measured) -> list[Finding]:
         made += [Finding(f"ready without a core: {one}", "s/s", plain(measured, one, "waited_s"),
                          group="ready without a core", detail=True)
                  for one in measured if one.startswith(name)]  # fmt: skip
-    if "LAMMPS" not in victims:
-        why = "there is no lmp: ./bootstrap services installs LAMMPS"
-        made.append(Finding("time of LAMMPS beside a neighbour", "x", why=why))
-    made.append(Finding("time of HPCG and MiniFE beside a neighbour", "x",
-                        why="neither is packaged for this system"))  # fmt: skip
-    made.append(Finding("gang start", "s", why="all pods of a simulation start or none does, which "
-                        "is a promise and no time; dovetail-pods(7)"))  # fmt: skip
+    for name, how in (("LAMMPS", "there is no lmp: ./bootstrap services installs it"),
+                      ("HPCG", "there is no xhpcg on PATH; it is built from its source, as no "
+                               "system packages it")):  # fmt: skip
+        if name not in victims:
+            made.append(Finding(f"time of {name} beside a neighbour", "x", why=how))
+    made.append(Finding("time of MiniFE beside a neighbour", "x", why="one of HPCG and MiniFE"))
+    if GANG not in measured:
+        errors = report.errors()
+        made.append(Finding(GANG, "s", why=errors[0] if errors else ""))
+        return made
+    note = "two simulations that want all cores at once; start-up of the cluster not counted"
+    made.append(Finding("gang start: from the launch of pods until all ranks run", "s",
+                        plain(measured, GANG, "seconds"), note=note))  # fmt: skip
+    made.append(Finding("gang start: simulations of which only a part began", "simulations",
+                        plain(measured, GANG, "part"), note=note))  # fmt: skip
     return made

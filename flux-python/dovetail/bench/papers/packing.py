@@ -83,6 +83,7 @@ def _at_once(setting: Setting, run: Run, n: int) -> Figures:
         "requested": n * sum(run.requests) / 1000,
         "switches": sum(one.switches for one in seen),
         "waited_s": sum(one.waited_s for one in seen),
+        **{f"time {number}": time for number, time in enumerate(times, 1)},
     }
 
 
@@ -123,6 +124,22 @@ def packing_findings(setting: Setting, measured: Measured) -> list[Finding]:
             made.append(Finding(f"mean slowdown, {n} at once, {way}", "x",
                                 _over(measured, way, n, "mean"), theirs[f"slowdown {n}"],
                                 group=f"slowdown, {way}", at=n))  # fmt: skip
+    for way in (THEIRS, OWN, IDLE):
+        for n in range(2, MOST + 1):
+            makespan = _over(measured, way, n, "makespan", "makespan").values
+            made.append(Finding(f"makespan, {n} at once / one after the other, {way}", "x",
+                                Row("", tuple(value / n for value in makespan)),
+                                theirs[f"makespan {n}"], group=f"makespan, {way}",
+                                at=n))  # fmt: skip
+            gain = _gain(measured, way, n).values
+            made.append(Finding(f"efficiency, {n} at once: throughput / {n} times that of one, "
+                                f"{way}", "share", Row("", tuple(value / n for value in gain)),
+                                theirs[f"efficiency {n}"], group=f"efficiency, {way}",
+                                at=n))  # fmt: skip
+            made += [Finding(f"slowdown of number {number} of {n}, {way}", "x",
+                             _over(measured, way, n, f"time {number}"), detail=True,
+                             group=f"slowdown of each, {way}")
+                     for number in range(1, n + 1)]  # fmt: skip
     best = min(MOST, setting.place.cores)
     for way in WAYS[1:-1]:
         pairs = zip(measured[f"{way}: {MOST}"], measured[f"{IDLE}: {best}"])

@@ -68,7 +68,10 @@ EXPERIMENTS = {
     )
 }  # fmt: skip
 QUIET = 0.25  # of the cores: if others use more, measurements say nothing about a paper
-MEASURING = ("allocation", "converged", "neighbours", "packing", "place", "scales", "setups")
+MEASURING = (
+    "allocation", "containers", "converged", "motor_bike", "neighbours", "packing", "place",
+    "scales", "setups",
+)  # fmt: skip
 """The modules on which measurements depend."""
 
 

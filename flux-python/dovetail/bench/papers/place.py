@@ -49,7 +49,7 @@ class Run:
     """One simulation. `requests` are millicores by rank; `limit` is how many times its request a
     rank group may use at most in each `period` (microseconds), 0 for no limit. With `apart` each
     rank is a group, or a pod, of its own. `cpus` are those that its processes may use, if not all.
-    What is not `counted` only has to be there.
+    What is not `counted` only has to be there. Its first `warm` iterations do not count.
     """
 
     case: Path
@@ -61,6 +61,7 @@ class Run:
     apart: bool = False
     cpus: tuple[int, ...] = ()
     counted: bool = True
+    warm: int = WARM
 
 
 @dataclass(frozen=True)
@@ -212,7 +213,7 @@ class Place:
                     last[event.name] = event.ranks
             if not started:
                 warm = all(n in last for n in by_name)
-                warm = warm and all(min(last[n].iterations) >= WARM for n in counted)
+                warm = warm and all(min(last[n].iterations) >= by_name[n].warm for n in counted)
                 ready = (warm or not lifted) and all(  # lifted limits begin again only then
                     n in last and self._arrange(n, by_name[n], arranged) for n in by_name
                 )

@@ -14,8 +14,9 @@ class Scale:
     """`iterations` of a solver are timed in each measurement, for at most `seconds`.
 
     `refine` splits each of pitzDaily's 12,225 cells into refine x refine; `sizes` are those of
-    which the speed-up is measured. `large` is the case of 16 ranks. `jobs` are those from which the
-    models of the hybrid batch job learn, and those that they predict.
+    which the speed-up is measured, and `levels` those of motorBike's refinement. `large` is the
+    case of 16 ranks. `jobs` are those from which the models of the hybrid batch job learn, and
+    those that they predict.
     """
 
     name: str
@@ -25,14 +26,15 @@ class Scale:
     refine: int
     large: int
     sizes: tuple[int, ...]
+    levels: tuple[int, ...]
     jobs: tuple[int, int]
 
 
 SCALES = {
     one.name: one
     for one in (
-        Scale("small", 3, 40, 3.5, 1, 2, (1, 2), (18, 9)),
-        Scale("medium", 5, 150, 20.0, 2, 3, (1, 2, 4), (100, 25)),
-        Scale("papers", 5, 300, 60.0, 1, 3, (1, 2, 4, 6), (1000, 250)),
+        Scale("small", 3, 40, 3.5, 1, 2, (1, 2), (4,), (18, 9)),
+        Scale("medium", 5, 150, 20.0, 2, 3, (1, 2, 4), (4, 5), (100, 25)),
+        Scale("papers", 5, 300, 60.0, 1, 3, (1, 2, 4, 6), (5, 6), (1000, 250)),
     )
 }
