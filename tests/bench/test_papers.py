@@ -332,6 +332,7 @@ def test_limits_are_lifted_until_simulations_begin_and_hold_then(tmp_path, monke
     place = Late(tmp_path / "runs")
     (tmp_path / "case").mkdir()
     monkeypatch.setattr("dovetail.bench.papers.place._START", 4.0)
+    monkeypatch.setattr("dovetail.bench.papers.place._LIFT", 2.0)
     words = (str(program), "burn", "1000000", "100")
     run = Run(tmp_path / "case", (20,), command=words, apart=True, limit=1.0)
     try:

@@ -108,7 +108,8 @@ def allocation_findings(setting: Setting, measured: Measured) -> list[Finding]:
         ):  # fmt: skip
             row = ratio(measured, f"{over}; {words}", f"{under}; {words}", "seconds")
             what = f"time: {said}; {words}"
-            made.append(Finding(what, "x", row, theirs.get(key), group=f"time, {words}"))
+            made.append(Finding(what, "x", row, theirs.get(key), group=f"time, {words}",
+                                note=_lifted(measured[f"{over}; {words}"])))  # fmt: skip
     row = ratio(
         measured, "16 ranks, proportional; sleeping", "16 ranks, equal; sleeping", "seconds"
     )
@@ -128,6 +129,14 @@ def allocation_findings(setting: Setting, measured: Measured) -> list[Finding]:
                         theirs["across hosts"], why))  # fmt: skip
     made += counters(measured)
     return made
+
+
+def _lifted(rounds: Sequence[Figures]) -> str:
+    """In how many rounds ranks had to begin without their limits, if in any."""
+    some = sum(one["lifted"] > 0 for one in rounds)
+    return (
+        f"{some} of {len(rounds)} began without limits, as they did not with them" if some else ""
+    )
 
 
 def counters(measured: Measured) -> list[Finding]:
@@ -188,6 +197,7 @@ def limits_findings(setting: Setting, measured: Measured) -> list[Finding]:
             number = theirs["limits twice"]
         row = ratio(measured, name, f"no limit; {words}", "seconds")
         made.append(Finding(f"time: {limit} / none; {words}", "x", row, number,
+                            note=_lifted(measured[name]),
                             group=f"time / without a limit, {words}"))  # fmt: skip
     return [*made, *counters(measured)]
 

@@ -18,7 +18,7 @@ import secrets
 import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -36,6 +36,7 @@ LOCAL, KUBERNETES = "local", "kubernetes"
 WARM = 3  # iterations that do not count
 _LOOK = 0.05  # seconds between looks
 _START = 120.0  # seconds in which every simulation must have begun to iterate
+_LIFT = 15.0  # seconds after which those that are throttled get no limits until they do
 _PATIENCE = 90.0  # seconds in which a slow one must have done an iteration that counts
 _DEPTH = 9  # of groups below the mount
 
@@ -69,7 +70,8 @@ class Seen:
     """`seconds` per iteration; `cores` in use; seconds outside and inside MPI by rank.
 
     `throttled` is the share of periods in which a rank group was, `throttled_s` and `waited_s` are
-    seconds per second (throttled; ready, without a core), `switches` are per second.
+    seconds per second (throttled; ready, without a core), `switches` are per second. `lifted` says
+    that it began without its limits, since it did not begin with them.
     """
 
     seconds: float
@@ -80,6 +82,7 @@ class Seen:
     throttled_s: float
     switches: float
     waited_s: float
+    lifted: bool = False
 
     def figures(self) -> dict[str, float]:
         """What is kept of it."""
@@ -90,6 +93,7 @@ class Seen:
             "throttled_s": self.throttled_s,
             "switches": self.switches,
             "waited_s": self.waited_s,
+            "lifted": float(self.lifted),
         }
 
 
@@ -221,7 +225,7 @@ class Place:
                     started = now
                     for name in counted:
                         first[name], before[name] = last[name], self._counters(name, by_name[name])
-                elif not lifted and now - began > _START / 2:
+                elif not lifted and now - began > _LIFT:
                     lifted = True  # throttled ranks that spin may need minutes to begin
                     arranged.clear()
                     for name, run in by_name.items():
@@ -239,7 +243,14 @@ class Place:
                     after[name] = last[name], counters, now - started
             if now - started > max(seconds, _PATIENCE) and len(after) < len(counted):
                 raise WorkFailed(f"no iteration in {now - started:.0f} s")
-        return [_seen(first[name], before[name], *after[name]) for name in counted]
+        lifted = lifted and self.kubeconfig is None
+        return [
+            replace(
+                _seen(first[name], before[name], *after[name]),
+                lifted=lifted and by_name[name].limit > 0,
+            )
+            for name in counted
+        ]
 
     def _end(self, executor: LocalExecutor | KubernetesExecutor, names: Sequence[str]) -> None:
         for name in names:
