@@ -141,8 +141,8 @@ class Curve:
     """What `against_n` draws: measured points (n, value, low, high), the model's middle and
     band as (n, middle, low, high), level lines (value, words), and what n is."""
 
-    points: tuple[tuple[int, float, float, float], ...]
-    model: tuple[tuple[int, float, float, float], ...]
+    points: tuple[tuple[float, float, float, float], ...]
+    model: tuple[tuple[float, float, float, float], ...]
     levels: tuple[tuple[float, str], ...]
     unit: str
     axis: str = "N, simulations at once"
@@ -151,7 +151,7 @@ class Curve:
 def against_n(curve: Curve, label: str) -> Markup:
     """Measured points and the model's band against N, the simulations at once, or another n."""
     left, right, top, bottom = 52.0, PANEL - 14, 30.0, 280.0
-    last = max([p[0] for p in curve.points] + [m[0] for m in curve.model] + [2])
+    last = max([p[0] for p in curve.points] + [m[0] for m in curve.model] + [2.0])
     highest = max(
         [p[3] for p in curve.points] + [m[3] for m in curve.model] + [v for v, _ in curve.levels]
     )
@@ -168,8 +168,8 @@ def against_n(curve: Curve, label: str) -> Markup:
             line(left, y, right, y, "grid"),
             text(left - 6, y + 5, f"{value:g}", "end", "tick"),
         ]
-    for n in range(1, last + 1, max(1, math.ceil(last / 8))):
-        drawn.append(text(at(n, 0)[0], bottom + 20, str(n), "middle", "tick"))
+    for mark in range(1, int(last) + 1, max(1, math.ceil(last / 8))):
+        drawn.append(text(at(mark, 0)[0], bottom + 20, str(mark), "middle", "tick"))
     if curve.model:
         upper = [at(n, high) for n, _, _, high in curve.model]
         lower = [at(n, low) for n, _, low, _ in reversed(curve.model)]

@@ -28,6 +28,7 @@ SIXTEEN = (1.0,) * 8 + (5.0,) * 4 + (15.0,) * 4
 WAITS = {"off": "spinning", "doorbell": "sleeping"}
 CURVE = {"off": (1.0, 1.25, 1.5, 2.0, 3.0, 0.0), "doorbell": (1.0, 2.0, 0.0)}
 """Limits over requests, by the wait; 0 is none."""
+CURVES = "time / without a limit"
 PERIODS = (10_000, 30_000)  # microseconds, beside the kernel's, of which all the curve is
 ENDLESS = 10_000_000
 Variants = Mapping[str, Callable[[], Figures]]
@@ -196,9 +197,10 @@ def limits_findings(setting: Setting, measured: Measured) -> list[Finding]:
         elif limit.startswith("limit 2 x"):
             number = theirs["limits twice"]
         row = ratio(measured, name, f"no limit; {words}", "seconds")
+        _, _, period = limit.partition(", ")
         made.append(Finding(f"time: {limit} / none; {words}", "x", row, number,
-                            note=_lifted(measured[name]),
-                            group=f"time / without a limit, {words}"))  # fmt: skip
+                            note=_lifted(measured[name]), at=float(limit.split()[1]),
+                            group=", ".join(filter(None, [CURVES, words, period]))))  # fmt: skip
     return [*made, *counters(measured)]
 
 

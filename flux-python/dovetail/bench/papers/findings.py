@@ -72,7 +72,7 @@ class Finding:
     """One row: what the paper says, or None, and what was measured, or why it was not.
 
     `what` and `unit` are of the measurement; `note` is said in addition. `group` puts findings
-    into one chart, `at` is the place on its axis where that is one of whole numbers. A `detail` is
+    into one chart, `at` is the place on its axis, 1 or more, where that has numbers. A `detail` is
     shown on the page alone. What was measured while others used the cores is `disturbed`, and says
     nothing about the paper.
     """
@@ -84,7 +84,7 @@ class Finding:
     why: str = ""
     note: str = ""
     group: str = ""
-    at: int | None = None
+    at: float | None = None
     detail: bool = False
     disturbed: bool = False
 

@@ -16,7 +16,7 @@ import jinja2
 from markupsafe import Markup
 
 from dovetail import __version__
-from dovetail.bench.papers import published
+from dovetail.bench.papers import allocation, published
 from dovetail.bench.papers.findings import (
     CONFIRMED,
     DISTURBED,
@@ -33,6 +33,8 @@ CLASSES = {CONFIRMED: "confirmed", SMALLER: "smaller", OPPOSITE: "opposite", NOT
 WORTH_SAYING = 0.1  # cores
 _LONGEST = 50  # letters of a label in a chart
 _BARS = 24  # of a chart
+AXES = {"speed-up": "ranks", allocation.CURVES: "limit / request"}
+"""What the axis of a chart is, by how its name begins; else it is the simulations at once."""
 
 
 @dataclass(frozen=True)
@@ -182,10 +184,12 @@ def _curve(name: str, findings: Sequence[Finding]) -> Markup:
         number = finding.published
         if number is not None and number.value is not None:
             theirs.append((finding.at, number.value, number.value, number.value))
-    first = findings[0].unit == "x" and findings[0].at != 1
-    one = ((1, 1.0, 1.0, 1.0),) if first else ()
-    levels = ((1.0, "alone"),) if findings[0].unit == "x" else ()
-    line = (*one, *theirs) if theirs else ()
     unit = findings[0].unit
-    axis = "ranks" if name.startswith("speed-up") else "N, simulations at once"
-    return charts.against_n(Curve((*one, *points), line, levels, unit, axis), name)
+    one = ((1.0, 1.0, 1.0, 1.0),) if unit == "x" and min(points)[0] > 1 else ()
+    levels = [(1.0, "alone" if one else "none")] if unit == "x" else []
+    line = (*one, *theirs) if theirs else ()
+    if len(line) == 1:  # no line
+        levels.append((line[0][1], "paper"))
+    axes = [axis for start, axis in AXES.items() if name.startswith(start)]
+    axis = axes[0] if axes else "N, simulations at once"
+    return charts.against_n(Curve((*one, *points), line, tuple(levels), unit, axis), name)
