@@ -72,7 +72,8 @@ static int by_value(const void *a, const void *b)
 static double measure(void (*work)(int), int bytes)
 {
     static double took[BATCHES];
-    const int calls = work == window ? 4 : bytes <= SMALL ? 1000 : bytes < LARGE ? 200 : 20;
+    const int large = bytes == LARGE, few = work == window;
+    const int calls = few ? (large ? 1 : 4) : bytes <= SMALL ? 1000 : large ? 20 : 200;
     for (int batch = -1; batch < BATCHES; batch++) {
         MPI_Barrier(MPI_COMM_WORLD);
         const double start = MPI_Wtime();

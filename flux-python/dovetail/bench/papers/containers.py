@@ -27,6 +27,8 @@ from dovetail.core.errors import WorkFailed
 
 _OWN = ("proc", "sys", "dev")  # that every container has by itself
 _SHARED = ("network", "uts", "cgroup")  # namespaces that stay the host's
+_ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+"""In a user namespace everybody is."""
 _PATIENCE = 600.0  # seconds
 
 
@@ -46,7 +48,7 @@ def run(engine: Path, scratch: Path, words: Sequence[str], ranks: int) -> str:
         command, environment = hybrid.mpi_command(words, scratch, ranks)
         config = _configured(json.loads(file.read_text()), bundle / "rootfs")
         config["process"].update(args=command, cwd=str(scratch), terminal=False,
-                                 env=[f"{k}={v}" for k, v in environment.items()])  # fmt: skip
+                                 env=[f"{k}={v}" for k, v in {**environment, **_ROOT}.items()])  # fmt: skip
         file.write_text(json.dumps(config))
         line = [str(engine), f"--root={bundle}/state"]
         try:

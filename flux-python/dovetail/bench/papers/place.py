@@ -155,6 +155,7 @@ class Place:
     def _spec(self, run: Run) -> Spec:
         self._launched += 1
         added = tuple((k, v) for k, v in environment().items() if os.environ.get(k) != v)
+        added += (("OMPI_MCA_odls_base_sigkill_timeout", "0"),)  # an endless one ends at once
         ranks = len(run.requests)
         limit = 0.0
         if self.kind == KUBERNETES:
