@@ -209,7 +209,7 @@ def limits_findings(setting: Setting, measured: Measured) -> list[Finding]:
 
 PHASES = ((1.0,) * 4, FOUR, (1.0, 1.0, 3.0, 6.0))
 """Weights of the start-up, the steady and the final phase."""
-RESIDUAL = 0.02  # a steady simulation's
+RESIDUAL = 0.01  # a steady simulation's
 PLAN_FIXED, PLAN_PHASES = "a plan with one phase", "a plan with three phases"
 
 

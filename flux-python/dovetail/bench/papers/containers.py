@@ -47,8 +47,8 @@ def run(engine: Path, scratch: Path, words: Sequence[str], ranks: int) -> str:
         file = bundle / "config.json"
         command, environment = hybrid.mpi_command(words, scratch, ranks)
         config = _configured(json.loads(file.read_text()), bundle / "rootfs")
-        config["process"].update(args=command, cwd=str(scratch), terminal=False,
-                                 env=[f"{k}={v}" for k, v in {**environment, **_ROOT}.items()])  # fmt: skip
+        variables = [f"{name}={value}" for name, value in {**environment, **_ROOT}.items()]
+        config["process"].update(args=command, cwd=str(scratch), env=variables, terminal=False)
         file.write_text(json.dumps(config))
         line = [str(engine), f"--root={bundle}/state"]
         try:
