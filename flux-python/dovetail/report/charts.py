@@ -185,7 +185,8 @@ def against_n(curve: Curve, label: str) -> Markup:
         drawn.append(element("circle", cx=x, cy=y, r=6, class_="point"))
         if x >= free:
             side, anchor = (-9, "end") if n == last else (9, "start")
-            drawn.append(text(x + side, y + 22, f"{value:.2f}", anchor, "value"))
+            below = 22 if y < bottom - 24 else -10  # where marks of the axis stand
+            drawn.append(text(x + side, y + below, f"{value:.2f}", anchor, "value"))
             free = x + 52
     drawn.append(text(4, 16, curve.unit, kind="axis"))
     drawn.append(text(right, bottom + 42, curve.axis, "end", "axis"))
