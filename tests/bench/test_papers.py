@@ -31,6 +31,7 @@ from dovetail.bench.papers.findings import (
 )
 from dovetail.bench.papers.kept import FILE, Kept
 from dovetail.bench.papers.page import Outcome, page
+from dovetail.bench.papers.page import row as page_row
 from dovetail.bench.papers.place import NotHere, Place, Run, need_groups
 from dovetail.bench.papers.published import Published
 from dovetail.bench.papers.scales import SCALES
@@ -248,6 +249,7 @@ def test_each_mesh_has_its_own_speed_up_and_one_that_is_missing_says_why(monkeyp
     bike = rows["S(2), motorBike, 40,000 cells, even cut, sleeping"]
     assert (bike.row.median, bike.note) == (1.5, "20,000 cells for each rank")
     assert rows["E(2), motorBike, 40,000 cells, even cut, sleeping"].row.median == 0.75
+    assert page_row(bike)["verdict"] == NO_NUMBER
     monkeypatch.setattr(motor_bike, "missing", lambda: "there is no snappyHexMesh")
     some = {name: rounds for name, rounds in measured.items() if "pitz" in name}
     assert setups.setups_findings(None, some)[-1].why == "there is no snappyHexMesh"

@@ -115,7 +115,7 @@ def row(finding: Finding) -> dict[str, str]:
         else "",
         "n": str(len(ours.values)) if ours else "",
         "ratio": f"{finding.ratio:.2f}" if finding.ratio is not None else "",
-        "verdict": finding.verdict if one or not ours else "",
+        "verdict": "" if finding.detail else finding.verdict,
         "kind": CLASSES.get(finding.verdict, "unmeasured") if one else "unmeasured",
         "remark": remark,
     }
@@ -186,7 +186,7 @@ def _curve(name: str, findings: Sequence[Finding]) -> Markup:
             theirs.append((finding.at, number.value, number.value, number.value))
     unit = findings[0].unit
     one = ((1.0, 1.0, 1.0, 1.0),) if unit == "x" and min(points)[0] > 1 else ()
-    levels = [(1.0, "alone" if one else "none")] if unit == "x" else []
+    levels = [(1.0, "alone" if one else "")] if unit == "x" else []
     line = (*one, *theirs) if theirs else ()
     if len(line) == 1:  # no line
         levels.append((line[0][1], "paper"))
