@@ -153,11 +153,10 @@ def test_what_is_cut_anew_is_balanced(recut, tmp_path):
 def test_where_it_cannot_be_told_there_may_be_more_to_do(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("sys.argv", ["", "halted", "in.lj"])
-    for exists, code in ((True, NOTHING_LEFT), (False, 0)):
+    for lost, code in (("dovetail.unfinished", NOTHING_LEFT), ("in.lj", 0)):
         (tmp_path / "in.lj").write_text(SCRIPT)
         lammps_checkpoint.begin(tmp_path, "in.lj")
-        if not exists:
-            (tmp_path / "in.lj").unlink()
+        (tmp_path / lost).unlink()
         with pytest.raises(SystemExit) as ended:
             lammps_checkpoint.main()
         assert ended.value.code == code
@@ -251,6 +250,22 @@ class TestStopped:
             line for line in lines[1] if " " not in line
         ]
 
+    def test_a_full_disk_does_not_make_it_seem_done(self, tmp_path):
+        """LAMMPS ends well though the last block of its restart file is not on the disk."""
+        case = prepared(tmp_path / "case")
+        stopped(case, 1, 0)
+        size = (case / "dovetail.restart.1").stat().st_size
+        lammps_checkpoint.go_on(case, "in.lj")
+        (case / lammps_checkpoint._STOP).touch()
+        limit = f"trap '' XFSZ; ulimit -f {(size - 1) // 512}; exec lmp -in in.lj >full"
+        few = {**os.environ, "OMPI_MCA_ess_singleton_isolated": "1", "OMPI_MCA_btl": "self"}
+        assert subprocess.run(["sh", "-c", limit], cwd=case, env=few, check=False).returncode == 0
+        assert lammps_checkpoint.written_step(case / "dovetail.restart.2") is None
+        assert lammps_checkpoint.unfinished(case, "in.lj")
+        assert lammps_checkpoint.go_on(case, "in.lj"), "from the one before"
+        finish(case, 1)
+        assert not lammps_checkpoint.unfinished(case, "in.lj")
+
     def test_a_restart_file_that_is_cut_off_is_passed_over(self, tmp_path):
         case = prepared(tmp_path / "case")
         stopped(case, 1, 0)
@@ -258,7 +273,7 @@ class TestStopped:
         stopped(case, 1, 100)
         last = case / "dovetail.restart.2"
         os.truncate(last, last.stat().st_size - 1)
-        assert not lammps_checkpoint.unfinished(case, "in.lj")
+        assert lammps_checkpoint.unfinished(case, "in.lj"), "there are steps left all the same"
         assert lammps_checkpoint.go_on(case, "in.lj") == step
         os.truncate(case / "dovetail.restart.1", 100)
         assert lammps_checkpoint.go_on(case, "in.lj") is None

@@ -21,7 +21,7 @@ import pytest
 from dovetail.applications.openfoam import checkpoint, written_times
 from dovetail.bench.cases import OPENFOAM_ETC, pitz_daily
 from dovetail.core.causes import NOTHING_LEFT
-from dovetail.core.errors import BadInput
+from dovetail.core.errors import BadInput, WorkFailed
 from dovetail.host import install_paths
 
 unit = pytest.mark.unit
@@ -45,6 +45,7 @@ ENVIRONMENT = {
 
 FOOTER = "\n// ************************************************************************* //\n"
 HEADER = "FoamFile\n{\n    version 2.0;\n}\n"
+SET = HEADER.replace("}", "    format ascii;\n    class cellSet;\n    object broken;\n}")
 
 
 # --- Which times are whole ---
@@ -457,6 +458,23 @@ class TestOtherRanks:
         # One cut differs from another about as much as one rank from two, more in one field than in
         # the next; what had begun anew would be tens of steps behind.
         assert max(found.values()) <= 2 * max(usual.values()), (found, usual)
+
+    def test_a_new_cut_that_fails_leaves_it_cut_as_it_was(self, original, undisturbed, tmp_path):
+        case = copy(original, tmp_path / "case", **DIGITS)
+        checkpoint.begin(case, EVEN)
+        stop_at(case, 2, 24)
+        before = written_times.times(case / "processor0")[-1]
+        broken = case / "constant/polyMesh/sets/broken"  # which a decomposer reads, and no solver
+        broken.parent.mkdir()
+        broken.write_text(SET + "no list\n" + FOOTER)
+        with pytest.raises(WorkFailed, match="decomposePar"):
+            checkpoint.go_on(case, (1.0, 1.0, 1.0), case / "log")
+        assert checkpoint.go_on(case, (1.0, 3.0), case / "log") == before, "on as many ranks"
+        assert sorted(case.glob("processor*")) == written_times.directories(case, 2)
+        broken.unlink()
+        finish(case, 2)
+        found = fields(case, 2)
+        assert all(np.allclose(found[f], undisturbed[2][f], rtol=1e-9, atol=1e-11) for f in found)
 
     def test_a_new_cut_that_is_killed_is_made_again(self, original, tmp_path):
         case = copy(original, tmp_path / "case", **DIGITS)

@@ -119,6 +119,31 @@ def test_each_is_stopped_at_most_once(executor):
     assert len(names) == len(set(names))
 
 
+class CannotGoOn(Simulated):
+    """So often it is not made ready, as where its case cannot be cut."""
+
+    fails = 0
+
+    def launch(self, spec, share):
+        super().launch(spec, share)
+        if spec.name in self._kept and self.fails:
+            self.fails -= 1
+            self._end(self._sims[spec.name], protocol.Cause.LAUNCH_FAILED, 75, "no space left")
+
+
+@pytest.mark.parametrize(("fails", "state"), [(0, "done"), (3, "done"), (9, "failed")])
+def test_what_cannot_be_made_ready_is_kept_and_tried_some_more(fails, state, monkeypatch):
+    monkeypatch.setattr(CannotGoOn, "fails", fails)
+    works = {"a": UNEVEN}
+    result = run_simulated([ONE], works, TWO_CORES, limit=3000, executor=CannotGoOn)
+    assert stopped(result) == ["a-0"]
+    (view,) = result.controller.views()
+    assert (view.state, view.restarts) == (state, min(fails, 3))
+    assert view.reason == ("no space left" if state == "failed" else "")
+    launches = [a.continued for _, a in result.actions if isinstance(a, protocol.Launch)]
+    assert launches == [False, True, *[True] * min(fails, 3)]
+
+
 class TakesMemory(Simulated):
     """Of which the plan says nothing."""
 

@@ -9,12 +9,16 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import shutil
 import signal
 
 import pytest
+from dovetail.applications import lammps_checkpoint
+from dovetail.applications.openfoam import written_times
 from dovetail.bench.cases import OPENFOAM_ETC, pitz_daily
 from support import known_programs
+from support.clusters import TOP
 from support.flux_batch import LIMIT, Flux, eventually
 from usernetes_setup import node_record
 
@@ -391,16 +395,84 @@ def kill_node(flux, number):
         os.kill(pid, signal.SIGKILL)
 
 
-def test_a_slice_whose_node_is_killed_is_replaced_and_with_the_control_node_all_ends(flux):
-    flux.plan("sleep 1000", count=1)
-    job = flux.batch("flux dovetail up; sleep 1000")
+def real_programs(flux):
+    """A plan of the real programs that are here, which never end by themselves but write often.
+
+    Returns their names, and of each what tells of its last step that is written.
+    """
+    entries, written = [], {}
+    folder = flux.work / "dovetail-out-1"
+    if shutil.which("simpleFoam"):
+        case = pitz_daily(flux.work / "pitz", (1,), 10**6, refine=1)
+        control = case / "system/controlDict"
+        text = re.sub(r"(?m)^(writeInterval)\s+\S+;", r"\1 20;", control.read_text())
+        control.write_text(re.sub(r"(?m)^(purgeWrite)\s+\S+;", r"\1 3;", text))
+        entries.append({"name": "pitz", "case": str(case), "command": "simpleFoam",
+                        "environment": {"WM_PROJECT_DIR": OPENFOAM_ETC}})  # fmt: skip
+        here = folder / "pitz/case"
+        # The one before the last one, whose fields may be half written.
+        written["pitz"] = lambda: int(["0", "0", *written_times.times(here)][-2])
+    if shutil.which("lmp"):
+        text = (TOP / "examples/in.lj").read_text()
+        (flux.work / "case/in.lj").write_text(text.replace("thermo 50", "restart 100 one two"))
+        entries.append({"name": "melt", "case": str(flux.work / "case"),
+                        "command": f"lmp -in in.lj -var steps {10**7}"})  # fmt: skip
+        ends = [folder / "melt/case/one", folder / "melt/case/two"]
+        written["melt"] = lambda: max(lammps_checkpoint.written_step(path) or 0 for path in ends)
+    if not entries:
+        pytest.skip("neither OpenFOAM nor LAMMPS is installed")
+    usual = {"ranks": 1, "checkpoint": "allowed"}
+    plan = {"simulations": [{**usual, **one} for one in entries]}
+    (flux.work / "plan.yaml").write_text(json.dumps(plan))
+    return written
+
+
+def lose_and_go_on(flux, written, lose):
+    """Each program goes on from what it had written when it was lost, or later."""
+
+    def starts(name):
+        return [r["iterations"] for r in records(flux)
+                if (r.get("type"), r.get("name")) == ("Started", name)]  # fmt: skip
+
+    before = {name: starts(name)[-1] for name in written}
+    assert eventually(lambda: all(last() > before[name] for name, last in written.items()))
+    times = {name: len(starts(name)) for name in written}
+    last = {name: step() for name, step in written.items()}
+    lose()
+    for name in written:
+        assert eventually(lambda: len(starts(name)) > times[name]), name  # noqa: B023
+        assert starts(name)[times[name]] >= last[name], name
+
+
+def test_what_a_lost_slice_ran_goes_on_from_what_is_written_and_with_the_control_node_all_ends(
+    flux,
+):
+    """A node is killed, and its slice replaced; then that is taken away."""
+    written = real_programs(flux)
+    job = flux.batch("flux dovetail up; sleep 1000", dovetail="--dovetail=nodes=2,cores=all")
     uri = flux.inside(job)
     flux.run("dovetail", "up", uri=uri)
-    kill_node(flux, 1)
-    assert eventually(lambda: [s["number"] for s in flux.status(uri)["slices"]] == [0, 2])
-    assert eventually(lambda: flux.status(uri)["phase"] == "up")
-    assert flux.status(uri)["lost"] == ["slice 1: its node ended"]
+    control = flux.status(uri)["slices"][0]["node"]
+    flux.run("dovetail", "kubectl", "cordon", control, uri=uri)  # they run on the other one
     flux.run("dovetail", "submit", "plan.yaml", uri=uri)
+    runs = lambda: sum(r.get("type") == "Started" for r in records(flux))  # noqa: E731
+    assert eventually(lambda: runs() == len(written))
+
+    def kill():
+        kill_node(flux, 1)
+        assert eventually(lambda: [s["number"] for s in flux.status(uri)["slices"]] == [0, 2])
+        assert eventually(lambda: flux.status(uri)["phase"] == "up")
+        assert flux.status(uri)["lost"] == ["slice 1: its node ended"]
+
+    def take_away():
+        flux.run("dovetail", "kubectl", "uncordon", control, uri=uri)
+        flux.run("dovetail", "resize", "1", uri=uri)
+
+    lose_and_go_on(flux, written, kill)
+    lose_and_go_on(flux, written, take_away)
+    causes = {(r["name"], r["cause"]) for r in records(flux) if r.get("type") == "Requeued"}
+    assert {name for name, _ in causes} == set(written)
+    assert {cause for _, cause in causes} <= {"node lost", "pod lost"}
     kill_node(flux, 0)
     said = flux.run("dovetail", "wait", "--all", uri=uri, code=1)
     assert "the control slice ended: its node ended" in said

@@ -18,7 +18,7 @@ import pytest
 from dovetail.bench.cases import OPENFOAM_ETC, environment, mpirun, pitz_daily
 from support.local_runs import wait_for
 from support.openfoam_fields import last_field, off
-from support.run_command import COMMAND, TOP, TUNED, site  # noqa: F401
+from support.run_command import AT_ONCE, COMMAND, TOP, TUNED, site  # noqa: F401
 
 pytestmark = [
     pytest.mark.mpi,
@@ -161,12 +161,6 @@ def test_a_run_that_is_ended_stops_at_checkpoints(site, case, undisturbed):  # n
     assert fields(site.out / "pitz/case", SHORT) == undisturbed
 
 
-# Whether a restart pays depends on the machine's other load; here the least gain is enough.
-AT_ONCE = TUNED.replace(
-    "{settings!r}", repr({"restart_pays": 0.0, "window": 1.0, "window_limit": 2.0, "steady": 1.0})
-)
-
-
 @pytest.mark.alone
 def test_the_last_to_end_goes_on_on_more_ranks(site, case):  # noqa: F811
     made = {}
@@ -197,6 +191,39 @@ def test_the_last_to_end_goes_on_on_more_ranks(site, case):  # noqa: F811
     assert steps == list(range(1, 401)), "nothing is computed twice"
     assert {int(n) for n in re.findall(r"(?m)^nProcs : (\d+)$", log)} == {1, 2}
     site.assert_clean()
+
+
+@pytest.mark.alone
+@pytest.mark.skipif(not shutil.which("lmp"), reason="LAMMPS is not installed")
+def test_the_last_of_lammps_goes_on_on_more_ranks(site):  # noqa: F811
+    script = (TOP / "examples/in.lj").read_text()
+    (site.case / "in.lj").write_text(script.replace("thermo 50", "thermo 10"))
+    lengths = {"long": 1000, "short": 100}
+    entries = [
+        {
+            "name": name, "case": str(site.case), "ranks": "1-2", "checkpoint": "allowed",
+            "command": f"lmp -in in.lj -var x 40 -var steps {count}",
+        }
+        for name, count in lengths.items()
+    ]  # fmt: skip
+    command = (sys.executable, "-c", AT_ONCE)
+    assert site.run(site.plan(*entries), site.out, command=command)[0] == 0
+    assert site.states() == {"long": "done", "short": "done"}
+    long, short = site.summary()["simulations"]
+    # Where the machine has no time for both, it is measured to be slower, and taken back.
+    assert (long["iterations"], long["ranks"], long["continued"]) in ((1000, 2, 1), (1000, 1, 2))
+    assert (short["iterations"], short["continued"]) == (100, 0)
+    assert (long["restarts"], long["checkpoints"]) == (0, long["continued"])
+    told = lammps_steps((site.out / "long/log").read_text())
+    assert told == sorted(told)
+    assert set(told) == set(range(0, 1001, 10))
+    assert len(told) <= len(set(told)) + long["continued"], "the step at the stop is told twice"
+    site.assert_clean()
+
+
+def lammps_steps(log):
+    """The steps of which LAMMPS tells, by `thermo`."""
+    return [int(step) for step in re.findall(r"(?m)^ +(\d+) +[\d.]+ +-[\d.]+", log)]
 
 
 @pytest.mark.alone
@@ -241,7 +268,7 @@ def steps(site, name):  # noqa: F811
 @pytest.mark.slow
 def test_what_is_cut_anew_and_killed_at_twenty_moments_has_the_same_results(site):  # noqa: F811
     random.seed(10)
-    end, names = 1200, ("uneven", "free")
+    end, names, wet = 1200, ("uneven", "free"), 6000
     source, alone = site.directory / "source", site.directory / "alone"
     control = pitz_daily(source, (1, 6), end, refine=1) / "system/controlDict"
     control.write_text(re.sub(r"(?m)^(writeInterval)\s+\S+;", r"\1 25;", control.read_text()))
@@ -252,7 +279,11 @@ def test_what_is_cut_anew_and_killed_at_twenty_moments_has_the_same_results(site
     usual["checkpoint"] = "allowed"
     uneven = {"ranks": 2, "weights": [1, 6], "command": "simpleFoam -parallel"}
     free = {"ranks": "1-2", "command": "simpleFoam"}
-    plan = site.plan(*({**usual, **one, "name": n} for n, one in zip(names, (uneven, free))))
+    script = (TOP / "examples/in.lj").read_text().replace("thermo 50", "restart 100 one two")
+    (site.case / "in.lj").write_text(script)
+    melt = {"name": "melt", "command": f"lmp -in in.lj -var steps {wet}", "checkpoint": "allowed"}
+    simulations = [{**usual, **one, "name": n} for n, one in zip(names, (uneven, free))]
+    plan = site.plan(*simulations, *[melt] * bool(shutil.which("lmp")))
 
     def taken():
         return sum(len(steps(site, name)) for name in names)
@@ -268,7 +299,7 @@ def test_what_is_cut_anew_and_killed_at_twenty_moments_has_the_same_results(site
         site.end(run, signal.SIGKILL)
         run = site.start(plan, "-o", site.out, "--resume")
     assert site.end(run)[0] == 0
-    assert site.states() == dict.fromkeys(names, "done")
+    assert set(site.states().values()) == {"done"}
     assert "to be cut anew" in {one["why"] for one in site.of_type("Checkpoint")}
     for name, one in zip(names, site.summary()["simulations"]):
         assert (one["name"], one["iterations"]) == (name, end)
@@ -279,6 +310,11 @@ def test_what_is_cut_anew_and_killed_at_twenty_moments_has_the_same_results(site
             subprocess.run(words, cwd=case, env=environment(), check=True, capture_output=True)
         for field, tolerance in (("p", 1e-2), ("U", 1e-3)):  # those of the tutorial's residuals
             assert off(last_field(case, field), last_field(alone, field)) < tolerance
+    for one in site.summary()["simulations"][len(names) :]:
+        assert (one["iterations"], one["restarts"]) == (wet, one["continued"])
+        began = [record["iterations"] for record in site.of_type("Started", one["name"])]
+        assert began == sorted(began), "what was written was never lost"
+        assert not any(at % 100 for at in began)
     site.assert_clean()
 
 
@@ -425,7 +461,7 @@ def test_lammps_stops_and_goes_on(site):  # noqa: F811
     assert (one["iterations"], one["measure"]) == (2000, "iterations")
     assert [record["iterations"] for record in site.of_type("Started")] == [0, before]
     assert before in {min(record["ranks"]["iterations"]) for record in site.of_type("Sampled")}
-    steps = [int(step) for step in re.findall(r"(?m)^ +(\d+) +[\d.]+ +-[\d.]+", log.read_text())]
+    steps = lammps_steps(log.read_text())
     assert steps == sorted(steps)
     assert set(steps) == set(range(0, 2001, 10))
     assert len(steps) == len(set(steps)) + 1, "nothing but the step at the stop is told twice"

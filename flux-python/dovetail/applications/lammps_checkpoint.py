@@ -36,11 +36,12 @@ import struct
 import sys
 from pathlib import Path
 
-from dovetail.core.causes import NOTHING_LEFT
+from dovetail.core.causes import NOT_NOW, NOTHING_LEFT
 from dovetail.core.errors import BadInput
 from dovetail.host.private_files import write_whole
 
 _STOP = "dovetail.stop"
+_LEFT = "dovetail.unfinished"  # until the run has come to its last step
 _RESTARTS = ("dovetail.restart.1", "dovetail.restart.2")
 _MAGIC = b"LammpS RestartT\0"
 _STEPS = re.compile(r"[1-9][0-9]{0,17}|\$\{\w+\}|\$[A-Za-z]")
@@ -90,6 +91,7 @@ def begin(case: Path, script: str, balanced: bool = False) -> None:
             raise BadInput(f"{path}: cannot be kept: {error.strerror}") from None
     for name in (_STOP, *_restarts(_lines(original))):
         (case / name).unlink(missing_ok=True)  # of an earlier run, as the case was copied
+    (case / _LEFT).touch()
     write_whole(path, text)
 
 
@@ -113,14 +115,15 @@ def stop(case: Path, script: str) -> None:
 
 
 def unfinished(case: Path, script: str) -> bool:
-    """Whether LAMMPS, which has ended well, was stopped: with a file its script was to write."""
+    """Whether LAMMPS, which has ended well, was stopped before its last step.
+
+    A restart file tells nothing of that: LAMMPS ends well too where the end of one is not on the
+    disk, as that is full.
+    """
     if not users_script(case, script).exists():
         return False
-    text = (case / script).read_text(errors="replace")
-    return any(
-        f"write_restart {name}" in text and written_step(case / name) is not None
-        for name in _RESTARTS
-    )
+    ours = _LEFT in (case / script).read_text(errors="replace")
+    return ours and (case / _LEFT).exists()
 
 
 def go_on(case: Path, script: str, balanced: bool = False) -> int | None:
@@ -139,6 +142,7 @@ def go_on(case: Path, script: str, balanced: bool = False) -> int | None:
     step, name = max(found)
     other = _RESTARTS[name == _RESTARTS[0]]
     (case / other).unlink(missing_ok=True)
+    (case / _LEFT).touch()
     write_whole(case / script, stoppable(lines, other, name, balanced))
     (case / _STOP).unlink(missing_ok=True)
     return step
@@ -217,6 +221,7 @@ def _run(steps: str, stopped_at: str) -> list[str]:
         f"fix dovetail_stop all halt {_EVERY} v_dovetail_stop != 0 error soft message no",
         f"run {steps} upto start 0 stop {steps}",
         f'if "$(step) < {steps}" then "write_restart {stopped_at}" quit',
+        f"shell rm {_LEFT}",
         "unfix dovetail_stop",
     ]
 
@@ -284,8 +289,9 @@ def main() -> None:
             return
         step = go_on(case, script, balanced)
     except (BadInput, OSError) as error:
-        print(f"no checkpoint: {error}", flush=True)
-        sys.exit(0 if verb in ("begin", "halted") else 1)
+        what = "it cannot go on" if verb == "go-on" else "no checkpoint"
+        print(f"{what}: {error}", flush=True)
+        sys.exit({"begin": 0, "halted": 0, "go-on": NOT_NOW}.get(verb, 1))
     if step is None:
         sys.exit("no restart file is whole")
     log = case / "log.lammps"  # which LAMMPS begins anew

@@ -204,6 +204,12 @@ class Controller:
             )
             state.requeue(sim, event.cause, event.reason)
             return
+        if stop is None and state.mode is not Mode.INTERRUPTED and self._may_go_on(sim, event):
+            sim.restarts += 1
+            sim.losses += 1
+            state.requeue(sim, event.cause, event.reason)
+            state.note("hold", f"{event.name} is queued again: {event.reason}")
+            return
         if event.cause is Cause.CHECKPOINTED and stop is None:
             self._goes_on(sim, event)
             return
@@ -211,6 +217,13 @@ class Controller:
         why = (by.why if by else event.reason) or f"exit code {event.code}"
         state.end(sim, Stage.FAILED, by.cause if by else event.cause, why)
         state.note("fail", f"{event.name} failed: {sim.reason}", name=event.name)
+
+    def _may_go_on(self, sim: Simulation, event: protocol.Finished) -> bool:
+        """Whether it failed to go on from what it has written, which need not fail again."""
+        written = sim.spec.checkpoint and sim.restarts + sim.stops > 0
+        return (
+            written and event.cause is Cause.LAUNCH_FAILED and sim.losses < self.settings.restarts
+        )
 
     def _goes_on(self, sim: Simulation, event: protocol.Finished) -> None:
         """It has stopped at a checkpoint to go on on other ranks, at once if they are free."""

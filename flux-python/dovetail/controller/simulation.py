@@ -72,8 +72,8 @@ class Simulation:
     deadline cannot be met. `cause` and `reason` say why it ended, None and empty before.
     `over` is the iterations of earlier launches after which it goes on, `most` the most that it
     has come to, what was lost included. Of its `restarts`, `losses` are those for which what it
-    ran on was lost. It stopped `stops` times at
-    a checkpoint, which are no `restarts`: at `halted_at` to go on on `next_ranks`, or as the run
+    ran on was lost, or it could not go on from what it had written. It stopped `stops` times at a
+    checkpoint, which are no `restarts`: at `halted_at` to go on on `next_ranks`, or as the run
     ended. `half` is the first half of a pair that is being measured: whether it was bound, its
     rate, and when it had that.
     """

@@ -12,6 +12,9 @@ from enum import Enum
 
 NOTHING_LEFT = 3
 """Exit code of `halted` (see `Spec`) where all is done; a Python program that fails has others."""
+NOT_NOW = 75
+"""Exit code of `go_on` (see `Spec`) where there is something to go on from, but it cannot be made
+ready, or not on these ranks; EX_TEMPFAIL of sysexits.h."""
 
 
 class Cause(str, Enum):

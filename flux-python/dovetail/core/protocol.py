@@ -80,9 +80,10 @@ class Spec:
     are the plan's own commands for it. What it takes are
     command lines in its copied case, which it has once it is launched, empty where there are none:
     `go_on` makes ready what an earlier launch left; its last line says how many iterations are
-    over, and where it fails, the simulation begins anew. `halt` asks the running program to write
-    all and to end after its step; once it has ended well, `halted` has exit code 3 if nothing is
-    left to do. If it has any other, the simulation goes on, and ends at once if all was done.
+    over. Where it fails, the simulation begins anew; but where it has exit code 75, or is killed,
+    the launch has failed, and what is there is kept. `halt` asks the running program to write all
+    and to end after its step; once it has ended well, `halted` has exit code 3 if nothing is left
+    to do. If it has any other, the simulation goes on, and ends at once if all was done.
     """
 
     name: str

@@ -25,7 +25,7 @@ import signal
 import sys
 import time
 
-from dovetail.core.causes import NOTHING_LEFT, Cause
+from dovetail.core.causes import NOT_NOW, NOTHING_LEFT, Cause
 from dovetail.core.errors import BadInput
 from dovetail.host import borrowed_python, processes
 from dovetail.host.cgroups import Group
@@ -166,15 +166,13 @@ class Supervisor:
         base = self.base = launcher.environment(
             {**os.environ, **config["environment"]}, config["directory"], config["temporary"]
         )
-        over = self._go_on(base) if kept else 0
+        code, over = self._go_on(base) if kept else (0, 0)
+        if code == NOT_NOW or code > 128:  # what it could go on from is not to be copied over
+            return self._not_launched("going on from its checkpoint", code)
         for what, directory, words in [] if over else steps:
             code = self._step(words, directory, base)
             if code:
-                said = launcher.complaint(self._recent())
-                why = f"{what} failed with exit code {code}" + (f": {said}" if said else "")
-                starved = self.kills.why() if code == _KILLED else ""
-                why = out_of_memory(what, starved) if starved else why
-                return Cause.LAUNCH_FAILED, code, why
+                return self._not_launched(what, code)
         if not self.spread:
             self._tell({"kind": "prepared"})
         while not (self.spread or self.stopping or self.orphaned):
@@ -208,14 +206,24 @@ class Supervisor:
         why = launcher.explain(code, self._recent(), self._ranks(), self._aborted(), starved)
         return Cause.FAILED, code, why
 
-    def _go_on(self, environment: dict[str, str]) -> int:
-        """Make the case of an earlier launch ready; how many iterations are over, 0 to begin."""
+    def _not_launched(self, what: str, code: int) -> tuple[Cause, int, str]:
+        """The end of a simulation whose step before its own command failed."""
+        said = launcher.complaint(self._recent())
+        why = f"{what} failed with exit code {code}" + (f": {said}" if said else "")
+        starved = self.kills.why() if code == _KILLED else ""
+        return Cause.LAUNCH_FAILED, code, out_of_memory(what, starved) if starved else why
+
+    def _go_on(self, environment: dict[str, str]) -> tuple[int, int]:
+        """Make the case of an earlier launch ready.
+
+        Returns the exit code, and how many iterations are over; 0 to begin anew.
+        """
         code = self._step(self.config["go_on"], self.case, environment)
         said = self._recent().split()
         over = int(said[-1]) if not code and said and said[-1].isdecimal() else 0
-        if self.log and not over:
+        if self.log and not over and code != NOT_NOW and code <= 128:
             self.log.take(b"[dovetail: there is nothing to go on from; it begins anew]\n")
-        return over
+        return code, over
 
     def _halt(self) -> None:
         """Ask the command to stop at a checkpoint, once; it ends when it has, as at any other end.

@@ -32,7 +32,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from dovetail.applications.openfoam import control_dict, written_times
-from dovetail.core.causes import NOTHING_LEFT
+from dovetail.core.causes import NOT_NOW, NOTHING_LEFT
 from dovetail.core.errors import BadInput, WorkFailed
 from dovetail.host import borrowed_python, install_paths
 from dovetail.host.private_files import write_whole
@@ -42,6 +42,7 @@ _ALWAYS = {"runTimeModifiable": "yes"}
 _EXACT = {"writeFormat": "binary", "writePrecision": "17"}
 _STATE = ".dovetail-checkpoint"
 _LOG = "log.checkpoint"
+_OLD = ".dovetail-old-cut"
 _NEWER = 60.0
 """Seconds by which a change of controlDict is dated after the one before, at least: OpenFOAM
 takes no notice of one within its `fileModificationSkew`, which is 10 s as shipped."""
@@ -124,14 +125,23 @@ def go_on(case: Path, weights: Sequence[float], log: Path) -> str | None:
             if other not in state.before and float(other) > float(name):
                 shutil.rmtree(place / other)  # damaged, and computed again
     if state.weights != tuple(weights):
-        _cut_again(case, state, name, weights)
+        try:
+            _cut_again(case, state, name, weights)
+        except WorkFailed as error:
+            if len(state.weights) != len(weights):
+                raise
+            print(f"it goes on as it was cut: {error}", flush=True)
+            weights = state.weights
     _set_control(case, _from(name))
     _save(case, _State(tuple(weights), state.before, name))
     return name
 
 
 def _cut_again(case: Path, state: _State, name: str, weights: Sequence[float]) -> None:
-    """Bring the fields of one time into one piece, and cut that for other ranks."""
+    """Bring the fields of one time into one piece, and cut that for other ranks.
+
+    What fails leaves it cut as it was.
+    """
     if len(state.weights) > 1:
         _keep_results(case, state, name)
         _set_control(case, {**_EXACT, **_from(name)})
@@ -141,8 +151,30 @@ def _cut_again(case: Path, state: _State, name: str, weights: Sequence[float]) -
         _set_control(case, {**_EXACT, **_from(name)})
     # From here until the new cut is there, the case in one piece is what counts.
     _save(case, replace(state, weights=(), sure=name))
-    for place in case.glob("processor[0-9]*"):
-        shutil.rmtree(place)
+    old = case / _OLD
+    shutil.rmtree(old, ignore_errors=True)
+    old.mkdir()
+    _move(case, old)
+    try:
+        _cut(case, name, weights)
+    except WorkFailed:
+        for place in case.glob("processor[0-9]*"):
+            shutil.rmtree(place)
+        _move(old, case)
+        old.rmdir()
+        _save(case, state)
+        raise
+    shutil.rmtree(old)
+
+
+def _move(source: Path, target: Path) -> None:
+    """Move what ranks have there."""
+    for place in source.glob("processor[0-9]*"):
+        place.rename(target / place.name)
+
+
+def _cut(case: Path, name: str, weights: Sequence[float]) -> None:
+    """Cut a case in one piece for these ranks, with the fields of one time."""
     if len(weights) > 1:
         ranks, shares = str(len(weights)), ",".join(map(str, weights))
         cut = ["decompose", "--force", "--ranks", ranks, "--weights", shares, "."]
@@ -241,9 +273,10 @@ def main() -> None:
             begin(case, weights) if verb == "begin" else stop(case)
             return
         name = go_on(case, weights, log)
-    except (BadInput, WorkFailed) as error:
-        print(f"no checkpoint: {error}", flush=True)
-        sys.exit(0 if verb == "begin" else 1)
+    except (BadInput, WorkFailed, OSError) as error:
+        what = "it cannot go on" if verb == "go-on" else "no checkpoint"
+        print(f"{what}: {error}", flush=True)
+        sys.exit({"begin": 0, "go-on": NOT_NOW}.get(verb, 1))
     if name is None:
         sys.exit("no time is written whole")
     place = written_times.directories(case, len(weights))[0]
