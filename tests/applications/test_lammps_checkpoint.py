@@ -122,6 +122,13 @@ def test_what_the_restart_file_holds_is_not_made_again(tmp_path):
 
 
 @unit
+@pytest.mark.parametrize(("start", "order"), [("", "a b"), ("a", "b a"), ("b", "a b")])
+def test_the_file_from_which_it_goes_on_is_not_the_first_to_be_written_over(start, order):
+    lines = SCRIPT.replace("run 400", "restart 50 a b # in turns\nrun 400").splitlines()
+    assert f"\nrestart 50 {order}" in lammps_checkpoint.stoppable(lines, "two", start)
+
+
+@unit
 @pytest.mark.parametrize(
     ("more", "axes"), [("", "xyz"), ("dimension 3\n", "xyz"), ("dimension 2\n", "xy")]
 )

@@ -187,6 +187,9 @@ def stoppable(
         elif command in _MAKES_BOX:
             if not has_box:
                 out.append(f"read_restart {going_on_from}")
+        elif command == "restart" and words[2:3] == [going_on_from] and len(words) > 3:
+            one, two = words[2:4]  # of which LAMMPS writes the first one first
+            out.append(" ".join([*words[:2], two, one, *words[4:]]))
         elif command == "dump" and len(words) > 5:
             out += [line, f"dump_modify {words[1]} append yes"]
         elif command not in _AT_FIRST:
