@@ -7,13 +7,11 @@ import json
 import os
 import shutil
 import signal
-import struct
-import subprocess
 
 import pytest
 from dovetail.host.session import shared_session
 from dovetail.run import resume
-from support import cluster_runs
+from support import cluster_runs, wrong_clock
 from support.cluster_runs import ends
 from support.other_users import WHY_NOT
 
@@ -82,71 +80,6 @@ def spread(site, out, plan, **more):
 
 # --- clocks ---
 
-CLOCK = r"""
-#define _GNU_SOURCE
-#include <fcntl.h>
-#include <stdlib.h>
-#include <string.h>
-#include <sys/mman.h>
-#include <sys/syscall.h>
-#include <sys/time.h>
-#include <time.h>
-#include <unistd.h>
-
-/* Whether we are on the node that is meant: a rank is where its directory is, a pod has a name. */
-static int meant(void)
-{
-    const char *session = getenv("TEST_SESSION"), *directory = getenv("DOVETAIL_DIR");
-    const char *only = getenv("TEST_NODE"), *node = getenv("NODE_NAME");
-    if (!only)
-        return 1;
-    return directory ? strstr(directory, session) != NULL : node && strcmp(only, node) == 0;
-}
-
-static long wrong(void)
-{
-    static const volatile long long *said;
-    const char *name = getenv("TEST_CLOCK");
-    if (!name || !meant())
-        return 0;
-    if (!said) {
-        const int file = open(name, O_RDONLY | O_CLOEXEC);
-        void *there = file < 0 ? MAP_FAILED : mmap(NULL, 8, PROT_READ, MAP_SHARED, file, 0);
-        if (there == MAP_FAILED)
-            abort();
-        close(file);
-        said = there;
-    }
-    return (long)*said;
-}
-
-int clock_gettime(clockid_t id, struct timespec *t)
-{
-    const long code = syscall(SYS_clock_gettime, id, t);
-    if (code == 0 && id == CLOCK_REALTIME)
-        t->tv_sec += wrong();
-    return (int)code;
-}
-
-time_t time(time_t *t)
-{
-    struct timespec now;
-    clock_gettime(CLOCK_REALTIME, &now);
-    if (t)
-        *t = now.tv_sec;
-    return now.tv_sec;
-}
-
-int gettimeofday(struct timeval *t, void *zone)
-{
-    struct timespec now;
-    (void)zone;
-    clock_gettime(CLOCK_REALTIME, &now);
-    t->tv_sec = now.tv_sec;
-    t->tv_usec = now.tv_nsec / 1000;
-    return 0;
-}
-"""
 # `dovetail run` whose pods have these variables besides.
 WITH_VARIABLES = """
 import json, sys
@@ -165,26 +98,7 @@ sys.exit(main.main(sys.argv[2:]))
 
 @pytest.fixture(scope="module")
 def clock(site):
-    """A fake, as no namespace has a real-time clock of its own: a library to preload.
-
-    It moves the clock of dynamic programs: the controller's, or the agents', entries' and ranks'
-    on one node. Kubernetes itself, linked statically, keeps the right time. Returns the
-    variables for it, and a function that sets the clock.
-    """
-    source, library, value = (site.case / name for name in ("clock.c", "clock.so", "clock"))
-    source.write_text(CLOCK)
-    words = ["cc", "-O1", "-Wall", "-Werror", "-shared", "-fPIC", "-o", library, source]
-    subprocess.run(words, check=True)
-    value.touch(mode=0o644)
-    for path in (library, value):
-        path.chmod(0o755)
-
-    def put(seconds):
-        with value.open("r+b" if value.stat().st_size else "wb") as file:
-            file.write(struct.pack("=q", seconds))
-
-    put(0)
-    return {"LD_PRELOAD": str(library), "TEST_CLOCK": str(value)}, put
+    return wrong_clock.made(site.case)
 
 
 @pytest.mark.parametrize("wrong", [HOUR, -HOUR], ids=["fast", "slow"])

@@ -132,8 +132,10 @@ def test_uneven_ranks_are_cut_anew(site, out):
     became_miniclusters(site, out)
 
 
-def test_a_pod_is_lost_as_its_simulation_stops_for_more_ranks(site, out):
-    cluster_checkpoints.loses_a_pod_as_it_stops(site, out, ranks_per_pod=1)
+@pytest.mark.parametrize("victim", cluster_checkpoints.VICTIMS)
+def test_a_pod_or_what_is_in_it_is_lost_as_its_simulation_stops(site, out, victim):
+    """By default a pod; with `DOVETAIL_FAULTS=all` also each of its processes."""
+    cluster_checkpoints.loses_as_it_stops(site, out, victim, ranks_per_pod=1)
     became_miniclusters(site, out)
 
 

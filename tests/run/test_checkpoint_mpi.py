@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 from dovetail.bench.cases import OPENFOAM_ETC, environment, mpirun, pitz_daily
+from support import wrong_clock
 from support.local_runs import wait_for
 from support.openfoam_fields import last_field, off
 from support.run_command import AT_ONCE, COMMAND, TOP, TUNED, site  # noqa: F401
@@ -195,7 +196,10 @@ def test_the_last_to_end_goes_on_on_more_ranks(site, case):  # noqa: F811
 
 @pytest.mark.alone
 @pytest.mark.skipif(not shutil.which("lmp"), reason="LAMMPS is not installed")
-def test_the_last_of_lammps_goes_on_on_more_ranks(site):  # noqa: F811
+def test_the_last_of_lammps_goes_on_on_more_ranks_whatever_a_clock_says(site, monkeypatch):  # noqa: F811
+    variables, put_clock = wrong_clock.made(site.directory)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
     script = (TOP / "examples/in.lj").read_text()
     (site.case / "in.lj").write_text(script.replace("thermo 50", "thermo 10"))
     lengths = {"long": 1000, "short": 100}
@@ -207,7 +211,11 @@ def test_the_last_of_lammps_goes_on_on_more_ranks(site):  # noqa: F811
         for name, count in lengths.items()
     ]  # fmt: skip
     command = (sys.executable, "-c", AT_ONCE)
-    assert site.run(site.plan(*entries), site.out, command=command)[0] == 0
+    run = site.start(site.plan(*entries), site.out, command=command)
+    for what, seconds in (("Started", 3600), ("Sampled", -3600), ("Checkpoint", 3600)):
+        site.until(lambda log, what=what: any(one.get("type") == what for one in log))
+        put_clock(seconds)
+    assert site.end(run)[0] == 0
     assert site.states() == {"long": "done", "short": "done"}
     long, short = site.summary()["simulations"]
     # Where the machine has no time for both, it is measured to be slower, and taken back.

@@ -3,6 +3,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
+import os
 import re
 import shutil
 import signal
@@ -209,16 +212,60 @@ def let_end(site, out, run):
     assert site.end(run) == 0, site.errors(out)
 
 
-def loses_a_pod_as_it_stops(site, out, **more):
-    """A pod that is lost while its simulation stops for more ranks is a restart like others."""
+# Of these, those beside a pod are killed on demand.
+LOSSES = {
+    "pod": "pod lost", "entrypoint": "pod lost", "rank": "killed", "supervisor": "its supervisor",
+    "agent": "",
+}  # fmt: skip
+"""What may be killed in a pod, and how the reason begins; without an agent it goes on to stop."""
+VICTIMS = [*LOSSES] if os.environ.get("DOVETAIL_FAULTS") == "all" else ["pod"]
+
+
+def loses_as_it_stops(site, out, victim, **more):
+    """What is lost while its simulation stops for more ranks costs a restart, or is told."""
     run, _ = about_to_stop(site, out, **more)
     (pod,) = site.pods("long")
-    site.kubectl("delete", "pod", pod["metadata"]["name"], "--wait=false")
-    let_end(site, out, run)
-    (lost,) = [one for one in site.of("Finished", out) if one["cause"] != "done"]
-    assert lost["reason"].startswith("pod lost")
-    state, _, *counts = counted(site, out, "long")
-    assert (state, counts) == ("done", [1, 0, 1])
+    if victim == "pod":
+        site.kubectl("delete", "pod", pod["metadata"]["name"], "--wait=false")
+    else:
+        (pid,) = in_pod(site, out, pod["metadata"]["labels"][manifests.KEY], victim)
+        os.kill(pid, signal.SIGKILL)
+    if victim == "agent":
+        (site.folder / out / "go").touch()
+    elif victim == "supervisor":
+        assert site.end(run) == 1
+        assert counted(site, out, "long")[0] == "failed"
+    if victim != "supervisor":
+        let_end(site, out, run)
+        state, _, *counts = counted(site, out, "long")
+        assert (state, counts) == ("done", [0, 1, 1] if victim == "agent" else [1, 0, 1])
+    ends = [one for one in site.of("Finished", out, "long") if one["cause"] != "done"]
+    (lost,) = [one for one in ends if one["cause"] != "checkpointed"] or [{"reason": ""}]
+    assert lost["reason"].startswith(LOSSES[victim]), lost
+
+
+def in_pod(site, out, key, victim):
+    """The process of a simulation's one pod, or the agent of its node."""
+    run = json.loads((site.folder / out / "status.json").read_text())["run"]
+    lines, parents = {}, {}
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            pid, line = int(folder.name), (folder / "cmdline").read_bytes().decode()
+            lines[pid] = line.replace("\0", " ")
+            parents[pid] = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
+
+    def of(module, *words):
+        return [p for p, line in lines.items() if all(w in line for w in (module, run, *words))]
+
+    if victim == "agent":
+        return of("executors.pods.agent")
+    inside = of("executors.pods.entrypoint", key)
+    if victim == "entrypoint":
+        return inside
+    for _ in lines:
+        inside += [p for p, parent in parents.items() if parent in inside and p not in inside]
+    word = {"supervisor": "mpi.supervisor", "rank": "/busy "}[victim]
+    return [p for p in inside if word in lines.get(p, "") and "mpirun" not in lines[p]]
 
 
 def is_killed_as_one_stops(site, out, **more):
