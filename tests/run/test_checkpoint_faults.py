@@ -125,7 +125,7 @@ def test_a_width_that_crashes_and_programs_that_diverge_cost_no_other(site, case
     changed(wild, "system/fvSolution", r"(?s)relaxationFactors\s*\{.*\n\}",
             "relaxationFactors { equations { U 1; \".*\" 1; } fields { p 1.9; } }")  # fmt: skip
     narrow = melt(site, "narrow", "processors 1 1 1")
-    entries = (foam("wild", wild), melt(site, "blown", "timestep 1"), narrow)
+    entries = (foam("wild", wild, ranks=1), melt(site, "blown", "timestep 1"), narrow)
     code, _, errors = site.run(site.plan(*entries, max_packed=1), "-o", "out")
     assert code == 1, errors
     assert site.states() == {"wild": "failed", "blown": "failed", "narrow": "done"}
@@ -171,7 +171,7 @@ def test_a_restart_file_on_a_full_disk_is_passed_over(site, size):  # noqa: F811
     assert began[1] >= 300
     assert began[1] % 100 == 0, "from what its script had written before"
     taken = steps(site, "melt", r"(?m)^ +(\d+) +[\d.]+ +-[\d.]+")
-    assert set(taken) == set(range(0, 3001, 10))
+    assert set(range(began[1], 3001, 10)) <= set(taken)
     site.out = out
     site.assert_clean()
 
