@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import contextlib
 import os
+import random
 import re
 import shlex
 import shutil
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -29,7 +31,9 @@ pytestmark = [
     pytest.mark.skipif(not shutil.which("simpleFoam"), reason="OpenFOAM is not installed"),
 ]
 needs_lammps = pytest.mark.skipif(not shutil.which("lmp"), reason="LAMMPS is not installed")
+FAULTS = os.environ.get("DOVETAIL_FAULTS", "")
 END = 80
+THERMO = r"(?m)^ +(\d+) +[\d.]+ +-[\d.]+"  # lines of LAMMPS, each with a step
 TUNED = (sys.executable, "-c", AT_ONCE)
 BROKEN_SET = """FoamFile
 {
@@ -170,13 +174,48 @@ def test_a_restart_file_on_a_full_disk_is_passed_over(site, size):  # noqa: F811
     assert len(began) == 2
     assert began[1] >= 300
     assert began[1] % 100 == 0, "from what its script had written before"
-    taken = steps(site, "melt", r"(?m)^ +(\d+) +[\d.]+ +-[\d.]+")
+    taken = steps(site, "melt", THERMO)
     assert set(range(began[1], 3001, 10)) <= set(taken)
     site.out = out
     site.assert_clean()
 
 
 # --- Processes that are killed ---
+
+
+@needs_lammps
+def test_lammps_whose_run_is_killed_goes_on_from_what_its_script_wrote(site):  # noqa: F811
+    """At four random moments, or at twenty."""
+    random.seed(10)
+    kills = 20 if FAULTS == "all" else 4
+    end = 500 * kills
+    entry = melt(site, "melt", ranks=1, command=f"lmp -in in.lj -var steps {end}")
+    changed(Path(entry["case"]), "in.lj", r"(?m)^run ", "restart 100 one two\nrun ")
+    plan = site.plan(entry)
+
+    def taken():
+        return len(steps(site, "melt", THERMO))
+
+    for kill in range(kills):
+        run = site.start(plan, "-o", "out", *["--resume"] * (kill > 0))
+        if kill % 2:
+            time.sleep(random.random())  # perhaps before it takes a step
+        else:
+            until = taken() + random.randrange(20)
+            wait_for(lambda run=run, at=until: run.poll() is not None or taken() >= at)
+        assert run.poll() is None, f"over after {kill} kills"
+        site.end(run, signal.SIGKILL)
+    assert site.run(plan, "-o", "out", "--resume")[0] == 0
+    assert site.states() == {"melt": "done"}
+    assert of(site, "melt")["iterations"] == end
+    began = [one["iterations"] for one in site.of_type("Started")]
+    assert began == sorted(began), "what was written was never lost"
+    assert began[-1] >= 100
+    assert not any(at % 100 for at in began)
+    told = re.findall(rf"(?m)^ +(?:0|{end}) +[\d.]+ +\S+ +\S+ +(\S+)", said(site, "melt"))
+    assert float(told[-1]) == pytest.approx(float(told[0]), rel=0.01), "its energy is kept"
+    site.assert_clean()
+
 
 RUNNING = ("rank", "starter", "supervisor", "run")
 MOMENTS = {
@@ -188,7 +227,7 @@ MOMENTS = {
 }
 ALL = [(moment, victim) for moment, victims in MOMENTS.items() for victim in victims]
 FEW = [("while it writes", "rank"), ("as it is cut anew", "go-on"), ("as it starts", "supervisor")]
-CHOSEN = ALL if os.environ.get("DOVETAIL_FAULTS") == "all" else FEW
+CHOSEN = ALL if FAULTS == "all" else FEW
 
 
 @pytest.fixture(scope="module")

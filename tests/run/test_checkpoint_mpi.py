@@ -276,7 +276,7 @@ def steps(site, name):  # noqa: F811
 @pytest.mark.slow
 def test_what_is_cut_anew_and_killed_at_twenty_moments_has_the_same_results(site):  # noqa: F811
     random.seed(10)
-    end, names, wet = 1200, ("uneven", "free"), 6000
+    end, names = 1200, ("uneven", "free")
     source, alone = site.directory / "source", site.directory / "alone"
     control = pitz_daily(source, (1, 6), end, refine=1) / "system/controlDict"
     control.write_text(re.sub(r"(?m)^(writeInterval)\s+\S+;", r"\1 25;", control.read_text()))
@@ -287,11 +287,7 @@ def test_what_is_cut_anew_and_killed_at_twenty_moments_has_the_same_results(site
     usual["checkpoint"] = "allowed"
     uneven = {"ranks": 2, "weights": [1, 6], "command": "simpleFoam -parallel"}
     free = {"ranks": "1-2", "command": "simpleFoam"}
-    script = (TOP / "examples/in.lj").read_text().replace("thermo 50", "restart 100 one two")
-    (site.case / "in.lj").write_text(script)
-    melt = {"name": "melt", "command": f"lmp -in in.lj -var steps {wet}", "checkpoint": "allowed"}
-    simulations = [{**usual, **one, "name": n} for n, one in zip(names, (uneven, free))]
-    plan = site.plan(*simulations, *[melt] * bool(shutil.which("lmp")))
+    plan = site.plan(*({**usual, **one, "name": n} for n, one in zip(names, (uneven, free))))
 
     def taken():
         return sum(len(steps(site, name)) for name in names)
@@ -307,7 +303,7 @@ def test_what_is_cut_anew_and_killed_at_twenty_moments_has_the_same_results(site
         site.end(run, signal.SIGKILL)
         run = site.start(plan, "-o", site.out, "--resume")
     assert site.end(run)[0] == 0
-    assert set(site.states().values()) == {"done"}
+    assert site.states() == dict.fromkeys(names, "done")
     assert "to be cut anew" in {one["why"] for one in site.of_type("Checkpoint")}
     for name, one in zip(names, site.summary()["simulations"]):
         assert (one["name"], one["iterations"]) == (name, end)
@@ -318,11 +314,6 @@ def test_what_is_cut_anew_and_killed_at_twenty_moments_has_the_same_results(site
             subprocess.run(words, cwd=case, env=environment(), check=True, capture_output=True)
         for field, tolerance in (("p", 1e-2), ("U", 1e-3)):  # those of the tutorial's residuals
             assert off(last_field(case, field), last_field(alone, field)) < tolerance
-    for one in site.summary()["simulations"][len(names) :]:
-        assert (one["iterations"], one["restarts"]) == (wet, one["continued"])
-        began = [record["iterations"] for record in site.of_type("Started", one["name"])]
-        assert began == sorted(began), "what was written was never lost"
-        assert not any(at % 100 for at in began)
     site.assert_clean()
 
 
