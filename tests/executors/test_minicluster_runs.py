@@ -134,7 +134,7 @@ def test_uneven_ranks_are_cut_anew(site, out):
 
 @pytest.mark.parametrize("victim", cluster_checkpoints.VICTIMS)
 def test_a_pod_or_what_is_in_it_is_lost_as_its_simulation_stops(site, out, victim):
-    """By default a pod; with `DOVETAIL_FAULTS=all` also each of its processes."""
+    """By default a pod; with `DOVETAIL_FAULTS=100` also each of its processes."""
     cluster_checkpoints.loses_as_it_stops(site, out, victim, ranks_per_pod=1)
     became_miniclusters(site, out)
 

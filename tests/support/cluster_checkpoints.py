@@ -214,11 +214,14 @@ def let_end(site, out, run):
 
 # Of these, those beside a pod are killed on demand.
 LOSSES = {
-    "pod": "pod lost", "entrypoint": "pod lost", "rank": "killed", "supervisor": "its supervisor",
+    "pod": "pod lost",
+    "entrypoint": "pod lost",
+    "rank": "rank 0 killed",
+    "supervisor": "its supervisor",
     "agent": "",
-}  # fmt: skip
+}
 """What may be killed in a pod, and how the reason begins; without an agent it goes on to stop."""
-VICTIMS = [*LOSSES] if os.environ.get("DOVETAIL_FAULTS") == "all" else ["pod"]
+VICTIMS = [*LOSSES] if os.environ.get("DOVETAIL_FAULTS") else ["pod"]
 
 
 def loses_as_it_stops(site, out, victim, **more):
@@ -264,7 +267,7 @@ def in_pod(site, out, key, victim):
         return inside
     for _ in lines:
         inside += [p for p, parent in parents.items() if parent in inside and p not in inside]
-    word = {"supervisor": "mpi.supervisor", "rank": "/busy "}[victim]
+    word = {"supervisor": "mpi.supervisor", "rank": " sleep 0 "}[victim]
     return [p for p in inside if word in lines.get(p, "") and "mpirun" not in lines[p]]
 
 
