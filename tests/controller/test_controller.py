@@ -6,6 +6,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from dovetail.controller import work
 from dovetail.controller.controller import Controller
 from dovetail.controller.meter import Meter
 from dovetail.controller.settings import Settings
@@ -651,7 +652,7 @@ def test_one_that_was_asked_to_stop_is_terminating_until_it_has_ended():
 
 
 def test_a_stage_follows_only_from_those_that_lead_to_it():
-    sim = Simulation(specs(1)[0], 0, Meter(3))
+    sim = Simulation(specs(1)[0], 0, Meter(3), work.Work(3))
     with pytest.raises(AssertionError, match="a-0"):
         sim.enter(Stage.RUNNING)
     sim.enter(Stage.PREPARING)

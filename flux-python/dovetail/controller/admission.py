@@ -127,7 +127,7 @@ def _pays(state: State, running: CoScheduled, sim: Simulation) -> str:
     if sim.stage is Stage.QUEUED and not state.fits(sim):
         state.tell_lack(sim)
         return ""
-    if state.ranks + sim.spec.ranks <= state.cores:
+    if state.ranks + state.shape(sim).cores <= state.cores:
         return "each rank has a core to itself"
     if state.profiling or _unmeasurable(state, sim):
         return ""

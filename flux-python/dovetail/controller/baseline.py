@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from dovetail.core.protocol import WaitPolicy
+from dovetail.core.protocol import Measure, WaitPolicy
 
 Loads = tuple[float, ...]
 """Seconds of work per iteration and rank, shape (ranks,)."""
@@ -33,7 +33,7 @@ class Profile:
     `need` the cores that it keeps busy; `memory` the peak of all ranks, bytes; `startup` the
     seconds from launch to the first iteration; `alone` is False if others ran meanwhile. `got` is
     the share that the ranks had of the CPU that they would have used: programs beside the run may
-    have taken the rest.
+    have taken the rest. `measure` says what an iteration is here.
     """
 
     rate: float
@@ -45,6 +45,7 @@ class Profile:
     memory: int
     startup: float
     alone: bool
+    measure: Measure = "iterations"
 
 
 class Alone:

@@ -12,15 +12,20 @@ Invariants: one profile at a time; whatever ends it, the paused simulations go o
 
 from __future__ import annotations
 
+import math
+
 from dovetail.controller import binding_trial
 from dovetail.controller.baseline import Alone, Profile
 from dovetail.controller.meter import Window, share_got
 from dovetail.controller.simulation import Shape, Simulation, Stage
 from dovetail.controller.state import AT_ONCE, State
 from dovetail.controller.wait_policies import DOORBELL, OFF, candidates
+from dovetail.controller.work import UNIT
 from dovetail.core import units
 from dovetail.core.protocol import WaitPolicy
 from dovetail.core.taken_cpu import DISTURBED, missing, taken
+
+_RUNS = (Stage.PREPARING, Stage.STARTING, Stage.RUNNING)
 
 
 def measure(state: State) -> None:
@@ -29,6 +34,8 @@ def measure(state: State) -> None:
         sim = state.active.get(state.subject)
         if sim is None:
             end(state)
+        elif _crowded(state, sim):
+            _begin(state, sim)
         else:
             _measure(state, sim)
     unknown = any(not (f.profile and f.profile.alone) for f in state.shapes.values())
@@ -47,10 +54,16 @@ def _due(state: State, sim: Simulation) -> bool:
     return sim.stage is Stage.RUNNING and (profile is None or better)
 
 
+def _crowded(state: State, sim: Simulation) -> bool:
+    """Whether others turn out to share its cores: it or they have more threads than was known."""
+    runs = any(other.stage in _RUNS for other in state.active.values() if other is not sim)
+    return runs and not state.own_cores and state.capacity.suspend
+
+
 def _begin(state: State, sim: Simulation) -> None:
     state.begin_profile(sim)
     state.shape(sim).trials.clear()
-    others = [other for other in state.active.values() if other is not sim]
+    others = [other for other in state.active.values() if other is not sim and other.stage in _RUNS]
     if others and (state.own_cores or not state.capacity.suspend):
         return
     for other in others:
@@ -123,7 +136,9 @@ def conclude(state: State, sim: Simulation) -> None:
     shape = state.shape(sim)
     wait, (window, useful, cpu) = max(shape.trials.items(), key=lambda item: item[1][0].rate)
     loads = _loads(state, sim, wait)
-    need = min(sum(min(1.0, load * window.rate) for load in loads), state.cores)
+    busy = [load * window.rate for load in loads]
+    if not sim.by_work:  # whose threads are all in that
+        busy = [min(1.0, one) for one in busy]
     alone = len(state.active) <= 1 or state.own_cores or state.capacity.suspend
     if shape.profile is not None:  # what rests on the one taken beside others is wrong
         state.knowledge.forget(sim.shape)
@@ -132,8 +147,10 @@ def conclude(state: State, sim: Simulation) -> None:
     got = 1.0  # beside others of ours the rest is theirs
     if alone:
         got = share_got(useful, cpu, window.rate, state.cores, spins=wait == OFF)
+    got = sim.work.got if sim.by_work else got
+    need = min(sum(busy) / (got if sim.by_work else 1.0), state.cores)
     shape.profile = Profile(
-        window.rate, window.error, loads, got, wait, need, sim.memory, startup, alone
+        window.rate, window.error, loads, got, wait, need, sim.memory, startup, alone, sim.measure
     )
     for other in state.active.values():
         if other.shape == sim.shape:
@@ -161,6 +178,8 @@ def _lost(state: State, sim: Simulation) -> tuple[float | None, float]:
     """Share of its ranks' CPU that others took, None if unknown; and what it did not have."""
     trials = state.shape(sim).trials
     window, useful, cpu = trials.get(OFF, (None, (), ()))
+    if sim.by_work:
+        return max(0.0, 1.0 - sim.work.got), 0.0
     if window is None or not cpu or not useful or sim.spec.ranks > state.cores:
         return 0.0, 0.0
     mpi = [max(0.0, 1.0 / window.rate - one) for one in useful]
@@ -180,16 +199,19 @@ def _tell(state: State, sim: Simulation, profile: Profile, iterations: int) -> N
         beside = f"; other programs took {lost:.0%} of its CPU, so the rate is too low"
     unsteady = "" if profile.error <= state.settings.steady else "; the rate did not settle"
     heaviest = max(profile.loads)
-    unit = "periods" if sim.measure == "periods" else "iterations"
+    rate, unit = profile.rate, str(sim.measure)
+    if sim.by_work:
+        rate, unit = rate * UNIT, "CPU seconds outside MPI"
     state.note(
         "profile",
-        f"{sim.shape}: {units.rounded(profile.rate)} {unit}/s alone, needs {profile.need:.2f} of "
+        f"{sim.shape}: {units.rounded(rate)} {unit}/s alone, needs {profile.need:.2f} of "
         f"{state.cores:g} cores{beside}{unsteady}",
         family=sim.spec.family,
         name=sim.spec.name,
-        rate=profile.rate,
-        error=profile.error,
-        iterations=iterations,
+        rate=rate,
+        measure=sim.measure,
+        error=math.hypot(profile.error, state.error(sim)),
+        iterations=0 if sim.by_work else iterations,
         need=profile.need,
         cores=state.cores,
         load=[load / heaviest for load in profile.loads],
@@ -230,7 +252,7 @@ def _follow_alone(state: State, sim: Simulation) -> None:
     loads = None
     if blocking or sim.spec.ranks <= state.cores:
         loads = sim.meter.loads("cpu" if blocking else "useful")
-    got = sim.meter.got(state.cores, spins=profile.wait == OFF)
+    got = sim.got(state.cores, spins=profile.wait == OFF)
     sim.alone = Alone(window.rate, loads or sim.alone.loads or profile.loads, got)
 
 

@@ -31,7 +31,9 @@ def bind(state: State) -> None:
             continue
         if stands or not state.own_cores:
             _change(state, sim, False, "cores are shared")
-        elif sim.stage is Stage.RUNNING and settled:
+        elif (
+            sim.stage is Stage.RUNNING and settled and not sim.by_work
+        ):  # which tells nothing of it
             _go_on(state, sim)
 
 

@@ -238,11 +238,12 @@ class Controller:
 
     def _halted(self, sim: Simulation, event: protocol.Finished) -> None:
         """The run is to end, and a simulation that was to stop at a checkpoint has ended."""
-        state, over = self._state, sim.over + sim.iterations
+        state, over = self._state, sim.told
         if event.cause is Cause.DONE:
             state.end(sim, Stage.DONE, Cause.DONE)
         elif event.cause is Cause.CHECKPOINTED:
-            why = f"stopped at a checkpoint after {over} iterations: {state.subject}"
+            after = "" if sim.by_work else f" after {over} iterations"
+            why = f"stopped at a checkpoint{after}: {state.subject}"
             state.end(sim, Stage.CHECKPOINTED, Cause.CHECKPOINTED, why)
             state.note("hold", f"{event.name} {why}", name=event.name, iterations=over)
         else:  # what it had written before is still there, and a resumed run goes on from that
@@ -253,10 +254,12 @@ class Controller:
     def _learn_from_end(self, sim: Simulation) -> None:
         state = self._state
         family, shape = state.family(sim), state.shape(sim)
-        own = state.ranks + sim.spec.ranks <= state.cores  # it has left already
+        own = state.ranks + sim.cores <= state.cores  # it has left already
         if own and sim.resumed_at == sim.launched_at and not sim.over:
             shape.lasted.append(state.now - sim.launched_at)
             shape.broken = False
+        if not sim.iterations and sim.work.meter.iterations and shape.profile is None:
+            state.measure_by_work(sim)
         if sim.iterations:
             family.iterations, family.guessed = max(1, sim.over + sim.iterations), False
             baseline_run.finished_early(state, sim)
@@ -264,7 +267,7 @@ class Controller:
             family.silent = True
             state.note(
                 "hold",
-                f"{sim.spec.name} ended well before an iteration of it was seen: those of "
+                f"{sim.spec.name} ended well before an iteration or work of it was seen: those of "
                 f"{sim.spec.family} have cores to themselves, as many at once as fit",
                 family=sim.spec.family,
             )

@@ -10,6 +10,8 @@ Invariants: after any of these a new window is measured before anything else is 
 
 from __future__ import annotations
 
+import math
+
 from dovetail.controller.knowledge import Measure, TrialVerdict
 from dovetail.controller.simulation import Simulation
 from dovetail.controller.state import AT_ONCE, State
@@ -41,7 +43,8 @@ def _too_slow(state: State, sim: Simulation) -> bool:
         return False
     baseline, budget = state.baseline(sim), state.budget(sim)
     slow = baseline / window.rate if baseline > 0.0 else 1.0
-    if slow <= budget * (1.0 + state.settings.margin + 2.0 * window.error):
+    errs = math.hypot(2.0 * window.error, state.error(sim))
+    if slow <= budget * (1.0 + state.settings.margin + errs):
         return False
     why = f"{sim.spec.name} runs {slow:.2f} times slower than alone, its budget is {budget:.2f}"
     figures = {"name": sim.spec.name, "slowdown": slow, "budget": budget}

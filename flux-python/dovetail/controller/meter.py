@@ -53,9 +53,13 @@ class Mark:
 
 
 class Meter:
-    """The recent progress of one simulation."""
+    """The recent progress of one simulation.
 
-    def __init__(self, warmup: int) -> None:
+    If `timed`, samples are of any moment, and time in which nothing went on counts as well.
+    """
+
+    def __init__(self, warmup: int, timed: bool = False) -> None:
+        self._timed = timed
         self.marks: deque[Mark] = deque(maxlen=KEEP)
         self.iterations = 0
         self._from = warmup
@@ -75,7 +79,8 @@ class Meter:
             self.iterations = iterations
             self.reset()
             return False
-        if iterations == self.iterations:
+        further = iterations > self.iterations
+        if not further and not (self._timed and self.marks):
             return False
         self.iterations = iterations
         if iterations < self._from:
@@ -88,11 +93,11 @@ class Meter:
             if not 0.0 < step < now - last.now + JUMP:
                 self.marks.clear()
             elif step < SPACING:
-                return True
+                return further
         if math.isfinite(stamp):
             self.marks.append(Mark(now, iterations, stamp, ranks))
             self._slide(stamp, iterations)
-        return True
+        return further
 
     def _slide(self, stamp: float, iterations: int) -> None:
         marks = self.marks

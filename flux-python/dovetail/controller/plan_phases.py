@@ -17,7 +17,7 @@ from dovetail.controller.state import AT_ONCE, State
 def at(sim: Simulation) -> int:
     """The number of the phase, from 0, that a simulation is in by now."""
     number, phases = sim.plan_phase, sim.spec.phases
-    over = sim.over + sim.iterations
+    over = sim.told
     while number < len(phases) - 1 and phases[number].over(over, sim.residual):
         number += 1
     return number
@@ -33,7 +33,7 @@ def turn(state: State) -> None:
 
 
 def _tell(state: State, sim: Simulation) -> None:
-    phases, over = sim.spec.phases, sim.over + sim.iterations
+    phases, over = sim.spec.phases, sim.told
     now = phases[sim.plan_phase]
     limit = f", at most {now.limit:g} times that" if now.limit else ""
     residual = "" if sim.residual is None else f", at a residual of {sim.residual:.3g}"

@@ -36,7 +36,7 @@ def parts(state: State, running: CoScheduled) -> list[Part]:
         need = expected_need(shape.spec)
         if shape.profile is not None:
             need = shape.blocking_need or shape.profile.need
-        result.append(Part(count, shape.spec.ranks, need, shape.blocking_need is not None))
+        result.append(Part(count, shape.cores, need, shape.blocking_need is not None))
     return result
 
 
@@ -46,6 +46,18 @@ def predicted(state: State, running: CoScheduled) -> list[float]:
     if sum(part.count * part.ranks for part in pieces) <= state.cores:
         return [1.0] * len(pieces)
     return slowdowns(pieces, state.cores, state.knowledge.beta, state.settings.wait_cost)
+
+
+def to_beat(state: State, running: CoScheduled) -> float:
+    """The best that is known without one of a set, in simulations alone: what it has to beat.
+
+    Where those without it have cores to themselves, each does what it does alone.
+    """
+    found = state.knowledge.reference(running)
+    ranks = sum(count * state.shapes[name].cores for name, count in running)
+    most = max(state.shapes[name].cores for name, _ in running)
+    rest = sum(count for _, count in running) - 1
+    return max(found, float(rest)) if ranks - most <= state.cores else found
 
 
 def learn_needs(state: State, sims: list[Simulation]) -> None:

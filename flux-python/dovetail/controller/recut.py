@@ -86,7 +86,9 @@ class _Gain:
 def _gain(state: State, sim: Simulation, left: float | None) -> _Gain | None:
     """What cutting it anew would bring with so many seconds left; None if it does not pay."""
     profile = state.shape(sim).profile
-    if state.family(sim).guessed or left is None or profile is None or not profile.alone:
+    if sim.by_work or state.family(sim).guessed or left is None:
+        return None
+    if profile is None or not profile.alone:
         return None
     balance = load_balance(profile.loads)
     gain = _Gain(balance, left, left * balance / REACHED, widening.restart_seconds(state, sim))

@@ -35,6 +35,13 @@ class Settings:
     """Windows after which a measurement that does not settle is taken as it is."""
     steady: float = 0.03
     """Relative standard error of a rate that counts as settled; a gain must exceed it."""
+    rhythm: float = 5.0
+    """Seconds without a first iteration after which work tells progress: a rhythm takes at least
+    five of its beats and a second to be found, and who tells it later is measured anew."""
+    period_error: float = 0.02
+    """Relative error of a rate of periods beyond its scatter: one may be a part of an iteration."""
+    work_error: float = 0.10
+    """The same of a rate of work: caches and memory that are shared make it cost more CPU."""
     predicted_gain: float = 1.08
     """Least predicted gain for a trial: less drowns in the noise and in the trial's cost."""
     full: float = 0.9

@@ -10,6 +10,7 @@ every rank the floor); they change only by more than `Settings.hysteresis`, unle
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from dovetail.controller.baseline import Profile
@@ -18,11 +19,13 @@ from dovetail.controller.simulation import Simulation, Stage
 from dovetail.controller.state import AT_ONCE, State
 from dovetail.controller.wait_policies import OFF, next_policy
 from dovetail.core.cpu_requests import FLOOR, proportional
-from dovetail.core.protocol import Capacity, Requests, Share, Spec, WaitPolicy
+from dovetail.core.protocol import Capacity, Measure, Requests, Share, Spec, WaitPolicy
 
 
 def rank_needs(spec: Spec, profile: Profile | None) -> list[float]:
     """Millicores that each rank would use alone, shape (ranks,); no rank uses over a core.
+
+    One of several threads does, if they are known by their work.
 
     Where the plan has phases, what each rank asks for in the first.
     """
@@ -31,15 +34,16 @@ def rank_needs(spec: Spec, profile: Profile | None) -> list[float]:
     if profile is None:
         heaviest = max(spec.weights, default=1.0) or 1.0
         return [1000.0 * weight / heaviest for weight in spec.weights]
-    return _millicores(profile.loads, profile.rate, profile.got)
+    return _millicores(profile.loads, profile.rate, profile.got, profile.measure)
 
 
-def _millicores(loads: Sequence[float], rate: float, got: float) -> list[float]:
+def _millicores(loads: Sequence[float], rate: float, got: float, measure: Measure) -> list[float]:
     """What ranks with these loads would use at this rate, had they got all that they wanted.
 
     Else requests would fall where other programs take cores, and leave these the more of them.
     """
-    return [min(1000.0, 1000.0 * load * rate / got) for load in loads]
+    most = math.inf if measure == "work" else 1000.0
+    return [min(most, 1000.0 * load * rate / got) for load in loads]
 
 
 def fit_requests(needs: Sequence[Sequence[float]], capacity: Capacity) -> list[Requests]:
@@ -174,9 +178,9 @@ def _needs(state: State, sim: Simulation) -> list[float]:
     window = sim.meter.window()
     if state.own_cores and window and window.iterations >= state.settings.window_iterations:
         rate, loads = window.rate, sim.meter.loads("useful") or ()
-        got = sim.meter.got(state.cores, spins=True)
+        got = sim.got(state.cores, spins=True)
     if rate > 0.0 and len(loads) == len(needs) and state.shape(sim).profile:
-        own = _millicores(loads, rate, got)
+        own = _millicores(loads, rate, got, sim.measure)
         if differ(needs, own, state.settings.hysteresis):
             needs = own
     return [need * sim.boost for need in needs]

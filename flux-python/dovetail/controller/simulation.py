@@ -16,6 +16,7 @@ from dovetail.controller.baseline import Alone, Profile
 from dovetail.controller.binding import Binding
 from dovetail.controller.meter import Meter, Window
 from dovetail.controller.speedup import Measured
+from dovetail.controller.work import Work
 from dovetail.core.protocol import Cause, Measure, PlanPhase, Share, Spec, Stop, WaitPolicy
 
 
@@ -76,11 +77,15 @@ class Simulation:
     checkpoint, which are no `restarts`: at `halted_at` to go on on `next_ranks`, or as the run
     ended. `half` is the first half of a pair that is being measured: whether it was bound, its
     rate, and when it had that.
+    What tells its progress is `counted`, its iterations or periods, or if `by_work` its `work`,
+    of which a unit is then called an iteration here. It began at `began_at`, and last counted
+    something else than work at `told_at`. While active it counts as on so many `cores`.
     """
 
     planned: Spec
     index: int
-    meter: Meter
+    counted: Meter
+    work: Work
     spec: Spec = field(init=False)
     stage: Stage = Stage.QUEUED
     share: Share | None = None
@@ -93,6 +98,10 @@ class Simulation:
     over: int = 0
     most: int = 0
     measure: Measure = "iterations"
+    by_work: bool = False
+    cores: int = 0
+    began_at: float = 0.0
+    told_at: float = 0.0
     stops: int = 0
     halted_at: float | None = None
     next_ranks: int = 0
@@ -133,9 +142,23 @@ class Simulation:
         return shape_name(self.spec)
 
     @property
+    def meter(self) -> Meter:
+        """What tells its progress."""
+        return self.work.meter if self.by_work else self.counted
+
+    @property
     def iterations(self) -> int:
         """Iterations complete on every rank."""
         return self.meter.iterations
+
+    def got(self, cores: float, spins: bool) -> float:
+        """The share that its ranks had of the CPU that they would have used; see `share_got`."""
+        return self.work.got if self.by_work else self.counted.got(cores, spins)
+
+    @property
+    def told(self) -> int:
+        """Iterations for the reader, those of earlier launches included; 0 if by work."""
+        return 0 if self.by_work else self.over + self.iterations
 
     @property
     def iterates(self) -> bool:
@@ -167,8 +190,9 @@ class Shape:
     including what blocking waits cost, once measured; `memory` the most
     bytes that one took; `rates` are the last measured in 1/s with
     a core for every rank, by simulation; `lasted` the seconds of each that is done;
-    `broken` if one failed before its first iteration and other ranks may do better; `binding` is
-    what is known of binding its ranks to cores.
+    `broken` if one failed before its first iteration and other ranks may do better; `threads` is
+    the most cores that the threads of one wanted, if known; `binding` is what is known of binding
+    its ranks to cores.
     """
 
     name: str
@@ -183,7 +207,13 @@ class Shape:
     rates: dict[str, float] = field(default_factory=dict)
     lasted: list[float] = field(default_factory=list)
     broken: bool = False
+    threads: int = 0
     binding: Binding = field(default_factory=Binding)
+
+    @property
+    def cores(self) -> int:
+        """Cores that one keeps busy at most: one for each rank, or for each thread if known."""
+        return max(self.spec.ranks, self.threads)
 
 
 @dataclass
@@ -191,7 +221,8 @@ class Family:
     """What the simulations of one plan entry share, on however many ranks they run.
 
     `iterations` is how many a whole run takes, 0 if unknown; `guessed` while they may be
-    of another unit than what is counted; `silent` if it publishes none;
+    of another unit than what is counted; `silent` if it publishes none, nor any work; `by_work` if
+    its progress is told by work, which it began to `turns` times;
     `restart` is the seconds from a checkpoint that was asked for to the next iteration, once seen;
     `shapes` are by number of ranks, and so are `cuts`, measured weights in place of the plan's;
     `curve` is what was last predicted of the seconds by ranks, after what it was made from.
@@ -201,6 +232,8 @@ class Family:
     iterations: int = 0
     guessed: bool = False
     silent: bool = False
+    by_work: bool = False
+    turns: int = 0
     restart: float | None = None
     queue: list[tuple[int, str]] = field(default_factory=list)
     total: int = 0

@@ -24,6 +24,7 @@ from dovetail.controller.knowledge import CoScheduled, Knowledge, TrialVerdict, 
 from dovetail.controller.meter import Meter, Window
 from dovetail.controller.settings import Settings
 from dovetail.controller.simulation import Family, Shape, Simulation, Stage, shape_name
+from dovetail.controller.work import Work
 from dovetail.core import programs
 from dovetail.core.cpu_requests import FLOOR
 from dovetail.core.decided import Decided
@@ -60,6 +61,10 @@ WORKS = 0.2
 """Share of its time that a rank computes outside MPI between two iterations, from which on its
 simulation does not hang: it writes, or minimizes. Who waits for a message in a loop of its own has
 less."""
+TURNS = 2
+"""Times that a family comes to be measured by work; after the last it stays so."""
+TELLS = 3
+"""Iterations that show that a program counts some after all."""
 AT_ONCE = -math.inf
 """Requests are due whatever is being measured."""
 
@@ -95,7 +100,8 @@ class State:
     `window_began` is when the measurement windows of now began, `regime_at` when what runs at once
     last changed. `tolerated` is a co-scheduled set
     that does not pay and that nobody can leave without losing work; `lost` the seconds spent on
-    trials that did not pay.
+    trials that did not pay. `ranks` are all that are active, where one of more threads than it has
+    ranks counts as so many.
     """
 
     def __init__(self, specs: Sequence[Spec], capacity: Capacity, settings: Settings) -> None:
@@ -143,7 +149,7 @@ class State:
     def _enter(self, index: int, spec: Spec) -> None:
         if spec.name in self.sims:
             raise ValueError(f"two simulations are called {spec.name!r}")
-        self.sims[spec.name] = Simulation(spec, index, Meter(self.settings.warmup))
+        self.sims[spec.name] = self._new(spec, index)
         guessed = spec.application in programs.IN_PERIODS
         family = self.families.setdefault(
             spec.family, Family(spec, spec.iterations, spec.iterations > 0 and guessed)
@@ -154,6 +160,10 @@ class State:
             family.shapes.setdefault(ranks, Shape(shape_name(there), there))
             self.shapes[shape_name(there)] = family.shapes[ranks]
         self.queue(self.sims[spec.name])
+
+    def _new(self, spec: Spec, index: int) -> Simulation:
+        warmup = self.settings.warmup
+        return Simulation(spec, index, Meter(warmup), Work(warmup))
 
     def set_capacity(self, capacity: Capacity) -> None:
         """What may be used from now on; `cores` is all cores, as a number."""
@@ -373,7 +383,8 @@ class State:
         sim.cause, sim.reason, sim.started, sim.ended = None, "", None, None
         sim.most = max(sim.most, sim.over + sim.iterations)
         sim.useful, sim.over, sim.half = None, 0, None
-        sim.meter, sim.spec = Meter(self.settings.warmup), sim.planned
+        sim.counted, sim.work = Meter(self.settings.warmup), Work(self.settings.warmup)
+        sim.spec, sim.by_work = sim.planned, False
         sim.alone, sim.boost, sim.memory = Alone(), 1.0, 0
         sim.plan_phase, sim.residual = 0, None
         heapq.heappush(self.families[sim.spec.family].queue, (sim.index, sim.spec.name))
@@ -423,9 +434,11 @@ class State:
         if total and not family.iterations:
             family.iterations = total
             family.guessed = sim.spec.application in programs.IN_PERIODS
-        counted = sim.spec.application in programs.OWN_COUNT and sim.measure != "periods"
+        counted = sim.spec.application in programs.OWN_COUNT and sim.measure == "iterations"
         sim.started, sim.over = t, iterations if counted else min(iterations, sim.most)
-        sim.progress_at = self.now
+        if family.by_work and iterations:
+            sim.over = sim.most  # of work, of which its checkpoint tells nothing
+        sim.progress_at = sim.began_at = sim.told_at = self.now
         if sim.stage is Stage.PREPARING:
             sim.enter(Stage.STARTING)
 
@@ -438,21 +451,110 @@ class State:
             self.count_memory(sim)
         sim.residual = ranks.residual
         useful = sum(ranks.useful)
-        if not sim.iterations and useful > (sim.useful or 0.0):
+        if (sim.by_work or not sim.iterations) and useful > (sim.useful or 0.0):
             sim.progress_at = self.now  # it works towards its first iteration, if it has any
         sim.useful = useful
         before = sim.iterations
-        if any(ranks.iterations) or not before + sim.over:
+        if sim.by_work:
+            sim.measure = "work"
+        elif any(ranks.iterations) or not before + sim.over:
             sim.measure = ranks.measure
             if any(ranks.iterations) and ranks.measure == "iterations":
                 self.family(sim).guessed = False  # the program tells those that its case tells of
-        iterates = sim.meter.add(self.now, ranks)
-        if iterates or self._works(sim, ranks):
+        iterates = self._count(sim, ranks)
+        if not sim.by_work and (iterates or self._works(sim, ranks)):
             sim.progress_at, sim.worked = self.now, ranks.useful
         if iterates:
             paused = sim.stage is Stage.PAUSED and not before
             if paused or sim.stage in (Stage.PREPARING, Stage.STARTING):
                 self._first_iteration(sim)
+
+    def _count(self, sim: Simulation, ranks: Ranks) -> bool:
+        """Count iterations, or work where there are none; whether there was any."""
+        family = self.family(sim)
+        counts, works = sim.counted.add(self.now, ranks), False
+        if counts:
+            sim.told_at = self.now
+        if ranks.measure != "iterations":  # of those there will be more
+            spins = sim.share is None or sim.share.wait.mode != "doorbell"
+            works = sim.work.add(self.now, ranks, spins)
+            self._count_threads(sim)
+        if sim.by_work and counts and sim.counted.iterations >= TELLS and family.turns < TURNS:
+            self._measure_by(family, by_work=False)
+            self.note(
+                "hold",
+                f"{sim.spec.name} tells its progress after all: those of {sim.spec.family} are "
+                f"measured by its {ranks.measure} from now on",
+                family=sim.spec.family,
+                measure=ranks.measure,
+            )
+        elif not sim.by_work and ranks.measure == "work" and self._tells_nothing(sim):
+            self.measure_by_work(sim)
+        return works if sim.by_work else counts
+
+    def _tells_nothing(self, sim: Simulation) -> bool:
+        """Whether a program runs, and is known or was waited for long enough to count nothing."""
+        if sim.started is None or sim.stage not in (Stage.PREPARING, Stage.STARTING, Stage.RUNNING):
+            return False
+        family, since = self.family(sim), max(sim.told_at, sim.resumed_at)
+        if family.by_work:
+            return True
+        expected = sim.spec.application in programs.OWN_COUNT  # however long that takes
+        return not expected and self.now - since >= self.settings.rhythm
+
+    def measure_by_work(self, sim: Simulation) -> None:
+        """It counts nothing: from now on the work of its family's simulations is measured."""
+        family = self.family(sim)
+        sim.by_work, sim.measure = True, "work"
+        if family.by_work:
+            return
+        self._measure_by(family, by_work=True)
+        family.turns += 1
+        self.note(
+            "hold",
+            f"{sim.spec.name} tells no iterations and no rhythm was found: those of "
+            f"{sim.spec.family} are measured by work, CPU time outside MPI, which errs by up to "
+            f"{self.settings.work_error:.0%}",
+            family=sim.spec.family,
+            measure="work",
+            error=self.settings.work_error,
+        )
+
+    def _measure_by(self, family: Family, by_work: bool) -> None:
+        """What was measured of a family before is of another unit."""
+        family.by_work, family.silent = by_work, False
+        family.iterations = 0 if by_work else family.spec.iterations
+        family.guessed = family.iterations > 0 and family.spec.application in programs.IN_PERIODS
+        for shape in family.shapes.values():
+            if shape.profile is not None:
+                self.knowledge.forget(shape.name)
+            shape.profile, shape.blocking_need = None, None
+            shape.trials.clear()
+            shape.rates.clear()
+        for sim in self.sims.values():
+            if sim.spec.family == family.spec.family:
+                sim.alone, sim.most = Alone(), 0
+                sim.by_work = sim.by_work and by_work
+
+    def _count_threads(self, sim: Simulation) -> None:
+        """Count a simulation as so many ranks as its threads keep cores busy."""
+        shape, threads = self.shape(sim), min(sim.work.threads, math.ceil(self.cores))
+        if threads <= shape.threads:
+            return
+        shape.threads = threads
+        more = 0
+        for one in self.active.values():
+            if one.shape == shape.name:
+                more += shape.cores - one.cores
+                one.cores = shape.cores
+        if more:
+            self.ranks += more
+            self.regime()
+
+    def error(self, sim: Simulation) -> float:
+        """Relative error of what tells its progress, beyond the scatter of its rate."""
+        s = self.settings
+        return {"iterations": 0.0, "periods": s.period_error, "work": s.work_error}[sim.measure]
 
     def _works(self, sim: Simulation, ranks: Ranks) -> bool:
         """Whether some rank computes between two iterations; see WORKS."""
@@ -466,7 +568,8 @@ class State:
             sim.enter(Stage.RUNNING)
         shape, family = self.shape(sim), self.family(sim)
         shape.broken = False
-        shape.startup = max(shape.startup or 0.0, self.now - sim.launched_at)
+        begun = sim.began_at if sim.by_work else self.now
+        shape.startup = max(shape.startup or 0.0, begun - sim.launched_at)
         if sim.halted_at is not None:
             family.restart, sim.halted_at = self.now - sim.halted_at, None
         self.regime_at = self.now
@@ -562,14 +665,15 @@ class State:
         """Count a simulation among those that use CPU."""
         self.active[sim.spec.name] = sim
         self.counts[sim.shape] = self.counts.get(sim.shape, 0) + 1
-        self.ranks += sim.spec.ranks
+        sim.cores = self.shape(sim).cores
+        self.ranks += sim.cores
         self.regime()
 
     def _leave(self, sim: Simulation) -> None:
         """The opposite of `_join`."""
         del self.active[sim.spec.name]
         self.counts[sim.shape] -= 1
-        self.ranks -= sim.spec.ranks
+        self.ranks -= sim.cores
         self.regime()
 
     def regime(self) -> None:
@@ -584,7 +688,8 @@ class State:
         self.window_began = self.now
         for sim in sims:
             sim.alone.settle()
-            if sim.iterates:
+            sim.work.meter.reset()
+            if sim.iterates and not sim.by_work:
                 sim.meter.reset()
 
     def share(

@@ -10,9 +10,11 @@ but that of a young simulation that cannot be suspended.
 
 from __future__ import annotations
 
+import math
+
 from dovetail.controller.knowledge import CoScheduled, Measure, Outcome, TrialVerdict
 from dovetail.controller.meter import Window
-from dovetail.controller.prediction import learn, learn_needs, predicted
+from dovetail.controller.prediction import learn, learn_needs, predicted, to_beat
 from dovetail.controller.simulation import Simulation
 from dovetail.controller.state import AT_ONCE, State
 from dovetail.controller.wait_policies import next_policy
@@ -59,30 +61,34 @@ def _enough(
         return False
     if all(state.complete(w) for w in whole):
         return True
-    s, reference = state.settings, state.knowledge.reference(running)
+    s, before = state.settings, to_beat(state, running)
     if any(w.seconds < s.window / 2 or w.iterations < s.window_iterations / 2 for w in whole):
         return False
     now = measured(state, sims, whole)
     if all(w.seconds >= s.window and w.iterations >= s.window_iterations for w in whole):
-        return abs(now.throughput - s.kept_gain * reference) > 3 * now.error
-    return now.throughput + 2 * now.error < s.hopeless * reference
+        return abs(now.throughput - s.kept_gain * before) > 3 * now.error
+    return now.throughput + 2 * now.error < s.hopeless * before
 
 
 def measured(state: State, sims: list[Simulation], windows: list[Window]) -> Measure:
-    """Throughput in simulations alone, its absolute error, and each slowdown."""
-    slow, total, square = [], 0.0, 0.0
+    """Throughput in simulations alone, its absolute error, and each slowdown.
+
+    What a measure errs by as such is no chance, so that one simulation's does not cancel another's.
+    """
+    slow, total, square, own = [], 0.0, 0.0, 0.0
     for sim, window in zip(sims, windows):
         speed = window.rate / state.baseline(sim)
         total += speed
         square += (speed * window.error) ** 2
+        own += speed * state.error(sim)
         slow.append(1.0 / speed)
-    return Measure(total, square**0.5, tuple(slow))
+    return Measure(total, math.hypot(square**0.5, own), tuple(slow))
 
 
 def _record(
     state: State, running: CoScheduled, sims: list[Simulation], wait: WaitPolicy, measure: Measure
 ) -> None:
-    reference = state.knowledge.reference(running)
+    reference = to_beat(state, running)
     outcome = state.knowledge.outcome(running)
     before = predicted(state, running)
     outcome.measures[wait] = measure
@@ -90,11 +96,12 @@ def _record(
     state.note(
         "policy",
         f"{len(sims)} at once with wait policy {wait.mode}: {measure.throughput:.2f} times one "
-        f"alone, against {reference:.2f} without the newest",
+        f"alone{by_work(sims)}, against {reference:.2f} without the newest",
         mix=[[name, count] for name, count in running],
         wait=wait.mode,
         throughput=measure.throughput,
         error=measure.error,
+        measures=sorted({sim.measure for sim in sims}),
         slowdowns=list(measure.slowdowns),
         before=reference,
     )
@@ -107,7 +114,7 @@ def _record(
 def _conclude(state: State, running: CoScheduled, sims: list[Simulation], outcome: Outcome) -> None:
     assert outcome.best is not None
     wait, best = outcome.best
-    reference = state.knowledge.reference(running)
+    reference = to_beat(state, running)
     need = reference * state.settings.kept_gain
     over = [slow / state.budget(sim) for sim, slow in zip(sims, best.slowdowns)]
     figures = {
@@ -115,14 +122,15 @@ def _conclude(state: State, running: CoScheduled, sims: list[Simulation], outcom
         "wait": wait.mode,
         "throughput": best.throughput,
         "error": best.error,
+        "measures": sorted({sim.measure for sim in sims}),
         "before": reference,
         "slowdowns": list(best.slowdowns),
     }
     if best.throughput < need or best.throughput - reference < best.error:
         outcome.conclude(
             TrialVerdict.BAD,
-            f"{len(sims)} at once do {best.throughput:.2f} times the work of one alone, without "
-            f"the newest {reference:.2f}: it does not pay",
+            f"{len(sims)} at once do {best.throughput:.2f} times the work of one alone"
+            f"{by_work(sims)}, without the newest {reference:.2f}: it does not pay",
         )
     elif min(over) > 1.0 + state.settings.margin or max(over) > 1.25:
         outcome.conclude(
@@ -132,13 +140,18 @@ def _conclude(state: State, running: CoScheduled, sims: list[Simulation], outcom
     else:
         outcome.conclude(
             TrialVerdict.GOOD,
-            f"{len(sims)} at once do {best.throughput:.2f} times the work of one alone "
-            f"({reference:.2f} before), wait policy {wait.mode}",
+            f"{len(sims)} at once do {best.throughput:.2f} times the work of one alone"
+            f"{by_work(sims)} ({reference:.2f} before), wait policy {wait.mode}",
         )
         state.note("keep", outcome.why, **figures)
         state.restart_windows(sims)
         return
     rollback(state, outcome.why, **figures)
+
+
+def by_work(sims: list[Simulation]) -> str:
+    """That CPU seconds tell the progress of some, in words; empty if of none."""
+    return " by CPU time outside MPI" if any(sim.by_work for sim in sims) else ""
 
 
 def rollback(state: State, why: str, **figures: object) -> None:

@@ -8,11 +8,13 @@ Invariants: looking changes nothing.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from dataclasses import dataclass
 
 from dovetail.controller.simulation import Simulation, Stage
 from dovetail.controller.state import State
+from dovetail.controller.work import UNIT
 from dovetail.core.protocol import Measure, Requests, WaitPolicy
 
 
@@ -20,8 +22,9 @@ from dovetail.core.protocol import Measure, Requests, WaitPolicy
 class View:
     """One simulation for the reader.
 
-    `rate` in 1/s, `slowdown` (against it alone) and `left`, the seconds until its end at this rate,
-    are None while unknown; `started` and `ended` are run seconds; `state` is a word of
+    `rate` in 1/s, by work in CPU seconds outside MPI per second, with its relative `error`, that of
+    the `measure` included; `slowdown` (against it alone) and `left`, the seconds until its end at
+    this rate, are None while unknown; `started` and `ended` are run seconds; `state` is a word of
     `simulation.Stage`, where paused ones are suspended like others; `reason` says why it failed or
     was not started; its ranks are `bound` to cores or not.
     """
@@ -33,6 +36,7 @@ class View:
     iterations: int
     measure: Measure
     rate: float | None
+    error: float | None
     slowdown: float | None
     left: float | None
     requests: Requests
@@ -65,6 +69,7 @@ class Status:
 def view(state: State, sim: Simulation) -> View:
     """One simulation."""
     window = sim.meter.window() if sim.iterates else None
+    each = UNIT if sim.by_work else 1.0
     baseline = state.baseline(sim)
     rate = window.rate if window else None
     share = sim.share
@@ -73,9 +78,10 @@ def view(state: State, sim: Simulation) -> View:
         sim.spec.family,
         sim.spec.ranks,
         _word(sim.stage),
-        sim.over + sim.iterations,
+        sim.told,
         sim.measure,
-        rate,
+        rate and rate * each,
+        math.hypot(window.error, state.error(sim)) if window else None,
         baseline / rate if baseline and rate else None,
         _left(state, sim, rate),
         share.requests if share else (),

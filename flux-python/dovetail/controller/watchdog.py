@@ -35,6 +35,7 @@ def _end_what_hangs(state: State) -> None:
         if limit is None or idle <= limit:
             continue
         what = "no iteration" if sim.stage is Stage.RUNNING else "no first iteration"
+        what = "no work outside MPI" if sim.by_work else what
         why = f"hung: {what} for {idle:.0f} s, the limit is {limit:.0f} s"
         state.note("fail", f"{sim.spec.name} is ended, {why}", name=sim.spec.name, idle=idle)
         state.stop(sim, Cause.HUNG, why)
@@ -42,6 +43,8 @@ def _end_what_hangs(state: State) -> None:
 
 def _patience(state: State, sim: Simulation) -> float | None:
     s, shape = state.settings, state.shape(sim)
+    if sim.by_work:
+        return s.start_limit
     if sim.stage is Stage.RUNNING:
         rate = state.baseline(sim)
         usual = 1.0 / rate if rate > 0.0 else _usual(state, sim)

@@ -70,7 +70,7 @@ def start_chosen(state: State) -> None:
 
 def free_cores(state: State) -> int:
     """Cores on which no rank runs, counting none twice."""
-    return int(state.cores) - sum(_cores(state, sim.spec.ranks) for sim in running(state))
+    return int(state.cores) - sum(_cores(state, sim.cores) for sim in running(state))
 
 
 def schedule(state: State) -> Schedule:
@@ -82,7 +82,7 @@ def schedule(state: State) -> Schedule:
         if family.queue:
             tasks.append(_task(state, family))
     for sim in running(state):
-        used = _cores(state, sim.spec.ranks)
+        used = _cores(state, sim.cores)
         busy.append(Busy(used, seconds_left(state, sim), state.memory_of(sim)))
     nodes = tuple(node.cpu // 1000 for node in state.capacity.nodes)
     nodes = nodes if any(nodes) else ()  # none has a whole core left, and one rank may run

@@ -200,8 +200,10 @@ class Ranks:
     taken at that same moment, so that differences between two samples belong to whole
     iterations. `memory` is the peak resident set so far, bytes. `measure` says what was counted:
     iterations that the program or its log tells of, periods of its MPI calls, which may be a part
-    of an iteration or several, or nothing, so that only its work tells of progress. `residual` is
-    the largest that the log told in the last complete iteration, None if none.
+    of an iteration or several, or nothing, so that only its work tells of progress: then `stamp` is
+    when the sample was taken. `residual` is the largest that the log told in the last complete
+    iteration, None if none. `queued` is the seconds that all threads that it has now waited for a
+    core, None if unknown, or if the ranks use MPI.
     """
 
     iterations: tuple[int, ...]
@@ -212,6 +214,7 @@ class Ranks:
     memory: tuple[int, ...]
     measure: Measure = "iterations"
     residual: Optional[float] = None  # noqa: UP045 (as above)
+    queued: Optional[float] = None  # noqa: UP045
 
 
 @dataclass(frozen=True)

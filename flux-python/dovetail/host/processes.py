@@ -86,6 +86,21 @@ def peak_memory(pids: Iterable[int]) -> int:
     return total
 
 
+def queued(pids: Iterable[int]) -> float | None:
+    """Seconds that the threads which these processes have now waited for a core, added up.
+
+    None where the kernel does not tell.
+    """
+    total, known = 0, False
+    for pid in pids:
+        with contextlib.suppress(OSError, ValueError, IndexError):
+            for thread in os.listdir(f"/proc/{pid}/task"):
+                with open(f"/proc/{pid}/task/{thread}/schedstat") as file:
+                    total += int(file.read().split()[1])
+                    known = True
+    return total * 1e-9 if known else None
+
+
 def members(marker: str, root: int = 0) -> Processes:
     """This user's live processes below `root`, or with `marker` in their environment.
 

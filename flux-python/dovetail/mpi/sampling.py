@@ -10,6 +10,7 @@ sources counts them.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from dovetail.core import protocol
@@ -74,19 +75,32 @@ def waits(one: page.Waits, elapsed: float) -> tuple[float, ...]:
     return one.voluntary, one.involuntary, queued, elapsed
 
 
-def of_group(
-    used: tuple[float, float, int], directory: Path, origin: float, succeeded: bool = False
-) -> protocol.Ranks:
-    """The sample of a program on one rank that has no page, as those without MPI.
+@dataclass(frozen=True)
+class Used:
+    """What a program used of which no page is known, as those without MPI, until `stamp`.
 
-    `used` are the CPU seconds of its whole control group, the wall seconds since its command
-    began, all of them outside MPI, and its memory. Where a page appears later, that counts anew,
-    from its MPI_Init on.
+    `cpu` are the seconds of its whole control group, `wall` those since its command began, `queued`
+    those that the threads which it has now waited for a core, None if unknown; `memory` is bytes.
+    """
+
+    stamp: float
+    cpu: float
+    wall: float
+    queued: float | None
+    memory: int
+
+
+def of_group(
+    used: Used, ranks: int, directory: Path, origin: float, succeeded: bool = False
+) -> protocol.Ranks:
+    """The sample of a program of so many ranks without a page; nobody knows which did what.
+
+    All is outside MPI. Where pages appear later, they count anew, from MPI_Init on.
     """
     lines, stamp, residual = time_lines.read(str(directory)) or (0, origin, -1.0)
-    cpu, wall, memory = used
-    row = (-1, 0.0, cpu, wall, 0.0, memory, -1)
-    return of_values([row], (lines, stamp - origin, residual), succeeded)
+    row = (-1, used.stamp, used.cpu / ranks, used.wall, 0.0, used.memory // ranks, -1)
+    found = of_values([row] * ranks, (lines, stamp - origin, residual), succeeded)
+    return replace(found, queued=None if used.queued is None else round(used.queued, 6))
 
 
 def of_values(
@@ -97,14 +111,15 @@ def of_values(
     It has iterations, stamp, CPU, useful and MPI seconds, peak memory, and the call of whose rhythm
     the iterations are periods, else -1. Stamps are on the run's clock. Where a rank's iterations
     are -1, or ranks do not count alike, `lines` counts for all: how many `Time =` lines the log
-    has, when the last came, and the residual of the iteration before it, -1 if unknown.
+    has, when the last came, and the residual of the iteration before it, -1 if unknown. Where it
+    has none, only their work tells, as of their own stamps.
     """
     counts, stamps, cpu, useful, inside, memory, beats = zip(*rows)
     measure: protocol.Measure = "iterations" if beats[0] < 0 else "periods"
     if min(counts) < 0 or not page.count_alike(beats, counts):
         measure = "iterations" if lines[0] else "work"
         counts = (time_lines.complete(lines[0], succeeded),) * len(rows)
-        stamps = (lines[1],) * len(rows)
+        stamps = (lines[1],) * len(rows) if lines[0] else stamps
     return protocol.Ranks(
         _whole(counts),
         _seconds(stamps),
@@ -143,7 +158,7 @@ def _values(
             yield one.iterations, one.iter_stamp - origin, *used, one.peak_rss, one.beat
     else:
         for one in pages:
-            yield -1, 0.0, one.cpu_s, one.useful_s, one.mpi_s, one.peak_rss, -1
+            yield -1, one.stamp - origin, one.cpu_s, one.useful_s, one.mpi_s, one.peak_rss, -1
 
 
 def _whole(values: Iterable[float]) -> tuple[int, ...]:

@@ -55,12 +55,20 @@ def row(view: View) -> tuple[str, ...]:
         view.state,
         str(view.ranks),
         progress(view.iterations, view.measure),
-        f"{view.rate:.2f}" if view.rate else "-",
+        speed(view),
         " ".join(f"{request}m" for request in view.requests[:4])
         + (" …" if len(view.requests) > 4 else ""),
         f"{view.slowdown:.2f}" if view.slowdown else "-",
         view.waits,
     )
+
+
+def speed(view: View) -> str:
+    """Its progress in a second, in the unit of its measure, with the error; a dash if unknown."""
+    if not view.rate:
+        return "-"
+    error = f" ±{view.error:.0%}" if view.error is not None and view.error < 1.0 else ""
+    return f"{view.rate:.2f}{' CPU s' * (view.measure == 'work')}{error}"
 
 
 class Live:

@@ -239,7 +239,8 @@ def snapshot(follower: Follower) -> dict[str, Any]:
         simulations.append(
             {
                 "name": view.name, "state": view.state, "iterations": view.iterations,
-                "measure": view.measure, "rate": view.rate, "slowdown": view.slowdown,
+                "measure": view.measure, "rate": view.rate, "error": view.error,
+                "slowdown": view.slowdown,
                 "left": view.left, "wait": view.wait.mode, "ranks": ranks,
                 "throttled": stops.share if stops else None,
             }

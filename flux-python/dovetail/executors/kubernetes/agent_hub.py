@@ -36,8 +36,8 @@ from dovetail.host.self_signed import self_signed
 _PATIENCE = 10.0  # seconds for the handshake, and again for the token
 _FROM_AGENTS = (
     messages.Pod, messages.Started, messages.Result, messages.Lost, messages.Sample,
-    messages.Counts, messages.Weights, messages.Spawn, messages.Spawned, messages.Seen,
-    messages.Staged, messages.Prepared,
+    messages.Used, messages.Counts, messages.Weights, messages.Spawn, messages.Spawned,
+    messages.Seen, messages.Staged, messages.Prepared,
 )  # fmt: skip
 
 

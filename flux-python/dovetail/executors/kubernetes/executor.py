@@ -254,6 +254,8 @@ class KubernetesExecutor:
     def _hear(self, node: str, message: messages.Message) -> None:
         if isinstance(message, messages.Sample):
             return self._sampled(node, message)
+        if isinstance(message, messages.Used):
+            return self._used(node, message)
         if isinstance(message, messages.Weights):
             self._report.heard(message.values, self._life.jobs.values())
             self._nodes.formula = self._report.formula
@@ -300,6 +302,14 @@ class KubernetesExecutor:
             if key in by_key:
                 by_key[key].samples.take(message.ranks.get(key, {}), message.lines.get(key), offset)
                 self._tell_sample(by_key[key])
+
+    def _used(self, node: str, message: messages.Used) -> None:
+        offset = self._clocks.offset(node, message.now, self._now())
+        for job in self._life.jobs.values():
+            if job.key in message.groups:
+                groups = message.groups[job.key]
+                job.samples.take_used(groups, job.sizes, message.now + offset)
+                self._tell_sample(job)
 
     def _tell_sample(self, job: Launched) -> None:
         ranks = job.samples.new(job.ended_well) if job.started else None

@@ -20,6 +20,7 @@ class RankSamples:
     def __init__(self, count: int) -> None:
         self._count = count
         self._ranks: dict[int, list[float]] = {}
+        self._told: dict[int, list[float]] = {}  # what their pages told last
         self._lines: tuple[int, float, float] = (0, 0.0, -1.0)
         self._sample: protocol.Ranks | None = None
 
@@ -31,7 +32,27 @@ class RankSamples:
             self._lines = int(lines[0]), max(0.0, lines[1] + offset), lines[2]
         for rank, values in ranks.items():
             if 0 <= int(rank) < self._count and len(values) == 7:
-                self._ranks[int(rank)] = [values[0], max(0.0, values[1] + offset), *values[2:]]
+                row = [values[0], max(0.0, values[1] + offset), *values[2:]]
+                self._ranks[int(rank)] = self._told[int(rank)] = row
+
+    def take_used(
+        self, groups: Mapping[str, Sequence[float]], sizes: Sequence[int], now: float
+    ) -> None:
+        """What rank groups used since their ranks' pages told anything, all of it outside MPI.
+
+        `now` is on the run's clock. Which of a group's ranks did what is not known.
+        """
+        for name, values in groups.items():
+            group = int(name)
+            if not 0 <= group < len(sizes) or len(values) != 2:
+                continue
+            size, first = sizes[group], sum(sizes[:group])
+            cpu, memory = values[0] / size, values[1] / size
+            for rank in range(first, first + size):
+                told = self._told.setdefault(rank, [-1, now, 0.0, 0.0, 0.0, 0, -1])
+                if told[0] < 0:
+                    work = told[2] + cpu, told[3] + now - told[1], told[4], max(told[5], memory)
+                    self._ranks[rank] = [-1, now, *work, -1]
 
     def new(self, over: bool) -> protocol.Ranks | None:
         """The ranks, if all have published and anything is new; `over` once they ended well."""

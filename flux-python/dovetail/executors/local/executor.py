@@ -343,11 +343,14 @@ class LocalExecutor:
         if pages:
             job.place_ranks(pages)
             ranks = sampling.of_pages(pages, directory, self._origin, succeeded)
-        elif job.spec.ranks == 1 and (cpu := job.group.cpu_seconds()) is not None:
-            memory = max(job.peak_memory, processes.peak_memory(job.group.members()))
-            job.peak_memory = memory
-            used = cpu - job.prepared, t - job.begun_at, memory
-            ranks = sampling.of_group(used, directory, self._origin, succeeded)
+        elif (cpu := job.group.cpu_seconds()) is not None:
+            members = job.group.members()
+            job.peak_memory = max(job.peak_memory, processes.peak_memory(members))
+            used = sampling.Used(
+                t, max(0.0, cpu - job.prepared), t - job.begun_at,
+                processes.queued(members), job.peak_memory,
+            )  # fmt: skip
+            ranks = sampling.of_group(used, job.spec.ranks, directory, self._origin, succeeded)
         if ranks is not None and ranks != job.sample:
             job.sample = ranks
             events.append(protocol.Sampled(t, job.spec.name, ranks))

@@ -54,6 +54,7 @@ if TYPE_CHECKING:
 
 PERIOD = 0.25  # seconds between looks at the pages
 COUNT = 5.0  # seconds between looks at what keeps ranks from their cores
+UNTOLD = 1.0  # seconds after which a pod's CPU is told of whose ranks' pages nothing is new
 SHORT_TIMEOUTS = (100, 500)  # microseconds; for networks of which the kernel hears nothing
 _REACH = 10.0  # seconds for a connection to the hub, either way
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,120}")
@@ -68,6 +69,7 @@ class Place:
     uid: str
     writer: asyncio.StreamWriter | None = None
     cgroup: str = ""  # its pod's folder, once it was looked for
+    used: float = 0.0  # CPU seconds of its pod when its ranks' pages last told anything
 
 
 @dataclass
@@ -86,6 +88,7 @@ class Simulation:
     links: set[connections.Channel] = field(default_factory=set)  # over which they come and go
     control: Control | None = None
     end: messages.End | None = None
+    told_at: float = 0.0  # CLOCK_MONOTONIC; when a page of it last told anything
 
 
 def dead(file: str) -> bool:
@@ -498,15 +501,32 @@ class Agent:
     def _sample(self) -> None:
         if self.hub is None:
             return
-        ranks, lines = {}, {}
+        ranks, lines, used = {}, {}, {}
         for one in self.simulations.values():
             new, log = one.reader.look()
             if new:
                 ranks[one.name] = new
             if log:
                 lines[one.name] = log
+            if one.end is None and not one.reader.counts and (pods := self._used(one, bool(new))):
+                used[one.name] = pods
         if ranks or lines:
             self._report(messages.Sample(time.monotonic(), ranks, lines))
+        if used:
+            self._report(messages.Used(time.monotonic(), used))
+
+    def _used(self, one: Simulation, told: bool) -> dict[str, list[float]]:
+        """What its rank groups used since their pages `told` anything, if that is long ago."""
+        now, found = time.monotonic(), {}
+        if told:
+            one.told_at = now
+        for group, place in one.places.items():
+            values = weights.used(self.cgroups, place.cgroup) if place.cgroup else None
+            if values and told:
+                place.used = values[0]
+            elif values and now - one.told_at >= UNTOLD:
+                found[str(group)] = [max(0.0, values[0] - place.used), values[1]]
+        return found
 
     def _count(self, one: Simulation) -> None:
         """Tell what keeps its ranks from their cores."""

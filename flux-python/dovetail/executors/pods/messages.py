@@ -102,6 +102,18 @@ class Sample:
 
 
 @dataclass(frozen=True)
+class Used:
+    """What rank groups on a node used whose ranks have no page, or one that tells nothing for long.
+
+    At `now` on the node's CLOCK_MONOTONIC, by simulation and rank group: the CPU seconds of its
+    control group since the last Sample of its ranks, and its memory now.
+    """
+
+    now: float
+    groups: dict[str, dict[str, list[float]]]
+
+
+@dataclass(frozen=True)
 class Counts:
     """What has kept the ranks of a simulation on a node from their cores; every few seconds.
 
@@ -284,9 +296,9 @@ class Gone:
 
 
 Message = Union[
-    Hello, Transfer, Pod, Started, Result, Lost, Sample, Counts, Weights, Seen, Staged, Prepared,
-    Run, Stop, Wait, Suspend, Checkpoint, End, Look, Stage, Spread, Check, Spawn, Spawned, Joined,
-    Gone,
+    Hello, Transfer, Pod, Started, Result, Lost, Sample, Used, Counts, Weights, Seen, Staged,
+    Prepared, Run, Stop, Wait, Suspend, Checkpoint, End, Look, Stage, Spread, Check, Spawn,
+    Spawned, Joined, Gone,
 ]  # fmt: skip
 Order = Union[Run, Spread, Wait, Suspend, Checkpoint, Stop, End]
 """What the controller tells of a simulation, in the order of the effect."""

@@ -69,6 +69,11 @@ class Reader:
         found = {str(rank): self._values(newest[rank]) for rank in changed if rank in newest}
         return found, self._count()
 
+    @property
+    def counts(self) -> bool:
+        """Whether iterations are told, by a rank's page or by the log."""
+        return self._has_lines or any(one.what is not None for one in self._pages.values())
+
     def waits(self) -> dict[str, list[float]]:
         """What kept each rank from its core, as in messages.Counts."""
         found: dict[str, list[float]] = {}

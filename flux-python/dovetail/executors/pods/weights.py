@@ -14,6 +14,7 @@ import os
 
 from dovetail.core.cgroup_weights import FILES
 from dovetail.host import cpu_limits
+from dovetail.host.cgroups import Group
 
 _DEPTH = 8  # of groups below the mount; a kubelet's pods are at most six below its own root
 
@@ -33,6 +34,23 @@ def counts(directory: str) -> list[float]:
     known = (stops.limit, stops.periods, stops.throttled, stops.seconds, stops.of) if stops else ()
     pressure = cpu_limits.pressure([directory])
     return [*(known or (0, 0, 0, 0.0, 0.0)), -1.0 if pressure is None else pressure]
+
+
+def used(root: str, directory: str) -> list[float] | None:
+    """CPU seconds that a pod has used so far, and its memory now, bytes; None if unknown.
+
+    Memory is what is no cache of files, 0 if unknown. Version 1 may have other controllers, which
+    both are of, in other folders than `directory`.
+    """
+    inside = os.path.relpath(directory, os.path.join(root, "cpu"))
+    others = [os.path.join(root, name, inside) for name in ("cpuacct", "memory")]
+    cpu = Group(directory, others[0]).cpu_seconds()
+    memory = 0
+    for path in (directory, others[1]):
+        with contextlib.suppress(OSError), open(os.path.join(path, "memory.stat")) as file:
+            lines = dict(line.split(" ", 1) for line in file)
+            memory = int(lines.get("anon") or lines.get("total_rss") or 0)
+    return None if cpu is None else [cpu, memory]
 
 
 def find(root: str, uids: list[str]) -> dict[str, str]:

@@ -102,6 +102,8 @@ class Simulated:
     def observe(self, t: float) -> Sequence[Event]:
         """What happened since the last call."""
         for sim in self._sims.values():
+            if sim.started and not sim.work.tells:
+                self._publish(sim)
             if sim.fresh and sim.ranks_at is not None:
                 self._events.append(protocol.Sampled(self.now, sim.spec.name, sim.ranks_at))
                 sim.fresh = False
@@ -248,12 +250,13 @@ class Simulated:
         n = len(sim.ranks)
         if sim.work.publishes:
             sim.ranks_at = protocol.Ranks(
-                (sim.iterations,) * n,
+                (sim.iterations if sim.work.tells else 0,) * n,
                 (self.now,) * n,
                 tuple(rank.cpu for rank in sim.ranks),
                 tuple(rank.useful for rank in sim.ranks),
                 tuple(rank.mpi for rank in sim.ranks),
                 (sim.spec.memory // n,) * n,
+                "iterations" if sim.work.tells else "work",
             )
             sim.fresh = True
 

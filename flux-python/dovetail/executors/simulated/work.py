@@ -21,7 +21,8 @@ class Work:
     """What a simulation does: `seconds` of CPU per iteration and rank, shape (ranks,).
 
     `noise` is the relative standard deviation of each rank's work, `startup` the seconds from
-    launch to the first iteration; `publishes` False for a program that shows no iterations.
+    launch to the first iteration; `publishes` False for a program that shows nothing, and `tells`
+    False for one that shows no iterations, so that only its work is seen.
     `drift` is the work of the last iteration over that of the first, with a straight line in
     between. `interference` is the speed that it loses to each other simulation on its node
     beyond the sharing of cores: caches and memory, which no figure of its own foretells.
@@ -35,6 +36,7 @@ class Work:
     noise: float = 0.02
     startup: float = 0.5
     publishes: bool = True
+    tells: bool = True
     drift: float = 1.0
     interference: float = 0.0
     bound: float = 1.0
