@@ -67,6 +67,10 @@ TEXTS = [
         b'"ranks":{"sim":{"0":[3,1.25,0.5,0.25,0.25,1099511627776]}},"lines":{"sim":[2,1.0]}}',
     ),
     (
+        messages.Used(1.5, {"sim": {"1": [0.5, 4096]}}),
+        b'{"kind":"Used","now":1.5,"groups":{"sim":{"1":[0.5,4096]}}}',
+    ),
+    (
         messages.Weights({"0a-1b": {"cpu.weight": "39"}}),
         b'{"kind":"Weights","values":{"0a-1b":{"cpu.weight":"39"}}}',
     ),

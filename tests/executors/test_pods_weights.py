@@ -32,6 +32,32 @@ def test_a_pods_weight_is_found(tmp_path, layout):
     assert weights.read(str(tmp_path), [UID, "not-there"]) == {UID: {name: value}}
 
 
+USED = {
+    "version 1": {
+        "cpuacct/POD/cpuacct.usage": "1500000000\n",
+        "memory/POD/memory.stat": "cache 9\nrss 7\ntotal_rss 4096\n",
+        "cpu/POD/cpu.stat": "nr_periods 0\n",
+    },
+    "version 2": {
+        "POD/cpu.stat": "usage_usec 1500000\nuser_usec 1\n",
+        "POD/memory.stat": "anon 4096\nfile 9\n",
+    },
+}
+
+
+@pytest.mark.parametrize("files", USED.values(), ids=USED.keys())
+def test_what_a_pod_uses_is_told_where_no_page_does(files, cluster):  # noqa: F811
+    root = cluster.directory / "cgroups"
+    for name, text in files.items():
+        file = root / name.replace("POD", "kubepods/poduid0")
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text)
+    cluster.agent(cgroups=str(root))
+    cluster.launch("sim", "sleep 1000")
+    assert cluster.until(messages.Used).groups == {"sim": {"0": [1.5, 4096]}}
+    cluster.end("sim", 1)
+
+
 def test_nothing_is_found_where_nothing_is(tmp_path):
     assert weights.read(str(tmp_path), [UID]) == {}
     assert weights.read(str(tmp_path / "missing"), [UID]) == {}

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from dovetail.executors.kubernetes.rank_samples import RankSamples
 from dovetail.executors.pods.samples import Reader
 from dovetail.mpi import page, sampling, time_lines
 
@@ -169,3 +170,22 @@ def test_pods_say_when_a_rhythm_falls_silent_or_the_log_tells_better(tmp_path, m
     assert reader.look()[0]["0"][0] == -1
     assert reader.look()[0] == {}
     reader.close()
+
+
+def test_pods_whose_pages_tell_nothing_are_known_by_what_they_use():
+    """Two ranks in the first pod, of which both have a page, and one in another that has none."""
+    samples = RankSamples(3)
+    rows = {str(rank): [-1, 7.0, 1.0, 2.0, 3.0, 100, -1] for rank in range(2)}
+    samples.take(rows, None, 3.0)
+    assert samples.new(False) is None
+    samples.take_used({"1": [5.0, 300], "7": [1.0, 1]}, (2, 1), 11.0)
+    first = samples.new(False)
+    assert first.measure == "work"
+    assert (first.stamp, first.cpu, first.memory) == ((10, 10, 11), (1, 1, 5), (100, 100, 300))
+    samples.take_used({"0": [4.0, 500], "1": [6.0, 300]}, (2, 1), 13.0)
+    second = samples.new(False)
+    assert (second.cpu, second.useful, second.mpi) == ((3, 3, 6), (5, 5, 2), (3, 3, 0))
+    assert second.memory == (250, 250, 300)
+    samples.take({"0": [40, 9.0, 5.0, 5.0, 5.0, 100, 2]}, None, 3.0)
+    samples.take_used({"0": [9.0, 500]}, (2, 1), 14.0)
+    assert samples.new(False).cpu[0] == 5.0, "it counts"

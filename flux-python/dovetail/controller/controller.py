@@ -263,6 +263,9 @@ class Controller:
         if sim.iterations:
             family.iterations, family.guessed = max(1, sim.over + sim.iterations), False
             baseline_run.finished_early(state, sim)
+            if sim.by_work and not sim.over:
+                shape.ends.append((float(sim.iterations), float(sim.undisturbed)))
+                trial.judge_ends(state, shape)
         elif not family.silent and shape.profile is None:
             family.silent = True
             state.note(

@@ -35,9 +35,9 @@ class Settings:
     """Windows after which a measurement that does not settle is taken as it is."""
     steady: float = 0.03
     """Relative standard error of a rate that counts as settled; a gain must exceed it."""
-    rhythm: float = 5.0
-    """Seconds without a first iteration after which work tells progress: a rhythm takes at least
-    five of its beats and a second to be found, and who tells it later is measured anew."""
+    rhythm: float = 10.0
+    """Seconds without an iteration after which work tells progress: a rhythm takes at least five of
+    its beats and a second to be found, and who tells it later is measured anew."""
     period_error: float = 0.02
     """Relative error of a rate of periods beyond its scatter: one may be a part of an iteration."""
     work_error: float = 0.10

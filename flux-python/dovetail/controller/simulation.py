@@ -80,6 +80,7 @@ class Simulation:
     What tells its progress is `counted`, its iterations or periods, or if `by_work` its `work`,
     of which a unit is then called an iteration here. It began at `began_at`, and last counted
     something else than work at `told_at`. While active it counts as on so many `cores`.
+    So much of its work was `undisturbed`: each active rank had a core.
     """
 
     planned: Spec
@@ -100,6 +101,7 @@ class Simulation:
     measure: Measure = "iterations"
     by_work: bool = False
     cores: int = 0
+    undisturbed: int = 0
     began_at: float = 0.0
     told_at: float = 0.0
     stops: int = 0
@@ -191,8 +193,8 @@ class Shape:
     bytes that one took; `rates` are the last measured in 1/s with
     a core for every rank, by simulation; `lasted` the seconds of each that is done;
     `broken` if one failed before its first iteration and other ranks may do better; `threads` is
-    the most cores that the threads of one wanted, if known; `binding` is what is known of binding
-    its ranks to cores.
+    the most cores that the threads of one wanted, if known; `ends` are for `work.dearer`; `binding`
+    is what is known of binding its ranks to cores.
     """
 
     name: str
@@ -208,6 +210,7 @@ class Shape:
     lasted: list[float] = field(default_factory=list)
     broken: bool = False
     threads: int = 0
+    ends: list[tuple[float, float]] = field(default_factory=list)
     binding: Binding = field(default_factory=Binding)
 
     @property

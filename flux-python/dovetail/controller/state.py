@@ -384,7 +384,7 @@ class State:
         sim.most = max(sim.most, sim.over + sim.iterations)
         sim.useful, sim.over, sim.half = None, 0, None
         sim.counted, sim.work = Meter(self.settings.warmup), Work(self.settings.warmup)
-        sim.spec, sim.by_work = sim.planned, False
+        sim.spec, sim.by_work, sim.undisturbed = sim.planned, False, 0
         sim.alone, sim.boost, sim.memory = Alone(), 1.0, 0
         sim.plan_phase, sim.residual = 0, None
         heapq.heappush(self.families[sim.spec.family].queue, (sim.index, sim.spec.name))
@@ -477,7 +477,9 @@ class State:
             sim.told_at = self.now
         if ranks.measure != "iterations":  # of those there will be more
             spins = sim.share is None or sim.share.wait.mode != "doorbell"
+            before = sim.work.meter.iterations
             works = sim.work.add(self.now, ranks, spins)
+            sim.undisturbed += (sim.work.meter.iterations - before) * self.own_cores
             self._count_threads(sim)
         if sim.by_work and counts and sim.counted.iterations >= TELLS and family.turns < TURNS:
             self._measure_by(family, by_work=False)
@@ -531,6 +533,7 @@ class State:
             shape.profile, shape.blocking_need = None, None
             shape.trials.clear()
             shape.rates.clear()
+            shape.ends.clear()
         for sim in self.sims.values():
             if sim.spec.family == family.spec.family:
                 sim.alone, sim.most = Alone(), 0

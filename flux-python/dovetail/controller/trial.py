@@ -15,9 +15,10 @@ import math
 from dovetail.controller.knowledge import CoScheduled, Measure, Outcome, TrialVerdict
 from dovetail.controller.meter import Window
 from dovetail.controller.prediction import learn, learn_needs, predicted, to_beat
-from dovetail.controller.simulation import Simulation
+from dovetail.controller.simulation import Shape, Simulation
 from dovetail.controller.state import AT_ONCE, State
 from dovetail.controller.wait_policies import next_policy
+from dovetail.controller.work import dearer
 from dovetail.core.protocol import Cause, WaitPolicy
 
 
@@ -147,6 +148,27 @@ def _conclude(state: State, running: CoScheduled, sims: list[Simulation], outcom
         state.restart_windows(sims)
         return
     rollback(state, outcome.why, **figures)
+
+
+def judge_ends(state: State, shape: Shape) -> None:
+    """Take a verdict back that work gave if those that have ended since tell otherwise.
+
+    CPU seconds do not tell whether what is shared besides cores, such as memory, makes the same
+    work cost more of them; what equal simulations took in all does.
+    """
+    cost = dearer(shape.ends)
+    for running, outcome in state.knowledge.outcomes.items():
+        if [name for name, _ in running] != [shape.name] or outcome.best is None:
+            continue
+        best = outcome.best[1].throughput / cost
+        if outcome.verdict is not TrialVerdict.GOOD or best >= to_beat(state, running):
+            continue
+        why = (
+            f"the same work took {cost:.2f} times the CPU time or more beside others: "
+            f"{running[0][1]} of {shape.name} at once do {best:.2f} times the work of one alone"
+        )
+        outcome.conclude(TrialVerdict.BAD, why)
+        state.note("model", why, family=shape.spec.family, cost=cost, throughput=best)
 
 
 def by_work(sims: list[Simulation]) -> str:

@@ -346,7 +346,7 @@ def _tell(state: State, best: Schedule) -> None:
         words = f"{units.rounded(best.makespan)} s for what is left, predicted"
         if choice.SEQUENTIAL in other:
             words += f"; {choice.SEQUENTIAL} {units.rounded(other[choice.SEQUENTIAL])} s"
-    periods = {sim.spec.family for sim in state.sims.values() if sim.measure == "periods"}
+    uncounted = {sim.spec.family for sim in state.sims.values() if sim.measure != "iterations"}
     data = {
         "cores": max(1, int(state.cores)),
         "measured": measured,
@@ -361,7 +361,7 @@ def _tell(state: State, best: Schedule) -> None:
         "widths": {name: by_text(counts) for name, counts in planned_on.items()},
         "open": {
             name: {
-                "iterations": 0 if name in periods else family.length,
+                "iterations": 0 if name in uncounted else family.length,
                 "measured": sorted(_all_measured(family)),
             }
             for name, family in state.families.items()

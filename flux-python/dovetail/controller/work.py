@@ -24,6 +24,8 @@ UNIT = 0.01
 works for a twentieth of its time, and one is more than a clock of the kernel errs by."""
 THREADS_AFTER = 1.0
 """Seconds after which it is believed that threads want more cores than there are ranks."""
+ALIKE = 0.03
+"""Share by which equal simulations differ in their work, unless they are seen to by more."""
 ROUNDING = 0.25
 """Part of a core beyond a whole number that is left to chance, and to helpers that hardly run."""
 
@@ -81,6 +83,27 @@ class Work:
         if self._span < THREADS_AFTER:
             return 0
         return math.ceil((self._used + self._queued) / self._span - ROUNDING)
+
+
+def dearer(ends: Sequence[tuple[float, float]]) -> float:
+    """How many times the CPU time work takes beside others, at least; 1 if that is not certain.
+
+    `ends` are, of equal simulations that are done, the work of all and that of it which was done
+    with a core for each rank. If the rest costs c times as much, all is c L + (1 - c) alone, L
+    being what one takes alone: a line of least squares, whose slope errs by the scatter around it,
+    or by `ALIKE` of the whole at least.
+    """
+    if len(ends) < 2:
+        return 1.0
+    n, (every, alone) = len(ends), zip(*ends)
+    mean, middle = sum(every) / n, sum(alone) / n
+    spread = sum((one - middle) ** 2 for one in alone)
+    if spread <= 0.0:
+        return 1.0
+    slope = sum((x - middle) * (y - mean) for y, x in ends) / spread
+    rest = sum((y - mean - slope * (x - middle)) ** 2 for y, x in ends)
+    error = max(ALIKE * mean, math.sqrt(rest / max(1, n - 2))) / math.sqrt(spread)
+    return max(1.0, 1.0 - slope - 2.0 * error)
 
 
 def outside(cpu: float, useful: float, mpi: float, spins: bool) -> float:

@@ -124,8 +124,9 @@ def command_line(
     """The words that start the command on `ranks` ranks under `mpi` (empty: any there is).
 
     `place` are the words before each rank that put it into its pod. A command that begins with a
-    starter such as `mpirun` is taken as it is. Of several versions that one is the program's whose
-    `mpirun` comes first, as by hand, even if another one alone has a starter of a name of its own.
+    starter such as `mpirun` is taken as it is, and so is one of one rank where there is no starter.
+    Of several versions that one is the program's whose `mpirun` comes first, as by hand, even if
+    another one alone has a starter of a name of its own.
     """
     if os.path.basename(command[0]) in STARTERS:
         return list(command)
@@ -133,7 +134,9 @@ def command_line(
     plain = [name for name in ("mpirun", "mpiexec") if which(name, path)]
     own = [name for name in names.get(mpi, ()) if which(name, path)]
     theirs = [name for name in plain if own and flavour(name, path) == mpi]
-    starter = next(iter([*theirs, *own, *plain]), "mpirun")
+    starter = next(iter([*theirs, *own, *plain]), "" if ranks == 1 else "mpirun")
+    if not starter:
+        return list(command)
     return [starter, "-np", str(ranks), *place, *command]
 
 

@@ -67,8 +67,12 @@ def speed(view: View) -> str:
     """Its progress in a second, in the unit of its measure, with the error; a dash if unknown."""
     if not view.rate:
         return "-"
-    error = f" ±{view.error:.0%}" if view.error is not None and view.error < 1.0 else ""
-    return f"{view.rate:.2f}{' CPU s' * (view.measure == 'work')}{error}"
+    return f"{view.rate:.2f}{' CPU s' * (view.measure == 'work')}{margin(view)}"
+
+
+def margin(view: View) -> str:
+    """The error of a rate, to be put after it; empty where it is small, or unknown."""
+    return f" ±{view.error:.0%}" if view.error is not None and 0.005 <= view.error < 1.0 else ""
 
 
 class Live:

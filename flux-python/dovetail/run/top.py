@@ -31,6 +31,7 @@ from dovetail.core.protocol import EndState
 from dovetail.core.units import progress, rounded
 from dovetail.run import orders
 from dovetail.run.follow import Follower, RankShare
+from dovetail.run.live_table import margin
 
 EVERY = 1.0
 """Seconds between two looks."""
@@ -191,7 +192,7 @@ def _percent(stops: Throttling | None) -> str:
 def _row(view: View, wide: bool, throttled: list[str]) -> tuple[str, ...]:
     """What there is of a simulation as a whole; its rank comes in between."""
     known = [
-        "-" if view.rate is None else rounded(view.rate),
+        "-" if view.rate is None else rounded(view.rate) + margin(view) * wide,
         "-" if view.slowdown is None else f"{view.slowdown:.2f}",
         "-" if view.left is None else _span(view.left),
     ]

@@ -54,6 +54,7 @@ if TYPE_CHECKING:
 
 PERIOD = 0.25  # seconds between looks at the pages
 COUNT = 5.0  # seconds between looks at what keeps ranks from their cores
+FIND = 1.0  # seconds between two looks for a pod's control group
 UNTOLD = 1.0  # seconds after which a pod's CPU is told of whose ranks' pages nothing is new
 SHORT_TIMEOUTS = (100, 500)  # microseconds; for networks of which the kernel hears nothing
 _REACH = 10.0  # seconds for a connection to the hub, either way
@@ -89,6 +90,7 @@ class Simulation:
     control: Control | None = None
     end: messages.End | None = None
     told_at: float = 0.0  # CLOCK_MONOTONIC; when a page of it last told anything
+    find_at: float = 0.0  # the same; when its pods' folders are looked for next
 
 
 def dead(file: str) -> bool:
@@ -520,6 +522,7 @@ class Agent:
         now, found = time.monotonic(), {}
         if told:
             one.told_at = now
+        self._find_folders(one)
         for group, place in one.places.items():
             values = weights.used(self.cgroups, place.cgroup) if place.cgroup else None
             if values and told:
@@ -528,15 +531,23 @@ class Agent:
                 found[str(group)] = [max(0.0, values[0] - place.used), values[1]]
         return found
 
+    def _find_folders(self, one: Simulation) -> None:
+        """Look for the pods' control groups that were not found yet, once a second at most."""
+        new = [place for place in one.places.values() if not place.cgroup]
+        if not new or time.monotonic() < one.find_at:
+            return
+        one.find_at = time.monotonic() + FIND
+        folders = weights.find(self.cgroups, [place.uid for place in new])
+        for place in new:
+            place.cgroup = folders.get(place.uid, "")
+
     def _count(self, one: Simulation) -> None:
         """Tell what keeps its ranks from their cores."""
         if self.hub is None:
             return
-        new = [place.uid for place in one.places.values() if not place.cgroup]
-        folders = weights.find(self.cgroups, new) if new else {}
+        self._find_folders(one)
         groups = {}
         for group, place in one.places.items():
-            place.cgroup = place.cgroup or folders.get(place.uid, "")
             if place.cgroup:
                 groups[str(group)] = weights.counts(place.cgroup)
         cpus = len(os.sched_getaffinity(0))
