@@ -149,7 +149,8 @@ class State:
     def _enter(self, index: int, spec: Spec) -> None:
         if spec.name in self.sims:
             raise ValueError(f"two simulations are called {spec.name!r}")
-        self.sims[spec.name] = self._new(spec, index)
+        warmup = self.settings.warmup
+        self.sims[spec.name] = Simulation(spec, index, Meter(warmup), Work(warmup))
         guessed = spec.application in programs.IN_PERIODS
         family = self.families.setdefault(
             spec.family, Family(spec, spec.iterations, spec.iterations > 0 and guessed)
@@ -160,10 +161,6 @@ class State:
             family.shapes.setdefault(ranks, Shape(shape_name(there), there))
             self.shapes[shape_name(there)] = family.shapes[ranks]
         self.queue(self.sims[spec.name])
-
-    def _new(self, spec: Spec, index: int) -> Simulation:
-        warmup = self.settings.warmup
-        return Simulation(spec, index, Meter(warmup), Work(warmup))
 
     def set_capacity(self, capacity: Capacity) -> None:
         """What may be used from now on; `cores` is all cores, as a number."""
@@ -431,10 +428,10 @@ class State:
     def started(self, sim: Simulation, t: float, iterations: int, total: int) -> None:
         """Its own command runs now, and goes on after so many iterations, `total` in its case."""
         family = self.family(sim)
-        if total and not family.iterations:
+        if total and not family.iterations and not family.by_work:
             family.iterations = total
             family.guessed = sim.spec.application in programs.IN_PERIODS
-        counted = sim.spec.application in programs.OWN_COUNT and sim.measure == "iterations"
+        counted = sim.spec.application in programs.OWN_COUNT and sim.measure != "periods"
         sim.started, sim.over = t, iterations if counted else min(iterations, sim.most)
         if family.by_work and iterations:
             sim.over = sim.most  # of work, of which its checkpoint tells nothing
@@ -475,13 +472,9 @@ class State:
         counts, works = sim.counted.add(self.now, ranks), False
         if counts:
             sim.told_at = self.now
-        if ranks.measure != "iterations":  # of those there will be more
-            spins = sim.share is None or sim.share.wait.mode != "doorbell"
-            before = sim.work.meter.iterations
-            works = sim.work.add(self.now, ranks, spins)
-            sim.undisturbed += (sim.work.meter.iterations - before) * self.own_cores
-            self._count_threads(sim)
-        if sim.by_work and counts and sim.counted.iterations >= TELLS and family.turns < TURNS:
+        if ranks.measure != "iterations" or family.by_work:
+            works = self._count_work(sim, ranks)
+        if family.by_work and counts and sim.counted.iterations >= TELLS and family.turns < TURNS:
             self._measure_by(family, by_work=False)
             self.note(
                 "hold",
@@ -490,17 +483,29 @@ class State:
                 family=sim.spec.family,
                 measure=ranks.measure,
             )
-        elif not sim.by_work and ranks.measure == "work" and self._tells_nothing(sim):
+        elif not sim.by_work and self._tells_nothing(sim, ranks):
             self.measure_by_work(sim)
         return works if sim.by_work else counts
 
-    def _tells_nothing(self, sim: Simulation) -> bool:
+    def _count_work(self, sim: Simulation, ranks: Ranks) -> bool:
+        """Count its work, also while it may tell something else yet; whether there was any."""
+        if sim.share is not None and sim.share.suspended:
+            sim.work.stand_still(ranks)
+            return False
+        spins = sim.share is None or sim.share.wait.mode != "doorbell"
+        before = sim.work.meter.iterations
+        works = sim.work.add(self.now, ranks, spins)
+        sim.undisturbed += (sim.work.meter.iterations - before) * self.own_cores
+        self._count_threads(sim)
+        return works
+
+    def _tells_nothing(self, sim: Simulation, ranks: Ranks) -> bool:
         """Whether a program runs, and is known or was waited for long enough to count nothing."""
         if sim.started is None or sim.stage not in (Stage.PREPARING, Stage.STARTING, Stage.RUNNING):
             return False
         family, since = self.family(sim), max(sim.told_at, sim.resumed_at)
-        if family.by_work:
-            return True
+        if family.by_work or ranks.measure != "work":
+            return family.by_work and (ranks.measure == "work" or family.turns >= TURNS)
         expected = sim.spec.application in programs.OWN_COUNT  # however long that takes
         return not expected and self.now - since >= self.settings.rhythm
 

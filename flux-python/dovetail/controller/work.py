@@ -56,6 +56,11 @@ class Work:
         self._watch_threads(last, ranks)
         return self.meter.add(now, self._counted(ranks))
 
+    def stand_still(self, ranks: Ranks) -> None:
+        """Take a sample of ranks that are suspended: that time does not count."""
+        self._last = ranks
+        self.meter.reset()
+
     def _counted(self, ranks: Ranks) -> Ranks:
         """The sample as if so much work were an iteration."""
         n, done = len(ranks.cpu), tuple(self._done)
