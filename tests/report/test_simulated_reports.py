@@ -53,6 +53,7 @@ CASES = {
     "one is too large": (plan("u", 2) + plan("b", 1, memory=1 << 40), {"u": UNEVEN, "b": EVEN}, ()),
     "the last one is widened": (LAST, {"l": ANY, "s": replace(ANY, iterations=20)}, ()),
     "nothing is published": (plan("s", 2), {"s": Work((0.1, 0.1), 50, publishes=False)}, ()),
+    "only work is seen": (plan("w", 3), {"w": Work((0.02, 1.0), 20, tells=False)}, ()),
 }
 
 
@@ -106,6 +107,13 @@ def test_the_figures_of_a_packed_queue_are_the_executors(tmp_path):
     assert totals.bound_s.value == pytest.approx(0.04 * 600 * 4 / 2, rel=0.06)
     best = max(found.families[0].points, key=lambda point: point.throughput)
     assert best.n > 1
+
+
+def test_of_work_the_report_tells_what_its_trial_found(tmp_path):
+    _, found, history = simulate(tmp_path, *CASES["only work is seen"][:2])
+    assert {one.measure for one in found.simulations} == {"work"}
+    assert "2 at once did" in found.totals.throughput_gain.how
+    assert "2 at once did" in page(found, history)
 
 
 def test_a_balanced_queue_is_said_not_to_pay(tmp_path):

@@ -110,6 +110,8 @@ def _family(
     ranks = tracks[0].spec.ranks
     widths = tuple(sorted({track.spec.ranks for track in tracks if track.attempts})) or (ranks,)
     alone = _alone(spells)
+    if alone.value is None and any(track.measure == "work" for track in tracks):
+        alone = Figure(how=_by_work(name, history))
     if len(widths) > 1:
         alone = Figure(how="its simulations ran on different numbers of ranks")
     # Where ranks are open, one alone is no measure of the others: it would have had more.
@@ -168,6 +170,21 @@ def _alone(spells: Iterable[Spell]) -> Figure:
             mean = sum(step[1] for step in steps) / count
             return Figure(mean, "measured", how, (min(each), max(each)))
     return Figure(how="no iteration was seen while a simulation ran alone")
+
+
+def _by_work(name: str, history: History) -> str:
+    """What the run's last trial of a family that tells no iterations found, in words."""
+    how = "measured by work, which tells of rates and not of how much there is"
+    for mark in reversed(history.marks):
+        mix = mark.data.get("mix")
+        if mark.what == "keep" and mix and {family for family, _ in mix} == {name}:
+            found = mark.data["throughput"], mark.data["error"]
+            how += (
+                f": {sum(count for _, count in mix)} at once did {found[0]:.2f} times the work of "
+                f"one alone, give or take {found[1]:.2f}"
+            )
+            break
+    return how
 
 
 def needed(loads: Sequence[Load], cores: float) -> tuple[Array | None, str]:
