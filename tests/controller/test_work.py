@@ -50,7 +50,7 @@ def test_threads_are_seen_by_what_they_use_and_wait_for():
         t = float(second)
         none = (0.0,)
         seen.add(t, Ranks((0,), (t,), (t,), (t,), none, (0,), "work", queued=t), spins=True)
-    assert (seen.threads, seen.got) == (2, 0.5)
+    assert (seen.threads, seen.got(2.0, spins=True)) == (2, 0.5)
 
 
 def test_a_program_after_another_begins_anew():

@@ -147,7 +147,8 @@ def conclude(state: State, sim: Simulation) -> None:
     got = 1.0  # beside others of ours the rest is theirs
     if alone:
         got = share_got(useful, cpu, window.rate, state.cores, spins=wait == OFF)
-    got = sim.work.got if sim.by_work else got
+    if sim.by_work:
+        got = sim.work.got(state.cores, spins=wait == OFF)
     need = min(sum(busy) / (got if sim.by_work else 1.0), state.cores)
     shape.profile = Profile(
         window.rate, window.error, loads, got, wait, need, sim.memory, startup, alone, sim.measure
@@ -174,12 +175,12 @@ def _loads(state: State, sim: Simulation, wait: WaitPolicy) -> tuple[float, ...]
     return tuple(max(load, 1e-9) for load in loads) or (1.0 / window.rate,) * sim.spec.ranks
 
 
-def _lost(state: State, sim: Simulation) -> tuple[float | None, float]:
+def _lost(state: State, sim: Simulation, profile: Profile) -> tuple[float | None, float]:
     """Share of its ranks' CPU that others took, None if unknown; and what it did not have."""
     trials = state.shape(sim).trials
     window, useful, cpu = trials.get(OFF, (None, (), ()))
     if sim.by_work:
-        return max(0.0, 1.0 - sim.work.got), 0.0
+        return max(0.0, 1.0 - profile.got), 0.0
     if window is None or not cpu or not useful or sim.spec.ranks > state.cores:
         return 0.0, 0.0
     mpi = [max(0.0, 1.0 / window.rate - one) for one in useful]
@@ -189,7 +190,7 @@ def _lost(state: State, sim: Simulation) -> tuple[float | None, float]:
 
 def _tell(state: State, sim: Simulation, profile: Profile, iterations: int) -> None:
     beside = "" if profile.alone else "; it did not run alone, so the rate is too low"
-    lost, unused = _lost(state, sim)
+    lost, unused = _lost(state, sim, profile)
     if profile.alone and lost is None:
         beside = (
             f"; its ranks were off their cores for {unused:.0%} of the time: outside MPI they "

@@ -155,7 +155,7 @@ class Simulation:
 
     def got(self, cores: float, spins: bool) -> float:
         """The share that its ranks had of the CPU that they would have used; see `share_got`."""
-        return self.work.got if self.by_work else self.counted.got(cores, spins)
+        return (self.work if self.by_work else self.counted).got(cores, spins)
 
     @property
     def told(self) -> int:

@@ -696,7 +696,7 @@ class State:
         self.window_began = self.now
         for sim in sims:
             sim.alone.settle()
-            sim.work.meter.reset()
+            sim.work.restart()
             if sim.iterates and not sim.by_work:
                 sim.meter.reset()
 

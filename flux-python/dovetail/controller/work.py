@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from dovetail.controller.meter import Meter
+from dovetail.controller.meter import Meter, share_got
 from dovetail.core.protocol import Ranks
 
 UNIT = 0.01
@@ -38,28 +38,35 @@ class Work:
         self._done: list[float] = []
         self._last: Ranks | None = None
         self._span, self._used, self._queued = 0.0, 0.0, 0.0
+        self._raw: tuple[float, list[float], list[float]] = (0.0, [], [])
+
+    def restart(self) -> None:
+        """A new window begins."""
+        self.meter.reset()
+        self._raw = (0.0, [], [])
 
     def add(self, now: float, ranks: Ranks, spins: bool) -> bool:
         """Take a sample of ranks that spin inside MPI or sleep there; True if work was done."""
         last, self._last = self._last, ranks
         if last is None or not _follows(last, ranks):
             self._done = self._done if len(self._done) == len(ranks.cpu) else [0.0] * len(ranks.cpu)
-            self.meter.reset()
+            self.restart()
             return False
-        before = self._done
+        cpu, useful, mpi = (_since(last, ranks, what) for what in ("cpu", "useful", "mpi"))
         self._done = [
-            done + outside(cpu, useful, mpi, spins)
-            for done, cpu, useful, mpi in zip(
-                before, *(_since(last, ranks, what) for what in ("cpu", "useful", "mpi"))
-            )
+            done + outside(one, out, within, spins)
+            for done, one, out, within in zip(self._done, cpu, useful, mpi)
         ]
         self._watch_threads(last, ranks)
+        seconds, *sums = self._raw
+        used, worked = (_sum(a, b) for a, b in zip(sums, (cpu, useful)))
+        self._raw = (seconds + max(ranks.stamp) - max(last.stamp), used, worked)
         return self.meter.add(now, self._counted(ranks))
 
     def stand_still(self, ranks: Ranks) -> None:
         """Take a sample of ranks that are suspended: that time does not count."""
         self._last = ranks
-        self.meter.reset()
+        self.restart()
 
     def _counted(self, ranks: Ranks) -> Ranks:
         """The sample as if so much work were an iteration."""
@@ -76,11 +83,20 @@ class Work:
         self._used += sum(ranks.cpu) - sum(last.cpu)
         self._queued += max(0.0, ranks.queued - last.queued)  # those of threads that end are gone
 
-    @property
-    def got(self) -> float:
-        """The share that its threads had of the CPU that they wanted, as far as is known."""
-        wanted = self._used + self._queued
-        return self._used / wanted if self._span >= THREADS_AFTER and self._used > 0.0 else 1.0
+    def got(self, cores: float, spins: bool) -> float:
+        """The share that its threads had of the CPU that they wanted, as far as is known.
+
+        Of those without MPI since they began, of ranks over the window; see `share_got`.
+        """
+        if self._span > 0.0:
+            wanted = self._used + self._queued
+            return self._used / wanted if self._span >= THREADS_AFTER and wanted > 0.0 else 1.0
+        seconds, cpu, useful = self._raw
+        if seconds <= 0.0:
+            return 1.0
+        return share_got(
+            [s / seconds for s in useful], [s / seconds for s in cpu], 1.0, cores, spins
+        )
 
     @property
     def threads(self) -> int:
@@ -121,6 +137,10 @@ def outside(cpu: float, useful: float, mpi: float, spins: bool) -> float:
         return max(0.0, min(cpu, max(useful, cpu - mpi)))
     wall = useful + mpi
     return max(0.0, cpu - mpi * min(1.0, cpu / wall)) if wall > 0.0 else 0.0
+
+
+def _sum(before: Sequence[float], more: Sequence[float]) -> list[float]:
+    return [a + b for a, b in zip(before, more)] if before else [*more]
 
 
 def _since(last: Ranks, ranks: Ranks, what: str) -> Sequence[float]:
