@@ -14,7 +14,7 @@ import math
 
 from dovetail.controller.knowledge import CoScheduled, Measure, Outcome, TrialVerdict
 from dovetail.controller.meter import Window
-from dovetail.controller.prediction import learn, learn_needs, predicted, to_beat
+from dovetail.controller.prediction import learn, learn_needs, predicted, spun_need, to_beat
 from dovetail.controller.simulation import Shape, Simulation
 from dovetail.controller.state import AT_ONCE, State
 from dovetail.controller.wait_policies import next_policy
@@ -75,10 +75,16 @@ def measured(state: State, sims: list[Simulation], windows: list[Window]) -> Mea
     """Throughput in simulations alone, its absolute error, and each slowdown.
 
     What a measure errs by as such is no chance, so that one simulation's does not cancel another's.
+    Work that seems to be more than the cores can do shows that a baseline was too low.
     """
     slow, total, square, own = [], 0.0, 0.0, 0.0
-    for sim, window in zip(sims, windows):
-        speed = window.rate / state.baseline(sim)
+    speeds = [window.rate / state.baseline(sim) for sim, window in zip(sims, windows)]
+    busy = sum(
+        speed * spun_need(state, sim.shape) for sim, speed in zip(sims, speeds) if sim.by_work
+    )
+    for sim, window, speed in zip(sims, windows, speeds):
+        if sim.by_work and busy > state.cores:
+            speed *= state.cores / busy
         total += speed
         square += (speed * window.error) ** 2
         own += speed * state.error(sim)

@@ -16,8 +16,9 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from dovetail.controller.meter import Meter, share_got
+from dovetail.controller.meter import Meter
 from dovetail.core.protocol import Ranks
+from dovetail.core.taken_cpu import DISTURBED, taken
 
 UNIT = 0.01
 """CPU seconds that count as one iteration: a window of 1.5 s has eight of them where one rank
@@ -38,12 +39,12 @@ class Work:
         self._done: list[float] = []
         self._last: Ranks | None = None
         self._span, self._used, self._queued = 0.0, 0.0, 0.0
-        self._raw: tuple[float, list[float], list[float]] = (0.0, [], [])
+        self._sums: list[list[float]] = [[], [], []]  # CPU, useful and MPI seconds in the window
 
     def restart(self) -> None:
         """A new window begins."""
         self.meter.reset()
-        self._raw = (0.0, [], [])
+        self._sums = [[], [], []]
 
     def add(self, now: float, ranks: Ranks, spins: bool) -> bool:
         """Take a sample of ranks that spin inside MPI or sleep there; True if work was done."""
@@ -58,9 +59,7 @@ class Work:
             for done, one, out, within in zip(self._done, cpu, useful, mpi)
         ]
         self._watch_threads(last, ranks)
-        seconds, *sums = self._raw
-        used, worked = (_sum(a, b) for a, b in zip(sums, (cpu, useful)))
-        self._raw = (seconds + max(ranks.stamp) - max(last.stamp), used, worked)
+        self._sums = [_sum(a, b) for a, b in zip(self._sums, (cpu, useful, mpi))]
         return self.meter.add(now, self._counted(ranks))
 
     def stand_still(self, ranks: Ranks) -> None:
@@ -86,17 +85,14 @@ class Work:
     def got(self, cores: float, spins: bool) -> float:
         """The share that its threads had of the CPU that they wanted, as far as is known.
 
-        Of those without MPI since they began, of ranks over the window; see `share_got`.
+        Of those without MPI since they began, of ranks that spin over the window.
         """
         if self._span > 0.0:
             wanted = self._used + self._queued
             return self._used / wanted if self._span >= THREADS_AFTER and wanted > 0.0 else 1.0
-        seconds, cpu, useful = self._raw
-        if seconds <= 0.0:
-            return 1.0
-        return share_got(
-            [s / seconds for s in useful], [s / seconds for s in cpu], 1.0, cores, spins
-        )
+        cpu, useful, mpi = self._sums
+        lost = (taken(cpu, useful, mpi) or 0.0) if spins and len(cpu) <= cores else 0.0
+        return 1.0 - lost if lost > DISTURBED else 1.0
 
     @property
     def threads(self) -> int:
