@@ -361,6 +361,7 @@ def test_iterations_come_from_the_log_where_ranks_tell_nothing(site, monkeypatch
         "beat": -1,
         "pid": 1,
         "start_ticks": 1,
+        "stamp": 9.0,
         "peak_rss": 7,
     }
     rank.update(cpu_s=1.0, useful_s=2.0, mpi_s=3.0, elapsed_s=5.0, waits=page.Waits(1, 2, None))
@@ -418,7 +419,7 @@ def test_a_process_that_took_over_an_id_is_not_moved(site, monkeypatch):  # noqa
     other = os.getpid()
     rank = SimpleNamespace(rank=0, world=0, pid=other, start_ticks=1, beat=-1)
     rank.iteration_source = "none"
-    for key in ("peak_rss", "cpu_s", "useful_s", "mpi_s"):
+    for key in ("stamp", "peak_rss", "cpu_s", "useful_s", "mpi_s"):
         setattr(rank, key, 0)
     monkeypatch.setattr(page, "read_pages", lambda directory: [rank])
     with open("/proc/self/cgroup") as file:
