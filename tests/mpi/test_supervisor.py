@@ -127,6 +127,11 @@ def test_a_command_with_its_own_starter_is_taken_as_it_is():
     assert launcher.command_line(words, 2, "/nonexistent", "") == words
 
 
+def test_one_rank_is_started_where_there_is_no_starter():
+    assert launcher.command_line(["a.out"], 1, "/nonexistent", "") == ["a.out"]
+    assert launcher.command_line(["a.out"], 2, "/nonexistent", "")[0] == "mpirun"
+
+
 SAY = {
     "mpirun (Open MPI) 5.0.11": "openmpi",
     "prterun (PRRTE) 3.0.14": "openmpi",

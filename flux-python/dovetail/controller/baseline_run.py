@@ -57,7 +57,8 @@ def _due(state: State, sim: Simulation) -> bool:
 def _crowded(state: State, sim: Simulation) -> bool:
     """Whether others turn out to share its cores: it or they have more threads than was known."""
     runs = any(other.stage in _RUNS for other in state.active.values() if other is not sim)
-    return runs and not state.own_cores and state.capacity.suspend
+    may = state.capacity.suspend and state.now >= state.resize_after
+    return runs and may and not state.own_cores
 
 
 def _begin(state: State, sim: Simulation) -> None:

@@ -27,6 +27,8 @@ THREADS_AFTER = 1.0
 """Seconds after which it is believed that threads want more cores than there are ranks."""
 ALIKE = 0.03
 """Share by which equal simulations differ in their work, unless they are seen to by more."""
+LEAST = 0.01
+"""Share of what it wants that a program is taken to get at least."""
 ROUNDING = 0.25
 """Part of a core beyond a whole number that is left to chance, and to helpers that hardly run."""
 
@@ -88,11 +90,11 @@ class Work:
         Of those without MPI since they began, of ranks that spin over the window.
         """
         if self._span > 0.0:
-            wanted = self._used + self._queued
-            return self._used / wanted if self._span >= THREADS_AFTER and wanted > 0.0 else 1.0
+            known, wanted = self._span >= THREADS_AFTER, self._used + self._queued
+            return max(LEAST, self._used / wanted) if known and wanted > 0.0 else 1.0
         cpu, useful, mpi = self._sums
         lost = (taken(cpu, useful, mpi) or 0.0) if spins and len(cpu) <= cores else 0.0
-        return 1.0 - lost if lost > DISTURBED else 1.0
+        return max(LEAST, 1.0 - lost) if lost > DISTURBED else 1.0
 
     @property
     def threads(self) -> int:
