@@ -67,6 +67,17 @@ def test_a_slice_that_greets_twice_takes_orders_all_the_same(agent):
     assert agent.over
 
 
+def test_what_is_to_be_kept_is_added_to_what_is_kept_already(agent):
+    (number,) = agent.attached
+    for slices, gone in (([(1, 7), (2, 8)], None), ([(2, 9)], None), ([], [1])):
+        told = [{"number": one, "job": job, "node": f"n{one}"} for one, job in slices]
+        keep = {"keep": {"up": True, "slices": told}, **({"gone": gone} if gone else {})}
+        agent.take({"id": number, "value": keep})
+    agent.take({"event": "loaded"})
+    kept = agent.client.of("dovetail.attach")[-1]["kept"]
+    assert kept == {"up": True, "slices": [{"number": 2, "job": 9, "node": "n2"}]}
+
+
 def test_an_order_that_an_agent_does_not_know_ends_nothing(agent, capfd):
     (number,) = agent.attached
     agent.take({"id": number, "value": {"dance": True}})

@@ -52,7 +52,7 @@ class Play:
     def left(self, number):
         """An agent did as it was told."""
         self.ask("tell", "bye", number=number, ended="")
-        self.do(self.state.drop(lambda key: key == f"agent{number}"))
+        self.do(self.state.drop({f"agent{number}"}))
         return self.over(number)
 
     def submits(self):
@@ -70,9 +70,14 @@ class Play:
 
     def kept(self):
         """What the control slice's agent would tell a module that is loaded now."""
-        [*_, kept] = [effect.value["keep"] for effect in self.done
-                      if isinstance(effect, Answer) and "keep" in effect.value]  # fmt: skip
-        return kept
+        kept, slices = {}, {}
+        for effect in self.done:
+            if isinstance(effect, Answer) and "keep" in effect.value:
+                kept.update(effect.value["keep"])
+                slices.update((one["number"], one) for one in kept.pop("slices"))
+                for number in effect.value.get("gone", ()):
+                    slices.pop(number, None)
+        return {**kept, "slices": [*slices.values()]}
 
     def watched(self):
         return [effect.number for effect in self.done if isinstance(effect, Watch)]

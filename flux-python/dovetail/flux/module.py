@@ -25,7 +25,7 @@ from typing import Any
 import flux.job
 import flux.resource
 import flux.subprocess as subprocess
-from _flux._core import lib
+from _flux._core import ffi, lib
 from flux.brokermod import BrokerModule, request_handler
 from flux.constants import FLUX_JOB_LOOKUP_CURRENT, FLUX_MSGTYPE_REQUEST, FLUX_POLLIN
 from flux.hostlist import Hostlist
@@ -96,7 +96,8 @@ class Dovetail(BrokerModule):
         self.state = Instance(self.request.nodes, self.request.executor, self.request.up_timeout)
         place = f"{socket.gethostname()}:{h.attr_get('rundir')}"
         self.cluster = "f-" + hashlib.sha256(place.encode()).hexdigest()[:8]
-        self.messages: dict[Key, Message] = {}  # requests that wait for an answer, by their key
+        self.messages: dict[Key, Message] = {}  # requests that wait for an answer, by their key,
+        self.senders: dict[str, set[Key]] = {}  # and the keys by who sent them
         self.keys = 0
         self.watchers: list[object] = []  # Flux keeps no reference
         self.ends: object = None
@@ -217,7 +218,7 @@ class Dovetail(BrokerModule):
             elif isinstance(effect, effects.Answer):
                 self.answer(effect.key, effect.value)
             elif isinstance(effect, effects.Refuse):
-                message = self.messages.pop(effect.key, None)
+                message = self.forget(effect.key)
                 if message is not None:
                     self.refuse(message, effect.code, effect.why)
             else:
@@ -231,7 +232,18 @@ class Dovetail(BrokerModule):
         """Keep a request until it is answered."""
         self.keys += 1
         self.messages[self.keys] = message
+        self.senders.setdefault(sender(message), set()).add(self.keys)
         return self.keys
+
+    def forget(self, key: Key) -> Message | None:
+        """It waits for no answer any more."""
+        message = self.messages.pop(key, None)
+        if message is not None:
+            of = self.senders[sender(message)]
+            of.discard(key)
+            if not of:
+                del self.senders[sender(message)]
+        return message
 
     def answer(self, key: Key, value: Mapping[str, Any]) -> None:
         """Respond; a request that streams stays open."""
@@ -239,7 +251,7 @@ class Dovetail(BrokerModule):
         if message is None:
             return
         if not lib.flux_msg_is_streaming(message.handle):
-            del self.messages[key]
+            self.forget(key)
         try:
             self.handle.respond(message, dict(value))
         except OSError as error:
@@ -363,14 +375,18 @@ class Dovetail(BrokerModule):
     @guarded
     def disconnected(self, message: Message) -> None:
         """A client or agent is gone; nothing is answered."""
+        of = self.senders.get(sender(message), set())
+        match = functools.partial(lib.flux_disconnect_match, message.handle)
+        gone = {key for key in of if match(self.messages[key].handle)}
+        self.do(self.state.drop(gone))
+        for key in gone:
+            self.forget(key)
 
-        def matches(key: Key) -> bool:
-            held = self.messages.get(key)
-            return held is not None and bool(lib.flux_disconnect_match(message.handle, held.handle))
 
-        self.do(self.state.drop(matches))
-        for key in [key for key in self.messages if matches(key)]:
-            del self.messages[key]
+def sender(message: Message) -> str:
+    """Who sent it, to the broker that it came to first; unique in the instance."""
+    first = lib.flux_msg_route_first(message.handle)
+    return ffi.string(first).decode() if first else ""
 
 
 def _number(value: str) -> int | float | str:

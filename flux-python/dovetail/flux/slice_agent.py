@@ -80,7 +80,8 @@ class Agent:
         self.starting: subprocess.Popen[str] | None = None
         self.plans = PlanRunner(self.tell, self.when_ended, self.selector, self.submit_proxy_job)
         self.proxy_jobs: dict[int, dict[str, Any]] = {}  # launches, by our request for their job
-        self.kept: dict[str, Any] = {}  # for the module, should it be loaded anew
+        self.kept: dict[str, Any] = {}  # for the module, should it be loaded anew,
+        self.kept_slices: dict[int, dict[str, Any]] = {}  # with what it knows of slices
         self.errors = tempfile.TemporaryFile("w+")  # noqa: SIM115 (as long as we live)
         self.failed = ""
         self.over = False
@@ -166,7 +167,8 @@ class Agent:
     def attach(self) -> None:
         """Say that we are there and what we know, and listen for orders."""
         host = {"number": self.number, "host": socket.gethostname(), "rank": self.rank}
-        known = {**host, **self.known(), "kept": self.kept}
+        kept = {**self.kept, "slices": [*self.kept_slices.values()]}
+        known = {**host, **self.known(), "kept": kept}
         known["runs"] = [encode(run) for run in self.plans.all.values()]
         known["simulations"] = list(self.plans.simulations.values())
         self.attached.add(self.client.send("dovetail.attach", known, stream=True))
@@ -182,7 +184,7 @@ class Agent:
         be away.
         """
         if not self.over:
-            slices = {one["node"]: one["job"] for one in self.kept.get("slices", ())}
+            slices = {one["node"]: one["job"] for one in self.kept_slices.values()}
             jobs = sorted({slices[node] for node in nodes if node in slices})
             wanted = {"spec": jobspec.proxy_job(sys.argv[0], launch), "jobs": jobs}
             self.proxy_jobs[self.client.send(SUBMIT, wanted)] = launch
@@ -312,7 +314,7 @@ class Agent:
                 self.admin().call("DELETE", f"{api_client.NODES}/{order.forget}")
             self.tell(forgotten=order.forget)
         elif isinstance(order, messages.Keep):
-            self.kept = order.keep
+            self.keep(order)
         elif isinstance(order, messages.Queue):
             self.plans.queue(order.queue)
         elif isinstance(order, messages.StartRun):
@@ -323,6 +325,14 @@ class Agent:
         else:
             service = order.url
             self.answer(order.question, lambda: {"url": services.url(self.admin(), service)})
+
+    def keep(self, order: messages.Keep) -> None:
+        """Keep what is new beside what we keep already."""
+        self.kept.update(order.keep)
+        for one in self.kept.pop("slices", ()):
+            self.kept_slices[one["number"]] = one
+        for number in order.gone or ():
+            self.kept_slices.pop(number, None)
 
     def answer(self, question: int, find: Callable[[], dict[str, Any]]) -> None:
         """Answer a question, or say why not."""

@@ -216,9 +216,13 @@ class Forget:
 
 @dataclass(frozen=True)
 class Keep:
-    """Keep this, which is a Kept of this module's version, for one that comes after us."""
+    """Keep this, which is a Kept of this module's version, for one that comes after us.
+
+    It has what has changed, and beside that the rest is kept, but for slices that are `gone`.
+    """
 
     keep: dict[str, Any]
+    gone: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True)

@@ -7,13 +7,28 @@ or dropped when its sender is gone.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from dovetail.flux.instance.effects import FAILED, NOENT, TIMEOUT, Answer, Effect, Key, Refuse
 
 UNDECIDED = ("starting", "degraded")  # phases in which nobody can say whether it will be all up
 DOWN = "Kubernetes was taken down"
+
+
+@dataclass(frozen=True)
+class Situation:
+    """What most answers hang on: of the status that which costs the same with many slices.
+
+    `last` has the last loss of a slice, if there was one.
+    """
+
+    phase: str
+    reason: str
+    wanted: int
+    ready: int
+    last: list[str]
 
 
 class PendingRequests:
@@ -53,70 +68,67 @@ class PendingRequests:
             del self.ending[key]
             yield Answer(key, {}) if not trouble else Refuse(key, FAILED, trouble)
 
-    def drop(self, gone: Callable[[Key], bool]) -> None:
+    def drop(self, gone: Collection[Key]) -> None:
         """Forget the requests whose sender is gone."""
         for keys in (self.up, self.down):
-            keys[:] = [key for key in keys if not gone(key)]
-        for key in [key for key in self.resizing if gone(key)]:
-            del self.resizing[key]
+            keys[:] = [key for key in keys if key not in gone]
         for numbered in (self.joining, self.asking):
-            for number in [number for number, key in numbered.items() if gone(key)]:
+            for number in [number for number, key in numbered.items() if key in gone]:
                 del numbered[number]
-        for key in [key for key in self.watching if gone(key)]:
-            del self.watching[key]
-        for key in [key for key in self.ending if gone(key)]:
-            del self.ending[key]
+        for key in gone:
+            self.resizing.pop(key, None)
+            self.watching.pop(key, None)
+            self.ending.pop(key, None)
 
-    def settle(self, status: Mapping[str, Any], *, usable: bool, resized: bool) -> Iterator[Effect]:
-        """Answer everybody whose condition the new status decides.
+    def settle(
+        self, now: Situation, status: Callable[[], Mapping[str, Any]], *, usable: bool,
+        resized: bool,
+    ) -> Iterator[Effect]:  # fmt: skip
+        """Answer everybody whose condition is decided as it is now.
 
-        `usable`: simulations can run, perhaps on fewer nodes than are wanted.
+        `usable`: simulations can run, perhaps on fewer nodes than are wanted. The whole `status`
+        is for those who watch it.
         """
-        phase = status["phase"]
-        yield from self.decide(self.up, status, usable=usable)
-        yield from self.overtaken(status)
-        if phase != "up" or resized:
+        yield from self.decide(self.up, now, usable=usable)
+        yield from self.overtaken(now)
+        if now.phase != "up" or resized:
             keys = [*self.resizing]
-            yield from self.decide(keys, status, usable=phase == "up")
+            yield from self.decide(keys, now, usable=now.phase == "up")
             self.resizing = {key: self.resizing[key] for key in keys}
-        if phase == "down":
+        if now.phase == "down":
             for key in self.down:
                 yield Answer(key, {})
             self.down.clear()
+        whole = status() if self.watching else {}
         for key, seen in self.watching.items():
-            if seen != status:
-                self.watching[key] = status
-                yield Answer(key, status)
+            if seen != whole:
+                self.watching[key] = whole
+                yield Answer(key, whole)
 
-    def overtaken(self, status: Mapping[str, Any]) -> Iterator[Effect]:
+    def overtaken(self, now: Situation) -> Iterator[Effect]:
         """Refuse those whose number of nodes is not wanted any more: a node was lost, say."""
-        wanted = status["wanted"]
         for key, (asked, before) in [*self.resizing.items()]:
-            if asked != wanted and status["phase"] in ("up", *UNDECIDED):
+            if asked != now.wanted and now.phase in ("up", *UNDECIDED):
                 del self.resizing[key]
-                last = status["lost"][-1:]
-                lost = f": {last[0]}" if last != before else ""
-                nodes = "node is" if wanted == 1 else "nodes are"
-                yield Refuse(key, FAILED, f"{wanted} {nodes} wanted by now, not {asked}{lost}")
+                lost = f": {now.last[0]}" if now.last != before else ""
+                nodes = "node is" if now.wanted == 1 else "nodes are"
+                yield Refuse(key, FAILED, f"{now.wanted} {nodes} wanted by now, not {asked}{lost}")
 
-    def decide(
-        self, keys: list[Key], status: Mapping[str, Any], *, usable: bool
-    ) -> Iterator[Effect]:
+    def decide(self, keys: list[Key], now: Situation, *, usable: bool) -> Iterator[Effect]:
         """Answer those who wait for nodes."""
-        if status["phase"] in UNDECIDED and not usable:
+        if now.phase in UNDECIDED and not usable:
             return
-        missing = {"wanted": status["wanted"]} if status["phase"] in UNDECIDED else {}
+        missing = {"wanted": now.wanted} if now.phase in UNDECIDED else {}
         for key in keys:
             if usable:
-                nodes = status["ready"] if missing else status["wanted"]
-                yield Answer(key, {"nodes": nodes, **missing})
+                yield Answer(key, {"nodes": now.ready if missing else now.wanted, **missing})
             else:
-                yield Refuse(key, FAILED, status["reason"] or DOWN)
+                yield Refuse(key, FAILED, now.reason or DOWN)
         keys.clear()
         if not usable:
             for numbered in (self.joining, self.asking):
                 for key in numbered.values():
-                    yield Refuse(key, FAILED, status["reason"] or DOWN)
+                    yield Refuse(key, FAILED, now.reason or DOWN)
                 numbered.clear()
 
     def overdue(self, left: str) -> Iterator[Effect]:

@@ -166,6 +166,7 @@ def attach(state: Instance, key: Key, payload: Payload) -> Effects:
         yield Refuse(key, INVALID, f"slice {number} is not expected")
         return
     one.attached(key, news.host, news.rank)
+    state.agents[key] = number
     if number == 0:
         yield from adopt(state, news)
         for worker in state.pending.joining:

@@ -8,7 +8,7 @@ waits for it is told.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 
 from dovetail.flux.instance.effects import INVALID, NOENT, Answer, Effect, Key, Refuse
 from dovetail.flux.instance.messages import ChooseRuns, SubmitPlan
@@ -96,10 +96,10 @@ class Runs:
         self.waiting[key] = numbers
         yield from self.settle()
 
-    def drop(self, gone: Callable[[Key], bool]) -> None:
+    def drop(self, gone: Collection[Key]) -> None:
         """Forget the requests whose sender is gone."""
-        for key in [key for key in self.waiting if gone(key)]:
-            del self.waiting[key]
+        for key in gone:
+            self.waiting.pop(key, None)
 
     def settle(self) -> Iterator[Effect]:
         """Answer those whose runs have all ended."""

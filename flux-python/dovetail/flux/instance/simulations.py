@@ -8,7 +8,7 @@ follows a simulation is told its end, however that comes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -92,7 +92,7 @@ class Simulations:
         if one is not None:
             yield Answer(key, one.told())
 
-    def drop(self, gone: Callable[[Key], bool]) -> None:
+    def drop(self, gone: Collection[Key]) -> None:
         """Forget those who are gone."""
-        for key in [key for key in self.following if gone(key)]:
-            del self.following[key]
+        for key in gone:
+            self.following.pop(key, None)

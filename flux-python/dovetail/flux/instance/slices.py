@@ -1,14 +1,16 @@
 # SPDX-License-Identifier: LGPL-3.0-or-later
 """One slice as the module knows it: the state of its life, and what is left of it at its end. Pure.
 
-Inputs: what happened to it, one method each. Outputs: its state, and what users see of it.
-Invariants: only the methods change the state; a slice that is to end, or that the user cancelled,
-stays so whatever its agent says.
+Inputs: what happened to it, one method each. Outputs: its state, and what users see of it; and of
+all slices how many are in a state, and which have changed. Invariants: only the methods change the
+state; a slice that is to end, or that the user cancelled, stays so whatever its agent says; what is
+asked for at each event costs the same with a thousand slices as with one.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections import Counter
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
@@ -83,8 +85,16 @@ class KeptSlice:
 
 
 @dataclass
+class Tally:
+    """How many slices are in each state, and the numbers of those that have changed."""
+
+    states: Counter[SliceState] = field(default_factory=Counter)
+    changed: set[int] = field(default_factory=set)
+
+
+@dataclass
 class Slice:
-    """One slice. `rank` is its broker's, or -1 before its agent came."""
+    """One slice. `rank` is its broker's, or -1 before its agent came; `tally` is of all slices."""
 
     number: int
     job: int = 0
@@ -97,35 +107,50 @@ class Slice:
     reason: str = ""
     wanted_node: str = ""  # the name that its node shall have; empty: one is found
     rank: int = -1
+    tally: Tally = field(default_factory=Tally, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        """It counts from now on."""
+        self.tally.states[self.state] += 1
+        self.tally.changed.add(self.number)
+
+    def _become(self, state: SliceState) -> None:
+        self.tally.states[self.state] -= 1
+        self.tally.states[state] += 1
+        self.tally.changed.add(self.number)
+        self.state = state
 
     # --- Its life ---
+
+    def submitted(self, job: int) -> None:
+        """Flux took its job."""
+        self.job = job
+        self.tally.changed.add(self.number)
 
     def attached(self, agent: Key, host: str, rank: int) -> None:
         """Its agent came."""
         self.agent, self.host, self.rank = agent, host, rank
-        if self.state not in _FINAL:
-            self.state = SliceState.STARTING
+        self._become(self.state if self.state in _FINAL else SliceState.STARTING)
 
     def became_ready(self, node: str, cpus: str) -> None:
         """Its node is ready in Kubernetes."""
         self.node, self.cpus = node, cpus
-        if self.state not in _FINAL:
-            self.state = SliceState.READY
+        self._become(self.state if self.state in _FINAL else SliceState.READY)
 
     def agent_lost(self) -> None:
         """Its agent is gone; the end of its job follows."""
         self.agent = None
         if self.state not in _FINAL:
-            self.state = SliceState.LOST if self.state.was_ready else SliceState.START_LOST
+            self._become(SliceState.LOST if self.state.was_ready else SliceState.START_LOST)
 
     def cancelled(self) -> None:
         """The user cancelled its job."""
         if self.state is not SliceState.ENDING:
-            self.state = SliceState.CANCELLED
+            self._become(SliceState.CANCELLED)
 
     def told_to_end(self) -> None:
         """It is no longer wanted."""
-        self.state = SliceState.ENDING
+        self._become(SliceState.ENDING)
 
     def recalled(self, kept: KeptSlice, *, job_runs: bool) -> None:
         """What an earlier module knew of it, unless its agent has told this one already."""
@@ -133,11 +158,11 @@ class Slice:
             return
         self.node, self.rank = kept.node, kept.rank
         if kept.state in _FINAL:
-            self.state = kept.state
+            self._become(kept.state)
         elif kept.state.was_ready:
-            self.state = SliceState.EXPECTED if job_runs else SliceState.LOST
+            self._become(SliceState.EXPECTED if job_runs else SliceState.LOST)
         else:
-            self.state = SliceState.SUBMITTED if job_runs else SliceState.START_LOST
+            self._become(SliceState.SUBMITTED if job_runs else SliceState.START_LOST)
 
     # --- Its end ---
 
@@ -182,3 +207,35 @@ class Slice:
         """Its state, for a sentence."""
         reason = f" ({self.reason})" if self.reason else ""
         return f"slice {self.number} is {self.state.shown}{reason}"
+
+
+class Slices(dict[int, Slice]):
+    """The slices of an instance by their numbers, which are ever higher."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._tally = Tally()
+
+    def add(self, number: int, job: int = 0) -> Slice:
+        """A slice that is new here."""
+        self[number] = Slice(number, job, tally=self._tally)
+        return self[number]
+
+    def remove(self, number: int) -> None:
+        """Nothing of a slice is left."""
+        self._tally.states[self.pop(number).state] -= 1
+        self._tally.changed.add(number)
+
+    def count(self, state: SliceState) -> int:
+        """How many are in this state."""
+        return self._tally.states[state]
+
+    def take_changed(self) -> tuple[tuple[KeptSlice, ...], tuple[int, ...]]:
+        """What is to be kept of slices that changed since this was asked last, and who is gone.
+
+        Of one without a job nothing is kept.
+        """
+        numbers, self._tally.changed = sorted(self._tally.changed), set()
+        kept = tuple(self[number].kept() for number in numbers if number in self)
+        gone = tuple(number for number in numbers if number not in self)
+        return tuple(one for one in kept if one.job), gone

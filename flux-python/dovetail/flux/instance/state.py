@@ -11,16 +11,16 @@ know that comes after us.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
 from dovetail.core.messages import encode
 from dovetail.flux.instance import messages
 from dovetail.flux.instance.effects import Answer, Cancel, Effect, Key, Log, Submit, Sweep, Watch
-from dovetail.flux.instance.pending import DOWN, PendingRequests
+from dovetail.flux.instance.pending import DOWN, PendingRequests, Situation
 from dovetail.flux.instance.runs import Runs
 from dovetail.flux.instance.simulations import Simulations
-from dovetail.flux.instance.slices import Left, Slice, SliceState
+from dovetail.flux.instance.slices import Left, Slice, Slices, SliceState
 
 
 class Instance:
@@ -33,7 +33,8 @@ class Instance:
     def __init__(self, nodes: int, executor: str, up_timeout: float) -> None:
         self.executor, self.up_timeout = executor, up_timeout
         self.wanted = nodes
-        self.slices: dict[int, Slice] = {}
+        self.slices = Slices()
+        self.agents: dict[Key, int] = {}  # the slices of those that listen for orders
         self.last = 0  # highest slice number so far
         self.lost: list[str] = []
         self.runs = Runs()
@@ -70,7 +71,7 @@ class Instance:
     @property
     def ready_nodes(self) -> int:
         """Nodes that are part of Kubernetes now."""
-        return sum(one.state is SliceState.READY for one in self.slices.values())
+        return self.slices.count(SliceState.READY)
 
     @property
     def usable(self) -> bool:
@@ -91,7 +92,8 @@ class Instance:
     def start(self, adopted: Mapping[int, int]) -> Iterator[Effect]:
         """Submit all slices, or take over those that run (number: job) after a reload."""
         self.begun = True
-        self.slices = {number: Slice(number, job) for number, job in adopted.items()}
+        for number, job in adopted.items():
+            self.slices.add(number, job)
         self.last = max(adopted, default=0)
         if self.ending or self.failure:  # already, before we knew what there is
             yield from self.end_slices(self.failure or DOWN)
@@ -113,7 +115,7 @@ class Instance:
         self.lost = self.lost if kept.lost is None else [*kept.lost]
         for old in kept.slices:
             job_runs = old.number in self.slices
-            one = self.slices.setdefault(old.number, Slice(old.number, old.job))
+            one = self.slices[old.number] if job_runs else self.slices.add(old.number, old.job)
             one.recalled(old, job_runs=job_runs)
             if old.state is SliceState.ENDING:
                 yield from self.end(one)
@@ -130,13 +132,13 @@ class Instance:
     def add(self, number: int) -> Effect:
         """One more slice."""
         self.last = max(self.last, number)
-        self.slices[number] = Slice(number)
+        self.slices.add(number)
         return Submit(number)
 
     def submitted(self, number: int, job: int, why: str = "") -> Iterator[Effect]:
         """Flux took the job, or did not (`job` is 0)."""
         one = self.slices[number]
-        one.job = job
+        one.submitted(job)
         if not job:
             yield from self.cleaned(number, why)
             return
@@ -219,7 +221,7 @@ class Instance:
         one = self.slices.get(number)
         if one is None or one.left is not Left.NOTHING:
             return
-        del self.slices[number]
+        self.slices.remove(number)
         self.pending.joining.pop(number, None)
         if one.node and number and 0 in self.slices and self.slices[0].agent is not None:
             self.leaving.add(one.node)
@@ -299,14 +301,15 @@ class Instance:
             left = ", ".join(f"slice {number}" for number in sorted(self.slices))
             yield from self.pending.overdue(left)
 
-    def drop(self, gone: Callable[[Key], bool]) -> Iterator[Effect]:
+    def drop(self, gone: Collection[Key]) -> Iterator[Effect]:
         """A sender is gone: forget its requests; it may have been an agent."""
-        self.held = {key: again for key, again in self.held.items() if not gone(key)}
         self.pending.drop(gone)
         self.runs.drop(gone)
         self.simulations.drop(gone)
-        for one in list(self.slices.values()):
-            if one.agent is not None and gone(one.agent):
+        for key in gone:
+            self.held.pop(key, None)
+            one = self.slices.get(self.agents.pop(key, -1))
+            if one is not None and one.agent == key:
                 yield from self.detached(one)
 
     # --- What follows ---
@@ -322,11 +325,14 @@ class Instance:
         control = self.slices.get(0)
         if control is None or control.agent is None:
             return
-        slices = tuple(one.kept() for one in self.slices.values() if one.job)
-        found = messages.Kept(self.wanted, self.was_up, tuple(self.lost[-20:]), slices)
-        if found != self.kept:
+        slices, gone = self.slices.take_changed()
+        found = messages.Kept(self.wanted, self.was_up, tuple(self.lost[-20:]))
+        if slices or gone or found != self.kept:
+            new = {name: value for name, value in vars(found).items()
+                   if value != getattr(self.kept, name)}  # fmt: skip
             self.kept = found
-            yield from self.tell(messages.Keep(encode(found)))
+            changed = messages.Kept(**{**new, "slices": slices})
+            yield from self.tell(messages.Keep(encode(changed), gone or None))
         for number, plan in self.runs.take_untold().items():
             queued = messages.QueuedPlan(number=number, executor=self.executor, **vars(plan))
             yield from self.tell(messages.Queue(queued))
@@ -347,7 +353,8 @@ class Instance:
             held, self.held = self.held, {}
             for again in held.values():
                 yield from again()
-        shrinking = self.leaving or any(
-            one.state is SliceState.ENDING for one in self.slices.values()
-        )
-        yield from self.pending.settle(self.status(), usable=self.usable, resized=not shrinking)
+        shrinking = self.leaving or self.slices.count(SliceState.ENDING)
+        yield from self.pending.settle(
+            Situation(self.phase, self.failure, self.wanted, self.ready_nodes, self.lost[-1:]),
+            self.status, usable=self.usable, resized=not shrinking,
+        )  # fmt: skip
