@@ -22,6 +22,7 @@ import shutil
 import socket
 import ssl
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import get_args
@@ -29,6 +30,7 @@ from typing import get_args
 from dovetail.core.errors import WorkFailed
 from dovetail.core.messages import MessageError
 from dovetail.executors.kubernetes.copies import Copies
+from dovetail.executors.kubernetes.rank_samples import Clocks
 from dovetail.executors.pods import connections, messages
 from dovetail.host.private_files import write_private
 from dovetail.host.self_signed import self_signed
@@ -54,11 +56,13 @@ class Hub:
         self._lock = threading.Lock()
         self._heard: list[tuple[str, messages.Message]] = []
         self._bell, self._bell_end = os.pipe()
+        os.set_blocking(self._bell, False)
         os.set_blocking(self._bell_end, False)
         self._links: dict[str, asyncio.StreamWriter] = {}
         self._places: dict[str, dict[int, str]] = {}  # simulation to group to node
         self._told: dict[str, dict[type, messages.Message]] = {}
         self._results: set[str] = set()
+        self.clocks = Clocks()  # of the nodes that have sent samples
         self._look: messages.Look | None = None
         self._seen: dict[str, list[str]] = {}
         self._loop = asyncio.new_event_loop()
@@ -101,12 +105,16 @@ class Hub:
         """What was heard since the last call, oldest first, and from which node."""
         with self._lock:
             heard, self._heard = self._heard, []
-            if heard:
+            with contextlib.suppress(BlockingIOError):  # samples alone came
                 os.read(self._bell, 1 << 16)
         return heard
 
     def fileno(self) -> int:
-        """Readable when there is something to take."""
+        """Readable when there is something to take, other than samples.
+
+        These come four times a second from each node, and whoever wants them looks when they like:
+        else a run on many nodes would wake for each of them.
+        """
         return self._bell
 
     def nodes(self) -> set[str]:
@@ -276,6 +284,9 @@ class Hub:
     def _post(self, node: str, message: messages.Message) -> None:
         with self._lock:
             self._heard.append((node, message))
+            if isinstance(message, messages.Sample):
+                self.clocks.heard(node, message.now, time.monotonic())
+                return
             with contextlib.suppress(BlockingIOError):  # full: it is readable
                 os.write(self._bell_end, b"!")
 

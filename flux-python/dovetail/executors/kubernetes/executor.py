@@ -36,7 +36,6 @@ from dovetail.executors.kubernetes.lifecycle import (
 )
 from dovetail.executors.kubernetes.manifests import path
 from dovetail.executors.kubernetes.nodes import Nodes
-from dovetail.executors.kubernetes.rank_samples import Clocks
 from dovetail.executors.kubernetes.resizes import Change, Resizes
 from dovetail.executors.kubernetes.session import LAST, Session, look
 from dovetail.executors.kubernetes.share_report import Report
@@ -45,7 +44,8 @@ from dovetail.executors.pods import messages
 
 _WORKERS = 8
 _CLOSE = 40.0  # seconds for all simulations to be gone at the end
-_OTHERS = 10.0  # seconds between looks at the pods of others while they take room
+_OTHERS = 10.0  # seconds between looks at the pods of others while they take room,
+_LOST = 0.5  # and between looks whether nodes are gone
 
 
 class KubernetesExecutor:
@@ -74,14 +74,15 @@ class KubernetesExecutor:
         self.results: dict[str, Result] = {}
         self.left: list[str] = []
         self._events: list[protocol.Event] = []
-        self._clocks = Clocks()
         self._launches = 0
         self._t = 0.0
         self._closed = False
         self._lost_since = 0.0  # when the user was told that the run cannot go on
         self._complaint = ""  # what the user knows of an API that does not answer
         self._hurried = 0.0  # when the user asked for an end at once
-        self._others_at = 0.0  # when the pods of others are looked at next
+        self._others_at = 0.0  # when the pods of others are looked at next,
+        self._lost_at = 0.0  # and whether nodes are gone
+        self._sampled_now: set[str] = set()  # of whom ranks have something new
         self._wanted: dict[str, list[int]] = {}  # by the resize that is under way,
         self._known: dict[str, set[str]] = {}  # and the pods that there were when it began
         self._calls = Calls(_WORKERS)
@@ -237,15 +238,23 @@ class KubernetesExecutor:
         self._calls.take()
         for node, message in self._hub.take():
             self._hear(node, message)
+        for name in self._sampled_now:  # once, however many nodes it is on
+            if name in self._life.jobs:
+                self._tell_sample(self._life.jobs[name])
+        self._sampled_now.clear()
         now = time.monotonic()
         self._nodes.leave_out(self._session.left_out)
-        self._find_lost(now)
+        if now >= self._lost_at:
+            self._lost_at = now + _LOST
+            self._find_lost(now)
         for job in list(self._life.jobs.values()):
             self._life.advance(job, now)
         for key, words in self._transfers.progress(now):
-            for job in self._life.jobs.values():
-                if job.key == key:
-                    self._delayed(job, words)
+            delayed = self._life.of(key)
+            if delayed is not None:
+                self._delayed(delayed, words)
+        if self._report.look(now, self._life.jobs.values()):
+            self._nodes.formula = self._report.formula
         self._resizes.poll(now)
         self._look_at_others(now)
         self._compare_capacity()
@@ -257,15 +266,13 @@ class KubernetesExecutor:
         if isinstance(message, messages.Used):
             return self._used(node, message)
         if isinstance(message, messages.Weights):
-            self._report.heard(message.values, self._life.jobs.values())
-            self._nodes.formula = self._report.formula
-            return None
+            return self._report.heard(message.values)
         if isinstance(message, messages.Joined):
             return self._transfers.again(node)
         if isinstance(message, messages.Staged):
             return self._transfers.heard(node, message)
         key = getattr(message, "simulation", "")
-        job = next((one for one in self._life.jobs.values() if one.key == key), None)
+        job = self._life.of(key)
         if job is None:
             if isinstance(message, (messages.Pod, messages.Result)) and not self._closed:
                 self._hub.tell(messages.End(key, 1))  # of a launch that is over
@@ -296,12 +303,12 @@ class KubernetesExecutor:
             self._life.vanished(job, message.group, node)
 
     def _sampled(self, node: str, message: messages.Sample) -> None:
-        offset = self._clocks.offset(node, message.now, self._now())
-        by_key = {job.key: job for job in self._life.jobs.values()}
+        offset = self._hub.clocks.offset(node) - self._origin
         for key in dict.fromkeys((*message.ranks, *message.lines)):
-            if key in by_key:
-                by_key[key].samples.take(message.ranks.get(key, {}), message.lines.get(key), offset)
-                self._tell_sample(by_key[key])
+            job = self._life.of(key)
+            if job is not None:
+                job.samples.take(message.ranks.get(key, {}), message.lines.get(key), offset)
+                self._sampled_now.add(job.spec.name)
 
     def _used(self, node: str, message: messages.Used) -> None:
         offset = self._clocks.offset(node, message.now, self._now())
@@ -319,14 +326,13 @@ class KubernetesExecutor:
             self._events.append(protocol.Sampled(self._t, job.spec.name, ranks))
 
     def _pods_news(self, kind: str, thing: Any) -> None:  # noqa: ANN401
-        by_key = {job.key: job for job in self._life.jobs.values()}
         if kind != "LISTED":
-            job = by_key.get(thing["metadata"]["labels"].get(manifests.KEY, ""))
+            job = self._life.of(thing["metadata"]["labels"].get(manifests.KEY, ""))
             if job is not None:
                 self._life.pod(job, kind, thing)
             return
         there = {pod["metadata"]["name"] for pod in thing}
-        for job in by_key.values():
+        for job in self._life.jobs.values():
             for pod in list(job.pods.values()):
                 if pod["metadata"]["name"] not in there:
                     self._life.pod(job, "DELETED", pod)

@@ -32,7 +32,7 @@ from dovetail.core.protocol import Cause, Result
 from dovetail.executors.kubernetes import devices, images, manifests, placement, pod_status
 from dovetail.executors.kubernetes.api import NotFound, Refused
 from dovetail.executors.kubernetes.background_calls import Calls
-from dovetail.executors.kubernetes.manifests import path
+from dovetail.executors.kubernetes.manifests import PART, RANK_GROUP, RUN, path
 from dovetail.executors.kubernetes.nodes import Nodes
 from dovetail.executors.kubernetes.rank_samples import RankSamples, Waits
 from dovetail.executors.kubernetes.resizes import Change, Resizes
@@ -168,8 +168,8 @@ class Launched:
     are by group, and `connected` the nodes of those that have called. `started` says that its own
     command has begun, `stopped` why somebody wants it to end, whatever its state, and
     `stop_cause` the same as a value; `refused` is what the user knows of a start that
-    failed, and `heard` that its supervisor has said how it ended. `store` is where its pods have
-    copies of the run's folders, if they do.
+    failed, `heard` that its supervisor has said how it ended, and `seen` that all its pods have
+    been. `store` is where its pods have copies of the run's folders, if they do.
     """
 
     spec: protocol.Spec
@@ -186,6 +186,7 @@ class Launched:
     failures: int = 0
     refused: str = ""
     heard: bool = False
+    seen: bool = False
     store: str = ""
 
     def __post_init__(self) -> None:
@@ -218,6 +219,7 @@ class Launched:
         """Nothing is left of this start; the next one is another on the nodes."""
         self.key = new_key(self.spec.name, again=True)
         self.connected.clear()
+        self.seen = False
         self._become(Pending(now + AGAIN))
 
     def finish(self) -> None:
@@ -350,8 +352,17 @@ class Lifecycle:
         self._ended, self._delayed, self._placed = ended, delayed, placed
         self._placing: Launched | None = None  # until all its pods are on their nodes
         self.jobs: dict[str, Launched] = {}
+        self._by_key: dict[str, Launched] = {}
         self.mpi: dict[tuple[str, ...], str] = {}  # by the clues to it
         self.peak: dict[str, int] = {}
+
+    def of(self, key: str) -> Launched | None:
+        """The launch that is called so on the nodes, if it is not over."""
+        job = self._by_key.get(key)
+        if job is None or job.key != key or self.jobs.get(job.spec.name) is not job:
+            self._by_key = {one.key: one for one in self.jobs.values()}
+            job = self._by_key.get(key)
+        return job
 
     # --- every look ---
 
@@ -389,12 +400,23 @@ class Lifecycle:
 
     def _look(self, job: Launched) -> None:
         self._placing = job
+        # Of our own rank groups the watch tells all, once it has; asking for them again at each
+        # launch would take as long as there are many.
+        seen = all(one.seen or isinstance(one.state, Pending) for one in self.jobs.values())
+        run = self._session.run
+        ours = f"{RUN}={run},{PART}!={RANK_GROUP}" if seen else f"{RUN}={run}"
 
-        def work() -> tuple[list[Object], list[Object], list[Object]]:
+        def work() -> tuple[list[Object], list[Object], list[Object], bool]:
             return (
                 self._api.get(path("Node"), 5.0)["items"],
-                self._api.get(path("Pod", namespace=""), 5.0)["items"],
+                [
+                    *self._api.get(path("Pod", namespace=""), 5.0, labelSelector=f"{RUN}!={run}")[
+                        "items"
+                    ],
+                    *self._api.get(path("Pod"), 5.0, labelSelector=ours)["items"],
+                ],
                 self._api.get(path("ResourceQuota"), 5.0)["items"],
+                seen,
             )
 
         self._calls.submit(work, lambda found: self._looked(job, found))
@@ -407,8 +429,10 @@ class Lifecycle:
             return self._put_off(job, state, f"the cluster does not answer: {found}")
         if job.stopped:
             return self._put_off(job, state, "")
-        nodes, pods, quotas = found
+        nodes, pods, quotas, seen = found
         others = [pod for pod in pods if foreign(pod, self._session.run)]
+        if seen:
+            pods += [pod for one in self.jobs.values() for pod in one.pods.values()]
         self._nodes.listed(nodes, others)
         out = self._nodes.left_out
         nodes = [node for node in nodes if node["metadata"]["name"] not in out]
@@ -501,6 +525,7 @@ class Lifecycle:
 
     def pod(self, job: Launched, kind: str, pod: Object) -> None:
         """News of one of its pods."""
+        pod = pod_status.slim(pod)
         group, name = pod_status.group_of(pod), pod["metadata"]["name"]
         if kind == "DELETED":
             self._resizes.gone(name)
@@ -510,6 +535,7 @@ class Lifecycle:
             return
         new = group not in job.pods
         job.pods[group] = pod
+        job.seen = job.seen or len(job.pods) == len(job.sizes)
         if pod_status.deleted(pod) and job.expected:
             return self.lose(job, f"pod {name} is deleted: {pod_status.ended_by(pod)}")
         if pod_status.over(pod):

@@ -26,6 +26,11 @@ LESS = range(95, 20, -5)
 """Percent of what it shall have that a simulation may begin with where nothing else runs."""
 
 
+def _offer(node: Object) -> tuple[bool, object]:
+    """What of a node counts for the capacity."""
+    return placement.usable(node), node["status"].get("allocatable")
+
+
 @dataclass(frozen=True)
 class Fit:
     """Ranks, millicores, bytes and node of each rank group; or `why` there are no nodes."""
@@ -67,10 +72,13 @@ class Nodes:
         """What a watch said."""
         if kind == "LISTED":
             self.listed(thing)
-        elif kind == "DELETED":
-            self._nodes.pop(thing["metadata"]["name"], None)
-        else:
-            self._nodes[thing["metadata"]["name"]] = thing
+            return
+        name = thing["metadata"]["name"]
+        before = self._nodes.pop(name, None)
+        if kind != "DELETED":
+            self._nodes[name] = thing
+            if before is not None and _offer(before) == _offer(thing):  # it said that it is well
+                return
         self._count()
 
     def leave_out(self, choose: Callable[[Iterable[Object]], frozenset[str]]) -> None:

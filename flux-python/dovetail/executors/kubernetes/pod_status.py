@@ -19,7 +19,27 @@ HOPELESS = (
     "ErrImageNeverPull", "ErrImagePull", "ImagePullBackOff", "InvalidImageName",
     "CreateContainerConfigError", "CreateContainerError", "RunContainerError",
 )  # fmt: skip
+_META = ("name", "namespace", "labels", "uid", "generation", "deletionTimestamp")
+_SPEC = ("nodeName", "overhead", "containers", "initContainers")
+_CONTAINER = ("name", "image", "resources")
 _NOT_YET = "have not yet been read"  # said by a node that has just started, which tries again
+
+
+def slim(pod: Object) -> Object:
+    """A pod without what nobody asks about, which is most of it: they are kept by the thousand."""
+    meta, spec = pod["metadata"], pod["spec"]
+    return {
+        "metadata": {name: meta[name] for name in _META if name in meta},
+        "spec": {name: _without(spec[name]) for name in _SPEC if name in spec},
+        "status": pod.get("status", {}),
+    }
+
+
+def _without(part: Any) -> Any:  # noqa: ANN401
+    """Containers without what the machine is to them."""
+    if not isinstance(part, list):
+        return part
+    return [{name: one[name] for name in _CONTAINER if name in one} for one in part]
 
 
 def group_of(pod: Object) -> int:

@@ -98,15 +98,18 @@ class Waits:
 
 
 class Clocks:
-    """The nodes' clocks (CLOCK_MONOTONIC) against the run's."""
+    """The nodes' clocks (CLOCK_MONOTONIC) against ours."""
 
     def __init__(self) -> None:
         self._offsets: dict[str, float] = {}
 
-    def offset(self, node: str, there: float, here: float) -> float:
-        """What to add to the node's time, given one more message: sent `there`, heard `here`.
+    def heard(self, node: str, there: float, here: float) -> None:
+        """One more message came from a node: sent `there`, heard `here`."""
+        self._offsets[node] = min(here - there, self._offsets.get(node, float("inf")))
+
+    def offset(self, node: str) -> float:
+        """What to add to the node's time, for which it was heard before.
 
         The smallest difference ever seen belongs to the message that took least time.
         """
-        self._offsets[node] = min(here - there, self._offsets.get(node, float("inf")))
         return self._offsets[node]

@@ -107,7 +107,7 @@ class Transaction:
         self._open: dict[str, _Open] = {}
         self._held: list[Patch] = []
         self._unanswered: set[str] = set()
-        self._touched: list[str] = []
+        self._touched: dict[str, None] = {}  # in their order
         self._gone: set[str] = set()
         self.refused = ""
         self.finished = False
@@ -133,8 +133,7 @@ class Transaction:
         for patch in ready:
             self._open[patch.pod] = _Open(patch.cpu, patch.limit)
             self._unanswered.add(patch.pod)
-            if patch.pod not in self._touched:
-                self._touched.append(patch.pod)
+            self._touched.setdefault(patch.pod)
         return ready
 
     def accepted(self, pod: str, cpu: int, generation: int) -> None:

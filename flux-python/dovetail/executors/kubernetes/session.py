@@ -79,7 +79,7 @@ def look(api: Api, run: str = "") -> tuple[list[Object], list[Object]]:
     """All nodes, and the pods of others, which take room from simulations; see `foreign`."""
     try:
         nodes = api.get(path("Node"))["items"]
-        pods = api.get(path("Pod", namespace=""))["items"]
+        pods = api.get(path("Pod", namespace=""), labelSelector=f"{RUN}!={run}")["items"]
     except (Refused, Unreachable) as error:
         raise BadInput(f"{api.path}: cannot list nodes and pods: {error}; {_hint()}") from None
     return nodes, [pod for pod in pods if foreign(pod, run)]
@@ -421,7 +421,9 @@ class Session:
         forced = False
         while True:
             try:
-                pods = self.api.get(path("Pod"), labelSelector=label)["items"]
+                late = time.monotonic() - begun > (60.0 if forced else 20.0)
+                limit = "0" if late else "1"  # all of them, or whether there is any
+                pods = self.api.get(path("Pod"), labelSelector=label, limit=limit)["items"]
             except (Refused, Unreachable) as error:
                 return [f"pods: {error}"]
             waited = time.monotonic() - begun

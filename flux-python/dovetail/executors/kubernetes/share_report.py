@@ -20,6 +20,8 @@ from dovetail.executors.kubernetes.lifecycle import Launched
 from dovetail.host.private_files import write_whole
 
 FILE = "status.json"
+TOGETHER = 0.1
+"""Seconds from the first answer of a node until what all said is taken in."""
 PERIOD = 5.0
 """Seconds between two looks at the weights on disk; a resize is looked at at once."""
 
@@ -32,6 +34,7 @@ class Report:
         self._run = run
         self._values: dict[str, Mapping[str, str]] = {}
         self._due = 0.0
+        self._heard_at = 0.0  # the first of answers that are not written yet
         self._written: list[dict[str, Any]] = []
         self.formula = ""
         self._write([])
@@ -47,15 +50,23 @@ class Report:
         self._due = now + PERIOD
         return True
 
-    def heard(self, values: Mapping[str, Mapping[str, str]], jobs: Iterable[Launched]) -> None:
+    def heard(self, values: Mapping[str, Mapping[str, str]]) -> None:
         """An agent's answer: the weight files of pods, by pod uid."""
         self._values.update(values)
+        self._heard_at = self._heard_at or time.monotonic()
+
+    def look(self, now: float, jobs: Iterable[Launched]) -> bool:
+        """Take in what was heard, once the answers of all nodes may be there; whether it was."""
+        if not self._heard_at or now < self._heard_at + TOGETHER:
+            return False
+        self._heard_at = 0.0
         rows = self.rows(jobs)
         known = [(row["cpu"], row["file"], row["value"]) for row in rows if row["file"]]
         self.formula = cgroup_weights.formula_of(known) or self.formula
         if rows != self._written:
             self._written = rows
             self._write(rows)
+        return True
 
     def rows(self, jobs: Iterable[Launched]) -> list[dict[str, Any]]:
         """One row per rank group that has a pod on a node; shares are parts of one."""
@@ -79,14 +90,14 @@ class Report:
                     shares.append(sum(job.share.requests[first : first + size]))
                 first += size
         on: dict[str, int] = {}
+        values: dict[str, list[int]] = {}
         for row, share in zip(rows, shares):
             on[row["node"]] = on.get(row["node"], 0) + share
+            values.setdefault(row["node"], []).append(row["value"] or 0)
+        whole = {node: sum(each) if all(each) else 0 for node, each in values.items()}
         for row, share in zip(rows, shares):
-            beside = [one for one in rows if one["node"] == row["node"]]
             row["wanted"] = share / on[row["node"]]
-            whole = sum(one["value"] or 0 for one in beside)
-            known = whole and all(one["value"] for one in beside)
-            row["real"] = row["value"] / whole if known else None
+            row["real"] = row["value"] / whole[row["node"]] if whole[row["node"]] else None
         return rows
 
     def _on_disk(self, uid: str) -> dict[str, Any]:
