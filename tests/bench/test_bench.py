@@ -18,6 +18,8 @@ import pytest
 from dovetail.bench import batch, demo, hosts, hybrid, jobtap, many, ondemand, pairs, pods
 from dovetail.bench.cases import TUTORIALS
 from dovetail.bench.harness import Row, interleave, plain_queue, ratios
+from dovetail.bench.scale import brokers
+from dovetail.bench.scale import pods as scale_pods
 from dovetail.core.errors import BadInput, WorkFailed
 from dovetail.run.run import LOG
 from support import flux_lua, known_programs
@@ -240,6 +242,25 @@ def test_messages_and_a_plan_are_measured_as_pods_and_as_processes(here, tmp_pat
     bounded = [name for name, claim in found.items() if claim.bound]
     assert len(bounded) == 2 * 4, "each message by each transport"
     assert sum("on a bridge" in name for name in found) == 4
+
+
+@pytest.mark.kube
+def test_pods_that_are_nowhere_are_launched_resized_and_removed_by_the_executor(here, tmp_path):
+    with tempfile.TemporaryDirectory(prefix="dk-", dir="/tmp") as folder:  # for short sockets
+        steps = scale_pods.life(Path(folder), 2, 3, print, look=1)
+        assert not Path(folder, "s").exists(), "no keys, and no store"
+    assert list(steps) == ["begun", "up", "watched", "resized", "down"]
+    found = measured(scale_pods.claims({6: [steps], 60: [steps]}))
+    assert found["CPU of a launch per pod, 60 / 6 pods"].row.median == pytest.approx(0.1)
+    assert steps["resized"]["requests"] >= 6, "each pod is asked to change"
+
+
+@pytest.mark.flux
+def test_slices_without_kubernetes_come_up_and_end_on_every_broker(tmp_path, monkeypatch):
+    monkeypatch.setenv("FLUX", flux_command())
+    steps = brokers.life(brokers.agent(tmp_path), 2)
+    assert list(steps) == [*brokers.STEPS]
+    assert min(step["messages"] for step in steps.values()) > 0
 
 
 @pytest.mark.unit

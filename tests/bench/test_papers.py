@@ -300,6 +300,7 @@ def test_the_page_has_every_finding_and_needs_nothing_else():
         (["papers", "--price", "-1"], "--price"),
         (["pack", "allocation"], "allocation: only with papers"),
         (["pack", "--scale", "small"], "--scale: only with papers"),
+        (["scale", "ranks", "nonsense"], "there is nothing called 'nonsense'; there are ranks"),
         (["queues", "short", "nonsense"], "there is no queue 'nonsense'; there are imbalanced"),
     ],
 )

@@ -46,7 +46,7 @@ def test_what_all_cannot_measure_is_told_and_the_rest_goes_on(monkeypatch, capsy
     monkeypatch.setattr(bench.signal, "signal", lambda *_: None)
     monkeypatch.setattr(bench, "APART", tuple(set(bench.COMPARISONS) - {"jobtap", "scale"}))
     monkeypatch.setitem(bench.COMPARISONS, "jobtap", ("x", missing))
-    monkeypatch.setitem(bench.COMPARISONS, "scale", ("y", lambda *_: []))
+    monkeypatch.setitem(bench.COMPARISONS, "scale", ("y", lambda *_, **__: []))
     args = bench.argparse.Namespace(
         what="all", repeat=1, queues=None, output=None, kubernetes=False, json=False,
         names=[], executor=None, scale=None, price=None,

@@ -3,31 +3,14 @@
 
 from __future__ import annotations
 
-import sys
-
 import pytest
-from dovetail.bench.scale import bench_scale
+from dovetail.bench.scale.ranks import bench_scale
 from dovetail.core.protocol import Node, Spec
 from dovetail.executors.simulated.executor import Work
 from dovetail.run.simulate import run_simulated
+from support.calls import calls_of
 
 pytestmark = pytest.mark.unit
-
-
-def calls_of(work) -> int:
-    """Function calls made: a cost that does not depend on how busy the machine is."""
-    count = 0
-
-    def tracer(frame, event, arg):
-        nonlocal count
-        count += event == "call"
-
-    sys.setprofile(tracer)
-    try:
-        work()
-    finally:
-        sys.setprofile(None)
-    return count
 
 
 def test_ten_times_the_ranks_cost_about_ten_times_the_calls():

@@ -15,7 +15,6 @@ from pathlib import Path
 from dovetail.bench.cases import SOLVER, copies, mpirun, plan_entry
 from dovetail.bench.fixed import Outcome, run_fixed
 from dovetail.bench.harness import Claim, Progress, Row, interleave, plain, ratios
-from dovetail.bench.scale import bench_scale
 from dovetail.core.protocol import WaitPolicy
 from dovetail.core.throughput_model import Model
 
@@ -154,23 +153,3 @@ def model(scratch: Path, repeat: int, progress: Progress) -> list[Claim]:
         Claim(Row("error of the predicted makespan, N=3", tuple(errors)), "share", "<=", 0.08),
         *(Claim(row, "s") for row in rows.values()),
     ]
-
-
-def scaling(_: Path, repeat: int, progress: Progress) -> list[Claim]:
-    """A decision over many simulations of ten ranks each, with the simulated executor."""
-    sizes = (100, 1_000, 10_000)
-    values: dict[int, list[float]] = {size: [] for size in sizes}
-    for number in range(repeat):
-        for row in bench_scale(sizes):
-            values[row["ranks"]].append(row["worst_s"])
-        progress(f"round {number + 1}/{repeat}")
-    claims = [
-        Claim(Row(f"costliest decision, {size:,} ranks", tuple(values[size])), "s", "<=", 1.0)
-        for size in sizes
-    ]
-    growth = ratios(
-        Row("", tuple(v / sizes[-1] for v in values[sizes[-1]])),
-        Row("", tuple(v / sizes[-2] for v in values[sizes[-2]])),
-        "cost per rank, 10,000 / 1,000 ranks",
-    )
-    return [*claims, Claim(growth, "x")]

@@ -148,6 +148,7 @@ def instance(
         [*become, flux, "start", f"-s{size}", "sh", "-c", "echo $FLUX_URI; cat >/dev/null"],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
         env={**os.environ, **(more or {})}, cwd="/" if become else None,
+        start_new_session=True,  # an interrupt from the terminal is for us, who end it well
     )  # fmt: skip
     assert process.stdin
     assert process.stdout

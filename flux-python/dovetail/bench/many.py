@@ -125,7 +125,7 @@ def watched(
         run.send_signal(signal.SIGINT)
         run.wait()
     name = f"CPU of the controller, watching {count} pods"
-    return [Claim(Row(name, tuple(values)), "of a core", "<=", 0.02)]
+    return [Claim(Row(name, tuple(values)), "of a core", "<=", 0.01)]
 
 
 def _await(question: Callable[[], bool], run: subprocess.Popen[bytes], scratch: Path) -> None:

@@ -35,6 +35,7 @@ from dovetail.bench import (
     moldable,
     pods,
     queues,
+    scale,
 )
 from dovetail.bench.harness import Claim
 from dovetail.bench.papers import papers, scales
@@ -63,11 +64,13 @@ COMPARISONS: dict[str, tuple[str, Callable[..., list[Claim]]]] = {
     "lammps": ("a LAMMPS queue whose ranks are left open", moldable.lammps),
     "queues": ("ten unlike queues, ranks open and not", queues.ten),
     "short": ("sixty simulations of a second each", moldable.short),
-    "scale": ("the cost of a decision against the number of ranks", figures.scaling),
+    "scale": ("what ranks, slices, pods and brokers cost against their number", scale.scale),
 }
 
 APART = ("hosts", "kube", "lastwave", "queues", "short")
 """What `all` leaves out: nothing in the README's table of performance is from these."""
+SCALE_IN_ALL = ("ranks",)
+"""What `all` takes of `scale`; the README's table has no more of it."""
 QUEUES_IN_ALL = 500
 """Random queues of `choice` in `all`, where 10,000 would take hours."""
 
@@ -80,7 +83,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     parser.add_argument(
         "names", metavar="NAME", nargs="*",
-        help="queues of `queues`, or experiments of `papers`: " + ", ".join(papers.EXPERIMENTS),
+        help=f"queues of `queues`, parts of `scale` ({', '.join(scale.PARTS)}), or experiments of "
+        "`papers`: " + ", ".join(papers.EXPERIMENTS),
     )  # fmt: skip
     parser.add_argument(
         "--repeat", metavar="N", type=int, default=5, help="rounds (default: %(default)s)"
@@ -128,10 +132,11 @@ def run(args: argparse.Namespace) -> int:
         raise BadInput(f"--queues {args.queues}: give 1 to 1000000")
     if args.what == "papers":
         return run_papers(args)
-    if args.what == "queues":
-        queues.check(args.names)
+    named = {"queues": queues.check, "scale": scale.check}
+    if args.what in named:
+        named[args.what](args.names)
     for option in ("names", "executor", "scale", "price"):
-        if getattr(args, option) and (option, args.what) != ("names", "queues"):
+        if getattr(args, option) and not (option == "names" and args.what in named):
             given = f"--{option}" if option != "names" else args.names[0]
             raise BadInput(f"{given}: only with papers, not with {args.what}")
     signal.signal(signal.SIGTERM, interrupt)
@@ -176,6 +181,8 @@ def measure(name: str, args: argparse.Namespace) -> list[Claim]:
         more = {"queues": queues, "output": args.output}
     elif name == "queues":
         more = {"names": args.names}
+    elif name == "scale":
+        more = {"names": SCALE_IN_ALL if args.what == "all" else args.names}
     with tempfile.TemporaryDirectory(prefix="dovetail-bench-") as scratch:
         return COMPARISONS[name][1](Path(scratch), args.repeat, tell, **more)
 

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: LGPL-3.0-or-later
 """What a decision costs against the number of ranks.
 
-Inputs: sizes in ranks. Outputs: seconds per decision, per sample and for the costliest answer,
-with the whole queue running at once on a machine that is large enough, and as long a queue
-behind it.
+Inputs: sizes in ranks, the number of rounds. Outputs: `Claim`s, and seconds per decision, per
+sample and for the costliest answer, with the whole queue running at once on a machine that is large
+enough, and as long a queue behind it.
 
 Invariants: no processes; the only clock is the one that measures.
 """
@@ -13,8 +13,10 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
+from dovetail.bench.harness import Claim, Progress, Row, ratios
 from dovetail.controller.controller import Controller
 from dovetail.core import protocol
 
@@ -22,6 +24,26 @@ RANKS = 10
 """Ranks per simulation."""
 ROUNDS = 20
 """Looks at all ranks after which the run has settled."""
+
+
+def ranks(_: Path, repeat: int, progress: Progress) -> list[Claim]:
+    """A decision over many simulations of ten ranks each, with the simulated executor."""
+    sizes = (100, 1_000, 10_000)
+    values: dict[int, list[float]] = {size: [] for size in sizes}
+    for number in range(repeat):
+        for row in bench_scale(sizes):
+            values[row["ranks"]].append(row["worst_s"])
+        progress(f"round {number + 1}/{repeat}")
+    claims = [
+        Claim(Row(f"costliest decision, {size:,} ranks", tuple(values[size])), "s", "<=", 1.0)
+        for size in sizes
+    ]
+    growth = ratios(
+        Row("", tuple(v / sizes[-1] for v in values[sizes[-1]])),
+        Row("", tuple(v / sizes[-2] for v in values[sizes[-2]])),
+        "cost per rank, 10,000 / 1,000 ranks",
+    )
+    return [*claims, Claim(growth, "x")]
 
 
 def bench_scale(sizes: Sequence[int] = (100, 1_000, 10_000)) -> list[dict[str, Any]]:
