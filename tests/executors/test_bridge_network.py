@@ -10,7 +10,6 @@ import sys
 
 import pytest
 from dovetail.core import protocol
-from dovetail.core.errors import BadInput
 from dovetail.executors.kubernetes import manifests, workload_kinds
 from dovetail.executors.kubernetes import session as kubernetes
 from dovetail.executors.kubernetes.agent_hub import Hub
@@ -79,14 +78,13 @@ class Operated:
         return {"MiniCluster"} if "flux-framework" in group else manifests.POLICIES
 
 
-def test_miniclusters_on_a_bridge_are_refused(tmp_path, monkeypatch):
+@pytest.mark.parametrize("network", ["host", "bridge"])
+def test_the_operators_jobs_know_the_network_that_is_asked_for(tmp_path, monkeypatch, network):
     monkeypatch.setattr(workload_kinds, "_flux", lambda: "/opt/flux/bin")
-    made = Operated(), "run", [SPEC], tmp_path, "own"
-    assert workload_kinds.Launcher(*made, "host").kind == "MiniCluster"
-    with pytest.raises(BadInput, match="^--network bridge: MiniClusters have pods on the host"):
-        workload_kinds.Launcher(*made, "bridge")
-    monkeypatch.setattr(workload_kinds, "_flux", lambda: "")
-    assert workload_kinds.Launcher(*made, "bridge").kind == "Job"
+    launcher = workload_kinds.Launcher(Operated(), "run", [SPEC], tmp_path, network)
+    made = launcher.body(SPEC, "sim", [1, 1], [1, 1], [1, 1], 0, {})
+    assert made["kind"] == "MiniCluster"
+    assert made["spec"]["jobLabels"]["dovetail/network"] == network
 
 
 def test_a_network_without_a_cluster_is_refused_in_one_line(tmp_path):

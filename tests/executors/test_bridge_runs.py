@@ -14,7 +14,7 @@ import subprocess
 import pytest
 from dovetail.core.errors import BadInput
 from dovetail.host import install_paths
-from support import cluster_runs
+from support import cluster_runs, flux_operator
 from support.cluster_runs import containers, running, two
 from support.other_users import WHY_NOT
 
@@ -62,15 +62,20 @@ def site(binaries):
 
 @pytest.fixture(params=["openmpi", "mpich"])
 def program(request, site):
-    """The program above, under either MPI, where the site's user can run it."""
+    """The program above, under either MPI."""
+    return built(site, request.param)
+
+
+def built(site, mpi):
+    """The program above, where the site's user can run it."""
     try:
-        install_paths.library(request.param)
+        install_paths.library(mpi)
     except BadInput as error:
         pytest.skip(str(error))
-    folder = site.folder / request.param
+    folder = site.folder / mpi
     folder.mkdir(exist_ok=True)
     (folder / "sums.c").write_text(PROGRAM)
-    words = [f"mpicc.{request.param}", "-o", "sums", "sums.c"]
+    words = [f"mpicc.{mpi}", "-o", "sums", "sums.c"]
     subprocess.run(words, cwd=folder, check=True)
     for path in (folder, folder / "sums"):
         path.chmod(0o755)
@@ -114,3 +119,17 @@ def test_requests_follow_the_load_and_a_killed_run_is_taken_over(site, out):
     assert containers(site) == before, "no pod was made anew, nor restarted"
     assert site.end(again, signal.SIGTERM) == 130
     assert not (site.folder / out / "kubernetes").exists()
+
+
+def test_brokers_of_a_minicluster_have_addresses_of_their_own(site, out):
+    with flux_operator.beside(site):
+        entry = {"command": [built(site, "openmpi")], "ranks": 2, "ranks_per_pod": 1}
+        words = ("--network", "bridge", "--launcher", "minicluster")
+        run = site.start(site.plan(entry), out, *words)
+        pods = site.until(lambda: len(found := site.pods()) == 2 and found, out)
+        assert {one["spec"].get("hostNetwork", False) for one in pods} == {False}
+        assert site.end(run) == 0, site.errors(out)
+        site.nothing_left()
+    log = (site.folder / out / "sim" / "log").read_text()
+    found = re.findall(r"rank (\d) of 2 on (sim-\S+): 21", log)
+    assert len({host for _, host in found}) == 2, "each pod is a host"

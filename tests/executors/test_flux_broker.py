@@ -13,7 +13,9 @@ from dovetail.core import protocol
 from dovetail.executors import pods
 from dovetail.executors.kubernetes import manifests, minicluster, pod_status, workload_kinds
 from dovetail.executors.kubernetes.lifecycle import new_key
-from dovetail.executors.pods import flux_broker
+from dovetail.executors.pods import flux_broker, messages
+from support.local_runs import LIMIT, wait_for
+from support.pod_processes import cluster  # noqa: F401
 
 pytestmark = pytest.mark.unit
 tomllib = pytest.importorskip("tomllib")  # Python 3.11
@@ -41,21 +43,43 @@ def test_every_broker_finds_itself_and_the_first_in_the_configuration(size):
     assert [one["host"] for one in hosts[1:]] == ([f"sim-abc-[1-{size - 1}]"] if size > 1 else [])
 
 
-def test_the_first_address_is_told_to_those_who_came_before_it_and_after(tmp_path):
-    meeting = tmp_path / "folder" / "sim"
+def meet(cluster, node, simulation="sim", address="", patience=LIMIT):  # noqa: F811
+    asked = messages.Broker(simulation, address)
+    return flux_broker.meet(str(cluster.session(node)), asked, patience)
+
+
+def test_the_first_address_is_told_to_those_who_came_before_it_and_after_on_other_nodes(
+    cluster,  # noqa: F811
+):
     early: list[str] = []
-    waiting = threading.Thread(target=lambda: early.append(flux_broker.meet(meeting)))
+    waiting = threading.Thread(target=lambda: early.append(meet(cluster, "one")))
     waiting.start()
-    told = flux_broker.listen("127.0.0.1", meeting)
+    for _ in range(2):  # before there is an agent, and again when that was another one
+        cluster.agent("one")
+        cluster.until(messages.Joined)
+        wait_for(lambda: "sim" in cluster.hub._asking)
+        cluster.agents["one"].kill()
+        cluster.agents["one"].wait()
+        cluster.until(messages.Gone)
+    for node in ("one", "two"):
+        cluster.agent(node)
+    own = flux_broker.free("127.0.0.1")
+    assert re.fullmatch(r"127\.0\.0\.1:\d+", own)
+    assert meet(cluster, "two", address=own) == own
     waiting.join()
-    assert early == [told] == [flux_broker.meet(meeting)]
-    assert re.fullmatch(r"127\.0\.0\.1:\d+", told)
-    assert meeting.parent.stat().st_mode & 0o077 == 0
+    assert early == [own] == [meet(cluster, "one")]
 
 
-def test_a_first_pod_that_never_says_where_it_is_is_not_waited_for_for_ever(tmp_path):
-    with pytest.raises(TimeoutError, match="has not said where it listens"):
-        flux_broker.meet(tmp_path / "sim", 0.0)
+def test_a_first_pod_that_never_says_where_it_is_is_not_waited_for_for_ever(
+    cluster,  # noqa: F811
+):
+    cluster.agent("one")
+    assert meet(cluster, "one", "other", "127.0.0.1:5") == "127.0.0.1:5"
+    with pytest.raises(TimeoutError, match="nobody has said in 0.5 s where the first one listens"):
+        meet(cluster, "one", patience=0.5)
+    cluster.hub.tell(messages.End("other", 0))
+    with pytest.raises(TimeoutError):  # what is over has no brokers
+        meet(cluster, "one", "other", patience=0.5)
 
 
 def test_an_entry_has_its_own_pods_environment_and_nothing_of_flux_or_the_first_pod(tmp_path):
@@ -72,11 +96,11 @@ def test_an_entry_has_its_own_pods_environment_and_nothing_of_flux_or_the_first_
 def test_the_shell_that_prepares_a_broker_is_one_word_for_each_word():
     seen = manifests.Folders(("/usr",), ("/out dir",))
     made = minicluster.minicluster(
-        "abc", SPEC, "sim", [2, 1], [1, 1], [1, 1], seen, "/opt/flux/bin", "/out dir/brokers"
+        "abc", SPEC, "sim x", [2, 1], [1, 1], [1, 1], seen, "/opt/flux/bin"
     )
     pre = made["spec"]["containers"][0]["commands"]["pre"]
     words = shlex.split(pre.splitlines()[0].removesuffix(" || exit 1"))
-    assert words[words.index("--meeting") + 1] == "/out dir/brokers/sim-abc"
+    assert words[words.index("--simulation") + 1] == "sim x"
     assert words[words.index("--size") + 1] == "2"
     checked = subprocess.run(["bash", "-n"], input=pre, text=True, capture_output=True)
     assert checked.stderr == ""
@@ -87,7 +111,7 @@ def test_names_that_the_operator_makes_longer_stay_short_enough(longest):
     key = new_key(longest, again=True)
     spec = protocol.Spec(longest, "f", "/case", 1, (1.0,), ("solve",))
     seen = manifests.Folders((), ())
-    made = minicluster.minicluster("abcdef", spec, key, [1], [1], [1], seen, "/f", "/m")
+    made = minicluster.minicluster("abcdef", spec, key, [1], [1], [1], seen, "/f")
     name = made["metadata"]["name"]
     assert len(name + "-entrypoint") <= 63, "which is the name of a volume"
     service = made["spec"]["network"]["headlessName"]

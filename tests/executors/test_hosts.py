@@ -13,13 +13,18 @@ import time
 import pytest
 from dovetail.executors.kubernetes.lifecycle import FETCH
 from dovetail.executors.pods import staging
-from support import host_clusters
+from support import flux_operator, host_clusters
 from support.clusters import LIMIT, eventually
 from support.host_clusters import HOME, PROGRAMS, busy
 
 pytestmark = [pytest.mark.kube, pytest.mark.first]  # they mostly wait, for minutes
 
 LISTENERS = "cat /proc/net/tcp /proc/net/tcp6 | awk '$4 == \"0A\" { print $2 }'"
+# Files with the brokers' key, as their owner's processes see them, and on the disk.
+KEYS = """{ find /tmp /run /dev/shm -xdev -name 'curve*' -type f
+  for root in /proc/[0-9]*/root; do
+    ls -d $root/mnt/flux/config/curve/curve.cert $root/run/dovetail/curve/curve
+  done; } 2>/dev/null"""
 # A rank says what of the prepared case it sees, and where it is.
 SAY = '{ cat prepared; hostname; } >rank.$OMPI_COMM_WORLD_RANK; exec "$@"'
 
@@ -63,6 +68,33 @@ def test_ranks_on_two_hosts_have_their_case_and_what_they_wrote_is_on_the_first(
         host.until(f"ls -d {staging.STORES}* 2>&1", lambda text: "No such" in text)
 
 
+def test_the_brokers_of_a_minicluster_meet_without_a_folder_and_nobody_else_hears_them(pair):
+    """The case is copied, and what they trust each other by is open to no other user."""
+    pair.first.write(f"{HOME}/case/system/input", "as delivered\n")
+    entry = busy(20, 30, prepare=["cp system/input prepared"])
+    entry["command"] = ["sh", "-c", SAY, "say", *entry["command"]]
+    own, asked = pair.first.environment["PATH"], "--launcher minicluster"
+    with flux_operator.on_hosts(pair) as flux:
+        out = pair.start(entry, words=asked, path=f"{own}:{flux}")
+        pair.goes_on(out, "sim")
+        assert "simulations become MiniClusters" in pair.first.out(f"cat {out}.log")
+        for host in pair.made:
+            assert "flux-broker" in host.out("ps -e -o comm")
+            listens_on_its_own(host)
+            for who, reads in (("", True), ("setpriv --reuid=77777 --clear-groups", False)):
+                opened = host.run(f"{KEYS} | {who} xargs -n 1 head -c 1", "root", code=None)
+                assert bool(opened.stdout) is reads
+        pair.enough(out)
+        pair.first.out("mkdir -p other/bin; cp /bin/true other/bin/flux")
+        refused = pair.start(entry, words=asked, path=f"{own}:{HOME}/other/bin")
+        assert pair.run.wait(LIMIT) == 2
+        (line,) = pair.first.out(f"cat {refused}.log").splitlines()
+        assert f"node h2 does not see the folder {HOME}/other, where the Flux is" in line
+    assert {*pair.log(out, "Placed")[-1]["nodes"]} == {"h1", "h2"}
+    found = pair.first.out(f"cat {out}/sim/case/rank.*").splitlines()
+    assert sorted(found) == ["as delivered", "as delivered", "h1", "h2"]
+
+
 def test_programs_that_a_host_has_not_are_told_in_one_line_before_anything_starts(pair):
     pair.first.out("mkdir -p here; cp bin/busy here")
     out = pair.start({**busy(20, 30), "command": [f"{HOME}/here/busy", "burn", "1", "1", "1"]})
@@ -72,6 +104,15 @@ def test_programs_that_a_host_has_not_are_told_in_one_line_before_anything_start
     assert pair.second.run("ls here", code=2).stdout == "", "no folder is made there"
 
 
+def listens_on_its_own(host):
+    """Nothing there listens but on the host's address and loopback."""
+    numbers = {line.split(":")[0] for line in host.out(LISTENERS).split()}
+    own = socket.inet_aton(host.address)[::-1].hex().upper()
+    loopback = {"0100007F", f"{1 << 24:032X}"}
+    assert own in numbers
+    assert numbers - loopback == {own}
+
+
 @pytest.mark.parametrize("mpi", PROGRAMS)
 def test_nothing_listens_but_on_the_hosts_own_address_and_loopback(pair, mpi):
     entry = busy(20, 30)
@@ -79,11 +120,7 @@ def test_nothing_listens_but_on_the_hosts_own_address_and_loopback(pair, mpi):
     out = pair.start(entry)
     pair.goes_on(out, "sim")
     for host in pair.made:
-        numbers = {line.split(":")[0] for line in host.out(LISTENERS).split()}
-        own = socket.inet_aton(host.address)[::-1].hex().upper()
-        loopback = {"0100007F", f"{1 << 24:032X}"}
-        assert own in numbers
-        assert numbers - loopback == {own}
+        listens_on_its_own(host)
     pair.enough(out)
     assert {*pair.log(out, "Placed")[-1]["nodes"]} == {"h1", "h2"}
 

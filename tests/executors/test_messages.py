@@ -45,6 +45,14 @@ TEXTS = [
     (messages.Prepared("sim"), b'{"kind":"Prepared","simulation":"sim"}'),
     (messages.Spread("sim"), b'{"kind":"Spread","simulation":"sim"}'),
     (
+        messages.Broker("sim", "192.0.2.7:40123"),
+        b'{"kind":"Broker","simulation":"sim","address":"192.0.2.7:40123"}',
+    ),
+    (
+        messages.Met("sim", "192.0.2.7:40123"),
+        b'{"kind":"Met","simulation":"sim","address":"192.0.2.7:40123"}',
+    ),
+    (
         messages.Pod("sim", 1, "0a-1b"),
         b'{"kind":"Pod","simulation":"sim","group":1,"uid":"0a-1b"}',
     ),

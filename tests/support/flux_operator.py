@@ -9,11 +9,12 @@ from __future__ import annotations
 import contextlib
 import os
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from support import cluster_runs, flux_lua
+from support import cluster_runs, flux_lua, host_clusters
 from support.clusters import eventually
 
 
@@ -33,7 +34,9 @@ class Operator:
 
     def __init__(self, site: cluster_runs.Site) -> None:
         top = home()
-        site.kubectl("apply", "--server-side", "-f", str(top / "config/crd/bases"))
+        self._definitions = str(top / "config/crd/bases")
+        self._site, self._kinds = site, site.kinds
+        site.kubectl("apply", "--server-side", "-f", self._definitions)
         ready = ("wait", "--for=condition=Established", "--all", "crd")
         assert site.until(lambda: site.kubectl(*ready, check=False))  # fails on one without status
         site.kinds = ("miniclusters", *cluster_runs.KINDS)
@@ -52,8 +55,53 @@ class Operator:
         assert eventually(lambda: "Starting workers" in self.log.read_text()), self.log.read_text()
 
     def close(self) -> None:
+        """End it; MiniClusters that are there stay."""
         self.manager.kill()
         self.manager.wait()
+
+    def remove(self) -> None:
+        """End it, and leave the site as it was."""
+        self.close()
+        self._site.kinds = self._kinds
+        self._site.kubectl("delete", "-f", self._definitions)
+
+
+@contextlib.contextmanager
+def beside(site: cluster_runs.Site) -> Iterator[Operator]:
+    """A site's operator for a while, and Flux on the PATH of its runs; skips without either."""
+    home()
+    flux = Path(flux_lua.command()).parent
+    before = site.machine.environment["PATH"]
+    made = Operator(site)
+    try:
+        made.until_it_answers()
+        site.machine.environment["PATH"] = f"{before}:{flux}"
+        yield made
+    finally:
+        site.machine.environment["PATH"] = before
+        made.remove()
+
+
+@contextlib.contextmanager
+def on_hosts(made: host_clusters.HostCluster) -> Iterator[str]:
+    """The operator of a cluster of hosts for a while, on the first; gives the folder of `flux`."""
+    top, flux = home(), Path(flux_lua.command()).resolve().parent
+    first, kubectl = made.first, made.kubectl
+    first.out(f"{kubectl} apply --server-side -f {top}/config/crd/bases")
+    first.until(f"{kubectl} wait --for=condition=Established --all crd", bool)
+    words = "--metrics-bind-address 0 --health-probe-bind-address 0"
+    log = "manager.log"
+    manager = first.start(
+        f"echo $$ >manager.pid; KUBECONFIG={host_clusters.KUBECONFIG} "
+        f"exec {top}/bin/manager {words} >{log} 2>&1"
+    )
+    try:
+        first.until(f"cat {log}", lambda text: "Starting workers" in text)
+        yield str(flux)
+    finally:
+        first.out("kill -9 $(cat manager.pid)")
+        manager.wait()
+        first.out(f"{kubectl} delete -f {top}/config/crd/bases")
 
 
 def with_operator(binaries: Path, rootless: bool, *words: str):

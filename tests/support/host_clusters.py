@@ -24,6 +24,8 @@ ENOUGH = f"{HOME}/bin/enough"  # which pods see, on every host
 class HostCluster:
     """Hosts with a cluster on all, and a plan's case on the first; `shared` is on all."""
 
+    kubectl = f"$DOVETAIL_CACHE/kube/*/bin/kubectl --kubeconfig {KUBECONFIG}"
+
     def __init__(self, made, shared):
         self.made, self.shared = made, shared
         self.first, self.second = made[:2]
@@ -49,8 +51,10 @@ class HostCluster:
         words = f"--cpus {cpu}-{cpu} --json --timeout {2 * LIMIT} join.json"
         host.out(f"{SETUP}/join --address {host.address} {words}", limit=3 * LIMIT)
 
-    def start(self, entry, home=HOME):
+    def start(self, entry, home=HOME, words="", path=""):
         """Start a run of such simulations on the first host; its directory there.
+
+        With more words to `dovetail run`, and another PATH.
 
         It is started anew if it began while one of the hosts was not ready, on a busy machine.
         """
@@ -58,7 +62,7 @@ class HostCluster:
             host.out(f"rm -f {ENOUGH}")
         for more in (2, 1, 0):
             assert eventually(lambda: len(self.nodes()) == len(self.made)), self.nodes()
-            out = self.begun(entry, home)
+            out = self.begun(entry, home, words, path)
             if not more or self.has_all(out):
                 break
             self.first.out("kill $(cat run.pid)")
@@ -76,14 +80,15 @@ class HostCluster:
         nodes = head().get("capacity", {}).get("nodes", ())
         return len(nodes) == len(self.made) or self.run.poll() is not None
 
-    def begun(self, entry, home):
+    def begun(self, entry, home, more, path):
         """Start such a run with the nodes that there are."""
         self.count += 1
         out = f"{home}/out-{self.count}"
         plan = {"simulations": [{"name": "sim", "case": f"{home}/case", **entry}]}
         self.first.write(f"{out}.yaml", json.dumps(plan))
         words = f"python -m dovetail run {out}.yaml -o {out} --json --kubeconfig {KUBECONFIG}"
-        self.run = self.first.start(f"echo $$ >run.pid; exec {words} 2>{out}.log")
+        before = f"PATH={path}; " if path else ""
+        self.run = self.first.start(f"{before}echo $$ >run.pid; exec {words} {more} 2>{out}.log")
         return out
 
     def log(self, out, kind):
@@ -124,8 +129,7 @@ class HostCluster:
 
     def nodes(self):
         """Those that are ready, and take pods."""
-        kubectl = f"$DOVETAIL_CACHE/kube/*/bin/kubectl --kubeconfig {KUBECONFIG}"
-        listed = json.loads(self.first.out(f"{kubectl} get nodes -o json"))["items"]
+        listed = json.loads(self.first.out(f"{self.kubectl} get nodes -o json"))["items"]
         return {one["metadata"]["name"] for one in listed if placement.usable(one)}
 
     def enough(self, out):

@@ -39,7 +39,7 @@ _PATIENCE = 10.0  # seconds for the handshake, and again for the token
 _FROM_AGENTS = (
     messages.Pod, messages.Started, messages.Result, messages.Lost, messages.Sample,
     messages.Used, messages.Counts, messages.Weights, messages.Spawn, messages.Spawned,
-    messages.Seen, messages.Staged, messages.Prepared,
+    messages.Seen, messages.Staged, messages.Prepared, messages.Broker,
 )  # fmt: skip
 
 
@@ -62,6 +62,8 @@ class Hub:
         self._places: dict[str, dict[int, str]] = {}  # simulation to group to node
         self._told: dict[str, dict[type, messages.Message]] = {}
         self._results: set[str] = set()
+        self._met: dict[str, messages.Met] = {}  # by simulation,
+        self._asking: dict[str, set[str]] = {}  # and the nodes that are to be told
         self.clocks = Clocks()  # of the nodes that have sent samples
         self._look: messages.Look | None = None
         self._seen: dict[str, list[str]] = {}
@@ -255,6 +257,10 @@ class Hub:
             self._send(self._places.get(message.simulation, {}).get(message.group, ""), message)
             return
         told = self._told.get(getattr(message, "simulation", ""), {})
+        if isinstance(message, messages.Broker):
+            if messages.End not in told:
+                self._meet(node, message)
+            return
         if isinstance(message, messages.Pod):
             self._places.setdefault(message.simulation, {})[message.group] = node
             for kind in get_args(messages.Order):
@@ -269,9 +275,21 @@ class Hub:
             self._results.add(message.simulation)
         self._post(node, message)
 
+    def _meet(self, node: str, asked: messages.Broker) -> None:
+        """Tell those who ask where a simulation's first broker listens, once it has said so."""
+        name = asked.simulation
+        self._asking.setdefault(name, set()).add(node)
+        if asked.address:
+            self._met[name] = messages.Met(name, asked.address)
+        if name in self._met:
+            for one in self._asking.pop(name):
+                self._send(one, self._met[name])
+
     def _tell(self, message: messages.Order) -> None:
         if isinstance(message, messages.End):
             self._told[message.simulation] = {}
+            self._met.pop(message.simulation, None)
+            self._asking.pop(message.simulation, None)
         self._told.setdefault(message.simulation, {})[type(message)] = message
         for node in sorted(set(self._places.get(message.simulation, {}).values())):
             self._send(node, message)

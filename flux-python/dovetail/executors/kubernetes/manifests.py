@@ -155,13 +155,12 @@ def folders(specs: Iterable[Spec], run_directory: Path, flux: str = "") -> Folde
     And the installation of Flux whose command is in the folder `flux`, if one is given.
     """
     wanted = {sys.prefix, str(install_paths.PACKAGES)}
-    wanted |= {os.path.dirname(flux)} if flux else set()
     wanted |= {str(Path(library).parent) for library in install_paths.libraries().values()}
     wanted = _here(wanted)
     system = tuple(name for name in _PROGRAMS if os.path.isdir(name))
     kernels = ("/dev", "/proc", "/sys")
     ours = (*system, *_outermost(wanted, (*system, *kernels)))
-    programs: set[str] = set()
+    programs = {os.path.dirname(flux)} if flux else set()
     paths: set[str] = set()
     specs = [spec for spec in specs if not spec.image]
     for spec in specs:

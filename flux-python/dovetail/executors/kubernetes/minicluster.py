@@ -12,7 +12,6 @@ The operator and its pods print all that they are given, so the CURVE certificat
 
 from __future__ import annotations
 
-import os
 import shlex
 from collections.abc import Mapping, Sequence
 
@@ -24,6 +23,10 @@ from dovetail.executors.kubernetes.manifests import Folders, Object
 
 GROUP = "/apis/flux-framework.org/v1alpha2"
 KIND = "MiniCluster"
+NETWORK = "dovetail/network"
+"""The label that says on which network a MiniCluster's pods are."""
+ADDRESS = "POD_ADDRESS"
+"""A variable that the policy gives its pods."""
 PROBES = f"{manifests.PART}=probe"
 """Selects those of `to_be_seen`."""
 _INIT = {"cpu": "1m", "memory": "1Mi"}  # a quota wants every container to ask for something
@@ -38,23 +41,23 @@ def minicluster(
     memory: Sequence[int],
     seen: Folders,
     flux: str,
-    meeting: str,
+    network: str = manifests.HOST,
     image: str = manifests.IMAGE,
     limit: int = 0,
     devices: Mapping[str, int] = NONE,
 ) -> Object:
     """One launch of a simulation: a broker per rank group, and under the first `flux run` of ours.
 
-    `flux` is the folder of the command, and `meeting` one of the run's that all nodes see. Each
-    pod gets its own request at admission, as those of a Job.
+    `flux` is the folder of the command. Each pod gets its own request at admission, as those of a
+    Job, and is on the `network`, which the policy reads in the label `NETWORK`.
     """
-    labels = manifests.rank_group(run, spec, key)
+    labels = {**manifests.rank_group(run, spec, key), NETWORK: network}
     name = manifests.job_name(run, key)
     container = {
         "image": image,
         "imagePullPolicy": manifests.pull(image),
         "commands": {
-            "pre": _prepare(run, key, name, len(sizes), meeting),
+            "pre": _prepare(run, key, name, len(sizes)),
             "post": "exit $?",  # of the simulation; the operator's script would lose it
         },
         "environment": {"PATH": f"{flux}:{pods.PATH}", **manifests.orphan_limit()},
@@ -106,15 +109,14 @@ def _container(
     }
 
 
-def _prepare(run: str, key: str, name: str, size: int, meeting: str) -> str:
+def _prepare(run: str, key: str, name: str, size: int) -> str:
     """Shell for the operator's script, before it starts the broker.
 
     Pods on the machine's network have the machine's host name, so the script, which asks for it
     to know the first pod, and the broker, which finds its rank by it, are told one instead.
     """
     words = [*pods.command("executors.pods.flux_broker"), "--run", run, "--simulation", key,
-             "--name", name, "--size", str(size),
-             "--meeting", os.path.join(meeting, name)]  # fmt: skip
+             "--name", name, "--size", str(size)]  # fmt: skip
     return "\n".join(
         (
             f"{shlex.join(words)} || exit 1",
@@ -192,5 +194,6 @@ def _empty(name: str) -> Object:
 
 
 def in_force(answer: Object) -> bool:
-    """Whether the policy has changed the probe."""
-    return bool(answer["spec"].get("backoffLimit") == 0)
+    """Whether the policy has changed the probe, and is not that of an earlier version."""
+    (container,) = answer["spec"]["template"]["spec"]["containers"]
+    return any(one["name"] == ADDRESS for one in container["env"])

@@ -211,7 +211,7 @@ class Session:
         if before and launcher and launcher != before:
             raise BadInput(f"{own}: the run's simulations are {before}s, and stay so")
         kind = before or launcher
-        self.launcher = Launcher(api, self.run, specs, directory, FOLDER, network, kind)
+        self.launcher = Launcher(api, self.run, specs, directory, network, kind)
         self.resumed = resume
         self.made = install(api, self.launcher.needs)
         self.news: queue.SimpleQueue[str] = queue.SimpleQueue()
@@ -289,23 +289,25 @@ class Session:
         seen = [self.launcher.seen]
         seen += [self.launcher.seen_in_images] if any(spec.image for spec in specs) else []
         self._programs = {name: "" for one in seen for name in one.programs}
+        self._programs.update({self.launcher.flux: ""} if self.launcher.flux else {})
         self._paths = {name for one in seen for name in one.paths}
-        hub.look(transfers.marks(seen, own))
+        hub.look({**transfers.marks(seen, own), **self._programs})
         unseen = self._answers(hub)
         for names in unseen.values():
             self.launcher.seen = self.launcher.seen.without(names)
         unseen = {node: left for node, names in unseen.items() if (left := self._needed(names))}
+        flux = self.launcher.flux
         for node, names in unseen.items():
             for name in names:
+                if name in (flux, str(Path(flux).parent)):
+                    raise BadInput(
+                        f"node {node} does not see the folder {name}, where the Flux is that "
+                        "MiniClusters need; have it there too, or choose --launcher job"
+                    )
                 if name in self._programs:
                     raise BadInput(
                         f"node {node} does not see the folder {name}, where programs of the plan "
                         "are; have them there too, or in the case, which is copied"
-                    )
-                if self.launcher.kind != "Job":
-                    raise BadInput(
-                        f"node {node} does not see the folder {_shown(name)}, and MiniClusters "
-                        "need it on all nodes; choose --launcher job, which has it copied"
                     )
         for node, names in list(unseen.items())[:1]:
             self._copy_from_now_on(hub, node, names[0])
@@ -355,8 +357,7 @@ class Session:
             if missing is None or self._told.get(name) == missing:
                 continue  # its agent has not answered yet
             self._told[name] = missing
-            copied = self.launcher.kind == "Job" and not self.store
-            if copied and not self._programs.keys() & {*missing}:
+            if not self.store and not self._programs.keys() & {*missing}:
                 self._copy_from_now_on(self.hub, name, missing[0])
             else:
                 why = _shown(missing[0])

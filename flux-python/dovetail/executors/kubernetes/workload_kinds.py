@@ -11,6 +11,7 @@ has admission policies and Flux is here. A run which is resumed goes on as it be
 from __future__ import annotations
 
 import base64
+import functools
 import os
 import shutil
 import threading
@@ -23,6 +24,7 @@ from dovetail.core.protocol import Spec
 from dovetail.executors.kubernetes import manifests, minicluster
 from dovetail.executors.kubernetes.api import Api, Object, Refused, Unreachable
 from dovetail.executors.kubernetes.manifests import path
+from dovetail.host import install_paths
 from dovetail.host.self_signed import openssl
 
 ANSWER = 15.0  # seconds in which the operator must have made something of a MiniCluster
@@ -34,13 +36,13 @@ class Launcher:
     """One run's way to make pods.
 
     `kind` is that of the objects; `kinds` are those that may be there, in the order in which they
-    are to be deleted: what makes others first. `needs` is the access that it takes besides. `own`
-    is a private folder of the run that all nodes see, `network` where the pods are, `choice` the
-    kind that it must be, if any. BadInput if there can be no such pods.
+    are to be deleted: what makes others first. `needs` is the access that it takes besides.
+    `network` is where the pods are, `choice` the kind that it must be, if any. BadInput if there
+    can be no such pods.
     """
 
     def __init__(
-        self, api: Api, run: str, specs: Iterable[Spec], directory: Path, own: str, network: str,
+        self, api: Api, run: str, specs: Iterable[Spec], directory: Path, network: str,
         choice: str = "",
     ) -> None:  # fmt: skip
         self._api, self._run, self._network, self._choice = api, run, network, choice
@@ -67,16 +69,16 @@ class Launcher:
             raise BadInput(f"{api.path}: simulations cannot become MiniClusters: {lacks[0]}")
         self.kind = "Job" if lacks or choice == "Job" else minicluster.KIND
         self.kinds = (minicluster.KIND, "Job") if self._there else ("Job",)
-        if self.kind == minicluster.KIND and network != manifests.HOST:
-            raise BadInput(
-                f"--network {network}: MiniClusters have pods on the host network only; "
-                "choose --launcher job"
-            )
         ours = ("create", "flux-framework.org", "miniclusters", "")
         self.needs = [ours] if self.kind == minicluster.KIND else []
-        self.seen = manifests.folders(specs, directory, self._flux)
+        self._folders = functools.partial(manifests.folders, specs, directory)
+        self.seen = self._folders(self.flux)
         self.seen_in_images = manifests.folders_of_image(specs, directory)
-        self._meeting = str((directory / own).resolve() / "brokers")
+
+    @property
+    def flux(self) -> str:
+        """The folder of the `flux` that pods need on their nodes; empty if they need none."""
+        return self._flux if self.kind == minicluster.KIND else ""
 
     def __str__(self) -> str:
         """What simulations become, in words."""
@@ -110,7 +112,7 @@ class Launcher:
         if self.kind == "Job":
             return manifests.job(*given, network=self._network, limit=limit, devices=devices)
         return minicluster.minicluster(
-            *given, self._flux, self._meeting, limit=limit, devices=devices
+            *given, self._flux, self._network, limit=limit, devices=devices
         )
 
     def settle(self) -> None:
@@ -135,6 +137,7 @@ class Launcher:
                 "Operator's manager, or choose --launcher job"
             )
         self.kind = "Job"
+        self.seen = self._folders()
 
     def _answered(self, uid: str) -> bool:
         """Whether the operator makes something of a MiniCluster; a ConfigMap comes first."""
@@ -166,7 +169,9 @@ class Launcher:
                 return [made]
             threading.Event().wait(0.1)
         raise BadInput(
-            f"{self._api.path}: the admission policy dovetail-minicluster has no effect there"
+            f"{self._api.path}: the admission policy dovetail-minicluster has no effect there, or "
+            "is an earlier version's; an administrator renews it with: kubectl apply -k "
+            f"{install_paths.shared('operator-manifests')}"
         )
 
 

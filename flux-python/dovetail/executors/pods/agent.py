@@ -129,6 +129,7 @@ class Agent:
         self.limit = orphan_limit()
         self.count_at = 0.0
         self.simulations: dict[str, Simulation] = {}
+        self.brokers: dict[asyncio.StreamWriter, messages.Broker] = {}  # that are being prepared
 
     async def run(self) -> None:
         """Work until a signal, or until nobody wants anything any more."""
@@ -179,7 +180,7 @@ class Agent:
         return self.simulations[name]
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """One entrypoint, from its first message to its last."""
+        """One entrypoint, or what prepares its broker, from its first message to its last."""
         place: Place | None = None
         decoder = messages.Decoder()
         try:
@@ -187,11 +188,15 @@ class Agent:
                 for message in decoder.feed(data):
                     if isinstance(message, messages.Pod):
                         place = self._admit(message, writer)
+                    elif isinstance(message, messages.Broker):
+                        self.brokers[writer] = message
+                        self._report(message)
                     elif place is not None:
                         self._from_entrypoint(message)
         except (OSError, MessageError):
             pass  # it comes again, or `_check_places` finds that it is dead
         finally:
+            self.brokers.pop(writer, None)
             if place is not None and place.writer is writer:
                 place.writer = None
             writer.transport.abort()
@@ -327,6 +332,8 @@ class Agent:
     def _introduce(self) -> None:
         """Say who we are and all that a hub must know, since it may be a new one."""
         self._report(messages.Hello(self.node, (self.credentials / "token").read_text().strip()))
+        for asked in self.brokers.values():
+            self._report(asked)
         for one in self.simulations.values():
             one.reader.forget()
             for group, place in one.places.items():
@@ -341,6 +348,10 @@ class Agent:
             self._report(messages.Weights(weights.read(self.cgroups, message.uids)))
         elif isinstance(message, messages.Look):
             self._begin(self._look(message))
+        elif isinstance(message, messages.Met):
+            for writer, asked in self.brokers.items():
+                if asked.simulation == message.simulation and not writer.is_closing():
+                    writer.write(messages.encode(message))
         elif isinstance(message, messages.Stage):
             one = self.simulations.get(message.simulation)
             if one and message.number not in one.stages:

@@ -2,18 +2,20 @@
 """Prepares the Flux broker of a pod in a MiniCluster, and what runs under it.
 
 Called by the operator's script in every pod before it starts the broker. Inputs: the pod's
-environment, of which the admission policy sets a part; the certificate; a folder that all nodes
-see, where the first pod says at which address it listens. Outputs: files below `HOME`, which no
-other pod sees: the broker's configuration, the script that the first broker runs, and the pod's
-entrypoint, which that script starts in each pod.
+environment, of which the admission policy sets a part; the certificate; from the node's agent the
+address at which the first pod's broker listens, which that pod has told the agent of its own node.
+Outputs: files below `HOME`, which no other pod sees: the broker's configuration, the script that
+the first broker runs, and the pod's entrypoint, which that script starts in each pod.
 
-So nothing asks for the names of pods, which need not mean anything to anybody. Invariant: the
-certificate is nowhere but in files that their owner alone can read.
+So nodes need no folder in common, and nothing asks for the names of pods, which need not mean
+anything to anybody. Invariant: the certificate is nowhere but in files that their owner alone can
+read.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import shlex
 import socket
@@ -21,8 +23,10 @@ import sys
 import time
 from pathlib import Path
 
-from dovetail.executors.pods import CURVE, HOME, PATH, START, command
+from dovetail.core.messages import MessageError
+from dovetail.executors.pods import CURVE, HOME, PATH, START, command, messages
 from dovetail.host.private_files import write_whole
+from dovetail.host.session import shared_session
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -32,30 +36,33 @@ _CONFIG = f"{HOME}/config/etc/flux/config/broker.toml"  # where the operator's s
 _COPY = f"{HOME}/config/curve/curve.cert"
 _ENTRY = f"{HOME}/dovetail-entrypoint"
 _PATIENCE = 120.0  # seconds for the first pod to say where it is
-_LOOK = 0.1  # seconds between two looks; a shared file system has no better way
+_AGAIN = 0.1  # seconds until an agent that was not there is asked once more
 # What the operator's script and we ourselves need of the environment, and simulations do not.
-_OURS = ("PATH", "STATE_DIR", "NODE_ADDRESS", "JOB_COMPLETION_INDEX", "_", "PWD", "SHLVL")
+_OURS = ("PATH", "STATE_DIR", "POD_ADDRESS", "JOB_COMPLETION_INDEX", "_", "PWD", "SHLVL")
 
 
-def listen(address: str, meeting: Path) -> str:
-    """A free address for the first broker, told to the others."""
+def free(address: str) -> str:
+    """An address, with a port that nobody listens on."""
     with socket.socket() as probe:
         probe.bind((address, 0))
-        found = f"{address}:{probe.getsockname()[1]}"
-    meeting.parent.mkdir(mode=0o700, exist_ok=True)
-    write_whole(meeting, found)
-    return found
+        return f"{address}:{probe.getsockname()[1]}"
 
 
-def meet(meeting: Path, patience: float = _PATIENCE) -> str:
-    """The address of the first broker, once it has told; TimeoutError if it does not."""
+def meet(session: str, asked: messages.Broker, patience: float = _PATIENCE) -> str:
+    """The address of the first broker, from the agent of this session; TimeoutError without one."""
     deadline = time.monotonic() + patience
-    # Opening the folder is what makes a network file system look.
-    while not (meeting.parent.is_dir() and meeting.name in os.listdir(meeting.parent)):
-        if time.monotonic() > deadline:
-            raise TimeoutError(f"{meeting}: the first pod has not said where it listens")
-        time.sleep(_LOOK)
-    return meeting.read_text()
+    while (left := deadline - time.monotonic()) > 0.0:
+        with contextlib.suppress(OSError, MessageError), socket.socket(socket.AF_UNIX) as agent:
+            agent.settimeout(left)
+            agent.connect(session + "/agent.sock")
+            agent.sendall(messages.encode(asked))
+            decoder = messages.Decoder()
+            while data := agent.recv(1 << 16):
+                for message in decoder.feed(data):
+                    if isinstance(message, messages.Met):
+                        return message.address
+        time.sleep(min(_AGAIN, left))
+    raise TimeoutError(f"nobody has said in {patience:g} s where the first one listens")
 
 
 def configuration(name: str, size: int, address: str) -> str:
@@ -93,13 +100,13 @@ def main() -> None:
     parser.add_argument("--simulation", required=True, help="its name, one for each launch")
     parser.add_argument("--name", required=True, help="name of the MiniCluster")
     parser.add_argument("--size", required=True, type=int, help="number of pods")
-    parser.add_argument("--meeting", required=True, type=Path, help="file with the first address")
     args = parser.parse_args()
     given = os.environ
     group = given["JOB_COMPLETION_INDEX"]
     try:
-        first = group == "0"
-        address = listen(given["NODE_ADDRESS"], args.meeting) if first else meet(args.meeting)
+        own = free(given["POD_ADDRESS"]) if group == "0" else ""
+        session = shared_session(args.run, given["NODE_NAME"])
+        address = meet(session, messages.Broker(args.simulation, own))
         _write(_COPY, Path(CURVE, "curve").read_text(), 0o600)
         _write(_CONFIG, configuration(args.name, args.size, address), 0o644)
         _write(START, start(args.size), 0o755)

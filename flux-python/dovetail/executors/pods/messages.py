@@ -160,6 +160,17 @@ class Prepared:
     simulation: str
 
 
+@dataclass(frozen=True)
+class Broker:
+    """A pod's Flux broker asks where the first one listens; that one says it, in `address`.
+
+    Asked by `flux_broker` before the pod has an entrypoint, and again until a Met answers it.
+    """
+
+    simulation: str
+    address: str
+
+
 # --- From the controller to the nodes ---
 
 
@@ -248,6 +259,14 @@ class Spread:
 
 
 @dataclass(frozen=True)
+class Met:
+    """The answer to a Broker: where the simulation's first broker listens."""
+
+    simulation: str
+    address: str
+
+
+@dataclass(frozen=True)
 class Check:
     """Tell the weights of these pods as they are on disk."""
 
@@ -297,8 +316,8 @@ class Gone:
 
 Message = Union[
     Hello, Transfer, Pod, Started, Result, Lost, Sample, Used, Counts, Weights, Seen, Staged,
-    Prepared, Run, Stop, Wait, Suspend, Checkpoint, End, Look, Stage, Spread, Check, Spawn,
-    Spawned, Joined, Gone,
+    Prepared, Broker, Run, Stop, Wait, Suspend, Checkpoint, End, Look, Stage, Spread, Met, Check,
+    Spawn, Spawned, Joined, Gone,
 ]  # fmt: skip
 Order = Union[Run, Spread, Wait, Suspend, Checkpoint, Stop, End]
 """What the controller tells of a simulation, in the order of the effect."""
