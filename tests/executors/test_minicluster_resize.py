@@ -12,7 +12,8 @@ import signal
 import pytest
 from dovetail.core import protocol
 from dovetail.executors.kubernetes import lifecycle
-from support.clusters import ROOT
+from dovetail.executors.kubernetes.nodes import Nodes
+from support.clusters import LIMIT, ROOT
 from support.driven_executor import shares
 from support.flux_operator import with_operator
 
@@ -25,7 +26,9 @@ def site(binaries):
     yield from with_operator(binaries, not ROOT, "--cpus", "1")
 
 
-def test_each_pod_is_born_with_its_own_request_and_resized_without_a_restart(driver):
+def test_each_pod_is_born_with_its_own_request_and_resized_as_one_without_a_restart(
+    driver, monkeypatch
+):
     spec, _ = driver.specs(ranks_per_pod=1)
     driver.launch(spec, 150, 450)
     driver.until_started("one")
@@ -35,6 +38,11 @@ def test_each_pod_is_born_with_its_own_request_and_resized_without_a_restart(dri
     assert generations == {1}, "born so, not resized after birth"
     before = driver.identities("one")
     assert driver.resize(one=shares(450, 150)) == ""
+    driver.until(lambda: driver.weights("one") == [heavy, light])
+    # As if the node had become smaller this moment: else nobody asks it for so much.
+    monkeypatch.setattr(Nodes, "fitted", lambda self, node, wanted, taken: list(wanted))
+    why = driver.resize(one=shares(100, 50_000))
+    assert "Infeasible" in why or "allocatable" in why, "by its node, or a newer API server"
     driver.until(lambda: driver.weights("one") == [heavy, light])
     assert driver.identities("one") == before
 
@@ -49,10 +57,11 @@ def test_all_pods_start_or_none_and_what_does_not_fit_waits(driver):
     assert end.code != 0
 
 
-def test_ranks_are_suspended_and_go_on(driver):
-    spec, _ = driver.specs(ranks_per_pod=1)
-    driver.launch(spec, 100, 100)
+def test_ranks_of_mpich_meet_across_pods_with_limits_and_are_suspended_and_go_on(driver):
+    spec, _ = driver.specs("mpich", ranks_per_pod=1, limit=3.0)
+    driver.launch(spec, 300, 300)
     driver.until_started("one")
+    driver.until(lambda: driver.limits("one") == [900, 900], LIMIT)
     driver.suspend_and_resume()
 
 

@@ -45,8 +45,6 @@ from dovetail.plan import command_line
 
 Object = dict[str, Any]
 
-LEAST_LIMIT = 100
-"""Millicores; with less a pod would take minutes to start, and to end."""
 GATHER, EACH = 60.0, 3.0  # seconds for all pods of a simulation to be there, and more for each
 AGAIN = 1.0  # seconds between two looks for room
 FAILURES = 3  # starts that may fail before the simulation does
@@ -299,7 +297,7 @@ class Launched:
         found, first, times = [], 0, share.limit or self.spec.limit
         for size in self.sizes:
             given = sum(share.requests[first : first + size])
-            limit = max(LEAST_LIMIT, math.ceil(times * given))
+            limit = max(manifests.LEAST_LIMIT, math.ceil(times * given))
             found.append(limit if times else 0)
             first += size
         return found

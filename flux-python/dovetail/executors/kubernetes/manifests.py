@@ -53,6 +53,8 @@ ORPHAN = "DOVETAIL_ORPHAN_S"
 AGENT_CPU = 20
 """Millicores that an agent asks for; it wakes four times a second."""
 LEAST_MEMORY = 64 << 20
+LEAST_LIMIT = 100
+"""Millicores; with less a pod would take minutes to start, and to end."""
 _PROGRAMS = ("/usr", "/bin", "/lib", "/lib64", "/etc", "/opt")
 
 

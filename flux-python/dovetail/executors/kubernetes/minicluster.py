@@ -74,7 +74,7 @@ def minicluster(
             # Our rank groups may share a node. A service's name must begin with a letter.
             "network": {"disableAffinity": True, "headlessName": f"s-{name}"},
             "flux": {
-                "container": {"disable": True, "image": image, "resources": {"requests": _INIT}},
+                "container": {"disable": True, "image": image, "resources": _init(limit)},
                 "curveCert": "it comes by a Secret",  # anything, or the operator makes one
                 "completeWorkers": True,  # not once more after 15 s
                 "scheduler": {"simple": True},
@@ -87,6 +87,15 @@ def minicluster(
             },
         },
     }
+
+
+def _init(limit: int) -> Object:
+    """What the container of preparation asks for: of a pod's limit no more than any pod has.
+
+    Without a limit of its own the pod's control group would have none, and nobody would know
+    for how long that stopped it.
+    """
+    return {"requests": _INIT, **manifests.cap(manifests.LEAST_LIMIT if limit else 0)}
 
 
 def _container(
