@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -12,7 +13,7 @@ from pathlib import Path
 import pytest
 from dovetail.core import protocol
 from dovetail.executors.kubernetes.placement import asked
-from support import cluster_runs
+from support import cluster_runs, flux_operator
 from support.clusters import LIMIT, container_group, eventually, pod
 from support.driven_executor import Driver, shares
 
@@ -21,7 +22,7 @@ WINDOWS, WINDOW = 4, 1.0  # looks, and seconds of CPU on one core that each last
 PORT = 8080  # on the node's own address, which nobody else has
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def site(binaries):
     """One core, so that all that runs there wants the same one."""
     found = cluster_runs.made(binaries, os.getuid() != 0, "--cpus", "1")
@@ -29,12 +30,18 @@ def site(binaries):
     found.close()
 
 
-@pytest.fixture
-def driver(site):
-    made = Driver(site, "services")
-    yield made
-    made.executor.close()
-    site.nothing_left()
+@pytest.fixture(params=["Job", "MiniCluster"])
+def driver(site, request, monkeypatch):
+    """Its simulations are of one kind; with the operator beside it, where that takes it."""
+    with contextlib.ExitStack() as operator:
+        if request.param == "MiniCluster":
+            operator.enter_context(flux_operator.beside(site))
+            monkeypatch.setenv("PATH", site.machine.environment["PATH"])  # it is of this process
+        made = Driver(site, f"services-{request.param}")
+        assert made.session.launcher.kind == request.param
+        yield made
+        made.executor.close()
+        site.nothing_left()
 
 
 @pytest.fixture
