@@ -2,15 +2,17 @@
 """MPI beside and inside user-space Kubernetes: LAMMPS and messages, bare and in pods.
 
 Input: the number of rounds. Output: `Claim`s; the bounds are what the paper that this answers has
-for the same (`PAPER`). In each round: bare; bare, with Kubernetes idle beside it; and in pods, of
-one rank each. The cluster comes and goes in each round, and the order turns. Messages are by TCP
-everywhere, as between machines. Bare is a plain mpirun.
+for the same (`PAPER`). In each round: bare; bare, with Kubernetes idle beside it; in pods, of one
+rank each; and where there is the Flux Operator, in the pods of MiniClusters. The cluster comes and
+goes in each round, and the order turns. Messages are by TCP everywhere, as between machines. Bare
+is a plain mpirun.
 """
 
 from __future__ import annotations
 
 import functools
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -21,7 +23,7 @@ from pathlib import Path
 from usernetes_setup.build import programs as build
 from usernetes_setup.preflight import report
 
-from dovetail.bench import ondemand
+from dovetail.bench import flux_operator, ondemand
 from dovetail.bench.harness import Claim, Progress, Row, plain_environment, ratios
 from dovetail.core.errors import BadInput, WorkFailed
 from dovetail.host import install_paths
@@ -29,7 +31,7 @@ from dovetail.host import install_paths
 CORES = 2
 CELLS, STEPS = 16, 400
 TCP = {"OMPI_MCA_btl": "tcp,self"}
-BARE, BESIDE, PODS = "bare", "bare beside Kubernetes", "in pods"
+BARE, BESIDE, PODS, MINI = "bare", "bare beside Kubernetes", "in pods", "in MiniClusters"
 LAMMPS = "LAMMPS"
 PAPER = {  # arXiv:2406.06995, in user-space Kubernetes / bare; of Allreduce the least of all sizes
     LAMMPS: 17.4 / 14.05,
@@ -48,8 +50,11 @@ def hybrid(scratch: Path, repeat: int, progress: Progress) -> list[Claim]:
     if errors:
         raise BadInput(f"user-space Kubernetes cannot run here: {errors[0]}; see `dovetail doctor`")
     programs = commands()
+    operator = flux_operator.checkout()
     (scratch / "case").mkdir()
     found: dict[str, list[Figures]] = {BARE: [], BESIDE: [], PODS: []}
+    if operator:
+        found[MINI] = []
 
     def turn(number: int, name: str, measure: Callable[[], Figures]) -> None:
         found[name].append(measure())
@@ -64,14 +69,14 @@ def hybrid(scratch: Path, repeat: int, progress: Progress) -> list[Claim]:
             turn(number, BARE, bare)
         with ondemand.started(CORES, progress) as kubeconfig:
             bare()  # not counted: the cluster comes to rest meanwhile
-            pods = functools.partial(
-                in_pods, programs, scratch, scratch / f"pods-{number}", kubeconfig
-            )
-            if number % 2:
-                turn(number, PODS, pods)
-            turn(number, BESIDE, bare)
-            if number % 2 == 0:
-                turn(number, PODS, pods)
+            pods = functools.partial(in_pods, programs, scratch, number, kubeconfig)
+            turns: dict[str, Callable[[], Figures]] = {BESIDE: bare, PODS: pods}
+            if operator:
+                turns[MINI] = functools.partial(
+                    in_miniclusters, operator, pods, scratch, kubeconfig
+                )
+            for name in reversed([*turns]) if number % 2 else turns:
+                turn(number, name, turns[name])
         if number % 2:
             turn(number, BARE, bare)
     return claims(found)
@@ -106,9 +111,18 @@ def mpi_run(words: Sequence[str], folder: Path, ranks: int = 2) -> str:
     return done.stdout
 
 
-def in_pods(
-    programs: Sequence[Sequence[str]], scratch: Path, out: Path, kubeconfig: Path
+def in_miniclusters(
+    operator: flux_operator.Checkout, pods: Callable[..., Figures], scratch: Path, kubeconfig: Path
 ) -> Figures:
+    """As `pods`, made by the operator, which is there for as long as it takes."""
+    with operator.started(kubeconfig, scratch / "manager.log"):
+        return pods("minicluster", PATH=f"{os.environ['PATH']}:{operator.flux}")
+
+
+def in_pods(
+    programs: Sequence[Sequence[str]], scratch: Path, lap: int, kubeconfig: Path,
+    launcher: str = "job", **environment: str,
+) -> Figures:  # fmt: skip
     """The same programs as simulations of two pods, one after the other."""
     texts = []
     for number, words in enumerate(programs):
@@ -116,10 +130,11 @@ def in_pods(
                  "command": list(words), "environment": TCP}  # fmt: skip
         plan = scratch / "plan.json"
         plan.write_text(json.dumps({"simulations": [entry]}))
-        folder = Path(f"{out}-{number}")
-        line = [sys.executable, "-m", "dovetail", "run", "--json", "-o", str(folder),
-                "--kubeconfig", str(kubeconfig), str(plan)]  # fmt: skip
-        done = subprocess.run(line, env=plain_environment(), capture_output=True, text=True)
+        folder = scratch / f"{launcher}-{lap}-{number}"
+        line = [sys.executable, "-m", "dovetail", "run", "--json", "-o", str(folder), "--launcher",
+                launcher, "--kubeconfig", str(kubeconfig), str(plan)]  # fmt: skip
+        env = {**plain_environment(), **environment}
+        done = subprocess.run(line, env=env, capture_output=True, text=True)
         if done.returncode:
             raise WorkFailed(f"dovetail run, in pods: {done.stderr.strip()[-2000:]}")
         texts.append((folder / "sim" / "log").read_text())
@@ -146,8 +161,10 @@ def claims(found: Mapping[str, Sequence[Figures]]) -> list[Claim]:
     made = []
     for what, theirs in PAPER.items():
         beside = ratios(row(BESIDE, what), row(BARE, what), f"{what}, {BESIDE} / bare")
-        pods = ratios(row(PODS, what), row(BARE, what), f"{what}, {PODS} / bare; bound: the paper")
-        made += [Claim(beside, "x"), Claim(pods, "x", "<=", theirs)]
+        made.append(Claim(beside, "x"))
+        for where in [one for one in (PODS, MINI) if one in found]:
+            name = f"{what}, {where} / bare; bound: the paper"
+            made.append(Claim(ratios(row(where, what), row(BARE, what), name), "x", "<=", theirs))
     unit = {LAMMPS: "s"}
     made += [Claim(row(where, what), unit.get(what, "us")) for what in PAPER for where in found]
     return made
