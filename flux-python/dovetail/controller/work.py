@@ -122,7 +122,7 @@ def dearer(ends: Sequence[tuple[float, float]]) -> float:
     slope = sum((x - middle) * (y - mean) for y, x in ends) / spread
     rest = sum((y - mean - slope * (x - middle)) ** 2 for y, x in ends)
     error = max(ALIKE * mean, math.sqrt(rest / max(1, n - 2))) / math.sqrt(spread)
-    return max(1.0, 1.0 - slope - 2.0 * error)
+    return float(max(1.0, 1.0 - slope - 2.0 * error))
 
 
 def outside(cpu: float, useful: float, mpi: float, spins: bool) -> float:

@@ -26,7 +26,7 @@ class StubAgent(slice_agent.Agent):
         if self.number == 0:
             self.start()
 
-    def start(self, *_: str, stdin: str = "") -> None:
+    def start(self, *_: str) -> None:
         """It is ready."""
         self.node = {"node": f"stub-{self.number}"}
         self.tell(**self.known())
@@ -36,9 +36,15 @@ class StubAgent(slice_agent.Agent):
         found = {**self.node, "cpus": self.cpus} if self.node else {}
         return {**found, "kubeconfig": "none"} if self.node and not self.number else found
 
-    def invite(self, number: int, node: str) -> None:
+    def give(self, _: str) -> None:
+        """A worker is ready as it is invited."""
+        self.start()
+
+    def invite(self) -> None:
         """Nobody joins anything."""
-        self.tell(invited=number, join={"stub": node})
+        while self.uninvited:
+            number, node = self.uninvited.popitem()
+            self.tell(invited=number, join={"stub": node})
 
     def obey(self, order: messages.Order) -> None:
         """As the module wants; there is no Kubernetes that knew a node."""

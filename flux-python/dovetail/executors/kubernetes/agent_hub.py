@@ -302,7 +302,7 @@ class Hub:
     def _post(self, node: str, message: messages.Message) -> None:
         with self._lock:
             self._heard.append((node, message))
-            if isinstance(message, messages.Sample):
+            if isinstance(message, (messages.Sample, messages.Used)):
                 self.clocks.heard(node, message.now, time.monotonic())
                 return
             with contextlib.suppress(BlockingIOError):  # full: it is readable

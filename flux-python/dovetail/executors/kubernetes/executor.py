@@ -311,12 +311,12 @@ class KubernetesExecutor:
                 self._sampled_now.add(job.spec.name)
 
     def _used(self, node: str, message: messages.Used) -> None:
-        offset = self._clocks.offset(node, message.now, self._now())
-        for job in self._life.jobs.values():
-            if job.key in message.groups:
-                groups = message.groups[job.key]
-                job.samples.take_used(groups, job.sizes, message.now + offset)
-                self._tell_sample(job)
+        now = message.now + self._hub.clocks.offset(node) - self._origin
+        for key, groups in message.groups.items():
+            job = self._life.of(key)
+            if job is not None:
+                job.samples.take_used(groups, job.sizes, now)
+                self._sampled_now.add(job.spec.name)
 
     def _tell_sample(self, job: Launched) -> None:
         ranks = job.samples.new(job.ended_well) if job.started else None
