@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import time
 
 import pytest
 from dovetail.core import cgroup_weights, protocol
@@ -84,7 +85,8 @@ def test_the_wanted_share_is_what_the_ranks_were_given_whatever_their_pods_ask_f
             values[uid] = {"cpu.weight": str(cgroup_weights.weight(cpu, "curve"))}
         jobs.append(job)
     assert jobs[1].cpu != list(jobs[1].share.requests), "corrected"
-    report.heard(values, jobs)
+    report.heard(values)
+    assert report.look(time.monotonic() + 1.0, jobs)
     found = json.loads((tmp_path / FILE).read_text())
     assert found["formula"] == "curve"
     wanted = [1000 / 1600, 500 / 1600, 60 / 1600, 40 / 1600]

@@ -99,7 +99,10 @@ def _compare(
 
 
 def _same(old: protocol.Action, new: protocol.Action) -> bool:
-    """A note decides nothing by its sentence, which another version may word otherwise."""
+    """A note decides nothing by its sentence, which another version may word otherwise.
+
+    Nor by what it says besides that an earlier version did not say.
+    """
     if isinstance(old, protocol.Note) and isinstance(new, protocol.Note):
-        old = dataclasses.replace(old, why=new.why)
+        old = dataclasses.replace(old, why=new.why, data={**new.data, **old.data})
     return eventlog.encode(old) == eventlog.encode(new)
