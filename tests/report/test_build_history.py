@@ -244,6 +244,16 @@ def test_the_wait_for_the_first_iteration_is_no_part_of_its_speed():
     assert seconds / count == pytest.approx(0.1)
 
 
+def test_a_clock_that_was_corrected_backwards_makes_no_negative_time():
+    run = short("a")
+    run.launch("a")
+    run.work(4)
+    back = protocol.Ranks((60, 60), (0.001, 0.001), *[(0.0, 0.0)] * 3, (1, 1))
+    run.add(protocol.Sampled(run.t, "a", back))
+    count, seconds = run.history().tracks[0].stepping
+    assert seconds / count == pytest.approx(0.1)
+
+
 def test_a_resumed_run_is_not_interrupted_any_more():
     run = short("a", "b")
     run.launch("a")

@@ -208,6 +208,8 @@ class _Teller:
                 self.last[event.name] = (before, spell)
             return
         seconds = float(np.mean(np.subtract(now.stamp, before.stamp)))
+        if seconds <= 0.0:
+            return  # the clock of its node is better known than it was
         count = float(steps.mean())
         track = self.tracks[event.name]
         done, spent = track.stepping
