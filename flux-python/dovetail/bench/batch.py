@@ -33,8 +33,8 @@ UP, MORE, LESS, PING, MEMORY, END = (
     "a ping of the busy broker module, 99 of 100", "memory of the broker module",
     "end of the script to end of the job",
 )  # fmt: skip
-BOUNDS = {UP: ("s", 12.0), MORE: ("s", 6.0), LESS: ("s", 6.0), PING: ("ms", 10.0),
-          MEMORY: ("MB", 80.0), END: ("s", 10.0)}  # fmt: skip
+BOUNDS = {UP: ("s", 6.0), MORE: ("s", 6.0), LESS: ("s", 6.0), PING: ("ms", 10.0),
+          MEMORY: ("MB", 80.0), END: ("s", 3.0)}  # fmt: skip
 SCRIPT = """#!/bin/sh
 #flux: -N{brokers} --dovetail=nodes={slices},cores=1 --output={folder}/log
 flux dovetail up >&2 && echo "$FLUX_URI" >{folder}/said || echo >{folder}/said

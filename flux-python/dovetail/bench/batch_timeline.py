@@ -26,6 +26,7 @@ from dovetail.host import processes
 WIDTH = 60
 """Characters in which the whole time is drawn."""
 HERTZ = os.sysconf("SC_CLK_TCK")
+_PATIENCE = 10.0  # seconds for an event that is on its way
 
 
 @dataclass(frozen=True)
@@ -76,13 +77,9 @@ def drawn(found: Sequence[Span]) -> list[str]:
 
 
 def _event(flux: Flux, uri: str, job: str, log: str, name: str) -> float:
-    """When a job's log first says this, seconds since the epoch."""
-    words = ["job", "eventlog", "--format=json", f"--path={log}", job]
-    for line in flux.run(*words, uri=uri).splitlines():
-        event = json.loads(line)
-        if event["name"] == name:
-            return float(event["timestamp"])
-    raise ValueError(f"job {job}: {log} has no {name}")
+    """When a job's log first says this, which may be about to; seconds since the epoch."""
+    words = ["job", "wait-event", "--format=json", f"--timeout={_PATIENCE:g}", f"--path={log}"]
+    return float(json.loads(flux.run(*words, job, name, uri=uri))["timestamp"])
 
 
 def _node(agent: int) -> Node | None:
