@@ -162,7 +162,7 @@ def is_widened_and_narrowed(site, out, **more):
 
 def is_cut_anew(site, out, **more):
     """Two ranks that are loaded 1 to 4 stop, and go on with as many cells each."""
-    end = 1000  # long enough to be measured also where a step takes a few milliseconds
+    end = 2000  # long enough to be measured also where a step takes a few milliseconds
     uneven = pitz_daily(site.folder / f"{out}-uneven", (1, 4), end, refine=1)
     own = {"name": "uneven", "ranks": 2, "weights": [1, 4], "command": "simpleFoam -parallel"}
     entry = foam(uneven, **own, **more)
