@@ -15,7 +15,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -196,15 +195,10 @@ def test_lammps_whose_run_is_killed_goes_on_from_what_its_script_wrote(site):  #
     def taken():
         return len(steps(site, "melt", THERMO))
 
-    for kill in range(kills):
-        run = site.start(plan, "-o", "out", *["--resume"] * (kill > 0))
-        if kill % 2:
-            time.sleep(random.random())  # perhaps before it takes a step
-        else:
-            until = taken() + random.randrange(20)
-            wait_for(lambda run=run, at=until: run.poll() is not None or taken() >= at)
-        assert run.poll() is None, f"over after {kill} kills"
-        site.end(run, signal.SIGKILL)
+    def start(kill):
+        return site.start(plan, "-o", "out", *["--resume"] * (kill > 0))
+
+    site.kill_at_random(start, kills, taken, 20)
     assert site.run(plan, "-o", "out", "--resume")[0] == 0
     assert site.states() == {"melt": "done"}
     assert of(site, "melt")["iterations"] == end

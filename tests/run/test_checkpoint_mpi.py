@@ -11,7 +11,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -292,17 +291,13 @@ def test_what_is_cut_anew_and_killed_at_twenty_moments_has_the_same_results(site
     def taken():
         return sum(len(steps(site, name)) for name in names)
 
-    run = site.start(plan, site.out, command=(sys.executable, "-c", AT_ONCE))
-    for kill in range(20):
-        if kill % 2:
-            time.sleep(random.random())  # perhaps before it takes a step
-        else:
-            until = taken() + random.randrange(250)
-            wait_for(lambda run=run, at=until: run.poll() is not None or taken() >= at)
-        assert run.poll() is None, f"over after {kill} kills"
-        site.end(run, signal.SIGKILL)
-        run = site.start(plan, "-o", site.out, "--resume")
-    assert site.end(run)[0] == 0
+    def start(kill):
+        if kill:
+            return site.start(plan, "-o", site.out, "--resume")
+        return site.start(plan, site.out, command=(sys.executable, "-c", AT_ONCE))
+
+    site.kill_at_random(start, 20, taken, 250)
+    assert site.end(start(20))[0] == 0
     assert site.states() == dict.fromkeys(names, "done")
     assert "to be cut anew" in {one["why"] for one in site.of_type("Checkpoint")}
     for name, one in zip(names, site.summary()["simulations"]):

@@ -5,10 +5,13 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import signal
 import subprocess
 import sys
 import tempfile
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -135,6 +138,28 @@ class Site:
             os.killpg(run.pid, number)
         output, _ = run.communicate(timeout=LONG)
         return run.returncode, output, self.errors()
+
+    def kill_at_random(
+        self,
+        start: Callable[[int], subprocess.Popen[str]],
+        kills: int,
+        taken: Callable[[], int],
+        steps: int,
+    ) -> None:
+        """Kill so many runs, which `start` begins by number, each of which goes on from the last.
+
+        Every other one within a second, perhaps before it takes a step; the others up to so many
+        `steps` after their start.
+        """
+        for kill in range(kills):
+            until = taken() + random.randrange(steps)
+            run = start(kill)
+            if kill % 2:
+                time.sleep(random.random())
+            else:
+                wait_for(lambda run=run, at=until: run.poll() is not None or taken() >= at)
+            assert run.poll() is None, f"over after {kill} kills"
+            self.end(run, signal.SIGKILL)
 
     def errors(self) -> str:
         return (self.directory / "stderr").read_text()
