@@ -3,13 +3,14 @@
 
 Inputs: FLUX_OPERATOR, a checkout in which its manager was built; a cluster. Output: a manager that
 makes pods of MiniClusters there. Invariants: it is a process of this machine and listens nowhere;
-it ends with what it was started for.
+it ends with what it was started for, and with this process, however that ends.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import subprocess
 import time
 from collections.abc import Iterator
@@ -20,6 +21,7 @@ from usernetes_setup.build import programs
 
 from dovetail.bench import jobtap
 from dovetail.core.errors import BadInput, WorkFailed
+from dovetail.host import processes
 
 MANAGER, DEFINITIONS = "bin/manager", "config/crd/bases"
 _GROUP = "/apis/flux-framework.org/v1alpha2"
@@ -48,16 +50,15 @@ class Checkout:
             time.sleep(0.2)
         words = [str(self.folder / MANAGER)]
         words += ["--metrics-bind-address", "0", "--health-probe-bind-address", "0"]
-        with log.open("a") as said:
-            manager = subprocess.Popen(
-                words, env={**os.environ, "KUBECONFIG": str(kubeconfig)},
-                stdin=subprocess.DEVNULL, stdout=said, stderr=said,
-            )  # fmt: skip
+        environment = {**os.environ, "KUBECONFIG": str(kubeconfig)}
+        with log.open("a") as said, open(os.devnull) as nothing:
+            files = {0: nothing.fileno(), 1: said.fileno(), 2: said.fileno()}
+            manager = processes.start_child(words, "/", environment, files)
         try:
             yield
         finally:
-            manager.kill()
-            manager.wait()
+            os.kill(manager, signal.SIGKILL)
+            os.waitpid(manager, 0)
 
 
 def checkout() -> Checkout | None:
