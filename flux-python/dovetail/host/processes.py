@@ -72,6 +72,11 @@ def name(pid: int) -> str:
         return ""
 
 
+def namespace() -> str:
+    """What tells the set of processes that we see, by ids of its own, from others."""
+    return os.readlink("/proc/self/ns/pid")
+
+
 def alive(pid: int, ticks: int) -> bool:
     """Whether exactly that process still runs: ids are reused, start times are not."""
     return ticks > 0 and start_ticks(pid) == ticks
