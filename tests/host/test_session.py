@@ -6,7 +6,6 @@ from __future__ import annotations
 import os
 
 import pytest
-
 from dovetail.host import processes, session
 from dovetail.host.cgroups import Group
 

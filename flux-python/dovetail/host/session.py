@@ -163,8 +163,8 @@ def _lock(handle: int, wait: bool) -> bool:
 def _lives(record: bytes) -> bool:
     """Whether those who hold a session's lock live: the one that made it, by id and start time.
 
-    A shared lock is held by the living alone. Of whom we cannot see, as an agent in a pod cannot see
-    a run beside its cluster, we take it that they live: they have a warden.
+    A shared lock is held by the living alone. Of those whom we cannot see, as an agent in a pod
+    cannot see a run beside its cluster, we take it that they live: they have a warden.
     """
     with contextlib.suppress(ValueError, KeyError, TypeError):
         owner = json.loads(record)
