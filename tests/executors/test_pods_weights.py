@@ -58,6 +58,22 @@ def test_what_a_pod_uses_is_told_where_no_page_does(files, cluster):  # noqa: F8
     cluster.end("sim", 1)
 
 
+def test_what_a_pod_uses_is_told_while_its_log_counts(cluster):  # noqa: F811
+    """As of a solver on one rank, which calls no MPI: its load is known by this alone."""
+    usage = cluster.directory / "cgroups" / "cpuacct" / "kubepods" / "poduid0" / "cpuacct.usage"
+    usage.parent.mkdir(parents=True)
+    usage.write_text("1500000000\n")
+    (usage.parent / "memory.stat").write_text("total_rss 4096\n")
+    cluster.agent(cgroups=str(cluster.directory / "cgroups"))
+    cluster.launch("sim", "echo Time = 1; echo Time = 2; sleep 1000")
+    while cluster.until(messages.Sample).lines.get("sim", [0])[0] != 2:
+        pass
+    usage.write_text("2500000000\n")
+    while cluster.until(messages.Used).groups["sim"]["0"][0] != 2.5:
+        pass
+    cluster.end("sim", 1)
+
+
 def test_nothing_is_found_where_nothing_is(tmp_path):
     assert weights.read(str(tmp_path), [UID]) == {}
     assert weights.read(str(tmp_path / "missing"), [UID]) == {}

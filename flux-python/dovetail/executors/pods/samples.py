@@ -71,8 +71,9 @@ class Reader:
 
     @property
     def counts(self) -> bool:
-        """Whether iterations are told, by a rank's page or by the log."""
-        return self._has_lines or any(one.what is not None for one in self._pages.values())
+        """Whether iterations of ranks with pages are told, by these or by the log."""
+        pages = self._pages.values()
+        return any(self._has_lines or one.what is not None for one in pages)
 
     def waits(self) -> dict[str, list[float]]:
         """What kept each rank from its core, as in messages.Counts."""
