@@ -415,6 +415,24 @@ def test_a_program_without_mpi_is_measured_by_its_cpu_time(site):  # noqa: F811
     assert computed - 0.05 < samples[-1].cpu[0] < computed + prepared
 
 
+@pytest.mark.skipif(not cgroups.find().directories, reason="needs a control group")
+def test_lines_that_come_quickly_are_all_counted_though_nothing_follows(site):  # noqa: F811
+    executor = site.executor(origin=0.0)
+    lines = "for n in 1 2 3 4 5 6 7; do echo Time = $n; sleep 0.03; done"
+    executor.launch(site.spec("sim", f"{lines}; read x < go", "mkfifo go"), share())
+
+    def seen():
+        site.until(executor, "sim", protocol.Sampled)
+        return site.events[-1].ranks.iterations == (6,)
+
+    wait_for(seen)
+    (site.directory / "run/sim/case/go").write_text("\n")
+    site.until(executor, "sim")
+    samples = [event.ranks for event in site.events if isinstance(event, protocol.Sampled)]
+    assert samples[-1].iterations == (7,)
+    assert site.log("sim").count("Time = ") == 7
+
+
 def test_a_process_that_took_over_an_id_is_not_moved(site, monkeypatch):  # noqa: F811
     other = os.getpid()
     rank = SimpleNamespace(rank=0, world=0, pid=other, start_ticks=1, beat=-1)

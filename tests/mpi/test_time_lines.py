@@ -22,6 +22,20 @@ def test_time_lines_are_counted_whatever_pieces_they_come_in(tmp_path, size):
     assert (lines, stamp > 0, residual) == (4, True, -1.0)
 
 
+def test_lines_that_have_waited_are_told_with_the_next_that_has_not(tmp_path):
+    counter, told = time_lines.Counter(str(tmp_path)), lambda: time_lines.read(str(tmp_path))
+    assert counter.take(b"Time = 1\n")
+    first = told()
+    assert not counter.take(b"Time = 2\nTime = 3\nUx", late=True)
+    assert (counter.untold, told()) == (True, first)
+    assert not counter.take(b" converged\n"), "no line, and so nothing to tell"
+    assert counter.take(b"Time = 4\n")
+    assert (counter.untold, told()[0]) == (False, 4)
+    counter.take(b"Time = 5\n", late=True)
+    counter.tell()
+    assert (counter.untold, told()[0]) == (False, 5)
+
+
 STEP = b"""Time = 1
 
 DILUPBiCG:  Solving for Ux, Initial residual = 1, Final residual = 0.0538, No Iterations 1

@@ -18,7 +18,9 @@ flood of output nor a full disk stops it. Imports stay few: they cost millisecon
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
+import math
 import os
 import select
 import signal
@@ -40,7 +42,15 @@ if TYPE_CHECKING:
 GRACE = 3.0
 """Seconds between SIGTERM and SIGKILL when a simulation is stopped."""
 
+PAUSE = 0.25
+"""Seconds in which further output waits, once it has told when an iteration began: else each line
+would have us on a core of a rank. Nobody looks more often at what is counted."""
+UNTOLD = 1.0
+"""Seconds after which an iteration that began in a pause is told, as none has begun since."""
+
 _TAIL = 1 << 20
+_PIECE = 1 << 16
+_PIPE_SIZE = 1031, 1 << 20  # F_SETPIPE_SZ, and as much as anybody may have
 _KILLED = 128 + signal.SIGKILL
 
 
@@ -116,6 +126,9 @@ class Supervisor:
         self.null = os.open(os.devnull, os.O_RDONLY)
         self.output, self.output_end = os.pipe()
         os.set_blocking(self.output, False)
+        with contextlib.suppress(OSError):  # too many pipes of this user's are as large
+            fcntl.fcntl(self.output, *_PIPE_SIZE)
+        self.paused = 0.0  # CLOCK_MONOTONIC; until then output waits; 0 if none has waited
         self.log: Log | None = None
         self.time_lines: time_lines.Counter | None = None
         self.child = 0
@@ -285,10 +298,20 @@ class Supervisor:
     def _wait(self, limit: float | None) -> None:
         """Take in whatever comes first: output, a command, a child's end, or `limit` seconds."""
         poller = select.poll()
-        sources = [self.output, self.waker] + ([] if self.orphaned else [0])
+        sources = [self.waker] + ([] if self.orphaned else [0])
+        pause = self.paused - time.monotonic()
+        if pause <= 0:
+            sources.append(self.output)
+            if self.paused and not select.select([self.output], [], [], 0)[0]:
+                self.paused = 0.0
+            pause = UNTOLD if self.time_lines and self.time_lines.untold else math.inf
         for source in sources:
             poller.register(source, select.POLLIN)
-        for source, _ in poller.poll(None if limit is None else max(0, limit * 1000)):
+        limit = min(pause, math.inf if limit is None else max(0.0, limit))
+        found = poller.poll(None if limit == math.inf else limit * 1000)
+        if self.time_lines and not found and limit == UNTOLD:
+            self.time_lines.tell()
+        for source, _ in found:
             if source == self.output:
                 self._read()
             elif source == self.waker:
@@ -329,20 +352,24 @@ class Supervisor:
 
     def _read(self) -> bool:
         try:
-            chunk = os.read(self.output, 1 << 16)
+            chunk = os.read(self.output, _PIECE)
         except BlockingIOError:
             return False
         if self.log:
             self.log.take(chunk)
-        if self.time_lines:
-            self.time_lines.take(chunk)
+        told = not self.time_lines or self.time_lines.take(chunk, late=self.paused > 0)
+        if len(chunk) < _PIECE:  # else there may be more that has waited
+            self.paused = time.monotonic() + PAUSE if told else 0.0
         return True
 
     def _drain(self) -> None:
         """Read what is in the pipe now; a daemon that goes on writing must not hold us."""
         for _ in range(64):
             if not self._read():
-                return
+                break
+        self.paused = 0.0
+        if self.time_lines:
+            self.time_lines.tell()
 
     def _recent(self) -> str:
         return bytes(self.log.recent[-_TAIL:]).decode(errors="replace") if self.log else ""

@@ -38,10 +38,20 @@ class Counter:
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
         self._carry = b"\n"
         self._lines = 0
+        self._since = 0.0  # CLOCK_MONOTONIC of the last line, as long as it is not told
         self._residual = self._largest = -1.0  # of the last complete iteration, and of this one
 
-    def take(self, chunk: bytes) -> None:
-        """Count the lines that this piece of the output completes the beginning of."""
+    @property
+    def untold(self) -> bool:
+        """Whether the file does not have all lines yet."""
+        return self._since > 0.0
+
+    def take(self, chunk: bytes, late: bool = False) -> bool:
+        """Count the lines that this piece of the output completes the beginning of.
+
+        Returns whether that is told. Of lines in a `late` piece nobody knows when they came, so
+        they are told with the next one.
+        """
         text = self._carry + chunk
         before, begun = self._lines, -1
         for told in _TOLD.finditer(text):
@@ -50,12 +60,22 @@ class Counter:
                 self._residual, self._largest = self._largest, -1.0
             elif (residual := float(told[2])) < math.inf:
                 self._largest = max(self._largest, residual)
-        if self._lines > before:
-            with contextlib.suppress(OSError):  # full, as a disk may be
-                told_now = COUNT.pack(self._lines, time.monotonic(), self._residual)
-                os.pwrite(self._file, told_now, 0)
         last = max(text.rfind(b"\n"), len(text) - _LONGEST)
         self._carry = text[last + (last == begun) :]  # a line that is counted is not counted again
+        if self._lines == before:
+            return False
+        self._since = time.monotonic()
+        if not late:
+            self.tell()
+        return not late
+
+    def tell(self) -> None:
+        """Put what is counted into the file, if that is not done."""
+        if self._since:
+            with contextlib.suppress(OSError):  # full, as a disk may be
+                now = COUNT.pack(self._lines, self._since, self._residual)
+                os.pwrite(self._file, now, 0)
+            self._since = 0.0
 
 
 def read(directory: str) -> tuple[int, float, float] | None:
