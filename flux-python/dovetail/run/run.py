@@ -47,7 +47,7 @@ if TYPE_CHECKING:  # the report's libraries take a while to import, see `execute
 
 LOG = "events.jsonl"
 REPORT = "dovetail.report.html"
-BEGUN = 0.5  # seconds in which the first simulations have begun
+BEGUN = 0.05  # seconds in which the first simulations are launched; their ranks come later
 
 
 @dataclass(frozen=True)
