@@ -436,7 +436,8 @@ def test_mpich_is_found_under_other_names(name, tmp_path, monkeypatch):
     program = loader(tmp_path, BARRIER, *flags, f"./{name}")
     monkeypatch.chdir(tmp_path)
     done = known_programs.run("mpich", 2, [program], tmp_path, LD_LIBRARY_PATH=str(tmp_path))
-    assert (done.code, done.output.split()) == (0, ["good", "good"]), done.errors
+    # The starter may put one rank's line into the other's.
+    assert (done.code, done.output.count("good")) == (0, 2), done.errors
     assert [(one.rank, known_programs.counts(one)["MPI_Barrier"]) for one in done.pages] == [
         (0, 1),
         (1, 1),
