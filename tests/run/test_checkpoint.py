@@ -12,7 +12,8 @@ from support.local_runs import wait_for
 from support.run_command import site  # noqa: F401
 
 END = 60
-# It writes where it is at each tenth step, and when it is asked to stop: by a file or by a signal.
+# It writes where it is at each tenth step, and when it is asked to stop: by a file or by a signal,
+# which Open MPI's starter sends to all of its process group, and so ends a `mv`.
 STEPS = f"""
 trap 'touch stop' USR1
 n=0 sum=7
@@ -22,7 +23,8 @@ while [ $n -lt {END} ]; do
     sleep 0.02
     echo "$n" >> ../../steps-$NAME
     if [ -e stop ] || [ $((n % 10)) = 0 ]; then
-        echo $n $sum > state.new && mv state.new state
+        echo $n $sum > state.new
+        while [ -e state.new ]; do mv state.new state; done
         [ ! -e stop ] || exit 0
     fi
 done
