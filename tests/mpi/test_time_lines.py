@@ -32,6 +32,8 @@ def test_lines_that_have_waited_are_told_with_the_next_that_has_not(tmp_path):
     assert counter.take(b"Time = 4\n")
     assert (counter.untold, told()[0]) == (False, 4)
     counter.take(b"Time = 5\n", late=True)
+    counter.tell(1000.0)
+    assert (counter.untold, told()[0]) == (True, 4), "it is not so old"
     counter.tell()
     assert (counter.untold, told()[0]) == (False, 5)
 

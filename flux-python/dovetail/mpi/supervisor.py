@@ -297,21 +297,22 @@ class Supervisor:
 
     def _wait(self, limit: float | None) -> None:
         """Take in whatever comes first: output, a command, a child's end, or `limit` seconds."""
+        again = math.inf  # until something may be due that nothing announces
+        if self.time_lines and self.time_lines.untold:
+            self.time_lines.tell(UNTOLD)
+            again = UNTOLD
         poller = select.poll()
         sources = [self.waker] + ([] if self.orphaned else [0])
-        pause = self.paused - time.monotonic()
-        if pause <= 0:
+        if self.paused > (now := time.monotonic()):
+            again = self.paused - now
+        else:
             sources.append(self.output)
             if self.paused and not select.select([self.output], [], [], 0)[0]:
                 self.paused = 0.0
-            pause = UNTOLD if self.time_lines and self.time_lines.untold else math.inf
         for source in sources:
             poller.register(source, select.POLLIN)
-        limit = min(pause, math.inf if limit is None else max(0.0, limit))
-        found = poller.poll(None if limit == math.inf else limit * 1000)
-        if self.time_lines and not found and limit == UNTOLD:
-            self.time_lines.tell()
-        for source, _ in found:
+        limit = min(again, math.inf if limit is None else max(0.0, limit))
+        for source, _ in poller.poll(None if limit == math.inf else limit * 1000):
             if source == self.output:
                 self._read()
             elif source == self.waker:

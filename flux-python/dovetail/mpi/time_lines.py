@@ -69,9 +69,9 @@ class Counter:
             self.tell()
         return not late
 
-    def tell(self) -> None:
-        """Put what is counted into the file, if that is not done."""
-        if self._since:
+    def tell(self, age: float = 0.0) -> None:
+        """Put what is counted into the file, if that has not been done for so many seconds."""
+        if self.untold and time.monotonic() - self._since >= age:
             with contextlib.suppress(OSError):  # full, as a disk may be
                 now = COUNT.pack(self._lines, self._since, self._residual)
                 os.pwrite(self._file, now, 0)
