@@ -44,7 +44,7 @@ GRACE = 3.0
 
 PAUSE = 0.25
 """Seconds in which further output waits, once it has told when an iteration began: else each line
-would have us on a core of a rank. Nobody looks more often at what is counted."""
+would have us on a core of a rank. A run looks no more often at what is counted."""
 UNTOLD = 1.0
 """Seconds after which an iteration that began in a pause is told, as none has begun since."""
 
@@ -296,8 +296,11 @@ class Supervisor:
             os.sched_setaffinity(0, self.config["cpus"])
 
     def _wait(self, limit: float | None) -> None:
-        """Take in whatever comes first: output, a command, a child's end, or `limit` seconds."""
-        again = math.inf  # until something may be due that nothing announces
+        """Take in whatever comes first: output, a command, a child's end, or `limit` seconds.
+
+        It may also come back earlier, with nothing: as a pause ends, or a line is to be told.
+        """
+        again = math.inf
         if self.time_lines and self.time_lines.untold:
             self.time_lines.tell(UNTOLD)
             again = UNTOLD

@@ -284,7 +284,7 @@ def execute(
 
 
 def load_report() -> None:
-    """Import what makes reports, once the first simulations have begun."""
+    """Import what makes reports, once the first simulations are launched."""
     time.sleep(BEGUN)
     importlib.import_module(REPORT)
 
