@@ -10,6 +10,7 @@ import re
 import resource
 import subprocess
 import sys
+import tempfile
 
 import pytest
 from support.other_users import TOP, needs_nobody
@@ -216,17 +217,16 @@ check "$@"
 
 @needs_nobody
 @pytest.mark.parametrize("table", ["", "nobody:100000:10\\n", "bob:100000:65536\\n"])
-def test_who_follows_the_advice_on_ids_has_no_gap_left(tmp_path, table):
+def test_who_follows_the_advice_on_ids_has_no_gap_left(table):
     environment = {**os.environ, "PYTHONPATH": f"{TOP}/flux-python:{TOP}/usernetes-setup",
                    "PYTHONDONTWRITEBYTECODE": "1"}  # fmt: skip
-    tmp_path.chmod(0o755)
-    for parent in tmp_path.parents:  # pytest's own, of which a worker of pytest-xdist has one more
-        if parent.name.startswith(("pytest-", "popen-")):
-            parent.chmod(0o755)
-    done = subprocess.run(
-        ["unshare", "--mount", "sh", "-c", FOLLOW, "sh", table, sys.executable, CHECK],
-        env=environment, cwd=tmp_path, capture_output=True, text=True,
-    )  # fmt: skip
+    # A folder of its own: pytest's are closed to others again whenever another pytest begins.
+    with tempfile.TemporaryDirectory(prefix="dovetail-ids-") as folder:
+        os.chmod(folder, 0o755)
+        done = subprocess.run(
+            ["unshare", "--mount", "sh", "-c", FOLLOW, "sh", table, sys.executable, CHECK],
+            env=environment, cwd=folder, capture_output=True, text=True,
+        )  # fmt: skip
     fix, after = done.stdout.splitlines()
     assert fix.startswith("usermod --add-subuids "), done.stderr
     assert after == "ok", done.stderr
