@@ -3,10 +3,12 @@
 
 An ordinary user has a cluster of two, each with a core of its own. Clocks are the same, as no
 namespace has a real-time clock of its own; see test_cluster_nodes.py for one that is wrong.
+`DOVETAIL_CUT=300` has the network between them cut for so many seconds, instead of until it is seen.
 """
 
 from __future__ import annotations
 
+import os
 import socket
 import time
 
@@ -153,11 +155,14 @@ def test_what_a_host_has_that_is_away_runs_again_once_and_the_host_comes_back(pa
     placed = {one["name"]: one["nodes"] for one in pair.log(out, "Placed")}
     there = [name for name in names if second.name in placed[name]]
     (second.cut if parted else second.hang)()
+    since = time.monotonic()
     (lost,) = pair.until(out, lambda: pair.log(out, "Finished"))
     assert [lost["name"]] == there
     assert lost["reason"].startswith(("node lost: ", "pod lost: ")), lost
     pair.until(out, lambda: second.name not in pair.nodes())
     if parted:
+        cut = float(os.environ.get("DOVETAIL_CUT", "0"))
+        time.sleep(max(0.0, since + cut - time.monotonic()))
         second.heal()
     else:
         second.end()
