@@ -16,6 +16,30 @@ simulations:
     ranks: 2
     command: /shared/busy burn 100 50 100
 """
+# Both adapters are the kernel's own, RDMA over Ethernet. One simulation gets them, the other does not.
+VERBS = """
+simulations:
+  - name: verbs
+    case: /shared/case
+    ranks: 2
+    ranks_per_pod: 1
+    devices: {rdma: 1}
+    command: sh /shared/verbs.sh
+  - name: without
+    case: /shared/case
+    ranks: 2
+    ranks_per_pod: 1
+    command: sh -c "! ls /dev/infiniband 2>/dev/null"
+"""
+PING_PONG = """
+ping() { ibv_rc_pingpong -d rxe0 -g 1 -n 20 "$@"; }
+if [ "$OMPI_COMM_WORLD_RANK" = 0 ]; then ping; exit; fi
+until ping 10.77.0.1; do sleep 2; done
+"""
+SOFT_ADAPTER = (
+    "modprobe rdma_rxe && netdev=$(ip -br addr | awk '/10.77.0/ { print $1 }') && "
+    "{ rdma link show rxe0/1 2>/dev/null || rdma link add rxe0 type rxe netdev $netdev; }"
+)
 BROKER = """
 [bootstrap]
 curve_cert = "/shared/curve.cert"
@@ -52,7 +76,7 @@ def two(machines):
             (error,) = [one for one in told["checks"] if one["level"] == "error"]
             machine.run(error["fix"], user="root")
     first.build("busy", "pmpi/known/busy.c")
-    first.run("rm -rf /shared/case /shared/results && mkdir /shared/case")
+    first.run("rm -rf /shared/case /shared/results /shared/verbs && mkdir /shared/case")
     first.write("/shared/plan.yaml", PLAN)
     yield first, second
     for machine in machines:  # of a test that failed
@@ -68,8 +92,13 @@ def nothing_left(two):
 
 
 def test_a_simulations_ranks_are_on_two_machines_and_are_resized_there(two):
-    """Its pods meet by the machines' addresses; nothing of the cluster is left on either."""
+    """Its pods meet by the machines' addresses; nothing of the cluster is left on either.
+
+    Those that ask for a verbs device have it, and send through it; others have none.
+    """
     first, second = two
+    for machine in two:
+        machine.run(SOFT_ADAPTER, user="root")
     wide = "--cpus 1 --timeout 900 --json"
     first.run(f"dovetail kube up --address {first.address} {wide}")
     first.run("dovetail kube join --invite /shared/join.json --node m2")
@@ -83,9 +112,22 @@ def test_a_simulations_ranks_are_on_two_machines_and_are_resized_there(two):
     placed = [event["nodes"] for event in log if event.get("type") == "Placed"]
     assert {*placed[-1]} == {"m1", "m2"}
     assert any(not event["refused"] for event in log if event.get("type") == "Resized")
+    verbs_reach_those_that_ask(first)
     for machine in two:
         machine.run("dovetail kube down --all")
     nothing_left(two)
+
+
+def verbs_reach_those_that_ask(first):
+    first.write("/shared/verbs.yaml", VERBS)
+    first.write("/shared/verbs.sh", PING_PONG)
+    run = "dovetail run /shared/verbs.yaml -o /shared/verbs --json"
+    first.run(f"{run} {CONFIG} >/tmp/verbs.json 2>/tmp/log </dev/null &")
+    first.until("cat /tmp/verbs.json", lambda text: text.endswith("}"))
+    found = json.loads(first.out("cat /tmp/verbs.json"))["simulations"]
+    logs = first.out("cat /shared/verbs/*/log; tail -n 20 /tmp/log")
+    assert [one["state"] for one in found] == ["done", "done"], logs
+    assert logs.count("20 iters in") == 2, logs
 
 
 def test_a_batch_job_has_kubernetes_on_both_and_leaves_nothing(two):
