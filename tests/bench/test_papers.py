@@ -155,6 +155,13 @@ def test_an_interrupted_experiment_goes_on_with_what_is_missing(tmp_path, monkey
 
 
 @pytest.mark.unit
+def test_models_of_no_use_are_not_put_in_a_ratio():
+    (theirs,) = [one for one in published.TABLES["hybrid"] if (one.value or 0) < 0]
+    found = Finding("R squared", "R squared", Row("", (-32.5,)), theirs)
+    assert (found.ratio, found.verdict) == (None, "confirmed")
+
+
+@pytest.mark.unit
 def test_a_batch_job_that_went_on_is_said_to_have_no_duration():
     one = {"learned": 18.0, "unseen": 9.0, "kept": 0.0, "ordinary": 1.0, "cpu": 0.3,
            "seconds": 70.0, "R squared, linear": 0.7, "R squared, neighbours": 0.9}  # fmt: skip

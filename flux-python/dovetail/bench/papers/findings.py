@@ -99,10 +99,14 @@ class Finding:
 
     @property
     def ratio(self) -> float | None:
-        """Measured / published; None where either is missing or the published number is 0."""
-        if self.row is None or self.published is None or not self.published.value:
+        """Measured / published; None where one is missing or the published number is not above 0.
+
+        An R squared below 0 says that a model is of no use, however far below.
+        """
+        theirs = self.published.value if self.published else None
+        if self.row is None or theirs is None or theirs <= 0:
             return None
-        return self.row.median / self.published.value
+        return self.row.median / theirs
 
     def to_json(self) -> dict[str, object]:
         """As `--json` prints it."""
