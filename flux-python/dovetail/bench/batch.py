@@ -9,6 +9,7 @@ it shall end. The broker module is pinged while a plan runs and its status is st
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -17,7 +18,7 @@ import statistics
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from dovetail.bench import batch_timeline
@@ -37,8 +38,9 @@ BOUNDS = {UP: ("s", 6.0), MORE: ("s", 6.0), LESS: ("s", 6.0), PING: ("ms", 10.0)
           MEMORY: ("MB", 80.0), END: ("s", 3.0)}  # fmt: skip
 SCRIPT = """#!/bin/sh
 #flux: -N{brokers} --dovetail=nodes={slices},cores=1 --output={folder}/log
+exec 3<{folder}/told
 flux dovetail up >&2 && echo "$FLUX_URI" >{folder}/said || echo >{folder}/said
-read -r _ <{folder}/told
+read -r _ <&3
 """
 PINGS = 300
 _PATIENCE = 200.0  # seconds
@@ -66,6 +68,8 @@ def prepare(scratch: Path, brokers: int, slices: int) -> None:
     (scratch / "script").write_text(script)
     for name in ("said", "told"):
         os.mkfifo(scratch / name, 0o600)
+    # Open until we have ended, however that happens, which ends the script too.
+    os.open(scratch / "told", os.O_RDWR)
 
 
 def begin(flux: Flux, scratch: Path) -> tuple[str, str, float]:
@@ -84,6 +88,18 @@ def end(flux: Flux, scratch: Path, job: str) -> float:
     began = time.monotonic()
     flux.run("job", "wait-event", "-t", str(_PATIENCE), job, "clean")
     return time.monotonic() - began
+
+
+@contextlib.contextmanager
+def during(flux: Flux, scratch: Path, found: dict[str, float]) -> Iterator[str]:
+    """The instance of such a job; `found` gets seconds until `up`, and `down` from its end."""
+    job, uri, found["up"] = begin(flux, scratch)
+    try:
+        yield uri
+    except BaseException:
+        flux.run("cancel", job)
+        raise
+    found["down"] = end(flux, scratch, job)
 
 
 def life(flux: Instance, scratch: Path, found: dict[str, list[float]]) -> list[Span]:

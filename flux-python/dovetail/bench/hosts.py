@@ -11,6 +11,7 @@ another host, against one stream of TCP between the two.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import socket
@@ -60,6 +61,13 @@ def instance() -> tuple[Flux, int]:
     return flux, count
 
 
+def several() -> tuple[Flux, int] | None:
+    """The same; None where there are no two hosts."""
+    with contextlib.suppress(BadInput, WorkFailed):
+        return instance()
+    return None
+
+
 def hosts(scratch: Path, repeat: int, progress: Progress) -> list[Claim]:
     """Round after round."""
     flux, count = instance()
@@ -71,14 +79,19 @@ def hosts(scratch: Path, repeat: int, progress: Progress) -> list[Claim]:
     rounds = []
     for number in range(repeat):
         found: Figures = {}
-        texts = [flux.run("run", "-N2", "-n2", "-o", "cpu-affinity=off", *words)
-                 for words in commands]  # fmt: skip
+        texts = [bare(flux, words) for words in commands]
         found.update(_named(hybrid.figures(texts), BARE))
         _life(flux, scratch, commands, count, found)
         rounds.append(found)
         said = ", ".join(f"{name} {value:.3g}" for name, value in found.items())
         progress(f"round {number + 1}/{repeat}  {said}")
     return _claims(rounds)
+
+
+def bare(flux: Flux, words: Sequence[str], ranks: int = 2, uri: str = "") -> str:
+    """What a program prints that Flux starts, with a rank on each of so many hosts."""
+    asked = (f"-N{ranks}", f"-n{ranks}", "-o", "cpu-affinity=off")
+    return flux.run("run", *asked, *words, uri=uri)
 
 
 def _named(figures: Mapping[str, float], where: str) -> Figures:
@@ -89,22 +102,22 @@ def _life(
     flux: Flux, scratch: Path, commands: Sequence[Sequence[str]], count: int, found: Figures
 ) -> None:
     """A batch job from its start to its end, and what is measured in it."""
-    job, uri, found["up"] = batch.begin(flux, scratch)
-    try:
+    with batch.during(flux, scratch, found) as uri:
         texts = []
         for words in commands:
-            entry = {"ranks": 2, "ranks_per_pod": 1, "command": [*words], "environment": hybrid.TCP}
-            out = _plan(flux, scratch, uri, {"case": str(scratch / "case"), **entry})
+            out = planned(flux, scratch, uri, in_pods(scratch, words))
             texts.append((out / "sim" / "log").read_text())
         found.update(_named(hybrid.figures(texts), PODS))
         _staged(flux, scratch, uri, count, found)
-    except BaseException:
-        flux.run("cancel", job)
-        raise
-    found["down"] = batch.end(flux, scratch, job)
 
 
-def _plan(flux: Flux, scratch: Path, uri: str, entry: Mapping[str, object]) -> Path:
+def in_pods(scratch: Path, words: Sequence[str], ranks: int = 2) -> dict[str, object]:
+    """The entry of a plan that runs a program in pods of one rank each."""
+    return {"case": str(scratch / "case"), "ranks": ranks, "ranks_per_pod": 1,
+            "command": [*words], "environment": hybrid.TCP}  # fmt: skip
+
+
+def planned(flux: Flux, scratch: Path, uri: str, entry: Mapping[str, object]) -> Path:
     """Run one simulation, or some of a family; its output directory."""
     folder = scratch / f"out-{time.monotonic_ns()}"
     plan = folder.with_suffix(".json")
@@ -132,7 +145,7 @@ def _staged(flux: Flux, scratch: Path, uri: str, count: int, found: Figures) -> 
     entry = {"case": str(case), "command": ["sleep", "1"], "ranks": 1, "count": count,
              "stage": "end"}  # fmt: skip
     found["streamed"] = _stream(flux)
-    out = _plan(flux, scratch, uri, entry)
+    out = planned(flux, scratch, uri, entry)
     placed: dict[str, float] = {}
     times = []
     for event in eventlog.read(out / "events.jsonl")[1]:
