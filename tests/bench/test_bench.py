@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import glob
+import hashlib
 import json
 import os
 import shutil
@@ -12,12 +13,15 @@ import subprocess
 import sys
 import tempfile
 import time
+import urllib.error
+import urllib.request
 from pathlib import Path
 
 import pytest
 from dovetail.bench import batch, demo, hosts, hybrid, jobtap, many, ondemand, pairs, pods
 from dovetail.bench.cases import TUTORIALS
 from dovetail.bench.harness import Row, interleave, plain_queue, ratios
+from dovetail.bench.papers import pull
 from dovetail.bench.scale import brokers
 from dovetail.bench.scale import pods as scale_pods
 from dovetail.core.errors import BadInput, WorkFailed
@@ -243,6 +247,42 @@ def test_messages_and_a_plan_are_measured_as_pods_and_as_processes(here, tmp_pat
     bounded = [name for name, claim in found.items() if claim.bound]
     assert len(bounded) == 2 * 4, "each message by each transport"
     assert sum("on a bridge" in name for name in found) == 4
+
+
+@pytest.mark.kube
+def test_a_node_pulls_an_image_that_it_has_then_and_the_next_cluster_has_not(here, tmp_path):
+    image = pull.packed(tmp_path / "image", [str(shutil.which("true"))])
+    for _ in range(2):
+        with ondemand.started(1, print) as kubeconfig:
+            found = pull.measure(kubeconfig, image, ["true"])
+        assert 0 < found["pull"] < found["start of a pod, pulled"]
+        assert found["start of a pod, image there"] > 0
+        assert 0 < found["pull, MB"] < 10
+
+
+@pytest.mark.unit
+def test_a_registry_gives_what_it_has_and_is_gone(tmp_path):
+    image = pull.packed(tmp_path / "image", [str(shutil.which("true"))])
+    with pull.registry(image) as name:
+        host, path = name.split("/")
+        top = f"http://{host}/v2/{path.split(':')[0]}"
+        with urllib.request.urlopen(f"{top}/manifests/1") as answer:
+            manifest = json.load(answer)
+        (layer,) = manifest["layers"]
+        with urllib.request.urlopen(f"{top}/blobs/{layer['digest']}") as answer:
+            assert f"sha256:{hashlib.sha256(answer.read()).hexdigest()}" == layer["digest"]
+        with pytest.raises(urllib.error.HTTPError, match="404"):
+            urllib.request.urlopen(f"{top}/blobs/../../etc/passwd")
+    with pytest.raises(urllib.error.URLError, match="refused"):
+        urllib.request.urlopen(top)
+
+
+@pytest.mark.unit
+@pytest.mark.parametrize(
+    ("text", "value"), [("1.5s", 1.5), ("300ms", 0.3), ("1m2.5s", 62.5), ("1h0m1s", 3601.0)]
+)
+def test_seconds_are_read_as_go_writes_them(text, value):
+    assert pull.seconds(text) == pytest.approx(value)
 
 
 @pytest.mark.kube

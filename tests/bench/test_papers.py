@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import subprocess
 import sys
 import tempfile
 from dataclasses import replace
@@ -38,6 +39,7 @@ from dovetail.bench.papers.scales import SCALES
 from dovetail.cli import main
 from dovetail.core.errors import BadInput, WorkFailed
 from support import flux_batch, known_programs
+from support.clusters import eventually
 
 GAIN, LOSS = 1.77, 0.8
 
@@ -180,6 +182,54 @@ def test_a_batch_job_that_went_on_is_said_to_have_no_duration():
     assert "after 12 of its jobs" in gone_on.why
 
 
+def made_up_round(setups: tuple[str, ...], **more: float) -> dict[str, float]:
+    """A round in which everything takes a second when bare, and two elsewhere; ranks share it."""
+    made = dict(more)
+    for setup in setups:
+        takes = 1.0 if setup == converged.BARE else 2.0
+        made |= {f"{test}, {setup}": takes for test in (*published.OSU, "LAMMPS")}
+        made |= {f"LAMMPS on 1 rank, {setup}": 1.8 * takes, f"LAMMPS CPU, {setup}": 0.99}
+        if setup.startswith(published.INSIDE):
+            made |= {f"start-up, {setup}": 4.0, f"start of pods, {setup}": 0.9}
+    return made
+
+
+@pytest.mark.unit
+def test_set_ups_between_hosts_are_rows_of_their_own():
+    pulled = {"pull": 1.5, "pull, MB": 28.0, "start of a pod, pulled": 2.0,
+              "start of a pod, image there": 0.5}  # fmt: skip
+    here = [made_up_round(converged.SETUPS, **pulled)] * 2
+    apart = [made_up_round(converged.SETUPS[:-1], hosts=3.0)] * 2
+    found = converged.converged_findings(None, {converged.ROUND: here, converged.BETWEEN: apart})
+    rows = {one.what: one for one in found}
+    assert len(rows) == len(found)
+    name = f"latency, 8 B: {converged.PODS} / bare"
+    for what in (name, f"between hosts: {name}"):
+        assert (rows[what].row.values, rows[what].verdict) == ((2.0, 2.0), CONFIRMED)
+        assert rows[what].published == published.of("converged")["latency, 8 B, in Kubernetes"]
+    assert rows[f"between hosts: {converged.BRIDGE}"].why == "a cluster on a bridge has one node"
+    speed_up = rows["between hosts: LAMMPS, speed-up from 1 to 2 hosts, bare"]
+    assert speed_up.row.median == pytest.approx(1.8)
+    assert rows["between hosts: LAMMPS, speed-up from 4 to 32 nodes"].why == "3 hosts"
+    assert rows["LAMMPS, speed-up from 4 to 32 nodes"].why == "one machine"
+    assert (rows["pull of an image"].row.median, rows["pull of an image"].verdict) == (1.5, SMALLER)
+    assert "28 MB packed" in rows["pull of an image"].note
+
+
+@pytest.mark.unit
+def test_what_one_core_or_one_machine_cannot_measure_says_why():
+    apart = made_up_round((converged.BARE, converged.CONTAINER, converged.PODS), hosts=2.0)
+    rows = {
+        one.what: one for one in converged.converged_findings(None, {converged.BETWEEN: [apart]})
+    }
+    assert rows["on one machine"].why == converged.ONE_CORE
+    assert rows["between hosts: bare beside"].why == "Kubernetes has all cores"
+    here = converged.converged_findings(None, {converged.ROUND: [made_up_round(converged.SETUPS)]})
+    assert (here[-1].what, here[-1].why) == ("between hosts: every set-up", "one machine")
+    assert (here[-1].verdict, page_row(here[-1])["theirs"]) == (NOT_MEASURED, "")
+    assert {one.what: one.why for one in here}["pull of an image"].startswith("there is no lmp")
+
+
 JOB = """#!/bin/bash
 #flux: -N1
 mkdir -p hybrid-out/learned hybrid-out/unseen
@@ -228,6 +278,23 @@ def test_a_container_of_the_benches_has_what_the_machine_has_and_leaves_nothing(
     with pytest.raises(WorkFailed, match="no such program"):
         containers.run(engine, tmp_path, ("sh", "-c", "echo no such program; exit 3"), 1)
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.kube
+def test_nothing_is_left_of_a_container_whose_maker_is_killed(tmp_path):
+    containers.runc(lambda _: None)
+    words = [sys.executable, "-m", containers.__name__, "sh", "-c", "echo up; exec sleep 600"]
+    environment = known_programs.environment(TMPDIR=str(tmp_path))
+    maker = subprocess.Popen(words, env=environment, stdout=subprocess.PIPE, text=True)
+    assert maker.stdout.readline() == "up\n"
+    (bundle,) = tmp_path.iterdir()
+    state = next(bundle.glob("state/*/state.json"))
+    inside = json.loads(state.read_text())["init_process_pid"]
+    maker.kill()
+    maker.wait()
+    maker.stdout.close()
+    assert eventually(lambda: not list(tmp_path.iterdir()))
+    assert eventually(lambda: not Path(f"/proc/{inside}").exists())
 
 
 @pytest.mark.mpi

@@ -8,8 +8,9 @@ import shutil
 from pathlib import Path
 
 import pytest
+from dovetail.bench.papers import converged, published
 from support import hosts, known_programs
-from support.flux_batch import COMMANDS, flux_command
+from support.flux_batch import COMMANDS, LIMIT, flux_command
 
 pytestmark = pytest.mark.flux
 
@@ -28,6 +29,19 @@ flux dovetail submit --wait-up -o results plan.yaml
 flux dovetail status --json >status.json
 flux run -N2 -n2 hostname
 flux dovetail wait --all && flux dovetail report
+"""
+ROUND = f"""import json, sys
+from pathlib import Path
+sys.argv[0] = "{COMMANDS}/dovetail"
+from dovetail.bench import hosts
+from dovetail.bench.papers import converged
+from dovetail.bench.papers.findings import Setting
+from dovetail.bench.papers.place import Place
+from dovetail.bench.papers.scales import SCALES
+say = lambda line: print(line, file=sys.stderr)
+setting = Setting(Place(Path.home() / "round"), SCALES["small"], 0.0, say, Path.home())
+words = ["{HOME}/bin/pairs", "sweep"]
+print(json.dumps(converged._between(setting, *hosts.instance(), [words], 0)))
 """
 ENVIRONMENT = 'eval "$(dovetail env)"; export FLUX_URI=local:///tmp/flux/local;'
 
@@ -86,3 +100,16 @@ def test_a_batch_job_has_kubernetes_on_both_hosts_and_a_plans_results_on_the_fir
     (one,) = json.loads(first.out("cat results/summary.json"))["simulations"]
     assert one["state"] == "done", printed
     assert sorted(first.out("cat results/across/case/rank.*").split()) == ["h1", "h2"]
+
+
+def test_a_papers_set_ups_are_between_the_hosts_all_but_a_bridge(pair):
+    program = known_programs.build("openmpi", "bench_pairs.c", "-DBATCHES=1")
+    for host in pair:
+        shutil.copy(program, f"{host.root}{HOME}/bin/pairs")
+    pair[0].write("round.py", ROUND)
+    said = pair[0].out(f"{ENVIRONMENT} python round.py", limit=LIMIT)
+    found = json.loads(said.splitlines()[-1])
+    setups = (converged.BARE, converged.BESIDE, converged.CONTAINER, converged.PODS)
+    assert all(found[f"{test}, {setup}"] > 0 for test in published.OSU for setup in setups)
+    assert min(found[f"{what}, {converged.PODS}"] for what in ("start-up", "start of pods")) > 0
+    assert f"Barrier, {converged.BRIDGE}" not in found

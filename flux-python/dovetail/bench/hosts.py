@@ -62,7 +62,7 @@ def instance() -> tuple[Flux, int]:
 
 
 def several() -> tuple[Flux, int] | None:
-    """The same; None where there are no two hosts."""
+    """That instance and its hosts; None where there are no two."""
     with contextlib.suppress(BadInput, WorkFailed):
         return instance()
     return None

@@ -5,7 +5,9 @@ Inputs: a setting. Outputs: OSU's latency, bandwidth, Allreduce and Barrier from
 two ranks, and LAMMPS on 1 and 2 ranks, in the paper's set-ups: bare, bare with Kubernetes idle
 beside it, in a container, and in pods on the host's network and on a bridge; R squared of what a
 model server learns from bare-metal jobs in the batch job of `examples/hybrid.sh`, whose logs are
-kept. All messages go by TCP, as between machines. Clusters are started for it and taken down.
+kept. All messages go by TCP, as between machines. Clusters are started for it and taken down, and
+a node of one pulls an image. In a Flux instance of two hosts or more the set-ups are measured
+between two of them too, as far as they can be there.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ import os
 import re
 import shutil
 import statistics
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -26,9 +29,9 @@ from pathlib import Path
 from usernetes_setup.build import programs
 from usernetes_setup.preflight import report
 
-from dovetail.bench import hybrid, jobtap, kube, ondemand
+from dovetail.bench import batch, hosts, hybrid, jobtap, kube, ondemand
 from dovetail.bench.harness import Row, dovetail_run
-from dovetail.bench.papers import containers, published
+from dovetail.bench.papers import containers, published, pull
 from dovetail.bench.papers.findings import Figures, Finding, Measured, Setting, plain
 from dovetail.bench.papers.place import NotHere
 from dovetail.bench.papers.published import BESIDE, CONTAINER, INSIDE
@@ -38,7 +41,10 @@ from dovetail.report import summary
 
 BARE, PODS, BRIDGE = published.BARE, f"{INSIDE}, host's network", f"{INSIDE}, bridge"
 SETUPS = (BARE, BESIDE, CONTAINER, PODS, BRIDGE)
-ROUND = "all set-ups"
+ROUND, BETWEEN = "all set-ups", "between hosts"
+ONE_CORE = "one core: messages need two ranks that run"
+LACKING = {BESIDE: "Kubernetes has all cores", BRIDGE: "a cluster on a bridge has one node"}
+"""Why a set-up may not be there between hosts."""
 CELLS, STEPS = 16, 400
 _TIME = re.compile(r"^Loop time of ([\d.e+-]+) on (\d+) procs", re.M)
 _USED = re.compile(r"^([\d.]+)% CPU use", re.M)
@@ -60,30 +66,36 @@ def need_kubernetes() -> None:
 
 
 def converged_variants(setting: Setting) -> Variants:
-    """One variant: a round of all set-ups, since a cluster takes long to come and go."""
+    """A round of all set-ups on one machine, since a cluster takes long to come and go; and one
+    between hosts, where a Flux instance has several."""
     need_kubernetes()
-    if setting.place.cores < 2:
-        raise NotHere("one core: messages need two ranks that run")
     engine = containers.runc(setting.progress)
     commands = [[str(install_paths.bench("openmpi", "bench_pairs")), "sweep"]]
     if shutil.which("lmp"):
         commands.append(hybrid.commands()[0])
     turns = iter(range(10**6))
-    return {ROUND: lambda: _round(setting, engine, commands, next(turns))}
+    made: dict[str, Callable[[], Figures]] = {}
+    if setting.place.cores > 1:
+        image = pull.lammps(setting.place.scratch / "image") if len(commands) > 1 else None
+        made[ROUND] = lambda: _round(setting, engine, commands, image, next(turns))
+    if found := hosts.several():
+        made[BETWEEN] = lambda: _between(setting, *found, commands, next(turns))
+    if not made:
+        raise NotHere(ONE_CORE)
+    return made
 
 
 def _round(
-    setting: Setting, engine: Path, commands: Sequence[Sequence[str]], number: int
+    setting: Setting,
+    engine: Path,
+    commands: Sequence[Sequence[str]],
+    image: pull.Image | None,
+    number: int,
 ) -> Figures:
     """Bare, in a container, then both clusters one after the other."""
-    scratch = setting.place.scratch / f"converged-{number}-{os.getpid()}"
-    (scratch / "case").mkdir(parents=True)
+    scratch = _scratch(setting, number)
     found: dict[str, float] = {}
-
-    def runs(setup: str, run: Callable[[Sequence[str], int], str]) -> None:
-        found.update(_figures(setup, [run(words, 2) for words in commands]))
-        if len(commands) > 1:
-            found[f"LAMMPS on 1 rank, {setup}"] = _lammps(run(commands[1], 1))[0]
+    runs = _recorder(commands, found)
 
     def bare(words: Sequence[str], ranks: int) -> str:
         return hybrid.mpi_run(words, scratch, ranks)
@@ -100,7 +112,59 @@ def _round(
             waits: list[float] = []
             runs(setup, functools.partial(_in_pods, scratch, kubeconfig, network, waits))
             found[f"start of pods, {setup}"] = statistics.median(waits)
+            if setup == PODS and image:
+                found.update(pull.measure(kubeconfig, image, commands[1]))
     return found
+
+
+def _between(
+    setting: Setting, flux: jobtap.Flux, count: int, commands: Sequence[Sequence[str]], number: int
+) -> Figures:
+    """With a rank on each of two hosts: bare, in containers, then in a batch job whose Kubernetes
+    has a core of each host."""
+    scratch = _scratch(setting, number)
+    batch.prepare(scratch, count, count)
+    found: dict[str, float] = {"hosts": float(count)}
+    life: dict[str, float] = {}
+    runs = _recorder(commands, found)
+    rank = ["env", f"PYTHONPATH={install_paths.package_environment()['PYTHONPATH']}",
+            sys.executable, "-m", containers.__name__]  # fmt: skip
+    runs(BARE, functools.partial(hosts.bare, flux))
+    runs(CONTAINER, lambda words, ranks: hosts.bare(flux, [*rank, *words], ranks))
+    with batch.during(flux, scratch, life) as uri:
+        if int(flux.run("resource", "list", "-s", "free", "-no", "{nnodes}", uri=uri)) > 1:
+            hosts.bare(flux, commands[0], uri=uri)  # not counted: the cluster comes to rest
+            runs(BESIDE, functools.partial(hosts.bare, flux, uri=uri))
+        waits: list[float] = []
+
+        def in_pods(words: Sequence[str], ranks: int) -> str:
+            entry = hosts.in_pods(scratch, words, ranks)
+            return _said(hosts.planned(flux, scratch, uri, entry), waits)
+
+        runs(PODS, in_pods)
+    found[f"start-up, {PODS}"] = life["up"]
+    found[f"start of pods, {PODS}"] = statistics.median(waits)
+    return found
+
+
+def _scratch(setting: Setting, number: int) -> Path:
+    """A folder for a round, with an empty case."""
+    scratch = setting.place.scratch / f"converged-{number}-{os.getpid()}"
+    (scratch / "case").mkdir(parents=True)
+    return scratch
+
+
+def _recorder(
+    commands: Sequence[Sequence[str]], found: dict[str, float]
+) -> Callable[[str, Callable[[Sequence[str], int], str]], None]:
+    """What runs the commands in a set-up, given how one is run there on so many ranks."""
+
+    def runs(setup: str, run: Callable[[Sequence[str], int], str]) -> None:
+        found.update(_figures(setup, [run(words, 2) for words in commands]))
+        if len(commands) > 1:
+            found[f"LAMMPS on 1 rank, {setup}"] = _lammps(run(commands[1], 1))[0]
+
+    return runs
 
 
 def _in_pods(
@@ -111,14 +175,17 @@ def _in_pods(
     words: Sequence[str],
     ranks: int,
 ) -> str:
-    """What a program prints as a simulation of pods of one rank each; `waits` gets how many seconds
-    after their launch it began."""
-    entry = {"name": "sim", "case": str(scratch / "case"), "ranks": ranks, "ranks_per_pod": 1,
-             "command": list(words), "environment": hybrid.TCP}  # fmt: skip
+    """What a program prints as a simulation of pods of one rank each."""
+    entry = {"name": "sim", **hosts.in_pods(scratch, words, ranks)}
     plan = scratch / "plan.json"
     plan.write_text(json.dumps({"simulations": [entry]}))
     out = scratch / f"out-{time.monotonic_ns()}"
     dovetail_run(plan, out, "--kubeconfig", str(kubeconfig), "--network", network)
+    return _said(out, waits)
+
+
+def _said(out: Path, waits: list[float]) -> str:
+    """What a plan's simulation printed; `waits` gets the seconds from its launch until it began."""
     last = summary.load(out)[1].tracks[0].attempts[-1]
     waits.append((last.start or last.launch) - last.launch)
     return (out / "sim" / "log").read_text()
@@ -142,9 +209,24 @@ def _lammps(text: str) -> tuple[float, float]:
 
 
 def converged_findings(setting: Setting, measured: Measured) -> list[Finding]:
-    """Every test in every set-up over bare, beside the medians of the authors' data."""
+    """Every test in every set-up over bare, beside the medians of the authors' data: on one
+    machine, and between hosts."""
+    made = []
+    if ROUND in measured:
+        made += [*_compared(measured, ROUND), *_pulls(measured)]
+    else:
+        made.append(Finding("on one machine", "", why=ONE_CORE))
+    if BETWEEN in measured:
+        return [*made, *_compared(measured, BETWEEN)]
+    return [*made, Finding("between hosts: every set-up", "", why="one machine")]
+
+
+def _compared(measured: Measured, where: str) -> list[Finding]:
+    """Of one variant, named in the findings if it is that between hosts."""
     theirs = published.of("converged")
-    rounds = measured[ROUND]
+    rounds = measured[where]
+    apart = where == BETWEEN
+    before = f"{BETWEEN}: " if apart else ""
     made = []
 
     def over(test: str, setup: str) -> Row:
@@ -152,38 +234,61 @@ def converged_findings(setting: Setting, measured: Measured) -> list[Finding]:
 
     lammps = f"LAMMPS, {BARE}" in rounds[0]
     tests = [*published.OSU, *(["LAMMPS"] if lammps else [])]
+    setups = [one for one in SETUPS if all(f"{tests[0]}, {one}" in found for found in rounds)]
     for test in tests:
-        for setup in SETUPS[1:]:
+        for setup in setups[1:]:
             number = theirs[f"{test}, {INSIDE if setup.startswith(INSIDE) else setup}"]
-            made.append(Finding(f"{test}: {setup} / bare", "x", over(test, setup), number,
-                                group=f"{test.partition(',')[0]} / bare",
+            made.append(Finding(f"{before}{test}: {setup} / bare", "x", over(test, setup), number,
+                                group=f"{before}{test.partition(',')[0]} / bare",
                                 note=_difference(setup)))  # fmt: skip
+    made += [Finding(f"{before}{setup}", "", why=LACKING[setup])
+             for setup in SETUPS if setup not in setups]  # fmt: skip
     if lammps:
-        for setup in SETUPS:
+        for setup in setups:
             pairs = [(one[f"LAMMPS on 1 rank, {setup}"], one[f"LAMMPS, {setup}"])
                      for one in rounds]  # fmt: skip
-            made.append(Finding(f"LAMMPS, speed-up from 1 to 2 ranks, {setup}", "x",
+            units = "hosts" if apart else "ranks"
+            made.append(Finding(f"{before}LAMMPS, speed-up from 1 to 2 {units}, {setup}", "x",
                                 Row("", tuple(a / b for a, b in pairs)),
-                                group="LAMMPS, speed-up"))  # fmt: skip
-        made.append(Finding("share of CPU that LAMMPS reports: in pods / bare", "x",
+                                group=f"{before}LAMMPS, speed-up"))  # fmt: skip
+        made.append(Finding(f"{before}share of CPU that LAMMPS reports: in pods / bare", "x",
                             over("LAMMPS CPU", PODS), theirs["LAMMPS CPU"]))  # fmt: skip
-    made.append(Finding("LAMMPS, speed-up from 4 to 32 nodes", "x", None, theirs["LAMMPS scaling"],
-                        "one machine"))  # fmt: skip
-    for setup in (PODS, BRIDGE):
-        made.append(Finding(f"start-up of Kubernetes, {setup}", "s",
-                            plain(measured, ROUND, f"start-up, {setup}"),
+    few = f"{rounds[0]['hosts']:.0f} hosts" if apart else "one machine"
+    made.append(Finding(f"{before}LAMMPS, speed-up from 4 to 32 nodes", "x", None,
+                        theirs["LAMMPS scaling"], few))  # fmt: skip
+    inside = [one for one in setups if one.startswith(INSIDE)]
+    for setup in inside:
+        made.append(Finding(f"{before}start-up of Kubernetes, {setup}", "s",
+                            plain(measured, where, f"start-up, {setup}"),
                             theirs["start-up"]))  # fmt: skip
-    for setup in (PODS, BRIDGE):
-        made.append(Finding(f"from the launch of pods until they run, {setup}", "s",
-                            plain(measured, ROUND, f"start of pods, {setup}"), theirs["pull"],
+    for setup in inside:
+        made.append(Finding(f"{before}from the launch of pods until they run, {setup}", "s",
+                            plain(measured, where, f"start of pods, {setup}"), theirs["pull"],
                             note="no image is pulled here: pods have this machine's "
                                  "programs"))  # fmt: skip
-    for setup in SETUPS:
-        made += [Finding(f"{test}: {setup}", _unit(test),
-                         plain(measured, ROUND, f"{test}, {setup}"),
-                         group=f"{test}, absolute", detail=True)
+    for setup in setups:
+        made += [Finding(f"{before}{test}: {setup}", _unit(test),
+                         plain(measured, where, f"{test}, {setup}"),
+                         group=f"{before}{test}, absolute", detail=True)
                  for test in tests]  # fmt: skip
     return made
+
+
+def _pulls(measured: Measured) -> list[Finding]:
+    """Of an image, beside the paper's only number with a pull in it."""
+    theirs = published.of("converged")["pull"]
+    rounds = measured[ROUND]
+    if "pull" not in rounds[0]:
+        return [Finding("pull of an image", "s", None, theirs, "there is no lmp to pack in one")]
+    note = f"LAMMPS and its MPI, {rounds[0]['pull, MB']:.0f} MB packed, over plain HTTP from a " \
+           "registry at this machine's loopback address"  # fmt: skip
+    return [
+        Finding("pull of an image", "s", plain(measured, ROUND, "pull"), theirs, note=note),
+        Finding("from the launch of a pod until it runs, its image pulled", "s",
+                plain(measured, ROUND, "start of a pod, pulled"), theirs, note=note),
+        Finding("from the launch of a pod until it runs, its image there", "s",
+                plain(measured, ROUND, "start of a pod, image there")),
+    ]  # fmt: skip
 
 
 def _unit(test: str) -> str:

@@ -24,7 +24,7 @@ from typing import Any
 
 from usernetes_setup.preflight import report as preflight
 
-from dovetail.bench import ondemand
+from dovetail.bench import hosts, ondemand
 from dovetail.bench.harness import Progress
 from dovetail.bench.papers import (
     allocation,
@@ -70,7 +70,7 @@ EXPERIMENTS = {
 QUIET = 0.25  # of the cores: if others use more, measurements say nothing about a paper
 MEASURING = (
     "allocation", "containers", "converged", "motor_bike", "neighbours", "packing", "place",
-    "scales", "setups",
+    "pull", "scales", "setups",
 )  # fmt: skip
 """The modules on which measurements depend."""
 
@@ -105,9 +105,10 @@ def check(output: Path, names: Sequence[str], executor: str, scale: str, price: 
 
 def run(asked: Asked, progress: Progress) -> tuple[list[Outcome], bool]:
     """Measure what is missing; what all of it says, and whether nothing failed."""
+    several = hosts.several()
     about = {"papers": 1, "scale": asked.scale.name, "executor": asked.executor,
              "machine": platform.node(), "cores": len(os.sched_getaffinity(0)),
-             "program": _program()}  # fmt: skip
+             "hosts": several[1] if several else 1, "program": _program()}  # fmt: skip
     kept = Kept(asked.output, about)
     outcomes: list[Outcome] = []
     well = True
