@@ -34,8 +34,8 @@ simulations:
 """
 PING_PONG = """
 ping() { ibv_rc_pingpong -d rxe0 -g 1 -n 20 "$@"; }
-if [ "$OMPI_COMM_WORLD_RANK" = 0 ]; then ping; exit; fi
-until ping 10.77.0.1; do sleep 2; done
+if [ "$OMPI_COMM_WORLD_RANK" = 0 ]; then hostname >at; ping; exit; fi
+until [ -s at ] && ping "$(cat at)"; do sleep 2; done
 """
 SOFT_ADAPTER = (
     "modprobe rdma_rxe && netdev=$(ip -br addr | awk '/10.77.0/ { print $1 }') && "
