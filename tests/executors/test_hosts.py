@@ -3,7 +3,7 @@
 
 An ordinary user has a cluster of two, each with a core of its own. Clocks are the same, as no
 namespace has a real-time clock of its own; see test_cluster_nodes.py for one that is wrong.
-`DOVETAIL_CUT=300` has the network between them cut for so many seconds, instead of until it is seen.
+`DOVETAIL_CUT=300` has the network between them cut for so many seconds, else until that is seen.
 """
 
 from __future__ import annotations

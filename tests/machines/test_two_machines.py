@@ -17,7 +17,7 @@ simulations:
     ranks: 2
     command: /shared/busy burn 100 50 100
 """
-# Both adapters are the kernel's own, RDMA over Ethernet. One simulation gets them, the other does not.
+# Both adapters are the kernel's own, RDMA over Ethernet. One simulation gets them, one does not.
 VERBS = """
 simulations:
   - name: verbs
