@@ -32,20 +32,6 @@ spec:
     imagePullPolicy: Never
     command: [cat, /proc/self/uid_map]
 """
-# What the second machine's node runs, and where.
-THERE = """
-apiVersion: v1
-kind: Pod
-metadata: {name: there}
-spec:
-  nodeName: u7s-m2
-  restartPolicy: Never
-  containers:
-  - name: there
-    image: localhost/dovetail/host:1
-    imagePullPolicy: Never
-    command: [cat, /etc/hostname]
-"""
 NODE = "podman ps -q --filter label=com.docker.compose.service=node"
 LEFT = (  # of alice's: files, containers, volumes, networks, processes, ports and services
     "ls -d /tmp/dovetail-* 2>/dev/null; podman ps -aq; podman volume ls -q; "
@@ -58,7 +44,7 @@ LEFT = (  # of alice's: files, containers, volumes, networks, processes, ports a
 
 @pytest.fixture
 def prepared(machines):
-    """Both with all that upstream Usernetes needs there, and the name of a node image."""
+    """One with all that upstream Usernetes needs there, and the name of a node image."""
     archive = SOURCES / "usernetes.tar.xz"
     if not archive.exists():
         pytest.skip(f"no {archive}: DOVETAIL_SOURCES names the folder that has it")
@@ -74,14 +60,12 @@ def prepared(machines):
     program = shared / "compose/bin/podman-compose"
     program.write_text(program.read_text().replace(sys.executable, "/usr/bin/python3"))
     subprocess.run(["chmod", "-R", "a+rX", shared], check=True)
-    for machine in machines:
-        doctor(machine)
-        while (told := doctor(machine))["who"] == "admin":
-            machine.run(told["fix"], user="root")
-        loaded = machine.out("podman load -qi /shared/node.tar", limit=1800)
-    yield machines, loaded.removeprefix("Loaded image: ")
-    for machine in machines:  # of a test that failed
-        machine.run(f"{PATH}; dovetail kube down --all", code=None)
+    doctor(first)
+    while (told := doctor(first))["who"] == "admin":
+        first.run(told["fix"], user="root")
+    loaded = first.out("podman load -qi /shared/node.tar", limit=1800)
+    yield first, loaded.removeprefix("Loaded image: ")
+    first.run(f"{PATH}; dovetail kube down --all", code=None)  # of a test that failed
 
 
 def doctor(machine):
@@ -99,11 +83,8 @@ def nothing_left(machine):
 
 
 def test_a_cluster_by_upstreams_makefiles_runs_pods_and_leaves_nothing(prepared):
-    """Nor does one whose monitor was killed while upstream's verbs were at work.
-
-    A second machine joins, by a file alone; pods there have flannel's network too.
-    """
-    (machine, second), image = prepared
+    """Nor does one whose monitor was killed while upstream's verbs were at work."""
+    machine, image = prepared
     up = (
         f"{PATH}; dovetail kube up --provider usernetes --usernetes /shared/usernetes --json "
         f"--node-image {image} --address {machine.address} --timeout 3000"
@@ -128,27 +109,5 @@ def test_a_cluster_by_upstreams_makefiles_runs_pods_and_leaves_nothing(prepared)
     assert (one["provider"], one["state"], one["node"]) == ("usernetes", "ready", "u7s-m1")
     private = machine.out(f"stat -c %a {made['kubeconfig']} {made['folder']}").split()
     assert private == ["600", "700"]
-
-    joined(machine, second, image)
-    machine.until(f"{kubectl} get node u7s-m2 -o jsonpath='{{.status.conditions[-1].status}}'",
-                  lambda text: text == "True")  # fmt: skip
-    machine.run(f"{kubectl} apply -f -", text=THERE)
-    machine.until(f"{kubectl} get pod there -o jsonpath='{{.status.phase}}'",
-                  lambda text: text == "Succeeded")  # fmt: skip
-    address = machine.out(f"{kubectl} get pod there -o jsonpath='{{.status.podIP}}'")
-    assert address.startswith("10.244.1."), "the second subnet of flannel's network"
-    assert machine.out(f"{kubectl} logs there") == "there", "its kubelet is reached from here"
-    for one in (second, machine):
-        one.run("dovetail kube down")
-        nothing_left(one)
-
-
-def joined(machine, second, image):
-    """A node on the second machine, of the cluster that the other has."""
-    machine.run("dovetail kube join --invite /shared/m2.json --node u7s-m2")
-    join = (
-        f"{PATH}; dovetail kube join --usernetes /shared/usernetes --json --node-image {image} "
-        f"--address {second.address} --timeout 3000 /shared/m2.json"
-    )
-    made = json.loads(second.run(join, limit=3600).stdout)
-    assert (made["provider"], made["node"]) == ("usernetes", "u7s-m2")
+    machine.run("dovetail kube down")
+    nothing_left(machine)
