@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 from dovetail.core.errors import BadInput
-from dovetail.flux import option
+from dovetail.flux import command, option
 
 pytestmark = pytest.mark.unit
 
@@ -105,3 +105,10 @@ def test_more_cores_than_a_node_has_are_refused():
     with pytest.raises(BadInput, match="here: cores=99, and no node here has more than 98"):
         option.check_cores(asked, 98, "here")
     option.check_cores(option.parse("nodes=1"), 4, "here")
+
+
+@pytest.mark.parametrize(
+    "line", ["exec -it pod -- sh -c ls", "run p --image=i -- x -h", "-n a get"]
+)
+def test_all_arguments_of_kubectl_are_its_own(line):
+    assert command.parser().parse_args(["kubectl", *line.split()]).words == line.split()

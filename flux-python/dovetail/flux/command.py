@@ -64,7 +64,9 @@ def parser() -> argparse.ArgumentParser:
         made[name].add_argument("runs", nargs="*", type=int, metavar="RUN", help="number of a run")
         made[name].add_argument("--all", action="store_true", help="all runs")
     made["resize"].add_argument("nodes", type=int, metavar="N", help="so many nodes")
-    made["kubectl"].add_argument("words", nargs="*", metavar="...", help="arguments of kubectl")
+    made["kubectl"].add_argument(  # a `--` among them is kubectl's too, as in `exec POD -- ls -l`
+        "words", nargs=argparse.REMAINDER, metavar="...", help="arguments of kubectl"
+    )
     made["url"].add_argument("service", metavar="[NAMESPACE/]SERVICE", help="the service")
     made["top"].add_argument("run", nargs="?", type=int, metavar="RUN", help="its ranks instead")
     made["logs"].add_argument("run", nargs="?", type=int, metavar="RUN", help="default: the last")
