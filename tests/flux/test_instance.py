@@ -7,7 +7,7 @@ import pytest
 from dovetail.core.errors import BadInput
 from dovetail.core.messages import MessageError
 from dovetail.flux import jobspec, option
-from dovetail.flux.instance.effects import FAILED, INVALID, NOENT, Cancel, Sweep
+from dovetail.flux.instance.effects import FAILED, INVALID, NOENT, TIMEOUT, Cancel, Sweep
 from dovetail.flux.instance.requests import STREAMS
 from support.broker_states import Play
 
@@ -131,6 +131,18 @@ def test_an_end_that_takes_too_long_cancels_and_then_says_what_is_left():
     assert Cancel(100, "did not end in time") in play.done
     play.do(play.state.late_down(last=True))
     assert "slice 0" in play.told("down")[0][1]
+
+
+def test_who_asks_for_the_end_once_it_took_too_long_is_told_so_too():
+    failed, down = Play().begin(), Play().begin().ready(0, 1).ask("down", "first")
+    failed.do(failed.state.late())
+    for play in (failed, down):
+        play.do(play.state.late_down(last=False))
+        play.do(play.state.late_down(last=True))
+        play.ask("down", "again")
+        assert play.told("again") == [(TIMEOUT, "not ended in time: slice 0, slice 1")]
+        play.left(1).left(0)
+        assert play.ask("down", "third").told("third") == [{}]
 
 
 def test_runs_wait_for_kubernetes_and_for_each_other():

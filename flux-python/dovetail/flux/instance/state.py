@@ -47,6 +47,7 @@ class Instance:
         self.held: dict[Key, Callable[[], Iterator[Effect]]] = {}  # requests, until it does
         self.kept = messages.Kept()  # by the control slice
         self.ending = False
+        self.overdue = False  # the time to end was over, and slices were left
         self.was_up = False
         self.kubeconfig = ""
         self.leaving: set[str] = set()  # nodes that the control slice removes from Kubernetes
@@ -297,9 +298,9 @@ class Instance:
         for one in self.slices.values():
             if one.job and not last:
                 yield Cancel(one.job, "did not end in time")
-        if last and self.slices:
-            left = ", ".join(f"slice {number}" for number in sorted(self.slices))
-            yield from self.pending.overdue(left)
+        if last:
+            self.overdue = True
+            yield from self.settle()
 
     def drop(self, gone: Collection[Key]) -> Iterator[Effect]:
         """A sender is gone: forget its requests; it may have been an agent."""
@@ -358,3 +359,6 @@ class Instance:
             Situation(self.phase, self.failure, self.wanted, self.ready_nodes, self.lost[-1:]),
             self.status, usable=self.usable, resized=not shrinking,
         )  # fmt: skip
+        if self.overdue and self.slices:  # nobody looks at the clock again, whoever asks
+            left = ", ".join(f"slice {number}" for number in sorted(self.slices))
+            yield from self.pending.overdue(left)
