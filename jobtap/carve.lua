@@ -56,12 +56,17 @@ local function nodes_of(jobspec)
     end
 end
 
+-- The share of so many nodes, in whole ones: 29 of 100 are 0.29, though 100 * 0.29 is a little less.
+local function share_of(has)
+    return math.floor(has * (policy["max-share"] or math.huge) + 1e-9)
+end
+
 -- The slices that a job gets: what it asks for, or with `reduce` what policy leaves of it.
 local function share(job, asked)
     local nodes, cores, most = asked.nodes, asked.cores or "all", policy["max-cores"]
     if policy.reduce and whole(nodes) and (cores == "all" or whole(cores)) then
         local has = nodes_of(job.jobspec) or math.huge
-        nodes = math.min(nodes, policy["max-nodes"] or nodes, has * (policy["max-share"] or nodes))
+        nodes = math.min(nodes, policy["max-nodes"] or nodes, share_of(has))
         nodes = math.max(1, math.floor(nodes))
         cores = most and (cores == "all" or cores > most) and most or cores
     end
@@ -85,7 +90,7 @@ local function objection(job, asked)
         return string.format("nodes=%d is more than the %d allowed here", nodes, policy["max-nodes"])
     elseif policy["max-cores"] and (cores == "all" or cores > policy["max-cores"]) then
         return string.format("cores=%s is more than the %d allowed on a node", cores, policy["max-cores"])
-    elseif has and nodes > has * (policy["max-share"] or nodes) then
+    elseif has and nodes > share_of(has) then
         return string.format("nodes=%d is more than %g %% of the job's %d nodes", nodes, policy["max-share"] * 100, has)
     end
 end

@@ -68,10 +68,13 @@ ACCEPTED = {
     "a job of cores, its nodes unknown": (jobspec({"nodes": 2}, nodes=None), {}, ("all", 2)),
     "as many as allowed": (jobspec({"nodes": 2}), {"max-nodes": 2}, ("all", 2)),
     "the share allowed": (jobspec({"nodes": 2}), {"max-share": 0.5}, ("all", 2)),
+    "a share that is no binary fraction": (
+        jobspec({"nodes": 29}, nodes=100), {"max-share": 0.29}, ("all", 29),
+    ),
     "a user on the list": (jobspec({"nodes": 1}), {"users": [7, 1000]}, ("all", 1)),
     "a queue on the list": (jobspec({"nodes": 1}, queue="a"), {"queues": ["a"]}, ("all", 1)),
     "a slice, judged already": (jobspec({"slice": 1}), {"users": [7]}, "{}"),
-}
+}  # fmt: skip
 CUT = {  # what is left of a request where policy reduces, as (nodes, cores)
     "to the nodes allowed": (jobspec({"nodes": 4}), {"max-nodes": 2}, (2, "all")),
     "to the cores allowed, from all": (jobspec({"nodes": 1}), {"max-cores": 8}, (1, 8)),
@@ -80,6 +83,9 @@ CUT = {  # what is left of a request where policy reduces, as (nodes, cores)
     ),
     "to the share allowed": (jobspec({"nodes": 4, "cores": 1}), {"max-share": 0.5}, (2, 1)),
     "to a share in whole nodes": (jobspec({"nodes": 3}, nodes=3), {"max-share": 0.5}, (1, "all")),
+    "to a share that is no binary fraction": (
+        jobspec({"nodes": 90}, nodes=90), {"max-share": 0.7}, (63, "all"),
+    ),
     "to all of it at once": (
         jobspec({"nodes": 4}), {"max-share": 0.9, "max-nodes": 2, "max-cores": 1}, (2, 1),
     ),
