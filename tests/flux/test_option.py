@@ -3,11 +3,35 @@
 
 from __future__ import annotations
 
+import json
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
 import pytest
 from dovetail.core.errors import BadInput
 from dovetail.flux import command, option
 
 pytestmark = pytest.mark.unit
+PLUGINS = Path(option.__file__).parent / "plugins" / "cli"
+
+
+@pytest.fixture
+def flux(tmp_path):
+    """A command of Flux's own with our option, which submits nothing; there is no instance."""
+    found = os.environ.get("FLUX") or shutil.which("flux") or pytest.skip("no flux here")
+    (tmp_path / "flux-dovetail").touch(mode=0o755)
+    environment = {"PATH": "/usr/bin:/bin", "FLUX_CLI_PLUGINPATH": str(PLUGINS),
+                   "FLUX_EXEC_PATH_PREPEND": str(tmp_path)}  # fmt: skip
+
+    def run(name, *words, **more):
+        line = [found, name, *words, "--dry-run", "true"]
+        return subprocess.run(
+            line, env={**environment, **more}, capture_output=True, text=True, cwd=tmp_path
+        )
+
+    return run
 
 
 @pytest.mark.parametrize(
@@ -112,3 +136,13 @@ def test_more_cores_than_a_node_has_are_refused():
 )
 def test_all_arguments_of_kubectl_are_its_own(line):
     assert command.parser().parse_args(["kubectl", *line.split()]).words == line.split()
+
+
+def test_every_copy_of_a_submitted_command_gets_an_instance_of_its_own(flux):
+    words = ["-n1", "--env=HOME", "--dovetail=nodes=1"]
+    for copies in [], ["--cc=0-1"], ["--bcc=0-1"]:
+        done = flux("submit", *words, *copies)
+        spec = json.loads(done.stdout)
+        assert spec["attributes"]["user"] == {"dovetail": {"nodes": 1, "cores": "all"}}, copies
+        assert spec["tasks"][0]["command"][:2] == ["flux", "broker"]
+        assert "conf.json" in spec["attributes"]["system"]["files"]

@@ -58,6 +58,7 @@ class DovetailPlugin(CLIPlugin):
         text = getattr(args, "dovetail", None)
         if not text:
             return
+        args.dovetail = text  # of each copy that `--cc` makes, Flux hands on what was set on itself
         try:
             wanted = option.parse(text)
             option.check_fits(wanted, args.nodes, f"--dovetail={text}")
