@@ -146,3 +146,12 @@ def test_every_copy_of_a_submitted_command_gets_an_instance_of_its_own(flux):
         assert spec["attributes"]["user"] == {"dovetail": {"nodes": 1, "cores": "all"}}, copies
         assert spec["tasks"][0]["command"][:2] == ["flux", "broker"]
         assert "conf.json" in spec["attributes"]["system"]["files"]
+
+
+def test_a_request_that_is_empty_is_refused(flux, capsys):
+    for name, *words in ["batch", "--wrap"], ["submit"]:
+        done = flux(name, "-N1", *words, "--dovetail=")
+        assert (done.returncode, done.stdout) == (1, ""), name
+        assert "--dovetail=: '' is not nodes=N" in done.stderr
+    assert command.main(["up", "--dovetail="]) == 2
+    assert "--dovetail=: '' is not nodes=N" in capsys.readouterr().err

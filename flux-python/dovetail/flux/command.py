@@ -53,7 +53,7 @@ def parser() -> argparse.ArgumentParser:
         )
         if ours:
             made[name].add_argument("--json", action="store_true", help="print JSON, not text")
-    made["up"].add_argument("--dovetail", metavar="nodes=N[,cores=K|all]", default="",
+    made["up"].add_argument("--dovetail", metavar="nodes=N[,cores=K|all]",
                             help="what to start, where nothing was asked for yet")  # fmt: skip
     add = made["submit"].add_argument
     add("plan", metavar="PLAN.yaml", type=Path, help="what to run")
@@ -92,7 +92,7 @@ def show(args: argparse.Namespace, value: object, text: str) -> None:
 
 def do_up(args: argparse.Namespace) -> int:
     """Load the module if need be, and wait."""
-    if args.dovetail:
+    if args.dovetail is not None:
         load.load(args.dovetail)
     found = client.call("dovetail.wait-up")
     show(args, found, format.up(found))

@@ -56,7 +56,7 @@ class DovetailPlugin(CLIPlugin):
     def preinit(self, args: Namespace) -> None:
         """Check, and put the pieces into the configuration."""
         text = getattr(args, "dovetail", None)
-        if not text:
+        if text is None:
             return
         args.dovetail = text  # of each copy that `--cc` makes, Flux hands on what was set on itself
         try:
@@ -78,7 +78,7 @@ class DovetailPlugin(CLIPlugin):
     def modify_jobspec(self, args: Namespace, jobspec: Jobspec) -> None:
         """Name what was asked for to the site's policy; let the instance find the module."""
         text = getattr(args, "dovetail", None)
-        if not text:
+        if text is None:
             return
         jobspec.setattr("attributes.user.dovetail", option.parse(text).plain())
         environment = jobspec.environment
