@@ -119,8 +119,16 @@ GRANTED = {  # a request, what the job has, and what comes of both
 @pytest.mark.parametrize("what", GRANTED)
 def test_a_site_grants_what_was_asked_for_or_less(what):
     text, granted, (nodes, cores) = GRANTED[what]
-    found = option.granted(option.parse(text), granted)
+    wanted = option.parse(text)
+    found = option.granted(wanted, wanted.plain(), granted)
     assert (found.nodes, found.cores) == (nodes, cores)
+
+
+def test_what_was_asked_for_first_is_no_limit_to_a_later_request_unless_a_site_left_less():
+    later, first = option.parse("nodes=3"), {"nodes": 2, "cores": 1}
+    assert option.granted(later, first, first) == later
+    found = option.granted(later, {"nodes": 9, "cores": 1}, first)
+    assert (found.nodes, found.cores) == (2, 1)
 
 
 def test_more_cores_than_a_node_has_are_refused():

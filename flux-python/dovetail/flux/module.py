@@ -63,16 +63,22 @@ def guarded(handler: Callable[..., None]) -> Callable[..., None]:
     return guard
 
 
-def granted(h: Handle) -> object:
-    """What our own job is to have, which the policy of the instance around us may have changed."""
+def of_our_job(h: Handle) -> list[object]:
+    """What our own job asked for, and what is left of it by the policy of the instance around us.
+
+    Both are None if there is none, or it does not answer.
+    """
     try:
         parent = flux.Flux(h.attr_get("parent-uri"))
-        query = {"id": flux.job.JobID(h.attr_get("jobid")), "keys": ["jobspec"],
-                 "flags": FLUX_JOB_LOOKUP_CURRENT}  # fmt: skip
-        spec = json.loads(parent.rpc("job-info.lookup", query).wait_for(PARENT).get()["jobspec"])
-        return spec["attributes"].get("user", {}).get("dovetail")
-    except OSError:  # there is none, or it does not answer
-        return None
+        job, found = flux.job.JobID(h.attr_get("jobid")), []
+        for flags in (0, FLUX_JOB_LOOKUP_CURRENT):
+            query = {"id": job, "keys": ["jobspec"], "flags": flags}
+            answer = parent.rpc("job-info.lookup", query).wait_for(PARENT).get()
+            user = json.loads(answer["jobspec"])["attributes"].get("user", {})
+            found.append(user.get("dovetail"))
+        return found
+    except OSError:
+        return [None, None]
 
 
 class Dovetail(BrokerModule):
@@ -87,7 +93,7 @@ class Dovetail(BrokerModule):
             wanted = option.from_table(table)
         except BadInput as error:
             raise ValueError(str(error)) from None
-        self.request = option.granted(wanted, granted(h))
+        self.request = option.granted(wanted, *of_our_job(h))
         if self.request != wanted:
             self.log.notice(f"the site grants {self.request.plain()} of {wanted.plain()}")
         if self.request.address == "auto":

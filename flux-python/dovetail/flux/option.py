@@ -125,9 +125,12 @@ def check_cores(request: Request, largest: int, where: str) -> None:
         raise BadInput(f"{where}: cores={request.cores}, and no node here has more than {largest}")
 
 
-def granted(request: Request, grant: object) -> Request:
-    """What a site left of a request: `attributes.user.dovetail` of its job; never more."""
-    if not isinstance(grant, Mapping):
+def granted(request: Request, asked: object, grant: object) -> Request:
+    """What a site left of a request: at most its `grant`, if that is not what was `asked` for.
+
+    Both are `attributes.user.dovetail` of the job; the request may be a later one, made by hand.
+    """
+    if not isinstance(grant, Mapping) or grant == asked:
         return request
     try:
         other = from_table({key: grant[key] for key in KEYS if key in grant})
