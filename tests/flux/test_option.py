@@ -163,3 +163,9 @@ def test_a_request_that_is_empty_is_refused(flux, capsys):
         assert "--dovetail=: '' is not nodes=N" in done.stderr
     assert command.main(["up", "--dovetail="]) == 2
     assert "--dovetail=: '' is not nodes=N" in capsys.readouterr().err
+
+
+def test_a_cache_is_the_submitters_wherever_slices_are(flux, tmp_path):
+    done = flux("submit", "-n1", "--dovetail=nodes=1", DOVETAIL_CACHE="cache")
+    found = json.loads(done.stdout)["attributes"]["system"]["environment"]
+    assert found["DOVETAIL_CACHE"] == str(tmp_path / "cache")

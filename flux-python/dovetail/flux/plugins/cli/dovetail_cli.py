@@ -85,6 +85,8 @@ class DovetailPlugin(CLIPlugin):
         for name, folder in load.FOLDERS.items():
             found = environment.get(name, "")
             environment[name] = ":".join(filter(None, (found, str(flux_plugin(folder)))))
+        if environment.get("DOVETAIL_CACHE"):  # slices are not where we are
+            environment["DOVETAIL_CACHE"] = str(Path(environment["DOVETAIL_CACHE"]).absolute())
         jobspec.environment = environment
         if self.prog == WRAPS:
             task = jobspec.tasks[0]
