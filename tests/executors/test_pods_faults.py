@@ -157,6 +157,52 @@ def test_a_hub_that_comes_back_is_told_all_it_missed(cluster):  # noqa: F811
     cluster.end("goes-on")
 
 
+@contextlib.contextmanager
+def told(cluster, node, *words):  # noqa: F811
+    """A node's agent that has said these words: a function that gives what it hears next."""
+    decoder, heard = messages.Decoder(), []
+
+    def hear(kind):
+        while not any(isinstance(message, kind) for message in heard):
+            data = link.recv(1 << 16)
+            assert data, heard
+            heard.extend(decoder.feed(data))
+        place = next(at for at, message in enumerate(heard) if isinstance(message, kind))
+        return heard.pop(place)
+
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    with (
+        socket.create_connection(("127.0.0.1", cluster.hub.port), 10) as plain,
+        context.wrap_socket(plain) as link,
+    ):
+        hello = messages.Hello(node, cluster.hub.credentials()["token"])
+        # The last is heard by the executor: then the hub has taken all of them in.
+        for message in (hello, *words, messages.Started("sim", "", 0)):
+            link.sendall(messages.encode(message))
+        cluster.until(messages.Started, "sim")
+        yield hear
+
+
+def test_what_a_pod_wants_of_another_waits_until_the_others_node_is_there(cluster):  # noqa: F811
+    asked = messages.Spawn("sim", 1, 0, 7, "daemon", {}, "/dev/shm/x")
+    done = messages.Spawned("sim", 0, 7, False, 0, "")
+    first, second = messages.Pod("sim", 0, "a"), messages.Pod("sim", 1, "b")
+    # Nobody knows yet where the second group is.
+    with told(cluster, "one", first, asked), told(cluster, "two", second) as hear:
+        assert hear(messages.Spawn) == asked
+    cluster.until(messages.Gone)
+    cluster.until(messages.Gone)
+    # And the first group's node is away.
+    with told(cluster, "two", second, done), told(cluster, "one", first) as hear:
+        assert hear(messages.Spawned) == done
+        cluster.hub.tell(messages.End("sim", 0))
+        hear(messages.End)
+    with told(cluster, "one", first, second) as hear:
+        cluster.hub.tell(messages.Stop("sim"))
+        assert [hear(object) for _ in range(3)][-1] == messages.Stop("sim")  # after two Ends
+
+
 def test_without_a_controller_everything_ends(cluster):  # noqa: F811
     agent = cluster.agent(DOVETAIL_ORPHAN_S="5")
     cluster.launch("sim", "trap '' TERM; while :; do sleep 1000; done")

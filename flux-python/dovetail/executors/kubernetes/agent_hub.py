@@ -62,6 +62,8 @@ class Hub:
         self._places: dict[str, dict[int, str]] = {}  # simulation to group to node
         self._told: dict[str, dict[type, messages.Message]] = {}
         self._results: set[str] = set()
+        # What pods say to each other, of each simulation: it is repeated to whoever comes back.
+        self._passed: dict[str, dict[tuple[object, ...], messages.Spawn | messages.Spawned]] = {}
         self._met: dict[str, messages.Met] = {}  # by simulation,
         self._asking: dict[str, set[str]] = {}  # and the nodes that are to be told
         self.clocks = Clocks()  # of the nodes that have sent samples
@@ -253,10 +255,11 @@ class Hub:
         if isinstance(message, messages.Seen):
             with self._lock:
                 self._seen[node] = message.missing
-        if isinstance(message, (messages.Spawn, messages.Spawned)):
-            self._send(self._places.get(message.simulation, {}).get(message.group, ""), message)
-            return
         told = self._told.get(getattr(message, "simulation", ""), {})
+        if isinstance(message, (messages.Spawn, messages.Spawned)):
+            if messages.End not in told:
+                self._pass_on(message)
+            return
         if isinstance(message, messages.Broker):
             if messages.End not in told:
                 self._meet(node, message)
@@ -266,6 +269,9 @@ class Hub:
             for kind in get_args(messages.Order):
                 if kind in told:
                     self._send(node, told[kind])
+            for passed in self._passed.get(message.simulation, {}).values():
+                if passed.group == message.group:
+                    self._send(node, passed)
         elif isinstance(message, (messages.Result, messages.Lost)) and messages.End in told:
             self._send(node, told[messages.End])
             return
@@ -274,6 +280,13 @@ class Hub:
                 return
             self._results.add(message.simulation)
         self._post(node, message)
+
+    def _pass_on(self, message: messages.Spawn | messages.Spawned) -> None:
+        """From one rank group to another, whose node may be away, or not known yet."""
+        origin = message.origin if isinstance(message, messages.Spawn) else message.group
+        known = self._passed.setdefault(message.simulation, {})
+        known[type(message), message.group, origin, message.number] = message
+        self._send(self._places.get(message.simulation, {}).get(message.group, ""), message)
 
     def _meet(self, node: str, asked: messages.Broker) -> None:
         """Tell those who ask where a simulation's first broker listens, once it has said so."""
@@ -288,6 +301,7 @@ class Hub:
     def _tell(self, message: messages.Order) -> None:
         if isinstance(message, messages.End):
             self._told[message.simulation] = {}
+            self._passed.pop(message.simulation, None)
             self._met.pop(message.simulation, None)
             self._asking.pop(message.simulation, None)
         self._told.setdefault(message.simulation, {})[type(message)] = message
