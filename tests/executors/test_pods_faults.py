@@ -9,17 +9,18 @@ import signal
 import socket
 import ssl
 import subprocess
+import sys
 import time
 from pathlib import Path
 
 import pytest
 from dovetail.core.causes import Cause
 from dovetail.executors.kubernetes.agent_hub import Hub
-from dovetail.executors.pods import messages
+from dovetail.executors.pods import messages, rsh_agent
 from dovetail.host import processes
 from dovetail.host.session import sweep_sessions
 from support.local_runs import wait_for
-from support.pod_processes import cluster, name_of  # noqa: F401
+from support.pod_processes import ADDRESSES, cluster, name_of  # noqa: F401
 
 pytestmark = [pytest.mark.unit, pytest.mark.slow]
 
@@ -201,6 +202,37 @@ def test_what_a_pod_wants_of_another_waits_until_the_others_node_is_there(cluste
     with told(cluster, "one", first, second) as hear:
         cluster.hub.tell(messages.Stop("sim"))
         assert [hear(object) for _ in range(3)][-1] == messages.Stop("sim")  # after two Ends
+
+
+def test_what_a_pod_wants_of_another_waits_until_that_has_met_the_agent(cluster):  # noqa: F811
+    agent = cluster.agent()
+    for group in (0, 1):
+        cluster.entrypoint("sim", group)
+        cluster.until(messages.Pod, "sim", group=group)
+    asks = f"{sys.executable} {rsh_agent.__file__} spawn {ADDRESSES[1]} touch there"
+    script = f"{WAITS}; DOVETAIL_GROUP=0 timeout 20 {asks}"
+    hosts = [{"address": address, "ranks": 1} for address in ADDRESSES]
+    cluster.hub.tell(messages.Run("sim", cluster.config("sim", ("sh", "-c", script)), hosts))
+    cluster.until(messages.Started, "sim")
+    kill(agent)
+    os.kill(cluster.entrypoints["sim", 1].pid, signal.SIGSTOP)
+    try:
+        cluster.agent()
+        cluster.until(messages.Pod, "sim", group=0)
+        go(cluster)
+        wait_for(lambda: any(b"spawn" in words(pid) for pid in ranks(cluster)))
+        with pytest.raises(AssertionError, match="nothing"):  # comes of it so far
+            wait_for(lambda: not ranks(cluster), "nothing", limit=1.0)
+    finally:
+        os.kill(cluster.entrypoints["sim", 1].pid, signal.SIGCONT)
+    assert cluster.until(messages.Result, "sim").reason == ""
+    cluster.end("sim")
+
+
+def words(pid):
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    return b""
 
 
 def test_without_a_controller_everything_ends(cluster):  # noqa: F811

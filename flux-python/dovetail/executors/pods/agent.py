@@ -223,10 +223,13 @@ class Agent:
             self._relay(message)
 
     def _relay(self, message: messages.Spawn | messages.Spawned) -> None:
-        """Pass it on to its group, here or elsewhere; it is kept for a hub that comes later."""
+        """Pass it on to its group, here or elsewhere; it is kept for a hub that comes later.
+
+        One that is here, and has not called since we came, hears it from the hub once it has.
+        """
         one = self._simulation(message.simulation)
         place = one.places.get(message.group)
-        if place is not None:
+        if place is not None and place.writer is not None:
             self._say(place, message)
         else:
             one.spawns[type(message), message.number] = message
