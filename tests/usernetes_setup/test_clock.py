@@ -116,9 +116,20 @@ def test_a_node_with_a_wrong_clock_is_not_started(tmp_path, monkeypatch, ahead, 
     assert not os.path.exists(STATE)
 
 
-def test_a_node_whose_cluster_cannot_be_reached_is_not_started(tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    "url", ["https://127.77.255.254:1", "https://127.77.255.254:70000", "https://[::1", "c"]
+)
+def test_a_node_whose_cluster_cannot_be_reached_is_not_started(tmp_path, monkeypatch, url):
     monkeypatch.setenv("DOVETAIL_STATE", STATE)
     monkeypatch.setattr(cluster, "binaries", lambda _: tmp_path)
     with pytest.raises(BadInput, match="cannot be reached"):
-        cluster.join(join_file(tmp_path, "https://127.77.255.254:1"), print)
+        cluster.join(join_file(tmp_path, url), print)
     assert not os.path.exists(STATE)
+
+
+def test_who_tells_no_date_is_no_cluster_to_join(tmp_path, monkeypatch):
+    monkeypatch.setenv("DOVETAIL_STATE", STATE)
+    monkeypatch.setattr(cluster, "binaries", lambda _: tmp_path)
+    monkeypatch.setitem(globals(), "formatdate", lambda *_, **more: "")
+    with server(tmp_path, 0) as url, pytest.raises(BadInput, match="cannot be reached"):
+        cluster.join(join_file(tmp_path, url), print)

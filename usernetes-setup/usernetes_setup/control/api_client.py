@@ -117,7 +117,8 @@ def skew(server: str, timeout: float = 3.0) -> float:
     """Seconds that this machine's clock is ahead of a server's, which need not be trusted.
 
     Its certificate is not checked: a wrong clock makes every certificate look wrong. Nothing is
-    sent but a request without credentials, whose refusal carries the date too.
+    sent but a request without credentials, whose refusal carries the date too. ValueError where
+    that has no date, or the server's address is none.
     """
     where = urlsplit(server)
     context = ssl.create_default_context()
@@ -131,7 +132,10 @@ def skew(server: str, timeout: float = 3.0) -> float:
         date = link.getresponse().getheader("Date") or ""
     finally:
         link.close()
-    theirs, after = parsedate_to_datetime(date).timestamp(), time.time()
+    try:
+        theirs, after = parsedate_to_datetime(date).timestamp(), time.time()
+    except TypeError:  # before Python 3.10
+        raise ValueError(f"{date!r} is no date") from None
     # The header has whole seconds, so the answer was made within [theirs, theirs + 1).
     return max(0.0, before - (theirs + 1)) - max(0.0, theirs - after)
 

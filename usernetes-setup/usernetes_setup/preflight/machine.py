@@ -321,7 +321,7 @@ def join_skew(server: str) -> None:
     """Refuse to join a cluster that cannot be reached, or whose certificates look wrong here."""
     try:
         seconds = api_client.skew(server, timeout=10.0)
-    except (OSError, http.client.HTTPException) as error:
+    except (OSError, http.client.HTTPException, ValueError) as error:
         raise BadInput(f"{server}: cannot be reached from here: {error}") from None
     if abs(seconds) > MOST_SKEW:
         raise BadInput(
