@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import errno
 import fcntl
 import json
 import os
@@ -392,6 +393,19 @@ def test_a_monitor_that_dies_at_once_leaves_nothing():
     with pytest.raises(WorkFailed, match="its monitor died"):
         cluster.start(here)
     assert not (node_record.root() / "c").exists()
+
+
+@pytest.mark.parametrize("fails", ["write_private", "monitor.start"])
+def test_a_node_that_cannot_be_described_or_watched_leaves_nothing(
+    private_state, monkeypatch, fails
+):
+    def full(*_):
+        raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT))
+
+    monkeypatch.setattr(f"usernetes_setup.cluster.{fails}", full)
+    with pytest.raises(WorkFailed, match="did not start: .*quota"), node_record.locked("c"):
+        cluster.start(node(name=f"new-{os.getpid()}"))
+    assert not (private_state / "state").exists()
 
 
 def test_a_node_that_did_not_start_keeps_its_record_while_something_is_left(monkeypatch):

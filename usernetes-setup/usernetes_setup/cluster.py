@@ -199,9 +199,13 @@ def counted(node: Node) -> dict[str, int]:
 def start(record: Node) -> tuple[Node, monitor.Handle]:
     """Start a monitor and wait until its supervisor runs."""
     folder = record.folder
-    folder.mkdir(mode=0o700, parents=True)
-    write_private(folder / "node.json", json.dumps(vars(record)))
-    handle = monitor.start(folder)
+    try:
+        folder.mkdir(mode=0o700, parents=True)
+        write_private(folder / "node.json", json.dumps(vars(record)))
+        handle = monitor.start(folder)
+    except OSError as error:  # a quota is used up, or there are too many processes
+        removal.discard(record)
+        raise WorkFailed(f"the node did not start: {error}") from None
     answer = handle.answer()
     if answer.startswith("!"):
         handle.process.wait()
