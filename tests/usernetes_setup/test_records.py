@@ -45,7 +45,9 @@ def test_absurd_memory_is_refused(wanted):
         node_options.memory(wanted)
 
 
-@pytest.mark.parametrize("wanted", ["0", "100000", "-1", "a", "0-", "99999", "1,,2"])
+@pytest.mark.parametrize(
+    "wanted", ["0", "100000", "-1", "a", "0-", "99999", "1,,2", "0-1,0-3000000000"]
+)
 def test_cores_that_are_not_there_are_refused(wanted):
     with pytest.raises(BadInput, match="--cpus"):
         node_options.cores(wanted)

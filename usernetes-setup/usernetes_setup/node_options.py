@@ -40,6 +40,8 @@ def cores(wanted: str) -> tuple[list[int], int]:
         if not 1 <= number <= len(usable):
             raise BadInput(f"--cpus {wanted}: 1 to {len(usable)} cores can be used here")
         return usable, number
+    if re.search(r"\d{7}", wanted):  # all in between would be listed, however many
+        raise BadInput(f"--cpus {wanted}: only {listed(usable)} can be used here")
     try:
         asked = components.numbers(wanted)
     except ValueError:
