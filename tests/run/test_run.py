@@ -17,6 +17,7 @@ from pathlib import Path
 
 import pytest
 from dovetail.run import run
+from dovetail.run.resume import replay
 from support.local_runs import LIMIT, wait_for
 from support.other_users import needs_nobody
 from support.run_command import COMMAND, NOBODY, site  # noqa: F401
@@ -229,6 +230,20 @@ def test_a_run_that_is_over_can_be_resumed_and_does_nothing(site):  # noqa: F811
     assert site.run(plan, "-o", "out", "--resume")[0] == 1
     assert site.states() == {"bad": "failed", "good": "done"}
     assert len(site.of_type("Launch")) == 2
+
+
+@pytest.mark.parametrize("code", [0, 1])
+def test_what_had_ended_as_the_run_was_killed_has_ended(site, code):  # noqa: F811
+    """It was killed between the end of a simulation and what the controller made of it."""
+    plan = site.plan(site.shell(f"exit {code}"))
+    assert site.run(plan, "-o", "out")[0] == code
+    log, states = site.out / "events.jsonl", site.states()
+    text = log.read_text()
+    log.write_text(text[: text.index("\n", text.index('"Finished"')) + 1])
+    assert site.run(plan, "-o", "out", "--resume")[0] == code
+    assert site.states() == states
+    assert len(site.of_type("Launch")) == len(site.of_type("Ended")) == 1
+    assert replay(log) is None
 
 
 LOGS = {

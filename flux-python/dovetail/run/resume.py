@@ -9,6 +9,7 @@ Invariants: the log is not changed.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -44,7 +45,21 @@ def rebuild(path: str | os.PathLike[str]) -> Controller:
     return _feed(path)[0]
 
 
-def _feed(path: str | os.PathLike[str]) -> tuple[Controller, Difference | None]:
+def taken_up(path: str | os.PathLike[str]) -> tuple[Controller, list[protocol.Action]]:
+    """The same, with what it decided last and the log has not, as its writer was killed.
+
+    It belongs into the log before anything else: nobody says again what became of a simulation.
+    What would have changed shares or started one is left out, as it never came to that.
+    """
+    controller, _, untold = _feed(path)
+    started = (protocol.Resize, protocol.Launch)
+    words = itertools.takewhile(lambda action: not isinstance(action, started), untold)
+    return controller, list(words)
+
+
+def _feed(
+    path: str | os.PathLike[str],
+) -> tuple[Controller, Difference | None, list[protocol.Action]]:
     head, entries = eventlog.read(path)
     try:
         controller = Controller(head.specs, head.capacity, Settings.of(head.settings))
@@ -54,6 +69,7 @@ def _feed(path: str | os.PathLike[str]) -> tuple[Controller, Difference | None]:
     left_out = schema1.ADDED if head.old else ()
     entries = [entry for entry in entries if not isinstance(entry, left_out)]
     found: Difference | None = None
+    untold: list[protocol.Action] = []
     seq, end = 0, len(entries)
     while seq < end:
         entry = entries[seq]
@@ -70,9 +86,11 @@ def _feed(path: str | os.PathLike[str]) -> tuple[Controller, Difference | None]:
         # The writer may have been killed between an event and the last of its answers.
         cut = seq + len(recorded)
         torn = cut == end or isinstance(entries[cut], eventlog.Resumed)
-        found = found or _compare(seq, recorded, answer, torn)
+        differs = _compare(seq, recorded, answer, torn)
+        found = found or differs
+        untold = [] if differs else answer[len(recorded) :]
         seq = cut
-    return controller, found
+    return controller, found, untold
 
 
 def _actions_after(entries: Sequence[eventlog.Entry], start: int) -> list[protocol.Action]:

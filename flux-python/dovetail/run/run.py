@@ -39,7 +39,7 @@ from dovetail.run import job_time, target
 from dovetail.run.live_table import Live
 from dovetail.run.loop import Loop, Signals
 from dovetail.run.orders import Orders
-from dovetail.run.resume import rebuild
+from dovetail.run.resume import taken_up
 
 if TYPE_CHECKING:  # the report's libraries take a while to import, see `execute`
     from dovetail.report import summary
@@ -227,9 +227,11 @@ def execute(
         capacity = executor.capacity()
         first: list[Action] = []
         if resume:
-            controller = rebuild(directory / LOG)
+            controller, untold = taken_up(directory / LOG)
             alive = place.adopt(controller)
             log = eventlog.Log.append(directory / LOG)
+            for action in untold:
+                log.write(action)
             log.resume(spent, capacity, alive)
             first = controller.resume(spent, capacity, alive)
         else:
