@@ -139,6 +139,22 @@ def test_families_that_ran_together_have_no_makespan_of_their_own():
     assert found.totals.makespan_s.value == pytest.approx(2.0)
 
 
+def test_a_queue_takes_no_longer_where_a_run_that_is_over_is_resumed():
+    run = made_up_runs.Run(
+        [made_up_runs.spec("a", "f"), made_up_runs.spec("b", "g")], {"f": 0.1, "g": 0.1}
+    )
+    for name in "ab":
+        run.launch(name)
+        run.work(1)
+        run.finish(name)
+    before = summary.summarise(run.history()).totals.makespan_s
+    run.resume()
+    run.add(protocol.Tick(run.t + 5.0))
+    found = summary.summarise(run.history())
+    assert found.elapsed_s == run.t + 5.0
+    assert found.totals.makespan_s == before
+
+
 @pytest.mark.parametrize(
     ("times", "best", "says"),
     [

@@ -230,12 +230,14 @@ def _simulation(track: Track, alone: float | None, end: float) -> Simulation:
 
 def _whole(families: Sequence[FamilyFigures], history: History) -> Totals:
     """The whole queue: this run's makespan, and the families' figures added up."""
-    launches = [a.launch for t in history.tracks for a in t.attempts]
+    attempts = [attempt for track in history.tracks for attempt in track.attempts]
     undone = sum(track.state != "done" for track in history.tracks)
     makespan = Figure(how=f"{undone} of {len(history.tracks)} simulations are not done")
-    if not undone and launches:
+    if not undone and attempts:
         how = "this run, from first launch to last end"
-        makespan = Figure(history.end - min(launches), "measured", how)
+        # The log may go on after that: a run that is over can be resumed.
+        last = max(history.end if one.end is None else one.end for one in attempts)
+        makespan = Figure(last - min(one.launch for one in attempts), "measured", how)
     if len(families) == 1:
         return families[0].totals
     sums = {
