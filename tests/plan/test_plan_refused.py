@@ -115,6 +115,10 @@ REFUSED = {
         entry("count", "2") + ONE.partition("\n")[2].replace("name: a", "name: a-2"),
         "7: simulations[1].name: 'a-2' is also a name in simulations[0]",
     ),
+    "a name that numbering hides": (
+        entry("count", "2") + ONE.partition("\n")[2],
+        "7: simulations[1].name: 'a' is also a name in simulations[0]",
+    ),
     "a case that is not there": (
         changed("cases/channel", "cases/chanel"),
         "6: simulations[0].case: 'cases/chanel' is not a directory",

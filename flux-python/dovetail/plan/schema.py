@@ -510,7 +510,8 @@ def _conflicts(value: dict[str, Any], plan: _Plan | None) -> Iterator[tuple[Sequ
         name = entry.get("name") if isinstance(entry, dict) else None
         if not isinstance(name, str):
             continue
-        names = plan.simulations[index].names() if plan else [name]
+        # The entry's own name too: its simulations are a family of that name.
+        names = [name, *(plan.simulations[index].names() if plan else [])]
         again = next((other for other in names if other in seen), None)
         if again is not None:
             where = f"simulations[{seen[again]}]"
