@@ -114,6 +114,20 @@ except SystemExit:
         ], done.stderr
         assert (tmp_path / "out" / "report.html").exists()
 
+    def test_numbers_and_letters_of_a_mapping_are_those_of_the_plan(self, tmp_path, monkeypatch):
+        monkeypatch.chdir(tmp_path)
+        (tmp_path / "case \U0001f300").mkdir()
+        odd = "\U0001f300 \\ud83c\x7f\u2028"
+        entry = {
+            "name": "a", "case": "case \U0001f300", "ranks": 2, "command": ["sleep", odd],
+            "weights": [1e-05, 2.5e-07], "environment": {"A": odd, "B": "1e-05", "C": "no"},
+        }  # fmt: skip
+        (spec,) = api._load({"simulations": [entry]}).specs
+        assert Path(spec.case).samefile(tmp_path / "case \U0001f300")
+        assert spec.weights == (1e-05, 2.5e-07)
+        assert spec.command == ("sleep", odd)
+        assert dict(spec.environment) == entry["environment"]
+
     @pytest.mark.parametrize(
         ("plan", "says"),
         [

@@ -17,6 +17,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from dovetail.core import cpu_requests
 from dovetail.core.errors import BadInput, WorkFailed
 from dovetail.core.protocol import WaitPolicy
@@ -139,10 +141,11 @@ def _load(plan: str | Path | Mapping[str, Any]) -> schema.Plan:
     if not isinstance(plan, Mapping):
         return schema.load(plan)
     try:
-        text = json.dumps(plan, indent=1, default=_plain)  # which is YAML too
+        text = json.dumps(plan, default=_plain)
     except (TypeError, ValueError) as error:
         raise BadInput(f"plan: {error}") from None
-    return schema.load("plan", text.encode())
+    # JSON itself is not all YAML: 1e-05 is text there, and two escapes are two letters.
+    return schema.load("plan", yaml.safe_dump(json.loads(text), sort_keys=False).encode())
 
 
 def _plain(value: object) -> object:
