@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 
 import pytest
@@ -184,6 +185,31 @@ def test_simulations_that_outlive_the_controller_are_taken_over(tmp_path, second
     assert {view.state for view in views.values()} == {"done"}
     assert all(views[name].restarts == 0 for name in alive)
     assert replay(path) is None
+
+
+@pytest.mark.parametrize(("cores", "packs"), [(2, True), (1, False)])
+def test_what_paid_on_other_cores_is_not_taken_to_pay_where_a_run_is_resumed(
+    tmp_path, cores, packs
+):
+    path = tmp_path / "events.jsonl"
+    specs = [dataclasses.replace(SPECS[0], name=f"a-{i}") for i in range(12)]
+    machine = Simulated(NODES, {"a": WORK})
+    first = Controller(specs, CAPACITY, Settings())
+    with eventlog.Log.create(path, eventlog.header(specs, CAPACITY, Settings().plain())) as log:
+        drive(first, machine, log, [], lambda: machine.now >= 25.0)
+    before = eventlog.read(path)[1]
+    assert any(isinstance(one, protocol.Note) and one.what == "keep" for one in before)
+    controller = rebuild(path)
+    there = Simulated([Node("n0", 1000 * cores, 8 << 30)], {"a": WORK})
+    there.clock = machine.now
+    with eventlog.Log.append(path) as log:
+        log.resume(there.now, there.capacity())
+        pending = controller.resume(there.now, there.capacity())
+        drive(controller, there, log, pending, lambda: controller.finished)
+    since = eventlog.read(path)[1][len(before) :]
+    notes = [one for one in since if isinstance(one, protocol.Note)]
+    assert any("this has paid before" in one.why for one in notes) == packs
+    assert not any(one.what == "rollback" for one in notes)
 
 
 def test_a_simulation_that_has_to_wait_is_noted_once(tmp_path):

@@ -68,6 +68,8 @@ class Controller:
         """
         state = self._state
         self._clock(t)
+        if capacity.cpu != state.capacity.cpu:
+            state.knowledge.forget()
         state.set_capacity(capacity)
         state.flush()  # whoever that was for is gone
         groups = (state.active, state.suspended, state.terminating)
