@@ -15,6 +15,7 @@
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <limits.h>
 #include <mpi.h>
 #include <pthread.h>
 #include <stdio.h>
@@ -22,6 +23,7 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include "next.h"
@@ -140,28 +142,39 @@ static uint64_t start_ticks(void)
     return start;
 }
 
-/* How long the threads that there are have waited for a core, ns; UINT64_MAX if that is unknown. */
+/* The number that a thread's own file has for the time that it waited for a core, ns; or -1. */
+static long long queued_thread(int threads, const char *thread)
+{
+    char name[NAME_MAX + sizeof("/schedstat")], text[128];
+    unsigned long long waited;
+    snprintf(name, sizeof(name), "%s/schedstat", thread);
+    int fd = openat(threads, name, O_RDONLY | O_CLOEXEC);
+    ssize_t n = fd >= 0 ? read(fd, text, sizeof(text) - 1) : -1;
+    if (fd >= 0)
+        close(fd);
+    text[n > 0 ? n : 0] = '\0';
+    return sscanf(text, "%*s %llu", &waited) == 1 ? (long long)waited : -1;
+}
+
+/* How long the threads that there are have waited for a core, ns; UINT64_MAX if that is unknown.
+ * Allocates nothing, as opendir would: MPI_Abort comes from handlers of signals too, where malloc
+ * may have been interrupted, and have its lock. */
 static uint64_t queued(void)
 {
+    char entries[4096] __attribute__((aligned(8)));
     uint64_t sum = UINT64_MAX;
-    int saved = errno;
-    DIR *threads = opendir("/proc/self/task");
-    for (struct dirent *one; threads && (one = readdir(threads)) != NULL;) {
-        char name[sizeof(one->d_name) + sizeof("/schedstat")], text[128];
-        unsigned long long waited;
-        if (one->d_name[0] == '.')
-            continue; /* above is the first thread's once more */
-        snprintf(name, sizeof(name), "%s/schedstat", one->d_name);
-        int fd = openat(dirfd(threads), name, O_RDONLY | O_CLOEXEC);
-        ssize_t n = fd >= 0 ? read(fd, text, sizeof(text) - 1) : -1;
-        if (fd >= 0)
-            close(fd);
-        text[n > 0 ? n : 0] = '\0';
-        if (sscanf(text, "%*s %llu", &waited) == 1)
-            sum = (sum == UINT64_MAX ? 0 : sum) + waited;
-    }
-    if (threads)
-        closedir(threads);
+    long size;
+    int saved = errno, threads = open("/proc/self/task", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    while (threads >= 0 && (size = syscall(SYS_getdents64, threads, entries, sizeof(entries))) > 0)
+        for (long at = 0; at < size; at += ((struct dirent64 *)&entries[at])->d_reclen) {
+            const char *thread = ((struct dirent64 *)&entries[at])->d_name;
+            /* above is the first thread's once more */
+            long long waited = thread[0] == '.' ? -1 : queued_thread(threads, thread);
+            if (waited >= 0)
+                sum = (sum == UINT64_MAX ? 0 : sum) + (uint64_t)waited;
+        }
+    if (threads >= 0)
+        close(threads);
     errno = saved;
     return sum;
 }

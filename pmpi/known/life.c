@@ -1,14 +1,18 @@
 /* SPDX-License-Identifier: LGPL-3.0-or-later
  *
- * The ways in which a rank can begin and end: `life spawn|fork|abort|hang|exit`.
+ * The ways in which a rank can begin and end: `life spawn|fork|abort|wreck|hang|exit`.
  *
  * spawn: each of two ranks takes part in starting two more, which meet in 5 barriers of their own
  * fork: rank 0 has a child that calls MPI_Pcontrol 7 times, the rank itself does 3 times
  * abort: after 4 barriers rank 1 calls MPI_Abort with code 3
+ * wreck: the same, in a handler of the signal by which malloc tells, locked, of a broken heap
  * hang: barriers and iterations for ever
  * exit: after 4 barriers, leaves without MPI_Finalize
  */
+#define _DEFAULT_SOURCE /* sbrk */
 #include <mpi.h>
+#include <pthread.h>
+#include <signal.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/wait.h>
@@ -35,6 +39,33 @@ static void have_child(void)
         waitpid(child, NULL, 0);
 }
 
+static char *volatile block; /* what is written to it is not left out */
+
+static void *rest(void *nothing)
+{
+    pause();
+    return nothing;
+}
+
+static void give_up(int number)
+{
+    (void)number;
+    MPI_Abort(MPI_COMM_WORLD, 3);
+}
+
+/* Writes beyond the end of a block, into all that malloc knows of the room above it. */
+static void wreck(void)
+{
+    pthread_t other; /* without one malloc takes no lock */
+    pthread_create(&other, NULL, rest, NULL);
+    signal(SIGABRT, give_up);
+    block = malloc(100000);
+    memset(block, 'A', (size_t)((char *)sbrk(0) - block));
+    for (int i = 0; i < 100; i++)
+        block = malloc(30000 + 1000 * (size_t)i);
+    free(block);
+}
+
 int main(int argc, char *argv[])
 {
     MPI_Comm other;
@@ -57,6 +88,8 @@ int main(int argc, char *argv[])
         barriers(4);
         if (strcmp(what, "abort") == 0 && rank == 1)
             MPI_Abort(MPI_COMM_WORLD, 3);
+        if (strcmp(what, "wreck") == 0 && rank == 1)
+            wreck();
         if (strcmp(what, "exit") == 0)
             _exit(0);
         barriers(-1);

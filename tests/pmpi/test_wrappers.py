@@ -224,6 +224,14 @@ def test_an_abort_is_published(mpi, tmp_path):
     assert known_programs.counts(one)["MPI_Barrier"] == 4
 
 
+def test_an_abort_that_the_plain_program_survives_does_not_hang(tmp_path):
+    """In a signal's handler malloc may have its lock. Open MPI's own MPI_Abort wants that too."""
+    program = known_programs.build("mpich", "known/life.c")
+    done = known_programs.run("mpich", 2, [program, "wreck"], tmp_path)
+    assert "MPI_Abort(MPI_COMM_WORLD, 3)" in done.output + done.errors
+    assert done.pages[1].state == "aborted"
+
+
 @each_mpi
 def test_pages_can_be_read_live_and_are_complete_after_kill_9(mpi, tmp_path):
     process = known_programs.start(
