@@ -17,8 +17,8 @@ from pathlib import Path
 
 import pytest
 from dovetail.cli.main import main
-from dovetail.core.errors import BadInput
-from dovetail.mpi import profile
+from dovetail.core.errors import BadInput, WorkFailed
+from dovetail.mpi import profile, profiled_run
 from support import known_programs
 
 mpi_tier = pytest.mark.mpi
@@ -298,6 +298,18 @@ def test_what_is_no_mpi_program_is_told_in_one_line(words, code, reason):
     done = known_programs.dovetail("--", *words)
     assert done.returncode == code
     assert reason in done.stderr.splitlines()[-1]
+
+
+@unit_tier
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGRTMIN + 6])
+def test_a_signal_without_a_name_is_told_by_its_number(number):
+    code = f"import os; os.kill(os.getpid(), {int(number)})"
+    with pytest.raises(WorkFailed) as caught:
+        profiled_run._no_pages(
+            ["it"], "openmpi", *profiled_run._execute([sys.executable, "-c", code], {}, False)
+        )
+    name = {signal.SIGTERM: "SIGTERM"}.get(number, str(int(number)))
+    assert str(caught.value) == f"it ended with signal {name} before any rank was in MPI"
 
 
 @mpi_tier

@@ -134,7 +134,12 @@ def _kill_group(pid: int) -> None:
 
 
 def _ending(code: int) -> str:
-    return f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+    if code >= 0:
+        return f"exit code {code}"
+    try:
+        return f"signal {signal.Signals(-code).name}"
+    except ValueError:  # of those for real time only the first and the last have a name
+        return f"signal {-code}"
 
 
 def _no_pages(command: Sequence[str], mpi: str, code: int, caught: bool) -> None:
