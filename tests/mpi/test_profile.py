@@ -312,6 +312,26 @@ def test_a_signal_without_a_name_is_told_by_its_number(number):
     assert str(caught.value) == f"it ended with signal {name} before any rank was in MPI"
 
 
+@unit_tier
+def test_a_signal_that_was_ignored_stays_so():
+    """As a hangup under nohup, or an interrupt in the background of a script."""
+    script = (
+        "import os, signal\n"
+        "from dovetail.mpi.profiled_run import _execute\n"
+        "words = ['sh', '-c', 'sleep 0.3; kill -HUP $PPID; kill -INT $PPID']\n"
+        "print(*_execute(words, os.environ, quiet=True), flush=True)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        env=known_programs.environment(),
+        preexec_fn=lambda: [signal.signal(s, signal.SIG_IGN) for s in (1, 2)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.stdout == "0 False\n", done.stderr
+
+
 @mpi_tier
 def test_a_static_program_is_refused(tmp_path):
     known_programs.library("openmpi")

@@ -117,7 +117,8 @@ def _execute(
         raise BadInput(f"{command[0]}: {error.strerror}") from error
     stopping = threading.Timer(GRACE, _kill_group, [process.pid])
     stopping.daemon = True
-    before = {number: signal.signal(number, forward) for number in FORWARDED}
+    heeded = [s for s in FORWARDED if signal.getsignal(s) != signal.SIG_IGN]  # not so with nohup
+    before = {number: signal.signal(number, forward) for number in heeded}
     try:
         code = process.wait()
     finally:
