@@ -18,6 +18,7 @@ from pathlib import Path
 import pytest
 from dovetail.cli.main import main
 from dovetail.core.errors import BadInput, WorkFailed
+from dovetail.host import processes
 from dovetail.mpi import profile, profiled_run
 from support import known_programs
 
@@ -330,6 +331,35 @@ def test_a_signal_that_was_ignored_stays_so():
         timeout=60,
     )
     assert done.stdout == "0 False\n", done.stderr
+
+
+@unit_tier
+@pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGKILL])
+def test_a_profile_that_is_killed_leaves_nothing(number, tmp_path):
+    known_programs.library("openmpi")
+    began = tmp_path / "began"
+    script = f"echo $$ > {began}.new; mv {began}.new {began}; exec sleep 1000"
+    code = "import sys; from dovetail.cli.main import main; sys.exit(main(sys.argv[1:]))"
+    words = ["profile", "--mpi", "openmpi", "--", "sh", "-c", script]
+    process = subprocess.Popen(
+        [sys.executable, "-c", code, *words], env=known_programs.environment()
+    )
+    mine = f"-profile-{process.pid}-"
+    try:
+        wait_for(lambda: began.exists() or None)
+        sleeper = int(began.read_text())
+        ticks = processes.start_ticks(sleeper)
+        process.send_signal(number)
+        process.wait(known_programs.LIMIT)
+        for _ in range(200):
+            if not (processes.alive(sleeper, ticks) or any(mine in name for name in sessions())):
+                break
+            select.select([], [], [], 0.05)
+        assert not processes.alive(sleeper, ticks)
+        assert not any(mine in name for name in sessions())
+    finally:
+        process.kill()
+        processes.send(sleeper, ticks, signal.SIGKILL)
 
 
 @mpi_tier

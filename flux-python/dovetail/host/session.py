@@ -5,7 +5,8 @@ A run has a session: the directory `/dev/shm/dovetail-<uid>-<run id>`, and in it
 `owner`, which the controlling process keeps locked as long as it lives. It lists the run's
 control groups and temporary directory. The kernel drops the lock with the process, so a
 session whose lock is free belongs to a dead run, whoever has its process id now. A local run
-has a warden, a process that sleeps on that lock and removes the session as soon as it gets it.
+has a warden, a process that sleeps on that lock and removes the session as soon as it gets it,
+and so has a profiled program.
 A run in pods has a session on each node, whose lock agent and entries share: the last of them
 to leave removes it. What is left if all are killed, the next run of the same user sweeps.
 
@@ -29,9 +30,14 @@ from dovetail.core.errors import BadInput
 from dovetail.host import processes
 from dovetail.host.cgroups import Group
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import subprocess
+
 SESSION_ROOT = "/dev/shm"
 _YOUNG = 60.0  # seconds that a session may exist without its owner file
 _PATIENCE = 10.0  # seconds to go on trying to remove one
+_RUN_WARDEN = "from dovetail.host.session import sweep_session; sweep_session(sys.argv[1], True)"
 
 
 def create_session(
@@ -54,6 +60,19 @@ def create_session(
     os.write(handle, json.dumps(record).encode() + b"\n")
     os.rename(session + "/owner.new", session + "/owner")
     return session, handle
+
+
+def start_warden(session: str) -> subprocess.Popen[bytes]:
+    """The warden of a session that this process has just created."""
+    import subprocess  # a supervisor needs neither, and is to start at once
+
+    from dovetail.host import install_paths
+
+    return subprocess.Popen(
+        [*install_paths.python_command(_RUN_WARDEN), session],
+        stdin=subprocess.DEVNULL,
+        start_new_session=True,
+    )
 
 
 @contextlib.contextmanager

@@ -3,7 +3,8 @@
 
 Inputs: the command, its MPI, how ranks wait. Outputs: a `Profile`, and how the program ended; its
 own output stays its own. Invariants: the session directory in shared memory and every process of
-the run are gone when this returns, whatever ended it; signals for us are passed on to it.
+the run are gone when this returns, whatever ended it, and soon after we are killed; signals for us
+are passed on to it.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from pathlib import Path
 from dovetail.core.errors import BadInput, WorkFailed
 from dovetail.core.protocol import WaitPolicy
 from dovetail.host import cgroups, cpu_limits, install_paths, processes
-from dovetail.host.session import temporary_session
+from dovetail.host.session import start_warden, temporary_session
 from dovetail.mpi import detect, launcher, page
 from dovetail.mpi.control_page import Control
 from dovetail.mpi.profile import Profile, from_pages
@@ -69,12 +70,19 @@ def run(command: Sequence[str], mpi: str, wait: WaitPolicy, *, quiet: bool) -> P
 
 @contextlib.contextmanager
 def _session(policy: WaitPolicy) -> Iterator[Path]:
-    """The run's directory in a session directory of its own, gone afterwards."""
-    with temporary_session(f"profile-{os.getpid()}-{secrets.token_hex(4)}") as session:
-        directory = Path(session, "profile")
-        directory.mkdir(mode=0o700)
-        Control.create(directory, policy).close()
-        yield directory
+    """The run's directory, in a session of its own; gone afterwards, even if we are killed."""
+    warden = None
+    try:
+        with temporary_session(f"profile-{os.getpid()}-{secrets.token_hex(4)}") as session:
+            directory = Path(session, "profile")
+            directory.mkdir(mode=0o700)
+            Control.create(directory, policy).close()
+            warden = start_warden(session)
+            yield directory
+    finally:
+        if warden is not None and not os.path.exists(session):  # else there is work for it left
+            warden.kill()
+            warden.wait()
 
 
 def _environment(

@@ -38,6 +38,7 @@ from dovetail.host.session import (
     remove_session,
     remove_simulation,
     remove_tree,
+    start_warden,
     sweep_sessions,
 )
 from dovetail.mpi import launcher, sampling, supervisor
@@ -49,7 +50,6 @@ _PATIENCE = 10.0  # seconds for a supervisor to do what it was told before it is
 _SPARES = 2  # supervisors that wait for a simulation, as Python takes a while to start
 _COUNT = 5.0  # seconds between looks at what keeps ranks from their cores
 _RUN_SUPERVISOR = "from dovetail.mpi.supervisor import main; main()"
-_RUN_WARDEN = "from dovetail.host.session import sweep_session; sweep_session(sys.argv[1], True)"
 
 
 class LocalExecutor:
@@ -113,11 +113,7 @@ class LocalExecutor:
                 self._group.remove()
             remove_tree(self._temporary)
             raise WorkFailed(f"cannot make a session: {error}") from error
-        self._warden = subprocess.Popen(
-            [*install_paths.python_command(_RUN_WARDEN), self.session],
-            stdin=subprocess.DEVNULL,
-            start_new_session=True,
-        )
+        self._warden = start_warden(self.session)
         self._make_spares()
 
     def _make_group(self, place: cgroups.Group, name: str) -> cgroups.Group:
