@@ -237,6 +237,20 @@ def test_a_failing_program_is_still_profiled(mpi, tmp_path):
 
 @mpi_tier
 @each_mpi
+@pytest.mark.parametrize("how", [[], ["--json"]], ids=["table", "json"])
+def test_ranks_that_are_not_seen_are_told(mpi, how):
+    program = [known_programs.build(mpi, "known/threads.c")]
+    words = ["-np", "1", "env", "-u", "LD_PRELOAD", *program, ":", "-np", "1", *program]
+    done = known_programs.dovetail(*how, "--", known_programs.LAUNCHERS[mpi], *words)
+    assert done.returncode == 0, done.stderr
+    assert "dovetail: 1 of 2 ranks were not seen" in done.stderr
+    words = ["-np", "2", *program]
+    done = known_programs.dovetail(*how, "--", known_programs.LAUNCHERS[mpi], *words)
+    assert "not seen" not in done.stderr
+
+
+@mpi_tier
+@each_mpi
 def test_a_profile_outlives_the_handlers_of_the_users_preload(mpi, tmp_path):
     words = [known_programs.build(mpi, "known/threads.c")]
     out, preload = tmp_path / "p.json", known_programs.preload_with_handlers()

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +62,8 @@ def run(args: argparse.Namespace) -> int:
         print(json.dumps(profiles.to_json(profile), indent=2))
     else:
         show(profile, Console(stderr=True, highlight=False, width=WHOLE))
+    if ended.unseen:
+        print(f"dovetail: {ended.unseen}", file=sys.stderr)
     if ended.interrupted:
         raise KeyboardInterrupt
     if ended.failure:

@@ -34,11 +34,15 @@ GRACE = 10.0  # seconds from a forwarded signal to SIGKILL
 
 @dataclass(frozen=True)
 class ProfiledRun:
-    """What a program's ranks did. `failure` says how it ended if that was not well, else empty."""
+    """What a program's ranks did. `failure` says how it ended if that was not well, else empty.
+
+    `unseen` says that there were further ranks, else it is empty.
+    """
 
     profile: Profile
     failure: str
     interrupted: bool
+    unseen: str = ""
 
 
 def run(command: Sequence[str], mpi: str, wait: WaitPolicy, *, quiet: bool) -> ProfiledRun:
@@ -65,7 +69,7 @@ def run(command: Sequence[str], mpi: str, wait: WaitPolicy, *, quiet: bool) -> P
     if pressure is not None and pressed is not None:
         pressure -= pressed
     profile = from_pages(pages, command, wait.mode, code, stops, pressure)
-    return ProfiledRun(profile, failure, caught)
+    return ProfiledRun(profile, failure, caught, _unseen(pages))
 
 
 @contextlib.contextmanager
@@ -149,6 +153,17 @@ def _ending(code: int) -> str:
         return f"signal {signal.Signals(-code).name}"
     except ValueError:  # of those for real time only the first and the last have a name
         return f"signal {-code}"
+
+
+def _unseen(pages: Sequence[page.RankPage]) -> str:
+    """Say which share of the ranks the figures are of, if not of all."""
+    ranks = sum({one.world: one.world_size for one in pages}.values())
+    if ranks <= len(pages):
+        return ""
+    return (
+        f"{ranks - len(pages)} of {ranks} ranks were not seen, so that all figures are of the "
+        "others: they are on another machine, are statically linked, or clear LD_PRELOAD"
+    )
 
 
 def _no_pages(command: Sequence[str], mpi: str, code: int, caught: bool) -> None:
