@@ -165,13 +165,28 @@ def test_a_page_not_yet_filled_in_is_left_out(tmp_path):
 
 
 def test_of_programs_in_a_row_the_last_counts(tmp_path):
-    later = {"init": 105 * SECOND, "odd": (0,) * 7 + (0.5,), "even": (0,) * 7 + (0.5,)}
+    later = {"init": 115 * SECOND, "odd": (0,) * 7 + (0.5,), "even": (0,) * 7 + (0.5,)}
     for rank in range(4):
         (tmp_path / f"rank.{rank}.{rank + 10}").write_bytes(good(rank=rank))
     for rank in range(2):
         data = good(rank=rank, world_size=2, source=0, first=(0,) * 7 + (0.0,), **later)
         (tmp_path / f"rank.{rank}.{rank + 5}").write_bytes(data)
     assert [(one.rank, one.world_size) for one in page.read_pages(tmp_path)] == [(0, 2), (1, 2)]
+
+
+@pytest.mark.parametrize(("tool", "program"), [(1, 2), (3, 3)])
+def test_a_tool_that_a_rank_starts_does_not_take_its_place(tool, program, tmp_path):
+    """Nor does one that starts the program, as a script with an MPI of its own."""
+    later = {"odd": (0,) * 7 + (0.5,), "even": (0,) * 7 + (0.5,), "first": (0,) * 7 + (0.0,)}
+    for rank in range(2):
+        (tmp_path / f"rank.{rank}.{rank + 10}").write_bytes(good(rank=rank, world_size=2))
+    (began,) = {one.init_s for one in page.read_pages(tmp_path)}
+    for rank in range(tool):
+        data = good(
+            rank=rank, world_size=tool, source=0, init=int(began * SECOND) + SECOND, **later
+        )
+        (tmp_path / f"rank.{rank}.{rank + 5}").write_bytes(data)
+    assert {one.world_size for one in page.read_pages(tmp_path)} == {program}
 
 
 def test_spawned_worlds_are_apart(tmp_path):

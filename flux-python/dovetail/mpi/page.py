@@ -404,10 +404,11 @@ def read_pages(directory: str | os.PathLike[str]) -> list[RankPage]:
     """All ranks of the program that runs or ran last, by world and rank.
 
     Pages that are not filled in yet are left out; of several programs in a row, all but the
-    last. Rhythms that ranks found alone are left out of a world that does not count alike. Raises
-    PageError for a damaged page or a directory that cannot be read.
+    last, and of those that run at once, all but the one with most ranks. Rhythms that ranks found
+    alone are left out of a world that does not count alike. Raises PageError for a damaged page or
+    a directory that cannot be read.
     """
-    newest: dict[tuple[int, int], RankPage] = {}
+    newest: dict[tuple[int, int, int], RankPage] = {}
     try:
         names = sorted(os.listdir(directory))
     except OSError as error:
@@ -419,15 +420,21 @@ def read_pages(directory: str | os.PathLike[str]) -> list[RankPage]:
             page = read_page(Path(directory, name))
         except NotYet:
             continue
-        key = (page.world, page.rank)
+        key = (page.world, page.world_size, page.rank)
         if key not in newest or newest[key].init_s < page.init_s:
             newest[key] = page
-    # An earlier program with more ranks leaves pages that no later one takes the place of.
-    last = {page.world: page for page in sorted(newest.values(), key=lambda page: page.init_s)}
-    pages = [
-        page for (_, rank), page in sorted(newest.items()) if rank < last[page.world].world_size
-    ]
-    return [page for _, world in groupby(pages, lambda page: page.world) for page in _sure(world)]
+    worlds = groupby((page for _, page in sorted(newest.items())), lambda page: page.world)
+    return [page for _, world in worlds for page in _sure(_last(list(world)))]
+
+
+def _last(pages: Sequence[RankPage]) -> list[RankPage]:
+    """Of the pages of one world those of the program that began last.
+
+    Or of one with more ranks that had not ended by then: one of these has started a tool.
+    """
+    start = max(page.init_s for page in pages)
+    size = max(page.world_size for page in pages if page.stamp >= start or page.init_s == start)
+    return [page for page in pages if page.world_size == size]
 
 
 def _sure(pages: Iterable[RankPage]) -> list[RankPage]:
