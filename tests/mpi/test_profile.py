@@ -348,6 +348,23 @@ def test_a_signal_that_was_ignored_stays_so():
 
 
 @unit_tier
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_reaches_what_a_script_has_started(number):
+    script = (
+        "import os, signal, sys\n"
+        "from dovetail.mpi import profiled_run\n"
+        f"tell = 'sleep 0.3; kill -{int(number)} ' + str(os.getpid())\n"
+        "words = ['bash', '-c', f'({tell}) & sleep 60; exit 3']\n"
+        "profiled_run.GRACE = 50.0\n"
+        "print(profiled_run._execute(words, os.environ, quiet=True)[1])\n"
+    )
+    words = [sys.executable, "-c", script]
+    environment = known_programs.environment()
+    done = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=20)
+    assert done.stdout == "True\n", done.stderr
+
+
+@unit_tier
 @pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGKILL])
 def test_a_profile_that_is_killed_leaves_nothing(number, tmp_path):
     known_programs.library("openmpi")

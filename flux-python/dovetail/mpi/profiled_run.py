@@ -113,10 +113,10 @@ def _execute(
     def forward(number: int, _frame: object) -> None:
         signals.append(number)
         if len(signals) == 1:
-            process.send_signal(number)
+            _tell_group(process.pid, number)
             stopping.start()
         else:
-            _kill_group(process.pid)
+            _tell_group(process.pid, signal.SIGKILL)
 
     try:
         process = subprocess.Popen(
@@ -127,7 +127,7 @@ def _execute(
         )
     except OSError as error:
         raise BadInput(f"{command[0]}: {error.strerror}") from error
-    stopping = threading.Timer(GRACE, _kill_group, [process.pid])
+    stopping = threading.Timer(GRACE, _tell_group, [process.pid, signal.SIGKILL])
     stopping.daemon = True
     heeded = [s for s in FORWARDED if signal.getsignal(s) != signal.SIG_IGN]  # not so with nohup
     before = {number: signal.signal(number, forward) for number in heeded}
@@ -135,15 +135,18 @@ def _execute(
         code = process.wait()
     finally:
         stopping.cancel()
-        _kill_group(process.pid)
+        _tell_group(process.pid, signal.SIGKILL)
         processes.restore_handlers(before.items())
     return code, bool(signals)
 
 
-def _kill_group(pid: int) -> None:
-    """End what is left of the command's process group."""
+def _tell_group(pid: int, number: int) -> None:
+    """Send a signal to what there is of the command's process group, as a terminal does.
+
+    A shell with a script keeps it for when the program that it waits for has ended.
+    """
     with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(pid, signal.SIGKILL)
+        os.killpg(pid, number)
 
 
 def _ending(code: int) -> str:
