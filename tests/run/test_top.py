@@ -251,8 +251,17 @@ def test_an_interrupt_leaves_the_terminal_and_the_run_as_they_were(site, running
     assert running.poll() is None
 
 
+def test_being_ended_from_elsewhere_leaves_the_terminal_as_it_was(site, running):  # noqa: F811
+    before, after, seen = on_a_terminal(site, 80, [signal.SIGTERM], code=130)
+    assert before == after
+    assert "\x1b[?1049l" in seen, "the screen of before is back"
+
+
 def on_a_terminal(site, columns, keys, code=0):  # noqa: F811
-    """Type these keys, one after each picture; the terminal's state before and after, and all."""
+    """Type these keys, one after each picture; the terminal's state before and after, and all.
+
+    A signal among them is sent to it.
+    """
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
     before = termios.tcgetattr(theirs)
@@ -271,7 +280,11 @@ def on_a_terminal(site, columns, keys, code=0):  # noqa: F811
         drawn = sum(map(seen.count, (b"q quit", b"? y: yes", b" is asked to ")))
         if keys and drawn > pictures:
             pictures = drawn
-            os.write(ours, keys.pop(0))
+            key = keys.pop(0)
+            if isinstance(key, signal.Signals):
+                started.send_signal(key)
+            else:
+                os.write(ours, key)
     while select.select([ours], [], [], 0.1)[0]:
         seen += os.read(ours, 1 << 16)
     assert started.wait(10) == code, seen

@@ -11,12 +11,14 @@ from __future__ import annotations
 import contextlib
 import os
 import select
+import signal
 import sys
 import termios
 import textwrap
 import tty
 from collections.abc import Iterator
 from pathlib import Path
+from types import FrameType
 from typing import Any, Callable, get_args
 
 from rich.console import Console, Group
@@ -264,6 +266,7 @@ def show(directory: Path, log: str) -> int:
             console.width = 160
         console.print(screen.draw(console.width, 1000, keys=False))
         return 0
+    signal.signal(signal.SIGTERM, _interrupt)
     with _keys() as key, Live(console=console, screen=True, auto_refresh=False) as live:
         while True:
             screen.follower.look()
@@ -271,6 +274,11 @@ def show(directory: Path, log: str) -> int:
             pressed = key(EVERY)
             if pressed is not None and not screen.key(pressed):
                 return 0
+
+
+def _interrupt(number: int, _: FrameType | None) -> None:
+    """Let SIGTERM give the terminal back as Ctrl-C does."""
+    raise KeyboardInterrupt
 
 
 @contextlib.contextmanager
