@@ -137,6 +137,19 @@ def test_keys_on_a_terminal(site, running, columns):  # noqa: F811
     assert max(len(line) for line in plain.splitlines()) <= columns
 
 
+def test_keys_that_come_together_all_count(monkeypatch):
+    """As those of an arrow that is held down, on a terminal that is far away."""
+    ours, theirs = pty.openpty()
+    with open(theirs) as terminal, monkeypatch.context() as patch:
+        patch.setattr(sys, "stdin", terminal)
+        with top._keys() as key:
+            os.write(ours, b"\x1b[B\x1b[Bsa\x1b[15~\x1b[A")
+            found = [key(5.0) for _ in range(6)]
+            assert found == ["down", "down", "s", "a", "\x1b", "up"]
+            assert key(0.0) is None
+    os.close(ours)
+
+
 def test_a_simulation_is_cancelled_once_the_user_says_so_twice(site, running):  # noqa: F811
     chosen = [b"\x1b[A", b"\x1b[A"]  # the first, whichever that was
     _, _, seen = on_a_terminal(site, 80, [*chosen, b"c", b"n", b"q"])

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import select
 import signal
 import sys
@@ -40,6 +41,7 @@ EVERY = 1.0
 ACTIVE = ("preparing", "starting", "running", "suspended", "halting", "terminating")
 ENDED = get_args(EndState)
 HELP = "q quit   s sort   up/down choose   l log   c cancel   a all"
+_KEY = re.compile(rb"\x1b(?:[\[O][0-9;]*.?)?|.", re.DOTALL)
 _LAST = float("inf")
 SORTS: dict[str, Callable[[View], float]] = {
     "plan": lambda view: 0.0,
@@ -286,14 +288,17 @@ def _keys() -> Iterator[Callable[[float], str | None]]:
     """A function that waits so many seconds for a key, while the terminal gives each at once."""
     fd = sys.stdin.fileno()
     before = termios.tcgetattr(fd)
+    typed: list[bytes] = []  # what came together with a key that was given already
 
     def key(seconds: float) -> str | None:
-        if not select.select([fd], [], [], seconds)[0]:
-            return None
-        data = os.read(fd, 16)
-        if not data:
-            return "q"  # the terminal is gone
-        return {b"\x1b[A": "up", b"\x1b[B": "down"}.get(data, data[:1].decode(errors="replace"))
+        if not typed:
+            if not select.select([fd], [], [], seconds)[0]:
+                return None
+            typed.extend(_KEY.findall(os.read(fd, 1024)))
+            if not typed:
+                return "q"  # the terminal is gone
+        one = typed.pop(0)
+        return {b"\x1b[A": "up", b"\x1b[B": "down"}.get(one, one[:1].decode(errors="replace"))
 
     try:
         tty.setcbreak(fd)
