@@ -124,6 +124,22 @@ def test_what_was_measured_is_not_measured_again(tmp_path):
 
 
 @pytest.mark.unit
+def test_on_a_full_disk_what_was_measured_stays(tmp_path):
+    path = tmp_path / FILE
+    path.write_text('{"scale": "small"}\n{"round": 1}\n{"round": 2')  # there the disk was full
+    script = (
+        "import resource, signal; from pathlib import Path\n"
+        "from dovetail.bench.papers.kept import whole_lines\n"
+        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))\n"
+        f"assert len(whole_lines(Path({str(path)!r}))) == 2\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], stderr=subprocess.PIPE, text=True)
+    assert path.read_text() == '{"scale": "small"}\n{"round": 1}\n', done.stderr
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.unit
 def test_an_interrupted_experiment_goes_on_with_what_is_missing(tmp_path, monkeypatch):
     seen: list[str] = []
 

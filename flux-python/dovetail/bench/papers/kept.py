@@ -26,17 +26,18 @@ def whole_lines(path: Path) -> list[dict[str, Any]]:
 
     A run that was killed while it wrote leaves that. Raises BadInput where another is damaged.
     """
-    lines = path.read_text().splitlines(keepends=True) if path.exists() else []
+    lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
     parsed = []
     for number, line in enumerate(lines):
         try:
-            if not line.endswith("\n"):
+            if not line.endswith(b"\n"):
                 raise ValueError
             parsed.append(json.loads(line))
         except ValueError:
             if number < len(lines) - 1:
                 raise BadInput(f"{path}: line {number + 1} is damaged") from None
-            path.write_text("".join(lines[:-1]))
+            # In place: to write the others anew would lose them where the disk is full.
+            os.truncate(path, sum(map(len, lines[:-1])))
     return parsed
 
 
