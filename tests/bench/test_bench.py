@@ -20,10 +20,12 @@ from pathlib import Path
 import pytest
 from dovetail.bench import batch, demo, hosts, hybrid, jobtap, many, ondemand, pairs, pods
 from dovetail.bench.cases import TUTORIALS
-from dovetail.bench.harness import Row, interleave, plain_queue, ratios
+from dovetail.bench.harness import Claim, Row, interleave, plain, plain_queue, ratios
 from dovetail.bench.papers import pull
 from dovetail.bench.scale import brokers
 from dovetail.bench.scale import pods as scale_pods
+from dovetail.cli import bench
+from dovetail.cli.main import main
 from dovetail.core.errors import BadInput, WorkFailed
 from dovetail.run.run import LOG
 from support import flux_lua, known_programs
@@ -51,6 +53,30 @@ def test_a_ratio_is_taken_within_each_round():
     row = ratios(Row("slow", (2.0, 40.0, 3.0)), Row("fast", (1.0, 10.0, 3.0)), "ratio")
     assert row.values == (2.0, 4.0, 1.0)
     assert row.median == 2.0
+
+
+@pytest.mark.unit
+def test_of_all_what_cannot_be_started_is_told_and_the_rest_goes_on(monkeypatch, capsys):
+    def lacks(scratch, repeat, progress):
+        return plain([scratch], ["no-such-mpirun"], 1)
+
+    def measures(scratch, repeat, progress):
+        return [Claim(Row("figure", (1.0,)), "s")]
+
+    monkeypatch.setattr(bench, "COMPARISONS", {"one": ("", lacks), "two": ("", measures)})
+    assert main(["bench", "all", "--json"]) == 1
+    said = capsys.readouterr()
+    assert "one: not measured: [Errno 2] No such file or directory: 'no-such-mpirun'" in said.err
+    assert list(json.loads(said.out)) == ["two"]
+
+
+@pytest.mark.unit
+@pytest.mark.parametrize("measure", [pairs, hybrid], ids=["pairs", "hybrid"])
+def test_a_program_that_hangs_is_work_that_failed(monkeypatch, tmp_path, measure):
+    monkeypatch.setattr(measure, "_PATIENCE", 0.1)
+    monkeypatch.setattr(hybrid, "mpi_command", lambda *_: (["sleep", "60"], None))
+    with pytest.raises(WorkFailed, match=r"sleep 60: did not end within 0\.1 s"):
+        pairs._answer(["sleep", "60"]) if measure is pairs else hybrid.mpi_run([], tmp_path)
 
 
 @pytest.mark.unit

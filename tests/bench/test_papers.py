@@ -173,6 +173,23 @@ def test_an_interrupted_experiment_goes_on_with_what_is_missing(tmp_path, monkey
 
 
 @pytest.mark.unit
+def test_an_experiment_that_cannot_be_started_says_why_and_the_others_run(tmp_path, monkeypatch):
+    def variants(setting: Setting):
+        return {"a": lambda: plain([tmp_path], ["no-such-mpirun"], 1)}
+
+    fake = {name: Experiment(name, name, lambda *_: [], variants) for name in ("one", "two")}
+    monkeypatch.setattr(papers, "EXPERIMENTS", fake)
+    for name in fake:
+        monkeypatch.setitem(published.TABLES, name, ())
+    asked = papers.check(tmp_path / "out", [], "local", "small", 0.0)
+    outcomes, well = papers.run(asked, lambda _: None)
+    assert not well
+    for one, name in zip(outcomes, fake):
+        assert (one.name, len(one.findings)) == (name, 1)
+        assert one.findings[0].why.endswith("No such file or directory: 'no-such-mpirun'")
+
+
+@pytest.mark.unit
 def test_models_of_no_use_are_not_put_in_a_ratio():
     (theirs,) = [one for one in published.TABLES["hybrid"] if (one.value or 0) < 0]
     found = Finding("R squared", "R squared", Row("", (-32.5,)), theirs)

@@ -103,9 +103,12 @@ def mpi_command(words: Sequence[str], folder: Path, ranks: int) -> tuple[list[st
 def mpi_run(words: Sequence[str], folder: Path, ranks: int = 2) -> str:
     """What a program prints, on the ranks of a plain mpirun."""
     line, env = mpi_command(words, folder, ranks)
-    done = subprocess.run(
-        line, env=env, cwd=folder, capture_output=True, text=True, timeout=_PATIENCE
-    )
+    try:
+        done = subprocess.run(
+            line, env=env, cwd=folder, capture_output=True, text=True, timeout=_PATIENCE
+        )
+    except subprocess.TimeoutExpired:
+        raise WorkFailed(f"{' '.join(line)}: did not end within {_PATIENCE} s") from None
     if done.returncode:
         raise WorkFailed(f"{' '.join(line)}: {(done.stderr + done.stdout).strip()[-1000:]}")
     return done.stdout

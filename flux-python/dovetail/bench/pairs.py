@@ -95,7 +95,10 @@ def _starter() -> str:
 
 
 def _answer(words: list[str], env: Mapping[str, str] | None = None) -> Figures:
-    done = subprocess.run(words, env=env, capture_output=True, text=True, timeout=_PATIENCE)
+    try:
+        done = subprocess.run(words, env=env, capture_output=True, text=True, timeout=_PATIENCE)
+    except subprocess.TimeoutExpired:
+        raise WorkFailed(f"{' '.join(words)}: did not end within {_PATIENCE} s") from None
     if done.returncode:
         raise WorkFailed(f"{' '.join(words)}: {(done.stderr + done.stdout).strip()[-1000:]}")
     return _figures(done.stdout)

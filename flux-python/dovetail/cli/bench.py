@@ -152,7 +152,7 @@ def run(args: argparse.Namespace) -> int:
     for name in every() if args.what == "all" else (args.what,):
         try:
             found[name] = measure(name, args)
-        except (BadInput, WorkFailed) as error:
+        except (BadInput, WorkFailed, OSError) as error:
             if args.what != "all":
                 raise
             missing[name] = str(error)

@@ -131,7 +131,7 @@ def run(asked: Asked, progress: Progress) -> tuple[list[Outcome], bool]:
             except NotHere as reason:
                 found = _nothing(experiment, str(reason))
                 progress(f"{name}: not measured here: {reason}")
-            except (WorkFailed, BadInput) as error:
+            except (WorkFailed, BadInput, OSError) as error:
                 well = False
                 found = _nothing(experiment, f"failed: {error}")
                 progress(f"{name}: failed: {error}")
