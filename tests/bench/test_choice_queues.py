@@ -4,6 +4,10 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import subprocess
+import sys
 from dataclasses import replace
 
 import pytest
@@ -25,6 +29,7 @@ from dovetail.bench.choice import (
     with_every_noise,
 )
 from dovetail.cli.main import main
+from support.local_runs import wait_for
 
 pytestmark = pytest.mark.unit
 
@@ -126,6 +131,21 @@ def test_a_run_that_was_interrupted_goes_on_with_its_results(tmp_path):
     assert [one.number for one in kept.results()] == [37] * 3 + [38] * 3
     kept.path.write_text(whole.replace(kept.program, "another"))
     assert kept.results() == []
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupt_is_said_in_a_line(tmp_path, number):
+    words = [sys.executable, "-m", "dovetail", "bench", "choice", "-o", str(tmp_path)]
+    with open(tmp_path / "errors", "wb") as errors:
+        bench = subprocess.Popen(words, stderr=errors, start_new_session=True)
+    try:
+        wait_for((tmp_path / "choice.jsonl").exists, (tmp_path / "errors").read_text)
+        os.killpg(bench.pid, number)  # as a terminal and a scheduler do
+        assert bench.wait(30) == 130
+    finally:
+        bench.kill()
+        bench.wait()
+    assert (tmp_path / "errors").read_text().splitlines()[1:] == ["dovetail: interrupted"]
 
 
 def test_the_rule_that_a_user_would_have_taken_stands_beside_the_choice():

@@ -38,6 +38,7 @@ import math
 import multiprocessing
 import os
 import random
+import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -340,6 +341,12 @@ def with_every_noise(number: int) -> list[Result]:
     return [execute(number, noise) for noise in NOISES]
 
 
+def helper() -> None:
+    """Leave interrupts to who started this process, and end when it says so."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
 class Kept:
     """Results in a file, one a line, so that what was interrupted is gone on with.
 
@@ -389,7 +396,7 @@ def choice_of_widths(
     left = sorted(set(range(queues)) - {one.number for one in results})
     if len(left) < queues:
         progress(f"{queues - len(left)} of {queues} queues are in {kept.path}")
-    with multiprocessing.Pool(len(os.sched_getaffinity(0))) as pool:
+    with multiprocessing.Pool(len(os.sched_getaffinity(0)), helper) as pool:
         for some in pool.imap_unordered(with_every_noise, left):
             kept.add(some)
             results += some
