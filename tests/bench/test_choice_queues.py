@@ -169,8 +169,11 @@ def test_the_command_prints_every_claim_as_json(capsys):
     [
         (["scale", "--queues", "5"], "--queues: only with choice and all, not with scale"),
         (["choice", "--queues", "0"], "--queues 0: give 1 to 1000000"),
+        (["choice", "-o", "/dev/null"], "-o /dev/null: File exists"),
+        (["choice", "-o", "/dev/null/a"], "-o /dev/null/a: Not a directory"),
+        (["pack", "-o", "a"], "-o: only with demo, choice, all and papers, not with pack"),
     ],
 )
-def test_bad_numbers_of_queues_are_refused(words, sentence, capsys):
+def test_bad_options_are_refused(words, sentence, capsys):
     assert main(["bench", *words]) == 2
     assert sentence in capsys.readouterr().err

@@ -49,6 +49,7 @@ from dovetail.bench.papers.kept import whole_lines
 from dovetail.controller import choice, speedup
 from dovetail.controller.choice import Busy, Task
 from dovetail.controller.speedup import FIT_ERROR, Prior, predict, smoothed
+from dovetail.core.errors import BadInput
 
 QUEUES = 10_000
 NOISE = 0.10
@@ -389,10 +390,13 @@ def choice_of_widths(
 ) -> list[Claim]:
     """Claims on so many queues with every noise, on one large decision, and on the papers' case."""
     queues = queues or QUEUES
-    if output:
-        output.mkdir(parents=True, exist_ok=True)
-    kept = Kept(output / "choice.jsonl" if output else None)
-    results = [one for one in kept.results() if one.number < queues]
+    try:
+        if output:
+            output.mkdir(parents=True, exist_ok=True)
+        kept = Kept(output / "choice.jsonl" if output else None)
+        results = [one for one in kept.results() if one.number < queues]
+    except OSError as error:
+        raise BadInput(f"-o {output}: {error.strerror}") from error
     left = sorted(set(range(queues)) - {one.number for one in results})
     if len(left) < queues:
         progress(f"{queues - len(left)} of {queues} queues are in {kept.path}")

@@ -139,6 +139,8 @@ def run(args: argparse.Namespace) -> int:
         if getattr(args, option) and not (option == "names" and args.what in named):
             given = f"--{option}" if option != "names" else args.names[0]
             raise BadInput(f"{given}: only with papers, not with {args.what}")
+    if args.output and args.what not in ("demo", "choice", "all"):
+        raise BadInput(f"-o: only with demo, choice, all and papers, not with {args.what}")
     signal.signal(signal.SIGTERM, interrupt)
     if args.what == "demo":
         ended = demo.run_demo(
