@@ -172,6 +172,13 @@ def test_measurements_may_come_one_option_each(capsys):
     assert said == capsys.readouterr().out
 
 
+def test_measurements_may_have_commas_and_spaces_between(capsys):
+    assert main([*BASE, *MEASURED]) == 0
+    said = capsys.readouterr().out
+    assert main([*BASE, "--measured", "2:1410,", "3:1446, 4:1604", "5:1670"]) == 0
+    assert said == capsys.readouterr().out
+
+
 def test_json_has_bands_when_fitted_and_none_otherwise(capsys):
     main([*BASE, *MEASURED, "--json"])
     fitted = json.loads(capsys.readouterr().out)
@@ -196,6 +203,7 @@ BAD_OPTIONS = {
     "sims from zero": ["--beta", "1", "--sims", "0..3"],
     "sims absurd": ["--beta", "1", "--sims", "1..999999"],
     "sims words": ["--beta", "1", "--sims", "all"],
+    "no measurement": ["--measured", ""],
 }
 
 

@@ -124,7 +124,7 @@ def _parse_sims(text: str) -> tuple[int, int]:
 def _parse_measured(words: list[str]) -> dict[int, float]:
     """`2:1410 3:1446` (spaces or commas between) as {2: 1410.0, 3: 1446.0}."""
     measured: dict[int, float] = {}
-    for word in ",".join(words).split(","):
+    for word in re.split(r"[\s,]+", ",".join(words).strip(" ,")):
         n, _, seconds = word.partition(":")
         try:
             count, value = int(n), float(seconds)
