@@ -204,6 +204,7 @@ BAD_OPTIONS = {
     "sims absurd": ["--beta", "1", "--sims", "1..999999"],
     "sims words": ["--beta", "1", "--sims", "all"],
     "no measurement": ["--measured", ""],
+    "more ranks than a float can hold": ["--beta", "1", "--ranks", "9" * 400],
 }
 
 

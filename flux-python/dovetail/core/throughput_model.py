@@ -28,6 +28,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from dovetail.core import units
 from dovetail.core.errors import BadInput
 
 # Two-sided 95 % quantiles of Student's t for 3, 4, … degrees of freedom, then the normal's.
@@ -166,7 +167,7 @@ class Model:
         if self.need is not None:
             _positive("need", self.need, "the cores that one simulation keeps busy alone")
         if not (math.isfinite(self.beta) and 0 <= self.beta <= 1e6):
-            raise BadInput(f"beta: {self.beta:g} is not a finite number, 0 or more")
+            raise BadInput(f"beta: {self.beta:g} is not a number from 0 to 1e6")
 
     @staticmethod
     def fit(
@@ -262,8 +263,10 @@ class Model:
 
 
 def _positive(what: str, value: float, meaning: str) -> None:
-    if not (math.isfinite(value) and 1e-9 <= value <= 1e12):
-        raise BadInput(f"{what}: {value:g} is not a number from 1e-9 to 1e12 ({meaning})")
+    if not 1e-9 <= value <= 1e12:
+        # Some whole numbers are too large for a float.
+        shown = f"{value:g}" if isinstance(value, float) else units.show(value)
+        raise BadInput(f"{what}: {shown} is not a number from 1e-9 to 1e12 ({meaning})")
 
 
 def _count(n: int) -> None:
