@@ -12,7 +12,7 @@ import pytest
 from dovetail.core import protocol
 from dovetail.core.contention import Contention, Throttling
 from dovetail.core.errors import BadInput
-from dovetail.report import alternatives, summary
+from dovetail.report import alternatives, html, summary
 from dovetail.report.alternatives import DOVETAIL, FEWER, NAIVE, SEQUENTIAL, Alternative
 from rich.console import Console
 from support import made_up_runs
@@ -190,6 +190,17 @@ def test_a_way_that_was_chosen_as_well_and_won_is_said_to_be_the_same(ranks, say
     words = summary.summarise(run.history(), [better]).verdict.words
     assert "Better: fewer ranks side by side" in words
     assert (says in words) if says else ("Dovetail chose" not in words)
+
+
+def test_of_one_simulation_nothing_is_said_of_packing():
+    run = made_up_runs.Run([made_up_runs.spec("a", "f")], {"f": 0.1})
+    run.launch("a")
+    run.work(10)
+    run.finish("a")
+    found = summary.summarise(run.history())
+    assert found.verdict.words.startswith("Dovetail took 10.0 s, as long as one after the other")
+    assert "acking" not in found.verdict.words, "there was nothing to pack it with"
+    assert html.headline(found).startswith("1 simulation on 2 cores: about 1.00 times")
 
 
 def test_what_is_only_predicted_to_be_as_quick_is_not_said_to_be():

@@ -127,16 +127,17 @@ def headline(summary: Summary) -> str:
     """The page's main finding, one line."""
     counts = summary.counts
     total = len(summary.simulations)
+    simulations = f"{total:,} simulation{'s' if total != 1 else ''}"
     gain = summary.totals.throughput_gain
     if counts.get("done", 0) < total:
         parts = [f"{n:,} {state}" for state, n in sorted(counts.items())]
-        return f"{total:,} simulations: {', '.join(parts)}"
+        return f"{simulations}: {', '.join(parts)}"
     cores = f"{summary.cores:g} core{'s' if summary.cores != 1 else ''}"
     if gain.value is None:
-        return f"{total:,} simulations done on {cores}"
+        return f"{simulations} done on {cores}"
     about = "about " if gain.source == "predicted" else ""
     return (
-        f"{total:,} simulations on {cores}: {about}{gain.value:.2f} times the throughput of "
+        f"{simulations} on {cores}: {about}{gain.value:.2f} times the throughput of "
         "one after the other"
     )
 

@@ -99,7 +99,10 @@ def judge(totals: Totals, alike: int, of: int) -> Verdict:
             # What was measured stays the best, whatever a prediction promises.
             best, least = best or first, known[first]
     sequential = totals.sequential_s
-    if not best and sequential.value is not None and sequential.value < own.value * SAME:
+    alone = of == 1  # beside which nothing can be packed
+    if alone and not best:
+        words += _next(others)
+    elif not best and sequential.value is not None and sequential.value < own.value * SAME:
         if sequential.source == "measured":
             words.append("Packing does not pay here: one after the other is as quick.")
         else:
