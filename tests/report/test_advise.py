@@ -157,6 +157,17 @@ def test_measured_fewer_ranks_are_reported_as_they_came_out(seconds, says):
     assert (fewer.source, fewer.gain) == ("measured", pytest.approx(36.0 / seconds))
 
 
+def test_what_was_measured_on_other_cores_is_not_told_of_these():
+    found = summary.summarise(made_up_runs.packed().history())
+
+    def source(cores):
+        given = advise.advise(advise.from_summary(found, cores), cores)
+        return next(one.source for one in given if one.topic == "packing")
+
+    assert source(2.0) == "measured"
+    assert source(64.0) == "predicted"
+
+
 def test_the_command_takes_a_run_and_its_cores(tmp_path, capsys):
     made_up_runs.mixed().save(tmp_path)
     assert main.main(["advise", "--json", str(tmp_path)]) == 0

@@ -49,8 +49,8 @@ def run(args: argparse.Namespace) -> int:
             is_run = path.is_dir()
         if is_run:
             found, _ = summary.load(path)
-            known += advise.from_summary(found)
             cores = cores or found.cores
+            known += advise.from_summary(found, cores)
         else:
             known.append(advise.from_file(path))
     if not known:

@@ -15,7 +15,7 @@ import math
 import os
 import pathlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -106,10 +106,16 @@ def advise(known: Sequence[Known], cores: float) -> list[Advice]:
     return [*advice, _limit(known)] if known else []
 
 
-def from_summary(summary: Summary) -> list[Known]:
-    """What a run taught about each of its families; those never measured are left out."""
+def from_summary(summary: Summary, cores: float | None = None) -> list[Known]:
+    """What a run taught about each of its families; those never measured are left out.
+
+    On other `cores` than the run's, how its simulations shared these tells nothing.
+    """
     found = [from_family(family, summary.cores) for family in summary.families]
-    return [one for one in found if one is not None]
+    known = [one for one in found if one is not None]
+    if cores not in (None, summary.cores):
+        known = [replace(one, points=(), totals=None) for one in known]
+    return known
 
 
 def from_family(family: FamilyFigures, cores: float) -> Known | None:
