@@ -75,6 +75,7 @@ except SystemExit:
     def test_requests_add_up(self):
         assert dovetail.requests([1, 1, 5, 15], 4) == (182, 182, 909, 2727)
         assert dovetail.requests([1, 3], "500m", floor=0) == (125, 375)
+        assert dovetail.requests([1, 3], "500m", floor=0.0) == (125, 375)
         with pytest.raises(dovetail.BadInput, match="cpus: 'two' is not a CPU quantity"):
             dovetail.requests([1, 3], "two")
 

@@ -133,7 +133,7 @@ def requests(
     share; `floor` the least of a rank. See dovetail-requests(1).
     """
     weights = load.load if isinstance(load, Profile) else tuple(load)
-    least = 0 if str(floor) in ("0", "0m") else cpu_requests.parse_cpu(str(floor), "floor")
+    least = cpu_requests.parse_cpu(str(floor), "floor", least=0)
     return cpu_requests.proportional(weights, cpu_requests.parse_cpu(str(cpus)), least)
 
 

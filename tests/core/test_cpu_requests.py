@@ -70,6 +70,12 @@ def test_the_command_prints_the_requests(capsys):
     assert capsys.readouterr().out == "182m 182m 909m 2727m\n"
 
 
+@pytest.mark.parametrize("zero", ["0", "0m", "0.0", "0.000m", "00"])
+def test_a_floor_may_be_none_however_it_is_written(zero, capsys):
+    assert main(["requests", "--weights", "1,999", "--cpus", "100m", "--floor", zero]) == 0
+    assert capsys.readouterr().out == "0m 100m\n"
+
+
 def test_json(capsys):
     main(["requests", "--weights", "1,3", "--cpus", "400m", "--json"])
     assert json.loads(capsys.readouterr().out) == {

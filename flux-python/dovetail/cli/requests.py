@@ -36,7 +36,7 @@ def run(args: argparse.Namespace) -> int:
     """Print the requests; 0."""
     weights = _weights(args)
     total = cpu_requests.parse_cpu(args.cpus)
-    floor = 0 if args.floor in ("0", "0m") else cpu_requests.parse_cpu(args.floor, "floor")
+    floor = cpu_requests.parse_cpu(args.floor, "floor", least=0)
     requests = cpu_requests.proportional(weights, total, floor)
     if args.json:
         print(json.dumps({"weights": weights, "requests_m": requests, "total_m": total}))

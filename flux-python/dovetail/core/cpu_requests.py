@@ -98,15 +98,16 @@ def parse_weights(text: str) -> tuple[float, ...]:
     return weights
 
 
-def parse_cpu(text: str, what: str = "cpus") -> int:
+def parse_cpu(text: str, what: str = "cpus", least: int = 1) -> int:
     """A CPU quantity as millicores: `4`, `2.5` (cores) or `2500m`.
 
-    Raises BadInput for anything else, 0, or a fraction of a millicore.
+    Raises BadInput for anything else, fewer than `least`, or a fraction of a millicore.
     """
     match = re.fullmatch(r"(\d{1,9}(?:\.\d{1,9})?)(m?)", text.strip(), re.ASCII)
     if not match:
         raise BadInput(f"{what}: {text!r} is not a CPU quantity like 4, 2.5 or 2500m")
     value = Fraction(match[1]) * (1 if match[2] else 1000)
-    if value.denominator != 1 or not 0 < value <= MAX_MILLICORES:
-        raise BadInput(f"{what}: {text!r} is not whole millicores from 1m to {MAX_MILLICORES}m")
+    if value.denominator != 1 or not least <= value <= MAX_MILLICORES:
+        bounds = f"from {least}m to {MAX_MILLICORES}m"
+        raise BadInput(f"{what}: {text!r} is not whole millicores {bounds}")
     return int(value)
