@@ -321,6 +321,8 @@ BAD_OPTIONS = {
     "more weights than ranks": (["--ranks", "1", "--weights", "1,2"], "1 ranks"),
     "no ranks": (["--ranks", "0"], "--ranks"),
     "more ranks than cells": (["--ranks", "3"], "2 cells"),
+    "more ranks than fit into memory": (["--ranks", "1" + "0" * 17], "more than 1000000"),
+    "more ranks than can be counted": (["--ranks", "1" + "0" * 30], "more than 1000000"),
     "a weight of zero": (["--ranks", "2", "--weights", "1,0"], "rank 1"),
     "a weight nan": (["--ranks", "2", "--weights", "nan,1"], "rank 0"),
     "a negative weight": (["--ranks", "2", "--weights=-1,1"], "rank 0"),

@@ -31,6 +31,9 @@ from dovetail.host.progress import Progress
 
 HELP = "cut an OpenFOAM mesh for ranks of any weights"
 
+_MOST = 1_000_000
+"""Ranks; each has a weight in memory and a folder, and there are no meshes for so many."""
+
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Options; see dovetail-decompose(1)."""
@@ -72,6 +75,8 @@ def run(args: argparse.Namespace) -> int:
     """Write the decomposition and print it; 0."""
     if args.ranks < 1:
         raise BadInput(f"--ranks: {args.ranks} is not 1 or more")
+    if args.ranks > _MOST:
+        raise BadInput(f"--ranks: {args.ranks} is more than {_MOST}")
     weights = (1.0,) * args.ranks
     if args.weights is not None:
         weights = cpu_requests.parse_weights(args.weights)
