@@ -454,6 +454,32 @@ def test_results_of_ranks_are_not_removed_but_from_a_copy(ranks, tmp_path, monke
 
 
 @unit
+@pytest.mark.parametrize("weights", ["1", "1,1", "3,1"])
+@pytest.mark.parametrize("copied", [True, False])
+def test_what_linked_processor_directories_lead_to_stays(weights, copied, tmp_path, monkeypatch):
+    elsewhere = parted(tmp_path / "elsewhere", 1, 1)
+    case = put(tmp_path / "case", ascii_mesh())
+    (case / "0").mkdir()
+    for place in elsewhere.iterdir():
+        (case / place.name).symlink_to(place)
+    (tmp_path / "bin").mkdir()
+    tool = tmp_path / "bin" / "decomposePar"  # what the real one has removed by then is gone
+    tool.write_text("#!/bin/sh\n/bin/rm -rf processor*/*\n/bin/mkdir -p processor0 processor1\n")
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+    monkeypatch.setenv("DOVETAIL_DIR", "/none") if copied else None
+    ranks = str(len(weights.split(",")))
+    command = ["decompose", "--ranks", ranks, "--weights", weights, "--apply", str(case)]
+    right = weights != "1" and not copied  # shares within a cell
+    assert main(command) == (0 if right else 2)
+    assert main([*command, "--force"]) == 0
+    places = [*case.glob("processor*")]
+    assert len(places) == (0 if ranks == "1" else 2)
+    assert all(place.is_symlink() == right for place in places)
+    assert all((elsewhere / f"processor{rank}" / "0").is_dir() for rank in (0, 1))
+
+
+@unit
 @pytest.mark.parametrize("more", [[], ["--apply"]])
 def test_a_case_that_is_not_there_is_said(more, tmp_path, capsys):
     assert main(["decompose", "--ranks", "1", *more, str(tmp_path / "none")]) == 2

@@ -90,12 +90,12 @@ def run(args: argparse.Namespace) -> int:
         there = args.case.is_dir()
     if not there:
         raise BadInput(f"{args.case}: is not a directory")
+    copied = "DOVETAIL_DIR" in os.environ  # as in a run's prepare step
     if args.apply:
-        if processors.are_cut(args.case, weights):
+        if processors.are_cut(args.case, weights, copied=copied):
             print(json.dumps({"kept": True}) if args.json else f"{args.case} is cut so already")
             return 0
-        # In its environment a run's prepare step is told from the user.
-        processors.check(args.case, copied="DOVETAIL_DIR" in os.environ)
+        processors.check(args.case, copied=copied)
         _make_room(control_dict.directories(args.case), args.force)
         if args.ranks == 1:
             processors.make(args.case, 1)

@@ -49,9 +49,9 @@ def times(case: Path) -> list[float]:
 
 
 def directories(case: Path) -> list[Path]:
-    """Processor directories, each rank's own or collated."""
+    """Processor directories, each rank's own or collated, and links to such."""
     found = [*case.glob("processor[0-9]*"), *case.glob("processors[0-9]*")]
-    return sorted(path for path in found if path.is_dir() and not path.is_symlink())
+    return sorted(path for path in found if path.is_dir())
 
 
 def times_in_parts(case: Path) -> list[float]:

@@ -4,8 +4,9 @@
 Inputs: a case, and one weight per rank. Outputs: whether the case is cut so already; processor
 directories. No partitioning library is needed, as the ranks of cells are written by ourselves.
 
-Invariant: fields are never removed that are in processor directories alone; in a run's copy of a
-case, which is made anew from the user's, those alone count from which the solver would begin.
+Invariants: fields are never removed that are in processor directories alone; in a run's copy of a
+case, which is made anew from the user's, those alone count from which the solver would begin. What
+links lead to is neither removed nor, in such a copy, left for a solver to write in.
 """
 
 from __future__ import annotations
@@ -25,10 +26,16 @@ ALIKE = 0.05
 imbalance is what partitioning libraries allow themselves for fewer faces between ranks."""
 
 
-def are_cut(case: Path, weights: Sequence[float]) -> bool:
-    """Whether the case's processor directories are of its mesh, with such shares of it."""
+def are_cut(case: Path, weights: Sequence[float], *, copied: bool) -> bool:
+    """Whether the case's processor directories are of its mesh, with such shares of it.
+
+    Those that a run's copy has as links are not its own.
+    """
+    there = control_dict.directories(case)
     if len(weights) == 1:
-        return not control_dict.directories(case)
+        return not there
+    if copied and any(path.is_symlink() for path in there):
+        return False
     try:
         cells = cells_per_processor(case)
     except BadInput:
@@ -61,7 +68,8 @@ def make(case: Path, ranks: int) -> None:
     """
     try:
         for directory in control_dict.directories(case):
-            shutil.rmtree(directory)
+            # decomposePar, too, would remove what is behind a link.
+            directory.unlink() if directory.is_symlink() else shutil.rmtree(directory)
     except OSError as error:
         raise BadInput(f"{error.filename}: cannot be removed: {error.strerror}") from None
     if ranks == 1:
