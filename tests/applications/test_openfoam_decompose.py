@@ -480,6 +480,32 @@ def test_what_linked_processor_directories_lead_to_stays(weights, copied, tmp_pa
 
 
 @unit
+def test_a_copy_does_not_write_where_its_links_lead(tmp_path, monkeypatch, capsys):
+    theirs, case = put(tmp_path / "theirs", ascii_mesh()), tmp_path / "case"
+    (theirs / "system").mkdir()
+    (theirs / "system" / "decomposeParDict").write_text("theirs")
+    (theirs / "system" / "controlDict").write_text("endTime 1;")
+    before = sorted(theirs.rglob("*"))
+    case.mkdir()
+    for name in ("constant", "system"):
+        (case / name).symlink_to(theirs / name)
+    monkeypatch.setenv("DOVETAIL_DIR", "/none")  # as for a prepare step of a run
+    for weights in ("1,1", "3,1"):
+        command = ["decompose", "--ranks", "2", "--weights", weights, "--force", str(case)]
+        assert main(command) == 0
+    assert sorted(theirs.rglob("*")) == before
+    assert (theirs / "system" / "decomposeParDict").read_text() == "theirs"
+    assert "manual" in (case / "system" / "decomposeParDict").read_text()
+    assert (case / "system" / "controlDict").read_text() == "endTime 1;"
+    assert sorted(path.name for path in case.iterdir()) == ["constant", "system"]
+    monkeypatch.delenv("DOVETAIL_DIR")
+    (tmp_path / "own").mkdir()
+    (tmp_path / "own" / "constant").symlink_to(theirs / "constant")
+    assert main(["decompose", "--ranks", "2", str(tmp_path / "own")]) == 0  # as the user says
+    assert (theirs / "constant" / "cellDecomposition").exists()
+
+
+@unit
 @pytest.mark.parametrize("more", [[], ["--apply"]])
 def test_a_case_that_is_not_there_is_said(more, tmp_path, capsys):
     assert main(["decompose", "--ranks", "1", *more, str(tmp_path / "none")]) == 2

@@ -105,6 +105,8 @@ def run(args: argparse.Namespace) -> int:
         mesh = read_mesh(args.case)
         progress.turn(f"cutting {len(mesh.centres):,} cells for {args.ranks} ranks")
         made = _cut(mesh, weights, args)
+        if copied:
+            processors.own_folders(args.case)
         _make_room_for_files(args.case, args.force)
         progress.turn("writing the ranks of cells")
         write_decomposition(args.case, made.rank_of_cell, args.ranks)

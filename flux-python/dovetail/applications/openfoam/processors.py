@@ -12,6 +12,7 @@ links lead to is neither removed nor, in such a copy, left for a solver to write
 from __future__ import annotations
 
 import math
+import os
 import shutil
 import subprocess
 from collections.abc import Sequence
@@ -59,6 +60,25 @@ def check(case: Path, *, copied: bool) -> None:
             f"{case}: its fields of time {alone[-1]:g} are in {first} and its like alone; "
             "run `reconstructPar` before it is cut again"
         )
+
+
+def own_folders(case: Path) -> None:
+    """Have a run's copy its own folders to write in, where they are links to the user's.
+
+    What is in those stays where it is, and is linked. Raises BadInput.
+    """
+    for folder in (case / "constant", case / "system"):
+        if not folder.is_symlink() or not folder.is_dir():
+            continue
+        draft = folder.with_name(f".{folder.name}.{os.getpid()}.new")
+        try:
+            draft.mkdir()
+            for entry in folder.resolve().iterdir():
+                (draft / entry.name).symlink_to(entry)
+            folder.unlink()
+            draft.rename(folder)
+        except OSError as error:
+            raise BadInput(f"{folder}: cannot be copied: {error.strerror}") from None
 
 
 def make(case: Path, ranks: int) -> None:
