@@ -87,6 +87,15 @@ def test_a_dump_that_can_be_gone_on_with_is_not_refused(dump):
 
 
 @unit
+def test_a_group_that_is_dynamic_stays_so():
+    groups = ["group half region box", "group now dynamic half region box every 10"]
+    lines = SCRIPT.replace("fix 1", "\n".join([*groups, "fix 1"])).splitlines()
+    again = lammps_checkpoint.stoppable(lines, "two", "one")
+    assert groups[1] in again
+    assert groups[0] not in again, "its atoms would be others"
+
+
+@unit
 def test_how_long_it_takes_is_told_by_the_users_script(tmp_path):
     asked = Spec("a", "a", str(tmp_path), 1, (1.0,), ("lmp", "-in", "in.lj"), ("true",),
                  application="lammps", checkpoint=True)  # fmt: skip

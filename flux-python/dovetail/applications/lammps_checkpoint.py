@@ -59,6 +59,7 @@ _AT_FIRST = {
     "change_box", "create_atoms", "delete_atoms", "displace_atoms", "group", "replicate",
     "set", "velocity", "write_data", "write_dump", "write_restart",
 }  # fmt: skip
+_NOT_KEPT = [["dynamic"], ["static"]]  # of a group: a restart file has its atoms of that step
 _MAKES_BOX = {"create_box", "read_data"}
 # With these it is not in the line alone what is done, or how often.
 _NOT_PLAIN = {
@@ -192,7 +193,7 @@ def stoppable(
             out.append(" ".join([*words[:2], two, one, *words[4:]]))
         elif command == "dump" and len(words) > 5:
             out += [line, f"dump_modify {words[1]} append yes"]
-        elif command not in _AT_FIRST:
+        elif command not in _AT_FIRST or (command == "group" and words[2:3] in _NOT_KEPT):
             out.append(line)
         has_box = has_box or command in _MAKES_BOX
     if not steps:
