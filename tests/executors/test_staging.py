@@ -101,6 +101,17 @@ def test_a_folder_comes_and_what_was_changed_there_goes_back(node):
     node.end()
 
 
+def test_names_may_be_as_long_as_there_are_and_of_any_bytes(node):
+    for name in (b"x" * 255, "\u00e9".encode() * 127, b"\xff" * 255, b"two\nlines", b"part"):
+        Path(os.fsdecode(bytes(node.here) + b"/" + name)).write_bytes(name)
+    assert node.stage("in") == ""
+    assert content(node.there) == content(node.here)
+    (node.there / "x").with_name("y" * 255).touch()
+    assert node.stage("out") == ""
+    assert content(node.there) == content(node.here)
+    node.end()
+
+
 def test_what_is_in_the_case_is_copied_here_and_not_sent(node, tmp_path, monkeypatch):
     case, made, copied = tmp_path / "case", {}, staging._copied
 

@@ -58,6 +58,7 @@ FILE, LINK, FOLDER = "file", "link", "folder"
 _LENGTH = struct.Struct("!Q")
 _BLOCK = 1 << 20  # bytes; each is written, and its digest taken, while the next one comes
 _LONGEST = 1 << 30  # bytes of a listing, some millions of files
+_LONGEST_NAME = 255  # bytes of a file's name
 _MARKED = 2000  # files that are enough to know a folder by
 _PART = re.compile(r".+\.[0-9a-f]{8}\.part", re.DOTALL)
 
@@ -68,6 +69,13 @@ ROOM = 300.0
 """Seconds that a copy waits for room on a disk that is full."""
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _NONE = ("", False)
+
+
+def _part_of(path: str) -> str:
+    """Another name for a file that is not whole yet, beside its own, which may be long already."""
+    folder, name = os.path.split(path)
+    end = f".{secrets.token_hex(4)}.part"
+    return os.path.join(folder, os.fsdecode(os.fsencode(name)[: _LONGEST_NAME - len(end)]) + end)
 
 
 def remove_parts(folder: str) -> None:
@@ -309,7 +317,7 @@ class _Incoming:
 
     def __init__(self, path: str, entry: list[Any]) -> None:
         self._path, self._entry = path, entry
-        self._part = f"{path}.{secrets.token_hex(4)}.part"
+        self._part = _part_of(path)
         self._digest, self._trouble = hashlib.sha256(), _NONE
         self._file = -1
         try:
