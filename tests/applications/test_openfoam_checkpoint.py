@@ -172,6 +172,19 @@ def test_the_first_time_needs_a_proof_that_its_writing_was_over(two_ranks):
 
 
 @unit
+def test_times_may_be_before_zero(two_ranks):
+    for place in two_ranks:
+        (place / "20").rename(place / "-5")
+        (place / "10").rename(place / "-12.5")
+        (place / "0").rename(place / "-180")
+    log = two_ranks[0].parent / "log"
+    log.write_text("Time = -12.5\n\nTime = -5\n\nTime = -4.5\n")
+    assert latest(two_ranks, before=("-180",)) == "-5"
+    truncate(two_ranks[1] / "-5" / "U")
+    assert latest(two_ranks, before=("-180",)) == "-12.5"
+
+
+@unit
 def test_times_of_before_are_no_checkpoints(two_ranks):
     assert latest(two_ranks, before=("0", "20")) == "10"
     assert latest(two_ranks, before=("0", "10", "20")) is None
@@ -182,7 +195,7 @@ def test_times_of_before_are_no_checkpoints(two_ranks):
 def test_times_are_ordered_as_numbers(tmp_path):
     for name in ("1e-05", "0.5", "100", "9", "constant", "0.orig", "-1", "nan"):
         (tmp_path / name).mkdir()
-    assert written_times.times(tmp_path) == ["1e-05", "0.5", "9", "100"]
+    assert written_times.times(tmp_path) == ["-1", "1e-05", "0.5", "9", "100"]
 
 
 @unit
