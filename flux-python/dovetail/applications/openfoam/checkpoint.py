@@ -99,6 +99,8 @@ def unfinished(case: Path, log: Path) -> bool:
     if not told[-1]:
         return False  # it has converged
     found = control_dict.entries(case)
+    if control_dict.INCLUDED in found:
+        return True
     words = told[0], told[-1], found.get("endTime", ""), found.get("deltaT", "")
     before, time, end, step = map(control_dict.number, words)
     if time is None or end is None or step is None:

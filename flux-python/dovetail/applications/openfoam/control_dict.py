@@ -12,11 +12,15 @@ import math
 import os
 import re
 from pathlib import Path
+from typing import Final
 
 _COMMENT = re.compile(r"/\*.*?\*/|//[^\n]*", re.DOTALL)
 _ENTRY = re.compile(r"([A-Za-z]\w*)\s+([^\s;{}]+)\s*;")
 _TOKEN = re.compile(r'"(?:\\.|[^"\\])*"|[{}]|#\w+')
 _LARGEST = 1 << 20  # bytes
+
+INCLUDED: Final = "#include"
+"""Among the entries where another file may have others, which go before those here."""
 
 
 def entries(case: Path) -> dict[str, str]:
@@ -26,17 +30,19 @@ def entries(case: Path) -> dict[str, str]:
             text = _COMMENT.sub(" ", file.read(_LARGEST))
     except OSError:
         return {}
-    outer, depth, at = "", 0, 0
+    outer, depth, at, found = "", 0, 0, {}
     for token in _TOKEN.finditer(text):
         word = token[0]
         if word == "#calc" or word.startswith("#if"):
             return {}
+        if depth == 0 and word.startswith("#include"):
+            found[INCLUDED] = word
         if depth == 0:
             outer += text[at : token.start()] + ("" if word == "{" else " ")
         depth += {"{": 1, "}": -1}.get(word, 0)
         at = token.end()
     outer += text[at:] if depth == 0 else ""
-    return dict(_ENTRY.findall(outer))
+    return {**found, **dict(_ENTRY.findall(outer))}
 
 
 def times(case: Path) -> list[float]:
@@ -80,7 +86,7 @@ def iterations(case: Path) -> int:
     found = entries(case)
     start = _start(times(case), found)
     end, step = (number(found.get(key, "")) for key in ("endTime", "deltaT"))
-    plain = found.get("stopAt", "endTime") == "endTime"
+    plain = found.get("stopAt", "endTime") == "endTime" and INCLUDED not in found
     if not plain or varies(found) or start is None or end is None or step is None or step <= 0.0:
         return 0
     count = (end - start) / step
