@@ -4,10 +4,15 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 from dovetail.host import processes, session
 from dovetail.host.cgroups import Group
+from support.other_users import needs_nobody
+from support.run_command import NOBODY
 
 pytestmark = pytest.mark.unit
 
@@ -36,3 +41,25 @@ def test_a_run_that_cannot_be_seen_is_not_waited_for(tmp_path, monkeypatch):
         assert os.path.isdir(path)
     finally:
         os.close(handle)
+
+
+@needs_nobody
+def test_folders_that_their_owner_may_not_write_to_are_removed_too(tmp_path):
+    for path in [tmp_path, *tmp_path.parents]:
+        if path.owner() == "root" and path != Path("/") and path != Path("/tmp"):
+            path.chmod(0o755)
+    elsewhere, top = tmp_path / "elsewhere", tmp_path / "store" / "top"
+    (top / "read" / "alone").mkdir(parents=True)
+    elsewhere.mkdir(mode=0o755)
+    (top / "read" / "alone" / "points").touch()
+    (top / "closed").mkdir()
+    (top / "closed" / "points").touch()
+    (top / "link").symlink_to(elsewhere)
+    for path in (elsewhere, tmp_path / "store", top, *top.rglob("*")):
+        os.chown(path, 65534, 65534, follow_symlinks=False)
+    for name, mode in (("read/alone", 0o555), ("read", 0o500), ("closed", 0), (".", 0o500)):
+        (top / name).chmod(mode)
+    words = f"from dovetail.host.session import remove_tree; remove_tree({str(top)!r})"
+    subprocess.run([*NOBODY, sys.executable, "-c", words], check=True)
+    assert not top.exists()
+    assert elsewhere.stat().st_mode & 0o777 == 0o755

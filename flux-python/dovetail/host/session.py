@@ -252,6 +252,17 @@ def remove_tree(top: str) -> None:
         with contextlib.suppress(OSError):
             os.unlink(top)
         return
+    _remove_all(top)
+    if os.path.isdir(top):  # folders to which their owner may not write, as some copy them
+        for path, directories, _ in os.walk(top):
+            for one in [path, *(os.path.join(path, name) for name in directories)]:
+                with contextlib.suppress(OSError):
+                    if not os.path.islink(one):
+                        os.chmod(one, 0o700)
+        _remove_all(top)
+
+
+def _remove_all(top: str) -> None:
     for path, directories, files in os.walk(top, topdown=False):
         for name in files + directories:  # a link to a directory counts as one
             with contextlib.suppress(OSError):
