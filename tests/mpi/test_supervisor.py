@@ -3,10 +3,15 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 from pathlib import Path
 
 import pytest
+from dovetail.host import borrowed_python
 from dovetail.mpi import launcher, supervisor
+from support.other_users import needs_nobody
+from support.run_command import NOBODY
 
 pytestmark = pytest.mark.unit
 
@@ -184,3 +189,30 @@ def test_the_sanitizers_library_need_not_be_first_unless_the_user_says_so(theirs
     environment = launcher.preload(base, "ours.so")
     assert environment.get("ASAN_OPTIONS") == all_of_them
     assert launcher.preload(base, "") == base
+
+
+@needs_nobody
+@pytest.mark.parametrize("in_an_image", [False, True])
+def test_a_case_is_copied_anew_where_its_folders_are_to_be_read_alone(
+    in_an_image, tmp_path, monkeypatch
+):
+    for path in [tmp_path, *tmp_path.parents]:
+        if path.owner() == "root" and path != Path("/") and path != Path("/tmp"):
+            path.chmod(0o755)
+    if in_an_image:
+        real = os.path.realpath(borrowed_python.PYTHON)
+        loader = os.path.realpath(borrowed_python._loader(real))
+        monkeypatch.setattr(borrowed_python, "own", lambda: borrowed_python._under(loader, real))
+    case, out = tmp_path / "case", tmp_path / "out"
+    (case / "surfaces").mkdir(parents=True)
+    (case / "surfaces" / "wing").write_text("as delivered")
+    (case / "surfaces").chmod(0o555)
+    out.mkdir()
+    os.chown(out, 65534, 65534)
+    for _ in ("first", "anew"):
+        words = [*NOBODY, *supervisor._copy(), str(case), str(out / "case")]
+        subprocess.run(words, check=True)
+        assert (out / "case" / "surfaces" / "wing").read_text() == "as delivered"
+        (out / "case" / "written").touch()
+    subprocess.run(words, check=True)
+    assert not (out / "case" / "written").exists()

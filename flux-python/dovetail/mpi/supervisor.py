@@ -402,16 +402,19 @@ class Supervisor:
 def _copy() -> list[str]:
     """The words that copy the first folder which follows to the second, in place of what is there.
 
-    Whose the case is does not matter: in a pod others' ids may not even have a number.
+    Whose the case is does not matter: in a pod others' ids may not even have a number. What is
+    there may have folders to which their owner may not write.
     """
     own = borrowed_python.own()
     if len(own) == 1:
-        script = 'rm -rf -- "$1" && cp -a --no-preserve=ownership -T -- "$0" "$1"'
+        remove = 'rm -rf -- "$1" 2>/dev/null || { chmod -R u+rwX -- "$1"; rm -rf -- "$1"; }'
+        script = remove + ' && cp -a --no-preserve=ownership -T -- "$0" "$1"'
         return ["sh", "-c", script]
     # An image may have a cp that knows less.
     script = (
-        "import shutil, sys; where = sys.argv[1:]; shutil.rmtree(where[1], ignore_errors=True); "
-        "shutil.copytree(*where, symlinks=True)"
+        "import os, shutil, sys; where = sys.argv[1:]; "
+        "[os.chmod(top, 0o700) for top, _, _ in os.walk(where[1])]; "
+        "shutil.rmtree(where[1], ignore_errors=True); shutil.copytree(*where, symlinks=True)"
     )
     return [*own, "-I", "-S", "-c", script]
 
