@@ -20,6 +20,7 @@ import time
 from pathlib import Path
 
 import pytest
+from dovetail.core import eventlog, protocol
 from dovetail.core.causes import Cause
 from dovetail.executors.kubernetes import transfers
 from dovetail.executors.pods import agent, connections, messages, samples, staging
@@ -110,6 +111,14 @@ def test_names_may_be_as_long_as_there_are_and_of_any_bytes(node):
     assert node.stage("out") == ""
     assert content(node.there) == content(node.here)
     node.end()
+
+
+def test_what_went_wrong_with_a_name_of_any_bytes_can_be_read_in_a_log(tmp_path):
+    with pytest.raises(staging.StagingError) as wrong:
+        staging.listing(os.fsdecode(bytes(tmp_path) + b"/\xff"))
+    assert str(wrong.value) == f"{tmp_path}/?: No such file or directory"
+    said = eventlog.plain(protocol.Note("fail", str(wrong.value)))
+    assert eventlog._checked(protocol.Note, said) == protocol.Note("fail", str(wrong.value))
 
 
 def test_what_is_in_the_case_is_copied_here_and_not_sent(node, tmp_path, monkeypatch):

@@ -120,7 +120,8 @@ class StagingError(Exception):
     """
 
     def __init__(self, words: str, full: bool = False) -> None:
-        super().__init__(words)
+        # A name of other bytes than UTF-8 would make an event log that nobody can read.
+        super().__init__(words.encode(errors="replace").decode())
         self.full = full
 
 
