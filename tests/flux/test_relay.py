@@ -27,6 +27,31 @@ client.close()
 print("all answered")
 """
 
+SUBMITS_BESIDE_A_JOB_OF_WHICH_THE_TIME_WAS_EXTENDED = """
+import json, subprocess
+from dovetail.flux import jobspec
+from dovetail.flux.client import SUBMIT, Client
+
+
+def flux(*words):
+    return subprocess.check_output(["flux", *words], text=True).strip()
+
+
+flux("jobtap", "load", "alloc-bypass.so")
+held = flux("submit", "-n1", "-t60s", "sleep", "inf")
+flux("job", "wait-event", held, "start")
+flux("update", held, "duration=1h")
+client = Client()
+spec = jobspec.proxy_job("/bin/true", {"run": 1, "name": "sim", "launch": "1"})
+number = client.send(SUBMIT, {"spec": spec, "jobs": [int(flux("job", "id", held))]})
+job = next(str(line["value"]["job"]) for line in client.lines() if line.get("id") == number)
+flux("job", "wait-event", job, "clean")
+client.close()
+ends = [json.loads(flux("job", "info", one, "R"))["execution"]["expiration"] for one in (held, job)]
+print(*ends, flux("jobs", "-no", "{duration}", job))
+flux("cancel", held)
+"""
+
 
 def test_one_line_says_that_there_is_no_instance():
     environment = {**os.environ, "FLUX_URI": "local:///nowhere"}
@@ -43,3 +68,12 @@ def test_whoever_sends_more_than_a_pipe_holds_before_reading_gets_all_answers():
     words = [flux_command(), "start", sys.executable, "-c", SENDS_BEFORE_IT_READS]
     done = subprocess.run(words, capture_output=True, text=True, timeout=LIMIT)
     assert done.stdout == "all answered\n", done.stderr
+
+
+def test_a_simulations_job_has_the_time_that_its_slices_have_now():
+    words = [flux_command(), "start", sys.executable, "-c"]
+    words.append(SUBMITS_BESIDE_A_JOB_OF_WHICH_THE_TIME_WAS_EXTENDED)
+    done = subprocess.run(words, capture_output=True, text=True, timeout=LIMIT)
+    slices, simulations, duration = done.stdout.split()
+    assert slices == simulations, done
+    assert duration == "0.0"

@@ -106,7 +106,9 @@ class Relay:
         found = []
         try:
             for job in wanted["jobs"] or [flux.job.JobID(os.environ["FLUX_JOB_ID"])]:
-                query = {"id": job, "keys": ["R"], "flags": 0}
+                # As it is now: with the time of before, the job would end when that is over.
+                flags = flux.constants.FLUX_JOB_LOOKUP_CURRENT
+                query = {"id": job, "keys": ["R"], "flags": flags}
                 answer = self.handle.rpc("job-info.lookup", query, nodeid=0)
                 found.append(ResourceSet(answer.get()["R"]))
         except OSError as error:
