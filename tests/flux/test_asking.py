@@ -176,6 +176,13 @@ def test_a_bad_request_is_refused_before_submission(flux):
     assert flux.run("jobs", "-ano", "{id}") == before
 
 
+def test_a_default_duration_ends_no_slice(flux):
+    script = "flux dovetail up; flux jobs -no '{name} {duration} {expiration}'"
+    default = '--conf=policy.jobspec.defaults.system.duration="5m"'
+    job = flux.batch(script, default, dovetail="--dovetail=nodes=1,cores=1")
+    assert "\nkube-0 0.0 0.0" in flux.output(job), "as long as the instance, which has no limit"
+
+
 def test_an_instance_whose_configuration_is_wrong_goes_on_without_it(flux):
     path = os.path.join(os.path.dirname(fluxed.__file__), "plugins", "modprobe")
     wrong = [f"--conf=dovetail.{key}" for key in ("nodes=1", "up-timout=3")]

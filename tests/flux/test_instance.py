@@ -349,6 +349,15 @@ def test_the_nodes_of_slices_offer_the_devices_of_the_configuration():
         option.from_table({**table, "devices": ["gpu"]})
 
 
+def test_a_default_for_the_time_of_jobs_is_found_wherever_it_is():
+    default = {"policy": {"jobspec": {"defaults": {"system": {"duration": "30m"}}}}}
+    other = {"policy": {"jobspec": {"defaults": {"system": {"queue": "a"}}}}}
+    assert jobspec.has_default_duration(default)
+    assert jobspec.has_default_duration({**other, "queues": {"a": {}, "b": default}})
+    for none in {}, other, {"queues": {"a": {}, "b": other}}, {"policy": {"limits": {}}}:
+        assert not jobspec.has_default_duration(none)
+
+
 def test_the_names_of_jobs_differ_where_flux_jobs_shows_them():
     simulations = [(1, "channel-imbalanced-1"), (1, "channel-imbalanced-2"), (2, "channel"),
                    (1, "case-0"), (1, "case"), (12, "channel-imbalanced-10000")]  # fmt: skip

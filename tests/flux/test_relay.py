@@ -28,7 +28,7 @@ print("all answered")
 """
 
 SUBMITS_BESIDE_A_JOB_OF_WHICH_THE_TIME_WAS_EXTENDED = """
-import json, subprocess
+import json, subprocess, sys
 from dovetail.flux import jobspec
 from dovetail.flux.client import SUBMIT, Client
 
@@ -43,13 +43,14 @@ flux("job", "wait-event", held, "start")
 flux("update", held, "duration=1h")
 client = Client()
 spec = jobspec.proxy_job("/bin/true", {"run": 1, "name": "sim", "launch": "1"})
+spec["tasks"][0]["command"] = ["sleep", "inf"]
 number = client.send(SUBMIT, {"spec": spec, "jobs": [int(flux("job", "id", held))]})
 job = next(str(line["value"]["job"]) for line in client.lines() if line.get("id") == number)
-flux("job", "wait-event", job, "clean")
+flux("job", "wait-event", "-t60", job, sys.argv[1])
 client.close()
 ends = [json.loads(flux("job", "info", one, "R"))["execution"]["expiration"] for one in (held, job)]
 print(*ends, flux("jobs", "-no", "{duration}", job))
-flux("cancel", held)
+flux("cancel", held, job)
 """
 
 
@@ -70,10 +71,22 @@ def test_whoever_sends_more_than_a_pipe_holds_before_reading_gets_all_answers():
     assert done.stdout == "all answered\n", done.stderr
 
 
-def test_a_simulations_job_has_the_time_that_its_slices_have_now():
-    words = [flux_command(), "start", sys.executable, "-c"]
-    words.append(SUBMITS_BESIDE_A_JOB_OF_WHICH_THE_TIME_WAS_EXTENDED)
+def of_a_simulation(event, *options):
+    """When the job that a simulation is for Flux ends, and its slice's; and its own duration."""
+    words = [flux_command(), "start", *options, sys.executable, "-c"]
+    words += [SUBMITS_BESIDE_A_JOB_OF_WHICH_THE_TIME_WAS_EXTENDED, event]
     done = subprocess.run(words, capture_output=True, text=True, timeout=LIMIT)
-    slices, simulations, duration = done.stdout.split()
-    assert slices == simulations, done
-    assert duration == "0.0"
+    assert done.returncode == 0, done.stderr
+    return map(float, done.stdout.split())
+
+
+def test_a_simulations_job_has_the_time_that_its_slices_have_now():
+    slices, simulations, duration = of_a_simulation("start")
+    assert slices == simulations > 0.0
+    assert duration == 0.0
+
+
+def test_a_default_duration_ends_no_simulation():
+    default = '--conf=policy.jobspec.defaults.system.duration="2m"'
+    _, end, duration = of_a_simulation("resource-update", default)
+    assert end == duration == 0.0, "it has as long as its instance, which has no limit"

@@ -133,6 +133,13 @@ def test_runs_end_before_the_jobs_time_does(agent, monkeypatch, said, over):
     assert (agent.next_look < math.inf) is not over, "it looks again at the time"
 
 
+def test_the_time_of_the_instance_counts_where_a_slice_has_no_limit(agent, monkeypatch):
+    ours = agents.TIME_LEFT
+    monkeypatch.setattr(agents, "flux", lambda *words: "4294967295" if words == ours else "19.5")
+    agent.look_at_time()
+    assert agent.plans.out_of_time
+
+
 def test_runs_start_again_once_the_jobs_time_was_extended(agent, monkeypatch):
     left = iter(["19.5\n", "7200\n"])
     monkeypatch.setattr(agents, "flux", lambda *words: next(left))
@@ -144,7 +151,8 @@ def test_runs_start_again_once_the_jobs_time_was_extended(agent, monkeypatch):
 @pytest.mark.parametrize("before", ["4294967295\n", "2592000\n"], ids=["no limit", "weeks"])
 def test_a_jobs_time_that_is_made_shorter_ends_the_run_that_goes_on(agent, monkeypatch, before):
     told, left = [], iter([before, "19.5\n"])
-    monkeypatch.setattr(agents, "flux", lambda *words: next(left))
+    ours = agents.TIME_LEFT
+    monkeypatch.setattr(agents, "flux", lambda *words: next(left) if words == ours else "")
     agent.look_at_time()
     agent.plans.running = SimpleNamespace(send_signal=told.append)
     assert agent.next_look <= time.monotonic() + 60

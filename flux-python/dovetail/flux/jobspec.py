@@ -3,7 +3,8 @@
 
 Inputs: what was requested, and what the job is for. Outputs: jobspecs, version 1, as JSON values.
 Invariants: no job of ours inherits what belongs to the job, or the module, that submits it; names
-differ in their first letters, since `flux jobs` shows ten.
+differ in their first letters, since `flux jobs` shows ten. They have the time of their instance;
+where its configuration has a default for jobs that ask for none, an update takes that off again.
 """
 
 from __future__ import annotations
@@ -61,6 +62,22 @@ def slice_job(
             "user": {"dovetail": {"slice": number, "cluster": cluster}},
         },
     }
+
+
+def has_default_duration(configuration: Mapping[str, Any]) -> bool:
+    """Whether Flux limits the time of jobs which ask for none, in a queue or in all."""
+    for place in (configuration, *configuration.get("queues", {}).values()):
+        found: Any = place
+        for key in ("policy", "jobspec", "defaults", "system", "duration"):
+            found = found.get(key) if isinstance(found, Mapping) else None
+        if found:
+            return True
+    return False
+
+
+def without_limit(job: int) -> dict[str, Any]:
+    """The update of a job that takes a limit off its time: it has then as long as its instance."""
+    return {"id": job, "updates": {"attributes.system.duration": 0.0}}
 
 
 def slice_number(spec: Mapping[str, Any], cluster: str) -> int | None:

@@ -108,6 +108,7 @@ class Dovetail(BrokerModule):
         self.watchers: list[object] = []  # Flux keeps no reference
         self.ends: object = None
         self.fresh_begun = False
+        self.limited = jobspec.has_default_duration(h.conf_get())
         self.near = False  # whether the control slice is for our broker alone
         for topic in {**REQUESTS, **STREAMS}:
             watcher = h.msg_watcher_create(
@@ -301,10 +302,10 @@ class Dovetail(BrokerModule):
 
     def watch_job(self, number: int, job: int) -> None:
         """Follow a slice's job."""
-        flux.job.event_watch_async(self.handle, job).then(self.job_event, number)
+        flux.job.event_watch_async(self.handle, job).then(self.job_event, number, job)
 
     @guarded
-    def job_event(self, future: Future, number: int) -> None:
+    def job_event(self, future: Future, number: int, job: int) -> None:
         """Something happened to a slice's job."""
         try:
             event = future.get_event()
@@ -316,10 +317,21 @@ class Dovetail(BrokerModule):
         if event.name == "exception" and event.context["severity"] == 0:
             kind, note = event.context["type"], event.context.get("note", "")
             self.do(self.state.excepted(number, kind, note))
+        elif event.name == "start" and self.limited:  # the scheduler sees no earlier update
+            update = jobspec.without_limit(job)
+            self.handle.rpc("job-manager.update", update).then(self.lengthened)
         elif event.name == "finish":
             self.do(self.state.finished(number, event.context["status"]))
         elif event.name == "clean":
             self.do(self.state.cleaned(number))
+
+    @guarded
+    def lengthened(self, future: Future) -> None:
+        """Whether a slice has as long as the instance; it may have ended by itself."""
+        try:
+            future.get()
+        except OSError as error:
+            self.log.debug(f"update: {error}")
 
     def sweep(self, number: int, rank: int) -> None:
         """Run the agent's last act in its stead, on the same machine."""

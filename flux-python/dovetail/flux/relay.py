@@ -29,6 +29,7 @@ import flux.constants
 import flux.job
 from flux.resource import ResourceSet
 
+from dovetail.flux import jobspec
 from dovetail.flux.client import NO_INSTANCE, SUBMIT
 from dovetail.host.line_splitter import LineSplitter
 
@@ -128,15 +129,19 @@ class Relay:
             self.say({"id": request["id"], "error": [error.errno, str(error)]})
             return
         self.say({"id": request["id"], "value": {"job": int(job)}})
-        flux.job.event_watch_async(self.handle, job).then(self.happened, request)
+        flux.job.event_watch_async(self.handle, job).then(self.happened, request, int(job))
 
-    def happened(self, future: Future, request: dict[str, Any]) -> None:
+    def happened(self, future: Future, request: dict[str, Any], job: int) -> None:
         """Pass on that a job which we submitted was told to end, or was killed."""
         try:
             event = future.get_event()
         except OSError:  # it has ended and is forgotten
             return
         told = event.context if event is not None else {}
+        started = event is not None and event.name == "start"
+        if started and jobspec.has_default_duration(self.handle.conf_get()):
+            update = jobspec.without_limit(job)
+            self.handle.rpc("job-manager.update", update, nodeid=0).then(lambda _: None)
         fatal = told.get("severity") == 0
         killed = told.get("status", 0) >> 8 > SIGNALLED
         if fatal and told["type"] == "exec":
