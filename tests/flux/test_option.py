@@ -165,6 +165,13 @@ def test_a_request_that_is_empty_is_refused(flux, capsys):
     assert "--dovetail=: '' is not nodes=N" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("key", ["exec", "job-manager", "job-manager.plugins"])
+def test_a_configuration_to_which_nothing_can_be_added_is_refused(flux, key):
+    done = flux("batch", "-N1", "--wrap", "--dovetail=nodes=1", f"--conf={key}=3")
+    assert done.returncode == 1
+    assert f"--conf: {key} is a " in done.stderr
+
+
 def test_a_cache_is_the_submitters_wherever_slices_are(flux, tmp_path):
     done = flux("submit", "-n1", "--dovetail=nodes=1", DOVETAIL_CACHE="cache")
     found = json.loads(done.stdout)["attributes"]["system"]["environment"]

@@ -44,6 +44,11 @@ def plugins() -> list[str]:
 
 def configuration(known: dict[str, Any], wanted: option.Request, command: str) -> dict[str, Any]:
     """What is added to the `known` configuration of the new instance."""
+    for key in ("exec", "job-manager"):
+        if not isinstance(known.get(key, {}), dict):
+            raise BadInput(f"--conf: {key} is a table, not {known[key]!r}")
+    if not isinstance(known.get("job-manager", {}).get("plugins", []), list):
+        raise BadInput("--conf: job-manager.plugins is a list of tables")
     table = {**known.get("dovetail", {}), **wanted.plain(), "command": command}
     found: dict[str, Any] = {"dovetail": table}
     if "kill-timeout" not in known.get("exec", {}):

@@ -72,7 +72,10 @@ class DovetailPlugin(CLIPlugin):
             raise ValueError("--dovetail: flux-dovetail is not on FLUX_EXEC_PATH; "
                              'type eval "$(dovetail env)" first')  # fmt: skip
         if self.prog != WRAPS:
-            found = load.configuration(known, wanted, command)
+            try:
+                found = load.configuration(known, wanted, command)
+            except BadInput as error:
+                raise ValueError(str(error)) from None
             args.conf.update(json.dumps(found, indent=1))
 
     def modify_jobspec(self, args: Namespace, jobspec: Jobspec) -> None:
