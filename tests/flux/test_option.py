@@ -153,7 +153,14 @@ def test_every_copy_of_a_submitted_command_gets_an_instance_of_its_own(flux):
         spec = json.loads(done.stdout)
         assert spec["attributes"]["user"] == {"dovetail": {"nodes": 1, "cores": "all"}}, copies
         assert spec["tasks"][0]["command"][:2] == ["flux", "broker"]
-        assert "conf.json" in spec["attributes"]["system"]["files"]
+        assert "dovetail-conf.json" in spec["attributes"]["system"]["files"]
+
+
+def test_a_file_of_the_users_stays_beside_the_configuration(flux):
+    done = flux("submit", "-n1", "--dovetail=nodes=1", "--add-file=conf.json=the\\nuser's")
+    files = json.loads(done.stdout)["attributes"]["system"]["files"]
+    assert files["conf.json"]["data"] == "the\nuser's"
+    assert files["dovetail-conf.json"]["data"]["dovetail"]["nodes"] == 1
 
 
 def test_a_request_that_is_empty_is_refused(flux, capsys):

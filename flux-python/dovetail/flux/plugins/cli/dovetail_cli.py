@@ -28,6 +28,8 @@ from dovetail.host.install_paths import flux_plugin  # noqa: E402
 INSTANCES = ("batch", "alloc")
 WRAPS = "submit"  # where the command becomes the first program of a new instance
 
+CONF = "dovetail-conf.json"  # there; the user may add files by more usual names
+
 
 def largest_node() -> int:
     """Cores of the largest node of the instance that gets the job; 0 if it does not say."""
@@ -93,10 +95,8 @@ class DovetailPlugin(CLIPlugin):
         jobspec.environment = environment
         if self.prog == WRAPS:
             task = jobspec.tasks[0]
-            task["command"] = ["flux", "broker", "-c{{tmpdir}}/conf.json", *task["command"]]
-            jobspec.add_file(
-                "conf.json", load.configuration({}, option.parse(text), load.command())
-            )
+            task["command"] = ["flux", "broker", f"-c{{{{tmpdir}}}}/{CONF}", *task["command"]]
+            jobspec.add_file(CONF, load.configuration({}, option.parse(text), load.command()))
             options = {"per-resource.type": "node", "mpi": "none", "exit-timeout": "none"}
             for name, value in options.items():  # as `flux batch` has them
                 jobspec.setattr_shell_option(name, value)
