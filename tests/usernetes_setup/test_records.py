@@ -39,18 +39,26 @@ def test_memory_is_read_with_its_unit(wanted, meant):
     assert node_options.memory(wanted) == meant
 
 
-@pytest.mark.parametrize("wanted", ["", "1", "-1Gi", "9999Ti", "lots", "1GB", "100Mi"][1:])
+@pytest.mark.parametrize(
+    "wanted", ["1", "-1Gi", "9999Ti", "lots", "1GB", "100Mi", "9" * 400, f"{'9' * 400}.5Gi"]
+)
 def test_absurd_memory_is_refused(wanted):
     with pytest.raises(BadInput, match="--memory"):
         node_options.memory(wanted)
 
 
 @pytest.mark.parametrize(
-    "wanted", ["0", "100000", "-1", "a", "0-", "99999", "1,,2", "0-1,0-3000000000"]
+    "wanted",
+    ["0", "100000", "-1", "a", "0-", "99999", "1,,2", "0-1,0-3000000000", "\u00b2", "9" * 5000],
 )
 def test_cores_that_are_not_there_are_refused(wanted):
     with pytest.raises(BadInput, match="--cpus"):
         node_options.cores(wanted)
+
+
+def test_a_device_for_more_pods_than_can_be_read_is_refused():
+    with pytest.raises(BadInput, match="is for a number of pods at once"):
+        node_options.devices(f"/dev/null={'9' * 5000}")
 
 
 def test_cores_are_ours_and_as_many_as_asked_for():

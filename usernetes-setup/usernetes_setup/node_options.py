@@ -35,8 +35,8 @@ def cores(wanted: str) -> tuple[list[int], int]:
     usable = sorted(os.sched_getaffinity(0))
     if not wanted:
         return usable, len(usable)
-    if wanted.isdigit():
-        number = int(wanted)
+    if re.fullmatch(r"\d+", wanted):
+        number = int(wanted) if _is_short(wanted) else 0
         if not 1 <= number <= len(usable):
             raise BadInput(f"--cpus {wanted}: 1 to {len(usable)} cores can be used here")
         return usable, number
@@ -62,10 +62,10 @@ def memory(wanted: str) -> int:
     if not wanted:
         return most // 4 * 3
     found = re.fullmatch(r"(\d+(?:\.\d+)?)(k|M|G|Ki|Mi|Gi|Ti)?", wanted)
-    size = int(float(found[1]) * UNITS[found[2] or ""]) if found else 0
+    size = float(found[1]) * UNITS[found[2] or ""] if found else 0.0  # or infinity
     if not LEAST <= size <= most:
         raise BadInput(f"--memory {wanted}: a size from 256Mi to {most >> 20}Mi, such as 8Gi")
-    return size
+    return int(size)
 
 
 def devices(wanted: str) -> dict[str, Offer]:
@@ -89,7 +89,7 @@ def devices(wanted: str) -> dict[str, Offer]:
         where = f"--devices {wanted}: {name!r}"
         if name not in machine.KINDS and not machine.is_path(name):
             raise BadInput(f"{where} is not rdma, efa or gpu, or the path of a device below /dev")
-        if equals and not (number.isdecimal() and 1 <= int(number) <= machine.MOST_SHARED):
+        if equals and not (_is_short(number) and 1 <= int(number) <= machine.MOST_SHARED):
             raise BadInput(f"{where} is for a number of pods at once, 1 to {machine.MOST_SHARED}")
         if equals and name == "gpu":
             raise BadInput(f"{where} takes no number: each is for one pod at a time")
@@ -106,6 +106,11 @@ def devices(wanted: str) -> dict[str, Offer]:
             raise BadInput(f"{where} is there twice")
         found[machine.resource(name)] = {"units": units, "each": each, "asked": True}
     return found
+
+
+def _is_short(word: str) -> bool:
+    """Whether it is a number that Python reads: from some length on it refuses to."""
+    return re.fullmatch(r"\d{1,9}", word) is not None
 
 
 def _each(name: str) -> int:
