@@ -115,6 +115,7 @@ def bare():
         ("join --invite file", "cluster default: is not running here"),
         ("join --invite no/file", "no/file: a file in an existing directory"),
         ("join --invite file --valid 0", "--valid 0: more than"),
+        ("join --invite file --valid 300000000000", "would end after the year 9999"),
         ("bundle", "bundle: give either"),
         ("bundle -o no/file", "no/file: a file in an existing directory"),
         ("bundle -o .", "-o .: a file in an existing directory"),

@@ -325,8 +325,7 @@ def invite(args: argparse.Namespace) -> dict[str, Any]:
     """Write a join file for one node of one of our clusters."""
     if record := usernetes.here(args.name):
         return upstream.invite(args, record)
-    if args.valid <= 0:
-        raise BadInput(f"--valid {args.valid}: more than 0 seconds would be right")
+    node_options.check_validity(args.valid)
     check_output("--invite", Path(args.invite))
     control = next(
         (node for node in node_record.nodes(args.name) if node.control and node.alive()), None

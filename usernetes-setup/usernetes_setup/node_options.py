@@ -10,6 +10,7 @@ import ipaddress
 import os
 import re
 import socket
+import time
 
 from dovetail.core.errors import BadInput
 from dovetail.host import devices as machine
@@ -28,6 +29,7 @@ UNITS = {
     "Ti": 2**40,
 }
 LEAST = 256 << 20  # bytes of memory below which no node is of use
+YEAR_10000 = 253402300800  # seconds since the epoch; no certificate or token says a later time
 
 
 def cores(wanted: str) -> tuple[list[int], int]:
@@ -116,6 +118,14 @@ def _is_short(word: str) -> bool:
 def _each(name: str) -> int:
     """How many pods may have one at once, if nobody says."""
     return machine.MOST_SHARED if name in machine.SHARED else 1
+
+
+def check_validity(seconds: int) -> None:
+    """Refuse an end that has passed, or that Kubernetes cannot read. Raises BadInput."""
+    if seconds <= 0:
+        raise BadInput(f"--valid {seconds}: more than 0 seconds would be right")
+    if time.time() + seconds >= YEAR_10000:
+        raise BadInput(f"--valid {seconds}: that would end after the year 9999")
 
 
 def own_address(wanted: str) -> str:

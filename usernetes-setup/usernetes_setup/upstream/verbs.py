@@ -222,8 +222,7 @@ def last_words(folder: Path) -> str:
 
 def invite(args: argparse.Namespace, record: Record) -> dict[str, Any]:
     """Write a join file for one node of a cluster that was started here."""
-    if args.valid <= 0:
-        raise BadInput(f"--valid {args.valid}: more than 0 seconds would be right")
+    node_options.check_validity(args.valid)
     check_output("--invite", Path(args.invite))
     if record.worker or not (record.ready and record.alive()):
         raise BadInput(f"cluster {args.name}: is not running here; see `dovetail kube status`")
