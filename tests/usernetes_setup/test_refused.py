@@ -41,6 +41,7 @@ class Bare:
         files = {
             "join.json": json.dumps(NOWHERE),
             "name.json": json.dumps({**NOWHERE, "cluster": "Bad/"}),
+            "lock.json": json.dumps({**NOWHERE, "cluster": "default.lock"}),
             "numbers.json": json.dumps({**NOWHERE, "server": 5}),
             "garbage": "no archive",
         }
@@ -102,6 +103,8 @@ def bare():
         ("up --node one", "--node: only with --address"),
         ("up --node One --network bridge", "node name 'One'"),
         ("up --name Bad/", "cluster name 'Bad/'"),
+        ("up --name default.lock", "give a --name that does not end in .lock"),
+        ("join lock.json", "give a --name that does not end in .lock"),
         ("up --timeout 0", "--timeout 0: more than"),
         ("up --timeout nan", "--timeout nan: more than"),
         ("join missing", "missing: not a join file"),

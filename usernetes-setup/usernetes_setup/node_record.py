@@ -46,6 +46,9 @@ SIGNS = ("monitor.log", "log/kubelet", "log/containerd", "log/etcd", "log/apiser
          "etcd/member", "containerd/io.containerd.metadata.v1.bolt", "kubelet/pods")  # fmt: skip
 """What is in a node's folder, each of which may be in another's by chance."""
 
+LOCK = ".lock"
+"""What the name of a cluster's lock ends in."""
+
 LONGEST = 107
 """Bytes in the path of a Unix socket, without its end."""
 
@@ -244,7 +247,7 @@ def _is_cluster(folder: Path) -> bool:
         for node in folder.glob("nodes/*"):
             if sum((node / sign).exists() for sign in SIGNS) > 1:
                 return True
-        if folder.with_name(f"{folder.name}.lock").exists():
+        if folder.with_name(f"{folder.name}{LOCK}").exists():
             names = os.listdir(folder)
             return not names or any(OWN.fullmatch(name) for name in names)
     return False
@@ -253,6 +256,11 @@ def _is_cluster(folder: Path) -> bool:
 def refuse_strange(cluster: str) -> None:
     """Refuse a name that something else has which the user keeps here. Raises BadInput."""
     folder = cluster_folder(cluster)
+    if cluster.endswith(LOCK) and not folder.is_dir():  # what an earlier version made may be ended
+        raise BadInput(
+            f"cluster {cluster}: its folder would be in the place of another's lock; "
+            f"give a --name that does not end in {LOCK}"
+        )
     try:
         names = sorted(os.listdir(folder))
         if not names or _is_cluster(folder) or not folder.exists():
@@ -280,7 +288,7 @@ def locked(cluster: str) -> Iterator[None]:
     checked_name(cluster, "cluster", 20)
     refuse_strange(cluster)
     while True:
-        path = root(make=True) / f"{cluster}.lock"
+        path = root(make=True) / f"{cluster}{LOCK}"
         try:
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except FileNotFoundError:
@@ -307,7 +315,7 @@ def wait_unlocked(cluster: str) -> None:
 
     Makes nothing, not even for a moment: whoever comes after the verb may count on its clean-up.
     """
-    path = _place() / f"{cluster}.lock"
+    path = _place() / f"{cluster}{LOCK}"
     while True:
         try:
             descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
