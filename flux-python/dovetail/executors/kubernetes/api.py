@@ -120,12 +120,19 @@ class Api:
         return self.call("PATCH", path, body, patience=patience, content=_KINDS[kind])
 
     def delete(
-        self, path: str, patience: float = 30.0, grace: int | None = None, **query: str
+        self,
+        path: str,
+        patience: float = 30.0,
+        grace: int | None = None,
+        version: str = "",
+        **query: str,
     ) -> None:
-        """Delete, in the background; what is not there is fine."""
+        """Delete, in the background; what is not there is fine. `version`: that one, no later."""
         body: Object = {"propagationPolicy": "Background"}
         if grace is not None:
             body["gracePeriodSeconds"] = grace
+        if version:
+            body["preconditions"] = {"resourceVersion": version}
         with contextlib.suppress(NotFound):
             self.call("DELETE", path, body, patience=patience, query=query)
 

@@ -105,9 +105,12 @@ class Lease:
                 self._end.set()
 
     def release(self) -> None:
-        """Let the next one have it at once."""
+        """Let the next one have it at once. After a suspension it may be another's already."""
         self._end.set()
         self._thread.join()
         if not self.lost:
             with contextlib.suppress(Refused, Unreachable):
-                self._api.delete(self._path)
+                found = self._api.get(self._path)
+                if found["spec"].get("holderIdentity", "") == self._holder:
+                    version = found["metadata"]["resourceVersion"]
+                    self._api.delete(self._path, patience=5.0, version=version)
