@@ -46,6 +46,19 @@ def test_a_node_has_used_what_its_measured_pods_have(tmp_path):
     assert resource_metrics.of_node(node, summary)["usage"] == {"cpu": "14n", "memory": "4Ki"}
 
 
+def test_a_node_without_pods_has_used_nothing():
+    node = {"metadata": {"name": "one", "creationTimestamp": "t"}}
+    found = resource_metrics.of_node(node, {"node": {"nodeName": "one"}, "pods": []})
+    assert found["usage"] == {"cpu": "0n", "memory": "0Ki"}
+    assert found["timestamp"] > "2000"  # when it was asked
+
+
+def test_a_node_whose_pods_were_not_measured_yet_is_not_told():
+    unmeasured = {"podRef": {"uid": "u"}, "containers": [{"name": "new", "cpu": {}}]}
+    summary = {"node": {"nodeName": "one"}, "pods": [unmeasured]}
+    assert resource_metrics.of_node({"metadata": {"name": "one"}}, summary) is None
+
+
 @pytest.mark.parametrize("path", ["/", "/api/v1/pods", "/apis/metrics.k8s.io/v1beta1/secrets"])
 def test_nothing_else_is_told(tmp_path, path):
     with pytest.raises(api_client.Refused):

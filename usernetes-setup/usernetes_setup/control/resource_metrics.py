@@ -16,6 +16,7 @@ import http.client
 import json
 import re
 import ssl
+import time
 from collections.abc import Iterable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -59,6 +60,10 @@ def usage(*measured: Object) -> Object:
     return {"cpu": f"{cpu}n", "memory": f"{memory >> 10}Ki"}
 
 
+def _now() -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+
+
 def _known(pod: Object) -> list[Object]:
     """The containers of a pod that were measured, in its node's summary."""
     parts = pod.get("containers", [])
@@ -68,15 +73,19 @@ def _known(pod: Object) -> list[Object]:
 def _entry(kind: str, of: Object, known: list[Object], **more: Any) -> Object:  # noqa: ANN401
     kept = ("name", "namespace", "labels", "creationTimestamp")
     about = {key: of["metadata"][key] for key in kept if key in of["metadata"]}
-    when = known[0]["cpu"].get("time", about.get("creationTimestamp"))
+    when = known[0]["cpu"].get("time", about.get("creationTimestamp")) if known else _now()
     return {"kind": kind, "apiVersion": f"{_GROUP}/{_VERSION}", "metadata": about,
             "timestamp": when, "window": "10s", **more}  # fmt: skip
 
 
 def of_node(node: Object, summary: Object) -> Object | None:
-    """A node's entry, from its kubelet's summary; None while none of its pods was measured."""
+    """A node's entry, from its kubelet's summary; None while none of its pods was measured.
+
+    One that has no pods has used nothing; one whose kubelet said nothing is not in its summary.
+    """
     known = [part for pod in summary["pods"] for part in _known(pod)]
-    return _entry("NodeMetrics", node, known, usage=usage(*known)) if known else None
+    empty = "node" in summary and not summary["pods"]
+    return _entry("NodeMetrics", node, known, usage=usage(*known)) if known or empty else None
 
 
 def of_pod(pod: Object, summary: Object) -> Object | None:
