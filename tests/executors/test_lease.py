@@ -4,10 +4,11 @@
 from __future__ import annotations
 
 import copy
+import time
 
 import pytest
 from dovetail.executors.kubernetes.api import NotFound, Refused, Unreachable
-from dovetail.executors.kubernetes.lease import Lease
+from dovetail.executors.kubernetes.lease import DURATION, Lease
 
 pytestmark = pytest.mark.unit
 
@@ -75,3 +76,15 @@ def test_a_lease_that_another_takes_while_it_is_given_back_is_not_deleted():
     store.then = store.taken_over
     lease.release()
     assert store.lease["spec"]["holderIdentity"] == "other host 1"
+
+
+def test_a_lease_that_is_given_back_while_another_waits_is_the_others_at_once():
+    store = Store()
+    first = Lease(store, "one")
+    store.then = first.release
+    began = time.monotonic()
+    second = Lease(store, "two")
+    assert time.monotonic() - began < DURATION / 2
+    assert not second.left  # nobody died
+    second.release()
+    assert store.lease is None

@@ -56,7 +56,8 @@ class Lease:
                 return self._api.create(path("Lease"), body)
             holder = found["spec"].get("holderIdentity", "")
             if holder.split(" ")[0] != run:  # our own run is known dead: its directory is locked
-                self._await_silence(found, holder)
+                if self._await_release(found, holder):
+                    return self._api.create(path("Lease"), body)
                 self.left = True
             body["metadata"]["resourceVersion"] = found["metadata"]["resourceVersion"]
             return self._api.call("PUT", self._path, body, patience=0.0)
@@ -65,19 +66,25 @@ class Lease:
                 f"{self._api.path}: another controller is starting there, or: {error}"
             ) from None
 
-    def _await_silence(self, found: Object, holder: str) -> None:
-        """Wait until the lease has not been renewed for its duration, by our own clock."""
+    def _await_release(self, found: Object, holder: str) -> bool:
+        """Wait until it is given back, or has not been renewed for its duration, by our own clock.
+
+        Returns whether it was given back. Raises BadInput once it is renewed.
+        """
         until = time.monotonic() + DURATION
         while time.monotonic() < until:
             self._end.wait(0.5)
-            with contextlib.suppress(NotFound):
+            try:
                 now = self._api.get(self._path)["spec"].get("renewTime")
-                if now != found["spec"].get("renewTime"):
-                    run, host, pid = [*holder.split(" "), "?", "?"][:3]
-                    raise BadInput(
-                        f"{self._api.path}: this cluster is used by run {run} on {host} (process "
-                        f"{pid}); let it end first"
-                    )
+            except NotFound:
+                return True
+            if now != found["spec"].get("renewTime"):
+                run, host, pid = [*holder.split(" "), "?", "?"][:3]
+                raise BadInput(
+                    f"{self._api.path}: this cluster is used by run {run} on {host} (process "
+                    f"{pid}); let it end first"
+                )
+        return False
 
     def _keep(self) -> None:
         while not self._end.wait(RENEW):
