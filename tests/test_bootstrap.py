@@ -74,6 +74,7 @@ def test_a_build_that_takes_long_says_how_far_it_is(tmp_path):
 FAKE = """#!/bin/sh
 echo "$(basename "$0") $*" >>called
 case "$0" in
+  */python) env >>environment ;;
   */go) printf '\\t"Dir": "/operator",\\n' ;;
   */tar) echo half >"$2"; exit 1 ;; # as one that is interrupted
   */autoreconf) exit 1 ;;
@@ -82,7 +83,7 @@ esac
 """Programs that the steps call; each notes that it was."""
 
 
-def step(folder: Path, name: str, *words: str) -> str:
+def step(folder: Path, name: str, *words: str, **variables: str) -> str:
     """Take one step of the script in a folder, by programs that do nothing; what it called."""
     for program in ("autoreconf", "go", "python", "tar"):
         (folder / "bin").mkdir(exist_ok=True)
@@ -96,7 +97,7 @@ def step(folder: Path, name: str, *words: str) -> str:
     script = script.replace('cd "$(dirname "$0")"', "sources=")
     subprocess.run(
         ["bash", "-c", f"{script}\n{name} {' '.join(words)}"], cwd=folder, capture_output=True,
-        env={"PATH": f"{folder}/bin:/usr/bin:/bin", "PYTHON": f"{folder}/bin/python"},
+        env={**variables, "PATH": f"{folder}/bin:/usr/bin:/bin", "PYTHON": f"{folder}/bin/python"},
     )  # fmt: skip
     return (folder / "called").read_text()
 
@@ -110,6 +111,17 @@ def test_a_step_that_was_interrupted_is_taken_again(tmp_path):
     assert step(tmp_path, "build") == "autoreconf --install\n"
     for _ in range(2):  # the operator's archive is half an archive
         assert "\ntar -cf " in step(tmp_path, "find_archive", "flux-operator", "0d75cef8")
+
+
+def test_packages_come_into_the_environment_whatever_is_set_for_other_pythons(tmp_path):
+    (tmp_path / ".venv/bin").mkdir(parents=True)
+    (tmp_path / ".venv/bin/python").symlink_to("../../bin/python")
+    others = ("PYTHONHOME", "PYTHONPATH", "PIP_PREFIX", "PIP_ROOT", "PIP_TARGET", "PIP_USER")
+    called = step(tmp_path, "install_python", **dict.fromkeys(others, "1"), PIP_INDEX_URL="site")
+    assert "\npython -m pip install" in called
+    lines = (tmp_path / "environment").read_text().splitlines()
+    found = {line for line in lines if line.startswith((*others, "PIP_"))}
+    assert found == {"PIP_USER=0", "PIP_INDEX_URL=site"}
 
 
 @pytest.mark.parametrize(
