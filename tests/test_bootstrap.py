@@ -124,6 +124,37 @@ def test_packages_come_into_the_environment_whatever_is_set_for_other_pythons(tm
     assert found == {"PIP_USER=0", "PIP_INDEX_URL=site"}
 
 
+CONFIGURE = """#!/bin/sh
+echo "configure $*" >>../called
+printf 'all install:\\n\\t@echo %s >>../called\\n' "$2" >Makefile
+"""
+
+
+@pytest.mark.parametrize("start", ["#!{}/.venv/bin/python3", "#!/bin/sh\n'''exec' {}/.venv/bin/x"])
+def test_a_copy_of_the_folder_installs_into_itself(tmp_path, start):
+    """Of one that was built: its environment and its makefiles name the place of the original."""
+    original, copy = tmp_path / "original", tmp_path / "copy"
+    for place in (".venv/bin", "flux-python", "usernetes-setup"):
+        (original / place).mkdir(parents=True)
+        (original / place / "Makefile.in").touch()
+    (original / "Makefile.in").touch()
+    (original / "configure").write_text(CONFIGURE)
+    (original / ".venv/bin/pip").write_text(start.format(original))
+    (original / ".venv/bin/python").symlink_to("../../bin/python")
+    for file in (original / "configure", original / ".venv/bin/pip"):
+        file.chmod(0o755)
+    both = "install_python; build"
+    assert f"configure --quiet --prefix={original}/.venv" in step(original, both)
+    again = step(original, both)
+    assert "configure --quiet" not in again
+    assert "-m venv" not in again
+    shutil.copytree(original, copy, symlinks=True)
+    called = step(copy, both)
+    assert called.startswith("python -m venv --clear .venv\npython -m pip install")
+    assert f"configure --quiet --prefix={copy}/.venv" in called
+    assert f"{original}/" not in called
+
+
 @pytest.mark.parametrize(
     "words", [["--repeat"], ["--repeat", "0", "unit"], ["--repeat", "2", "lint"], ["slow"]]
 )
