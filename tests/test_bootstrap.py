@@ -3,8 +3,10 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -69,6 +71,25 @@ def test_a_build_that_takes_long_says_how_far_it_is(tmp_path):
     assert re.fullmatch(r"bootstrap: flux-operator, [1-9]\d* s so far: half of it", lines[1])
     assert (tmp_path / ".flux/flux-operator/bin/manager").exists()
     assert [line for line in lines if "erminated" in line] == []
+
+
+def test_who_tells_how_far_a_build_is_ends_with_it_when_it_is_killed(tmp_path):
+    script = BOOTSTRAP.read_text().split("\nmkdir -p build\ncase", 1)[0]
+    script = script.replace('cd "$(dirname "$0")"', "")
+    script = re.sub(r"pause=\d+", "pause=0.1", script)
+    (tmp_path / "build").mkdir()
+    (tmp_path / "build/part.log").touch()
+    child = subprocess.Popen(
+        ["bash", "-c", f"{script}\ntell_far part & echo $!; kill -9 $$"], cwd=tmp_path,
+        stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
+    )  # fmt: skip
+    teller = int(child.stdout.readline())
+    child.wait()
+    try:
+        child.communicate(timeout=10)  # until nobody has its output, which the teller shares
+    except subprocess.TimeoutExpired:
+        os.kill(teller, signal.SIGKILL)
+        raise
 
 
 FAKE = """#!/bin/sh
