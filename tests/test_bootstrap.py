@@ -18,12 +18,12 @@ pytestmark = pytest.mark.unit
 BOOTSTRAP = Path(__file__).resolve().parents[1] / "bootstrap"
 
 
-def refused(folder: Path, *words: str) -> str:
+def refused(folder: Path, *words: str, typed_in: Path | None = None) -> str:
     """What it says of such a command, run in a folder with nothing else, that it must refuse."""
     shutil.copy(BOOTSTRAP, folder)
     done = subprocess.run(
         [folder / "bootstrap", "flux", *words], env={"PATH": "/usr/bin:/bin"},
-        capture_output=True, text=True,
+        capture_output=True, text=True, cwd=typed_in,
     )  # fmt: skip
     assert done.returncode == 2
     assert not (folder / ".flux").exists()
@@ -46,6 +46,14 @@ def test_a_folder_of_archives_must_hold_one_of_each(tmp_path):
         (sources / name).touch()
     both = refused(tmp_path, "--sources", str(sources))
     assert "more than one flux-core*.tar.*: flux-core-0.86.0.tar.gz flux-core.tar.xz" in both
+
+
+def test_a_folder_of_archives_is_looked_for_where_it_was_typed(tmp_path):
+    checkout, sources = tmp_path / "checkout", tmp_path / "archives"
+    checkout.mkdir()
+    sources.mkdir()
+    line = refused(checkout, "--sources", "archives", typed_in=tmp_path)
+    assert f"{sources} has no flux-core*.tar.*" in line
 
 
 def test_a_build_that_takes_long_says_how_far_it_is(tmp_path):
