@@ -210,3 +210,40 @@ def test_flux_without_the_plugins_for_it_is_no_tier_that_is_skipped(tmp_path):
     )
     assert "flux       skipped: not installed" in done.stdout
     assert done.returncode == 0
+
+
+PYTEST = """#!/bin/sh
+[ "$2" = pytest ] || exec {python} "$@"
+case " $* " in
+  *" -n 0 "*) ran="one two" failed="{again}" ;;
+  *) ran="one two three" failed="one two" ;;
+esac
+while [ "$1" != --junitxml ]; do shift; done
+for name in $ran; do
+  case " $failed " in *" $name "*) why="<failure message='no'/>" ;; *) why= ;; esac
+  echo "<testcase classname='tests.test_it' name='$name' time='1'>$why</testcase>"
+done | sed '1i<testsuite>
+$a</testsuite>' >"$2"
+[ -z "$failed" ]
+"""
+"""A Python whose tests `one` and `two` fail, `three` passes, and of the two some fail again."""
+
+
+@pytest.mark.parametrize(
+    ("again", "line"),
+    [
+        ("", "passed: 3 tests, 2 of them only alone, when run again: one two"),
+        ("two", "failed: 1 of 3 tests; passed only alone, when run again: one"),
+        ("one two", "failed: 2 of 3 tests"),
+    ],
+)
+def test_what_passes_alone_is_named_also_where_another_fails_again(tmp_path, again, line):
+    (tmp_path / "tests").mkdir()
+    check = shutil.copy(BOOTSTRAP.parent / "tests" / "check", tmp_path / "tests")
+    (tmp_path / ".venv/bin").mkdir(parents=True)
+    python = tmp_path / ".venv/bin/python"
+    python.write_text(PYTEST.format(python=sys.executable, again=again))
+    python.chmod(0o755)
+    done = subprocess.run([check, "unit"], capture_output=True, text=True)
+    assert f"unit       {line}" in done.stdout.splitlines()
+    assert done.returncode == bool(again)
