@@ -247,3 +247,14 @@ def test_what_passes_alone_is_named_also_where_another_fails_again(tmp_path, aga
     done = subprocess.run([check, "unit"], capture_output=True, text=True)
     assert f"unit       {line}" in done.stdout.splitlines()
     assert done.returncode == bool(again)
+
+
+def test_a_check_that_has_no_folder_for_its_records_ends_at_once(tmp_path):
+    """Else it would write them into the root of the file system."""
+    (tmp_path / "tests").mkdir()
+    check = shutil.copy(BOOTSTRAP.parent / "tests" / "check", tmp_path / "tests")
+    there = {**os.environ, "TMPDIR": str(tmp_path / "none")}
+    done = subprocess.run([check, "flux"], env={**there, "FLUX": "/none"}, capture_output=True)
+    assert done.returncode == 1
+    assert done.stdout == b""
+    assert str(tmp_path / "none") in done.stderr.decode()
