@@ -258,3 +258,13 @@ def test_a_check_that_has_no_folder_for_its_records_ends_at_once(tmp_path):
     assert done.returncode == 1
     assert done.stdout == b""
     assert str(tmp_path / "none") in done.stderr.decode()
+
+
+def test_scripts_go_where_they_are_whatever_cdpath_says(tmp_path):
+    for place in ("project", "other/project"):
+        (tmp_path / place).mkdir(parents=True)
+    shutil.copy(BOOTSTRAP, tmp_path / "project")
+    there = {**os.environ, "CDPATH": str(tmp_path / "other")}
+    subprocess.run(["project/bootstrap", "-h"], cwd=tmp_path, env=there, stdout=subprocess.DEVNULL)
+    assert (tmp_path / "project/build").exists()
+    assert not (tmp_path / "other/project/build").exists()
