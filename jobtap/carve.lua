@@ -66,8 +66,7 @@ local function share(job, asked)
     local nodes, cores, most = asked.nodes, asked.cores or "all", policy["max-cores"]
     if policy.reduce and whole(nodes) and (cores == "all" or whole(cores)) then
         local has = nodes_of(job.jobspec) or math.huge
-        nodes = math.min(nodes, policy["max-nodes"] or nodes, share_of(has))
-        nodes = math.max(1, math.floor(nodes))
+        nodes = math.max(1, math.min(nodes, policy["max-nodes"] or nodes, share_of(has)))
         cores = most and (cores == "all" or cores > most) and most or cores
     end
     return nodes, cores
