@@ -29,7 +29,7 @@ ENDINGS = {
     "one that fails is explained by what it printed": (
         "echo working; echo 'Error: no mesh'; exit 3", (), 3, "exit code 3: Error: no mesh"),
     "one that crashes is explained by the signal": (
-        "kill -SEGV $$", (), 139, "killed by signal 11: Segmentation fault"),
+        "echo 'Error: no cell'; kill -SEGV $$", (), 139, "killed by signal 11: Error: no cell"),
     "OpenFOAM's own error is found": (
         "echo '--> FOAM FATAL ERROR: '; echo 'cannot find file \"U\"'; echo bye; exit 1", (), 1,
         'exit code 1: FOAM FATAL ERROR: cannot find file "U" bye'),
