@@ -161,9 +161,9 @@ class Api:
                     self._silent_since = 0.0
                 if error.reason == "AlreadyExists" and tried > 1 and isinstance(body, dict):
                     return self.get(f"{path}/{body['metadata']['name']}", patience)
-                again = error.status in _AGAIN or (
-                    error.status == 409 and error.reason != "AlreadyExists"
-                )
+                clash = error.status == 409 and error.reason != "AlreadyExists"
+                asked = isinstance(body, dict) and "preconditions" in body  # to be told of that
+                again = error.status in _AGAIN or (clash and not asked)
                 if not again:
                     raise
                 last = f"{error.status}: {error}"

@@ -120,4 +120,4 @@ class Lease:
                 found = self._api.get(self._path)
                 if found["spec"].get("holderIdentity", "") == self._holder:
                     version = found["metadata"]["resourceVersion"]
-                    self._api.delete(self._path, patience=5.0, version=version)
+                    self._api.delete(self._path, version=version)
