@@ -25,7 +25,7 @@ from dovetail.host.session import (
     temporary_session,
 )
 from support.local_runs import Site, share, site, wait_for  # noqa: F401
-from support.other_users import needs_nobody
+from support.other_users import let_in, needs_nobody
 
 pytestmark = [pytest.mark.unit, pytest.mark.slow]
 
@@ -237,9 +237,7 @@ def test_a_sweep_removes_nothing_foreign(tmp_path, record):
 @needs_nobody
 @pytest.mark.parametrize("phase", PHASES)
 def test_an_ordinary_user_without_control_groups_leaves_nothing(site, phase):  # noqa: F811
-    for path in [site.directory, *site.directory.parents]:
-        if path.owner() == "root" and path != Path("/") and path != Path("/tmp"):
-            path.chmod(0o755)
+    let_in(site.directory)
     os.chown(site.directory, 65534, 65534)
     nobody = ("setpriv", "--reuid=65534", "--regid=65534", "--clear-groups")
     driver = controller(site, phase, *nobody)

@@ -6,12 +6,11 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 from dovetail.host import processes, session
 from dovetail.host.cgroups import Group
-from support.other_users import needs_nobody
+from support.other_users import let_in, needs_nobody
 from support.run_command import NOBODY
 
 pytestmark = pytest.mark.unit
@@ -45,9 +44,7 @@ def test_a_run_that_cannot_be_seen_is_not_waited_for(tmp_path, monkeypatch):
 
 @needs_nobody
 def test_folders_that_their_owner_may_not_write_to_are_removed_too(tmp_path):
-    for path in [tmp_path, *tmp_path.parents]:
-        if path.owner() == "root" and path != Path("/") and path != Path("/tmp"):
-            path.chmod(0o755)
+    let_in(tmp_path)
     elsewhere, top = tmp_path / "elsewhere", tmp_path / "store" / "top"
     (top / "read" / "alone").mkdir(parents=True)
     elsewhere.mkdir(mode=0o755)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from dovetail.host import borrowed_python
 from dovetail.mpi import launcher, supervisor
-from support.other_users import needs_nobody
+from support.other_users import let_in, needs_nobody
 from support.run_command import NOBODY
 
 pytestmark = pytest.mark.unit
@@ -196,9 +196,7 @@ def test_the_sanitizers_library_need_not_be_first_unless_the_user_says_so(theirs
 def test_a_case_is_copied_anew_where_its_folders_are_to_be_read_alone(
     in_an_image, tmp_path, monkeypatch
 ):
-    for path in [tmp_path, *tmp_path.parents]:
-        if path.owner() == "root" and path != Path("/") and path != Path("/tmp"):
-            path.chmod(0o755)
+    let_in(tmp_path)
     if in_an_image:
         real = os.path.realpath(borrowed_python.PYTHON)
         loader = os.path.realpath(borrowed_python._loader(real))
