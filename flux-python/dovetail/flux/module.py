@@ -319,19 +319,11 @@ class Dovetail(BrokerModule):
             self.do(self.state.excepted(number, kind, note))
         elif event.name == "start" and self.limited:  # the scheduler sees no earlier update
             update = jobspec.without_limit(job)
-            self.handle.rpc("job-manager.update", update).then(self.lengthened)
+            self.handle.rpc("job-manager.update", update).then(self.told, "update")
         elif event.name == "finish":
             self.do(self.state.finished(number, event.context["status"]))
         elif event.name == "clean":
             self.do(self.state.cleaned(number))
-
-    @guarded
-    def lengthened(self, future: Future) -> None:
-        """Whether a slice has as long as the instance; it may have ended by itself."""
-        try:
-            future.get()
-        except OSError as error:
-            self.log.debug(f"update: {error}")
 
     def sweep(self, number: int, rank: int) -> None:
         """Run the agent's last act in its stead, on the same machine."""
@@ -366,15 +358,15 @@ class Dovetail(BrokerModule):
     def cancel_job(self, job: int, why: str) -> None:
         """Raise an exception on a slice's job."""
         payload = {"id": job, "type": "cancel", "severity": 0, "note": f"dovetail: {why}"}
-        self.handle.rpc("job-manager.raise", payload).then(self.cancelled)
+        self.handle.rpc("job-manager.raise", payload).then(self.told, "cancel")
 
     @guarded
-    def cancelled(self, future: Future) -> None:
-        """Whether the job could be cancelled; it may have ended by itself."""
+    def told(self, future: Future, what: str) -> None:
+        """Whether a slice's job could be told something; it may have ended by itself."""
         try:
             future.get()
         except OSError as error:
-            self.log.debug(f"cancel: {error}")
+            self.log.debug(f"{what}: {error}")
 
     # --- Requests ---
 
