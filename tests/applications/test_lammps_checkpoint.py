@@ -87,6 +87,17 @@ def test_a_dump_that_can_be_gone_on_with_is_not_refused(dump):
 
 
 @unit
+@pytest.mark.parametrize(
+    ("log", "later"),
+    [("log a.log", "log a.log append"), ("log none", "log none"), ("log a append", "log a append")],
+)
+def test_a_log_of_the_scripts_own_is_gone_on_with(log, later):
+    lines = SCRIPT.replace("units lj", f"units lj\n{log}").splitlines()
+    assert f"\n{log}\n" in lammps_checkpoint.stoppable(lines, "one")
+    assert f"\n{later}\n" in lammps_checkpoint.stoppable(lines, "two", "one")
+
+
+@unit
 def test_a_group_that_is_dynamic_stays_so():
     groups = ["group half region box", "group now dynamic half region box every 10"]
     lines = SCRIPT.replace("fix 1", "\n".join([*groups, "fix 1"])).splitlines()

@@ -193,6 +193,8 @@ def stoppable(
             out.append(" ".join([*words[:2], two, one, *words[4:]]))
         elif command == "dump" and len(words) > 5:
             out += [line, f"dump_modify {words[1]} append yes"]
+        elif command == "log" and len(words) == 2 and words[1] != "none":
+            out.append(f"log {words[1]} append")
         elif command not in _AT_FIRST or (command == "group" and words[2:3] in _NOT_KEPT):
             out.append(line)
         has_box = has_box or command in _MAKES_BOX
