@@ -224,6 +224,10 @@ REFUSED = {
     "a weight nan": (changed("[1, 3]", "[1, .nan]"), "8: simulations[0].weights[1]: nan is not"),
     "a weight inf": (changed("[1, 3]", "[.inf, 3]"), "8: simulations[0].weights[0]: inf is not"),
     "weights as text": (changed("[1, 3]", "1,3"), "8: simulations[0].weights: '1,3' is not a list"),
+    "a weight that YAML takes for a text": (
+        changed("[1, 3]", "[1e-5, 3]"),
+        "8: simulations[0].weights[0]: '1e-5' is not a finite number; YAML takes it for a text: a",
+    ),
     "weights on several lines": (
         changed("[1, 3]", "\n    - 1\n    - big"),
         "10: simulations[0].weights[1]: 'big' is not a finite number",

@@ -64,7 +64,10 @@ def number(value: object) -> float:
     """A finite number."""
     if isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < 1e300:
         return float(value)
-    raise ValueError(f"{show(value)} is not a finite number")
+    hint = ""
+    if isinstance(value, str) and re.fullmatch(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+", value):
+        hint = "; YAML takes it for a text: a number has point and sign, as 1.0e-5 and 1.0e+5"
+    raise ValueError(f"{show(value)} is not a finite number{hint}")
 
 
 def weight(value: object) -> float:
