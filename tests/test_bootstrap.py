@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import re
 import shutil
@@ -54,6 +55,21 @@ def test_a_folder_of_archives_is_looked_for_where_it_was_typed(tmp_path):
     sources.mkdir()
     line = refused(checkout, "--sources", "archives", typed_in=tmp_path)
     assert f"{sources} has no flux-core*.tar.*" in line
+
+
+def test_two_in_one_folder_work_one_after_the_other(tmp_path):
+    (tmp_path / "build").mkdir()
+    shutil.copy(BOOTSTRAP, tmp_path)
+    with open(tmp_path / "build/lock", "w") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        second = subprocess.Popen([tmp_path / "bootstrap", "flux", "-x"],
+                                  stderr=subprocess.PIPE, text=True)  # fmt: skip
+        with second:
+            assert second.stderr is not None
+            assert "another ./bootstrap is at work in this folder" in second.stderr.readline()
+            fcntl.flock(held, fcntl.LOCK_UN)
+            assert "unknown option '-x'" in second.stderr.read()
+    assert second.returncode == 2
 
 
 def test_a_build_that_takes_long_says_how_far_it_is(tmp_path):
