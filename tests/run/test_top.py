@@ -264,8 +264,9 @@ def test_an_interrupt_leaves_the_terminal_and_the_run_as_they_were(site, running
     assert running.poll() is None
 
 
-def test_being_ended_from_elsewhere_leaves_the_terminal_as_it_was(site, running):  # noqa: F811
-    before, after, seen = on_a_terminal(site, 80, [signal.SIGTERM], code=130)
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_being_ended_from_elsewhere_leaves_the_terminal_as_it_was(site, running, number):  # noqa: F811
+    before, after, seen = on_a_terminal(site, 80, [number], code=130)
     assert before == after
     assert "\x1b[?1049l" in seen, "the screen of before is back"
 

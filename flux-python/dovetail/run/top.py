@@ -268,7 +268,8 @@ def show(directory: Path, log: str) -> int:
             console.width = 160
         console.print(screen.draw(console.width, 1000, keys=False))
         return 0
-    signal.signal(signal.SIGTERM, _interrupt)
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, _interrupt)
     with _keys() as key, Live(console=console, screen=True, auto_refresh=False) as live:
         while True:
             screen.follower.look()
@@ -279,7 +280,7 @@ def show(directory: Path, log: str) -> int:
 
 
 def _interrupt(number: int, _: FrameType | None) -> None:
-    """Let SIGTERM give the terminal back as Ctrl-C does."""
+    """Let a signal give the terminal back as Ctrl-C does."""
     raise KeyboardInterrupt
 
 
