@@ -58,6 +58,18 @@ def test_a_bundle_with_other_content_than_it_says_is_refused(bundle, tmp_path):
         programs.unpack(tmp_path / "bad.tgz")
 
 
+def test_packing_that_is_interrupted_leaves_the_bundle_of_before(bundle, tmp_path, monkeypatch):
+    def interrupted(progress, file):
+        raise KeyboardInterrupt
+
+    before = bundle[1].read_bytes()
+    monkeypatch.setattr(programs.Progress, "reading", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        programs.pack(bundle[1])
+    assert bundle[1].read_bytes() == before
+    assert {path.name for path in tmp_path.iterdir()} == {"bundle.tgz", "cache"}
+
+
 @pytest.mark.parametrize("name", ["../evil", "other-build/bin/kube", "/etc/evil"])
 def test_a_bundle_that_reaches_elsewhere_is_refused(bundle, tmp_path, name):
     with tarfile.open(tmp_path / "evil.tgz", "w:gz") as archive:

@@ -305,17 +305,23 @@ def pack(target: Path, say: debian_packages.Say = print) -> None:
     folder = build(say)
     paths = [folder, *sorted(folder.rglob("*"))]
     total = sum(path.lstat().st_size for path in paths)
-    with (
-        Progress(say, f"packing {target.name}", total) as progress,
-        tarfile.open(target, "w:gz", compresslevel=1) as archive,
-    ):
-        for path in paths:
-            entry = archive.gettarinfo(path, str(path.relative_to(folder.parent)))
-            if entry.isfile():
-                with path.open("rb") as file:
-                    archive.addfile(entry, progress.reading(file))
-            else:
-                archive.addfile(entry)
+    draft = target.with_name(f".{target.name}.new")
+    try:
+        with (
+            Progress(say, f"packing {target.name}", total) as progress,
+            tarfile.open(draft, "w:gz", compresslevel=1) as archive,
+        ):
+            for path in paths:
+                entry = archive.gettarinfo(path, str(path.relative_to(folder.parent)))
+                if entry.isfile():
+                    with path.open("rb") as file:
+                        archive.addfile(entry, progress.reading(file))
+                else:
+                    archive.addfile(entry)
+        draft.replace(target)
+    except BaseException:
+        draft.unlink(missing_ok=True)
+        raise
 
 
 def _check_entry(source: Path, entry: tarfile.TarInfo) -> None:
