@@ -40,7 +40,7 @@ def check(names: Sequence[str]) -> None:
 def scale(scratch: Path, repeat: int, progress: Progress, names: Sequence[str] = ()) -> list[Claim]:
     """All of `PARTS`, or those of these names."""
     claims: list[Claim] = []
-    for name in names or PARTS:
+    for name in dict.fromkeys(names) or PARTS:
         progress(f"scale of {name}")
         place = scratch / name
         place.mkdir()
