@@ -7,6 +7,7 @@ import contextlib
 import json
 import os
 import subprocess
+from pathlib import Path
 
 import pytest
 from dovetail import flux as fluxed
@@ -14,7 +15,9 @@ from dovetail.core.errors import BadInput
 from dovetail.host import install_paths
 from support import guides
 from support.flux_batch import COMMANDS, LIMIT, Flux, flux_command
+from support.other_users import TOP
 from usernetes_setup.build import programs
+from usernetes_setup.preflight import usernetes as preflight
 
 pytestmark = pytest.mark.flux
 
@@ -162,6 +165,9 @@ REFUSED = {  # what is wrong, and a word of the answer
     "--dovetail=nodes=1 --conf=dovetail.up-timout=3": "no key up-timout (up-timeout?)",
     "--dovetail=nodes=1 --conf=dovetail.executor=remote": "executor is one of kubernetes, local",
     "--conf=dovetail=3 --dovetail=nodes=1": "--conf: dovetail is a table",
+    "--dovetail=nodes=1,provider=usernetes": "provider=usernetes needs usernetes=DIR",
+    '--dovetail=nodes=1 --conf=dovetail.provider="usernetes" --conf=dovetail.usernetes="/u"'
+    " --conf=dovetail.cores=1 --conf=dovetail.executor=kubernetes": "executor=local would be right",
 }
 
 
@@ -174,6 +180,21 @@ def test_a_bad_request_is_refused_before_submission(flux):
         assert word in said
         assert said.count("\n") == 1
     assert flux.run("jobs", "-ano", "{id}") == before
+
+
+def test_upstream_usernetes_says_why_it_cannot_run_here(flux):
+    """Where it can, a test of tests/machines has it run."""
+    archive = Path(os.environ.get("DOVETAIL_SOURCES", TOP.parent / "shared/sources"))
+    if not (archive := archive / "usernetes.tar.xz").exists():
+        pytest.skip(f"no {archive}: DOVETAIL_SOURCES names the folder that has it")
+    if not preflight.problems():
+        pytest.skip("upstream Usernetes can run here")
+    subprocess.run(["tar", "-C", flux.work, "-xf", archive], check=True)
+    request = f"--dovetail=nodes=1,provider=usernetes,usernetes={flux.work}/usernetes"
+    output = flux.output(flux.batch("flux dovetail up; flux dovetail status", dovetail=request))
+    assert f"--provider usernetes cannot run here: {preflight.problems()[0]}" in output
+    assert "Kubernetes is failed" in output
+    flux.nothing_left()
 
 
 def test_a_default_duration_ends_no_slice(flux):

@@ -339,6 +339,13 @@ def test_a_slice_has_as_long_to_come_up_as_the_configuration_says():
     assert words[words.index("--timeout") + 1] == "900"
 
 
+def test_slices_are_told_of_upstream_usernetes():
+    table = {"nodes": 2, "provider": "usernetes", "usernetes": "/opt/u", "node-image": "u:1"}
+    spec = jobspec.slice_job(option.from_table(table), 1, "f-1", {})
+    assert spec["tasks"][0]["command"][-4:] == ["--usernetes", "/opt/u", "--node-image", "u:1"]
+    assert spec["resources"][0]["exclusive"] is True
+
+
 def test_the_nodes_of_slices_offer_the_devices_of_the_configuration():
     table = {"nodes": 2, "devices": "gpu,/dev/fuse=8"}
     (task,) = jobspec.slice_job(option.from_table(table), 1, "f-1", {})["tasks"]

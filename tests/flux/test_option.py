@@ -60,7 +60,9 @@ BAD = {
     "nodes=2,cores=some": "or all",
     "nodes=2,cores=0": "or all",
     "cores=all": "nodes=N is missing",
-    "nodes=2,share=0.5": "nodes=N or cores",
+    "nodes=2,share=0.5": "is not nodes=N, cores=N",
+    "nodes=2,provider=docker": "provider is one of dovetail, usernetes, not 'docker'",
+    "nodes=2,usernetes=/opt/usernetes": "usernetes is for provider=usernetes alone",
 }
 
 
@@ -94,6 +96,43 @@ def test_a_configuration_may_have_defaults_alone():
     option.check({})
     with pytest.raises(BadInput, match="is a table"):
         option.check(3)
+
+
+UPSTREAM = {"nodes": 2, "provider": "usernetes", "usernetes": "/opt/usernetes"}
+
+
+def test_upstream_usernetes_makes_the_nodes_where_it_is_asked_for():
+    found = option.parse("nodes=2,provider=usernetes,usernetes=/opt/usernetes,node-image=u:1")
+    assert (found.upstream, found.usernetes, found.node_image) == (True, "/opt/usernetes", "u:1")
+    assert option.from_table(found.plain()) == found
+    assert (found.executor, found.up_timeout) == ("local", 600.0)
+    option.check_provider(UPSTREAM)
+    option.check_provider({**UPSTREAM, "provider": "dovetail", "cores": 3})  # a site's default
+    assert not option.from_table({**UPSTREAM, **option.parse("nodes=1").plain()}).cores
+
+
+@pytest.mark.parametrize(
+    ("more", "word"),
+    [
+        ({"usernetes": ""}, "needs usernetes=DIR"),
+        ({"cores": 2}, "cores=2 is not for provider=usernetes, .*; cores=all would be right"),
+        ({"executor": "kubernetes"}, "executor=local would be right"),
+        ({"address": "loopback"}, "address=machine would be right"),
+        ({"devices": "gpu"}, "devices=auto would be right"),
+        ({"node-image": 3}, "node-image is a text, not 3"),
+    ],
+)
+def test_what_nodes_of_upstream_usernetes_cannot_be_is_refused(more, word):
+    with pytest.raises(BadInput, match=word):
+        option.check_provider({**UPSTREAM, **more})
+
+
+def test_a_site_that_grants_a_few_cores_grants_no_node_of_upstream_usernetes():
+    """Its container has the whole machine."""
+    asked = option.parse("nodes=2,provider=usernetes,usernetes=/opt/usernetes")
+    assert option.granted(asked, asked.plain(), {"nodes": 1, "cores": "all"}).nodes == 1
+    with pytest.raises(BadInput, match="grants 3 cores of a node"):
+        option.granted(asked, asked.plain(), {"nodes": 2, "cores": 3})
 
 
 def test_whole_nodes_must_fit_into_the_allocation():

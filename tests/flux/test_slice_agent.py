@@ -16,10 +16,12 @@ from types import SimpleNamespace
 import pytest
 from dovetail.core.errors import WorkFailed
 from dovetail.flux import slice_agent as agents
+from dovetail.flux.instance import messages
 from dovetail.flux.instance.effects import FAILED, INVALID
 from dovetail.host import processes
 from support import clusters
 from usernetes_setup import node_record
+from usernetes_setup.upstream.record import Record
 
 pytestmark = pytest.mark.unit
 
@@ -90,13 +92,22 @@ def test_an_order_that_an_agent_does_not_know_ends_nothing(agent, capfd):
     ]
 
 
+def own_node(cluster, **monitor):
+    return clusters.node(cluster=cluster, **monitor)
+
+
+def upstreams_node(cluster, **monitor):
+    return Record(cluster, "m1-0", "192.0.2.1", "podman", "podman-compose", **monitor)
+
+
+@pytest.mark.parametrize("make", [own_node, upstreams_node])
 @pytest.mark.parametrize("moment", ["before", "later"])
-def test_a_slice_ends_when_its_node_does(agent, monkeypatch, tmp_path, moment):
+def test_a_slice_ends_when_its_node_does(agent, monkeypatch, tmp_path, moment, make):
     monkeypatch.setenv("DOVETAIL_STATE", str(tmp_path))
     tmp_path.chmod(0o700)
     with subprocess.Popen(["sleep", "1000"]) as monitor:
         ticks = processes.start_ticks(monitor.pid)
-        node = clusters.node(cluster=agent.name, monitor=monitor.pid, monitor_ticks=ticks)
+        node = make(agent.name, monitor=monitor.pid, monitor_ticks=ticks)
         node.folder.mkdir(parents=True)
         node.save()
         if moment == "before":
@@ -110,6 +121,14 @@ def test_a_slice_ends_when_its_node_does(agent, monkeypatch, tmp_path, moment):
             agent.look(60.0)
     assert (agent.over, agent.failed) == (True, "its node ended")
     assert agent.client.of("dovetail.tell") == [{"number": 1, "failed": "its node ended"}]
+
+
+def test_a_service_on_a_network_of_its_own_is_reached_by_kubectl(agent):
+    agent.usernetes = "/opt/usernetes"
+    agent.obey(messages.FindService("db", 7))
+    (told,) = agent.client.of("dovetail.tell")
+    assert told["answer"] == 7
+    assert "`flux dovetail kubectl port-forward service/db PORT` leads there" in told["why"]
 
 
 def test_a_simulation_whose_job_is_cancelled_is_stopped_if_it_still_is_that_launch(agent):

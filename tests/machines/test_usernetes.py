@@ -11,10 +11,11 @@ import json
 import os
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from support.machines import STORE, TOP
+from support.machines import STORE, TOP, flux_of
 
 pytestmark = pytest.mark.machines
 
@@ -32,6 +33,20 @@ spec:
     imagePullPolicy: Never
     command: [cat, /proc/self/uid_map]
 """
+# In a batch job: a pod on each machine, whose logs come by their kubelets.
+BATCH = """#!/bin/bash
+set -e
+flux dovetail up
+flux dovetail status --json >/shared/status.json
+for node in m1-0 m2-1; do
+  sed "s/name: hello/name: $node/; s/^spec:/&\\n  nodeName: $node/" /shared/pod.yaml |
+    flux dovetail kubectl apply -f -
+done
+flux dovetail kubectl wait --for=jsonpath={.status.phase}=Succeeded --timeout=1800s pod --all
+flux dovetail kubectl get pods -o jsonpath='{range .items[*]}at {.status.podIP}{"\\n"}{end}'
+for node in m1-0 m2-1; do flux dovetail kubectl logs $node; done
+flux dovetail url hello || true
+"""
 NODE = "podman ps -q --filter label=com.docker.compose.service=node"
 LEFT = (  # of alice's: files, containers, volumes, networks, processes, ports and services
     "ls -d /tmp/dovetail-* 2>/dev/null; podman ps -aq; podman volume ls -q; "
@@ -44,12 +59,11 @@ LEFT = (  # of alice's: files, containers, volumes, networks, processes, ports a
 
 @pytest.fixture
 def prepared(machines):
-    """One with all that upstream Usernetes needs there, and the name of a node image."""
+    """Both with all that upstream Usernetes needs there, and the name of a node image."""
     archive = SOURCES / "usernetes.tar.xz"
     if not archive.exists():
         pytest.skip(f"no {archive}: DOVETAIL_SOURCES names the folder that has it")
-    first = machines[0]
-    shared = first.shared
+    shared = machines[0].shared
     image = STORE.parent / "usernetes-node.tar"
     if not image.exists():
         subprocess.run([TOP / "usernetes-setup/node-image/make", image], check=True)
@@ -60,12 +74,20 @@ def prepared(machines):
     program = shared / "compose/bin/podman-compose"
     program.write_text(program.read_text().replace(sys.executable, "/usr/bin/python3"))
     subprocess.run(["chmod", "-R", "a+rX", shared], check=True)
-    doctor(first)
-    while (told := doctor(first))["who"] == "admin":
-        first.run(told["fix"], user="root")
-    loaded = first.out("podman load -qi /shared/node.tar", limit=1800)
-    yield first, loaded.removeprefix("Loaded image: ")
-    first.run(f"{PATH}; dovetail kube down --all", code=None)  # of a test that failed
+    with ThreadPoolExecutor() as both:
+        names = {*both.map(fit, machines)}
+    yield machines, names.pop()
+    for machine in machines:  # of a test that failed
+        machine.run(f"{PATH}; dovetail kube down --all", code=None)
+
+
+def fit(machine):
+    """Make a machine fit, and load the image there; returns its name."""
+    doctor(machine)
+    while (told := doctor(machine))["who"] == "admin":
+        machine.run(told["fix"], user="root")
+    loaded = machine.out("podman load -qi /shared/node.tar", limit=1800)
+    return loaded.removeprefix("Loaded image: ")
 
 
 def doctor(machine):
@@ -84,7 +106,7 @@ def nothing_left(machine):
 
 def test_a_cluster_by_upstreams_makefiles_runs_pods_and_leaves_nothing(prepared):
     """Nor does one whose monitor was killed while upstream's verbs were at work."""
-    machine, image = prepared
+    (machine, _), image = prepared
     up = (
         f"{PATH}; dovetail kube up --provider usernetes --usernetes /shared/usernetes --json "
         f"--node-image {image} --address {machine.address} --timeout 3000"
@@ -111,3 +133,32 @@ def test_a_cluster_by_upstreams_makefiles_runs_pods_and_leaves_nothing(prepared)
     assert private == ["600", "700"]
     machine.run("dovetail kube down")
     nothing_left(machine)
+
+
+def test_a_batch_job_has_upstreams_nodes_on_both_and_leaves_nothing(prepared):
+    """The second joins by what the first's slice hands on; pods are on flannel's network."""
+    both, image = prepared
+    first = both[0]
+    if first.run("command -v flux", code=None).returncode:
+        pytest.skip("no Flux in .flux: run ./bootstrap flux")
+    first.write("/shared/pod.yaml", POD)
+    first.write("/shared/batch.sh", BATCH)
+    with flux_of(both, PATH) as flux:
+        request = f"nodes=2,provider=usernetes,usernetes=/shared/usernetes,node-image={image}"
+        patience = "--conf=dovetail.up-timeout=5400 --conf=dovetail.down-timeout=900"
+        job = first.out(
+            f"{flux} flux batch -N2 --dovetail={request} {patience} --output=/shared/out.txt "
+            "/shared/batch.sh"
+        )
+        code = first.run(f"{flux} flux job status {job}", code=None, limit=7200).returncode
+        printed = first.out("cat /shared/out.txt")
+        assert code == 0, printed
+        status = json.loads(first.out("cat /shared/status.json"))
+        nodes = {one["host"]: one["node"] for one in status["slices"]}
+        assert nodes == {"m1": "m1-0", "m2": "m2-1"}, status
+        assert {line[:11] for line in printed.splitlines() if line.startswith("at ")} == {
+            "at 10.244.0", "at 10.244.1",
+        }, printed  # fmt: skip
+        assert "`flux dovetail kubectl port-forward service/hello PORT` leads there" in printed
+        for machine in both:
+            nothing_left(machine)

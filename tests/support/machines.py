@@ -188,6 +188,40 @@ def machines() -> Iterator[list[Machine]]:
 
 
 @contextlib.contextmanager
+def flux_of(machines: list[Machine], before: str = "true") -> Iterator[str]:
+    """A Flux instance of alice's on all machines: what comes before a command of its user's there.
+
+    The brokers have what the shell has after `before`. Asked on the first machine.
+    """
+    first = machines[0]
+    first.run("[ -e /shared/curve.cert ] || flux keygen /shared/curve.cert")
+    hosts = "".join(
+        f'  {{ host = "{one.name}", bind = "tcp://{one.address}:8050",'
+        f' connect = "tcp://{one.address}:8050" }},\n'
+        for one in machines
+    )
+    table = f'[bootstrap]\ncurve_cert = "/shared/curve.cert"\nhosts = [\n{hosts}]\n'
+    try:
+        for machine in reversed(machines):
+            machine.write("/home/alice/flux/broker.toml", table)
+            words = ""
+            if machine is first:
+                words = "-Slocal-uri=local:///home/alice/flux/local sleep inf"
+            machine.run(
+                f'{before}; cd ~/flux; eval "$(dovetail env)"; setsid flux broker '
+                f"--config-path=broker.toml {words} >log 2>&1 </dev/null & echo $! >~/flux/pid"
+            )
+        flux = 'export FLUX_URI=local:///home/alice/flux/local; eval "$(dovetail env)"; cd /shared;'
+        count = str(len(machines))
+        first.until(f"{flux} flux resource list -s free -no '{{nnodes}}'", lambda n: n == count)
+        yield flux
+    finally:
+        for machine in machines:
+            machine.run("[ ! -e ~/flux/pid ] || kill $(cat ~/flux/pid); rm -f ~/flux/pid",
+                        code=None)  # fmt: skip
+
+
+@contextlib.contextmanager
 def started(count: int) -> Iterator[list[Machine]]:
     """That many machines, running."""
     folder = Path(

@@ -20,7 +20,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +36,7 @@ from usernetes_setup.node import monitor, namespaces, removal
 from usernetes_setup.node_record import Node, NodeState
 from usernetes_setup.preflight import machine, report
 from usernetes_setup.upstream import record as usernetes
+from usernetes_setup.upstream import service
 from usernetes_setup.upstream import verbs as upstream
 
 Say = Callable[[str], None]
@@ -88,6 +89,8 @@ def client(name: str) -> api_client.Client:
     """The API of one of our clusters, as its administrator."""
     folder = node_record.cluster_folder(name)
     try:
+        if record := usernetes.here(name):
+            return service.api(record)
         server = json.loads((folder / "kubeconfig").read_text())["clusters"][0]["cluster"]["server"]
         return api_client.Client(
             server, (folder / "pki/ca.crt").read_text(), folder / "pki/admin.crt"
@@ -313,8 +316,16 @@ def kubelet_client(node: Node) -> api_client.Client:
     return api_client.Client(node.server, (node.folder / "ca.crt").read_text(), own)
 
 
+def here(name: str) -> Sequence[Node | usernetes.Record]:
+    """A cluster's nodes on this machine, whatever made them."""
+    theirs = usernetes.here(name)
+    return [theirs] if theirs else node_record.nodes(name)
+
+
 def takes_nodes(name: str, patience: float = 1.0) -> bool:
     """Whether nodes can join a cluster of ours, which is before its own node is ready."""
+    if record := usernetes.here(name):
+        return record.ready and record.alive()
     with contextlib.suppress(OSError, api_client.Refused, http.client.HTTPException, BadInput):
         client(name).call("GET", f"{api_client.BINDINGS}/{api_client.JOIN}", timeout=patience)
         return True

@@ -53,7 +53,7 @@ def parser() -> argparse.ArgumentParser:
         )
         if ours:
             made[name].add_argument("--json", action="store_true", help="print JSON, not text")
-    made["up"].add_argument("--dovetail", metavar="nodes=N[,cores=K|all]",
+    made["up"].add_argument("--dovetail", metavar="nodes=N[,cores=K|all][,provider=P]",
                             help="what to start, where nothing was asked for yet")  # fmt: skip
     add = made["submit"].add_argument
     add("plan", metavar="PLAN.yaml", type=Path, help="what to run")
@@ -78,6 +78,8 @@ def parser() -> argparse.ArgumentParser:
     agent.add_argument("--timeout", type=float, default=120.0)
     agent.add_argument("--stop-before", type=float, default=0.0)
     agent.add_argument("--devices", default="auto")
+    agent.add_argument("--usernetes", default="")
+    agent.add_argument("--node-image", default="")
     agent.add_argument("--sweep", action="store_true")
     proxy_job = commands.add_parser("simulation")  # nor is this
     proxy_job.add_argument("--launch", required=True)
@@ -317,7 +319,7 @@ def do_slice(args: argparse.Namespace) -> int:
     return agent.main(
         args.number, args.cluster, machine_address=args.machine_address,
         timeout=args.timeout, stop_before=args.stop_before, devices=args.devices,
-        only_sweep=args.sweep,
+        usernetes=args.usernetes, node_image=args.node_image, only_sweep=args.sweep,
     )  # fmt: skip
 
 

@@ -46,6 +46,9 @@ def slice_job(
         command.append("--machine-address")
     if request.devices != Request.devices:
         command += ["--devices", request.devices]
+    if request.upstream:
+        command += ["--usernetes", request.usernetes]
+        command += ["--node-image", request.node_image] if request.node_image else []
     return {
         "version": 1,
         "resources": [node],

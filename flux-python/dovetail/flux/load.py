@@ -42,6 +42,15 @@ def plugins() -> list[str]:
     return found
 
 
+def whole(known: dict[str, Any], wanted: option.Request, command: str) -> dict[str, Any]:
+    """The table `dovetail`, of what is known and what is wanted. Raises BadInput."""
+    table = {**known.get("dovetail", {}), **wanted.plain(), "command": command}
+    if table.get("usernetes"):  # slices are not where we are
+        table["usernetes"] = os.path.abspath(table["usernetes"])
+    option.check_provider(table, "--dovetail")
+    return table
+
+
 def configuration(known: dict[str, Any], wanted: option.Request, command: str) -> dict[str, Any]:
     """What is added to the `known` configuration of the new instance."""
     for key in ("exec", "job-manager"):
@@ -49,7 +58,7 @@ def configuration(known: dict[str, Any], wanted: option.Request, command: str) -
             raise BadInput(f"--conf: {key} is a table, not {known[key]!r}")
     if not isinstance(known.get("job-manager", {}).get("plugins", []), list):
         raise BadInput("--conf: job-manager.plugins is a list of tables")
-    table = {**known.get("dovetail", {}), **wanted.plain(), "command": command}
+    table = whole(known, wanted, command)
     found: dict[str, Any] = {"dovetail": table}
     if "kill-timeout" not in known.get("exec", {}):
         found["exec"] = {"kill-timeout": KILL_TIMEOUT}
@@ -85,7 +94,7 @@ def load(text: str) -> None:
     if not executable:
         raise BadInput('flux-dovetail is not on FLUX_EXEC_PATH; type eval "$(dovetail env)" first')
     before = client.call("config.get")
-    table = {**before.get("dovetail", {}), **wanted.plain(), "command": executable}
+    table = whole(before, wanted, executable)
     if os.environ.get("DOVETAIL_CACHE"):  # ours, which the instance may not have
         table["cache"] = os.path.abspath(os.environ["DOVETAIL_CACHE"])
     with contextlib.ExitStack() as undo:  # what is done before something fails is taken back

@@ -91,13 +91,14 @@ class Dovetail(BrokerModule):
         table.update((key, _number(value)) for key, _, value in (a.partition("=") for a in args))
         try:
             wanted = option.from_table(table)
+            option.check_provider(table)
+            self.request = option.granted(wanted, *of_our_job(h))
         except BadInput as error:
             raise ValueError(str(error)) from None
-        self.request = option.granted(wanted, *of_our_job(h))
         if self.request != wanted:
             self.log.notice(f"the site grants {self.request.plain()} of {wanted.plain()}")
         if self.request.address == "auto":
-            several = len(set(Hostlist(h.attr_get("hostlist")))) > 1
+            several = self.request.upstream or len(set(Hostlist(h.attr_get("hostlist")))) > 1
             self.request = replace(self.request, address="machine" if several else "loopback")
         self.state = Instance(self.request.nodes, self.request.executor, self.request.up_timeout)
         place = f"{socket.gethostname()}:{h.attr_get('rundir')}"

@@ -17,11 +17,17 @@ from typing import Any
 from dovetail.core.errors import BadInput
 from dovetail.flux.instance.slices import MOST
 
-KEYS = ("nodes", "cores")
+SIZE = ("nodes", "cores")
+THEIRS = ("provider", "usernetes", "node-image")
+KEYS = (*SIZE, *THEIRS)
+PROVIDERS = ("dovetail", "usernetes")
 EXECUTORS = ("kubernetes", "local")
 ADDRESSES = ("auto", "loopback", "machine")
 LIMITS = {"up-timeout": 120.0, "down-timeout": 30.0, "stop-before": 20.0}
 WHERE = "configuration: dovetail"
+LONG = 600.0  # seconds for a node of upstream Usernetes, which kubeadm sets up
+NODES_OF_USERNETES = {"cores": ("all",), "executor": ("local",), "address": ("machine", "auto"),
+                      "devices": ("auto",)}  # fmt: skip
 TABLE = (*KEYS, "command", "cache", "executor", "address", "devices", *LIMITS)
 
 
@@ -34,7 +40,8 @@ class Request:
     Kubernetes listens (auto: on loopback if all brokers are on one machine), `devices` what its
     nodes offer, in the words of `dovetail kube up --devices`, and the limits are
     seconds: for the cluster to come up, for its end to be confirmed, and before the end of the
-    job's time for a run to end.
+    job's time for a run to end. `provider` makes the nodes (empty: Dovetail does); `usernetes` is
+    an upstream checkout for the other one, and `node_image` the image of its nodes.
     """
 
     nodes: int
@@ -47,10 +54,20 @@ class Request:
     up_timeout: float = LIMITS["up-timeout"]
     down_timeout: float = LIMITS["down-timeout"]
     stop_before: float = LIMITS["stop-before"]
+    provider: str = ""
+    usernetes: str = ""
+    node_image: str = ""
+
+    @property
+    def upstream(self) -> bool:
+        """Whether nodes are upstream Usernetes's."""
+        return self.provider == "usernetes"
 
     def plain(self) -> dict[str, Any]:
         """As the user wrote it: what goes into the jobspec and the configuration."""
-        return {"nodes": self.nodes, "cores": self.cores or "all"}
+        theirs = (self.provider, self.usernetes, self.node_image)
+        said = {key: value for key, value in zip(THEIRS, theirs) if value}
+        return {"nodes": self.nodes, "cores": self.cores or "all", **said}
 
 
 def parse(text: str) -> Request:
@@ -59,10 +76,16 @@ def parse(text: str) -> Request:
     for item in text.split(","):
         key, equals, value = item.partition("=")
         if not equals or key not in KEYS:
-            raise BadInput(f"--dovetail={text}: {item!r} is not nodes=N or cores=N|all")
+            raise BadInput(
+                f"--dovetail={text}: {item!r} is not nodes=N, cores=N|all, provider=usernetes, "
+                "usernetes=DIR or node-image=IMAGE"
+            )
         if key in given:
             raise BadInput(f"--dovetail={text}: {key} is there twice")
-        given[key] = int(value) if value.isascii() and value.isdigit() else value
+        given[key] = int(value) if key in SIZE and value.isascii() and value.isdigit() else value
+    for key in THEIRS[1:]:
+        if key in given and given.get("provider") != "usernetes":
+            raise BadInput(f"--dovetail={text}: {key} is for provider=usernetes alone")
     return from_table(given, f"--dovetail={text}")
 
 
@@ -75,19 +98,27 @@ def from_table(table: Mapping[str, Any], where: str = WHERE) -> Request:
     if "nodes" not in table:
         raise BadInput(f"{where}: nodes=N is missing")
     cores = table.get("cores", "all")
-    for key, words in (("executor", EXECUTORS), ("address", ADDRESSES)):
+    for key, words in (("executor", EXECUTORS), ("address", ADDRESSES), ("provider", PROVIDERS)):
         if table.get(key, words[0]) not in words:
             raise BadInput(f"{where}: {key} is one of {', '.join(words)}, not {table[key]!r}")
+    for key in THEIRS[1:]:
+        if not isinstance(table.get(key, ""), str):
+            raise BadInput(f"{where}: {key} is a text, not {table[key]!r}")
+    upstream = table.get("provider") == "usernetes"
+    usual = {**LIMITS, "up-timeout": LONG} if upstream else LIMITS
     if not isinstance(table.get("devices", ""), str):
         raise BadInput(f'{where}: devices is a text such as "gpu,/dev/fuse=8", not a list')
-    limits = [_seconds(table.get(key, default), key, where) for key, default in LIMITS.items()]
+    limits = [_seconds(table.get(key, default), key, where) for key, default in usual.items()]
     return Request(
         nodes=_whole(table["nodes"], "nodes", where),
         cores=0 if cores == "all" else _whole(cores, "cores", where, " or all"),
         command=str(table.get("command", Request.command)), cache=str(table.get("cache", "")),
-        executor=table.get("executor", EXECUTORS[0]), address=table.get("address", ADDRESSES[0]),
+        executor=table.get("executor", EXECUTORS[upstream]),
+        address=table.get("address", ADDRESSES[0]),
         devices=table.get("devices", Request.devices),
         up_timeout=limits[0], down_timeout=limits[1], stop_before=limits[2],
+        provider=table.get("provider", ""), usernetes=table.get("usernetes", ""),
+        node_image=table.get("node-image", ""),
     )  # fmt: skip
 
 
@@ -110,6 +141,23 @@ def _seconds(value: object, key: str, where: str) -> float:
     return float(value)
 
 
+def check_provider(table: Mapping[str, Any], where: str = WHERE) -> None:
+    """Refuse what the provider of a whole table, a request with its defaults, cannot do."""
+    request = from_table(table, where)
+    if not request.upstream:
+        return
+    if not request.usernetes:
+        raise BadInput(
+            f"{where}: provider=usernetes needs usernetes=DIR, an upstream checkout on all nodes"
+        )
+    for key, possible in NODES_OF_USERNETES.items():
+        if table.get(key, possible[0]) not in possible:
+            raise BadInput(
+                f"{where}: {key}={table[key]} is not for provider=usernetes, whose nodes are "
+                f"containers on whole machines; {key}={possible[0]} would be right"
+            )
+
+
 def check_fits(request: Request, nodes: int | None, where: str) -> None:
     """Refuse what an allocation of `nodes` nodes (None: not said) cannot hold."""
     if nodes is not None and not request.cores and request.nodes > nodes:
@@ -129,12 +177,15 @@ def granted(request: Request, asked: object, grant: object) -> Request:
     """What a site left of a request: at most its `grant`, if that is not what was `asked` for.
 
     Both are `attributes.user.dovetail` of the job; the request may be a later one, made by hand.
+    Raises BadInput.
     """
     if not isinstance(grant, Mapping) or grant == asked:
         return request
     try:
-        other = from_table({key: grant[key] for key in KEYS if key in grant})
+        other = from_table({key: grant[key] for key in SIZE if key in grant})
     except BadInput:
         return request  # a slice's, or of something else
     cores = min(filter(None, (request.cores, other.cores)), default=0)
+    if cores and request.upstream:
+        raise BadInput(f"the site grants {cores} cores of a node; provider=usernetes needs all")
     return replace(request, nodes=min(request.nodes, other.nodes), cores=cores)

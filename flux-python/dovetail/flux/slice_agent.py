@@ -51,7 +51,7 @@ PATIENCE = 10.0  # seconds for a node to be removed by whoever is at it
 LONGEST = 3600.0  # seconds that one look at the selector may take; it refuses some weeks
 EVERY = 30.0  # seconds after which we look again at the job's time, which may have been changed
 SOON = 0.1  # seconds between two looks whether nodes can join, while any waits for it
-INVITED = 600  # seconds that an invitation is good for
+INVITED = 600  # seconds that an invitation is good for, or as long as a node has to come up
 TIME_LEFT = ("job", "timeleft")
 UNLIMITED = 1e9  # seconds, from which on what Flux says stands for no limit
 VERB = (sys.executable, "-m", "usernetes_setup")
@@ -62,10 +62,11 @@ class Agent:
 
     def __init__(
         self, number: int, name: str, *, machine_address: bool, timeout: float, stop_before: float,
-        devices: str = "auto",
+        devices: str = "auto", usernetes: str = "", node_image: str = "",
     ) -> None:  # fmt: skip
         self.number, self.name, self.stop_before = number, name, stop_before
         self.devices, self.timeout = devices, timeout
+        self.usernetes, self.node_image = usernetes, node_image
         self.next_look = math.inf  # when to look whether the job's time is over, CLOCK_MONOTONIC
         self.address = own_address() if machine_address else ""
         self.node_name = node_name(number, name) if machine_address else ""
@@ -205,7 +206,10 @@ class Agent:
         if self.node:
             found = {"node": self.node["node"], "cpus": self.cpus}
         if self.node and self.number == 0:
-            found["kubeconfig"] = Path(self.node["kubeconfig"]).read_text()
+            text = Path(self.node["kubeconfig"]).read_text()
+            if self.usernetes:  # upstream's is for the machine that it is on
+                text = text.replace("//127.0.0.1:", f"//{self.address}:")
+            found["kubeconfig"] = text
         return found
 
     # --- Kubernetes ---
@@ -213,15 +217,15 @@ class Agent:
     def begin(self) -> None:
         """Start the control plane; a worker's start waits for its invitation."""
         try:
-            found = programs.built()
+            found = self.usernetes or programs.built()
         except BadInput as error:
             return self.complain(str(error))
         if found is None:
             self.complain("Kubernetes is not built for this user: type `dovetail kube build` once")
         elif self.number == 0:
-            self.start(
-                "up", "--name", self.name, *(["--node", self.node_name] if self.node_name else [])
-            )
+            words = ["--node", self.node_name] if self.node_name else []
+            words += ["--provider", "usernetes"] if self.usernetes else []
+            self.start("up", "--name", self.name, *words)
             self.give("")
         else:
             self.start("join", "-")
@@ -234,8 +238,11 @@ class Agent:
 
     def start(self, *words: str) -> None:
         """Start our node in the background, as soon as that is given its input."""
-        offer = ["--cpus", self.cpus, "--memory", self.memory(), "--owner", str(os.getpid()),
-                 "--devices", self.devices, "--timeout", f"{self.timeout:g}"]  # fmt: skip
+        offer = ["--owner", str(os.getpid()), "--timeout", f"{self.timeout:g}"]
+        if self.usernetes:  # of which a node is the whole machine
+            offer += ["--usernetes", self.usernetes, "--node-image", self.node_image]
+        else:
+            offer += ["--cpus", self.cpus, "--memory", self.memory(), "--devices", self.devices]
         if self.address:
             offer += ["--address", self.address]
         # Its words go into the job's output, and the first of them to the module.
@@ -277,7 +284,7 @@ class Agent:
 
     def follow_node(self) -> None:
         """End when our node does: its monitor and its supervisor do not outlive each other."""
-        for node in node_record.nodes(self.name):
+        for node in cluster.here(self.name):
             with contextlib.suppress(ProcessLookupError):
                 self.when_gone(node.monitor, lambda: self.complain("its node ended"))
             if processes.alive(node.monitor, node.monitor_ticks):
@@ -325,7 +332,18 @@ class Agent:
             self.plans.cancel(order.cancel)
         else:
             service = order.url
-            self.answer(order.question, lambda: {"url": services.url(self.admin(), service)})
+            self.answer(order.question, lambda: {"url": self.url(service)})
+
+    def url(self, service: str) -> str:
+        """Where a service is reached. Raises BadInput."""
+        if self.usernetes:
+            space, _, name = service.rpartition("/")
+            words = f"port-forward {f'-n {space} ' if space else ''}service/{name} PORT"
+            raise BadInput(
+                "pods of provider usernetes are on a network of their own; "
+                f"`flux dovetail kubectl {words}` leads there"
+            )
+        return services.url(self.admin(), service)
 
     def keep(self, order: messages.Keep) -> None:
         """Keep what is new beside what we keep already."""
@@ -346,12 +364,13 @@ class Agent:
         """Make join data for who waits; they are in this cluster's private folder for a moment."""
         if not cluster.takes_nodes(self.name):
             return
+        valid = max(INVITED, math.ceil(self.timeout))
         while self.uninvited:
             number, node = self.uninvited.popitem()
             path = node_record.cluster_folder(self.name) / f"invite-{number}"
             try:
                 cluster.invite(
-                    argparse.Namespace(name=self.name, invite=path, node=node, valid=INVITED)
+                    argparse.Namespace(name=self.name, invite=path, node=node, valid=valid)
                 )
             except (BadInput, WorkFailed, OSError) as error:
                 self.tell(invited=number, why=str(error))
@@ -482,7 +501,7 @@ def sweep_killed() -> None:
 
 def main(
     number: int, name: str, *, machine_address: bool, timeout: float, stop_before: float,
-    devices: str, only_sweep: bool,
+    devices: str, usernetes: str, node_image: str, only_sweep: bool,
 ) -> int:  # fmt: skip
     """Be the agent of slice `number` of cluster `name`, or only remove what it left."""
     os.umask(0o077)
@@ -494,5 +513,5 @@ def main(
     sweep_killed()
     return Agent(
         number, name, machine_address=machine_address, timeout=timeout, stop_before=stop_before,
-        devices=devices,
+        devices=devices, usernetes=usernetes, node_image=node_image,
     ).live()  # fmt: skip

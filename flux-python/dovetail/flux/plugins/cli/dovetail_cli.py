@@ -44,14 +44,15 @@ class DovetailPlugin(CLIPlugin):
     """User-space Kubernetes in a part of the allocation.
 
     --dovetail=nodes=N,cores=K carves N slices of K cores each out of the new instance (cores=all,
-    which is the default: whole nodes) and starts Kubernetes on them. See dovetail-flux(7).
+    which is the default: whole nodes) and starts Kubernetes on them; provider=usernetes has
+    upstream Usernetes do so. See dovetail-flux(7).
     """
 
     def __init__(self, prog: str) -> None:
         super().__init__(prog, prefix="")
         if self.prog in INSTANCES or self.prog == WRAPS:
             self.add_option(
-                "--dovetail", metavar="nodes=N[,cores=K|all]",
+                "--dovetail", metavar="nodes=N[,cores=K|all][,provider=P]",
                 help="Run user-space Kubernetes on N nodes of the new instance",
             )  # fmt: skip
 
@@ -73,11 +74,11 @@ class DovetailPlugin(CLIPlugin):
         if not command:
             raise ValueError("--dovetail: flux-dovetail is not on FLUX_EXEC_PATH; "
                              'type eval "$(dovetail env)" first')  # fmt: skip
+        try:
+            found = load.configuration(known, wanted, command)
+        except BadInput as error:
+            raise ValueError(str(error)) from None
         if self.prog != WRAPS:
-            try:
-                found = load.configuration(known, wanted, command)
-            except BadInput as error:
-                raise ValueError(str(error)) from None
             args.conf.update(json.dumps(found, indent=1))
 
     def modify_jobspec(self, args: Namespace, jobspec: Jobspec) -> None:
