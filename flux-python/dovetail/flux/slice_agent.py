@@ -362,8 +362,8 @@ class Agent:
 
     def invite(self) -> None:
         """Make join data for who waits; they are in this cluster's private folder for a moment."""
-        if not cluster.takes_nodes(self.name):
-            return
+        if not cluster.takes_nodes(self.name) or (self.usernetes and not self.node):
+            return  # upstream's verb that makes our node still has the cluster to itself
         valid = max(INVITED, math.ceil(self.timeout))
         while self.uninvited:
             number, node = self.uninvited.popitem()
