@@ -188,10 +188,10 @@ def machines() -> Iterator[list[Machine]]:
 
 
 @contextlib.contextmanager
-def flux_of(machines: list[Machine], before: str = "true") -> Iterator[str]:
+def flux_of(machines: list[Machine], before: str = ":") -> Iterator[str]:
     """A Flux instance of alice's on all machines: what comes before a command of its user's there.
 
-    The brokers have what the shell has after `before`. Asked on the first machine.
+    Both begin with `before`, such as what sets variables. Asked on the first machine.
     """
     first = machines[0]
     first.run("[ -e /shared/curve.cert ] || flux keygen /shared/curve.cert")
@@ -211,7 +211,8 @@ def flux_of(machines: list[Machine], before: str = "true") -> Iterator[str]:
                 f'{before}; cd ~/flux; eval "$(dovetail env)"; setsid flux broker '
                 f"--config-path=broker.toml {words} >log 2>&1 </dev/null & echo $! >~/flux/pid"
             )
-        flux = 'export FLUX_URI=local:///home/alice/flux/local; eval "$(dovetail env)"; cd /shared;'
+        flux = f'{before}; export FLUX_URI=local:///home/alice/flux/local; eval "$(dovetail env)"; '
+        flux += "cd /shared;"
         count = str(len(machines))
         first.until(f"{flux} flux resource list -s free -no '{{nnodes}}'", lambda n: n == count)
         yield flux
