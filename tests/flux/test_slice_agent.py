@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import math
+import os
 import signal
 import subprocess
 import time
@@ -121,6 +122,29 @@ def test_a_slice_ends_when_its_node_does(agent, monkeypatch, tmp_path, moment, m
             agent.look(60.0)
     assert (agent.over, agent.failed) == (True, "its node ended")
     assert agent.client.of("dovetail.tell") == [{"number": 1, "failed": "its node ended"}]
+
+
+def test_nodes_are_invited_once_the_verb_that_made_the_cluster_has_let_go_of_it(
+    agent, monkeypatch, tmp_path
+):
+    """Upstream's node is known to be ready a moment before."""
+    monkeypatch.setenv("DOVETAIL_STATE", str(tmp_path))
+    tmp_path.chmod(0o700)
+    agent.usernetes = "/opt/usernetes"
+    ticks = processes.start_ticks(os.getpid())
+    node = upstreams_node(agent.name, monitor=os.getpid(), monitor_ticks=ticks, ready=True)
+    node.folder.mkdir(parents=True)
+    node.save()
+    node.checkout.mkdir()
+    (node.checkout / "Makefile").write_text("join-command:\n\t@exit 3\n")
+    agent.uninvited = {2: "m2-2"}
+    with node_record.locked(agent.name):
+        agent.invite()
+    assert agent.client.of("dovetail.tell") == []
+    agent.node = {"node": node.node}
+    agent.invite()
+    (told,) = agent.client.of("dovetail.tell")
+    assert (told["invited"], told["why"][:18]) == (2, "make join-command:")
 
 
 def test_a_service_on_a_network_of_its_own_is_reached_by_kubectl(agent):
