@@ -248,6 +248,8 @@ def named(one):
     ("without_ids", "files", "fix"),
     [
         ("", {}, "chmod u+s /usr/bin/newuidmap /usr/bin/newgidmap"),
+        ("", {"kernel/apparmor_restrict_unprivileged_userns": "1"},  # as Ubuntu has it
+         "sysctl -w kernel.apparmor_restrict_unprivileged_userns=0"),
         ("no", {"user/max_user_namespaces": "0"}, "sysctl -w user.max_user_namespaces=15000"),
         ("no", {"user/max_user_namespaces": "9", "kernel/unprivileged_userns_clone": "0"},
          "sysctl -w kernel.unprivileged_userns_clone=1"),

@@ -34,19 +34,20 @@ def user_namespaces() -> Check:
     why = namespaces.in_child(attempt)
     if not why:
         return Check(name, "ok", "namespaces can be made")
-    if os.getuid() != 0 and not namespaces.in_child(lambda: namespaces.unshare(namespaces.NEWUSER)):
-        programs = [shutil.which(word) or word for word in ("newuidmap", "newgidmap")]
-        return Check(name, "error", why, f"chmod u+s {' '.join(programs)}", "admin")
     knobs = {
         "kernel.unprivileged_userns_clone": "1",
         "user.max_user_namespaces": "15000",
         "kernel.apparmor_restrict_unprivileged_userns": "0",
     }
     wrong = [f"{name}={value}" for name, value in knobs.items() if _differs(name, value)]
+    if wrong:  # also where AppArmor lets the namespace be made, and nothing be done in it
+        return Check(name, "error", why, f"sysctl -w {' '.join(wrong)}", "admin")
+    if os.getuid() != 0 and not namespaces.in_child(lambda: namespaces.unshare(namespaces.NEWUSER)):
+        programs = [shutil.which(word) or word for word in ("newuidmap", "newgidmap")]
+        return Check(name, "error", why, f"chmod u+s {' '.join(programs)}", "admin")
     # With the kernel willing it is the filter of a container that we are in.
     engine = "docker run --security-opt seccomp=unconfined --security-opt systempaths=unconfined"
-    fix = f"sysctl -w {' '.join(wrong)}" if wrong else f"{engine}   (to start this container)"
-    return Check(name, "error", why, fix, "admin")
+    return Check(name, "error", why, f"{engine}   (to start this container)", "admin")
 
 
 def _differs(name: str, value: str) -> bool:
