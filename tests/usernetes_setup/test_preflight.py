@@ -36,6 +36,8 @@ def machine(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "getuid", lambda: 1000)
     monkeypatch.setattr(namespaces, "user_name", lambda: "ann")
     monkeypatch.setattr(checks_kernel.shutil, "which", lambda name: f"/usr/bin/{name}")
+    (tmp_path / "ETC").mkdir()
+    (tmp_path / "ETC/passwd").write_text("ann:x:1000:1000::/home/ann:/bin/sh\n")
 
 
 CLOCK = "SYS/devices/system/clocksource/clocksource0"
@@ -55,6 +57,8 @@ FEW_LOCKED = (64 << 10, 64 << 10)
                        "PROC/sys/net/ipv4/conf/ib0/rp_filter": "1\n"}, "ok", "", ""),
         ("subordinate ids", {"ETC/subuid": "bob:100000:65536\n", "ETC/subgid": ""},
          "warning", "usermod --add-subuids 165536-231071 --add-subgids 165536-231071 ann", "admin"),
+        ("subordinate ids", {"ETC/passwd": "", "ETC/subuid": "bob:100000:65536\n"},
+         "warning", "echo ann:165536:65536 | tee -a ", "admin"),
         ("subordinate ids", {"ETC/subuid": "ann:100000:10\n", "ETC/subgid": "ann:100000:10\n"},
          "warning", "--add-subuids 100010-165545", "admin"),
         ("subordinate ids", {"ETC/subuid": "ann:100000:65536\n", "ETC/subgid": "ann:1:65536\n"},

@@ -96,6 +96,9 @@ def _more_ids(user: str, tables: list[Path]) -> str:
     lines = [line.split(":") for table in tables for line in read(table).splitlines()]
     ends = [int(line[1]) + int(line[2]) for line in lines if len(line) == 3]
     first = max([100000, *ends])
+    known = [line.partition(":")[0] for line in read(finding.ETC / "passwd").splitlines()]
+    if user not in known:  # of a site's directory, whose users are unknown to usermod
+        return f"echo {user}:{first}:{ENOUGH_IDS} | tee -a {' '.join(map(str, tables))}"
     span = f"{first}-{first + ENOUGH_IDS - 1}"
     return f"usermod --add-subuids {span} --add-subgids {span} {user}"
 
