@@ -315,6 +315,18 @@ def test_locked_memory_that_the_user_may_raise_is_the_users_to_raise(
     assert (found.level, found.fix, found.who) == ("warning", "ulimit -l unlimited", "user")
 
 
+def test_who_may_lock_memory_is_added_to_who_may_already(machine, tmp_path, monkeypatch):
+    (tmp_path / "SYS/class/infiniband/mlx5_0").mkdir(parents=True)
+    monkeypatch.setattr(resource, "getrlimit", lambda _: FEW_LOCKED)
+    for user in ("ann", "bob"):
+        monkeypatch.setattr(namespaces, "user_name", lambda who=user: who)
+        command = checks_machine.locked_memory().fix.partition("   (")[0]
+        command = command.replace("/etc/security/limits.d", str(tmp_path))
+        subprocess.run(["sh", "-c", command], check=True)
+    told = (tmp_path / "95-memlock.conf").read_text()
+    assert told == "ann - memlock unlimited\nbob - memlock unlimited\n"
+
+
 def test_a_missing_module_is_named_with_what_it_is_for(monkeypatch):
     def refused():
         raise OSError("Operation not supported")

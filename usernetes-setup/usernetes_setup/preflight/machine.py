@@ -226,7 +226,7 @@ def locked_memory() -> Check:
     if hard == resource.RLIM_INFINITY:
         return Check("memlock", "warning", found, "ulimit -l unlimited", "user")
     fix = (f"echo '{namespaces.user_name()} - memlock unlimited' "
-           "> /etc/security/limits.d/95-memlock.conf   (for logins from then on)")  # fmt: skip
+           ">> /etc/security/limits.d/95-memlock.conf   (for logins from then on)")  # fmt: skip
     return Check("memlock", "warning", found, fix, "admin")
 
 
