@@ -454,9 +454,8 @@ def test_apt_get_is_needed_only_where_a_program_is_lacking(tmp_path, monkeypatch
     assert checks_machine.node_programs().level == "warning"
     (tmp_path / "etcd").unlink()
     found = checks_machine.node_programs()
-    assert (found.level, found.found) == (
-        "error", "not built, and there is no apt-get dpkg-deb"
-    )  # fmt: skip
+    assert (found.level, found.found) == ("error", "not built, and no apt-get to fetch etcd-server")
+    assert found.fix.startswith("dovetail kube bundle --unpack "), "apt-get is no cure for its lack"
 
 
 def test_doctor_says_which_devices_plans_may_ask_for(machine, tmp_path):

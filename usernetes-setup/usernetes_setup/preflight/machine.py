@@ -179,9 +179,14 @@ def node_programs() -> Check:
         found = f"{programs.cache()}: {free >> 20} MiB free, 4 GiB needed"
         return Check("programs", "error", found,
                      f"export DOVETAIL_CACHE={_better_place(SPACE)}", "user")  # fmt: skip
+    lacking = sorted(debian_packages.lacking())
+    if lacking and not shutil.which("apt-get"):
+        return Check("programs", "error", f"not built, and no apt-get to fetch {' '.join(lacking)}",
+                     "dovetail kube bundle --unpack kube.tgz   (made where there is apt-get, by "
+                     "`dovetail kube bundle -o kube.tgz`)", "user")  # fmt: skip
     if not go_toolchain.obtainable():
         return _needs_go()
-    needed = ("cc", "apt-get", "dpkg-deb") if debian_packages.lacking() else ("cc",)
+    needed = ("cc", "dpkg-deb") if lacking else ("cc",)
     missing = [name for name in needed if not shutil.which(name)]
     if missing:
         return Check("programs", "error", f"not built, and there is no {' '.join(missing)}",
