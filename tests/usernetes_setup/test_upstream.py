@@ -21,6 +21,7 @@ from dovetail.core.errors import WorkFailed
 from support.other_users import TOP
 from usernetes_setup.control import api_client
 from usernetes_setup.node import namespaces
+from usernetes_setup.preflight import usernetes as preflight
 from usernetes_setup.upstream import engine, leases, removal, service, verbs
 from usernetes_setup.upstream.record import Record, here
 
@@ -251,3 +252,16 @@ def test_doctor_says_which_provider_fits_and_why():
     (line,) = [one for one in told["checks"] if one["name"] == "usernetes"]
     assert line["found"].startswith(("can run here, by", "cannot run here: "))
     assert "usernetes" in told["why"]
+
+
+def test_podman_compose_is_told_as_debians_pip_takes_it(tmp_path, monkeypatch):
+    """That refuses what is not in a virtual environment, unless it is told to."""
+    (tmp_path / "python3").write_text('#!/bin/sh\n[ "$PIP_BREAK_SYSTEM_PACKAGES" ]\n')
+    (tmp_path / "python3").chmod(0o755)
+    monkeypatch.setattr(preflight, "chosen", lambda: ("sh", "podman-compose"))
+    monkeypatch.setattr(preflight, "_version", lambda program: (1, 0, 3))
+    (fix,) = [fix for why, fix, _ in preflight._problems() if "there is 1.0.3" in why]
+    shell = ["sh", "-c", f'{fix}\necho "$PATH"']
+    path = f"{tmp_path}:{os.environ['PATH']}"
+    told = subprocess.check_output(shell, env={"PATH": path, "HOME": "/home/ann"}, text=True)
+    assert told == f"/home/ann/.local/bin:{path}\n"

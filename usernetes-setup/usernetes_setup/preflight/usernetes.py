@@ -89,7 +89,8 @@ def _problems() -> Iterator[tuple[str, str, str]]:
             found = ".".join(map(str, version)) or "none"
             wanted = ".".join(map(str, COMPOSE))
             yield (f"podman-compose {wanted} or later is needed, and there is {found}",
-                   "python3 -m pip install --user podman-compose", "user")  # fmt: skip
+                   "PIP_BREAK_SYSTEM_PACKAGES=1 python3 -m pip install --user podman-compose && "
+                   "export PATH=~/.local/bin:$PATH", "user")  # fmt: skip
     if missing := [name for name in ("make", "jq", "ip") if not shutil.which(name)]:
         yield f"no {' '.join(missing)}", "apt-get install make jq iproute2", "admin"
     ranges = [
