@@ -83,3 +83,11 @@ def test_the_prologs_and_epilogs_of_several_jobs_at_once_all_end_well(delegated)
     many = [subprocess.Popen([SETUP / "delegate", str(USER), *more]) for more in words]
     assert [one.wait() for one in many] == [0] * len(many)
     assert there() in ([], delegated)
+
+
+def test_the_groups_are_for_all_to_look_at_whatever_roots_umask(delegated):
+    """A kubelet of another user walks the whole tree, and ends where it may not look."""
+    assert delegate("--remove") == ""
+    subprocess.run(["sh", "-c", 'umask 077; exec "$@"', "sh", SETUP / "delegate", str(USER)],
+                   check=True)  # fmt: skip
+    assert {group.stat().st_mode & 0o777 for group in delegated} == {0o755}
