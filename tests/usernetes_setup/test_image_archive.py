@@ -118,6 +118,21 @@ def test_of_an_index_the_image_for_this_machine_is_taken(layout):
     assert f"sha256:{hashlib.sha256(image.manifest).hexdigest()}" == own["digest"]
 
 
+def test_of_an_index_what_was_not_saved_is_passed_over(layout):
+    """As `docker save` lists all of an image that was pulled for one machine."""
+    own = json.loads((layout / "index.json").read_text())["manifests"][0]
+    own = {**own, "platform": {"os": "linux", "architecture": image_archive.architecture()}}
+    away = {"digest": f"sha256:{'0' * 64}", "size": 1}
+    other = {**away, "platform": {"os": "linux", "architecture": "s390x"}}
+    (image,) = images(changed(layout, **blob(layout, {"manifests": [other, own]})))
+    assert f"sha256:{hashlib.sha256(image.manifest).hexdigest()}" == own["digest"]
+    (image,) = images(changed(layout, **blob(layout, {"manifests": [away, own]})))
+    saved = {**blob(layout, {}), "platform": other["platform"]}
+    own["digest"] = away["digest"]
+    with pytest.raises(BadInput, match="is for linux/s390x, and this machine is linux/"):
+        images(changed(layout, **blob(layout, {"manifests": [own, saved]})))
+
+
 def test_an_image_for_other_machines_is_refused(tmp_path):
     (tmp_path / "root").mkdir()
     path = docker_archive(tmp_path / "root", tmp_path / "i.tar", "a", architecture="s390x")

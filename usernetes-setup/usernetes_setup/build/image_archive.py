@@ -158,20 +158,27 @@ class Source:
         notes = entry.get("annotations") or {}
         name = str(notes.get(NAME) or notes.get(_TAG) or "")
         name = full_name(name) if "/" in name or ":" in name else ""
+        own = f"linux/{architecture()}"
         offered = []
         todo = [entry]
         while todo:
-            data = self._blob(todo.pop(0)["digest"])
+            one = todo.pop(0)
+            its = _platform(one["platform"]) if one.get("platform") else own
+            if its != own:
+                offered.append(its)
+                continue
+            data = self._blob(one["digest"])
             manifest = self._parsed("a manifest", data)
             if "manifests" in manifest:
-                todo += manifest["manifests"]
+                # `docker save` lists all that a registry has, and writes what was pulled.
+                todo += [m for m in manifest["manifests"] if self._has(_blob_name(m["digest"]))]
                 continue
             config = self._blob(manifest["config"]["digest"])
             its = self._parsed("a configuration", config)
             if "rootfs" not in its:
                 continue  # what builders add: where an image is from
             offered.append(_platform(its))
-            if offered[-1] == f"linux/{architecture()}":
+            if offered[-1] == own:
                 layers = tuple(_blob_name(one["digest"]) for one in manifest["layers"])
                 return Image(name, data, config, layers)
         raise self._foreign(name, offered)
@@ -215,7 +222,10 @@ class Source:
 
     def _foreign(self, name: str, offered: list[str]) -> BadInput:
         what = f"image {name} in it" if name else "the image in it"
-        its = " and ".join(offered) or "no machine"
+        known = dict.fromkeys(
+            one for one in offered if one != "unknown/unknown"
+        )  # where it is from
+        its = " and ".join(known) or "no machine"
         return BadInput(
             f"{self.path}: {what} is for {its}, and this machine is linux/{architecture()}"
         )
