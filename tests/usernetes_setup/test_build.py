@@ -91,6 +91,17 @@ def test_unpacking_again_changes_nothing(bundle):
     assert programs.damaged(folder) == []
 
 
+def test_what_a_killed_build_left_goes_with_the_next_one(bundle):
+    _, path = bundle
+    old, new = programs.cache() / "draft-old", programs.cache() / "draft-new"
+    for draft in (old, new):
+        (draft / "build/bin").mkdir(parents=True)
+    os.utime(old, (0, 0))
+    programs.unpack(path)
+    assert not old.exists()
+    assert new.exists(), "it may be another machine's, whose locks are not seen here"
+
+
 def test_a_build_that_is_whole_is_used_where_nobody_may_write(bundle, monkeypatch):
     folder, _ = bundle
 

@@ -22,8 +22,9 @@ import shutil
 import subprocess
 import tarfile
 import tempfile
+import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from dovetail.core.errors import BadInput
@@ -40,6 +41,8 @@ PROGRAMS = ("coredns", "describe-request", "offer-devices")
 """CoreDNS, and small ones of ours, each with a `main.go`."""
 SOURCES = ("kube/go.mod", "kube/go.sum", "kube/main.go", "kube/pause.c",
            *(f"kube/{name}/main.go" for name in PROGRAMS))  # fmt: skip
+FORGOTTEN = 86400.0
+"""Seconds after which a draft is nobody's any more."""
 
 
 def setup_folder() -> Path:
@@ -181,9 +184,18 @@ def lock() -> Iterator[None]:
             ) from None
         with file:
             fcntl.flock(file, fcntl.LOCK_EX)
+            _remove_drafts()
             yield
     finally:
         os.umask(before)
+
+
+def _remove_drafts() -> None:
+    """Remove what builds left that were killed, long ago: locks of other machines may be unseen."""
+    for draft in cache().glob("draft-*"):
+        with suppress(OSError):
+            if time.time() - draft.stat().st_mtime > FORGOTTEN:
+                shutil.rmtree(draft, ignore_errors=True)
 
 
 def _make_cache() -> None:
