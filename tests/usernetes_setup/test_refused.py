@@ -43,6 +43,7 @@ class Bare:
             "name.json": json.dumps({**NOWHERE, "cluster": "Bad/"}),
             "lock.json": json.dumps({**NOWHERE, "cluster": "default.lock"}),
             "numbers.json": json.dumps({**NOWHERE, "server": 5}),
+            "far.json": json.dumps({**NOWHERE, "node": "n1"}),
             "garbage": "no archive",
         }
         for name, content in files.items():
@@ -112,6 +113,7 @@ def bare():
         ("join name.json", "cluster name 'Bad/'"),
         ("join join.json --cpus 5000", "--cpus 5000: 1 to"),
         ("join join.json --timeout -1", "--timeout -1: more than"),
+        ("join far.json", "is for a node that others reach; give this machine's"),
         ("join join.json", "cannot be reached from here"),
         ("join join.json --invite file", "join: give"),
         ("join --invite file --name Bad/", "cluster name 'Bad/'"),

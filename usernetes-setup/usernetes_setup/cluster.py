@@ -143,6 +143,10 @@ def join(args: argparse.Namespace, say: Say) -> dict[str, Any]:
     name, server, args.node = content["cluster"], content["server"], content["node"]
     args.name = name
     refuse_taken(name, server)
+    if not (args.address or args.node.startswith("127.")):
+        raise BadInput(
+            f"{args.file}: is for a node that others reach; give this machine's --address"
+        )
     record = plan(args, text, "host")  # before a build, which takes minutes
     if not any(joined(node, args.node) for node in node_record.nodes(name)):
         machine.join_skew(server)
