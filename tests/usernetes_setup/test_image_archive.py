@@ -8,11 +8,13 @@ import hashlib
 import io
 import json
 import tarfile
+from types import SimpleNamespace
 
 import pytest
 from dovetail.core.errors import BadInput
 from dovetail.host.progress import Progress
 from support.images import docker_archive
+from usernetes_setup import node_images
 from usernetes_setup.build import image_archive
 from usernetes_setup.build.image_archive import Source
 
@@ -93,6 +95,26 @@ def test_all_kinds_of_files_have_the_same_image(docker, layout, tmp_path):
     with tarfile.open(again, "w") as archive:
         archive.add(layout, ".")
     assert images(again)[0].manifest == of_layout.manifest
+
+
+def test_an_image_has_all_the_names_that_it_was_saved_with(docker, tmp_path, monkeypatch):
+    """`docker save solver:1 solver:latest` has it once."""
+    again = tmp_path / "again.tar"
+    with tarfile.open(docker) as archive, tarfile.open(again, "w") as changed:
+        for entry in archive:
+            data = archive.extractfile(entry).read()
+            data = data.replace(b'["solver:1"]', b'["solver:1", "solver:latest"]')
+            entry.size = len(data)
+            changed.addfile(entry, io.BytesIO(data))
+    loaded = []
+    monkeypatch.setattr(node_images, "_nodes", lambda name: [SimpleNamespace(name="n")])
+    monkeypatch.setattr(node_images, "_import", lambda node, write, _: loaded.append(write.args[1]))
+    monkeypatch.setattr(node_images, "_elsewhere", lambda name, nodes: [])
+    both = ["docker.io/library/solver:1", "docker.io/library/solver:latest"]
+    assert node_images.load("c", again, "", print)["images"] == loaded == both
+    loaded.clear()
+    assert node_images.load("c", again, "own:2", print)["images"] == loaded
+    assert loaded == ["docker.io/library/own:2"]
 
 
 def test_the_layer_arrives_as_it_was(layout):

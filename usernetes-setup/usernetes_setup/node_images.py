@@ -34,8 +34,10 @@ def load(name: str, source: Path, wanted: str, say: Callable[[str], None]) -> di
     nodes = _nodes(name)
     with image_archive.Source(source) as found:
         images = found.images()
-        if wanted and len(images) > 1:
-            raise BadInput(f"--image {wanted}: {source} has {len(images)} images, not one")
+        several = len({image.manifest for image in images})  # each may have more than one name
+        if wanted and several > 1:
+            raise BadInput(f"--image {wanted}: {source} has {several} images, not one")
+        images = images[:1] if wanted else images
         names = [image_archive.full_name(wanted) if wanted else one.name for one in images]
         if not all(names):
             raise BadInput(f"{source}: its image has no name; give one with --image NAME")

@@ -185,12 +185,12 @@ class Source:
 
     def _of_docker(self) -> Iterator[Image]:
         for entry in self._json("manifest.json"):
-            name = full_name((entry.get("RepoTags") or [""])[0]) if entry.get("RepoTags") else ""
+            names = [full_name(name) for name in entry.get("RepoTags") or ()] or [""]
             with self.file(entry["Config"]) as file:
                 config = file.read()
             its = _platform(self._parsed("a configuration", config))
             if its != f"linux/{architecture()}":
-                raise self._foreign(name, [its])
+                raise self._foreign(names[0], [its])
             layers = [self._described(one) for one in entry["Layers"]]
             manifest = {
                 "schemaVersion": 2,
@@ -199,7 +199,8 @@ class Source:
                            "digest": f"sha256:{hashlib.sha256(config).hexdigest()}"},
                 "layers": layers,
             }  # fmt: skip
-            yield Image(name, json.dumps(manifest).encode(), config, tuple(entry["Layers"]))
+            for name in names:
+                yield Image(name, json.dumps(manifest).encode(), config, tuple(entry["Layers"]))
 
     def _described(self, layer: str) -> Object:
         """What a manifest says of a layer."""
