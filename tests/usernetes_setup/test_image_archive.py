@@ -209,6 +209,21 @@ def test_a_blob_that_was_changed_is_refused(layout):
         images(layout)
 
 
+@pytest.mark.parametrize("damage", ["changed", "cut", "gone"])
+def test_a_layer_that_is_damaged_is_refused_before_it_is_loaded(layout, tmp_path, damage):
+    (image,) = images(layout)
+    layer = layout / image.layers[0]
+    data = layer.read_bytes()
+    layer.write_bytes(data[:-1] if damage == "cut" else b"x" + data[1:])
+    if damage == "gone":
+        layer.unlink()
+    with tarfile.open(tmp_path / "oci.tar", "w") as archive:
+        archive.add(layout, ".")
+    for source in (layout, tmp_path / "oci.tar"):
+        with pytest.raises(BadInput, match="is damaged.*(has another content|it has no blobs/)"):
+            images(source)
+
+
 @pytest.mark.parametrize("text", ["[]", "{}", "null", '{"manifests": [1]}', '{"manifests": []}'])
 def test_an_index_of_something_else_is_refused(layout, text):
     (layout / "index.json").write_text(text)

@@ -32,8 +32,10 @@ OWN = (oci_image.HOST, oci_image.PAUSE)
 def load(name: str, source: Path, wanted: str, say: Callable[[str], None]) -> dict[str, Any]:
     """Put the images of a file on all nodes here; `wanted` is a name for the only one in it."""
     nodes = _nodes(name)
-    with image_archive.Source(source) as found:
+    with Progress(say, f"reading {source}"):
+        found = image_archive.Source(source)
         images = found.images()
+    with found:
         several = len({image.manifest for image in images})  # each may have more than one name
         if wanted and several > 1:
             raise BadInput(f"--image {wanted}: {source} has {several} images, not one")

@@ -78,6 +78,7 @@ class Source:
         self.path = path
         self._archive: tarfile.TarFile | None = None
         self._members: dict[str, tarfile.TarInfo] = {}
+        self._layers: dict[str, Object] = {}
         if not path.exists():
             raise BadInput(f"{path}: no such file or folder")
         if not path.is_dir():
@@ -179,6 +180,8 @@ class Source:
                 continue  # what builders add: where an image is from
             offered.append(_platform(its))
             if offered[-1] == own:
+                for layer in sorted(manifest["layers"], key=self._position):
+                    self._check_layer(layer)
                 layers = tuple(_blob_name(one["digest"]) for one in manifest["layers"])
                 return Image(name, data, config, layers)
         raise self._foreign(name, offered)
@@ -203,7 +206,9 @@ class Source:
                 yield Image(name, json.dumps(manifest).encode(), config, tuple(entry["Layers"]))
 
     def _described(self, layer: str) -> Object:
-        """What a manifest says of a layer."""
+        """What a manifest says of a layer, which several images may have."""
+        if layer in self._layers:
+            return self._layers[layer]
         digest, size = hashlib.sha256(), 0
         with self.file(layer) as file:
             packed = file.read(2) == b"\x1f\x8b"
@@ -212,7 +217,20 @@ class Source:
                 digest.update(block)
                 size += len(block)
         kind = f"{_VENDOR}.layer.v1.tar" + ("+gzip" if packed else "")
-        return {"mediaType": kind, "size": size, "digest": f"sha256:{digest.hexdigest()}"}
+        found = {"mediaType": kind, "size": size, "digest": f"sha256:{digest.hexdigest()}"}
+        return self._layers.setdefault(layer, found)
+
+    def _position(self, described: Object) -> int:
+        """Of a layer in the archive: one that is compressed is quick to read from front to back."""
+        entry = self._members.get(_blob_name(described["digest"]))
+        return entry.offset if entry else 0
+
+    def _check_layer(self, described: Object) -> None:
+        """BadInput where a layer's file is not what its manifest says."""
+        digest = described["digest"]
+        found = self._described(_blob_name(digest))
+        if (found["digest"], found["size"]) != (digest, described["size"]):
+            raise BadInput(f"{self.path}: is damaged: {digest[:19]} has another content")
 
     def _blob(self, digest: str) -> bytes:
         with self.file(_blob_name(digest)) as file:
