@@ -3,13 +3,15 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
 import tarfile
+import zlib
 
 import pytest
-from dovetail.core.errors import BadInput
+from dovetail.core.errors import BadInput, WorkFailed
 from usernetes_setup.build import debian_packages, go_build, oci_image, programs
 
 pytestmark = pytest.mark.unit
@@ -83,6 +85,31 @@ def test_a_torn_bundle_is_refused(bundle, tmp_path):
     (tmp_path / "torn.tgz").write_bytes(bundle[1].read_bytes()[:100])
     with pytest.raises(BadInput, match="not a bundle"):
         programs.unpack(tmp_path / "torn.tgz")
+
+
+@pytest.mark.parametrize(
+    ("error", "kind", "says"),
+    [
+        (zlib.error("invalid distance"), BadInput, "is damaged, or not a bundle .invalid distance"),
+        (OSError(errno.ENOSPC, "no space"), WorkFailed, "cache/kube cannot be written: no space"),
+    ],
+)
+def test_what_keeps_a_bundle_from_being_unpacked_is_told(bundle, monkeypatch, error, kind, says):
+    def fails(*_, **__):
+        raise error
+
+    monkeypatch.setattr(tarfile.TarFile, "extract", fails)
+    with pytest.raises(kind, match=says):
+        programs.unpack(bundle[1])
+
+
+def test_a_bundle_without_its_list_is_refused(bundle, tmp_path):
+    folder, _ = bundle
+    (folder / "made.json").unlink()
+    with tarfile.open(tmp_path / "bad.tgz", "w:gz") as archive:
+        archive.add(folder, arcname=folder.name)
+    with pytest.raises(BadInput, match="bad.tgz: is damaged, or not a bundle .it has no made.json"):
+        programs.unpack(tmp_path / "bad.tgz")
 
 
 def test_unpacking_again_changes_nothing(bundle):

@@ -7,6 +7,7 @@ import gzip
 import hashlib
 import io
 import json
+import lzma
 import tarfile
 from types import SimpleNamespace
 
@@ -178,11 +179,33 @@ def test_a_containerfile_is_refused_with_what_makes_an_image_of_it(tmp_path):
         images(file)
 
 
+def spoilt(path):
+    """Packed as no other error of tarfile's tells."""
+    with tarfile.open(path, "w") as archive:
+        for name in ("a", "b"):
+            entry = tarfile.TarInfo(name)
+            entry.size = 150_000
+            archive.addfile(entry, io.BytesIO(b"".join(b"line %d\n" % n for n in range(20000))))
+    data = bytearray(lzma.compress(path.read_bytes()))
+    middle = len(data) // 2
+    data[middle : middle + 2000] = bytes(one ^ 0x5A for one in data[middle : middle + 2000])
+    path.write_bytes(data)
+
+
+def looped(path):
+    with tarfile.open(path, "w") as archive:
+        entry = tarfile.TarInfo("index.json")
+        entry.type, entry.linkname = tarfile.SYMTYPE, "index.json"
+        archive.addfile(entry)
+
+
 BAD = {
     "no file": (lambda path: path.unlink(), "no such file or folder"),
     "an empty file": (lambda path: path.write_bytes(b""), "is no archive with container images"),
     "something else": (lambda path: path.write_text("hello\n"), "is no archive with container"),
     "an archive that is cut": (cut, "is damaged|is no archive|no image"),
+    "one that is spoilt": (spoilt, "is damaged: "),
+    "links that lead to each other": (looped, "is damaged, or no image: it has no index.json"),
 }
 
 

@@ -16,7 +16,6 @@ import os
 import platform
 import re
 import tarfile
-import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -85,7 +84,7 @@ class Source:
             self._archive = self._open()
             try:
                 self._members = {os.path.normpath(one.name): one for one in self._archive}
-            except (OSError, tarfile.TarError, EOFError, zlib.error) as error:
+            except Exception as error:  # each compression has errors of its own
                 raise BadInput(f"{path}: is damaged: {error}") from None
 
     def __enter__(self) -> Source:
@@ -118,8 +117,8 @@ class Source:
             if self._archive is None:
                 return (self.path / name).open("rb")
             found = self._archive.extractfile(self._members[os.path.normpath(name)])
-        except (OSError, KeyError, tarfile.TarError, EOFError):
-            found = None
+        except (OSError, KeyError, tarfile.TarError, EOFError, RecursionError):
+            found = None  # or links lead to each other
         if found is None:
             raise BadInput(f"{self.path}: is damaged, or no image: it has no {name}")
         return found

@@ -23,11 +23,12 @@ import subprocess
 import tarfile
 import tempfile
 import time
+import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from dovetail.core.errors import BadInput
+from dovetail.core.errors import BadInput, WorkFailed
 from dovetail.host import install_paths
 from dovetail.host.private_files import check_output
 from dovetail.host.progress import Progress
@@ -349,7 +350,7 @@ def _check_bundle(source: Path) -> None:
     try:
         with tarfile.open(source) as archive:
             first = archive.next()
-    except (OSError, tarfile.TarError, EOFError) as error:
+    except (OSError, tarfile.TarError, EOFError, zlib.error) as error:
         why = str(error).splitlines()[0].rstrip(":")  # tarfile tells of every compression it tried
         raise BadInput(f"{source}: is not a bundle ({why})") from None
     if first is None:
@@ -374,8 +375,15 @@ def unpack(source: Path, say: debian_packages.Say = print) -> Path:
             progress.turn("comparing checksums")
             draft = Path(scratch) / key()
             bad = damaged(draft)
-        except (OSError, tarfile.TarError, EOFError, ValueError) as error:
-            raise BadInput(f"{source}: is not a bundle ({error})") from None
+        except FileNotFoundError as error:
+            missing = Path(error.filename or "").name
+            raise BadInput(f"{source}: is damaged, or not a bundle (it has no {missing})") from None
+        except OSError as error:
+            if error.errno:
+                raise WorkFailed(f"{cache()} cannot be written: {error.strerror}") from None
+            raise BadInput(f"{source}: is damaged ({error})") from None
+        except (tarfile.TarError, EOFError, ValueError, zlib.error) as error:
+            raise BadInput(f"{source}: is damaged, or not a bundle ({error})") from None
         if bad:
             raise BadInput(f"{source}: damaged: {' '.join(bad)}")
         return install(draft)
