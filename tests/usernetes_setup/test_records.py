@@ -9,6 +9,7 @@ import errno
 import fcntl
 import json
 import os
+import shlex
 import socket
 import subprocess
 import sys
@@ -487,6 +488,13 @@ def test_the_end_of_all_goes_on_after_one_that_cannot_be_ended(private_state, ca
     assert "one: stays, since it holds notes" in capsys.readouterr().err
     assert node_record.clusters() == []
     assert not (root / "three").exists()
+
+
+def test_what_up_prints_is_for_a_shell(monkeypatch, capsys):
+    made = {"kubeconfig": "/tmp/my clusters/default/kubeconfig"}
+    monkeypatch.setattr(cluster, "up", lambda args, say: made)
+    assert verbs.main(["up"]) == 0
+    assert shlex.split(capsys.readouterr().out) == ["export", f"KUBECONFIG={made['kubeconfig']}"]
 
 
 def test_a_name_under_which_a_node_here_runs_for_another_cluster_is_refused(tmp_path):

@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shlex
 import signal
 import sys
 from pathlib import Path
@@ -133,7 +134,7 @@ def run(verb: str, args: argparse.Namespace) -> int:
         show(args, str(done), str(done))
     elif verb == "up":
         made = (upstream if args.provider == "usernetes" else cluster).up(args, say)
-        show(args, made, f"export KUBECONFIG={made['kubeconfig']}")
+        show(args, made, f"export KUBECONFIG={shlex.quote(made['kubeconfig'])}")
     elif verb == "join":
         if bool(args.invite) == bool(args.file):
             raise BadInput("join: give a join file, or --invite FILE to write one")
