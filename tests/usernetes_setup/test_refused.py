@@ -159,3 +159,14 @@ def test_a_verb_runs_nothing_of_the_folder_that_it_is_typed_in(tmp_path):
              "DOVETAIL_STATE": str(tmp_path / "state"), "PYTHONDONTWRITEBYTECODE": "1"},
     )  # fmt: skip
     assert (done.returncode, done.stdout) == (0, "[]\n"), done.stderr
+
+
+def test_a_verb_whose_words_go_nowhere_says_so_in_a_line():
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "usernetes_setup", "status"], stdout=full, text=True,
+            env={**os.environ, "PYTHONPATH": f"{TOP}/flux-python:{TOP}/usernetes-setup"},
+            stderr=subprocess.PIPE,
+        )  # fmt: skip
+    assert done.returncode == 1
+    assert done.stderr == "dovetail kube: [Errno 28] No space left on device\n"

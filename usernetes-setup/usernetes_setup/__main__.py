@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from dovetail.core.errors import BadInput, WorkFailed
+from dovetail.host.exit_codes import guarded
 
 from usernetes_setup import cluster, node_images, node_record
 from usernetes_setup.build import programs
@@ -208,13 +209,4 @@ def main(words: list[str]) -> int:
 
 if __name__ == "__main__":
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    try:
-        sys.exit(main(sys.argv[1:]))
-    except BadInput as error:
-        print(f"dovetail kube: {error}", file=sys.stderr)
-        sys.exit(2)
-    except WorkFailed as error:
-        print(f"dovetail kube: {error}", file=sys.stderr)
-        sys.exit(1)
-    except KeyboardInterrupt:
-        sys.exit(130)
+    sys.exit(guarded("dovetail kube", lambda: main(sys.argv[1:])))
