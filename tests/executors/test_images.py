@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from dovetail.core import protocol
+from dovetail.core.errors import BadInput
 from dovetail.executors.kubernetes import images, manifests
 from dovetail.executors.pods import image_check
 from dovetail.host import borrowed_python, install_paths
@@ -155,6 +156,53 @@ def test_what_is_wrong_with_an_image_is_one_line(case):
 def test_an_image_is_tried_once_its_container_has_ended_well():
     assert images.whole(tried({"terminated": {"exitCode": 0}}))
     assert not images.whole({"spec": {}, "status": {}})
+
+
+class Cluster:
+    """An API whose one node tries images, after some looks; `pod` is what it has until then."""
+
+    server = "https://c"
+
+    def __init__(self, pod, looks):
+        self.pod, self.looks = pod, looks
+
+    def create(self, path, body):
+        pass
+
+    def delete(self, path):
+        pass
+
+    def get(self, path, **query):
+        if path == manifests.path("Node"):
+            ready = {"conditions": [{"type": "Ready", "status": "True"}]}
+            return {"items": [{"metadata": {"name": "n1"}, "spec": {}, "status": ready}]}
+        self.looks -= 1
+        done = tried({"terminated": {"exitCode": 0}})
+        return {"items": [self.pod if self.looks >= 0 else done]}
+
+
+FULL = "0/1 nodes are available: 1 Insufficient cpu."
+NOWHERE = {
+    "metadata": {"name": "p"}, "spec": {},
+    "status": {"conditions": [{"type": "PodScheduled", "status": "False", "message": FULL}]},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("pod", "says"),
+    [(NOWHERE, f"images cannot be tried on node n1 yet: {FULL}"),
+     (tried(waiting("PodInitializing")), "images are got, and tried, by node n1")],
+)  # fmt: skip
+def test_what_a_wait_for_images_is_for_is_told(tmp_path, monkeypatch, pod, says):
+    monkeypatch.setattr(images, "TELL", 0.0)
+    monkeypatch.setattr(images, "_LOOK", 0.001)
+    told, one = [], spec()
+    seen = manifests.folders_of_image([one], tmp_path)
+    images.check(Cluster(pod, 3), "abc123", [one], seen, told.append)
+    assert told == [f"{says}, since 0 s"], "once, while nothing changes"
+    monkeypatch.setattr(images, "PATIENCE", -1.0)
+    with pytest.raises(BadInput, match=f"^{says}; that took more than"):
+        images.check(Cluster(pod, 3), "abc123", [one], seen, told.append)
 
 
 # --- what a container of the image finds ---

@@ -16,7 +16,7 @@ import sys
 import threading
 import time
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Callable
 
 from dovetail.core import programs
 from dovetail.core.errors import BadInput
@@ -36,6 +36,8 @@ _CURES = {
     "x509: ": "tell the node of the registry's certificate, as in dovetail-kubernetes(7), ",
 }
 """What would be right, by what a runtime says of a registry."""
+TELL, SELDOM = 5.0, 60.0
+"""Seconds after which the wait is told, and again if nothing else is to be told."""
 _LOOK = 0.2
 _LONGEST = 300
 
@@ -65,8 +67,13 @@ def asked(specs: Sequence[Spec]) -> dict[str, str]:
     return {image: json.dumps(one) for image, one in found.items()}
 
 
-def check(api: Api, run: str, specs: Sequence[Spec], seen: Folders) -> None:
-    """See that every node has the images, and that they fit; BadInput if not."""
+def check(
+    api: Api, run: str, specs: Sequence[Spec], seen: Folders, say: Callable[[str], None]
+) -> None:
+    """See that every node has the images, and that they fit; BadInput if not.
+
+    What takes long is told, with what it waits for.
+    """
     tries = asked(specs)
     if not tries:
         return
@@ -85,7 +92,8 @@ def check(api: Api, run: str, specs: Sequence[Spec], seen: Folders) -> None:
     made = manifests.image_check(run, word, tries, [spec for spec in specs if spec.image], seen)
     api.create(path("DaemonSet"), made)
     label = f"{RUN}={run},{PART}={IMAGES},{KEY}={word}"
-    until = time.monotonic() + PATIENCE
+    begun = time.monotonic()
+    told, tell_at = "", begun + TELL
     while True:
         nodes = api.get(path("Node"))["items"]
         pods = api.get(path("Pod"), labelSelector=label)["items"]
@@ -96,10 +104,22 @@ def check(api: Api, run: str, specs: Sequence[Spec], seen: Folders) -> None:
         waiting = {one["metadata"]["name"] for one in filter(placement.usable, nodes)} - tried
         if not waiting:
             break
-        if time.monotonic() > until:
-            raise BadInput(f"images: node {min(waiting)} has not got them in {PATIENCE:.0f} s")
+        why, now = _awaited(pods, min(waiting)), time.monotonic()
+        if now - begun > PATIENCE:
+            raise BadInput(f"{why}; that took more than {PATIENCE:.0f} s")
+        if now >= tell_at and (why != told or now >= tell_at + SELDOM):
+            told, tell_at = why, now
+            say(f"{why}, since {now - begun:.0f} s")
         threading.Event().wait(_LOOK)
     api.delete(path("DaemonSet", made["metadata"]["name"]))
+
+
+def _awaited(pods: Sequence[Object], node: str) -> str:
+    """What a node that has not tried all images waits for, as far as that is known."""
+    if any(pod_status.node_of(pod) == node for pod in pods):
+        return f"images are got, and tried, by node {node}"
+    why = next(filter(None, map(pod_status.unplaced, pods)), "nobody makes a pod for that")
+    return f"images cannot be tried on node {node} yet: {why}"
 
 
 def whole(pod: Object) -> bool:

@@ -17,6 +17,7 @@ import queue
 import re
 import secrets
 import socket
+import sys
 import threading
 import time
 from collections.abc import Iterable, Sequence
@@ -226,7 +227,7 @@ class Session:
             self._sweep()
             if not before:
                 self.launcher.settle()
-            images.check(api, self.run, specs, self.launcher.seen_in_images)
+            images.check(api, self.run, specs, self.launcher.seen_in_images, _say)
             if self.launcher.kind == "Job":
                 takes(api, self.launcher.body(specs[0], "dry", [1], [1], [0], 0, {}))
             _keep(own, self.run, network, self.launcher.kind)
@@ -436,6 +437,12 @@ class Session:
                     with contextlib.suppress(Refused, Unreachable):
                         self.api.delete(path("Pod", one["metadata"]["name"]), grace=0)
             threading.Event().wait(0.1)
+
+
+def _say(line: str) -> None:
+    """Before the run itself can tell anything."""
+    with contextlib.suppress(OSError):
+        print(line, file=sys.stderr, flush=True)
 
 
 def _shown(folder: str) -> str:
