@@ -13,6 +13,7 @@ from dovetail.executors.kubernetes.lifecycle import (
     Over,
     Pending,
     Running,
+    case_folder,
 )
 
 pytestmark = pytest.mark.unit
@@ -152,3 +153,13 @@ def test_ranks_that_are_told_to_end_have_some_seconds():
     waiting = pending()
     assert not waiting.stop("why", Cause.CANCELLED, 5.0)
     assert waiting.stopped == "why"
+
+
+def test_cases_that_are_copied_have_folders_of_their_own():
+    """These two have the same CRC 32."""
+    one, other = (
+        protocol.Spec("sim", "sim", case, 1, (1.0,), ("program",))
+        for case in ("/v/9bf7v", "/study/3c7study")
+    )
+    assert case_folder(one) != case_folder(other)
+    assert case_folder(one) == case_folder(one)

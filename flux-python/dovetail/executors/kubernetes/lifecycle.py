@@ -17,11 +17,11 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import hashlib
 import math
 import os
 import secrets
 import time
-import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
@@ -311,6 +311,11 @@ def new_key(name: str, again: bool = False) -> str:
     if not again and len(name) <= _KEY:
         return name
     return f"{name[: _KEY - 7].rstrip('-')}.{secrets.token_hex(3)}"
+
+
+def case_folder(spec: protocol.Spec) -> str:
+    """What nodes call a simulation's case, where that is copied; those of a family have one."""
+    return f"cases.{hashlib.sha256(os.fsencode(os.path.abspath(spec.case))).hexdigest()[:16]}"
 
 
 def mpi_clues(spec: protocol.Spec) -> tuple[str, ...]:
@@ -608,7 +613,7 @@ class Lifecycle:
         state, first = job.state, job.connected[0]
         assert isinstance(state, Running)
         self.open(job)
-        wanted = [(first, self._case(job.spec), "in")]
+        wanted = [(first, case_folder(job.spec), "in")]
         if job.spec.go_on and os.path.isdir(f"{self._home}/{job.spec.name}/case"):
             wanted.append((first, job.key, "in"))
 
@@ -631,12 +636,8 @@ class Lifecycle:
     def open(self, job: Launched) -> None:
         """Let nodes have the case of a simulation, and write its output, where these are copied."""
         if job.store:
-            self._hub.copies.open(self._case(job.spec), job.spec.case, "in")
+            self._hub.copies.open(case_folder(job.spec), job.spec.case, "in")
             self._hub.copies.open(job.key, f"{self._home}/{job.spec.name}", "out")
-
-    def _case(self, spec: protocol.Spec) -> str:
-        """What nodes call a simulation's case; those of a family have one."""
-        return f"cases.{zlib.crc32(os.path.abspath(spec.case).encode()):08x}"
 
     def prepared(self, job: Launched) -> None:
         """Its case is prepared on the first rank group's node; the others need it too."""
@@ -726,7 +727,7 @@ class Lifecycle:
         words = images.words if spec.image else command_line.program
         return {
             "name": spec.name,
-            "case": f"{self._home}/{self._case(spec)}" if store else spec.case,
+            "case": f"{self._home}/{case_folder(spec)}" if store else spec.case,
             "home": f"{self._home}/{job.key if store else spec.name}",
             "apart": bool(store) and len({*job.connected.values()}) > 1,
             "ranks": spec.ranks,
