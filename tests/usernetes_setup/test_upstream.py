@@ -6,6 +6,7 @@ That clusters come up by it is tested where control groups are of version 2 (tes
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import math
@@ -13,11 +14,13 @@ import os
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 import yaml
 from dovetail.core.errors import WorkFailed
+from dovetail.host import processes
 from support.other_users import TOP
 from usernetes_setup.control import api_client
 from usernetes_setup.node import namespaces
@@ -222,6 +225,24 @@ def test_a_node_may_be_waited_for_without_end():
         assert monitor.wait(monitor.deadline, reading) == reading
 
     assert namespaces.in_child(work) == ""
+
+
+def test_a_verb_that_takes_too_long_ends_with_all_that_it_started(podman, tmp_path):
+    known = podman("")
+    (known.checkout / "Makefile").write_text(
+        f"up:\n\t@sleep 100 & echo $$! >{tmp_path}/pid; wait\n"
+    )
+
+    def work():  # in a process of its own, which has the signals
+        ours, _theirs = socket.socketpair()
+        monitor = service.Monitor(known, ours)
+        monitor.wait(0.0)
+        monitor.deadline = time.monotonic() + 1.0
+        with contextlib.suppress(WorkFailed):
+            monitor.verbs("up")
+
+    assert namespaces.in_child(work) == ""
+    assert not processes.start_ticks(int((tmp_path / "pid").read_text()))
 
 
 @pytest.mark.parametrize(

@@ -91,7 +91,7 @@ class Monitor:
         finally:
             os.close(handle)
             if child.poll() is None:
-                child.kill()
+                os.killpg(child.pid, signal.SIGKILL)  # with what it started
                 child.wait()
 
     def verbs(self, *verbs: str) -> None:
@@ -104,7 +104,7 @@ class Monitor:
         """Run a command in the node."""
         child = subprocess.Popen(
             engine.inside(self.record, *words), stdin=subprocess.DEVNULL,
-            env=engine.settings(self.record),
+            env=engine.settings(self.record), start_new_session=True,
         )  # fmt: skip
         self.run(child, words[0])
 
