@@ -219,6 +219,12 @@ def test_a_file_without_an_image_is_refused_in_one_line(docker, case):
     assert "\n" not in str(told.value)
 
 
+def test_a_file_that_cannot_be_looked_at_is_refused(tmp_path):
+    """As one in a folder of another user's."""
+    with pytest.raises(BadInput, match="cannot be used: File name too long|no such file"):
+        images(tmp_path / ("x" * 300) / "image.tar")
+
+
 def test_a_folder_without_an_image_is_refused(tmp_path):
     with pytest.raises(BadInput, match="has neither index.json nor manifest.json: no image"):
         images(tmp_path)

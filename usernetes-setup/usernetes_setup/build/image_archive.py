@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from dovetail.core.errors import BadInput
+from dovetail.host.private_files import looking
 from dovetail.host.progress import Counted, Progress
 
 from usernetes_setup.build import go_toolchain
@@ -78,7 +79,9 @@ class Source:
         self._archive: tarfile.TarFile | None = None
         self._members: dict[str, tarfile.TarInfo] = {}
         self._layers: dict[str, Object] = {}
-        if not path.exists():
+        with looking(path):
+            there = path.exists()
+        if not there:
             raise BadInput(f"{path}: no such file or folder")
         if not path.is_dir():
             self._archive = self._open()
