@@ -227,6 +227,21 @@ def test_a_node_may_be_waited_for_without_end():
     assert namespaces.in_child(work) == ""
 
 
+def test_a_node_that_is_waited_for_without_end_can_be_set_up(podman, tmp_path):
+    known = podman("")
+    known.timeout = math.inf
+    (tmp_path / "upstream").mkdir()
+    (tmp_path / "upstream/kubeadm-config.yaml").write_text("kind: InitConfiguration\n")
+    (known.checkout / "Makefile").unlink()
+    known.checkout.rmdir()
+    engine.copy(known, tmp_path / "upstream")
+    configured = (known.folder / "kubeadm-config.yaml").read_text()
+    assert "kubeletHealthCheck: 31536000s\n" in configured
+    patch = json.loads((known.folder / "patches/etcd+strategic.json").read_text())
+    (container,) = patch["spec"]["containers"]
+    assert container["livenessProbe"] == {"failureThreshold": 3153600}
+
+
 def test_a_verb_that_takes_too_long_ends_with_all_that_it_started(podman, tmp_path):
     known = podman("")
     (known.checkout / "Makefile").write_text(

@@ -39,6 +39,7 @@ KEPT = re.compile(
 gets out."""
 DIRECT = ("localhost", "127.0.0.1", "10.96.0.0/16", "10.244.0.0/16", ".svc", ".cluster.local")
 """What no proxy leads to, with upstream's networks of services and pods."""
+YEAR = 365 * 86400.0  # seconds
 PERIOD, FAILURES = 10, 8  # seconds between two of kubeadm's probes, and how many in a row may fail
 
 
@@ -62,7 +63,7 @@ def copy(record: Record, checkout: Path) -> None:
         write_private(record.folder / "kubeadm-config.yaml", _patient(record))
         volumes.append(f"{record.folder}/kubeadm-config.yaml:/usernetes/kubeadm-config.yaml:ro")
         # An API server that has too much to do for a minute is not to be started anew for it.
-        probe = {"failureThreshold": max(FAILURES, int(record.timeout / PERIOD))}
+        probe = {"failureThreshold": max(FAILURES, int(patience(record) / PERIOD))}
         (record.folder / "patches").mkdir()
         for pod in STATIC:
             patch = {"spec": {"containers": [{"name": pod, "livenessProbe": probe}]}}
@@ -79,6 +80,11 @@ def copy(record: Record, checkout: Path) -> None:
     write_private(record.folder / "compose.yaml", json.dumps(added, indent=1))  # which is YAML
 
 
+def patience(record: Record) -> float:
+    """Seconds that its user has for the node: who waits for ever has a year."""
+    return min(record.timeout, YEAR)
+
+
 def _patient(record: Record) -> str:
     """Upstream's configuration of kubeadm, with no shorter patience than the user's.
 
@@ -88,7 +94,7 @@ def _patient(record: Record) -> str:
     makes a dozen, and every connection begins with one.
     """
     text = (record.checkout / "kubeadm-config.yaml").read_text()
-    limit = f"{max(240, int(record.timeout))}s"
+    limit = f"{max(240, int(patience(record)))}s"
     waits = "".join(f"  {name}: {limit}\n" for name in WAITS)
     alone = '    - name: leader-elect\n      value: "false"\n'
     arguments = "controllerManager:\n  extraArgs:\n"
