@@ -196,6 +196,18 @@ def test_what_cannot_be_is_refused_in_a_line(words, said, tmp_path):
     assert not (tmp_path / "state").exists()
 
 
+def test_a_folder_whose_name_leaves_no_room_for_a_socket_is_refused(tmp_path):
+    state = tmp_path / ("s" * 100)
+    words = ["up", "--provider", "usernetes", "--usernetes", "/usr"]
+    environment = {**os.environ, "DOVETAIL_STATE": str(state),
+                   "PYTHONPATH": f"{TOP}/flux-python:{TOP}/usernetes-setup"}  # fmt: skip
+    done = subprocess.run([sys.executable, "-m", "usernetes_setup", *words], env=environment,
+                          capture_output=True, text=True)  # fmt: skip
+    assert done.returncode == 2
+    assert f"{state}: a socket there would have a path of" in done.stderr
+    assert not state.exists()
+
+
 def test_a_service_runs_nothing_of_a_working_folder(podman, tmp_path, monkeypatch):
     """Python would take a user's queue.py there for the standard library's."""
     known = podman("")

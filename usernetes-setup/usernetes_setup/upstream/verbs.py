@@ -47,6 +47,12 @@ def plan(args: argparse.Namespace) -> Record:
     """A node's record, from checked options. Raises BadInput."""
     alone = not pause().exists()  # asked first: podman leaves it behind
     node_record.refuse_strange(args.name)
+    folder = node_record.cluster_folder(args.name)
+    if (length := len(os.fsencode(folder / service.SOCKET))) > node_record.LONGEST:
+        raise BadInput(
+            f"{node_record.root()}: a socket there would have a path of {length} bytes, and "
+            f"{node_record.LONGEST} are the most; set DOVETAIL_STATE to a shorter folder"
+        )
     for option in OTHERS:
         if getattr(args, option, "") not in ("", "auto", "host"):
             raise BadInput(
@@ -74,7 +80,6 @@ def plan(args: argparse.Namespace) -> Record:
     program, compose = preflight.chosen()
     if args.node_image and engine.quiet([program, "image", "inspect", args.node_image]) is None:
         raise BadInput(f"--node-image {args.node_image}: {program} has no such image")
-    folder = node_record.cluster_folder(args.name)
     digest = hashlib.sha256(str(folder).encode()).hexdigest()[:6]
     return Record(
         cluster=args.name, node=node, address=address, engine=program, compose=compose,
