@@ -147,7 +147,7 @@ def test_a_build_is_begun_where_nothing_is_refused(bare):
     assert (program, kube) == ("dovetail", "kube")
     done = bare.verb(*words)
     assert done.returncode == 1, done.stderr
-    assert (bare.folder / "called").exists()
+    assert (bare.folder / "called").read_text() == "cc\n", "what is quick comes first"
 
 
 def test_a_verb_runs_nothing_of_the_folder_that_it_is_typed_in(tmp_path):

@@ -244,6 +244,7 @@ def build(say: debian_packages.Say = print) -> Path:
         with tempfile.TemporaryDirectory(dir=cache(), prefix="draft-") as scratch:
             draft = Path(scratch) / "build"
             (draft / "bin").mkdir(parents=True)
+            _pause(draft, Path(scratch))  # first: a cc that cannot is known at once, not in minutes
             origins: dict[str, str] = {}
             origins.update(debian_packages.tools(draft, Path(scratch), say))
             go = go_toolchain.command(go_version(), Path(scratch), say)
@@ -252,7 +253,6 @@ def build(say: debian_packages.Say = print) -> Path:
                 say(f"building {name}")
                 _go_build(go, f"./{name}", draft / f"bin/{name}", say)
             origins["coredns"] = f"Go module {DNS} {_pinned(DNS)}"
-            _pause(draft, Path(scratch))
             made = {}
             for path in sorted(draft.rglob("*")):
                 if path.is_file():
