@@ -123,6 +123,22 @@ def test_a_hierarchy_that_nobody_can_see_is_told(machine, monkeypatch, tmp_path,
     assert not told or "mount -t cgroup -o cpu,cpuacct cgroup" in found.fix
 
 
+@pytest.mark.parametrize("uid", [0, 1000])
+def test_a_controller_that_is_not_mounted_is_mounted(machine, monkeypatch, tmp_path, uid):
+    """No delegation, and no mount anew, would bring it."""
+    root, cgroups = tmp_path / "SYS/fs/cgroup", checks_kernel.cgroups
+    mounts = "".join(f"cgroup {root}/{name} cgroup rw 0 0\n" for name in ("cpu,cpuacct", "memory"))
+    (tmp_path / "mounts").write_text(mounts)
+    monkeypatch.setattr(cgroups, "MOUNTS", tmp_path / "mounts")
+    monkeypatch.setattr(os, "getuid", lambda: uid)
+    found = checks_kernel.control_groups()
+    assert (found.level, found.found) == ("error", "version 1: no cpuset controller")
+    assert found.fix == " && ".join(
+        f"mkdir -p /sys/fs/cgroup/{name} && mount -t cgroup -o {name} cgroup /sys/fs/cgroup/{name}"
+        for name in ("cpuset", "pids")
+    )
+
+
 @pytest.mark.parametrize("pair", ["cpu,cpuacct", "cpuacct,cpu"])
 def test_controllers_that_share_a_hierarchy_are_both_there(machine, monkeypatch, tmp_path, pair):
     """As systemd mounts them on version 1."""

@@ -104,14 +104,19 @@ def problems() -> list[str]:
     if unified():
         return _problems_2()
     mounts = hierarchies()
-    mounted = {name for path in mounts for name in path.name.split(",")}
-    lines = [f"no {name} controller" for name in NEEDED if name not in mounted]
+    lines = [f"no {name} controller" for name in absent()]
     if os.getuid() == 0:
         closed = [path for path in mounts if not os.access(path, os.W_OK)]
     else:
         own = [path / base()[1:] for path in mounts]
         closed = [path for path in own if not os.access(path / "cgroup.procs", os.W_OK)]
     return lines + [f"{path} is missing or not writable" for path in closed]
+
+
+def absent() -> list[str]:
+    """Controllers that a node needs and that no hierarchy of version 1 has."""
+    mounted = {name for path in hierarchies() for name in path.name.split(",")}
+    return [] if unified() else [name for name in NEEDED if name not in mounted]
 
 
 def _problems_2() -> list[str]:

@@ -119,7 +119,11 @@ def control_groups() -> Check:
         place = "in a scope of its own" if cgroups.scope() else f"below {cgroups.base()}"
         return Check(name, "ok", f"{version}, {place}")
     who = "admin"
-    if os.getuid() == 0:
+    if lost := cgroups.absent():
+        places = {name: f"/sys/fs/cgroup/{name}" for name in lost}
+        fix = " && ".join(f"mkdir -p {place} && mount -t cgroup -o {name} cgroup {place}"
+                          for name, place in places.items())  # fmt: skip
+    elif os.getuid() == 0:
         fix = "mount -o remount,rw /sys/fs/cgroup"
         if cgroups.unified() and cgroups.busy():
             fix = ("mkdir -p /sys/fs/cgroup/init && for pid in $(cat /sys/fs/cgroup/cgroup.procs); "
