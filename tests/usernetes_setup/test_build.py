@@ -81,6 +81,19 @@ def test_a_bundle_that_reaches_elsewhere_is_refused(bundle, tmp_path, name):
         programs.unpack(tmp_path / "evil.tgz")
 
 
+def test_a_bundle_whose_links_lead_upwards_is_refused(bundle, tmp_path):
+    folder, _ = bundle
+    with tarfile.open(tmp_path / "evil.tgz", "w:gz") as archive:
+        for name in ("a", "a/b", "a/b/c"):
+            entry = tarfile.TarInfo(f"{folder.name}/{name}")
+            entry.type, entry.linkname = tarfile.SYMTYPE, ".."
+            archive.addfile(entry)
+        archive.addfile(tarfile.TarInfo(f"{folder.name}/a/b/c/evil"))
+    with pytest.raises(BadInput, match="holds .*/a, not a build"):
+        programs.unpack(tmp_path / "evil.tgz")
+    assert not [*tmp_path.rglob("evil")]
+
+
 def test_a_torn_bundle_is_refused(bundle, tmp_path):
     (tmp_path / "torn.tgz").write_bytes(bundle[1].read_bytes()[:100])
     with pytest.raises(BadInput, match="not a bundle"):

@@ -340,7 +340,7 @@ def pack(target: Path, say: debian_packages.Say = print) -> None:
 def _check_entry(source: Path, entry: tarfile.TarInfo) -> None:
     """Refuse what is no part of the build that is wanted here. Raises BadInput."""
     inside = entry.name == key() or entry.name.startswith(key() + "/")
-    link = entry.issym() and "/" not in entry.linkname
+    link = entry.issym() and "/" not in entry.linkname and entry.linkname != ".."
     if not inside or ".." in entry.name or not (entry.isfile() or entry.isdir() or link):
         raise BadInput(f"{source}: holds {entry.name}, not a build of {key()}")
 
