@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from dovetail.core.errors import BadInput
 from dovetail.flux import command, option
+from usernetes_setup.build import programs
 
 pytestmark = pytest.mark.unit
 PLUGINS = Path(option.__file__).parent / "plugins" / "cli"
@@ -183,6 +184,21 @@ def test_more_cores_than_a_node_has_are_refused():
 )
 def test_all_arguments_of_kubectl_are_its_own(line):
     assert command.parser().parse_args(["kubectl", *line.split()]).words == line.split()
+
+
+def test_without_a_build_kubectl_is_the_one_on_the_path(monkeypatch, tmp_path, capsys):
+    """Nodes of upstream Usernetes need no build of ours."""
+    started = []
+    monkeypatch.setattr(programs, "built", lambda: None)
+    monkeypatch.setattr(command.client, "call", lambda topic: {"kubeconfig": "k"})
+    monkeypatch.setattr(os, "execv", lambda *words: started.append(words))
+    monkeypatch.setenv("KUBECONFIG", "")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert command.main(["kubectl", "get", "nodes"]) == 2
+    assert "kubectl is neither on PATH nor built for this user" in capsys.readouterr().err
+    (tmp_path / "kubectl").touch(0o755)
+    command.main(["kubectl", "get", "nodes"])
+    assert started == [(f"{tmp_path}/kubectl", ["kubectl", "get", "nodes"])]
 
 
 def test_every_copy_of_a_submitted_command_gets_an_instance_of_its_own(flux):

@@ -12,6 +12,7 @@ import argparse
 import contextlib
 import json
 import os
+import shutil
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -231,15 +232,18 @@ def do_kubectl(args: argparse.Namespace) -> int:
     from usernetes_setup.build import programs
 
     folder = programs.built()
-    if folder is None:
-        raise BadInput("kubectl is not built for this user: type `dovetail kube build` once")
+    program = str(folder / "bin/kubectl") if folder else shutil.which("kubectl")
+    if not program:
+        raise BadInput(
+            "kubectl is neither on PATH nor built for this user: type `dovetail kube build` once"
+        )
     if args.words not in (["-h"], ["--help"]):  # its help needs no cluster
         content = client.call("dovetail.kubeconfig")["kubeconfig"]
         memory = os.memfd_create("kubeconfig", 0)
         os.write(memory, content.encode())
         os.environ["KUBECONFIG"] = f"/proc/self/fd/{memory}"
     sys.stdout.flush()
-    os.execv(folder / "bin" / "kubectl", ["kubectl", *args.words])
+    os.execv(program, ["kubectl", *args.words])
 
 
 def do_url(args: argparse.Namespace) -> int:
