@@ -254,6 +254,14 @@ def test_a_node_that_is_waited_for_without_end_can_be_set_up(podman, tmp_path):
     assert container["livenessProbe"] == {"failureThreshold": 3153600}
 
 
+def test_what_a_failed_join_says_has_no_token(tmp_path):
+    """It goes into a job's output, and others may read that."""
+    joined = "kubeadm join m1:20001 --token {} --discovery-token-ca-cert-hash sha256:0123\n"
+    (tmp_path / "log").write_text(f"+ {joined.format('abc123.0123456789abcdef')}error: v1.36.3\n")
+    said = verbs.last_words(tmp_path).splitlines()
+    assert said == ["", f"  + {joined.format('TOKEN')}".rstrip(), "  error: v1.36.3"]
+
+
 def test_a_verb_that_takes_too_long_ends_with_all_that_it_started(podman, tmp_path):
     known = podman("")
     (known.checkout / "Makefile").write_text(

@@ -39,6 +39,8 @@ from usernetes_setup.upstream.record import FILE, Record, here, refuse_other
 
 Say = Callable[[str], None]
 PATIENCE = 60.0  # seconds for the service manager to start a service
+TOKEN = re.compile(r"\b[a-z0-9]{6}\.[a-z0-9]{16}\b")
+"""Of kubeadm's."""
 OTHERS = ("cpus", "memory", "devices", "network")
 """Options that upstream's node has no equal of: it is the whole machine's."""
 
@@ -218,9 +220,10 @@ def launch(record: Record) -> None:
 
 
 def last_words(folder: Path) -> str:
-    """The end of what upstream's verbs said."""
+    """The end of what upstream's verbs said, of which one says a join command as it is."""
     with contextlib.suppress(OSError):
-        lines = (folder / "log").read_text(errors="replace").splitlines()
+        text = (folder / "log").read_text(errors="replace")
+        lines = TOKEN.sub("TOKEN", text).splitlines()
         return "".join(f"\n  {line[:300]}" for line in lines[-12:])
     return ""
 
