@@ -272,6 +272,27 @@ def test_a_component_that_fails_starts_again_later_each_time_and_one_that_is_don
             assert one.failures == 1
 
 
+def test_a_component_waits_for_what_is_used_up_and_its_node_goes_on(monkeypatch):
+    tries = [OSError(errno.EAGAIN, "too many processes"), OSError(errno.ENOSPC, "no space"), 7]
+
+    def start(self, command):
+        if isinstance(one := tries.pop(0), OSError):
+            raise one
+        return one
+
+    monkeypatch.setattr(supervisor.Supervisor, "_start", start)
+    found = supervisor.Supervisor(node(), [components.Command("c", ["c"], lambda: True)])
+    (one,) = found.components
+    while tries:
+        found.start_ready()
+        one.not_before = 0.0
+    assert (one.state, one.pid, one.failures) == (supervisor.ComponentState.RUNNING, 7, 2)
+    tries.append(OSError(errno.ENOENT, "no such program"))
+    one.state = supervisor.ComponentState.WAITING
+    with pytest.raises(OSError, match="no such program"):
+        found.start_ready()
+
+
 def test_a_damaged_record_is_not_a_node():
     folder = node_record.root(make=True) / "c/nodes/n"
     folder.mkdir(parents=True)

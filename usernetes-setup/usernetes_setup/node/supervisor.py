@@ -43,6 +43,8 @@ from usernetes_setup.node_record import SHOWN, Node, cluster_folder
 TICK = 0.05  # seconds between looks at what a component waits for, while any waits
 STEADY = 20.0  # seconds after which a start counts as a success
 BACKOFF = 0.2  # seconds before the first restart of a component; doubles up to 5
+PASSING = (errno.ENOSPC, errno.EDQUOT, errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE)
+"""Disks, processes, memory and files that are used up for now."""
 
 
 class ComponentState(enum.Enum):
@@ -104,7 +106,7 @@ class Supervisor:
                 try:
                     one.runs(self._start(one.command))
                 except OSError as error:
-                    if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                    if error.errno not in PASSING:
                         raise
                     one.runs(0)
                     one.ended(1)  # there may be room later
@@ -121,12 +123,14 @@ class Supervisor:
         for name in command.sockets:
             (self.node.folder / command.folder / name).unlink(missing_ok=True)
         program = shutil.which(command.words[0], path=system) or command.words[0]
-        process = subprocess.Popen(
-            [program, *command.words[1:]], stdin=subprocess.DEVNULL, stdout=log, stderr=log,
-            env=environment, cwd=self.node.folder / command.folder, umask=0o022,
-            pass_fds=command.keep,
-        )  # fmt: skip
-        os.close(log)
+        try:
+            process = subprocess.Popen(
+                [program, *command.words[1:]], stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+                env=environment, cwd=self.node.folder / command.folder, umask=0o022,
+                pass_fds=command.keep,
+            )  # fmt: skip
+        finally:
+            os.close(log)
         process.returncode = 0  # reaped by `reap`, never by this object
         return process.pid
 
