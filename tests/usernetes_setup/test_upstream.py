@@ -7,10 +7,12 @@ That clusters come up by it is tested where control groups are of version 2 (tes
 from __future__ import annotations
 
 import contextlib
+import errno
 import itertools
 import json
 import math
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -260,6 +262,30 @@ def test_what_a_failed_join_says_has_no_token(tmp_path):
     (tmp_path / "log").write_text(f"+ {joined.format('abc123.0123456789abcdef')}error: v1.36.3\n")
     said = verbs.last_words(tmp_path).splitlines()
     assert said == ["", f"  + {joined.format('TOKEN')}".rstrip(), "  error: v1.36.3"]
+
+
+def test_a_node_goes_on_where_a_verb_cannot_be_started_now(monkeypatch):
+    new = {"spec": {"taints": [{"key": service.UNINITIALIZED}]}}
+    monkeypatch.setattr(service, "EVERY", 0.0)
+    monkeypatch.setattr(service, "api", lambda known: object())
+    monkeypatch.setattr(service, "nodes", lambda client: [new])
+
+    def work():  # in a process of its own, which has the signals
+        ours, _theirs = socket.socketpair()
+        monitor = service.Monitor(record(), ours)
+        tries = []
+
+        def verbs(name):
+            tries.append(name)
+            if len(tries) == 2:
+                os.kill(os.getpid(), signal.SIGTERM)
+            raise OSError(errno.EAGAIN, "too many processes")
+
+        monitor.verbs = verbs
+        with contextlib.suppress(service.Ended):
+            monitor.watch()
+
+    assert namespaces.in_child(work) == ""
 
 
 def test_a_verb_that_takes_too_long_ends_with_all_that_it_started(podman, tmp_path):

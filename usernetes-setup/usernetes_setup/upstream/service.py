@@ -155,7 +155,7 @@ class Monitor:
         while True:
             self.wait(EVERY if client else LONGEST)
             if client and any(is_new(one) for one in nodes(client)):
-                with contextlib.suppress(WorkFailed):
+                with contextlib.suppress(WorkFailed, OSError):  # it is tried again
                     self.deadline = time.monotonic() + self.record.timeout
                     self.verbs("sync-external-ip")
 
