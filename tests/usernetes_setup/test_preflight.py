@@ -275,7 +275,7 @@ def named(one):
          "sysctl -w kernel.unprivileged_userns_clone=1"),
         ("no", {"kernel/apparmor_restrict_unprivileged_userns": "1"},
          "sysctl -w kernel.apparmor_restrict_unprivileged_userns=0"),
-        ("no", {}, "docker run --security-opt seccomp=unconfined"),
+        ("no", {}, "docker run --security-opt seccomp=unconfined --security-opt apparmor="),
     ],
 )  # fmt: skip
 def test_whoever_refuses_namespaces_is_found(
