@@ -291,6 +291,20 @@ def test_whoever_refuses_namespaces_is_found(
     assert found.fix.startswith(fix)
 
 
+def test_namespaces_in_which_nothing_can_be_mounted_are_of_no_use(monkeypatch):
+    """AppArmor lets them be made, and forbids that."""
+
+    def forbidden(*_):
+        raise OSError(errno.EACCES, "mount none on /: Permission denied")
+
+    if checks_kernel.user_namespaces().level != "ok":
+        pytest.skip("no namespaces here")
+    monkeypatch.setattr(namespaces, "mount", forbidden)
+    found = checks_kernel.user_namespaces()
+    assert (found.level, found.who) == ("error", "admin")
+    assert "mount none on /: Permission denied" in found.found
+
+
 def test_without_loopback_there_is_no_port():
     def alone():
         checks_kernel._in_own_network()

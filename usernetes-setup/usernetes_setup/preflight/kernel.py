@@ -30,6 +30,7 @@ def user_namespaces() -> Check:
         if os.getuid() != 0:
             namespaces.enter_user_namespace(namespaces.user_name())
         namespaces.unshare(namespaces.NEWNS | namespaces.NEWPID | namespaces.NEWIPC)
+        namespaces.mount("none", "/", "", namespaces.REC | namespaces.PRIVATE)
 
     why = namespaces.in_child(attempt)
     if not why:
