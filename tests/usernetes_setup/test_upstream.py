@@ -288,6 +288,22 @@ def test_a_node_goes_on_where_a_verb_cannot_be_started_now(monkeypatch):
     assert namespaces.in_child(work) == ""
 
 
+def test_a_join_command_that_does_not_come_is_not_waited_for_without_end(podman, tmp_path):
+    known = podman("")
+    known.timeout = 1.0
+    makefile = known.checkout / "Makefile"
+    makefile.write_text(f"join-command:\n\t@sleep 100 & echo $$! >{tmp_path}/pid; wait\n")
+    with pytest.raises(WorkFailed, match="make join-command: not done after 1 s"):
+        verbs.join_command(known)
+    assert not processes.start_ticks(int((tmp_path / "pid").read_text()))
+    makefile.write_text("join-command:\n\t@echo kubeadm join m1 >join-command\n")
+    assert verbs.join_command(known) == "kubeadm join m1\n"
+    assert not (known.checkout / "join-command").exists()
+    makefile.write_text("join-command:\n\t@echo no such container >&2; exit 1\n")
+    with pytest.raises(WorkFailed, match="make join-command: no such container"):
+        verbs.join_command(known)
+
+
 def test_a_verb_that_takes_too_long_ends_with_all_that_it_started(podman, tmp_path):
     known = podman("")
     (known.checkout / "Makefile").write_text(

@@ -17,6 +17,7 @@ import os
 import re
 import select
 import shlex
+import signal
 import socket
 import subprocess
 import sys
@@ -240,16 +241,7 @@ def invite(args: argparse.Namespace, record: Record) -> dict[str, Any]:
     if record.given >= leases.SUBNETS[-1]:
         raise BadInput(f"cluster {args.name}: has no subnet for another node")
     with node_record.locked(args.name):
-        child = subprocess.run(
-            ["make", "--no-print-directory", "join-command"], cwd=record.checkout,
-            env=engine.environment(record), capture_output=True, text=True,
-            stdin=subprocess.DEVNULL,
-        )  # fmt: skip
-        written = record.checkout / "join-command"
-        command = written.read_text() if written.exists() else ""
-        written.unlink(missing_ok=True)
-        if child.returncode or "kubeadm join" not in command:
-            raise WorkFailed(f"make join-command: {child.stderr.strip()[-300:] or 'no command'}")
+        command = join_command(record)
         expire(record, command, args.valid)
         record.given += 1
         record.save()
@@ -258,6 +250,30 @@ def invite(args: argparse.Namespace, record: Record) -> dict[str, Any]:
                "subnet": record.given, "command": command}  # fmt: skip
     write_private(Path(args.invite), json.dumps(content, indent=1) + "\n")
     return {"file": args.invite, "node": node}
+
+
+def join_command(record: Record) -> str:
+    """What upstream's verb writes; it has as long as a node may take. Raises WorkFailed."""
+    child = subprocess.Popen(
+        ["make", "--no-print-directory", "join-command"], cwd=record.checkout, text=True,
+        env=engine.environment(record), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE, start_new_session=True,
+    )  # fmt: skip
+    try:
+        _, said = child.communicate(timeout=engine.patience(record))
+    except BaseException as error:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(child.pid, signal.SIGKILL)  # with what it started
+        child.wait()
+        if isinstance(error, subprocess.TimeoutExpired):
+            raise WorkFailed(f"make join-command: not done after {record.timeout:.0f} s") from None
+        raise
+    written = record.checkout / "join-command"
+    command = written.read_text() if written.exists() else ""
+    written.unlink(missing_ok=True)
+    if child.returncode or "kubeadm join" not in command:
+        raise WorkFailed(f"make join-command: {said.strip()[-300:] or 'no command'}")
+    return command
 
 
 def expire(record: Record, command: str, seconds: int) -> None:
