@@ -7,6 +7,7 @@ What fails beside others is run again alone, by tests/check.
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -83,6 +84,7 @@ def test_alone_means_alone_and_all_others_meet(tmp_path):
 
 FAILING = """
 import os
+import re
 import pytest
 
 pytestmark = pytest.mark.unit
@@ -132,3 +134,11 @@ def test_what_fails_for_three_causes_is_run_again_alone(tmp_path, more, said):
                           capture_output=True, text=True)  # fmt: skip
     assert f"unit       {said}" in done.stdout, done.stdout
     assert done.returncode == (said != ALONE_IT_PASSES)
+
+
+def test_every_file_of_tests_is_of_a_tier():
+    """What is of none is never run, and nobody misses it."""
+    files = [*(TOP / "tests").rglob("test_*.py")]
+    assert len(files) > 100
+    tier = re.compile(r"pytest\.mark\.(unit|mpi|kube|flux|machines)\b")
+    assert [file.name for file in files if not tier.search(file.read_text())] == []

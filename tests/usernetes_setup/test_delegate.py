@@ -17,6 +17,7 @@ MOUNTS = [line.split() for line in Path("/proc/self/mounts").read_text().splitli
 GROUPS = sorted({Path(m[1]) / f"dovetail-{USER}" for m in MOUNTS if m[2] == "cgroup"})
 
 pytestmark = [
+    pytest.mark.kube,
     pytest.mark.skipif(not ROOT, reason="root gives groups away"),
     pytest.mark.skipif(not GROUPS, reason="control groups version 1 is not here"),
 ]
