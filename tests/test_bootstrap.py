@@ -200,6 +200,29 @@ def test_a_copy_of_the_folder_installs_into_itself(tmp_path, start):
     assert f"{original}/" not in called
 
 
+def test_where_another_python_has_come_its_environment_and_makefiles_are_made_anew(tmp_path):
+    """As after an upgrade of the system, whose new Python looks for packages elsewhere."""
+    for place in (".venv/bin", "flux-python", "usernetes-setup"):
+        (tmp_path / place).mkdir(parents=True)
+        (tmp_path / place / "Makefile.in").touch()
+    (tmp_path / "Makefile.in").touch()
+    (tmp_path / "configure").write_text(CONFIGURE)
+    (tmp_path / ".venv/bin/pip").write_text(f"#!{tmp_path}/.venv/bin/python3")
+    python = tmp_path / ".venv/bin/python"
+    python.symlink_to("../../bin/python")
+    for file in (tmp_path / "configure", tmp_path / ".venv/bin/pip"):
+        file.chmod(0o755)
+    step(tmp_path, "install_python; build")
+    again = step(tmp_path, "install_python; build")
+    assert "-m venv" not in again
+    assert "configure" not in again
+    python.unlink()
+    python.write_text("#!/bin/sh\nexit 1\n")
+    python.chmod(0o755)
+    assert step(tmp_path, "install_python").startswith("python -m venv --clear .venv\n")
+    assert "configure --quiet" in step(tmp_path, "build")
+
+
 @pytest.mark.parametrize(
     "words", [["--repeat"], ["--repeat", "0", "unit"], ["--repeat", "2", "lint"], ["slow"]]
 )
