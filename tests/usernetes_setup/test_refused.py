@@ -170,3 +170,16 @@ def test_a_verb_whose_words_go_nowhere_says_so_in_a_line():
         )  # fmt: skip
     assert done.returncode == 1
     assert done.stderr == "dovetail kube: [Errno 28] No space left on device\n"
+
+
+@pytest.mark.parametrize("words", ["alice", "1000 --remvoe", "1000 1001"])
+def test_delegate_gives_nothing_where_it_is_told_what_it_does_not_know(tmp_path, words):
+    """Of an epilog, that would give a group to who had been to lose it."""
+    (tmp_path / "mkdir").write_text(f"#!/bin/sh\necho $* >>{tmp_path}/made\nexit 1\n")
+    (tmp_path / "mkdir").chmod(0o755)
+    done = subprocess.run(
+        [f"{TOP}/usernetes-setup/delegate", *words.split()], capture_output=True, text=True,
+        env={"PATH": f"{tmp_path}:{os.environ['PATH']}"},
+    )  # fmt: skip
+    assert not (tmp_path / "made").exists()
+    assert (done.returncode, len(done.stderr.splitlines())) == (2, 1), done.stderr
