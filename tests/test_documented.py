@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import re
 import subprocess
 from pathlib import Path
@@ -168,6 +169,15 @@ def test_every_manual_page_is_installed():
 def test_every_verb_has_a_manual_page_by_its_name():
     made = (TOP / "Makefile.am").read_text().split()
     assert [verb for verb in VERBS if f"doc/dovetail-kube-{verb}.1" not in made] == []
+
+
+def test_what_a_script_takes_from_beside_it_is_installed_with_it():
+    made = (TOP / "Makefile.am").read_text().split("\n# --- usernetes-setup ---\n")[1].split()
+    script = TOP / "usernetes-setup/node-image/make"
+    found = set(re.findall(r"\$here/([\w./-]+\.\w+)", script.read_text()))
+    assert len(found) > 1
+    places = [os.path.relpath(script.parent / name, TOP) for name in found]
+    assert [place for place in places if place not in made] == []
 
 
 def test_every_example_is_installed_where_pods_see_it():
