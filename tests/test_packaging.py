@@ -7,6 +7,7 @@ That a wheel and a Debian package can be built and hold all is checked in tier `
 from __future__ import annotations
 
 import re
+import subprocess
 import sys
 from pathlib import Path
 
@@ -68,3 +69,21 @@ def test_the_module_sets_what_env_prints(tmp_path, monkeypatch):
     found = dict(re.findall(r'^(?:ap|pre)pend-path (\w+) "(.*)"$', text, re.M))
     assert found == {**install_paths.for_flux(), "PATH": str(tmp_path)}
     assert text.startswith("#%Module")
+
+
+@pytest.mark.parametrize("inside", [False, True])
+def test_a_folder_with_something_else_is_not_emptied_for_a_package(tmp_path, inside):
+    """As packaging/debian is, where the guide's line is typed in packaging/."""
+    folder, file = tmp_path / "debian", "dovetail-0.1.0.tar.gz"
+    folder.mkdir()
+    release = (folder if inside else tmp_path) / file
+    release.touch()
+    (folder / ("build.log" if inside else "control")).touch()
+    done = subprocess.run(
+        [PACKAGING / "build-deb", release, folder], capture_output=True, text=True
+    )
+    assert release.exists()
+    assert len(list(folder.iterdir())) == 1 + inside
+    assert done.returncode == 2
+    (line,) = done.stderr.splitlines()
+    assert f"{folder} holds something else" in line
