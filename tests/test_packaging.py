@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from dovetail import __version__
+from dovetail.cli import env
 from dovetail.host import install_paths
 
 pytestmark = pytest.mark.unit
@@ -87,3 +88,31 @@ def test_a_folder_with_something_else_is_not_emptied_for_a_package(tmp_path, ins
     assert done.returncode == 2
     (line,) = done.stderr.splitlines()
     assert f"{folder} holds something else" in line
+
+
+def env_path(monkeypatch, folder, path):
+    """What `dovetail env` of a folder's commands makes of a PATH."""
+    monkeypatch.setattr(sys, "argv", [str(folder / "dovetail")])
+    monkeypatch.setattr(env.programs, "built", lambda: None)
+    monkeypatch.setenv("PATH", path)
+    return env.path()
+
+
+def test_commands_of_env_come_before_those_of_another_version_and_after_the_systems(
+    tmp_path, monkeypatch
+):
+    """Else `dovetail` would be the one, and `flux dovetail` the other."""
+    old, new = tmp_path / "0.1.0/bin", tmp_path / "0.2.0/bin"
+    for folder in (old, new):
+        folder.mkdir(parents=True)
+        for name in ("dovetail", "flux-dovetail"):
+            (folder / name).touch(0o755)
+    system = "/usr/local/bin:/usr/bin"
+    assert env_path(monkeypatch, old, system) == f"{system}:{old}"
+    both = f"{system}:{new}:{old}"
+    assert env_path(monkeypatch, new, f"{system}:{old}") == both
+    assert env_path(monkeypatch, new, both) == both
+    assert env_path(monkeypatch, new, f"{system}:{old}:{new}") == both
+    (tmp_path / "current").symlink_to("0.2.0")
+    current = f"{tmp_path}/current/bin:/usr/bin"
+    assert env_path(monkeypatch, new, current) == f"{current}:{new}"

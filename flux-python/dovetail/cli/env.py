@@ -8,6 +8,8 @@ import contextlib
 import json
 import os
 import shlex
+import shutil
+from pathlib import Path
 
 from usernetes_setup.build import programs
 
@@ -15,6 +17,7 @@ from dovetail.core.errors import BadInput
 from dovetail.host import install_paths
 
 HELP = 'print what lets shells and Flux find Dovetail; use as eval "$(dovetail env)"'
+SYSTEM = ("/usr/local/bin", "/usr/bin", "/bin")  # nothing comes before their Python
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -35,10 +38,19 @@ def run(args: argparse.Namespace) -> int:
 
 
 def path() -> str:
-    """PATH with our commands and kubectl, at its end: beside ours there may be another Python."""
-    folders = [str(install_paths.commands())]
+    """PATH with our commands and kubectl, at its end: beside ours there may be another Python.
+
+    But before another installation's, which may be there first: Flux finds ours first as well.
+    """
+    ours = str(install_paths.commands())
+    there = [part for part in os.environ.get("PATH", "").split(":") if part]
+    others = [part for part in there if part not in SYSTEM and shutil.which("dovetail", path=part)]
+    first = str(Path(others[0], "dovetail").resolve().parent) if others else ours
+    if first != ours and ours not in SYSTEM:
+        there = [part for part in there if part != ours]
+        there.insert(there.index(others[0]), ours)
+    folders = [ours]
     with contextlib.suppress(BadInput):  # it is built, and not for this user
         if kubernetes := programs.built():
             folders.append(str(kubernetes / "bin"))
-    there = [part for part in os.environ.get("PATH", "").split(":") if part]
     return ":".join([*there, *(folder for folder in folders if folder not in there)])
