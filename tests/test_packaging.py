@@ -22,6 +22,11 @@ TOP = Path(__file__).resolve().parents[1]
 PACKAGING = TOP / "packaging"
 BUNDLED = {"jinja2": "Python-bundle-PyPI", "numpy": "SciPy-bundle"}
 """Packages of EasyBuild that have more than one of Python's."""
+WHEELS = {
+    "PyYAML==6.0.2": 13, "PyYAML==6.0.3": 14, "pydantic==2.11.7": 13, "pydantic==2.12.5": 14,
+    "numpy==2.0.2": 12, "numpy==2.3.5": 14,
+}  # fmt: skip
+"""The newest Python 3 for which one that is compiled has wheels, so that none needs a compiler."""
 
 
 def needs() -> set[str]:
@@ -30,6 +35,22 @@ def needs() -> set[str]:
     found = {re.match(r"[\w-]+", line)[0].lower() for line in lines if line[0] != "#"}
     assert len(found) > 7
     return found
+
+
+@pytest.mark.parametrize("minor", range(9, 15))
+def test_each_python_gets_one_version_of_each_package_and_compiles_none(minor):
+    lines = (TOP / "flux-python" / "requirements.txt").read_text().splitlines()
+    found = []
+    for line in lines:
+        pin, marker = re.match(r"([^\s;#]*)(?:; python_version (\S+ \S+))?", line).groups()
+        sign, version = (marker or '>= "3.9"').split()
+        before = minor < int(version.strip('"').split(".")[1])
+        if pin and before == (sign == "<"):
+            found.append(pin)
+    assert {re.match(r"[\w-]+", pin)[0].lower() for pin in found} == needs()
+    assert len(found) == len(needs())
+    compiled = [pin for pin in found if pin.startswith(("PyYAML", "pydantic", "numpy"))]
+    assert [pin for pin in compiled if WHEELS[pin] < minor] == []
 
 
 def test_the_debian_package_depends_on_what_is_needed():
