@@ -74,3 +74,20 @@ def test_what_is_installed_under_a_prefix_is_found_beside_the_package(tmp_path, 
     library = str(tmp_path / libraries / "dovetail" / "libdovetail-openmpi.so")
     assert json.loads(done.stdout) == [str(packages), library, *shared]
     assert all(Path(name).exists() for name in shared)
+
+
+@pytest.mark.parametrize("found", [None, "__version__ = '1.10.4'"])
+def test_a_python_without_the_packages_that_are_needed_is_told_in_a_line(tmp_path, found):
+    """As the system's, after a plain ./configure: it has none, or older ones."""
+    if found:
+        (tmp_path / "pydantic.py").write_text(found)
+    paths = [str(tmp_path), str(install_paths.TOP / "usernetes-setup")]
+    script = (f"sys.path[1:1] = {paths}; sys.argv[1:] = ['run', 'plan.yaml']; "
+              "from dovetail.cli.main import entry; entry()")  # fmt: skip
+    done = subprocess.run(
+        install_paths.python_command(script), capture_output=True, text=True, cwd=tmp_path,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout) == (2, "")
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("dovetail: ")
+    assert f"{sys.executable} needs the packages of flux-python/requirements.txt" in line

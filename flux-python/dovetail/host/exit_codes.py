@@ -40,6 +40,12 @@ def guarded(name: str, work: Callable[[], int]) -> int:
     except WorkFailed as error:
         print(f"{name}: {error}", file=sys.stderr)
         return 1
+    except ImportError as error:
+        if (error.name or "dovetail").partition(".")[0] in ("dovetail", "usernetes_setup"):
+            raise
+        why = f"{sys.executable} needs the packages of flux-python/requirements.txt"
+        print(f"{name}: {str(error).splitlines()[0]}: {why}", file=sys.stderr)
+        return 2
     except OSError as error:
         # Mostly of standard output: its disk is full, or its reader has left, as in
         # `dovetail … | head`. Python would try again at exit, and complain.
