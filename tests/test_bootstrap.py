@@ -57,6 +57,17 @@ def test_a_folder_of_archives_is_looked_for_where_it_was_typed(tmp_path):
     assert f"{sources} has no flux-core*.tar.*" in line
 
 
+def test_a_folder_with_a_space_is_refused_before_anything_is_installed(tmp_path):
+    place = tmp_path / "my work"
+    place.mkdir()
+    shutil.copy(BOOTSTRAP, place)
+    done = subprocess.run([place / "bootstrap", "flux", "-x"], capture_output=True, text=True)
+    assert done.returncode == 2
+    assert [path.name for path in place.iterdir()] == ["bootstrap"]
+    (line,) = done.stderr.splitlines()
+    assert f"'{place}' has a space" in line
+
+
 def test_two_in_one_folder_work_one_after_the_other(tmp_path):
     (tmp_path / "build").mkdir()
     shutil.copy(BOOTSTRAP, tmp_path)
