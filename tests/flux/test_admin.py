@@ -110,16 +110,17 @@ def test_the_installation_of_the_guide_works_and_is_removed_with_its_folder(tmp_
         if (TOP / name).exists():
             (source / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(TOP / name, source / name)
-    for step in steps[:6]:
-        line = step.replace("/opt/dovetail", str(place))
-        if "pip install" in line:
-            continue
-        line = line.replace("-m venv ", "-m venv --without-pip ")
-        line = line.replace("/usr/bin/python3 -m", f"{sys.executable} -m", 1)
-        done = subprocess.run(
-            ["bash", "-c", line], cwd=source, capture_output=True, text=True, check=False
-        )
-        assert done.returncode == 0, done.stderr
+    lines = [step.replace("/opt/dovetail", str(place)) for step in steps[:7]]
+    assert lines[-1].startswith("ln ")
+    script = "\n".join(line for line in lines if "pip install" not in line)
+    script = script.replace("-m venv ", "-m venv --without-pip ")
+    script = script.replace("/usr/bin/python3 -m", f"{sys.executable} -m", 1)
+    done = subprocess.run(
+        ["bash", "-ec", script], cwd=source, capture_output=True, text=True, umask=0o077
+    )
+    assert done.returncode == 0, done.stderr
+    closed = [path for path in place.rglob("*") if path.stat().st_mode & 0o044 != 0o044]
+    assert closed == [], "which users are to run"
     libraries = Path(sys.modules["pydantic"].__file__).parents[1]
     version = f"python{sys.version_info[0]}.{sys.version_info[1]}"
     there = place / "0.1.0" / "lib" / version / "site-packages"
