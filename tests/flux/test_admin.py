@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -133,3 +134,8 @@ def test_the_installation_of_the_guide_works_and_is_removed_with_its_folder(tmp_
     assert said.stdout == "dovetail 0.1.0\n", said.stderr
     assert (place / "0.1.0" / "lib" / "dovetail" / "jobtap" / "carve.so").exists()
     assert not list(tmp_path.glob("opt/0.1.0/**/__editable__*"))
+    named = re.findall(
+        r"/opt/dovetail/(current/[\w./-]+)", (TOP / "doc/dovetail-admin.7").read_text()
+    )
+    assert "current/share/dovetail/usernetes-setup/delegate" in named
+    assert [name for name in named if not (place / name).exists()] == []
