@@ -38,17 +38,18 @@ def files(stage: Path, prefix: Path, packages: Path) -> Iterator[tuple[str, Path
             yield f"{{}}.data/data/{path.relative_to(top)}", path
 
 
+def needs(name: str) -> list[str]:
+    """What a list of packages asks for, without what it says of each."""
+    lines = (SOURCE / name).read_text().splitlines()
+    return [words for line in lines if (words := line.partition("#")[0].strip())]
+
+
 def metadata() -> tuple[str, str, str]:
     """The name with the version, METADATA and entry_points.txt, as of pyproject.toml."""
     text = (SOURCE / "pyproject.toml").read_text()
     told = {key: re.search(rf'^{key} = "(.*)"$', text, re.M)[1] for key in
             ("name", "version", "description", "requires-python")}  # fmt: skip
     scripts = re.search(r"^\[project\.scripts\]\n((?:.+\n)*)", text, re.M)[1].replace('"', "")
-    needs = [
-        f"Requires-Dist: {words}"
-        for line in (SOURCE / "requirements.txt").read_text().splitlines()
-        if (words := line.partition("#")[0].strip())
-    ]
     lines = [
         "Metadata-Version: 2.1",
         f"Name: {told['name']}",
@@ -56,8 +57,11 @@ def metadata() -> tuple[str, str, str]:
         f"Summary: {told['description']}",
         "License: LGPL-3.0-or-later",
         f"Requires-Python: {told['requires-python']}",
-        *needs,
+        *(f"Requires-Dist: {words}" for words in needs("requirements.txt")),
+        "Provides-Extra: services",
     ]
+    for words in needs("requirements-services.txt"):
+        lines.append(f"Requires-Dist: {words}{' and' if ';' in words else ';'} extra == 'services'")
     points = f"[console_scripts]\n{scripts}"
     return f"{told['name']}-{told['version']}", "\n".join(lines) + "\n", points
 

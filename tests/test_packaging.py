@@ -7,6 +7,7 @@ That a wheel and a Debian package can be built and hold all is checked in tier `
 from __future__ import annotations
 
 import re
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -51,6 +52,15 @@ def test_each_python_gets_one_version_of_each_package_and_compiles_none(minor):
     assert len(found) == len(needs())
     compiled = [pin for pin in found if pin.startswith(("PyYAML", "pydantic", "numpy"))]
     assert [pin for pin in compiled if WHEELS[pin] < minor] == []
+
+
+def test_a_wheel_has_the_services_that_their_list_says_how_to_install():
+    assert "dovetail[services]" in (TOP / "flux-python/requirements-services.txt").read_text()
+    _, told, _ = runpy.run_path(str(PACKAGING / "build_wheel.py"))["metadata"]()
+    assert "\nProvides-Extra: services\n" in told
+    assert re.search(r"^Requires-Dist: river==\S+ .* and extra == 'services'$", told, re.M)
+    asked = {name.lower() for name in re.findall(r"^Requires-Dist: ([\w-]+)", told, re.M)}
+    assert asked == {*needs(), "river"}
 
 
 def test_the_debian_package_depends_on_what_is_needed():
