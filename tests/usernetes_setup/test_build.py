@@ -188,3 +188,17 @@ def test_the_machines_own_kubernetes_is_used_if_it_is_the_pinned_one(
     else:
         with pytest.raises(pytest.fail.Exception, match="it was built"):
             programs._kubernetes(tmp_path / "draft", "go", print)
+
+
+def test_a_user_without_a_home_gets_no_folder_by_the_name_of_one(monkeypatch, tmp_path):
+    """Which is removed by `rm -r ~`, as the shell reads it."""
+    for name in ("HOME", "XDG_CACHE_HOME", "DOVETAIL_CACHE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr("os.getuid", lambda: 2**31 - 2)  # who is in no list of users
+    monkeypatch.chdir(tmp_path)
+    with (
+        pytest.raises(BadInput, match=r"~/.cache/dovetail: .* set DOVETAIL_CACHE"),
+        programs.lock(),
+    ):
+        pass
+    assert list(tmp_path.iterdir()) == []

@@ -60,7 +60,12 @@ def examples() -> Path:
 def cache() -> Path:
     """Where all builds of this user are."""
     home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-    return Path(os.environ.get("DOVETAIL_CACHE") or f"{home}/dovetail").absolute() / "kube"
+    place = os.environ.get("DOVETAIL_CACHE") or f"{home}/dovetail"
+    if place.startswith("~/"):  # else a folder of that name would be made in the present one
+        raise BadInput(
+            f"{place}: this user's home is not known; set DOVETAIL_CACHE to a whole path"
+        )
+    return Path(place).absolute() / "kube"
 
 
 def version() -> str:
