@@ -262,6 +262,17 @@ def test_flux_without_the_plugins_for_it_is_no_tier_that_is_skipped(tmp_path):
     assert done.returncode == 0
 
 
+def test_the_flux_of_the_check_is_the_one_that_was_built_for(tmp_path):
+    """As bootstrap takes it: what it has built, whatever else is on PATH."""
+    for place in ("tests", ".flux/bin", "site"):
+        (tmp_path / place).mkdir(parents=True)
+        (tmp_path / place / "flux").touch(0o755)
+    check = shutil.copy(BOOTSTRAP.parent / "tests" / "check", tmp_path / "tests")
+    path = f"{tmp_path}/site:{Path(sys.executable).parent}:/usr/bin:/bin"
+    done = subprocess.run([check, "flux"], env={"PATH": path}, capture_output=True, text=True)
+    assert f"plugins were not built for {tmp_path}/.flux/bin/flux" in done.stdout
+
+
 PYTEST = """#!/bin/sh
 [ "$2" = pytest ] || exec {python} "$@"
 case " $* " in
