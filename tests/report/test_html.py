@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import html.parser
 import json
+import os
 import re
 import resource
 import shutil
@@ -341,6 +342,25 @@ def test_python_dash_m_works(tmp_path):
     made_up_runs.packed(1).save(tmp_path)
     command = [sys.executable, "-m", "dovetail", "report", "--json", str(tmp_path)]
     assert subprocess.run(command, capture_output=True, timeout=120, check=False).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("letters", "words", "said"),
+    [
+        ("latin-1", ["requests", "--help"], r"--weights W,W,\u2026"),
+        ("ascii", ["report", "caf\udce9"], r"report: caf\udce9/report.html"),
+        ("utf-8", ["report", "caf\udce9"], r"report: caf\udce9/report.html"),
+    ],
+)
+def test_what_a_locale_has_no_letters_for_is_printed_all_the_same(tmp_path, letters, words, said):
+    made_up_runs.packed(1).save(tmp_path / "caf\udce9")
+    done = subprocess.run(
+        [sys.executable, "-m", "dovetail", *words],
+        env={**os.environ, "PYTHONIOENCODING": f"{letters}:strict"},
+        cwd=tmp_path, capture_output=True, timeout=120, check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert said in done.stdout.decode(letters)
 
 
 @pytest.mark.parametrize(("page", "item"), [("run.1", "{} {}"), ("architecture.7", "{} , {}")])

@@ -9,6 +9,7 @@ did, and none because whoever read the output has gone.
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import sys
 from collections.abc import Callable
@@ -17,7 +18,11 @@ from dovetail.core.errors import BadInput, WorkFailed
 
 
 def open_streams() -> None:
-    """Put /dev/null where a standard stream is closed, before another file gets its number."""
+    """Put /dev/null where a standard stream is closed, before another file gets its number.
+
+    What the user's locale has no letters for, as for `…`, or for a name that is no text, is printed
+    in escapes, on standard output as Python does it on standard error.
+    """
     for number in range(3):
         try:
             os.fstat(number)
@@ -25,6 +30,8 @@ def open_streams() -> None:
             os.open(os.devnull, os.O_RDWR)  # the lowest number that is free
     sys.stdout = sys.stdout or open(os.devnull, "w")  # noqa: SIM115 (until the end)
     sys.stderr = sys.stderr or open(os.devnull, "w")  # noqa: SIM115
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
+        sys.stdout.reconfigure(errors="backslashreplace")
 
 
 def guarded(name: str, work: Callable[[], int]) -> int:
