@@ -6,7 +6,8 @@ from __future__ import annotations
 import os
 
 import pytest
-from dovetail.host.private_files import write_private, write_whole
+from dovetail.core.errors import BadInput
+from dovetail.host.private_files import check_output, write_private, write_whole
 
 pytestmark = pytest.mark.unit
 
@@ -42,6 +43,16 @@ def test_of_a_write_that_fails_nothing_is_left(tmp_path):
     with pytest.raises(OSError, match="directory"):
         write_whole(tmp_path / "folder", "x")
     assert [one.name for one in tmp_path.iterdir()] == ["folder"]
+
+
+@pytest.mark.parametrize("name", ["/dev/null", "pipe", "link"])
+def test_an_option_does_not_name_a_device_or_a_pipe(tmp_path, name):
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "link").symlink_to("/dev/null")
+    with pytest.raises(BadInput, match=rf"-o .*{name}: a file in an existing directory would be"):
+        check_output("-o", tmp_path / name)
+    (tmp_path / "gone").symlink_to("nowhere")
+    check_output("-o", tmp_path / "gone")
 
 
 def test_two_processes_may_write_at_once(tmp_path):

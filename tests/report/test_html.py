@@ -284,6 +284,18 @@ def test_an_output_that_is_no_file_is_refused(tmp_path, capsys, output):
     assert not (tmp_path / "report.html").exists()
 
 
+def test_a_device_or_a_pipe_is_not_replaced_by_the_page(tmp_path, capsys):
+    """Root would replace /dev/null, for everybody."""
+    made_up_runs.packed(1).save(tmp_path)
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "null").symlink_to("/dev/null")
+    for name in ("pipe", "null"):
+        assert main.main(["report", str(tmp_path), "-o", str(tmp_path / name)]) == 2
+        assert f"{name}: not a file in an existing directory" in capsys.readouterr().err
+    assert (tmp_path / "pipe").is_fifo()
+    assert (tmp_path / "null").is_symlink()
+
+
 def test_a_file_that_finds_no_room_is_an_error_and_leaves_no_draft(tmp_path, capsys):
     made_up_runs.packed(1).save(tmp_path)
     before = resource.getrlimit(resource.RLIMIT_FSIZE)

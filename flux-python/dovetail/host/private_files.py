@@ -29,12 +29,20 @@ def looking(at: object) -> Iterator[None]:
         raise BadInput(f"{at}: cannot be used: {why}") from None
 
 
+def replaceable(path: Path) -> bool:
+    """Whether a file can be put there: in place of one, or of nothing, and of no device or pipe.
+
+    Where root replaces /dev/null it is gone for everybody. Raises OSError.
+    """
+    return path.absolute().parent.is_dir() and (path.is_file() or not path.exists())
+
+
 def check_output(option: str, path: Path) -> None:
     """Say at the start, not after an hour, that a file cannot be written. Raises BadInput."""
     folder = path.absolute().parent
     with looking(f"{option} {path}"):
-        wrong = path.is_dir() or not folder.is_dir()
-    if wrong:
+        right = replaceable(path)
+    if not right:
         raise BadInput(f"{option} {path}: a file in an existing directory would be right")
     if not os.access(folder, os.W_OK):
         raise BadInput(f"{option} {path}: its directory is not writable")

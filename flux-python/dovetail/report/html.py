@@ -21,7 +21,7 @@ from markupsafe import Markup
 
 from dovetail.core.errors import BadInput, WorkFailed
 from dovetail.core.units import progress, rounded
-from dovetail.host.private_files import looking, write_whole
+from dovetail.host.private_files import looking, replaceable, write_whole
 from dovetail.report import advise, charts, plan_phases, time_spent
 from dovetail.report.alternatives import DOVETAIL, FEWER, NAIVE, SEQUENTIAL
 from dovetail.report.charts import Bar, Curve
@@ -68,8 +68,8 @@ def replace_file(path: pathlib.Path, text: str) -> None:
     Raises BadInput where `path` cannot be a file, WorkFailed where it cannot be written.
     """
     with looking(path):
-        wrong = path.is_dir() or not path.parent.is_dir()
-    if wrong:
+        right = replaceable(path)
+    if not right:
         raise BadInput(f"{path}: not a file in an existing directory")
     try:
         write_whole(path, text)
