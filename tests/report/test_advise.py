@@ -157,6 +157,20 @@ def test_measured_fewer_ranks_are_reported_as_they_came_out(seconds, says):
     assert (fewer.source, fewer.gain) == ("measured", pytest.approx(36.0 / seconds))
 
 
+def test_what_a_run_finds_out_by_itself_is_not_advised():
+    """Where the plan leaves ranks open: it packs and takes fewer as far as that pays."""
+    run = made_up_runs.packed()
+    kept = {one.topic for one in advise.advise(advise.from_summary(summarised(run)), 2)}
+    run.specs = [replace(one, widths=(1, 2)) for one in run.specs]
+    left = {one.topic for one in advise.advise(advise.from_summary(summarised(run)), 2)}
+    assert kept - left == {"packing", "fewer ranks"}
+    assert left == {"weights", "limit"}
+
+
+def summarised(run):
+    return summary.summarise(run.history())
+
+
 def test_what_was_measured_on_other_cores_is_not_told_of_these():
     found = summary.summarise(made_up_runs.packed().history())
 

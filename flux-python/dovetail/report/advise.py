@@ -46,8 +46,9 @@ class Known:
 
     `need` is the CPU that each rank needs, `wall` the time of an iteration. `weights` is what
     its requests are based on, empty if unknown. `points` and `totals` are there if it was run
-    by Dovetail. `got` is the share of a core that its spinning ranks got, where that shows that
-    something else used the machine. `whence` says in words what all this was measured on.
+    by Dovetail, and its ranks are `open` where its plan leaves them to the run. `got` is the share
+    of a core that its spinning ranks got, where that shows that something else used the machine.
+    `whence` says in words what all this was measured on.
     """
 
     name: str
@@ -58,6 +59,7 @@ class Known:
     slowdown: float = 2.0
     points: tuple[Point, ...] = ()
     totals: Totals | None = None
+    open: bool = False
     got: float | None = None
 
     @property
@@ -90,17 +92,14 @@ class Advice:
 
 def advise(known: Sequence[Known], cores: float) -> list[Advice]:
     """Advice on each kind of simulation on `cores` cores, what pays most first."""
-    rules: tuple[Callable[[Known, float], Advice | None], ...] = (
-        _packing,
-        _fewer,
-        _balance,
-        _requests,
-    )
+    rules: tuple[Callable[[Known, float], Advice | None], ...] = (_balance, _requests)
+    # Where ranks are open, a run finds out by itself how many, and how many at once.
+    chosen: tuple[Callable[[Known, float], Advice | None], ...] = (_packing, _fewer)
     advice: list[Advice] = []
     for one in known:
         if one.got is not None:
             advice.append(_measure_again(one, one.got))
-        given = [rule(one, cores) for rule in rules]
+        given = [rule(one, cores) for rule in (*(() if one.open else chosen), *rules)]
         found = [piece for piece in given if piece is not None]
         advice += sorted(found, key=lambda piece: -(piece.gain or 0.0))
     return [*advice, _limit(known)] if known else []
@@ -132,6 +131,7 @@ def from_family(family: FamilyFigures, cores: float) -> Known | None:
         slowdown=family.budget,
         points=family.points,
         totals=family.totals,
+        open=family.open,
         got=disturbed(family.loads, cores),
     )
 

@@ -58,7 +58,8 @@ class Point:
 class FamilyFigures:
     """The simulations of one plan entry, together.
 
-    `ranks` are the first one's, `widths` all numbers of ranks that some ran on; `weights` and
+    `ranks` are the first one's, `widths` all numbers of ranks that some ran on; they are `open`
+    where the plan leaves them to the run; `weights` and
     `budget` (the slowdown that each may suffer) are the plan's. `alone` is
     seconds per iteration of a simulation that has the machine to itself. `model` is fitted to
     `points` (its t1 is 1), None where nothing was packed. `recut` are the measured weights by
@@ -69,6 +70,7 @@ class FamilyFigures:
     simulations: int
     ranks: int
     widths: tuple[int, ...]
+    open: bool
     weights: tuple[float, ...]
     recut: tuple[float, ...]
     budget: float
@@ -115,13 +117,15 @@ def _family(
     if len(widths) > 1:
         alone = Figure(how="its simulations ran on different numbers of ranks")
     # Where ranks are open, one alone is no measure of the others: it would have had more.
-    points = () if len(tracks[0].spec.widths) > 1 else _points(spells, alone.value)
+    is_open = len(tracks[0].spec.widths) > 1
+    points = () if is_open else _points(spells, alone.value)
     totals = _totals(tracks, history, loads, others, alone)
     return FamilyFigures(
         name=name,
         simulations=len(tracks),
         ranks=ranks,
         widths=widths,
+        open=is_open,
         weights=tracks[0].spec.weights,
         recut=_recut(tracks, history),
         budget=tracks[0].spec.slowdown,
