@@ -192,6 +192,29 @@ def test_the_command_takes_a_run_and_its_cores(tmp_path, capsys):
     assert "[measured]" in capsys.readouterr().out
 
 
+def test_a_run_that_tells_nothing_says_why(tmp_path, capsys):
+    """It may have run for hours."""
+    run = made_up_runs.packed()
+    run.log = [uncounted(entry) for entry in run.log]
+    run.save(tmp_path / "work")
+    assert main.main(["advise", str(tmp_path / "work")]) == 2
+    assert "pitz: measured by work, which tells of rates" in capsys.readouterr().err
+    run = made_up_runs.mixed()
+    run.log.clear()
+    run.save(tmp_path / "none")
+    assert main.main(["advise", str(tmp_path / "none")]) == 2
+    said = capsys.readouterr().err
+    why = "none: pitz: no iteration was seen while a simulation ran alone, and likewise 1 more\n"
+    assert said.startswith("dovetail: nothing to give advice by: ")
+    assert said.endswith(why)
+
+
+def uncounted(entry):
+    if not isinstance(entry, protocol.Sampled):
+        return entry
+    return replace(entry, ranks=replace(entry.ranks, iterations=(0, 0), measure="work"))
+
+
 @pytest.mark.parametrize("cores", ["0", "-1", "nan", "1e9"])
 def test_cores_that_make_no_sense_are_refused(tmp_path, capsys, cores):
     assert main.main(["advise", "--cores", cores, str(tmp_path)]) == 2

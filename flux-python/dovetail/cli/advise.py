@@ -41,8 +41,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Print the advice; 0."""
     if args.cores is not None and not (math.isfinite(args.cores) and 0 < args.cores <= 1e6):
-        raise BadInput(f"--cores: {args.cores:g} is not a number of cores greater than 0")
+        raise BadInput(f"--cores: {args.cores:g} is not a number of cores above 0, up to 1e6")
     known: list[advise.Known] = []
+    unknown: list[str] = []
     cores = args.cores
     for path in args.profiles:
         with looking(path):
@@ -51,10 +52,12 @@ def run(args: argparse.Namespace) -> int:
             found, _ = summary.load(path)
             cores = cores or found.cores
             known += advise.from_summary(found, cores)
+            unknown += [f"{path}: {one.name}: {advise.why_unknown(one)}" for one in found.families]
         else:
             known.append(advise.from_file(path))
     if not known:
-        raise BadInput(f"{args.profiles[0]}: no simulation ran long enough to be measured")
+        more = f", and likewise {len(unknown) - 1} more" if unknown[1:] else ""
+        raise BadInput(f"nothing to give advice by: {unknown[0]}{more}")
     cores = cores or float(len(os.sched_getaffinity(0)))
     given = advise.advise(known, cores)
     if args.json:

@@ -136,6 +136,13 @@ def from_family(family: FamilyFigures, cores: float) -> Known | None:
     )
 
 
+def why_unknown(family: FamilyFigures) -> str:
+    """Why a family is not among those of `from_summary`, in words."""
+    if family.alone.value is None:
+        return family.alone.how
+    return "no CPU time of its ranks was seen"
+
+
 def from_file(path: pathlib.Path) -> Known:
     """What a profile file says. Raises BadInput where it is damaged or holds no work."""
     found = profile.load(path)
