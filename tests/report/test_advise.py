@@ -8,8 +8,9 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import yaml
 from dovetail.cli import main
-from dovetail.core import protocol
+from dovetail.core import protocol, units
 from dovetail.mpi import profile
 from dovetail.report import advise, summary
 from dovetail.report.advise import Known
@@ -112,6 +113,15 @@ def test_requests_follow_the_load_and_not_the_plan(weights, advised):
         if advised
         else []
     )
+
+
+@pytest.mark.parametrize("light", [1 / 100, 1 / 123, 1e-6])
+def test_a_plan_takes_the_weights_that_are_advised(light):
+    """1e+02 is a text to YAML."""
+    pieces = advise.advise([known(light, 1.0, weights=(1.0, 1.0))], 1)
+    (said,) = [piece.statement for piece in pieces if piece.topic == "weights"]
+    weights = yaml.safe_load(f"[{said.partition('weights ')[2].partition(' ')[0]}]")
+    assert [units.weight(one) for one in weights] == [1.0, pytest.approx(1 / light)]
 
 
 def test_a_limit_is_advised_against_once():

@@ -342,7 +342,7 @@ def _requests(one: Known, cores: float) -> Advice | None:
     if off[worst] <= 0.1:
         return None
     least = load.min() if load.min() > 0 else 1.0
-    shown = ",".join(f"{value / least:.2g}" for value in load[:SHOWN])
+    shown = ",".join(units.rounded(value / least, 2) for value in load[:SHOWN])
     shown += ",…" if one.ranks > SHOWN else ""
     return Advice(
         "weights",
