@@ -14,8 +14,10 @@ import threading
 from pathlib import Path
 
 import dovetail
+import numpy as np
 import pytest
 from dovetail import api
+from dovetail.core import units
 
 TOP = Path(__file__).resolve().parents[1]
 PITZ = Path("/usr/share/doc/openfoam-examples/examples/incompressible/simpleFoam/pitzDaily")
@@ -78,6 +80,21 @@ except SystemExit:
         assert dovetail.requests([1, 3], "500m", floor=0.0) == (125, 375)
         with pytest.raises(dovetail.BadInput, match="cpus: 'two' is not a CPU quantity"):
             dovetail.requests([1, 3], "two")
+
+    def test_requests_take_numbers_as_scripts_have_them(self):
+        assert dovetail.requests(np.array([1, 3]), np.int64(4)) == (1000, 3000)
+        assert dovetail.requests([1, 3], 6 * 0.7, floor=1e-2) == (1050, 3150)
+        assert units.cpus(6 * 0.7) == 4200, "in a plan that is a mapping"
+        with pytest.raises(dovetail.BadInput, match="cpus: '0.333333333' is not whole millicores"):
+            dovetail.requests([1, 3], 1 / 3)
+        for load in ("1,3", 13, [[1], [3]], ["one"], None):
+            with pytest.raises(dovetail.BadInput, match="no profile, nor a list of one num"):
+                dovetail.requests(load, 4)
+
+    @pytest.mark.parametrize("command", ["mpirun -np 2 solver", ["mpirun", "-np", 2, "solver"], 7])
+    def test_a_command_that_is_no_list_of_words_is_refused(self, command):
+        with pytest.raises(dovetail.BadInput, match="command: .* is not a list of words"):
+            dovetail.profile_command(command)
 
     def test_a_prediction_is_that_of_the_command(self):
         model = dovetail.predict(1203, 4, 4, measured={2: 1410})

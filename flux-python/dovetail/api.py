@@ -12,6 +12,7 @@ raises `BadInput` before anything is started, what fails `WorkFailed`.
 from __future__ import annotations
 
 import json
+import os
 import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -19,7 +20,7 @@ from typing import Any
 
 import yaml
 
-from dovetail.core import cpu_requests
+from dovetail.core import cpu_requests, units
 from dovetail.core.errors import BadInput, WorkFailed
 from dovetail.core.protocol import WaitPolicy
 from dovetail.core.throughput_model import Model
@@ -91,14 +92,25 @@ def profile_command(
     _in_main_thread("profile_command")
     if wait not in MODES:
         raise BadInput(f"wait: {wait!r} is not one of {', '.join(MODES)}")
+    words = _words(command)
     ended = profiled_run.run(
-        list(command), mpi or detect.mpi_of(command), WaitPolicy(wait, yields), quiet=False
+        words, mpi or detect.mpi_of(words), WaitPolicy(wait, yields), quiet=False
     )
     if ended.interrupted:
         raise KeyboardInterrupt
     if check and ended.failure:
         raise WorkFailed(ended.failure)
     return ended.profile
+
+
+def _words(command: Sequence[str]) -> list[str]:
+    """The words of a command, of which some may be paths."""
+    try:
+        if not isinstance(command, str):
+            return [os.fspath(word) for word in command]
+    except TypeError:
+        pass
+    raise BadInput(f"command: {command!r} is not a list of words, as shlex.split gives one")
 
 
 def predict(
@@ -132,9 +144,20 @@ def requests(
     `load` is a profile, or one weight per rank; `cpus` cores (4, 2.5) or millicores ("2500m") to
     share; `floor` the least of a rank. See dovetail-requests(1).
     """
-    weights = load.load if isinstance(load, Profile) else tuple(load)
-    least = cpu_requests.parse_cpu(str(floor), "floor", least=0)
-    return cpu_requests.proportional(weights, cpu_requests.parse_cpu(str(cpus)), least)
+    weights = load.load if isinstance(load, Profile) else _weights(load)
+    least = cpu_requests.parse_cpu(cpu_requests.cores_as_text(floor), "floor", least=0)
+    total = cpu_requests.parse_cpu(cpu_requests.cores_as_text(cpus))
+    return cpu_requests.proportional(weights, total, least)
+
+
+def _weights(load: Sequence[float]) -> tuple[float, ...]:
+    """Numbers of whatever kind, as those in an array."""
+    try:
+        if not isinstance(load, str):
+            return tuple(float(weight) for weight in load)
+    except (TypeError, ValueError, OverflowError):
+        pass
+    raise BadInput(f"load: {units.show(load)} is no profile, nor a list of one number per rank")
 
 
 def _load(plan: str | Path | Mapping[str, Any]) -> schema.Plan:

@@ -98,6 +98,13 @@ def parse_weights(text: str) -> tuple[float, ...]:
     return weights
 
 
+def cores_as_text(cores: float | str) -> str:
+    """Cores for `parse_cpu`, a number without what floats are off by, as 6 * 0.7 is."""
+    if isinstance(cores, float) and abs(cores) < MAX_MILLICORES:
+        return f"{cores:.9f}".rstrip("0").rstrip(".")
+    return str(cores)
+
+
 def parse_cpu(text: str, what: str = "cpus", least: int = 1) -> int:
     """A CPU quantity as millicores: `4`, `2.5` (cores) or `2500m`.
 

@@ -26,8 +26,10 @@ def cpus(value: object) -> int:
     """Cores, or millicores as `2500m`; in millicores."""
     if isinstance(value, bool) or not isinstance(value, (int, float, str)):
         raise ValueError(f"{show(value)} is not a CPU quantity like 4, 2.5 or 2500m")
+    if not isinstance(value, str):
+        value = cpu_requests.cores_as_text(value) if isinstance(value, float) else show(value)
     try:
-        return cpu_requests.parse_cpu(value if isinstance(value, str) else show(value))
+        return cpu_requests.parse_cpu(value)
     except BadInput as error:
         raise ValueError(str(error).split(": ", 1)[1]) from None
 
