@@ -5,7 +5,11 @@ from __future__ import annotations
 
 import argparse
 import os
+import pty
 import re
+import select
+import shlex
+import signal
 import subprocess
 from pathlib import Path
 
@@ -81,6 +85,45 @@ COMP_WORDS=(flux dovetail "") COMP_CWORD=2; _flux_dovetail; echo "${COMPREPLY[*]
         name, *words = line.split()
         known = {w for o in options(action.choices[name]) for w in o.option_strings if w[1] == "-"}
         assert set(words) == (set() if name == "kubectl" else known), name
+
+
+@pytest.mark.parametrize(
+    ("typed", "there"),
+    [
+        ("flux dovetail rep", "flux dovetail report "),
+        ("flux dovetail submit rep", "flux dovetail submit report/"),
+        ("flux dovetail submit a", r"flux dovetail submit a\ plan.yaml "),
+        ("flux dovetail submit", "flux dovetail submit "),
+    ],
+)
+def test_only_names_of_files_are_completed_as_such(tmp_path, typed, there):
+    """Beside a folder of the same name a command is still no path."""
+    script = TOP / "flux-python/dovetail/flux/plugins/completion.bash"
+    for name in ("report", "submit"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "a plan.yaml").touch()
+    child, terminal = pty.fork()
+    if child == 0:
+        os.chdir(tmp_path)
+        more = {"TERM": "dumb", "PS1": "> ", "HOME": str(tmp_path)}
+        os.execvpe("bash", ["bash", "--norc", "--noprofile", "-i"], {**os.environ, **more})
+    seen = b""
+
+    def until(words):
+        nonlocal seen
+        while words not in seen:
+            assert select.select([terminal], [], [], 30)[0], seen
+            seen += os.read(terminal, 4096)
+
+    try:
+        os.write(terminal, f". {shlex.quote(str(script))}; echo re''ady\n".encode())
+        until(b"ready\r\n")
+        os.write(terminal, f"{typed}\t".encode())
+        until(there.encode())
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.close(terminal)
+        os.waitpid(child, 0)
 
 
 def test_every_request_to_the_broker_module_is_in_the_manual():

@@ -20,7 +20,8 @@ _flux_dovetail() {
     esac
   fi
   mapfile -t COMPREPLY < <(compgen -W "$words" -- "$cur")
-  if [ "${COMP_WORDS[2]}" = submit ] && [[ $cur != -* ]]; then
+  if [ "$COMP_CWORD" -gt 2 ] && [ "${COMP_WORDS[2]}" = submit ] && [[ $cur != -* ]]; then
+    compopt -o filenames # of these alone: a folder `report` makes no path of the command
     mapfile -t COMPREPLY < <(compgen -f -- "$cur")
   fi
 }
@@ -32,4 +33,4 @@ if ! declare -F _flux_core >/dev/null; then
   if [ -r "$_dovetail_flux" ]; then . "$_dovetail_flux"; fi
   unset _dovetail_flux
 fi
-complete -o filenames -F _flux_dovetail flux
+complete -F _flux_dovetail flux
