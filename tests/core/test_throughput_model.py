@@ -164,6 +164,14 @@ def test_the_table_says_prediction_and_marks_the_knee(capsys):
     assert marked[0].split()[0] == "3"
 
 
+def test_days_are_told_in_seconds(capsys):
+    words = ["predict", "--t1", "172800", "--ranks", "16", "--vcpus", "96", "--sims", "1..2"]
+    assert main([*words, "--measured", "2:180000"]) == 0
+    *_, one, two = capsys.readouterr().out.splitlines()
+    assert one.split()[1:6] == ["172800", "1.00", "1.00", "172800", "to"]
+    assert (two.split()[1], two.split()[-3]) == ("180000", "180000")
+
+
 def test_measurements_may_come_one_option_each(capsys):
     one_each = [word for pair in MEASURED[1:] for word in ("--measured", pair)]
     assert main([*BASE, *one_each]) == 0

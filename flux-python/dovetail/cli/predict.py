@@ -13,6 +13,7 @@ import math
 import re
 from collections.abc import Iterable
 
+from dovetail.core import units
 from dovetail.core.errors import BadInput
 from dovetail.core.throughput_model import MAX_SIMS, Model
 
@@ -62,15 +63,19 @@ def run(args: argparse.Namespace) -> int:
     print(f"{'N':>6} {'makespan s':>12} {'gain':>7} {'efficiency':>10}", end="")
     print(f" {'95 % band s':>23} {'measured s':>11}" if measured else "")
     for n in range(first, last + 1):
-        line = (
-            f"{n:>6} {model.makespan(n):>12.5g} {model.gain(n):>7.2f} {model.efficiency(n):>10.2f}"
-        )
+        line = f"{n:>6} {_seconds(model.makespan(n)):>12}"
+        line += f" {model.gain(n):>7.2f} {model.efficiency(n):>10.2f}"
         if measured:
-            low, high = model.band(n)
-            line += f" {f'{low:.5g} to {high:.5g}':>23} "
-            line += f"{f'{measured[n]:.5g}' if n in measured else '':>11}"
+            low, high = map(_seconds, model.band(n))
+            line += f" {f'{low} to {high}':>23} "
+            line += f"{_seconds(measured[n]) if n in measured else '':>11}"
         print((line + ("  <- knee" if n == knee else "")).rstrip())
     return 0
+
+
+def _seconds(value: float) -> str:
+    """For the table; days too are whole seconds, and not 1.728e+05."""
+    return units.rounded(value, 5)
 
 
 def _heading(model: Model) -> str:
