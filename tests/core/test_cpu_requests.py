@@ -111,6 +111,12 @@ def test_bad_options_are_exit_2(name, capsys):
     assert capsys.readouterr().err.strip()
 
 
+def test_a_weight_that_is_too_large_is_not_said_to_be_none(capsys):
+    assert main(["requests", "--weights", "1e16,1", "--cpus", "4"]) == 2
+    why = "weights: 1e+16 for rank 0 is not a number greater than 0, up to 1e15"
+    assert why in capsys.readouterr().err
+
+
 # --- Cells of a decomposed case ---
 
 HEADER = (

@@ -78,13 +78,13 @@ def _in_whole_units(weights: Sequence[float]) -> list[int]:
 
 
 def check_weights(weights: Sequence[float]) -> None:
-    """Raise BadInput unless there is a weight and each is finite and greater than 0."""
+    """Raise BadInput unless there is a weight and each is greater than 0 and at most 1e15."""
     if not weights:
         raise BadInput("weights: none given; give one per rank")
     for rank, weight in enumerate(weights):
         if not (math.isfinite(weight) and 0 < weight <= 1e15):
             raise BadInput(
-                f"weights: {weight:g} for rank {rank} is not a finite number greater than 0"
+                f"weights: {weight:g} for rank {rank} is not a number greater than 0, up to 1e15"
             )
 
 
