@@ -98,6 +98,21 @@ def test_the_file_has_the_shape_of_talp():
     assert (second["usefulTime"], second["mpiTime"]) == (4 * 10**9, 0)
 
 
+@unit_tier
+@pytest.mark.parametrize("words", [["requests", "--cpus", "4", "--profile"], ["advise"]])
+def test_what_tells_of_a_part_of_the_ranks_is_not_taken_for_all(tmp_path, capsys, words):
+    """As where the others were on another machine."""
+    part = dataclasses.replace(some_profile(), unseen=2)
+    profile.save(part, tmp_path / "p.json")
+    assert profile.load(tmp_path / "p.json") == part
+    assert main([*words, str(tmp_path / "p.json")]) == 2
+    assert "p.json: 2 of 4 ranks were not seen" in capsys.readouterr().err
+    older = profile.to_json(some_profile())
+    del older["dovetail"]["unseen"]
+    (tmp_path / "p.json").write_text(json.dumps(older))
+    assert main([*words, str(tmp_path / "p.json")]) == 0
+
+
 def broken(**more: object) -> str:
     data = profile.to_json(some_profile())
     for path, value in more.items():
@@ -244,6 +259,8 @@ def test_ranks_that_are_not_seen_are_told(mpi, how):
     done = known_programs.dovetail(*how, "--", known_programs.LAUNCHERS[mpi], *words)
     assert done.returncode == 0, done.stderr
     assert "dovetail: 1 of 2 ranks were not seen" in done.stderr
+    if how:
+        assert json.loads(done.stdout)["dovetail"]["unseen"] == 1
     words = ["-np", "2", *program]
     done = known_programs.dovetail(*how, "--", known_programs.LAUNCHERS[mpi], *words)
     assert "not seen" not in done.stderr

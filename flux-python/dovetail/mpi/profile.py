@@ -90,7 +90,8 @@ class Profile:
     """A run: what was run, how it waited and ended, and its ranks by world and number.
 
     `throttling` is what a limit of CPU around it did, None if there is none, and `pressure` the
-    seconds for which something in its control group waited for a core, None if unknown.
+    seconds for which something in its control group waited for a core, None if unknown. There were
+    `unseen` further ranks, as on other machines.
     """
 
     command: tuple[str, ...]
@@ -101,10 +102,11 @@ class Profile:
     created: str = field(default="")
     throttling: Throttling | None = None
     pressure: float | None = None
+    unseen: int = 0
 
     @property
     def efficiency(self) -> Efficiency:
-        """Of all ranks together."""
+        """Of all ranks together, that were seen."""
         return efficiency([r.useful_s for r in self.ranks], [r.elapsed_s for r in self.ranks])
 
     @property
@@ -127,8 +129,9 @@ class Profile:
 
         CPU seconds if ranks gave the CPU back while they waited; a rank that spins or yields
         burns as much CPU waiting as working, so then it is the seconds outside MPI. Raises
-        BadInput where a rank has done no work.
+        BadInput where a rank has done no work, or was not seen.
         """
+        self.check_all_seen()
         ranks = [rank for rank in self.ranks if rank.world == 0]
         if self.wait == "doorbell":
             per_iteration, whole = [r.cpu_per_iteration for r in ranks], [r.cpu_s for r in ranks]
@@ -140,6 +143,15 @@ class Profile:
         if not loads or min(loads) <= 0:
             raise BadInput("not every rank has done work; profile a longer run")
         return tuple(loads)
+
+    def check_all_seen(self) -> None:
+        """Raise BadInput where figures of the ranks that were seen are not those of all."""
+        if self.unseen:
+            whole = len(self.ranks) + self.unseen
+            raise BadInput(
+                f"{self.unseen} of {whole} ranks were not seen, and so it tells too little; "
+                "profile a run whose ranks are all on one machine"
+            )
 
 
 def efficiency(useful: Sequence[float], elapsed: Sequence[float]) -> Efficiency:
@@ -180,8 +192,10 @@ def from_pages(
         raise WorkFailed("no rank called MPI_Init")
     now = datetime.datetime.now().astimezone().isoformat(timespec="seconds")
     ranks = tuple(_rank(page) for page in pages)
+    unseen = sum({page.world: page.world_size for page in pages}.values()) - len(pages)
     return Profile(
-        tuple(command), pages[0].mpi, wait, exit_code, ranks, now, throttling, pressure
+        tuple(command), pages[0].mpi, wait, exit_code, ranks, now, throttling, pressure,
+        max(0, unseen),
     )  # fmt: skip
 
 
@@ -317,6 +331,7 @@ def to_json(profile: Profile) -> dict[str, Any]:
             "efficiency": dataclasses.asdict(profile.efficiency),
             "throttling": profile.throttling and dataclasses.asdict(profile.throttling),
             "pressure_s": profile.pressure,
+            "unseen": profile.unseen,
             "ranks": ranks,
         },
     }
@@ -357,6 +372,7 @@ def load(path: str | os.PathLike[str]) -> Profile:
             created=str(data.get("timestamp", "")),
             throttling=_load_throttling(ours.get("throttling")),
             pressure=_maybe(ours, "pressure_s"),
+            unseen=int(_number({"unseen": 0, **ours}, "unseen", whole=True)),
         )
     except BadInput as error:
         raise BadInput(f"{path}: {error}") from None

@@ -69,7 +69,7 @@ def run(command: Sequence[str], mpi: str, wait: WaitPolicy, *, quiet: bool) -> P
     if pressure is not None and pressed is not None:
         pressure -= pressed
     profile = from_pages(pages, command, wait.mode, code, stops, pressure)
-    return ProfiledRun(profile, failure, caught, _unseen(pages))
+    return ProfiledRun(profile, failure, caught, _unseen(profile))
 
 
 @contextlib.contextmanager
@@ -158,13 +158,13 @@ def _ending(code: int) -> str:
         return f"signal {-code}"
 
 
-def _unseen(pages: Sequence[page.RankPage]) -> str:
+def _unseen(profile: Profile) -> str:
     """Say which share of the ranks the figures are of, if not of all."""
-    ranks = sum({one.world: one.world_size for one in pages}.values())
-    if ranks <= len(pages):
+    if not profile.unseen:
         return ""
+    ranks = len(profile.ranks) + profile.unseen
     return (
-        f"{ranks - len(pages)} of {ranks} ranks were not seen, so that all figures are of the "
+        f"{profile.unseen} of {ranks} ranks were not seen, so that all figures are of the "
         "others: they are on another machine, are statically linked, or clear LD_PRELOAD"
     )
 

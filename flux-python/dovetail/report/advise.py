@@ -144,8 +144,12 @@ def why_unknown(family: FamilyFigures) -> str:
 
 
 def from_file(path: pathlib.Path) -> Known:
-    """What a profile file says. Raises BadInput where it is damaged or holds no work."""
+    """What a profile file says. Raises BadInput where it is damaged, or holds too little."""
     found = profile.load(path)
+    try:
+        found.check_all_seen()
+    except BadInput as error:
+        raise BadInput(f"{path}: {error}") from None
     ranks = [rank for rank in found.ranks if rank.world == 0]
     per = [
         (rank.cpu_per_iteration, rank.useful_per_iteration, rank.seconds_per_iteration)
