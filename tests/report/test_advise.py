@@ -268,6 +268,22 @@ def test_a_profile_file_gives_the_advice_of_its_figures(tmp_path, capsys, counte
     assert packing["name"] == "pitz"
 
 
+def test_files_of_one_name_in_two_folders_are_told_apart(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for folder in ("left", "right"):
+        (tmp_path / folder).mkdir()
+        save(tmp_path / folder / "profile.json", rank(0, 1.0, 1.0, 1.0))
+    save(tmp_path / "other.json", rank(0, 1.0, 1.0, 1.0))
+    words = ["left/profile.json", "right/profile.json", "other.json"]
+    assert main.main(["advise", "--json", "--cores", "2", *words]) == 0
+    advice = json.loads(capsys.readouterr().out)["advice"]
+    assert [piece["name"] for piece in advice if piece["topic"] == "packing"] == [
+        "left/profile.json: profile",
+        "right/profile.json: profile",
+        "other",
+    ]
+
+
 def test_a_profile_from_a_busy_machine_is_doubted_first(tmp_path):
     one = advise.from_file(save(tmp_path / "pitz.json", rank(0, 0.4, 0.3, 1.0)))
     assert advise.advise([one], 1)[0].topic == "measure again"

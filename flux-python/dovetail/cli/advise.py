@@ -12,7 +12,9 @@ import json
 import math
 import os
 import pathlib
-from dataclasses import asdict
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict, replace
 
 from rich.console import Console
 from rich.padding import Padding
@@ -42,7 +44,7 @@ def run(args: argparse.Namespace) -> int:
     """Print the advice; 0."""
     if args.cores is not None and not (math.isfinite(args.cores) and 0 < args.cores <= 1e6):
         raise BadInput(f"--cores: {args.cores:g} is not a number of cores above 0, up to 1e6")
-    known: list[advise.Known] = []
+    known: list[tuple[pathlib.Path, advise.Known]] = []
     unknown: list[str] = []
     cores = args.cores
     for path in args.profiles:
@@ -51,15 +53,15 @@ def run(args: argparse.Namespace) -> int:
         if is_run:
             found, _ = summary.load(path)
             cores = cores or found.cores
-            known += advise.from_summary(found, cores)
+            known += [(path, one) for one in advise.from_summary(found, cores)]
             unknown += [f"{path}: {one.name}: {advise.why_unknown(one)}" for one in found.families]
         else:
-            known.append(advise.from_file(path))
+            known.append((path, advise.from_file(path)))
     if not known:
         more = f", and likewise {len(unknown) - 1} more" if unknown[1:] else ""
         raise BadInput(f"nothing to give advice by: {unknown[0]}{more}")
     cores = cores or float(len(os.sched_getaffinity(0)))
-    given = advise.advise(known, cores)
+    given = advise.advise(_told_apart(known), cores)
     if args.json:
         print(json.dumps({"cores": cores, "advice": [asdict(one) for one in given]}))
         return 0
@@ -68,3 +70,12 @@ def run(args: argparse.Namespace) -> int:
         console.print(summary.printable(f"- {one.statement} [{one.source}]"))
         console.print(Padding(summary.printable(one.evidence), (0, 0, 0, 2)), style="dim")
     return 0
+
+
+def _told_apart(known: Sequence[tuple[pathlib.Path, advise.Known]]) -> list[advise.Known]:
+    """Those of each path, with it in their names where these are the same."""
+    names = Counter(one.name for _, one in known)
+    return [
+        replace(one, name=f"{path}: {one.name}") if names[one.name] > 1 else one
+        for path, one in known
+    ]
