@@ -74,6 +74,20 @@ def test_without_a_terminal_it_prints_one_table(site, running):  # noqa: F811
     assert "quit" not in text, "there are no keys"
 
 
+@pytest.mark.parametrize("name", ["FORCE_COLOR", "TTY_COMPATIBLE"])
+def test_into_a_pipe_it_ends_though_colours_are_wished_for(tmp_path, name):
+    made_up_runs.packed(1).save(tmp_path)
+    ours, theirs = pty.openpty()
+    done = subprocess.run(
+        [sys.executable, "-m", "dovetail", "top", str(tmp_path)],
+        env={**os.environ, name: "1"}, stdin=theirs, stdout=subprocess.PIPE, timeout=60, check=True,
+    )  # fmt: skip
+    os.close(ours)
+    os.close(theirs)
+    assert b"pitz-2" in done.stdout
+    assert b"\x1b[?1049h" not in done.stdout, "it takes no screen"
+
+
 def test_json_is_the_state_once(site, running):  # noqa: F811
     found = json.loads(command(site, "out", "--json"))
     first, _, last = found["simulations"]

@@ -263,8 +263,9 @@ def show(directory: Path, log: str) -> int:
     """Show a run until the user quits, or once if there is no terminal; 0."""
     screen = Screen(Follower(directory, log), directory)
     console = Console(highlight=False)
-    if not (console.is_terminal and sys.stdin.isatty()):
-        if not console.is_terminal:
+    shown = console.is_terminal and sys.stdout.isatty()  # the first holds for FORCE_COLOR too
+    if not (shown and sys.stdin.isatty()):
+        if not shown:
             console.width = 160
         console.print(screen.draw(console.width, 1000, keys=False))
         return 0
