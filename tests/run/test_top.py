@@ -17,10 +17,12 @@ import subprocess
 import sys
 import termios
 import time
+from pathlib import Path
 
 import pytest
 import rich.live
 from dovetail.controller.settings import Settings
+from dovetail.controller.simulation import Stage
 from dovetail.core import eventlog, protocol
 from dovetail.core.contention import Contention, Throttling
 from dovetail.core.errors import BadInput
@@ -149,6 +151,13 @@ def test_keys_on_a_terminal(site, running, columns):  # noqa: F811
     assert bool(column) == (columns == 200)
     plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "\n", seen)
     assert max(len(line) for line in plain.splitlines()) <= columns
+
+
+def test_the_manual_has_every_state():
+    """Which metrics have as a label too."""
+    page = (Path(__file__).resolve().parents[2] / "doc" / "dovetail-top.1").read_text()
+    told = re.findall(r"^\.Cm ([a-z ]+?) ?[;,]?$", page.partition(".It rank")[0], re.MULTILINE)
+    assert told == [one.value for one in Stage if one is not Stage.PAUSED]
 
 
 def test_keys_that_come_together_all_count(monkeypatch):
