@@ -195,6 +195,13 @@ def test_a_killed_run_says_that_it_is_not_done():
     assert "1 unfinished" in found or "2 unfinished" in found
 
 
+def test_where_nothing_is_known_no_change_is_said_not_to_pay():
+    run = made_up_runs.packed()
+    run.log.clear()
+    said = "Too little was measured to say: no iteration was seen while a simulation ran alone."
+    assert said in page(run)
+
+
 def test_a_winning_alternative_is_said_before_packing():
     others = [
         Alternative(family="pitz", name=SEQUENTIAL, makespan_s=[36.0], ranks=2),
