@@ -345,3 +345,17 @@ def test_a_log_that_is_read_in_pieces_tells_the_same(site, running):  # noqa: F8
             file.write(whole[at : at + 97])
         follower.look()
     assert top.snapshot(follower) == top.snapshot(Follower(site.out, LOG))
+
+
+def test_a_line_that_is_taken_back_is_no_damage(tmp_path):
+    """As where the disk is full, or its machine was lost, and the run is resumed."""
+    made_up_runs.packed(1).save(tmp_path)
+    whole = (tmp_path / LOG).read_bytes().splitlines(keepends=True)
+    half = len(whole) // 2
+    (tmp_path / LOG).write_bytes(b"".join(whole[:half]) + b'{"seq":7,"kind":"action"')
+    follower = Follower(tmp_path, LOG)
+    before = follower.t
+    with eventlog.Log.append(tmp_path / LOG) as log:
+        log.write(protocol.Tick(before + 1.0))
+    follower.look()
+    assert follower.t == before + 1.0

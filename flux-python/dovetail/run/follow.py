@@ -72,6 +72,7 @@ class Follower:
             with self.path.open("rb") as file:
                 file.seek(self._read)
                 data = file.read()
+            data = data[: data.rfind(b"\n") + 1]  # the run may take a part of a line back
         except OSError as error:
             raise BadInput(f"{self.path}: {error.strerror}; give a run's output folder") from None
         if not data:
