@@ -196,6 +196,8 @@ PROFILES = {
     "blocking ranks: CPU per iteration": ("doorbell", (5.0, 5.0), (1.0, 3.0), True),
     "spinning ranks without iterations: the whole run": ("off", (1.0, 3.0), (5.0, 5.0), False),
     "blocking ranks without iterations: the whole run": ("doorbell", (5.0, 5.0), (1.0, 3.0), False),
+    "ranks that spin all the same: time outside MPI": ("doorbell", (1.0, 3.0), (5.0, 5.0), True),
+    "the same without iterations": ("doorbell", (1.0, 3.0), (5.0, 5.0), False),
 }
 
 

@@ -127,17 +127,21 @@ class Profile:
     def load(self) -> tuple[float, ...]:
         """Seconds of work of each rank, per iteration if every rank counted iterations.
 
-        CPU seconds if ranks gave the CPU back while they waited; a rank that spins or yields
-        burns as much CPU waiting as working, so then it is the seconds outside MPI. Raises
-        BadInput where a rank has done no work, or was not seen.
+        CPU seconds if ranks gave the CPU back while they waited, but not more than those outside
+        MPI, as some builds of MPI cannot be had to; a rank that spins or yields burns as much CPU
+        waiting as working, so then it is the seconds outside MPI. Raises BadInput where a rank has
+        done no work, or was not seen.
         """
         self.check_all_seen()
         ranks = [rank for rank in self.ranks if rank.world == 0]
+        per_iteration = [r.useful_per_iteration for r in ranks]
+        whole = [r.useful_s for r in ranks]
         if self.wait == "doorbell":
-            per_iteration, whole = [r.cpu_per_iteration for r in ranks], [r.cpu_s for r in ranks]
-        else:
-            per_iteration = [r.useful_per_iteration for r in ranks]
-            whole = [r.useful_s for r in ranks]
+            cpu = [r.cpu_per_iteration for r in ranks]
+            per_iteration = [
+                None if a is None or b is None else min(a, b) for a, b in zip(per_iteration, cpu)
+            ]
+            whole = [min(r.useful_s, r.cpu_s) for r in ranks]
         counted = [load for load in per_iteration if load is not None]
         loads = counted if len(counted) == len(ranks) else whole
         if not loads or min(loads) <= 0:
