@@ -312,7 +312,9 @@ def test_a_file_that_finds_no_room_is_an_error_and_leaves_no_draft(tmp_path, cap
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert code == 1
-    assert "summary.json: File too large" in capsys.readouterr().err
+    said = capsys.readouterr()
+    assert "summary.json: File too large; with -o FILE the page is written elsewhere" in said.err
+    assert "pitz-1" in said.out, "the table is there all the same"
     assert [p.name for p in tmp_path.iterdir()] == ["events.jsonl"]
 
 

@@ -14,6 +14,7 @@ import shutil
 
 from rich.console import Console
 
+from dovetail.core.errors import WorkFailed
 from dovetail.report import summary
 
 HELP = "write the HTML report of a run from its event log"
@@ -28,24 +29,27 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Write the page, print the summary; 0."""
+    """Print the summary, write the page; 0."""
     found, history = summary.load(args.directory)
+    # Into a pipe or a file, lines must not be wrapped at a terminal's 80 columns.
+    console = Console(width=shutil.get_terminal_size((140, 24)).columns, highlight=False)
     if args.json:
         print(json.dumps(found.to_json(), allow_nan=False))
         if args.output is None:
             return 0
+    else:
+        summary.show(found, console)
     # The template engine and the charts are only needed here, and take a while to import.
     from dovetail.report import html
 
     if args.output is None:
-        path = html.publish(args.directory, found, history)
+        try:
+            path = html.publish(args.directory, found, history)
+        except WorkFailed as error:  # as in another user's directory
+            raise WorkFailed(f"{error}; with -o FILE the page is written elsewhere") from None
     else:
         path = args.output
         html.replace_file(path, html.page(found, history))
     if not args.json:
-        # Into a pipe or a file, lines must not be wrapped at a terminal's 80 columns.
-        width = shutil.get_terminal_size((140, 24)).columns
-        console = Console(width=width, highlight=False)
-        summary.show(found, console)
         console.print(f"report: {path}", soft_wrap=True, markup=False)
     return 0
