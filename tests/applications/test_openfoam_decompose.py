@@ -449,8 +449,9 @@ def test_results_of_ranks_are_not_removed_but_from_a_copy(ranks, tmp_path, monke
     assert (tmp_path / "processor0" / "500").exists()
     assert [path.name for path in (tmp_path / "constant").iterdir()] == ["polyMesh"]
     control.write_text("startFrom startTime; startTime 0;")
-    assert main(command) == (0 if ranks == "1" else 2)  # there is no decomposePar on PATH
-    assert not (tmp_path / "processor0").exists()
+    alone = ranks == "1"
+    assert main(command) == (0 if alone else 2)  # there is no decomposePar on PATH
+    assert (tmp_path / "processor0").exists() == (not alone)
 
 
 @unit
@@ -513,11 +514,13 @@ def test_a_case_that_is_not_there_is_said(more, tmp_path, capsys):
 
 
 @unit
-def test_without_openfoam_it_is_said(tmp_path, monkeypatch, capsys):
-    (put(tmp_path, ascii_mesh()) / "0").mkdir()
+def test_without_openfoam_it_is_said_and_nothing_is_changed(tmp_path, monkeypatch, capsys):
+    (parted(put(tmp_path, ascii_mesh()), 2) / "0").mkdir()
+    before = sorted(tmp_path.rglob("*"))
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert main(["decompose", "--ranks", "2", "--apply", str(tmp_path)]) == 2
+    assert main(["decompose", "--ranks", "2", "--apply", "--force", str(tmp_path)]) == 2
     assert "decomposePar cannot be run" in capsys.readouterr().err
+    assert sorted(tmp_path.rglob("*")) == before
 
 
 # --- The real thing ---

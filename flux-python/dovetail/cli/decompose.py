@@ -101,6 +101,7 @@ def run(args: argparse.Namespace) -> int:
             processors.make(args.case, 1)
             print(json.dumps({"kept": False}) if args.json else f"{args.case} is in one piece")
             return 0
+        processors.check_program()
     with Progress(_say, "reading the mesh") as progress:
         mesh = read_mesh(args.case)
         progress.turn(f"cutting {len(mesh.centres):,} cells for {args.ranks} ranks")

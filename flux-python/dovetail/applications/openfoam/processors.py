@@ -22,6 +22,7 @@ from dovetail.applications.openfoam import control_dict
 from dovetail.applications.openfoam.mesh import cells_per_processor, number_of_cells
 from dovetail.core.errors import BadInput, WorkFailed
 
+_PROGRAM = "decomposePar"
 ALIKE = 0.05
 """A cut is as good as ours if no rank's share differs by more than this part of it: that much
 imbalance is what partitioning libraries allow themselves for fewer faces between ranks."""
@@ -62,6 +63,16 @@ def check(case: Path, *, copied: bool) -> None:
         )
 
 
+def check_program() -> None:
+    """Refuse to begin where decomposePar is not found. Raises BadInput."""
+    if shutil.which(_PROGRAM) is None:
+        raise _not_run("No such file or directory")
+
+
+def _not_run(why: str | None) -> BadInput:
+    return BadInput(f"{_PROGRAM} cannot be run: {why}; is OpenFOAM's environment set up?")
+
+
 def own_folders(case: Path) -> None:
     """Have a run's copy its own folders to write in, where they are links to the user's.
 
@@ -96,10 +107,8 @@ def make(case: Path, ranks: int) -> None:
         return
     try:
         # Its words are for a log; standard output may be for a program that reads JSON.
-        done = subprocess.run(["decomposePar", "-force"], cwd=case, stdout=2, check=False)
+        done = subprocess.run([_PROGRAM, "-force"], cwd=case, stdout=2, check=False)
     except OSError as error:
-        raise BadInput(
-            f"decomposePar cannot be run: {error.strerror}; is OpenFOAM's environment set up?"
-        ) from None
+        raise _not_run(error.strerror) from None
     if done.returncode:
-        raise WorkFailed(f"decomposePar in {case} ended with exit code {done.returncode}")
+        raise WorkFailed(f"{_PROGRAM} in {case} ended with exit code {done.returncode}")
