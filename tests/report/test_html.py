@@ -195,6 +195,17 @@ def test_a_killed_run_says_that_it_is_not_done():
     assert "1 unfinished" in found or "2 unfinished" in found
 
 
+def test_a_simulation_that_could_never_start_is_no_end_of_the_log():
+    run = made_up_runs.packed(1)
+    run.specs.append(made_up_runs.spec("large", "large"))
+    assert "before the queue was done" in page(run)
+    run.add(protocol.Ended("large", "not started", protocol.Cause.TOO_LARGE, "needs 1 TB"))
+    assert "before the queue was done" not in page(run)
+    assert "1 not started" in page(run)
+    run.resume("large")
+    assert "before the queue was done" in page(run)
+
+
 def test_where_nothing_is_known_no_change_is_said_not_to_pay():
     run = made_up_runs.packed()
     run.log.clear()

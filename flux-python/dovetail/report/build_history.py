@@ -97,6 +97,7 @@ class _Teller:
             spec=track.spec.on(ranks),
             attempts=(*track.attempts, Attempt(self.now, recut=recut)),
             state="unfinished",
+            ended=False,
             reason="",
             iterations=0,
             stepping=(0.0, 0.0),
@@ -122,13 +123,15 @@ class _Teller:
         track = self.tracks[action.name]
         why = f"put back into the queue: {action.why}" if track.attempts else ""
         self.tracks[action.name] = replace(
-            track, state="not started", reason=why, iterations=0, stepping=(0.0, 0.0)
+            track, state="not started", ended=False, reason=why, iterations=0, stepping=(0.0, 0.0)
         )
 
     def _ended(self, action: protocol.Ended) -> None:
         self._died(action.name, action.reason)
         track = self.tracks[action.name]
-        self.tracks[action.name] = replace(track, state=action.state, reason=action.reason)
+        self.tracks[action.name] = replace(
+            track, state=action.state, ended=True, reason=action.reason
+        )
 
     def _died(self, name: str, why: str) -> None:
         """Close an attempt of which no end was reported: the run died, and it with the run."""

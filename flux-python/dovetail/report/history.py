@@ -51,6 +51,7 @@ class Track:
     fairness (B, resize, takes no time; it is a Mark). `suspended` are the spans in which it was.
     `turns` are (number, time, iterations) of each further phase of its plan, as it began.
     `useful` and `mpi` are the seconds of each rank outside and inside MPI, empty if unknown.
+    `ended` where the controller has said what became of it, also of one that could never start.
     """
 
     spec: protocol.Spec
@@ -67,6 +68,7 @@ class Track:
     turns: tuple[tuple[int, float, int], ...] = ()
     phases: tuple[tuple[str, float, float], ...] = ()
     suspended: tuple[Span, ...] = ()
+    ended: bool = False
 
     @property
     def wall(self) -> float | None:
@@ -144,5 +146,6 @@ class History:
 
     @property
     def complete(self) -> bool:
-        """Whether every simulation of the plan ended."""
-        return all(track.state in ("done", "failed") for track in self.tracks)
+        """Whether every simulation of the plan ended; one may end without having started."""
+        over = ("done", "failed", *([] if self.interrupted else ["not started"]))
+        return all(track.ended and track.state in over for track in self.tracks)
