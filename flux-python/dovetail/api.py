@@ -86,8 +86,8 @@ def profile_command(
     `command` as on a command line, with `mpirun` and all; `wait` is how ranks wait inside MPI
     (off, yield or doorbell), and `yields` how often one yields before it sleeps; `mpi` is openmpi
     or mpich, found out if empty. Its output goes where ours does. With `check` a program that
-    fails raises WorkFailed, else its profile has the `exit_code`. KeyboardInterrupt if it was
-    ended by a signal. Must be called in the main thread.
+    fails raises WorkFailed, else its profile has the `exit_code`; it has the `unseen` ranks, too.
+    KeyboardInterrupt if it was ended by a signal. Must be called in the main thread.
     """
     _in_main_thread("profile_command")
     if wait not in MODES:
