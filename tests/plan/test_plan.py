@@ -89,8 +89,8 @@ ACCEPTED = {
         lambda p: p.specs[0].prepare == ("./Allrun",),
     ),
     "a date as text": (
-        entry("environment", "{WHEN: 2026-01-01}"),
-        lambda p: p.specs[0].environment == (("WHEN", "2026-01-01"),),
+        entry("environment", "{WHEN: 2026-01-01, UNTIL: 12:30}"),
+        lambda p: p.specs[0].environment == (("WHEN", "2026-01-01"), ("UNTIL", "12:30")),
     ),
     "an anchor, merged and overridden": (
         ONE.replace("- name", "- &a\n    name") + "  - {<<: *a, name: b, ranks: 4}\n",

@@ -286,6 +286,7 @@ REFUSED = {
         "12: simulations[0].slowdown",
     ),
     "a deadline in words": (changed("10m", "tomorrow"), "14: simulations[0].deadline: 'tomorrow'"),
+    "a deadline as on a clock": (changed("10m", "12:00"), "14: simulations[0].deadline: '12:00'"),
     "a deadline of zero": (changed("10m", "0s"), "14: simulations[0].deadline: '0s' is not a time"),
     "a deadline in a century": (changed("10m", "36500d"), "14: simulations[0].deadline: '36500d'"),
     "negative iterations": (

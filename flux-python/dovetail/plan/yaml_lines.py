@@ -175,7 +175,8 @@ class YamlFile:
     def _scalar(self, node: yaml.Node) -> object:
         """A scalar's value."""
         if isinstance(node, yaml.ScalarNode):
-            if node.tag in _TEXT:
+            # To YAML 1.1 `12:30` is a whole number too, of sixtieths: 750.
+            if node.tag in _TEXT or (node.tag in _SCALARS and ":" in node.value):
                 return node.value
             if node.tag in _SCALARS:
                 try:
