@@ -5,6 +5,8 @@
 #include <lauxlib.h>
 #include <lualib.h>
 
+enum { MAX_LENGTH = 1 << 21 };
+
 static void keep_only(lua_State *L, const char *const names[])
 {
     lua_newtable(L);
@@ -13,6 +15,21 @@ static void keep_only(lua_State *L, const char *const names[])
         lua_setfield(L, -2, *names);
     }
     lua_remove(L, -2);
+}
+
+// Lua takes a few keys far apart for a table that is as long as the last of them, and would move so
+// many values; no table without gaps is as long in a sandbox.
+static int of_bounded_length(lua_State *L)
+{
+    luaL_argcheck(L, lua_rawlen(L, 1) <= MAX_LENGTH, 1, "a table with gaps");
+    return lua_tocfunction(L, lua_upvalueindex(1))(L);
+}
+
+static void bound_length(lua_State *L, const char *name)
+{
+    lua_getfield(L, -1, name);
+    lua_pushcclosure(L, of_bounded_length, 1);
+    lua_setfield(L, -2, name);
 }
 
 // What is left out: patterns and string.rep("", 2^62) never end; so do table functions whose
@@ -39,6 +56,8 @@ int libraries_open(lua_State *L)
     lua_setfield(L, -2, LUA_STRLIBNAME);
     luaL_requiref(L, LUA_TABLIBNAME, luaopen_table, 0);
     keep_only(L, table);
+    bound_length(L, "insert");
+    bound_length(L, "remove");
     lua_setfield(L, -2, LUA_TABLIBNAME);
     luaL_requiref(L, LUA_MATHLIBNAME, luaopen_math, 0);
     lua_setfield(L, -2, LUA_MATHLIBNAME);

@@ -13,6 +13,9 @@ pytestmark = pytest.mark.unit
 
 each_lua = pytest.mark.parametrize("lua", lua_core.VERSIONS)
 
+# Lua says that this table is at least 2^40 long.
+GAPS = "local t = {} repeat local n = #t for k = 0, 45 do t[n + 1 << k] = 1 end until n >= 1 << 40 "
+
 # What a script does, and what becomes of it.
 RUNAWAY = {
     "a loop without end": ("while true do end", "script0.lua:2: stopped after"),
@@ -28,6 +31,8 @@ RUNAWAY = {
     "text that doubles": ("local s = 'x' while true do s = s .. s end", "not enough memory"),
     "a table that grows": ("local t = {} while true do t[#t + 1] = {} end", "error: "),
     "too many results": ("return table.unpack({}, 1, 1e8)", "too many results to unpack"),
+    "an insertion among gaps": (GAPS + "table.insert(t, 1, 0)", "script0.lua:2: .* with gaps"),
+    "a removal among gaps": (GAPS + "table.remove(t, 1)", "script0.lua:2: .* with gaps"),
     "an error that is a table": ("error({})", "error of type table"),
     "an error of broken text": ("error('a\\xffb\\n', 0)", "error: a b"),
     "an error without end": ("error(('x'):upper() .. tostring(error), 0)", "error: X"),
