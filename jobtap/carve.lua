@@ -108,7 +108,7 @@ end)
 
 jobtap.on("job.new", function(job)
     local asked = request(job)
-    if asked and not job:posted("memo") then
+    if asked and (job.state == "NEW" or not job:posted("memo")) then -- another plugin may annotate first
         local nodes, cores = share(job, asked)
         local gets = { nodes = nodes, cores = cores }
         if nodes ~= asked.nodes or cores ~= (asked.cores or "all") then

@@ -20,13 +20,15 @@ HOST = """
 
     local actions = {}
     function actions.reject(_, why) error("rejected: " .. why, 0) end
-    function actions.posted() return false end
+    function actions.posted(job, event) return event == "memo" and job.noted end
     function actions.annotate(_, what) done.annotated = what end
     function actions.update(_, what) done.updated = what return true end
 
     function main(case)
         if case.conf then handlers["conf.update"](case.conf) end
-        local job = { userid = case.userid, jobspec = case.jobspec }
+        local job = {
+            userid = case.userid, jobspec = case.jobspec, state = case.state, noted = case.noted,
+        }
         for name, action in pairs(actions) do job[name] = action end
         handlers["job.validate"](job)
         handlers["job.new"](job)
@@ -51,9 +53,11 @@ def jobspec(asked: object, nodes: int | None = 4, queue: str | None = None) -> d
 def judge(request: pytest.FixtureRequest) -> Callable[..., str]:
     """What is printed for a job: what was done to it, or why it was rejected."""
 
-    def judged(spec: dict[str, Any], **policy: object) -> str:
+    def judged(
+        spec: dict[str, Any], *, state: str = "NEW", noted: bool = False, **policy: object
+    ) -> str:
         conf = {"dovetail-policy": policy} if policy else {}
-        case = {"conf": conf, "userid": 1000, "jobspec": spec}
+        case = {"conf": conf, "userid": 1000, "jobspec": spec, "state": state, "noted": noted}
         return lua_core.run([lua_core.build(request.param)], json.dumps(case), HOST, PLUGIN)
 
     return judged
@@ -168,6 +172,16 @@ def test_a_request_beyond_policy_is_cut_where_policy_reduces(judge, what):
     wanted = {"annotated": {"dovetail": share}, "updated": {"attributes.user.dovetail": share}}
     assert json.loads(judge(spec, **policy, reduce=True)) == wanted
     assert judge(spec, **policy).startswith("error: rejected: dovetail: ")
+
+
+def test_a_request_is_cut_though_another_plugin_annotated_the_job_before(judge):
+    spec, policy, _ = CUT["to the nodes allowed"]
+    assert judge(spec, **policy, noted=True, reduce=True) == judge(spec, **policy, reduce=True)
+
+
+def test_a_job_that_was_annotated_in_an_earlier_life_is_left_as_it_is(judge):
+    spec, policy, _ = CUT["to the nodes allowed"]
+    assert judge(spec, **policy, state="RUN", noted=True, reduce=True) == "{}"
 
 
 @pytest.mark.parametrize("what", UNCUT)
