@@ -33,6 +33,7 @@ static void weigh(json_t *value, struct conversion *c)
     size_t i;
 
     c->values++;
+    c->text += json_string_length(value);
     json_object_foreach(value, key, member) weigh(member, c);
     json_array_foreach(value, i, member) weigh(member, c);
 }
@@ -41,7 +42,9 @@ static void weigh(json_t *value, struct conversion *c)
 static json_t *convert_view(json_t *view, struct conversion *c)
 {
     weigh(view, c);
-    return c->values > MAX_VALUES ? fail(c, NULL, "too large") : json_deep_copy(view);
+    if (c->values > MAX_VALUES || c->text > MAX_TEXT)
+        return fail(c, NULL, "too large");
+    return json_deep_copy(view);
 }
 
 static json_t *convert_text(lua_State *L, struct conversion *c)

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 
@@ -151,6 +152,13 @@ def test_a_lua_value_becomes_json_or_an_error(lua, what):
     expression, outcome = JSON[what]
     printed = lua_core.run([lua_core.build(lua)], DOCUMENT, returning(expression))
     assert outcome == printed or (printed.startswith("error: ") and outcome in printed)
+
+
+@each_lua
+def test_views_with_megabytes_of_text_do_not_become_json_over_and_over(lua):
+    script = doing("local t = {} for i = 1, 50 do t[i] = document end return t")
+    printed = lua_core.run([lua_core.build(lua)], json.dumps({"text": "x" * 100_000}), script)
+    assert printed == "error: cannot be made JSON: too large"
 
 
 @each_lua
