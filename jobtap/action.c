@@ -62,7 +62,7 @@ static int job_reject(lua_State *L)
     if (!action.current || !topic_may_reject(call->topic))
         return luaL_error(L, "job:reject: not in this callback");
     flux_plugin_arg_unpack(call->args, FLUX_PLUGIN_ARG_IN, "{s:i}", "state", &state);
-    flux_jobtap_reject_job(action.host->p, call->args, "%s", reason);
+    host_refuse(action.host, call->args, "%s", reason);
     // A plugin that is loaded later is shown jobs that were accepted without it.
     if (state != FLUX_JOB_STATE_NEW && topic_introduces(call->topic))
         flux_jobtap_raise_exception(action.host->p, action.id, "jobtap", 0, "%s", reason);

@@ -80,8 +80,7 @@ static int refuse_unjudged(struct call *call)
 {
     struct host *host = call->host;
 
-    return flux_jobtap_reject_job(host->p, call->args, "%s: %s", host_name(host),
-                                  bounds_reason(host));
+    return host_refuse(host, call->args, "%s: %s", host_name(host), bounds_reason(host));
 }
 
 int callback_run(struct call *call)
@@ -110,8 +109,8 @@ int callback_run(struct call *call)
     if (rc == SANDBOX_STOPPED)
         return rejects ? refuse_unjudged(call) : 0;
     if (rejects)
-        return flux_jobtap_reject_job(host->p, call->args, "%s failed: %s", host_name(host), error);
-    return call->id == FLUX_JOBID_ANY ? flux_jobtap_error(host->p, call->args, "%s", error) : 0;
+        return host_refuse(host, call->args, "%s failed: %s", host_name(host), error);
+    return call->id == FLUX_JOBID_ANY ? host_refuse(host, call->args, "%s", error) : 0;
 }
 
 int callback_job(flux_plugin_t *p, const char *topic, flux_plugin_arg_t *args, void *arg)

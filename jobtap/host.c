@@ -3,12 +3,28 @@
 #include "host.h"
 
 #include <fnmatch.h>
+#include <stdarg.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 const char *host_name(const struct host *host)
 {
     return strrchr(host->script, '/') + 1;
+}
+
+// Flux cuts what is longer, be it in the middle of a letter, and takes none of it then.
+int host_refuse(struct host *host, flux_plugin_arg_t *args, const char *format, ...)
+{
+    char words[sizeof(((flux_error_t *)0)->text)];
+    va_list values;
+
+    va_start(values, format);
+    if (vsnprintf(words, sizeof(words), format, values) >= (int)sizeof(words))
+        words[sizeof(words) - 2] = '+'; // as Flux does
+    va_end(values);
+    sandbox_tidy(words);
+    return flux_jobtap_reject_job(host->p, args, "%s", words);
 }
 
 // --- topics ---

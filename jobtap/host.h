@@ -89,6 +89,10 @@ struct handler *handler_find(struct host *host, const char *topic);
 struct handler *handler_add(struct host *host, const char *topic, int function);
 void handlers_destroy(struct host *host);
 
+// Rejects what a call was to judge, with as many of these words as Flux takes. Returns -1.
+int host_refuse(struct host *host, flux_plugin_arg_t *args, const char *format, ...)
+    __attribute__((format(printf, 3, 4)));
+
 // Whether the job manager takes no for an answer; and whether that answer comes too late for a
 // job that was accepted before the plugin was loaded.
 bool topic_may_reject(const char *topic);

@@ -25,8 +25,9 @@ static int conf_callback(flux_plugin_t *p, const char *topic, flux_plugin_arg_t 
     struct call call = {.host = host, .topic = topic, .args = args, .id = FLUX_JOBID_ANY};
 
     if (!host->loaded)
-        return flux_jobtap_error(p, args, "%s", host->last_error);
+        return host_refuse(host, args, "%s", host->last_error);
     call.handler = handler_find(host, topic);
+    (void)p;
     return call.handler ? callback_run(&call) : 0;
 }
 

@@ -129,14 +129,14 @@ static int sequence(const unsigned char *text)
 }
 
 // A message goes to places that take one line of UTF-8 only, and it was cut to fit.
-static void tidy(char *error)
+void sandbox_tidy(char *text)
 {
-    unsigned char *text = (unsigned char *)error;
+    unsigned char *at = (unsigned char *)text;
     int length;
 
-    for (; *text; text += length) {
-        if ((length = sequence(text)) == 0 || *text < ' ')
-            *text = ' ';
+    for (; *at; at += length) {
+        if ((length = sequence(at)) == 0 || *at < ' ')
+            *at = ' ';
         length += length == 0;
     }
 }
@@ -149,7 +149,7 @@ static void describe_error(lua_State *L, char *error)
         snprintf(error, SANDBOX_ERROR_SIZE, "%s", text);
     else
         snprintf(error, SANDBOX_ERROR_SIZE, "error of type %s", luaL_typename(L, -1));
-    tidy(error);
+    sandbox_tidy(error);
 }
 
 int sandbox_call(struct sandbox *sandbox, lua_CFunction body, void *arg, char *error)

@@ -38,6 +38,9 @@ int sandbox_call(struct sandbox *sandbox, lua_CFunction body, void *arg, char *e
 // Runs a file of Lua source (no bytecode), protected. Returns like sandbox_call().
 int sandbox_run(struct sandbox *sandbox, const char *path, char *error);
 
+// Puts spaces where a text is no UTF-8, perhaps since it was cut, and where its lines end.
+void sandbox_tidy(char *text);
+
 // For C functions that Lua calls: ends the running sandbox_call() as SANDBOX_STOPPED.
 int sandbox_stop(lua_State *L);
 // For C functions that act on the world: raises an error once a call has acted too often.

@@ -106,6 +106,16 @@ def test_the_words_of_a_rejection_reach_the_user(flux, topic):
     assert "not on Sundays" in done.stderr
 
 
+@pytest.mark.parametrize("first", ["", "a"])
+def test_words_that_are_cut_reach_the_user_though_not_in_ascii(flux, first):
+    """Flux takes 159 bytes, and a letter here has two."""
+    reason = first + r"\xc3\xa4" * 100
+    with flux.plugin("no", f'jobtap.on("job.validate", function(job) job:reject("{reason}") end)'):
+        done = flux.run("submit", "true")
+    assert done.returncode != 0
+    assert first + "\u00e4" * 70 in done.stderr
+
+
 def test_an_update_can_be_refused_or_granted(flux):
     script = """
         jobtap.on("job.update.attributes.system.name", function(job)
