@@ -437,11 +437,12 @@ void rank_iteration(uint32_t source, uint64_t complete)
     }
 }
 
+/* One call alone switches a profiler on, as the standard has it, and says nothing of iterations. */
 void rank_pcontrol(int level)
 {
     static uint64_t marked;
-    if (level == 1 && rank_main)
-        rank_iteration(DOVETAIL_SOURCE_PCONTROL, ++marked);
+    if (level == 1 && rank_main && ++marked > 1)
+        rank_iteration(DOVETAIL_SOURCE_PCONTROL, marked);
 }
 
 bool rank_last(void)

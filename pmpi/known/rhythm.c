@@ -5,7 +5,8 @@
  *
  * steps: neighbours exchange, all agree on a time step; every tenth and hundredth time more.
  * solver: in each step an inner loop of another length. master: ranks ask rank 0 for work.
- * told: steps, and then three that the program tells. unsteady: steps, and then more of them, among
+ * told: steps, and then three that the program tells. switched: steps, after a profiler was
+ * switched on by one MPI_Pcontrol(1), which tells none. unsteady: steps, and then more, among
  * which what came every tenth time comes now and then. cg: as a conjugate gradient, neighbours
  * exchange and all sum up twice.
  *
@@ -76,6 +77,12 @@ static int told(int n)
     for (int step = 0; step < 3; step++)
         MPI_Pcontrol(1);
     return 3;
+}
+
+static int switched(int n)
+{
+    MPI_Pcontrol(1);
+    return steps(n);
 }
 
 static int unsteady(int n)
@@ -328,6 +335,7 @@ static const struct {
 } kinds[] = {
     {"steps", steps},
     {"told", told},
+    {"switched", switched},
     {"unsteady", unsteady},
     {"solver", solver},
     {"master", master},

@@ -150,3 +150,10 @@ def test_what_the_program_tells_itself_comes_first(mpi, tmp_path):
     beats, pages = run(mpi, tmp_path, "told", 1000)
     assert [one.iterations for one in pages] == [beats, beats] == [3, 3]
     assert {one.iteration_source for one in pages} == {"pcontrol"}
+
+
+@each_mpi
+def test_one_mark_alone_switches_a_profiler_on_and_tells_no_iteration(mpi, tmp_path):
+    beats, pages = run(mpi, tmp_path, "switched", 1000)
+    assert [one.iterations for one in pages] == [beats, beats] == [1000, 1000]
+    assert {one.iteration_source for one in pages} == {"rhythm"}
