@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import fnmatch
+import json
 import re
 
 import pytest
@@ -78,6 +79,26 @@ def test_an_example_is_correct_lua(name, lua):
 
 
 @pytest.mark.unit
+@pytest.mark.parametrize("lua", lua_core.VERSIONS)
+@pytest.mark.parametrize(("duration", "long"), [(0, True), (None, True), (60, False), (1e6, True)])
+def test_the_example_for_long_jobs_takes_those_without_a_limit_for_such(duration, long, lua):
+    host = """
+        local handlers = {}
+        jobtap = { on = function(topic, handler) handlers[topic] = handler end }
+        function main(jobspec)
+            local job = { jobspec = jobspec, reject = function(_, why) error(why, 0) end }
+            handlers["job.validate"](job)
+            return true
+        end"""
+    spec = {
+        "resources": [{"type": "node", "count": 5}],
+        "attributes": {"system": {"duration": duration}},
+    }
+    done = lua_core.run([lua_core.build(lua)], json.dumps(spec), host, examples()["long"])
+    assert done == ("error: long jobs have at most 4 nodes" if long else "true")
+
+
+@pytest.mark.unit
 def test_a_plugin_of_ours_is_short():
     plugins = list((lua_core.TOP / "jobtap").glob("*.lua"))
     assert len(plugins) == 3
@@ -91,6 +112,7 @@ def test_the_examples_do_what_the_page_says():
         with flux.plugin("long", examples()["long"]):
             refused = flux.run("submit", "-N2", "-t", "2m", QUICK, "true")
             assert "long jobs have at most 1 nodes" in refused.stderr
+            assert flux.run("submit", "-N2", QUICK, "true").returncode != 0, "it has no limit"
             flux.ok("submit", "-N1", "-t", "2m", QUICK, "true")
         with flux.plugin("licence", examples()["licence"]):
             job = flux.submit("--dependency=licence:matlab", QUICK, "true")
