@@ -6,9 +6,11 @@
  * for ever. It cannot be told where to have it.
  *
  * In: DOVETAIL_DIR, and calls of shm_open(3) and shm_unlink(3). Out: the same, there. Invariants:
- * all ranks of a node have the same directory, and no other name than MPICH's is touched.
+ * all ranks of a node have the same directory, and no other name than MPICH's is touched. Where
+ * that is of no use, as on a node that does not have it, the segment is where MPICH has it.
  */
 #include <dlfcn.h>
+#include <errno.h>
 #include <fcntl.h>
 #include <stdbool.h>
 #include <stdio.h>
@@ -25,7 +27,7 @@ EXPORTED int shm_unlink(const char *name);
 static bool place(char *path, size_t size, const char *name)
 {
     const char *dir = secure_getenv("DOVETAIL_DIR");
-    if (dir == NULL || strncmp(name, "/mpich_shm_", 11) != 0)
+    if (dir == NULL || dir[0] != '/' || strncmp(name, "/mpich_shm_", 11) != 0)
         return false;
     int length = snprintf(path, size, "%s%s", dir, name);
     return length > 0 && (size_t)length < size;
@@ -35,8 +37,10 @@ int shm_open(const char *name, int flags, mode_t mode)
 {
     char path[4096];
     int (*next)(const char *, int, mode_t);
-    if (place(path, sizeof(path), name))
-        return open(path, flags | O_NOFOLLOW | O_CLOEXEC, mode);
+    int fd = -1;
+    if (place(path, sizeof(path), name) &&
+        ((fd = open(path, flags | O_NOFOLLOW | O_CLOEXEC, mode)) >= 0 || errno == EEXIST))
+        return fd;
     *(void **)&next = dlsym(RTLD_NEXT, "shm_open");
     return next(name, flags, mode);
 }
@@ -45,8 +49,8 @@ int shm_unlink(const char *name)
 {
     char path[4096];
     int (*next)(const char *);
-    if (place(path, sizeof(path), name))
-        return unlink(path);
+    if (place(path, sizeof(path), name) && unlink(path) == 0)
+        return 0;
     *(void **)&next = dlsym(RTLD_NEXT, "shm_unlink");
     return next(name);
 }

@@ -276,9 +276,10 @@ def wait_for(condition):
     raise AssertionError("the condition never held")
 
 
-@pytest.mark.parametrize(
-    "directory", ["", "relative", "/nonexistent/dir", "/dev/null", "/proc/self"]
-)
+NOT_USABLE = ("", "relative", "/nonexistent/dir", "/dev/null", "/proc/self")
+
+
+@pytest.mark.parametrize("directory", NOT_USABLE)
 @each_mpi
 def test_without_a_usable_directory_the_library_is_inert(mpi, directory):
     program = known_programs.build(mpi, "known/threads.c")
@@ -293,6 +294,45 @@ def test_without_a_usable_directory_the_library_is_inert(mpi, directory):
     )
     assert done.returncode == 0, done.stderr
     assert "dovetail" not in done.stderr
+
+
+SHARES = """
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+int main(void)
+{
+    char name[64];
+    snprintf(name, sizeof(name), "/mpich_shm_%d", (int)getpid());
+    int fd = shm_open(name, O_RDWR | O_CREAT | O_EXCL, 0600), second = shm_open(name, O_RDWR, 0);
+    int third = shm_open(name, O_RDWR | O_CREAT | O_EXCL, 0600), taken = errno == EEXIST;
+    printf("%d %d\\n", write(fd, "1", 1) == 1 && lseek(second, 0, SEEK_END) == 1,
+           third < 0 && taken);
+    int gone = shm_unlink(name);
+    printf("%d %d\\n", gone, shm_open(name, O_RDWR, 0));
+    return 0;
+}
+"""
+"""Has a segment as MPICH 5 does, twice."""
+
+
+@pytest.mark.parametrize("directory", ["/dev/shm", *NOT_USABLE])
+@each_mpi
+def test_ranks_of_mpich_share_memory_whatever_the_directory(mpi, directory, tmp_path):
+    (tmp_path / "shares.c").write_text(SHARES)
+    subprocess.run(["cc", "-o", "shares", "shares.c", "-lrt"], cwd=tmp_path, check=True)
+    more = {"LD_PRELOAD": str(known_programs.library(mpi)), "DOVETAIL_DIR": directory}
+    done = subprocess.run(
+        ["./shares"],
+        cwd=tmp_path,
+        env=known_programs.environment(**more),
+        capture_output=True,
+        text=True,
+    )
+    assert (done.returncode, done.stdout) == (0, "1 1\n0 -1\n"), done.stderr
 
 
 @each_mpi
