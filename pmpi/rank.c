@@ -46,11 +46,12 @@ static uint64_t queued_at_init, queued_asked; /* when it was asked for last */
 static uint32_t silence, longest; /* refreshes since the last beat, and most between two */
 static uint64_t before_init, before_init_tick; /* when MPI_Init began */
 
-/* From NO_PAGE by rank_serial to SERIAL, from both by rank_begin to IN_MPI, and from any to OVER,
- * where it stays: after MPI_Finalize or the last session, at the end, in a forked child, or if no
- * page can be made. */
-static enum { NO_PAGE, SERIAL, IN_MPI, OVER } life;
-static unsigned begun; /* MPI_Init and the sessions that have not ended, while IN_MPI */
+/* From NO_PAGE by rank_serial to SERIAL, from both by rank_begin to IN_MPI, from that to ENDED
+ * after MPI_Finalize or the last session, and back where another begins; and from any to OVER,
+ * where it stays: at the end, in a forked child, or if no page can be made. */
+static enum { NO_PAGE, SERIAL, IN_MPI, ENDED, OVER } life;
+static struct dovetail_page *left; /* the page, while ENDED */
+static unsigned begun;             /* MPI_Init and the sessions that have not ended, while IN_MPI */
 static pthread_mutex_t beginning = PTHREAD_MUTEX_INITIALIZER; /* two threads may open sessions */
 
 #pragma weak PMPI_Comm_rank
@@ -296,13 +297,42 @@ static int find_place(const void *session, int *rank, int *size)
 #endif
 }
 
+static void take_thread_level(struct dovetail_page *page)
+{
+    int level;
+    NEXT(PMPI_Query_thread)(&level); /* MPICH answers in a session too */
+    page->thread_level = (uint32_t)(level - MPI_THREAD_SINGLE);
+    rank_parallel = level == MPI_THREAD_MULTIPLE;
+}
+
+/* The program had ended its sessions, as one that asked MPI something first, and begins anew. */
+static void go_on(unsigned index)
+{
+    uint64_t now = ticks_now(), took = now - before_init_tick;
+    rank_add(&left->calls[index], took);
+    if (rank_main) {
+        left->mpi_ticks += took;
+        left->last_tick = now;
+    }
+    take_thread_level(left);
+    left->state = DOVETAIL_RUNNING;
+    rank_refresh_at = now;
+    rank_waits = wait_again(WAITS_LOCKED);
+    life = IN_MPI;
+    rank_page = left;
+}
+
 static void begin(const char *const *names, unsigned ncalls, unsigned index, const void *session)
 {
-    int rank, size, level;
+    int rank, size;
     char path[4096];
     const char *dir = secure_getenv("DOVETAIL_DIR");
     if (life == IN_MPI || life == OVER || dir == NULL)
         return;
+    if (life == ENDED) {
+        go_on(index);
+        return;
+    }
     if (!is_this_mpi()) {
         rank_end();
         life = OVER;
@@ -314,13 +344,11 @@ static void begin(const char *const *names, unsigned ncalls, unsigned index, con
     if (life == SERIAL && name_page(path, sizeof(path), dir, 0) == 0)
         unlink(path); /* a process has one page, and this one knows its rank */
     rank_page = NULL;
-    NEXT(PMPI_Query_thread)(&level); /* MPICH answers in a session too */
     struct dovetail_page *page = make_page(rank, size, names, ncalls);
     life = page ? IN_MPI : OVER;
     if (page) {
         page->world = world_number();
-        page->thread_level = (uint32_t)(level - MPI_THREAD_SINGLE);
-        rank_parallel = level == MPI_THREAD_MULTIPLE;
+        take_thread_level(page);
         rank_add(&page->calls[index], page->init_tick - before_init_tick);
         rank_waits = wait_init(dir, rank, size, page->world != 0, WAITS_LOCKED) == 0;
         publish(page);
@@ -468,8 +496,9 @@ void rank_finalized(void)
 {
     if (begun > 0 && __atomic_sub_fetch(&begun, 1, __ATOMIC_RELAXED) > 0)
         return;
-    life = OVER;
-    rank_page = NULL; /* the mapping stays: another thread may still hold the pointer */
+    life = rank_page && life == IN_MPI ? ENDED : OVER;
+    left = rank_page; /* the mapping stays: another thread may still hold the pointer */
+    rank_page = NULL;
 }
 
 void rank_abort(void)

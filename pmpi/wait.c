@@ -81,6 +81,7 @@ struct waiting {
 };
 
 static const struct dovetail_control *control; /* NULL: wait as ever */
+static const struct dovetail_control *mapped;  /* the same, after wait_finalize too */
 static struct bells *bells;                    /* NULL: no doorbell, give way instead */
 static uint64_t *sleepers;
 static bool shipped_yields; /* Open MPI gives way by itself: more ranks than slots on the node */
@@ -439,9 +440,19 @@ int wait_init(const char *dir, int world_rank, int world_size, bool spawned, boo
     const bool *asked = known_function(NULL, "ompi_mpi_oversubscribed");
     locked = holds_lock;
     shipped_yields = (oversubscribed && strcmp(oversubscribed, "1") == 0) || (asked && *asked);
-    control = page;
+    control = mapped = page;
     errno = saved;
     return 0;
+}
+
+bool wait_again(bool holds_lock)
+{
+    if (holds_lock)
+        own = -1;
+    locked = holds_lock;
+    ending = false;
+    control = mapped;
+    return mapped != NULL;
 }
 
 void wait_enter(int kind)

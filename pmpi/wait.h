@@ -40,6 +40,8 @@ void wait_enter(int kind);
 void wait_leave(void);
 /* Before PMPI_Finalize, which then waits as ever. */
 void wait_finalize(void);
+/* MPI begins again, after its end; false without a policy to follow. */
+bool wait_again(bool holds_lock);
 /* Is this the main thread after that? */
 bool wait_ending(void);
 /* In a forked child: it is no rank. */

@@ -68,6 +68,43 @@ def test_two_at_once_on_more_ranks_than_cores_are_counted_and_free_to_run_anywhe
     assert code == 130, errors
 
 
+ASKS = """
+#include <mpi.h>
+
+int main(int argc, char **argv)
+{
+    MPI_Session session;
+    MPI_Session_init(MPI_INFO_NULL, MPI_ERRORS_ARE_FATAL, &session);
+    MPI_Session_finalize(&session);
+    MPI_Init(&argc, &argv);
+    for (int i = 0; i < 5; i++) {
+        MPI_Barrier(MPI_COMM_WORLD);
+        MPI_Pcontrol(1);
+    }
+    return MPI_Finalize();
+}
+"""
+"""Opens a session to ask MPI something, ends it, and begins."""
+
+
+@each_mpi
+def test_a_session_before_mpi_init_hides_nothing_of_what_follows(mpi, tmp_path):
+    (tmp_path / "asks.c").write_text(ASKS)
+    words = [known_programs.build(mpi, str(tmp_path / "asks.c"))]
+    if known_programs.plain(mpi, 2, words) is None:
+        pytest.skip("this MPI begins once only, with or without the library")
+    done = known_programs.run(mpi, 2, words, tmp_path)
+    assert done.code == 0, done.errors
+    assert [(one.rank, one.state, one.iterations) for one in done.pages] == [
+        (0, "finalized", 5),
+        (1, "finalized", 5),
+    ]
+    for one in done.pages:
+        assert known_programs.counts(one)["MPI_Barrier"] == 5
+        assert known_programs.counts(one)["MPI_Init"] == 1
+    assert len(list(tmp_path.glob("rank.*"))) == 2
+
+
 STANDARD = """
 #include <mpi.h>
 int main(int argc, char **argv)
