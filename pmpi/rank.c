@@ -187,6 +187,18 @@ static int name_page(char *path, size_t size, const char *dir, int rank)
     return length < 0 || (size_t)length >= size ? -1 : 0;
 }
 
+/* Is there the page of this very process, from before it became another program by exec(2)? */
+static bool is_own(const char *path)
+{
+    uint64_t start = 0;
+    int fd = open(path, O_RDONLY | O_NOFOLLOW | O_CLOEXEC);
+    if (fd < 0)
+        return false;
+    ssize_t n = pread(fd, &start, sizeof(start), offsetof(struct dovetail_page, start_ticks));
+    close(fd);
+    return n == sizeof(start) && start != 0 && start == start_ticks();
+}
+
 /* A new file of the page's size, its memory taken at once: a full file system must be an error
  * here, not a SIGBUS in the program later. */
 static struct dovetail_page *map_page(const char *dir, int rank)
@@ -195,7 +207,10 @@ static struct dovetail_page *map_page(const char *dir, int rank)
     void *memory = MAP_FAILED;
     if (name_page(path, sizeof(path), dir, rank) != 0)
         return NULL;
-    int fd = open(path, O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600);
+    const int flags = O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC;
+    int fd = open(path, flags, 0600);
+    if (fd < 0 && errno == EEXIST && is_own(path) && unlink(path) == 0)
+        fd = open(path, flags, 0600);
     if (fd < 0)
         return NULL;
     const size_t size = sizeof(struct dovetail_page);

@@ -505,6 +505,32 @@ def preloaded(mpi, program, directory):
     )
 
 
+BECOMES = """
+#include <mpi.h>
+#include <unistd.h>
+
+int main(int argc, char **argv)
+{
+    MPI_Init(&argc, &argv);
+    for (int i = 0; i < (argc > 1 ? 5 : 3); i++) {
+        MPI_Barrier(MPI_COMM_WORLD);
+        MPI_Pcontrol(1);
+    }
+    MPI_Finalize();
+    return argc > 1 ? 0 : execl(argv[0], argv[0], "again", NULL);
+}
+"""
+
+
+@each_mpi
+def test_a_program_that_becomes_another_one_by_exec_is_seen_as_that(mpi, tmp_path):
+    (tmp_path / "becomes.c").write_text(BECOMES)
+    done = preloaded(mpi, known_programs.build(mpi, str(tmp_path / "becomes.c")), tmp_path)
+    assert done.returncode == 0, done.stderr
+    (one,) = page.read_pages(tmp_path)
+    assert (one.iterations, known_programs.counts(one)["MPI_Barrier"]) == (5, 5)
+
+
 @pytest.mark.parametrize("flags", ["-Wl,-z,lazy", "-Wl,-z,now,-z,relro"])
 @each_mpi
 def test_a_program_of_the_other_mpi_runs_as_ever(mpi, flags, tmp_path):
