@@ -436,6 +436,33 @@ class Late(Place):
         return not late and super()._arrange(name, run, done)
 
 
+class Empty:
+    """A group into which a process comes after the first look."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self.looks = 0
+
+    def members(self) -> dict[int, int]:
+        self.looks += 1
+        return {self.pid: 1} if self.looks > 1 else {}
+
+
+@pytest.mark.unit
+def test_a_simulation_has_its_cpus_once_its_processes_are_there(tmp_path, monkeypatch):
+    cpu = max(os.sched_getaffinity(0))
+    with subprocess.Popen(["sleep", "60"]) as process:
+        try:
+            place, group = Place(tmp_path), Empty(process.pid)
+            monkeypatch.setattr(place, "_groups", lambda *_: [group])
+            run, done = Run(tmp_path, (1000,), cpus=(cpu,)), set()
+            assert not place._arrange("s1", run, done)
+            assert place._arrange("s1", run, done)
+            assert os.sched_getaffinity(process.pid) == {cpu}
+        finally:
+            process.kill()
+
+
 @pytest.mark.mpi
 def test_limits_are_lifted_until_simulations_begin_and_hold_then(tmp_path, monkeypatch):
     program = known_programs.build("openmpi", "known/busy.c")

@@ -306,18 +306,23 @@ class Place:
         return found
 
     def _arrange(self, name: str, run: Run, done: set[str]) -> bool:
-        """Give local ones their limits and CPUs, once all ranks are in their groups; True if so."""
-        if not (run.limit or run.cpus) or self.kubeconfig is not None or name in done:
+        """Give local ones their limits and CPUs, once they are in their groups; True if so.
+
+        CPUs are given at every look, since who was just forked may not have them.
+        """
+        if not (run.limit or run.cpus) or self.kubeconfig is not None:
+            return True
+        if name in done and not run.cpus:
             return True
         groups = self._groups(name, run)
-        if run.apart and not all(group.members() for group in groups):
+        if not all(group.members() for group in groups):  # a sample may come before a process
             return False
         for pid in [pid for group in groups for pid in group.members()] if run.cpus else ():
             with contextlib.suppress(ProcessLookupError):
                 os.sched_setaffinity(pid, run.cpus)
         size = 1 if run.apart else len(run.requests)
         try:
-            for number, group in enumerate(groups if run.limit else ()):
+            for number, group in enumerate(groups if run.limit and name not in done else ()):
                 request = sum(run.requests[number * size : (number + 1) * size])
                 group.set_limit(round(run.limit * request), run.period)
         except OSError as error:
