@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -187,6 +188,61 @@ def test_an_experiment_that_cannot_be_started_says_why_and_the_others_run(tmp_pa
     for one, name in zip(outcomes, fake):
         assert (one.name, len(one.findings)) == (name, 1)
         assert one.findings[0].why.endswith("No such file or directory: 'no-such-mpirun'")
+
+
+@pytest.mark.unit
+def test_beside_what_starts_clusters_of_its_own_there_is_no_other(tmp_path, monkeypatch):
+    up: list[str] = []
+    seen: list[tuple[str, bool]] = []
+
+    @contextlib.contextmanager
+    def started(cores, progress):
+        up.append("cluster")
+        try:
+            yield tmp_path / "kubeconfig"
+        finally:
+            up.pop()
+
+    def experiment(name: str, **more: bool) -> Experiment:
+        def variants(setting: Setting):
+            seen.append((name, bool(up)))
+            return {"a": lambda: {"rate": 1.0}}
+
+        return Experiment(name, name, lambda *_: [], variants, **more)
+
+    fake = {"pods": experiment("pods"), "own": experiment("own", own_clusters=True)}
+    monkeypatch.setattr(papers, "EXPERIMENTS", fake)
+    monkeypatch.setattr(papers.preflight, "errors", lambda: [])
+    monkeypatch.setattr(papers.ondemand, "started", started)
+    asked = papers.check(tmp_path / "out", [], "kubernetes", "small", 0.0)
+    assert papers.run(asked, lambda _: None)[1]
+    assert seen == [("pods", True), ("own", False)]
+    assert not up
+
+
+@pytest.mark.unit
+def test_where_no_cluster_starts_each_experiment_says_why_and_the_others_run(tmp_path, monkeypatch):
+    def refuses(cores, progress):
+        raise WorkFailed("the node is not ready")
+
+    def variants(setting: Setting):
+        return {"a": lambda: {"rate": 1.0}}
+
+    fake = {name: Experiment(name, name, lambda *_: [], variants, own_clusters=name == "own")
+            for name in ("pods", "own")}  # fmt: skip
+    monkeypatch.setattr(papers, "EXPERIMENTS", fake)
+    for name in fake:
+        monkeypatch.setitem(published.TABLES, name, ())
+    monkeypatch.setattr(papers.preflight, "errors", lambda: [])
+    monkeypatch.setattr(papers.ondemand, "started", refuses)
+    asked = papers.check(tmp_path / "out", [], "kubernetes", "small", 0.0)
+    outcomes, well = papers.run(asked, lambda _: None)
+    assert not well
+    assert [[one.why for one in outcome.findings] for outcome in outcomes] == [
+        ["failed: the node is not ready"],
+        [],
+    ]
+    assert (tmp_path / "out/papers.html").exists()
 
 
 @pytest.mark.unit

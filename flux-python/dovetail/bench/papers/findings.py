@@ -148,6 +148,7 @@ class Experiment:
     `variants` makes its cases and gives what is measured in turn; it raises NotHere where that
     cannot be. `findings` reads the rounds. `rests_on` names the experiment whose measurements it
     reads, if it has none of its own. `most` is the largest number of rounds, 0 for no such limit.
+    With `own_clusters` it starts what it needs, and no other cluster may run meanwhile.
     """
 
     name: str
@@ -156,6 +157,7 @@ class Experiment:
     variants: Callable[[Setting], Mapping[str, Callable[[], Figures]]] | None = None
     rests_on: str = ""
     most: int = 0
+    own_clusters: bool = False
 
 
 def ratio(measured: Measured, over: str, under: str, figure: str) -> Row:

@@ -62,9 +62,11 @@ EXPERIMENTS = {
         Experiment("orchestrators", "A noisy neighbour, and what keeps it off",
                    neighbours.neighbours_findings, neighbours.neighbours_variants),
         Experiment("converged", "MPI beside and inside user-space Kubernetes",
-                   converged.converged_findings, converged.converged_variants, most=5),
+                   converged.converged_findings, converged.converged_variants, most=5,
+                   own_clusters=True),
         Experiment("hybrid", "A batch job whose model server learns from bare-metal jobs",
-                   converged.hybrid_findings, converged.hybrid_variants, most=1),
+                   converged.hybrid_findings, converged.hybrid_variants, most=1,
+                   own_clusters=True),
     )
 }  # fmt: skip
 QUIET = 0.25  # of the cores: if others use more, measurements say nothing about a paper
@@ -115,19 +117,25 @@ def run(asked: Asked, progress: Progress) -> tuple[list[Outcome], bool]:
     with contextlib.ExitStack() as stack:
         stack.callback(kept.close)
         scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="dovetail-bench-")))
+        clusters = stack.enter_context(contextlib.ExitStack())
         kubeconfig = None
         for name in asked.names:
             experiment = EXPERIMENTS[name]
             began = time.monotonic()
             base = experiment.rests_on or name
-            if asked.executor == KUBERNETES and kubeconfig is None and not kept.finished(base):
-                cores = len(os.sched_getaffinity(0))
-                kubeconfig = stack.enter_context(ondemand.started(cores, progress))
-            place = Place(scratch / name, kubeconfig)
-            setting = Setting(place, asked.scale, asked.price, progress, asked.output / name)
             try:
-                measured = _measured(EXPERIMENTS[base], setting, kept, progress)
-                found = experiment.findings(setting, measured)
+                if experiment.own_clusters:  # beside another, bare would not be bare
+                    clusters.close()
+                    kubeconfig = None
+                elif (asked.executor, kubeconfig) == (KUBERNETES, None) and not kept.finished(base):
+                    cores = len(os.sched_getaffinity(0))
+                    kubeconfig = clusters.enter_context(ondemand.started(cores, progress))
+                with contextlib.closing(Place(scratch / name, kubeconfig)) as place:
+                    setting = Setting(
+                        place, asked.scale, asked.price, progress, asked.output / name
+                    )
+                    measured = _measured(EXPERIMENTS[base], setting, kept, progress)
+                    found = experiment.findings(setting, measured)
             except NotHere as reason:
                 found = _nothing(experiment, str(reason))
                 progress(f"{name}: not measured here: {reason}")
@@ -135,8 +143,6 @@ def run(asked: Asked, progress: Progress) -> tuple[list[Outcome], bool]:
                 well = False
                 found = _nothing(experiment, f"failed: {error}")
                 progress(f"{name}: failed: {error}")
-            finally:
-                place.close()
             others = kept.others(base)
             if others >= QUIET * len(os.sched_getaffinity(0)):
                 found = [replace(finding, disturbed=True) for finding in found]
