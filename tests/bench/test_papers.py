@@ -17,7 +17,15 @@ from pathlib import Path
 import pytest
 from dovetail.bench import cases
 from dovetail.bench.harness import Row, plain
-from dovetail.bench.papers import containers, converged, motor_bike, papers, published, setups
+from dovetail.bench.papers import (
+    allocation,
+    containers,
+    converged,
+    motor_bike,
+    papers,
+    published,
+    setups,
+)
 from dovetail.bench.papers.findings import (
     CONFIRMED,
     DISTURBED,
@@ -34,7 +42,7 @@ from dovetail.bench.papers.findings import (
 from dovetail.bench.papers.kept import FILE, Kept
 from dovetail.bench.papers.page import Outcome, page
 from dovetail.bench.papers.page import row as page_row
-from dovetail.bench.papers.place import NotHere, Place, Run, need_groups
+from dovetail.bench.papers.place import KUBERNETES, NotHere, Place, Run, Seen, need_groups
 from dovetail.bench.papers.published import Published
 from dovetail.bench.papers.scales import SCALES
 from dovetail.cli import main
@@ -243,6 +251,37 @@ def test_where_no_cluster_starts_each_experiment_says_why_and_the_others_run(tmp
         [],
     ]
     assert (tmp_path / "out/papers.html").exists()
+
+
+class Slow:
+    """A place where so many iterations are done in the time, of however many are asked for."""
+
+    kind, cores = KUBERNETES, 4
+
+    def __init__(self, scratch: Path, done: int) -> None:
+        self.scratch, self.done = scratch, done
+
+    def measure(self, runs, iterations, seconds, during):
+        changes = []
+        for done in range(self.done + 1):
+            during(done, changes.append)
+        took = 1.0 + len(changes) / self.done  # a resize takes as long as an iteration
+        return [Seen(took, 1.0, (), (), 0.0, 0.0, 0.0, 0.0)]
+
+
+@pytest.mark.unit
+@pytest.mark.parametrize("done", [60, 4])
+def test_a_resize_costs_what_it_adds_to_the_iterations_that_were_done(tmp_path, monkeypatch, done):
+    monkeypatch.setattr(allocation, "need_groups", lambda _: None)
+    monkeypatch.setattr(allocation, "cut", lambda *_: tmp_path)
+    setting = Setting(Slow(tmp_path, done), SCALES["small"], 0.0, lambda _: None, tmp_path)
+    rounds = {name: [measure()] for name, measure in allocation.phases_variants(setting).items()}
+    found = {one.what: one for one in allocation.phases_findings(setting, rounds)}
+    added = found["what a resize adds to the ranks' time"]
+    if done < 5:
+        assert (added.row, added.why) == (None, "no round had five iterations in its time")
+    else:
+        assert added.row.values == (pytest.approx(1000.0),)
 
 
 @pytest.mark.unit

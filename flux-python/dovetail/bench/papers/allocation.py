@@ -222,9 +222,10 @@ def phases_variants(setting: Setting) -> Variants:
     iterations = 3 * setting.scale.iterations
 
     def changed(every: int) -> Figures:
-        state = {"phase": 0, "resizes": 0}
+        state = {"phase": 0, "resizes": 0, "done": 0}
 
         def during(done: int, resize: Callable[[Sequence[int]], None]) -> None:
+            state["done"] = done  # a slow one does not get to all
             phase = done // every
             if phase > state["phase"]:
                 state["phase"] = phase
@@ -233,8 +234,8 @@ def phases_variants(setting: Setting) -> Variants:
                 resize(cpu_requests.proportional(weights, budget(setting, 4)))
 
         seen = setting.place.measure([run], iterations, 3 * setting.scale.seconds, during)[0]
-        resizes = float(state["resizes"])
-        return {**seen.figures(), "resizes": resizes, "iterations": iterations, "restarts": 0.0}
+        counted = {name: float(state[name]) for name in ("resizes", "done")}
+        return {**seen.figures(), **counted, "restarts": 0.0}
 
     made: dict[str, Callable[[], Figures]] = {
         "fixed": functools.partial(changed, 10 * iterations),
@@ -280,16 +281,19 @@ def phases_findings(setting: Setting, measured: Measured) -> list[Finding]:
     phases = ratio(measured, "three phases", "fixed", "seconds")
     often = ratio(measured, "a resize every 5 iterations", "fixed", "seconds")
     per_resize = [
-        1000 * (after["seconds"] - before["seconds"]) * after["iterations"] / after["resizes"]
+        1000 * (after["seconds"] - before["seconds"]) * after["done"] / after["resizes"]
         for after, before in zip(measured["a resize every 5 iterations"], measured["fixed"])
+        if after["resizes"]
     ]
+    added = Row("", tuple(per_resize)) if per_resize else None
+    why = "" if added else "no round had five iterations in its time"
     resizes = sum(int(one.get("resizes", 0)) for rows in measured.values() for one in rows)
     restarts = plain(measured, "a resize every 5 iterations", "restarts")
     note = f"{resizes} resizes; a simulation that ended would have ended the measurement"
     made = [
         Finding("time, three phases / fixed requests", "x", phases, theirs["phases"]),
         Finding("time, a resize every 5 iterations / none", "x", often),
-        Finding("what a resize adds to the ranks' time", "ms", Row("", tuple(per_resize))),
+        Finding("what a resize adds to the ranks' time", "ms", added, why=why),
         Finding("restarts", "restarts", restarts, theirs["restarts"], note=note),
     ]
     if PLAN_PHASES in measured:
