@@ -457,6 +457,17 @@ def test_each_mesh_has_its_own_speed_up_and_one_that_is_missing_says_why(monkeyp
     assert setups.setups_findings(None, some)[-1].why == "there is no snappyHexMesh"
 
 
+@pytest.mark.unit
+def test_pods_of_more_ranks_than_cores_ask_for_the_cores_that_there_are(tmp_path):
+    place = Place(tmp_path, tmp_path / "kubeconfig")
+    place.cores = 4
+    setting = Setting(place, SCALES["small"], 0.0, lambda _: None, tmp_path)
+    made = setups._by_ranks(setting, "a case", lambda ranks: tmp_path)
+    runs = {name: one.args[1] for name, one in made.items()}
+    asked = {len(run.requests): sum(run.requests) for run in runs.values()}
+    assert asked == {1: 1000, 2: 2000, 4: 4000, 8: 4000}
+
+
 class _Page(HTMLParser):
     """Elements that a page must not have, and what it says."""
 

@@ -23,7 +23,7 @@ from typing import Any
 from dovetail.bench.cases import mpirun, pitz_daily
 from dovetail.bench.harness import Row, plain_environment
 from dovetail.bench.papers import motor_bike, published
-from dovetail.bench.papers.allocation import ENDLESS, FOUR, cut, one
+from dovetail.bench.papers.allocation import ENDLESS, FOUR, cut, one, requests
 from dovetail.bench.papers.findings import Figures, Finding, Measured, Setting, plain
 from dovetail.bench.papers.place import LOCAL, NotHere, Run
 from dovetail.core.errors import WorkFailed
@@ -177,7 +177,7 @@ def _by_ranks(
     """A case that is cut evenly, on one rank and on more; `even` makes it."""
     made: dict[str, Callable[[], Figures]] = {}
     for ranks in _ranks(setting.place.cores):
-        run = Run(even(ranks), (1000,) * ranks)
+        run = Run(even(ranks), requests(setting, (1.0,) * ranks, False))
         if ranks == 1:
             run = replace(run, command=("simpleFoam",))
         made[f"{name}, even cut, spinning: {ranks}"] = functools.partial(one, setting, run)
