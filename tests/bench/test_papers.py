@@ -116,9 +116,8 @@ def test_what_was_measured_is_not_measured_again(tmp_path):
     again = Kept(tmp_path, about)
     assert again.has("packing", "two", 1)
     assert not again.has("packing", "one", 1)
-    assert again.rounds("packing", 3) == {"two": [{"rate": 2.0}], "one": [{"rate": 1.0}]}
     again.add("packing", "one", 1, {"rate": 1.5}, 0.1)
-    again.finish("packing")
+    again.finish("packing", ["two", "one"])
     again.close()
     last = Kept(tmp_path, about)
     assert last.finished("packing")
@@ -179,6 +178,46 @@ def test_an_interrupted_experiment_goes_on_with_what_is_missing(tmp_path, monkey
     assert (
         json.loads((tmp_path / "out/papers.json").read_text())["experiments"][0]["name"] == "fake"
     )
+
+
+@pytest.mark.unit
+def test_what_goes_on_without_a_program_that_was_there_at_first_has_all_its_rounds(
+    tmp_path, monkeypatch
+):
+    lammps = ["LAMMPS"]
+
+    def variants(setting: Setting):
+        def measure() -> dict[str, float]:
+            if lammps:
+                lammps.clear()
+                raise KeyboardInterrupt
+            return {"rate": 1.0}
+
+        made = {name: lambda: {"rate": 1.0} for name in lammps}
+        return {**made, "OpenFOAM": measure}
+
+    def findings(setting: Setting, measured) -> list[Finding]:
+        return [Finding(name, "x", Row("", tuple(one["rate"] for one in rounds)))
+                for name, rounds in measured.items()]  # fmt: skip
+
+    fake = {"fake": Experiment("fake", "a fake", findings, variants)}
+    monkeypatch.setattr(papers, "EXPERIMENTS", fake)
+    asked = papers.check(tmp_path / "out", [], "local", "small", 0.0)
+    with pytest.raises(KeyboardInterrupt):
+        papers.run(asked, lambda _: None)
+    for _ in range(2):  # measured, and as it was kept
+        (outcome,) = papers.run(asked, lambda _: None)[0]
+        assert [(one.what, len(one.row.values)) for one in outcome.findings] == [("OpenFOAM", 3)]
+
+
+@pytest.mark.unit
+def test_rounds_of_messages_may_lack_what_others_have():
+    whole = made_up_round(converged.SETUPS, **{"pull": 1.5, "pull, MB": 28.0})
+    less = {name: value for name, value in whole.items() if "LAMMPS" not in name}
+    del less["pull"]
+    found = converged.converged_findings(None, {converged.ROUND: [whole, less]})
+    assert not [one.what for one in found if one.what.startswith("LAMMPS:")]
+    assert {one.what: one.why for one in found}["pull of an image"].startswith("there is no lmp")
 
 
 @pytest.mark.unit

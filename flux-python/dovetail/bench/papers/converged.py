@@ -232,7 +232,7 @@ def _compared(measured: Measured, where: str) -> list[Finding]:
     def over(test: str, setup: str) -> Row:
         return Row("", tuple(one[f"{test}, {setup}"] / one[f"{test}, {BARE}"] for one in rounds))
 
-    lammps = f"LAMMPS, {BARE}" in rounds[0]
+    lammps = all(f"LAMMPS, {BARE}" in one for one in rounds)
     tests = [*published.OSU, *(["LAMMPS"] if lammps else [])]
     setups = [one for one in SETUPS if all(f"{tests[0]}, {one}" in found for found in rounds)]
     for test in tests:
@@ -278,7 +278,7 @@ def _pulls(measured: Measured) -> list[Finding]:
     """Of an image, beside the paper's only number with a pull in it."""
     theirs = published.of("converged")["pull"]
     rounds = measured[ROUND]
-    if "pull" not in rounds[0]:
+    if not all("pull" in one for one in rounds):
         return [Finding("pull of an image", "s", None, theirs, "there is no lmp to pack in one")]
     note = f"LAMMPS and its MPI, {rounds[0]['pull, MB']:.0f} MB packed, over plain HTTP from a " \
            "registry at this machine's loopback address"  # fmt: skip

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import os
 import statistics
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -47,14 +47,14 @@ class Kept:
     def __init__(self, directory: Path, about: Mapping[str, Any]) -> None:
         self.path = directory / FILE
         self._found: dict[tuple[str, str], dict[int, Figures]] = {}
-        self._finished: set[str] = set()
+        self._finished: dict[str, list[str]] = {}
         self._others: dict[str, list[float]] = {}
         try:
             directory.mkdir(parents=True, exist_ok=True)
             lines = whole_lines(self.path)
             for line in self._of(lines, about):
                 if "finished" in line:
-                    self._finished.add(line["finished"])
+                    self._finished[line["finished"]] = line["variants"]
                     continue
                 by_round = self._found.setdefault((line["experiment"], line["variant"]), {})
                 by_round[line["round"]] = line["figures"]
@@ -96,14 +96,18 @@ class Kept:
         """Whether nothing of it is missing."""
         return experiment in self._finished
 
-    def finish(self, experiment: str) -> None:
-        """All of it was measured."""
-        self._finished.add(experiment)
-        self._write({"finished": experiment})
+    def finish(self, experiment: str, variants: Sequence[str]) -> None:
+        """All of it was measured, which is these variants."""
+        self._finished[experiment] = list(variants)
+        self._write({"finished": experiment, "variants": list(variants)})
 
     def rounds(self, experiment: str, count: int) -> dict[str, list[Figures]]:
-        """By variant, its rounds in order, as many as all of them have."""
-        mine = {variant: by for (name, variant), by in self._found.items() if name == experiment}
+        """By variant of what is finished, its rounds in order, as many as all of them have.
+
+        What else was measured is left out: a program for it may have been there at first, and not
+        when this went on.
+        """
+        mine = {one: self._found.get((experiment, one), {}) for one in self._finished[experiment]}
         common = [turn for turn in range(count) if all(turn in by for by in mine.values())]
         return {variant: [by[turn] for turn in common] for variant, by in mine.items()}
 

@@ -174,7 +174,7 @@ def _measured(
                 kept.add(name, variant, turn, figures, others)
                 said = ", ".join(f"{k} {v:.3g}" for k, v in list(figures.items())[:3])
                 progress(f"{name}, round {turn + 1}/{rounds}  {variant}: {said}")
-        kept.finish(name)
+        kept.finish(name, names)
     return kept.rounds(name, rounds)
 
 
