@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -218,6 +219,20 @@ def test_rounds_of_messages_may_lack_what_others_have():
     found = converged.converged_findings(None, {converged.ROUND: [whole, less]})
     assert not [one.what for one in found if one.what.startswith("LAMMPS:")]
     assert {one.what: one.why for one in found}["pull of an image"].startswith("there is no lmp")
+
+
+@pytest.mark.unit
+def test_what_measures_by_other_benches_is_another_program_when_these_change():
+    folder = Path(papers.__file__).parent
+    used: set[str] = set()
+    for name in papers.MEASURING:
+        text = "" if name.startswith("..") else (folder / f"{name}.py").read_text()
+        used |= set(re.findall(r"^from dovetail\.bench\.(\w+) import", text, re.MULTILINE))
+        for names in re.findall(r"^from dovetail\.bench import (.+)$", text, re.MULTILINE):
+            used |= set(names.split(", "))
+    assert "cases" in used
+    others = used - {"papers", "harness"}  # that one only reckons, and starts a program
+    assert {f"../{name}" for name in others} <= set(papers.MEASURING)
 
 
 @pytest.mark.unit

@@ -24,6 +24,7 @@ from typing import Any
 
 from usernetes_setup.preflight import report as preflight
 
+from dovetail import __version__
 from dovetail.bench import hosts, ondemand
 from dovetail.bench.harness import Progress
 from dovetail.bench.papers import (
@@ -73,6 +74,7 @@ QUIET = 0.25  # of the cores: if others use more, measurements say nothing about
 MEASURING = (
     "allocation", "containers", "converged", "motor_bike", "neighbours", "packing", "place",
     "pull", "scales", "setups",
+    "../batch", "../cases", "../hosts", "../hybrid", "../jobtap", "../kube", "../ondemand",
 )  # fmt: skip
 """The modules on which measurements depend."""
 
@@ -187,9 +189,9 @@ def _nothing(experiment: Experiment, why: str) -> list[Finding]:
 
 def _program() -> str:
     """A name for the measuring code, so that its results are not mixed with those of another."""
-    digest = hashlib.sha256()
+    digest = hashlib.sha256(__version__.encode())  # of what runs simulations too
     for name in MEASURING:
-        digest.update(Path(__file__).with_name(f"{name}.py").read_bytes())
+        digest.update((Path(__file__).parent / f"{name}.py").read_bytes())
     return digest.hexdigest()[:12]
 
 
