@@ -71,6 +71,29 @@ def test_of_all_what_cannot_be_started_is_told_and_the_rest_goes_on(monkeypatch,
 
 
 @pytest.mark.unit
+@pytest.mark.parametrize("cores", [1, 16])
+def test_ways_on_two_cores_are_compared_with_dovetail_on_two(monkeypatch, capsys, cores):
+    mine = [set(range(cores))]
+    seen: list[set[int]] = []
+
+    def measures(scratch, repeat, progress):
+        seen.append(os.sched_getaffinity(0))
+        return [Claim(Row("figure", (1.0,)), "s")]
+
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: mine[-1])
+    monkeypatch.setattr(os, "sched_setaffinity", lambda _, cpus: mine.append(set(cpus)))
+    for name in ("pack", "jobtap"):
+        monkeypatch.setitem(bench.COMPARISONS, name, ("", measures))
+    codes = [main(["bench", name, "--json"]) for name in ("pack", "jobtap")]
+    if cores == 1:
+        assert codes == [2, 0]
+        assert "pack: needs 2 cores, and this process may use 1" in capsys.readouterr().err
+    else:
+        assert codes == [0, 0]
+        assert seen == [{0, 1}, set(range(16))]
+
+
+@pytest.mark.unit
 @pytest.mark.parametrize("measure", [pairs, hybrid], ids=["pairs", "hybrid"])
 def test_a_program_that_hangs_is_work_that_failed(monkeypatch, tmp_path, measure):
     monkeypatch.setattr(measure, "_PATIENCE", 0.1)

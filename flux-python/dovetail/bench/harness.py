@@ -8,18 +8,19 @@ slow minute of the machine falls on all of them.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
 import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from dovetail.bench.cases import environment
-from dovetail.core.errors import WorkFailed
+from dovetail.core.errors import BadInput, WorkFailed
 from dovetail.host.session import temporary_session
 from dovetail.report import summary
 
@@ -82,6 +83,19 @@ def interleave(
             values[name].append(value)
             progress(f"round {number + 1}/{repeat}  {name}: {value:.4g}")
     return {name: Row(name, tuple(values[name])) for name in names}
+
+
+@contextlib.contextmanager
+def on_cores(count: int, name: str) -> Iterator[None]:
+    """Keep this process and what it starts to so many cores. BadInput where there are fewer."""
+    before = os.sched_getaffinity(0)
+    if len(before) < count:
+        raise BadInput(f"{name}: needs {count} cores, and this process may use {len(before)}")
+    os.sched_setaffinity(0, sorted(before)[:count])
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)
 
 
 def plain(cases: Sequence[Path], command: Sequence[str], at_once: int) -> float:
