@@ -121,8 +121,8 @@ def test_each_of_a_mixed_queue_runs_its_own_command_where_its_case_is(tmp_path):
         jobs.append((tmp_path / name, ["sh", "-c", f"echo {name} >done"]))
     assert plain_queue(jobs, 2) > 0
     assert [(folder / "done").read_text() for folder, _ in jobs] == ["a\n", "b\n", "c\n"]
-    with pytest.raises(WorkFailed, match="exit 3.*exit code 3"):
-        plain_queue([*jobs, (tmp_path, ["sh", "-c", "exit 3"])], 1)
+    with pytest.raises(WorkFailed, match="exit 3.*exit code 3: error: no mesh"):
+        plain_queue([*jobs, (tmp_path, ["sh", "-c", "echo error: no mesh; exit 3"])], 1)
 
 
 @pytest.mark.alone

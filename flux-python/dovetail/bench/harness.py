@@ -22,6 +22,7 @@ from pathlib import Path
 from dovetail.bench.cases import environment
 from dovetail.core.errors import BadInput, WorkFailed
 from dovetail.host.session import temporary_session
+from dovetail.mpi.launcher import complaint
 from dovetail.report import summary
 
 Progress = Callable[[str], None]
@@ -117,7 +118,7 @@ def plain_queue(jobs: Sequence[tuple[Path, Sequence[str]]], at_once: int) -> flo
 
 def _plain(jobs: Sequence[tuple[Path, Sequence[str]]], at_once: int, env: dict[str, str]) -> float:
     waiting = list(jobs)
-    running: dict[int, subprocess.Popen[bytes]] = {}
+    running: dict[int, tuple[subprocess.Popen[bytes], Path]] = {}
     started = time.monotonic()
     try:
         while waiting or running:
@@ -125,16 +126,18 @@ def _plain(jobs: Sequence[tuple[Path, Sequence[str]]], at_once: int, env: dict[s
                 case, command = waiting.pop(0)
                 with open(case / "log.plain", "wb") as log:
                     process = subprocess.Popen(command, cwd=case, stdout=log, stderr=log, env=env)
-                running[process.pid] = process
+                running[process.pid] = process, case
             # Any child may be first; waiting for all of them at once needs no polling.
             ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOWAIT)
             if ended is None or ended.si_pid not in running:
                 raise WorkFailed("a process that the comparison did not start has ended")
-            process = running.pop(ended.si_pid)
-            if process.wait():
-                raise WorkFailed(f"{process.args!r}: exit code {process.returncode}")
+            process, case = running.pop(ended.si_pid)
+            if process.wait():  # its log goes with the scratch directory
+                said = complaint((case / "log.plain").read_text(errors="replace"))
+                code = f"exit code {process.returncode}"
+                raise WorkFailed(f"{process.args!r}: {code}" + (f": {said}" if said else ""))
     finally:
-        for process in running.values():
+        for process, _ in running.values():
             process.terminate()
             process.wait()
     return time.monotonic() - started
