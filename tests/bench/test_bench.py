@@ -358,3 +358,27 @@ def test_hosts_are_those_of_a_flux_instance_that_a_user_is_in(tmp_path, monkeypa
     monkeypatch.delenv("FLUX_URI", raising=False)
     with pytest.raises(BadInput, match="`flux alloc -N2 dovetail bench hosts` would be right"):
         hosts.hosts(tmp_path, 1, print)
+
+
+class Refuses(jobtap.Flux):
+    """A Flux whose jobs say nothing, and which starts nothing elsewhere."""
+
+    def __init__(self) -> None:
+        super().__init__("flux", "")
+        self.asked: list[tuple[str, ...]] = []
+
+    def run(self, *words: str, uri: str = "") -> str:
+        self.asked.append(words)
+        if words[0] == "exec":
+            raise WorkFailed("flux exec: no python there")
+        return "f1"
+
+
+@pytest.mark.unit
+def test_a_batch_job_that_is_not_up_in_time_does_not_go_on(tmp_path, monkeypatch):
+    monkeypatch.setattr(batch, "_PATIENCE", 0.1)
+    batch.prepare(tmp_path, 2, 2)
+    flux = Refuses()
+    with pytest.raises(WorkFailed, match="said nothing"), batch.during(flux, tmp_path, {}):
+        pytest.fail("it is not up")
+    assert flux.asked[-1] == ("cancel", "f1")

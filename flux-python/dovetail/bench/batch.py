@@ -75,11 +75,14 @@ def prepare(scratch: Path, brokers: int, slices: int) -> None:
 def begin(flux: Flux, scratch: Path) -> tuple[str, str, float]:
     """Submit the job; it, its instance, and seconds from its start to Kubernetes being up."""
     job = flux.run("batch", str(scratch / "script"))
-    uri = heard(scratch / "said")
-    if not uri:
+    try:
+        uri = heard(scratch / "said")
+        if not uri:
+            raise WorkFailed(f"Kubernetes is not up: {(scratch / 'log').read_text().strip()}")
+        return job, uri, time.time() - float(flux.run("jobs", "-no", "{t_run}", job))
+    except BaseException:
         flux.run("cancel", job)
-        raise WorkFailed(f"Kubernetes is not up: {(scratch / 'log').read_text().strip()}")
-    return job, uri, time.time() - float(flux.run("jobs", "-no", "{t_run}", job))
+        raise
 
 
 def end(flux: Flux, scratch: Path, job: str) -> float:
