@@ -382,3 +382,9 @@ def test_a_batch_job_that_is_not_up_in_time_does_not_go_on(tmp_path, monkeypatch
     with pytest.raises(WorkFailed, match="said nothing"), batch.during(flux, tmp_path, {}):
         pytest.fail("it is not up")
     assert flux.asked[-1] == ("cancel", "f1")
+
+
+@pytest.mark.unit
+def test_a_stream_that_another_host_cannot_send_is_not_waited_for():
+    with pytest.raises(WorkFailed, match="no python there"):
+        hosts._stream(Refuses())

@@ -11,12 +11,13 @@ another host, against one stream of TCP between the two.
 
 from __future__ import annotations
 
+import concurrent.futures
 import contextlib
 import json
 import os
+import select
 import socket
 import sys
-import threading
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -42,7 +43,7 @@ with socket.create_connection((sys.argv[1], int(sys.argv[2]))) as out:
     out.shutdown(socket.SHUT_WR)
     out.recv(1)
 """
-_PATIENCE = 600.0  # seconds
+_PATIENCE, _LOOK = 600.0, 0.2  # seconds for a stream to begin, and between looks at who sends
 Figures = dict[str, float]
 
 
@@ -160,12 +161,17 @@ def _staged(flux: Flux, scratch: Path, uri: str, count: int, found: Figures) -> 
 
 def _stream(flux: Flux) -> float:
     """Seconds in which `SIZE` bytes come from another host."""
+    threads = concurrent.futures.ThreadPoolExecutor(1)
     with socket.create_server(("", 0)) as server:
         port = server.getsockname()[1]
         words = (sys.executable, "-c", SENDER, socket.gethostname(), str(port), str(SIZE))
-        sender = threading.Thread(target=flux.run, args=("exec", "-r", "1", *words))
-        sender.start()
-        server.settimeout(_PATIENCE)
+        sent = threads.submit(flux.run, "exec", "-r", "1", *words)
+        end = time.monotonic() + _PATIENCE
+        while not select.select([server], [], [], _LOOK)[0]:
+            if sent.done():
+                raise WorkFailed(f"a stream between hosts: {sent.exception() or 'nobody came'}")
+            if time.monotonic() > end:
+                raise WorkFailed(f"a stream between hosts: nobody came in {_PATIENCE:.0f} s")
         link, _ = server.accept()
         began = time.monotonic()
         with link:
@@ -173,7 +179,7 @@ def _stream(flux: Flux) -> float:
             while link.recv_into(buffer):
                 pass
             took = time.monotonic() - began
-        sender.join()
+        sent.result()
     return took
 
 
