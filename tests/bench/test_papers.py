@@ -567,6 +567,8 @@ def test_the_page_has_every_finding_and_needs_nothing_else():
         (["papers", "--price", "-1"], "--price"),
         (["pack", "allocation"], "allocation: only with papers"),
         (["pack", "--scale", "small"], "--scale: only with papers"),
+        (["papers", "--repeat", "3"], "--repeat: not with papers: --scale says how many rounds"),
+        (["demo", "--repeat", "3"], "--repeat: not with demo: it has one round"),
         (["scale", "ranks", "nonsense"], "there is nothing called 'nonsense'; there are ranks"),
         (["queues", "short", "nonsense"], "there is no queue 'nonsense'; there are imbalanced"),
     ],

@@ -75,6 +75,7 @@ ON_TWO_CORES = (
     "short",
 )  # fmt: skip
 """What compares ways that use two cores; Dovetail, which would use all, gets no more of them."""
+ROUNDS = 5
 SCALE_IN_ALL = ("ranks",)
 """What `all` takes of `scale`; the README's table has no more of it."""
 QUEUES_IN_ALL = 500
@@ -92,9 +93,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help=f"queues of `queues`, parts of `scale` ({', '.join(scale.PARTS)}), or experiments of "
         "`papers`: " + ", ".join(papers.EXPERIMENTS),
     )  # fmt: skip
-    parser.add_argument(
-        "--repeat", metavar="N", type=int, default=5, help="rounds (default: %(default)s)"
-    )
+    parser.add_argument("--repeat", metavar="N", type=int, help=f"rounds (default: {ROUNDS})")
     parser.add_argument(
         "--queues", metavar="N", type=int,
         help=f"random queues of `choice` (default: {choice.QUEUES}, with all {QUEUES_IN_ALL})",
@@ -130,6 +129,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Measure and print; 0 if every figure keeps its bound, else 1."""
+    if args.repeat is not None and args.what in ("demo", "papers"):
+        instead = "it has one round" if args.what == "demo" else "--scale says how many rounds"
+        raise BadInput(f"--repeat: not with {args.what}: {instead}")
+    args.repeat = ROUNDS if args.repeat is None else args.repeat
     if not 1 <= args.repeat <= 1000:
         raise BadInput(f"--repeat {args.repeat}: give 1 to 1000")
     if args.queues is not None and args.what not in ("choice", "all"):
