@@ -94,6 +94,24 @@ def test_ways_on_two_cores_are_compared_with_dovetail_on_two(monkeypatch, capsys
 
 
 @pytest.mark.unit
+@pytest.mark.parametrize(("first", "code"), [("", 130), ("trap '' HUP;", 0)])
+def test_a_comparison_whose_terminal_goes_leaves_nothing(tmp_path, first, code):
+    script = (
+        "import os, signal, sys\nfrom dovetail.bench.harness import Claim, Row\n"
+        "from dovetail.cli import bench, main\n"
+        "def measures(*_):\n os.kill(os.getpid(), signal.SIGHUP)\n"
+        " return [Claim(Row('figure', (1.0,)), 's')]\n"
+        "bench.COMPARISONS['jobtap'] = ('', measures)\n"
+        "sys.exit(main.main(['bench', 'jobtap']))\n"
+    )
+    done = subprocess.run(
+        ["sh", "-c", f'{first} exec "$0" -c "$1"', sys.executable, script],
+        env=known_programs.environment(TMPDIR=str(tmp_path)), capture_output=True, text=True,
+    )  # fmt: skip
+    assert (done.returncode, list(tmp_path.iterdir())) == (code, []), done.stderr
+
+
+@pytest.mark.unit
 @pytest.mark.parametrize("measure", [pairs, hybrid], ids=["pairs", "hybrid"])
 def test_a_program_that_hangs_is_work_that_failed(monkeypatch, tmp_path, measure):
     monkeypatch.setattr(measure, "_PATIENCE", 0.1)

@@ -150,7 +150,7 @@ def run(args: argparse.Namespace) -> int:
             raise BadInput(f"{given}: only with papers, not with {args.what}")
     if args.output and args.what not in ("demo", "choice", "all"):
         raise BadInput(f"-o: only with demo, choice, all and papers, not with {args.what}")
-    signal.signal(signal.SIGTERM, interrupt)
+    clean_up_when_ended()
     if args.what == "demo":
         ended = demo.run_demo(
             args.output or Path("demo-out"), tell, quiet=args.json, kubernetes=args.kubernetes
@@ -211,7 +211,7 @@ def run_papers(args: argparse.Namespace) -> int:
     output = args.output or Path("papers-out")
     executor, scale = args.executor or papers.EXECUTORS[0], args.scale or next(iter(scales.SCALES))
     asked = papers.check(output, args.names, executor, scale, price)
-    signal.signal(signal.SIGTERM, interrupt)
+    clean_up_when_ended()
     outcomes, well = papers.run(asked, tell)
     if args.json:
         print((output / "papers.json").read_text(), end="")
@@ -244,8 +244,15 @@ def show_papers(outcomes: list[Outcome]) -> None:
             console.print(f"{one.name}: {said[0].lower()}{said[1:]}")
 
 
+def clean_up_when_ended() -> None:
+    """At SIGTERM, and as the terminal goes; not where that is to be outlived, as with nohup."""
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) != signal.SIG_IGN:
+            signal.signal(number, interrupt)
+
+
 def interrupt(number: int, _: FrameType | None) -> None:
-    """Let SIGTERM clean up as Ctrl-C does."""
+    """Let a signal clean up as Ctrl-C does."""
     raise KeyboardInterrupt
 
 
