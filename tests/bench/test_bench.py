@@ -18,10 +18,10 @@ import urllib.request
 from pathlib import Path
 
 import pytest
-from dovetail.bench import batch, demo, hosts, hybrid, jobtap, many, ondemand, pairs, pods
+from dovetail.bench import batch, demo, hosts, hybrid, jobtap, kube, many, ondemand, pairs, pods
 from dovetail.bench.cases import TUTORIALS
 from dovetail.bench.harness import Claim, Row, interleave, plain, plain_queue, ratios
-from dovetail.bench.papers import pull
+from dovetail.bench.papers import containers, pull
 from dovetail.bench.scale import brokers
 from dovetail.bench.scale import pods as scale_pods
 from dovetail.cli import bench
@@ -109,6 +109,19 @@ def test_a_comparison_whose_terminal_goes_leaves_nothing(tmp_path, first, code):
         env=known_programs.environment(TMPDIR=str(tmp_path)), capture_output=True, text=True,
     )  # fmt: skip
     assert (done.returncode, list(tmp_path.iterdir())) == (code, []), done.stderr
+
+
+@pytest.mark.unit
+@pytest.mark.parametrize("what", ["delegate", "runc"])
+def test_a_tool_that_fails_is_work_that_failed(monkeypatch, tmp_path, what):
+    (tmp_path / what).write_text("#!/bin/sh\ncat >/dev/null\necho no space left >&2\nexit 1\n")
+    (tmp_path / what).chmod(0o755)
+    monkeypatch.setattr(kube.build, "setup_folder", lambda: tmp_path)
+    fails = {"delegate": lambda: kube._delegate(65534),
+             "runc": lambda: containers.run(tmp_path / what, tmp_path, ["true"], 1)}  # fmt: skip
+    with pytest.raises(WorkFailed, match="no space left"):
+        fails[what]()
+    assert [path.name for path in tmp_path.iterdir()] == [what]
 
 
 @pytest.mark.unit

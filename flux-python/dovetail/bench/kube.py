@@ -158,8 +158,7 @@ def another(scratch: Path, progress: Progress) -> Iterator[User | None]:
     programs = scratch / "programs"
     shutil.copytree(built, programs / "kube" / built.name, symlinks=True)
     os.chown(folder, uid, uid)
-    delegate = [str(build.setup_folder() / "delegate"), str(uid)]
-    subprocess.run(delegate, check=True)
+    _delegate(uid)
     try:
         other = User("rootless", uid, folder, programs)
         try:
@@ -173,7 +172,15 @@ def another(scratch: Path, progress: Progress) -> Iterator[User | None]:
         end = time.monotonic() + PATIENCE
         while _runs(uid) and time.monotonic() < end:  # what was interrupted ends by itself
             time.sleep(0.2)
-        subprocess.run([*delegate, "--remove"], check=True)
+        _delegate(uid, "--remove")
+
+
+def _delegate(uid: int, *words: str) -> None:
+    """Give a user control groups, or with --remove take them away. Raises WorkFailed."""
+    line = [str(build.setup_folder() / "delegate"), str(uid), *words]
+    done = subprocess.run(line, capture_output=True, text=True)
+    if done.returncode:
+        raise WorkFailed(f"{' '.join(line)}: {done.stderr.strip()}")
 
 
 def _runs(uid: int) -> bool:

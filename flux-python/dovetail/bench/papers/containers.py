@@ -94,7 +94,10 @@ def _container(
     )  # fmt: skip
     try:
         made = [str(engine), "spec", f"--bundle={bundle}"]
-        subprocess.run(made if os.getuid() == 0 else [*made, "--rootless"], check=True)
+        made += [] if os.getuid() == 0 else ["--rootless"]
+        done = subprocess.run(made, capture_output=True, text=True)
+        if done.returncode:
+            raise WorkFailed(f"a container cannot be made: {done.stderr.strip()}")
         file = bundle / "config.json"
         config = _configured(json.loads(file.read_text()), bundle / "rootfs")
         variables = [f"{key}={value}" for key, value in {**environment, **_ROOT}.items()]
