@@ -339,6 +339,18 @@ def test_a_resize_costs_what_it_adds_to_the_iterations_that_were_done(tmp_path, 
 
 
 @pytest.mark.unit
+def test_others_disturb_by_what_they_take_of_our_cores_alone():
+    stat = (
+        "cpu  900 0 100 700 60 0 0 5 0 0\n"
+        "cpu0 10 1 2 300 30 3 4 5 0 0\n"
+        "cpu1 890 0 98 400 30 0 0 0 0 0\n"
+        "cpu10 7 0 0 0 0 0 0 0 0 0\nintr 1 2 3\n"
+    )
+    assert papers.used(stat, {0}) == 25
+    assert papers.used(stat, {0, 1}) == 25 + 988
+
+
+@pytest.mark.unit
 def test_models_of_no_use_are_not_put_in_a_ratio():
     (theirs,) = [one for one in published.TABLES["hybrid"] if (one.value or 0) < 0]
     found = Finding("R squared", "R squared", Row("", (-32.5,)), theirs)

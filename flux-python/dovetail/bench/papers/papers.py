@@ -203,16 +203,26 @@ def command(asked: Asked, name: str) -> str:
 
 
 def busy(seconds: float = 0.2) -> float:
-    """Cores in use while nothing of ours runs: what others take from the measurements."""
+    """Of our cores, those in use while nothing of ours runs: what others take from us."""
 
     def ticks() -> int:
-        fields = Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]
-        return sum(map(int, fields)) - int(fields[3]) - int(fields[4])
+        return used(Path("/proc/stat").read_text(), os.sched_getaffinity(0))
 
     before, began = ticks(), time.monotonic()
     time.sleep(seconds)
     rate = float(os.sysconf("SC_CLK_TCK"))
     return (ticks() - before) / rate / (time.monotonic() - began)
+
+
+def used(stat: str, cpus: Iterable[int]) -> int:
+    """Clock ticks in which some CPUs did something, of what proc(5) calls stat.
+
+    Others of a node that many share are no concern of who has some of its cores.
+    """
+    wanted = {f"cpu{cpu}" for cpu in cpus}
+    rows = [line.split() for line in stat.splitlines()]
+    ticks = [list(map(int, row[1:9])) for row in rows if row and row[0] in wanted]
+    return sum(sum(one) - one[3] - one[4] for one in ticks)  # idle, and waiting for a disk
 
 
 def machine() -> str:
