@@ -351,6 +351,23 @@ def test_others_disturb_by_what_they_take_of_our_cores_alone():
 
 
 @pytest.mark.unit
+def test_each_round_of_few_variants_begins_with_another(tmp_path, monkeypatch):
+    seen: list[str] = []
+
+    def variants(setting: Setting):
+        def measure(name: str) -> dict[str, float]:
+            seen.append(name)
+            return {"rate": 1.0}
+
+        return {name: lambda name=name: measure(name) for name in "ab"}
+
+    fake = {"fake": Experiment("fake", "a fake", lambda *_: [], variants)}
+    monkeypatch.setattr(papers, "EXPERIMENTS", fake)
+    papers.run(papers.check(tmp_path / "out", [], "local", "medium", 0.0), lambda _: None)
+    assert "".join(seen) == "abbaabbaab"
+
+
+@pytest.mark.unit
 def test_models_of_no_use_are_not_put_in_a_ratio():
     (theirs,) = [one for one in published.TABLES["hybrid"] if (one.value or 0) < 0]
     found = Finding("R squared", "R squared", Row("", (-32.5,)), theirs)

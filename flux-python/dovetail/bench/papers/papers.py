@@ -167,7 +167,7 @@ def _measured(
         variants = experiment.variants(setting)
         names = list(variants)
         for turn in range(rounds):
-            first = turn * max(1, len(names) // rounds)
+            first = turn * max(1, len(names) // rounds) % max(1, len(names))
             for variant in [*names[first:], *names[:first]]:
                 if kept.has(name, variant, turn):
                     continue
