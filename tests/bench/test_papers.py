@@ -368,6 +368,24 @@ def test_each_round_of_few_variants_begins_with_another(tmp_path, monkeypatch):
 
 
 @pytest.mark.unit
+def test_the_page_keeps_what_was_measured_before_when_one_is_asked_for(tmp_path, monkeypatch):
+    def experiment(name: str) -> Experiment:
+        def variants(setting: Setting):
+            return {"a": lambda: {"rate": 1.0}}
+
+        return Experiment(name, name, lambda *_: [Finding(name, "x", Row("", (1.0,)))], variants)
+
+    fake = {name: experiment(name) for name in ("one", "two", "three")}
+    monkeypatch.setattr(papers, "EXPERIMENTS", fake)
+    for names in (["two"], ["one"]):
+        asked = papers.check(tmp_path / "out", names, "local", "small", 0.0)
+        assert [one.name for one in papers.run(asked, lambda _: None)[0]] == names
+    found = json.loads((tmp_path / "out/papers.json").read_text())["experiments"]
+    assert [one["name"] for one in found] == ["one", "two"]
+    assert 'id="two"' in (tmp_path / "out/papers.html").read_text()
+
+
+@pytest.mark.unit
 def test_models_of_no_use_are_not_put_in_a_ratio():
     (theirs,) = [one for one in published.TABLES["hybrid"] if (one.value or 0) < 0]
     found = Finding("R squared", "R squared", Row("", (-32.5,)), theirs)

@@ -2,7 +2,8 @@
 """`dovetail bench papers`: every experiment in turn, what it found, and the page of it all.
 
 Inputs: the output directory, which experiments, scale, executor, price. Outputs: `Outcome`s;
-`measured.jsonl`, `papers.json` and `papers.html` in the directory, renewed after each experiment.
+`measured.jsonl`, `papers.json` and `papers.html` in the directory, renewed after each experiment,
+with all that was measured there.
 Invariants: variants of an experiment take turns, round by round, each round in another order; what
 was measured before an interruption is not measured again; an experiment that cannot run here, or
 fails, says why, and the others run.
@@ -108,20 +109,28 @@ def check(output: Path, names: Sequence[str], executor: str, scale: str, price: 
 
 
 def run(asked: Asked, progress: Progress) -> tuple[list[Outcome], bool]:
-    """Measure what is missing; what all of it says, and whether nothing failed."""
+    """Measure what is missing; what all of it says, and whether nothing failed.
+
+    The page has what was measured before, too, from the first experiment on.
+    """
     several = hosts.several()
     about = {"papers": 1, "scale": asked.scale.name, "executor": asked.executor,
              "machine": platform.node(), "cores": len(os.sched_getaffinity(0)),
              "hosts": several[1] if several else 1, "program": _program()}  # fmt: skip
     kept = Kept(asked.output, about)
-    outcomes: list[Outcome] = []
+    outcomes: dict[str, Outcome] = {}
     well = True
+
+    def there(name: str) -> bool:
+        return kept.finished(EXPERIMENTS[name].rests_on or name)
+
+    names = [name for name in EXPERIMENTS if name in asked.names or there(name)]
     with contextlib.ExitStack() as stack:
         stack.callback(kept.close)
         scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="dovetail-bench-")))
         clusters = stack.enter_context(contextlib.ExitStack())
         kubeconfig = None
-        for name in asked.names:
+        for name in sorted(names, key=lambda name: not there(name)):
             experiment = EXPERIMENTS[name]
             began = time.monotonic()
             base = experiment.rests_on or name
@@ -148,12 +157,13 @@ def run(asked: Asked, progress: Progress) -> tuple[list[Outcome], bool]:
             others = kept.others(base)
             if others >= QUIET * len(os.sched_getaffinity(0)):
                 found = [replace(finding, disturbed=True) for finding in found]
-            outcomes.append(
-                Outcome(name, experiment.title, tuple(found), command(asked, name), others)
+            outcomes[name] = Outcome(
+                name, experiment.title, tuple(found), command(asked, name), others
             )
-            publish(asked.output, outcomes, about)
-            progress(f"{name}: {time.monotonic() - began:.0f} s")
-    return outcomes, well
+            publish(asked.output, [outcomes[one] for one in names if one in outcomes], about)
+            if name in asked.names:
+                progress(f"{name}: {time.monotonic() - began:.0f} s")
+    return [outcomes[name] for name in asked.names], well
 
 
 def _measured(
