@@ -229,6 +229,13 @@ def test_what_is_said_after_the_longest_bar_is_in_the_picture():
     assert start + 0.62 * charts.TEXT * len(bar.remark) < charts.PANEL  # as wide as usual letters
 
 
+def test_a_number_below_nothing_is_in_the_chart():
+    bar = charts.Bar("R squared", ((-32.5, "own"),), "-32.5", (-40.0, -30.0))
+    drawn = charts.bars([("", [charts.Bar("other", ((0.9, "own"),), "0.9"), bar])], "", "models")
+    places = re.findall(r' x1?="([-\d.]+)"', drawn)
+    assert min(map(float, places)) >= 0
+
+
 def test_text_in_charts_is_readable_on_a_phone():
     # A 390 px screen leaves 342 px for a panel.
     assert charts.TEXT * 342 / charts.PANEL >= 11

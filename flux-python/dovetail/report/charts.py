@@ -126,9 +126,9 @@ def _bar(bar: Bar, left: float, y: float, scale: float) -> list[Markup]:
     drawn, x = [], left
     for value, kind in bar.parts:
         drawn.append(rect(x, y, value * scale, 16, kind))
-        x += value * scale
+        x += max(0.0, value) * scale  # what is below 0 has no length, but its number
     if bar.spread:
-        low, high = (left + value * scale for value in bar.spread)
+        low, high = (left + max(0.0, value) * scale for value in bar.spread)
         drawn.append(line(low, y + 8, high, y + 8, "whisker"))
         drawn += [line(end, y + 3, end, y + 13, "whisker") for end in (low, high)]
         x = max(x, high)
