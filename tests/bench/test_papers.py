@@ -382,6 +382,11 @@ def test_the_page_keeps_what_was_measured_before_when_one_is_asked_for(tmp_path,
         assert [one.name for one in papers.run(asked, lambda _: None)[0]] == names
     found = json.loads((tmp_path / "out/papers.json").read_text())["experiments"]
     assert [one["name"] for one in found] == ["one", "two"]
+    os.utime(tmp_path / "out" / FILE, (0, 86400 * 365.5))  # measured long ago
+    papers.run(asked, lambda _: None)
+    machine = json.loads((tmp_path / "out/papers.json").read_text())["measured_on"]
+    assert machine.endswith("January 1971")
+    assert machine in (tmp_path / "out/papers.html").read_text()
     assert 'id="two"' in (tmp_path / "out/papers.html").read_text()
 
 

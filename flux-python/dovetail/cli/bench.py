@@ -216,14 +216,14 @@ def run_papers(args: argparse.Namespace) -> int:
     if args.json:
         print((output / "papers.json").read_text(), end="")
     else:
-        show_papers(outcomes)
+        show_papers(outcomes, papers.machine(output))
         print(f"page: {output / 'papers.html'}")
     return 0 if well else 1
 
 
-def show_papers(outcomes: list[Outcome]) -> None:
+def show_papers(outcomes: list[Outcome], machine: str) -> None:
     """What the papers say, and what was measured."""
-    table = Table(title=papers.machine(), title_justify="left", show_lines=False)
+    table = Table(title=machine, title_justify="left", show_lines=False)
     for heading in ("", "figure", "paper", "here", "lowest to highest", "n", "ratio", "verdict"):
         right = heading in ("paper", "here", "n", "ratio")
         table.add_column(heading, justify="right" if right else "left", no_wrap=right)

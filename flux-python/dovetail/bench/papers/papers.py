@@ -37,7 +37,7 @@ from dovetail.bench.papers import (
     setups,
 )
 from dovetail.bench.papers.findings import Experiment, Figures, Finding, Setting
-from dovetail.bench.papers.kept import Kept
+from dovetail.bench.papers.kept import FILE, Kept
 from dovetail.bench.papers.page import Outcome, page
 from dovetail.bench.papers.place import KUBERNETES, LOCAL, NotHere, Place
 from dovetail.bench.papers.scales import SCALES, Scale
@@ -235,8 +235,8 @@ def used(stat: str, cpus: Iterable[int]) -> int:
     return sum(sum(one) - one[3] - one[4] for one in ticks)  # idle, and waiting for a disk
 
 
-def machine() -> str:
-    """What it was measured on."""
+def machine(output: Path) -> str:
+    """What it was measured on, and when that ended."""
     model = ""
     with contextlib.suppress(OSError):
         for line in Path("/proc/cpuinfo").read_text().splitlines():
@@ -244,15 +244,15 @@ def machine() -> str:
                 model = line.partition(":")[2].strip() + ", "
                 break
     cores = len(os.sched_getaffinity(0))
-    day = time.strftime("%d %B %Y")
+    day = time.strftime("%d %B %Y", time.localtime((output / FILE).stat().st_mtime))
     return f"{model}{cores} cores, Linux {platform.release()}, {day}"
 
 
-def to_json(outcomes: Sequence[Outcome], about: Mapping[str, Any]) -> dict[str, Any]:
+def to_json(outcomes: Sequence[Outcome], about: Mapping[str, Any], machine: str) -> dict[str, Any]:
     """Everything, as `--json` prints it."""
     return {
         **about,
-        "measured_on": machine(),
+        "measured_on": machine,
         "experiments": [
             {"name": one.name, "title": one.title, "command": one.command,
              "others": one.others, "findings": [finding.to_json() for finding in one.findings]}
@@ -263,6 +263,7 @@ def to_json(outcomes: Sequence[Outcome], about: Mapping[str, Any]) -> dict[str, 
 
 def publish(output: Path, outcomes: Sequence[Outcome], about: Mapping[str, Any]) -> None:
     """Write `papers.json` and `papers.html`."""
-    text = json.dumps(to_json(outcomes, about), indent=1, allow_nan=False)
+    there = machine(output)
+    text = json.dumps(to_json(outcomes, about, there), indent=1, allow_nan=False)
     replace_file(output / "papers.json", text + "\n")
-    replace_file(output / "papers.html", page(outcomes, machine()))
+    replace_file(output / "papers.html", page(outcomes, there))
