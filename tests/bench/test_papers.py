@@ -46,7 +46,7 @@ from dovetail.bench.papers.page import row as page_row
 from dovetail.bench.papers.place import KUBERNETES, NotHere, Place, Run, Seen, need_groups
 from dovetail.bench.papers.published import Published
 from dovetail.bench.papers.scales import SCALES
-from dovetail.cli import main
+from dovetail.cli import bench, main
 from dovetail.core.errors import BadInput, WorkFailed
 from support import flux_batch, known_programs
 from support.clusters import eventually
@@ -388,6 +388,16 @@ def test_the_page_keeps_what_was_measured_before_when_one_is_asked_for(tmp_path,
     assert machine.endswith("January 1971")
     assert machine in (tmp_path / "out/papers.html").read_text()
     assert 'id="two"' in (tmp_path / "out/papers.html").read_text()
+
+
+@pytest.mark.unit
+def test_a_reason_is_printed_as_it_is(capsys):
+    why = "failed: [vm:4711] no route; [/opt/mpi] is missing"
+    outcome = Outcome("one", "one", (Finding("time", "s", why=why),), "")
+    bench.show_papers([outcome], "a machine")
+    told = capsys.readouterr().out
+    for word in ("[vm:4711]", "[/opt/mpi]"):
+        assert word in told
 
 
 @pytest.mark.unit

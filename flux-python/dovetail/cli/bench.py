@@ -236,7 +236,7 @@ def show_papers(outcomes: list[Outcome], machine: str) -> None:
             table.add_row(one.name, cells["what"], cells["theirs"], cells["ours"],
                           cells["spread"], cells["n"], cells["ratio"], verdict)  # fmt: skip
     width = 170 if not sys.stdout.isatty() else None
-    console = Console(highlight=False, width=width)
+    console = Console(highlight=False, markup=False, emoji=False, width=width)
     console.print(table)
     for one in outcomes:
         said = disturbance(one)
@@ -292,4 +292,4 @@ def show(found: dict[str, list[Claim]]) -> None:
                 f"{claim.relation} {claim.bound:.3g} {verdict}" if claim.relation else "",
             )
     width = 140 if not sys.stdout.isatty() else None
-    Console(highlight=False, width=width).print(table)
+    Console(highlight=False, markup=False, emoji=False, width=width).print(table)
