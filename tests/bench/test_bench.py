@@ -125,6 +125,23 @@ def test_a_tool_that_fails_is_work_that_failed(monkeypatch, tmp_path, what):
 
 
 @pytest.mark.unit
+def test_a_demo_that_is_interrupted_as_it_compares_has_its_report(monkeypatch, tmp_path):
+    published: list[object] = []
+
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(demo, "pitz_daily", lambda case, *_: case.mkdir(parents=True) or case)
+    monkeypatch.setattr(demo, "clones", lambda *_: [])
+    monkeypatch.setattr(demo, "execute", lambda *_, **__: "log")
+    monkeypatch.setattr(demo, "others", interrupted)
+    monkeypatch.setattr(demo, "publish", lambda _, log, __: published.append(log))
+    with pytest.raises(KeyboardInterrupt):
+        demo.run_demo(tmp_path / "out", print, quiet=True)
+    assert published == ["log"]
+
+
+@pytest.mark.unit
 @pytest.mark.parametrize("measure", [pairs, hybrid], ids=["pairs", "hybrid"])
 def test_a_program_that_hangs_is_work_that_failed(monkeypatch, tmp_path, measure):
     monkeypatch.setattr(measure, "_PATIENCE", 0.1)

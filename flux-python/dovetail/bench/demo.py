@@ -86,10 +86,13 @@ def run_demo(
         with Signals() as signals:
             execute(asked, processes, signals, quiet=quiet)
         ondemand.compare(directory, processes, progress)
-    if not signals.caught:
-        measured = [row for family in FAMILIES for row in others(family, cases, progress)]
-        alternatives.write(directory, CORES, measured)
-    return publish(directory, log, signals)
+    try:
+        if not signals.caught:
+            measured = [row for family in FAMILIES for row in others(family, cases, progress)]
+            alternatives.write(directory, CORES, measured)
+    finally:  # the run is done, whatever becomes of the comparison
+        ended = publish(directory, log, signals)
+    return ended
 
 
 def others(family: Family, cases: dict[str, list[Path]], progress: Progress) -> list[Alternative]:
