@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
 import re
@@ -10,6 +11,8 @@ import signal
 import socket
 import stat
 import sys
+import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -165,6 +168,27 @@ def test_where_it_cannot_be_nothing_is_started(site, where, why):  # noqa: F811
     (line,) = said.splitlines()
     assert line.startswith(f"dovetail: --metrics {where}: {why}")
     assert not site.out.exists()
+
+
+def test_a_client_that_sends_byte_by_byte_keeps_nobody_waiting(tmp_path, monkeypatch):
+    monkeypatch.setattr("dovetail.run.metrics_server.PATIENCE", 0.5)
+    path = f"{tmp_path}/socket"
+    with Server(f"unix:{path}") as server, socket.socket(socket.AF_UNIX) as slow:
+        server.start(tmp_path, lambda: b"done 1\n")
+        slow.connect(path)
+
+        def drip() -> None:
+            with contextlib.suppress(OSError):
+                for _ in range(100):
+                    slow.sendall(b"G")
+                    time.sleep(0.1)
+
+        threading.Thread(target=drip, daemon=True).start()
+        with socket.socket(socket.AF_UNIX) as client:
+            client.settimeout(8.0)
+            client.connect(path)
+            client.sendall(b"GET /metrics HTTP/1.0\r\n\r\n")
+            assert client.recv(4096).startswith(b"HTTP/1.0 200")
 
 
 def test_where_somebody_listens_already(tmp_path):

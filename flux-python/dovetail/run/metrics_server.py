@@ -133,10 +133,15 @@ class Server:
             except OSError:
                 self._closed.wait(1.0)  # as where too many files are open
                 continue
+            late = threading.Timer(PATIENCE, _cut, [client])  # one that sends byte by byte
+            late.daemon = True
+            late.start()
             try:
                 answering.process_request(client, address)
             except Exception:  # a client that went away, or spoke something else, is no matter
                 answering.shutdown_request(client)
+            finally:
+                late.cancel()
 
     def close(self) -> None:
         """Listen no more, and remove socket and token."""
@@ -155,6 +160,12 @@ class Server:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _cut(client: socket.socket) -> None:
+    """End a connection, for both sides; it may have ended."""
+    with contextlib.suppress(OSError):
+        client.shutdown(socket.SHUT_RDWR)
 
 
 class _Answering(http.server.HTTPServer):
