@@ -142,6 +142,20 @@ def test_a_demo_that_is_interrupted_as_it_compares_has_its_report(monkeypatch, t
 
 
 @pytest.mark.unit
+def test_all_that_is_interrupted_prints_what_it_has(monkeypatch, capsys):
+    def interrupted(scratch, repeat, progress):
+        raise KeyboardInterrupt
+
+    def measures(scratch, repeat, progress):
+        return [Claim(Row("figure", (1.0,)), "s")]
+
+    found = {"one": ("", measures), "two": ("", interrupted)}
+    monkeypatch.setattr(bench, "COMPARISONS", found)
+    assert main(["bench", "all", "--json"]) == 130
+    assert list(json.loads(capsys.readouterr().out)) == ["one"]
+
+
+@pytest.mark.unit
 @pytest.mark.parametrize("measure", [pairs, hybrid], ids=["pairs", "hybrid"])
 def test_a_program_that_hangs_is_work_that_failed(monkeypatch, tmp_path, measure):
     monkeypatch.setattr(measure, "_PATIENCE", 0.1)

@@ -160,20 +160,18 @@ def run(args: argparse.Namespace) -> int:
         raise BadInput(f"--kubernetes: only with demo, not with {args.what}")
     found: dict[str, list[Claim]] = {}
     missing: dict[str, str] = {}
-    for name in every() if args.what == "all" else (args.what,):
-        try:
-            found[name] = measure(name, args)
-        except (BadInput, WorkFailed, OSError) as error:
-            if args.what != "all":
-                raise
-            missing[name] = str(error)
-            tell(f"{name}: not measured: {error}")
-    if args.json:
-        print(json.dumps({name: list(map(plain, claims)) for name, claims in found.items()}))
-    else:
-        show(found)
-        for name, why in missing.items():
-            print(f"{name}: not measured: {why}")
+    try:
+        for name in every() if args.what == "all" else (args.what,):
+            try:
+                found[name] = measure(name, args)
+            except (BadInput, WorkFailed, OSError) as error:
+                if args.what != "all":
+                    raise
+                missing[name] = str(error)
+                tell(f"{name}: not measured: {error}")
+    finally:  # interrupted after hours, too
+        if found or missing:
+            show(found, missing, as_json=args.json)
     kept = all(c.met is not False for claims in found.values() for c in claims)
     return 0 if kept and not missing else 1
 
@@ -273,8 +271,11 @@ def plain(claim: Claim) -> dict[str, object]:
     }
 
 
-def show(found: dict[str, list[Claim]]) -> None:
-    """The table for the README."""
+def show(found: dict[str, list[Claim]], missing: dict[str, str], *, as_json: bool) -> None:
+    """The table for the README, or the same as JSON."""
+    if as_json:
+        print(json.dumps({name: list(map(plain, claims)) for name, claims in found.items()}))
+        return
     title = f"{os.cpu_count()} cores, Linux {platform.release()}"
     table = Table(title=title, title_justify="left")
     for heading in ("", "figure", "median", "smallest to largest", "n", "bound"):
@@ -293,3 +294,5 @@ def show(found: dict[str, list[Claim]]) -> None:
             )
     width = 140 if not sys.stdout.isatty() else None
     Console(highlight=False, markup=False, emoji=False, width=width).print(table)
+    for name, why in missing.items():
+        print(f"{name}: not measured: {why}")
