@@ -133,6 +133,18 @@ def test_what_was_measured_is_not_measured_again(tmp_path):
 
 
 @pytest.mark.unit
+@pytest.mark.parametrize("line", ["[]", '{"experiment": "packing"}', '{"finished": []}'])
+def test_a_file_that_is_not_of_measurements_is_refused(tmp_path, line):
+    (tmp_path / FILE).write_text(f'{{"scale": "small"}}\n{line}\n{{}}\n')
+    with pytest.raises(BadInput, match="line 2 is damaged"):
+        Kept(tmp_path, {"scale": "small"})
+    (tmp_path / FILE).write_text(f"{line}\n")
+    with pytest.raises(BadInput):
+        Kept(tmp_path, {"scale": "small"})
+    assert (tmp_path / FILE).read_text() == f"{line}\n"
+
+
+@pytest.mark.unit
 def test_on_a_full_disk_what_was_measured_stays(tmp_path):
     path = tmp_path / FILE
     path.write_text('{"scale": "small"}\n{"round": 1}\n{"round": 2')  # there the disk was full

@@ -32,9 +32,12 @@ def whole_lines(path: Path) -> list[dict[str, Any]]:
         try:
             if not line.endswith(b"\n"):
                 raise ValueError
-            parsed.append(json.loads(line))
+            found = json.loads(line)
+            if not isinstance(found, dict):
+                raise ValueError
+            parsed.append(found)
         except ValueError:
-            if number < len(lines) - 1:
+            if number < len(lines) - 1 or line.endswith(b"\n"):  # whole, and not of ours
                 raise BadInput(f"{path}: line {number + 1} is damaged") from None
             # In place: to write the others anew would lose them where the disk is full.
             os.truncate(path, sum(map(len, lines[:-1])))
@@ -52,18 +55,25 @@ class Kept:
         try:
             directory.mkdir(parents=True, exist_ok=True)
             lines = whole_lines(self.path)
-            for line in self._of(lines, about):
-                if "finished" in line:
-                    self._finished[line["finished"]] = line["variants"]
-                    continue
-                by_round = self._found.setdefault((line["experiment"], line["variant"]), {})
-                by_round[line["round"]] = line["figures"]
-                self._others.setdefault(line["experiment"], []).append(line["others"])
+            for number, line in enumerate(self._of(lines, about), 2):
+                try:
+                    self._take(line)
+                except (KeyError, TypeError):
+                    raise BadInput(f"{self.path}: line {number} is damaged") from None
             self._file = self.path.open("a", encoding="utf-8")
         except OSError as error:
             raise BadInput(f"-o {directory}: {error.strerror}") from error
         if not lines:
             self._write(dict(about))
+
+    def _take(self, line: Mapping[str, Any]) -> None:
+        """What a line says."""
+        if "finished" in line:
+            self._finished[line["finished"]] = line["variants"]
+            return
+        by_round = self._found.setdefault((line["experiment"], line["variant"]), {})
+        by_round[line["round"]] = line["figures"]
+        self._others.setdefault(line["experiment"], []).append(line["others"])
 
     def _of(self, lines: list[dict[str, Any]], about: Mapping[str, Any]) -> list[dict[str, Any]]:
         for name, value in about.items() if lines else ():
