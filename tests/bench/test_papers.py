@@ -145,6 +145,15 @@ def test_a_file_that_is_not_of_measurements_is_refused(tmp_path, line):
 
 
 @pytest.mark.unit
+def test_two_at_once_do_not_measure_into_one_directory(tmp_path):
+    first = Kept(tmp_path, {"scale": "small"})
+    with pytest.raises(BadInput, match="another `dovetail bench papers` writes there"):
+        Kept(tmp_path, {"scale": "small"})
+    first.close()
+    Kept(tmp_path, {"scale": "small"}).close()
+
+
+@pytest.mark.unit
 def test_on_a_full_disk_what_was_measured_stays(tmp_path):
     path = tmp_path / FILE
     path.write_text('{"scale": "small"}\n{"round": 1}\n{"round": 2')  # there the disk was full

@@ -8,12 +8,13 @@ whole; results of another scale, executor or machine are never mixed with these.
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from dovetail.bench.papers.findings import Figures
 from dovetail.core.errors import BadInput, WorkFailed
@@ -44,6 +45,19 @@ def whole_lines(path: Path) -> list[dict[str, Any]]:
     return parsed
 
 
+def _hold(file: IO[str]) -> None:
+    """Keep others from a file until it is closed. Raises BadInput where another has it."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise BadInput(
+            f"{file.name}: another `dovetail bench papers` writes there; "
+            "wait for it, or give another directory with -o"
+        ) from None
+    except OSError:
+        pass  # a file system without locks
+
+
 class Kept:
     """The results so far; `about` is what they depend on. Raises BadInput if that has changed."""
 
@@ -54,13 +68,14 @@ class Kept:
         self._others: dict[str, list[float]] = {}
         try:
             directory.mkdir(parents=True, exist_ok=True)
+            self._file = self.path.open("a", encoding="utf-8")
+            _hold(self._file)
             lines = whole_lines(self.path)
             for number, line in enumerate(self._of(lines, about), 2):
                 try:
                     self._take(line)
                 except (KeyError, TypeError):
                     raise BadInput(f"{self.path}: line {number} is damaged") from None
-            self._file = self.path.open("a", encoding="utf-8")
         except OSError as error:
             raise BadInput(f"-o {directory}: {error.strerror}") from error
         if not lines:
