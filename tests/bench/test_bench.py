@@ -447,6 +447,25 @@ def test_a_batch_job_that_is_not_up_in_time_does_not_go_on(tmp_path, monkeypatch
 
 
 @pytest.mark.unit
+def test_every_other_round_of_hosts_ends_with_bare_metal(tmp_path, monkeypatch):
+    seen: list[str] = []
+    figures = {
+        f"{what}, {where}": 1.0 for what in hybrid.PAPER for where in (hosts.BARE, hosts.PODS)
+    }
+
+    def life(flux, commands, found, scratch, count):
+        seen.append("pods")
+        found.update(figures, up=1.0, down=1.0)
+
+    monkeypatch.setattr(hosts, "instance", lambda: (Refuses(), 2))
+    monkeypatch.setattr(hosts.hybrid, "commands", lambda: [])
+    monkeypatch.setattr(hosts, "_bare", lambda *_: seen.append("bare"))
+    monkeypatch.setattr(hosts, "_life", life)
+    hosts.hosts(tmp_path, 3, lambda _: None)
+    assert seen == ["bare", "pods", "pods", "bare", "bare", "pods"]
+
+
+@pytest.mark.unit
 def test_a_stream_that_another_host_cannot_send_is_not_waited_for():
     with pytest.raises(WorkFailed, match="no python there"):
         hosts._stream(Refuses())

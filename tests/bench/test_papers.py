@@ -495,6 +495,34 @@ def test_what_one_core_or_one_machine_cannot_measure_says_why():
     assert {one.what: one.why for one in here}["pull of an image"].startswith("there is no lmp")
 
 
+@pytest.mark.unit
+def test_every_other_round_of_set_ups_ends_with_bare(tmp_path, monkeypatch):
+    seen: list[str] = []
+    text = json.dumps({"latency, 8 B": 1.0})
+
+    @contextlib.contextmanager
+    def started(cores, progress, network, purpose):
+        yield tmp_path / network
+
+    def says(where: str, _: object = None) -> str:
+        seen.append(where)
+        return text
+
+    monkeypatch.setattr(converged.hybrid, "mpi_run", lambda *_: says("bare"))
+    monkeypatch.setattr(converged.containers, "run", lambda *_: says("container"))
+    monkeypatch.setattr(converged.ondemand, "started", started)
+    monkeypatch.setattr(
+        converged, "_in_pods", lambda _, __, network, waits, *___: says(network, waits.append(0.5))
+    )
+    setting = Setting(Place(tmp_path), SCALES["small"], 0.0, lambda _: None, tmp_path)
+    for number in (0, 1):
+        found = converged._round(setting, tmp_path, [["sweep"]], None, number)
+        assert set(converged.SETUPS) == {name.rpartition("8 B, ")[2] for name in found
+                                         if name.startswith("latency")}  # fmt: skip
+    beside = ["bare", "bare", "host"]
+    assert seen == ["bare", "container", *beside, "bridge", "bridge", *beside, "container", "bare"]
+
+
 JOB = """#!/bin/bash
 #flux: -N1
 mkdir -p hybrid-out/learned hybrid-out/unseen

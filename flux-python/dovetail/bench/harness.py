@@ -99,6 +99,12 @@ def on_cores(count: int, name: str) -> Iterator[None]:
         os.sched_setaffinity(0, before)
 
 
+def in_turn(number: int, steps: Sequence[Callable[[], None]]) -> None:
+    """Do what a round is made of, every other time from its end."""
+    for step in reversed(steps) if number % 2 else steps:
+        step()
+
+
 def plain(cases: Sequence[Path], command: Sequence[str], at_once: int) -> float:
     """Run the same command in each case as a user would by hand; returns the makespan, seconds.
 

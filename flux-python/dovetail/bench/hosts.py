@@ -4,7 +4,8 @@
 Inputs: the Flux instance that this runs in, of two brokers or more, and the number of rounds.
 Outputs: `Claim`s. In each round: processes on bare metal, started by Flux, on the first two hosts,
 with nothing beside them; then a batch job on all hosts whose Kubernetes has a slice of a core on
-each, where the same programs run as simulations of two pods, on two hosts. Messages are by TCP
+each, where the same programs run as simulations of two pods, on two hosts; every other round the
+other way round. Messages are by TCP
 everywhere. Where hosts do not see the output directory, a case of `SIZE` bytes is copied to
 another host, against one stream of TCP between the two.
 """
@@ -13,6 +14,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import contextlib
+import functools
 import json
 import os
 import select
@@ -23,7 +25,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from dovetail.bench import batch, hybrid, jobtap
-from dovetail.bench.harness import Claim, Progress, Row, ratios
+from dovetail.bench.harness import Claim, Progress, Row, in_turn, ratios
 from dovetail.bench.jobtap import Flux
 from dovetail.core import eventlog, protocol
 from dovetail.core.errors import BadInput, WorkFailed
@@ -80,9 +82,8 @@ def hosts(scratch: Path, repeat: int, progress: Progress) -> list[Claim]:
     rounds = []
     for number in range(repeat):
         found: Figures = {}
-        texts = [bare(flux, words) for words in commands]
-        found.update(_named(hybrid.figures(texts), BARE))
-        _life(flux, scratch, commands, count, found)
+        steps = (_bare, functools.partial(_life, scratch=scratch, count=count))
+        in_turn(number, [functools.partial(step, flux, commands, found) for step in steps])
         rounds.append(found)
         said = ", ".join(f"{name} {value:.3g}" for name, value in found.items())
         progress(f"round {number + 1}/{repeat}  {said}")
@@ -95,12 +96,17 @@ def bare(flux: Flux, words: Sequence[str], ranks: int = 2, uri: str = "") -> str
     return flux.run("run", *asked, *words, uri=uri)
 
 
+def _bare(flux: Flux, commands: Sequence[Sequence[str]], found: Figures) -> None:
+    """All programs on bare metal."""
+    found.update(_named(hybrid.figures([bare(flux, words) for words in commands]), BARE))
+
+
 def _named(figures: Mapping[str, float], where: str) -> Figures:
     return {f"{what}, {where}": value for what, value in figures.items()}
 
 
 def _life(
-    flux: Flux, scratch: Path, commands: Sequence[Sequence[str]], count: int, found: Figures
+    flux: Flux, commands: Sequence[Sequence[str]], found: Figures, scratch: Path, count: int
 ) -> None:
     """A batch job from its start to its end, and what is measured in it."""
     with batch.during(flux, scratch, found) as uri:

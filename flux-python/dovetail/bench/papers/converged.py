@@ -30,7 +30,7 @@ from usernetes_setup.build import programs
 from usernetes_setup.preflight import report
 
 from dovetail.bench import batch, hosts, hybrid, jobtap, kube, ondemand
-from dovetail.bench.harness import Row, dovetail_run
+from dovetail.bench.harness import Row, dovetail_run, in_turn
 from dovetail.bench.papers import containers, published, pull
 from dovetail.bench.papers.findings import Figures, Finding, Measured, Setting, plain
 from dovetail.bench.papers.place import NotHere
@@ -92,7 +92,7 @@ def _round(
     image: pull.Image | None,
     number: int,
 ) -> Figures:
-    """Bare, in a container, then both clusters one after the other."""
+    """Bare, in a container, both clusters one after the other, or from there to bare."""
     scratch = _scratch(setting, number)
     found: dict[str, float] = {}
     runs = _recorder(commands, found)
@@ -100,9 +100,7 @@ def _round(
     def bare(words: Sequence[str], ranks: int) -> str:
         return hybrid.mpi_run(words, scratch, ranks)
 
-    runs(BARE, bare)
-    runs(CONTAINER, functools.partial(containers.run, engine, scratch))
-    for setup, network in ((PODS, "host"), (BRIDGE, "bridge")):
+    def cluster(setup: str, network: str) -> None:
         began = time.monotonic()
         with ondemand.started(2, setting.progress, network, purpose="setup") as kubeconfig:
             found[f"start-up, {setup}"] = time.monotonic() - began
@@ -114,14 +112,21 @@ def _round(
             found[f"start of pods, {setup}"] = statistics.median(waits)
             if setup == PODS and image:
                 found.update(pull.measure(kubeconfig, image, commands[1]))
+
+    in_turn(number, [
+        lambda: runs(BARE, bare),
+        lambda: runs(CONTAINER, functools.partial(containers.run, engine, scratch)),
+        lambda: cluster(PODS, "host"),
+        lambda: cluster(BRIDGE, "bridge"),
+    ])  # fmt: skip
     return found
 
 
 def _between(
     setting: Setting, flux: jobtap.Flux, count: int, commands: Sequence[Sequence[str]], number: int
 ) -> Figures:
-    """With a rank on each of two hosts: bare, in containers, then in a batch job whose Kubernetes
-    has a core of each host."""
+    """With a rank on each of two hosts: bare, in containers, and in a batch job whose Kubernetes
+    has a core of each host, or from there to bare."""
     scratch = _scratch(setting, number)
     batch.prepare(scratch, count, count)
     found: dict[str, float] = {"hosts": float(count)}
@@ -129,19 +134,25 @@ def _between(
     runs = _recorder(commands, found)
     rank = ["env", f"PYTHONPATH={install_paths.package_environment()['PYTHONPATH']}",
             sys.executable, "-m", containers.__name__]  # fmt: skip
-    runs(BARE, functools.partial(hosts.bare, flux))
-    runs(CONTAINER, lambda words, ranks: hosts.bare(flux, [*rank, *words], ranks))
-    with batch.during(flux, scratch, life) as uri:
-        if int(flux.run("resource", "list", "-s", "free", "-no", "{nnodes}", uri=uri)) > 1:
-            hosts.bare(flux, commands[0], uri=uri)  # not counted: the cluster comes to rest
-            runs(BESIDE, functools.partial(hosts.bare, flux, uri=uri))
-        waits: list[float] = []
+    waits: list[float] = []
 
-        def in_pods(words: Sequence[str], ranks: int) -> str:
-            entry = hosts.in_pods(scratch, words, ranks)
-            return _said(hosts.planned(flux, scratch, uri, entry), waits)
+    def batch_job() -> None:
+        with batch.during(flux, scratch, life) as uri:
+            if int(flux.run("resource", "list", "-s", "free", "-no", "{nnodes}", uri=uri)) > 1:
+                hosts.bare(flux, commands[0], uri=uri)  # not counted: the cluster comes to rest
+                runs(BESIDE, functools.partial(hosts.bare, flux, uri=uri))
 
-        runs(PODS, in_pods)
+            def in_pods(words: Sequence[str], ranks: int) -> str:
+                entry = hosts.in_pods(scratch, words, ranks)
+                return _said(hosts.planned(flux, scratch, uri, entry), waits)
+
+            runs(PODS, in_pods)
+
+    in_turn(number, [
+        lambda: runs(BARE, functools.partial(hosts.bare, flux)),
+        lambda: runs(CONTAINER, lambda words, ranks: hosts.bare(flux, [*rank, *words], ranks)),
+        batch_job,
+    ])  # fmt: skip
     found[f"start-up, {PODS}"] = life["up"]
     found[f"start of pods, {PODS}"] = statistics.median(waits)
     return found
