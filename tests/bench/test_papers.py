@@ -170,6 +170,22 @@ def test_on_a_full_disk_what_was_measured_stays(tmp_path):
 
 
 @pytest.mark.unit
+def test_on_a_full_disk_it_is_said_which_file_could_not_be_written(tmp_path):
+    script = (
+        "import resource, signal; from pathlib import Path\n"
+        "from dovetail.bench.papers.kept import Kept\n"
+        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
+        f"kept = Kept(Path({str(tmp_path)!r}), {{}})\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))\n"
+        "try:\n kept.finish('one', [])\nexcept Exception as error:\n print(error)\n"
+        "kept.close()\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert done.stdout == f"{tmp_path / FILE}: File too large\n"
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.unit
 def test_an_interrupted_experiment_goes_on_with_what_is_missing(tmp_path, monkeypatch):
     seen: list[str] = []
 

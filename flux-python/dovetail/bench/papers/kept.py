@@ -8,6 +8,7 @@ whole; results of another scale, executor or machine are never mixed with these.
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
 import os
@@ -137,8 +138,9 @@ class Kept:
         return {variant: [by[turn] for turn in common] for variant, by in mine.items()}
 
     def close(self) -> None:
-        """No more is kept."""
-        self._file.close()
+        """No more is kept; what could not be written was said then."""
+        with contextlib.suppress(OSError):
+            self._file.close()
 
     def _write(self, line: Mapping[str, Any]) -> None:
         try:
