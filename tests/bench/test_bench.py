@@ -18,7 +18,19 @@ import urllib.request
 from pathlib import Path
 
 import pytest
-from dovetail.bench import batch, demo, hosts, hybrid, jobtap, kube, many, ondemand, pairs, pods
+from dovetail.bench import (
+    batch,
+    cases,
+    demo,
+    hosts,
+    hybrid,
+    jobtap,
+    kube,
+    many,
+    ondemand,
+    pairs,
+    pods,
+)
 from dovetail.bench.cases import TUTORIALS
 from dovetail.bench.harness import Claim, Row, interleave, plain, plain_queue, ratios
 from dovetail.bench.papers import containers, pull
@@ -153,6 +165,16 @@ def test_all_that_is_interrupted_prints_what_it_has(monkeypatch, capsys):
     monkeypatch.setattr(bench, "COMPARISONS", found)
     assert main(["bench", "all", "--json"]) == 130
     assert list(json.loads(capsys.readouterr().out)) == ["one"]
+
+
+@pytest.mark.unit
+def test_of_a_tool_that_fails_its_reason_is_said_and_not_its_last_words(tmp_path):
+    words = (
+        "--> FOAM FATAL IO ERROR: \nerror in IOstream points\n\n    From function check()\n"
+        "    in file IOstream.C at line 55.\n\nFOAM exiting\n"
+    )
+    with pytest.raises(WorkFailed, match="FOAM FATAL IO ERROR: error in IOstream points"):
+        cases.tool(tmp_path, "sh", "-c", f"printf '%s' '{words}' >&2; exit 1")
 
 
 @pytest.mark.unit

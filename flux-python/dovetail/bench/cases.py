@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from dovetail.core.errors import BadInput, WorkFailed
+from dovetail.mpi.launcher import complaint
 
 TUTORIALS = (
     "/usr/share/doc/openfoam-examples/examples/incompressible/simpleFoam/pitzDaily",
@@ -35,13 +36,13 @@ def environment() -> dict[str, str]:
 
 
 def tool(case: Path, *words: str) -> None:
-    """Run one preparing command in a case; raises WorkFailed with the end of its output."""
+    """Run one preparing command in a case; raises WorkFailed with what it complains of."""
     done = subprocess.run(
         words, cwd=case, env=environment(), capture_output=True, text=True, check=False
     )
     if done.returncode:
-        end = " / ".join((done.stdout + done.stderr).strip().splitlines()[-3:])
-        raise WorkFailed(f"{' '.join(words)} in {case}: exit code {done.returncode}: {end}")
+        said = complaint(done.stdout + done.stderr)
+        raise WorkFailed(f"{' '.join(words)} in {case}: exit code {done.returncode}: {said}")
 
 
 def pitz_daily(
