@@ -20,6 +20,7 @@ from pathlib import Path
 import pytest
 from dovetail.bench import (
     batch,
+    calls,
     cases,
     demo,
     hosts,
@@ -175,6 +176,14 @@ def test_of_a_tool_that_fails_its_reason_is_said_and_not_its_last_words(tmp_path
     )
     with pytest.raises(WorkFailed, match="FOAM FATAL IO ERROR: error in IOstream points"):
         cases.tool(tmp_path, "sh", "-c", f"printf '%s' '{words}' >&2; exit 1")
+
+
+@pytest.mark.unit
+def test_ranks_are_started_where_there_is_one_mpi_too(tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert calls.starter("openmpi")[0] == "mpirun"
+    (tmp_path / "mpirun.openmpi").touch(0o755)
+    assert calls.starter("openmpi")[0] == str(tmp_path / "mpirun.openmpi")
 
 
 @pytest.mark.unit
