@@ -639,6 +639,18 @@ def test_each_mesh_has_its_own_speed_up_and_one_that_is_missing_says_why(monkeyp
 
 
 @pytest.mark.unit
+def test_a_profile_without_iterations_is_work_that_failed(tmp_path, monkeypatch):
+    def profiled(words, **_):
+        ranks = [{"rank": 0, "duty": 0.5, "cpu_per_iteration": None}]
+        Path(words[words.index("-o") + 1]).write_text(json.dumps({"dovetail": {"ranks": ranks}}))
+        return subprocess.CompletedProcess(words, 0)
+
+    monkeypatch.setattr(setups.subprocess, "run", profiled)
+    with pytest.raises(WorkFailed, match="no iteration of the solver was counted"):
+        setups._profile(tmp_path)
+
+
+@pytest.mark.unit
 def test_pods_of_more_ranks_than_cores_ask_for_the_cores_that_there_are(tmp_path):
     place = Place(tmp_path, tmp_path / "kubeconfig")
     place.cores = 4

@@ -62,6 +62,8 @@ def _profile(case: Path, wait: str = "off") -> Figures:
         profile: dict[str, Any] = json.loads(file.read_text())
         opened = _opened(file, len(FOUR))
     ranks = profile["dovetail"]["ranks"]
+    if any(rank["cpu_per_iteration"] is None for rank in ranks):
+        raise WorkFailed("dovetail profile: no iteration of the solver was counted")
     duty = {f"duty {rank['rank']}": float(rank["duty"]) for rank in ranks}
     duty |= {f"cpu {rank['rank']}": float(rank["cpu_per_iteration"]) for rank in ranks}
     inside = sum(rank["mpi_s"] for rank in ranks)
