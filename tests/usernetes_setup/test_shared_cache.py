@@ -138,7 +138,8 @@ def test_a_slice_says_why_the_build_is_of_no_use(site):
     site.fill()
     (site.cache / "kube").chmod(0o700)
     words = ("class Agent(agents.Agent):\n"
-             "    def __init__(self): self.number, self.name, self.node_name = 0, 'one', ''\n"
+             "    number, name, node_name, usernetes = 0, 'one', '', ''\n"
+             "    def __init__(self): pass\n"
              "    def tell(self, **news): print(news)\n"
              "Agent().begin()\n")  # fmt: skip
     script = f"import {slice_agent.__name__} as agents\n{words}"
