@@ -206,13 +206,6 @@ def test_a_simulation_that_could_never_start_is_no_end_of_the_log():
     assert "before the queue was done" in page(run)
 
 
-def test_where_nothing_is_known_no_change_is_said_not_to_pay():
-    run = made_up_runs.packed()
-    run.log.clear()
-    said = "Too little was measured to say: no iteration was seen while a simulation ran alone."
-    assert said in page(run)
-
-
 def test_a_winning_alternative_is_said_before_packing():
     others = [
         Alternative(family="pitz", name=SEQUENTIAL, makespan_s=[36.0], ranks=2),

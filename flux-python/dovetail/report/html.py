@@ -118,7 +118,6 @@ def page(summary: Summary, history: History) -> str:
             decision_count=len(decisions),
             advice=advice[:ADVICE],
             advice_count=len(advice),
-            unknown=advise.why_unknown(summary.families[0]) if summary.families else "",
             shown_families=TABLE_FAMILIES,
         )
     )
