@@ -26,12 +26,12 @@ class HostCluster:
 
     kubectl = f"$DOVETAIL_CACHE/kube/*/bin/kubectl --kubeconfig {KUBECONFIG}"
 
-    def __init__(self, made, shared):
+    def __init__(self, made, shared, network):
         self.made, self.shared = made, shared
         self.first, self.second = made[:2]
         for host in made:
             self.begin(host)
-        words = f"--cpus 0-0 --json --timeout {2 * LIMIT}"
+        words = f"--cpus 0-0 --json --timeout {2 * LIMIT} --network {network}"
         self.first.out(f"{SETUP}/up --address {self.first.address} {words}", limit=3 * LIMIT)
         for number, host in enumerate(made[1:], 1):
             self.join(host, number)
@@ -150,15 +150,15 @@ def busy(*milliseconds, **more):
 
 
 @contextlib.contextmanager
-def started(count, binaries, shared):
-    """A cluster of so many hosts; nothing is left of it."""
+def started(count, binaries, shared, network="host"):
+    """A cluster of so many hosts, on that network; nothing is left of it."""
     if errors := report.errors():
         pytest.skip(f"cannot run here: {errors[0]}")
     cache = binaries.parents[1]
     with hosts.started(count, read=[cache], shared=shared) as made:
         for host in made:
             host.environment["DOVETAIL_CACHE"] = str(cache)
-        found = HostCluster(made, shared)
+        found = HostCluster(made, shared, network)
         assert eventually(lambda: len(found.nodes()) == count)
         yield found
         if found.run.poll() is None:

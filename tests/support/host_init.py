@@ -13,6 +13,7 @@ import json
 import os
 import signal
 import socket
+import stat
 import sys
 from pathlib import Path
 
@@ -22,6 +23,7 @@ from usernetes_setup.node.namespaces import (
     RDONLY,
     REC,
     REMOUNT,
+    TUNNELS,
     interface_up,
     mount,
 )
@@ -42,6 +44,10 @@ def main() -> None:
     for folder, mode in OWN.items():
         mount("host", folder, "tmpfs", 0, f"mode={mode}")
     mount("sysfs", "/sys", "sysfs")
+    if os.path.exists(TUNNELS):  # for all, as udev has it
+        os.mknod("/run/tun", stat.S_IFCHR, os.makedev(10, 200))
+        os.chmod("/run/tun", 0o666)
+        mount("/run/tun", TUNNELS, "", BIND)
     for path, handle in kept.items():
         if path != GROUPS:
             Path(path).mkdir(parents=True, exist_ok=True)

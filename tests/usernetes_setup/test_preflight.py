@@ -369,6 +369,22 @@ def test_a_missing_module_is_named_with_what_it_is_for(monkeypatch):
     assert "images are copied" in found.found
 
 
+@pytest.mark.parametrize(
+    ("there", "fix"), [(True, "chmod 666 {}"), (False, "modprobe tun")], ids=["closed", "missing"]
+)
+def test_without_a_device_for_tunnels_a_cluster_on_a_bridge_has_one_node(
+    monkeypatch, tmp_path, there, fix
+):
+    device = tmp_path / "tun"
+    if there:
+        device.touch()
+        monkeypatch.setattr(checks_kernel.os, "access", lambda *_: False)
+    monkeypatch.setattr(namespaces, "TUNNELS", str(device))
+    found = checks_kernel.tunnels()
+    assert (found.level, found.who, found.fix) == ("warning", "admin", fix.format(device))
+    assert found.found.endswith("one node on --network bridge")
+
+
 def test_the_kernel_is_asked_for_what_it_cannot_have(monkeypatch):
     """What tells a missing module from one that is there: a kind of link that nobody has."""
 

@@ -32,7 +32,7 @@ from dovetail.host.progress import Progress
 from usernetes_setup import node_options, node_record
 from usernetes_setup.build import programs as build
 from usernetes_setup.control import api_client, csr_approver
-from usernetes_setup.node import monitor, namespaces, removal
+from usernetes_setup.node import carrier, monitor, namespaces, removal
 from usernetes_setup.node_record import Node, NodeState
 from usernetes_setup.preflight import machine, report
 from usernetes_setup.upstream import record as usernetes
@@ -136,6 +136,7 @@ def join(args: argparse.Namespace, say: Say) -> dict[str, Any]:
         theirs = content.get("provider") == "usernetes"
         if not (theirs or all(isinstance(content[key], str) for key in JOIN_FILE)):
             raise TypeError
+        place = 0 if theirs else carrier.place(content)
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         raise BadInput(f"{args.file}: not a join file; `join --invite` writes one") from None
     if theirs:
@@ -147,7 +148,8 @@ def join(args: argparse.Namespace, say: Say) -> dict[str, Any]:
         raise BadInput(
             f"{args.file}: is for a node that others reach; give this machine's --address"
         )
-    record = plan(args, text, "host")  # before a build, which takes minutes
+    record = plan(args, text, "bridge" if "carrier" in content else "host")  # before a build
+    record.place = place
     if not any(joined(node, args.node) for node in node_record.nodes(name)):
         machine.join_skew(server)
     programs = binaries(say)
@@ -347,21 +349,24 @@ def invite(args: argparse.Namespace) -> dict[str, Any]:
     )
     if control is None:
         raise BadInput(f"cluster {args.name}: is not running here; see `dovetail kube status`")
-    if control.network == "bridge":
-        raise BadInput("join: a cluster on a bridge has one node; use --network host")
     loopback = control.address.startswith("127.")
     if not loopback and not args.node:
         raise BadInput("join --invite: name the node with --node, since its token is for it alone")
     node = (
         namespaces.any_loopback() if loopback else node_record.checked_name(args.node, "node", 40)
     )
+    carried = {}
     try:
-        token = csr_approver.invite(client(args.name), node, args.valid)
+        api = client(args.name)
+        if control.network == "bridge":
+            there = {one["metadata"]["name"] for one in api.call("GET", api_client.NODES)["items"]}
+            carried = {"carrier": carrier.invite(control, node, args.valid, there)}
+        token = csr_approver.invite(api, node, args.valid)
     except (OSError, api_client.Refused, http.client.HTTPException) as error:
         raise WorkFailed(f"cluster {args.name}: does not answer: {error}; try again") from None
     authority = (node_record.cluster_folder(args.name) / "pki/ca.crt").read_text()
     content = {"cluster": args.name, "node": node, "server": control.server,
-               "authority": authority, "token": token}  # fmt: skip
+               "authority": authority, "token": token, **carried}  # fmt: skip
     write_private(Path(args.invite), json.dumps(content, indent=1) + "\n")
     return {"file": args.invite, "node": node}
 

@@ -92,7 +92,8 @@ class Node:
     with the same pid. `cpus` is a list as the kernel writes it (`0-1`), of which the monitor
     takes as many as are `wanted`; then it is a list of these; `memory` is bytes,
     `user` is who maps subordinate ids, `group` the node's control group. `joined` is the join
-    file of a worker, empty on the control node. `devices` are by the resource that pods ask for.
+    file of a worker, empty on the control node; `place` is which addresses it has on a bridge.
+    `devices` are by the resource that pods ask for.
     """
 
     cluster: str
@@ -109,6 +110,7 @@ class Node:
     devices: dict[str, Offer] = field(default_factory=dict)
     server: str = ""
     joined: str = ""
+    place: int = 0
     owner: int = 0
     monitor: int = 0
     monitor_ticks: int = 0

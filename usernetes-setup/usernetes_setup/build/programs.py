@@ -38,7 +38,7 @@ from usernetes_setup.build import debian_packages, go_build, go_toolchain, oci_i
 MODULE, DNS = "k8s.io/kubernetes", "github.com/coredns/coredns"
 KUBERNETES = ("kube-apiserver", "kube-controller-manager", "kube-proxy", "kube-scheduler",
               "kubectl", "kubelet")  # fmt: skip
-PROGRAMS = ("coredns", "describe-request", "offer-devices")
+PROGRAMS = ("carry-packets", "coredns", "describe-request", "offer-devices")
 """CoreDNS, and small ones of ours, each with a `main.go`."""
 SOURCES = ("kube/go.mod", "kube/go.sum", "kube/main.go", "kube/pause.c",
            *(f"kube/{name}/main.go" for name in PROGRAMS))  # fmt: skip

@@ -46,6 +46,8 @@ def bindings() -> list[api_client.Object]:
         binding("dovetail-kubelets", "system:kubelet-api-admin", "User", "dovetail-kubelet-client"),
         binding(api_client.JOIN, "system:node-bootstrapper", "Group", "system:bootstrappers"),
         binding(_DNS, _DNS, "User", _DNS),
+        # What makes services' addresses work on other nodes has their kubelets' certificates.
+        binding("dovetail-proxies", "system:node-proxier", "Group", "system:nodes"),
     ]
 
 

@@ -3,7 +3,9 @@
 
 The node has a network namespace, so that even an ordinary user may make the bridge; nothing
 outside can see it. The API server is reached through the *entrance*: a socket that listens
-outside and is accepted inside, since a socket stays in the namespace where it was made.
+outside and is accepted inside, since a socket stays in the namespace where it was made. Other
+nodes are reached through the carrier, and what is outside by simulations' agents alone, through
+the way out.
 """
 
 from __future__ import annotations
@@ -13,55 +15,99 @@ import json
 import os
 import socket
 import sys
+import threading
 from collections.abc import Callable
+from dataclasses import dataclass
 
-from usernetes_setup.node import components, namespaces
+from dovetail.host import way_out
+
+from usernetes_setup.node import carrier, components, namespaces
 from usernetes_setup.node_record import Node, cluster_folder
 
-ADDRESS = "10.243.0.1"
-"""The node's own address inside its network namespace."""
 
+@dataclass(frozen=True)
+class Outside:
+    """Sockets of the machine's network, but for `way`, which is for whoever wants out.
 
-def entrance(node: Node) -> socket.socket:
-    """Listen where the user's kubeconfig points, outside."""
-    listening = socket.create_server((node.address, node.ports["server"]))
-    listening.set_inheritable(True)
-    return listening
-
-
-def enter(node: Node) -> None:
-    """Bring the namespace's only interface up; from here on the node has the inside address.
-
-    No way leads out, which pods that ask the machine's name servers shall hear each time, and not
-    once a second: for want of an answer they wait for 5 s.
+    `entrance` is for the API, on the control node; `udp` for other nodes, where there can be any.
     """
+
+    way: socket.socket
+    entrance: socket.socket | None
+    udp: socket.socket | None
+
+
+def outside(node: Node) -> Outside:
+    """Listen where the user's kubeconfig points, and where other nodes send what is for here."""
+    entrance = None
+    if node.control:
+        entrance = socket.create_server((node.address, node.ports["server"]))
+        entrance.set_inheritable(True)
+    way = socket.socket(socket.AF_UNIX)
+    way.bind(str(node.folder / way_out.SOCKET))
+    way.listen()
+    return Outside(way, entrance, carrier.outside(node))
+
+
+def enter(node: Node, sockets: Outside) -> int:
+    """Bring the namespace's interfaces up; from here on the node has the inside address.
+
+    Returns the descriptor of the tunnel to other nodes, -1 where there is none. No way leads out,
+    which pods that ask the machine's name servers shall hear each time, and not once a second: for
+    want of an answer they wait for 5 s.
+    """
+    sockets.way.close()  # it is served outside
     namespaces.interface_up("lo")
-    namespaces.interface_up("lo:1", ADDRESS)
-    node.address = ADDRESS
+    tunnel = -1
+    if sockets.udp:
+        tunnel = carrier.enter(node)
+    else:
+        namespaces.interface_up("lo:1", carrier.address(node.place))
+    node.address = carrier.address(node.place)
     for name, value in (("ip_forward", "1"), ("icmp_ratelimit", "0")):
         with open(f"/proc/sys/net/ipv4/{name}", "w") as file:
             file.write(value)
+    return tunnel
+
+
+def let_out(sockets: Outside) -> None:
+    """Serve the way out, in a thread of the monitor, which stays outside."""
+    threading.Thread(target=way_out.serve, args=(sockets.way,), daemon=True).start()
+
+
+def commands(
+    node: Node, sockets: Outside, tunnel: int, ready: Callable[[], bool]
+) -> list[components.Command]:
+    """What a node on a bridge has besides; `ready` says whether the API server is up."""
+    found = [proxy(node, ready)]
+    if sockets.udp:
+        found.append(carrier.command(node, tunnel, sockets.udp))
+    if sockets.entrance:
+        found += [dns(node, ready), forwarder(node, sockets.entrance, ready)]
+    return found
 
 
 def forwarder(node: Node, entrance: socket.socket, ready: Callable[[], bool]) -> components.Command:
     """Carries connections from the entrance to the API server."""
-    descriptor = entrance.fileno()
-    words = [sys.executable, "-m", __name__, str(descriptor), ADDRESS, str(node.ports["server"])]
+    descriptor, server = entrance.fileno(), str(node.ports["server"])
+    words = [sys.executable, "-m", __name__, str(descriptor), components.CONTROL, server]
     return components.Command("entrance", words, ready, keep=(descriptor,))
 
 
 def proxy(node: Node, ready: Callable[[], bool]) -> components.Command:
     """kube-proxy: makes service addresses work inside the namespace."""
-    pki = cluster_folder(node.cluster) / "pki"
+    own = cluster_folder(node.cluster) / "pki/proxy.conf"
+    if not node.control:
+        own = node.folder / "kubelet/kubeconfig"
     content = {
         "kind": "KubeProxyConfiguration",
         "apiVersion": "kubeproxy.config.k8s.io/v1alpha1",
         "mode": "nftables",
-        "clientConnection": {"kubeconfig": f"{pki}/proxy.conf"},
+        "clientConnection": {"kubeconfig": str(own)},
         "hostnameOverride": node.name,
         "clusterCIDR": components.PODS,
-        "healthzBindAddress": f"{ADDRESS}:10256",
-        "metricsBindAddress": f"{ADDRESS}:10249",
+        "healthzBindAddress": f"{node.address}:10256",
+        "metricsBindAddress": f"{node.address}:10249",
         "conntrack": {"maxPerCore": 0, "min": 0},
     }
     (node.folder / "proxy.json").write_text(json.dumps(content, indent=1))
@@ -76,7 +122,7 @@ def dns(node: Node, ready: Callable[[], bool]) -> components.Command:
     """
     pki = cluster_folder(node.cluster) / "pki"
     text = f"""cluster.local in-addr.arpa {{
-    bind {ADDRESS}
+    bind {node.address}
     errors
     kubernetes cluster.local in-addr.arpa {{
         kubeconfig {pki}/dns.conf
@@ -84,7 +130,7 @@ def dns(node: Node, ready: Callable[[], bool]) -> components.Command:
     }}
 }}
 . {{
-    bind {ADDRESS}
+    bind {node.address}
     errors
     template ANY ANY {{
         rcode NXDOMAIN
@@ -97,25 +143,9 @@ def dns(node: Node, ready: Callable[[], bool]) -> components.Command:
 
 
 async def _serve(listening: socket.socket, host: str, port: int) -> None:
-    async def copy(source: asyncio.StreamReader, target: asyncio.StreamWriter) -> None:
-        try:
-            while data := await source.read(65536):
-                target.write(data)
-                await target.drain()
-        except OSError:
-            pass
-        finally:
-            target.close()
-
-    async def connection(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        try:
-            there_in, there_out = await asyncio.open_connection(host, port)
-        except OSError:
-            writer.close()
-            return
-        await asyncio.gather(copy(reader, there_out), copy(there_in, writer))
-
-    server = await asyncio.start_server(connection, sock=listening)
+    server = await asyncio.start_server(
+        lambda reader, writer: way_out.carry(reader, writer, host, port), sock=listening
+    )
     await server.serve_forever()
 
 

@@ -16,8 +16,16 @@ from pathlib import Path
 
 from usernetes_setup.node_record import Node, cluster_folder
 
+CONTROL = "10.243.0.1"
+"""The control node's own address inside the network namespace that it has on a bridge."""
+
 SERVICES = "10.96.0.0/16"
-PODS = "10.244.0.0/24"
+PODS = "10.244.0.0/16"
+
+
+def pods(place: int) -> str:
+    """The addresses of the pods of one node; see `carrier`."""
+    return f"10.244.{place}.0/24"
 
 
 @dataclass(frozen=True)
@@ -196,7 +204,7 @@ def kubelet(node: Node, group: str, rootless: bool, ready: Callable[[], bool]) -
     words = ["kubelet", f"--root-dir={data}", f"--config={node.folder}/kubelet.json",
              f"--hostname-override={node.name}", f"--cert-dir={data}/pki"]  # fmt: skip
     if node.network == "bridge":
-        content.update({"clusterDNS": [node.address], "clusterDomain": "cluster.local"})
+        content.update({"clusterDNS": [CONTROL], "clusterDomain": "cluster.local"})
     if node.joined:
         content.update({"rotateCertificates": True, "serverTLSBootstrap": True})
         words += [f"--bootstrap-kubeconfig={node.folder}/bootstrap.conf",

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from usernetes_setup.build.oci_image import PAUSE
 from usernetes_setup.node import namespaces
-from usernetes_setup.node.components import PODS, Command, stream_address
+from usernetes_setup.node.components import Command, pods, stream_address
 from usernetes_setup.node_record import Node
 
 
@@ -111,13 +111,13 @@ def _network(node: Node, folder: Path) -> None:
     """
     plugins: list[dict[str, object]] = [{"type": "loopback"}]
     if node.network == "bridge":
-        pods = {
+        addresses = {
             "type": "host-local",
             "dataDir": f"{node.folder}/ipam",
-            "ranges": [[{"subnet": PODS}]],
+            "ranges": [[{"subnet": pods(node.place)}]],
             "routes": [{"dst": "0.0.0.0/0"}],
         }
-        plugins = [{"type": "ptp", "ipam": pods}]
+        plugins = [{"type": "ptp", "ipam": addresses}]
     content = {"cniVersion": "0.4.0", "name": "dovetail", "plugins": plugins}
     (folder / "10-dovetail.conflist").write_text(json.dumps(content))
 

@@ -23,6 +23,7 @@ import traceback
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from dovetail.host import processes
 from dovetail.host.install_paths import package_environment
@@ -32,6 +33,7 @@ from dovetail.host.self_signed import self_signed
 from usernetes_setup.control import certificates, resource_metrics
 from usernetes_setup.node import (
     bridge_network,
+    carrier,
     cgroups,
     components,
     core_leases,
@@ -97,7 +99,7 @@ def founding(node: Node) -> None:
     folder = cluster_folder(node.cluster) / "pki"
     folder.mkdir(mode=0o700, exist_ok=True)
     certificates.authority(folder, node.cluster)
-    inside = node.address if node.network == "host" else bridge_network.ADDRESS
+    inside = node.address if node.network == "host" else components.CONTROL
     names = ["kubernetes", "kubernetes.default", "kubernetes.default.svc", "localhost"]
     this = f"/O=system:nodes/CN=system:node:{node.name}"
     servers = {
@@ -134,6 +136,8 @@ def founding(node: Node) -> None:
     user = {"crt": str(folder / "admin.crt"), "key": str(folder / "admin.key")}
     kubeconfig = cluster_folder(node.cluster) / "kubeconfig"
     certificates.kubeconfig(kubeconfig, node.server, folder / "ca.crt", user)
+    if "carrier" in node.ports:
+        carrier.found(node)
 
 
 def joining(node: Node) -> None:
@@ -141,12 +145,17 @@ def joining(node: Node) -> None:
     content = json.loads(node.joined)
     node.joined = "yes"  # the token is used once and not kept in the record
     write_private(node.folder / "ca.crt", content["authority"])
-    certificates.kubeconfig(node.folder / "bootstrap.conf", content["server"],
-                            node.folder / "ca.crt",
-                   {"token": content["token"]})  # fmt: skip
+    server = content["server"]
+    if node.network == "bridge":
+        carrier.join(node, content["carrier"])
+        server = f"https://{components.CONTROL}:{urlsplit(server).port}"
+    user = {"token": content["token"]}
+    certificates.kubeconfig(node.folder / "bootstrap.conf", server, node.folder / "ca.crt", user)
 
 
-def launch(node: Node, entrance: socket.socket | None, verb: socket.socket) -> tuple[int, int]:
+def launch(
+    node: Node, sockets: bridge_network.Outside | None, verb: socket.socket
+) -> tuple[int, int]:
     """Start the supervisor as process 1 of new namespaces; returns its pid, and our pipe to it."""
     reading, writing = os.pipe()
     answer_in, answer_out = os.pipe()
@@ -168,9 +177,8 @@ def launch(node: Node, entrance: socket.socket | None, verb: socket.socket) -> t
                 os._exit(0)
             os.setsid()
             os.close(answer_out)
-            if entrance:
-                bridge_network.enter(node)
-            supervisor.serve(node, reading, ids, entrance)
+            tunnel = bridge_network.enter(node, sockets) if sockets else -1
+            supervisor.serve(node, reading, ids, sockets, tunnel)
         except BaseException:
             traceback.print_exc()
         finally:
@@ -223,7 +231,7 @@ def main(folder: str, verb: int) -> int:
     node = read(Path(folder) / "node.json")
     channel = socket.socket(fileno=verb)
     os.environ["DOVETAIL_STATE"] = str(root())  # inside, this user is root and has another path
-    entrance = None
+    sockets = None
     try:
         held = lease(node)
         node.group = cgroups.group_of(node.cluster, node.name)
@@ -232,15 +240,17 @@ def main(folder: str, verb: int) -> int:
         for name in ("log", "run"):
             (node.folder / name).mkdir(mode=0o700, exist_ok=True)
         if node.network == "bridge":
-            entrance = bridge_network.entrance(node)
+            sockets = bridge_network.outside(node)
         founding(node) if node.control else joining(node)
         self_signed(node.folder, "stream", components.stream_address(node))
         node.monitor, node.monitor_ticks = os.getpid(), processes.start_ticks(os.getpid())
         node.save()
         cgroups.make(node.group, node.cpus)
-        node.supervisor, _pipe = launch(node, entrance, channel)
+        node.supervisor, _pipe = launch(node, sockets, channel)
         node.supervisor_ticks = processes.start_ticks(node.supervisor)
         node.save()
+        if sockets:
+            bridge_network.let_out(sockets)
         keep()
         channel.sendall(f"{node.name}\n".encode())
     except Exception as error:

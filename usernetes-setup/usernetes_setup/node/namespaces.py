@@ -7,9 +7,11 @@ what was tried.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import enum
 import fcntl
+import ipaddress
 import os
 import pwd
 import random
@@ -17,6 +19,7 @@ import shutil
 import socket
 import struct
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -24,6 +27,9 @@ NEWNS, NEWIPC, NEWUSER, NEWPID, NEWNET = 0x20000, 0x8000000, 0x10000000, 0x20000
 NEWCGROUP = 0x2000000
 BIND, REC, RDONLY, REMOUNT, PRIVATE = 0x1000, 0x4000, 0x1, 0x20, 0x40000
 PR_SET_PDEATHSIG = 1
+TUNNELS = "/dev/net/tun"
+"""The device file that makes tunnels."""
+
 COPIED = ("/run", "/var/lib", "/var/log")
 """System folders that each node has a copy of."""
 
@@ -133,14 +139,61 @@ def remove_folder(folder: Path, user: str) -> None:
         in_child(as_root)
 
 
-def interface_up(name: str, address: str = "") -> None:
+def interface_up(name: str, address: str = "", mask: str = "255.255.255.255") -> None:
     """Bring an interface up; with an address, as a further one (`lo:1`)."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as control:
-        if address:
-            data = struct.pack("16sHH4s8x", name.encode(), 2, 0, socket.inet_aton(address))
-            fcntl.ioctl(control, 0x8916, data)  # SIOCSIFADDR
+        for number, value in ((0x8916, address), (0x891C, mask)):  # SIOCSIFADDR, SIOCSIFNETMASK
+            if address:
+                data = struct.pack("16sHH4s8x", name.encode(), 2, 0, socket.inet_aton(value))
+                fcntl.ioctl(control, number, data)
         data = struct.pack("16sH14x", name.encode(), 0x41)  # up and running
         fcntl.ioctl(control, 0x8914, data)  # SIOCSIFFLAGS
+
+
+def route(network: str, device: str = "") -> None:
+    """Lead what is for a network to a device; if none is named, say at once that no way leads."""
+
+    def packed(address: ipaddress.IPv4Address) -> bytes:
+        return struct.pack("HH4s8x", socket.AF_INET, 0, address.packed)
+
+    wanted, name = ipaddress.IPv4Network(network), ctypes.create_string_buffer(device.encode())
+    ends = (packed(wanted.network_address), bytes(16), packed(wanted.netmask))
+    flags = 0x1 if device else 0x201  # up; rejected
+    pointer = ctypes.addressof(name) if device else 0
+    # `struct rtentry` of <net/route.h>
+    made = struct.pack("@L16s16s16sHhLPhPLLH", 0, *ends, flags, 0, 0, 0, 0, pointer, 0, 0, 0)
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as control:
+        fcntl.ioctl(control, 0x890B, made)  # SIOCADDRT
+
+
+def tunnel(name: str) -> int:
+    """Make an interface whose packets are read from and written to the returned descriptor."""
+    made = os.open(TUNNELS, os.O_RDWR)
+    os.set_inheritable(made, True)
+    flags = 0x5001  # IFF_TUN, IFF_NO_PI, IFF_VNET_HDR: several packets as one
+    fcntl.ioctl(made, 0x400454CA, struct.pack("16sH22x", name.encode(), flags))  # TUNSETIFF
+    return made
+
+
+def packet_size(address: str) -> int:
+    """Bytes of the largest packet on the interface with that address; 1500 if none has it."""
+    if address.startswith("127."):
+        return _packet_size("lo")
+    for _, name in socket.if_nameindex():
+        with contextlib.suppress(OSError):  # one without an address, or that just went
+            if _interface(name, 0x8915)[4:8] == socket.inet_aton(address):  # SIOCGIFADDR
+                return _packet_size(name)
+    return 1500
+
+
+def _packet_size(name: str) -> int:
+    return int.from_bytes(_interface(name, 0x8921)[:4], sys.byteorder)  # SIOCGIFMTU
+
+
+def _interface(name: str, number: int) -> bytes:
+    """What the kernel says of an interface: what comes after its name in `struct ifreq`."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as control:
+        return fcntl.ioctl(control, number, struct.pack("16s24x", name.encode()))[16:]
 
 
 def clock_in_step() -> bool:

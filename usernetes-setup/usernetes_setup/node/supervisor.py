@@ -17,7 +17,6 @@ import resource
 import select
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -26,7 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dovetail.core.errors import BadInput
-from dovetail.host import processes
+from dovetail.host import processes, way_out
 
 from usernetes_setup.build import programs as build
 from usernetes_setup.control import api_client
@@ -167,6 +166,8 @@ def private_view(node: Node) -> None:
         cgroups.show(node.group, staging / "cgroup")
     show_programs()
     show_volumes(node)
+    if node.network == "bridge":
+        show_way_out(node)
 
 
 def raise_locked_memory() -> None:
@@ -198,17 +199,26 @@ def show_volumes(node: Node) -> None:
     namespaces.mount(str(node.folder / "volumes"), str(SHOWN / "volumes"), "", namespaces.BIND)
 
 
+def show_way_out(node: Node) -> None:
+    """Let agents of simulations find the way out of the node's network."""
+    place = Path(way_out.PATH)
+    place.touch()
+    namespaces.mount(str(node.folder / way_out.SOCKET), str(place), "", namespaces.BIND)
+
+
 def commands(
-    node: Node, ids: namespaces.Ids, entrance: socket.socket | None
+    node: Node, ids: namespaces.Ids, sockets: bridge_network.Outside | None, tunnel: int
 ) -> list[components.Command]:
-    """Every component of this node."""
+    """Every component of this node; the last two are None and -1 where it is on no bridge."""
     socket = (node.folder / "run/containerd.sock").exists
     if not node.control:
+        admitted = (node.folder / "kubelet/kubeconfig").exists
         return [
             container_runtime.containerd(node, ids),
             container_runtime.images(node),
             components.kubelet(node, cgroups.root(node.group), ids.rootless, socket),
             *components.devices(node),
+            *(bridge_network.commands(node, sockets, tunnel, admitted) if sockets else []),
         ]
     pki = cluster_folder(node.cluster) / "pki"
     server = f"https://{node.address}:{node.ports['server']}"
@@ -223,15 +233,7 @@ def commands(
         components.kubelet(node, cgroups.root(node.group), ids.rootless, socket),
         *components.devices(node),
         components.Command("control", control, up),
-        *(
-            [
-                bridge_network.proxy(node, up),
-                bridge_network.dns(node, up),
-                bridge_network.forwarder(node, entrance, up),
-            ]
-            if entrance
-            else []
-        ),
+        *(bridge_network.commands(node, sockets, tunnel, up) if sockets else []),
     ]
 
 
@@ -250,7 +252,13 @@ class Latch:
         return self.answer
 
 
-def serve(node: Node, monitor: int, ids: namespaces.Ids, entrance: socket.socket | None) -> None:
+def serve(
+    node: Node,
+    monitor: int,
+    ids: namespaces.Ids,
+    sockets: bridge_network.Outside | None,
+    tunnel: int,
+) -> None:
     """Run the node until the monitor goes or says so."""
     wake_in = processes.signal_pipe()
     stop: list[int] = []
@@ -260,7 +268,7 @@ def serve(node: Node, monitor: int, ids: namespaces.Ids, entrance: socket.socket
     private_view(node)
     if node.devices:
         raise_locked_memory()
-    supervisor = Supervisor(node, commands(node, ids, entrance))
+    supervisor = Supervisor(node, commands(node, ids, sockets, tunnel))
     poll = select.poll()
     poll.register(monitor, select.POLLIN)
     poll.register(wake_in, select.POLLIN)

@@ -198,6 +198,23 @@ def modules() -> Check:
                  f"modprobe -a {' '.join(missing)}", "admin")  # fmt: skip
 
 
+def tunnels() -> Check:
+    """The device by which nodes on a bridge reach each other."""
+
+    def attempt() -> None:
+        _in_own_network()
+        namespaces.tunnel("dovetail")
+
+    device = namespaces.TUNNELS
+    why = namespaces.in_child(attempt)
+    if not why:
+        return Check("tunnels", "ok", device)
+    closed = os.path.exists(device) and not os.access(device, os.R_OK | os.W_OK)
+    fix = f"chmod 666 {device}" if closed else "modprobe tun"
+    found = f"{why}: one node on --network bridge"
+    return Check("tunnels", "warning", found, fix, "admin")
+
+
 def _overlay() -> None:
     with tempfile.TemporaryDirectory() as place:
         for name in ("lower", "upper", "work", "merged"):

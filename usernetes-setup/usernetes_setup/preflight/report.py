@@ -23,7 +23,7 @@ from usernetes_setup.preflight.finding import Check
 
 CHECKS: tuple[Callable[[], Check], ...] = (
     kernel.user_namespaces, kernel.process_handles, kernel.subordinate_ids, kernel.control_groups,
-    kernel.linger, kernel.runtime_folder, kernel.modules, kernel.reverse_paths,
+    kernel.linger, kernel.runtime_folder, kernel.modules, kernel.tunnels, kernel.reverse_paths,
     machine.locked_memory, machine.fuse, machine.disk, machine.ports, machine.time_skew,
     machine.clock, machine.engine, machine.huge_pages, machine.fabrics, machine.devices,
     machine.openssl, machine.node_programs,

@@ -33,6 +33,7 @@ from dovetail.core import protocol
 from dovetail.core.messages import MessageError
 from dovetail.executors.pods import connections, messages, orphan_limit, staging, weights
 from dovetail.executors.pods.samples import Reader
+from dovetail.host import way_out
 from dovetail.host.cgroups import Group
 from dovetail.host.private_files import write_private
 from dovetail.host.session import (
@@ -271,7 +272,8 @@ class Agent:
     def _place(self) -> tuple[str, int, str]:
         """Address and port of the hub, and its socket, which is for where no way leads to that.
 
-        This is so where the node has a network of its own on the hub's machine.
+        This is so where the node has a network of its own on the hub's machine. On another one only
+        the way out of that network is left.
         """
         address, _, port = (self.credentials / "address").read_text().strip().rpartition(":")
         return address, int(port), self.machine + (self.credentials / "socket").read_text().strip()
@@ -283,9 +285,12 @@ class Agent:
         with contextlib.suppress(OSError, asyncio.TimeoutError):
             far = asyncio.open_connection(address, port, ssl=context)
             return self._trusted(*await connections.within(_REACH, far))
-        with connections.short(path) as path:
+        with contextlib.suppress(OSError, asyncio.TimeoutError), connections.short(path) as path:
             near = asyncio.open_unix_connection(path, ssl=context, server_hostname="")
             return self._trusted(*await connections.within(_REACH, near))
+        led = way_out.connected(self.machine + way_out.PATH, address, port)
+        out = asyncio.open_unix_connection(sock=led, ssl=context, server_hostname="")
+        return self._trusted(*await connections.within(_REACH, out))
 
     def _trusted(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
@@ -312,15 +317,13 @@ class Agent:
         address, _, path = self._place()
         with contextlib.suppress(OSError):
             return self._secured(socket.create_connection((address, port), _REACH))
-        with connections.short(f"{os.path.dirname(path)}/{connections.COPIES}") as path:
-            near = socket.socket(socket.AF_UNIX)
+        with contextlib.suppress(OSError), contextlib.ExitStack() as undone:
+            place = f"{os.path.dirname(path)}/{connections.COPIES}"
+            near = undone.enter_context(socket.socket(socket.AF_UNIX))
             near.settimeout(_REACH)
-            try:
-                near.connect(path)
-            except OSError:
-                near.close()
-                raise
+            near.connect(undone.enter_context(connections.short(place)))
             return self._secured(near)
+        return self._secured(way_out.connected(self.machine + way_out.PATH, address, port))
 
     def _secured(self, connection: socket.socket) -> ssl.SSLSocket:
         with contextlib.ExitStack() as undone:
