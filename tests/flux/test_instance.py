@@ -346,6 +346,14 @@ def test_slices_are_told_of_upstream_usernetes():
     assert spec["resources"][0]["exclusive"] is True
 
 
+def test_slices_are_told_of_a_network_that_is_not_the_usual_one():
+    spec = jobspec.slice_job(option.from_table({"nodes": 2, "network": "bridge"}), 0, "f-1", {})
+    assert spec["tasks"][0]["command"][-2:] == ["--network", "bridge"]
+    assert (
+        "--network" not in jobspec.slice_job(option.Request(2), 0, "f-1", {})["tasks"][0]["command"]
+    )
+
+
 def test_the_nodes_of_slices_offer_the_devices_of_the_configuration():
     table = {"nodes": 2, "devices": "gpu,/dev/fuse=8"}
     (task,) = jobspec.slice_job(option.from_table(table), 1, "f-1", {})["tasks"]

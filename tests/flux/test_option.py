@@ -63,6 +63,7 @@ BAD = {
     "cores=all": "nodes=N is missing",
     "nodes=2,share=0.5": "is not nodes=N, cores=N",
     "nodes=2,provider=docker": "provider is one of dovetail, usernetes, not 'docker'",
+    "nodes=2,network=flannel": "network is one of host, bridge, not 'flannel'",
     "nodes=2,usernetes=/opt/usernetes": "usernetes is for provider=usernetes alone",
 }
 
@@ -99,6 +100,15 @@ def test_a_configuration_may_have_defaults_alone():
         option.check(3)
 
 
+def test_pods_have_addresses_of_their_own_where_that_is_asked_for():
+    found = option.parse("nodes=2,cores=1,network=bridge")
+    assert found.network == "bridge"
+    assert found.plain() == {"nodes": 2, "cores": 1, "network": "bridge"}
+    assert option.from_table(found.plain()) == found
+    assert "network" not in option.parse("nodes=2,network=host").plain()
+    assert option.granted(found, {"nodes": 2}, {"nodes": 1, "cores": 1}).network == "bridge"
+
+
 UPSTREAM = {"nodes": 2, "provider": "usernetes", "usernetes": "/opt/usernetes"}
 
 
@@ -120,6 +130,7 @@ def test_upstream_usernetes_makes_the_nodes_where_it_is_asked_for():
         ({"executor": "kubernetes"}, "executor=local would be right"),
         ({"address": "loopback"}, "address=machine would be right"),
         ({"devices": "gpu"}, "devices=auto would be right"),
+        ({"network": "bridge"}, "network=bridge is not for .*; network=host would be right"),
         ({"node-image": 3}, "node-image is a text, not 3"),
     ],
 )

@@ -79,6 +79,7 @@ def parser() -> argparse.ArgumentParser:
     agent.add_argument("--timeout", type=float, default=120.0)
     agent.add_argument("--stop-before", type=float, default=0.0)
     agent.add_argument("--devices", default="auto")
+    agent.add_argument("--network", default="host")
     agent.add_argument("--usernetes", default="")
     agent.add_argument("--node-image", default="")
     agent.add_argument("--sweep", action="store_true")
@@ -323,7 +324,8 @@ def do_slice(args: argparse.Namespace) -> int:
     return agent.main(
         args.number, args.cluster, machine_address=args.machine_address,
         timeout=args.timeout, stop_before=args.stop_before, devices=args.devices,
-        usernetes=args.usernetes, node_image=args.node_image, only_sweep=args.sweep,
+        network=args.network, usernetes=args.usernetes, node_image=args.node_image,
+        only_sweep=args.sweep,
     )  # fmt: skip
 
 

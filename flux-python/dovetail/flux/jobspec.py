@@ -46,6 +46,8 @@ def slice_job(
         command.append("--machine-address")
     if request.devices != Request.devices:
         command += ["--devices", request.devices]
+    if request.network != Request.network:
+        command += ["--network", request.network]
     if request.upstream:
         command += ["--usernetes", request.usernetes]
         command += ["--node-image", request.node_image] if request.node_image else []

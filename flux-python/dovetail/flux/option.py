@@ -19,7 +19,8 @@ from dovetail.flux.instance.slices import MOST
 
 SIZE = ("nodes", "cores")
 THEIRS = ("provider", "usernetes", "node-image")
-KEYS = (*SIZE, *THEIRS)
+KEYS = (*SIZE, "network", *THEIRS)
+NETWORKS = ("host", "bridge")
 PROVIDERS = ("dovetail", "usernetes")
 EXECUTORS = ("kubernetes", "local")
 ADDRESSES = ("auto", "loopback", "machine")
@@ -27,7 +28,7 @@ LIMITS = {"up-timeout": 120.0, "down-timeout": 30.0, "stop-before": 20.0}
 WHERE = "configuration: dovetail"
 LONG = 600.0  # seconds for a node of upstream Usernetes, which kubeadm sets up
 NODES_OF_USERNETES = {"cores": ("all",), "executor": ("local",), "address": ("machine", "auto"),
-                      "devices": ("auto",)}  # fmt: skip
+                      "devices": ("auto",), "network": ("host",)}  # fmt: skip
 TABLE = (*KEYS, "command", "cache", "executor", "address", "devices", *LIMITS)
 
 
@@ -40,8 +41,9 @@ class Request:
     Kubernetes listens (auto: on loopback if all brokers are on one machine), `devices` what its
     nodes offer, in the words of `dovetail kube up --devices`, and the limits are
     seconds: for the cluster to come up, for its end to be confirmed, and before the end of the
-    job's time for a run to end. `provider` makes the nodes (empty: Dovetail does); `usernetes` is
-    an upstream checkout for the other one, and `node_image` the image of its nodes.
+    job's time for a run to end. `network` is what its pods may have, their nodes' alone (host), or
+    addresses of their own (bridge). `provider` makes the nodes (empty: Dovetail does); `usernetes`
+    is an upstream checkout for the other one, and `node_image` the image of its nodes.
     """
 
     nodes: int
@@ -54,6 +56,7 @@ class Request:
     up_timeout: float = LIMITS["up-timeout"]
     down_timeout: float = LIMITS["down-timeout"]
     stop_before: float = LIMITS["stop-before"]
+    network: str = "host"
     provider: str = ""
     usernetes: str = ""
     node_image: str = ""
@@ -67,6 +70,8 @@ class Request:
         """As the user wrote it: what goes into the jobspec and the configuration."""
         theirs = (self.provider, self.usernetes, self.node_image)
         said = {key: value for key, value in zip(THEIRS, theirs) if value}
+        if self.network != Request.network:
+            said["network"] = self.network
         return {"nodes": self.nodes, "cores": self.cores or "all", **said}
 
 
@@ -77,8 +82,8 @@ def parse(text: str) -> Request:
         key, equals, value = item.partition("=")
         if not equals or key not in KEYS:
             raise BadInput(
-                f"--dovetail={text}: {item!r} is not nodes=N, cores=N|all, provider=usernetes, "
-                "usernetes=DIR or node-image=IMAGE"
+                f"--dovetail={text}: {item!r} is not nodes=N, cores=N|all, network=bridge, "
+                "provider=usernetes, usernetes=DIR or node-image=IMAGE"
             )
         if key in given:
             raise BadInput(f"--dovetail={text}: {key} is there twice")
@@ -98,7 +103,9 @@ def from_table(table: Mapping[str, Any], where: str = WHERE) -> Request:
     if "nodes" not in table:
         raise BadInput(f"{where}: nodes=N is missing")
     cores = table.get("cores", "all")
-    for key, words in (("executor", EXECUTORS), ("address", ADDRESSES), ("provider", PROVIDERS)):
+    known = {"executor": EXECUTORS, "address": ADDRESSES, "network": NETWORKS,
+             "provider": PROVIDERS}  # fmt: skip
+    for key, words in known.items():
         if table.get(key, words[0]) not in words:
             raise BadInput(f"{where}: {key} is one of {', '.join(words)}, not {table[key]!r}")
     for key in THEIRS[1:]:
@@ -117,6 +124,7 @@ def from_table(table: Mapping[str, Any], where: str = WHERE) -> Request:
         address=table.get("address", ADDRESSES[0]),
         devices=table.get("devices", Request.devices),
         up_timeout=limits[0], down_timeout=limits[1], stop_before=limits[2],
+        network=table.get("network", Request.network),
         provider=table.get("provider", ""), usernetes=table.get("usernetes", ""),
         node_image=table.get("node-image", ""),
     )  # fmt: skip

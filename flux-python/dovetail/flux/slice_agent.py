@@ -62,11 +62,11 @@ class Agent:
 
     def __init__(
         self, number: int, name: str, *, machine_address: bool, timeout: float, stop_before: float,
-        devices: str = "auto", usernetes: str = "", node_image: str = "",
+        devices: str = "auto", network: str = "host", usernetes: str = "", node_image: str = "",
     ) -> None:  # fmt: skip
         self.number, self.name, self.stop_before = number, name, stop_before
         self.devices, self.timeout = devices, timeout
-        self.usernetes, self.node_image = usernetes, node_image
+        self.network, self.usernetes, self.node_image = network, usernetes, node_image
         self.next_look = math.inf  # when to look whether the job's time is over, CLOCK_MONOTONIC
         self.address = own_address() if machine_address else ""
         self.node_name = node_name(number, name) if machine_address else ""
@@ -224,7 +224,7 @@ class Agent:
             self.complain("Kubernetes is not built for this user: type `dovetail kube build` once")
         elif self.number == 0:
             words = ["--node", self.node_name] if self.node_name else []
-            words += ["--provider", "usernetes"] if self.usernetes else []
+            words += ["--provider", "usernetes"] if self.usernetes else ["--network", self.network]
             self.start("up", "--name", self.name, *words)
             self.give("")
         else:
@@ -336,11 +336,11 @@ class Agent:
 
     def url(self, service: str) -> str:
         """Where a service is reached. Raises BadInput."""
-        if self.usernetes:
+        if self.usernetes or self.network == "bridge":
             space, _, name = service.rpartition("/")
             words = f"port-forward {f'-n {space} ' if space else ''}service/{name} PORT"
             raise BadInput(
-                "pods of provider usernetes are on a network of their own; "
+                "pods of this Kubernetes are on a network of their own; "
                 f"`flux dovetail kubectl {words}` leads there"
             )
         return services.url(self.admin(), service)
@@ -501,7 +501,7 @@ def sweep_killed() -> None:
 
 def main(
     number: int, name: str, *, machine_address: bool, timeout: float, stop_before: float,
-    devices: str, usernetes: str, node_image: str, only_sweep: bool,
+    devices: str, network: str, usernetes: str, node_image: str, only_sweep: bool,
 ) -> int:  # fmt: skip
     """Be the agent of slice `number` of cluster `name`, or only remove what it left."""
     os.umask(0o077)
@@ -513,5 +513,5 @@ def main(
     sweep_killed()
     return Agent(
         number, name, machine_address=machine_address, timeout=timeout, stop_before=stop_before,
-        devices=devices, usernetes=usernetes, node_image=node_image,
+        devices=devices, network=network, usernetes=usernetes, node_image=node_image,
     ).live()  # fmt: skip
