@@ -488,7 +488,7 @@ def test_set_ups_between_hosts_are_rows_of_their_own():
     for what in (name, f"between hosts: {name}"):
         assert (rows[what].row.values, rows[what].verdict) == ((2.0, 2.0), CONFIRMED)
         assert rows[what].published == published.of("converged")["latency, 8 B, in Kubernetes"]
-    assert rows[f"between hosts: {converged.BRIDGE}"].why == "a cluster on a bridge has one node"
+    assert rows[f"between hosts: {converged.BRIDGE}"].why == "no /dev/net/tun"
     speed_up = rows["between hosts: LAMMPS, speed-up from 1 to 2 hosts, bare"]
     assert speed_up.row.median == pytest.approx(1.8)
     assert rows["between hosts: LAMMPS, speed-up from 4 to 32 nodes"].why == "3 hosts"

@@ -11,6 +11,7 @@ import pytest
 from dovetail.bench.papers import converged, published
 from support import hosts, known_programs
 from support.flux_batch import COMMANDS, LIMIT, flux_command
+from usernetes_setup.node import carrier
 
 pytestmark = pytest.mark.flux
 
@@ -102,14 +103,13 @@ def test_a_batch_job_has_kubernetes_on_both_hosts_and_a_plans_results_on_the_fir
     assert sorted(first.out("cat results/across/case/rank.*").split()) == ["h1", "h2"]
 
 
-def test_a_papers_set_ups_are_between_the_hosts_all_but_a_bridge(pair):
+def test_a_papers_set_ups_are_between_the_hosts(pair):
     program = known_programs.build("openmpi", "bench_pairs.c", "-DBATCHES=1")
     for host in pair:
         shutil.copy(program, f"{host.root}{HOME}/bin/pairs")
     pair[0].write("round.py", ROUND)
     said = pair[0].out(f"{ENVIRONMENT} python round.py", limit=LIMIT)
     found = json.loads(said.splitlines()[-1])
-    setups = (converged.BARE, converged.BESIDE, converged.CONTAINER, converged.PODS)
+    setups = [one for one in converged.SETUPS if one != converged.BRIDGE or carrier.possible()]
     assert all(found[f"{test}, {setup}"] > 0 for test in published.OSU for setup in setups)
     assert min(found[f"{what}, {converged.PODS}"] for what in ("start-up", "start of pods")) > 0
-    assert f"Barrier, {converged.BRIDGE}" not in found

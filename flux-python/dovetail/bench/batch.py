@@ -37,7 +37,7 @@ UP, MORE, LESS, PING, MEMORY, END = (
 BOUNDS = {UP: ("s", 6.0), MORE: ("s", 6.0), LESS: ("s", 6.0), PING: ("ms", 10.0),
           MEMORY: ("MB", 80.0), END: ("s", 3.0)}  # fmt: skip
 SCRIPT = """#!/bin/sh
-#flux: -N{brokers} --dovetail=nodes={slices},cores=1 --output={folder}/log
+#flux: -N{brokers} --dovetail=nodes={slices},cores=1,network={network} --output={folder}/log
 exec 3<{folder}/told
 flux dovetail up >&2 && echo "$FLUX_URI" >{folder}/said || echo >{folder}/said
 read -r _ <&3
@@ -62,9 +62,9 @@ def batch(scratch: Path, repeat: int, progress: Progress) -> list[Claim]:
             for name, (unit, bound) in BOUNDS.items()]  # fmt: skip
 
 
-def prepare(scratch: Path, brokers: int, slices: int) -> None:
+def prepare(scratch: Path, brokers: int, slices: int, network: str = "host") -> None:
     """Write the job's script, and make its pipes."""
-    script = SCRIPT.format(brokers=brokers, slices=slices, folder=scratch)
+    script = SCRIPT.format(brokers=brokers, slices=slices, network=network, folder=scratch)
     (scratch / "script").write_text(script)
     for name in ("said", "told"):
         os.mkfifo(scratch / name, 0o600)

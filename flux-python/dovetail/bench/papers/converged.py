@@ -27,6 +27,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from usernetes_setup.build import programs
+from usernetes_setup.node import carrier, namespaces
 from usernetes_setup.preflight import report
 
 from dovetail.bench import batch, hosts, hybrid, jobtap, kube, ondemand
@@ -37,13 +38,14 @@ from dovetail.bench.papers.place import NotHere
 from dovetail.bench.papers.published import BESIDE, CONTAINER, INSIDE
 from dovetail.core.errors import BadInput, WorkFailed
 from dovetail.host import install_paths
+from dovetail.host.private_files import write_private
 from dovetail.report import summary
 
 BARE, PODS, BRIDGE = published.BARE, f"{INSIDE}, host's network", f"{INSIDE}, bridge"
 SETUPS = (BARE, BESIDE, CONTAINER, PODS, BRIDGE)
 ROUND, BETWEEN = "all set-ups", "between hosts"
 ONE_CORE = "one core: messages need two ranks that run"
-LACKING = {BESIDE: "Kubernetes has all cores", BRIDGE: "a cluster on a bridge has one node"}
+LACKING = {BESIDE: "Kubernetes has all cores", BRIDGE: f"no {namespaces.TUNNELS}"}
 """Why a set-up may not be there between hosts."""
 CELLS, STEPS = 16, 400
 _TIME = re.compile(r"^Loop time of ([\d.e+-]+) on (\d+) procs", re.M)
@@ -125,36 +127,45 @@ def _round(
 def _between(
     setting: Setting, flux: jobtap.Flux, count: int, commands: Sequence[Sequence[str]], number: int
 ) -> Figures:
-    """With a rank on each of two hosts: bare, in containers, and in a batch job whose Kubernetes
-    has a core of each host, or from there to bare."""
+    """With a rank on each of two hosts: bare, in containers, and in batch jobs whose Kubernetes
+    has a core of each host, on either network, or from there to bare."""
     scratch = _scratch(setting, number)
-    batch.prepare(scratch, count, count)
     found: dict[str, float] = {"hosts": float(count)}
-    life: dict[str, float] = {}
     runs = _recorder(commands, found)
     rank = ["env", f"PYTHONPATH={install_paths.package_environment()['PYTHONPATH']}",
             sys.executable, "-m", containers.__name__]  # fmt: skip
-    waits: list[float] = []
 
-    def batch_job() -> None:
-        with batch.during(flux, scratch, life) as uri:
-            if int(flux.run("resource", "list", "-s", "free", "-no", "{nnodes}", uri=uri)) > 1:
+    def batch_job(setup: str, network: str) -> None:
+        folder = scratch / network
+        folder.mkdir()
+        batch.prepare(folder, count, count, network)
+        life: dict[str, float] = {}
+        waits: list[float] = []
+        with batch.during(flux, folder, life) as uri:
+            free = flux.run("resource", "list", "-s", "free", "-no", "{nnodes}", uri=uri)
+            if setup == PODS and int(free) > 1:
                 hosts.bare(flux, commands[0], uri=uri)  # not counted: the cluster comes to rest
                 runs(BESIDE, functools.partial(hosts.bare, flux, uri=uri))
 
             def in_pods(words: Sequence[str], ranks: int) -> str:
-                entry = hosts.in_pods(scratch, words, ranks)
-                return _said(hosts.planned(flux, scratch, uri, entry), waits)
+                if setup == PODS:
+                    entry = hosts.in_pods(scratch, words, ranks)
+                    return _said(hosts.planned(flux, scratch, uri, entry), waits)
+                kubeconfig = folder / "kubeconfig"
+                raw = flux.run("dovetail", "kubectl", "config", "view", "--raw", uri=uri)
+                write_private(kubeconfig, raw)
+                return _in_pods(scratch, kubeconfig, network, waits, words, ranks)
 
-            runs(PODS, in_pods)
+            runs(setup, in_pods)
+        found[f"start-up, {setup}"] = life["up"]
+        found[f"start of pods, {setup}"] = statistics.median(waits)
 
     in_turn(number, [
         lambda: runs(BARE, functools.partial(hosts.bare, flux)),
         lambda: runs(CONTAINER, lambda words, ranks: hosts.bare(flux, [*rank, *words], ranks)),
-        batch_job,
+        lambda: batch_job(PODS, "host"),
+        *([lambda: batch_job(BRIDGE, "bridge")] if carrier.possible() else []),
     ])  # fmt: skip
-    found[f"start-up, {PODS}"] = life["up"]
-    found[f"start of pods, {PODS}"] = statistics.median(waits)
     return found
 
 
