@@ -80,8 +80,14 @@ def test_ranks_on_both_hosts_have_their_case_and_are_resized(pair, network):
     assert names == {"h1", "h2"} if network == "host" else len(names) == 2, "each pod is a host"
 
 
+KILL = """for process in /proc/[0-9]*; do
+  ! grep -q "carrier[.]json" $process/cmdline || kill -9 ${process#/proc/}
+done"""
+
+
 @pytest.mark.parametrize("mpi", PROGRAMS)
 def test_what_runs_on_both_goes_on_after_the_network_was_away(pair, mpi):
+    """And after a carrier was killed: the tunnel and its socket are the node's."""
     entry = busy(20, 30, ranks_per_pod=1)
     entry["command"][0] = PROGRAMS[mpi]
     out = pair.start(entry, words="--network bridge")
@@ -89,6 +95,9 @@ def test_what_runs_on_both_goes_on_after_the_network_was_away(pair, mpi):
     pair.second.cut()
     pair.second.out("sleep 4")
     pair.second.heal()
+    pair.goes_on(out, "sim")
+    for host in pair.made:
+        host.out(KILL)
     pair.goes_on(out, "sim")
     pair.enough(out)
 
