@@ -12,7 +12,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from dovetail.applications import form, lammps_checkpoint, prepared_iterations
+from dovetail.applications import (
+    expected_iterations,
+    form,
+    lammps_checkpoint,
+    prepared_iterations,
+)
 from dovetail.core.causes import NOTHING_LEFT
 from dovetail.core.errors import BadInput
 from dovetail.core.protocol import Spec
@@ -113,6 +118,24 @@ def test_how_long_it_takes_is_told_by_the_users_script(tmp_path):
     (tmp_path / "in.lj").write_text(SCRIPT)
     lammps_checkpoint.begin(tmp_path, "in.lj")
     assert prepared_iterations(asked, str(tmp_path)) == STEPS
+
+
+@unit
+def test_a_new_script_in_what_an_earlier_run_left_is_the_one_that_runs(tmp_path):
+    asked = Spec("a", "a", str(tmp_path), 1, (1.0,), ("lmp", "-in", "in.lj"),
+                 application="lammps", checkpoint=True)  # fmt: skip
+    (tmp_path / "in.lj").write_text(SCRIPT)
+    lammps_checkpoint.begin(tmp_path, "in.lj")
+    new = SCRIPT.replace("run 400", "run 900")
+    (tmp_path / "in.lj").write_text(new)
+    assert expected_iterations(asked) == 900
+    with pytest.raises(BadInput, match="not made ready"):
+        lammps_checkpoint.stop(tmp_path, "in.lj")
+    assert not lammps_checkpoint.unfinished(tmp_path, "in.lj")
+    for _ in range(2):
+        lammps_checkpoint.begin(tmp_path, "in.lj")
+        assert "run 900 upto" in (tmp_path / "in.lj").read_text()
+        assert (tmp_path / ".dovetail-in.lj").read_text() == new
 
 
 @unit

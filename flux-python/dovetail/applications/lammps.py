@@ -54,10 +54,8 @@ def expected_iterations(spec: Spec) -> int:
     script = _script(spec)
     if script is None:
         return 0
-    path = Path(spec.case, script)
-    original = lammps_checkpoint.users_script(Path(spec.case), script)  # once it can be stopped
     try:
-        with open(original if original.exists() else path, errors="replace") as file:
+        with open(lammps_checkpoint.current(Path(spec.case), script), errors="replace") as file:
             lines = file.read(_LARGEST).replace("&\n", " ").split("\n")
     except OSError:
         return 0

@@ -83,7 +83,7 @@ def begin(case: Path, script: str, balanced: bool = False) -> None:
     """
     path, original = case / script, users_script(case, script)
     text = check(case, script, balanced)
-    if not original.exists():
+    if current(case, script) == path:
         try:
             draft = original.with_name(f".{original.name}.new")
             shutil.copyfile(path, draft)
@@ -98,19 +98,21 @@ def begin(case: Path, script: str, balanced: bool = False) -> None:
 
 def check(case: Path, script: str, balanced: bool = False) -> str:
     """The script as it is at first. Raises BadInput with the reason if it has no checkpoints."""
-    path, original = case / script, users_script(case, script)
+    path = case / script
     if Path(script).is_absolute() or path.parent.resolve() != case.resolve():
         raise BadInput(f"{script}: an input script in the case's own directory would be right")
     try:
-        lines = _lines(original if original.exists() else path)
+        lines = _lines(current(case, script))
         return stoppable(lines, _RESTARTS[0], balanced=balanced)
     except BadInput as error:
         raise BadInput(f"{path}: {error}") from None
+    except OSError as error:
+        raise BadInput(f"{path}: cannot be read: {error.strerror}") from None
 
 
 def stop(case: Path, script: str) -> None:
     """Have the running LAMMPS write a restart file and end. Raises BadInput if it cannot."""
-    if not users_script(case, script).exists():
+    if current(case, script) == case / script:
         raise BadInput(f"{case}: it was not made ready to be stopped")
     (case / _STOP).touch()
 
@@ -121,10 +123,7 @@ def unfinished(case: Path, script: str) -> bool:
     A restart file tells nothing of that: LAMMPS ends well too where the end of one is not on the
     disk, as that is full.
     """
-    if not users_script(case, script).exists():
-        return False
-    ours = _LEFT in (case / script).read_text(errors="replace")
-    return ours and (case / _LEFT).exists()
+    return current(case, script) != case / script and (case / _LEFT).exists()
 
 
 def go_on(case: Path, script: str, balanced: bool = False) -> int | None:
@@ -132,8 +131,8 @@ def go_on(case: Path, script: str, balanced: bool = False) -> int | None:
 
     None if there is none.
     """
-    original = users_script(case, script)
-    if not original.exists():
+    original = current(case, script)
+    if original == case / script:
         return None
     lines = _lines(original)
     steps = {name: written_step(case / name) for name in _restarts(lines)}
@@ -263,6 +262,17 @@ def users_script(case: Path, script: str) -> Path:
     """Where the user's script is kept."""
     path = case / script
     return path.parent / f".dovetail-{path.name}"
+
+
+def current(case: Path, script: str) -> Path:
+    """Where the user's script is: kept, if the one in its place is ours.
+
+    A user's case may be what an earlier run made of another, with a new script in it: what was
+    kept there is old. OSError where ours cannot be read.
+    """
+    path, kept = case / script, users_script(case, script)
+    ours = kept.exists() and _LEFT in path.read_text(errors="replace")
+    return kept if ours else path
 
 
 def _lines(path: Path) -> list[str]:
