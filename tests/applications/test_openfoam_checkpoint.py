@@ -220,6 +220,30 @@ def test_a_case_that_is_not_the_runs_own_is_not_changed(tmp_path):
 
 
 @unit
+@pytest.mark.parametrize(
+    ("rule", "over"),
+    [
+        ("startFrom startTime; startTime 20;", 30),
+        ("startFrom latestTime;", 30),
+        ("startFrom firstTime;", 50),
+    ],
+)
+def test_steps_that_the_users_case_came_with_are_not_over(two_ranks, tmp_path, rule, over):
+    (tmp_path / "system").mkdir()
+    (tmp_path / "system/controlDict").write_text(rule)
+    (tmp_path / "log").write_text("Time = 50\n\nTime = 51\n")
+    for name, index in (("20", 20), ("50", 50)):
+        if name == "50":
+            checkpoint.begin(tmp_path, EVEN)
+            for place in two_ranks:
+                written(place, "50", "U", "p")
+        for place in two_ranks:
+            (place / name / "uniform/time").write_text(f"{HEADER}index {index};\n{FOOTER}")
+    assert checkpoint.go_on(tmp_path, EVEN, tmp_path / "log") == "50"
+    assert checkpoint.over(tmp_path, "50") == over
+
+
+@unit
 def test_what_was_added_to_the_control_file_goes_away_again(tmp_path):
     (tmp_path / "system").mkdir()
     path = tmp_path / "system/controlDict"

@@ -54,12 +54,14 @@ class _State:
     """How the case is cut: `weights` has one entry per rank, none while it is being cut.
 
     `before` are the times that it had before the solver first ran, `sure` the one from which it
-    went on last, "" if it has not.
+    went on last, "" if it has not. `first` is how many time steps were over before it first ran,
+    as where the user's case goes on from a run of its own: solvers count on from there.
     """
 
     weights: tuple[float, ...]
     before: tuple[str, ...]
     sure: str = ""
+    first: int = 0
 
 
 def begin(case: Path, weights: Sequence[float]) -> None:
@@ -72,7 +74,8 @@ def begin(case: Path, weights: Sequence[float]) -> None:
     places = written_times.directories(case, len(weights))
     before = {name for place in {case, *places} for name in written_times.times(place)}
     _set_control(case, {})
-    _save(case, _State(tuple(weights), tuple(sorted(before, key=float))))
+    state = _State(tuple(weights), tuple(sorted(before, key=float)), first=_first(case, places[0]))
+    _save(case, state)
 
 
 def stop(case: Path) -> None:
@@ -135,8 +138,24 @@ def go_on(case: Path, weights: Sequence[float], log: Path) -> str | None:
             print(f"it goes on as it was cut: {error}", flush=True)
             weights = state.weights
     _set_control(case, _from(name))
-    _save(case, _State(tuple(weights), state.before, name))
+    _save(case, replace(state, weights=tuple(weights), sure=name))
     return name
+
+
+def over(case: Path, name: str) -> int:
+    """The time steps from the solver's first start to the time from which it goes on."""
+    state = _load(case)
+    if state is None:
+        return 0
+    place = written_times.directories(case, len(state.weights))[0]
+    return max(0, written_times.steps(place, name) - state.first)
+
+
+def _first(case: Path, place: Path) -> int:
+    """The time steps that are over where the solver begins, which has its times there."""
+    names = written_times.times(place)
+    begun = control_dict.start([float(name) for name in names], control_dict.entries(case))
+    return next((written_times.steps(place, one) for one in names if float(one) == begun), 0)
 
 
 def _cut_again(case: Path, state: _State, name: str, weights: Sequence[float]) -> None:
@@ -253,7 +272,9 @@ def _load(case: Path) -> _State | None:
     """What `begin` or `go_on` wrote last; None if there is nothing to go on from."""
     try:
         found = json.loads((case / _STATE).read_text())
-        return _State(tuple(found["weights"]), tuple(found["before"]), found["sure"])
+        return _State(
+            tuple(found["weights"]), tuple(found["before"]), found["sure"], found.get("first", 0)
+        )
     except (OSError, ValueError, KeyError, TypeError):
         return None
 
@@ -281,6 +302,4 @@ def main() -> None:
         sys.exit({"begin": 0, "go-on": NOT_NOW}.get(verb, 1))
     if name is None:
         sys.exit("no time is written whole")
-    place = written_times.directories(case, len(weights))[0]
-    over = written_times.steps(place, name)
-    print(f"it goes on from time {name}; time steps that are over:\n{over}", flush=True)
+    print(f"it goes on from time {name}; time steps that are over:\n{over(case, name)}", flush=True)

@@ -69,8 +69,8 @@ def times_in_parts(case: Path) -> list[float]:
 def starts_in_parts(case: Path) -> bool:
     """Whether the time that a run begins from, or may, is in processor directories alone."""
     parts, own = times_in_parts(case), times(case)
-    start = _start(sorted([*parts, *own]), entries(case))
-    return bool(parts) and (not own or start is None or start in parts)
+    first = start(sorted([*parts, *own]), entries(case))
+    return bool(parts) and (not own or first is None or first in parts)
 
 
 def number(text: str) -> float | None:
@@ -84,12 +84,12 @@ def number(text: str) -> float | None:
 def iterations(case: Path) -> int:
     """Time steps from the start to the end of a run of fixed steps; 0 for any other."""
     found = entries(case)
-    start = _start(times(case), found)
+    first = start(times(case), found)
     end, step = (number(found.get(key, "")) for key in ("endTime", "deltaT"))
     plain = found.get("stopAt", "endTime") == "endTime" and INCLUDED not in found
-    if not plain or varies(found) or start is None or end is None or step is None or step <= 0.0:
+    if not plain or varies(found) or first is None or end is None or step is None or step <= 0.0:
         return 0
-    count = (end - start) / step
+    count = (end - first) / step
     return round(count) if 0.5 <= count <= 1e12 else 0
 
 
@@ -98,12 +98,12 @@ def varies(found: dict[str, str]) -> bool:
     return found.get("adjustTimeStep", "no") not in ("no", "off", "false", "n", "f", "none")
 
 
-def _start(there: list[float], found: dict[str, str]) -> float | None:
+def start(there: list[float], found: dict[str, str]) -> float | None:
     """The time that a run begins from, of a case with these; None if that cannot be told."""
-    start = number(found.get("startTime", "0"))
+    given = number(found.get("startTime", "0"))
     rule = found.get("startFrom", "latestTime")
     if rule == "startTime":
-        return start
+        return given
     if rule not in ("firstTime", "latestTime"):
         return None
-    return there[0 if rule == "firstTime" else -1] if there else start
+    return there[0 if rule == "firstTime" else -1] if there else given
