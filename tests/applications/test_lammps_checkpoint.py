@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import time
@@ -210,6 +211,23 @@ def test_where_it_cannot_be_told_there_may_be_more_to_do(tmp_path, monkeypatch):
         with pytest.raises(SystemExit) as ended:
             lammps_checkpoint.main()
         assert ended.value.code == code
+
+
+@unit
+@pytest.mark.parametrize("log", ["log.lammps", "out.log"])
+def test_no_log_of_lammps_is_lost(tmp_path, monkeypatch, log):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(lammps_checkpoint, "go_on", lambda *_: 50)
+    option = ("-log", log) if log != "log.lammps" else ()
+    words = ("mpiexec", "-l", "lmp", "-in", "in.lj", *option)
+    asked = Spec("a", "a", str(tmp_path), 1, (1.0,), words, application="lammps", checkpoint=True)
+    step = shlex.split(form(asked, continued=True).go_on)
+    monkeypatch.setattr("sys.argv", step[step.index("go-on") - 1 :])
+    for launch in ("first", "second", "third"):  # killed each time before another restart file
+        (tmp_path / log).write_text(launch)
+        lammps_checkpoint.main()
+    found = {path.name: path.read_text() for path in tmp_path.iterdir()}
+    assert found == {f"{log}.50": "first", f"{log}.50.2": "second", f"{log}.50.3": "third"}
 
 
 @unit

@@ -15,6 +15,7 @@ from pathlib import Path
 from dovetail.applications import lammps_checkpoint
 from dovetail.applications.generic import command as command
 from dovetail.applications.generic import prepare as prepare
+from dovetail.core import programs
 from dovetail.core.errors import BadInput
 from dovetail.core.protocol import Spec
 from dovetail.host import install_paths
@@ -36,14 +37,15 @@ def checkpoint(spec: Spec, step: str) -> str:
     Raises BadInput where the command names no script, or, if the case has it already, one that
     cannot be gone on with.
     """
-    script = _script(spec)
+    script = _option(spec.command, "-in", "-i")
     if script is None:
         raise BadInput("its command has no `-in SCRIPT`")
     if step == "begin" and Path(spec.case, script).exists():
         lammps_checkpoint.check(Path(spec.case), script)
     statement = "from dovetail.applications.lammps_checkpoint import main; main()"
+    log = [_option(spec.command, "-log", "-l") or "log.lammps"] if step == "go-on" else []
     balanced = ["balanced"] if spec.recut and step in ("begin", "go-on") else []
-    return shlex.join([*install_paths.python_command(statement), step, script, *balanced])
+    return shlex.join([*install_paths.python_command(statement), step, script, *log, *balanced])
 
 
 def expected_iterations(spec: Spec) -> int:
@@ -51,7 +53,7 @@ def expected_iterations(spec: Spec) -> int:
 
     Their numbers may be in `index` variables, which those of the command line go before.
     """
-    script = _script(spec)
+    script = _option(spec.command, "-in", "-i")
     if script is None:
         return 0
     try:
@@ -80,10 +82,11 @@ def _variables(words: Sequence[str]) -> dict[str, str]:
     return {name: value for word, name, value in places if word in ("-var", "-v")}
 
 
-def _script(spec: Spec) -> str | None:
-    """The input script that the command names, as seen from the case."""
-    words = spec.command
-    for word, after in zip(words, words[1:]):
-        if word in ("-in", "-i"):
-            return after
-    return None
+def _option(words: Sequence[str], *names: str) -> str | None:
+    """The file that an option of LAMMPS names, as seen from the case; None without it.
+
+    Options before the program are its starter's, as `mpiexec -l`.
+    """
+    known = (n for n, word in enumerate(words) if programs.application_of([word]) == "lammps")
+    own = words[next(known, 0) :]
+    return next((after for word, after in zip(own, own[1:]) if word in names), None)

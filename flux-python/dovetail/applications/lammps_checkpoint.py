@@ -29,6 +29,7 @@ own script is kept beside the other, with `.dovetail-` before its name.
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 import shutil
@@ -285,18 +286,28 @@ def _lines(path: Path) -> list[str]:
     return re.sub(r"&[ \t]*\n", " ", text).splitlines()
 
 
+def _keep_log(log: Path, step: int) -> None:
+    """Give LAMMPS's log, which it begins anew, a name that is free, by the step that follows it."""
+    kept = log.with_name(f"{log.name}.{step}")
+    numbers = itertools.count(2)  # killed, it may go on from one step several times
+    while kept.exists():
+        kept = log.with_name(f"{log.name}.{step}.{next(numbers)}")
+    if log.is_file():
+        log.rename(kept)
+
+
 # --- As steps of a launch ---
 
 
 def main() -> None:
     """A step of `Spec` and the script, in the case; `go-on` prints how many steps are over.
 
-    After the script `balanced` may follow.
+    After the script `balanced` may follow, for `go-on` after the name of LAMMPS's log.
     What cannot be gone on with may run all the same, so `begin` never fails. Where `halted` cannot
     tell, there may be more to do.
     """
     verb, script, *how = sys.argv[1:]
-    case, balanced = Path(), how == ["balanced"]
+    case, balanced = Path(), how[-1:] == ["balanced"]
     try:
         if verb == "halted":
             sys.exit(0 if unfinished(case, script) else NOTHING_LEFT)
@@ -310,7 +321,5 @@ def main() -> None:
         sys.exit({"begin": 0, "halted": 0, "go-on": NOT_NOW}.get(verb, 1))
     if step is None:
         sys.exit("no restart file is whole")
-    log = case / "log.lammps"  # which LAMMPS begins anew
-    if log.exists():
-        log.rename(case / f"log.lammps.{step}")
+    _keep_log(case / how[0], step)
     print(f"it goes on from this time step:\n{step}", flush=True)
