@@ -36,6 +36,14 @@ REFUSED = {
     "a key that is a list": ("? [a]\n: 2\n", "1: a key that is not text"),
     "a python object": ("cpus: !!python/object/apply:os.system [ls]\n", "1: !!python"),
     "a tag that does not fit": ("cpus: !!int two\n", "1: !!int is not supported"),
+    "a number that is octal to YAML": (
+        ONE.replace("ranks: ", "ranks: 01"),
+        "4: 012 is octal to YAML; leave out the 0 in front",
+    ),
+    "text that is octal to YAML": (
+        entry("environment", "{TILE: 07}"),
+        "6: 07 is octal to YAML; leave out the 0 in front, or put it in quotes",
+    ),
     "an alias of itself": ("simulations: &a [*a]\n", "1: an alias to something that contains"),
     "an alias that is not there": ("simulations: *a\n", "1: found undefined alias"),
     "a merge of a number": ("a: &a 1\nb: {<<: *a}\n", "2: << takes an alias of a mapping"),

@@ -11,6 +11,7 @@ in another exception; time and memory are bounded.
 
 from __future__ import annotations
 
+import re
 import stat
 from collections.abc import Sequence
 from pathlib import Path
@@ -178,6 +179,9 @@ class YamlFile:
             # To YAML 1.1 `12:30` is a whole number too, of sixtieths: 750.
             if node.tag in _TEXT or (node.tag in _SCALARS and ":" in node.value):
                 return node.value
+            if node.tag == _TAG + "int" and re.fullmatch(r"[-+]?0[0-7_]+", node.value):
+                why = "is octal to YAML; leave out the 0 in front, or put it in quotes"
+                raise self.bad(node.start_mark.line + 1, f"{node.value} {why}")
             if node.tag in _SCALARS:
                 try:
                     return yaml.SafeLoader("").construct_object(node)  # type: ignore[no-untyped-call]
