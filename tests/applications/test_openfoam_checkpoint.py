@@ -18,7 +18,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from dovetail.applications.openfoam import checkpoint, written_times
+from dovetail.applications.openfoam import checkpoint, mesh_file, written_times
 from dovetail.bench.cases import OPENFOAM_ETC, pitz_daily
 from dovetail.core.causes import NOTHING_LEFT
 from dovetail.core.errors import BadInput, WorkFailed
@@ -47,6 +47,16 @@ FOOTER = "\n// *****************************************************************
 HEADER = "FoamFile\n{\n    version 2.0;\n}\n"
 SET = HEADER.replace("}", "    format ascii;\n    class cellSet;\n    object broken;\n}")
 
+MOVING = (
+    SET.replace("cellSet", "dictionary")
+    + """
+dynamicFvMesh dynamicMotionSolverFvMesh;
+motionSolverLibs (fvMotionSolvers);
+motionSolver solidBody;
+solidBodyMotionFunction linearMotion;
+velocity (0.5 0 0);
+"""
+)
 
 # --- Which times are whole ---
 
@@ -496,6 +506,18 @@ class TestOtherRanks:
         # One cut differs from another about as much as one rank from two, more in one field than in
         # the next; what had begun anew would be tens of steps behind.
         assert max(found.values()) <= 2 * max(usual.values()), (found, usual)
+
+    def test_a_mesh_that_moves_goes_on_where_it_was(self, original, tmp_path):
+        case = copy(original, tmp_path / "case", endTime=2, writeInterval=2)
+        (case / "constant/dynamicMeshDict").write_text(MOVING)
+        checkpoint.begin(case, EVEN)
+        words = ["mpirun", "-np", "2", "moveDynamicMesh", "-parallel"]
+        with (case / "log").open("wb") as log:
+            subprocess.run(words, cwd=case, stdout=log, stderr=log, timeout=300, check=True)
+        assert checkpoint.go_on(case, (1.0,), case / "log") == "2"
+        first, now = (mesh_file.FoamFile(case / time / "polyMesh/points").floats()
+                      for time in ("constant", "2"))  # fmt: skip
+        np.testing.assert_allclose(now[::3] - first[::3], 2 * 0.5, atol=1e-5)
 
     def test_a_new_cut_that_fails_leaves_it_cut_as_it_was(self, original, undisturbed, tmp_path):
         case = copy(original, tmp_path / "case", **DIGITS)

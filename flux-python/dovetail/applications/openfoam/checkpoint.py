@@ -165,11 +165,12 @@ def _cut_again(case: Path, state: _State, name: str, weights: Sequence[float]) -
     """
     if len(state.weights) > 1:
         _keep_results(case, state, name)
-        _set_control(case, {**_EXACT, **_from(name)})
+        # It brings the points of a moving mesh into one piece where they are others than those
+        # that it began with.
+        _set_control(case, {**_EXACT, **_from(min([*state.before, name], key=float))})
         shutil.rmtree(case / name, ignore_errors=True)
         _tool(case, "reconstructPar", "-time", name)
-    else:
-        _set_control(case, {**_EXACT, **_from(name)})
+    _set_control(case, {**_EXACT, **_from(name)})
     # From here until the new cut is there, the case in one piece is what counts.
     _save(case, replace(state, weights=(), sure=name))
     old = case / _OLD
