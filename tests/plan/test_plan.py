@@ -180,6 +180,13 @@ def test_the_users_own_starter_may_take_the_ranks(where):
     )
     (spec,) = load(text).specs
     assert spec.command == ("mpirun", "-np", "{ranks}", "solver")
+    for words in (
+        "-np 2 solver",
+        "-n {ranks} solver",
+        "-np 1 solver : -np 1 solver",
+        "solver -n 4",
+    ):
+        assert load(ONE.replace("command: solver", f'command: "mpirun {words}"')).specs
 
 
 def test_a_line_of_dovetail_is_run_by_this_one(where):

@@ -184,6 +184,11 @@ REFUSED = {
         "5: simulations[0].command: 'mpirun' says how many ranks there are, and they are to be "
         "chosen; leave it out, or write `mpirun -np {ranks}`",
     ),
+    "a starter of another number of ranks": (
+        ONE.replace("command: solver", "command: mpirun -np 4 solver"),
+        "5: simulations[0].command: 'mpirun' would start 4 ranks, and `ranks` is 2; give both the "
+        "same, or write `mpirun -np {ranks}`",
+    ),
     "a program that is not there on some ranks": (
         ONE.replace("ranks: 2", "ranks: 1-2").replace("solver", '"./Allrun-{ranks}"'),
         "5: simulations[0].command: './Allrun-1' is not a program",

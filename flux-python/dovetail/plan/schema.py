@@ -54,6 +54,7 @@ _RESOURCE = re.compile(
     r"(?=.{1,120}$)[a-z0-9]([-a-z0-9.]*[a-z0-9])?/[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?",
     re.ASCII,
 )
+_HOW_MANY = ("-np", "-n", "--np", "--n")  # of a program that starts ranks
 SMALL_RANGE = 8
 """A range of up to so many numbers of ranks means each of them, a wider one the powers of two."""
 
@@ -172,8 +173,19 @@ def _rank_count(value: object) -> int:
 
 
 def _started_by_us(words: tuple[str, ...], info: ValidationInfo) -> tuple[str, ...]:
-    """The words, if they leave the number of ranks to us where there are several."""
-    several = len(info.data.get("ranks") or ()) > 1
+    """The words, if they leave the number of ranks to us where there are several.
+
+    Where there is one it has to be that which they give first, if they do, and for one program.
+    """
+    widths: tuple[int, ...] = info.data.get("ranks") or ()
+    several = len(widths) > 1
+    given = words[2] if words[2:] and words[1] in _HOW_MANY and ":" not in words else ""
+    told = programs.is_starter(words[0]) and given.isdecimal() and widths and not several
+    if told and int(given) != widths[0]:
+        raise ValueError(
+            f"{show(words[0])} would start {_many(int(given), 'rank')}, and `ranks` is "
+            f"{widths[0]}; give both the same, or write `{words[0]} {words[1]} {{ranks}}`"
+        )
     if several and programs.is_starter(words[0]) and not any(map(programs.has_place, words)):
         raise ValueError(
             f"{show(words[0])} says how many ranks there are, and they are to be chosen; leave it "
