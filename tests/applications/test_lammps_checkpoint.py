@@ -67,6 +67,17 @@ REFUSED = {
         SCRIPT.replace("atom 100 steps.dump", "dcd 100 steps.dcd"),
         "one file per snapshot",
     ),
+    "a value of the beginning": (
+        SCRIPT.replace(
+            "fix 1",
+            "variable t equal lx\nvariable twice equal 2*v_t\nvariable L0 equal ${twice}\nfix 1",
+        ),
+        "variable L0 equal .* a later step",
+    ),
+    "a formula of the beginning": (
+        SCRIPT.replace("fix 1", "variable e0 equal $(pe/atoms)\nfix 1"),
+        "a later step",
+    ),
     "no box": ("run 3\n", "before `create_box`"),
 }
 
@@ -101,6 +112,20 @@ def test_a_log_of_the_scripts_own_is_gone_on_with(log, later):
     lines = SCRIPT.replace("units lj", f"units lj\n{log}").splitlines()
     assert f"\n{log}\n" in lammps_checkpoint.stoppable(lines, "one")
     assert f"\n{later}\n" in lammps_checkpoint.stoppable(lines, "two", "one")
+
+
+@unit
+@pytest.mark.parametrize(
+    "lines",
+    [
+        "variable strain equal lx/v_L0\nvariable time_step equal 0.005\ntimestep ${time_step}",
+        "variable T index 1.5\nfix 2 all nvt temp $T $T $(100*dt)",
+        "variable tmp equal lx\nprint 'a box of ${tmp}'",
+        "variable tmp equal temp\nvelocity all scale ${tmp}",
+    ],
+)
+def test_a_value_that_stays_or_is_not_kept_is_not_refused(lines):
+    assert lammps_checkpoint.stoppable(SCRIPT.replace("fix 1", f"{lines}\nfix 1").splitlines(), "a")
 
 
 @unit

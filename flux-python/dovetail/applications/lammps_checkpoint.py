@@ -76,6 +76,14 @@ _ANEW_ENDS = (".bin", ".bz2", ".gz", ".lz4", ".lzma", ".xz", ".zst")
 _APPEND_PACKED = ("/gz", "/zstd")  # styles that can
 _ANEW_FIX = re.compile(r"(reax/c|reaxff)/(bonds|species)\b")
 
+# What a variable's formula may have that another step has another value of.
+_CHANGES = re.compile(
+    r"(?<![\w.])([cf]_\w+|step|elapsed|elaplong|time|temp|press|pe|ke|etotal|evdwl|ecoul|epair|"
+    r"ebond|eangle|edihed|eimp|emol|elong|enthalpy|vol|density|[xyz]lat|l[xyz]|[xyz](lo|hi)|x[yz]|"
+    r"yz|p(xx|yy|zz|xy|xz|yz)|xcm|vcm|fcm|bound|gyration|angmom|torque|inertia|omega)(?!\w)"
+)
+_AT_ONCE = re.compile(r"\$(?:\{(\w+)\}|([A-Za-z])|\((.*))")  # the value of now
+
 
 def begin(case: Path, script: str, balanced: bool = False) -> None:
     """Make a case ready to be stopped, and to be `balanced`; before LAMMPS first starts.
@@ -157,6 +165,7 @@ def stoppable(
     Raises BadInput if it is no plain script.
     """
     out: list[str] = []
+    formulas: dict[str, str] = {}
     steps, has_box, axes = "", False, "xyz"
     cuts: list[str] = []  # of the user's box among the ranks
     for line in lines:
@@ -171,6 +180,13 @@ def stoppable(
                 f"'{line.strip()}': its file would begin anew; "
                 "one file per snapshot, with `*` in its name, would be right"
             )
+        if not steps and command not in {*_AT_FIRST, "print"} and _of_now(line, formulas):
+            raise BadInput(
+                f"'{line.strip()}': going on, it would have the value of a later step; "
+                "a number in its place would be right"
+            )
+        if command == "variable" and words[2:3] == ["equal"]:
+            formulas[words[1]] = " ".join(words[3:])
         if command == "dimension":
             axes = "xy" if words[1:] == ["2"] else "xyz"
         if command == "run":
@@ -201,6 +217,17 @@ def stoppable(
     if not steps:
         raise BadInput("a script without `run` cannot be stopped and gone on with")
     return "\n".join([*out, ""])
+
+
+def _of_now(line: str, formulas: dict[str, str]) -> bool:
+    """Whether a line has the value that a formula has when it is read, and not at later steps."""
+    used = [formulas.get(one[1] or one[2] or "", one[3] or "") for one in _AT_ONCE.finditer(line)]
+    for _ in formulas:  # each may have others in it
+        names = [name for text in used for name in re.findall(r"v_(\w+)", text)]
+        used += [
+            formulas[name] for name in names if name in formulas and formulas[name] not in used
+        ]
+    return any(map(_CHANGES.search, used))
 
 
 def _begins_anew(style: str, file: str) -> bool:
