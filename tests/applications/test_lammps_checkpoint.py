@@ -177,6 +177,12 @@ def test_a_script_outside_the_case_is_not_changed(tmp_path):
     (case / "in.lj").symlink_to(theirs)
     lammps_checkpoint.begin(case, "in.lj")
     assert (tmp_path / "kept.1").exists()
+    (case / "kept").symlink_to(tmp_path)
+    theirs.write_text(theirs.read_text().replace("../", "kept/"))
+    (case / "in.lj").unlink()
+    (case / "in.lj").symlink_to(theirs)
+    lammps_checkpoint.begin(case, "in.lj")
+    assert (tmp_path / "kept.1").exists()
     assert "dovetail" not in theirs.read_text()
     assert (case / ".dovetail-in.lj").read_text() == theirs.read_text()
 
@@ -390,13 +396,15 @@ class TestStopped:
     def test_killed_it_goes_on_from_what_its_own_script_wrote(self, tmp_path):
         case = tmp_path / "case"
         case.mkdir()
-        text = SCRIPT.replace("run 400", "restart 50 one two\nrun ${steps}")
+        (case / "kept").mkdir()
+        text = SCRIPT.replace("run 400", "restart 50 kept/one kept/two\nrun ${steps}")
         (case / "in.lj").write_text(f"variable steps index {STEPS}\n{text}")
-        (case / "two").write_bytes(b"of an earlier run")
+        two = case / "kept/two"
+        two.write_bytes(b"of an earlier run")
         lammps_checkpoint.begin(case, "in.lj")
-        assert not (case / "two").exists()
+        assert not two.exists()
         running = start(case, 0)
-        while lammps_checkpoint.written_step(case / "two") is None:
+        while lammps_checkpoint.written_step(two) is None:
             assert running.poll() is None, (case / "log").read_text()[-2000:]
             time.sleep(0.005)
         running.kill()

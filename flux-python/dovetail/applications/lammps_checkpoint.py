@@ -99,7 +99,7 @@ def begin(case: Path, script: str, balanced: bool = False) -> None:
             draft.replace(original)
         except OSError as error:
             raise BadInput(f"{path}: cannot be kept: {error.strerror}") from None
-    for name in (_STOP, *_restarts(_lines(original))):
+    for name in (_STOP, *_restarts(case, _lines(original))):
         (case / name).unlink(missing_ok=True)  # of an earlier run, as the case was copied
     (case / _LEFT).touch()
     write_whole(path, text)
@@ -144,7 +144,7 @@ def go_on(case: Path, script: str, balanced: bool = False) -> int | None:
     if original == case / script:
         return None
     lines = _lines(original)
-    steps = {name: written_step(case / name) for name in _restarts(lines)}
+    steps = {name: written_step(case / name) for name in _restarts(case, lines)}
     found = [(step, name) for name, step in steps.items() if step is not None]
     if not found:
         return None
@@ -236,11 +236,13 @@ def _begins_anew(style: str, file: str) -> bool:
     return "*" not in file and (packed or style.partition("/")[0] in _ANEW_DUMPS)
 
 
-def _restarts(lines: list[str]) -> list[str]:
+def _restarts(case: Path, lines: list[str]) -> list[str]:
     """Restart files in the case: ours, and those that the user's script writes there in turns."""
     words = [line.partition("#")[0].split() for line in lines]
     own = [each[2:4] for each in words if each[:1] == ["restart"] and len(each) >= 4]
-    return [*_RESTARTS, *(name for pair in own for name in pair if "/" not in name)]
+    names = [name for pair in own for name in pair]
+    inside = [one for one in names if (case / one).resolve().is_relative_to(case.resolve())]
+    return [*_RESTARTS, *inside]
 
 
 def _run(steps: str, stopped_at: str) -> list[str]:
