@@ -270,6 +270,23 @@ def test_what_was_added_to_the_control_file_goes_away_again(tmp_path):
     assert path.stat().st_mtime >= asked + 10  # less, and OpenFOAM would overlook it
 
 
+@unit
+def test_what_a_user_adds_to_the_control_file_while_it_runs_stays(tmp_path):
+    (tmp_path / "system").mkdir()
+    path = tmp_path / "system/controlDict"
+    path.write_text("stopAt endTime;\nendTime 20;\n")
+    checkpoint.begin(tmp_path, (1.0,))
+    more = "endTime 500;\nfunctions\n{\n    forces {}\n}\n"
+    with path.open("a") as file:
+        file.write(more)
+    checkpoint.stop(tmp_path)
+    checkpoint.stop(tmp_path)
+    text = path.read_text()
+    assert text.count(more) == 1
+    assert text.index(more) < text.index("stopAt writeNow;")
+    assert text.count("stopAt writeNow;") == 1
+
+
 ENDS = {
     "before its end": ("Time = 7\n", True),
     "at its end": ("Time = 19\nTime = 20\n\nEnd\n", False),

@@ -40,6 +40,11 @@ from dovetail.host.private_files import write_whole
 _MARK = "// Dovetail wrote what follows, for checkpoints; OpenFOAM takes the last of two entries."
 _ALWAYS = {"runTimeModifiable": "yes"}
 _EXACT = {"writeFormat": "binary", "writePrecision": "17"}
+_OURS = re.compile(
+    r"^(?:runTimeModifiable yes|writeFormat binary|writePrecision 17|stopAt writeNow|"
+    r"startFrom startTime|startTime \S+);\n",
+    re.MULTILINE,
+)
 _STATE = ".dovetail-checkpoint"
 _LOG = "log.checkpoint"
 _OLD = ".dovetail-old-cut"
@@ -252,7 +257,9 @@ def _set_control(case: Path, entries: dict[str, str]) -> None:
     if path.parent.resolve() != case.resolve() / "system":
         raise BadInput(f"{path.parent}: is a link, and what it leads to is not the run's to change")
     try:
-        text = path.read_text(errors="replace").partition(_MARK)[0].rstrip("\n")
+        text, _, added = path.read_text(errors="replace").partition(_MARK)
+        # While it ran its user may have put something at the end, which counts as much.
+        text = "\n".join([text.rstrip("\n"), *_OURS.sub("", added).strip("\n").splitlines()])
         changed = path.stat().st_mtime
         lines = [f"{key} {value};" for key, value in {**_ALWAYS, **entries}.items()]
         write_whole(path, "\n".join([text, "", _MARK, *lines, ""]))
