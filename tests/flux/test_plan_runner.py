@@ -99,6 +99,15 @@ def test_what_a_message_cannot_hold_is_left_out_of_the_environment_and_named(mon
     assert "'GREETING' is left out" in capsys.readouterr().err
 
 
+def test_a_plan_that_a_job_submits_has_nothing_of_that_jobs_own(monkeypatch):
+    """A program of MPICH takes the descriptor for its way to others, and fails without it."""
+    job = {"FLUX_JOB_TMPDIR": "/tmp/j", "OMPI_MCA_btl_vader_backing_directory": "/tmp/j"}
+    rank = {"PMI_RANK": "0", "PMI_SIZE": "1", "PMI_FD": "18"}
+    users = {"OMPI_MCA_btl": "self,vader", "TMPDIR": "/scratch"}
+    monkeypatch.setattr(os, "environ", {**job, **rank, **users})
+    assert command.environment() == users
+
+
 def test_a_plan_that_is_refused_for_its_folder_leaves_no_directory(monkeypatch, tmp_path, capsys):
     place = tmp_path / "caf\udce9"
     (place / "case").mkdir(parents=True)

@@ -8,12 +8,13 @@ import json
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-INSTANCE = ("FLUX_", "DOVETAIL_STATE")
+JOB = ("FLUX_", "PMI_", "DOVETAIL_STATE", "OMPI_MCA_btl_vader_backing_directory")
+"""What Flux, and we, give a job, or a rank of it: some is a file that ends with the job."""
 
 
 def user_environment(whole: Mapping[str, str]) -> dict[str, str]:
     """What of a script's environment its simulations shall have: not what belongs to its job."""
-    return {name: value for name, value in whole.items() if not name.startswith(INSTANCE)}
+    return {name: value for name, value in whole.items() if not name.startswith(JOB)}
 
 
 def is_text(text: str) -> bool:
