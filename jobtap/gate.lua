@@ -8,10 +8,12 @@
 local scheme, wanted = "dovetail", "up"
 local patience = 30 -- seconds for a service that is not there
 local margin = 60 -- seconds more than the service's own limit
-local limit = 120 + margin
+local usual = { dovetail = 120, usernetes = 600 } -- the service's own limit, by provider
+local limit = usual.dovetail + margin
 
 jobtap.on("conf.update", function(conf)
-    local given = conf.dovetail and conf.dovetail["up-timeout"] or 120
+    local asked = conf.dovetail or {}
+    local given = asked["up-timeout"] or usual[asked.provider or "dovetail"] or usual.dovetail
     if type(given) ~= "number" or given <= 0 then
         error("dovetail.up-timeout is a number of seconds", 0)
     end

@@ -4,10 +4,13 @@
 from __future__ import annotations
 
 import contextlib
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from dovetail.flux import option
+from support import lua_core
 from support.flux_lua import Instance
 
 pytestmark = pytest.mark.flux
@@ -130,6 +133,35 @@ def test_a_teardown_that_is_not_confirmed_is_waited_for_up_to_a_limit(flux):
     (raised,) = flux.contexts(job, "exception")
     assert raised["severity"] == 4
     assert raised["note"] == "teardown is not confirmed: dovetail.wait-down: no answer in time"
+
+
+# What the host would offer `gate.lua`; `main` gives it a configuration and a job, and returns the
+# limit for the service's answer.
+GATE_HOST = """
+    local handlers, limit = {}, nil
+    jobtap = { on = function(topic, handler) handlers[topic] = handler end }
+    local job = { id = 1, dependency = { value = "up" } }
+    function job:dependency_add() return true end
+    function job:rpc(_, _, seconds) limit = seconds end
+
+    function main(conf)
+        handlers["conf.update"](conf)
+        handlers["job.dependency.dovetail"](job)
+        return limit
+    end
+"""
+
+
+@pytest.mark.unit
+@pytest.mark.parametrize(
+    "more", [{}, {"provider": "dovetail"}, {"provider": "usernetes"}, {"up-timeout": 7.0}]
+)
+@pytest.mark.parametrize("lua", lua_core.VERSIONS)
+def test_a_job_waits_as_long_as_the_service_may_take(lua, more):
+    script = str(lua_core.TOP / "jobtap" / "gate.lua")
+    table = {"nodes": 1, **more}
+    done = lua_core.run([lua_core.build(lua)], json.dumps({"dovetail": table}), GATE_HOST, script)
+    assert float(done) == option.from_table(table).up_timeout + 60.0
 
 
 def test_a_teardown_is_confirmed_by_a_service_that_was_replaced(flux):
