@@ -17,20 +17,28 @@ jobtap.on("conf.update", function(conf)
     limit = given
 end)
 
+local function finish(job, held, why)
+    if held.over then return end
+    held.over = true
+    if why then job:raise("dovetail", 4, "teardown is not confirmed: " .. why) end
+    job:epilog_finish(epilog, why and 1 or 0)
+end
+
 -- A service that was there once, `known`, is being replaced when it is not. A plugin is not told
 -- when the new one comes, so it asks again until then; a service that is there answers by itself.
-local function ask(job, slice, left, known)
-    job:rpc("dovetail.wait-down", { id = job.id, slice = slice }, left, function(reply, why, code)
+local function ask(job, slice, held)
+    held.why = nil
+    job:rpc("dovetail.wait-down", { id = job.id, slice = slice }, held.limit, function(reply, why, code)
         local gone = code == "ENOSYS" or code == "EHOSTUNREACH" or code == "ECONNRESET"
-        if reply or (code == "ENOSYS" and not known) then
-            job:epilog_finish(epilog)
-        elseif gone and left > 1 then
+        if reply or (code == "ENOSYS" and not held.known) then
+            finish(job, held)
+        elseif gone then
+            held.known, held.why = true, why
             job:after(1, function()
-                ask(job, slice, left - 1, true)
+                if not held.over then ask(job, slice, held) end
             end)
         else
-            job:raise("dovetail", 4, "teardown is not confirmed: " .. why)
-            job:epilog_finish(epilog, 1)
+            finish(job, held, why)
         end
     end)
 end
@@ -41,6 +49,10 @@ jobtap.on("job.state.cleanup", function(job)
     -- Without resources, the job never ran.
     if slice and job.R and job:epilog_start(epilog) then
         local running = job.end_event.name ~= "finish" -- after an exception, until it is killed
-        ask(job, slice, limit + (running and grace or 0), false)
+        local held = { limit = limit + (running and grace or 0) }
+        job:after(held.limit, function() -- however often the service is replaced
+            finish(job, held, held.why or "dovetail.wait-down: no answer in time")
+        end)
+        ask(job, slice, held)
     end
 end)

@@ -164,6 +164,55 @@ def test_a_job_waits_as_long_as_the_service_may_take(lua, more):
     assert float(done) == option.from_table(table).up_timeout + 60.0
 
 
+# What it would offer `release.lua`, with a clock: a service that goes away after `case.after`
+# seconds, each time that it is asked. `main` returns when the epilog ends, and what is said.
+RELEASE_HOST = """
+    local handlers, due, now, found = {}, {}, 0, {}
+    jobtap = { on = function(topic, handler) handlers[topic] = handler end }
+    local after = 0
+    local job = {
+        id = 1, R = {}, end_event = { name = "finish" },
+        jobspec = { attributes = { user = { dovetail = { slice = 1 } } } },
+    }
+    function job:epilog_start() return true end
+    function job:epilog_finish() found.ended = found.ended or now end
+    function job:raise(_, _, note) found.note = note end
+    function job:after(seconds, call) table.insert(due, { now + seconds, call }) end
+    function job:rpc(_, _, seconds, call)
+        if after < seconds then
+            job:after(after, function() call(nil, "Connection reset by peer", "ECONNRESET") end)
+        else
+            job:after(seconds, function() call(nil, "no answer in time", "ETIMEDOUT") end)
+        end
+    end
+
+    function main(case)
+        after = case.after
+        handlers["conf.update"](case.conf)
+        handlers["job.state.cleanup"](job)
+        while #due > 0 do
+            table.sort(due, function(a, b) return a[1] < b[1] end)
+            local first = table.remove(due, 1)
+            now = first[1]
+            first[2]()
+        end
+        return found
+    end
+"""
+
+
+@pytest.mark.unit
+@pytest.mark.parametrize("after", [0, 20, 1000])
+@pytest.mark.parametrize("lua", lua_core.VERSIONS)
+def test_the_limit_of_a_teardown_is_in_seconds_however_often_the_service_goes_away(lua, after):
+    script = str(lua_core.TOP / "jobtap" / "release.lua")
+    case = {"after": after, "conf": {"dovetail": {"down-timeout": 30}}}
+    done = lua_core.run([lua_core.build(lua)], json.dumps(case), RELEASE_HOST, script)
+    found = json.loads(done)
+    assert found["ended"] == 30
+    assert found["note"].startswith("teardown is not confirmed: ")
+
+
 def test_a_teardown_is_confirmed_by_a_service_that_was_replaced(flux):
     with flux.plugin("release"):
         with service(flux):
