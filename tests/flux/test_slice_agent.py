@@ -272,3 +272,16 @@ def test_a_node_of_a_machine_with_a_long_name_has_room_for_its_sockets(monkeypat
     assert node_record.checked_name(name, "node", 40).endswith("-1234")
     path = node_record.cluster_folder("flux-12345678") / "nodes" / name / node_record.SOCKET
     assert len(str(path)) == 107
+
+
+@pytest.mark.parametrize(
+    ("host", "name"), [("GPU_07.example.org", "gpu-07-3"), ("n1", "n1-3"), ("_", "node-3")]
+)
+def test_a_node_has_a_name_that_kubernetes_takes_whatever_its_machine_is_called(
+    monkeypatch, host, name
+):
+    monkeypatch.setenv("DOVETAIL_STATE", "")  # so that it is put back
+    monkeypatch.setattr(agents.socket, "gethostname", lambda: host)
+    agents.use_folder(3, "flux-12345678")
+    found = agents.node_name(3, "flux-12345678")
+    assert node_record.checked_name(found, "node", 40) == name

@@ -16,6 +16,7 @@ import errno
 import json
 import math
 import os
+import re
 import select
 import selectors
 import signal
@@ -456,9 +457,11 @@ def own_address() -> str:
 def node_name(number: int, cluster: str) -> str:
     """What a node with the machine's address is called: several slices may share a machine.
 
-    As much of the machine's name as leaves room for the paths of sockets.
+    As much of the machine's name as leaves room for the paths of sockets, with a dash for what
+    Kubernetes has in no name, as in `gpu_07`.
     """
-    host, end = socket.gethostname().split(".")[0].lower(), f"-{number}"
+    host = re.sub("[^a-z0-9]+", "-", socket.gethostname().split(".")[0].lower()).strip("-")
+    host, end = host or "node", f"-{number}"
     return host[: min(40, node_record.room(cluster)) - len(end)] + end
 
 
