@@ -261,6 +261,12 @@ def test_a_machine_that_no_other_reaches_says_so(monkeypatch):
     monkeypatch.setattr(agents.socket, "socket", nowhere)
     with pytest.raises(WorkFailed, match="has no address that other machines reach"):
         agents.own_address()
+    monkeypatch.setattr(agents, "Client", Client)
+    agent = agents.Agent(0, "flux-12345678", machine_address=True, timeout=9.0, stop_before=9.0)
+    agent.begin()
+    assert agent.over
+    (told,) = agent.client.of("dovetail.tell")
+    assert "has no address that other machines reach" in told["failed"]
 
 
 def test_a_node_of_a_machine_with_a_long_name_has_room_for_its_sockets(monkeypatch):

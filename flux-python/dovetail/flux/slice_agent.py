@@ -69,7 +69,7 @@ class Agent:
         self.devices, self.timeout = devices, timeout
         self.network, self.usernetes, self.node_image = network, usernetes, node_image
         self.next_look = math.inf  # when to look whether the job's time is over, CLOCK_MONOTONIC
-        self.address = own_address() if machine_address else ""
+        self.machine_address, self.address = machine_address, ""
         self.node_name = node_name(number, name) if machine_address else ""
         self.cpus = ",".join(f"{core}-{core}" for core in sorted(os.sched_getaffinity(0)))
         self.client = Client()
@@ -218,8 +218,9 @@ class Agent:
     def begin(self) -> None:
         """Start the control plane; a worker's start waits for its invitation."""
         try:
+            self.address = own_address() if self.machine_address else ""
             found = self.usernetes or programs.built()
-        except BadInput as error:
+        except (BadInput, WorkFailed) as error:
             return self.complain(str(error))
         if found is None:
             self.complain("Kubernetes is not built for this user: type `dovetail kube build` once")
