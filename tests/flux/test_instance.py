@@ -268,6 +268,15 @@ def test_the_end_before_the_beginning_starts_nothing():
     assert play.told("down") == [{}]
 
 
+def test_a_start_for_which_there_is_no_room_starts_nothing_and_says_why():
+    play = Play(3).ask("wait-up", "up")
+    play.do(play.state.fail("there is no room"))
+    play.begin()
+    assert play.submits() == []
+    assert play.told("up") == [(FAILED, "there is no room")]
+    assert play.state.phase == "failed"
+
+
 def test_whoever_watches_is_told_of_changes_and_of_nothing_else():
     play = Play(1).begin()
     play.do(STREAMS["status"](play.state, "top", {}))

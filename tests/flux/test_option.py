@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -188,6 +189,19 @@ def test_more_cores_than_a_node_has_are_refused():
     with pytest.raises(BadInput, match="here: cores=99, and no node here has more than 98"):
         option.check_cores(asked, 98, "here")
     option.check_cores(option.parse("nodes=1"), 4, "here")
+
+
+@pytest.mark.parametrize(
+    ("text", "room"), [("nodes=3", 2), ("nodes=6,cores=1", 5), ("nodes=3,cores=2", 2)]
+)
+def test_more_nodes_than_an_instance_has_cores_for_are_refused(text, room):
+    nodes = [2, 3]  # cores of each
+    option.check_room(replace(option.parse(text), nodes=room), nodes)
+    option.check_room(option.parse(text), [])  # nobody knows
+    with pytest.raises(BadInput, match=f"does not fit into this instance; nodes={room} would"):
+        option.check_room(option.parse(text), nodes)
+    with pytest.raises(BadInput, match="cores=4, and no node here has more than 3"):
+        option.check_room(option.parse("nodes=1,cores=4"), nodes)
 
 
 @pytest.mark.parametrize(

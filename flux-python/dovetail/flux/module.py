@@ -202,7 +202,16 @@ class Dovetail(BrokerModule):
             found = future.get()
             free, most = (one.copy_ranks(IDset("0")).ncores for one in (found.free, found.all))
             self.near = 0 < (self.request.cores or most) <= free
+            self.check_room(found.all)
         self.begin({})
+
+    def check_room(self, resources: Any) -> None:  # noqa: ANN401
+        """Fail at once where slices would wait for cores that there are not."""
+        try:
+            nodes = [resources.copy_ranks([rank]).ncores for rank in resources.ranks]
+            option.check_room(replace(self.request, nodes=self.state.wanted), nodes)
+        except BadInput as error:
+            self.do(self.state.fail(str(error)))
 
     def begin(self, adopted: dict[int, int]) -> None:
         """Submit slices, or watch those that are there."""

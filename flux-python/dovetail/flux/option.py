@@ -10,7 +10,7 @@ broker module.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -179,6 +179,18 @@ def check_cores(request: Request, largest: int, where: str) -> None:
     """Refuse more cores than the `largest` node has; slices with that many would wait for ever."""
     if request.cores > largest:
         raise BadInput(f"{where}: cores={request.cores}, and no node here has more than {largest}")
+
+
+def check_room(request: Request, nodes: Collection[int], where: str = WHERE) -> None:
+    """Refuse more slices than there is room for on the `nodes` of an instance, of so many cores."""
+    room = sum(cores // request.cores if request.cores else 1 for cores in nodes)
+    if nodes and not room:
+        check_cores(request, max(nodes), where)
+    if nodes and request.nodes > room:
+        raise BadInput(
+            f"{where}: nodes={request.nodes} with cores={request.cores or 'all'} does not fit into "
+            f"this instance; nodes={room} would"
+        )
 
 
 def granted(request: Request, asked: object, grant: object) -> Request:
