@@ -27,6 +27,15 @@ client.close()
 print("all answered")
 """
 
+SENDS_WHAT_IS_NO_TEXT = """
+import os
+from dovetail.flux.client import Client
+client = Client()
+name = os.fsdecode(b"caf\\xe9 \\xc3\\xa9")
+print(ascii(next(client.answers("broker.ping", {"seq": 1, "pad": name}))["pad"]))
+client.close()
+"""
+
 SUBMITS_BESIDE_A_JOB_OF_WHICH_THE_TIME_WAS_EXTENDED = """
 import json, subprocess, sys
 from dovetail.flux import jobspec
@@ -69,6 +78,12 @@ def test_whoever_sends_more_than_a_pipe_holds_before_reading_gets_all_answers():
     words = [flux_command(), "start", sys.executable, "-c", SENDS_BEFORE_IT_READS]
     done = subprocess.run(words, capture_output=True, text=True, timeout=LIMIT)
     assert done.stdout == "all answered\n", done.stderr
+
+
+def test_what_is_no_text_in_utf_8_ends_no_relay():
+    words = [flux_command(), "start", sys.executable, "-c", SENDS_WHAT_IS_NO_TEXT]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=LIMIT)
+    assert done.stdout == "'caf? \\xe9'\n", done.stderr
 
 
 def of_a_simulation(event, *options):

@@ -59,12 +59,17 @@ class Client:
         self.number = 0
 
     def send(self, topic: str, payload: Mapping[str, Any], *, stream: bool = False) -> int:
-        """Send a request; returns its number."""
+        """Send a request; returns its number.
+
+        What is no text in UTF-8, such as the name of a file in a reason, has a `?` there: Flux's
+        bindings would not send it, and the relay would end.
+        """
         self.number += 1
         line = {"id": self.number, "topic": topic, "payload": payload, "stream": stream}
         assert self.process.stdin is not None
         try:
-            self.process.stdin.write(json.dumps(line).encode() + b"\n")
+            text = json.dumps(line, ensure_ascii=False).encode(errors="replace")
+            self.process.stdin.write(text + b"\n")
             self.process.stdin.flush()
         except BrokenPipeError:
             raise self.gone() from None

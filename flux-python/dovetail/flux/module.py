@@ -276,7 +276,7 @@ class Dovetail(BrokerModule):
 
     def refuse(self, message: Message, code: int, why: str) -> None:
         """Respond with an error."""
-        text = why.encode()[:1000]
+        text = why.encode()[:1000].decode(errors="ignore").encode()  # no half letter
         lib.flux_respond_error(self.handle.handle, message.handle, code, text)
 
     def timer(self, after: float, call: Callable[[], None]) -> object:
