@@ -204,14 +204,21 @@ def test_a_default_duration_ends_no_slice(flux):
     assert "\nkube-0 0.0 0.0" in flux.output(job), "as long as the instance, which has no limit"
 
 
-def test_an_instance_whose_configuration_is_wrong_goes_on_without_it(flux):
+@pytest.mark.parametrize(
+    ("key", "why"),
+    [
+        ("up-timout=3", "there is no key up-timout (up"),
+        ('provider="usernetes"', "provider=usernetes needs usernetes=DIR"),
+    ],
+)
+def test_an_instance_whose_configuration_is_wrong_goes_on_without_it(flux, key, why):
     path = os.path.join(os.path.dirname(fluxed.__file__), "plugins", "modprobe")
-    wrong = [f"--conf=dovetail.{key}" for key in ("nodes=1", "up-timout=3")]
+    wrong = [f"--conf=dovetail.{key}" for key in ("nodes=1", key)]
     script = "for word in status up; do flux dovetail $word 2>&1; echo code $?; done; echo on"
     job = flux.batch(script, f"--env=FLUX_MODPROBE_PATH_APPEND={path}", *wrong, dovetail="")
     lines = flux.output(job).splitlines()
-    why = "not loaded in this Flux instance: configuration: dovetail: there is no key up-timout (up"
-    assert sum(why in line for line in lines) == 2, lines
+    whole = f"not loaded in this Flux instance: configuration: dovetail: {why}"
+    assert sum(whole in line for line in lines) == 2, lines
     assert lines.count("code 2") == 2
     assert "on" in lines
     assert flux.code(job) == 0

@@ -136,8 +136,13 @@ def test_upstream_usernetes_makes_the_nodes_where_it_is_asked_for():
     ],
 )
 def test_what_nodes_of_upstream_usernetes_cannot_be_is_refused(more, word):
-    with pytest.raises(BadInput, match=word):
-        option.check_provider({**UPSTREAM, **more})
+    for check in option.check_provider, option.check_instance:
+        with pytest.raises(BadInput, match=word):
+            check({**UPSTREAM, **more})
+
+
+def test_an_instance_that_asks_for_no_nodes_may_have_any_defaults():
+    option.check_instance({"provider": "usernetes"})
 
 
 def test_a_site_that_grants_a_few_cores_grants_no_node_of_upstream_usernetes():

@@ -124,7 +124,7 @@ def not_loaded(client: Client) -> str:
         root = not os.getuid() and found.get("access", {}).get("allow-root-owner", False)
         if owner != os.getuid() and not root:
             return NOT_OWNER
-        option.check(found.get("dovetail", {}))
+        option.check_instance(found.get("dovetail", {}))
     except BadInput as error:
         return f"Dovetail is not loaded in this Flux instance: {error}"
     except Refused:

@@ -92,9 +92,13 @@ class Dovetail(BrokerModule):
         try:
             wanted = option.from_table(table)
             option.check_provider(table)
-            self.request = option.granted(wanted, *of_our_job(h))
         except BadInput as error:
             raise ValueError(str(error)) from None
+        denied = ""
+        try:
+            self.request = option.granted(wanted, *of_our_job(h))
+        except BadInput as error:  # which is no reason for the user's script not to run
+            self.request, denied = wanted, str(error)
         if self.request != wanted:
             self.log.notice(f"the site grants {self.request.plain()} of {wanted.plain()}")
         if self.request.address == "auto":
@@ -120,6 +124,8 @@ class Dovetail(BrokerModule):
             self.watchers.append(watcher)
         self.timer(self.request.up_timeout, lambda: self.do(self.state.late()))
         self.follow_shell(int(h.attr_get("broker.pid")))
+        if denied:
+            self.do(self.state.fail(denied))
         self.find_slices()
 
     # --- Start ---

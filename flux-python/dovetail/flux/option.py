@@ -137,6 +137,13 @@ def check(table: object, where: str = WHERE) -> None:
     from_table({"nodes": 1, **table}, where)
 
 
+def check_instance(table: object) -> None:
+    """Refuse the table of an instance, which starts what it asks for, if it asks for nodes."""
+    check(table)
+    if isinstance(table, Mapping) and "nodes" in table:
+        check_provider(table)
+
+
 def _whole(value: object, key: str, where: str, more: str = "") -> int:
     if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= MOST:
         raise BadInput(f"{where}: {key} is a number from 1 to {MOST}{more}, not {value!r}")

@@ -17,7 +17,7 @@ def setup(context: Any) -> None:  # noqa: ANN401
     Its folder is on FLUX_MODULE_PATH_PREPEND.
     """
     try:
-        option.check(context.conf_get("dovetail", {}))
+        option.check_instance(context.conf_get("dovetail", {}))
     except BadInput as error:
         if context.rank == 0:
             print(f"Dovetail is not loaded: {error}", file=sys.stderr)
