@@ -224,6 +224,22 @@ def test_an_instance_whose_configuration_is_wrong_goes_on_without_it(flux, key, 
     assert flux.code(job) == 0
 
 
+def test_a_python_that_is_too_old_for_it_ends_no_users_script(flux):
+    ours = os.path.join(os.path.dirname(fluxed.__file__), "plugins", "modules", "dovetail.py")
+    folder = flux.work / "modules"
+    folder.mkdir()
+    lines = [
+        "import os",
+        "del os.pidfd_open",
+        f"exec(open({ours!r}).read(), {{'__file__': {ours!r}}})",
+    ]
+    lines.append("from dovetail.flux.module import Dovetail")
+    (folder / "dovetail.py").write_text("\n".join(lines) + "\n")
+    job = flux.batch("echo on", f"--env=FLUX_MODULE_PATH_PREPEND={folder}")
+    assert "on" in flux.output(job).splitlines()
+    assert flux.code(job) == 0
+
+
 def test_a_site_offers_it_to_all_in_the_way_of_the_manual_and_may_grant_less(own):
     paths_or_skip()
     profile, policy, defaults = guides.blocks("dovetail-flux.7", "For all users of a site")

@@ -130,6 +130,7 @@ class Dovetail(BrokerModule):
 
     # --- Start ---
 
+    @guarded
     def follow_shell(self, broker: int) -> None:
         """End the instance once the shell of its job is killed, which then cannot tell it to.
 
