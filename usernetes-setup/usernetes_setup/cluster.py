@@ -16,7 +16,6 @@ import os
 import re
 import select
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -65,7 +64,7 @@ def plan(args: argparse.Namespace, joined: str, network: str) -> Node:
     if args.owner and not processes.start_ticks(args.owner):
         raise BadInput(f"--owner {args.owner}: no such process")
     if address and not args.node:
-        args.node = socket.gethostname().split(".")[0].lower() or "node"
+        args.node = node_options.machine_name()
     if args.node and not address and network == "host" and not args.node.startswith("127."):
         raise BadInput("--node: only with --address; on loopback a node is named by its address")
     if args.node:

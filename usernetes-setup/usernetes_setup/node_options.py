@@ -128,6 +128,12 @@ def check_validity(seconds: int) -> None:
         raise BadInput(f"--valid {seconds}: that would end after the year 9999")
 
 
+def machine_name() -> str:
+    """The first part of this machine's name, as Kubernetes takes it: `gpu_07` is `gpu-07`."""
+    first = socket.gethostname().split(".")[0].lower()
+    return re.sub("[^a-z0-9]+", "-", first).strip("-") or "node"
+
+
 def own_address(wanted: str) -> str:
     """The address to listen on, "" for a loopback one of our own."""
     if not wanted:

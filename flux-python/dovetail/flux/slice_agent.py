@@ -16,7 +16,6 @@ import errno
 import json
 import math
 import os
-import re
 import select
 import selectors
 import signal
@@ -30,7 +29,7 @@ from http.client import HTTPException
 from pathlib import Path
 from typing import Any
 
-from usernetes_setup import cluster, node_record
+from usernetes_setup import cluster, node_options, node_record
 from usernetes_setup.build import programs
 from usernetes_setup.control import api_client
 from usernetes_setup.node import components
@@ -461,8 +460,7 @@ def node_name(number: int, cluster: str) -> str:
     As much of the machine's name as leaves room for the paths of sockets, with a dash for what
     Kubernetes has in no name, as in `gpu_07`.
     """
-    host = re.sub("[^a-z0-9]+", "-", socket.gethostname().split(".")[0].lower()).strip("-")
-    host, end = host or "node", f"-{number}"
+    host, end = node_options.machine_name(), f"-{number}"
     return host[: min(40, node_record.room(cluster)) - len(end)] + end
 
 

@@ -74,8 +74,8 @@ def plan(args: argparse.Namespace) -> Record:
         if not (os.path.isabs(folder) and os.path.isdir(folder) and ":" not in folder):
             raise BadInput(f"--mount {folder}: the absolute path of a folder would be right")
     address = node_options.own_address(args.address) or usual_address()
-    host = socket.gethostname().split(".")[0].lower()
-    node = node_record.checked_name(args.node or f"u7s-{host}", "node", 40)
+    node = args.node or f"u7s-{node_options.machine_name()}"
+    node = node_record.checked_name(node, "node", 40)
     if problems := preflight.problems():
         raise BadInput(
             f"--provider usernetes cannot run here: {problems[0]}; see `dovetail doctor`"
