@@ -103,6 +103,8 @@ except SystemExit:
         for wrong in ({}, {"beta": 0.1, "measured": {2: 1410}}):
             with pytest.raises(dovetail.BadInput, match="either beta or measured"):
                 dovetail.predict(1203, 4, 4, **wrong)
+        with pytest.raises(dovetail.BadInput, match="5 cores are more than the 4 vCPUs"):
+            dovetail.predict(1203, 4, 4, beta=0.1, need=5)
 
     def test_a_plan_is_a_mapping_or_a_file(self, tmp_path):
         (tmp_path / "case").mkdir()

@@ -23,7 +23,7 @@ import yaml
 from dovetail.core import cpu_requests, units
 from dovetail.core.errors import BadInput, WorkFailed
 from dovetail.core.protocol import WaitPolicy
-from dovetail.core.throughput_model import Model
+from dovetail.core.throughput_model import Model, check_need
 from dovetail.mpi import detect, profiled_run
 from dovetail.mpi.control_page import MODES
 from dovetail.mpi.profile import Profile
@@ -131,9 +131,12 @@ def predict(
     if (beta is None) == (measured is None):
         raise BadInput("predict: give either beta or measured")
     if measured is not None:
-        return Model.fit(t1, ranks, vcpus, measured, need)
-    assert beta is not None
-    return Model(t1, ranks, vcpus, beta, need)
+        model = Model.fit(t1, ranks, vcpus, measured, need)
+    else:
+        assert beta is not None
+        model = Model(t1, ranks, vcpus, beta, need)
+    check_need(need, vcpus)
+    return model
 
 
 def requests(

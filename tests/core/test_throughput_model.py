@@ -207,6 +207,7 @@ BAD_OPTIONS = {
     "negative beta": ["--beta", "-1"],
     "beta nan": ["--beta", "nan"],
     "need zero": ["--beta", "1", "--need", "0"],
+    "more cores needed than there are": ["--measured", "2:1410", "--need", "96.5"],
     "sims backwards": ["--beta", "1", "--sims", "8..1"],
     "sims from zero": ["--beta", "1", "--sims", "0..3"],
     "sims absurd": ["--beta", "1", "--sims", "1..999999"],

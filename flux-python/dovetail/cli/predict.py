@@ -15,7 +15,7 @@ from collections.abc import Iterable
 
 from dovetail.core import units
 from dovetail.core.errors import BadInput
-from dovetail.core.throughput_model import MAX_SIMS, Model
+from dovetail.core.throughput_model import MAX_SIMS, Model, check_need
 
 HELP = "predict the throughput of N simulations at once"
 
@@ -53,6 +53,7 @@ def run(args: argparse.Namespace) -> int:
         model = Model.fit(args.t1, args.ranks, args.vcpus, measured, args.need)
     else:
         model = Model(args.t1, args.ranks, args.vcpus, args.beta, args.need)
+    check_need(args.need, args.vcpus)
     knee = model.knee(last)
     if args.json:
         print(json.dumps(_as_json(model, range(first, last + 1), knee)))

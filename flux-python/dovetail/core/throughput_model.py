@@ -262,6 +262,15 @@ class Model:
         return crowd((n - 1) * self.ranks, self.vcpus)
 
 
+def check_need(need: float | None, vcpus: float) -> None:
+    """Raise BadInput where one simulation alone is said to keep more cores busy than there are."""
+    if need is not None and need > vcpus:
+        raise BadInput(
+            f"need: {need:g} cores are more than the {vcpus:g} vCPUs that one simulation alone "
+            "can keep busy; give its CPU seconds on them divided by its wall seconds"
+        )
+
+
 def _positive(what: str, value: float, meaning: str) -> None:
     if not 1e-9 <= value <= 1e12:
         # Some whole numbers are too large for a float.
