@@ -137,6 +137,29 @@ def test_a_cut_that_is_uneven_is_not_predicted_to_be_as_fast_as_an_even_one():
     assert after_another > dict(first)["all narrowest"]
 
 
+@pytest.mark.parametrize("expected", [0, 100])
+def test_no_cores_stand_idle_for_long_beside_one_that_takes_longer_than_expected(expected):
+    long = specs(1, (1,), "long", iterations=expected)
+    works = {"long": Work((0.06,), 4000), "b": even(0.24, 4)}
+    queue = [*long, *specs(4, (3, 4), "b", iterations=300)]
+    result = run_simulated(queue, works, [Node("n", 4000, 0)], limit=1000)
+    assert states(result) == {"done"}
+    starts = [t for t, a in result.actions if isinstance(a, protocol.Launch)]
+    assert max(starts) < 0.4 * result.makespan, "three cores are free after 79 s, the fourth at 240"
+
+
+def test_of_one_that_does_more_than_expected_nobody_says_when_it_ends():
+    controller, _ = begun(1, (1,), Node("n0", 2000, 0), iterations=40)
+    controller.handle(protocol.Started(0.5, "a-0"))
+    left = []
+    for k in range(1, 60):
+        controller.handle(one_rank(1.0 + 0.1 * k, "a-0", k))
+        left.append(controller.view("a-0").left)
+    assert left[29] == pytest.approx(1.0, rel=0.1)
+    assert left[39] == 0.0
+    assert left[40:] == [None] * 19
+
+
 class Picky(Simulated):
     """Simulations fail at once on one rank, as where a decomposer or a solver refuses it."""
 

@@ -222,13 +222,16 @@ class State:
         profile = self.shape(sim).profile
         return profile.rate if profile else 0.0
 
+    def iterations_left(self, sim: Simulation) -> int | None:
+        """Iterations that a simulation still needs; None if unknown, as beyond what is expected."""
+        total = self.family(sim).length
+        left = total - sim.over - sim.iterations
+        return left if total > 0 and left >= 0 else None
+
     def remaining(self, sim: Simulation) -> float | None:
         """Seconds alone that a simulation still needs; None if unknown."""
-        total = self.family(sim).length
-        rate = self.baseline(sim)
-        if total <= 0 or rate <= 0.0:
-            return None
-        return max(0, total - sim.over - sim.iterations) / rate
+        left, rate = self.iterations_left(sim), self.baseline(sim)
+        return None if left is None or rate <= 0.0 else left / rate
 
     def budget(self, sim: Simulation) -> float:
         """How many times slower than alone it may run, its deadline considered; at least 1."""

@@ -70,7 +70,7 @@ def view(state: State, sim: Simulation) -> View:
     """One simulation."""
     window = sim.meter.window() if sim.iterates else None
     each = UNIT if sim.by_work else 1.0
-    baseline = state.baseline(sim)
+    baseline, left = state.baseline(sim), state.iterations_left(sim)
     rate = window.rate if window else None
     share = sim.share
     return View(
@@ -83,7 +83,7 @@ def view(state: State, sim: Simulation) -> View:
         rate and rate * each,
         math.hypot(window.error, state.error(sim)) if window else None,
         baseline / rate if baseline and rate else None,
-        _left(state, sim, rate),
+        left / rate if left is not None and rate else None,
         share.requests if share else (),
         share.wait if share else WaitPolicy(),
         sim.bound,
@@ -92,11 +92,6 @@ def view(state: State, sim: Simulation) -> View:
         sim.started,
         sim.ended,
     )
-
-
-def _left(state: State, sim: Simulation, rate: float | None) -> float | None:
-    total = state.family(sim).length
-    return max(0, total - sim.over - sim.iterations) / rate if total and rate else None
 
 
 def _word(stage: Stage) -> str:

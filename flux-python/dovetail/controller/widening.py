@@ -66,8 +66,7 @@ def restart_seconds(state: State, sim: Simulation) -> float:
 
 def _measured(state: State, sim: Simulation) -> bool:
     """Whether it is known how long it still needs, and not only guessed."""
-    family = state.family(sim)
-    return family.length > 0 and sim.spec.name in state.shape(sim).rates
+    return bool(state.iterations_left(sim)) and sim.spec.name in state.shape(sim).rates
 
 
 def _best(state: State, sim: Simulation, left: float) -> tuple[int, float, float] | None:

@@ -38,7 +38,7 @@ they are taken to be equal, since more ranks would else be tried where nothing i
 LEAST = 1e-6
 """Seconds that a simulation takes at least; a clock that was set may say that it took none."""
 LEAST_LEFT = 0.05
-"""Share of its length that a simulation at least has left, while it runs longer than predicted."""
+"""Share of its length that a simulation at least has left, as long as its end is only guessed."""
 
 
 def start_chosen(state: State) -> None:
@@ -168,13 +168,16 @@ def starts_elsewhere(state: State, sim: Simulation) -> bool:
 
 
 def seconds_left(state: State, sim: Simulation) -> float:
-    """Seconds that a running simulation still needs, as far as is known."""
-    family, rates = state.family(sim), state.shape(sim).rates
-    total = seconds_on(state, family)[sim.spec.ranks]
-    rate = rates.get(sim.spec.name)
-    if family.length and rate:
-        return max(0, family.length - sim.over - sim.iterations) / rate
-    return max(LEAST_LEFT * total, total - (state.now - sim.launched_at))
+    """Seconds that a running simulation still needs, as far as is known.
+
+    One that runs longer than predicted is taken to go on for as long again as it did beyond that:
+    nothing waits for its cores for longer than it gains by them.
+    """
+    left, rate = state.iterations_left(sim), state.shape(sim).rates.get(sim.spec.name)
+    if left and rate:
+        return left / rate
+    total = seconds_on(state, state.family(sim))[sim.spec.ranks]
+    return max(LEAST_LEFT * total, abs(total - (state.now - sim.launched_at)))
 
 
 # --- what is known ---
