@@ -63,6 +63,18 @@ def test_fewer_ranks_take_as_long_to_start():
     assert totals(run).fewer_ranks_s.spread == pytest.approx((2 * 21.0, 2 * 21.0 / 0.8))
 
 
+def test_fewer_ranks_are_not_all_as_long_as_the_longest():
+    run = made_up_runs.Run(
+        [made_up_runs.spec(name, "f", (1.0, 1.0)) for name in "abcd"], {"f": 0.1}
+    )
+    for name, seconds in zip("abcd", (40.0, 4.0, 4.0, 4.0)):
+        run.launch(name, prepare=1.0)
+        run.work(seconds)
+        run.finish(name)
+    # One of 1 s and 80 s, and the other three, of 1 s and 8 s, beside it.
+    assert totals(run).fewer_ranks_s.spread == pytest.approx((81.0, 81.0 / 0.8))
+
+
 def test_measured_alternatives_go_before_predictions_as_medians_with_their_spread():
     found = totals(made_up_runs.packed(), measured(SEQUENTIAL, 40.0, 38.0, 39.0))
     assert (found.sequential_s.value, found.sequential_s.source) == (39.0, "measured")

@@ -10,6 +10,7 @@ less. Nothing is compared unless the family's whole queue is done.
 
 from __future__ import annotations
 
+import heapq
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -354,13 +355,14 @@ def _fewer(tracks: Sequence[Track], cpu: Array, cores: float, extra: float) -> F
     Each takes as long as now to be prepared, and `extra` seconds to start and to end.
     """
     best: tuple[float, int] | None = None
-    count = max(1, len(tracks))
     start = extra + min(map(_prepare, tracks), default=0.0)
-    work = float(cpu.sum()) * max((track.iterations for track in tracks), default=0)
-    for k in range(1, tracks[0].spec.ranks):
+    works = [float(cpu.sum()) * track.iterations for track in tracks]
+    work, most = max(works, default=0.0), tracks[0].spec.ranks - 1
+    for k in range(1, most + 1):
         beside = int(cores // k)
-        if beside and work:
-            time = math.ceil(count / beside) * (start + work / k)
+        # Of ranks of which as many fit side by side, the most are the quickest.
+        if beside and work and (k == most or int(cores // (k + 1)) < beside):
+            time = _side_by_side([start + one / k for one in works], beside)
             best = min(best or (time, k), (time, k))
     if best is None:
         return Figure(how="no smaller number of ranks fits the cores")
@@ -373,6 +375,14 @@ def _fewer(tracks: Sequence[Track], cpu: Array, cores: float, extra: float) -> F
     how += f" evenly; cache and memory may cost {1 - SPLIT:.0%}"
     # Halfway between nothing lost and as much as may be.
     return Figure(ideal / (1 + SPLIT) * 2, "predicted", how, (ideal, ideal / SPLIT))
+
+
+def _side_by_side(seconds: Iterable[float], beside: int) -> float:
+    """When the last of them ends, if so many run at once and the next starts as one ends."""
+    ends = [0.0] * beside
+    for one in seconds:
+        heapq.heapreplace(ends, ends[0] + one)
+    return max(ends)
 
 
 def _points(spells: Iterable[Spell], alone: float | None) -> tuple[Point, ...]:
