@@ -160,6 +160,19 @@ def test_of_one_that_does_more_than_expected_nobody_says_when_it_ends():
     assert left[40:] == [None] * 19
 
 
+def test_what_shared_cores_tells_not_how_long_one_alone_takes():
+    packed = specs(2, (2,), "b", memory=GIB, objective="turnaround")
+    packed = [replace(one, widths=(), weights=(1.0, 3.0)) for one in packed]
+    large = specs(2, (1, 2), memory=8 * GIB)
+    result = run_simulated(
+        [*packed, *large], {"a": even(0.02, 2), "b": IMBALANCED}, TWO_CORES, limit=1000
+    )
+    assert n_max(result) == 2
+    assert states(result) == {"done"}
+    told = result.notes("choice")[-1].data["seconds"]["b"]["2"]
+    assert told == pytest.approx(300 * 0.03 + 0.5, rel=0.05)
+
+
 class Picky(Simulated):
     """Simulations fail at once on one rank, as where a decomposer or a solver refuses it."""
 

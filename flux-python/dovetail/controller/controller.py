@@ -256,8 +256,7 @@ class Controller:
     def _learn_from_end(self, sim: Simulation) -> None:
         state = self._state
         family, shape = state.family(sim), state.shape(sim)
-        own = state.ranks + sim.cores <= state.cores  # it has left already
-        if own and sim.resumed_at == sim.launched_at and not sim.over:
+        if not sim.shared and sim.resumed_at == sim.launched_at and not sim.over:
             shape.lasted.append(state.now - sim.launched_at)
             shape.broken = False
         if not sim.iterations and sim.work.meter.iterations and shape.profile is None:

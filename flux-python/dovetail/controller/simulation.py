@@ -80,7 +80,8 @@ class Simulation:
     What tells its progress is `counted`, its iterations or periods, or if `by_work` its `work`,
     of which a unit is then called an iteration here. It began at `began_at`, and last counted
     something else than work at `told_at`. While active it counts as on so many `cores`.
-    So much of its work was `undisturbed`: each active rank had a core.
+    So much of its work was `undisturbed`: each active rank had a core. It has `shared` cores if
+    that was not so at some moment since its launch.
     """
 
     planned: Spec
@@ -102,6 +103,7 @@ class Simulation:
     by_work: bool = False
     cores: int = 0
     undisturbed: int = 0
+    shared: bool = False
     began_at: float = 0.0
     told_at: float = 0.0
     stops: int = 0

@@ -384,7 +384,7 @@ class State:
         sim.most = max(sim.most, sim.over + sim.iterations)
         sim.useful, sim.over, sim.half = None, 0, None
         sim.counted, sim.work = Meter(self.settings.warmup), Work(self.settings.warmup)
-        sim.spec, sim.by_work, sim.undisturbed = sim.planned, False, 0
+        sim.spec, sim.by_work, sim.undisturbed, sim.shared = sim.planned, False, 0, False
         sim.alone, sim.boost, sim.memory = Alone(), 1.0, 0
         sim.plan_phase, sim.residual = 0, None
         heapq.heappush(self.families[sim.spec.family].queue, (sim.index, sim.spec.name))
@@ -691,6 +691,9 @@ class State:
         """What runs at once has changed: measurements begin anew, requests are looked at."""
         self.requests_due = self.choose_after = AT_ONCE
         self.regime_at = self.now
+        if not self.own_cores:
+            for sim in self.active.values():
+                sim.shared = True
         if not self.own_cores or len(self.active) <= 1:
             self.restart_windows(self.active.values())
 
