@@ -144,6 +144,30 @@ def test_what_cannot_be_made_ready_is_kept_and_tried_some_more(fails, state, mon
     assert launches == [False, True, *[True] * min(fails, 3)]
 
 
+class RefusesTheCut(Simulated):
+    """As where the user's own cut kept some faces together, which the solver relies on."""
+
+    cause = protocol.Cause.FAILED
+
+    def launch(self, spec, share):
+        super().launch(spec, share)
+        if spec.recut:
+            self._end(self._sims[spec.name], self.cause, 1, "FOAM FATAL ERROR")
+
+
+@pytest.mark.parametrize("cause", [protocol.Cause.FAILED, protocol.Cause.LAUNCH_FAILED])
+def test_none_is_lost_where_no_solver_starts_on_the_new_cut(cause, monkeypatch):
+    monkeypatch.setattr(RefusesTheCut, "cause", cause)
+    for iterations in (900, 270):  # the first is stopped, or it is not, and the others are cut
+        work = replace(UNEVEN, iterations=iterations)
+        result = run(4, work, iterations=iterations, executor=RefusesTheCut)
+        assert sum(view.restarts for view in result.controller.views()) == 1
+        assert not result.controller.spec("a-3").recut
+        (told,) = [note.why for note in result.notes("hold") if "uncut" in note.data]
+        assert told.startswith("those of a are cut as before: a-")
+        assert told.endswith(" failed, cut anew: FOAM FATAL ERROR")
+
+
 class TakesMemory(Simulated):
     """Of which the plan says nothing."""
 

@@ -136,6 +136,17 @@ def test_one_after_the_other_is_as_the_plan_cuts_it():
     assert found.simulations[1].slowdown == pytest.approx(0.6, rel=0.03)
 
 
+def test_what_is_cut_as_before_again_is_not_told_as_cut_anew():
+    run = made_up_runs.Run([made_up_runs.spec("a-1", "a")], {"a": 0.1})
+    run.note("hold", family="a", name="a-1", weights=[1.2, 0.8])
+    run.note("hold", family="a", ranks=2, uncut=True)
+    run.launch("a-1")
+    run.work(4)
+    run.finish("a-1")
+    (family,) = summary.summarise(run.history()).families
+    assert family.recut == ()
+
+
 def test_families_that_ran_together_have_no_makespan_of_their_own():
     run = made_up_runs.Run(
         [made_up_runs.spec("a", "f"), made_up_runs.spec("b", "g")], {"f": 0.1, "g": 0.1}

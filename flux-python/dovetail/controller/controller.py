@@ -189,12 +189,14 @@ class Controller:
             state.end(sim, Stage.DONE, Cause.DONE)
             self._learn_from_end(sim)
             return
-        if (
-            stop is None
-            and state.mode is not Mode.INTERRUPTED
-            and event.cause in (Cause.FAILED, Cause.LAUNCH_FAILED)
-            and widths.starts_elsewhere(state, sim)
-        ):
+        broke = stop is None and event.cause in (Cause.FAILED, Cause.LAUNCH_FAILED)
+        broke = broke and state.mode is not Mode.INTERRUPTED
+        if broke and recut.undo(state, sim, event.reason or f"exit code {event.code}"):
+            sim.restarts += 1
+            sim.losses += 1
+            state.requeue(sim, event.cause, event.reason)
+            return
+        if broke and widths.starts_elsewhere(state, sim):
             ranks = sim.spec.ranks
             sim.restarts += 1
             state.note(

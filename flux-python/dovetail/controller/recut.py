@@ -8,7 +8,7 @@ also where too little is left of the first to stop it.
 
 Invariants: a simulation is cut anew once, and none that failed before, perhaps as it was stopped;
 what is saved is predicted to be `restart_pays` times what the restart takes; it keeps its number
-of ranks.
+of ranks. Where none could start so, all are cut as the plan says again.
 """
 
 from __future__ import annotations
@@ -64,6 +64,7 @@ def _may(state: State, sim: Simulation) -> bool:
     if sim.spec.application in programs.UNCUT:
         return False
     may = sim.spec.rebalance and not sim.spec.recut and not sim.restarts and sim.spec.ranks > 1
+    may = may and state.family(sim).cuts.get(sim.spec.ranks) != ()
     return may and sim.stage is Stage.RUNNING and state.can_halt(sim)
 
 
@@ -133,3 +134,20 @@ def _cut(state: State, sim: Simulation) -> tuple[float, ...]:
         new = Shape(shape_name(spec), spec, memory=shape.memory)  # all else depends on the cut
         family.shapes[ranks] = state.shapes[new.name] = new
     return family.cuts[ranks]
+
+
+def undo(state: State, sim: Simulation, why: str) -> bool:
+    """Whether one failed as it was cut anew, and may do better as the plan has it cut.
+
+    So it is if nothing has iterated or ended well that was cut so: none is again then.
+    """
+    family, shape, ranks = state.family(sim), state.shape(sim), sim.spec.ranks
+    if not sim.spec.recut or sim.iterations or shape.startup is not None or shape.lasted:
+        return False
+    if family.cuts[ranks]:
+        family.cuts[ranks] = ()
+        family.shapes[ranks] = state.shapes[shape_name(family.spec.on(ranks))]
+        told = f"those of {sim.spec.family} are cut as before: {sim.spec.name} failed, cut anew"
+        told = f"{told}: {why}"
+        state.note("hold", told, family=sim.spec.family, ranks=ranks, uncut=True)
+    return True

@@ -229,7 +229,8 @@ class Family:
     of another unit than what is counted; `silent` if it publishes none, nor any work; `by_work` if
     its progress is told by work, which it began to `turns` times;
     `restart` is the seconds from a checkpoint that was asked for to the next iteration, once seen;
-    `shapes` are by number of ranks, and so are `cuts`, measured weights in place of the plan's;
+    `shapes` are by number of ranks, and so are `cuts`, measured weights in place of the plan's,
+    empty once none could start so;
     `curve` is what was last predicted of the seconds by ranks, after what it was made from.
     """
 

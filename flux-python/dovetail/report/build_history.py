@@ -304,6 +304,9 @@ class _Teller:
             self.cuts.add((family, len(mark.cut)))
             for key in [key for key in self.sums if key[0] == family]:
                 del self.sums[key]
+        if mark.data.get("uncut"):
+            taken_back = mark.data.get("family"), mark.data.get("ranks")
+            self.cuts = {cut for cut in self.cuts if cut != taken_back}
 
     def _mix(self, names: Iterable[str]) -> tuple[str, ...]:
         """The families of some simulations, as often as they are there."""
