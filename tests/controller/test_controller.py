@@ -6,11 +6,13 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from dovetail.controller import work
+from dovetail.controller import trial, wait_policies, work
 from dovetail.controller.controller import Controller
+from dovetail.controller.knowledge import Measure, TrialVerdict
 from dovetail.controller.meter import Meter
 from dovetail.controller.settings import Settings
 from dovetail.controller.simulation import Simulation, Stage
+from dovetail.controller.state import State
 from dovetail.core import eventlog, protocol
 from dovetail.core.protocol import (
     Capacity,
@@ -99,6 +101,25 @@ def test_the_next_starts_in_the_same_breath_as_one_ends():
     t = running(controller)
     assert launches(controller.handle(protocol.Finished(t, "a-0", Cause.DONE))) == ["a-1"]
     assert controller.view("a-0").state == "done"
+
+
+@pytest.mark.parametrize("order", ["ab", "ba"])
+def test_a_trial_that_others_began_holds_each_to_its_own_budget(order):
+    two = [replace(specs(1)[0], name=f, family=f, slowdown=s) for f, s in (("a", 1.2), ("b", 4.0))]
+    state = State(two, CAPACITY, Settings(harm=0.0))
+    for name in order:
+        state.launch(state.sims[name], 2)
+    for sim in state.active.values():
+        sim.enter(Stage.RUNNING)
+        sim.share = protocol.Share((500, 500), wait_policies.DOORBELL)
+        sim.alone.rate = 10.0
+        for k in range(40):  # at half its speed alone
+            ranks = Ranks((k, k), (0.2 * k,) * 2, (k, k), (k, k), (0.0, 0.0), (9, 9))
+            sim.meter.add(0.2 * k, ranks)
+    outcome = state.knowledge.outcome(state.running)
+    outcome.measures[wait_policies.YIELD] = Measure(1.24, 0.01, (1.1, 3.0))
+    trial.judge(state)
+    assert (outcome.verdict, outcome.best[0].mode) == (TrialVerdict.GOOD, "yield"), outcome.why
 
 
 def test_an_empty_plan_is_finished_at_once():

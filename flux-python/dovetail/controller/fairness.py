@@ -83,7 +83,7 @@ def _still_pays(state: State) -> bool:
 
     If not, ranks wait in another way where that did more, and what does not pay is taken apart.
     """
-    sims, running = list(state.active.values()), state.running
+    sims, running = sorted(state.active.values(), key=lambda sim: sim.shape), state.running
     if running == state.tolerated or not all(sim.measured for sim in sims):
         return True
     windows = [sim.meter.window() for sim in sims]

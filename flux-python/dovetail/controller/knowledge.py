@@ -46,7 +46,10 @@ class TrialVerdict(enum.Enum):
 
 @dataclass(frozen=True)
 class Measure:
-    """A set under one wait policy: `error` is absolute; `slowdowns` by simulation, sorted."""
+    """A set under one wait policy: `error` is absolute; `slowdowns` in the order of the shapes.
+
+    The order in which they came is another each time that the set runs.
+    """
 
     throughput: float
     error: float

@@ -27,6 +27,7 @@ def judge(state: State) -> None:
     sims = list(state.active.values())
     if len(sims) < 2 or state.own_cores or state.profiling:
         return
+    sims.sort(key=lambda sim: sim.shape)
     running = state.running
     outcome = state.knowledge.outcome(running)
     if (
