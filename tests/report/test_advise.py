@@ -37,6 +37,7 @@ def by_topic(one, cores):
         (known(1.0, 1.0), 8, True, 4.0),
         (known(1.0), 1, False, 1.0),
         (known(1 / 15, 1 / 15, 1 / 3, 1.0), 4, True, 2.73),
+        (known(1.0, 1.0, 1.0, 1.0), 2, False, 1.0),
     ],
     ids=[
         "two ranks 1 to 3 on two cores",
@@ -45,6 +46,7 @@ def by_topic(one, cores):
         "balanced with free cores",
         "one rank on one core",
         "four ranks 1 1 5 15",
+        "measured on twice the cores",
     ],
 )
 def test_packing_is_advised_where_cores_are_idle(one, cores, pays, bound):

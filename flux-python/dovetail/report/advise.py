@@ -96,6 +96,8 @@ def advise(known: Sequence[Known], cores: float) -> list[Advice]:
     # Where ranks are open, a run finds out by itself how many, and how many at once.
     chosen: tuple[Callable[[Known, float], Advice | None], ...] = (_packing, _fewer)
     advice: list[Advice] = []
+    # Measured where it had more of them, it takes longer on these cores alone, too.
+    known = [replace(one, wall=max(one.wall, float(one.need.sum()) / cores)) for one in known]
     for one in known:
         if one.got is not None:
             advice.append(_measure_again(one, one.got))
