@@ -8,6 +8,7 @@ import json
 import os
 import shutil
 import subprocess
+import time
 from pathlib import Path
 
 import numpy as np
@@ -67,6 +68,15 @@ def test_counts_match_weights_within_a_cell_and_zones_do_not_overlap(weights, si
     zone = np.array(zones(weights))[rank]
     for inner in range(zone.max()):
         assert distance[zone == inner].max() <= distance[zone == inner + 1].min()
+
+
+@unit
+def test_as_many_zones_as_ranks_cost_no_more_than_in_proportion():
+    weights = 1.0 + np.arange(40_000) / 40_000
+    begun = time.process_time()
+    rank = concentric(grid(200, 200, 2), weights.tolist(), np.zeros(3))
+    assert time.process_time() - begun < 3.0
+    assert np.bincount(rank).min() == 1
 
 
 @unit

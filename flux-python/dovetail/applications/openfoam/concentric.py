@@ -46,12 +46,13 @@ def concentric(centres: Floats, weights: Sequence[float], centre: Floats) -> Lab
 
     zone_of_rank = zones(weights)
     cells_of_zone = np.bincount(zone_of_rank, weights=counts).astype(int)
+    ranks_of_zone = np.bincount(zone_of_rank).tolist()
     rank_of_cell = np.empty(len(centres), np.int64)
     rank = 0
     # Equal distances, as in any regular mesh, are settled by angle and then by cell number.
     outwards = np.lexsort((angle, distance))
     for zone, cells in enumerate(np.split(outwards, np.cumsum(cells_of_zone)[:-1])):
-        ranks = zone_of_rank.count(zone)
+        ranks = ranks_of_zone[zone]
         around = cells[np.argsort(angle[cells], kind="stable")]
         rank_of_cell[around] = np.repeat(np.arange(rank, rank + ranks), counts[rank : rank + ranks])
         rank += ranks
