@@ -99,6 +99,15 @@ def test_fixed_and_open_ranks_share_a_queue():
     assert sorted(launched(result)) == [1, 1, 1, 1, 2, 2]
 
 
+def test_one_core_that_none_can_have_keeps_none_from_being_packed():
+    packed = specs(4, (3,), "b", slowdown=4.0)
+    packed = [replace(one, widths=(), weights=(3.0, 1.0, 1.0)) for one in packed]
+    works = {"a": even(0.06, 2, 100), "b": Work((0.06, 0.02, 0.02), 1000)}
+    result = run_simulated([*specs(4, (1, 2)), *packed], works, [Node("n", 4000, 0)])
+    assert states(result) == {"done"}
+    assert result.makespan < 0.7 * (6 + 4 * 60), "the open ones, and the others one after another"
+
+
 def test_each_ends_once_though_a_node_dies_and_the_ranks_are_chosen_again():
     nodes = [Node("n0", 2000, 0), Node("n1", 2000, 0)]
     faults = [Fault(3.0, "node", "n1")]

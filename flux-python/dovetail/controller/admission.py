@@ -105,7 +105,7 @@ def _choices(state: State) -> list[Simulation]:
     """Suspended ones first, then the heads of a few families; only the first if it waited long."""
     heads = state.heads(state.settings.lookahead)
     if state.moldable:  # what has cores to itself is started elsewhere; the rest must share
-        heads = heads if widths.free_cores(state) <= 0 else []
+        heads = heads if not widths.room_is_left(state) else []
         for sim in heads:
             sim.spec = sim.planned.on(widths.allowed(state.family(sim))[0])
     if state.overtakes >= state.settings.overtakes and heads and not state.lacks(heads[0]):

@@ -73,6 +73,13 @@ def free_cores(state: State) -> int:
     return int(state.cores) - sum(_cores(state, sim.cores) for sim in running(state))
 
 
+def room_is_left(state: State) -> bool:
+    """Whether some that is queued could have free cores to itself: then these are not shared."""
+    free = free_cores(state)
+    queued = (family for family in state.families.values() if family.queue)
+    return free > 0 and any(_cores(state, allowed(family)[0]) <= free for family in queued)
+
+
 def schedule(state: State) -> Schedule:
     """The best known way to run what is queued beside what runs."""
     cores = max(1, int(state.cores))
