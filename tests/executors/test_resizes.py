@@ -11,6 +11,7 @@ from __future__ import annotations
 import time
 
 import pytest
+from dovetail.executors.kubernetes import pod_status
 from dovetail.executors.kubernetes.resizes import (
     LIMIT,
     SLOW,
@@ -225,6 +226,17 @@ def test_a_limit_that_alone_changes_is_a_change():
 
 def test_a_limit_that_nobody_asked_for_is_the_sites():
     assert progress(pod(400, limits={"cpu": "1"}), 2, 400)[0] is Progress.DONE
+
+
+@pytest.mark.parametrize("beside", [{}, {"requests": {"cpu": "1"}, "limits": {"cpu": "2"}}])
+def test_a_container_that_a_site_has_put_into_pods_is_not_the_resized_one(beside):
+    thing = pod(400, limits={"cpu": "800m"})
+    thing["status"]["containerStatuses"].insert(0, {"name": "istio-proxy", "resources": beside})
+    assert progress(thing, 2, 400, 800)[0] is Progress.DONE
+    assert progress(thing, 2, 1000, 2000)[0] is Progress.OPEN
+    real = thing["status"]["containerStatuses"][1]["resources"]
+    parts = [{"name": "istio-proxy", "resources": beside}, {"name": "main", "resources": real}]
+    assert pod_status.born_with({"spec": {"containers": parts}}) == (400, 800)
 
 
 def test_a_resize_that_was_asked_for_is_sent_at_once_and_the_next_waits_for_its_end():

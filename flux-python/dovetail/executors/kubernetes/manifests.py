@@ -401,6 +401,14 @@ def lease(holder: str, now: str, seconds: int) -> Object:
     }
 
 
+def own(parts: Iterable[Mapping[str, Any]]) -> Mapping[str, Any]:
+    """Of a pod's containers, or what it says of each, ours: a site may have added others.
+
+    An empty one where it is not told yet.
+    """
+    return next((one for one in parts if one.get("name") == CONTAINER), {})
+
+
 def resize(millicores: int, limit: int = 0) -> Object:
     """The body of a patch of pods/resize: the CPU request, and the limit of pods that have one."""
     part = {"name": CONTAINER, "resources": {"requests": {"cpu": f"{millicores}m"}, **cap(limit)}}

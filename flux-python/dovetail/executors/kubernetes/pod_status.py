@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from dovetail.executors.kubernetes import manifests
-from dovetail.executors.kubernetes.placement import asked, millicores
+from dovetail.executors.kubernetes.placement import millicores
 from dovetail.host.memory import out_of_memory
 
 Object = dict[str, Any]
@@ -53,9 +53,10 @@ def node_of(pod: Object) -> str:
 
 
 def born_with(pod: Object) -> tuple[int, int]:
-    """The CPU request and limit in a pod's specification, millicores; 0 for no limit."""
-    limit = pod["spec"]["containers"][0].get("resources", {}).get("limits", {}).get("cpu", "0")
-    return asked({"spec": pod["spec"]})[0], millicores(limit)
+    """The CPU request and limit in our container's specification, millicores; 0 for no limit."""
+    has = manifests.own(pod["spec"]["containers"]).get("resources", {})
+    request, limit = (has.get(name, {}).get("cpu", "0") for name in ("requests", "limits"))
+    return millicores(request), millicores(limit)
 
 
 def over(pod: Object) -> bool:
@@ -79,7 +80,7 @@ def hopeless(pod: Object) -> str:
         waits = one.get("state", {}).get("waiting") or {}
         said = waits.get("message", "")
         if waits.get("reason") in HOPELESS and _NOT_YET not in said:
-            image = pod["spec"]["containers"][0]["image"]
+            image = one.get("image") or pod["spec"]["containers"][0]["image"]
             if "Image" in waits["reason"]:
                 return f"image {image} is not on node {node_of(pod)}: {waits['reason']}"
             return f"pod {pod['metadata']['name']}: {waits['reason']}: {said}"
@@ -101,7 +102,8 @@ def starved(pod: Object) -> str:
     ends = [one.get("state", {}).get("terminated") or {} for one in _containers(pod)]
     if not any(end.get("reason") == "OOMKilled" for end in ends):
         return ""
-    limit = pod["spec"]["containers"][0].get("resources", {}).get("limits", {}).get("memory")
+    has = manifests.own(pod["spec"]["containers"]).get("resources", {})
+    limit = has.get("limits", {}).get("memory")
     why = f"its limit is {limit}" if limit else f"it has none of its own on {node_of(pod)}"
     return out_of_memory(f"pod {pod['metadata']['name']}", why)
 

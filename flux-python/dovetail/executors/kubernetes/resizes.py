@@ -216,18 +216,13 @@ def progress(
         return Progress.DONE, ""  # it will be born so
     if status.get("observedGeneration", generation) < generation:
         return Progress.OPEN, "its node has not looked yet"
-    has = _first(status.get("containerStatuses", []))
-    real = has.get("resources", {})
+    real = manifests.own(status.get("containerStatuses", [])).get("resources", {})
     request, most = (real.get(name, {}).get("cpu", "0") for name in ("requests", "limits"))
     if millicores(request) != cpu:
         return Progress.OPEN, f"it has {request} still"
     if limit and millicores(most) != limit:  # if none is wanted, it has none or the site's
         return Progress.OPEN, f"its limit is {most} still"
     return Progress.DONE, ""
-
-
-def _first(items: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
-    return items[0] if items else {}
 
 
 Changes = Callable[[], Union[Sequence[Change], str]]
