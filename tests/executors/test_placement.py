@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from dovetail.core import protocol
-from dovetail.executors.kubernetes import devices, manifests, placement
+from dovetail.executors.kubernetes import devices, manifests, placement, pod_status
 from dovetail.executors.kubernetes.minicluster import minicluster
 from dovetail.executors.kubernetes.nodes import Nodes
 from dovetail.executors.kubernetes.placement import Room
@@ -72,6 +72,30 @@ def test_room_is_what_pods_that_are_not_over_leave():
 
 def test_a_pod_that_is_being_made_smaller_counts_with_what_it_still_has():
     assert placement.rooms([node("a")], [pod("a", cpu="100m", has="900m")])[0].cpu == 3100
+
+
+def part(cpu, **more):
+    return {"name": f"c{cpu}", "resources": {"requests": {"cpu": cpu}}, **more}
+
+
+@pytest.mark.parametrize(
+    ("before", "whole", "left"),
+    [
+        ((part("300m"),), {}, 3500),
+        ((part("900m"),), {}, 3100),
+        ((part("300m", restartPolicy="Always"),), {}, 3200),
+        ((part("300m", restartPolicy="Always"), part("900m")), {}, 2800),
+        ((part("900m"), part("300m", restartPolicy="Always")), {}, 3100),
+        ((), {"requests": {"cpu": "2"}}, 2000),
+        ((), {"requests": {"memory": "2Gi"}}, 3500),
+    ],
+)
+def test_sidecars_and_what_a_pod_asks_for_as_a_whole_take_room(before, whole, left):
+    """As the scheduler counts them."""
+    one = pod("a")
+    one["spec"].update(initContainers=list(before), resources=whole)
+    for seen in (one, pod_status.slim(one)):
+        assert placement.rooms([node("a")], [seen])[0].cpu == left
 
 
 @pytest.mark.parametrize(

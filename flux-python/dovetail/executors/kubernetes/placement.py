@@ -81,10 +81,13 @@ def usable(node: Object) -> bool:
 def asked(pod: Object) -> tuple[int, int]:
     """CPU (millicores) and memory (bytes) that the scheduler counts for a pod.
 
-    While a pod is being resized that is the greater of what it has and what it shall have.
+    While a pod is being resized that is the greater of what it has and what it shall have; where it
+    asks for something as a whole, that counts.
     """
     spec, status = pod["spec"], pod.get("status", {})
-    has = {one["name"]: one for one in status.get("containerStatuses", [])}
+    told = [*status.get("containerStatuses", []), *status.get("initContainerStatuses", [])]
+    has = {one["name"]: one for one in told}
+    whole = spec.get("resources", {}).get("requests", {})
 
     def total(name: str) -> Decimal:
         def of(container: Object) -> Decimal:
@@ -93,15 +96,23 @@ def asked(pod: Object) -> tuple[int, int]:
             return max(quantity(wants), quantity(now))
 
         overhead = quantity(spec.get("overhead", {}).get(name, 0))
-        return _at_once(spec, of) + overhead
+        needs = quantity(whole[name]) if name in whole else _at_once(spec, of)
+        return needs + overhead
 
     return millicores(total("cpu")), int(total("memory"))
 
 
 def _at_once(spec: Object, of: Callable[[Object], Decimal]) -> Decimal:
-    """What a pod's containers ask for: those that run beside each other, or before, one by one."""
-    steady = sum((of(one) for one in spec["containers"]), Decimal(0))
-    return max(steady, *(of(one) for one in spec.get("initContainers", [])), Decimal(0))
+    """What a pod's containers ask for: those that run beside each other, or before, one by one.
+
+    A sidecar starts before them and stays.
+    """
+    beside = before = Decimal(0)
+    for one in spec.get("initContainers", []):
+        before = max(before, beside + of(one))
+        if one.get("restartPolicy") == "Always":
+            beside += of(one)
+    return max(before, beside + sum((of(one) for one in spec["containers"]), Decimal(0)))
 
 
 def asked_devices(pod: Object) -> dict[str, int]:

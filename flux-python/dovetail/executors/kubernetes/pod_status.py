@@ -20,8 +20,8 @@ HOPELESS = (
     "CreateContainerConfigError", "CreateContainerError", "RunContainerError",
 )  # fmt: skip
 _META = ("name", "namespace", "labels", "uid", "generation", "deletionTimestamp")
-_SPEC = ("nodeName", "overhead", "containers", "initContainers")
-_CONTAINER = ("name", "image", "resources")
+_SPEC = ("nodeName", "overhead", "resources", "containers", "initContainers")
+_CONTAINER = ("name", "image", "resources", "restartPolicy")
 _NOT_YET = "have not yet been read"  # said by a node that has just started, which tries again
 
 
