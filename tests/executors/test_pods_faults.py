@@ -185,6 +185,14 @@ def told(cluster, node, *words):  # noqa: F811
         yield hear
 
 
+def test_the_clock_of_a_node_that_was_booted_again_is_not_the_old_one(cluster):  # noqa: F811
+    for uptime in (1e6, 5.0):
+        before = time.monotonic() - uptime
+        with told(cluster, "one", messages.Sample(uptime, {"sim": {"0": [1.0] * 7}}, {})):
+            after = time.monotonic() - uptime
+            assert before <= cluster.hub.clocks.offset("one") <= after
+
+
 def test_what_a_pod_wants_of_another_waits_until_the_others_node_is_there(cluster):  # noqa: F811
     asked = messages.Spawn("sim", 1, 0, 7, "daemon", {}, "/dev/shm/x")
     done = messages.Spawned("sim", 0, 7, False, 0, "")

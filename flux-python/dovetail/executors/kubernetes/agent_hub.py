@@ -238,6 +238,7 @@ class Hub:
             before.transport.abort()
         with self._lock:
             self._links[node] = writer
+            self.clocks.joined(node)
             look = self._look
         self._post(node, messages.Joined())
         if look is not None:

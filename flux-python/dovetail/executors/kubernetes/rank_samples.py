@@ -102,14 +102,22 @@ class Clocks:
 
     def __init__(self) -> None:
         self._offsets: dict[str, float] = {}
+        self._anew: set[str] = set()
+
+    def joined(self, node: str) -> None:
+        """A node's agent has connected: the node may have been booted since, its clock at 0."""
+        self._anew.add(node)
 
     def heard(self, node: str, there: float, here: float) -> None:
         """One more message came from a node: sent `there`, heard `here`."""
-        self._offsets[node] = min(here - there, self._offsets.get(node, float("inf")))
+        last = float("inf") if node in self._anew else self._offsets.get(node, float("inf"))
+        self._anew.discard(node)
+        self._offsets[node] = min(here - there, last)
 
     def offset(self, node: str) -> float:
         """What to add to the node's time, for which it was heard before.
 
-        The smallest difference ever seen belongs to the message that took least time.
+        The smallest difference seen since its agent connected belongs to the message that took
+        least time.
         """
         return self._offsets[node]
