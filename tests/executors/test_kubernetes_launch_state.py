@@ -3,9 +3,15 @@
 
 from __future__ import annotations
 
+import time
+from types import SimpleNamespace
+
 import pytest
 from dovetail.core import protocol
 from dovetail.core.protocol import Cause, Result
+from dovetail.executors.kubernetes import manifests
+from dovetail.executors.kubernetes.agent_hub import Hub
+from dovetail.executors.kubernetes.executor import KubernetesExecutor
 from dovetail.executors.kubernetes.lifecycle import (
     STOP,
     Gathering,
@@ -15,6 +21,7 @@ from dovetail.executors.kubernetes.lifecycle import (
     Running,
     case_folder,
 )
+from support.local_runs import wait_for
 
 pytestmark = pytest.mark.unit
 
@@ -153,6 +160,49 @@ def test_ranks_that_are_told_to_end_have_some_seconds():
     waiting = pending()
     assert not waiting.stop("why", Cause.CANCELLED, 5.0)
     assert waiting.stopped == "why"
+
+
+class Empty:
+    """An API without anything in it."""
+
+    server = "https://nowhere"
+
+    def get(self, path, patience=0.0, **query):
+        return {"items": [], "metadata": {"resourceVersion": "1"}}
+
+    def watch(self, path, version, **query):
+        time.sleep(0.2)
+        raise OSError
+
+    def __getattr__(self, name):
+        return lambda *words, **more: ""
+
+
+def test_a_pod_that_goes_as_its_simulation_is_adopted_is_missed(tmp_path):
+    """As a node is lost: with it goes the agent that would tell."""
+    spec = protocol.Spec("sim", "sim", "/case", 1, (1.0,), ("program",))
+    job = manifests.job("r", spec, "sim", [1], [500], [0], manifests.Folders((), ()))
+    pod = {
+        "metadata": {"name": "p", "labels": {**job["metadata"]["labels"], manifests.INDEX: "0"}},
+        "spec": {**job["spec"]["template"]["spec"], "nodeName": "n"},
+        "status": {"phase": "Running"},
+    }
+    session = SimpleNamespace(
+        api=Empty(), hub=Hub("127.0.0.1", tmp_path / "hub"), run="r", store="", lost="",
+        left_out=lambda nodes: frozenset(), launcher=SimpleNamespace(kinds=("Job",)),
+        jobs=[job], pods=[pod], alive=lambda: {"sim": job}, discard=lambda keep: None,
+        close=lambda: [],
+    )  # fmt: skip
+    executor = KubernetesExecutor(session, tmp_path)
+    try:
+        assert executor.adopt({"sim": (spec, protocol.Share((500,)))}) == ("sim",)
+        (end,) = wait_for(
+            lambda: [e for e in executor.observe(1.0) if isinstance(e, protocol.Finished)]
+        )
+        assert (end.cause, end.reason) == (Cause.POD_LOST, "pod lost: pod p was deleted")
+    finally:
+        executor.close()
+        session.hub.close()
 
 
 def test_cases_that_are_copied_have_folders_of_their_own():

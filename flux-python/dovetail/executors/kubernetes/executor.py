@@ -140,6 +140,10 @@ class KubernetesExecutor:
             job.store = manifests.store_of(there[name])
             self._life.jobs[name] = job
             self._life.open(job)
+            for pod in self._session.pods:  # the watch tells what has become of those we know
+                ours = pod["metadata"]["labels"].get(manifests.KEY) == key
+                if ours and not pod_status.ending(pod):
+                    self._life.pod(job, "ADDED", pod)
             self._life.tell_share(job, share)
         self._session.discard(keep={job.key for job in self._life.jobs.values()})
         return tuple(self._life.jobs)
