@@ -13,9 +13,11 @@ from dovetail.executors.kubernetes import manifests
 from dovetail.executors.kubernetes.agent_hub import Hub
 from dovetail.executors.kubernetes.executor import KubernetesExecutor
 from dovetail.executors.kubernetes.lifecycle import (
+    FAILURES,
     STOP,
     Gathering,
     Launched,
+    Lifecycle,
     Over,
     Pending,
     Running,
@@ -203,6 +205,38 @@ def test_a_pod_that_goes_as_its_simulation_is_adopted_is_missed(tmp_path):
     finally:
         executor.close()
         session.hub.close()
+
+
+class Deaf:
+    """Takes all that is asked of it, and does nothing."""
+
+    def __getattr__(self, name):
+        return Deaf()
+
+    def __call__(self, *words, **more):
+        return None
+
+
+def test_a_pod_that_cannot_start_is_tried_again_before_its_simulation_fails():
+    """As a registry answers once that it is too busy."""
+    told = []
+    session = SimpleNamespace(api=Deaf(), hub=Deaf(), run="r")
+    life = Lifecycle(
+        session, Deaf(), Deaf(), Deaf(), Deaf(), "/out", 0, lambda job: None,
+        lambda job, why: told.append(why), lambda job: None,
+    )  # fmt: skip
+    waits = {"name": "main", "image": "i", "state": {"waiting": {"reason": "ErrImagePull"}}}
+    pod = {
+        "metadata": {"name": "p"}, "spec": {"nodeName": "n", "containers": [{"name": "main"}]},
+        "status": {"phase": "Pending", "containerStatuses": [waits]},
+    }  # fmt: skip
+    why = "image i is not on node n: ErrImagePull"
+    job = launched((), {})
+    for start in range(FAILURES + 1):
+        job.state, job.pods = Gathering(60.0, 3.0), {0: pod}
+        life.advance(job, 0.0)
+        assert told == [why] * min(start + 1, FAILURES)
+        assert job.result == (Result(Cause.LAUNCH_FAILED, 1, why) if start == FAILURES else None)
 
 
 def test_cases_that_are_copied_have_folders_of_their_own():

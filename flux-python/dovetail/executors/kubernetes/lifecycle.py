@@ -580,6 +580,8 @@ class Lifecycle:
         if ended is not None and not why and not job.stopped:  # before we knew of its Job
             name = ended["metadata"]["name"]
             return self.lose(job, f"pod {name} ended: {pod_status.ended_by(ended)}")
+        if why and not job.stopped and job.failures < FAILURES:
+            return self.lose(job, why)  # a registry, or a busy node, may do better next time
         if why or job.stopped:
             return self.terminate(job, Result(Cause.LAUNCH_FAILED, 1, why))
         hosts = job.hosts()
