@@ -205,6 +205,27 @@ def test_what_a_wait_for_images_is_for_is_told(tmp_path, monkeypatch, pod, says)
         images.check(Cluster(pod, 3), "abc123", [one], seen, told.append)
 
 
+BUSY = "unexpected status from HEAD request to https://r/v2/a/manifests/1: 503 Service Unavailable"
+
+
+def test_a_registry_that_is_too_busy_is_asked_again(tmp_path, monkeypatch):
+    monkeypatch.setattr(images, "TELL", 0.0)
+    monkeypatch.setattr(images, "_LOOK", 0.001)
+    told, one = [], spec()
+    seen = manifests.folders_of_image([one], tmp_path)
+    pod = tried(waiting("ErrImagePull", PULLED.replace("r/a:1: not found", BUSY)))
+    images.check(Cluster(pod, 3), "abc123", [one], seen, told.append)
+    (line,) = told
+    assert line.startswith(f"image {IMAGE} cannot be pulled by node n1: {BUSY}; or load it")
+    monkeypatch.setattr(images, "RETRIES", -1.0)
+    with pytest.raises(BadInput, match="503 Service Unavailable"):
+        images.check(Cluster(pod, 3), "abc123", [one], seen, told.append)
+    monkeypatch.setattr(images, "RETRIES", 60.0)
+    gone = tried(waiting("ErrImagePull", PULLED))
+    with pytest.raises(BadInput, match="not found"):
+        images.check(Cluster(gone, 3), "abc123", [one], seen, told.append)
+
+
 # --- what a container of the image finds ---
 
 

@@ -31,6 +31,13 @@ Object = dict[str, Any]
 
 PATIENCE = 1800.0
 """Seconds in which every node must have tried all images: some are large, and come from afar."""
+RETRIES = 300.0
+"""Seconds in which a node may go on trying to pull from a registry that is too busy, or away."""
+_PASSES = re.compile(
+    r"cannot be pulled.*(: (429|50[0234]) |timeout|deadline exceeded|\bEOF|reset by peer"
+    r"|temporary failure)",
+    re.IGNORECASE,
+)
 _CURES = {
     "401 Unauthorized": "name a Secret with the registry's credentials by pull_secret, ",
     "x509: ": "tell the node of the registry's certificate, as in dovetail-kubernetes(7), ",
@@ -93,18 +100,19 @@ def check(
     api.create(path("DaemonSet"), made)
     label = f"{RUN}={run},{PART}={IMAGES},{KEY}={word}"
     begun = time.monotonic()
-    told, tell_at = "", begun + TELL
+    told, tell_at, failing = "", begun + TELL, 0.0
     while True:
         nodes = api.get(path("Node"))["items"]
         pods = api.get(path("Pod"), labelSelector=label)["items"]
-        bad = next(filter(None, map(trouble, pods)), "")
-        if bad:
+        bad, now = next(filter(None, map(trouble, pods)), ""), time.monotonic()
+        failing = (failing or now) if bad else 0.0
+        if bad and (not _PASSES.search(bad) or now - failing > RETRIES):
             raise BadInput(bad)
         tried = {pod_status.node_of(pod) for pod in pods if whole(pod)}
         waiting = {one["metadata"]["name"] for one in filter(placement.usable, nodes)} - tried
         if not waiting:
             break
-        why, now = _awaited(pods, min(waiting)), time.monotonic()
+        why = bad or _awaited(pods, min(waiting))
         if now - begun > PATIENCE:
             raise BadInput(f"{why}; that took more than {PATIENCE:.0f} s")
         if now >= tell_at and (why != told or now >= tell_at + SELDOM):
