@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 from dovetail.core import protocol
+from dovetail.core.errors import WorkFailed
 from dovetail.core.protocol import Cause, Result
 from dovetail.executors.kubernetes import manifests
 from dovetail.executors.kubernetes.agent_hub import Hub
@@ -23,6 +24,7 @@ from dovetail.executors.kubernetes.lifecycle import (
     Running,
     case_folder,
 )
+from dovetail.executors.pods import messages
 from support.local_runs import wait_for
 
 pytestmark = pytest.mark.unit
@@ -180,8 +182,9 @@ class Empty:
         return lambda *words, **more: ""
 
 
-def test_a_pod_that_goes_as_its_simulation_is_adopted_is_missed(tmp_path):
-    """As a node is lost: with it goes the agent that would tell."""
+@pytest.fixture
+def resumed(tmp_path):
+    """An executor that finds the pod of a simulation, and what its session has heard of an end."""
     spec = protocol.Spec("sim", "sim", "/case", 1, (1.0,), ("program",))
     job = manifests.job("r", spec, "sim", [1], [500], [0], manifests.Folders((), ()))
     pod = {
@@ -189,22 +192,46 @@ def test_a_pod_that_goes_as_its_simulation_is_adopted_is_missed(tmp_path):
         "spec": {**job["spec"]["template"]["spec"], "nodeName": "n"},
         "status": {"phase": "Running"},
     }
+    ends = []
     session = SimpleNamespace(
         api=Empty(), hub=Hub("127.0.0.1", tmp_path / "hub"), run="r", store="", lost="",
         left_out=lambda nodes: frozenset(), launcher=SimpleNamespace(kinds=("Job",)),
         jobs=[job], pods=[pod], alive=lambda: {"sim": job}, discard=lambda keep: None,
-        close=lambda: [],
+        close=lambda leave: ends.append(leave) or [], resumed=True,
     )  # fmt: skip
     executor = KubernetesExecutor(session, tmp_path)
-    try:
-        assert executor.adopt({"sim": (spec, protocol.Share((500,)))}) == ("sim",)
-        (end,) = wait_for(
-            lambda: [e for e in executor.observe(1.0) if isinstance(e, protocol.Finished)]
-        )
-        assert (end.cause, end.reason) == (Cause.POD_LOST, "pod lost: pod p was deleted")
-    finally:
-        executor.close()
-        session.hub.close()
+    yield executor, session, {"sim": (spec, protocol.Share((500,)))}, ends
+    executor.close()
+    session.hub.close()
+
+
+def test_a_pod_that_goes_as_its_simulation_is_adopted_is_missed(resumed):
+    """As a node is lost: with it goes the agent that would tell."""
+    executor, _, wanted, ends = resumed
+    assert executor.adopt(wanted) == ("sim",)
+    (end,) = wait_for(
+        lambda: [e for e in executor.observe(1.0) if isinstance(e, protocol.Finished)]
+    )
+    assert (end.cause, end.reason) == (Cause.POD_LOST, "pod lost: pod p was deleted")
+    executor.close()
+    assert ends == [False]
+
+
+@pytest.mark.parametrize("error", [WorkFailed("gone"), KeyboardInterrupt()])
+def test_what_runs_is_not_ended_by_a_resume_that_fails(resumed, monkeypatch, error):
+    executor, session, wanted, ends = resumed
+    told = []
+    monkeypatch.setattr(session.hub, "tell", told.append)
+
+    def discard(keep):
+        raise error
+
+    session.discard = discard
+    with pytest.raises(type(error)):
+        executor.adopt(wanted)
+    executor.close()
+    assert ends == [True], "left as it is"
+    assert not [one for one in told if isinstance(one, messages.End)]
 
 
 class Deaf:

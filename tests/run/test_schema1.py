@@ -6,6 +6,7 @@ from __future__ import annotations
 import gzip
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from dovetail.controller.settings import Settings
@@ -14,6 +15,7 @@ from dovetail.core.causes import Cause
 from dovetail.core.errors import BadInput
 from dovetail.report import summary
 from dovetail.report.html import page
+from dovetail.run import run
 from dovetail.run.resume import replay
 
 pytestmark = pytest.mark.unit
@@ -57,6 +59,21 @@ def test_nothing_is_appended_to_it(demo):
         eventlog.Log.append(path)
     assert path.read_bytes() == before
     assert json.loads(before.split(b"\n")[0])["schema"] == 1
+
+
+def test_what_runs_on_a_cluster_is_not_taken_over_by_who_cannot_go_on_with_its_log(
+    demo, monkeypatch
+):
+    monkeypatch.setattr(run, "resumable", lambda log, asked: 0.0)
+    done = []
+    executor = SimpleNamespace(capacity=lambda: None, close=lambda: done.append("close"))
+    place = SimpleNamespace(
+        start=lambda *of, resume: executor, hurry=None, adopt=lambda one: done.append("adopt")
+    )
+    asked = SimpleNamespace(limits=SimpleNamespace(max_packed=None))
+    with pytest.raises(BadInput, match="written by an earlier version"):
+        run.execute(asked, demo, SimpleNamespace(), place=place, resume=True)
+    assert done == ["close"]
 
 
 def old(folder, entries):

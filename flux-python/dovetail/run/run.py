@@ -228,8 +228,8 @@ def execute(
         first: list[Action] = []
         if resume:
             controller, untold = taken_up(directory / LOG)
+            log = eventlog.Log.append(directory / LOG)  # or what runs there is left to itself
             alive = place.adopt(controller)
-            log = eventlog.Log.append(directory / LOG)
             for action in untold:
                 log.write(action)
             log.resume(spent, capacity, alive)

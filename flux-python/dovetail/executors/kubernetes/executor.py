@@ -77,6 +77,7 @@ class KubernetesExecutor:
         self._launches = 0
         self._t = 0.0
         self._closed = False
+        self._adopts = session.resumed  # until then what runs is not ours to end
         self._lost_since = 0.0  # when the user was told that the run cannot go on
         self._complaint = ""  # what the user knows of an API that does not answer
         self._hurried = 0.0  # when the user asked for an end at once
@@ -127,7 +128,8 @@ class KubernetesExecutor:
     def adopt(self, wanted: Mapping[str, tuple[protocol.Spec, protocol.Share]]) -> Sequence[str]:
         """Go on with what an earlier controller of this run started; returns their names.
 
-        What else it left is removed, and that is waited for: nothing may run twice.
+        What else it left is removed, and that is waited for: nothing may run twice. Until that is
+        done `close` ends nothing.
         """
         there = self._session.alive()
         for name in there.keys() & wanted.keys():
@@ -146,6 +148,7 @@ class KubernetesExecutor:
                     self._life.pod(job, "ADDED", pod)
             self._life.tell_share(job, share)
         self._session.discard(keep={job.key for job in self._life.jobs.values()})
+        self._adopts = False
         return tuple(self._life.jobs)
 
     def resize(self, shares: Mapping[str, protocol.Share]) -> None:
@@ -170,6 +173,7 @@ class KubernetesExecutor:
     def close(self) -> None:
         """End everything and remove every trace; may be called twice.
 
+        What runs there and could not be adopted goes on, for who resumes the run once more.
         Afterwards `observe` once more says how they ended.
         """
         if self._closed:
@@ -201,17 +205,18 @@ class KubernetesExecutor:
 
     def _end(self) -> None:
         until = time.monotonic() + _CLOSE
-        for job in list(self._life.jobs.values()):
+        jobs = [] if self._adopts else list(self._life.jobs.values())
+        for job in jobs:
             job.outlived()
             if isinstance(job.state, Running):
                 self._life.terminate(job, None)
-        while self._life.jobs and time.monotonic() < until and not self.silent():
+        while jobs and self._life.jobs and time.monotonic() < until and not self.silent():
             self._sleep(1.0)
             self._t = self._now()
             self._take_in()
         for watch in self._watches:
             watch.stop()
-        self.left = self._session.close()
+        self.left = self._session.close(leave=self._adopts)
         self._calls.close()
 
     # --- what happens ---

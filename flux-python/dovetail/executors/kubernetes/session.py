@@ -382,11 +382,14 @@ class Session:
         return found
 
     def discard(self, keep: set[str]) -> None:
-        """Remove the run's other Jobs and pods, and wait until they are gone."""
-        for kind in self.launcher.kinds:
-            for one in self.api.get(path(kind), labelSelector=f"{RUN}={self.run}")["items"]:
-                if one["metadata"]["labels"][KEY] not in keep:
-                    self.api.delete(path(kind, one["metadata"]["name"]))
+        """Remove the run's other Jobs and pods, and wait until they are gone; or WorkFailed."""
+        try:
+            for kind in self.launcher.kinds:
+                for one in self.api.get(path(kind), labelSelector=f"{RUN}={self.run}")["items"]:
+                    if one["metadata"]["labels"][KEY] not in keep:
+                        self.api.delete(path(kind, one["metadata"]["name"]))
+        except (Refused, Unreachable) as error:
+            raise WorkFailed(f"{self.api.path}: the run cannot be resumed: {error}") from None
         names = ",".join(sorted(keep))
         label = f"{RUN}={self.run},{PART}={RANK_GROUP}"
         left = self._await_gone(label + (f",{KEY} notin ({names})" if names else ""))
