@@ -158,6 +158,21 @@ def test_a_hub_that_comes_back_is_told_all_it_missed(cluster):  # noqa: F811
     cluster.end("goes-on")
 
 
+def test_a_hub_whose_port_is_anothers_now_is_found_by_the_secret(cluster):  # noqa: F811
+    cluster.agent()
+    cluster.launch("sim", WAITS)
+    cluster.until(messages.Started, "sim")
+    cluster.hub.close()
+    with socket.create_server((cluster.hub.address, cluster.hub.port)):
+        cluster.hub = Hub("127.0.0.1", cluster.directory / "hub")
+        cluster.write_credentials()  # as the kubelet does, a while later
+        cluster.heard.clear()
+        cluster.until(messages.Pod, "sim")
+        go(cluster)
+        assert cluster.until(messages.Result, "sim").code == 0
+        cluster.end("sim")
+
+
 @contextlib.contextmanager
 def told(cluster, node, *words):  # noqa: F811
     """A node's agent that has said these words: a function that gives what it hears next."""

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import hmac
 import os
 import secrets
@@ -44,9 +45,10 @@ _FROM_AGENTS = (
 
 
 class Hub:
-    """Listens until it is closed; WorkFailed if it cannot. `port` 0 is the one of the last time.
+    """Listens until it is closed; WorkFailed if it cannot.
 
-    `folder` is private, and made if it is not there.
+    `port` 0 is the one of the last time, unless somebody else has it now. `folder` is private,
+    and made if it is not there.
     """
 
     def __init__(self, address: str, folder: Path, port: int = 0) -> None:
@@ -75,7 +77,12 @@ class Hub:
         listener = socket.socket()
         try:
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            listener.bind((address, port or last))
+            try:
+                listener.bind((address, port or last))
+            except OSError as error:
+                if port or error.errno != errno.EADDRINUSE:
+                    raise
+                listener.bind((address, 0))  # agents read in their secret where we are now
             listener.listen(256)
             self.copies = Copies(
                 address, str(self._folder / connections.COPIES), context, self._token
