@@ -168,6 +168,16 @@ def test_a_pod_gets_no_second_patch_before_the_first_was_answered():
     assert play.sent == [("a", 400), ("a", 1000)], "and then it is set back"
 
 
+def test_a_way_back_that_waits_for_an_answer_keeps_nobody_awake():
+    play = Play(Change("a", 1000, 400), Change("b", 1000, 400)).no("b", 400).late()
+    assert play.it.deadline > play.now
+    play.late()
+    assert play.it.deadline > play.now
+    assert not play.it.finished
+    play.ok("a", 400)
+    assert play.sent[2:] == [("b", 1000), ("a", 1000)]
+
+
 def test_a_way_back_that_fails_ends_all_the_same_and_says_so():
     play = Play(A, B).does("a", 400).no("b", 1100, "full").no("b", 500, "gone mad")
     play.no("a", 1000, "away").go()

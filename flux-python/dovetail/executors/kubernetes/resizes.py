@@ -134,6 +134,8 @@ class Transaction:
             self._open[patch.pod] = _Open(patch.cpu, patch.limit)
             self._unanswered.add(patch.pod)
             self._touched.setdefault(patch.pod)
+        if self._held and not self._open:  # all wait for answers, which come by themselves
+            self._deadline = now + self._limit
         return ready
 
     def accepted(self, pod: str, cpu: int, generation: int) -> None:
