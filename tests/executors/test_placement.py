@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from dovetail.core import protocol
+from dovetail.core.errors import BadInput
 from dovetail.executors.kubernetes import devices, manifests, placement, pod_status
 from dovetail.executors.kubernetes.minicluster import minicluster
 from dovetail.executors.kubernetes.nodes import Nodes
@@ -248,6 +249,19 @@ def test_what_is_only_read_is_mounted_so():
     container = made()["spec"]["template"]["spec"]["containers"][0]
     mounts = {one["mountPath"]: one.get("readOnly", False) for one in container["volumeMounts"]}
     assert mounts == {"/usr": True, "/tmp": True, "/dev/shm": False, "/out": False}
+
+
+@pytest.mark.parametrize("wish", ["3600", "0.5", "inf", ""])
+def test_pods_wait_for_a_controller_as_long_as_the_user_says(monkeypatch, wish):
+    monkeypatch.setenv("DOVETAIL_ORPHAN_S", wish)
+    assert manifests.orphan_limit() == ({"DOVETAIL_ORPHAN_S": wish} if wish else {})
+
+
+@pytest.mark.parametrize("wish", ["1h", "0", "-5", "nan", "10 minutes"])
+def test_a_time_that_pods_would_not_understand_is_refused(monkeypatch, wish):
+    monkeypatch.setenv("DOVETAIL_ORPHAN_S", wish)
+    with pytest.raises(BadInput, match=f"^DOVETAIL_ORPHAN_S: '{wish}' is not a number of seconds"):
+        made()
 
 
 def test_names_fit_what_kubernetes_allows():

@@ -9,6 +9,7 @@ in a command or variable.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import sys
@@ -18,6 +19,7 @@ from pathlib import Path
 from shutil import which
 from typing import Any
 
+from dovetail.core.errors import BadInput
 from dovetail.core.protocol import Spec
 from dovetail.executors import pods
 from dovetail.executors.kubernetes.devices import NONE
@@ -426,7 +428,13 @@ def cap(limit: int, devices: Mapping[str, int] = NONE) -> Object:
 
 def orphan_limit() -> dict[str, str]:
     """The user's wish for how long pods wait for a controller, as an environment."""
-    return {ORPHAN: os.environ[ORPHAN]} if os.environ.get(ORPHAN) else {}
+    wish = os.environ.get(ORPHAN)
+    if not wish:
+        return {}
+    with contextlib.suppress(ValueError):
+        if float(wish) > 0.0:
+            return {ORPHAN: wish}
+    raise BadInput(f"{ORPHAN}: {wish!r} is not a number of seconds; 3600 would be an hour")
 
 
 def pull(image: str) -> str:
