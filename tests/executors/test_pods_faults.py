@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
 import signal
 import socket
 import ssl
@@ -17,6 +18,7 @@ import pytest
 from dovetail.core.causes import Cause
 from dovetail.executors.kubernetes.agent_hub import Hub
 from dovetail.executors.pods import messages, rsh_agent
+from dovetail.executors.pods.spawn import Spawner
 from dovetail.host import processes
 from dovetail.host.session import sweep_sessions
 from support.local_runs import wait_for
@@ -256,6 +258,31 @@ def words(pid):
     with contextlib.suppress(OSError):
         return Path(f"/proc/{pid}/cmdline").read_bytes()
     return b""
+
+
+def test_a_daemon_that_has_closed_its_output_takes_nothing_from_others(tmp_path):
+    watched, said = {}, []
+    spawner = Spawner(str(tmp_path / "pod.0.sock"), 0, watched.__setitem__, said.append)
+    spawner.meet([{"address": "127.0.0.1", "ranks": 1}])
+    command = "exec >/dev/null 2>&1; exec sleep 1000"
+    before = {*watched}
+    spawner.spawn(messages.Spawn("sim", 0, 1, 7, command, dict(os.environ), str(tmp_path)))
+    (output,) = {*watched} - before
+    select.select([output], [], [], 60)
+    watched[output]()
+    assert watched[output] is None
+    mine, theirs = os.pipe()  # which has the same number now
+    os.set_blocking(mine, False)
+    os.write(theirs, b"a rank's request")
+    assert mine == output
+    (pid,) = wait_for(lambda: processes.members(f"DOVETAIL_DIR={tmp_path}"))
+    os.kill(pid, signal.SIGKILL)
+    spawner.ended(*os.waitpid(pid, 0))
+    assert said[-1].code == 128 + signal.SIGKILL
+    assert os.read(mine, 100) == b"a rank's request"
+    spawner.close(str(tmp_path / "pod.0.sock"))
+    for fd in (mine, theirs):
+        os.close(fd)
 
 
 def test_without_a_controller_everything_ends(cluster):  # noqa: F811

@@ -47,7 +47,7 @@ class _Client:
 
 @dataclass
 class _Daemon:
-    """A process that another pod asked for."""
+    """A process that another pod asked for; `output` is -1 once it has closed that."""
 
     asked: messages.Spawn
     pid: int
@@ -246,6 +246,7 @@ class Spawner:
         if not chunk:
             self._watch(daemon.output, None)
             os.close(daemon.output)
+            daemon.output = -1  # its number is another file's soon
 
     # --- processes ---
 
