@@ -266,6 +266,30 @@ def test_a_pod_that_cannot_start_is_tried_again_before_its_simulation_fails():
         assert job.result == (Result(Cause.LAUNCH_FAILED, 1, why) if start == FAILURES else None)
 
 
+def test_an_answer_to_who_has_not_waited_for_it_changes_nothing():
+    """The API is silent as it is asked whether all pods are gone, and answers a while later."""
+    asked, ended, silent = [], [], []
+    calls = SimpleNamespace(submit=lambda work, then: asked.append(then))
+    api = SimpleNamespace(silent=lambda: bool(silent))
+    hub = SimpleNamespace(nodes=set, tell=Deaf(), copies=Deaf())
+    life = Lifecycle(
+        SimpleNamespace(api=api, hub=hub, run="r"), calls, Deaf(), Deaf(), Deaf(), "/out", 0,
+        ended.append, Deaf(), Deaf(),
+    )  # fmt: skip
+    job = running()
+    job.pods.clear()
+    life.jobs["sim"] = job
+    life.heard(job, Result(Cause.DONE))
+    asked.pop()(None)
+    life.advance(job, time.monotonic())
+    (answer,) = asked
+    silent.append(True)
+    life.advance(job, time.monotonic())
+    assert ended == [job]
+    answer([])
+    assert ended == [job]
+
+
 def test_cases_that_are_copied_have_folders_of_their_own():
     """These two have the same CRC 32."""
     one, other = (

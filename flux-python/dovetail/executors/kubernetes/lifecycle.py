@@ -896,6 +896,8 @@ class Lifecycle:
         self._calls.submit(lambda: self._api.get(path("Pod"), labelSelector=label)["items"], then)
 
     def _confirmed(self, job: Launched, state: Terminating, found: Any) -> None:  # noqa: ANN401
+        if job.state is not state:  # it was not waited for, as the API was silent for long
+            return
         if isinstance(found, Exception):
             state.deletion, state.retry_at = Deletion.DONE, time.monotonic() + AGAIN
         elif not all(map(pod_status.over, found)):  # one that we had not heard of yet
