@@ -12,6 +12,7 @@ from dovetail.core.errors import WorkFailed
 from dovetail.core.protocol import Cause, Result
 from dovetail.executors.kubernetes import manifests
 from dovetail.executors.kubernetes.agent_hub import Hub
+from dovetail.executors.kubernetes.api import Refused
 from dovetail.executors.kubernetes.executor import KubernetesExecutor
 from dovetail.executors.kubernetes.lifecycle import (
     FAILURES,
@@ -171,8 +172,13 @@ class Empty:
 
     server = "https://nowhere"
 
+    pods = ()
+
     def get(self, path, patience=0.0, **query):
-        return {"items": [], "metadata": {"resourceVersion": "1"}}
+        return {
+            "items": self.pods if path.endswith("/pods") else [],
+            "metadata": {"resourceVersion": "1"},
+        }
 
     def watch(self, path, version, **query):
         time.sleep(0.2)
@@ -188,7 +194,12 @@ def resumed(tmp_path):
     spec = protocol.Spec("sim", "sim", "/case", 1, (1.0,), ("program",))
     job = manifests.job("r", spec, "sim", [1], [500], [0], manifests.Folders((), ()))
     pod = {
-        "metadata": {"name": "p", "labels": {**job["metadata"]["labels"], manifests.INDEX: "0"}},
+        "metadata": {
+            "name": "p",
+            "uid": "u",
+            "namespace": "dovetail",
+            "labels": {**job["metadata"]["labels"], manifests.INDEX: "0"},
+        },
         "spec": {**job["spec"]["template"]["spec"], "nodeName": "n"},
         "status": {"phase": "Running"},
     }
@@ -201,6 +212,7 @@ def resumed(tmp_path):
     )  # fmt: skip
     executor = KubernetesExecutor(session, tmp_path)
     yield executor, session, {"sim": (spec, protocol.Share((500,)))}, ends
+    session.api.pods = ()
     executor.close()
     session.hub.close()
 
@@ -232,6 +244,29 @@ def test_what_runs_is_not_ended_by_a_resume_that_fails(resumed, monkeypatch, err
     executor.close()
     assert ends == [True], "left as it is"
     assert not [one for one in told if isinstance(one, messages.End)]
+
+
+def test_what_a_pod_was_not_given_at_birth_is_given_by_the_next_resize(resumed):
+    """As its node had no room for it then."""
+    executor, session, wanted, _ = resumed
+    sent = []
+
+    def patch(where, body, *more, **how):
+        if where.endswith("/resize"):
+            sent.append(body["spec"]["containers"][0]["resources"]["requests"]["cpu"])
+            raise Refused(422, "Invalid", "no room")
+
+    def seen(*cpu):
+        executor.observe(1.0)
+        return sent == [*cpu]
+
+    session.api.patch, session.api.pods = patch, session.pods
+    wait_for(lambda: executor.wait(0.1))
+    executor.observe(0.0)  # there were none
+    executor.adopt({name: (spec, protocol.Share((300,))) for name, (spec, _) in wanted.items()})
+    wait_for(lambda: seen("300m", "500m"), lambda: sent)
+    executor.resize({"sim": protocol.Share((300,))})
+    wait_for(lambda: seen("300m", "500m", "300m", "500m"), lambda: sent, 5)
 
 
 class Deaf:

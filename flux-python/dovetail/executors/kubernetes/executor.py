@@ -400,13 +400,13 @@ class KubernetesExecutor:
         for name, wanted in self._wanted.items():
             job = self._life.jobs[name]
             self._known[name] = names(job)
-            old = [*zip(job.cpu, job.limits(job.share))]
-            new = [*zip(wanted, job.limits(shares[name]))]
-            changes += [
-                Change.between(job.pods[group]["metadata"]["name"], old[group], new[group])
-                for group in range(len(wanted))
-                if group in job.pods
-            ]
+            limits = [*zip(job.limits(job.share), job.limits(shares[name]))]
+            for group in range(len(wanted)):
+                if group in job.pods:  # of which one may not have got what it was to have
+                    pod, (old, new) = job.pods[group], limits[group]
+                    has = pod_status.born_with(pod)[0], old
+                    change = Change.between(pod["metadata"]["name"], has, (wanted[group], new))
+                    changes.append(change)
         return changes
 
     def _fitted(self, shares: Mapping[str, protocol.Share]) -> dict[str, list[int]]:
