@@ -66,8 +66,8 @@ def parent(pid: int) -> int:
 def name(pid: int) -> str:
     """What the kernel calls it, 15 letters at most; empty if it is gone."""
     try:
-        with open(f"/proc/{pid}/comm") as file:
-            return file.read().rstrip("\n")
+        with open(f"/proc/{pid}/comm", "rb") as file:
+            return os.fsdecode(file.read().rstrip(b"\n"))
     except OSError:
         return ""
 
@@ -86,8 +86,9 @@ def peak_memory(pids: Iterable[int]) -> int:
     """The sum of the largest resident sets that these processes had so far, bytes."""
     total = 0
     for pid in pids:
-        with contextlib.suppress(OSError), open(f"/proc/{pid}/status") as file:
-            total += sum(int(line.split()[1]) << 10 for line in file if line.startswith("VmHWM:"))
+        # As bytes: its name is there too, and may be cut within a letter.
+        with contextlib.suppress(OSError), open(f"/proc/{pid}/status", "rb") as file:
+            total += sum(int(line.split()[1]) << 10 for line in file if line.startswith(b"VmHWM:"))
     return total
 
 
