@@ -78,6 +78,17 @@ def test_version_1_finds_cpu_and_freezer_apart(tmp_path):
     assert found.control == f"{tmp_path}/freezer/user"
 
 
+def test_a_mount_of_somebody_may_have_a_name_that_is_no_text(tmp_path):
+    (tmp_path / "cpu").mkdir()
+    (tmp_path / "mountinfo").write_bytes(
+        b"1 0 0:1 / /media/caf\xe9 rw - ext4 /dev/sdb rw\n"
+        + f"2 0 0:2 / {tmp_path}/cpu rw - cgroup cgroup rw,cpu\n".encode()
+    )
+    (tmp_path / "own").write_text("1:cpu:/\n")
+    found = cgroups.find(str(tmp_path / "mountinfo"), str(tmp_path / "own"))
+    assert found.weight == f"{tmp_path}/cpu"
+
+
 def test_without_any_mount_there_is_no_group(tmp_path):
     (tmp_path / "mountinfo").write_text("1 0 0:1 / / rw - ext4 /dev/vda rw\n")
     (tmp_path / "own").write_text("0::/\n")

@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import os
 import random
+import socket
 import subprocess
 import sys
 
@@ -91,3 +92,10 @@ def test_clusters_of_two_users_get_cores_of_their_own(binaries):
         for one in machines:
             one.verb("down", "--name", "one")
             one.close()
+
+
+@pytest.mark.unit
+def test_a_socket_of_somebody_may_have_a_name_that_is_no_text():
+    with socket.socket(socket.AF_UNIX) as other, Holder(1) as first:
+        other.bind(b"\0dovetail-test-\xe9-%d" % _FIRST)
+        assert first[0] in core_leases.leased()

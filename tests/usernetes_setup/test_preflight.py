@@ -139,6 +139,15 @@ def test_a_controller_that_is_not_mounted_is_mounted(machine, monkeypatch, tmp_p
     )
 
 
+def test_a_mount_of_somebody_may_have_a_name_that_is_no_text(machine, monkeypatch, tmp_path):
+    root, cgroups = tmp_path / "SYS/fs/cgroup", checks_kernel.cgroups
+    mounts = b"/dev/sdb /media/caf\xe9 ext4 rw 0 0\n" + f"cgroup {root}/pids cgroup rw\n".encode()
+    (tmp_path / "mounts").write_bytes(mounts)
+    monkeypatch.setattr(cgroups, "MOUNTS", tmp_path / "mounts")
+    assert cgroups.hierarchies() == [root / "pids"]
+    assert "ext4" in checks_kernel.read(tmp_path / "mounts")
+
+
 @pytest.mark.parametrize("pair", ["cpu,cpuacct", "cpuacct,cpu"])
 def test_controllers_that_share_a_hierarchy_are_both_there(machine, monkeypatch, tmp_path, pair):
     """As systemd mounts them on version 1."""

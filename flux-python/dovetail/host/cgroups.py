@@ -254,7 +254,8 @@ def _delegated(point: str, path: str, cpu: bool) -> str:
 
 
 def _read(path: str) -> str:
-    with open(path) as file:
+    # Somebody's mount, or group, may have a name that is no text here.
+    with open(path, errors="surrogateescape") as file:
         return file.read()
 
 

@@ -41,7 +41,7 @@ def hierarchies(kind: str = "cgroup") -> list[Path]:
     if unified():
         return [ROOT] if kind == "cgroup" else []
     found = []
-    for line in MOUNTS.read_text().splitlines():
+    for line in MOUNTS.read_text(errors="surrogateescape").splitlines():
         fields = line.split()
         if fields[2] == kind and Path(fields[1]).parent == ROOT:
             found.append(Path(fields[1]))
@@ -58,7 +58,7 @@ def base() -> str:
         return f"/dovetail-{os.getuid()}"
     own = next(
         line.split("::", 1)[1]
-        for line in Path("/proc/self/cgroup").read_text().splitlines()
+        for line in Path("/proc/self/cgroup").read_text(errors="surrogateescape").splitlines()
         if line.startswith("0::")
     )
     if os.getuid() == 0:

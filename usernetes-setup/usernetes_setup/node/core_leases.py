@@ -22,7 +22,7 @@ _NAME = re.compile(r"@dovetail-core-(\d+)\.(\d+)$")
 def leased() -> dict[int, set[int]]:
     """The numbers of the leases of each core on this host."""
     found: dict[int, set[int]] = {}
-    for line in Path("/proc/net/unix").read_text().splitlines():
+    for line in Path("/proc/net/unix").read_text(errors="replace").splitlines():
         if name := _NAME.search(line):
             found.setdefault(int(name[1]), set()).add(int(name[2]))
     return found

@@ -28,6 +28,6 @@ class Check:
 def read(path: Path, missing: str = "") -> str:
     """A file of the kernel's, without its line end."""
     try:
-        return path.read_text().strip()
+        return path.read_text(errors="replace").strip()  # a mount may have any name
     except OSError:
         return missing
