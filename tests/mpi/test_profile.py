@@ -113,6 +113,21 @@ def test_what_tells_of_a_part_of_the_ranks_is_not_taken_for_all(tmp_path, capsys
     assert main([*words, str(tmp_path / "p.json")]) == 0
 
 
+@unit_tier
+@pytest.mark.parametrize("options", [[], ["--json"]])
+def test_what_was_measured_is_shown_where_its_file_cannot_be_written(
+    monkeypatch, tmp_path, capsys, options
+):
+    """As where the disk has become full meanwhile."""
+    ended = profiled_run.ProfiledRun(some_profile(), "", interrupted=False)
+    monkeypatch.setattr(profiled_run, "run", lambda *_, **__: ended)
+    out = tmp_path / ("p" * 250)  # a longer name than the file that is written first can have
+    assert main(["profile", *options, "-o", str(out), "--mpi", "openmpi", "--", "x"]) == 1
+    printed = capsys.readouterr()
+    assert json.loads(printed.out) if options else "Efficiency" in printed.err
+    assert printed.err.endswith(f"dovetail: {out}: File name too long\n")
+
+
 def broken(**more: object) -> str:
     data = profile.to_json(some_profile())
     for path, value in more.items():

@@ -48,27 +48,30 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Profile one command; 1 if it failed or was no MPI program."""
+    """Profile one command; 1 if it failed, was no MPI program, or no file could be written."""
     command = args.words[1:] if args.words[:1] == ["--"] else args.words
     mpi = args.mpi or detect.mpi_of(command)
     if args.output:
         check_output("-o", args.output)
     wait = WaitPolicy(args.wait, args.yields)
     ended = profiled_run.run(command, mpi, wait, quiet=args.json)
-    profile = ended.profile
+    profile, trouble = ended.profile, ""
     if args.output:
-        profiles.save(profile, args.output)
+        try:
+            profiles.save(profile, args.output)
+        except WorkFailed as error:  # what was measured is shown all the same
+            trouble = str(error)
     if args.json:
         print(json.dumps(profiles.to_json(profile), indent=2))
     else:
         show(profile, Console(stderr=True, highlight=False, width=WHOLE))
-    if ended.unseen:
-        print(f"dovetail: {ended.unseen}", file=sys.stderr)
+    for words in filter(None, (ended.unseen, trouble)):
+        print(f"dovetail: {words}", file=sys.stderr)
     if ended.interrupted:
         raise KeyboardInterrupt
     if ended.failure:
         raise WorkFailed(ended.failure)
-    return 0
+    return 1 if trouble else 0
 
 
 def show(profile: Profile, console: Console) -> None:
