@@ -396,6 +396,19 @@ def test_a_terminal_shows_a_table(site, end):  # noqa: F811
         assert site.states() == {"sim": "failed"}
 
 
+def test_a_terminal_that_cannot_draw_has_lines(site):  # noqa: F811
+    ours, theirs = pty.openpty()
+    words = [*COMMAND, str(site.plan(site.shell("true"))), "-o", "out"]
+    environment = {**site.environment(), "TERM": "dumb"}
+    subprocess.run(
+        words, env=environment, cwd=site.directory, check=True, timeout=LIMIT,
+        stdout=subprocess.DEVNULL, stderr=theirs,
+    )  # fmt: skip
+    assert b"sim starts, nothing else runs" in os.read(ours, 65536)
+    os.close(ours)
+    os.close(theirs)
+
+
 class Terminal:
     """What a user sees; read on, since a terminal that is not read stops its writers."""
 

@@ -76,6 +76,17 @@ def test_without_a_terminal_it_prints_one_table(site, running):  # noqa: F811
     assert "quit" not in text, "there are no keys"
 
 
+def test_on_a_terminal_that_cannot_draw_it_prints_one_table(tmp_path):
+    made_up_runs.packed(1).save(tmp_path)
+    ours, theirs = pty.openpty()
+    words = [sys.executable, "-m", "dovetail", "top", str(tmp_path)]
+    environment = {**os.environ, "TERM": "dumb"}
+    subprocess.run(words, env=environment, stdin=theirs, stdout=theirs, timeout=60, check=True)
+    assert b"pitz-2" in os.read(ours, 65536)
+    os.close(ours)
+    os.close(theirs)
+
+
 @pytest.mark.parametrize("name", ["FORCE_COLOR", "TTY_COMPATIBLE"])
 def test_into_a_pipe_it_ends_though_colours_are_wished_for(tmp_path, name):
     made_up_runs.packed(1).save(tmp_path)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: LGPL-3.0-or-later
-"""Progress of a run on the terminal: a live table, or lines where there is no terminal.
+"""Progress of a run on the terminal: a live table, or lines where no terminal can draw one.
 
 Inputs: the controller's views and notes. Output: standard error. Invariants: shows only what the
 controller says; a table never grows beyond `ROWS` simulations, the rest is counted; what draws a
@@ -85,9 +85,9 @@ class Live:
             from rich.console import Console
             from rich.live import Live as RichLive
 
-            self.live = RichLive(
-                console=Console(file=sys.stderr), auto_refresh=False, transient=True
-            )
+            console = Console(file=sys.stderr)
+            if console.is_terminal and not console.is_dumb_terminal:  # else it would draw nothing
+                self.live = RichLive(console=console, auto_refresh=False, transient=True)
 
     def __enter__(self) -> Live:
         if self.live:

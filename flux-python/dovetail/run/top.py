@@ -260,11 +260,11 @@ def snapshot(follower: Follower) -> dict[str, Any]:
 
 
 def show(directory: Path, log: str) -> int:
-    """Show a run until the user quits, or once if there is no terminal; 0."""
+    """Show a run until the user quits, or once if no terminal can draw it; 0."""
     screen = Screen(Follower(directory, log), directory)
     console = Console(highlight=False)
     shown = console.is_terminal and sys.stdout.isatty()  # the first holds for FORCE_COLOR too
-    if not (shown and sys.stdin.isatty()):
+    if not (shown and sys.stdin.isatty()) or console.is_dumb_terminal:  # where nothing is drawn
         if not shown:
             console.width = 160
         console.print(screen.draw(console.width, 1000, keys=False))
