@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from dovetail.host import processes
 from dovetail.host.session import SESSION_ROOT
+from dovetail.run.loop import Signals
 from support.local_runs import wait_for
 from support.other_users import WHY_NOT, needs_nobody
 from support.run_command import NOBODY, site  # noqa: F401
@@ -20,7 +21,7 @@ from support.run_command import NOBODY, site  # noqa: F401
 pytestmark = [pytest.mark.unit, pytest.mark.slow]
 
 HANG = 'touch "$DOVETAIL_TEST/reached"; trap "" TERM; while :; do sleep 1000; done'
-SIGNALS = [signal.SIGINT, signal.SIGTERM]
+SIGNALS = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
 needs_root = pytest.mark.skipif(os.getuid() != 0, reason="needs root")
 
 
@@ -52,6 +53,13 @@ def test_a_signal_ends_the_run_in_order(site, phase, number):  # noqa: F811
     assert site.states() == {"first": "done", "second": "failed", "third": "not started"}
     second = site.summary()["simulations"][1]
     assert second["reason"] == f"interrupted by {number.name}"
+
+
+def test_a_terminal_that_is_closed_says_so_twice_and_means_once():
+    with Signals() as signals:
+        signal.raise_signal(signal.SIGHUP)
+        signal.raise_signal(signal.SIGHUP)
+    assert (signals.caught, signals.count) == ("SIGHUP", 1)
 
 
 def test_json_is_printed_after_a_signal_too(site):  # noqa: F811

@@ -101,7 +101,10 @@ class Live:
         at: TracebackType | None,
     ) -> None:
         if self.live:
-            self.live.stop()
+            try:
+                self.live.stop()
+            except OSError:
+                self._unread()
 
     def note(self, t: float, note: Note) -> None:
         """Tell a decision: kept below the table, or printed as a line."""
@@ -114,8 +117,8 @@ class Live:
             return
         try:
             print(line, file=sys.stderr, flush=True)
-        except OSError:  # nobody reads any more, which is no reason to end the run
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
+        except OSError:
+            self._unread()
 
     def show(self, controller: Controller, t: float) -> None:
         """Draw the table anew; without a terminal the notes alone tell the progress."""
@@ -128,4 +131,13 @@ class Live:
             several = len(lines) > 1  # one alone may be long
             decided = Text("\n".join(lines), no_wrap=several, overflow="ellipsis")
             parts = [decided] if lines else []
-            self.live.update(Group(table(controller, t), *parts, below), refresh=True)
+            try:
+                self.live.update(Group(table(controller, t), *parts, below), refresh=True)
+            except OSError:
+                self._unread()
+
+    def _unread(self) -> None:
+        """Nobody reads any more, as on a closed terminal, which is no reason to end the run."""
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
+        self.__exit__(None, None, None)
+        self.live = None

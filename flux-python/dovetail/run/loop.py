@@ -58,18 +58,20 @@ class Waiting(Executor, Protocol):
 
 
 class Signals:
-    """SIGINT, SIGTERM and SIGALRM as wishes: to end, by the first, to end at once, by the second.
+    """SIGINT, SIGTERM, SIGHUP and SIGALRM as wishes: to end, by the first, at once, by the second.
 
-    The last of them says that the job's time is over. `caught` is the first one's name, or
+    SIGALRM says that the job's time is over. A terminal that is closed sends SIGHUP more
+    than once, which is no second wish. `caught` is the first one's name, or
     `timeout` at the end of that time, and `hurry` what the second does besides. The third is an
     exception, should the second not help.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, hangup: bool = True) -> None:
+        """Without `hangup` SIGHUP does what it did."""
         self.caught = ""
         self.count = 0
         self.hurry: Callable[[], None] = lambda: None
-        wishes = (signal.SIGINT, signal.SIGTERM, signal.SIGALRM)
+        wishes = [signal.SIGINT, signal.SIGTERM, signal.SIGALRM, *[signal.SIGHUP] * hangup]
         self.before = {s: signal.getsignal(s) for s in wishes}
 
     def __enter__(self) -> Signals:
@@ -83,6 +85,8 @@ class Signals:
 
     def catch(self, number: int, _: FrameType | None) -> None:
         """Handle a signal."""
+        if number == signal.SIGHUP and self.caught:
+            return
         self.count += 1
         name = "timeout" if number == signal.SIGALRM else signal.Signals(number).name
         self.caught = self.caught or name

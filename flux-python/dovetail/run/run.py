@@ -145,6 +145,7 @@ def run(
     `checkpoint`, an end that comes too early stops simulations at checkpoints where it can.
     `metrics` is where these are served, if they are; see dovetail-metrics(5).
     """
+    place = place or target.here()
     check_directory(directory, resume=resume)
     with contextlib.ExitStack() as open_now:
         server = None
@@ -154,7 +155,8 @@ def run(
             server = open_now.enter_context(metrics_server.Server(metrics))
         open_now.enter_context(held(directory))
         check_directory(directory, resume=resume)  # now that nobody else writes it
-        with Signals() as signals:
+        # Simulations on a cluster outlive us, and are taken over; those here end with us.
+        with Signals(hangup=isinstance(place, target.Here)) as signals:
             log = execute(
                 asked, directory, signals, place=place, resume=resume, quiet=quiet,
                 settings=settings, orders=orders, scope=scope, checkpoint=checkpoint, server=server,
