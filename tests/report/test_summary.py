@@ -406,6 +406,19 @@ def test_the_table_shows_names_as_they_are_and_no_control_characters():
     assert "\x1b" not in out.getvalue()
 
 
+@pytest.mark.parametrize("width", [80, 40])
+def test_no_name_is_cut_off_where_lines_are_short(width):
+    """As in the file of a batch job, which has 80 columns."""
+    names = [f"channel-reynolds-180-fine-mesh-{n}" for n in (1, 2)]
+    run = made_up_runs.Run([made_up_runs.spec(name, "f") for name in names], {"f": 0.1})
+    out = io.StringIO()
+    summary.show(summary.summarise(run.history()), Console(file=out, width=width))
+    table = out.getvalue().partition("How long")[0]
+    assert "…" not in out.getvalue()
+    cells = [line.split("│")[1].strip() for line in table.splitlines() if line.startswith("│")]
+    assert "".join(cells) == "".join(names)
+
+
 def test_a_reason_that_many_share_is_said_once_under_the_table():
     specs = [made_up_runs.spec(f"a-{n}", "a") for n in range(5)]
     run = made_up_runs.Run(specs, {"a": 0.1})

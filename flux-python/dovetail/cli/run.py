@@ -140,7 +140,7 @@ def show(asked: schema.Plan, cpus: int, devices: target.Devices, *, as_json: boo
     table = Table(title=f"{len(rows)} simulations on {cpus}m of CPU", title_justify="left")
     shown = ("devices",) if devices else ()
     for name in ("simulation", "ranks", "first requests", "slowdown", *shown, "command"):
-        table.add_column(name)
+        table.add_column(name, overflow="fold")
     for spec, asks in rows:
         text = " ".join(f"{one}m" for one in asks[:8]) + (" …" if len(asks) > 8 else "")
         words = " ".join(spec.command)
@@ -161,7 +161,7 @@ def show_choice(choice: Schedule, console: Console) -> None:
     from rich.table import Table
 
     table = Table(title="Ranks, chosen before anything is measured", title_justify="left")
-    table.add_column("simulations")
+    table.add_column("simulations", overflow="fold")
     table.add_column("ranks each", justify="right")
     table.add_column("how many", justify="right")
     for name, counts in choice.widths_planned.items():
@@ -169,7 +169,7 @@ def show_choice(choice: Schedule, console: Console) -> None:
             table.add_row(name, str(ranks), str(count))
     console.print(table)
     table = Table(title="Makespan of every way, against the chosen one", title_justify="left")
-    table.add_column("way")
+    table.add_column("way", overflow="fold")
     table.add_column("predicted", justify="right")
     table.add_column("")
     for one in choice.alternatives:

@@ -36,7 +36,7 @@ def run(args: argparse.Namespace) -> int:
     table = Table(title=f"run {found['run']}, {age:.0f} s ago", title_justify="left")
     for name in ("simulation", "ranks", "node", "request", "on disk", "wanted", "real"):
         numeric = name in ("request", "on disk", "wanted", "real")
-        table.add_column(name, justify="right" if numeric else "left")
+        table.add_column(name, justify="right" if numeric else "left", overflow="fold")
     for row in found["groups"]:
         first, last = row["ranks"]
         table.add_row(

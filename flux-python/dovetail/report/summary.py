@@ -19,7 +19,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import numpy as np
-from rich.console import Console
+from rich.console import Console, JustifyMethod
 from rich.table import Table
 from rich.text import Text
 
@@ -304,7 +304,11 @@ def show(summary: Summary, console: Console) -> None:
     headings = ["simulation", "ranks", "state", "iterations", "wall s", "slowdown", "restarts"]
     stopped = any(one.checkpoints for one in summary.simulations)
     for heading in [*headings, *["checkpoints"] * stopped]:
-        table.add_column(heading, justify="left" if heading in ("simulation", "state") else "right")
+        table.add_column(
+            heading,
+            justify="left" if heading in ("simulation", "state") else "right",
+            overflow="fold",  # two long names may differ in their last letters alone
+        )
     for one in summary.simulations[:SHOWN]:
         table.add_row(
             printable(one.name),
@@ -323,7 +327,7 @@ def show(summary: Summary, console: Console) -> None:
     _show_phases(summary, console)
     table = Table(title="How long the queue takes, in seconds", title_justify="left")
     for heading in ("", *HEADINGS.values()):
-        table.add_column(heading, justify="left" if not heading else "right")
+        table.add_column(heading, justify="left" if not heading else "right", overflow="fold")
     rows = [(one.name, one.totals) for one in summary.families]
     if len(rows) > 1:
         rows.append(("all", summary.totals))
@@ -352,7 +356,8 @@ def _show_time(summary: Summary, console: Console) -> None:
         return
     table = _frameless("Where their time went")
     for heading in headings:
-        table.add_column(heading, justify="left" if heading == headings[0] else "right")
+        justify: JustifyMethod = "left" if heading == headings[0] else "right"
+        table.add_column(heading, justify=justify, overflow="fold")
     for row in rows:
         table.add_row(*map(printable, row))
     console.print(table)
@@ -372,7 +377,8 @@ def _show_phases(summary: Summary, console: Console) -> None:
         return
     table = _frameless("Phases of the plan")
     for heading in plan_phases.HEADINGS:
-        table.add_column(heading, justify="left" if heading == "simulation" else "right")
+        justify: JustifyMethod = "left" if heading == "simulation" else "right"
+        table.add_column(heading, justify=justify, overflow="fold")
     for row in rows[:SHOWN]:
         table.add_row(*map(printable, row))
     console.print(table)
