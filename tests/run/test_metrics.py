@@ -13,14 +13,16 @@ import stat
 import sys
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from dovetail.core import protocol
-from dovetail.core.protocol import Capacity, Cause, Node, Note
+from dovetail.core.protocol import Capacity, Cause, Node, Note, Share
 from dovetail.run.metrics import METRICS, Metrics
 from dovetail.run.metrics_server import Server
 from prometheus_client.parser import text_string_to_metric_families
+from support import made_up_runs
 from support.local_runs import wait_for
 from support.run_command import site  # noqa: F401
 
@@ -212,6 +214,29 @@ def test_a_run_goes_on_though_its_metrics_fail(site):  # noqa: F811
     code, _, said = site.run(*words, command=(sys.executable, "-c", BROKEN))
     assert (code, site.states()) == (0, {"sim": "done"})
     assert said.count("metrics are not all right from now on: KeyError('before')") == 1
+
+
+def test_resizes_are_those_of_the_summary(tmp_path):
+    first = Share((1000,))
+    run = made_up_runs.Run([made_up_runs.spec("a", "f", (1.0,))], {"f": 0.1})
+    run.add(protocol.Launch("a", first), protocol.Started(0.0, "a"))
+    for share, refused in (
+        (replace(first, bound=True), "a: it has cores of its own choice"),
+        (replace(first, bound=True), ""),
+        (Share((500,)), ""),
+        (Share((500,), suspended=True), ""),
+        (Share((500,)), ""),
+        (Share((600,)), "no room"),
+    ):
+        run.add(protocol.Resize({"a": share}, "because"), protocol.Resized(1.0, ("a",), refused))
+    metrics = Metrics(tmp_path, Capacity((Node("n1", 2000, 0),)))
+    for entry in run.log:
+        metrics.take(entry)
+    found = parsed(metrics.render().decode())
+    history = run.history()
+    assert (history.resizes, history.refused) == (1, 1)
+    assert found["dovetail_resizes_total", "applied"] == history.resizes
+    assert found["dovetail_resizes_total", "refused"] == history.refused
 
 
 def test_nodes_shares_resizes_and_trials(tmp_path):

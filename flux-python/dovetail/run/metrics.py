@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -66,7 +66,8 @@ METRICS = (
     Metric("dovetail_delays_total", "counter", (), "Launches that had to wait for room"),
     Metric("dovetail_ends_total", "counter", ("cause",), "Launches that came to an end"),
     Metric("dovetail_requeues_total", "counter", ("cause",), "Simulations queued again"),
-    Metric("dovetail_resizes_total", "counter", ("outcome",), "Resizes, applied or refused"),
+    Metric("dovetail_resizes_total", "counter", ("outcome",),
+           "Changes of requests, applied or refused"),
     Metric("dovetail_simulation_ranks", "gauge", ONE, "Ranks of a simulation"),
     Metric("dovetail_simulation_iterations_total", "counter", ONE,
            "Iterations, or periods of its MPI calls"),
@@ -107,6 +108,8 @@ class Metrics(Collector):
         }
         self._gauges: dict[str, Series] = {"dovetail_run_info": {(__version__, launcher): 1.0}}
         self._ranks: dict[str, protocol.Ranks] = {}  # as they were seen last
+        self._given: dict[str, protocol.Share] = {}  # the shares that simulations have
+        self._asked: list[Mapping[str, protocol.Share]] = []  # and those that were asked for
         self._active: set[str] | None = None  # launched and not ended; None: look for them
         self._looked = -EVERY
         self._registry = CollectorRegistry()
@@ -135,7 +138,10 @@ class Metrics(Collector):
                     self._gauges[f"dovetail_trial_{key}_ratio"] = {(): float(entry.data[key])}
         elif isinstance(entry, protocol.Launch):
             self._count("dovetail_launches_total")
+            self._given[entry.name] = entry.share
             self._begin(entry.name)
+        elif isinstance(entry, protocol.Resize):
+            self._asked.append(entry.shares)
         elif isinstance(entry, protocol.Delayed):
             self._count("dovetail_delays_total")
         elif isinstance(entry, protocol.Finished):
@@ -147,7 +153,7 @@ class Metrics(Collector):
         elif isinstance(entry, protocol.Ended):
             self._end(entry.name)
         elif isinstance(entry, protocol.Resized):
-            self._count("dovetail_resizes_total", "refused" if entry.refused else "applied")
+            self._resized(entry.refused)
         elif isinstance(entry, protocol.CapacityChanged):
             self._take_nodes(entry.capacity)
 
@@ -191,6 +197,24 @@ class Metrics(Collector):
     def _count(self, name: str, *labels: str) -> None:
         series = self._counters[name]
         series[labels] = series.get(labels, 0.0) + 1.0
+
+    def _resized(self, refused: str) -> None:
+        """Count it as the summary does: whoever is bound to cores, suspended or waits differently
+        has the requests that it had."""
+        asked = self._asked.pop(0) if self._asked else {}
+        known = [(self._given.get(name), share) for name, share in asked.items()]
+        if not refused:
+            self._given.update(asked)
+            if any(
+                old is None
+                or (new.requests != old.requests and not (new.suspended or old.suspended))
+                for old, new in known
+            ):
+                self._count("dovetail_resizes_total", "applied")
+        elif not asked or any(
+            old is None or replace(new, bound=old.bound) != old for old, new in known
+        ):
+            self._count("dovetail_resizes_total", "refused")
 
     def _begin(self, name: str) -> None:
         self._ranks.pop(name, None)  # what it did in an earlier launch
