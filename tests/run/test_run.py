@@ -7,6 +7,7 @@ import errno
 import json
 import os
 import pty
+import re
 import select
 import shlex
 import signal
@@ -121,6 +122,14 @@ def test_a_dry_run_starts_and_writes_nothing(site, form):  # noqa: F811
         found = json.loads(output)["simulations"]
         assert [one["name"] for one in found] == ["sim-1", "sim-2"]
         assert [len(one["requests"]) for one in found] == [1, 1]
+
+
+def test_a_dry_run_tells_no_seconds_as_it_knows_none(site):  # noqa: F811
+    entry = {"application": "lammps", "command": "lmp -in f", "count": 4}
+    plan = site.plan({**entry, "ranks": "1-2"}, {**entry, "name": "wide", "ranks": 2}, cpus=2)
+    code, output, _ = site.run(plan, "-o", "out", "--dry-run")
+    assert (code, "dual approximation" in output) == (0, True)
+    assert not re.search(r"\d s\b", output)
 
 
 REFUSED = {

@@ -34,8 +34,6 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Literal
 
-from dovetail.core import units
-
 WAITING_PAYS = 0.03
 """Predicted times are noisy: an end that is earlier by less than this is no reason to wait."""
 LATER_FOR_TURNAROUND = 0.10
@@ -406,8 +404,8 @@ class _Chooser:
         yield from self.orders(KNEE, "each where speed times efficiency is greatest", knees)
         for factor in (1.0, 1.05, 1.15, 1.3, 1.6, 0.9, 0.75, 0.6, 0.5, 0.4, 1 / 3, 0.25):
             guess = bound * factor
-            seconds = units.rounded(guess, 4)
-            text = f"each the least work that ends within {seconds} s of its start"
+            # No seconds: this is for a dry run, where nothing is measured yet.
+            text = "each the least work that ends soon enough for a bound on the makespan"
             yield from self.orders(DUAL, text, [self.meeting(i, guess) for i in each])
         if any(task.deadline is not None for task in self.tasks):
             for widths in (narrowest, knees):
