@@ -29,7 +29,8 @@ class RankShare:
     """One rank of late, as parts of one; None: unknown.
 
     `duty` outside MPI; `cpu` of a core; `lost`, at least, outside MPI without a core: others had
-    it, a limit throttled it, or it waited for a disk; `queued` in the kernel's queue for a core.
+    it, a limit throttled it, or it slept or waited for a disk; `queued` in the kernel's queue for
+    a core.
     """
 
     duty: float | None
