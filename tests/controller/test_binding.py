@@ -110,6 +110,21 @@ def test_an_executor_that_refuses_is_asked_once():
     assert not result.notes("hold")
 
 
+def test_one_that_ends_as_it_is_to_be_bound_says_nothing_of_the_others():
+    work = Work((0.03, 0.03), 1500, bound=1.1)
+    alone = run(work, ranks=2).actions
+    first = next(
+        t
+        for t, one in alone
+        if isinstance(one, Resize) and any(share.bound for share in one.shares.values())
+    )
+    faults = [Fault(first - 0.05, "refuse", "", 0.1), Fault(first + 0.1, "fail", "a-0")]
+    result = run(work, ranks=2, faults=faults)
+    assert changes(result)[0] == ("a-0", True)
+    assert "unbound" not in " ".join(words(result))
+    assert words(result)[0].startswith("a: bound to cores: ")
+
+
 def test_more_ranks_than_cores_are_never_bound():
     assert changes(run(Work((0.02,) * 4, 500, bound=1.1), ranks=4)) == []
 

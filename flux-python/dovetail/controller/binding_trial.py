@@ -18,6 +18,8 @@ from dovetail.controller.state import State
 
 AGAIN = 60.0
 """Seconds between two pairs once it is bound: threads may start, or other programs come."""
+GOES_ON = 2.0
+"""Seconds after which who could not be bound goes on: it was not just ending, unseen as yet."""
 
 
 def bind(state: State) -> None:
@@ -49,6 +51,12 @@ def _change(state: State, sim: Simulation, bound: bool, why: str) -> None:
 
 def _go_on(state: State, sim: Simulation) -> None:
     binding = state.shape(sim).binding
+    if sim.unbindable and not binding.closed:
+        why, since = sim.unbindable
+        if state.now - since < GOES_ON:
+            return
+        binding.refuse(why)
+        state.tell_binding(sim)
     if binding.closed:
         _change(state, sim, False, binding.why)
     elif binding.bound and sim.half is None and state.now < binding.again_at:

@@ -76,7 +76,7 @@ class Simulation:
     ran on was lost, or it could not go on from what it had written. It stopped `stops` times at a
     checkpoint, which are no `restarts`: at `halted_at` to go on on `next_ranks`, or as the run
     ended. `half` is the first half of a pair that is being measured: whether it was bound, its
-    rate, and when it had that.
+    rate, and when it had that; `unbindable` is why it could not be bound, and when that was said.
     What tells its progress is `counted`, its iterations or periods, or if `by_work` its `work`,
     of which a unit is then called an iteration here. It began at `began_at`, and last counted
     something else than work at `told_at`. While active it counts as on so many `cores`.
@@ -110,6 +110,7 @@ class Simulation:
     halted_at: float | None = None
     next_ranks: int = 0
     half: tuple[bool, float, float] | None = None
+    unbindable: tuple[str, float] | None = None
     stop: Stop | None = None
     reason: str = ""
     cause: Cause | None = None

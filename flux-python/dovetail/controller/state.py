@@ -382,7 +382,7 @@ class State:
         sim.share, sim.stop, sim.late_told = None, None, False
         sim.cause, sim.reason, sim.started, sim.ended = None, "", None, None
         sim.most = max(sim.most, sim.over + sim.iterations)
-        sim.useful, sim.over, sim.half = None, 0, None
+        sim.useful, sim.over, sim.half, sim.unbindable = None, 0, None, None
         sim.counted, sim.work = Meter(self.settings.warmup), Work(self.settings.warmup)
         sim.spec, sim.by_work, sim.undisturbed, sim.shared = sim.planned, False, 0, False
         sim.alone, sim.boost, sim.memory = Alone(), 1.0, 0
@@ -782,8 +782,7 @@ class State:
         blamed = [sim for sim in sims if why.startswith(f"{sim.spec.name}: ")] or sims
         for sim in blamed:
             if sim.bound and not self.shape(sim).binding.closed:
-                self.shape(sim).binding.refuse(why)
-                self.tell_binding(sim)
+                sim.unbindable = why, self.now
         for sim in sims:
             self._revert(sim, old[sim.spec.name][0])
         return True
