@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import subprocess
 import sys
@@ -27,6 +28,18 @@ def test_the_session_of_a_live_run_is_left_alone(tmp_path):
     finally:
         os.close(handle)
     assert session.sweep_sessions(str(tmp_path)) == [os.path.basename(path)]
+
+
+def test_of_a_session_that_cannot_be_written_nothing_is_left(tmp_path, monkeypatch):
+    """As where shared memory is full."""
+
+    def full(*_):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(session.os, "write", full)
+    with pytest.raises(OSError, match=f"No space left on device: '{tmp_path}/dovetail-"):
+        made(tmp_path)
+    assert not os.listdir(tmp_path)
 
 
 def test_a_run_that_cannot_be_seen_is_not_waited_for(tmp_path, monkeypatch):

@@ -43,12 +43,12 @@ _RUN_WARDEN = "from dovetail.host.session import sweep_session; sweep_session(sy
 def create_session(
     run_id: str, group: Group, temporary: str, root: str = SESSION_ROOT
 ) -> tuple[str, int]:
-    """Make a run's session; returns its directory, and the locked file to keep open."""
+    """Make a run's session; returns its directory, and the locked file to keep open.
+
+    Raises OSError with the directory, of which nothing is left then.
+    """
     session = os.path.join(root, f"dovetail-{os.getuid()}-{run_id}")
     os.mkdir(session, 0o700)
-    # Locked before it has its name, so that no sweep ever sees it unlocked.
-    handle = os.open(session + "/owner.new", os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
-    fcntl.flock(handle, fcntl.LOCK_EX)
     record = {
         "pid": os.getpid(),
         "start_ticks": processes.start_ticks(os.getpid()),
@@ -57,8 +57,18 @@ def create_session(
         "control": group.control,
         "temporary": temporary,
     }
-    os.write(handle, json.dumps(record).encode() + b"\n")
-    os.rename(session + "/owner.new", session + "/owner")
+    handle = -1
+    try:
+        # Locked before it has its name, so that no sweep ever sees it unlocked.
+        handle = os.open(session + "/owner.new", os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        os.write(handle, json.dumps(record).encode() + b"\n")
+        os.rename(session + "/owner.new", session + "/owner")
+    except OSError as error:  # as where memory for it is full, which a write does not name
+        if handle >= 0:
+            os.close(handle)
+        remove_tree(session)
+        raise OSError(error.errno, error.strerror, session) from None
     return session, handle
 
 

@@ -112,7 +112,8 @@ class LocalExecutor:
             with contextlib.suppress(OSError):
                 self._group.remove()
             remove_tree(self._temporary)
-            raise WorkFailed(f"cannot make a session: {error}") from error
+            where = f"{error.filename}: " if error.filename else ""
+            raise WorkFailed(f"cannot make a session: {where}{error.strerror}") from error
         self._warden = start_warden(self.session)
         self._make_spares()
 
