@@ -305,6 +305,13 @@ def test_being_ended_from_elsewhere_leaves_the_terminal_as_it_was(site, running,
     assert "\x1b[?1049l" in seen, "the screen of before is back"
 
 
+def test_while_it_is_suspended_the_terminal_is_as_it_was(site, running):  # noqa: F811
+    before, after, seen = on_a_terminal(site, 80, [signal.SIGTSTP, b"q"])
+    assert before == after
+    screens = re.findall(r"\x1b\[\?1049([hl])", seen)
+    assert screens == ["h", "l", "h", "l"], "there and gone, and so again"
+
+
 def on_a_terminal(site, columns, keys, code=0):  # noqa: F811
     """Type these keys, one after each picture; the terminal's state before and after, and all.
 

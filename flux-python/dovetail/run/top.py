@@ -271,13 +271,26 @@ def show(directory: Path, log: str) -> int:
         return 0
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, _interrupt)
+    asked: list[int] = []  # by Ctrl-Z; looked at between two pictures
+    while True:
+        asked.clear()
+        before = signal.signal(signal.SIGTSTP, lambda number, _: asked.append(number))
+        if not _follow(screen, console, asked):
+            return 0
+        signal.signal(signal.SIGTSTP, before or signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGTSTP)  # goes on here, in the foreground again
+
+
+def _follow(screen: Screen, console: Console, asked: list[int]) -> bool:
+    """Show the run until the user quits, or asks for a pause: then True."""
     with _keys() as key, Live(console=console, screen=True, auto_refresh=False) as live:
-        while True:
+        while not asked:
             screen.follower.look()
             live.update(screen.draw(console.width, console.height, keys=True), refresh=True)
             pressed = key(EVERY)
             if pressed is not None and not screen.key(pressed):
-                return 0
+                return False
+    return True
 
 
 def _interrupt(number: int, _: FrameType | None) -> None:
