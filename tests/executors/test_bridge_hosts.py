@@ -17,6 +17,7 @@ from usernetes_setup.node import namespaces
 
 pytestmark = [
     pytest.mark.kube,
+    pytest.mark.first,  # they mostly wait
     pytest.mark.skipif(not os.path.exists(namespaces.TUNNELS), reason=f"no {namespaces.TUNNELS}"),
 ]
 FETCH = "import sys, urllib.request as r; print(r.urlopen(sys.argv[1], timeout=9).read().decode())"
