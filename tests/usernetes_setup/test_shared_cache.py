@@ -138,7 +138,7 @@ def test_a_slice_says_why_the_build_is_of_no_use(site):
     site.fill()
     (site.cache / "kube").chmod(0o700)
     words = ("class Agent(agents.Agent):\n"
-             "    number, name, node_name, usernetes = 0, 'one', '', ''\n"
+             "    number, name, machine_address, usernetes = 0, 'one', False, ''\n"
              "    def __init__(self): pass\n"
              "    def tell(self, **news): print(news)\n"
              "Agent().begin()\n")  # fmt: skip
