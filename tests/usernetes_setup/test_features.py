@@ -25,6 +25,18 @@ RESOLVE = """
 import socket, sys
 print(" ".join(sorted({found[4][0] for found in socket.getaddrinfo(sys.argv[1], 80)})))
 """
+REFUSED = """
+import socket, sys
+refused = 0
+for _ in range(20):
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
+        asking.connect((sys.argv[1], 53))
+        asking.settimeout(5)
+        try: asking.send(b"?") and asking.recv(9)
+        except ConnectionRefusedError: refused += 1
+        except OSError as error: print(error)
+print(refused)
+"""
 
 
 class Cluster:
@@ -260,6 +272,8 @@ def test_names_outside_the_cluster_are_the_machines_or_are_denied_at_once(cluste
         assert "cluster.local" in told
         failing = "import socket\ntry: socket.getaddrinfo('example.org', 80)\nexcept OSError as e: print(e.errno)"  # noqa: E501
         assert eventually(lambda: cluster.python(client, failing) == str(socket.EAI_NONAME))
+        for server in ("10.255.255.53", "198.51.100.1"):
+            assert cluster.python(client, REFUSED, server) == "20", "each time, not once a second"
     else:
         assert "cluster.local" not in told
 

@@ -400,7 +400,7 @@ def test_the_kernel_is_asked_for_what_it_cannot_have(monkeypatch):
     def unknown_kind():
         checks_kernel._in_own_network()
         kind = checks_kernel.struct.pack("=HHHH", 12, 18, 8, 1) + b"none"
-        checks_kernel._netlink(0, 16, 0x605, bytes(16) + kind)
+        namespaces.netlink(0, 16, 0x605, bytes(16) + kind)
 
     if namespaces.in_child(checks_kernel._in_own_network):
         pytest.skip("no network namespaces here")

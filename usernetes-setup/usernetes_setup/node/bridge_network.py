@@ -52,9 +52,10 @@ def outside(node: Node) -> Outside:
 def enter(node: Node, sockets: Outside) -> int:
     """Bring the namespace's interfaces up; from here on the node has the inside address.
 
-    Returns the descriptor of the tunnel to other nodes, -1 where there is none. No way leads out,
-    which pods that ask the machine's name servers shall hear each time, and not once a second: for
-    want of an answer they wait for 5 s.
+    Returns the descriptor of the tunnel to other nodes, -1 where there is none. No way leads out:
+    all that is for nobody here is for the node itself, which refuses it. So pods that ask the
+    machine's name servers hear that each time, and not once a second, as of a network that cannot
+    be reached: for want of an answer they wait for 5 s.
     """
     sockets.way.close()  # it is served outside
     namespaces.interface_up("lo")
@@ -63,6 +64,7 @@ def enter(node: Node, sockets: Outside) -> int:
         tunnel = carrier.enter(node)
     else:
         namespaces.interface_up("lo:1", carrier.address(node.place))
+    namespaces.route("0.0.0.0/0", "lo")
     node.address = carrier.address(node.place)
     for name, value in (("ip_forward", "1"), ("icmp_ratelimit", "0")):
         with open(f"/proc/sys/net/ipv4/{name}", "w") as file:

@@ -79,7 +79,7 @@ def enter(node: Node) -> int:
     tunnel = namespaces.tunnel(DEVICE)
     namespaces.interface_up(DEVICE, address(node.place), "255.255.0.0")
     namespaces.route(components.PODS, DEVICE)
-    namespaces.route(components.pods(node.place))  # each pod that there is has a route of its own
+    namespaces.route(components.pods(node.place), "lo")  # each pod has a route of its own besides
     return tunnel
 
 

@@ -150,20 +150,27 @@ def interface_up(name: str, address: str = "", mask: str = "255.255.255.255") ->
         fcntl.ioctl(control, 0x8914, data)  # SIOCSIFFLAGS
 
 
-def route(network: str, device: str = "") -> None:
-    """Lead what is for a network to a device; if none is named, say at once that no way leads."""
+def netlink(protocol: int, kind: int, flags: int, payload: bytes) -> None:
+    """One request to the kernel, in this network namespace; OSError if it declines."""
+    with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, protocol) as link:
+        link.settimeout(5)
+        link.send(struct.pack("=IHHII", 16 + len(payload), kind, flags, 1, 0) + payload)
+        answer = link.recv(65536)
+    (code,) = struct.unpack_from("=i", answer, 16) if answer[4:6] == b"\2\0" else (0,)
+    if code:
+        raise OSError(-code, os.strerror(-code))
 
-    def packed(address: ipaddress.IPv4Address) -> bytes:
-        return struct.pack("HH4s8x", socket.AF_INET, 0, address.packed)
 
-    wanted, name = ipaddress.IPv4Network(network), ctypes.create_string_buffer(device.encode())
-    ends = (packed(wanted.network_address), bytes(16), packed(wanted.netmask))
-    flags = 0x1 if device else 0x201  # up; rejected
-    pointer = ctypes.addressof(name) if device else 0
-    # `struct rtentry` of <net/route.h>
-    made = struct.pack("@L16s16s16sHhLPhPLLH", 0, *ends, flags, 0, 0, 0, 0, pointer, 0, 0, 0)
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as control:
-        fcntl.ioctl(control, 0x890B, made)  # SIOCADDRT
+def route(network: str, device: str) -> None:
+    """Lead what is for a network to a device; by `lo` it is for this namespace itself."""
+    wanted = ipaddress.IPv4Network(network)
+    scope, kind = (254, 2) if device == "lo" else (253, 1)  # local, or beyond the device
+    main, by_hand = 254, 3
+    head = struct.pack("=BBBBBBBBI", socket.AF_INET, wanted.prefixlen, 0, 0, main, by_hand,
+                       scope, kind, 0)  # fmt: skip
+    target = struct.pack("=HH4s", 8, 1, wanted.network_address.packed)  # RTA_DST
+    way = struct.pack("=HHI", 8, 4, socket.if_nametoindex(device))  # RTA_OIF
+    netlink(0, 24, 0x405, head + target + way)  # RTM_NEWROUTE, to be created and answered
 
 
 def tunnel(name: str) -> int:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import socket
 import struct
 import sys
 import tempfile
@@ -233,17 +232,6 @@ def _overlay() -> None:
             raise OSError(why)
 
 
-def _netlink(protocol: int, kind: int, flags: int, payload: bytes) -> None:
-    """One request to the kernel, in this network namespace; OSError if it declines."""
-    with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, protocol) as link:
-        link.settimeout(5)
-        link.send(struct.pack("=IHHII", 16 + len(payload), kind, flags, 1, 0) + payload)
-        answer = link.recv(65536)
-    (code,) = struct.unpack_from("=i", answer, 16) if answer[4:6] == b"\2\0" else (0,)
-    if code:
-        raise OSError(-code, os.strerror(-code))
-
-
 def _in_own_network() -> None:
     if os.getuid() != 0:
         namespaces.enter_user_namespace(namespaces.user_name())
@@ -255,13 +243,15 @@ def _veth() -> None:
     _in_own_network()
     name = struct.pack("=HH", 12, 3) + b"dovetail"  # IFLA_IFNAME
     kind = struct.pack("=HHHH", 12, 18, 8, 1) + b"veth"  # IFLA_LINKINFO, IFLA_INFO_KIND
-    _netlink(0, 16, 0x605, bytes(16) + name + kind)  # RTM_NEWLINK, to be created and answered
+    namespaces.netlink(
+        0, 16, 0x605, bytes(16) + name + kind
+    )  # RTM_NEWLINK, to be created and answered
 
 
 def _nftables() -> None:
     """List the tables, of which there are none, as kube-proxy would, in a network of our own."""
     _in_own_network()
-    _netlink(12, 10 << 8 | 1, 0x301, bytes(4))  # NFT_MSG_GETTABLE, all
+    namespaces.netlink(12, 10 << 8 | 1, 0x301, bytes(4))  # NFT_MSG_GETTABLE, all
 
 
 def reverse_paths() -> Check:
