@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
-from collections.abc import Awaitable, Callable
 
 PATH = "/run/dovetail/way-out"
 """Where a node's processes find the socket, in the node's own /run."""
@@ -20,7 +19,6 @@ SOCKET = "run/way-out"
 """Where it is served, in the node's folder."""
 
 _BLOCK = 1 << 16
-Handler = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
 
 async def carry(
