@@ -63,9 +63,9 @@ def enter(node: Node, sockets: Outside) -> int:
     if sockets.udp:
         tunnel = carrier.enter(node)
     else:
-        namespaces.interface_up("lo:1", carrier.address(node.place))
+        namespaces.interface_up("lo:1", components.address(node.place))
     namespaces.route("0.0.0.0/0", "lo")
-    node.address = carrier.address(node.place)
+    node.address = components.address(node.place)
     for name, value in (("ip_forward", "1"), ("icmp_ratelimit", "0")):
         with open(f"/proc/sys/net/ipv4/{name}", "w") as file:
             file.write(value)

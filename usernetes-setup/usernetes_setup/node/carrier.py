@@ -36,15 +36,9 @@ DEVICE = "nodes"
 MOST = 250
 """Nodes that a cluster on a bridge may have beside its first."""
 
-_NODES = "10.243.0"
 _HEADERS = 80  # bytes that WireGuard adds to a packet, over IPv6 even
 _LONGEST = 65000  # bytes of a packet with them
 _BUFFER = 4 << 20  # bytes that may wait in a socket, if the machine allows so many
-
-
-def address(place: int) -> str:
-    """A node's own address inside."""
-    return f"{_NODES}.{place + 1}"
 
 
 def possible() -> bool:
@@ -77,7 +71,7 @@ def outside(node: Node) -> socket.socket | None:
 def enter(node: Node) -> int:
     """Make the tunnel inside, and lead there what is for other nodes; returns its descriptor."""
     tunnel = namespaces.tunnel(DEVICE)
-    namespaces.interface_up(DEVICE, address(node.place), "255.255.0.0")
+    namespaces.interface_up(DEVICE, components.address(node.place), "255.255.0.0")
     namespaces.route(components.PODS, DEVICE)
     namespaces.route(components.pods(node.place), "lo")  # each pod has a route of its own besides
     return tunnel
@@ -107,6 +101,11 @@ def _peers(node: Node) -> Path:
     return cluster_folder(node.cluster) / "pki/peers.json"
 
 
+def _networks(place: int) -> list[str]:
+    """What goes to the node at a place: for itself, and for its pods."""
+    return [f"{components.address(place)}/32", components.pods(place)]
+
+
 def _largest(node: Node) -> int:
     """Bytes of the largest packet for this node's tunnel."""
     return min(namespaces.packet_size(node.address), _LONGEST) - _HEADERS
@@ -115,7 +114,7 @@ def _largest(node: Node) -> int:
 def found(node: Node) -> None:
     """Write what the control node's carrier needs."""
     key, public = _keys(node.folder)
-    ask = f"{address(0)}:{node.ports['carrier']}"
+    ask = f"{components.CONTROL}:{node.ports['carrier']}"
     content = {"key": key, "public": public, "mtu": _largest(node), "ask": ask,
                "peers": str(_peers(node))}  # fmt: skip
     write_private(node.folder / "carrier.json", json.dumps(content, indent=1))
@@ -148,13 +147,13 @@ def invite(control: Node, name: str, seconds: float, there: Collection[str]) -> 
                              "which is the most on a bridge; take a node away")  # fmt: skip
         key, public = _keys(control.folder)
         peer = {"node": name, "place": free[0], "until": now + seconds, "public": public,
-                "networks": [f"{address(free[0])}/32", components.pods(free[0])]}  # fmt: skip
+                "networks": _networks(free[0])}  # fmt: skip
         kept = [one for one in kept if one["node"] != name]
         write_private(path, json.dumps([*kept, peer], indent=1))
     return {
         "key": key, "public": public, "place": free[0], "mtu": own["mtu"], "ask": own["ask"],
         "control": {
-            "public": own["public"], "networks": [f"{address(0)}/32", components.pods(0)],
+            "public": own["public"], "networks": _networks(0),
             "endpoint": f"{control.address}:{control.ports['carrier']}",
         },
     }  # fmt: skip

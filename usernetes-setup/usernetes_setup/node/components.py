@@ -16,16 +16,21 @@ from pathlib import Path
 
 from usernetes_setup.node_record import Node, cluster_folder
 
-CONTROL = "10.243.0.1"
-"""The control node's own address inside the network namespace that it has on a bridge."""
-
 SERVICES = "10.96.0.0/16"
 PODS = "10.244.0.0/16"
 
 
+def address(place: int) -> str:
+    """A node's own address inside the network namespace that it has on a bridge; see `carrier`."""
+    return f"10.243.0.{place + 1}"
+
+
 def pods(place: int) -> str:
-    """The addresses of the pods of one node; see `carrier`."""
+    """The addresses of its pods there."""
     return f"10.244.{place}.0/24"
+
+
+CONTROL = address(0)
 
 
 @dataclass(frozen=True)
