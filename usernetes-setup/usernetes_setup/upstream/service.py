@@ -42,6 +42,18 @@ UNINITIALIZED = "node.cloudprovider.kubernetes.io/uninitialized"
 SELF = ("kubectl", "--kubeconfig=/etc/kubernetes/kubelet.conf", "wait", "--for=condition=ready",
         "--timeout=5s")  # fmt: skip
 """How a worker asks about itself."""
+BOOTED = r"""set -e
+group=/sys/fs/cgroup
+[ ! -f $group/cgroup.controllers ] || echo $$ >$group/init.scope/cgroup.procs
+systemctl is-system-running --wait | grep -qxE 'running|degraded'
+[ ! -f $group/cgroup.controllers ] || /kind/bin/create-kubelet-cgroup-v2.sh
+"""
+"""Waits for the node's services, and makes the groups that the kubelet makes as it starts.
+
+With control groups version 2 a command of the engine's is in the node's top group until that has
+groups with controllers. As long as one is there it cannot have any, and the kubelet cannot start:
+not beside this one while systemd starts, and not beside kubeadm, which waits for it.
+"""
 CONTROL = "node-role.kubernetes.io/control-plane"
 
 
@@ -123,8 +135,7 @@ class Monitor:
         """The container, with systemd and containerd in it."""
         self.verbs("up")
         self.say("waiting for the node's services")
-        booted = "systemctl is-system-running --wait | grep -qxE 'running|degraded'"
-        self.until("the node's services", "sh", "-c", booted)
+        self.until("the node's services", "sh", "-c", BOOTED)
 
     def found(self) -> None:
         """A control node, which pods may run on too."""
