@@ -64,9 +64,10 @@ def prepared(machines):
     if not archive.exists():
         pytest.skip(f"no {archive}: DOVETAIL_SOURCES names the folder that has it")
     shared = machines[0].shared
-    image = STORE.parent / "usernetes-node.tar"
-    if not image.exists():
-        subprocess.run([TOP / "usernetes-setup/node-image/make", image], check=True)
+    image, made_of = STORE.parent / "usernetes-node.tar", TOP / "usernetes-setup/node-image"
+    newest = max(file.stat().st_mtime for file in made_of.rglob("*"))
+    if not image.exists() or image.stat().st_mtime < newest:
+        subprocess.run([made_of / "make", image], check=True)
     subprocess.run(["cp", "--reflink=auto", image, shared / "node.tar"], check=True)
     subprocess.run(["tar", "-C", shared, "-xf", archive], check=True)
     pip = [sys.executable, "-m", "pip", "install", "--quiet", "--target", shared / "compose"]
