@@ -223,6 +223,18 @@ def test_a_directory_whose_links_lead_to_each_other_is_refused(site):  # noqa: F
     assert errors.startswith("dovetail: out: cannot be used: ")
 
 
+@pytest.mark.parametrize("what", ["case/input", "log"])
+def test_what_is_of_no_run_is_not_replaced(site, what):  # noqa: F811
+    theirs = site.directory / "sim" / what
+    theirs.parent.mkdir(parents=True)
+    theirs.write_text("the only copy")
+    code, _, errors = site.run(site.plan({}), "-o", ".")
+    there = what.partition("/")[0]
+    assert code == 2
+    assert errors.startswith(f"dovetail: .: has sim/{there} of no run, which simulation sim would")
+    assert theirs.read_text() == "the only copy"
+
+
 def test_a_directory_is_used_once(site):  # noqa: F811
     plan = site.plan({"environment": site.shell("")["environment"]})
     assert site.run(plan, "-o", "out")[0] == 0

@@ -72,7 +72,8 @@ class RunOutcome:
 def check(
     asked: schema.Plan, place: target.Place, directory: Path, *, checkpoint: bool = False
 ) -> None:
-    """Refuse a plan that can never run there, and a directory where a case would be written to.
+    """Refuse a plan that can never run there, and a directory where a case would be written to,
+    or what is of no run replaced.
 
     So it is with a simulation that may be stopped at a checkpoint, and cannot, and with a run that
     is to stop its simulations at a `checkpoint` where none may.
@@ -103,6 +104,15 @@ def check(
     for name, case in inside:
         raise BadInput(
             f"{directory}: simulation {name} would be written into the case {case}; "
+            "choose another -o"
+        )
+    with looking(directory):
+        taken = () if (path / LOG).exists() else homes  # those of a run that is there are its own
+        theirs = [(homes[one], "case") for one in taken if (one / "case").exists()]
+        theirs += [(homes[one], "log") for one in taken if (one / "log").exists()]
+    for name, what in theirs:
+        raise BadInput(
+            f"{directory}: has {name}/{what} of no run, which simulation {name} would replace; "
             "choose another -o"
         )
     strange = re.search(r"[\s'\"]", str(path))
