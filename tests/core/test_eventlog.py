@@ -179,9 +179,20 @@ def test_it_refuses(path, what, damage, reason):
     assert "\n" not in str(caught.value)
 
 
-def test_a_missing_file_is_bad_input(tmp_path):
-    with pytest.raises(BadInput):
-        eventlog.read(tmp_path / "none")
+def test_what_is_no_file_is_bad_input(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    for name in ("none", "pipe", "."):
+        with pytest.raises(BadInput):
+            eventlog.read(tmp_path / name)
+
+
+@pytest.mark.parametrize("size", [1, 100, 1000, 1 << 20])
+def test_a_log_that_is_read_in_blocks_tells_the_same(path, monkeypatch, size):
+    monkeypatch.setattr(eventlog, "BLOCK", size)
+    held = json.dumps({"seq": 4, **eventlog.encode(protocol.Tick(2.0))}).encode() + b"\n"
+    head, found = eventlog.scan(path, held)
+    assert head.specs == (SPEC,)
+    assert [type(entry).__name__ for entry in found] == ["Tick", "Launch", "Finished", "Tick"]
 
 
 @settings(suppress_health_check=list(HealthCheck), max_examples=300)

@@ -7,9 +7,10 @@ import dataclasses
 import io
 import json
 import re
+import tracemalloc
 
 import pytest
-from dovetail.core import protocol
+from dovetail.core import eventlog, protocol
 from dovetail.core.contention import Contention, Throttling
 from dovetail.core.errors import BadInput
 from dovetail.report import alternatives, html, summary
@@ -446,3 +447,20 @@ def test_families_that_ran_together_are_told_as_one_queue():
     found = summary.summarise(run.history())
     assert [name for name, _ in summary.verdicts(found)] == ["all"]
     assert found.simulations[0].ranks == 2
+
+
+def test_a_log_may_be_larger_than_memory(tmp_path, monkeypatch):
+    monkeypatch.setattr(eventlog, "BLOCK", 1 << 16)
+    run = made_up_runs.Run([made_up_runs.spec("a", "a", (1.0,) * 64)], {"a": 0.1})
+    run.launch("a")
+    run.work(1000)
+    run.finish("a")
+    size = (run.save(tmp_path) / "events.jsonl").stat().st_size
+    run.log.clear()
+    summary.load(tmp_path)  # for what is made once
+    tracemalloc.start()
+    found, _ = summary.load(tmp_path)
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert found.complete
+    assert most < size, f"{most} bytes for a log of {size}"

@@ -136,11 +136,13 @@ def test_a_run_that_was_killed_is_told_from_one_that_goes_on(site, running, monk
     )
 
 
-@pytest.mark.parametrize("what", ["missing", "another file", "earlier"])
+@pytest.mark.parametrize("what", ["missing", "a pipe", "another file", "earlier"])
 def test_what_holds_no_run_is_refused_in_a_line(site, what):  # noqa: F811
     folder = site.directory / "none"
     folder.mkdir()
-    if what != "missing":
+    if what == "a pipe":
+        os.mkfifo(folder / LOG)
+    elif what != "missing":
         words = {"another file": "{}", "earlier": '{"dovetail":"0","schema":1}'}
         (folder / LOG).write_text(words[what] + "\n")
     said = command(site, "none", code=2)

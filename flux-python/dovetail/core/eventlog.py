@@ -18,9 +18,11 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import itertools
 import json
 import os
-from collections.abc import Iterable, Mapping
+import stat
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Callable, Union, get_args
@@ -39,6 +41,10 @@ Json = Any
 
 HELD = 64 << 20
 """Bytes of records kept in memory while they cannot be written."""
+
+
+BLOCK = 1 << 20
+"""Bytes of a log that are read at once."""
 
 
 class LogStopped(Exception):
@@ -294,16 +300,37 @@ def read(path: str | os.PathLike[str], held: bytes = b"") -> tuple[Header, list[
 
     `held` is `Log.held`: what could not be written to the file.
     """
+    head, entries = scan(path, held)
+    return head, [*entries]
+
+
+def scan(path: str | os.PathLike[str], held: bytes = b"") -> tuple[Header, Iterator[Entry]]:
+    """The same one entry after the other, as a log may be larger than memory.
+
+    Raises BadInput while they are taken, too.
+    """
+    reader, blocks = Reader(path), _blocks(path, held)
+    begun: list[Entry] = []
+    while reader.head is None:
+        block = next(blocks, None)
+        if block is None:
+            raise BadInput(f"{path}: line 1: not an event log, the header is missing")
+        begun = reader.take(block)
+    head: Header = reader.head
+    entries = itertools.chain(begun, itertools.chain.from_iterable(map(reader.take, blocks)))
+    return head, iter(schema1.complete(head.specs, [*entries])) if head.old else entries
+
+
+def _blocks(path: str | os.PathLike[str], held: bytes) -> Iterator[bytes]:
     try:
-        data = Path(path).read_bytes() + held
+        if not stat.S_ISREG(os.stat(path).st_mode):  # a pipe would keep us waiting
+            raise BadInput(f"{path}: not a file")
+        with open(path, "rb") as file:
+            while block := file.read(BLOCK):
+                yield block
     except OSError as error:
         raise BadInput(f"{path}: {error.strerror}") from error
-    reader = Reader(path)
-    entries = reader.take(data)
-    head = reader.head
-    if head is None:
-        raise BadInput(f"{path}: line 1: not an event log, the header is missing")
-    return head, schema1.complete(head.specs, entries) if head.old else entries
+    yield held
 
 
 def _line_as(

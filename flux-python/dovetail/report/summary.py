@@ -126,7 +126,7 @@ def load(directory: pathlib.Path, held: bytes = b"") -> tuple[Summary, History]:
 
     Raises BadInput where its log or alternatives are damaged.
     """
-    header, entries = eventlog.read(directory / "events.jsonl", held)
+    header, entries = eventlog.scan(directory / "events.jsonl", held)
     history = tell(header, entries)
     versions = {**header.versions, "dovetail": header.dovetail}
     return summarise(history, alternatives.read(directory), versions), history

@@ -69,21 +69,28 @@ class Follower:
 
     def look(self) -> None:
         """Take in what was written since."""
+        while self._look():
+            pass
+
+    def _look(self) -> bool:
+        """Take in some of it; False where there is no more."""
         try:
+            if not self.path.is_file() and self.path.exists():
+                raise BadInput(f"{self.path}: not a file; give a run's output folder")
             with self.path.open("rb") as file:
                 file.seek(self._read)
-                data = file.read()
+                data = file.read(eventlog.BLOCK) + file.readline()
             data = data[: data.rfind(b"\n") + 1]  # the run may take a part of a line back
         except OSError as error:
             raise BadInput(f"{self.path}: {error.strerror}; give a run's output folder") from None
         if not data:
-            return
+            return False
         self._read += len(data)
         self.grown = time.monotonic()
         entries = self._reader.take(data)
         head = self._reader.head
         if head is None:
-            return
+            return True
         if head.old:
             raise BadInput(f"{self.path}: of an earlier version; `dovetail report` reads it")
         if self.controller is None:
@@ -94,6 +101,7 @@ class Follower:
             self.controller = Controller(head.specs, head.capacity, settings)
         for entry in entries:
             self._take(self.controller, entry)
+        return True
 
     def _take(self, controller: Controller, entry: eventlog.Entry) -> None:
         if isinstance(entry, protocol.Note):

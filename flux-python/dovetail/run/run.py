@@ -305,7 +305,7 @@ def load_report() -> None:
 
 def resumable(log: Path, asked: schema.Plan) -> float:
     """Seconds that the run in `log` has taken so far; BadInput if it was of another plan."""
-    head, entries = eventlog.read(log)
+    head, entries = eventlog.scan(log)
     packed = head.settings.get("max_packed", 0)
     same = len(head.specs) == len(asked.specs) and all(map(_same, head.specs, asked.specs))
     if not same or packed != (asked.limits.max_packed or 0):
