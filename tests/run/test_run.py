@@ -416,6 +416,47 @@ def test_a_terminal_shows_a_table(site, end):  # noqa: F811
         assert site.summary()["interrupted"] == "interrupted by SIGHUP"
 
 
+def test_while_it_is_suspended_the_terminal_is_as_it_was(site):  # noqa: F811
+    plan = site.plan(site.shell("while [ ! -e ../../go ]; do sleep 0.05; done"))
+    pid, terminal = pty.fork()
+    if pid == 0:
+        os.chdir(site.directory)
+        os.execve(COMMAND[0], [*COMMAND, str(plan), "-o", "out"], site.environment())
+    seen = Terminal(terminal)
+    try:
+        wait_for(lambda: site.note_session(pid))
+        seen.until(lambda text: "running" in text or "starting" in text)
+        os.kill(pid, signal.SIGTSTP)  # it goes on at once, as no shell waits for it
+        seen.until(lambda text: len(re.findall(r"\x1b\[\?25[hl]", text)) == 3)
+        (site.out / "go").touch()
+        seen.until(lambda text: "report: out/report.html" in text)
+    except BaseException:
+        os.kill(pid, signal.SIGKILL)
+        raise
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    os.close(terminal)
+    assert re.findall(r"\x1b\[\?25([hl])", seen.text) == ["l", "h", "l", "h"]
+
+
+def test_in_the_background_of_a_terminal_it_has_lines(site):  # noqa: F811
+    plan = site.plan(site.shell("true"))
+    words = shlex.join((*COMMAND, str(plan), "-o", "out"))
+    pid, terminal = pty.fork()
+    if pid == 0:
+        os.chdir(site.directory)
+        os.execvpe("bash", ["bash", "-mc", f"{words} & wait"], site.environment())
+    seen = Terminal(terminal)
+    try:
+        seen.until(lambda text: "report: out/report.html" in text)
+    except BaseException:
+        os.kill(pid, signal.SIGKILL)
+        raise
+    os.waitpid(pid, 0)
+    os.close(terminal)
+    assert "sim starts, nothing else runs" in seen.text
+    assert "\x1b[?25l" not in seen.text, "the cursor is the shell's"
+
+
 def test_a_terminal_that_cannot_draw_has_lines(site):  # noqa: F811
     ours, theirs = pty.openpty()
     words = [*COMMAND, str(site.plan(site.shell("true"))), "-o", "out"]

@@ -248,7 +248,7 @@ def test_the_choice_of_ranks_and_its_reason_are_at_the_head(tmp_path):
     out = io.StringIO()
     live = live_table.Live()
     live.live = rich.live.Live(console=Console(file=out, force_terminal=True, width=160))
-    with live:
+    with live.live:
         live.show(ended.controller, 1.0)
     assert "decided: 1 rank each: " in out.getvalue()
     history = build_history.tell(*eventlog.read(tmp_path / LOG))

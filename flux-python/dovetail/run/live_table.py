@@ -9,8 +9,9 @@ table is loaded only for a terminal, as nothing runs meanwhile.
 from __future__ import annotations
 
 import os
+import signal
 import sys
-from types import TracebackType
+from types import FrameType, TracebackType
 from typing import TYPE_CHECKING
 
 from dovetail.controller.controller import Controller
@@ -19,6 +20,7 @@ from dovetail.core.protocol import Note
 from dovetail.core.units import progress
 
 if TYPE_CHECKING:
+    from rich.console import Console, Group
     from rich.live import Live as RichLive
     from rich.table import Table
 
@@ -76,22 +78,28 @@ def margin(view: View) -> str:
 
 
 class Live:
-    """Shows a run until it is left; use as a context manager."""
+    """Shows a run until it is left; use as a context manager.
+
+    The table is drawn as long as the run is in the terminal's foreground: beside others, as the
+    shell or `dovetail top`, it has lines. Ctrl-Z gives the terminal back before it stops the run.
+    """
 
     def __init__(self, *, quiet: bool = False) -> None:
         self.notes: list[str] = []
-        self.live: RichLive | None = None
+        self.live: RichLive | None = None  # while the table is drawn
+        self._console: Console | None = None  # where it can be
+        self._paused: list[int] = []  # by Ctrl-Z; looked at between two pictures
         if not quiet and sys.stderr.isatty():
             from rich.console import Console
-            from rich.live import Live as RichLive
 
             console = Console(file=sys.stderr)
             if console.is_terminal and not console.is_dumb_terminal:  # else it would draw nothing
-                self.live = RichLive(console=console, auto_refresh=False, transient=True)
+                self._console = console
 
     def __enter__(self) -> Live:
-        if self.live:
-            self.live.start()
+        if self._console and signal.getsignal(signal.SIGTSTP) is signal.SIG_DFL:
+            signal.signal(signal.SIGTSTP, self._pause)
+        self._begin()
         return self
 
     def __exit__(
@@ -100,9 +108,30 @@ class Live:
         value: BaseException | None,
         at: TracebackType | None,
     ) -> None:
-        if self.live:
+        self._stop()
+        if signal.getsignal(signal.SIGTSTP) == self._pause:
+            signal.signal(signal.SIGTSTP, signal.SIG_DFL)
+        if self._paused:
+            os.kill(os.getpid(), signal.SIGTSTP)
+
+    def _pause(self, number: int, _: FrameType | None) -> None:
+        """Handle Ctrl-Z."""
+        self._paused.append(number)
+
+    def _begin(self) -> None:
+        """Draw from now on, if that is possible and nobody else does."""
+        if self._console and _in_front():
+            from rich.live import Live as RichLive
+
+            self.live = RichLive(console=self._console, auto_refresh=False, transient=True)
+            self.live.start()
+
+    def _stop(self) -> None:
+        """Give the terminal back."""
+        live, self.live = self.live, None
+        if live:
             try:
-                self.live.stop()
+                live.stop()
             except OSError:
                 self._unread()
 
@@ -122,22 +151,41 @@ class Live:
 
     def show(self, controller: Controller, t: float) -> None:
         """Draw the table anew; without a terminal the notes alone tell the progress."""
-        if self.live:
-            from rich.console import Group
-            from rich.text import Text
+        if self._paused:
+            self._stop()
+            self._paused.clear()
+            signal.signal(signal.SIGTSTP, signal.SIG_DFL)
+            os.kill(os.getpid(), signal.SIGTSTP)  # goes on here, in front again or not
+            signal.signal(signal.SIGTSTP, self._pause)
+        try:
+            if not self.live:
+                self._begin()
+            if self.live:
+                self.live.update(self._picture(controller, t), refresh=True)
+        except OSError:
+            self._unread()
 
-            below = Text("\n".join(self.notes), style="dim", no_wrap=True, overflow="ellipsis")
-            lines = controller.decided()
-            several = len(lines) > 1  # one alone may be long
-            decided = Text("\n".join(lines), no_wrap=several, overflow="ellipsis")
-            parts = [decided] if lines else []
-            try:
-                self.live.update(Group(table(controller, t), *parts, below), refresh=True)
-            except OSError:
-                self._unread()
+    def _picture(self, controller: Controller, t: float) -> Group:
+        from rich.console import Group
+        from rich.text import Text
+
+        below = Text("\n".join(self.notes), style="dim", no_wrap=True, overflow="ellipsis")
+        lines = controller.decided()
+        several = len(lines) > 1  # one alone may be long
+        decided = Text("\n".join(lines), no_wrap=several, overflow="ellipsis")
+        parts = [decided] if lines else []
+        return Group(table(controller, t), *parts, below)
 
     def _unread(self) -> None:
         """Nobody reads any more, as on a closed terminal, which is no reason to end the run."""
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
-        self.__exit__(None, None, None)
-        self.live = None
+        self._console = None
+        self._stop()
+
+
+def _in_front() -> bool:
+    """Whether we are in the foreground of our terminal, or of one that has none."""
+    try:
+        return os.tcgetpgrp(sys.stderr.fileno()) == os.getpgrp()
+    except OSError:  # it is not our session's
+        return True
