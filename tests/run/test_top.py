@@ -7,6 +7,7 @@ import contextlib
 import fcntl
 import io
 import json
+import math
 import os
 import pty
 import re
@@ -21,6 +22,7 @@ from pathlib import Path
 
 import pytest
 import rich.live
+from dovetail.cli import main
 from dovetail.controller.settings import Settings
 from dovetail.controller.simulation import Stage
 from dovetail.core import eventlog, protocol
@@ -379,3 +381,40 @@ def test_a_line_that_is_taken_back_is_no_damage(tmp_path):
         log.write(protocol.Tick(before + 1.0))
     follower.look()
     assert follower.t == before + 1.0
+
+
+# --- `dovetail status`, which shows what a run on a cluster has written ---
+
+GROUP = {"simulation": "a", "ranks": [0, 1], "node": "n", "pod": "p", "cpu": 500, "file": "",
+         "value": None, "wanted": 0.5, "real": None}  # fmt: skip
+STATUS = {"schema": 1, "run": "abc", "written": 1.0, "formula": "", "groups": [GROUP]}
+
+
+@pytest.mark.parametrize("options", [[], ["--json"]])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[]", "{}", "[" * 100_000, json.dumps({**STATUS, "written": "soon"}),
+        json.dumps({**STATUS, "written": math.nan}), json.dumps({**STATUS, "groups": [{}]}),
+        json.dumps(STATUS).replace('"wanted": 0.5', '"wanted": 1e999'),
+        *(json.dumps({**STATUS, "groups": [{**GROUP, key: []}]}) for key in ("ranks", "wanted")),
+    ],
+)  # fmt: skip
+def test_a_damaged_status_is_refused_in_a_line(tmp_path, capsys, text, options):
+    (tmp_path / "status.json").write_text(text)
+    assert main.main(["status", *options, str(tmp_path)]) == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert said.err.startswith(f"dovetail: {tmp_path}/status.json: cannot be read: ")
+    assert said.err.count("\n") == 1
+
+
+def test_a_status_is_shown_as_it_is(tmp_path, capsys):
+    path = tmp_path / "status.json"
+    os.mkfifo(path)
+    assert main.main(["status", str(tmp_path)]) == 2
+    assert capsys.readouterr().err.endswith("status.json: cannot be read: not a file\n")
+    path.unlink()
+    path.write_text(json.dumps({**STATUS, "groups": [{**GROUP, "node": "[/n] \x1b[2J"}]}))
+    assert main.main(["status", str(tmp_path)]) == 0
+    assert "[/n] \ufffd[2J" in capsys.readouterr().out

@@ -14,8 +14,10 @@ from typing import Any
 
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from dovetail.core.errors import BadInput
+from dovetail.core.units import printable
 
 HELP = "show the wanted and the real CPU share of each rank group of a run on a cluster"
 FILE = "status.json"
@@ -32,38 +34,52 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print(json.dumps(found, indent=1))
         return 0
-    age = max(0.0, time.time() - found["written"])
-    table = Table(title=f"run {found['run']}, {age:.0f} s ago", title_justify="left")
+    title = printable(f"run {found['run']}, {_age(found):.0f} s ago")
+    table = Table(title=Text(title), title_justify="left")
     for name in ("simulation", "ranks", "node", "request", "on disk", "wanted", "real"):
         numeric = name in ("request", "on disk", "wanted", "real")
         table.add_column(name, justify="right" if numeric else "left", overflow="fold")
     for row in found["groups"]:
-        first, last = row["ranks"]
-        table.add_row(
-            row["simulation"],
-            f"{first}-{last}" if last > first else f"{first}",
-            row["node"],
-            f"{row['cpu']}m",
-            f"{row['file']} {row['value']}" if row["file"] else "-",
-            f"{row['wanted']:.1%}",
-            "-" if row["real"] is None else f"{row['real']:.1%}",
-        )
+        table.add_row(*(Text(printable(cell)) for cell in _cells(row)))
     Console(highlight=False).print(table)
     return 0
+
+
+def _age(found: dict[str, Any]) -> float:
+    return max(0.0, time.time() - found["written"])
+
+
+def _cells(row: dict[str, Any]) -> tuple[str, ...]:
+    first, last = row["ranks"]
+    return (
+        str(row["simulation"]),
+        f"{first}-{last}" if last > first else f"{first}",
+        str(row["node"]),
+        f"{row['cpu']}m",
+        f"{row['file']} {row['value']}" if row["file"] else "-",
+        f"{row['wanted']:.1%}",
+        "-" if row["real"] is None else f"{row['real']:.1%}",
+    )
 
 
 def read(directory: Path) -> dict[str, Any]:
     """The run's status file; BadInput where there is none, or it is damaged."""
     path = directory / FILE
     try:
+        if not path.is_file() and path.exists():
+            raise ValueError("not a file")
         found = json.loads(path.read_text())
         if found["schema"] != 1:
             raise ValueError(f"schema {found['schema']!r}; this version reads 1")
-        [row["real"] for row in found["groups"]], found["written"], found["run"]
+        _age(found), found["run"], [_cells(row) for row in found["groups"]]
+        json.dumps(found, allow_nan=False)
     except FileNotFoundError:
         raise BadInput(
             f"{directory}: has no {FILE}; a run on a cluster (--kubeconfig) writes one"
         ) from None
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise BadInput(f"{path}: cannot be read: {error}") from None
+    except OSError as error:
+        raise BadInput(f"{path}: cannot be read: {error.strerror}") from None
+    except (ValueError, LookupError, TypeError, ArithmeticError, RecursionError) as error:
+        why = f"it has no {error}" if isinstance(error, KeyError) else error
+        raise BadInput(f"{path}: cannot be read: {why}") from None
     return dict(found)

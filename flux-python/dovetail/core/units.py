@@ -107,3 +107,8 @@ def rounded(value: float, digits: int = 3) -> str:
 def progress(count: int, measure: str) -> str:
     """What a simulation or a rank has done, by its measure; see `protocol.Ranks`."""
     return {"iterations": f"{count}", "periods": f"{count} periods"}.get(measure, measure)
+
+
+def printable(words: str) -> str:
+    """Without the control characters that a log or a program's last words may hold."""
+    return "".join(one if one.isprintable() else "�" for one in words)

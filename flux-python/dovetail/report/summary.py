@@ -23,7 +23,7 @@ from rich.console import Console, JustifyMethod
 from rich.table import Table
 from rich.text import Text
 
-from dovetail.core import eventlog, protocol
+from dovetail.core import eventlog, protocol, units
 from dovetail.core.contention import Contention, Hindrance, hindrances
 from dovetail.core.decided import Decided
 from dovetail.core.throughput_model import Model
@@ -434,4 +434,4 @@ def figure(one: Figure) -> str:
 
 def printable(words: str) -> Text:
     """Text from a log, without the markup and the control characters it may hold."""
-    return Text("".join(letter if letter.isprintable() else "�" for letter in words))
+    return Text(units.printable(words))
