@@ -157,6 +157,7 @@ def test_what_a_killed_run_has_left_is_replaced(site, start):  # noqa: F811
         ("unix:", "unix:PATH or ADDRESS:PORT would be right"),
         ("9464", "unix:PATH or ADDRESS:PORT would be right"),
         (":9464", "unix:PATH or ADDRESS:PORT would be right"),
+        ("127.0.0.1:" + 5000 * "1", "unix:PATH or ADDRESS:PORT would be right"),
         ("127.0.0.1:65536", "unix:PATH or ADDRESS:PORT would be right"),
         ("192.0.2.1:0", "cannot listen there: "),
         ("unix:none/socket", "cannot listen there: No such file or directory"),

@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import hmac
 import http.server
+import re
 import secrets
 import signal
 import socket
@@ -46,7 +47,7 @@ class Address:
             return cls(path=text[len("unix:") :])
         host, _, port = text.rpartition(":")
         host = host[1:-1] if host.startswith("[") and host.endswith("]") else host
-        if not host or not (port.isascii() and port.isdigit() and int(port) < 1 << 16):
+        if not host or not (re.fullmatch("[0-9]{1,5}", port) and int(port) < 1 << 16):
             raise BadInput(f"--metrics {text}: unix:PATH or ADDRESS:PORT would be right")
         return cls(host=host, port=int(port))
 
