@@ -132,6 +132,14 @@ def test_a_dry_run_tells_no_seconds_as_it_knows_none(site):  # noqa: F811
     assert not re.search(r"\d s\b", output)
 
 
+def test_a_dry_run_shows_commands_as_they_are(site):  # noqa: F811
+    words = ["sh", "-c", "true", "[/x]", "data[ab]", ":100:", "\x1b[2J"]
+    code, output, _ = site.run(site.plan({"command": words}), "-o", "out", "--dry-run")
+    assert code == 0
+    assert all(word in output for word in words[:-1]), output
+    assert "\x1b" not in output
+
+
 REFUSED = {
     "a plan that is not there": ((), {}, ["none.yaml"], "none.yaml"),
     "an unknown key": (({"colour": 1},), {}, [], "plan.yaml:1: simulations[0].colour: unknown"),

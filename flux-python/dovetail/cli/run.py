@@ -16,7 +16,7 @@ from usernetes_setup.node import cgroups
 
 from dovetail.controller.choice import Schedule
 from dovetail.controller.widths import by_text
-from dovetail.core import eventlog
+from dovetail.core import eventlog, units
 from dovetail.core.errors import WorkFailed
 from dovetail.plan import schema, yaml_lines
 from dovetail.run import run as work
@@ -136,6 +136,7 @@ def show(asked: schema.Plan, cpus: int, devices: target.Devices, *, as_json: boo
         return 0
     from rich.console import Console
     from rich.table import Table
+    from rich.text import Text
 
     table = Table(title=f"{len(rows)} simulations on {cpus}m of CPU", title_justify="left")
     shown = ("devices",) if devices else ()
@@ -146,7 +147,8 @@ def show(asked: schema.Plan, cpus: int, devices: target.Devices, *, as_json: boo
         words = " ".join(spec.command)
         open_ranks = ",".join(map(str, spec.widths)) if len(spec.widths) > 1 else str(spec.ranks)
         each = [" ".join(f"{n} {name}" for name, n in spec.devices)] if devices else []
-        table.add_row(spec.name, open_ranks, text, f"{spec.slowdown:g}", *each, words)
+        row = (spec.name, open_ranks, text, f"{spec.slowdown:g}", *each, words)
+        table.add_row(*(Text(units.printable(cell)) for cell in row))
     console = Console(highlight=False)
     console.print(table)
     for name, there in devices:
