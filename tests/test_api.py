@@ -11,6 +11,7 @@ import subprocess
 import sys
 import textwrap
 import threading
+import types
 from pathlib import Path
 
 import dovetail
@@ -148,6 +149,15 @@ except SystemExit:
         assert spec.command == ("sleep", odd)
         assert dict(spec.environment) == entry["environment"]
 
+    def test_a_mapping_may_be_of_any_kind(self, tmp_path):
+        entry = {
+            "name": "a", "case": tmp_path, "ranks": np.int64(2), "command": "true",
+            "weights": np.array([1.0, 3.0]),
+        }  # fmt: skip
+        plan = types.MappingProxyType({"simulations": [types.MappingProxyType(entry)]})
+        (spec,) = api._load(plan).specs
+        assert (spec.ranks, spec.weights) == (2, (1.0, 3.0))
+
     @pytest.mark.parametrize(
         ("plan", "says"),
         [
@@ -165,6 +175,10 @@ except SystemExit:
         entry = {"name": "a", "case": str(tmp_path), "ranks": 1, "command": "true"}
         with pytest.raises(dovetail.BadInput, match="name their cluster"):
             dovetail.run_plan({"simulations": [entry]}, tmp_path / "o", launcher="job")
+        for wrong in ({"network": "brigde"}, {"launcher": "Job"}):
+            (name, word), plan = wrong.popitem(), {"simulations": [entry]}
+            with pytest.raises(dovetail.BadInput, match=f"{name}: '{word}' is not one of "):
+                dovetail.run_plan(plan, "/nonesuch", kubeconfig="/none", **{name: word})
         with pytest.raises(dovetail.BadInput, match="no simulation of the plan"):
             dovetail.run_plan({"simulations": [entry]}, "/nonesuch", checkpoint=True)
 

@@ -175,8 +175,13 @@ def _load(plan: str | Path | Mapping[str, Any]) -> schema.Plan:
 
 
 def _plain(value: object) -> object:
+    """What JSON has no word for: paths, other mappings, and numpy's numbers and arrays."""
     if isinstance(value, Path):
         return str(value)
+    if isinstance(value, Mapping):
+        return dict(value)
+    if callable(numbers := getattr(value, "tolist", None)):
+        return numbers()
     raise TypeError(f"{value!r} is no text, number, list or mapping")
 
 

@@ -47,11 +47,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="run the simulations as pods on this cluster, not as processes here",
     )  # fmt: skip
     parser.add_argument(
-        "--network", choices=("host", "bridge"), default="",
+        "--network", choices=target.NETWORKS, default="",
         help="the network of the pods: their nodes', or the cluster's own (default: host)",
     )  # fmt: skip
     parser.add_argument(
-        "--launcher", choices=("job", "minicluster"), default="",
+        "--launcher", choices=[*target.KINDS], default="",
         help="what simulations become on a cluster (default: MiniClusters of the Flux Operator "
         "where it answers, else Jobs)",
     )  # fmt: skip

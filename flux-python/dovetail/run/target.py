@@ -240,10 +240,16 @@ def here() -> Place:
     return Here()
 
 
+NETWORKS = ("host", "bridge")
+KINDS = {"job": "Job", "minicluster": "MiniCluster"}
+
+
 def cluster(kubeconfig: Path, network: str = "", launcher: str = "") -> Place:
     """The cluster of a kubeconfig; `launcher` is `job`, `minicluster` or empty."""
-    kind = {"job": "Job", "minicluster": "MiniCluster"}.get(launcher, "")
-    return Cluster(kubeconfig, network, kind)
+    for what, given, right in (("network", network, NETWORKS), ("launcher", launcher, KINDS)):
+        if given and given not in right:
+            raise BadInput(f"{what}: {given!r} is not one of {', '.join(right)}")
+    return Cluster(kubeconfig, network, KINDS.get(launcher, ""))
 
 
 def chosen(kubeconfig: Path | None, network: str = "", launcher: str = "") -> Place:
