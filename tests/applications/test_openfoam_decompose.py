@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import argparse
 import gzip
 import json
 import os
@@ -13,9 +14,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from dovetail.applications.openfoam import processors
 from dovetail.applications.openfoam.bisection import bisection, cut_faces
 from dovetail.applications.openfoam.concentric import concentric, zones
 from dovetail.applications.openfoam.mesh import Mesh, cells_per_processor, read_mesh
+from dovetail.cli import decompose
 from dovetail.cli.main import main
 from dovetail.core.errors import BadInput
 from hypothesis import HealthCheck, given, settings
@@ -77,6 +80,22 @@ def test_as_many_zones_as_ranks_cost_no_more_than_in_proportion():
     rank = concentric(grid(200, 200, 2), weights.tolist(), np.zeros(3))
     assert time.process_time() - begun < 3.0
     assert np.bincount(rank).min() == 1
+
+
+@unit
+def test_weights_of_many_ranks_are_added_up_once(tmp_path, monkeypatch, capsys):
+    ranks = 40_000
+    weights, none = (1.0,) * ranks, np.empty(0, np.int64)
+    monkeypatch.setattr(processors, "cells_per_processor", lambda _: (1,) * ranks)
+    (tmp_path / "processor0").mkdir()
+    args = argparse.Namespace(ranks=ranks, json=True, apply=False)
+    made = decompose.Cut("bisection", np.arange(ranks), None, None)
+    mesh = Mesh(np.zeros((ranks, 3)), none, none, np.zeros(3), np.zeros(3))
+    begun = time.process_time()
+    decompose._tell(made, mesh, weights, args)
+    assert processors.are_cut(tmp_path, weights, copied=False)
+    assert time.process_time() - begun < 3.0
+    assert json.loads(capsys.readouterr().out)["wanted"][-1] == 1.0
 
 
 @unit

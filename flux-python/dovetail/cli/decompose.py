@@ -139,7 +139,8 @@ def _tell(made: Cut, mesh: Mesh, weights: Sequence[float], args: argparse.Namesp
     """Print what each rank got."""
     cut, inner = cut_faces(mesh, made.rank_of_cell), len(mesh.neighbour)
     cells = np.bincount(made.rank_of_cell, minlength=args.ranks).tolist()
-    wanted = [weight / math.fsum(weights) * len(made.rank_of_cell) for weight in weights]
+    whole = math.fsum(weights)
+    wanted = [weight / whole * len(made.rank_of_cell) for weight in weights]
     if args.json:
         found = {"method": made.method, "cells": cells, "wanted": wanted, "zones": made.zones}
         more = {"kept": False} if args.apply else {}

@@ -45,7 +45,8 @@ def are_cut(case: Path, weights: Sequence[float], *, copied: bool) -> bool:
     total = sum(cells)
     if len(cells) != len(weights) or number_of_cells(case) not in (None, total):
         return False
-    wanted = [total * weight / math.fsum(weights) for weight in weights]
+    whole = math.fsum(weights)
+    wanted = [total * weight / whole for weight in weights]
     return all(abs(has - ask) <= max(1.0, ALIKE * ask) for has, ask in zip(cells, wanted))
 
 
