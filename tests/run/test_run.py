@@ -83,6 +83,14 @@ def test_simulations_that_fail_leave_the_others_alone(site):  # noqa: F811
         assert reason in reasons[f"bad{number}"], what
 
 
+def test_the_last_words_of_a_program_are_no_orders_to_the_terminal(site):  # noqa: F811
+    plan = site.plan(site.shell(r"printf '\033[31mFatal error\n'; exit 1"))
+    code, output, errors = site.run(plan, "-o", "out")
+    assert code == 1
+    assert "exit code 1: \ufffd[31mFatal error" in errors
+    assert "\x1b" not in output + errors
+
+
 def test_a_flood_of_output_is_bounded_and_said(site):  # noqa: F811
     entry = site.shell("echo first; yes | head -c 80000000; echo last")
     code, _, errors = site.run(site.plan(entry), "-o", "out")

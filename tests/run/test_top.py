@@ -257,6 +257,28 @@ def test_the_choice_of_ranks_and_its_reason_are_at_the_head(tmp_path):
     assert line in html.page(summary.summarise(history), history)
 
 
+@pytest.mark.parametrize("width", [0, 1, 80, 2000])
+def test_what_a_log_says_is_no_order_to_the_terminal(tmp_path, width):
+    """It may be another user's, and has the last words of programs."""
+    run = made_up_runs.Run([made_up_runs.spec("[/x]\x1b[2J", "a\x1b[2J")], {"a\x1b[2J": 0.1})
+    run.launch(run.specs[0].name)
+    run.work(2)
+    known = {"measured": [2], "iterations": 9}
+    run.note("choice", open={"a\x1b[2J": known}, widths={"a\x1b[2J": {"2": 1}},
+             seconds={"a\x1b[2J": {"2": 1.0}}, cores=2)  # fmt: skip
+    run.note("fail", "it said \x1b]52;c;bm8=\x07\x1b[31m")
+    run.save(tmp_path)
+    out = io.StringIO()
+    screen = top.Screen(Follower(tmp_path, LOG), tmp_path)
+    Console(file=out, width=width).print(screen.draw(width, 24, keys=True))
+    screen.key("l")
+    Console(file=out, width=width).print(screen.draw(width, 24, keys=True))
+    assert not {"\x1b", "\x07"} & {*out.getvalue()}
+    if width >= 80:
+        assert "[/x]\ufffd[2J" in out.getvalue()
+        assert "it said \ufffd]52" in out.getvalue()
+
+
 def test_orders_in_the_file_are_for_this_run_and_of_its_owner(tmp_path):
     orders.cancel(tmp_path, "of an earlier run")
     asked = orders.Orders()

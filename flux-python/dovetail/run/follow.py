@@ -17,6 +17,7 @@ from dovetail.controller.controller import Controller
 from dovetail.controller.settings import Settings
 from dovetail.core import eventlog, protocol
 from dovetail.core.errors import BadInput
+from dovetail.core.units import printable
 
 LATE = 5.0
 """Seconds of the run over which ranks are shown: at least, if their samples are further apart."""
@@ -105,7 +106,7 @@ class Follower:
 
     def _take(self, controller: Controller, entry: eventlog.Entry) -> None:
         if isinstance(entry, protocol.Note):
-            self.notes.append(f"{self.t:7.1f} s  {entry.what:9} {entry.why}")
+            self.notes.append(printable(f"{self.t:7.1f} s  {entry.what:9} {entry.why}"))
         if isinstance(entry, protocol.ACTIONS):
             return
         self.t = getattr(entry, "t", self.t)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from dovetail.controller.controller import Controller
 from dovetail.controller.views import View
 from dovetail.core.protocol import Note
-from dovetail.core.units import progress
+from dovetail.core.units import printable, progress
 
 if TYPE_CHECKING:
     from rich.console import Console, Group
@@ -137,7 +137,7 @@ class Live:
 
     def note(self, t: float, note: Note) -> None:
         """Tell a decision: kept below the table, or printed as a line."""
-        self.say(f"{t:7.1f} s  {note.what:9} {note.why}")
+        self.say(printable(f"{t:7.1f} s  {note.what:9} {note.why}"))
 
     def say(self, line: str) -> None:
         """Tell the user one line."""

@@ -31,7 +31,7 @@ from dovetail.controller.views import View
 from dovetail.core.contention import Throttling
 from dovetail.core.errors import WorkFailed
 from dovetail.core.protocol import EndState
-from dovetail.core.units import progress, rounded
+from dovetail.core.units import printable, progress, rounded
 from dovetail.run import orders
 from dovetail.run.follow import Follower, RankShare
 from dovetail.run.live_table import margin
@@ -106,8 +106,9 @@ class Screen:
         """All of it, in so many columns and lines; with a line about `keys`, if there are any."""
         follower = self.follower
         decided = follower.controller.decided() if follower.controller else []
+        decided = [printable(line) for line in decided]
         if len(decided) == 1:
-            decided = textwrap.wrap(decided[0], width)
+            decided = textwrap.wrap(decided[0], max(1, width))
         parts: list[Any] = [_head(follower, self.sort, self.all)]
         parts += [Text("\n".join(decided))] if decided else []
         views = self.views()
@@ -117,12 +118,12 @@ class Screen:
         below = len(decided) + len(follower.notes) + log + 3
         parts.append(self._table(views, width, max(4, height - below - 4)))
         if log:
-            parts.append(Text(f"{self.chosen}/log", style="bold"))
+            parts.append(Text(printable(f"{self.chosen}/log"), style="bold"))
             parts.append(Text("\n".join(_tail(self.directory / self.chosen / "log", log - 1))))
         parts.append(Text("\n".join(follower.notes), style="dim"))
         if keys:
             asks = f"cancel {self.cancels}? y: yes, any other key: no" if self.cancels else ""
-            parts.append(Text(asks or self.said or HELP, style="reverse"))
+            parts.append(Text(printable(asks or self.said or HELP), style="reverse"))
         for part in parts:
             if isinstance(part, Text):
                 part.no_wrap, part.overflow = True, "ellipsis"
@@ -158,7 +159,8 @@ class Screen:
                 name, state, *rest = first if n == 0 else ("", "", *("",) * (len(first) - 2))
                 if n == room - 1 and room < len(lines):
                     line = (f"{n}-{len(lines) - 1}", *("…",) * (shown - 1))
-                made.add_row(name, state, *line, *rest, style=style)
+                cells = (name, state, *line, *rest)
+                made.add_row(*(Text(printable(cell)) for cell in cells), style=style)
             used += room
         return made
 
