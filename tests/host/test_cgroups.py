@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import types
 
 import pytest
 from dovetail.host import cgroups
@@ -63,6 +64,15 @@ def test_version_2_switches_cpu_on_where_it_is_delegated(tmp_path):
     groups = {"app": ("cpu memory", "memory", ""), "app/scope": ("memory", "", "1\n")}
     assert tree(tmp_path, "app/scope", groups) == ["app"]
     assert (tmp_path / "fs/app/cgroup.subtree_control").read_text() == "+cpu"
+
+
+@pytest.mark.parametrize(
+    ("release", "there"), [("5.2-site-3", ["app"]), ("4.19-site-3", []), ("strange", [])]
+)
+def test_a_kernel_may_be_called_as_its_builder_likes(tmp_path, monkeypatch, release, there):
+    kernel = types.SimpleNamespace(release=release)
+    monkeypatch.setattr(cgroups.os, "uname", lambda: kernel)
+    assert tree(tmp_path, "app", {"app": ("", "", "")}) == there
 
 
 def test_version_1_finds_cpu_and_freezer_apart(tmp_path):

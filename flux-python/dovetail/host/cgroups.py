@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
 
 from dovetail.host import processes
@@ -167,13 +168,19 @@ def find(mountinfo: str = "/proc/self/mountinfo", own: str = "/proc/self/cgroup"
         point, path = places[""]
         weight = _delegated(point, path, cpu=True)
         control = weight
-        if not weight and tuple(map(int, os.uname().release.split(".")[:2])) >= (5, 2):
+        if not weight and _kernel() >= (5, 2):
             control = _delegated(point, path, cpu=False)  # cgroup.freeze came with 5.2
     if not weight and "cpu" in places and _usable(places["cpu"][1]):
         weight = places["cpu"][1]
     if not control and "freezer" in places and _usable(places["freezer"][1]):
         control = places["freezer"][1]
     return Group(weight, control)
+
+
+def _kernel() -> tuple[int, ...]:
+    """The first two numbers of the kernel's version, which some builders call as 4.19-site-3."""
+    found = re.match(r"(\d+)\.(\d+)", os.uname().release)
+    return tuple(map(int, found.groups())) if found else ()
 
 
 def above(controller: str, group: str = "") -> list[str]:
