@@ -4,17 +4,20 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
 import pytest
 from dovetail.core import protocol
-from dovetail.core.errors import BadInput
+from dovetail.core.errors import BadInput, WorkFailed
+from dovetail.executors.local.executor import LocalExecutor
 from dovetail.host import cgroups, processes, session
 from dovetail.host.session import (
     SESSION_ROOT,
@@ -112,6 +115,17 @@ def test_of_a_supervisor_that_fails_the_last_words_are_told(site, monkeypatch): 
     executor = site.executor()
     executor.launch(site.spec("sim", "true"), share())
     assert site.until(executor, "sim").reason == "its supervisor failed: exit code 3: two"
+
+
+def test_without_a_temporary_directory_nothing_is_made(tmp_path, monkeypatch):
+    def none():
+        raise FileNotFoundError(errno.ENOENT, "No usable temporary directory found in []")
+
+    monkeypatch.setattr(tempfile, "gettempdir", none)
+    place = cgroups.Group(str(tmp_path), str(tmp_path))
+    with pytest.raises(WorkFailed, match="cannot make a session: No usable temporary directory"):
+        LocalExecutor(tmp_path / "out", place=place)
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("phase", ["running", "suspended"])

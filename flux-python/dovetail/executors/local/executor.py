@@ -100,11 +100,14 @@ class LocalExecutor:
         self.swept = sweep_sessions()
         run_id = run_id or secrets.token_hex(4)
         name = f"dovetail-{os.getuid()}-{run_id}"
+        try:
+            self._temporary = os.path.join(tempfile.gettempdir(), name)
+        except OSError as error:  # before anything is made
+            raise WorkFailed(f"cannot make a session: {error.strerror}; set TMPDIR") from error
         self._group = self._make_group(cgroups.find() if place is None else place, name)
         # No group of ours has a limit, but those around may.
         weight = self._group.weight
         self._around = cpu_limits.around(weight) if weight else cgroups.above("cpu")
-        self._temporary = os.path.join(tempfile.gettempdir(), name)
         try:
             os.mkdir(self._temporary, 0o700)
             self.session, self._lock = create_session(run_id, self._group, self._temporary)
