@@ -262,6 +262,19 @@ def test_the_command_writes_the_page_and_prints_the_table(tmp_path, capsys):
     assert json.loads((tmp_path / "out" / "summary.json").read_text())["n_max"] == 2
 
 
+def test_the_page_is_there_though_nobody_reads_the_table(tmp_path):
+    made_up_runs.mixed().save(tmp_path / "out:100:")
+    command = [sys.executable, "-m", "dovetail", "report", str(tmp_path / "out:100:")]
+    reading, writing = os.pipe()
+    os.close(reading)
+    done = subprocess.run(command, stdout=writing, timeout=120, check=False)
+    os.close(writing)
+    assert done.returncode == 1
+    assert (tmp_path / "out:100:" / "report.html").exists()
+    again = subprocess.run(command, capture_output=True, timeout=120, check=True)
+    assert b"out:100:/report.html" in again.stdout, "and no picture in its name"
+
+
 def test_with_json_only_the_summary_is_printed(tmp_path, capsys):
     made_up_runs.mixed().save(tmp_path)
     assert main.main(["report", "--json", str(tmp_path)]) == 0

@@ -102,7 +102,7 @@ def tell(ended: work.RunOutcome, *, as_json: bool) -> int:
         console = Console(highlight=False)
         summary.show(ended.summary, console)
         if ended.report:
-            console.print(f"report: {ended.report}", soft_wrap=True, markup=False)
+            console.print(f"report: {ended.report}", soft_wrap=True, markup=False, emoji=False)
     if ended.interrupted:
         kept = ended.summary.counts.get("checkpointed", 0)
         more = "s are" if kept > 1 else " is"
