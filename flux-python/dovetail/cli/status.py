@@ -46,7 +46,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _age(found: dict[str, Any]) -> float:
-    return max(0.0, time.time() - found["written"])
+    return max(0.0, time.time() - float(found["written"]))
 
 
 def _cells(row: dict[str, Any]) -> tuple[str, ...]:
