@@ -258,6 +258,15 @@ def test_a_full_disk_at_the_start_is_told_before_anything_runs(site):  # noqa: F
     assert "No space left" in errors
 
 
+@needs_root
+def test_a_read_only_file_system_is_called_so(site):  # noqa: F811
+    site.out.mkdir()
+    words = shlex.join((sys.executable, "-m", "dovetail", "run", str(site.plan({})), "-o", "out"))
+    script = f"mount -t tmpfs -o ro dovetail-test {site.out} && exec {words}"
+    code, _, errors = site.run(script, command=("unshare", "--mount", "sh", "-c"))
+    assert (code, errors) == (2, "dovetail: out: cannot be used: Read-only file system\n")
+
+
 @needs_nobody
 def test_an_ordinary_user_without_control_groups_is_told_and_served(site):  # noqa: F811
     become_nobody(site)

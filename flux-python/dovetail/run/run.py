@@ -185,7 +185,8 @@ def held(directory: Path) -> Iterator[None]:
         lock = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         if not os.access(directory, os.W_OK | os.X_OK):
             os.close(lock)
-            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+            read_only = os.statvfs(directory).f_flag & os.ST_RDONLY
+            raise OSError(0, os.strerror(errno.EROFS if read_only else errno.EACCES))
     except OSError as error:
         raise BadInput(f"{directory}: cannot be used: {error.strerror}") from error
     try:
