@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import json
 import os
 import re
@@ -192,6 +193,18 @@ def undisturbed(seconds, what, mpi, out, words):
         if [getattr(r, what) for r in profile.load(out).ranks] == pytest.approx(seconds, rel=0.1):
             break
     return done
+
+
+@pytest.mark.unit
+def test_that_shared_memory_is_full_is_said_with_its_place(monkeypatch, capsys):
+    def full(*_):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(profiled_run.Control, "create", full)
+    monkeypatch.setattr(profiled_run.install_paths, "library", lambda mpi: Path("none"))
+    assert main(["profile", "--mpi", "openmpi", "--", "true"]) == 2
+    said = capsys.readouterr().err
+    assert re.fullmatch(r"dovetail: /dev/shm/dovetail-\S+/profile: No space left on device\n", said)
 
 
 @pytest.mark.alone

@@ -79,8 +79,11 @@ def _session(policy: WaitPolicy) -> Iterator[Path]:
     try:
         with temporary_session(f"profile-{os.getpid()}-{secrets.token_hex(4)}") as session:
             directory = Path(session, "profile")
-            directory.mkdir(mode=0o700)
-            Control.create(directory, policy).close()
+            try:
+                directory.mkdir(mode=0o700)
+                Control.create(directory, policy).close()
+            except OSError as error:  # a write names no file
+                raise BadInput(f"{directory}: {error.strerror}") from None
             warden = start_warden(session)
             yield directory
     finally:
