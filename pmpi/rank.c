@@ -52,6 +52,7 @@ static uint64_t before_init, before_init_tick; /* when MPI_Init began */
 static enum { NO_PAGE, SERIAL, IN_MPI, ENDED, OVER } life;
 static struct dovetail_page *left; /* the page, while ENDED */
 static unsigned begun;             /* MPI_Init and the sessions that have not ended, while IN_MPI */
+static bool has_main; /* else, as it has ended the last session, the thread is that begins again */
 static pthread_mutex_t beginning = PTHREAD_MUTEX_INITIALIZER; /* two threads may open sessions */
 
 #pragma weak PMPI_Comm_rank
@@ -276,7 +277,7 @@ static struct dovetail_page *make_page(int rank, int size, const char *const *na
     page->init = ticks_clock(CLOCK_MONOTONIC);
     page->init_tick = page->last_tick = ticks_now();
     page->latest[0].ns_per_tick = first_rate(page->init, page->init_tick);
-    rank_main = true;
+    rank_main = has_main = true;
     pthread_atfork(NULL, NULL, forked);
     return page;
 }
@@ -323,6 +324,8 @@ static void take_thread_level(struct dovetail_page *page)
 /* The program had ended its sessions, as one that asked MPI something first, and begins anew. */
 static void go_on(unsigned index)
 {
+    if (!has_main)
+        rank_main = has_main = true;
     uint64_t now = ticks_now(), took = now - before_init_tick;
     rank_add(&left->calls[index], took);
     if (rank_main) {
@@ -499,8 +502,7 @@ void rank_end(void)
     if (page == NULL)
         return;
     queued_asked = 0;
-    if (rank_main) /* another thread may end a session */
-        rank_refresh(ticks_now());
+    rank_refresh(ticks_now()); /* another thread may end a session, when no other is in MPI */
     rank_waits = false;
     wait_finalize();
     rank_refresh_at = UINT64_MAX; /* MPI_Finalize itself is no part of the profile */
@@ -511,6 +513,8 @@ void rank_finalized(void)
 {
     if (begun > 0 && __atomic_sub_fetch(&begun, 1, __ATOMIC_RELAXED) > 0)
         return;
+    if (rank_main)
+        rank_main = has_main = false;
     life = rank_page && life == IN_MPI ? ENDED : OVER;
     left = rank_page; /* the mapping stays: another thread may still hold the pointer */
     rank_page = NULL;

@@ -3,14 +3,16 @@
  * A program of MPI 4.0 on two ranks that never calls MPI_Init: two sessions, one within the other,
  * and in the first a communicator on which each kind of call that came with MPI 4.0 is made a known
  * number of times. A thread ends the last session. `wait SECONDS`: instead, rank 1 keeps rank 0
- * waiting in MPI_Recv_c for so long. Prints "good" on each rank if all that arrived is right,
- * "unsupported" before MPI 4.0.
+ * waiting in MPI_Recv_c for so long. `late SECONDS`: the same, and then both pause for so long
+ * before the end; `again SECONDS`: all that, after a thread has had a session. Prints "good" on
+ * each rank if all that arrived is right, "unsupported" before MPI 4.0.
  */
 #include <mpi.h>
 #include <poll.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 #if MPI_VERSION >= 4
 
@@ -89,6 +91,14 @@ static int keep_waiting(int seconds)
     return 1;
 }
 
+static void *begin_and_end(void *nothing)
+{
+    MPI_Session session;
+    MPI_Session_init(MPI_INFO_NULL, MPI_ERRORS_ARE_FATAL, &session);
+    MPI_Session_finalize(&session);
+    return nothing;
+}
+
 static void *end(void *session)
 {
     MPI_Session_finalize(session);
@@ -100,6 +110,11 @@ int main(int argc, char *argv[])
     MPI_Session outer, inner;
     pthread_t thread;
     MPI_Group all;
+    const char *what = argc > 2 ? argv[1] : "";
+    if (strcmp(what, "again") == 0) {
+        pthread_create(&thread, NULL, begin_and_end, NULL);
+        pthread_join(thread, NULL);
+    }
     MPI_Session_init(MPI_INFO_NULL, MPI_ERRORS_ARE_FATAL, &outer);
     MPI_Group_from_session_pset(outer, "mpi://WORLD", &all);
     MPI_Comm_create_from_group(all, "known", MPI_INFO_NULL, MPI_ERRORS_ARE_FATAL, &comm);
@@ -112,6 +127,8 @@ int main(int argc, char *argv[])
                         : large_counts() & both_ways() & persistent() & by_parts();
     printf(good ? "good\n" : "bad\n");
     MPI_Comm_free(&comm);
+    if (strcmp(what, "late") == 0 || strcmp(what, "again") == 0)
+        poll(NULL, 0, atoi(argv[2]) * 1000);
     pthread_create(&thread, NULL, end, &outer);
     pthread_join(thread, NULL);
     return 0;

@@ -152,6 +152,18 @@ def test_a_wait_with_large_counts_is_seen_as_one(mpi, tmp_path):
     assert other.useful_s > other.mpi_s
 
 
+@pytest.mark.parametrize(("mpi", "what"), [("mpich", "late"), ("mpich5", "again")])
+def test_sessions_that_threads_begin_and_end_are_seen_whole(mpi, what, tmp_path):
+    """One ends the last session, long after the last call; one asks MPI something before all."""
+    words = [known_programs.build(mpi, "known/sessions.c"), what, "1"]
+    done = known_programs.run(mpi, 2, words, tmp_path)
+    assert done.code == 0, done.errors
+    waiting, other = done.pages
+    assert waiting.mpi_s > 0.9  # s, in which the other one pauses before it sends
+    assert waiting.useful_s > 0.9
+    assert other.useful_s > 1.9
+
+
 FIVE = """Send Recv Irecv Isend Waitall Wait Test Sendrecv Iprobe Barrier Bcast Pcontrol"""
 ONCE = """Comm_split Comm_free Win_create Win_fence Win_free File_open File_set_view
     File_write_all File_close Init Finalize"""
