@@ -42,8 +42,8 @@ PER_THREAD char *rank_outermost;
 PER_THREAD bool rank_main;
 
 static struct rusage usage_at_init;
-static uint64_t queued_at_init, queued_asked; /* when it was asked for last */
-static uint32_t silence, longest; /* refreshes since the last beat, and most between two */
+static uint64_t queued_asked, queued_then; /* when it was asked for last, and what came */
+static uint32_t silence, longest;          /* refreshes since the last beat, and most between two */
 static uint64_t before_init, before_init_tick; /* when MPI_Init began */
 
 /* From NO_PAGE by rank_serial to SERIAL, from both by rank_begin to IN_MPI, from that to ENDED
@@ -271,8 +271,8 @@ static struct dovetail_page *make_page(int rank, int size, const char *const *na
     for (unsigned i = 0; i < ncalls; i++)
         strncpy(page->names[i], names[i], DOVETAIL_NAME_MAX); /* one is as long as that */
     getrusage(RUSAGE_SELF, &usage_at_init);
-    queued_at_init = queued();
-    page->queued = queued_at_init == UINT64_MAX ? UINT64_MAX : 0;
+    queued_then = queued();
+    page->queued = queued_then == UINT64_MAX ? UINT64_MAX : 0;
     page->init_cpu = ticks_clock(CLOCK_PROCESS_CPUTIME_ID);
     page->init = ticks_clock(CLOCK_MONOTONIC);
     page->init_tick = page->last_tick = ticks_now();
@@ -419,7 +419,8 @@ static void mark(struct dovetail_mark *mark, uint64_t iterations, double ns_per_
     mark->ns_per_tick = ns_per_tick;
 }
 
-/* Threads that have ended take what they waited with them; what was known of it stays. */
+/* Threads that have ended take what they waited with them: what was known of it stays, and what the
+ * others waited meanwhile is lost. */
 static void ask_queued(uint64_t now)
 {
     struct dovetail_page *page = rank_page;
@@ -427,8 +428,11 @@ static void ask_queued(uint64_t now)
         return;
     queued_asked = now;
     uint64_t all = queued();
-    if (all != UINT64_MAX && all > queued_at_init + page->queued)
-        page->queued = all - queued_at_init;
+    if (all == UINT64_MAX)
+        return;
+    if (all > queued_then)
+        page->queued += all - queued_then;
+    queued_then = all;
 }
 
 /* A rhythm that the program has left counts no longer. What counts as silence is the refreshes

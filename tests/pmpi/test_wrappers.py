@@ -619,6 +619,91 @@ def test_openfoam_and_ucx_may_be_loaded_for_themselves_alone(mpi, tmp_path):
     assert (done.returncode, done.stdout, done.stderr) == (0, "good\n", "")
 
 
+QUEUES = """
+#define _GNU_SOURCE
+#include <mpi.h>
+#include <pthread.h>
+#include <sched.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+static volatile int over;
+
+static void *spin(void *nothing)
+{
+    while (!over)
+        ;
+    return nothing;
+}
+
+static double queued(void)
+{
+    double ran, waited = 0;
+    FILE *file = fopen("/proc/self/schedstat", "r");
+    if (file && fscanf(file, "%lf %lf", &ran, &waited) == 2)
+        fclose(file);
+    return waited * 1e-9;
+}
+
+static void calls(double seconds)
+{
+    for (double end = MPI_Wtime() + seconds; MPI_Wtime() < end;)
+        MPI_Barrier(MPI_COMM_WORLD);
+}
+
+static double published(void)
+{
+    char name[4096];
+    unsigned long long found = 0;
+    snprintf(name, sizeof(name), "%s/rank.0.%d", getenv("DOVETAIL_DIR"), (int)getpid());
+    FILE *file = fopen(name, "r");
+    if (file && fseek(file, 208, SEEK_SET) == 0 && fread(&found, sizeof(found), 1, file) == 1)
+        fclose(file);
+    return found * 1e-9;
+}
+
+int main(int argc, char **argv)
+{
+    pthread_t threads[6];
+    cpu_set_t one;
+    MPI_Init(&argc, &argv);
+    CPU_ZERO(&one);
+    CPU_SET(sched_getcpu(), &one);
+    sched_setaffinity(0, sizeof(one), &one);
+    for (int i = 0; i < 6; i++)
+        pthread_create(&threads[i], NULL, spin, NULL);
+    calls(1.5);
+    over = 1;
+    for (int i = 0; i < 6; i++)
+        pthread_join(threads[i], NULL);
+    over = 0;
+    calls(1.2);
+    double before = published(), own = queued();
+    pid_t child = fork();
+    if (child == 0)
+        spin(NULL);
+    calls(2.0);
+    kill(child, SIGKILL);
+    printf("%f %f\\n", before, queued() - own);
+    return MPI_Finalize();
+}
+"""
+"""Has one core for its threads, and then for itself and a child; tells what its page has of the
+first, and how long it waited in the second."""
+
+
+@each_mpi
+def test_waits_are_counted_after_threads_have_ended_that_waited_longer(mpi, tmp_path):
+    (tmp_path / "queues.c").write_text(QUEUES)
+    done = preloaded(mpi, known_programs.build(mpi, str(tmp_path / "queues.c")), tmp_path)
+    assert done.returncode == 0, done.stderr
+    before, waited = map(float, done.stdout.split())
+    (one,) = page.read_pages(tmp_path)
+    assert one.waits.queued_s - before > 0.5 * waited > 0.1
+
+
 TOOL = """
 #include <mpi.h>
 #include <stdio.h>
