@@ -215,7 +215,10 @@ static struct dovetail_page *map_page(const char *dir, int rank)
     if (fd < 0)
         return NULL;
     const size_t size = sizeof(struct dovetail_page);
-    if (posix_fallocate(fd, 0, (off_t)size) == 0)
+    int trouble;
+    while ((trouble = posix_fallocate(fd, 0, (off_t)size)) == EINTR)
+        ; /* the program may have a timer */
+    if (trouble == 0)
         memory = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
     close(fd);
     if (memory == MAP_FAILED) {

@@ -151,6 +151,7 @@ static size_t bells_size(uint32_t ranks)
 static struct bells *map_bells(const char *dir, uint32_t *count, bool spawned)
 {
     uint32_t ranks = *count;
+    int trouble = 0;
     int fd = open_in(dir, "bells", spawned ? O_RDWR : O_RDWR | O_CREAT);
     if (fd < 0)
         return NULL;
@@ -159,7 +160,11 @@ static struct bells *map_bells(const char *dir, uint32_t *count, bool spawned)
             close(fd);
             return NULL;
         }
-    } else if (posix_fallocate(fd, 0, (off_t)bells_size(ranks)) != 0) {
+    } else {
+        while ((trouble = posix_fallocate(fd, 0, (off_t)bells_size(ranks))) == EINTR)
+            ; /* the program may have a timer */
+    }
+    if (trouble != 0) {
         close(fd); /* a full file system must not become a SIGBUS later */
         return NULL;
     }

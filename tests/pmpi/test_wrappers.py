@@ -13,7 +13,9 @@ import time
 from pathlib import Path
 
 import pytest
+from dovetail.core.protocol import WaitPolicy
 from dovetail.mpi import page
+from dovetail.mpi.control_page import Control
 from support import known_programs
 
 pytestmark = pytest.mark.mpi
@@ -702,6 +704,40 @@ def test_waits_are_counted_after_threads_have_ended_that_waited_longer(mpi, tmp_
     before, waited = map(float, done.stdout.split())
     (one,) = page.read_pages(tmp_path)
     assert one.waits.queued_s - before > 0.5 * waited > 0.1
+
+
+INTERRUPTED = """
+#include <errno.h>
+#include <mpi.h>
+#include <stdio.h>
+#include <unistd.h>
+
+int posix_fallocate(int fd, off_t begin, off_t size)
+{
+    static int again;
+    again = !again;
+    return again ? EINTR : ftruncate(fd, begin + size);
+}
+
+int main(int argc, char **argv)
+{
+    MPI_Init(&argc, &argv);
+    printf("good\\n");
+    return MPI_Finalize();
+}
+"""
+"""A program in which each reservation of memory is interrupted once, as by a timer of its own."""
+
+
+@each_mpi
+def test_a_signal_while_the_page_is_made_does_not_prevent_it(mpi, tmp_path):
+    (tmp_path / "interrupted.c").write_text(INTERRUPTED)
+    Control.create(tmp_path, WaitPolicy("doorbell")).close()
+    program = known_programs.build(mpi, str(tmp_path / "interrupted.c"), "-rdynamic")
+    done = preloaded(mpi, program, tmp_path)
+    assert (done.returncode, done.stdout) == (0, "good\n"), done.stderr
+    assert len(page.read_pages(tmp_path)) == 1
+    assert (tmp_path / "bells").stat().st_size > 0
 
 
 TOOL = """
