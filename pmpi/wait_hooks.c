@@ -123,8 +123,9 @@ ssize_t read(int fd, void *data, size_t size)
     if (__builtin_expect(wait_ending() && last_worker != NULL, 0)) {
         const char *starter = getenv("PMI_FD");
         struct pollfd answer = {fd, POLLIN, 0};
-        int saved = errno, pause = 0;
-        while (starter && atoi(starter) == fd && poll(&answer, 1, pause) == 0)
+        int saved = errno, pause = 0, found = 0;
+        while (starter && atoi(starter) == fd &&
+               ((found = poll(&answer, 1, pause)) == 0 || (found < 0 && errno == EINTR)))
             pause = next_progress(last_worker) ? 0 : 1; /* ms */
         errno = saved;
     }

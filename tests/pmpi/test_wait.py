@@ -223,6 +223,47 @@ def test_a_message_from_another_node_ends_a_sleep(mpi: str, before: bool, tmp_pa
     assert int(run.output) >= 50
 
 
+INTERRUPTED = """
+#include <errno.h>
+#include <mpi.h>
+#include <poll.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+static int calls;
+
+int poll(struct pollfd *at, nfds_t count, int timeout)
+{
+    const char *starter = getenv("PMI_FD");
+    if (starter && count == 1 && at->fd == atoi(starter) && ++calls <= 100) {
+        errno = EINTR;
+        return -1;
+    }
+    return (int)syscall(SYS_poll, at, count, timeout);
+}
+
+int main(int argc, char **argv)
+{
+    MPI_Init(&argc, &argv);
+    MPI_Barrier(MPI_COMM_WORLD);
+    MPI_Finalize();
+    puts(calls > 100 ? "good" : "bad");
+    return 0;
+}
+"""
+"""A program with a timer, whose signals come while its ranks wait for each other at the end."""
+
+
+def test_the_end_of_mpich_goes_on_after_a_signal(tmp_path: Path) -> None:
+    (tmp_path / "ends.c").write_text(INTERRUPTED)
+    program = known_programs.build("mpich", str(tmp_path / "ends.c"), "-rdynamic")
+    Control.create(tmp_path, WaitPolicy("off")).close()
+    run = known_programs.run("mpich", 2, [program], tmp_path)
+    assert (run.code, run.output.replace("\n", "")) == (0, "goodgood"), run.errors
+
+
 BAD_CONTROLS = {
     "none": None,
     "an empty one": b"",
