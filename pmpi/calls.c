@@ -212,16 +212,24 @@ static INLINED void listen_alone_fortran(unsigned index, uint64_t start, const v
 #undef CALL
 #endif
 
+/* The standard gives further arguments no types, and both libraries ignore them. A tool that comes
+ * next may not, as one that takes the name of a region: it gets as many words as come in registers,
+ * whether they are arguments or not. */
 #pragma weak PMPI_Pcontrol
 EXPORTED int MPI_Pcontrol(const int level, ...)
 {
     static __typeof__(&PMPI_Pcontrol) next;
+    void *more[5];
+    va_list list;
+    va_start(list, level);
+    for (int word = 0; word < 5; word++)
+        more[word] = va_arg(list, void *);
+    va_end(list);
     if (__builtin_expect(next == NULL, 0))
         next = CHAINED(MPI_Pcontrol, PMPI_Pcontrol);
     uint64_t start = rank_enter(INDEX_Pcontrol, WAIT_NONE, __builtin_frame_address(0));
     INSIDE(INDEX_Pcontrol, start);
-    /* Both libraries ignore the further arguments, and the standard gives them no types. */
-    int code = next(level);
+    int code = next(level, more[0], more[1], more[2], more[3], more[4]);
     if (start)
         rank_pcontrol(level);
     return code;

@@ -740,6 +740,53 @@ def test_a_signal_while_the_page_is_made_does_not_prevent_it(mpi, tmp_path):
     assert (tmp_path / "bells").stat().st_size > 0
 
 
+REGIONS = """
+#include <mpi.h>
+#include <stdarg.h>
+#include <stdio.h>
+
+int MPI_Pcontrol(const int level, ...)
+{
+    va_list list;
+    va_start(list, level);
+    printf("%d %s\\n", level, va_arg(list, const char *));
+    va_end(list);
+    return 0;
+}
+"""
+"""A tool that has names for parts of the program, as IPM."""
+
+NAMED = """
+#include <mpi.h>
+
+int main(int argc, char **argv)
+{
+    MPI_Init(&argc, &argv);
+    MPI_Pcontrol(1, "solve");
+    MPI_Pcontrol(-1, "solve");
+    return MPI_Finalize();
+}
+"""
+
+
+@each_mpi
+def test_a_tool_gets_what_the_program_tells_it(mpi, tmp_path):
+    (tmp_path / "regions.c").write_text(REGIONS)
+    (tmp_path / "named.c").write_text(NAMED)
+    words = [f"mpicc.{mpi}", "-shared", "-fPIC", "-o", "regions.so", "regions.c"]
+    known_programs.library(mpi)
+    subprocess.run(words, cwd=tmp_path, check=True)
+    more = {"LD_PRELOAD": f"{known_programs.library(mpi)}:{tmp_path}/regions.so"}
+    done = subprocess.run(
+        [known_programs.build(mpi, str(tmp_path / "named.c"))],
+        env=known_programs.environment(DOVETAIL_DIR=str(tmp_path), **more),
+        capture_output=True,
+        text=True,
+        timeout=known_programs.LIMIT,
+    )
+    assert (done.returncode, done.stdout) == (0, "1 solve\n-1 solve\n"), done.stderr
+
+
 TOOL = """
 #include <mpi.h>
 #include <stdio.h>
