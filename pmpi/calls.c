@@ -142,9 +142,11 @@ static INLINED void listen_alone(unsigned index, uint64_t start, int dest, int s
 }
 
 static INLINED void listen_fortran(int class, unsigned index, uint64_t start, const void *handle,
-                                   const void *site)
+                                   const void *code, const void *site)
 {
     if (class != WAIT_COLL || index < INDEX_Barrier || index > INDEX_Exscan || start == 0)
+        return;
+    if (code != NULL && *(const MPI_Fint *)code != MPI_SUCCESS) /* in mpi_f08 it is optional */
         return;
 #if defined(OPEN_MPI)
     MPI_Comm comm = NEXT(PMPI_Comm_f2c)(*(const MPI_Fint *)handle);
@@ -266,6 +268,20 @@ EXPORTED int MPI_Pcontrol(const int level, ...)
 #define BEFORE_CODE_12 k
 #define BEFORE_CODE_13 l
 #define BEFORE_CODE_14 m
+#define CODE_1 a
+#define CODE_2 b
+#define CODE_3 c
+#define CODE_4 d
+#define CODE_5 e
+#define CODE_6 f
+#define CODE_7 g
+#define CODE_8 h
+#define CODE_9 i
+#define CODE_10 j
+#define CODE_11 k
+#define CODE_12 l
+#define CODE_13 m
+#define CODE_14 n
 #define ARGS_1 a
 #define ARGS_2 ARGS_1, b
 #define ARGS_3 ARGS_2, c
@@ -297,7 +313,7 @@ EXPORTED int MPI_Pcontrol(const int level, ...)
             next(ARGS_##n);                                                                        \
         }                                                                                          \
         after(WAIT_##class, INDEX_##name, MPI_SUCCESS, BEFORE_CODE_##n);                           \
-        listen_fortran(WAIT_##class, INDEX_##name, start, BEFORE_CODE_##n,                         \
+        listen_fortran(WAIT_##class, INDEX_##name, start, BEFORE_CODE_##n, CODE_##n,               \
                        __builtin_return_address(0));                                               \
         listen_alone_fortran(INDEX_##name, start, a, d, f, i, __builtin_return_address(0));        \
     }

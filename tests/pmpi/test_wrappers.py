@@ -706,6 +706,41 @@ def test_waits_are_counted_after_threads_have_ended_that_waited_longer(mpi, tmp_
     assert one.waits.queued_s - before > 0.5 * waited > 0.1
 
 
+HANDLED = """
+module handlers
+  integer :: told = 0
+contains
+  subroutine handle(comm, code)
+    integer :: comm, code
+    told = told + 1
+  end subroutine
+end module
+
+program handled
+  use handlers
+  implicit none
+  include 'mpif.h'
+  integer :: handler, code
+  call MPI_Init(code)
+  call MPI_Comm_create_errhandler(handle, handler, code)
+  call MPI_Comm_set_errhandler(MPI_COMM_WORLD, handler, code)
+  call MPI_Comm_set_errhandler(MPI_COMM_SELF, handler, code)
+  call MPI_Barrier(MPI_COMM_NULL, code)
+  print '(i0)', told
+  call MPI_Finalize(code)
+end program
+"""
+"""Makes one error."""
+
+
+@each_mpi
+def test_an_error_is_told_to_the_programs_handler_once(mpi, tmp_path):
+    (tmp_path / "handled.F90").write_text(HANDLED)
+    program = known_programs.build(mpi, str(tmp_path / "handled.F90"))
+    done = preloaded(mpi, program, tmp_path)
+    assert (done.returncode, done.stdout) == (0, "1\n"), done.stderr
+
+
 INTERRUPTED = """
 #include <errno.h>
 #include <mpi.h>
