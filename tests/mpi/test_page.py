@@ -189,6 +189,18 @@ def test_a_tool_that_a_rank_starts_does_not_take_its_place(tool, program, tmp_pa
     assert {one.world_size for one in page.read_pages(tmp_path)} == {program}
 
 
+@pytest.mark.parametrize("ends", [False, True], ids=["while it runs", "when it has ended"])
+def test_a_tool_as_large_as_the_program_does_not_take_its_place(ends, tmp_path):
+    """As where one rank starts a program of one rank; what comes after it is the next program."""
+    (tmp_path / "rank.0.10").write_bytes(good(rank=0, world_size=1))
+    began = (112 if ends else 105) * SECOND
+    marks = dict.fromkeys(("odd", "even", "first"), (0, began, 1000 * SECOND, 0, 0, 0, 0, 0.5))
+    data = good(rank=0, world_size=1, source=0, init=began, **marks)
+    (tmp_path / "rank.0.9").write_bytes(data)
+    (one,) = page.read_pages(tmp_path)
+    assert one.init_s == (112 if ends else 100)
+
+
 def test_spawned_worlds_are_apart(tmp_path):
     for world in (0, 7):
         (tmp_path / f"rank.1.{world}").write_bytes(good(world=world))

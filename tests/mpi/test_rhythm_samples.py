@@ -120,19 +120,26 @@ def test_pages_read_together_have_a_beat_that_each_found_alone_if_they_count_ali
 
 
 def publish(
-    directory: Path, source: int, age: float, rank: int = 0, ranks: int = 1, count: int = 10
+    directory: Path,
+    source: int,
+    age: float,
+    rank: int = 0,
+    ranks: int = 1,
+    count: int = 10,
+    pid: int = 7,
+    began: int = 1,
 ) -> None:
     """A rank's page: so many iterations, the last one `age` seconds ago."""
     now = time.monotonic_ns()
     boundary = (count, now - int(age * 1e9), 0, 5, 5, 5, 4096, 1.0)
     latest = (count, now, 0, 7, 7, 7, 4096, 1.0)
     head = (
-        page.MAGIC, page.VERSION, page.SIZE, 0, 1, rank, ranks, 0, 0, 7, 1, source, 0, 5, 1, 1,
-        b"node",
+        page.MAGIC, page.VERSION, page.SIZE, 0, 1, rank, ranks, 0, 0, pid, 1, source, 0, 5, began,
+        1, b"node",
     )  # fmt: skip
-    parts = [page.HEAD.pack(*head, 0, 0, 0, 0, 2, 2), page.WAITS.pack(0, 0, 0)]
+    parts = [page.HEAD.pack(*head, 0, 0, 0, 0, count, count), page.WAITS.pack(0, 0, 0)]
     parts += [page.MARK.pack(*one) for one in (boundary, boundary, boundary, latest, latest)]
-    (directory / f"rank.{rank}.7").write_bytes(b"".join(parts).ljust(page.SIZE, b"\0"))
+    (directory / f"rank.{rank}.{pid}").write_bytes(b"".join(parts).ljust(page.SIZE, b"\0"))
 
 
 @pytest.mark.parametrize(
@@ -149,6 +156,22 @@ def test_pods_send_the_same(source, age, count, tmp_path):
     assert found["0"][2] == pytest.approx(7e-9 if count < 0 or age else 5e-9), "as of now"
     assert found["0"][3] == pytest.approx(found["0"][2])
     assert reader.look()[0] == {}
+    reader.close()
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_pods_do_not_take_a_tool_that_a_rank_started_for_it(ranks, tmp_path):
+    for rank in range(ranks):
+        publish(tmp_path, 1, 0.0, rank, ranks)
+    reader = Reader(str(tmp_path))
+    assert reader.look()[0].keys() == {str(rank) for rank in range(ranks)}
+    publish(tmp_path, 0, 0.0, pid=8, count=0, began=time.monotonic_ns())
+    reader.look()  # nobody can tell yet
+    for rank in range(ranks):
+        publish(tmp_path, 1, 0.0, rank, ranks, count=12)
+    found, _ = reader.look()
+    assert [found[str(rank)][0] for rank in range(ranks)] == [12] * ranks
+    assert len(reader.waits()) == ranks
     reader.close()
 
 

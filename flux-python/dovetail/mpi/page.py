@@ -21,6 +21,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 from pathlib import Path
+from typing import TypeVar
 
 from dovetail.core.errors import BadInput
 from dovetail.host import processes
@@ -205,12 +206,18 @@ class Marks:
     """The few fields of a page that a sample needs, of a process in whatever pid namespace."""
 
     rank: int
+    world_size: int
     world: int
     init_s: float
     source: int
     boundary: Mark
     latest: Mark
     waits: Waits
+
+    @property
+    def stamp(self) -> float:
+        """When it was last heard of."""
+        return self.latest.stamp
 
     @property
     def counts(self) -> bool:
@@ -246,7 +253,8 @@ def read_marks(fd: int, path: object = "page") -> Marks:
         raise PageError(f"{path}: {error.strerror}") from error
     init = head.init * 1e-9
     return Marks(
-        head.rank, head.world, init, head.source, boundary.mark, latest.mark, _waits(data)
+        head.rank, head.world_size, head.world, init, head.source, boundary.mark, latest.mark,
+        _waits(data),
     )  # fmt: skip
 
 
@@ -403,38 +411,49 @@ def _cpu(head: _Head, known: float) -> float:
 def read_pages(directory: str | os.PathLike[str]) -> list[RankPage]:
     """All ranks of the program that runs or ran last, by world and rank.
 
-    Pages that are not filled in yet are left out; of several programs in a row, all but the
-    last, and of those that run at once, all but the one with most ranks. Rhythms that ranks found
-    alone are left out of a world that does not count alike. Raises PageError for a damaged page or
-    a directory that cannot be read.
+    Pages that are not filled in yet, or go meanwhile, are left out; so are those of other programs,
+    see `of_last_program`, and rhythms that ranks found alone in a world that does not count alike.
+    Raises PageError for a damaged page or a directory that cannot be read.
     """
-    newest: dict[tuple[int, int, int], RankPage] = {}
+    pages = []
     try:
-        names = sorted(os.listdir(directory))
+        names = os.listdir(directory)
     except OSError as error:
         raise PageError(f"{directory}: {error.strerror}") from error
     for name in names:
         if not re.fullmatch(r"rank\.\d+\.\d+", name):
             continue
+        path = Path(directory, name)
         try:
-            page = read_page(Path(directory, name))
+            pages.append(read_page(path))
         except NotYet:
             continue
-        key = (page.world, page.world_size, page.rank)
-        if key not in newest or newest[key].init_s < page.init_s:
-            newest[key] = page
-    worlds = groupby((page for _, page in sorted(newest.items())), lambda page: page.world)
-    return [page for _, world in worlds for page in _sure(_last(list(world)))]
+        except PageError:
+            if os.path.lexists(path):
+                raise
+    pages.sort(key=lambda page: page.world)
+    worlds = groupby(pages, lambda page: page.world)
+    return [page for _, world in worlds for page in _sure(of_last_program(world))]
 
 
-def _last(pages: Sequence[RankPage]) -> list[RankPage]:
-    """Of the pages of one world those of the program that began last.
+Page = TypeVar("Page", RankPage, Marks)
 
-    Or of one with more ranks that had not ended by then: one of these has started a tool.
+
+def of_last_program(pages: Iterable[Page]) -> list[Page]:
+    """Of the pages of one world those of the program that began last, by rank.
+
+    Or of one that had not ended by then, with more ranks, or as many if it began before: one of
+    these has started a tool.
     """
-    start = max(page.init_s for page in pages)
-    size = max(page.world_size for page in pages if page.stamp >= start or page.init_s == start)
-    return [page for page in pages if page.world_size == size]
+    known: dict[tuple[int, int], Page] = {}
+    for page in sorted(pages, key=lambda page: page.init_s):
+        before = known.setdefault((page.world_size, page.rank), page)
+        if before.stamp < page.init_s:
+            known[page.world_size, page.rank] = page
+    start = max((page.init_s for page in known.values()), default=0.0)
+    goes_on = [page for page in known.values() if page.stamp >= start or page.init_s == start]
+    size = max((page.world_size for page in goes_on), default=0)
+    return [page for key, page in sorted(known.items(), key=lambda item: item[0]) if key[0] == size]
 
 
 def _sure(pages: Iterable[RankPage]) -> list[RankPage]:

@@ -48,25 +48,20 @@ class Reader:
     def look(self) -> tuple[dict[str, list[float]], list[float]]:
         """What is new: values by rank, and what the log's lines tell; empty for nothing.
 
-        Of several programs that a simulation ran one after another, the last one's ranks.
+        Of several programs that a simulation runs those of one, see `page.of_last_program`.
         """
         self._scan()
-        changed = {}
+        changed = set()
         for name, one in list(self._pages.items()):
             try:
                 if self._changed(one):
                     assert one.marks
-                    changed[one.marks.rank] = one.marks
+                    changed.add(one.marks.rank)
             except (page.PageError, OSError) as error:
                 if not isinstance(error, page.NotYet):
                     self._drop(name)
-        newest: dict[int, page.Marks] = {}
-        for one in self._pages.values():
-            marks = one.marks
-            if marks and marks.world == 0:  # a spawned world numbers its ranks from 0 again
-                best = newest.setdefault(marks.rank, marks)
-                newest[marks.rank] = max(best, marks, key=lambda marks: marks.init_s)
-        found = {str(rank): self._values(newest[rank]) for rank in changed if rank in newest}
+        own = self._own()
+        found = {str(rank): self._values(own[rank]) for rank in changed if rank in own}
         return found, self._count()
 
     @property
@@ -77,17 +72,10 @@ class Reader:
 
     def waits(self) -> dict[str, list[float]]:
         """What kept each rank from its core, as in messages.Counts."""
-        found: dict[str, list[float]] = {}
-        newest: dict[str, float] = {}
-        for one in self._pages.values():
-            with contextlib.suppress(page.PageError):
-                marks = page.read_marks(one.fd)
-                rank = str(marks.rank)
-                if marks.world == 0 and marks.init_s >= newest.get(rank, 0.0):
-                    newest[rank] = marks.init_s
-                    elapsed = marks.latest.stamp - marks.init_s
-                    found[rank] = [*sampling.waits(marks.waits, elapsed)]
-        return found
+        return {
+            str(rank): [*sampling.waits(marks.waits, marks.stamp - marks.init_s)]
+            for rank, marks in self._own(fresh=True).items()
+        }
 
     def forget(self) -> None:
         """Take all for new at the next look: somebody else wants to know."""
@@ -102,6 +90,20 @@ class Reader:
         if self._log >= 0:
             os.close(self._log)
             self._log = -1
+
+    def _own(self, fresh: bool = False) -> dict[int, page.Marks]:
+        """The marks of the simulation's own ranks, as of now if there are other programs' too."""
+        known = [(one, one.marks) for one in self._pages.values() if one.marks]
+        known = [(one, marks) for one, marks in known if marks.world == 0]  # not of a spawned world
+        places = {(marks.world_size, marks.rank) for _, marks in known}
+        sizes = {size for size, _ in places}
+        found = [marks for _, marks in known]
+        if fresh or len(sizes) > 1 or len(places) < len(known):
+            found = []
+            for one, _ in known:
+                with contextlib.suppress(page.PageError):
+                    found.append(page.read_marks(one.fd))
+        return {marks.rank: marks for marks in page.of_last_program(found)}
 
     def _scan(self) -> None:
         try:
