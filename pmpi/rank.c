@@ -18,6 +18,7 @@
 #include <limits.h>
 #include <mpi.h>
 #include <pthread.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -285,12 +286,46 @@ static struct dovetail_page *make_page(int rank, int size, const char *const *na
     return page;
 }
 
+/* Has the program ended that a page is of, and was it of the same world? What is in another pid
+ * namespace cannot be asked for. */
+static bool has_ended(int dir, const char *name, uint32_t world)
+{
+    struct {
+        uint32_t world, thread_level, pid, state;
+    } of = {0};
+    const off_t at = offsetof(struct dovetail_page, world);
+    int fd = openat(dir, name, O_RDONLY | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK);
+    if (fd < 0)
+        return false;
+    bool known = pread(fd, &of, sizeof(of), at) == sizeof(of) && of.world == world;
+    close(fd);
+    return known && (of.state == DOVETAIL_FINALIZED || of.state == DOVETAIL_ABORTED) &&
+           kill((pid_t)of.pid, 0) != 0 && errno == ESRCH;
+}
+
+/* A script may start one program after another in a directory, thousands of them. Where this rank
+ * begins, nobody looks at the pages any more that it had in those that have ended. */
+static void remove_ended(const struct dovetail_page *page)
+{
+    char prefix[32];
+    struct dirent *entry;
+    DIR *dir = opendir(secure_getenv("DOVETAIL_DIR"));
+    int length = snprintf(prefix, sizeof(prefix), "rank.%u.", page->rank);
+    while (dir && (entry = readdir(dir)))
+        if (strncmp(entry->d_name, prefix, (size_t)length) == 0 &&
+            has_ended(dirfd(dir), entry->d_name, page->world))
+            unlinkat(dirfd(dir), entry->d_name, 0);
+    if (dir)
+        closedir(dir);
+}
+
 static void publish(struct dovetail_page *page)
 {
     rank_page = page;
     rank_refresh(page->init_tick);
     __atomic_thread_fence(__ATOMIC_RELEASE);
     memcpy(page->magic, DOVETAIL_PAGE_MAGIC, sizeof(page->magic));
+    remove_ended(page);
 }
 
 /* This rank and all, of MPI_COMM_WORLD or of what a session has in its place; 0, or -1. */

@@ -545,6 +545,17 @@ def test_a_program_that_becomes_another_one_by_exec_is_seen_as_that(mpi, tmp_pat
     assert (one.iterations, known_programs.counts(one)["MPI_Barrier"]) == (5, 5)
 
 
+@each_mpi
+def test_programs_that_have_ended_leave_no_page_to_the_next(mpi, tmp_path):
+    """A script may start thousands; but what was killed cannot be told from what runs elsewhere."""
+    (tmp_path / "barrier.c").write_text(BARRIER)
+    program = known_programs.build(mpi, str(tmp_path / "barrier.c"))
+    for _ in range(3):
+        done = known_programs.run(mpi, 2, [program], tmp_path)
+        assert done.code == 0, done.errors
+    assert len(list(tmp_path.glob("rank.*"))) == len(done.pages) == 2
+
+
 @pytest.mark.parametrize("flags", ["-Wl,-z,lazy", "-Wl,-z,now,-z,relro"])
 @each_mpi
 def test_a_program_of_the_other_mpi_runs_as_ever(mpi, flags, tmp_path):
