@@ -295,6 +295,16 @@ def test_ranks_that_are_not_seen_are_told(mpi, how):
 
 
 @mpi_tier
+@pytest.mark.parametrize("mode", ["off", "yield"])
+def test_ranks_that_the_user_has_give_way_do_so(mode):
+    """As without the library, by mpi_yield_when_idle, which is set here: no mode takes it away."""
+    words = [known_programs.build("openmpi", "known/waits.c"), "turns"]
+    done = known_programs.dovetail("--wait", mode, "--", "mpirun.openmpi", "-np", "2", *words)
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) > 0
+
+
+@mpi_tier
 @each_mpi
 def test_a_profile_outlives_the_handlers_of_the_users_preload(mpi, tmp_path):
     words = [known_programs.build(mpi, "known/threads.c")]

@@ -84,6 +84,8 @@ def _session(policy: WaitPolicy) -> Iterator[Path]:
                 Control.create(directory, policy).close()
             except OSError as error:  # a write names no file
                 raise BadInput(f"{directory}: {error.strerror}") from None
+            if policy.mode == "off":  # without one, ranks give way if the user has MPI do so
+                (directory / "control").unlink()
             warden = start_warden(session)
             yield directory
     finally:
