@@ -129,6 +129,22 @@ def test_what_was_measured_is_shown_where_its_file_cannot_be_written(
     assert printed.err.endswith(f"dovetail: {out}: File name too long\n")
 
 
+@unit_tier
+def test_the_calls_of_all_threads_are_shares_of_their_own_sum(monkeypatch, capsys):
+    """Threads may be in MPI at once, and the main thread never; sessions begin before all."""
+    calls = {"MPI_Session_init": (1, 5.0), "MPI_Send": (3, 6.0), "MPI_Recv": (3, 2.0)}
+    rank = dataclasses.replace(some_profile().ranks[0], useful_s=4.0, mpi_s=0.0, calls=calls)
+    one = dataclasses.replace(some_profile(), ranks=(rank,))
+    ended = profiled_run.ProfiledRun(one, "", interrupted=False)
+    monkeypatch.setattr(profiled_run, "run", lambda *_, **__: ended)
+    assert main(["profile", "--mpi", "openmpi", "--", "x"]) == 0
+    printed = capsys.readouterr().err
+    assert re.findall(r"(MPI_\w+) +\d+ +([\d.]+) +([\d.]+)", printed) == [
+        ("MPI_Send", "6.000", "75.0"),
+        ("MPI_Recv", "2.000", "25.0"),
+    ]
+
+
 def broken(**more: object) -> str:
     data = profile.to_json(some_profile())
     for path, value in more.items():

@@ -31,6 +31,11 @@ HELP = "run an MPI program and print where each rank's time goes"
 WHOLE = 1000
 """Columns, more than the tables have: a terminal folds a long line, nothing cuts a number off."""
 TOP = 8  # MPI functions in the table
+OUTSIDE = (
+    *("MPI_Init", "MPI_Init_thread", "MPI_Finalize"),
+    *("MPI_Session_init", "MPI_Session_finalize"),
+)
+"""Functions that are left out of the table: most of their time is outside the elapsed time."""
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -125,11 +130,11 @@ def _calls_table(profile: Profile) -> Table:
     total: dict[str, tuple[int, float]] = {}
     for r in profile.ranks:
         for name, (count, seconds) in r.calls.items():
-            if name in ("MPI_Init", "MPI_Init_thread", "MPI_Finalize"):
-                continue  # outside the elapsed time
+            if name in OUTSIDE:
+                continue
             had = total.get(name, (0, 0.0))
             total[name] = (had[0] + count, had[1] + seconds)
-    inside = sum(r.mpi_s for r in profile.ranks) or 1.0
+    inside = sum(seconds for _, seconds in total.values()) or 1.0  # of all threads
     table = Table(box=None, pad_edge=False)
     for title in ("MPI call", "calls", "s", "% of MPI", "least s", "most s"):
         table.add_column(title, justify="left" if title == "MPI call" else "right", no_wrap=True)
