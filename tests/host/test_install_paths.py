@@ -76,6 +76,18 @@ def test_what_is_installed_under_a_prefix_is_found_beside_the_package(tmp_path, 
     assert all(Path(name).exists() for name in shared)
 
 
+@pytest.mark.parametrize("folder", ["my tools", "a:b"])
+def test_a_library_that_cannot_be_preloaded_from_where_it_is_is_told(folder, tmp_path, monkeypatch):
+    (tmp_path / folder).mkdir()
+    (tmp_path / folder / "libdovetail-openmpi.so").touch()
+    monkeypatch.setenv("DOVETAIL_LIBDIR", str(tmp_path / folder))
+    with pytest.raises(
+        BadInput, match=f"{folder}/libdovetail-openmpi.so: LD_PRELOAD takes no path"
+    ):
+        install_paths.library("openmpi")
+    assert install_paths.libraries() == {}
+
+
 @pytest.mark.parametrize("found", [None, "__version__ = '1.10.4'"])
 def test_a_python_without_the_packages_that_are_needed_is_told_in_a_line(tmp_path, found):
     """As the system's, after a plain ./configure: it has none, or older ones."""

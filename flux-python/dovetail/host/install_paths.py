@@ -90,11 +90,20 @@ def directories() -> Iterator[Path]:
 
 
 def library(mpi: str) -> Path:
-    """The profiling library for `openmpi` or `mpich`; raises BadInput where it is not built."""
+    """The profiling library for `openmpi` or `mpich`.
+
+    Raises BadInput where it is not built, or cannot be preloaded from where it is.
+    """
     name = f"libdovetail-{mpi}.so"
     for directory in directories():
         if (directory / name).is_file():
-            return (directory / name).absolute()
+            path = (directory / name).absolute()
+            if set(str(path)) & set(" \t\n:"):
+                raise BadInput(
+                    f"{path}: LD_PRELOAD takes no path with a space or a colon: put it into "
+                    "another folder, and that into DOVETAIL_LIBDIR"
+                )
+            return path
     looked = os.environ.get("DOVETAIL_LIBDIR", "the build tree and beside the package")
     raise BadInput(f"no {name} in {looked}: run ./configure and make with that MPI installed")
 
