@@ -321,6 +321,15 @@ def test_ranks_that_the_user_has_give_way_do_so(mode):
 
 
 @mpi_tier
+def test_ranks_wait_as_asked_whatever_the_users_settings():
+    words = [known_programs.build("openmpi", "known/waits.c"), "turns"]
+    words = ["--wait", "yield", "--", "mpirun.openmpi", "-np", "2", *words]
+    done = known_programs.dovetail(*words, OMPI_MCA_mpi_yield_when_idle="0")
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) > 0
+
+
+@mpi_tier
 @each_mpi
 def test_a_profile_outlives_the_handlers_of_the_users_preload(mpi, tmp_path):
     words = [known_programs.build(mpi, "known/threads.c")]

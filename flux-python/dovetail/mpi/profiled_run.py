@@ -100,7 +100,7 @@ def _environment(
     environment = {**launcher.preload(base, str(library)), "DOVETAIL_DIR": str(directory)}
     if policy.mode != "off":
         # Without it a waiting rank never calls the sched_yield that the wait modes replace.
-        environment.setdefault("OMPI_MCA_mpi_yield_when_idle", "1")
+        environment["OMPI_MCA_mpi_yield_when_idle"] = "1"
     return environment
 
 
