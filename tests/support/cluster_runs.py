@@ -176,11 +176,12 @@ class Site:
     def left(self) -> list[str]:
         """What runs have left on the cluster and on the machine."""
         found = []
-        for kind in self.kinds:
-            names = [one["metadata"]["name"] for one in self.get(kind)["items"]]
-            found += [f"{kind} {name}" for name in names if name not in LASTING]
-        for one in self.get("configmaps")["items"]:
-            if one["metadata"]["name"] == manifests.REQUESTS:
+        # At once: each kubectl takes a sixth of a second of CPU time.
+        for one in self.get(",".join(self.kinds))["items"]:
+            name = one["metadata"]["name"]
+            if name not in LASTING:
+                found.append(f"{one['kind']} {name}")
+            elif (one["kind"], name) == ("ConfigMap", manifests.REQUESTS):
                 found += [f"request {key}" for key in one.get("data", {})]
         for file in self.folder.glob("*/status.json"):
             run = json.loads(file.read_text())["run"]
