@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import glob
 import json
 import os
@@ -166,7 +167,11 @@ class Flux:
     def wait(self, job, event="clean"):
         """Until an event of a job, which must come."""
         with self.start("job", "wait-event", "-t", str(LIMIT), job, event) as waiting:
-            assert eventually(lambda: self.note() or waiting.poll() is not None, LIMIT + 10)
+            for _ in range(LIMIT + 10):
+                self.note()
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    waiting.wait(1.0)  # to look takes CPU time from the job
+                    break
         assert waiting.returncode == 0, (job, event)
 
     def code(self, job):
@@ -221,9 +226,10 @@ class Flux:
 
     def note(self):
         """Remember the clusters here, and where they listen: much of them has not our token."""
+        running = functools.cache(self.processes)
         for folder in set(self.folders()) - self.before:
             cluster = folder.name.split("-")[2]
-            if cluster in self.clusters or any(cluster in s for s in self.processes().values()):
+            if cluster in self.clusters or any(cluster in s for s in running().values()):
                 nodes = glob.glob(f"{folder}/*/nodes/127.*")  # some may just go
                 found = [Path(node).name.split(".") for node in nodes]
                 known = self.clusters.setdefault(cluster, set())
