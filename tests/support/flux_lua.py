@@ -19,6 +19,19 @@ from dovetail.core.errors import BadInput
 from dovetail.host import install_paths
 
 LIMIT = 120  # seconds; a limit for hangs, not an expectation
+ACTIVE = 62  # all states of a job from DEPEND to CLEANUP
+# Answers for an instance, a line for a line: each command of Flux in Python takes half a second.
+ASKED = f"""
+import json, sys, flux
+handle = flux.Flux()
+for line in sys.stdin:
+    topic, payload = json.loads(line)
+    try:
+        found = handle.rpc(topic, payload).wait_for({LIMIT}).get()
+        print(json.dumps([found, ""]), flush=True)
+    except OSError as error:
+        print(json.dumps([None, str(error)]), flush=True)
+"""
 
 TOPICS = [
     "job.create",
@@ -64,6 +77,7 @@ class Instance:
 
     def __init__(self, flux: str, uri: str, scratch: Path) -> None:
         self.flux, self.uri, self.scratch = flux, uri, scratch
+        self._asked: subprocess.Popen[str] | None = None
 
     def start(self, *words: str, **more: Any) -> subprocess.Popen[str]:
         """Start a flux command."""
@@ -87,6 +101,22 @@ class Instance:
         assert done.returncode == 0, f"flux {' '.join(words)}: {done.stderr}"
         return done.stdout.strip()
 
+    def ask(self, topic: str, payload: dict[str, Any] | None = None) -> tuple[Any, str]:
+        """What a service answers; or None, and why it refuses."""
+        if self._asked is None:
+            self._asked = self.start("python", "-c", ASKED, stdin=subprocess.PIPE)
+        assert self._asked.stdin
+        assert self._asked.stdout
+        print(json.dumps([topic, payload]), file=self._asked.stdin, flush=True)
+        line = self._asked.stdout.readline()
+        found, why = json.loads(line)
+        return found, why
+
+    def close(self) -> None:
+        """End what asks for us."""
+        if self._asked is not None:
+            self._asked.communicate()
+
     # --- plugins ---
 
     def write(self, name: str, lua: str) -> Path:
@@ -98,22 +128,30 @@ class Instance:
         return plugin
 
     def load(self, name: str, lua: str, *words: str) -> None:
-        """Write a plugin and load it."""
-        self.ok("jobtap", "load", str(self.write(name, lua)), *words)
+        """Write a plugin and load it, with a configuration as for `flux jobtap load`."""
+        self._load(self.write(name, lua), words)
+
+    def _load(self, path: Path, words: tuple[str, ...]) -> None:
+        pairs = [word.split("=", 1) for word in words]
+        conf = {"conf": {key: json.loads(value) for key, value in pairs}} if words else {}
+        _, why = self.ask("job-manager.jobtap", {"load": str(path), **conf})
+        assert not why
 
     @contextlib.contextmanager
     def plugin(self, name: str, lua: str | None = None, *words: str) -> Iterator[None]:
         """A plugin of this text, or one of ours, while in here."""
         path = install_paths.jobtap(name) if lua is None else self.write(name, lua)
-        self.ok("jobtap", "load", str(path), *words)
+        self._load(path, words)
         try:
             yield
         finally:
-            self.run("jobtap", "remove", f"{name}.so")
+            self.ask("job-manager.jobtap", {"remove": f"{name}.so"})
 
     def query(self, name: str) -> dict[str, Any]:
         """What a plugin says of itself."""
-        return json.loads(self.ok("jobtap", "query", f"{name}.so"))
+        found, why = self.ask("job-manager.jobtap-query", {"name": f"{name}.so"})
+        assert not why
+        return found
 
     # --- jobs ---
 
@@ -140,9 +178,11 @@ class Instance:
 
     def clear(self) -> None:
         """No jobs and no plugins any more."""
-        self.run("jobtap", "remove", "*")
-        self.run("cancel", "--all")
-        self.ok("queue", "idle")
+        self.ask("job-manager.jobtap", {"remove": "*"})  # or there is none
+        ended = {"userid": os.getuid(), "states": ACTIVE, "severity": 0, "type": "cancel"}
+        for topic, payload in (("raiseall", {**ended, "dry_run": False}), ("idle", None)):
+            _, why = self.ask(f"job-manager.{topic}", payload)
+            assert not why
         self.ok("config", "load", stdin="")
 
     def log(self) -> str:
@@ -170,7 +210,8 @@ def instance(size: int = 1, *options: str) -> Iterator[Instance]:
             assert process.stdin
             uri = process.stdout.readline().strip()
             assert uri, "flux start failed"
-            yield Instance(flux, uri, Path(scratch))
+            with contextlib.closing(Instance(flux, uri, Path(scratch))) as made:
+                yield made
             subprocess.run(
                 [flux, "cancel", "--all"], env={**os.environ, "FLUX_URI": uri}, timeout=LIMIT,
                 stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
