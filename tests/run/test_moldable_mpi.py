@@ -39,11 +39,20 @@ def run(site, asked, ranks):  # noqa: F811
         executor.close()
 
 
-def pitz(**options):
+def coarse(case):
+    """The same with a quarter of its cells: it converges with a fifth of the CPU time."""
+    shutil.copytree(PITZ, case)
+    mesh = case / "system/blockMeshDict"
+    halves = lambda m: f"({int(m[1]) // 2} {-(-int(m[2]) // 2)} 1)"  # noqa: E731
+    mesh.write_text(re.sub(r"(?m)\((\d\d+) (\d\d+) 1\)$", halves, mesh.read_text()))
+    return case
+
+
+def pitz(case=str(PITZ), **options):
     options.setdefault("prepare", ("blockMesh",))
     options.setdefault("weights", (1.0,) * 3)
     return Spec(
-        "pitz", "pitz", str(PITZ), 3, command=("simpleFoam",), widths=(1, 2, 3),
+        "pitz", "pitz", case, 3, command=("simpleFoam",), widths=(1, 2, 3),
         application="openfoam", environment=FOAM, **options,
     )  # fmt: skip
 
@@ -57,10 +66,11 @@ def content(directory):
 
 @needs_openfoam
 def test_openfoam_converges_to_the_same_fields_on_any_ranks(site):  # noqa: F811
-    before, found = content(PITZ), {}
+    delivered = coarse(site.directory / "coarse")
+    before, found = content(delivered), {}
     for ranks in (1, 2, 3):
         # Another cut in the user's case is of no matter.
-        asked = pitz(prepare=("blockMesh", "mkdir -p processor0/0 processors2"))
+        asked = pitz(str(delivered), prepare=("blockMesh", "mkdir -p processor0/0 processors2"))
         finished, case = run(site, asked, ranks)
         assert finished.cause is Cause.DONE, site.log("pitz")[-2000:]
         assert "SIMPLE solution converged" in site.log("pitz")
@@ -76,7 +86,7 @@ def test_openfoam_converges_to_the_same_fields_on_any_ranks(site):  # noqa: F811
             finished, case = run(site, joined, 1)
             assert finished.cause is Cause.DONE, site.log("joined")[-2000:]
         found[ranks] = {name: last_field(case, name) for name in ("p", "U")}
-    assert content(PITZ) == before
+    assert content(delivered) == before
     for name, tolerance in (("p", 1e-2), ("U", 1e-3)):  # those of the case's residualControl
         alone = found[1][name]
         for ranks in (2, 3):
