@@ -27,6 +27,15 @@ LIMIT = 450  # seconds that anything may take on a slow machine under load
 PATIENT = "--conf=dovetail.up-timeout=400"  # instead of 120 s, which are for a user who waits
 COMMANDS = Path(sys.executable).parent
 OPTION = "--dovetail=nodes=2,cores=1"
+# `flux cancel --all; flux queue idle`, which are two programs in Python.
+CANCEL_ALL = """
+import os, flux
+handle = flux.Flux()
+active = 62  # all states from DEPEND to CLEANUP
+mine = {"userid": os.getuid(), "states": active, "severity": 0, "type": "cancel"}
+handle.rpc("job-manager.raiseall", {**mine, "dry_run": False}).get()
+handle.rpc("job-manager.idle").get()
+"""
 
 
 def flux_command() -> str:
@@ -108,8 +117,7 @@ class Flux:
     def clear(self):
         """Make it for another test what it was at first; nothing of this one may be left."""
         self.environment = dict(self.usual)
-        self.run("cancel", "--all", code=None)
-        self.run("queue", "idle")
+        self.run("python", "-c", CANCEL_ALL)
         self.nothing_left()
 
         def rest():  # but for what checks jobs of some seconds ago
