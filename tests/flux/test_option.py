@@ -241,6 +241,13 @@ def test_every_copy_of_a_submitted_command_gets_an_instance_of_its_own(flux):
         assert "dovetail-conf.json" in spec["attributes"]["system"]["files"]
 
 
+def test_whole_nodes_of_a_submitted_command_must_fit_into_its_own(flux):
+    done = flux("submit", "-N2", "--dovetail=nodes=2")
+    assert json.loads(done.stdout)["resources"][0]["count"] == 2
+    assert "nodes=3 with all cores" in flux("submit", "-N2", "--dovetail=nodes=3").stderr
+    assert "--nodes: invalid int value 'x'" in flux("submit", "-Nx", "--dovetail=nodes=3").stderr
+
+
 def test_a_file_of_the_users_stays_beside_the_configuration(flux):
     done = flux("submit", "-n1", "--dovetail=nodes=1", "--add-file=conf.json=the\\nuser's")
     files = json.loads(done.stdout)["attributes"]["system"]["files"]

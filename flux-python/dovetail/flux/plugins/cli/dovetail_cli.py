@@ -64,7 +64,9 @@ class DovetailPlugin(CLIPlugin):
         args.dovetail = text  # of each copy that `--cc` makes, Flux hands on what was set on itself
         try:
             wanted = option.parse(text)
-            option.check_fits(wanted, args.nodes, f"--dovetail={text}")
+            said = str(args.nodes)  # text in `flux submit`; Flux refuses what is no number
+            nodes = int(said) if said.isdecimal() else None
+            option.check_fits(wanted, nodes, f"--dovetail={text}")
             known = {} if self.prog == WRAPS else args.conf.config or {}  # it has no --conf
             option.check(known.get("dovetail", {}), "--conf: dovetail")
             option.check_cores(wanted, largest_node() or wanted.cores, f"--dovetail={text}")
