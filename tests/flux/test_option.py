@@ -248,6 +248,13 @@ def test_whole_nodes_of_a_submitted_command_must_fit_into_its_own(flux):
     assert "--nodes: invalid int value 'x'" in flux("submit", "-Nx", "--dovetail=nodes=3").stderr
 
 
+def test_a_submitted_command_has_one_broker_on_each_node_however_tasks_are_counted(flux):
+    for count in "--tasks-per-node=3", "--tasks-per-core=2", "--cores=2":
+        done = flux("submit", "-N2", count, "--dovetail=nodes=1")
+        options = json.loads(done.stdout)["attributes"]["system"]["shell"]["options"]
+        assert options["per-resource"] == {"type": "node"}, count
+
+
 def test_a_file_of_the_users_stays_beside_the_configuration(flux):
     done = flux("submit", "-n1", "--dovetail=nodes=1", "--add-file=conf.json=the\\nuser's")
     files = json.loads(done.stdout)["attributes"]["system"]["files"]

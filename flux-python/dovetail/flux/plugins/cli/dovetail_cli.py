@@ -100,6 +100,6 @@ class DovetailPlugin(CLIPlugin):
             task = jobspec.tasks[0]
             task["command"] = ["flux", "broker", f"-c{{{{tmpdir}}}}/{CONF}", *task["command"]]
             jobspec.add_file(CONF, load.configuration({}, option.parse(text), load.command()))
-            options = {"per-resource.type": "node", "mpi": "none", "exit-timeout": "none"}
+            options = {"per-resource": {"type": "node"}, "mpi": "none", "exit-timeout": "none"}
             for name, value in options.items():  # as `flux batch` has them
                 jobspec.setattr_shell_option(name, value)
