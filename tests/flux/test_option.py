@@ -271,6 +271,26 @@ def test_a_request_that_is_empty_is_refused(flux, capsys):
     assert "--dovetail=: '' is not nodes=N" in capsys.readouterr().err
 
 
+def test_what_is_said_on_the_command_line_wins_over_defaults_of_a_configuration(flux):
+    usual = ["network=bridge", "usernetes=/opt/usernetes"]
+    words = ["batch", "-N2", "--wrap", *(f"--conf=dovetail.{one}" for one in usual)]
+    theirs = {"provider": "usernetes", "usernetes": "/opt/usernetes"}
+    for said, found in {
+        "": {"network": "bridge", "usernetes": "/opt/usernetes"},
+        ",network=host": {"usernetes": "/opt/usernetes"},
+        ",network=host,provider=usernetes,node-image=u:2": {**theirs, "node-image": "u:2"},
+    }.items():
+        spec = json.loads(flux(*words, f"--dovetail=nodes=2{said}").stdout)["attributes"]
+        table = spec["system"]["files"]["conf.json"]["data"]["dovetail"]
+        assert spec["user"]["dovetail"] == {"nodes": 2, "cores": "all", **found}, said
+        network = found.get("network", "host")
+        command = {"command": table["command"]}
+        assert {**spec["user"]["dovetail"], "network": network, **command} == table, said
+    done = flux(*words, '--conf=dovetail.provider="usernetes"', "--conf=dovetail.network=host",
+                "--dovetail=nodes=1,node-image=u:2")  # fmt: skip
+    assert '"node-image": "u:2"' in done.stdout, done.stderr
+
+
 @pytest.mark.parametrize("key", ["exec", "job-manager", "job-manager.plugins"])
 def test_a_configuration_to_which_nothing_can_be_added_is_refused(flux, key):
     done = flux("batch", "-N1", "--wrap", "--dovetail=nodes=1", f"--conf={key}=3")

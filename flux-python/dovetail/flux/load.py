@@ -43,8 +43,9 @@ def plugins() -> list[str]:
 
 
 def whole(known: dict[str, Any], wanted: option.Request, command: str) -> dict[str, Any]:
-    """The table `dovetail`, of what is known and what is wanted. Raises BadInput."""
-    table = {**known.get("dovetail", {}), **wanted.plain(), "command": command}
+    """The table `dovetail`, of what is known and what is wanted, which wins. Raises BadInput."""
+    said = {"network": wanted.network, **wanted.plain()}
+    table = {**known.get("dovetail", {}), **said, "command": command}
     if table.get("usernetes"):  # slices are not where we are
         table["usernetes"] = os.path.abspath(table["usernetes"])
     option.check_provider(table, "--dovetail")
@@ -81,7 +82,7 @@ def flux(*words: str) -> str:
 
 def load(text: str) -> None:
     """Start what --dovetail=TEXT asks for, unless something is there already."""
-    wanted = option.parse(text)
+    option.parse(text)  # complains first
     try:
         found = client.call("dovetail.status")
     except BadInput as error:
@@ -94,7 +95,7 @@ def load(text: str) -> None:
     if not executable:
         raise BadInput('flux-dovetail is not on FLUX_EXEC_PATH; type eval "$(dovetail env)" first')
     before = client.call("config.get")
-    table = whole(before, wanted, executable)
+    table = whole(before, option.parse(text, before.get("dovetail")), executable)
     if os.environ.get("DOVETAIL_CACHE"):  # ours, which the instance may not have
         table["cache"] = os.path.abspath(os.environ["DOVETAIL_CACHE"])
     with contextlib.ExitStack() as undo:  # what is done before something fails is taken back

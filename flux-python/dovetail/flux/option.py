@@ -75,8 +75,8 @@ class Request:
         return {"nodes": self.nodes, "cores": self.cores or "all", **said}
 
 
-def parse(text: str) -> Request:
-    """The value of --dovetail."""
+def parse(text: str, known: Mapping[str, Any] | None = None) -> Request:
+    """The value of --dovetail; `known` is a table with defaults, which are right by themselves."""
     given: dict[str, Any] = {}
     for item in text.split(","):
         key, equals, value = item.partition("=")
@@ -88,10 +88,12 @@ def parse(text: str) -> Request:
         if key in given:
             raise BadInput(f"--dovetail={text}: {key} is there twice")
         given[key] = int(value) if key in SIZE and value.isascii() and value.isdigit() else value
+    usual = {key: value for key, value in (known or {}).items() if key in ("network", *THEIRS)}
+    whole = {**usual, **given}
     for key in THEIRS[1:]:
-        if key in given and given.get("provider") != "usernetes":
+        if key in given and whole.get("provider") != "usernetes":
             raise BadInput(f"--dovetail={text}: {key} is for provider=usernetes alone")
-    return from_table(given, f"--dovetail={text}")
+    return from_table(whole, f"--dovetail={text}")
 
 
 def from_table(table: Mapping[str, Any], where: str = WHERE) -> Request:

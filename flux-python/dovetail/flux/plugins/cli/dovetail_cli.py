@@ -63,12 +63,12 @@ class DovetailPlugin(CLIPlugin):
             return
         args.dovetail = text  # of each copy that `--cc` makes, Flux hands on what was set on itself
         try:
-            wanted = option.parse(text)
+            known = {} if self.prog == WRAPS else args.conf.config or {}  # it has no --conf
+            option.check(known.get("dovetail", {}), "--conf: dovetail")
+            wanted = option.parse(text, known.get("dovetail"))
             said = str(args.nodes)  # text in `flux submit`; Flux refuses what is no number
             nodes = int(said) if said.isdecimal() else None
             option.check_fits(wanted, nodes, f"--dovetail={text}")
-            known = {} if self.prog == WRAPS else args.conf.config or {}  # it has no --conf
-            option.check(known.get("dovetail", {}), "--conf: dovetail")
             option.check_cores(wanted, largest_node() or wanted.cores, f"--dovetail={text}")
         except BadInput as error:
             raise ValueError(str(error)) from None
@@ -88,7 +88,8 @@ class DovetailPlugin(CLIPlugin):
         text = getattr(args, "dovetail", None)
         if text is None:
             return
-        jobspec.setattr("attributes.user.dovetail", option.parse(text).plain())
+        known = {} if self.prog == WRAPS else args.conf.config["dovetail"]
+        jobspec.setattr("attributes.user.dovetail", option.parse(text, known).plain())
         environment = jobspec.environment
         for name, folder in load.FOLDERS.items():
             found = environment.get(name, "")
