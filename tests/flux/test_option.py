@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from dovetail.core.errors import BadInput
-from dovetail.flux import command, option
+from dovetail.flux import client, command, load, option
 from usernetes_setup.build import programs
 
 pytestmark = pytest.mark.unit
@@ -296,6 +296,45 @@ def test_a_configuration_to_which_nothing_can_be_added_is_refused(flux, key):
     done = flux("batch", "-N1", "--wrap", "--dovetail=nodes=1", f"--conf={key}=3")
     assert done.returncode == 1
     assert f"--conf: {key} is a " in done.stderr
+
+
+@pytest.fixture
+def instance(monkeypatch):
+    """The configuration of an instance in which `up --dovetail` loads the module, and no more."""
+    config = {"dovetail": {"usernetes": "/opt/usernetes", "up-timeout": 300}}
+    asked = []
+
+    def call(topic, payload=None):
+        if topic == "dovetail.status" and not asked:
+            raise BadInput(client.NOT_LOADED)
+        if topic == "config.load":
+            config.clear()
+            config.update(payload)
+        asked.append((topic, payload))
+        return {"dovetail.status": {"phase": "failed"}, "config.get": dict(config),
+                "broker.getenv": {"env": {"FLUX_MODULE_PATH": "/flux"}}}.get(topic, {})  # fmt: skip
+
+    monkeypatch.setattr(client, "call", call)
+    monkeypatch.setattr(load, "flux", lambda *_: "")
+    monkeypatch.setattr(load, "plugins", list)
+    monkeypatch.setattr(load, "command", lambda: "/bin/flux-dovetail")
+    monkeypatch.delenv("DOVETAIL_CACHE", raising=False)
+    return config, asked
+
+
+def test_a_request_by_hand_has_nothing_of_an_earlier_one(instance, monkeypatch):
+    config, _ = instance
+    monkeypatch.setenv("DOVETAIL_CACHE", "/another")
+    load.load("nodes=2,cores=1,provider=dovetail,network=bridge")
+    assert config["dovetail"]["cache"] == "/another"
+    assert config["dovetail"]["network"] == "bridge"
+    monkeypatch.delenv("DOVETAIL_CACHE")
+    load.load("nodes=1,provider=usernetes")
+    assert config["dovetail"]["usernetes"] == "/opt/usernetes", "which was there before"
+    load.load("nodes=1")
+    usual = {"usernetes": "/opt/usernetes", "up-timeout": 300, "network": "host"}
+    found = {"nodes": 1, "cores": "all", "command": "/bin/flux-dovetail", **usual}
+    assert config["dovetail"] == found
 
 
 def test_a_cache_is_the_submitters_wherever_slices_are(flux, tmp_path):

@@ -24,6 +24,7 @@ FOLDERS = {  # of our plugins for Flux, that an instance needs on its paths
     VARIABLE: "modprobe",
     "FLUX_MODULE_PATH_PREPEND": "modules",
 }
+DEFAULTS = "dovetail-defaults"  # the table `dovetail` as it was before the first request
 KILL_TIMEOUT = "40s"  # Flux's own 5 s are too short for a slice to end well
 SILENCE = "1m"  # of the leading broker; the slices of a dead one stay for Flux's own 5 minutes
 
@@ -60,7 +61,7 @@ def configuration(known: dict[str, Any], wanted: option.Request, command: str) -
     if not isinstance(known.get("job-manager", {}).get("plugins", []), list):
         raise BadInput("--conf: job-manager.plugins is a list of tables")
     table = whole(known, wanted, command)
-    found: dict[str, Any] = {"dovetail": table}
+    found: dict[str, Any] = {"dovetail": table, DEFAULTS: {**known.get("dovetail", {})}}
     if "kill-timeout" not in known.get("exec", {}):
         found["exec"] = {"kill-timeout": KILL_TIMEOUT}
     if "heartbeat" not in known:  # else a longer period might be taken for silence
@@ -95,14 +96,15 @@ def load(text: str) -> None:
     if not executable:
         raise BadInput('flux-dovetail is not on FLUX_EXEC_PATH; type eval "$(dovetail env)" first')
     before = client.call("config.get")
-    table = whole(before, option.parse(text, before.get("dovetail")), executable)
+    usual = before.get(DEFAULTS, before.get("dovetail", {}))  # nothing of an earlier request
+    table = whole({"dovetail": usual}, option.parse(text, usual), executable)
     if os.environ.get("DOVETAIL_CACHE"):  # ours, which the instance may not have
         table["cache"] = os.path.abspath(os.environ["DOVETAIL_CACHE"])
     with contextlib.ExitStack() as undo:  # what is done before something fails is taken back
         if found:
             client.call("dovetail.down")  # the last of it may still be ending
             flux("module", "remove", "dovetail")
-        client.call("config.load", {**before, "dovetail": table})
+        client.call("config.load", {**before, "dovetail": table, DEFAULTS: usual})
         undo.callback(client.call, "config.load", before)
         there = flux("jobtap", "list", "--all").split()
         for plugin in plugins():
