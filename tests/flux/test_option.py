@@ -337,6 +337,13 @@ def test_a_request_by_hand_has_nothing_of_an_earlier_one(instance, monkeypatch):
     assert config["dovetail"] == found
 
 
+def test_a_module_that_was_loaded_by_hand_can_be_reloaded_by_its_name(instance):
+    _, asked = instance
+    load.load("nodes=1")
+    ((_, told),) = [one for one in asked if one[0] == "broker.setenv"]
+    assert told["env"]["FLUX_MODULE_PATH"] == f"/flux:{PLUGINS.parent / 'modules'}"
+
+
 def test_a_cache_is_the_submitters_wherever_slices_are(flux, tmp_path):
     done = flux("submit", "-n1", "--dovetail=nodes=1", DOVETAIL_CACHE="cache")
     found = json.loads(done.stdout)["attributes"]["system"]["environment"]

@@ -2,9 +2,9 @@
 """What an instance needs so that the broker module is loaded, from its start or later.
 
 Outputs: the configuration and the folders of an instance that is started with --dovetail; and in
-one that was started without, the table `dovetail`, the module, and the variable by which
-flux-modprobe(1) finds the module again to remove it when the instance ends: a module that nobody
-removes makes the broker fail.
+one that was started without, the table `dovetail`, the module, and the variables by which it is
+found again: by flux-modprobe(1), to remove it when the instance ends, since a module that nobody
+removes makes the broker fail, and by the broker, when the user has it loaded anew.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ FOLDERS = {  # of our plugins for Flux, that an instance needs on its paths
     VARIABLE: "modprobe",
     "FLUX_MODULE_PATH_PREPEND": "modules",
 }
+MODULES = "FLUX_MODULE_PATH"  # of the broker: where `flux module reload` has it look
 DEFAULTS = "dovetail-defaults"  # the table `dovetail` as it was before the first request
 KILL_TIMEOUT = "40s"  # Flux's own 5 s are too short for a slice to end well
 SILENCE = "1m"  # of the leading broker; the slices of a dead one stay for Flux's own 5 minutes
@@ -111,7 +112,12 @@ def load(text: str) -> None:
             if os.path.basename(plugin) not in there:
                 flux("jobtap", "load", plugin)
                 undo.callback(flux, "jobtap", "remove", os.path.basename(plugin))
-        paths = [os.environ.get(VARIABLE, ""), str(install_paths.flux_plugin(FOLDERS[VARIABLE]))]
-        client.call("broker.setenv", {"env": {VARIABLE: ":".join(filter(None, paths))}})
+        paths = {MODULES: str(install_paths.flux_plugin("modules")),
+                 VARIABLE: str(install_paths.flux_plugin(FOLDERS[VARIABLE]))}  # fmt: skip
+        known = client.call("broker.getenv", {"names": [*paths]})["env"]
+        for name, folder in paths.items():
+            others = [one for one in known.get(name, "").split(":") if one not in ("", folder)]
+            paths[name] = ":".join([*others, folder])
+        client.call("broker.setenv", {"env": paths})
         flux("module", "load", str(install_paths.flux_plugin("modules/dovetail.py")))
         undo.pop_all()
