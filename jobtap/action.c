@@ -78,6 +78,9 @@ static int start(lua_State *L, enum hold_kind kind)
     struct record *record = record_get(action.host, action.id);
     int rc;
 
+    // Flux holds the job once by it, and of a second removal the job would never recover.
+    if (record && kind == HOLD_DEPENDENCY && record_holds(record, kind, description))
+        return result(L, 0);
     if (!record || record_hold(record, kind, description) < 0)
         return result(L, -1);
     if (kind == HOLD_DEPENDENCY)

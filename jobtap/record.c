@@ -133,6 +133,15 @@ int record_hold(struct record *record, enum hold_kind kind, const char *descript
     return 0;
 }
 
+bool record_holds(const struct record *record, enum hold_kind kind, const char *description)
+{
+    const struct hold *hold = record->holds;
+
+    while (hold && (hold->kind != kind || strcmp(hold->description, description) != 0))
+        hold = hold->next;
+    return hold;
+}
+
 bool record_unhold(struct record *record, enum hold_kind kind, const char *description)
 {
     struct hold **link = &record->holds, *hold;

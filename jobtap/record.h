@@ -31,6 +31,7 @@ struct record {
 struct record *record_find(struct host *host, flux_jobid_t id);
 struct record *record_get(struct host *host, flux_jobid_t id); // made if need be
 int record_hold(struct record *record, enum hold_kind kind, const char *description);
+bool record_holds(const struct record *record, enum hold_kind kind, const char *description);
 // False if the job is not held by that.
 bool record_unhold(struct record *record, enum hold_kind kind, const char *description);
 // Raises an exception on a job in any state.

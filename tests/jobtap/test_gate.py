@@ -104,6 +104,15 @@ def test_a_cancelled_job_does_not_wait(flux):
     assert (found["errors"], found["waiting"]) == (0, 0)
 
 
+def test_a_job_that_says_twice_for_what_it_waits_runs(flux):
+    with flux.plugin("gate"), service(flux):
+        job = flux.submit(UP, UP, QUICK, "true")
+        flux.wait(job, "dependency-add")
+        tell(flux, "up")
+        flux.wait(job, "clean")
+    assert flux.contexts(job, "finish") == [{"status": 0}]
+
+
 def test_other_values_of_the_dependency_are_refused(flux):
     with flux.plugin("gate"):
         done = flux.run("submit", "--dependency=dovetail:down", QUICK, "true")
