@@ -298,6 +298,16 @@ def test_a_configuration_to_which_nothing_can_be_added_is_refused(flux, key):
     assert f"--conf: {key} is a " in done.stderr
 
 
+def test_a_plugin_that_a_configuration_has_already_is_loaded_once(flux):
+    theirs = [{"load": "perilog.so"}, {"load": "/usr/lib/flux/alloc-bypass.so"}]
+    conf = f"--conf=job-manager.plugins={json.dumps(theirs)}"
+    done = flux("batch", "-N1", "--wrap", "--dovetail=nodes=1", conf)
+    files = json.loads(done.stdout)["attributes"]["system"]["files"]
+    found = files["conf.json"]["data"]["job-manager"]["plugins"]
+    assert found[:2] == theirs
+    assert not any("bypass" in one["load"] for one in found[2:])
+
+
 @pytest.fixture
 def instance(monkeypatch):
     """The configuration of an instance in which `up --dovetail` loads the module, and no more."""

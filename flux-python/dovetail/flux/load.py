@@ -68,7 +68,8 @@ def configuration(known: dict[str, Any], wanted: option.Request, command: str) -
     if "heartbeat" not in known:  # else a longer period might be taken for silence
         found["heartbeat"] = {"timeout": SILENCE}
     loaded = [*known.get("job-manager", {}).get("plugins", [])]
-    loaded += [{"load": path} for path in plugins()]
+    there = {os.path.basename(str(one.get("load"))) for one in loaded if isinstance(one, dict)}
+    loaded += [{"load": path} for path in plugins() if os.path.basename(path) not in there]
     if loaded:
         found["job-manager"] = {"plugins": loaded}
     return found
