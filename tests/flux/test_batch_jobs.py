@@ -520,15 +520,18 @@ def test_nodes_come_and_go_while_the_job_runs(flux):
     assert "taken down" in flux.run("dovetail", "up", uri=uri, code=1)
 
 
-def test_more_nodes_than_there_are_cores_for_block_nothing(flux):
+def test_more_nodes_than_there_are_free_cores_for_block_nothing(flux):
     flux.plan()
     job = flux.batch("flux dovetail up; sleep 1000", dovetail="--dovetail=nodes=1,cores=1")
     uri = flux.inside(job)
     flux.run("dovetail", "up", uri=uri)
     cores = int(flux.run("resource", "list", "-s", "all", "-no", "{ncores}", uri=uri))
-    waiting = flux.start("dovetail", "resize", str(cores + 2), uri=uri)
+    too_many = flux.run("dovetail", "resize", str(cores + 1), uri=uri, code=2)
+    assert f"{cores + 1} nodes do not fit into this instance; {cores} do" in too_many
+    flux.run("submit", "-n2", "sleep", "inf", uri=uri)
+    waiting = flux.start("dovetail", "resize", str(cores), uri=uri)
     assert eventually(lambda: flux.status(uri)["phase"] == "degraded")
-    assert f" of {cores + 2} nodes" in flux.run("dovetail", "status", uri=uri)
+    assert f" of {cores} nodes" in flux.run("dovetail", "status", uri=uri)
     assert flux.run("dovetail", "up", uri=uri).startswith("Kubernetes is degraded: ")
     held = flux.run("submit", "--dependency=dovetail:up", "--cores=1", "true", uri=uri)
     flux.run("job", "wait-event", held, "depend", uri=uri)

@@ -412,6 +412,15 @@ def test_what_is_up_is_used_where_more_nodes_are_wanted_than_there_are_cores():
     assert play.told("r") == [(FAILED, "1 node is wanted by now, not 12")]
 
 
+def test_a_resize_for_which_there_is_no_room_even_when_all_is_idle_is_refused():
+    play = Play(2).begin().ready(0, 1)
+    play.state.room = 4
+    play.ask("resize", "r", nodes=5)
+    assert play.told("r") == [(INVALID, "5 nodes do not fit into this instance; 4 do")]
+    assert (play.state.phase, play.state.wanted) == ("up", 2)
+    assert play.ask("resize", "fits", nodes=4).submits() == [0, 1, 2, 3]
+
+
 def test_a_slice_that_is_lost_and_finds_no_core_holds_nobody_up():
     play = Play().begin().ready(0, 1).over(1, 9)
     assert play.state.phase == "degraded"

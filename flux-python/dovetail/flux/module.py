@@ -191,9 +191,16 @@ class Dovetail(BrokerModule):
         if number is not None:
             self.adopting[number] = job
         if not self.unknown and self.adopting:
-            self.begin(self.adopting)
+            flux.resource.resource_list(self.handle).then(self.room_known)
         elif not self.unknown:
             self.start_fresh()
+
+    @guarded
+    def room_known(self, future: Future) -> None:
+        """Take over slices that run; they are there already, wherever they have room."""
+        with contextlib.suppress(OSError):
+            self.state.room = option.room_on(self.request, cores_of(future.get().all))
+        self.begin(self.adopting)
 
     @guarded
     def fresh(self, *_: object) -> None:
@@ -214,8 +221,9 @@ class Dovetail(BrokerModule):
 
     def check_room(self, resources: Any) -> None:  # noqa: ANN401
         """Fail at once where slices would wait for cores that there are not."""
+        nodes = cores_of(resources)
+        self.state.room = option.room_on(self.request, nodes)
         try:
-            nodes = [resources.copy_ranks([rank]).ncores for rank in resources.ranks]
             option.check_room(replace(self.request, nodes=self.state.wanted), nodes)
         except BadInput as error:
             self.do(self.state.fail(str(error)))
@@ -408,6 +416,11 @@ class Dovetail(BrokerModule):
         self.do(self.state.drop(gone))
         for key in gone:
             self.forget(key)
+
+
+def cores_of(resources: Any) -> list[int]:  # noqa: ANN401
+    """How many cores each node has."""
+    return [resources.copy_ranks([rank]).ncores for rank in resources.ranks]
 
 
 def sender(message: Message) -> str:

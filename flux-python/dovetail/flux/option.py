@@ -190,9 +190,14 @@ def check_cores(request: Request, largest: int, where: str) -> None:
         raise BadInput(f"{where}: cores={request.cores}, and no node here has more than {largest}")
 
 
+def room_on(request: Request, nodes: Collection[int]) -> int:
+    """How many slices fit on nodes of so many cores."""
+    return sum(cores // request.cores if request.cores else 1 for cores in nodes)
+
+
 def check_room(request: Request, nodes: Collection[int], where: str = WHERE) -> None:
     """Refuse more slices than there is room for on the `nodes` of an instance, of so many cores."""
-    room = sum(cores // request.cores if request.cores else 1 for cores in nodes)
+    room = room_on(request, nodes)
     if nodes and not room:
         check_cores(request, max(nodes), where)
     if nodes and request.nodes > room:

@@ -99,6 +99,8 @@ def resize(state: Instance, key: Key, payload: Payload) -> Effects:
     nodes = decode(messages.Resize, payload, others=True).nodes
     if state.failure or state.ending:
         yield Refuse(key, FAILED, state.failure or DOWN)
+    elif state.room and nodes > max(state.room, state.wanted):  # it would wait for ever
+        yield Refuse(key, INVALID, f"{nodes} nodes do not fit into this instance; {state.room} do")
     else:
         yield from state.resize(nodes)
         state.pending.resizing[key] = nodes, state.lost[-1:]

@@ -33,6 +33,7 @@ class Instance:
     def __init__(self, nodes: int, executor: str, up_timeout: float) -> None:
         self.executor, self.up_timeout = executor, up_timeout
         self.wanted = nodes
+        self.room = 0  # for so many slices, however idle all else is; 0 is not known
         self.slices = Slices()
         self.agents: dict[Key, int] = {}  # the slices of those that listen for orders
         self.last = 0  # highest slice number so far
