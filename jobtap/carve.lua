@@ -11,9 +11,7 @@ local keys = { users = "list of user ids", queues = "list of names", ["max-nodes
     contact = "text" }
 local policy = {}
 
-local function whole(value)
-    return math.type(value) == "integer" and value >= 1
-end
+local function whole(value) return math.type(value) == "integer" and value >= 1 end
 
 local function list(value, kind)
     for i = 1, type(value) == "userdata" and #value or 0 do
@@ -49,10 +47,11 @@ local function allowed(items, value)
 end
 
 -- The nodes that the job itself asks for; nil where it asks for cores on any number of them.
-local function nodes_of(jobspec)
-    for _, resource in ipairs(jobspec.resources) do
-        local count = resource.type == "node" and resource.count
-        if count then return type(count) == "number" and count or count.max or count.min end
+local function nodes_of(resources)
+    for _, resource in ipairs(resources) do
+        local count, inner = resource.count, resource.type == "node" and 1 or nodes_of(resource.with or {})
+        count = type(count) == "number" and count or count.max or count.min
+        if count and inner then return count * inner end
     end
 end
 
@@ -65,7 +64,7 @@ end
 local function share(job, asked)
     local nodes, cores, most = asked.nodes, asked.cores or "all", policy["max-cores"]
     if policy.reduce and whole(nodes) and (cores == "all" or whole(cores)) then
-        local has = nodes_of(job.jobspec) or math.huge
+        local has = nodes_of(job.jobspec.resources) or math.huge
         nodes = math.max(1, math.min(nodes, policy["max-nodes"] or nodes, share_of(has)))
         cores = most and (cores == "all" or cores > most) and most or cores
     end
@@ -74,7 +73,7 @@ end
 
 local function objection(job, asked)
     local nodes, cores = share(job, asked)
-    local system, has = job.jobspec.attributes.system, nodes_of(job.jobspec)
+    local system, has = job.jobspec.attributes.system, nodes_of(job.jobspec.resources)
     if not whole(nodes) then
         return "nodes is a whole number from 1 on"
     elseif cores ~= "all" and not whole(cores) then
@@ -89,6 +88,8 @@ local function objection(job, asked)
         return string.format("nodes=%d is more than the %d allowed here", nodes, policy["max-nodes"])
     elseif policy["max-cores"] and (cores == "all" or cores > policy["max-cores"]) then
         return string.format("cores=%s is more than the %d allowed on a node", cores, policy["max-cores"])
+    elseif not has and (policy["max-share"] or 1) < 1 then
+        return string.format("%g %% of the job's nodes are allowed; ask for them with -N", policy["max-share"] * 100)
     elseif has and nodes > share_of(has) then
         return string.format("nodes=%d is more than %g %% of the job's %d nodes", nodes, policy["max-share"] * 100, has)
     end
@@ -111,9 +112,8 @@ jobtap.on("job.new", function(job)
     if asked and (job.state == "NEW" or not job:posted("memo")) then -- another plugin may annotate first
         local nodes, cores = share(job, asked)
         local gets = { nodes = nodes, cores = cores }
-        if nodes ~= asked.nodes or cores ~= (asked.cores or "all") then
-            assert(job:update({ ["attributes.user.dovetail"] = gets }))
-        end
+        local cut = nodes ~= asked.nodes or cores ~= (asked.cores or "all")
+        if cut then assert(job:update({ ["attributes.user.dovetail"] = gets })) end
         job:annotate({ dovetail = gets })
     end
 end)

@@ -49,6 +49,11 @@ def jobspec(asked: object, nodes: int | None = 4, queue: str | None = None) -> d
     return {"version": 1, "resources": [resource], "attributes": attributes}
 
 
+def in_slots(spec: dict[str, Any], count: int) -> dict[str, Any]:
+    """The same with so many slots around its nodes, as `--resources-shape` makes them."""
+    return {**spec, "resources": [{"type": "slot", "count": count, "with": spec["resources"]}]}
+
+
 @pytest.fixture(params=lua_core.VERSIONS)
 def judge(request: pytest.FixtureRequest) -> Callable[..., str]:
     """What is printed for a job: what was done to it, or why it was rejected."""
@@ -99,10 +104,13 @@ UNCUT = {
         jobspec({"nodes": 1, "cores": 2}),
         {"max-nodes": 2, "max-cores": 8},
     ),
-    "nodes that are unknown, by a share": (jobspec({"nodes": 2}, nodes=None), {"max-share": 0.1}),
+    "nodes that are unknown, where all are allowed": (
+        jobspec({"nodes": 2}, nodes=None), {"max-share": 1.0},
+    ),
     "nothing asked for": (jobspec(None), {"max-nodes": 1}),
     "a slice, judged already": (jobspec({"slice": 1}), {"max-nodes": 1}),
-}
+    "a slice, judged already, by a share": (jobspec({"slice": 1}, nodes=None), {"max-share": 0.5}),
+}  # fmt: skip
 REJECTED = {
     "no nodes": (jobspec({}), {}, "nodes is a whole number from 1 on"),
     "nodes in words": (jobspec({"nodes": "two"}), {}, "nodes is a whole number from 1 on"),
@@ -132,6 +140,18 @@ REJECTED = {
     ),
     "too large a share, in smaller pieces": (
         jobspec({"nodes": 3, "cores": 1}), {"max-share": 0.5}, "nodes=3 is more than 50 %",
+    ),
+    "a share of nodes that are unknown": (
+        jobspec({"nodes": 1, "cores": 1}, nodes=None), {"max-share": 0.5},
+        "50 % of the job's nodes are allowed; ask for them with -N",
+    ),
+    "too large a share of nodes in slots": (
+        in_slots(jobspec({"nodes": 3}, nodes=2), 2), {"max-share": 0.5},
+        "nodes=3 is more than 50 % of the job's 4 nodes",
+    ),
+    "more nodes than the job has in slots": (
+        in_slots(jobspec({"nodes": 5}, nodes=2), 2), {},
+        "nodes=5 does not fit into the job's 4 nodes",
     ),
     "the site's own words": (
         jobspec({"nodes": 9}), {"contact": "ask hpc@example.org"}, "; ask hpc@example.org",
