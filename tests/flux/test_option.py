@@ -291,6 +291,39 @@ def test_what_is_said_on_the_command_line_wins_over_defaults_of_a_configuration(
     assert '"node-image": "u:2"' in done.stdout, done.stderr
 
 
+PYTHON = """
+import sys
+from flux.job import JobspecV1 as Made
+more = eval(sys.argv[2])
+args = {"from_submit": [["true"]]}.get(sys.argv[1], [])
+try:
+    print(getattr(Made, sys.argv[1])(*args, **more).dumps())
+except ValueError as error:
+    print(error)
+"""
+
+
+def test_pythons_interface_makes_the_same_instance_as_a_command(flux, tmp_path):
+    (tmp_path / "made.py").write_text(PYTHON)
+
+    def made(name, **more):
+        return flux("python", "made.py", name, repr(more)).stdout
+
+    batch = {"content": "#!/bin/sh\n", "nodes": 2}
+    for name, more in ("from_batch", batch), ("from_alloc", {"nodes": 2}):
+        for conf in {}, {"conf": {"dovetail": {"up-timeout": 7}, "exec": {"a": 1}}}:
+            spec = json.loads(made(name, dovetail="nodes=2", **more, **conf))["attributes"]
+            data = spec["system"]["files"]["conf.json"]["data"]
+            assert data["dovetail"]["nodes"] == spec["user"]["dovetail"]["nodes"] == 2
+            assert data["dovetail"].get("up-timeout") == (7 if conf else None)
+            assert data["exec"] == {**({"a": 1} if conf else {}), "kill-timeout": "40s"}
+        command = json.loads(made(name, dovetail="nodes=2", **more))["tasks"][0]["command"]
+        assert command[:3] == ["flux", "broker", "-c{{tmpdir}}/conf.json"]
+        assert "nodes=3 with all cores" in made(name, dovetail="nodes=3", **more)
+    spec = json.loads(made("from_submit", dovetail="nodes=2"))
+    assert spec["attributes"]["system"]["files"]["dovetail-conf.json"]
+
+
 @pytest.mark.parametrize("key", ["exec", "job-manager", "job-manager.plugins"])
 def test_a_configuration_to_which_nothing_can_be_added_is_refused(flux, key):
     done = flux("batch", "-N1", "--wrap", "--dovetail=nodes=1", f"--conf={key}=3")

@@ -16,6 +16,7 @@ from typing import Any
 import flux
 import flux.resource
 from flux.cli.plugin import CLIPlugin
+from flux.util import dict_merge
 
 Namespace = Any  # these two are of Flux, which has no types
 Jobspec = Any
@@ -62,33 +63,39 @@ class DovetailPlugin(CLIPlugin):
         if text is None:
             return
         args.dovetail = text  # of each copy that `--cc` makes, Flux hands on what was set on itself
+        said = str(getattr(args, "nodes", ""))  # text in `flux submit`; Flux refuses what is none
+        nodes = int(said) if said.isdecimal() else None
+        if self.prog == WRAPS:  # which has no --conf
+            self.added(text, {}, nodes)
+        elif hasattr(args, "conf"):  # else Python's interface has put it into the jobspec already
+            args.conf.update(self.added(text, args.conf.config or {}, nodes))
+
+    def added(self, text: str, known: dict[str, Any], nodes: int | None) -> str:
+        """What is added to the `known` configuration, as JSON. Raises ValueError."""
         try:
-            known = {} if self.prog == WRAPS else args.conf.config or {}  # it has no --conf
             option.check(known.get("dovetail", {}), "--conf: dovetail")
             wanted = option.parse(text, known.get("dovetail"))
-            said = str(args.nodes)  # text in `flux submit`; Flux refuses what is no number
-            nodes = int(said) if said.isdecimal() else None
             option.check_fits(wanted, nodes, f"--dovetail={text}")
             option.check_cores(wanted, largest_node() or wanted.cores, f"--dovetail={text}")
+            command = load.command()
+            if not command:
+                raise BadInput("--dovetail: flux-dovetail is not on FLUX_EXEC_PATH; "
+                               'type eval "$(dovetail env)" first')  # fmt: skip
+            return json.dumps(load.configuration(known, wanted, command), indent=1)
         except BadInput as error:
             raise ValueError(str(error)) from None
-        command = load.command()
-        if not command:
-            raise ValueError("--dovetail: flux-dovetail is not on FLUX_EXEC_PATH; "
-                             'type eval "$(dovetail env)" first')  # fmt: skip
-        try:
-            found = load.configuration(known, wanted, command)
-        except BadInput as error:
-            raise ValueError(str(error)) from None
-        if self.prog != WRAPS:
-            args.conf.update(json.dumps(found, indent=1))
 
     def modify_jobspec(self, args: Namespace, jobspec: Jobspec) -> None:
         """Name what was asked for to the site's policy; let the instance find the module."""
         text = getattr(args, "dovetail", None)
         if text is None:
             return
-        known = {} if self.prog == WRAPS else args.conf.config["dovetail"]
+        if self.prog == WRAPS:
+            known = {}
+        elif hasattr(args, "conf"):
+            known = args.conf.config["dovetail"]
+        else:
+            known = self.configure(jobspec, text)
         jobspec.setattr("attributes.user.dovetail", option.parse(text, known).plain())
         environment = jobspec.environment
         for name, folder in load.FOLDERS.items():
@@ -104,3 +111,14 @@ class DovetailPlugin(CLIPlugin):
             options = {"per-resource": {"type": "node"}, "mpi": "none", "exit-timeout": "none"}
             for name, value in options.items():  # as `flux batch` has them
                 jobspec.setattr_shell_option(name, value)
+
+    def configure(self, jobspec: Jobspec, text: str) -> Any:  # noqa: ANN401
+        """Configure what Python's from_batch() or from_alloc() made; returns its `dovetail`."""
+        files = jobspec.attributes["system"].get("files", {})
+        conf = files["conf.json"]["data"] if "conf.json" in files else {}
+        nodes = next((one["count"] for one in jobspec.resources if one["type"] == "node"), None)
+        conf = dict_merge(conf, json.loads(self.added(text, conf, nodes)))
+        if "conf.json" not in files:
+            jobspec.tasks[0]["command"].insert(2, "-c{{tmpdir}}/conf.json")
+        jobspec.add_file("conf.json", conf)
+        return conf["dovetail"]
