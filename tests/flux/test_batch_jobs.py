@@ -659,6 +659,19 @@ def test_nothing_is_up_once_its_jobs_are_cancelled(flux):
 
 
 @either
+def test_a_slice_that_is_lost_as_flux_tells_of_no_jobs_is_noticed(flux):
+    """The shells of running jobs end when this module of Flux is loaded anew."""
+    job = flux.batch("flux dovetail up; sleep 1000", dovetail="--dovetail=nodes=1,cores=1")
+    uri = flux.inside(job)
+    flux.run("dovetail", "up", uri=uri)
+    flux.run("module", "reload", "job-info", uri=uri)
+    assert eventually(lambda: flux.status(uri)["phase"] == "failed"), flux.status(uri)
+    assert flux.status(uri)["reason"].startswith("the control slice ended: exec: ")
+    flux.run("dovetail", "down", uri=uri)
+    flux.run("cancel", job)
+    flux.wait(job)
+
+
 def test_two_jobs_on_one_node_do_not_meet(flux):
     jobs = []
     for number in (1, 2):

@@ -41,6 +41,7 @@ from dovetail.flux.instance.state import Instance
 from dovetail.host import processes
 
 ALL_UP = 10.0  # seconds for all brokers to be up, before slices go to those that are
+AGAIN = 1.0  # seconds until somebody who did not answer is asked again
 PARENT = 10.0  # seconds for the instance around us to say what our job may have
 Message = Any  # these three are of Flux, which has no types
 Future = Any
@@ -329,13 +330,19 @@ class Dovetail(BrokerModule):
         """Follow a slice's job."""
         flux.job.event_watch_async(self.handle, job).then(self.job_event, number, job)
 
+    def watch_again(self, number: int, job: int) -> None:
+        """Follow a slice's job from its beginning; what was known already changes nothing."""
+        if number in self.state.slices:
+            self.watch_job(number, job)
+
     @guarded
     def job_event(self, future: Future, number: int, job: int) -> None:
         """Something happened to a slice's job."""
         try:
             event = future.get_event()
-        except OSError as error:
+        except OSError as error:  # who tells us of them may just be loaded anew
             self.log.error(f"slice {number}: its events cannot be followed: {error}")
+            self.timer(AGAIN, lambda: self.watch_again(number, job))
             return
         if event is None:
             return
