@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from dovetail.core.errors import BadInput
+from dovetail.core.errors import BadInput, WorkFailed
 from dovetail.flux import client, command, load, option
 from usernetes_setup.build import programs
 
@@ -229,6 +229,26 @@ def test_without_a_build_kubectl_is_the_one_on_the_path(monkeypatch, tmp_path, c
     (tmp_path / "kubectl").touch(0o755)
     command.main(["kubectl", "get", "nodes"])
     assert started == [(f"{tmp_path}/kubectl", ["kubectl", "get", "nodes"])]
+
+
+def test_logs_says_in_plain_words_what_is_not_there_yet(monkeypatch, capsys):
+    waits = {"number": 7, "job": 99, "state": "submitted"}
+    status = {"slices": [waits, {**waits, "number": 8, "job": 0}], "runs": []}
+    monkeypatch.setattr(client, "call", lambda _: status)
+
+    def flux(*_):
+        raise WorkFailed("flux-job: eventlog path guest.output not found")
+
+    monkeypatch.setattr(load, "flux", flux)
+    for words, why in {
+        (): "no run was submitted yet",
+        ("0",): "there is no run 0; see",
+        ("--slice", "7"): "slice 7 waits for cores, and has not started yet",
+        ("--slice", "8"): "slice 8 waits for cores, and has not started yet",
+        ("--slice", "9"): "there is no slice 9; see",
+    }.items():
+        assert command.main(["logs", *words]) == 2
+        assert capsys.readouterr().err.startswith(f"flux dovetail: logs: {why}")
 
 
 def test_every_copy_of_a_submitted_command_gets_an_instance_of_its_own(flux):

@@ -258,15 +258,24 @@ def do_logs(args: argparse.Namespace) -> int:
     """A run's log, or a slice's output."""
     found = client.call("dovetail.status")
     if args.slice is not None:
-        job = next((one["job"] for one in found["slices"] if one["number"] == args.slice), 0)
-        if not job:
+        one = next((one for one in found["slices"] if one["number"] == args.slice), None)
+        if one is None:
             raise BadInput(f"logs: there is no slice {args.slice}; see `flux dovetail status`")
-        eventlog = load.flux("job", "eventlog", "-fjson", "--path=guest.output", str(job))
+        try:
+            words = ("eventlog", "-fjson", "--path=guest.output", str(one["job"]))
+            eventlog = load.flux("job", *words)
+        except WorkFailed:
+            if one["state"] != "submitted":
+                raise
+            waits = f"slice {args.slice} waits for cores, and has not started yet"
+            raise BadInput(f"logs: {waits}") from None
         log = format.output(eventlog)
         show(args, {"slice": args.slice, "log": log}, log)
         return 0
     runs = {run["number"]: run for run in found["runs"]}
-    number = args.run if args.run is not None else max(runs, default=0)
+    if args.run is None and not runs:
+        raise BadInput("logs: no run was submitted yet")
+    number = args.run if args.run is not None else max(runs)
     if number not in runs:
         raise BadInput(f"logs: there is no run {number}; see `flux dovetail status`")
     log = ""
