@@ -728,3 +728,33 @@ def test_memory_that_was_only_seen_keeps_nobody_from_running_alone():
     end, _ = Controller(specs(1, memory=151), small).handle(protocol.Tick(0.0))
     assert end.cause is Cause.TOO_LARGE
     assert end.reason == "needs 151 bytes of memory, there are 150"
+
+
+@pytest.mark.parametrize(("first", "second"), [("", "no room"), ("no room", ""), ("no", "no")])
+def test_each_of_two_resizes_on_their_way_has_its_own_answer(first, second):
+    """As on a cluster, where one takes seconds: what was refused was never done."""
+    controller = Controller(specs(1), CAPACITY)
+    t, state = running(controller), controller._state
+    state.suspend(state.sims["a-0"], "for this test")
+    state.flush()
+    asked = [a for a in controller.handle(protocol.Tick(t)) if isinstance(a, protocol.Resize)]
+    assert [one.shares["a-0"].suspended for one in asked] == [False], "nothing else runs"
+    controller.handle(protocol.Resized(t, ("a-0",), first))
+    controller.handle(protocol.Resized(t, ("a-0",), second))
+    suspended = second != "" and first == ""
+    assert (controller.view("a-0").state == "suspended") is suspended
+    assert controller.running()["a-0"].suspended is suspended
+
+
+def test_one_that_is_suspended_is_so_though_an_earlier_resize_of_it_is_refused():
+    controller = Controller(specs(1), CAPACITY)
+    running(controller)
+    state, sim = controller._state, controller._state.sims["a-0"]
+    state.share(sim, "for this test", requests=(400, 400))
+    state.flush()
+    state.suspend(sim, "for this test")
+    state.flush()
+    state.resized(["a-0"], "no room")
+    state.resized(["a-0"], "")
+    assert sim.stage is Stage.SUSPENDED
+    assert sim.share.suspended

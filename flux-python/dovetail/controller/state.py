@@ -138,7 +138,7 @@ class State:
         self.lost = 0.0
         self.empty_since: float | None = None
         self.noted: set[object] = set()
-        self.resizing: dict[str, tuple[Share, float]] = {}
+        self.resizing: dict[str, list[tuple[Share, float]]] = {}
         self._out: list[Action] = []
         self._launches: list[str] = []
         self._changes: dict[str, Share] = {}
@@ -729,7 +729,8 @@ class State:
             return
         name = sim.spec.name
         if name not in self._launches:
-            self.resizing.setdefault(name, (old, self.now))
+            if name not in self._changes:
+                self.resizing.setdefault(name, []).append((old, self.now))
             self._changes[name] = new
             if why not in self._why:
                 self._why.append(why)
@@ -747,14 +748,14 @@ class State:
 
     def settled(self) -> bool:
         """True if no resize is on its way."""
-        late = [n for n, (_, at) in self.resizing.items() if self.now - at > ACK_LIMIT]
+        late = [n for n, asked in self.resizing.items() if self.now - asked[0][1] > ACK_LIMIT]
         for name in late:
             del self.resizing[name]
         return not self.resizing
 
     def resized(self, names: Sequence[str], refused: str) -> None:
         """A resize took effect, or none of it did and the old shares hold."""
-        old = {name: self.resizing.pop(name) for name in names if name in self.resizing}
+        old = self._answered(names, refused)
         sims = [self.sims[name] for name in old]
         if refused and old and self._only_bound(sims, old, refused):
             return
@@ -762,21 +763,38 @@ class State:
             self.resize_after = self.now + self.settings.cooldown
             self.requests_due = AT_ONCE
             for sim in sims:
-                self._revert(sim, old[sim.spec.name][0])
+                self._revert(sim, old[sim.spec.name])
             self.note("hold", f"a resize was refused, the old shares hold: {refused}")
             return
         here = [sim for sim in sims if sim.spec.name in self.active]
         if not self.own_cores:
             self.restart_windows(here)
         for sim in here:
-            if sim.bound != old[sim.spec.name][0].bound:
+            if sim.bound != old[sim.spec.name].bound:
                 sim.meter.reset()
 
-    def _only_bound(
-        self, sims: Sequence[Simulation], old: Mapping[str, tuple[Share, float]], why: str
-    ) -> bool:
+    def _answered(self, names: Sequence[str], refused: str) -> dict[str, Share]:
+        """What each had before the resize that this is the answer to, the oldest on its way.
+
+        Without those of which a refusal tells nothing yet, as another resize of theirs is under
+        way: what they have is what that one gives them, or else what they had before this one.
+        """
+        before: dict[str, Share] = {}
+        for name in names:
+            if not (asked := self.resizing.get(name)):
+                continue
+            old, _ = asked.pop(0)
+            if not (refused and asked):
+                before[name] = old
+            if asked:
+                asked[0] = (old if refused else asked[0][0], asked[0][1])
+            else:
+                del self.resizing[name]
+        return before
+
+    def _only_bound(self, sims: Sequence[Simulation], old: Mapping[str, Share], why: str) -> bool:
         """Whether nothing was refused but to be bound to cores, which is not asked for again."""
-        shares = [(sim.share, old[sim.spec.name][0]) for sim in sims]
+        shares = [(sim.share, old[sim.spec.name]) for sim in sims]
         if not all(new and old == replace(new, bound=old.bound) for new, old in shares):
             return False
         blamed = [sim for sim in sims if why.startswith(f"{sim.spec.name}: ")] or sims
@@ -784,7 +802,7 @@ class State:
             if sim.bound and not self.shape(sim).binding.closed:
                 sim.unbindable = why, self.now
         for sim in sims:
-            self._revert(sim, old[sim.spec.name][0])
+            self._revert(sim, old[sim.spec.name])
         return True
 
     def tell_binding(self, sim: Simulation) -> None:
