@@ -418,3 +418,13 @@ def test_a_clock_by_which_they_take_no_time_ends_no_run():
                    for name, _ in launched]  # fmt: skip
         launched = [one for some in actions for one in launches_of(some)]
     assert controller.finished
+
+
+def test_nobody_waits_long_for_the_cores_of_one_that_stands_still():
+    stalled = [Fault(14.0, "stall", "a-1")]
+    queue = specs(3, (1, 2), iterations=300)
+    work = {"a": even(0.05, 2, noise=0.0)}
+    result = run_simulated(queue, work, TWO_CORES, faults=stalled, limit=1000)
+    assert states(result) == {"done", "failed"}
+    starts = [t for t, a in result.actions if isinstance(a, protocol.Launch)]
+    assert max(starts) < 30.0

@@ -178,11 +178,13 @@ def seconds_left(state: State, sim: Simulation) -> float:
     """Seconds that a running simulation still needs, as far as is known.
 
     One that runs longer than predicted is taken to go on for as long again as it did beyond that:
-    nothing waits for its cores for longer than it gains by them.
+    nothing waits for its cores for longer than it gains by them. So is one that stands still, which
+    may hang.
     """
     left, rate = state.iterations_left(sim), state.shape(sim).rates.get(sim.spec.name)
     if left and rate:
-        return left / rate
+        still = state.now - max(sim.progress_at, sim.resumed_at)
+        return left / rate + max(0.0, still - max(1.0 / rate, state.settings.window))
     total = seconds_on(state, state.family(sim))[sim.spec.ranks]
     return max(LEAST_LEFT * total, abs(total - (state.now - sim.launched_at)))
 
