@@ -329,6 +329,9 @@ def test_where_steps_vary_the_end_is_less_than_half_the_last_one_away(tmp_path, 
     (tmp_path / "case/system").mkdir(parents=True)
     text = "endTime 1;\ndeltaT 0.1;\nadjustTimeStep yes;\n"
     (tmp_path / "case/system/controlDict").write_text(text)
+    checkpoint.begin(tmp_path / "case", (1.0,))
+    begun = (tmp_path / "case/system/controlDict").read_text()
+    checkpoint.stop(tmp_path / "case")
     if said is not None:
         (tmp_path / "log").write_text(said)
     words = [sys.executable, "-c", f"{IMPORT}; checkpoint.main()", "halted", "1"]
@@ -337,6 +340,8 @@ def test_where_steps_vary_the_end_is_less_than_half_the_last_one_away(tmp_path, 
         words, cwd=tmp_path / "case", env={**os.environ, "PYTHONPATH": path}, check=False
     )
     assert asked.returncode == (0 if left else NOTHING_LEFT)
+    text = (tmp_path / "case/system/controlDict").read_text()
+    assert text == begun, "who goes on by hand is not stopped after one step"
 
 
 @unit

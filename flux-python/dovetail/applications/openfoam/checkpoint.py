@@ -15,11 +15,13 @@ gone on from is there at each moment. The user's own case is never written to.
     begin(case, [1, 1])     # two equal ranks; before the solver first starts
     stop(case)              # while it runs; it ends by itself
     unfinished(case, log)   # once it has: True if there are steps left
+    stopped(case)           # then: who goes on in the case by hand is not stopped
     go_on(case, [1], log)   # '137', from where the solver goes on, on one rank, once started
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -116,6 +118,12 @@ def unfinished(case: Path, log: Path) -> bool:
     if control_dict.varies(found):  # deltaT is just the first step
         step = 0.0 if before is None else max(0.0, time - before)
     return time < end - step / 2
+
+
+def stopped(case: Path) -> None:
+    """Take back what `stop` asked for: who goes on by hand shall not stop after one step again."""
+    if _load(case) is not None:
+        _set_control(case, {})
 
 
 def go_on(case: Path, weights: Sequence[float], log: Path) -> str | None:
@@ -299,7 +307,10 @@ def main() -> None:
     log = case / ".." / "log"
     try:
         if verb == "halted":
-            sys.exit(0 if unfinished(case, log) else NOTHING_LEFT)
+            left = unfinished(case, log)
+            with contextlib.suppress(BadInput):
+                stopped(case)
+            sys.exit(0 if left else NOTHING_LEFT)
         if verb in ("begin", "halt"):
             begin(case, weights) if verb == "begin" else stop(case)
             return
