@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import pytest
 from dovetail.controller.controller import Controller
+from dovetail.controller.settings import Settings
 from dovetail.core import protocol
 from dovetail.core.protocol import Capacity, Cause, Node, Ranks, Spec
 from dovetail.executors.simulated.executor import Fault, Simulated, Work
@@ -428,3 +429,24 @@ def test_nobody_waits_long_for_the_cores_of_one_that_stands_still():
     assert states(result) == {"done", "failed"}
     starts = [t for t, a in result.actions if isinstance(a, protocol.Launch)]
     assert max(starts) < 30.0
+
+
+class CannotBeCutAgain(Simulated):
+    """What begins runs on any ranks; what has stopped on one goes on there alone."""
+
+    def launch(self, spec, share):
+        super().launch(spec, share)
+        if spec.name in self._kept and spec.ranks != 1:
+            self._end(self._sims[spec.name], Cause.LAUNCH_FAILED, 75, "reconstructPar failed")
+
+
+def test_what_cannot_be_cut_again_goes_on_as_it_was_though_another_ran_on_these_ranks():
+    queue = specs(3, (1, 2), checkpoint=True, iterations=1500)
+    result = run_simulated(
+        queue, {"a": even(0.06, 2, iterations=1500)}, TWO_CORES, limit=1000,
+        settings=Settings(harm=1.0), faults=[Fault(70.0, "fail", "a-2")], executor=CannotBeCutAgain,
+    )  # fmt: skip
+    assert launched(result)[:3] == [2, 1, 1]
+    assert stopped(result) == ["a-1"]
+    assert [view.state for view in result.controller.views()] == ["done", "done", "failed"]
+    assert launched(result)[3:] == [2, 1]

@@ -196,7 +196,8 @@ class Controller:
             sim.losses += 1
             state.requeue(sim, event.cause, event.reason)
             return
-        if broke and widths.starts_elsewhere(state, sim):
+        unready = self._unready(sim, event)
+        if broke and widths.starts_elsewhere(state, sim, unready):
             ranks = sim.spec.ranks
             sim.restarts += 1
             state.note(
@@ -208,7 +209,7 @@ class Controller:
             )
             state.requeue(sim, event.cause, event.reason)
             return
-        if stop is None and state.mode is not Mode.INTERRUPTED and self._may_go_on(sim, event):
+        if broke and unready and sim.losses < self.settings.restarts:
             sim.restarts += 1
             sim.losses += 1
             state.requeue(sim, event.cause, event.reason)
@@ -222,12 +223,10 @@ class Controller:
         state.end(sim, Stage.FAILED, by.cause if by else event.cause, why)
         state.note("fail", f"{event.name} failed: {sim.reason}", name=event.name)
 
-    def _may_go_on(self, sim: Simulation, event: protocol.Finished) -> bool:
+    def _unready(self, sim: Simulation, event: protocol.Finished) -> bool:
         """Whether it failed to go on from what it has written, which need not fail again."""
         written = sim.spec.checkpoint and sim.restarts + sim.stops > 0
-        return (
-            written and event.cause is Cause.LAUNCH_FAILED and sim.losses < self.settings.restarts
-        )
+        return written and event.cause is Cause.LAUNCH_FAILED
 
     def _goes_on(self, sim: Simulation, event: protocol.Finished) -> None:
         """It has stopped at a checkpoint to go on on other ranks, at once if they are free."""

@@ -161,13 +161,15 @@ def allowed(family: Family) -> tuple[int, ...]:
     return tuple(good) or planned(family)
 
 
-def starts_elsewhere(state: State, sim: Simulation) -> bool:
+def starts_elsewhere(state: State, sim: Simulation, unready: bool) -> bool:
     """Whether one that failed before its first iteration may do better on other ranks.
 
-    So it is if nothing has iterated or ended well on these; they are not taken again then.
+    So it is if nothing has iterated or ended well on these, or if what it has written was `unready`
+    to be gone on from here, of which those that began here tell nothing. They are not taken again
+    then, unless another one iterates on them.
     """
     family, shape = state.family(sim), state.shape(sim)
-    tried = shape.startup is not None or shape.lasted
+    tried = (shape.startup is not None or shape.lasted) and not unready
     if sim.iterations or tried or len(family.spec.widths) < 2:
         return False
     shape.broken = True
