@@ -354,6 +354,7 @@ def test_one_that_has_stopped_at_a_checkpoint_goes_on_though_it_seemed_to_hang()
         t += 1.0
         stops = [a for a in controller.handle(protocol.Tick(t)) if isinstance(a, Stop)]
     assert stops[0].cause is Cause.HUNG
+    assert stops[0].why.startswith("hung: no iteration for 30")
     actions = controller.handle(protocol.Finished(t, "a-0", Cause.CHECKPOINTED))
     (launch,) = [a for a in actions if isinstance(a, Launch)]
     assert launch.continued

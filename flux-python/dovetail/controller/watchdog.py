@@ -34,7 +34,7 @@ def _end_what_hangs(state: State) -> None:
         idle = state.now - max(sim.progress_at, sim.resumed_at)
         if limit is None or idle <= limit:
             continue
-        what = "no iteration" if sim.stage is Stage.RUNNING else "no first iteration"
+        what = "no iteration" if sim.iterations else "no first iteration"
         what = "no work outside MPI" if sim.by_work else what
         why = f"hung: {what} for {idle:.0f} s, the limit is {limit:.0f} s"
         state.note("fail", f"{sim.spec.name} is ended, {why}", name=sim.spec.name, idle=idle)
