@@ -143,9 +143,26 @@ def test_a_deadline_that_cannot_be_met_is_said_once():
     plan = specs("a", 4, (1, 3), deadline=3.0, iterations=300)
     result = run_simulated(plan, {"a": IMBALANCED}, TWO_CORES)
     assert states(result) == ["done"] * 4
-    said = [note.data["name"] for note in result.notes("fail")]
-    assert said
+    told = [note.data for note in result.notes("fail")]
+    said = [name for one in told for name in one.get("names") or [one["name"]]]
+    assert set(said) == {f"a-{i}" for i in range(4)}
     assert len(said) == len(set(said))
+
+
+@pytest.mark.parametrize("open_ranks", [(), (1, 2)])
+def test_who_waits_is_told_too_that_its_deadline_cannot_be_met(open_ranks):
+    plan = specs("a", 6, (1, 1), deadline=20.0, iterations=300, widths=open_ranks)
+    work = replace(BALANCED, cuts={1: (0.06,)})
+    result = run_simulated(plan, {"a": work}, TWO_CORES)
+    told = [(t, a) for t, a in result.actions if isinstance(a, protocol.Note) and a.what == "fail"]
+    (at, note), *_ = told
+    starts = {a.name: t for t, a in result.actions if isinstance(a, protocol.Launch)}
+    names = note.data["names"]
+    assert len(names) > 1
+    assert at < min(starts[name] for name in names)
+    assert f"{len(names)} of a that wait cannot meet their deadline" in note.why
+    about = [name for _, one in told for name in one.data.get("names") or [one.data["name"]]]
+    assert len(about) == len(set(about))
 
 
 def test_a_program_without_iterations_runs_alone():

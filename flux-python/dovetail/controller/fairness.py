@@ -12,8 +12,9 @@ from __future__ import annotations
 
 import math
 
+from dovetail.controller import widths
 from dovetail.controller.knowledge import Measure, TrialVerdict
-from dovetail.controller.simulation import Simulation
+from dovetail.controller.simulation import Family, Simulation
 from dovetail.controller.state import AT_ONCE, State
 from dovetail.controller.trial import measured, rollback
 
@@ -25,6 +26,8 @@ def keep_budgets(state: State) -> None:
     sims = list(state.active.values())
     for sim in sims:
         _warn_of_deadline(state, sim)
+    for family in state.families.values():
+        _warn_who_waits(state, family)
     # Whose ranks have cores to themselves cannot be helped by anybody's share.
     if (
         len(sims) < 2
@@ -76,6 +79,44 @@ def _warn_of_deadline(state: State, sim: Simulation) -> None:
             name=sim.spec.name,
             late=late,
         )
+
+
+def _warn_who_waits(state: State, family: Family) -> None:
+    """The same of those of a plan entry that are still queued, all at once."""
+    head = state.sims[family.queue[0][1]] if family.queue else None
+    if head is None or head.late_told or head.spec.deadline is None:
+        return
+    least = _least_seconds(state, head)
+    late = 0.0 if least is None else state.t + least - head.spec.deadline
+    if late <= 0.0:
+        return
+    waiting = [state.sims[name] for _, name in sorted(family.queue)]
+    names = [sim.spec.name for sim in waiting if not (sim.late_told or _goes_on(sim))]
+    for name in names:
+        state.sims[name].late_told = True
+    who, whose, they = f"{names[0]}, which waits,", "its", "it"
+    if len(names) > 1:
+        who, whose, they = f"{len(names)} of {family.spec.family} that wait", "their", "they"
+    why = f"{who} cannot meet {whose} deadline: started now, {they} would be {late:.0f} s late"
+    state.note("fail", why, names=names, late=late)
+
+
+def _least_seconds(state: State, sim: Simulation) -> float | None:
+    """What a queued one takes, on the ranks on which it is quickest; None if that is not known."""
+    family = state.family(sim)
+    if _goes_on(sim):
+        return None
+    if len(family.spec.widths) < 2:
+        return state.remaining(sim)
+    if not any(shape.lasted or shape.rates for shape in family.shapes.values()):
+        return None
+    seconds = widths.seconds_on(state, family)
+    return min(seconds[ranks] for ranks in widths.allowed(family))
+
+
+def _goes_on(sim: Simulation) -> bool:
+    """Whether it may have less to do than others, as it goes on from what it has written."""
+    return sim.spec.checkpoint and sim.restarts + sim.stops > 0
 
 
 def _still_pays(state: State) -> bool:
