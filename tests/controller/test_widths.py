@@ -308,6 +308,22 @@ def test_rates_are_told_in_the_unit_that_is_counted(executor, unit):
     assert re.search(rf": \d{{4}} {unit}/s alone", told.why)
 
 
+class LosesAPod(Simulated):
+    lost = False
+
+    def observe(self, t):
+        if self.clock >= 5.0 and not self.lost:
+            self.lost = True
+            self._end(self._sims["long-0"], Cause.POD_LOST, 1, "pod lost")
+        return super().observe(t)
+
+
+def test_one_that_was_lost_once_is_widened_like_any_other():
+    result = last_to_end(2000, executor=LosesAPod)
+    assert result.controller.view("long-0").restarts == 1
+    assert stopped(result) == ["long-0"]
+
+
 class CrashesAsItStops(Simulated):
     def checkpoint(self, name):
         self._end(self._sims[name], protocol.Cause.FAILED, 1, "no space left")

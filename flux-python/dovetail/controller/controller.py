@@ -161,6 +161,7 @@ class Controller:
         if sim is None or not state.ended(sim):
             return
         sim.ended = event.t
+        sim.failed = sim.failed or event.cause in (Cause.FAILED, Cause.LAUNCH_FAILED)
         stop, halted = sim.stop, sim.stage is Stage.HALTING
         unwanted = stop is not None and stop.cause is Cause.CANCELLED
         if event.cause is Cause.CHECKPOINTED and not unwanted:

@@ -63,7 +63,7 @@ def weights_for(spec: Spec, loads: Sequence[float]) -> tuple[float, ...]:
 def _may(state: State, sim: Simulation) -> bool:
     if sim.spec.application in programs.UNCUT:
         return False
-    may = sim.spec.rebalance and not sim.spec.recut and not sim.restarts and sim.spec.ranks > 1
+    may = sim.spec.rebalance and not sim.spec.recut and not sim.failed and sim.spec.ranks > 1
     may = may and state.family(sim).cuts.get(sim.spec.ranks) != ()
     return may and sim.stage is Stage.RUNNING and state.can_halt(sim)
 

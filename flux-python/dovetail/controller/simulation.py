@@ -97,6 +97,7 @@ class Simulation:
     boost: float = 1.0
     restarts: int = 0
     losses: int = 0
+    failed: bool = False
     over: int = 0
     most: int = 0
     measure: Measure = "iterations"

@@ -37,7 +37,7 @@ def widen(state: State) -> None:
     if not sims:
         return
     sim = state.sims[max(sims, key=lambda name: sims[name])]
-    if not state.can_halt(sim) or sim.restarts or sim.stops >= STOPS or not _measured(state, sim):
+    if not state.can_halt(sim) or sim.failed or sim.stops >= STOPS or not _measured(state, sim):
         return
     found = _best(state, sim, sims[sim.spec.name])
     if found is None:
