@@ -759,3 +759,15 @@ def test_one_that_is_suspended_is_so_though_an_earlier_resize_of_it_is_refused()
     state.resized(["a-0"], "")
     assert sim.stage is Stage.SUSPENDED
     assert sim.share.suspended
+
+
+def test_what_never_started_begins_anew_as_what_its_case_came_with_is_no_checkpoint():
+    controller = Controller(specs(1, checkpoint=True), HERE)
+    (launch,) = [a for a in controller.handle(protocol.Tick(0.0)) if isinstance(a, Launch)]
+    continued = [launch.continued]
+    for started in (False, True, False):  # it is lost as it is prepared, as it runs, and once more
+        if started:
+            controller.handle(protocol.Started(1.0, "a-0"))
+        lost = protocol.Finished(1.0, "a-0", Cause.NODE_LOST, 1, "node lost")
+        continued += [a.continued for a in controller.handle(lost) if isinstance(a, Launch)]
+    assert continued == [False, False, True, True]

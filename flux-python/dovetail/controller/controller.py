@@ -86,6 +86,7 @@ class Controller:
                 sim.ended = t
                 state.end(sim, Stage.FAILED, Cause.CANCELLED, sim.stop.why)
                 continue
+            sim.begun = True  # on a cluster perhaps only since nobody looked
             if sim.stage is Stage.CHECKPOINTED:
                 sim.stops += 1
             else:
@@ -226,8 +227,7 @@ class Controller:
 
     def _unready(self, sim: Simulation, event: protocol.Finished) -> bool:
         """Whether it failed to go on from what it has written, which need not fail again."""
-        written = sim.spec.checkpoint and sim.restarts + sim.stops > 0
-        return written and event.cause is Cause.LAUNCH_FAILED
+        return sim.continued and event.cause is Cause.LAUNCH_FAILED
 
     def _goes_on(self, sim: Simulation, event: protocol.Finished) -> None:
         """It has stopped at a checkpoint to go on on other ranks, at once if they are free."""

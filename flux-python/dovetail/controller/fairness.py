@@ -91,7 +91,7 @@ def _warn_who_waits(state: State, family: Family) -> None:
     if late <= 0.0:
         return
     waiting = [state.sims[name] for _, name in sorted(family.queue)]
-    names = [sim.spec.name for sim in waiting if not (sim.late_told or _goes_on(sim))]
+    names = [sim.spec.name for sim in waiting if not (sim.late_told or sim.continued)]
     for name in names:
         state.sims[name].late_told = True
     who, whose, they = f"{names[0]}, which waits,", "its", "it"
@@ -104,7 +104,7 @@ def _warn_who_waits(state: State, family: Family) -> None:
 def _least_seconds(state: State, sim: Simulation) -> float | None:
     """What a queued one takes, on the ranks on which it is quickest; None if that is not known."""
     family = state.family(sim)
-    if _goes_on(sim):
+    if sim.continued:  # it may have less to do than others
         return None
     if len(family.spec.widths) < 2:
         return state.remaining(sim)
@@ -112,11 +112,6 @@ def _least_seconds(state: State, sim: Simulation) -> float | None:
         return None
     seconds = widths.seconds_on(state, family)
     return min(seconds[ranks] for ranks in widths.allowed(family))
-
-
-def _goes_on(sim: Simulation) -> bool:
-    """Whether it may have less to do than others, as it goes on from what it has written."""
-    return sim.spec.checkpoint and sim.restarts + sim.stops > 0
 
 
 def _still_pays(state: State) -> bool:

@@ -98,6 +98,7 @@ class Simulation:
     restarts: int = 0
     losses: int = 0
     failed: bool = False
+    begun: bool = False
     over: int = 0
     most: int = 0
     measure: Measure = "iterations"
@@ -156,6 +157,11 @@ class Simulation:
     def iterations(self) -> int:
         """Iterations complete on every rank."""
         return self.meter.iterations
+
+    @property
+    def continued(self) -> bool:
+        """Whether it goes on from what it has written, if it is launched now."""
+        return self.spec.checkpoint and self.begun
 
     def got(self, cores: float, spins: bool) -> float:
         """The share that its ranks had of the CPU that they would have used; see `share_got`."""

@@ -439,6 +439,7 @@ class State:
         if family.by_work and iterations:
             sim.over = sim.most  # of work, of which its checkpoint tells nothing
         sim.progress_at = sim.began_at = sim.told_at = self.now
+        sim.begun = True
         if sim.stage is Stage.PREPARING:
             sim.enter(Stage.STARTING)
 
@@ -844,9 +845,7 @@ class State:
             sim = self.sims[name]
             share = sim.share or Share((FLOOR,) * sim.spec.ranks)
             sim.share = replace(share, suspended=False)
-            actions.append(
-                Launch(name, sim.share, sim.spec.checkpoint and sim.restarts + sim.stops > 0)
-            )
+            actions.append(Launch(name, sim.share, sim.continued))
         self._changes, self._why, self._launches = {}, [], []
         return actions
 
