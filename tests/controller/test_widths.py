@@ -466,3 +466,19 @@ def test_what_cannot_be_cut_again_goes_on_as_it_was_though_another_ran_on_these_
     assert stopped(result) == ["a-1"]
     assert [view.state for view in result.controller.views()] == ["done", "done", "failed"]
     assert launched(result)[3:] == [2, 1]
+
+
+def test_what_has_stopped_at_a_checkpoint_is_predicted_to_take_what_is_left_of_it():
+    here = Capacity((Node("n0", 2000, 0),), checkpoints=True)
+    controller = Controller(specs(2, (1, 2), checkpoint=True, iterations=1000), here)
+    controller.handle(protocol.Tick(0.0))
+    for name in ("a-0", "a-1"):
+        controller.handle(protocol.Started(0.5, name))
+    for k in range(1, 901):
+        for name in ("a-0", "a-1"):
+            controller.handle(one_rank(1.0 + 0.1 * k, name, k))
+    controller.handle(protocol.Interrupted(91.0, "SIGTERM", 60.0))
+    for name in ("a-0", "a-1"):
+        controller.handle(protocol.Finished(91.0, name, Cause.CHECKPOINTED))
+    (told,) = [a for a in controller.resume(92.0, here) if getattr(a, "what", "") == "choice"]
+    assert told.data["predicted"] == pytest.approx(10.0, rel=0.1)

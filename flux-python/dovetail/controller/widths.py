@@ -266,9 +266,9 @@ def _ranks_on(state: State, family: Family, cores: int) -> int:
 def _task(state: State, family: Family) -> Task:
     sim = state.sims[family.queue[0][1]]
     by_cores: dict[int, float] = {}
-    seconds = seconds_on(state, family)
+    seconds, part = seconds_on(state, family), _part_left(state, family)
     for ranks in allowed(family):
-        by_cores.setdefault(_cores(state, ranks), seconds[ranks])
+        by_cores.setdefault(_cores(state, ranks), part * seconds[ranks])
     deadline = None if sim.planned.deadline is None else sim.planned.deadline - state.t
     memory = max(
         state.memory_of(sim),
@@ -283,6 +283,13 @@ def _task(state: State, family: Family) -> Task:
         deadline,
         sim.index,
     )
+
+
+def _part_left(state: State, family: Family) -> float:
+    """What part of a whole run those that are queued still need: some stopped at a checkpoint."""
+    queued = [state.sims[name] for _, name in family.queue]
+    over = sum(min(sim.most, family.length) for sim in queued if sim.stops)
+    return max(LEAST_LEFT, 1.0 - over / (len(queued) * family.length)) if over else 1.0
 
 
 def _start(state: State, family: Family, cores: int) -> bool:
