@@ -83,6 +83,30 @@ def test_two_in_one_folder_work_one_after_the_other(tmp_path):
     assert second.returncode == 2
 
 
+def test_a_wrong_command_and_a_question_wait_for_nobody_and_make_nothing(tmp_path):
+    """Another one is at work in the folder for minutes; and they are typed from outside of it."""
+    (tmp_path / "project/build").mkdir(parents=True)
+    shutil.copy(BOOTSTRAP, tmp_path / "project")
+    with open(tmp_path / "project/build/lock", "w") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        told = {}
+        for words in (["-h"], ["fluxx"], ["services", "--help"]):
+            done = subprocess.run(
+                ["project/bootstrap", *words], cwd=tmp_path, capture_output=True, text=True,
+                timeout=30,
+            )  # fmt: skip
+            told[words[0]] = (done.returncode, done.stdout, done.stderr)
+    code, text, wrong = told["-h"]
+    assert (code, wrong) == (0, "")
+    for word in ("services", "demo", "flux", "check"):
+        assert f"./bootstrap {word} " in text
+        assert f" {word}," in told["fluxx"][2]
+    assert "services takes no option, and there is '--help'" in told["services"][2]
+    assert [told[name][0] for name in ("fluxx", "services")] == [2, 2]
+    assert [told[name][2].count("\n") for name in ("fluxx", "services")] == [1, 1]
+    assert [path.name for path in (tmp_path / "project/build").iterdir()] == ["lock"]
+
+
 def test_a_build_that_takes_long_says_how_far_it_is(tmp_path):
     """Of a part whose compiler waits until that was said."""
     shutil.copy(BOOTSTRAP, tmp_path)
@@ -326,6 +350,7 @@ def test_scripts_go_where_they_are_whatever_cdpath_says(tmp_path):
         (tmp_path / place).mkdir(parents=True)
     shutil.copy(BOOTSTRAP, tmp_path / "project")
     there = {**os.environ, "CDPATH": str(tmp_path / "other")}
-    subprocess.run(["project/bootstrap", "-h"], cwd=tmp_path, env=there, stdout=subprocess.DEVNULL)
+    words = ["project/bootstrap", "flux", "-x"]
+    subprocess.run(words, cwd=tmp_path, env=there, stderr=subprocess.DEVNULL)
     assert (tmp_path / "project/build").exists()
     assert not (tmp_path / "other/project/build").exists()
