@@ -21,6 +21,7 @@ pytestmark = pytest.mark.unit
 
 TOP = Path(__file__).resolve().parents[1]
 PACKAGING = TOP / "packaging"
+RELEASE = "dovetail-0.1.0.tar.gz"
 BUNDLED = {"jinja2": "Python-bundle-PyPI", "numpy": "SciPy-bundle"}
 """Packages of EasyBuild that have more than one of Python's."""
 WHEELS = {
@@ -103,19 +104,20 @@ def test_the_module_sets_what_env_prints(tmp_path, monkeypatch):
     assert text.startswith("#%Module")
 
 
-@pytest.mark.parametrize("inside", [False, True])
-def test_a_folder_with_something_else_is_not_emptied_for_a_package(tmp_path, inside):
+@pytest.mark.parametrize("names", [["control"], ["build.log", "control"], ["build.log", RELEASE]])
+def test_a_folder_with_something_else_is_not_emptied_for_a_package(tmp_path, names):
     """As packaging/debian is, where the guide's line is typed in packaging/."""
-    folder, file = tmp_path / "debian", "dovetail-0.1.0.tar.gz"
+    folder = tmp_path / "debian"
     folder.mkdir()
-    release = (folder if inside else tmp_path) / file
+    for name in names:
+        (folder / name).touch()
+    release = (folder if RELEASE in names else tmp_path) / RELEASE
     release.touch()
-    (folder / ("build.log" if inside else "control")).touch()
     done = subprocess.run(
         [PACKAGING / "build-deb", release, folder], capture_output=True, text=True
     )
     assert release.exists()
-    assert len(list(folder.iterdir())) == 1 + inside
+    assert sorted(path.name for path in folder.iterdir()) == sorted(names)
     assert done.returncode == 2
     (line,) = done.stderr.splitlines()
     assert f"{folder} holds something else" in line
