@@ -120,6 +120,10 @@ def test_the_installation_of_the_guide_works_and_is_removed_with_its_folder(tmp_
         ["bash", "-ec", script], cwd=source, capture_output=True, text=True, umask=0o077
     )
     assert done.returncode == 0, done.stderr
+    typo = ["./configure", "--quiet", "FLUX=/none/flux"]
+    refused = subprocess.run(typo, cwd=source, capture_output=True, text=True)
+    assert "FLUX='/none/flux' is not the whole path of a command" in refused.stderr
+    assert refused.returncode == 1
     closed = [path for path in place.rglob("*") if path.stat().st_mode & 0o044 != 0o044]
     assert closed == [], "which users are to run"
     libraries = Path(sys.modules["pydantic"].__file__).parents[1]
