@@ -107,6 +107,19 @@ def test_a_wrong_command_and_a_question_wait_for_nobody_and_make_nothing(tmp_pat
     assert [path.name for path in (tmp_path / "project/build").iterdir()] == ["lock"]
 
 
+def test_where_go_gets_no_operator_it_is_said_what_to_give(tmp_path):
+    """As without a way to the internet: Go tells its error as JSON, which nobody sees."""
+    shutil.copy(BOOTSTRAP, tmp_path)
+    (tmp_path / "go").write_text("#!/bin/sh\necho '{ \"Error\": \"no route\" }'\nexit 1\n")
+    (tmp_path / "go").chmod(0o755)
+    done = subprocess.run(
+        [tmp_path / "bootstrap", "flux", "flux-operator"], capture_output=True, text=True,
+        env={"PATH": f"{tmp_path}:/usr/bin:/bin"},
+    )  # fmt: skip
+    assert done.returncode == 1
+    assert re.fullmatch(r"bootstrap: Go cannot fetch flux-operator \w+; .*\n", done.stderr)
+
+
 def test_a_build_that_takes_long_says_how_far_it_is(tmp_path):
     """Of a part whose compiler waits until that was said."""
     shutil.copy(BOOTSTRAP, tmp_path)
