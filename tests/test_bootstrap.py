@@ -107,10 +107,16 @@ def test_a_wrong_command_and_a_question_wait_for_nobody_and_make_nothing(tmp_pat
     assert [path.name for path in (tmp_path / "project/build").iterdir()] == ["lock"]
 
 
+def test_flux_is_built_into_no_folder_with_a_space(tmp_path):
+    """Its libtool would say so at `make install`, after many minutes."""
+    line = refused(tmp_path, "--prefix", "my flux", "flux-operator", typed_in=tmp_path)
+    assert f"--prefix '{tmp_path}/my flux' has a space" in line
+
+
 def test_where_go_gets_no_operator_it_is_said_what_to_give(tmp_path):
     """As without a way to the internet: Go tells its error as JSON, which nobody sees."""
     shutil.copy(BOOTSTRAP, tmp_path)
-    (tmp_path / "go").write_text("#!/bin/sh\necho '{ \"Error\": \"no route\" }'\nexit 1\n")
+    (tmp_path / "go").write_text('#!/bin/sh\necho \'{ "Error": "no route" }\'\nexit 1\n')
     (tmp_path / "go").chmod(0o755)
     done = subprocess.run(
         [tmp_path / "bootstrap", "flux", "flux-operator"], capture_output=True, text=True,
