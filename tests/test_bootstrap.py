@@ -131,6 +131,8 @@ def test_a_build_that_takes_long_says_how_far_it_is(tmp_path):
     shutil.copy(BOOTSTRAP, tmp_path)
     source, said = tmp_path / "flux-operator", tmp_path / "said"
     (source / "config/crd").mkdir(parents=True)
+    (tmp_path / ".flux/bin").mkdir(parents=True)
+    (tmp_path / ".flux/bin/flux").touch(0o755)
     subprocess.run(
         ["tar", "-czf", "flux-operator.tar.gz", "flux-operator"], cwd=tmp_path, check=True
     )
@@ -149,6 +151,7 @@ def test_a_build_that_takes_long_says_how_far_it_is(tmp_path):
     assert re.fullmatch(r"bootstrap: flux-operator, [1-9]\d* s so far: half of it", lines[1])
     assert (tmp_path / ".flux/flux-operator/bin/manager").exists()
     assert [line for line in lines if "erminated" in line] == []
+    assert ".flux/bin first on PATH, and type ./bootstrap," in lines[-1]
 
 
 def test_who_tells_how_far_a_build_is_ends_with_it_when_it_is_killed(tmp_path):
