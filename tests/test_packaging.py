@@ -123,6 +123,24 @@ def test_a_folder_with_something_else_is_not_emptied_for_a_package(tmp_path, nam
     assert f"{folder} holds something else" in line
 
 
+@pytest.mark.parametrize(
+    ("makefile", "target"),
+    [("flux-python/Makefile.am", "bin/dovetail"), ("Makefile.am", "packaging/$(PACKAGE_VERSION)")],
+)
+def test_what_a_full_disk_has_cut_short_is_no_file_of_the_build(tmp_path, makefile, target):
+    """An empty command would be taken for a whole one, and do nothing without a word."""
+    text = (TOP / makefile).read_text()
+    (rule,) = re.findall(rf"^{re.escape(target)}:.*\n(?:\t.*\n)+", text, re.M)
+    special = "".join(re.findall(r"^\.[A-Z_]+:.*\n", text, re.M))
+    known = f"MKDIR_P = mkdir -p\nPACKAGE_VERSION = 0\nSED = sed\nsrcdir = {TOP}\nVPATH = {TOP}\n"
+    rule = rule.replace(">$@", ">$@; exit 1")
+    (tmp_path / "Makefile").write_text(known + special + rule)
+    words = ["make", target.replace("$(PACKAGE_VERSION)", "0")]
+    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 2, done.stderr
+    assert not (tmp_path / words[1]).exists()
+
+
 def env_path(monkeypatch, folder, path):
     """What `dovetail env` of a folder's commands makes of a PATH."""
     monkeypatch.setattr(sys, "argv", [str(folder / "dovetail")])
