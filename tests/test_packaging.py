@@ -141,6 +141,19 @@ def test_what_a_full_disk_has_cut_short_is_no_file_of_the_build(tmp_path, makefi
     assert not (tmp_path / words[1]).exists()
 
 
+def test_plugins_of_another_version_leave_the_paths_of_flux(tmp_path, monkeypatch):
+    """Flux runs each that it finds, and the packages are those of the first."""
+    old = "/opt/0.1.0/lib/python3.9/site-packages/dovetail/flux/plugins/cli"
+    (tmp_path / "flux-dovetail").touch()
+    monkeypatch.setattr(sys, "argv", [str(tmp_path / "dovetail")])
+    monkeypatch.setenv("FLUX_CLI_PLUGINPATH", f"/site/cli:{old}/:")
+    monkeypatch.setenv("FLUX_EXEC_PATH_PREPEND", f"/opt/0.1.0/bin:{tmp_path}")
+    assert install_paths.for_flux() == {
+        "FLUX_CLI_PLUGINPATH": f"{install_paths.flux_plugin('cli')}:/site/cli",
+        "FLUX_EXEC_PATH_PREPEND": f"{tmp_path}:/opt/0.1.0/bin",
+    }
+
+
 def env_path(monkeypatch, folder, path):
     """What `dovetail env` of a folder's commands makes of a PATH."""
     monkeypatch.setattr(sys, "argv", [str(folder / "dovetail")])

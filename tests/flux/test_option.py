@@ -94,6 +94,18 @@ def test_a_configuration_that_makes_no_sense_is_refused(table, word):
         option.check(table)
 
 
+def test_a_job_inside_one_of_another_version_has_the_module_of_its_own(flux):
+    """The job around it has left its folders in the environment."""
+    folders = ("modprobe", "modules")
+    old = [f"/opt/old/site-packages/dovetail/flux/plugins/{folder}" for folder in folders]
+    names = ("FLUX_MODPROBE_PATH_APPEND", "FLUX_MODULE_PATH_PREPEND")
+    done = flux("batch", "-N1", "--dovetail=nodes=1", "--wrap", **dict(zip(names, old)))
+    environment = json.loads(done.stdout)["attributes"]["system"]["environment"]
+    assert [environment[name] for name in names] == [
+        str(PLUGINS.with_name(folder)) for folder in folders
+    ]
+
+
 def test_a_configuration_may_have_defaults_alone():
     option.check({"up-timeout": 300})
     option.check({})

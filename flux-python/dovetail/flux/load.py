@@ -113,12 +113,12 @@ def load(text: str) -> None:
             if os.path.basename(plugin) not in there:
                 flux("jobtap", "load", plugin)
                 undo.callback(flux, "jobtap", "remove", os.path.basename(plugin))
-        paths = {MODULES: str(install_paths.flux_plugin("modules")),
-                 VARIABLE: str(install_paths.flux_plugin(FOLDERS[VARIABLE]))}  # fmt: skip
-        known = client.call("broker.getenv", {"names": [*paths]})["env"]
-        for name, folder in paths.items():
-            others = [one for one in known.get(name, "").split(":") if one not in ("", folder)]
-            paths[name] = ":".join([*others, folder])
+        folders = {MODULES: "modules", VARIABLE: FOLDERS[VARIABLE]}
+        known = client.call("broker.getenv", {"names": [*folders]})["env"]
+        paths = {}
+        for name, folder in folders.items():
+            others = install_paths.beside(known.get(name, ""), folder)
+            paths[name] = ":".join([*others, str(install_paths.flux_plugin(folder))])
         client.call("broker.setenv", {"env": paths})
         flux("module", "load", str(install_paths.flux_plugin("modules/dovetail.py")))
         undo.pop_all()

@@ -146,11 +146,25 @@ def commands() -> Path:
     return folder
 
 
+def beside(paths: str, folder: str) -> list[str]:
+    """The folders of a path, but for ours below `flux/plugins` and that of any other Dovetail.
+
+    Flux loads each file that it finds on some of its paths, and ours can only be one version's.
+    """
+    parts = [part for part in paths.split(":") if part]
+    end = f"/dovetail/flux/plugins/{folder}"
+    return [part for part in parts if not part.rstrip("/").endswith(end)]
+
+
 def for_flux() -> dict[str, str]:
-    """The environment in which Flux finds its commands and plugins of ours, and all it has now."""
-    plugins = flux_plugin("cli")
-    found = {}
-    for name, folder in (("FLUX_EXEC_PATH_PREPEND", commands()), ("FLUX_CLI_PLUGINPATH", plugins)):
-        parts = [part for part in os.environ.get(name, "").split(":") if part]
-        found[name] = ":".join([str(folder), *(part for part in parts if part != str(folder))])
-    return found
+    """The environment in which Flux finds its commands and plugins of ours, and all it has now.
+
+    Of another Dovetail it keeps the commands, which ours come before, and no plugins.
+    """
+    ours, prepended = str(commands()), os.environ.get("FLUX_EXEC_PATH_PREPEND", "")
+    others = [part for part in prepended.split(":") if part not in ("", ours)]
+    plugins = beside(os.environ.get("FLUX_CLI_PLUGINPATH", ""), "cli")
+    return {
+        "FLUX_EXEC_PATH_PREPEND": ":".join([ours, *others]),
+        "FLUX_CLI_PLUGINPATH": ":".join([str(flux_plugin("cli")), *plugins]),
+    }

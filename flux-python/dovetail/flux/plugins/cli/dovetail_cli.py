@@ -24,7 +24,7 @@ sys.path.append(str(Path(__file__).resolve().parents[4]))
 
 from dovetail.core.errors import BadInput  # noqa: E402
 from dovetail.flux import load, option  # noqa: E402
-from dovetail.host.install_paths import flux_plugin  # noqa: E402
+from dovetail.host.install_paths import beside, flux_plugin  # noqa: E402
 
 INSTANCES = ("batch", "alloc")
 WRAPS = "submit"  # where the command becomes the first program of a new instance
@@ -99,8 +99,8 @@ class DovetailPlugin(CLIPlugin):
         jobspec.setattr("attributes.user.dovetail", option.parse(text, known).plain())
         environment = jobspec.environment
         for name, folder in load.FOLDERS.items():
-            found = environment.get(name, "")
-            environment[name] = ":".join(filter(None, (found, str(flux_plugin(folder)))))
+            found = beside(environment.get(name, ""), folder)  # of the job around us, maybe
+            environment[name] = ":".join([*found, str(flux_plugin(folder))])
         if environment.get("DOVETAIL_CACHE"):  # slices are not where we are
             environment["DOVETAIL_CACHE"] = str(Path(environment["DOVETAIL_CACHE"]).absolute())
         jobspec.environment = environment
