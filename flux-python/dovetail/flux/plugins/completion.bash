@@ -4,7 +4,7 @@
 _flux_dovetail() {
   local cur=${COMP_WORDS[COMP_CWORD]} words
   if [ "${COMP_WORDS[1]}" != dovetail ] || [ "$COMP_CWORD" -lt 2 ]; then
-    if declare -F _flux_core >/dev/null; then _flux_core "$@"; fi
+    if declare -F _flux_core >/dev/null; then _flux_core "$@"; else compopt -o default; fi
     return
   fi
   if [ "$COMP_CWORD" -eq 2 ]; then
@@ -15,7 +15,7 @@ _flux_dovetail() {
       submit) words="--output --wait-up --metrics --json --help" ;;
       wait | cancel | report) words="--all --json --help" ;;
       logs) words="--slice --json --help" ;;
-      kubectl) words= ;;
+      kubectl) words='' && compopt -o default ;;
       *) words="--json --help" ;;
     esac
   fi
