@@ -154,6 +154,27 @@ def test_plugins_of_another_version_leave_the_paths_of_flux(tmp_path, monkeypatc
     }
 
 
+@pytest.mark.parametrize(
+    ("folder", "package"), [("flux-python", "dovetail"), ("usernetes-setup", "usernetes_setup")]
+)
+def test_of_a_package_that_was_removed_nothing_can_be_imported(tmp_path, folder, package):
+    """Nor is a file of anybody else's removed, as automake has removed all of ours by then."""
+    text = (TOP / folder / "Makefile.am").read_text()
+    (rule,) = re.findall(r"^uninstall-hook:\n(?:\t.*\n)+", text, re.M)
+    (tmp_path / "Makefile").write_text(f"pythondir = /site packages\nDESTDIR = {tmp_path}\n{rule}")
+    words = ["make", "uninstall-hook"]
+    subprocess.run(words, cwd=tmp_path, check=True, stdout=subprocess.DEVNULL)
+    site = tmp_path / "site packages"
+    for name in ("flux/__pycache__/load.cpython-39.pyc", "bench/mine.txt"):
+        (site / package / name).parent.mkdir(parents=True)
+        (site / package / name).touch()
+    subprocess.run(words, cwd=tmp_path, check=True, stdout=subprocess.DEVNULL)
+    assert [path.name for path in site.rglob("*")] == [package, "bench", "mine.txt"]
+    (site / package / "bench/mine.txt").unlink()
+    subprocess.run(words, cwd=tmp_path, check=True, stdout=subprocess.DEVNULL)
+    assert [*site.iterdir()] == []
+
+
 def env_path(monkeypatch, folder, path):
     """What `dovetail env` of a folder's commands makes of a PATH."""
     monkeypatch.setattr(sys, "argv", [str(folder / "dovetail")])
