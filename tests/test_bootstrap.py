@@ -107,6 +107,26 @@ def test_a_wrong_command_and_a_question_wait_for_nobody_and_make_nothing(tmp_pat
     assert [path.name for path in (tmp_path / "project/build").iterdir()] == ["lock"]
 
 
+def test_without_internet_it_is_said_where_packages_may_be(tmp_path):
+    """After what pip itself has said."""
+    shutil.copy(BOOTSTRAP, tmp_path)
+    (tmp_path / "flux-python").mkdir()
+    (tmp_path / "flux-python/requirements.txt").touch()
+    make = 'mkdir -p .venv/bin && cp "$0" .venv/bin/python'
+    for name, text in {
+        "dpkg-query": "echo installed",
+        "python": f'case "$2" in venv) {make} ;; *) echo no route >&2; exit 1 ;; esac',
+    }.items():
+        (tmp_path / name).write_text(f"#!/bin/sh\n{text}\n")
+        (tmp_path / name).chmod(0o755)
+    environment = {"PATH": f"{tmp_path}:/usr/bin:/bin", "PYTHON": str(tmp_path / "python")}
+    done = subprocess.run([tmp_path / "bootstrap"], env=environment, capture_output=True, text=True)
+    assert done.returncode == 1
+    *_, pip, line = done.stderr.splitlines()
+    assert pip == "no route"
+    assert "PIP_INDEX_URL names a mirror" in line
+
+
 def test_flux_is_built_into_no_folder_with_a_space(tmp_path):
     """Its libtool would say so at `make install`, after many minutes."""
     line = refused(tmp_path, "--prefix", "my flux", "flux-operator", typed_in=tmp_path)
