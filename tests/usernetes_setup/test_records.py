@@ -4,12 +4,14 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import errno
 import fcntl
 import json
 import os
 import shlex
+import shutil
 import socket
 import subprocess
 import sys
@@ -30,6 +32,7 @@ from usernetes_setup.upstream import verbs as upstream
 from usernetes_setup.upstream.record import Record
 
 pytestmark = [pytest.mark.unit, pytest.mark.usefixtures("private_state")]
+STATE = f"/tmp/dovetail-test-{os.getpid()}"  # short: a node's sockets have room
 
 
 @pytest.mark.parametrize(
@@ -542,6 +545,34 @@ def test_a_name_under_which_a_node_here_runs_for_another_cluster_is_refused(tmp_
             cluster.refuse_taken("c", server)
         assert program.poll() is None
         program.kill()
+
+
+def test_a_cluster_that_runs_on_another_network_than_is_asked_for_is_refused(monkeypatch):
+    """What it refuses pods for is cured by that very network, says it."""
+    monkeypatch.setenv("DOVETAIL_STATE", STATE)
+    monkeypatch.setattr(cluster, "binaries", lambda _: "")
+    monkeypatch.setattr(cluster, "await_answer", lambda *_: None)
+    parser, said = argparse.ArgumentParser(), []
+    verbs.configure(parser, "up")
+
+    def up(*words):
+        return cluster.up(parser.parse_args(["--name", "c", *words]), said.append)
+
+    node_record.root(make=True)
+    with subprocess.Popen(["sleep", "30"]) as program, contextlib.ExitStack() as afterwards:
+        afterwards.callback(program.kill)
+        afterwards.callback(shutil.rmtree, STATE)
+        pid, ticks = running(program)
+        here = node(network="host", cpus="0", supervisor=pid, monitor=pid,
+                    supervisor_ticks=ticks, monitor_ticks=ticks)  # fmt: skip
+        here.folder.mkdir(parents=True)
+        here.save()
+        with pytest.raises(BadInput, match="--network bridge: cluster c runs already, on network"):
+            up("--network", "bridge")
+        assert up("--cpus", "1") == up("--network", "host") == cluster.described(here)
+        assert said == []
+        up("--memory", "512Mi")
+        assert said == ["cluster c runs already, and stays as it is: cores 0, 1024Mi of memory"]
 
 
 def test_ending_what_is_not_there_is_fine():

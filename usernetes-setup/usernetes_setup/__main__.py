@@ -69,7 +69,7 @@ def configure(parser: argparse.ArgumentParser, verb: str) -> None:
             default="dovetail",
             help="what makes the cluster: Dovetail, or upstream Usernetes (default: dovetail)",
         )
-        add("--network", choices=("host", "bridge"), default="host",
+        add("--network", choices=("host", "bridge"), default="",
             help="the pods' network: the host's, or a private bridge (default: host)")  # fmt: skip
     if verb == "join":
         add("--invite", metavar="FILE", help="write a join file for one node, and start nothing")

@@ -31,7 +31,7 @@ from dovetail.host.progress import Progress
 from usernetes_setup import node_options, node_record
 from usernetes_setup.build import programs as build
 from usernetes_setup.control import api_client, csr_approver
-from usernetes_setup.node import carrier, monitor, namespaces, removal
+from usernetes_setup.node import carrier, components, monitor, namespaces, removal
 from usernetes_setup.node_record import Node, NodeState
 from usernetes_setup.preflight import machine, report
 from usernetes_setup.upstream import record as usernetes
@@ -111,20 +111,38 @@ def binaries(say: Say) -> str:
 def up(args: argparse.Namespace, say: Say) -> dict[str, Any]:
     """Start a cluster, or find it running; returns its record."""
     refuse_taken(args.name)
-    record = plan(args, "", args.network)  # before a build, which takes minutes
+    running(args.name, args.network)
+    record = plan(args, "", args.network or "host")  # before a build, which takes minutes
     programs = binaries(say)
     with node_record.locked(args.name):
         refuse_taken(args.name)  # by another verb, in these minutes
-        here = [node for node in node_record.nodes(args.name) if node.control]
-        if here and here[0].state() is NodeState.RUNNING:
-            await_answer(here[0], args.timeout, say)
-            return described(here[0])
+        if here := running(args.name, args.network):
+            cores = args.cpus and record.wanted != components.count(here.cpus)
+            if cores or (args.memory and record.memory != here.memory):
+                say(f"cluster {args.name} runs already, and stays as it is: cores {here.cpus}, "
+                    f"{here.memory >> 20}Mi of memory")  # fmt: skip
+            await_answer(here, args.timeout, say)
+            return described(here)
         sweep(args.name)
         record.binaries = programs
         node, handle = start(record)
         with unwound(node, handle):
             wait_ready(node, handle, args.timeout, say)
         return described(node)
+
+
+def running(name: str, network: str) -> Node | None:
+    """The cluster's control node here, if it runs; BadInput if that is not on `network`, if any."""
+    for node in node_record.nodes(name):
+        if node.control and node.state() is NodeState.RUNNING:
+            if network not in ("", node.network):
+                raise BadInput(
+                    f"--network {network}: cluster {name} runs already, on network "
+                    f"{node.network}; end it with `dovetail kube down --name {name}` before, or "
+                    "give another --name"
+                )
+            return node
+    return None
 
 
 def join(args: argparse.Namespace, say: Say) -> dict[str, Any]:
