@@ -133,3 +133,20 @@ def test_who_tells_no_date_is_no_cluster_to_join(tmp_path, monkeypatch):
     monkeypatch.setitem(globals(), "formatdate", lambda *_, **more: "")
     with server(tmp_path, 0) as url, pytest.raises(BadInput, match="cannot be reached"):
         cluster.join(join_file(tmp_path, url), print)
+
+
+def test_a_node_whose_invitation_is_good_no_more_is_not_started(tmp_path, monkeypatch):
+    """By whoever listens now where its cluster was; or by its cluster, which declines the token."""
+    monkeypatch.setenv("DOVETAIL_STATE", STATE)
+    monkeypatch.setattr(cluster, "binaries", lambda _: tmp_path)
+    with server(tmp_path, 0) as url:
+        args = join_file(tmp_path, url)
+        content = json.loads((tmp_path / "join.json").read_text())
+        self_signed(tmp_path, "other", "127.0.0.1")
+        own, other = ((tmp_path / f"{name}.crt").read_text() for name in ("server", "other"))
+        for authority, says in ((other, "is not the cluster"), (own, "has expired, or was used")):
+            text = json.dumps({**content, "authority": authority, "token": "abcdef.0123"})
+            (tmp_path / "join.json").write_text(text)
+            with pytest.raises(BadInput, match=says):
+                cluster.join(args, print)
+    assert not os.path.exists(STATE)

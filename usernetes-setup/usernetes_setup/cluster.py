@@ -16,6 +16,7 @@ import os
 import re
 import select
 import signal
+import ssl
 import subprocess
 import sys
 import time
@@ -169,6 +170,7 @@ def join(args: argparse.Namespace, say: Say) -> dict[str, Any]:
     record.place = place
     if not any(joined(node, args.node) for node in node_record.nodes(name)):
         machine.join_skew(server)
+        check_invitation(args.file, content)
     programs = binaries(say)
     with node_record.locked(name):
         refuse_taken(name, server)
@@ -182,6 +184,25 @@ def join(args: argparse.Namespace, say: Say) -> dict[str, Any]:
         with unwound(node, handle):
             wait_ready(node, handle, args.timeout, say)
     return described(node)
+
+
+def check_invitation(file: str, content: dict[str, str]) -> None:
+    """Refuse a join file that opens nothing any more: its node would be waited for in vain."""
+    server = content["server"]
+    try:
+        api_client.Client(server, content["authority"], None, content["token"]).call(
+            "GET", "/version"
+        )
+    except ssl.SSLCertVerificationError:
+        raise BadInput(f"{file}: {server} is not the cluster that it is for") from None
+    except api_client.Refused as error:
+        if error.status == 401:
+            raise BadInput(
+                f"{file}: the invitation has expired, or was used; `dovetail kube join --invite` "
+                "writes another"
+            ) from None
+    except (OSError, http.client.HTTPException):  # it may answer a kubelet, which asks again
+        pass
 
 
 def refuse_taken(name: str, server: str = "") -> None:

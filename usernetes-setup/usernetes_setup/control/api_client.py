@@ -40,15 +40,20 @@ class Refused(Exception):
 
 
 class Client:
-    """One user of one API server, known by a certificate."""
+    """One user of one API server, known by a certificate or a token."""
 
-    def __init__(self, server: str, authority: str, certificate: Path) -> None:
+    def __init__(
+        self, server: str, authority: str, certificate: Path | None, token: str = ""
+    ) -> None:
         """`authority` is PEM; `certificate` is NAME.crt with NAME.key beside it, or holds both."""
         self._address = urlsplit(server)
         self._context = ssl.create_default_context(cadata=authority)
-        key = certificate.with_suffix(".key")
-        self._context.load_cert_chain(certificate, key if key.exists() else None)
+        if certificate:
+            key = certificate.with_suffix(".key")
+            self._context.load_cert_chain(certificate, key if key.exists() else None)
         self._headers = {"Accept": "application/json"}
+        if token:
+            self._headers["Authorization"] = f"Bearer {token}"
 
     def _send(
         self, method: str, path: str, body: Object | None, timeout: float | None, kind: str
