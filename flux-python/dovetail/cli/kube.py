@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import argparse
+import signal
+import sys
 
 from usernetes_setup import __main__ as verbs
 
@@ -17,4 +19,5 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Do the verb; returns its exit code."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # what was begun ends, too
     return verbs.run(args.verb, args)

@@ -44,16 +44,20 @@ def build(
         cwd=folder, env=environment, stderr=subprocess.PIPE, text=True,
     ) as child:  # fmt: skip
         assert child.stderr is not None
-        for line in child.stderr:
-            if line.strip() not in packages:  # which are named as they are compiled
-                tail.append(line.strip())
-                continue
-            done += 1
-            now = time.monotonic()
-            if now - told >= EVERY:
-                told = now
-                left = (now - begun) * (total - done) / done
-                say(f"{done} of {total} packages compiled, at most {_minutes(left)} left")
+        try:
+            for line in child.stderr:
+                if line.strip() not in packages:  # which are named as they are compiled
+                    tail.append(line.strip())
+                    continue
+                done += 1
+                now = time.monotonic()
+                if now - told >= EVERY:
+                    told = now
+                    left = (now - begun) * (total - done) / done
+                    say(f"{done} of {total} packages compiled, at most {_minutes(left)} left")
+        except BaseException:
+            child.terminate()  # it would go on for minutes, and be waited for
+            raise
     if child.returncode:
         why = " ".join(tail).strip() or f"exit code {child.returncode}"
         raise WorkFailed(f"go build: {why}")
