@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import json
 import os
 import shutil
@@ -142,10 +143,24 @@ def test_what_a_killed_build_left_goes_with_the_next_one(bundle):
     assert new.exists(), "it may be another machine's, whose locks are not seen here"
 
 
+def test_whoever_waits_for_another_build_says_so(bundle):
+    said = []
+    with (programs.cache() / "lock").open("w") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+
+        def say(line):
+            said.append(line)
+            fcntl.flock(held, fcntl.LOCK_UN)  # the other one ends
+
+        with programs.lock(say):
+            pass
+    assert said == [f"another command builds in {programs.cache()}; waiting for it to end"]
+
+
 def test_a_build_that_is_whole_is_used_where_nobody_may_write(bundle, monkeypatch):
     folder, _ = bundle
 
-    def refused():
+    def refused(say):
         raise AssertionError("the cache was locked")
 
     monkeypatch.setattr(programs, "lock", refused)
@@ -198,7 +213,7 @@ def test_a_user_without_a_home_gets_no_folder_by_the_name_of_one(monkeypatch, tm
     monkeypatch.chdir(tmp_path)
     with (
         pytest.raises(BadInput, match=r"~/.cache/dovetail: .* set DOVETAIL_CACHE"),
-        programs.lock(),
+        programs.lock(print),
     ):
         pass
     assert list(tmp_path.iterdir()) == []

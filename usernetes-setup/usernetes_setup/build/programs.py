@@ -176,8 +176,8 @@ def checksum(path: Path) -> str:
 
 
 @contextmanager
-def lock() -> Iterator[None]:
-    """One build at a time; the others wait for it and then find it done."""
+def lock(say: debian_packages.Say) -> Iterator[None]:
+    """One build at a time; the others say so, wait for it and then find it done."""
     before = os.umask(0o022)  # what is built may be read by all, as installed programs are
     try:
         try:
@@ -189,7 +189,11 @@ def lock() -> Iterator[None]:
                 "set DOVETAIL_CACHE to a folder of yours, or unset it"
             ) from None
         with file:
-            fcntl.flock(file, fcntl.LOCK_EX)
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                say(f"another command builds in {cache()}; waiting for it to end")
+                fcntl.flock(file, fcntl.LOCK_EX)
             _remove_drafts()
             yield
     finally:
@@ -243,7 +247,7 @@ def build(say: debian_packages.Say = print) -> Path:
     _open_cache()
     if found := whole():  # a cache that an administrator filled is not ours to lock
         return found
-    with lock():
+    with lock(say):
         if found := whole():  # by whoever had the lock
             return found
         with tempfile.TemporaryDirectory(dir=cache(), prefix="draft-") as scratch:
@@ -367,7 +371,7 @@ def unpack(source: Path, say: debian_packages.Say = print) -> Path:
     """Put a bundle into the cache; refused if it is damaged or for another version."""
     _check_bundle(source)  # nothing is made for what its beginning tells already
     with (
-        lock(),
+        lock(say),
         tempfile.TemporaryDirectory(dir=cache(), prefix="draft-") as scratch,
         Progress(say, f"unpacking {source.name}", source.stat().st_size) as progress,
     ):
