@@ -6,6 +6,7 @@ That clusters come up by it is tested where control groups are of version 2 (tes
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import errno
 import itertools
@@ -209,6 +210,26 @@ def test_a_folder_whose_name_leaves_no_room_for_a_socket_is_refused(tmp_path):
     assert done.returncode == 2
     assert f"{state}: a socket there would have a path of" in done.stderr
     assert not state.exists()
+
+
+def test_clusters_of_two_state_folders_are_two_to_the_engine_whatever_they_mount(
+    tmp_path, monkeypatch
+):
+    """Else the end of one would remove the other's node."""
+    for module, name, found in (
+        (verbs.engine, "check", None), (verbs.preflight, "problems", []),
+        (verbs.preflight, "chosen", ("podman", "podman-compose")),
+        (verbs, "usual_address", "192.0.2.1"),
+    ):  # fmt: skip
+        monkeypatch.setattr(module, name, lambda *_, found=found: found)
+    args = argparse.Namespace(name="c", timeout=9.0, owner=0, usernetes="u", mount=[str(tmp_path)],
+                              address="", node="", node_image="")  # fmt: skip
+
+    def project(state: str) -> str:
+        monkeypatch.setenv("DOVETAIL_STATE", state)
+        return verbs.plan(args).project
+
+    assert project("/tmp/one") == project("/tmp/one") != project("/tmp/two")
 
 
 def test_a_service_runs_nothing_of_a_working_folder(podman, tmp_path, monkeypatch):

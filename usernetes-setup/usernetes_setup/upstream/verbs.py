@@ -70,9 +70,9 @@ def plan(args: argparse.Namespace) -> Record:
             f"--provider usernetes: needs --usernetes DIR, a checkout of {engine.SOURCE}"
         )
     engine.check(Path(args.usernetes))
-    for folder in args.mount:
-        if not (os.path.isabs(folder) and os.path.isdir(folder) and ":" not in folder):
-            raise BadInput(f"--mount {folder}: the absolute path of a folder would be right")
+    for shown in args.mount:
+        if not (os.path.isabs(shown) and os.path.isdir(shown) and ":" not in shown):
+            raise BadInput(f"--mount {shown}: the absolute path of a folder would be right")
     address = node_options.own_address(args.address) or usual_address()
     node = args.node or f"u7s-{node_options.machine_name()}"
     node = node_record.checked_name(node, "node", 40)
