@@ -174,6 +174,32 @@ def test_a_quota_that_would_be_exceeded_is_named():
     assert said == "quota site has 0.5 of 2 requests.cpu left, and 0.6 are needed"
 
 
+def by_class(operator, *values):
+    one = {"scopeName": "PriorityClass", "operator": operator, "values": [*values]}
+    return {"scopeSelector": {"matchExpressions": [one]}}
+
+
+@pytest.mark.parametrize(
+    ("spec", "counts"),
+    [
+        ({}, True),
+        ({"scopes": ["NotBestEffort", "NotTerminating"]}, True),
+        ({"scopes": ["BestEffort"]}, False),
+        ({"scopes": ["NotBestEffort", "Terminating"]}, False),
+        ({"scopes": ["CrossNamespacePodAffinity"]}, False),
+        (by_class("In", "dovetail-simulation"), True),
+        (by_class("In", "high"), False),
+        (by_class("NotIn", "high"), True),
+        (by_class("NotIn", "dovetail-simulation"), False),
+        (by_class("Exists"), True),
+        (by_class("DoesNotExist"), False),
+    ],
+)
+def test_a_quota_that_is_for_other_pods_keeps_no_simulation_waiting(spec, counts):
+    quota = {"metadata": {"name": "site"}, "spec": spec, "status": {"hard": {"pods": "0"}}}
+    assert bool(placement.over_quota([quota], [100], [1])) is counts
+
+
 def test_a_whole_node_is_offered_and_requests_leave_room_for_the_agent():
     nodes = Nodes((None, None))
     nodes.listed([node("a", cpu="2")], [])

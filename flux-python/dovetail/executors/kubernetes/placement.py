@@ -27,6 +27,8 @@ _UNITS = {
 }  # fmt: skip
 _QUANTITY = re.compile(r"([-+]?[0-9.]+(?:[eE][-+]?[0-9]+)?)([numkKMGTPE]i?|)")
 _OVER = ("Succeeded", "Failed")
+_SCOPES = {"NotTerminating": "", "NotBestEffort": "", "PriorityClass": "dovetail-simulation"}
+"""Those of quotas that pods of simulations are in, with what they have there."""
 
 
 @dataclass(frozen=True)
@@ -279,7 +281,7 @@ def over_quota(
         "pods": Decimal(len(cpu)), "count/pods": Decimal(len(cpu)),
         **{f"requests.{name}": Decimal(len(cpu) * each) for name, each in devices.items()},
     }  # fmt: skip
-    for quota in quotas:
+    for quota in filter(_is_for_simulations, quotas):
         status = quota.get("status", {})
         for name, hard in status.get("hard", {}).items():
             left = quantity(hard) - quantity(status.get("used", {}).get(name, 0))
@@ -290,6 +292,20 @@ def over_quota(
                     f"and {_short(want[name])} are needed"
                 )
     return ""
+
+
+def _is_for_simulations(quota: Object) -> bool:
+    """Whether a quota counts their pods: by its scopes it may be for others alone."""
+    spec = quota.get("spec", {})
+    scopes = [{"scopeName": name, "operator": "Exists"} for name in spec.get("scopes", [])]
+    for one in (*scopes, *spec.get("scopeSelector", {}).get("matchExpressions", [])):
+        operator, name = one["operator"], one["scopeName"]
+        inside = name in _SCOPES
+        if operator in ("In", "NotIn"):
+            inside = inside and _SCOPES[name] in one.get("values", [])
+        if inside != (operator in ("In", "Exists")):
+            return False
+    return True
 
 
 def _short(number: Decimal) -> str:
