@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 from dovetail.core import protocol
-from dovetail.core.errors import WorkFailed
+from dovetail.core.errors import BadInput, WorkFailed
 from dovetail.core.protocol import Cause, Result
 from dovetail.executors.kubernetes import manifests
 from dovetail.executors.kubernetes.agent_hub import Hub
@@ -25,6 +25,7 @@ from dovetail.executors.kubernetes.lifecycle import (
     Running,
     case_folder,
 )
+from dovetail.executors.kubernetes.session import takes
 from dovetail.executors.pods import messages
 from support.local_runs import wait_for
 
@@ -333,3 +334,24 @@ def test_cases_that_are_copied_have_folders_of_their_own():
     )
     assert case_folder(one) != case_folder(other)
     assert case_folder(one) == case_folder(one)
+
+
+@pytest.mark.parametrize(
+    "why",
+    [
+        "ValidatingAdmissionPolicy 'p' with binding 'p' denied request: no",
+        "failed quota: site: must specify limits.memory for: main",
+    ],
+)
+def test_pods_that_no_wait_would_help_are_refused_before_anything_starts(why):
+    class Site:
+        path = "kubeconfig"
+
+        def create(self, where, thing, **more):
+            if where.endswith("reviews"):
+                return {"status": {"allowed": True}}
+            raise Refused(403, "Forbidden", f'pods "dovetail-x" is forbidden: {why}')
+
+    job = {"spec": {"template": {"metadata": {}, "spec": {}}}}
+    with pytest.raises(BadInput, match=f"kubeconfig: takes no pods of simulations: .*: {why}$"):
+        takes(Site(), job)

@@ -56,7 +56,8 @@ ANSWERS = 30.0
 """Seconds in which each node on another machine must have said which folders it sees."""
 SOON = 10.0
 """Seconds in which a cluster makes what belongs to a new namespace."""
-_DENIED = re.compile("denied|violates PodSecurity")  # by a policy, or a site's own admission
+_DENIED = re.compile("denied|violates PodSecurity|must specify")
+"""By a policy, by a site's own admission, by a quota of what no pod of ours names."""
 _NOT_YET = re.compile("service account|PriorityClass")
 IDENTITY = "run.json"
 """In `FOLDER`."""
@@ -227,9 +228,9 @@ class Session:
             self._sweep()
             if not before:
                 self.launcher.settle()
-            images.check(api, self.run, specs, self.launcher.seen_in_images, _say)
             if self.launcher.kind == "Job":
                 takes(api, self.launcher.body(specs[0], "dry", [1], [1], [0], 0, {}))
+            images.check(api, self.run, specs, self.launcher.seen_in_images, _say)
             _keep(own, self.run, network, self.launcher.kind)
             self.hub = Hub(_own_address(api.server), own)
             things = [*wanted(api), *self._start_agents(self.hub), *self.launcher.prepare()]
