@@ -314,6 +314,26 @@ def test_namespaces_in_which_nothing_can_be_mounted_are_of_no_use(monkeypatch):
     assert "mount none on /: Permission denied" in found.found
 
 
+def test_a_container_that_hides_parts_of_its_proc_is_told_to_be_started_otherwise():
+    """There the kernel lets nobody mount another /proc, as each node does."""
+
+    def hidden():
+        namespaces.enter_user_namespace(namespaces.user_name())
+        namespaces.unshare(namespaces.NEWNS)
+        namespaces.mount("none", "/", "", namespaces.REC | namespaces.PRIVATE)
+        namespaces.mount("/dev/null", "/proc/meminfo", "", namespaces.BIND)
+        namespaces.enter_user_namespace(namespaces.user_name())  # a container's user's
+        found = checks_kernel.user_namespaces()
+        raise OSError(f"{found.level}: {found.found}; {found.fix}")
+
+    if checks_kernel.user_namespaces().level != "ok":
+        pytest.skip("no namespaces here")
+    said = namespaces.in_child(hidden)
+    assert said.startswith("error: ")
+    assert "mount proc on /proc: Operation not permitted" in said
+    assert "--security-opt systempaths=unconfined" in said
+
+
 def test_without_loopback_there_is_no_port():
     def alone():
         checks_kernel._in_own_network()

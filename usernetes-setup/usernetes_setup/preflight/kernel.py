@@ -30,6 +30,8 @@ def user_namespaces() -> Check:
             namespaces.enter_user_namespace(namespaces.user_name())
         namespaces.unshare(namespaces.NEWNS | namespaces.NEWPID | namespaces.NEWIPC)
         namespaces.mount("none", "/", "", namespaces.REC | namespaces.PRIVATE)
+        if why := namespaces.in_child(lambda: namespaces.mount("proc", "/proc", "proc")):
+            raise OSError(why)  # where parts of this container's are hidden
 
     why = namespaces.in_child(attempt)
     if not why:
