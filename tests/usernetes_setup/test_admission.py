@@ -5,9 +5,10 @@ from __future__ import annotations
 
 import json
 import subprocess
+from pathlib import Path
 
 import pytest
-from support.clusters import LIMIT, eventually, pod
+from support.clusters import LIMIT, eventually, pod, record
 
 pytestmark = pytest.mark.kube
 
@@ -33,6 +34,11 @@ def test_pods_without_a_network_and_network_policies_are_refused_with_the_cure(a
     made = any_machine.up("--name", "one")
     refused(any_machine, made, pod("lone", "true", hostNetwork=False), "put `hostNetwork: true`")
     refused(any_machine, made, json.dumps(POLICY), "nothing in this cluster enforces a")
+    other = pod("other", "true", securityContext={"runAsUser": 999})
+    if Path(f"/proc/{record(made)['supervisor']}/uid_map").read_text().split()[2:] == ["1"]:
+        refused(any_machine, made, other, "has a single id, which pods have as that of root")
+    else:
+        any_machine.kubectl(made, "apply", "--dry-run=server", "-f", "-", text=other)
     any_machine.kubectl(made, "create", "job", "lone", "--image=none", "--", "true")
     events = ("get", "events", "-o", "json")
     assert eventually(lambda: "put `hostNetwork: true`" in any_machine.kubectl(made, *events))

@@ -24,6 +24,7 @@ from usernetes_setup.control import (
     resource_metrics,
 )
 from usernetes_setup.control.api_client import ACCOUNTS, BINDINGS, MAPS, ROLES
+from usernetes_setup.node import namespaces
 from usernetes_setup.node_record import Node, cluster_folder, read
 
 _DNS = "dovetail-dns"
@@ -69,7 +70,7 @@ def prepare(client: api_client.Client, authority: str, node: Node, address: str)
     wanted += [(ACCOUNTS, account), (MAPS, root), (ROLES, names_reader())]
     wanted += [(local_volumes.CLASSES, local_volumes.storage_class())]
     wanted += resource_metrics.registration(address, node.ports["metrics"], authority)
-    wanted += admission.policies(node.network)
+    wanted += admission.policies(node.network, namespaces.one_id())
     for path, thing in wanted:
         try:
             client.call("POST", path, thing)

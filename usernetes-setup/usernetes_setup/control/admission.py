@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: LGPL-3.0-or-later
 """What a cluster of ours refuses, because it could not keep what it took, or warns of.
 
-Input: the network of the cluster's pods. Output: admission policies, as objects. Pure.
+Inputs: the network of the cluster's pods; whether its user has one id. Output: admission policies,
+as objects. Pure.
 
 Invariant: whoever is refused is told the cure; of a pod that a Job or another controller makes, in
 that one's events. Nothing is changed silently: a pod on the machine's network is seen by its users.
@@ -18,7 +19,7 @@ BINDINGS = "/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicybindi
 _GROUP = "admissionregistration.k8s.io/v1"
 
 
-def policies(network: str) -> list[tuple[str, Object]]:
+def policies(network: str, one_id: bool = False) -> list[tuple[str, Object]]:
     """What to create, and where: for each policy itself, and that it is in force everywhere."""
     found = _refusal(
         "dovetail-no-network-policy",
@@ -44,6 +45,17 @@ def policies(network: str) -> list[tuple[str, Object]]:
             "or the name of a service: connect to the node's address and the pod's port, or start "
             "a cluster with `dovetail kube up --network bridge`",
             action="Warn",
+        )
+    if one_id:
+        found += _refusal(
+            "dovetail-one-user",
+            ("", "pods"),
+            "object.spec.?securityContext.?runAsUser.orValue(0) == 0 && "
+            "(object.spec.containers + object.spec.?initContainers.orValue([])).all(one, "
+            "one.?securityContext.?runAsUser.orValue(0) == 0)",
+            "the user of this cluster has a single id, which pods have as that of root: leave "
+            "runAsUser out, or get subordinate ids, as `dovetail doctor` says, and start the "
+            "cluster again",
         )
     return found
 
