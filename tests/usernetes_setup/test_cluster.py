@@ -7,6 +7,7 @@ leases, files.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -17,7 +18,17 @@ import urllib.request
 from pathlib import Path
 
 import pytest
-from support.clusters import LIMIT, Machine, container_group, eventually, modes, record, start
+from support.clusters import (
+    LIMIT,
+    ROOT,
+    Machine,
+    container_group,
+    eventually,
+    modes,
+    pod,
+    record,
+    start,
+)
 from usernetes_setup.node import components
 
 pytestmark = pytest.mark.kube
@@ -156,3 +167,28 @@ def test_nodes_join_by_a_token_for_one_node_and_lost_nodes_are_replaced(any_mach
     assert eventually(lambda: not admitted(json.loads(invitation.read_text())))
     machine.verb("down", "--name", "one")
     machine.nothing_left(limit=10)
+
+
+@pytest.mark.skipif(not ROOT, reason="only root mounts")
+def test_pods_see_what_the_machine_mounts_once_the_cluster_runs(any_machine):
+    """As homes that are mounted when somebody looks."""
+    homes = any_machine.folder / "homes"
+    thing = json.loads(pod("sees", "test -e /homes/late/there && exec sleep 1000"))
+    (container,) = thing["spec"]["containers"]
+    thing["spec"]["volumes"].append({"name": "homes", "hostPath": {"path": str(homes)}})
+    container["volumeMounts"].append({"name": "homes", "mountPath": "/homes"})
+    with contextlib.ExitStack() as unmounted:
+
+        def mount(*words):
+            subprocess.run(["mount", *words], check=True)
+            unmounted.callback(subprocess.run, ["umount", "--lazy", words[-1]], check=True)
+
+        (homes / "late").mkdir(parents=True)
+        mount("--bind", homes, homes)
+        subprocess.run(["mount", "--make-shared", homes], check=True)  # as systemd has all
+        made = any_machine.up("--name", "one")
+        mount("-t", "tmpfs", "later", homes / "late")
+        (homes / "late/there").touch()
+        any_machine.kubectl(made, "apply", "-f", "-", text=json.dumps(thing))
+        ready = ("wait", "--for=condition=Ready", "pod/sees", f"--timeout={LIMIT}s")
+        any_machine.kubectl(made, *ready)

@@ -142,8 +142,11 @@ class Supervisor:
 
 
 def private_view(node: Node) -> None:
-    """Mounts of this node alone: its own /proc, and copies of what the components write to."""
-    namespaces.mount("none", "/", "", namespaces.REC | namespaces.PRIVATE)
+    """Mounts of this node alone: its own /proc, and copies of what the components write to.
+
+    What the machine mounts later on, as a home that somebody looks at, is here as well.
+    """
+    namespaces.mount("none", "/", "", namespaces.REC | namespaces.SLAVE)
     namespaces.mount("proc", "/proc", "proc")
     staging = node.folder / "view"
     staging.mkdir(exist_ok=True)
