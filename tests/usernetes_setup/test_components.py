@@ -146,3 +146,15 @@ def test_registries_are_looked_up_where_users_and_administrators_put_them(monkey
     told = (thing.folder / "containerd.toml").read_text()
     where = "/home/me/settings/dovetail/registries:/etc/containerd/certs.d"
     assert f'.registry]\nconfig_path = "{where}"\n' in told
+
+
+def test_images_are_pulled_by_the_proxy_of_whoever_starts_the_node(monkeypatch):
+    thing = node(address="127.77.1.2")
+    node_record.root(make=True)
+    thing.folder.mkdir(parents=True)
+    proxies = {"https_proxy": "http://192.0.2.1:3128", "NO_PROXY": "example.org"}
+    for name in container_runtime.PROXIES:
+        monkeypatch.delenv(name, raising=False)
+    for name, value in proxies.items():
+        monkeypatch.setenv(name, value)
+    assert container_runtime.containerd(thing, namespaces.Ids.ROOT).environment == proxies

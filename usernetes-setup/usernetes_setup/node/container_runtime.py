@@ -16,6 +16,10 @@ from usernetes_setup.node import namespaces
 from usernetes_setup.node.components import Command, pods, stream_address
 from usernetes_setup.node_record import Node
 
+PROXIES = [form(name) for name in ("http_proxy", "https_proxy", "no_proxy")
+           for form in (str.lower, str.upper)]  # fmt: skip
+"""Variables that say by whom registries are reached from this machine."""
+
 
 def containerd(node: Node, ids: namespaces.Ids) -> Command:
     """The container runtime, its state and sockets in the node's folder."""
@@ -70,7 +74,8 @@ SystemdCgroup = false
 """
     (node.folder / "containerd.toml").write_text(text)
     words = ["containerd", "--config", f"{node.folder}/containerd.toml", "--log-level", "warn"]
-    return Command("containerd", words, lambda: True)
+    proxies = {name: os.environ[name] for name in PROXIES if name in os.environ}
+    return Command("containerd", words, lambda: True, proxies)
 
 
 def registries() -> str:
