@@ -192,3 +192,16 @@ def test_pods_see_what_the_machine_mounts_once_the_cluster_runs(any_machine):
         any_machine.kubectl(made, "apply", "-f", "-", text=json.dumps(thing))
         ready = ("wait", "--for=condition=Ready", "pod/sees", f"--timeout={LIMIT}s")
         any_machine.kubectl(made, *ready)
+
+
+@pytest.mark.skipif(modes() != ["root", "rootless"], reason="root mounts, for an ordinary user")
+def test_pods_run_where_no_programs_may_be_executed_as_tmp_often_is_mounted(any_machine):
+    state = any_machine.folder / "s"
+    state.mkdir()
+    options = f"noexec,nosuid,nodev,size=2g,mode=700,uid={any_machine.uid},gid={any_machine.uid}"
+    subprocess.run(["mount", "-t", "tmpfs", "-o", options, "none", state], check=True)
+    try:
+        start(any_machine, any_machine.up("--name", "one"), "runs")
+        any_machine.end("--name", "one")
+    finally:
+        subprocess.run(["umount", "--lazy", state], check=True)

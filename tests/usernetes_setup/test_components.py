@@ -5,8 +5,10 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import re
 import tempfile
+from types import SimpleNamespace
 
 import pytest
 from dovetail.core.errors import BadInput
@@ -47,6 +49,20 @@ def test_a_pod_with_a_network_of_its_own_keeps_its_sys():
 def test_with_one_id_there_is_no_tty_group():
     mounts = runc_rootless.change(config([{"type": "ipc"}]), one_id=True)["mounts"]
     assert mounts[-1]["options"] == ["mode=0620"]
+
+
+def test_what_is_mounted_to_be_read_keeps_what_its_user_may_not_change(monkeypatch):
+    """Else the kernel refuses it; and pods are to be born where /tmp has no programs."""
+    flags = os.ST_NOSUID | os.ST_NODEV | os.ST_NOEXEC
+    monkeypatch.setattr(os, "statvfs", lambda path: SimpleNamespace(f_flag=flags))
+    asked = config([])
+    asked["mounts"] = [
+        {"destination": f"/{how}", "type": "bind", "source": "/tmp/x", "options": ["rbind", how]}
+        for how in ("ro", "rw")
+    ]
+    read, written = runc_rootless.change(asked, one_id=False)["mounts"]
+    assert read["options"] == ["rbind", "ro", "nosuid", "nodev", "noexec"]
+    assert written["options"] == ["rbind", "rw"]
 
 
 def test_our_own_namespaces_are_not_joined_again():

@@ -14,7 +14,7 @@ from pathlib import Path
 from usernetes_setup.build.oci_image import PAUSE
 from usernetes_setup.node import namespaces
 from usernetes_setup.node.components import Command, pods, stream_address
-from usernetes_setup.node_record import Node
+from usernetes_setup.node_record import SHOWN, Node
 
 PROXIES = [form(name) for name in ("http_proxy", "https_proxy", "no_proxy")
            for form in (str.lower, str.upper)]  # fmt: skip
@@ -25,7 +25,8 @@ def containerd(node: Node, ids: namespaces.Ids) -> Command:
     """The container runtime, its state and sockets in the node's folder."""
     runtime = Path(f"{node.binaries}/bin/runc")
     if ids.rootless:
-        runtime = node.folder / "runc"
+        closed = os.statvfs(node.folder).f_flag & os.ST_NOEXEC  # to programs, as /tmp may be
+        runtime = (SHOWN if closed else node.folder) / "runc"
         runtime.write_text(_wrapper(node, ids))
         runtime.chmod(0o700)
     network = node.folder / "cni"

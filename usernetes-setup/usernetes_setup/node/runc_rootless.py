@@ -36,9 +36,24 @@ def change(config: dict[str, Any], one_id: bool) -> dict[str, Any]:
         elif kind == "devpts" and one_id:
             options = [word for word in mount["options"] if not word.startswith("gid=")]
             mount = {**mount, "options": options}
+        elif kind == "bind" and "ro" in mount.get("options", ()):
+            mount = {**mount, "options": [*mount["options"], *kept(mount["source"])]}
         mounts.append(mount)
     config["mounts"] = mounts
     return config
+
+
+def kept(source: str) -> list[str]:
+    """Options of a file system that who is not its owner may not take away.
+
+    runc 1.1 would when it makes a mount one to read alone, and be refused.
+    """
+    try:
+        flags = os.statvfs(source).f_flag
+    except OSError:
+        return []  # it says itself what is wrong
+    known = {"nosuid": os.ST_NOSUID, "nodev": os.ST_NODEV, "noexec": os.ST_NOEXEC}
+    return [name for name, flag in known.items() if flags & flag]
 
 
 def ours(space: dict[str, str]) -> bool:
