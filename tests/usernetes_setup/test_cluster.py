@@ -205,3 +205,18 @@ def test_pods_run_where_no_programs_may_be_executed_as_tmp_often_is_mounted(any_
         any_machine.end("--name", "one")
     finally:
         subprocess.run(["umount", "--lazy", state], check=True)
+        state.rmdir()
+
+
+def keys(uid):
+    """How many the kernel holds for a user."""
+    rows = [line.split() for line in Path("/proc/key-users").read_text().splitlines()]
+    return sum(int(row[3].partition("/")[0]) for row in rows if row[0] == f"{uid}:")
+
+
+@pytest.mark.skipif("rootless" not in modes(), reason="root may have any number")
+def test_pods_take_no_keys_of_which_an_ordinary_user_has_200(any_machine):
+    made = any_machine.up("--name", "one")
+    before = keys(any_machine.uid)
+    start(any_machine, made, "runs")
+    assert keys(any_machine.uid) == before

@@ -23,12 +23,14 @@ PROXIES = [form(name) for name in ("http_proxy", "https_proxy", "no_proxy")
 
 def containerd(node: Node, ids: namespaces.Ids) -> Command:
     """The container runtime, its state and sockets in the node's folder."""
-    runtime = Path(f"{node.binaries}/bin/runc")
+    runtime, keyring = Path(f"{node.binaries}/bin/runc"), False
     if ids.rootless:
         closed = os.statvfs(node.folder).f_flag & os.ST_NOEXEC  # to programs, as /tmp may be
         runtime = (SHOWN if closed else node.folder) / "runc"
         runtime.write_text(_wrapper(node, ids))
         runtime.chmod(0o700)
+        # Each container would have a keyring, and a user 200 keys at most on a machine.
+        keyring = namespaces.own_keyring()
     network = node.folder / "cni"
     network.mkdir(exist_ok=True)
     _network(node, network)
@@ -72,6 +74,7 @@ runtime_type = "io.containerd.runc.v2"
 BinaryName = "{runtime}"
 Root = "{node.folder}/run/runc"
 SystemdCgroup = false
+NoNewKeyring = {str(keyring).lower()}
 """
     (node.folder / "containerd.toml").write_text(text)
     words = ["containerd", "--config", f"{node.folder}/containerd.toml", "--log-level", "warn"]

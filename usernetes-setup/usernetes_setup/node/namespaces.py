@@ -13,6 +13,7 @@ import enum
 import fcntl
 import ipaddress
 import os
+import platform
 import pwd
 import random
 import shutil
@@ -40,6 +41,9 @@ WRITTEN = {"/run/dovetail"} | {
 }  # fmt: skip
 """What components insist on writing to there, and a node has of its own."""
 
+_KEYCTL = {"x86_64": 250, "aarch64": 219, "ppc64le": 271}
+"""The number of keyctl(2), for which the C library has no function."""
+
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -57,6 +61,16 @@ def unshare(flags: int) -> None:
 def set_process(option: int, value: int) -> None:
     """prctl(2) with one number."""
     _check(_libc.prctl(option, ctypes.c_ulong(value), 0, 0, 0), "prctl")
+
+
+def own_keyring() -> bool:
+    """Put this process, and what it starts, into a session keyring of their own; whether it is.
+
+    So nothing in it has keys of the user's login.
+    """
+    number = _KEYCTL.get(platform.machine())
+    join = 1  # KEYCTL_JOIN_SESSION_KEYRING
+    return number is not None and int(_libc.syscall(number, join, None)) >= 0
 
 
 def mount(source: str, target: str, kind: str = "", flags: int = 0, data: str = "") -> None:
