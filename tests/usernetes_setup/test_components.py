@@ -132,6 +132,22 @@ def test_the_kubelet_reserves_all_that_was_not_given():
     assert int(reserved["memory"]) == components.host_memory() - (1 << 30)
 
 
+@pytest.mark.parametrize("there", [True, False])
+def test_a_kubelet_does_without_name_servers_where_the_machine_has_none(
+    tmp_path, monkeypatch, there
+):
+    here = node()
+    node_record.root(make=True)
+    here.folder.mkdir(parents=True)
+    monkeypatch.setattr(components, "RESOLVER", str(tmp_path / "resolv.conf"))
+    (tmp_path / "resolv.conf").symlink_to(tmp_path / "of-systemd")
+    if there:
+        (tmp_path / "of-systemd").touch()
+    components.kubelet(here, here.group, False, lambda: True)
+    told = json.loads((here.folder / "kubelet.json").read_text())
+    assert told.get("resolvConf") == (None if there else "")
+
+
 @pytest.mark.parametrize(
     ("network", "address", "served"),
     [

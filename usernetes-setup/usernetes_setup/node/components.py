@@ -18,6 +18,7 @@ from usernetes_setup.node_record import Node, cluster_folder
 
 SERVICES = "10.96.0.0/16"
 PODS = "10.244.0.0/16"
+RESOLVER = "/etc/resolv.conf"
 
 
 def address(place: int) -> str:
@@ -206,6 +207,8 @@ def kubelet(node: Node, group: str, rootless: bool, ready: Callable[[], bool]) -
         "memorySwap": {},
         "shutdownGracePeriod": "0s",
     }  # fmt: skip
+    if not os.access(RESOLVER, os.R_OK):  # no pod could be made without it
+        content["resolvConf"] = ""
     words = ["kubelet", f"--root-dir={data}", f"--config={node.folder}/kubelet.json",
              f"--hostname-override={node.name}", f"--cert-dir={data}/pki"]  # fmt: skip
     if node.network == "bridge":
