@@ -107,6 +107,15 @@ def test_a_state_folder_that_cannot_be_made_is_refused(private_state, monkeypatc
     assert (machine.disk().level, machine.disk().who) == ("error", "user")
 
 
+def test_a_state_folder_that_is_not_the_users_to_look_at_is_refused(private_state, monkeypatch):
+    def closed(path):
+        raise PermissionError(errno.EACCES, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "lstat", closed)
+    with pytest.raises(BadInput, match="cannot be looked at: Permission denied; set DOVETAIL_STA"):
+        node_record.clusters()
+
+
 def test_whoever_only_asks_makes_no_state_folder(private_state):
     assert (node_record.clusters(), node_record.nodes("one")) == ([], [])
     assert machine.disk().level == "ok"

@@ -177,6 +177,11 @@ def root(make: bool = False) -> Path:
         except (FileNotFoundError, NotADirectoryError):
             if not make:
                 return wanted
+        except OSError as error:  # it is below what is another's, as after su
+            raise BadInput(
+                f"{wanted} cannot be looked at: {error.strerror}; "
+                "set DOVETAIL_STATE to a folder on a local disk that you can write to"
+            ) from None
         try:
             wanted.mkdir(mode=0o700, parents=True, exist_ok=True)
         except OSError as error:
