@@ -8,6 +8,7 @@ import hashlib
 import io
 import json
 import lzma
+import os
 import tarfile
 from types import SimpleNamespace
 
@@ -20,6 +21,7 @@ from usernetes_setup.build import image_archive
 from usernetes_setup.build.image_archive import Source
 
 pytestmark = pytest.mark.unit
+ZSTD = b"\x28\xb5\x2f\xfd" + bytes(100)
 
 
 @pytest.fixture
@@ -199,12 +201,27 @@ def looped(path):
         archive.addfile(entry)
 
 
+def piped(path):
+    path.unlink()
+    os.mkfifo(path)
+
+
+def deep(path):
+    with tarfile.open(path, "w") as archive:
+        entry = tarfile.TarInfo("index.json")
+        entry.size = 200_000
+        archive.addfile(entry, io.BytesIO(b"[" * entry.size))
+
+
 BAD = {
     "no file": (lambda path: path.unlink(), "no such file or folder"),
     "an empty file": (lambda path: path.write_bytes(b""), "is no archive with container images"),
     "something else": (lambda path: path.write_text("hello\n"), "is no archive with container"),
     "an archive that is cut": (cut, "is damaged|is no archive|no image"),
     "one that is spoilt": (spoilt, "is damaged: "),
+    "a pipe": (piped, "is neither file nor folder; write the archive to a file first"),
+    "one by zstd": (lambda path: path.write_bytes(ZSTD), "is compressed by zstd, .*`zstd -d "),
+    "an index without an end": (deep, "is damaged: index.json is no JSON"),
     "links that lead to each other": (looped, "is damaged, or no image: it has no index.json"),
 }
 

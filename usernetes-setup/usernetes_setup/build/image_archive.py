@@ -39,6 +39,8 @@ _REFERENCE = re.compile(
 )
 _CONTAINERFILE = re.compile(rb"(?:[ \t]*(?:#[^\n]*)?\n)*[ \t]*(?:FROM|ARG)[ \t]", re.IGNORECASE)
 
+_ZSTD = b"\x28\xb5\x2f\xfd"
+
 
 @dataclass(frozen=True)
 class Image:
@@ -80,10 +82,12 @@ class Source:
         self._members: dict[str, tarfile.TarInfo] = {}
         self._layers: dict[str, Object] = {}
         with looking(path):
-            there = path.exists()
+            there, folder, file = path.exists(), path.is_dir(), path.is_file()
         if not there:
             raise BadInput(f"{path}: no such file or folder")
-        if not path.is_dir():
+        if not (folder or file):  # a pipe, which can be read once
+            raise BadInput(f"{path}: is neither file nor folder; write the archive to a file first")
+        if not folder:
             self._archive = self._open()
             try:
                 self._members = {os.path.normpath(one.name): one for one in self._archive}
@@ -98,6 +102,7 @@ class Source:
             self._archive.close()
 
     def _open(self) -> tarfile.TarFile:
+        first = b""
         try:
             with self.path.open("rb") as file:
                 first = file.read(4096)
@@ -109,6 +114,11 @@ class Source:
                 )
             return tarfile.open(self.path)
         except (OSError, tarfile.TarError, EOFError) as error:
+            if first.startswith(_ZSTD):
+                raise BadInput(
+                    f"{self.path}: is compressed by zstd, which nothing here reads; "
+                    f"`zstd -d {self.path}` makes a file that can be loaded"
+                ) from None
             why = str(error).splitlines()[0].rstrip(":")
             raise BadInput(f"{self.path}: is no archive with container images ({why})") from None
 
@@ -133,7 +143,7 @@ class Source:
     def _parsed(self, name: str, data: bytes) -> Any:  # noqa: ANN401
         try:
             return json.loads(data)
-        except ValueError:
+        except (ValueError, RecursionError):
             raise BadInput(f"{self.path}: is damaged: {name} is no JSON") from None
 
     def _has(self, name: str) -> bool:
