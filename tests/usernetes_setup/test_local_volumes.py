@@ -6,9 +6,10 @@ from __future__ import annotations
 import json
 
 import pytest
+from usernetes_setup import node_record
 from usernetes_setup.control import local_volumes
 
-pytestmark = pytest.mark.unit
+pytestmark = [pytest.mark.unit, pytest.mark.usefixtures("private_state")]
 NOTES = {
     "volume.kubernetes.io/selected-node": "127.77.1.2",
     "volume.kubernetes.io/storage-provisioner": "dovetail/local",
@@ -41,3 +42,33 @@ def test_a_claim_gets_a_folder_that_binds_its_pods_to_the_node_of_the_first():
 )
 def test_other_claims_get_none(other):
     assert local_volumes.volume(other) is None
+
+
+@pytest.mark.parametrize(
+    ("kind", "more", "deleted"),
+    [("MODIFIED", {}, 1), ("MODIFIED", {"deletionTimestamp": "2026"}, 0), ("DELETED", {}, 0)],
+)
+def test_the_folder_of_a_volume_goes_though_somebody_deletes_the_volume_itself(
+    private_state, kind, more, deleted
+):
+    notes = {"pv.kubernetes.io/provisioned-by": "dovetail/local"}
+    thing = {"metadata": {"name": "pvc-1", "annotations": notes, **more},
+             "spec": {"persistentVolumeReclaimPolicy": "Delete"},
+             "status": {"phase": "Released"}}  # fmt: skip
+    calls, changes = [], [[(kind, thing)]]
+
+    class Client:
+        def watch(self, path):
+            return changes.pop()  # IndexError at the second call
+
+        def call(self, *words):
+            calls.append(words)
+
+    node_record.root(make=True)
+    folder = node_record.cluster_folder("c") / "nodes/n/volumes/pvc-1"
+    folder.mkdir(parents=True)
+    (folder / "data").touch()
+    with pytest.raises(IndexError):
+        local_volumes.reclaim(Client(), "c")
+    assert not folder.exists()
+    assert len(calls) == deleted

@@ -101,9 +101,11 @@ def reclaim(client: api_client.Client, cluster: str) -> None:
             released = thing.get("status", {}).get("phase") == "Released"
             gone = kind not in ("ADDED", "MODIFIED") or "deletionTimestamp" in about
             kept = spec.get("persistentVolumeReclaimPolicy") != "Delete"
-            if by != _PROVISIONER or not released or gone or kept:
+            if by != _PROVISIONER or not released or kept:
                 continue
             for folder in _folders(cluster):
                 shutil.rmtree(folder / about["name"], ignore_errors=True)
+            if gone:  # the volume was deleted by hand, which leaves its folder to us
+                continue
             client.call("DELETE", f"{_VOLUMES}/{about['name']}")
             print(f"{about['name']}: removed", flush=True)
