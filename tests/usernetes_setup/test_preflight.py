@@ -506,22 +506,6 @@ def test_a_network_disk_is_left_for_a_local_one_with_room(tmp_path, monkeypatch)
     assert "is on NFS" in found.found
 
 
-def test_a_disk_from_which_no_program_can_be_started_is_left_for_another(tmp_path, monkeypatch):
-    """An ordinary user's node has its runc there."""
-    for name in ("noexec", "local"):
-        (tmp_path / name).mkdir()
-    monkeypatch.setenv("DOVETAIL_STATE", str(tmp_path / "noexec/dovetail"))
-    monkeypatch.setattr(checks_machine, "_no_programs", lambda path: path.name != "local")
-    monkeypatch.setattr(os, "getuid", lambda: 1000)
-    monkeypatch.setenv("TMPDIR", str(tmp_path / "local"))
-    found = checks_machine.disk()
-    assert (found.level, found.who) == ("error", "user")
-    assert found.fix == f"export DOVETAIL_STATE={tmp_path}/local/dovetail-1000"
-    assert f"{tmp_path}/noexec/dovetail is on a disk mounted noexec" in found.found
-    monkeypatch.setattr(os, "getuid", lambda: 0)
-    assert checks_machine.disk().level == "ok"
-
-
 def test_a_full_disk_is_an_error(monkeypatch):
     monkeypatch.setattr(checks_machine, "ROOM", 1 << 60)
     assert checks_machine.disk().level == "error"

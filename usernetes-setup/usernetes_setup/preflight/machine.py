@@ -48,9 +48,6 @@ def disk() -> Check:
     if kind := _network_disk(place):
         found = f"{folder} is on {kind}: no image can be unpacked there"
         return Check("disk", "error", found, fix, "user")
-    if os.getuid() and _no_programs(place):
-        found = f"{folder} is on a disk mounted noexec, and containers are started from there"
-        return Check("disk", "error", found, fix, "user")
     free = shutil.disk_usage(place).free
     if free < ROOM:
         return Check("disk", "error", f"{folder}: {free >> 20} MiB free, 1 GiB needed", fix, "user")
@@ -63,18 +60,13 @@ def _network_disk(folder: Path) -> str:
     return NETWORK_DISKS.get(int(probe.stdout.strip() or "0", 16), "")
 
 
-def _no_programs(folder: Path) -> bool:
-    """Whether the file system of a folder is mounted so that no program of it can be started."""
-    return bool(os.statvfs(folder).f_flag & os.ST_NOEXEC)
-
-
 def _better_place(room: int) -> str:
     """A folder on a local disk with that much room, for the user to put something in."""
     usual = (os.environ.get("TMPDIR", ""), "/tmp", "/var/tmp", "/scratch", "/local",
              os.environ.get("XDG_RUNTIME_DIR", ""))  # fmt: skip
     for place in map(Path, filter(None, usual)):
         fits = os.access(place, os.W_OK) and shutil.disk_usage(place).free >= room
-        if fits and not _network_disk(place) and not _no_programs(place):
+        if fits and not _network_disk(place):
             return f"{place}/dovetail-{os.getuid()}"
     return "/a/local/disk/dovetail"
 
