@@ -2,8 +2,9 @@
 """The control node's own loops, in one process: CSR approver, node lifecycle, volumes, metrics.
 
 Started by the node's supervisor as a component, once the API answers: `python3 -m
-usernetes_setup.control NODE.json`. First it grants the access that nodes need. Invariant: when
-any loop fails, whatever it is, the process ends, and the supervisor starts it again.
+usernetes_setup.control NODE.json IDS`, the second as in `node.namespaces.Ids`. First it grants the
+access that nodes need. Invariant: when any loop fails, whatever it is, the process ends, and the
+supervisor starts it again.
 """
 
 from __future__ import annotations
@@ -24,7 +25,6 @@ from usernetes_setup.control import (
     resource_metrics,
 )
 from usernetes_setup.control.api_client import ACCOUNTS, BINDINGS, MAPS, ROLES
-from usernetes_setup.node import namespaces
 from usernetes_setup.node_record import Node, cluster_folder, read
 
 _DNS = "dovetail-dns"
@@ -60,7 +60,9 @@ def names_reader() -> api_client.Object:
     return {"metadata": {"name": _DNS}, "rules": rules}
 
 
-def prepare(client: api_client.Client, authority: str, node: Node, address: str) -> None:
+def prepare(
+    client: api_client.Client, authority: str, node: Node, address: str, one_id: bool
+) -> None:
     """Grant the access that nodes need, and refuse what cannot work; safe to repeat."""
     # The controller manager makes these two as well, but seconds later, and no pod can be
     # made without the one or started without the other.
@@ -70,7 +72,7 @@ def prepare(client: api_client.Client, authority: str, node: Node, address: str)
     wanted += [(ACCOUNTS, account), (MAPS, root), (ROLES, names_reader())]
     wanted += [(local_volumes.CLASSES, local_volumes.storage_class())]
     wanted += resource_metrics.registration(address, node.ports["metrics"], authority)
-    wanted += admission.policies(node.network, namespaces.one_id())
+    wanted += admission.policies(node.network, one_id)
     for path, thing in wanted:
         try:
             client.call("POST", path, thing)
@@ -79,7 +81,7 @@ def prepare(client: api_client.Client, authority: str, node: Node, address: str)
                 raise
 
 
-def main(record: str) -> None:
+def main(record: str, ids: str) -> None:
     """Serve until something fails."""
     node = read(Path(record))
     folder = cluster_folder(node.cluster) / "pki"
@@ -89,7 +91,7 @@ def main(record: str) -> None:
     client = api_client.Client(server, authority, folder / "admin.crt")
     address = urlsplit(server).hostname or ""  # on a bridge another than outside
     metrics = resource_metrics.server(client, address, node.ports["metrics"], folder)
-    prepare(client, authority, node, address)
+    prepare(client, authority, node, address, ids == "one")
     failed, never = threading.Event(), threading.Event()
 
     def run(name: str, work: Callable[[], None]) -> None:
@@ -112,5 +114,5 @@ def main(record: str) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(*sys.argv[1:])
     sys.exit(1)

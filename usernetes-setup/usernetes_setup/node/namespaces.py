@@ -252,12 +252,6 @@ def initial_user() -> bool:
     return Path("/proc/self/uid_map").read_text().split() == ["0", "0", "4294967295"]
 
 
-def one_id() -> bool:
-    """Whether the user namespace that this process is in has a single id."""
-    ranges = Path("/proc/self/uid_map").read_text().splitlines()
-    return sum(int(line.split()[2]) for line in ranges) == 1
-
-
 def subordinate_ids(user: str, table: str) -> tuple[int, int] | None:
     """First id and number of the user's largest range in /etc/subuid or /etc/subgid, if any."""
     try:

@@ -227,7 +227,8 @@ def commands(
     server = f"https://{node.address}:{node.ports['server']}"
     admin = api_client.Client(server, (pki / "ca.crt").read_text(), pki / "admin.crt")
     up = Latch(admin.ready)
-    control = [sys.executable, "-m", "usernetes_setup.control", str(node.folder / "node.json")]
+    record = str(node.folder / "node.json")
+    control = [sys.executable, "-m", "usernetes_setup.control", record, ids.value]
     return [
         components.etcd(node),
         *components.control_plane(node, up),
