@@ -93,6 +93,23 @@ def test_no_more_supervisors_wait_than_simulations_are_expected(site):  # noqa: 
     assert site.until(executor, "again").code == 0
 
 
+def test_a_supervisor_has_the_next_simulation_and_keeps_nothing_of_the_last(site):  # noqa: F811
+    executor = site.executor()
+    had = []
+    for name, script in (("one", "echo x; exit 3"), ("two", "true"), ("three", "exec sleep 1000")):
+        executor.launch(site.spec(name, script), share())
+        supervisor = executor._jobs[name].supervisor.pid
+        site.until(executor, name, protocol.Started)
+        had.append((supervisor, len(os.listdir(f"/proc/{supervisor}/fd"))))
+        if name == "three":
+            executor.stop(name, "enough")
+        site.until(executor, name)
+    assert len(set(had)) == 1, had
+    assert executor.results["one"].reason == "exit code 3: x"
+    assert executor.results["two"].reason == ""
+    assert executor.results["three"].reason == "stopped: enough"
+
+
 def test_a_case_that_does_not_exist_is_said_so(site):  # noqa: F811
     executor = site.executor()
     executor.launch(site.spec("sim", "true", case="/nonexistent/case"), share())

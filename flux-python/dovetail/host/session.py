@@ -239,11 +239,16 @@ def remove_simulation(directory: str, group: Group, temporary: str, root: int = 
     `root` is its supervisor if that one lives. Returns the processes that could not be ended.
     """
     left = end_simulation(directory, group, root)
+    remove_traces(directory, group, temporary)
+    return left
+
+
+def remove_traces(directory: str, group: Group, temporary: str) -> None:
+    """Remove the directories and control groups of a simulation whose processes have ended."""
     with contextlib.suppress(OSError):
         group.remove()
     for path in filter(None, (temporary, directory)):
         remove_tree(path)
-    return left
 
 
 def end_simulation(directory: str, group: Group, root: int = 0) -> list[int]:

@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: LGPL-3.0-or-later
-"""Runs one simulation, and ends it when nobody is left who wants it.
+"""Runs one simulation, and ends it when nobody is left who wants it; then perhaps another.
 
-One process per simulation, started by the local executor. Inputs: on stdin one line of JSON
-(see `Supervisor`), then commands, one per line: `stop`, or `checkpoint` to have the program stop at
-one. End of file on stdin means that the executor needs nothing more, or has died: everything is
-ended and removed at once. Outputs:
+One process for each simulation that runs, started by the local executor. Inputs: on stdin the
+length of a text of JSON in four bytes, and the text (see `Supervisor`), then commands, one per
+line: `stop`, or `checkpoint` to have the program stop at one; and once it has ended `release`, to
+remove what is left of it. The next simulation may follow then. End of file on stdin means that the
+executor needs nothing more, or has died: everything is ended and removed at once. Outputs:
 `log` in the simulation's directory, the count of `Time =` lines in the file `iterations`
-of its session directory, and on stdout lines of JSON: `started`, then `result`. Where the nodes of
+of its session directory, and on stdout lines of JSON: `started`, `result`, and `removed` if the
+next simulation may follow. Where the nodes of
 a simulation have no folder in common, `prepared` comes first, and the command `spread` answers it
 once the prepared case is on all of them.
 
@@ -32,7 +34,7 @@ from dovetail.core.errors import BadInput
 from dovetail.host import borrowed_python, processes
 from dovetail.host.cgroups import Group
 from dovetail.host.memory import KernelKills, out_of_memory
-from dovetail.host.session import end_simulation, remove_simulation
+from dovetail.host.session import end_simulation, remove_simulation, remove_traces
 from dovetail.mpi import launcher, time_lines
 
 TYPE_CHECKING = False
@@ -140,12 +142,16 @@ class Supervisor:
         self.stopping = False
         self.deadline = 0.0  # of the grace after a stop; 0 if none runs
         self.orphaned = False
+        self.released = False  # what is left of it can be removed
         self.waker = processes.signal_pipe()
         for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             signal.signal(number, lambda number, frame: None)
 
-    def run(self) -> None:
-        """All steps, then the result, then the clean-up once the executor has let go."""
+    def run(self) -> bool:
+        """All steps, then the result, then the clean-up once the executor has let go.
+
+        True if the next simulation may follow.
+        """
         cause, code, reason = self._steps()
         self._await_stopped()
         left = end_simulation(self.config["directory"], self.group, os.getpid())
@@ -157,13 +163,21 @@ class Supervisor:
             trouble += f"; processes {left} cannot be ended"
         result = {"cause": cause.value, "code": code, "reason": reason, "trouble": trouble}
         self._tell({"kind": "result", **result})
-        while not self.orphaned:
+        while not (self.orphaned or self.released):
             self._wait(None)
         directory, temporary = self.config["directory"], self.config["temporary"]
         if "hosts" in self.config:  # in a pod the entrypoint removes the rest, or else the agent
             end_simulation(directory, self.group, os.getpid())
-        else:
+        elif left or self.orphaned:
             remove_simulation(directory, self.group, temporary, os.getpid())
+        else:
+            remove_traces(directory, self.group, temporary)
+        if left or self.orphaned:
+            return False
+        signal.set_wakeup_fd(-1)
+        os.closerange(3, 1024)  # all that is open here was of this simulation
+        self._tell({"kind": "removed"})
+        return True
 
     def _steps(self) -> tuple[Cause, int, str]:
         config = self.config
@@ -326,6 +340,7 @@ class Supervisor:
                 words = os.read(0, 512)
                 self.orphaned = not words
                 self.spread = self.spread or b"spread" in words
+                self.released = self.released or b"release" in words
                 if b"checkpoint" in words:
                     self._halt()
                 if b"stop" in words:
@@ -420,15 +435,22 @@ def _copy() -> list[str]:
 
 
 def main() -> None:
-    """Read the configuration, whose length in four bytes comes first, and supervise.
+    """Supervise one simulation after the other, as long as there is a configuration.
 
     One that waited in vain, as there was no simulation for it, just ends.
     """
+    while Supervisor(_configuration()).run():
+        pass
+
+
+def _configuration() -> dict[str, Any]:
+    """The next one from standard input."""
     head, text = os.read(0, 4), b""
     size = int.from_bytes(head, "little") if head else sys.exit()
     while len(text) < size:
         text += os.read(0, size - len(text)) or sys.exit(1)
-    Supervisor(json.loads(text)).run()
+    config: dict[str, Any] = json.loads(text)
+    return config
 
 
 if __name__ == "__main__":

@@ -3,7 +3,8 @@
 
 Inputs: launches, resizes and stops from the controller; the rank pages. Outputs: events; per
 simulation `<run_dir>/<name>/case` and `log`, a control group and a supervisor process (see
-`dovetail.mpi.supervisor`), which does whatever takes time, so that no call here blocks.
+`dovetail.mpi.supervisor`), which does whatever takes time, so that no call here blocks, and
+afterwards has the next simulation, since a Python takes a while to start.
 
 Invariants: nothing outlives the controlling process, however it ends: the supervisors notice; a
 Finished is reported only after every trace of the simulation is gone but its output.
@@ -47,7 +48,7 @@ from dovetail.mpi.page import RankPage
 from dovetail.plan import command_line
 
 _PATIENCE = 10.0  # seconds for a supervisor to do what it was told before it is ended itself
-_SPARES = 2  # supervisors that wait for a simulation, as Python takes a while to start
+_SPARES = 2  # supervisors that wait for the first simulations
 _COUNT = 5.0  # seconds between looks at what keeps ranks from their cores
 _RUN_SUPERVISOR = "from dovetail.mpi.supervisor import main; main()"
 
@@ -118,7 +119,9 @@ class LocalExecutor:
             where = f"{error.filename}: " if error.filename else ""
             raise WorkFailed(f"cannot make a session: {where}{error.strerror}") from error
         self._warden = start_warden(self.session)
-        self._make_spares()
+        with contextlib.suppress(OSError):  # a launch then makes its own, or says why not
+            for _ in range(min(_SPARES, launches)):
+                self._spares.append(_new_supervisor())
 
     def _make_group(self, place: cgroups.Group, name: str) -> cgroups.Group:
         """The run's own group, as far as the kernel lets us have one."""
@@ -225,13 +228,9 @@ class LocalExecutor:
             return
         for job in self._jobs.values():
             job.release(_PATIENCE, "the run ended")
-        self._expected = 0  # no more spares, should one begin even now
+        self._expected = 0  # no supervisor is kept from now on
         for spare in self._spares:
-            try:
-                spare.communicate(timeout=_PATIENCE)  # the end of its input ends it
-            except subprocess.TimeoutExpired:
-                spare.kill()
-                spare.communicate()
+            _dismiss(spare)
         last: list[protocol.Event] = []
         while self._jobs:
             self.wait(_PATIENCE)
@@ -302,7 +301,6 @@ class LocalExecutor:
                 continue
             if message["kind"] == "started":
                 job.begun()
-                self._make_spares()  # not before, as those who begin need the cores for that
                 job.begun_at = t
                 job.prepared = job.group.cpu_seconds() or 0.0
                 job.count_at = t + _COUNT
@@ -312,6 +310,8 @@ class LocalExecutor:
                 case = str(self._run_dir / job.spec.name / "case")
                 total = applications.prepared_iterations(job.spec, case)
                 events.append(protocol.Started(t, job.spec.name, message["iterations"], total))
+            elif message["kind"] == "removed":
+                job.removed = ended = True
             else:
                 cause = Cause(message["cause"])
                 job.end(Result(cause, message["code"], message["reason"], message["trouble"]))
@@ -360,14 +360,12 @@ class LocalExecutor:
         """The supervisor has gone, or is taken for dead: see that nothing is left, and report."""
         code = 1
         if job.supervisor is not None:
-            if job.supervisor.poll() is None and job.overdue:
-                job.supervisor.kill()
-            code = job.supervisor.wait()
             assert job.supervisor.stdout is not None
             self._poll.unregister(job.supervisor.stdout.fileno())
-            job.supervisor.stdout.close()
-            if job.supervisor.stdin is not None:
-                job.supervisor.stdin.close()
+            if job.removed and len(self._spares) < self._expected - self._launches:
+                self._spares.append(job.supervisor)
+            else:
+                code = _dismiss(job.supervisor, at_once=job.removed or job.overdue)
         if os.path.exists(job.directory):
             remove_simulation(job.directory, job.group, job.temporary)
         result = job.result
@@ -426,22 +424,24 @@ class LocalExecutor:
         }
         text = json.dumps(config).encode()
         ready = [spare for spare in self._spares if spare.poll() is None]
-        job.supervisor = ready[0] if ready else _new_supervisor()
-        self._spares = ready[1:]
+        job.supervisor = ready.pop() if ready else _new_supervisor()
+        self._spares = ready
         assert job.supervisor.stdout is not None
         os.set_blocking(job.supervisor.stdout.fileno(), False)
         self._poll.register(job.supervisor.stdout.fileno(), select.EPOLLIN)
         job.tell(len(text).to_bytes(4, "little") + text)
 
-    def _make_spares(self) -> None:
-        wanted = min(_SPARES, self._expected - self._launches)
-        with contextlib.suppress(OSError):  # the next launch makes its own, or says why not
-            while len(self._spares) < wanted:
-                self._spares.append(_new_supervisor())
-
 
 def _clues(spec: protocol.Spec) -> tuple[str, ...]:
     return launcher.clues(spec.command[0], (spec.case, *spec.prepare), spec.environment)
+
+
+def _dismiss(supervisor: subprocess.Popen[bytes], *, at_once: bool = True) -> int:
+    """The end of one that has nothing left to do, or is to end `at_once`; its exit code."""
+    if at_once:
+        supervisor.kill()
+    with supervisor:
+        return supervisor.wait()
 
 
 def _new_supervisor() -> subprocess.Popen[bytes]:

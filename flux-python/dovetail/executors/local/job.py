@@ -35,7 +35,7 @@ class JobState(enum.Enum):
     HALTING = "halting"  # its command runs, and was asked to stop at a checkpoint
     STOPPING = "stopping"  # it was told to end, and has its grace
     ENDED = "ended"  # it has a result; a last sample may be taken
-    RELEASED = "released"  # its supervisor was let go: it ends and removes what is left
+    RELEASED = "released"  # its supervisor ends and removes what is left
 
 
 @dataclass
@@ -70,6 +70,7 @@ class Job:
     prepared: float = 0.0  # CPU seconds that its control group had used before
     peak_memory: int = 0  # of its control group, bytes, as long as it has no rank's page
     result: Result | None = None
+    removed: bool = False  # all of it, and its supervisor can have another
     kills: KernelKills = field(default_factory=KernelKills)  # of its supervisor too
     count_at: float = 0.0  # when what keeps it from its cores is looked at next, on the run's clock
     throttled: Mapping[str, Throttling] = field(default_factory=dict)  # as its command began
@@ -128,14 +129,19 @@ class Job:
             self.state = JobState.ENDED
 
     def release(self, limit: float, why: str = "") -> None:
-        """Let the supervisor go, which ends all that still runs; `why` it is not waited for."""
+        """Have the supervisor remove all, and end what still runs; `why` it is not waited for.
+
+        It can have another simulation then, unless it had something to end.
+        """
         if self.state is JobState.RELEASED:
             return
         if self.wanted:
             self.why_stopped, self.stop_cause = why, Cause.INTERRUPTED
-        self.state = JobState.RELEASED
+        over, self.state = self.state is JobState.ENDED, JobState.RELEASED
         self.deadline = time.monotonic() + limit
-        if self.supervisor is not None and self.supervisor.stdin is not None:
+        if over:
+            self.tell(b"release\n")
+        elif self.supervisor is not None and self.supervisor.stdin is not None:
             self.supervisor.stdin.close()
 
     # --- Its supervisor ---
