@@ -208,7 +208,7 @@ def test_a_case_is_copied_anew_where_its_folders_are_to_be_read_alone(
     out.mkdir()
     os.chown(out, 65534, 65534)
     for _ in ("first", "anew"):
-        words = [*NOBODY, *supervisor._copy(), str(case), str(out / "case")]
+        words = [*NOBODY, *supervisor._copy((out / "case").exists()), str(case), str(out / "case")]
         subprocess.run(words, check=True)
         assert (out / "case" / "surfaces" / "wing").read_text() == "as delivered"
         (out / "case" / "written").touch()

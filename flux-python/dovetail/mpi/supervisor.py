@@ -187,7 +187,7 @@ class Supervisor:
             return Cause.LAUNCH_FAILED, 1, f"cannot make {config['home']}: {error.strerror}"
         kept = bool(config.get("go_on")) and os.path.isdir(self.case)
         self.log = Log(os.path.join(config["home"], "log"), config["log_limit"], kept)
-        steps = [("copying the case", "/", [*_copy(), config["case"], self.case])]
+        steps = [("copying the case", "/", [*_copy(os.path.lexists(self.case)), config["case"], self.case])]
         for line, words in config["prepare"]:
             steps.append((f"prepare step '{line}'", self.case, words))
         base = self.base = launcher.environment(
@@ -414,7 +414,7 @@ class Supervisor:
             os.write(1, json.dumps(message).encode() + b"\n")
 
 
-def _copy() -> list[str]:
+def _copy(there: bool) -> list[str]:
     """The words that copy the first folder which follows to the second, in place of what is there.
 
     Whose the case is does not matter: in a pod others' ids may not even have a number. What is
@@ -422,8 +422,11 @@ def _copy() -> list[str]:
     """
     own = borrowed_python.own()
     if len(own) == 1:
+        copy = ["cp", "-a", "--no-preserve=ownership", "-T", "--"]
+        if not there:
+            return copy
         remove = 'rm -rf -- "$1" 2>/dev/null || { chmod -R u+rwX -- "$1"; rm -rf -- "$1"; }'
-        script = remove + ' && cp -a --no-preserve=ownership -T -- "$0" "$1"'
+        script = f'{remove} && {" ".join(copy)} "$0" "$1"'
         return ["sh", "-c", script]
     # An image may have a cp that knows less.
     script = (
