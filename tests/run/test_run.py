@@ -69,6 +69,26 @@ ENDINGS = {
 }
 
 
+UNNEEDED = """
+import sys
+from dovetail.cli import main
+from dovetail.run import run
+ready = run.load_report
+def load(quiet):
+    ready(quiet)
+    open("ready", "w").close()
+run.load_report = load
+code = main.main(["run", "--json", sys.argv[1], "-o", sys.argv[2]])
+sys.exit(code or "rich" in sys.modules)
+"""
+
+
+def test_what_only_a_terminal_needs_is_not_loaded_for_json(site):  # noqa: F811
+    wait = "until [ -e ../../../ready ]; do sleep 0.02; done"
+    plan = site.plan(site.shell(wait))
+    assert site.run(plan, "out", command=(sys.executable, "-c", UNNEEDED))[0] == 0
+
+
 def test_simulations_that_fail_leave_the_others_alone(site):  # noqa: F811
     entries = [
         site.shell(*scripts, name=f"bad{number}")

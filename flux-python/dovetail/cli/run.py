@@ -12,8 +12,6 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from usernetes_setup.node import cgroups
-
 from dovetail.controller.choice import Schedule
 from dovetail.controller.widths import by_text
 from dovetail.core import eventlog, units
@@ -24,6 +22,8 @@ from dovetail.run import target
 from dovetail.run.orders import Orders
 
 if TYPE_CHECKING:  # what is shown in the end is loaded then, as simulations wait meanwhile
+    from collections.abc import Sequence
+
     from rich.console import Console
 
 HELP = "run a queue of MPI simulations, packed where that pays"
@@ -84,10 +84,17 @@ def run(args: argparse.Namespace) -> int:
         return show(asked, place.cpu(asked), place.devices(asked), as_json=args.json)
     ended = work.run(
         asked, args.output, place=place, resume=args.resume, quiet=args.json,
-        orders=Orders(0 if args.orders else None), scope=cgroups.scope,
+        orders=Orders(0 if args.orders else None), scope=_scope,
         checkpoint=args.checkpoint, metrics=args.metrics,
     )  # fmt: skip
     return tell(ended, as_json=args.json)
+
+
+def _scope() -> Sequence[str]:
+    """The words before a command that let it make control groups; seldom needed."""
+    from usernetes_setup.node import cgroups
+
+    return cgroups.scope()
 
 
 def tell(ended: work.RunOutcome, *, as_json: bool) -> int:

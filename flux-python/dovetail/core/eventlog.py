@@ -62,6 +62,12 @@ def _reader(kind: type[Any]) -> TypeAdapter[Any]:
     return TypeAdapter(tuple[kind], config=_CONFIG)  # type: ignore[valid-type]
 
 
+def make_readers() -> None:
+    """Make all readers, for a log that is to be read soon."""
+    for kind in (Header, *(kind for _, kind in _KINDS.values())):
+        _reader(kind)
+
+
 _EVENTS = get_args(protocol.Event)
 _ACTIONS = get_args(protocol.Action)
 _KINDS = {

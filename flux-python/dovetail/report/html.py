@@ -10,6 +10,7 @@ most and saying how many there are. Each chart's title says what it shows.
 
 from __future__ import annotations
 
+import functools
 import json
 import pathlib
 from collections.abc import Sequence
@@ -77,6 +78,7 @@ def replace_file(path: pathlib.Path, text: str) -> None:
         raise WorkFailed(f"{path}: {error.strerror}") from error
 
 
+@functools.cache  # with the templates that were read
 def templates(*others: jinja2.BaseLoader) -> jinja2.Environment:
     """Where templates are found: those of this package, and what others have."""
     environment = jinja2.Environment(

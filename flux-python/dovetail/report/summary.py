@@ -16,12 +16,9 @@ import pathlib
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from rich.console import Console, JustifyMethod
-from rich.table import Table
-from rich.text import Text
 
 from dovetail.core import eventlog, protocol, units
 from dovetail.core.contention import Contention, Hindrance, hindrances
@@ -36,6 +33,11 @@ from dovetail.report.figures import FamilyFigures
 from dovetail.report.history import UNKNOWN, History, Track
 from dovetail.report.plan_phases import PhaseFigures
 from dovetail.report.verdict import Figure, Totals, Verdict, judge, ratio
+
+if TYPE_CHECKING:  # only a terminal needs it, and it takes a while to import
+    from rich.console import Console, JustifyMethod
+    from rich.table import Table
+    from rich.text import Text
 
 
 @dataclass(frozen=True)
@@ -300,6 +302,8 @@ def _plain(value: object) -> object:
 
 def show(summary: Summary, console: Console) -> None:
     """Print the table that ends a run, and under it the verdicts in words."""
+    from rich.table import Table
+
     table = Table(title="Simulations", title_justify="left")
     headings = ["simulation", "ranks", "state", "iterations", "wall s", "slowdown", "restarts"]
     stopped = any(one.checkpoints for one in summary.simulations)
@@ -367,6 +371,8 @@ def _show_time(summary: Summary, console: Console) -> None:
 
 def _frameless(title: str) -> Table:
     """A table of many columns, which shall fit into 80."""
+    from rich.table import Table
+
     return Table(title=title, title_justify="left", box=None, padding=(0, 1, 0, 0))
 
 
@@ -434,4 +440,6 @@ def figure(one: Figure) -> str:
 
 def printable(words: str) -> Text:
     """Text from a log, without the markup and the control characters it may hold."""
+    from rich.text import Text
+
     return Text(units.printable(words))

@@ -275,7 +275,7 @@ def execute(
                 watcher.look(controller, spent)
                 live.say(server.start(directory, watcher.render))
             # What the report needs is loaded while simulations run, not while they wait for it.
-            threading.Thread(target=load_report, daemon=True).start()
+            threading.Thread(target=load_report, args=(quiet,), daemon=True).start()
             asks = orders or Orders()
             asks.listen(directory)
             loop = Loop(controller, executor, log, live, origin, signals, asks, end, watcher)
@@ -298,10 +298,16 @@ def execute(
         executor.close()
 
 
-def load_report() -> None:
-    """Import what makes reports, once the first simulations are launched."""
+def load_report(quiet: bool) -> None:
+    """Make ready what makes reports, and what shows them, once the first simulations are launched.
+
+    None of it is waited for at the end then.
+    """
     time.sleep(BEGUN)
-    importlib.import_module(REPORT)
+    importlib.import_module(REPORT).templates().get_template("report.html")
+    eventlog.make_readers()
+    if not quiet:
+        importlib.import_module("rich.table")
 
 
 def resumable(log: Path, asked: schema.Plan) -> float:
