@@ -15,7 +15,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import secrets
 import select
 import socket
 import subprocess
@@ -99,7 +98,7 @@ class LocalExecutor:
         self._poll = select.epoll()
         self._spares: list[subprocess.Popen[bytes]] = []
         self.swept = sweep_sessions()
-        run_id = run_id or secrets.token_hex(4)
+        run_id = run_id or os.urandom(4).hex()
         name = f"dovetail-{os.getuid()}-{run_id}"
         try:
             self._temporary = os.path.join(tempfile.gettempdir(), name)
@@ -238,8 +237,10 @@ class LocalExecutor:
         self._events = last
         self._poll.close()
         remove_session(self.session, os.pread(self._lock, 65536, 0))
+        if not os.path.exists(self.session):
+            self._warden.kill()  # it would find nothing to do
         os.close(self._lock)
-        self._warden.wait()  # the lock woke it, and it finds nothing to do
+        self._warden.wait()
 
     # --- what happens ---
 
