@@ -110,6 +110,18 @@ def test_a_supervisor_has_the_next_simulation_and_keeps_nothing_of_the_last(site
     assert executor.results["three"].reason == "stopped: enough"
 
 
+def test_a_program_is_asked_once_for_its_mpi_though_it_has_none(site, monkeypatch):  # noqa: F811
+    asked = 'echo $0 >> {0}/asked\nexec {1} "$@"\n'
+    (site.bin / "ldd").write_text("#!/bin/sh\n" + asked.format(site.directory, shutil.which("ldd")))
+    (site.bin / "ldd").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{site.bin}:{os.environ['PATH']}")
+    executor = site.executor()
+    for name in ("one", "two"):
+        executor.launch(site.spec(name, "true", application="lammps"), share())
+        assert site.until(executor, name).code == 0
+    assert len((site.directory / "asked").read_text().split()) == 1
+
+
 def test_a_case_that_does_not_exist_is_said_so(site):  # noqa: F811
     executor = site.executor()
     executor.launch(site.spec("sim", "true", case="/nonexistent/case"), share())

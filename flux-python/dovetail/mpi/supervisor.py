@@ -108,7 +108,8 @@ class Supervisor:
     """One simulation from its first step to the removal of its last trace.
 
     `config` has: `name`, `directory` (session directory of the simulation), `temporary`,
-    `case` (to copy from), `home` (its output directory), `ranks`, `command`, `prepare` (pairs of
+    `case` (to copy from), `home` (its output directory), `ranks`, `command`, `mpi` (the command's,
+    empty if it has none; null if that is not known), `prepare` (pairs of
     a line and its words), `alone` (whether its one rank needs no starter), `environment` (to add),
     `libraries` (MPI to preloaded library), `group`
     (weight and control directory of its control group; its processes join the group `job`),
@@ -187,7 +188,8 @@ class Supervisor:
             return Cause.LAUNCH_FAILED, 1, f"cannot make {config['home']}: {error.strerror}"
         kept = bool(config.get("go_on")) and os.path.isdir(self.case)
         self.log = Log(os.path.join(config["home"], "log"), config["log_limit"], kept)
-        steps = [("copying the case", "/", [*_copy(os.path.lexists(self.case)), config["case"], self.case])]
+        copy = [*_copy(os.path.lexists(self.case)), config["case"], self.case]
+        steps = [("copying the case", "/", copy)]
         for line, words in config["prepare"]:
             steps.append((f"prepare step '{line}'", self.case, words))
         base = self.base = launcher.environment(
@@ -205,14 +207,17 @@ class Supervisor:
         while not (self.spread or self.stopping or self.orphaned):
             self._wait(None)
         path = base.get("PATH", os.defpath)
-        mpi = config["mpi"] or launcher.flavour(config["command"][0], path, self.case, base)
+        program, mpi = config["command"][0], config["mpi"]
+        if mpi is None:
+            mpi = launcher.flavour(program, path, self.case, base)
         if config.get("alone"):
             words = list(config["command"])
             base.update(launcher.ALONE)
         else:
             words = launcher.command_line(config["command"], config["ranks"], path, mpi)
         # A script runs under its starter's MPI.
-        mpi = mpi or launcher.flavour(words[0], path, self.case, base)
+        if not mpi and words[0] != program:
+            mpi = launcher.flavour(words[0], path, self.case, base)
         if "hosts" in config:
             base.update(launcher.within(config["hosts"], path))
             if len(config["hosts"]) > 1:

@@ -745,7 +745,7 @@ class Lifecycle:
                 )
             },
             "environment": {**environment, **path},
-            "mpi": self.mpi.get(mpi_clues(spec), ""),
+            "mpi": self.mpi.get(mpi_clues(spec)) or None,
             "libraries": install_paths.libraries(),
             "log_limit": self._log_limit,
         }

@@ -416,7 +416,7 @@ class LocalExecutor:
                 )
             },
             "environment": {**environment, "PATH": command_line.search_path(environment)},
-            "mpi": self._mpi.get(_clues(spec), ""),
+            "mpi": self._mpi.get(_clues(spec)),
             "libraries": install_paths.libraries(),
             "group": [group.weight, group.control],
             "job": [inner.weight, inner.control],
