@@ -137,11 +137,14 @@ def test_nodes_are_invited_once_the_verb_that_made_the_cluster_has_let_go_of_it(
     node.save()
     node.checkout.mkdir()
     (node.checkout / "Makefile").write_text("join-command:\n\t@exit 3\n")
-    agent.uninvited = {2: "m2-2"}
+    agent.uninvited = {2: ("m2-2", math.inf)}
     with node_record.locked(agent.name):
         agent.invite()
     assert agent.client.of("dovetail.tell") == []
     agent.node = {"node": node.node}
+    agent.invite()
+    assert agent.client.of("dovetail.tell") == [], "it is tried again, as its API may be busy"
+    monkeypatch.setattr(agents, "TRIED", 0.0)
     agent.invite()
     (told,) = agent.client.of("dovetail.tell")
     assert (told["invited"], told["why"][:18]) == (2, "make join-command:")

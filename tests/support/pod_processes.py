@@ -105,7 +105,7 @@ class Cluster:
             "command": list(command),
             "prepare": [(line, command_line.split(line)) for line in scripts(*prepare)],
             "environment": {"PATH": f"{self.bin}:{os.environ['PATH']}", **environment},
-            "mpi": "",
+            "mpi": None,
             "libraries": install_paths.libraries(),
             "log_limit": 64 << 20,
         }

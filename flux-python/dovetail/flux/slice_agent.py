@@ -51,6 +51,7 @@ PATIENCE = 10.0  # seconds for a node to be removed by whoever is at it
 LONGEST = 3600.0  # seconds that one look at the selector may take; it refuses some weeks
 EVERY = 30.0  # seconds after which we look again at the job's time, which may have been changed
 SOON = 0.1  # seconds between two looks whether nodes can join, while any waits for it
+TRIED = 60.0  # seconds for which one is tried again, where the cluster does not answer
 INVITED = 600  # seconds that an invitation is good for, or as long as a node has to come up
 TIME_LEFT = ("job", "timeleft")
 UNLIMITED = 1e9  # seconds, from which on what Flux says stands for no limit
@@ -77,7 +78,8 @@ class Agent:
         self.rank = -1
         self.attached: set[int] = set()  # numbers of our requests, of which all but one are refused
         self.joining, self.invited = 0, False
-        self.uninvited: dict[int, str] = {}  # nodes that wait until the cluster takes any, by slice
+        # Nodes that wait until the cluster takes any, and until when they are tried; by slice.
+        self.uninvited: dict[int, tuple[str, float]] = {}
         self.node: dict[str, Any] = {}
         self.starting: subprocess.Popen[str] | None = None
         self.plans = PlanRunner(self.tell, self.when_ended, self.selector, self.submit_proxy_job)
@@ -317,7 +319,7 @@ class Agent:
         if isinstance(order, messages.End):
             self.over = True
         elif isinstance(order, messages.Invite):
-            self.uninvited[order.invite] = order.node
+            self.uninvited[order.invite] = order.node, math.inf
         elif isinstance(order, messages.Forget):
             with contextlib.suppress(OSError, HTTPException, api_client.Refused, BadInput):
                 self.admin().call("DELETE", f"{api_client.NODES}/{order.forget}")
@@ -366,15 +368,19 @@ class Agent:
         if not cluster.takes_nodes(self.name) or (self.usernetes and not self.node):
             return  # upstream's verb that makes our node still has the cluster to itself
         valid = max(INVITED, math.ceil(self.timeout))
-        while self.uninvited:
-            number, node = self.uninvited.popitem()
+        waiting, self.uninvited = self.uninvited, {}
+        for number, (node, until) in waiting.items():
+            until = min(until, time.monotonic() + TRIED)
             path = node_record.cluster_folder(self.name) / f"invite-{number}"
             try:
                 cluster.invite(
                     argparse.Namespace(name=self.name, invite=path, node=node, valid=valid)
                 )
             except (BadInput, WorkFailed, OSError) as error:
-                self.tell(invited=number, why=str(error))
+                if isinstance(error, WorkFailed) and time.monotonic() < until:
+                    self.uninvited[number] = node, until
+                else:
+                    self.tell(invited=number, why=str(error))
                 continue
             content = json.loads(path.read_text())
             path.unlink()
