@@ -154,11 +154,13 @@ def test_nodes_join_by_a_token_for_one_node_and_lost_nodes_are_replaced(any_mach
 
     os.kill(record(worker)["supervisor"], signal.SIGKILL)  # lost, without a word
     assert eventually(lambda: len(machine.get(made, "nodes")["items"]) == 1)
+    assert eventually(lambda: not admitted(json.loads(invitation.read_text())))
     refused = subprocess.run(
         machine.words("join", "--timeout", "8", str(invitation)), env=machine.environment,
         capture_output=True, text=True, timeout=LIMIT,
     )  # fmt: skip
-    assert refused.returncode == 1, "a token is good for one use"
+    assert refused.returncode == 2, "a token is good for one use"
+    assert "has expired, or was used" in refused.stderr
     machine.verb("join", "--name", "one", "--invite", str(invitation))
     machine.verb("join", str(invitation))
     assert len(machine.get(made, "nodes")["items"]) == 2
