@@ -282,6 +282,23 @@ def test_nothing_is_approved_where_the_program_that_reads_requests(tmp_path, mon
         refused(spec(pem))
 
 
+@pytest.mark.unit
+@pytest.mark.parametrize(
+    ("user", "status", "used"),
+    [(INVITED, {"certificate": "PEM"}, True), (INVITED, {}, False),
+     ("system:bootstrap:123456", {"certificate": "PEM"}, False)],
+)  # fmt: skip
+def test_an_invitation_was_used_once_its_node_has_a_certificate(user, status, used):
+    """Which is known at once; the API server remembers for 10 s that the token was good."""
+
+    class Answers:
+        def call(self, method, path):
+            assert path.startswith(api_client.REQUESTS)
+            return {"items": [{"spec": {"username": user}, "status": status}]}
+
+    assert csr_approver.used(Answers(), "abcdef.0123456789abcdef") is used
+
+
 @pytest.mark.kube
 def test_a_node_gets_no_certificate_for_another_from_a_real_api_server(any_machine, tmp_path):
     machine = any_machine

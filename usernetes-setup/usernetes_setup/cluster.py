@@ -188,21 +188,22 @@ def join(args: argparse.Namespace, say: Say) -> dict[str, Any]:
 
 def check_invitation(file: str, content: dict[str, str]) -> None:
     """Refuse a join file that opens nothing any more: its node would be waited for in vain."""
-    server = content["server"]
+    server, token = content["server"], content["token"]
+    used = False
     try:
-        api_client.Client(server, content["authority"], None, content["token"]).call(
-            "GET", "/version"
-        )
+        api = api_client.Client(server, content["authority"], None, token)
+        used = csr_approver.used(api, token)
     except ssl.SSLCertVerificationError:
         raise BadInput(f"{file}: {server} is not the cluster that it is for") from None
     except api_client.Refused as error:
-        if error.status == 401:
-            raise BadInput(
-                f"{file}: the invitation has expired, or was used; `dovetail kube join --invite` "
-                "writes another"
-            ) from None
+        used = error.status == 401
     except (OSError, http.client.HTTPException):  # it may answer a kubelet, which asks again
         pass
+    if used:
+        raise BadInput(
+            f"{file}: the invitation has expired, or was used; `dovetail kube join --invite` "
+            "writes another"
+        )
 
 
 def refuse_taken(name: str, server: str = "") -> None:

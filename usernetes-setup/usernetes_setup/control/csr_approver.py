@@ -141,6 +141,19 @@ def invite(client: api_client.Client, node_name: str, seconds: int) -> str:
     return f"{identity}.{secret}"
 
 
+def used(client: api_client.Client, token: str) -> bool:
+    """Whether a node got its certificate by a join token, whose own client this is.
+
+    The API server lets a revoked token in for some seconds more, since it remembers whom it let in.
+    """
+    asked = client.call("GET", f"{REQUESTS}?fieldSelector=spec.signerName={CLIENT}")["items"]
+    user = f"{_INVITED}{token.partition('.')[0]}"
+    return any(
+        one["spec"]["username"] == user and one.get("status", {}).get("certificate")
+        for one in asked
+    )
+
+
 def _invited(client: api_client.Client, user: str) -> str:
     """The node that a token's user was invited as; "" if it was not, or no longer."""
     found = re.fullmatch(_INVITED + r"([a-z0-9]{6})", user)
