@@ -149,7 +149,7 @@ def _mounted_nowhere() -> list[str]:
     """
     mounts = read(finding.PROC / "self/mountinfo").splitlines()
     fields = [line.rpartition(" - ")[2].split() for line in mounts]
-    seen = {one for kind, _, options in fields if kind == "cgroup" for one in options.split(",")}
+    seen = {one for kind, *_, options in fields if kind == "cgroup" for one in options.split(",")}
     lines = [line.split(":", 2) for line in read(finding.PROC / "self/cgroup").splitlines()]
     return [
         names for number, names, _ in lines if number != "0" and not {*names.split(",")} <= seen
