@@ -38,6 +38,18 @@ def test_a_pod_has_what_its_measured_containers_use(tmp_path):
     assert found == source.answer("/apis/metrics.k8s.io/v1beta1/namespaces/n/pods/p")
 
 
+def test_who_asks_for_a_part_is_told_that_there_is_more(tmp_path):
+    """As kubectl does, of 500 at once."""
+
+    class Part(Known):
+        def call(self, method, path):
+            assert path == "/api/v1/pods?limit=1"
+            return {"metadata": {"resourceVersion": "7", "continue": "here"}, "items": [POD]}
+
+    found = Measured(Part(), tmp_path).answer("/apis/metrics.k8s.io/v1beta1/pods?limit=1")
+    assert found["metadata"] == {"continue": "here"}
+
+
 def test_a_node_has_used_what_its_measured_pods_have(tmp_path):
     summary = Measured(Known(), tmp_path)._summary("one")
     node = {"metadata": {"name": "one"}}

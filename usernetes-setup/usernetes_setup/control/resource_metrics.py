@@ -125,7 +125,9 @@ class Source:
                 raise api_client.Refused(404, f"no metrics known for {asked}")
             return found[0]
         kind = "NodeMetricsList" if nodes else "PodMetricsList"
-        return {"kind": kind, "apiVersion": f"{_GROUP}/{_VERSION}", "metadata": {}, "items": found}
+        rest = {key: value for key, value in known.get("metadata", {}).items() if key == "continue"}
+        return {"kind": kind, "apiVersion": f"{_GROUP}/{_VERSION}", "metadata": rest,
+                "items": found}  # fmt: skip
 
     def _measured(self, things: Iterable[Object], nodes: bool) -> Iterable[Object]:
         summaries: dict[str, Object] = {}
