@@ -195,6 +195,20 @@ def test_pods_see_what_the_machine_mounts_once_the_cluster_runs(any_machine):
         any_machine.kubectl(made, *ready)
 
 
+@pytest.mark.skipif(not ROOT, reason="only root mounts")
+def test_cron_jobs_have_time_zones_on_a_machine_that_has_none(any_machine, monkeypatch):
+    zones, words = "/usr/share/zoneinfo", any_machine.words
+    hide = f'test ! -d {zones} || mount -t tmpfs none {zones}; exec "$@"'
+    hidden = ["unshare", "--mount", "sh", "-c", hide, "-"]
+    monkeypatch.setattr(any_machine, "words", lambda *more: [*hidden, *words(*more)])
+    made = any_machine.up("--name", "one")
+    template = {"spec": {**json.loads(pod("x", "true"))["spec"], "restartPolicy": "Never"}}
+    spec = {"schedule": "0 3 * * *", "timeZone": "Europe/Berlin", "jobTemplate": {
+        "spec": {"template": template}}}  # fmt: skip
+    thing = {"apiVersion": "batch/v1", "kind": "CronJob", "metadata": {"name": "n"}, "spec": spec}
+    any_machine.kubectl(made, "apply", "-f", "-", text=json.dumps(thing))
+
+
 @pytest.mark.skipif(modes() != ["root", "rootless"], reason="root mounts, for an ordinary user")
 def test_pods_run_where_no_programs_may_be_executed_as_tmp_often_is_mounted(any_machine):
     state = any_machine.folder / "s"

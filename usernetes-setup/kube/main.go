@@ -12,6 +12,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	_ "time/tzdata" // for CronJobs on machines that have no time zones
 
 	"github.com/spf13/cobra"
 	"k8s.io/component-base/cli"
