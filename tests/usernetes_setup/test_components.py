@@ -7,6 +7,7 @@ import argparse
 import json
 import os
 import re
+import subprocess
 import tempfile
 from types import SimpleNamespace
 
@@ -70,6 +71,17 @@ def test_our_own_namespaces_are_not_joined_again():
     changed = runc_rootless.change(config(spaces), one_id=False)
     assert changed["linux"]["namespaces"] == [{"type": "pid"}]
     assert [mount["destination"] for mount in changed["mounts"]] == ["/sys", "/dev/pts"]
+
+
+def test_a_users_runtime_is_found_in_a_folder_with_a_space_in_its_name(tmp_path):
+    runc = tmp_path / "my cache/bin/runc"
+    runc.parent.mkdir(parents=True)
+    runc.write_text('#!/bin/sh\necho "$@"\n')
+    runc.chmod(0o700)
+    made = container_runtime._wrapper(node(binaries=str(tmp_path / "my cache")), namespaces.Ids.ONE)
+    (tmp_path / "runc").write_text(made)
+    done = subprocess.run(["sh", tmp_path / "runc", "state", "x"], capture_output=True, text=True)
+    assert done.stdout == "state x\n", done.stderr
 
 
 def test_every_component_listens_on_the_nodes_address_alone():

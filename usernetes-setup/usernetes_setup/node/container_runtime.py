@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 from pathlib import Path
 
 from usernetes_setup.build.oci_image import PAUSE
@@ -133,8 +134,8 @@ def _network(node: Node, folder: Path) -> None:
 
 def _wrapper(node: Node, ids: namespaces.Ids) -> str:
     """runc, after the container's configuration is changed to what a user may do."""
-    editor = Path(__file__).with_name("runc_rootless.py")
+    editor = shlex.quote(str(Path(__file__).with_name("runc_rootless.py")))
     return f"""#!/bin/sh
 case " $* " in *" create "*) python3 -I -S {editor} {ids.value} "$@" || exit 1 ;; esac
-exec {node.binaries}/bin/runc "$@"
+exec {shlex.quote(node.binaries)}/bin/runc "$@"
 """
