@@ -7,6 +7,7 @@ import argparse
 import json
 import os
 import re
+import shlex
 import subprocess
 import tempfile
 from types import SimpleNamespace
@@ -16,7 +17,13 @@ from dovetail.core.errors import BadInput
 from support.clusters import node
 from usernetes_setup import __main__ as verbs
 from usernetes_setup import cluster, node_record
-from usernetes_setup.node import components, container_runtime, namespaces, runc_rootless
+from usernetes_setup.node import (
+    bridge_network,
+    components,
+    container_runtime,
+    namespaces,
+    runc_rootless,
+)
 
 pytestmark = [pytest.mark.unit, pytest.mark.usefixtures("private_state")]
 
@@ -82,6 +89,18 @@ def test_a_users_runtime_is_found_in_a_folder_with_a_space_in_its_name(tmp_path)
     (tmp_path / "runc").write_text(made)
     done = subprocess.run(["sh", tmp_path / "runc", "state", "x"], capture_output=True, text=True)
     assert done.stdout == "state x\n", done.stderr
+
+
+def test_name_servers_find_their_kubeconfig_in_a_folder_with_a_space_in_its_name(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setenv("DOVETAIL_STATE", str(tmp_path / "my state"))
+    made = node(network="bridge")
+    node_record.root(make=True)
+    made.folder.mkdir(parents=True)
+    bridge_network.dns(made, lambda: True)
+    (line,) = re.findall("kubeconfig .*", (made.folder / "Corefile").read_text())
+    assert shlex.split(line)[1:] == [f"{tmp_path}/my state/c/pki/dns.conf"]
 
 
 def test_every_component_listens_on_the_nodes_address_alone():

@@ -127,7 +127,7 @@ def dns(node: Node, ready: Callable[[], bool]) -> components.Command:
     bind {node.address}
     errors
     kubernetes cluster.local in-addr.arpa {{
-        kubeconfig {pki}/dns.conf
+        kubeconfig "{pki}/dns.conf"
         pods insecure
     }}
 }}
