@@ -27,7 +27,7 @@ from usernetes_setup import cluster, node_options, node_record
 from usernetes_setup.build import programs
 from usernetes_setup.node import cgroups, components, monitor, namespaces, supervisor
 from usernetes_setup.node_record import NodeState
-from usernetes_setup.preflight import machine
+from usernetes_setup.preflight import machine, report
 from usernetes_setup.upstream import verbs as upstream
 from usernetes_setup.upstream.record import Record
 
@@ -582,6 +582,32 @@ def test_a_cluster_that_runs_on_another_network_than_is_asked_for_is_refused(mon
         assert said == []
         up("--memory", "512Mi")
         assert said == ["cluster c runs already, and stays as it is: cores 0, 1024Mi of memory"]
+
+
+@pytest.mark.parametrize("verb", ["up", "join"])
+def test_a_node_that_runs_is_found_where_no_other_could_start(monkeypatch, tmp_path, verb):
+    """As where its disk has become full, or a new build would be needed."""
+    monkeypatch.setenv("DOVETAIL_STATE", STATE)
+    monkeypatch.setattr(report, "errors", lambda: ["disk: 0 MiB free, 1 GiB needed"])
+    monkeypatch.setattr(cluster, "await_answer", lambda *_: None)
+    name, server = "127.77.1.2", "https://127.77.1.1:1"
+    content = {"cluster": "c", "node": name, "server": server, "authority": "a", "token": "t"}
+    (tmp_path / "join").write_text(json.dumps(content))
+    parser = argparse.ArgumentParser()
+    verbs.configure(parser, verb)
+    words = ["--name", "c"] if verb == "up" else [str(tmp_path / "join")]
+    node_record.root(make=True)
+    with subprocess.Popen(["sleep", "30"]) as program, contextlib.ExitStack() as afterwards:
+        afterwards.callback(program.kill)
+        afterwards.callback(shutil.rmtree, STATE)
+        pid, ticks = running(program)
+        here = node(name=name, joined="yes" if verb == "join" else "", server=server, cpus="0",
+                    supervisor=pid, monitor=pid, supervisor_ticks=ticks,
+                    monitor_ticks=ticks)  # fmt: skip
+        here.folder.mkdir(parents=True)
+        here.save()
+        found = getattr(cluster, verb)(parser.parse_args(words), print)
+        assert found == cluster.described(here)
 
 
 def test_ending_what_is_not_there_is_fine():

@@ -112,9 +112,9 @@ def binaries(say: Say) -> str:
 def up(args: argparse.Namespace, say: Say) -> dict[str, Any]:
     """Start a cluster, or find it running; returns its record."""
     refuse_taken(args.name)
-    running(args.name, args.network)
+    here = running(args.name, args.network)
     record = plan(args, "", args.network or "host")  # before a build, which takes minutes
-    programs = binaries(say)
+    programs = "" if here else binaries(say)  # one that runs needs no more room, nor a build
     with node_record.locked(args.name):
         refuse_taken(args.name)  # by another verb, in these minutes
         if here := running(args.name, args.network):
@@ -125,7 +125,7 @@ def up(args: argparse.Namespace, say: Say) -> dict[str, Any]:
             await_answer(here, args.timeout, say)
             return described(here)
         sweep(args.name)
-        record.binaries = programs
+        record.binaries = programs or binaries(say)
         node, handle = start(record)
         with unwound(node, handle):
             wait_ready(node, handle, args.timeout, say)
@@ -167,11 +167,11 @@ def join(args: argparse.Namespace, say: Say) -> dict[str, Any]:
             f"{args.file}: is for a node that others reach; give this machine's --address"
         )
     record = plan(args, text, "bridge" if "carrier" in content else "host")  # before a build
-    record.place = place
+    record.place, programs = place, ""
     if not any(joined(node, args.node) for node in node_record.nodes(name)):
         machine.join_skew(server)
         check_invitation(args.file, content)
-    programs = binaries(say)
+        programs = binaries(say)
     with node_record.locked(name):
         refuse_taken(name, server)
         for node in node_record.nodes(name):
@@ -179,7 +179,7 @@ def join(args: argparse.Namespace, say: Say) -> dict[str, Any]:
                 return described(node)
             if node.name == args.node and (left := removal.from_outside(node)):
                 raise WorkFailed(f"node {node.name}: could not be removed: {left[0]}")
-        record.server, record.binaries = server, programs
+        record.server, record.binaries = server, programs or binaries(say)
         node, handle = start(record)
         with unwound(node, handle):
             wait_ready(node, handle, args.timeout, say)
