@@ -11,8 +11,10 @@ import tempfile
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import urllib3
 from dovetail.core.errors import BadInput
 from dovetail.executors.kubernetes.api import Api, Watch
 from dovetail.host.self_signed import openssl, self_signed
@@ -113,6 +115,56 @@ def test_no_file_with_credentials_is_left_however_often_they_are_read(
         assert list(scratch.iterdir()) == []
         assert api.get("/api/v1/nodes")["items"] == []
         api.close()
+
+
+NOBODY = "http://127.0.0.1:9"
+
+
+def environment(monkeypatch, **has):
+    for name in ("http_proxy", "https_proxy", "no_proxy", "all_proxy"):
+        monkeypatch.delenv(name, raising=False)
+        monkeypatch.delenv(name.upper(), raising=False)
+    for name, value in has.items():
+        monkeypatch.setenv(name, value)
+
+
+def test_no_proxy_is_between_us_and_a_server_on_this_machine(server, tmp_path, monkeypatch):
+    environment(monkeypatch, http_proxy=NOBODY, https_proxy=NOBODY)
+    found = Api(kubeconfig(tmp_path, server)).get("/api/v1/nodes", patience=0.0)
+    assert found["items"] == []
+
+
+@pytest.mark.parametrize(
+    ("ours", "has", "by"),
+    [
+        (False, {"https_proxy": NOBODY}, True),
+        (False, {"http_proxy": NOBODY}, False),
+        (False, {"https_proxy": NOBODY, "no_proxy": "192.0.2.0/24"}, False),
+        (False, {"https_proxy": NOBODY, "NO_PROXY": "example.org,192.0.2.1"}, False),
+        (True, {"https_proxy": NOBODY}, False),
+    ],
+    ids=["asked for", "for another scheme", "not to this network", "not to it", "our own cluster"],
+)
+def test_a_proxy_leads_to_a_server_elsewhere_as_the_environment_says(
+    tmp_path, monkeypatch, ours, has, by
+):
+    environment(monkeypatch, **has)
+    self_signed(tmp_path, "server", "192.0.2.1")
+    path = kubeconfig(tmp_path, SimpleNamespace(address="https://192.0.2.1:6443"))
+    content = json.loads(path.read_text())
+    name = "dovetail" if ours else "c"
+    content["clusters"][0]["name"] = content["contexts"][0]["context"]["cluster"] = name
+    path.write_text(json.dumps(content))
+    pools = Api(path)._client.rest_client.pool_manager
+    assert isinstance(pools, urllib3.ProxyManager) is by
+
+
+def test_who_cannot_be_reached_by_a_proxy_is_told_so(tmp_path, monkeypatch):
+    environment(monkeypatch, https_proxy=NOBODY)
+    self_signed(tmp_path, "server", "192.0.2.1")
+    path = kubeconfig(tmp_path, SimpleNamespace(address="https://192.0.2.1:6443"))
+    with pytest.raises(BadInput, match=r"cannot be reached by https_proxy \("):
+        Api(path).check()
 
 
 @pytest.mark.parametrize("server", ["tls"], indirect=True)

@@ -22,6 +22,8 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Callable
+from urllib.parse import urlsplit
+from urllib.request import getproxies_environment
 
 import kubernetes
 import urllib3
@@ -34,6 +36,9 @@ from dovetail.host.self_signed import openssl
 Object = dict[str, Any]
 LEAST_VERSION = (1, 33)
 """The first server with the pods/resize subresource switched on."""
+
+_OURS = "dovetail"
+"""What the kubeconfigs of our own clusters call them, which no proxy leads to."""
 
 _TRIES = (0.05, 3.0)  # first and longest pause between two tries, seconds
 _FAILING = (500, 502, 503, 504)
@@ -75,6 +80,8 @@ class Api:
         self.server = str(configuration.host)
         self._certificate = configuration.cert_file
         self._client = kubernetes.client.ApiClient(configuration)
+        led = isinstance(self._client.rest_client.pool_manager, urllib3.ProxyManager)
+        self._way = " by https_proxy" if led else ""
 
     def close(self) -> None:
         """Give up every request that is being tried again, soon."""
@@ -237,7 +244,7 @@ class Api:
                     "renews it"
                 ) from None
             raise BadInput(
-                f"{about}{self.server} cannot be reached ({error}); is the cluster up?"
+                f"{about}{self.server} cannot be reached{self._way} ({error}); is the cluster up?"
             ) from None
         version = (
             int(found.get("major", 0)),
@@ -338,9 +345,23 @@ def _configuration(path: Path) -> Any:  # noqa: ANN401
         raise BadInput(f"{path}: is no usable kubeconfig: {str(error).splitlines()[0]}") from None
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
+    ours = any(one.get("name") == _OURS for one in content.get("clusters") or ())
+    configuration.proxy = None if ours else _proxy(configuration.host)
+    configuration.no_proxy = getproxies_environment().get("no")  # which the client forgets
     configuration.retries = False  # we have our own
     configuration.connection_pool_maxsize = 16
     return configuration
+
+
+def _proxy(server: str) -> str | None:
+    """By whom the environment says that a server is reached; as for kubectl, none on loopback.
+
+    The client would take http_proxy for that too.
+    """
+    where = urlsplit(server)
+    host = where.hostname or ""
+    near = host in ("localhost", "::1") or host.startswith("127.")
+    return None if near else getproxies_environment().get(where.scheme)
 
 
 def _in_memory(data: bytes) -> str:
