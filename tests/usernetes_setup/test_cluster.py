@@ -209,6 +209,13 @@ def test_cron_jobs_have_time_zones_on_a_machine_that_has_none(any_machine, monke
     any_machine.kubectl(made, "apply", "-f", "-", text=json.dumps(thing))
 
 
+def test_a_cluster_runs_where_a_process_may_have_few_addresses(any_machine, monkeypatch):
+    """As on login nodes, by `ulimit -v`."""
+    few, words = ["prlimit", f"--as={6 << 30}"], any_machine.words
+    monkeypatch.setattr(any_machine, "words", lambda *more: [*few, *words(*more)])
+    start(any_machine, any_machine.up("--name", "one"), "runs")
+
+
 @pytest.mark.skipif(modes() != ["root", "rootless"], reason="root mounts, for an ordinary user")
 def test_pods_run_where_no_programs_may_be_executed_as_tmp_often_is_mounted(any_machine):
     state = any_machine.folder / "s"

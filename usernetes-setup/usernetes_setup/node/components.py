@@ -33,6 +33,9 @@ def pods(place: int) -> str:
 
 CONTROL = address(0)
 
+STORE = (2 << 30) - 1
+"""Bytes that etcd may store: for its usual 2 GiB it maps 10, which `ulimit -v` may forbid."""
+
 
 @dataclass(frozen=True)
 class Command:
@@ -79,6 +82,7 @@ def etcd(node: Node) -> Command:
              "--listen-client-urls", client, "--advertise-client-urls", client,
              "--listen-peer-urls", peer, "--initial-advertise-peer-urls", peer,
              "--initial-cluster", f"store={peer}",
+             f"--quota-backend-bytes={STORE}",
              "--logger", "zap", "--log-level", "warn"]  # fmt: skip
     return Command("etcd", words, lambda: True, folder="run", sockets=("etcd:0", "etcd-peer:0"))
 
