@@ -173,11 +173,18 @@ def test_where_it_cannot_be_nothing_is_started(site, where, why):  # noqa: F811
     assert not site.out.exists()
 
 
+def test_where_the_token_cannot_be_there_is_no_run(site):  # noqa: F811
+    (site.out / "metrics-token").mkdir(parents=True)
+    code, _, said = site.run(site.plan({}), "-o", "out", "--metrics", "127.0.0.1:0")
+    assert (code, said) == (2, "dovetail: out/metrics-token: cannot be written: Is a directory\n")
+    assert [path.name for path in site.out.iterdir()] == ["metrics-token"]
+
+
 def test_a_client_that_sends_byte_by_byte_keeps_nobody_waiting(tmp_path, monkeypatch):
     monkeypatch.setattr("dovetail.run.metrics_server.PATIENCE", 0.5)
     path = f"{tmp_path}/socket"
     with Server(f"unix:{path}") as server, socket.socket(socket.AF_UNIX) as slow:
-        server.start(tmp_path, lambda: b"done 1\n")
+        server.start(lambda: b"done 1\n")
         slow.connect(path)
 
         def drip() -> None:

@@ -104,23 +104,33 @@ class Server:
             why = getattr(error, "strerror", None) or str(error)
             raise BadInput(f"--metrics {asked}: cannot listen there: {why}") from None
         self._file: Path | None = None
+        self._token = "" if self._address.path else secrets.token_hex(32)
         self._thread: threading.Thread | None = None
         self._closed = threading.Event()
 
-    def start(self, directory: Path, render: Callable[[], bytes]) -> str:
+    def keep_token(self, directory: Path) -> None:
+        """Write the token, where one is needed, before there is a run in the directory.
+
+        BadInput if that cannot be.
+        """
+        if not self._token:
+            return
+        file = directory / TOKEN
+        try:
+            write_private(file, self._token + "\n")
+        except OSError as error:
+            raise BadInput(f"{file}: cannot be written: {error.strerror}") from None
+        self._file = file
+
+    def start(self, render: Callable[[], bytes]) -> str:
         """Answer with what `render` gives, in a thread; says where, and where the token is."""
         if self._address.path:
-            token, told = "", f"metrics: unix:{self._address.path}"
+            told = f"metrics: unix:{self._address.path}"
         else:
-            token, self._file = secrets.token_hex(32), directory / TOKEN
-            try:
-                write_private(self._file, token + "\n")
-            except OSError as error:
-                raise BadInput(f"{self._file}: cannot be written: {error.strerror}") from None
             host, port = self._socket.getsockname()[:2]
             host = f"[{host}]" if ":" in host else host
             told = f"metrics: http://{host}:{port}/metrics, with the token in {self._file}"
-        answering = _Answering(self._socket, token, render)
+        answering = _Answering(self._socket, self._token, render)
         self._thread = threading.Thread(target=self._serve, args=(answering,), daemon=True)
         self._thread.start()
         return told

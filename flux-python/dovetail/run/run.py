@@ -167,6 +167,8 @@ def run(
         check_directory(directory, resume=resume)  # now that nobody else writes it
         # Simulations on a cluster outlive us, and are taken over; those here end with us.
         with Signals(hangup=isinstance(place, target.Here)) as signals:
+            if server:
+                server.keep_token(directory)
             log = execute(
                 asked, directory, signals, place=place, resume=resume, quiet=quiet,
                 settings=settings, orders=orders, scope=scope, checkpoint=checkpoint, server=server,
@@ -273,7 +275,7 @@ def execute(
 
                 watcher = Metrics(directory, capacity, place.launcher())
                 watcher.look(controller, spent)
-                live.say(server.start(directory, watcher.render))
+                live.say(server.start(watcher.render))
             # What the report needs is loaded while simulations run, not while they wait for it.
             threading.Thread(target=load_report, args=(quiet,), daemon=True).start()
             asks = orders or Orders()
