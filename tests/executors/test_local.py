@@ -6,6 +6,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import re
+import resource
 import select
 import shutil
 import signal
@@ -20,6 +21,7 @@ from dovetail.executors.local import executor as local_executor
 from dovetail.executors.local.executor import LocalExecutor
 from dovetail.host import cgroups, install_paths
 from dovetail.mpi import page
+from dovetail.mpi.control_page import Control
 from support.local_runs import FAKE_MPIRUN, LIMIT, share, site, wait_for  # noqa: F401
 
 pytestmark = pytest.mark.unit
@@ -503,6 +505,50 @@ def test_fewer_cpus_are_the_only_ones_used(site):  # noqa: F811
 def test_an_absurd_number_of_cpus_is_refused(tmp_path, cpus):
     with pytest.raises(BadInput, match="cpus"):
         LocalExecutor(tmp_path, cpus=cpus)
+
+
+def test_there_may_be_more_simulations_than_a_process_has_files_open(site):  # noqa: F811
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    few = 12 + len(os.listdir("/proc/self/fd"))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (few, before[1]))
+    try:
+        executor = site.executor()
+        for n in range(6):
+            executor.launch(site.spec(f"sim-{n}", "ulimit -n; exec sleep 1000"), share())
+            site.until(executor, f"sim-{n}", protocol.Started)
+        wait_for(lambda: site.log("sim-5") == f"{few}\n", "a simulation has the user's own limit")
+        executor.close()
+        assert resource.getrlimit(resource.RLIMIT_NOFILE) == (few, before[1])
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+def test_one_that_cannot_have_its_page_fails_alone(site, monkeypatch):  # noqa: F811
+    def full(*_):
+        raise page.PageError("control: [Errno 24] Too many open files")
+
+    executor = site.executor()
+    with monkeypatch.context() as patch:
+        patch.setattr(Control, "create", full)
+        executor.launch(site.spec("one", "true"), share())
+    executor.launch(site.spec("two", "true"), share())
+    assert "cannot be started: control: [Errno 24]" in site.until(executor, "one").reason
+    assert site.until(executor, "two").code == 0
+
+
+def test_one_that_nobody_could_listen_to_fails_alone(site):  # noqa: F811
+    executor = site.executor()
+    poll = executor._poll
+
+    def register(*_):
+        raise OSError(28, "No space left on device")
+
+    executor._poll = SimpleNamespace(register=register, poll=poll.poll, closed=False)
+    executor.launch(site.spec("one", "true"), share())
+    executor._poll = poll
+    assert "No space left on device" in site.until(executor, "one", limit=5.0).reason
+    executor.launch(site.spec("two", "true"), share())
+    assert site.until(executor, "two").code == 0
 
 
 def test_closing_twice_is_safe(site):  # noqa: F811

@@ -15,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import resource
 import select
 import socket
 import subprocess
@@ -49,6 +50,7 @@ from dovetail.plan import command_line
 _PATIENCE = 10.0  # seconds for a supervisor to do what it was told before it is ended itself
 _SPARES = 2  # supervisors that wait for the first simulations
 _COUNT = 5.0  # seconds between looks at what keeps ranks from their cores
+_FILES = 1 << 14  # that may be open here, where each simulation has three
 _RUN_SUPERVISOR = "from dovetail.mpi.supervisor import main; main()"
 
 
@@ -118,9 +120,10 @@ class LocalExecutor:
             where = f"{error.filename}: " if error.filename else ""
             raise WorkFailed(f"cannot make a session: {where}{error.strerror}") from error
         self._warden = start_warden(self.session)
+        self._limits = _allow_files()
         with contextlib.suppress(OSError):  # a launch then makes its own, or says why not
             for _ in range(min(_SPARES, launches)):
-                self._spares.append(_new_supervisor())
+                self._spares.append(self._new_supervisor())
 
     def _make_group(self, place: cgroups.Group, name: str) -> cgroups.Group:
         """The run's own group, as far as the kernel lets us have one."""
@@ -166,7 +169,7 @@ class LocalExecutor:
             job.make_groups()
             job.apply(share)
             self._start_supervisor(job)
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, BadInput) as error:
             job.end(Result(Cause.LAUNCH_FAILED, 1, f"cannot be started: {error}"))
 
     def resize(self, shares: Mapping[str, protocol.Share]) -> None:
@@ -241,6 +244,7 @@ class LocalExecutor:
             self._warden.kill()  # it would find nothing to do
         os.close(self._lock)
         self._warden.wait()
+        resource.setrlimit(resource.RLIMIT_NOFILE, self._limits)
 
     # --- what happens ---
 
@@ -425,12 +429,39 @@ class LocalExecutor:
         }
         text = json.dumps(config).encode()
         ready = [spare for spare in self._spares if spare.poll() is None]
-        job.supervisor = ready.pop() if ready else _new_supervisor()
+        supervisor = ready.pop() if ready else self._new_supervisor()
         self._spares = ready
-        assert job.supervisor.stdout is not None
-        os.set_blocking(job.supervisor.stdout.fileno(), False)
-        self._poll.register(job.supervisor.stdout.fileno(), select.EPOLLIN)
+        assert supervisor.stdout is not None
+        os.set_blocking(supervisor.stdout.fileno(), False)
+        try:
+            self._poll.register(supervisor.stdout.fileno(), select.EPOLLIN)
+        except OSError:
+            _dismiss(supervisor)
+            raise
+        job.supervisor = supervisor
         job.tell(len(text).to_bytes(4, "little") + text)
+
+    def _new_supervisor(self) -> subprocess.Popen[bytes]:
+        """One that waits for its simulation, and ends where this process does."""
+        made = subprocess.Popen(
+            install_paths.python_command(_RUN_SUPERVISOR),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            bufsize=0,
+        )
+        resource.prlimit(made.pid, resource.RLIMIT_NOFILE, self._limits)
+        return made
+
+
+def _allow_files() -> tuple[int, int]:
+    """Let this process have more files open, as far as it may; the limits before."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if 0 <= soft < _FILES:  # without a limit it is less than 0
+        most = _FILES if hard < 0 else min(_FILES, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+    return soft, hard
 
 
 def _clues(spec: protocol.Spec) -> tuple[str, ...]:
@@ -443,15 +474,3 @@ def _dismiss(supervisor: subprocess.Popen[bytes], *, at_once: bool = True) -> in
         supervisor.kill()
     with supervisor:
         return supervisor.wait()
-
-
-def _new_supervisor() -> subprocess.Popen[bytes]:
-    """One that waits for its simulation, and ends where this process does."""
-    return subprocess.Popen(
-        install_paths.python_command(_RUN_SUPERVISOR),
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        start_new_session=True,
-        bufsize=0,
-    )
