@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import tracemalloc
 
 import pytest
 from dovetail.controller.controller import Controller
@@ -13,7 +14,7 @@ from dovetail.core import eventlog, protocol
 from dovetail.core.errors import BadInput
 from dovetail.core.protocol import Capacity, Node, Spec
 from dovetail.executors.simulated.executor import Fault, Simulated, Work
-from dovetail.run.resume import rebuild, replay
+from dovetail.run.resume import rebuild, replay, taken_up
 from dovetail.run.simulate import run_simulated
 
 pytestmark = pytest.mark.unit
@@ -245,3 +246,23 @@ def test_a_node_may_be_lost_three_times_however_often_the_run_is_killed(tmp_path
         states.append(controller.view("a-0").state)
     assert states == ["preparing", "failed"]
     assert controller.view("a-0").restarts == 6
+
+
+def test_a_long_log_is_not_all_held_in_memory(tmp_path, monkeypatch):
+    path = tmp_path / "events.jsonl"
+    with eventlog.Log.create(path, eventlog.header((), CAPACITY, Settings().plain())) as log:
+        for n in range(5000):
+            log.write(protocol.Tick(n * 0.01))
+    with path.open("a") as file:
+        file.write('{"seq": 5001, "ki')
+    monkeypatch.setattr(eventlog, "BLOCK", 1 << 12)
+    tracemalloc.start()
+    try:
+        taken_up(path)
+        with eventlog.Log.append(path) as log:
+            log.write(protocol.Tick(50.0))
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < path.stat().st_size
+    assert len(eventlog.read(path)[1]) == 5001

@@ -176,15 +176,18 @@ class Log:
     @classmethod
     def append(cls, path: str | os.PathLike[str]) -> Log:
         """Go on with a log after a torn end. Raises BadInput if it is damaged, or LogStopped."""
-        head, records = read(path)
+        head, entries = scan(path)
         if head.old:
             raise BadInput(
                 f"{path}: written by an earlier version, with schema {head.raw['schema']}: "
                 "it can be reported on, and not be gone on with"
             )
+        records, size, end = sum(1 for _ in entries), 0, 0
+        for block in _blocks(path, b""):
+            end = size + block.rfind(b"\n") + 1 if b"\n" in block else end
+            size += len(block)
         try:
-            data = Path(path).read_bytes()
-            return cls(Path(path), len(records), data.rfind(b"\n") + 1)
+            return cls(Path(path), records, end)
         except OSError as error:
             raise LogStopped(f"{path}: {error.strerror}") from error
 

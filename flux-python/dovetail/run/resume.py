@@ -11,7 +11,6 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import os
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from dovetail.controller.controller import Controller
@@ -60,46 +59,38 @@ def taken_up(path: str | os.PathLike[str]) -> tuple[Controller, list[protocol.Ac
 def _feed(
     path: str | os.PathLike[str],
 ) -> tuple[Controller, Difference | None, list[protocol.Action]]:
-    head, entries = eventlog.read(path)
+    head, entries = eventlog.scan(path)  # a run of days has a million of them
     try:
         controller = Controller(head.specs, head.capacity, Settings.of(head.settings))
     except ValueError as error:
         raise BadInput(f"{path}: line 1: {error}") from None
     # What schema 1 did not record cannot be compared.
     left_out = schema1.ADDED if head.old else ()
-    entries = [entry for entry in entries if not isinstance(entry, left_out)]
+    entries = (entry for entry in entries if not isinstance(entry, left_out))
     found: Difference | None = None
     untold: list[protocol.Action] = []
-    seq, end = 0, len(entries)
-    while seq < end:
-        entry = entries[seq]
+    seq, entry = 0, next(entries, None)
+    while entry is not None:
         seq += 1
         if isinstance(entry, protocol.ACTIONS):
             found = found or Difference(seq, entry, None)  # an answer to no event
+            entry = next(entries, None)
             continue
         if isinstance(entry, eventlog.Resumed):
             answer = controller.resume(entry.t, entry.capacity, entry.alive)
         else:
             answer = controller.handle(entry)
         answer = [action for action in answer if not isinstance(action, left_out)]
-        recorded = _actions_after(entries, seq)
+        recorded: list[protocol.Action] = []
+        while isinstance(entry := next(entries, None), protocol.ACTIONS):
+            recorded.append(entry)
         # The writer may have been killed between an event and the last of its answers.
-        cut = seq + len(recorded)
-        torn = cut == end or isinstance(entries[cut], eventlog.Resumed)
+        torn = entry is None or isinstance(entry, eventlog.Resumed)
         differs = _compare(seq, recorded, answer, torn)
         found = found or differs
         untold = [] if differs else answer[len(recorded) :]
-        seq = cut
+        seq += len(recorded)
     return controller, found, untold
-
-
-def _actions_after(entries: Sequence[eventlog.Entry], start: int) -> list[protocol.Action]:
-    actions: list[protocol.Action] = []
-    for entry in entries[start:]:
-        if not isinstance(entry, protocol.ACTIONS):
-            break
-        actions.append(entry)
-    return actions
 
 
 def _compare(
