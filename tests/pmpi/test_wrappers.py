@@ -239,11 +239,15 @@ def test_an_abort_is_published(mpi, tmp_path):
 
 
 def test_an_abort_that_the_plain_program_survives_does_not_hang(tmp_path):
-    """In a signal's handler malloc may have its lock. Open MPI's own MPI_Abort wants that too."""
+    """In a signal's handler malloc may have its lock. Open MPI's own MPI_Abort wants that too.
+
+    What MPICH prints its starter may lose on a busy machine, of the plain program as often.
+    """
     program = known_programs.build("mpich", "known/life.c")
     done = known_programs.run("mpich", 2, [program, "wreck"], tmp_path)
-    assert "MPI_Abort(MPI_COMM_WORLD, 3)" in done.output + done.errors
-    assert done.pages[1].state == "aborted"
+    assert (done.code, done.pages[1].state) == (3, "aborted")
+    said = done.output + done.errors
+    assert not said or "MPI_Abort(MPI_COMM_WORLD, 3)" in said
 
 
 @each_mpi
