@@ -160,6 +160,14 @@ def test_a_starter_whose_name_does_not_tell_is_asked(said, tmp_path):
     assert launcher.flavour("mpirun", path) == SAY[said]
 
 
+def test_a_program_whose_libraries_load_slowly_has_its_mpi_all_the_same(tmp_path, monkeypatch):
+    (tmp_path / "ldd").write_text("#!/bin/sh\nsleep 1; echo 'libmpi.so.40 => /lib/libmpi.so.40'\n")
+    (tmp_path / "ldd").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setattr(launcher, "_PATIENCE", 0.2)
+    assert launcher.linked("/bin/true") == "openmpi"
+
+
 def test_the_mpi_that_comes_first_starts_a_program_even_if_another_version_has_more_names(tmp_path):
     new = starter(tmp_path / "new", "mpirun", "mpirun (Open MPI) 5.0.11")
     old = starter(tmp_path / "old", "mpirun.openmpi", "")

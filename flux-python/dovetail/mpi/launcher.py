@@ -36,6 +36,7 @@ _GET_ADDRESS = 0x8915  # SIOCGIFADDR of netdevice(7)
 _LIBRARIES = {"openmpi": r"\blibmpi\.so\.40\b", "mpich": r"\blibmpi(ch|_\w+)?\.so\.12\b"}
 _SAY = {"openmpi": r"Open MPI|OpenRTE|PRRTE", "mpich": r"HYDRA|MPICH|Intel\(R\) MPI"}
 _PATIENCE = 20.0  # seconds for a program to say what it is
+_LOADING = 300.0  # seconds for ldd to load one, from a file system that a large job keeps busy
 
 
 def which(program: str, path: str, case: str = "") -> str:
@@ -88,12 +89,14 @@ def linked(file: str, environment: Mapping[str, str] | None = None) -> str:
     `environment` is what the program gets, by default our own. Empty too in an image that has no
     ldd.
     """
-    listing = _said(["ldd", file], environment)
+    listing = _said(["ldd", file], environment, _LOADING)
     return next((mpi for mpi, library in _LIBRARIES.items() if re.search(library, listing)), "")
 
 
-def _said(words: list[str], environment: Mapping[str, str] | None) -> str:
-    """What a program prints within `_PATIENCE`; empty where it cannot be started."""
+def _said(
+    words: list[str], environment: Mapping[str, str] | None, patience: float = _PATIENCE
+) -> str:
+    """What a program prints within `patience` seconds; empty where it cannot be started."""
     output, output_end = os.pipe()
     actions = [
         (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
@@ -107,7 +110,7 @@ def _said(words: list[str], environment: Mapping[str, str] | None) -> str:
         return ""
     finally:
         os.close(output_end)
-    said, chunk, limit = b"", b"more", time.monotonic() + _PATIENCE
+    said, chunk, limit = b"", b"more", time.monotonic() + patience
     while chunk and select.select([output], [], [], max(0.0, limit - time.monotonic()))[0]:
         chunk = os.read(output, 1 << 16)
         said += chunk
