@@ -108,9 +108,14 @@ def run(args: argparse.Namespace) -> int:
         made = _cut(mesh, weights, args)
         if copied:
             processors.own_folders(args.case)
-        _make_room_for_files(args.case, args.force)
+        kept = _make_room_for_files(args.case, args.force)
         progress.turn("writing the ranks of cells")
-        write_decomposition(args.case, made.rank_of_cell, args.ranks)
+        try:
+            write_decomposition(args.case, made.rank_of_cell, args.ranks)
+        except BadInput:
+            for path, saved in kept:
+                saved.replace(path)
+            raise
     if args.apply:  # decomposePar has words of its own
         processors.make(args.case, args.ranks)
     _tell(made, mesh, weights, args)
@@ -175,8 +180,11 @@ def _make_room(there: Sequence[Path], force: bool) -> None:
         raise BadInput(f"{there[0]}: is of another cut; give --force to replace it and its like")
 
 
-def _make_room_for_files(case: Path, force: bool) -> None:
-    """Keep what others wrote: refuse without --force, else save it as NAME.orig first."""
+def _make_room_for_files(case: Path, force: bool) -> list[tuple[Path, Path]]:
+    """Keep what others wrote: refuse without --force, else save it as NAME.orig first.
+
+    Returns what was saved, and where it is now.
+    """
     theirs = [
         path
         for path in (case / "constant" / "cellDecomposition", case / "system" / "decomposeParDict")
@@ -187,10 +195,13 @@ def _make_room_for_files(case: Path, force: bool) -> None:
             f"{theirs[0]}: not written by dovetail; give --force to replace it "
             f"(it is kept as {theirs[0].name}.orig)"
         )
+    kept = []
     for path in theirs:
         saved = path.with_name(path.name + ".orig")
         try:
             if not saved.exists():
                 path.rename(saved)
+                kept.append((path, saved))
         except OSError as error:
             raise BadInput(f"{path}: cannot be kept as {saved.name}: {error.strerror}") from None
+    return kept

@@ -98,12 +98,7 @@ def make(case: Path, ranks: int) -> None:
 
     On one rank there are none. Raises BadInput or WorkFailed with the reason.
     """
-    try:
-        for directory in control_dict.directories(case):
-            # decomposePar, too, would remove what is behind a link.
-            directory.unlink() if directory.is_symlink() else shutil.rmtree(directory)
-    except OSError as error:
-        raise BadInput(f"{error.filename}: cannot be removed: {error.strerror}") from None
+    _remove_all(case)
     if ranks == 1:
         return
     try:
@@ -112,4 +107,15 @@ def make(case: Path, ranks: int) -> None:
     except OSError as error:
         raise _not_run(error.strerror) from None
     if done.returncode:
+        _remove_all(case)  # as on a full disk, they may have a mesh and no fields
         raise WorkFailed(f"{_PROGRAM} in {case} ended with exit code {done.returncode}")
+
+
+def _remove_all(case: Path) -> None:
+    """Remove the processor directories. Raises BadInput."""
+    try:
+        for directory in control_dict.directories(case):
+            # decomposePar, too, would remove what is behind a link.
+            directory.unlink() if directory.is_symlink() else shutil.rmtree(directory)
+    except OSError as error:
+        raise BadInput(f"{error.filename}: cannot be removed: {error.strerror}") from None
