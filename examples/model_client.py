@@ -13,6 +13,7 @@ model. The logs given there must not have been learned, or R squared says nothin
 import argparse
 import csv
 import json
+import math
 import re
 import sys
 import urllib.error
@@ -48,17 +49,21 @@ def read(log):
 
 
 def r_squared(actual, predicted):
-    """The share of the variance that is predicted; below zero, the mean would do better."""
+    """The share of the variance that is predicted; below zero, the mean would do better.
+
+    No number where all jobs cost the same, as one alone does.
+    """
     mean = sum(actual) / len(actual)
     missed = sum((a - p) ** 2 for a, p in zip(actual, predicted))
-    return 1 - missed / sum((a - mean) ** 2 for a in actual)
+    variance = sum((a - mean) ** 2 for a in actual)
+    return 1 - missed / variance if variance else math.nan
 
 
 def plot(actual, guesses, scores):
     """Predicted against actual as SVG, with the line on which both are the same."""
     values = [*actual, *(guess for guessed in guesses.values() for guess in guessed)]
     low, high = min(0.0, *values), max(values)
-    at = lambda value: 50 + 340 * (value - low) / (high - low)  # noqa: E731
+    at = lambda value: 50 + 340 * (value - low) / (high - low or 1.0)  # noqa: E731
     parts = ['<path d="M50 390L390 50M50 50V390H390" fill="none" stroke="#888"/>',
              f'<text x="50" y="410">{low:.2g}</text><text x="390" y="410" text-anchor="end">'
              f'{high:.2g}</text><text x="220" y="430" text-anchor="middle">CPU seconds of'

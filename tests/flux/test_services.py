@@ -160,6 +160,19 @@ def test_the_client_says_in_one_line_what_is_wrong(tmp_path):
 
 
 @pytest.mark.unit
+@pytest.mark.parametrize("used", ["99.0", "0.0"])
+def test_one_job_is_predicted_though_it_has_no_variance(used, tmp_path):
+    lines = ("region box block 0 10 0 10 0 10", "Loop time of 2.5 on 1 procs", f"{used}% CPU use")
+    (tmp_path / "log").write_text("\n".join(lines) + "\n")
+    with server() as url:
+        words = ["predict", "--output", str(tmp_path / "out"), str(tmp_path / "log")]
+        done = client(url, *words)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "on 1 unseen jobs: nan" in done.stdout
+    assert "predicted" in (tmp_path / "out.svg").read_text()
+
+
+@pytest.mark.unit
 @pytest.mark.parametrize("jobs", ["18", "0,9", "18,1", "1082,250", "a,b", "18,9,1"])
 def test_numbers_of_jobs_that_cannot_be_are_told_and_nothing_is_made(tmp_path, jobs):
     done = subprocess.run(["bash", EXAMPLES / "hybrid.sh"], cwd=tmp_path, capture_output=True,
