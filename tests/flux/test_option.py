@@ -387,6 +387,7 @@ def instance(monkeypatch):
             config.update(payload)
         asked.append((topic, payload))
         return {"dovetail.status": {"phase": "failed"}, "config.get": dict(config),
+                "job-list.list": {"jobs": []},
                 "broker.getenv": {"env": {"FLUX_MODULE_PATH": "/flux"}}}.get(topic, {})  # fmt: skip
 
     monkeypatch.setattr(client, "call", call)
@@ -417,6 +418,25 @@ def test_a_module_that_was_loaded_by_hand_can_be_reloaded_by_its_name(instance):
     load.load("nodes=1")
     ((_, told),) = [one for one in asked if one[0] == "broker.setenv"]
     assert told["env"]["FLUX_MODULE_PATH"] == f"/flux:{PLUGINS.parent / 'modules'}"
+
+
+@pytest.mark.parametrize(("user", "ours"), [({"dovetail": {"slice": 0}}, True), ({}, False)])
+def test_slices_of_a_module_that_was_removed_are_not_taken_for_what_is_asked(
+    instance, monkeypatch, user, ours
+):
+    config, _ = instance
+    spec = json.dumps({"attributes": {"system": {}, "user": user}})
+    others, found = client.call, {"job-list.list": {"jobs": [{"id": 5, "name": "kube-0"}]},
+                                  "job-info.lookup": {"jobspec": spec}}  # fmt: skip
+    monkeypatch.setattr(
+        client, "call", lambda topic, what=None: found.get(topic) or others(topic, what)
+    )
+    if ours:
+        with pytest.raises(BadInput, match="flux module load dovetail"):
+            load.load("nodes=2")
+    else:
+        load.load("nodes=2")
+    assert ("nodes" in config["dovetail"]) is not ours
 
 
 def test_a_cache_is_the_submitters_wherever_slices_are(flux, tmp_path):

@@ -10,6 +10,7 @@ removes makes the broker fail, and by the broker, when the user has it loaded an
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import shutil
 import subprocess
@@ -83,6 +84,19 @@ def flux(*words: str) -> str:
     return done.stdout
 
 
+def control_slice_runs() -> bool:
+    """Whether there is a control slice, which a module that is loaded would take over as it is."""
+    named = {"and": [{"states": ["pending", "running"]}, {"name": ["kube-0"]}]}
+    query = {"max_entries": 0, "since": 0.0, "attrs": ["name"], "constraint": named}
+    for job in client.call("job-list.list", query)["jobs"]:
+        query = {"id": job["id"], "keys": ["jobspec"], "flags": 0}
+        spec = json.loads(client.call("job-info.lookup", query)["jobspec"])
+        ours = spec["attributes"].get("user", {}).get("dovetail")
+        if isinstance(ours, dict) and ours.get("slice") == 0:
+            return True
+    return False
+
+
 def load(text: str) -> None:
     """Start what --dovetail=TEXT asks for, unless something is there already."""
     option.parse(text)  # complains first
@@ -92,6 +106,9 @@ def load(text: str) -> None:
         if str(error) != client.NOT_LOADED:
             raise
         found = None
+    if found is None and control_slice_runs():
+        raise BadInput("--dovetail: slices of an earlier request run here, without their module; "
+                       "`flux module load dovetail` has it take them over")  # fmt: skip
     if found and found["phase"] not in ("down", "failed", "ending"):
         raise BadInput("--dovetail: Dovetail is loaded here already; see `flux dovetail resize`")
     executable = command()
