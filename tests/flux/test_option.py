@@ -3,10 +3,12 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import shutil
 import subprocess
+import threading
 from dataclasses import replace
 from pathlib import Path
 
@@ -437,6 +439,23 @@ def test_slices_of_a_module_that_was_removed_are_not_taken_for_what_is_asked(
     else:
         load.load("nodes=2")
     assert ("nodes" in config["dovetail"]) is not ours
+
+
+def test_of_two_that_load_the_module_at_once_one_waits_for_the_other(
+    instance, monkeypatch, tmp_path
+):
+    config, _ = instance
+    monkeypatch.setenv("FLUX_URI", f"local://{tmp_path}/local-0")
+    there = os.open(tmp_path, os.O_RDONLY)
+    fcntl.flock(there, fcntl.LOCK_EX)
+    late = threading.Thread(target=load.load, args=("nodes=1",))
+    late.start()
+    late.join(0.3)
+    assert late.is_alive()
+    assert "nodes" not in config["dovetail"]
+    os.close(there)
+    late.join(10)
+    assert config["dovetail"]["nodes"] == 1
 
 
 def test_a_cache_is_the_submitters_wherever_slices_are(flux, tmp_path):

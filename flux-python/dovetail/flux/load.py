@@ -10,10 +10,12 @@ removes makes the broker fail, and by the broker, when the user has it loaded an
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
 import shutil
 import subprocess
+from collections.abc import Iterator
 from typing import Any
 
 from dovetail.core.errors import BadInput, WorkFailed
@@ -97,6 +99,23 @@ def control_slice_runs() -> bool:
     return False
 
 
+@contextlib.contextmanager
+def one_at_a_time() -> Iterator[None]:
+    """Wait for whoever else loads the module from this broker: one would undo what the other did.
+
+    The folder of the broker's socket is locked meanwhile.
+    """
+    where, _, socket = os.environ.get("FLUX_URI", "").partition("://")
+    with contextlib.ExitStack() as stack:
+        with contextlib.suppress(OSError):  # it is elsewhere, or gone, as is said soon
+            if where == "local":
+                folder = os.open(os.path.dirname(socket), os.O_RDONLY)
+                stack.callback(os.close, folder)
+                fcntl.flock(folder, fcntl.LOCK_EX)
+        yield
+
+
+@one_at_a_time()
 def load(text: str) -> None:
     """Start what --dovetail=TEXT asks for, unless something is there already."""
     option.parse(text)  # complains first
