@@ -86,6 +86,8 @@ def test_a_request_that_makes_no_sense_is_refused_in_one_line(text):
         ({"nodes": 1, "up-timeout": 0}, "up-timeout"),
         ({"nodes": 1, "down-timeout": "long"}, "down-timeout"),
         ({"nodes": 1, "node": 2}, r"no key node \(nodes\?\); known are nodes, cores"),
+        ({"nodes": 1, "cache": 3}, "cache is a text, not 3"),
+        ({"nodes": 1, "command": ["flux-dovetail"]}, "command is a text, not"),
         ({"nodes": 1, "what": 2}, "no key what; known are nodes, cores"),
     ],
 )

@@ -110,7 +110,7 @@ def from_table(table: Mapping[str, Any], where: str = WHERE) -> Request:
     for key, words in known.items():
         if table.get(key, words[0]) not in words:
             raise BadInput(f"{where}: {key} is one of {', '.join(words)}, not {table[key]!r}")
-    for key in THEIRS[1:]:
+    for key in (*THEIRS[1:], "command", "cache"):
         if not isinstance(table.get(key, ""), str):
             raise BadInput(f"{where}: {key} is a text, not {table[key]!r}")
     upstream = table.get("provider") == "usernetes"
@@ -121,7 +121,7 @@ def from_table(table: Mapping[str, Any], where: str = WHERE) -> Request:
     return Request(
         nodes=_whole(table["nodes"], "nodes", where),
         cores=0 if cores == "all" else _whole(cores, "cores", where, " or all"),
-        command=str(table.get("command", Request.command)), cache=str(table.get("cache", "")),
+        command=table.get("command", Request.command), cache=table.get("cache", ""),
         executor=table.get("executor", EXECUTORS[upstream]),
         address=table.get("address", ADDRESSES[0]),
         devices=table.get("devices", Request.devices),
