@@ -307,6 +307,19 @@ def test_a_request_that_is_empty_is_refused(flux, capsys):
     assert "--dovetail=: '' is not nodes=N" in capsys.readouterr().err
 
 
+def test_a_flux_that_is_too_old_is_named_before_submission(flux, tmp_path):
+    (tmp_path / "sitecustomize.py").write_text("""
+import importlib.util
+usual = importlib.util.find_spec
+importlib.util.find_spec = lambda *one: None if one == ("flux.brokermod",) else usual(*one)
+""")
+    for name, *words in ["batch", "--wrap"], ["submit"]:
+        done = flux(name, "-N1", *words, "--dovetail=nodes=1", PYTHONPATH=str(tmp_path))
+        assert (done.returncode, done.stdout) == (1, ""), name
+        assert "--dovetail needs Flux 0.84 or newer" in done.stderr
+        assert done.stderr.count("\n") == 1
+
+
 def test_what_is_said_on_the_command_line_wins_over_defaults_of_a_configuration(flux):
     usual = ["network=bridge", "usernetes=/opt/usernetes"]
     words = ["batch", "-N2", "--wrap", *(f"--conf=dovetail.{one}" for one in usual)]

@@ -8,6 +8,7 @@ of its job. Invariant: what is wrong is refused before anything is submitted.
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import sys
 from pathlib import Path
@@ -73,6 +74,8 @@ class DovetailPlugin(CLIPlugin):
     def added(self, text: str, known: dict[str, Any], nodes: int | None) -> str:
         """What is added to the `known` configuration, as JSON. Raises ValueError."""
         try:
+            if importlib.util.find_spec("flux.brokermod") is None:
+                raise BadInput("--dovetail needs Flux 0.84 or newer")
             option.check(known.get("dovetail", {}), "--conf: dovetail")
             wanted = option.parse(text, known.get("dovetail"))
             option.check_fits(wanted, nodes, f"--dovetail={text}")
