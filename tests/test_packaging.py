@@ -123,6 +123,31 @@ def test_a_folder_with_something_else_is_not_emptied_for_a_package(tmp_path, nam
     assert f"{folder} holds something else" in line
 
 
+@pytest.mark.parametrize("folders", [1, 4])
+@pytest.mark.parametrize(
+    ("command", "function"),
+    [("dovetail", "cli/main.py:entry"), ("flux-dovetail", "flux/command.py:main")],
+)
+def test_a_command_runs_however_long_the_path_of_its_python_is(
+    tmp_path, command, function, folders
+):
+    """Linux takes 127 bytes, or 255, in the first line of a script."""
+    python = Path(tmp_path, *["environment" * 6] * folders, "python")
+    python.parent.mkdir(parents=True)
+    python.symlink_to(sys.executable)
+    text = (TOP / "flux-python/Makefile.am").read_text()
+    known = f"MKDIR_P = mkdir -p\nPYTHON = {python}\npythondir = {tmp_path}\n"
+    module = tmp_path / "dovetail" / function.partition(":")[0]
+    module.parent.mkdir(parents=True)
+    (tmp_path / "dovetail/__init__.py").touch()
+    module.write_text(f"import sys\ndef {function.partition(':')[2]}(): print(sys.argv[1:])\n")
+    found = re.findall(rf"^(?:first_line =.*\n|bin/{command}:.*\n)(?:\t.*\n)+", text, re.M)
+    (tmp_path / "Makefile").write_text(known + "".join(found))
+    subprocess.run(["make", "-s", f"bin/{command}"], cwd=tmp_path, check=True)
+    done = subprocess.run([tmp_path / "bin" / command, "a  b", "'"], capture_output=True, text=True)
+    assert (done.stdout, done.stderr) == (f"{['a  b', chr(39)]}\n", "")
+
+
 @pytest.mark.parametrize(
     ("makefile", "target"),
     [("flux-python/Makefile.am", "bin/dovetail"), ("Makefile.am", "packaging/$(PACKAGE_VERSION)")],
