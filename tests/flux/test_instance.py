@@ -180,7 +180,8 @@ def test_a_cancelled_run_is_told_and_a_waiting_one_never_starts():
     assert {"cancel": 1} in play.told("agent0")
     play.ask("tell", "t", number=0, run=1, code=130)
     assert [run["state"] for run in play.told("w")[0]["runs"]] == ["cancelled", "cancelled"]
-    assert play.ask("wait", "x", runs=[7]).told("x")[0][0] == NOENT
+    why = "there is no run 7; see `flux dovetail status`"
+    assert play.ask("wait", "x", runs=[1, 7]).told("x")[0] == (NOENT, why)
 
 
 def test_a_simulation_is_a_job_that_is_told_its_end():

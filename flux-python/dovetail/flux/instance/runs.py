@@ -83,8 +83,9 @@ class Runs:
         """The runs that a request names (all, if none), or what is wrong with it."""
         if asked.runs is None:
             return tuple(self.all), ""
-        if not all(number in self.all for number in asked.runs):
-            return (), f"there is no run {[*asked.runs]}; see `flux dovetail status`"
+        unknown = [number for number in asked.runs if number not in self.all]
+        if unknown:
+            return (), f"there is no run {min(unknown)}; see `flux dovetail status`"
         return asked.runs, ""
 
     def wait(self, key: Key, asked: ChooseRuns) -> Iterator[Effect]:
