@@ -65,4 +65,4 @@ def test_a_plugin_of_flux_imports_what_is_for_flux(path):
             imported.add(node.module)
     allowed = re.compile(r"(flux|dovetail\.(core|flux|host))(\..+)?")
     others = {name.partition(".")[0] for name in imported if not allowed.fullmatch(name)}
-    assert others <= {"__future__", "json", "pathlib", "sys", "typing"}
+    assert others <= {"__future__", "importlib", "json", "pathlib", "sys", "typing"}
