@@ -12,10 +12,12 @@ import json
 import re
 import subprocess
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from dovetail.core.errors import WorkFailed
 from support.clusters import eventually, record
+from usernetes_setup.control import __main__ as control
 from usernetes_setup.control import api_client, certificates, csr_approver
 from usernetes_setup.control.csr_approver import CLIENT, SERVING
 
@@ -297,6 +299,22 @@ def test_an_invitation_was_used_once_its_node_has_a_certificate(user, status, us
             return {"items": [{"spec": {"username": user}, "status": status}]}
 
     assert csr_approver.used(Answers(), "abcdef.0123456789abcdef") is used
+
+
+@pytest.mark.unit
+def test_whoever_is_invited_may_ask_at_once():
+    """A built-in role is there a second later, and a kubelet that is refused waits for two."""
+    made = []
+
+    class Notes:
+        def call(self, method, path, thing):
+            made.append((path, thing))
+
+    node = SimpleNamespace(network="host", ports={"metrics": 1})
+    control.prepare(Notes(), "PEM", node, "127.77.0.1", True)
+    names = [(path, thing["metadata"]["name"]) for path, thing in made]
+    at = names.index((api_client.BINDINGS, api_client.JOIN))
+    assert (api_client.ROLES, made[at][1]["roleRef"]["name"]) in names[:at]
 
 
 @pytest.mark.kube
