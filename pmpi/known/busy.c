@@ -1,12 +1,10 @@
 /* SPDX-License-Identifier: LGPL-3.0-or-later
  *
- * A program whose profile is known: `busy sleep|nap|burn ITERATIONS MS0 MS1 ...`
+ * A program whose profile is known: `busy sleep|burn ITERATIONS MS0 MS1 ...`
  *
  * In each iteration rank r works for MSr milliseconds outside MPI, asleep or burning that much
  * CPU time, and then meets the others in a barrier. So useful time is ITERATIONS * MSr, the load
- * balance is average(MS) / max(MS), and the communication efficiency is close to 1. With `nap` they
- * sleep, and leave their cores to others while they wait in the barrier too: for tests that ask
- * nothing of their CPU time.
+ * balance is average(MS) / max(MS), and the communication efficiency is close to 1.
  * There may be more MS than ranks: the rest is for runs on more ranks. With BUSY_SHARED in the
  * environment they are times of one rank alone, and each rank of N works for MSr / N.
  *
@@ -16,18 +14,8 @@
 #include <mpi.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
-
-static int naps;
-
-/* In place of the C library's, for the MPI library too. */
-int sched_yield(void)
-{
-    static const struct timespec moment = {0, 500 * 1000};
-    return naps ? nanosleep(&moment, NULL) : (int)syscall(SYS_sched_yield);
-}
 
 static double cpu_seconds(void)
 {
@@ -66,7 +54,6 @@ static int meet(const char *until)
 int main(int argc, char *argv[])
 {
     int rank, size;
-    naps = argc > 1 && strcmp(argv[1], "nap") == 0;
     MPI_Init(&argc, &argv);
     MPI_Comm_rank(MPI_COMM_WORLD, &rank);
     MPI_Comm_size(MPI_COMM_WORLD, &size);

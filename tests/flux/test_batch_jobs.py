@@ -238,7 +238,7 @@ def test_the_job_of_a_simulation_has_the_cores_where_its_pods_are(flux):
     program = known_programs.build("openmpi", "known/busy.c")
     entry = {
         "name": "wide", "case": str(flux.work / "case"), "ranks": 2, "ranks_per_pod": 1,
-        "command": [program, "nap", "0", "20", "20"], "environment": {"BUSY_UNTIL": "stop"},
+        "command": [program, "sleep", "0", "20", "20"], "environment": {"BUSY_UNTIL": "stop"},
         "prepare": ["echo begun"],
     }  # fmt: skip
     (flux.work / "plan.yaml").write_text(json.dumps({"simulations": [entry]}))
@@ -274,10 +274,10 @@ def test_a_simulation_that_goes_on_on_more_ranks_stays_the_same_job(flux):
     stop = "sh -c 'touch stop'", "sh -c 'rm -f stop; echo 1'"
     open_ranks = {"case": str(flux.work / "case"), "ranks": "1-2"}
     entries = [
-        {**open_ranks, "name": "long", "command": [program, "nap", "0", "200", "200"],
+        {**open_ranks, "name": "long", "command": [program, "sleep", "0", "200", "200"],
          "iterations": 10**6, "environment": {"BUSY_UNTIL": "stop", "BUSY_SHARED": "1"},
          "checkpoint": dict(zip(("write", "restart"), stop))},
-        {**open_ranks, "name": "short", "command": [program, "nap", "50", "20", "20"],
+        {**open_ranks, "name": "short", "command": [program, "sleep", "50", "20", "20"],
          "iterations": 50},
     ]  # fmt: skip
     (flux.work / "plan.yaml").write_text(json.dumps({"simulations": entries}))

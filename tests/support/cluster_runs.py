@@ -63,7 +63,7 @@ class Site:
         program = known_programs.build(mpi, "known/busy.c")
         for path in (Path(program), Path(program).parent):
             path.chmod(0o755)
-        words = ["nap", str(iterations), *map(str, milliseconds)]
+        words = ["sleep", str(iterations), *map(str, milliseconds)]
         return {
             "ranks": len(milliseconds), "weights": list(milliseconds), "command": [program, *words],
             **more,

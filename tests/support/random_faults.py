@@ -188,7 +188,7 @@ class Site:
                 entry["iterations"] = steps
             else:
                 times = ["100"] * ranks
-                work += [f"{self.programs}/busy", "nap", str(steps), *times]
+                work += [f"{self.programs}/busy", "sleep", str(steps), *times]
             if kind in (1, 2):
                 entry["ranks_per_pod"] = 1
             entries.append({**entry, "command": work})

@@ -242,7 +242,7 @@ def site():
         place.assert_clean()
 
 
-def busy(*milliseconds: int, iterations: int = 10**6, how: str = "nap", mpi: str = "openmpi"):
+def busy(*milliseconds: int, iterations: int = 10**6, how: str = "sleep", mpi: str = "openmpi"):
     """An entry of a plan: ranks that work so long per iteration, and meet."""
     program = known_programs.build(mpi, "known/busy.c")
     words = [program, how, str(iterations), *map(str, milliseconds)]
