@@ -48,7 +48,7 @@ class Store:
 
     def delete(self, path, patience=30.0, version=""):
         if version not in ("", str(self.version)):
-            raise Unreachable("409: conflict")
+            raise Refused(409, "Conflict", "")
         self.lease = None
 
     def taken_over(self):
@@ -76,6 +76,14 @@ def test_a_lease_that_another_takes_while_it_is_given_back_is_not_deleted():
     store.then = store.taken_over
     lease.release()
     assert store.lease["spec"]["holderIdentity"] == "other host 1"
+
+
+def test_a_lease_is_given_back_though_a_renewal_comes_late():
+    store = Store()
+    lease = Lease(store, "one")
+    store.then = lambda: store.keep(store.lease)
+    lease.release()
+    assert store.lease is None
 
 
 def test_a_lease_that_is_given_back_while_another_waits_is_the_others_at_once():

@@ -22,6 +22,7 @@ from dovetail.executors.kubernetes.api import Api, NotFound, Object, Refused, Un
 from dovetail.executors.kubernetes.manifests import path
 
 DURATION, RENEW = 15, 4.0  # seconds
+_LOOKS = 3  # at a lease that is to be given back and changes meanwhile
 
 
 def _now() -> str:
@@ -115,9 +116,15 @@ class Lease:
         """Let the next one have it at once. After a suspension it may be another's already."""
         self._end.set()
         self._thread.join()
-        if not self.lost:
-            with contextlib.suppress(Refused, Unreachable):
-                found = self._api.get(self._path)
-                if found["spec"].get("holderIdentity", "") == self._holder:
-                    version = found["metadata"]["resourceVersion"]
-                    self._api.delete(self._path, version=version)
+        with contextlib.suppress(Unreachable):
+            for _ in range(_LOOKS):
+                try:
+                    return self._give_back()
+                except Refused as error:
+                    if error.status != 409:  # else it has changed, as by a late renewal of ours
+                        return
+
+    def _give_back(self) -> None:
+        found = self._api.get(self._path)
+        if not self.lost and found["spec"].get("holderIdentity", "") == self._holder:
+            self._api.delete(self._path, version=found["metadata"]["resourceVersion"])
