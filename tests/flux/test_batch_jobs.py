@@ -346,7 +346,7 @@ def test_a_run_that_is_cancelled_is_shown_live_and_every_command_speaks_json(flu
     assert eventually(lambda: shown(2) == ["waiting", "cancelled"])
     assert eventually(lambda: (flux.work / "text").read_text().count("cancelled") > 1)
     assert "\n0      control  ready " in (flux.work / "text").read_text()
-    assert "no run [3]" in flux.run("dovetail", "cancel", "3", uri=uri, code=2)
+    assert "no run 3;" in flux.run("dovetail", "cancel", "3", uri=uri, code=2)
     assert told("logs", "--slice", "0")["log"].startswith("slice 0: node ")
     assert "no slice 1" in flux.run("dovetail", "logs", "--slice", "1", uri=uri, code=2)
     assert "no run 3" in flux.run("dovetail", "logs", "3", uri=uri, code=2)
