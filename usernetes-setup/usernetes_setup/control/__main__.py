@@ -109,7 +109,7 @@ def main(record: str, ids: str) -> None:
         failed.set()
 
     loops = {
-        "CSR approver": lambda: csr_approver.run(client),
+        "CSR approver": lambda: csr_approver.run(client, folder),
         "node lifecycle": lambda: lost_nodes.run(client, node.name, folder, never.wait),
         "volumes": lambda: local_volumes.serve(client, node.cluster),
         "metrics": metrics.serve_forever,

@@ -10,10 +10,13 @@ from __future__ import annotations
 
 import base64
 import json
+import tempfile
 from pathlib import Path
 
 from dovetail.host.private_files import write_private
 from dovetail.host.self_signed import alternative_names, openssl, sign
+
+_CLIENT, _SERVER = "extendedKeyUsage=clientAuth", "extendedKeyUsage=serverAuth"
 
 
 def key(folder: Path, name: str) -> None:
@@ -35,37 +38,55 @@ def request(folder: Path, name: str, subject: str) -> str:
 def authority(folder: Path, cluster: str) -> None:
     """Make ca.key and ca.crt."""
     key(folder, "ca")
-    _sign(folder, "ca", f"/CN=dovetail-{cluster}", "CA:TRUE", "keyCertSign,cRLSign", [])
+    asked = request(folder, "ca", f"/CN=dovetail-{cluster}")
+    _sign(folder, "ca", asked, "CA:TRUE", "keyCertSign,cRLSign", [])
 
 
 def certificate(folder: Path, name: str, subject: str, hosts: list[str] | None = None) -> None:
     """Make NAME.key and NAME.crt: for a server if it names hosts, else for a client."""
     key(folder, name)
-    lines = ["extendedKeyUsage=clientAuth"]
+    lines = [_CLIENT]
     if hosts:
-        lines = ["extendedKeyUsage=serverAuth", f"subjectAltName={alternative_names(hosts)}"]
-    _sign(folder, name, subject, "CA:FALSE", "digitalSignature", lines)
+        lines = [_SERVER, f"subjectAltName={alternative_names(hosts)}"]
+    _sign(folder, name, request(folder, name, subject), "CA:FALSE", "digitalSignature", lines)
+
+
+def issued(folder: Path, asked: str, names: str = "") -> str:
+    """The certificate for a signing request, both PEM: for a server if it has `names`.
+
+    These are as openssl writes them. Neither the request nor they are looked at.
+    """
+    lines = [_SERVER, f"subjectAltName={names}"] if names else [_CLIENT]
+    with tempfile.TemporaryDirectory(prefix=".issued-", dir=folder) as made:
+        name = f"{Path(made).name}/it"
+        _sign(folder, name, asked, "CA:FALSE", "digitalSignature", lines)
+        return Path(made, "it.crt").read_text()
 
 
 def _sign(
     folder: Path,
     name: str,
-    subject: str,
+    asked: str,
     constraints: str,
     usage: str,
     lines: list[str],
 ) -> None:
     basic = [f"basicConstraints=critical,{constraints}", f"keyUsage=critical,{usage}"]
     by = "" if name == "ca" else "ca"
-    sign(folder, name, request(folder, name, subject), [*basic, *lines], by)
+    sign(folder, name, asked, [*basic, *lines], by)
 
 
 def kubeconfig(path: Path, server: str, authority: Path, user: dict[str, str]) -> None:
-    """Write a kubeconfig for one user: {"token": …} or {"crt": FILE, "key": FILE}."""
-    identity = {"token": user["token"]} if "token" in user else {
-        "client-certificate-data": _encoded(Path(user["crt"])),
-        "client-key-data": _encoded(Path(user["key"])),
-    }  # fmt: skip
+    """Write a kubeconfig for one user: {"token": …}, {"crt": FILE, "key": FILE} or {"pem": FILE}.
+
+    The last has both, is only named, and may be replaced by a later one.
+    """
+    identity = {"token": user.get("token", "")}
+    if "crt" in user:
+        identity = {"client-certificate-data": _encoded(Path(user["crt"])),
+                    "client-key-data": _encoded(Path(user["key"]))}  # fmt: skip
+    elif "pem" in user:
+        identity = {"client-certificate": user["pem"], "client-key": user["pem"]}
     cluster = {"server": server, "certificate-authority-data": _encoded(authority)}
     content = {
         "apiVersion": "v1",

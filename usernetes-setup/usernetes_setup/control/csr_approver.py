@@ -20,10 +20,11 @@ import secrets
 import subprocess
 import time
 from dataclasses import dataclass
+from pathlib import Path
 
 from dovetail.core.errors import WorkFailed
 
-from usernetes_setup.control import api_client
+from usernetes_setup.control import api_client, certificates
 from usernetes_setup.control.api_client import NODES, REQUESTS, TOKENS
 
 CLIENT = "kubernetes.io/kube-apiserver-client-kubelet"
@@ -177,8 +178,12 @@ def _addresses(client: api_client.Client, user: str) -> set[str]:
     return {entry["address"] for entry in node["status"].get("addresses", [])}
 
 
-def decide(client: api_client.Client, request: api_client.Object) -> None:
-    """Approve or deny a new signing request; revoke the token of an issued one."""
+def decide(client: api_client.Client, request: api_client.Object, pki: Path) -> None:
+    """Approve or deny a new signing request; revoke the token of an issued one.
+
+    What is approved is signed here too, by the authority in `pki`: the controller manager would do
+    it, but begins seconds after the API server answers.
+    """
     spec, status = request["spec"], request.get("status", {})
     user = spec["username"]
     if status.get("certificate") and user.startswith(_INVITED):
@@ -192,13 +197,26 @@ def decide(client: api_client.Client, request: api_client.Object) -> None:
     request["status"] = {"conditions": [{
         "type": kind, "status": "True", "reason": "Dovetail", "message": why or "as invited",
     }]}  # fmt: skip
+    where = f"{REQUESTS}/{request['metadata']['name']}"
     with contextlib.suppress(api_client.Refused):  # changed meanwhile: the watch brings it again
-        client.call("PUT", f"{REQUESTS}/{request['metadata']['name']}/approval", request)
+        approved = client.call("PUT", f"{where}/approval", request)
+        if not why and "expirationSeconds" not in spec:  # whose wish is seldom, and kept there
+            approved["status"]["certificate"] = _issued(spec, pki)
+            client.call("PUT", f"{where}/status", approved)
 
 
-def run(client: api_client.Client) -> None:
-    """Decide on every signing request, for ever."""
+def _issued(spec: api_client.Object, pki: Path) -> str:
+    """The certificate for an approved request, as the API has it."""
+    asked = base64.b64decode(spec["request"])
+    names = read(asked).names if spec["signerName"] == SERVING else []
+    hosts = ",".join(f"{kind}:{name}" for kind, name in names)
+    made = certificates.issued(pki, asked.decode(), hosts)
+    return base64.b64encode(made.encode()).decode()
+
+
+def run(client: api_client.Client, pki: Path) -> None:
+    """Decide on every signing request, for ever; `pki` has the cluster's authority."""
     while True:
         for kind, request in client.watch(REQUESTS):
             if kind in ("ADDED", "MODIFIED"):
-                decide(client, request)
+                decide(client, request, pki)
