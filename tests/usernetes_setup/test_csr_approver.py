@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import base64
 import json
+import os
 import re
+import signal
 import subprocess
 from pathlib import Path
 from types import SimpleNamespace
@@ -315,6 +317,25 @@ def test_whoever_is_invited_may_ask_at_once():
     names = [(path, thing["metadata"]["name"]) for path, thing in made]
     at = names.index((api_client.BINDINGS, api_client.JOIN))
     assert (api_client.ROLES, made[at][1]["roleRef"]["name"]) in names[:at]
+
+
+@pytest.mark.kube
+def test_a_node_joins_before_the_controller_manager_begins(any_machine):
+    """It waits until the API server calls itself healthy; who signs for nodes does not."""
+    machine = any_machine
+    made = machine.up("--name", "one")
+    invitation = machine.folder / "join.json"
+    machine.verb("join", "--name", "one", "--invite", str(invitation))
+    (manager,) = machine.pids(made, "kube-controller-manager")
+    os.kill(manager, signal.SIGSTOP)
+    try:
+        worker = json.loads(machine.verb("join", "--json", str(invitation)).stdout)
+    finally:
+        os.kill(manager, signal.SIGCONT)
+    folder = Path(worker["folder"])
+    refused = [line for line in (folder / "log/kubelet").read_text().splitlines()
+               if "Unauthorized" in line]  # fmt: skip
+    assert not refused, "the kubelet has its certificate from its first question on"
 
 
 @pytest.mark.kube

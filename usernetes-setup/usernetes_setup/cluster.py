@@ -32,7 +32,7 @@ from dovetail.host.progress import Progress
 from usernetes_setup import node_options, node_record
 from usernetes_setup.build import programs as build
 from usernetes_setup.control import api_client, csr_approver
-from usernetes_setup.node import carrier, components, monitor, namespaces, removal
+from usernetes_setup.node import carrier, components, joining, monitor, namespaces, removal
 from usernetes_setup.node_record import Node, NodeState
 from usernetes_setup.preflight import machine, report
 from usernetes_setup.upstream import record as usernetes
@@ -52,7 +52,7 @@ MONITORED = (NodeState.RUNNING, NodeState.MONITOR_ALONE)
 LEAST = node_options.LEAST
 COMPLAINT = (
     r'[EF]\d{4} |.*(level=(error|fatal)|"err)|\{"level":"(error|panic|fatal)"|panic: '
-    "|offer-devices: "
+    "|offer-devices: |join: "
 )
 
 
@@ -357,8 +357,8 @@ def await_answer(node: Node, limit: float, say: Say) -> None:
 
 def kubelet_client(node: Node) -> api_client.Client:
     """The API as a joined node itself; OSError until it has its certificate."""
-    own = node.folder / "kubelet/pki/kubelet-client-current.pem"
-    return api_client.Client(node.server, (node.folder / "ca.crt").read_text(), own)
+    authority = (node.folder / "ca.crt").read_text()
+    return api_client.Client(node.server, authority, node.folder / joining.CURRENT)
 
 
 def here(name: str) -> Sequence[Node | usernetes.Record]:

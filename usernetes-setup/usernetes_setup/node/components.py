@@ -219,8 +219,7 @@ def kubelet(node: Node, group: str, rootless: bool, ready: Callable[[], bool]) -
         content.update({"clusterDNS": [CONTROL], "clusterDomain": "cluster.local"})
     if node.joined:
         content.update({"rotateCertificates": True, "serverTLSBootstrap": True})
-        words += [f"--bootstrap-kubeconfig={node.folder}/bootstrap.conf",
-                  f"--kubeconfig={data}/kubeconfig"]  # fmt: skip
+        words += [f"--kubeconfig={data}/kubeconfig"]  # see `joining`
     else:
         own = f"{pki}/node-{node.name}"
         content.update({"tlsCertFile": f"{own}.crt", "tlsPrivateKeyFile": f"{own}.key"})

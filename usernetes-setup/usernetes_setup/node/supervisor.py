@@ -34,6 +34,7 @@ from usernetes_setup.node import (
     cgroups,
     components,
     container_runtime,
+    joining,
     namespaces,
     removal,
 )
@@ -215,11 +216,14 @@ def commands(
     """Every component of this node; the last two are None and -1 where it is on no bridge."""
     socket = (node.folder / "run/containerd.sock").exists
     if not node.control:
-        admitted = (node.folder / "kubelet/kubeconfig").exists
+        admitted = (node.folder / joining.KUBECONFIG).exists
         return [
+            joining.command(node),
             container_runtime.containerd(node, ids),
             container_runtime.images(node),
-            components.kubelet(node, cgroups.root(node.group), ids.rootless, socket),
+            components.kubelet(
+                node, cgroups.root(node.group), ids.rootless, lambda: socket() and admitted()
+            ),
             *components.devices(node),
             *(bridge_network.commands(node, sockets, tunnel, admitted) if sockets else []),
         ]
