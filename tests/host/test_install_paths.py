@@ -10,7 +10,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+import dovetail
 import pytest
+import usernetes_setup
 from dovetail.core.errors import BadInput
 from dovetail.host import install_paths
 
@@ -93,11 +95,14 @@ def test_a_python_without_the_packages_that_are_needed_is_told_in_a_line(tmp_pat
     """As the system's, after a plain ./configure: it has none, or older ones."""
     if found:
         (tmp_path / "pydantic.py").write_text(found)
-    paths = [str(tmp_path), str(install_paths.TOP / "usernetes-setup")]
-    script = (f"sys.path[1:1] = {paths}; sys.argv[1:] = ['run', 'plan.yaml']; "
+    for package in (dovetail, usernetes_setup):  # by themselves, wherever they are installed
+        folder = Path(package.__file__).parent
+        (tmp_path / folder.name).symlink_to(folder)
+    script = (f"import sys; sys.path.insert(0, {str(tmp_path)!r}); "
+              "sys.argv[1:] = ['run', 'plan.yaml']; "
               "from dovetail.cli.main import entry; entry()")  # fmt: skip
     done = subprocess.run(
-        install_paths.python_command(script), capture_output=True, text=True, cwd=tmp_path,
+        [sys.executable, "-I", "-S", "-c", script], capture_output=True, text=True, cwd=tmp_path,
     )  # fmt: skip
     assert (done.returncode, done.stdout) == (2, "")
     (line,) = done.stderr.splitlines()
