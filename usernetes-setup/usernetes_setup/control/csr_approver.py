@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: LGPL-3.0-or-later
 """The CSR approver: who may join, and which certificate a node gets.
 
-Inputs: certificate signing requests, as the API shows them, the join tokens, the nodes. Outputs:
-each request approved or denied, with the reason. Invariants: a join token names its node, is good
-for that node alone, and is revoked when the node got its certificate; a certificate names the
-node that asks and nothing besides; what a request asks for is read whole, by the same packages as
-the API server's signer reads it (`usernetes-setup/kube/describe-request`), and anything that a
-kubelet does not ask for is refused, known or not; where it cannot be read nothing is approved.
+Inputs: certificate signing requests, as the API shows them, the join tokens, the nodes, the
+cluster's authority. Outputs: each request approved and signed, or denied, with the reason.
+Invariants: a join token names its node, is good for that node alone, and is revoked when the node
+got its certificate; a certificate names the node that asks and nothing besides; what a request asks
+for is read whole, by the same packages as the API server's signer reads it
+(`usernetes-setup/kube/describe-request`), and anything that a kubelet does not ask for is refused,
+known or not; where it cannot be read nothing is approved.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 
 from dovetail.host import way_out
 
-from usernetes_setup.node import carrier, components, namespaces
+from usernetes_setup.node import carrier, components, joining, namespaces
 from usernetes_setup.node_record import Node, cluster_folder
 
 
@@ -100,7 +100,7 @@ def proxy(node: Node, ready: Callable[[], bool]) -> components.Command:
     """kube-proxy: makes service addresses work inside the namespace."""
     own = cluster_folder(node.cluster) / "pki/proxy.conf"
     if not node.control:
-        own = node.folder / "kubelet/kubeconfig"
+        own = node.folder / joining.KUBECONFIG
     content = {
         "kind": "KubeProxyConfiguration",
         "apiVersion": "kubeproxy.config.k8s.io/v1alpha1",

@@ -29,6 +29,8 @@ from usernetes_setup.node_record import Node, read
 
 CURRENT = "kubelet/pki/kubelet-client-current.pem"
 """The kubelet's own name for its client certificate and key; a link, which it sets anew."""
+INVITATION = "bootstrap.conf"
+"""A kubeconfig with the token, which the monitor writes."""
 KUBECONFIG = "kubelet/kubeconfig"
 _AGAIN = 0.2  # seconds between two tries to reach the API server
 
@@ -37,7 +39,7 @@ def join(node: Node) -> None:
     """Ask for the certificate, wait for it and write it. WorkFailed if it is refused."""
     folder = node.folder / "kubelet/pki"
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    invitation = json.loads((node.folder / "bootstrap.conf").read_text())
+    invitation = json.loads((node.folder / INVITATION).read_text())
     server = invitation["clusters"][0]["cluster"]["server"]
     token = invitation["users"][0]["user"]["token"]
     client = api_client.Client(server, (node.folder / "ca.crt").read_text(), None, token)

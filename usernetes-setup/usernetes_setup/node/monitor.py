@@ -41,6 +41,7 @@ from usernetes_setup.node import (
     removal,
     supervisor,
 )
+from usernetes_setup.node.joining import INVITATION
 from usernetes_setup.node_record import (
     Node,
     cluster_folder,
@@ -150,7 +151,8 @@ def joining(node: Node) -> None:
         carrier.join(node, content["carrier"])
         server = f"https://{components.CONTROL}:{urlsplit(server).port}"
     user = {"token": content["token"]}
-    certificates.kubeconfig(node.folder / "bootstrap.conf", server, node.folder / "ca.crt", user)
+    invitation = node.folder / INVITATION
+    certificates.kubeconfig(invitation, server, node.folder / "ca.crt", user)
 
 
 def launch(
