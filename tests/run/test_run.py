@@ -281,6 +281,15 @@ def test_a_directory_is_used_once(site):  # noqa: F811
     assert (site.out / "events.jsonl").read_bytes() == log
 
 
+def test_a_log_that_is_empty_is_of_no_run(site):  # noqa: F811
+    """A machine that went down as a run began may leave it so."""
+    plan = site.plan({"environment": site.shell("")["environment"]})
+    site.out.mkdir()
+    (site.out / "events.jsonl").touch()
+    assert site.run(plan, "-o", "out")[0] == 0
+    assert site.states() == {"sim": "done"}
+
+
 def test_a_run_that_is_over_can_be_resumed_and_does_nothing(site):  # noqa: F811
     plan = site.plan(site.shell("exit 1", name="bad"), site.shell("echo once", name="good"))
     assert site.run(plan, "-o", "out")[0] == 1
@@ -306,7 +315,7 @@ def test_what_had_ended_as_the_run_was_killed_has_ended(site, code):  # noqa: F8
 LOGS = {
     "of a foreign version": (lambda text: text.replace('"schema":2', '"schema":7', 1), "schema 7"),
     "that is damaged": (lambda text: text.replace('"seq":2,', '"seq":9,', 1), "line 3: damaged"),
-    "that is empty": (lambda text: "", "line 1: not an event log"),
+    "that is empty": (lambda text: "", "holds no run to resume; events.jsonl is empty"),
 }
 
 

@@ -20,7 +20,7 @@ from typing import Any
 
 from dovetail.core.errors import BadInput, WorkFailed
 from dovetail.flux import client, format, load, plan_runner
-from dovetail.host.private_files import looking
+from dovetail.host.private_files import looking, written
 
 HELP = {
     "up": "start Kubernetes in this instance if it has none, and wait until it is up",
@@ -119,7 +119,7 @@ def do_submit(args: argparse.Namespace) -> int:
     if args.output is not None:
         with looking(f"-o {args.output}"):
             places["output"] = str(args.output.resolve())
-            taken = Path(places["output"], plan_runner.EVENTS).exists()
+            taken = written(Path(places["output"], plan_runner.EVENTS))
         if taken:
             raise BadInput(f"-o {args.output} holds a run already; name another directory")
     for name, place in places.items():

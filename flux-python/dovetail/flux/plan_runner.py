@@ -28,6 +28,7 @@ from dovetail.flux.instance.run import Run, RunState
 from dovetail.host.file_tail import Tail
 from dovetail.host.install_paths import dovetail_command, package_environment
 from dovetail.host.line_splitter import LineSplitter
+from dovetail.host.private_files import written
 
 LOG = "dovetail.log"  # in a run's directory: what `dovetail run` says
 EVENTS = "events.jsonl"  # likewise: its event log
@@ -91,7 +92,7 @@ class PlanRunner:
             self.going.clear()
             self.unplaced.clear()
             self.in_pods = plan.executor == "kubernetes"
-            taken = (output / EVENTS).exists()  # then `dovetail run` will refuse
+            taken = written(output / EVENTS)  # then `dovetail run` will refuse
             self.summary = None if taken else output / SUMMARY
             with contextlib.ExitStack() as files:
                 copies = []
@@ -230,7 +231,7 @@ def copy(content: str, output: Path) -> BinaryIO:
     `dovetail run` will refuse.
     """
     data = content.encode()
-    if not (output / EVENTS).exists():
+    if not written(output / EVENTS):
         (output / COPY).write_bytes(data)
     held = open(os.memfd_create("plan"), "w+b", buffering=0)  # noqa: SIM115 (the caller closes it)
     held.write(data)

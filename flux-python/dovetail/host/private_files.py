@@ -29,6 +29,14 @@ def looking(at: object) -> Iterator[None]:
         raise BadInput(f"{at}: cannot be used: {why}") from None
 
 
+def written(path: Path) -> bool:
+    """Whether a file is there, and not empty, as a machine that went down may leave a new one.
+
+    Raises OSError.
+    """
+    return path.exists() and not (path.is_file() and path.stat().st_size == 0)
+
+
 def replaceable(path: Path) -> bool:
     """Whether a file can be put there: in place of one, or of nothing, and of no device or pipe.
 

@@ -33,7 +33,7 @@ from dovetail.controller.shares import fit_requests, rank_needs
 from dovetail.core import eventlog
 from dovetail.core.errors import BadInput, WorkFailed
 from dovetail.core.protocol import Action, Capacity, Node, Spec
-from dovetail.host.private_files import looking
+from dovetail.host.private_files import looking, written
 from dovetail.plan import schema
 from dovetail.run import job_time, target
 from dovetail.run.live_table import Live
@@ -206,11 +206,12 @@ def held(directory: Path) -> Iterator[None]:
 def check_directory(directory: Path, *, resume: bool) -> None:
     """Refuse a directory that holds a run, or with `resume` one that holds none."""
     with looking(directory):
-        there = (directory / LOG).exists()
+        there = written(directory / LOG)
     if there and not resume:
         raise BadInput(f"{directory}: holds a run already; go on with --resume or choose another")
     if resume and not there:
-        raise BadInput(f"{directory}: holds no run to resume; there is no {LOG}")
+        why = f"{LOG} is empty" if (directory / LOG).exists() else f"there is no {LOG}"
+        raise BadInput(f"{directory}: holds no run to resume; {why}")
 
 
 def execute(
