@@ -33,6 +33,9 @@ def pods(place: int) -> str:
 
 CONTROL = address(0)
 
+BEAT, PATIENCE = 20, 100
+"""Milliseconds: etcd waits for once or twice the second for others, before it elects itself."""
+
 STORE = (2 << 30) - 1
 """Bytes that etcd may store: for its usual 2 GiB it maps 10, which `ulimit -v` may forbid."""
 
@@ -82,6 +85,7 @@ def etcd(node: Node) -> Command:
              "--listen-client-urls", client, "--advertise-client-urls", client,
              "--listen-peer-urls", peer, "--initial-advertise-peer-urls", peer,
              "--initial-cluster", f"store={peer}",
+             f"--heartbeat-interval={BEAT}", f"--election-timeout={PATIENCE}",
              f"--quota-backend-bytes={STORE}",
              "--logger", "zap", "--log-level", "warn"]  # fmt: skip
     return Command("etcd", words, lambda: True, folder="run", sockets=("etcd:0", "etcd-peer:0"))
