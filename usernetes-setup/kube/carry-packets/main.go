@@ -9,9 +9,10 @@
 // TUN is the descriptor of the device that the node's routes lead to, UDP that of a socket of the
 // machine's network, which stays there although this process is inside.
 //
-// Peers are known by whoever invited them: on the control node they are in a file that is looked at
-// each second. From there the others ask, through WireGuard itself, for who else there is, and by
-// which address the control node hears them; the answer comes when it is another than the last.
+// Peers are known by whoever invited them: on the control node they are in a file, which is looked
+// at before they can begin, since WireGuard that is not heard at once waits for 5 s. From there the
+// others ask, through WireGuard itself, for who else there is, and by which address the control node
+// hears them; the answer comes when it is another than the last.
 package main
 
 import (
@@ -36,8 +37,9 @@ import (
 )
 
 const (
-	look = time.Second      // between looks at the file of peers, and after a failure
-	hold = 30 * time.Second // the longest that a question stays without an answer
+	glance = 100 * time.Millisecond // between looks whether the file of peers is another
+	look   = time.Second            // between looks by which address peers are heard, and after a failure
+	hold   = 30 * time.Second       // the longest that a question stays without an answer
 )
 
 // node is what this one knows when it starts. Keys are hexadecimal.
@@ -219,7 +221,7 @@ func answerAll(own node, peers *peers) error {
 		fmt.Fprintf(os.Stderr, "carry-packets: %v\n", http.Serve(listener, current))
 		os.Exit(1)
 	}()
-	for ; ; time.Sleep(look) {
+	for before := written(own.Peers); ; before = await(own.Peers, before) {
 		var wanted []peer
 		if err := read(own.Peers, &wanted); err != nil && !errors.Is(err, fs.ErrNotExist) {
 			fmt.Fprintf(os.Stderr, "carry-packets: %v\n", err)
@@ -237,6 +239,25 @@ func answerAll(own node, peers *peers) error {
 		}
 		current.renew(wanted)
 	}
+}
+
+// await returns once the file is another than the one of that time, or after a while, and its time.
+func await(file string, before time.Time) time.Time {
+	for end := time.Now().Add(look); time.Now().Before(end); time.Sleep(glance) {
+		if now := written(file); !now.Equal(before) {
+			return now
+		}
+	}
+	return before
+}
+
+// written is when a file was, which others replace as a whole; the zero time if there is none.
+func written(file string) time.Time {
+	found, err := os.Stat(file)
+	if err != nil {
+		return time.Time{}
+	}
+	return found.ModTime()
 }
 
 func (l *list) renew(wanted []peer) {
