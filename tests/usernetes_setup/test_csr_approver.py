@@ -14,12 +14,10 @@ import re
 import signal
 import subprocess
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 from dovetail.core.errors import WorkFailed
 from support.clusters import eventually, record
-from usernetes_setup.control import __main__ as control
 from usernetes_setup.control import api_client, certificates, csr_approver
 from usernetes_setup.control.csr_approver import CLIENT, SERVING
 
@@ -309,11 +307,10 @@ def test_whoever_is_invited_may_ask_at_once():
     made = []
 
     class Notes:
-        def call(self, method, path, thing):
+        def make(self, path, thing):
             made.append((path, thing))
 
-    node = SimpleNamespace(network="host", ports={"metrics": 1})
-    control.prepare(Notes(), "PEM", node, "127.77.0.1", True)
+    csr_approver.accept(Notes())
     names = [(path, thing["metadata"]["name"]) for path, thing in made]
     at = names.index((api_client.BINDINGS, api_client.JOIN))
     assert (api_client.ROLES, made[at][1]["roleRef"]["name"]) in names[:at]
@@ -326,16 +323,31 @@ def test_a_node_joins_before_the_controller_manager_begins(any_machine):
     made = machine.up("--name", "one")
     invitation = machine.folder / "join.json"
     machine.verb("join", "--name", "one", "--invite", str(invitation))
+    changed = {**json.loads(invitation.read_text()), "node": "127.77.200.201"}
+    another = machine.folder / "another.json"
+    another.write_text(json.dumps(changed))
+    os.chown(another, invitation.stat().st_uid, -1)
     (manager,) = machine.pids(made, "kube-controller-manager")
     os.kill(manager, signal.SIGSTOP)
     try:
+        refused = subprocess.run(
+            machine.words("join", str(another)), env=machine.environment,
+            capture_output=True, text=True,
+        )  # fmt: skip
         worker = json.loads(machine.verb("join", "--json", str(invitation)).stdout)
     finally:
         os.kill(manager, signal.SIGCONT)
+    assert refused.returncode == 1
+    assert "the cluster refuses the node: system:bootstrap:" in refused.stderr
     folder = Path(worker["folder"])
-    refused = [line for line in (folder / "log/kubelet").read_text().splitlines()
-               if "Unauthorized" in line]  # fmt: skip
-    assert not refused, "the kubelet has its certificate from its first question on"
+    assert not (folder.parent / changed["node"]).exists()
+    log = (folder / "log/kubelet").read_text()
+    assert "Unauthorized" not in log, "it has its certificates from its first question on"
+    asked = {one["spec"]["username"].rpartition(":")[0]: one["spec"]["signerName"]
+             for one in machine.get(made, "csr")["items"]
+             if one["status"].get("certificate")}  # fmt: skip
+    assert asked == {"system:bootstrap": CLIENT, "system:node": SERVING}
+    assert len(list((folder / "kubelet/pki").glob("*-20*.pem"))) == 2, "and asks for none"
 
 
 @pytest.mark.kube

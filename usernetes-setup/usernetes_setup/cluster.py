@@ -20,7 +20,7 @@ import ssl
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +40,6 @@ from usernetes_setup.upstream import service
 from usernetes_setup.upstream import verbs as upstream
 
 Say = Callable[[str], None]
-SERVING = "kubelet/pki/kubelet-server-current.pem"  # a worker's, once the control plane signed it
 MADE_LATER = (
     "/readyz",  # the built-in roles among others
     f"{api_client.ACCOUNTS}/default",  # no pod can be made without it
@@ -52,7 +51,7 @@ MONITORED = (NodeState.RUNNING, NodeState.MONITOR_ALONE)
 LEAST = node_options.LEAST
 COMPLAINT = (
     r'[EF]\d{4} |.*(level=(error|fatal)|"err)|\{"level":"(error|panic|fatal)"|panic: '
-    "|offer-devices: |join: "
+    "|offer-devices: "
 )
 
 
@@ -182,7 +181,7 @@ def join(args: argparse.Namespace, say: Say) -> dict[str, Any]:
         record.server, record.binaries = server, programs or binaries(say)
         node, handle = start(record)
         with unwound(node, handle):
-            wait_ready(node, handle, args.timeout, say)
+            wait_ready(node, handle, args.timeout, say, content)
     return described(node)
 
 
@@ -309,7 +308,7 @@ def is_ready(node: Node, patience: float = 2.0) -> bool:
         found = who.call("GET", f"{api_client.NODES}/{node.name}", timeout=patience)
         for path in MADE_LATER if node.control else ():
             who.call("GET", path, timeout=patience)
-        if not node.control and not (node.folder / SERVING).exists():
+        if not node.control and not (node.folder / joining.SERVED).exists():
             return False  # logs and exec would be refused
         there = found["status"].get("allocatable", {})
         offers = all(there.get(name) == str(number) for name, number in counted(node).items())
@@ -317,26 +316,35 @@ def is_ready(node: Node, patience: float = 2.0) -> bool:
     return False
 
 
-def wait_ready(node: Node, handle: monitor.Handle, limit: float, say: Say) -> None:
-    """Wait until the node is ready; who waits at a terminal is told, and no log."""
+def wait_ready(
+    node: Node, handle: monitor.Handle, limit: float, say: Say,
+    invitation: Mapping[str, str] | None = None,
+) -> None:  # fmt: skip
+    """Wait until the node is ready; who waits at a terminal is told, and no log.
+
+    A worker joins before, by its `invitation`: the content of its join file.
+    """
     what = f"waiting for node {node.name} to be ready, {limit:.0f} s at most"
-    with Progress(say if sys.stderr.isatty() else lambda _: None, what):
-        _until_ready(node, handle, limit)
-
-
-def _until_ready(node: Node, handle: monitor.Handle, limit: float) -> None:
     deadline = time.monotonic() + limit
+    with Progress(say if sys.stderr.isatty() else lambda _: None, what):
+        if invitation:
+            joining.join(node, invitation, limit)
+        if not _until_ready(node, handle, deadline):
+            raise WorkFailed(f"node {node.name} is not ready after {limit:.0f} s")
+
+
+def _until_ready(node: Node, handle: monitor.Handle, deadline: float) -> bool:
     while time.monotonic() < deadline:
         if handle.process.poll() is not None:
             raise WorkFailed(f"node {node.name}: its monitor ended")
         before = time.process_time()
         if is_ready(node):
-            return
+            return True
         # Nothing can be waited on: there is no server to hold a watch until the API is up. On a
         # slow machine, what waits shall not take the time of what it waits for; a server that
         # begins to answer holds a question for seconds, which takes none.
         select.select([], [], [], max(0.1, 4 * (time.process_time() - before)))
-    raise WorkFailed(f"node {node.name} is not ready after {limit:.0f} s")
+    return False
 
 
 def await_answer(node: Node, limit: float, say: Say) -> None:

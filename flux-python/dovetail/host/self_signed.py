@@ -33,7 +33,7 @@ def openssl(*words: str, folder: Path, data: str = "") -> str:
     return done.stdout
 
 
-def alternative_names(hosts: list[str]) -> str:
+def alternative_names(hosts: Sequence[str]) -> str:
     """Hosts as openssl writes them: IP:… for addresses, DNS:… for names."""
     return ",".join(f"{'IP' if h.replace('.', '').isdigit() else 'DNS'}:{h}" for h in hosts)
 

@@ -32,20 +32,9 @@ _DNS = "dovetail-dns"
 
 def bindings() -> list[api_client.Object]:
     """Who may do what, besides what Kubernetes itself sets up."""
-
-    def binding(name: str, role: str, kind: str, subject: str) -> api_client.Object:
-        group = "rbac.authorization.k8s.io"
-        return {
-            "apiVersion": f"{group}/v1",
-            "kind": "ClusterRoleBinding",
-            "metadata": {"name": name},
-            "roleRef": {"apiGroup": group, "kind": "ClusterRole", "name": role},
-            "subjects": [{"apiGroup": group, "kind": kind, "name": subject}],
-        }
-
+    binding = api_client.binding
     return [
         binding("dovetail-kubelets", "system:kubelet-api-admin", "User", "dovetail-kubelet-client"),
-        binding(api_client.JOIN, api_client.JOIN, "Group", "system:bootstrappers"),
         binding(_DNS, _DNS, "User", _DNS),
         # What makes services' addresses work on other nodes has their kubelets' certificates.
         binding("dovetail-proxies", "system:node-proxier", "Group", "system:nodes"),
@@ -60,13 +49,6 @@ def names_reader() -> api_client.Object:
     return {"metadata": {"name": _DNS}, "rules": rules}
 
 
-def invited() -> api_client.Object:
-    """The role of who asks to be a node: the built-in one is there a second later."""
-    rule = {"apiGroups": ["certificates.k8s.io"], "resources": ["certificatesigningrequests"],
-            "verbs": ["create", "get", "list", "watch"]}  # fmt: skip
-    return {"metadata": {"name": api_client.JOIN}, "rules": [rule]}
-
-
 def prepare(
     client: api_client.Client, authority: str, node: Node, address: str, one_id: bool
 ) -> None:
@@ -75,17 +57,13 @@ def prepare(
     # made without the one or started without the other.
     account = {"metadata": {"name": "default"}}
     root = {"metadata": {"name": "kube-root-ca.crt"}, "data": {"ca.crt": authority}}
-    wanted = [(ROLES, invited()), *((BINDINGS, thing) for thing in bindings())]
+    wanted = [(BINDINGS, thing) for thing in bindings()]
     wanted += [(ACCOUNTS, account), (MAPS, root), (ROLES, names_reader())]
     wanted += [(local_volumes.CLASSES, local_volumes.storage_class())]
     wanted += resource_metrics.registration(address, node.ports["metrics"], authority)
     wanted += admission.policies(node.network, one_id)
     for path, thing in wanted:
-        try:
-            client.call("POST", path, thing)
-        except api_client.Refused as error:
-            if error.status != 409:
-                raise
+        client.make(path, thing)
 
 
 def main(record: str, ids: str) -> None:

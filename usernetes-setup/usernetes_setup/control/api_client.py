@@ -83,6 +83,14 @@ class Client:
         link.close()
         return json.loads(text) if text.startswith(("{", "[")) else text
 
+    def make(self, path: str, thing: Object) -> None:
+        """Make something, unless it is there."""
+        try:
+            self.call("POST", path, thing)
+        except Refused as error:
+            if error.status != 409:
+                raise
+
     def ready(self) -> bool:
         """Whether the API can be used.
 
@@ -93,12 +101,17 @@ class Client:
         except (OSError, Refused, http.client.HTTPException):
             return False
 
-    def watch(self, path: str, query: str = "") -> Iterator[tuple[str, Object]]:
-        """What is there (as ADDED) and then every change, until the server ends the stream."""
+    def watch(
+        self, path: str, query: str = "", patience: float | None = None
+    ) -> Iterator[tuple[str, Object]]:
+        """What is there (as ADDED) and then every change, until the server ends the stream.
+
+        OSError when nothing happens for `patience` seconds.
+        """
         # From version 0 on, that is from what the server has in mind: of a kind of which there
         # never was one it has no later version, and would refuse after 3 s to begin with a later.
         words = f"{path}?watch=1&resourceVersion=0&{query}"
-        link, answer = self._send("GET", words, None, None, "")
+        link, answer = self._send("GET", words, None, patience, "")
         try:
             for line in answer:
                 change = json.loads(line)
@@ -143,6 +156,18 @@ def skew(server: str, timeout: float = 3.0) -> float:
         raise ValueError(f"{date!r} is no date") from None
     # The header has whole seconds, so the answer was made within [theirs, theirs + 1).
     return max(0.0, before - (theirs + 1)) - max(0.0, theirs - after)
+
+
+def binding(name: str, role: str, kind: str, subject: str) -> Object:
+    """What gives a cluster role to a user or a group, its `kind`."""
+    group = "rbac.authorization.k8s.io"
+    return {
+        "apiVersion": f"{group}/v1",
+        "kind": "ClusterRoleBinding",
+        "metadata": {"name": name},
+        "roleRef": {"apiGroup": group, "kind": "ClusterRole", "name": role},
+        "subjects": [{"apiGroup": group, "kind": kind, "name": subject}],
+    }
 
 
 def condition(thing: Object, kind: str) -> str:

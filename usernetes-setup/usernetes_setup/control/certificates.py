@@ -11,6 +11,7 @@ from __future__ import annotations
 import base64
 import json
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 from dovetail.host.private_files import write_private
@@ -30,9 +31,12 @@ def public_key(folder: Path, name: str) -> None:
     openssl("ec", "-in", f"{name}.key", "-pubout", "-out", f"{name}.pub", folder=folder)
 
 
-def request(folder: Path, name: str, subject: str) -> str:
-    """A signing request for NAME.key, PEM."""
-    return openssl("req", "-new", "-key", f"{name}.key", "-subj", subject, folder=folder)
+def request(folder: Path, name: str, subject: str, hosts: Sequence[str] = ()) -> str:
+    """A signing request for NAME.key, PEM: for a server if it names hosts."""
+    more = ["req_extensions = what", "[what]", f"subjectAltName = {alternative_names(hosts)}"]
+    lines = ["[req]", "distinguished_name = who", *(more if hosts else []), "[who]", ""]
+    return openssl("req", "-new", "-key", f"{name}.key", "-subj", subject,
+                   "-config", "/dev/stdin", folder=folder, data="\n".join(lines))  # fmt: skip
 
 
 def authority(folder: Path, cluster: str) -> None:
@@ -77,16 +81,15 @@ def _sign(
 
 
 def kubeconfig(path: Path, server: str, authority: Path, user: dict[str, str]) -> None:
-    """Write a kubeconfig for one user: {"token": …}, {"crt": FILE, "key": FILE} or {"pem": FILE}.
+    """Write a kubeconfig for one user: {"crt": FILE, "key": FILE} or {"pem": FILE}.
 
     The last has both, is only named, and may be replaced by a later one.
     """
-    identity = {"token": user.get("token", "")}
-    if "crt" in user:
+    if "pem" in user:
+        identity = {"client-certificate": user["pem"], "client-key": user["pem"]}
+    else:
         identity = {"client-certificate-data": _encoded(Path(user["crt"])),
                     "client-key-data": _encoded(Path(user["key"]))}  # fmt: skip
-    elif "pem" in user:
-        identity = {"client-certificate": user["pem"], "client-key": user["pem"]}
     cluster = {"server": server, "certificate-authority-data": _encoded(authority)}
     content = {
         "apiVersion": "v1",

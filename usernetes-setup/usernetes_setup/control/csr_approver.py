@@ -26,7 +26,7 @@ from pathlib import Path
 from dovetail.core.errors import WorkFailed
 
 from usernetes_setup.control import api_client, certificates
-from usernetes_setup.control.api_client import NODES, REQUESTS, TOKENS
+from usernetes_setup.control.api_client import BINDINGS, JOIN, NODES, REQUESTS, ROLES, TOKENS
 
 CLIENT = "kubernetes.io/kube-apiserver-client-kubelet"
 SERVING = "kubernetes.io/kubelet-serving"
@@ -125,6 +125,14 @@ def _is_address(name: str) -> bool:
     except ValueError:
         return False
     return True
+
+
+def accept(client: api_client.Client) -> None:
+    """Let who is invited ask to be a node; the built-in role is there a second later."""
+    rule = {"apiGroups": ["certificates.k8s.io"], "resources": ["certificatesigningrequests"],
+            "verbs": ["create", "get", "list", "watch"]}  # fmt: skip
+    client.make(ROLES, {"metadata": {"name": JOIN}, "rules": [rule]})
+    client.make(BINDINGS, api_client.binding(JOIN, JOIN, "Group", "system:bootstrappers"))
 
 
 def invite(client: api_client.Client, node_name: str, seconds: int) -> str:

@@ -1,108 +1,129 @@
 # SPDX-License-Identifier: LGPL-3.0-or-later
-"""How a joined node gets its certificate, before its kubelet starts.
+"""How a joined node gets its certificates, before its kubelet starts.
 
-Started by the node's supervisor as a component that ends: `python3 -m usernetes_setup.node.joining
-NODE.json`. Inputs: the token of its invitation. Outputs: the kubelet's key and certificate, where
-the kubelet keeps them and renews them, and last the kubeconfig that names them. A kubelet can ask
-for the first one too, but begins all else beside that, is refused, and waits to ask again.
+Inputs: the join file, of which the token is for this node. Outputs: the kubelet's keys and
+certificates, as client and as server, where the kubelet keeps them and renews them, and last the
+kubeconfig that names the first, for which the supervisor waits. A kubelet can ask for its first
+ones too, but begins all else beside that, is refused, waits to ask again, and looks only once a
+second whether it knows its addresses.
 """
 
 from __future__ import annotations
 
 import base64
 import http.client
-import json
 import select
-import sys
 import tempfile
 import time
+from collections.abc import Mapping
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from dovetail.core.errors import WorkFailed
 from dovetail.host.private_files import write_private
 
 from usernetes_setup.control import api_client, certificates
-from usernetes_setup.control.api_client import REQUESTS
-from usernetes_setup.control.csr_approver import CLIENT
-from usernetes_setup.node.components import Command
-from usernetes_setup.node_record import Node, read
+from usernetes_setup.control.api_client import NODES, REQUESTS
+from usernetes_setup.control.csr_approver import CLIENT, SERVING
+from usernetes_setup.node import components
+from usernetes_setup.node_record import Node
 
 CURRENT = "kubelet/pki/kubelet-client-current.pem"
 """The kubelet's own name for its client certificate and key; a link, which it sets anew."""
-INVITATION = "bootstrap.conf"
-"""A kubeconfig with the token, which the monitor writes."""
+SERVED = "kubelet/pki/kubelet-server-current.pem"
+"""The same for those of its server; without them logs and exec are refused."""
 KUBECONFIG = "kubelet/kubeconfig"
 _AGAIN = 0.2  # seconds between two tries to reach the API server
 
 
-def join(node: Node) -> None:
-    """Ask for the certificate, wait for it and write it. WorkFailed if it is refused."""
-    folder = node.folder / "kubelet/pki"
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    invitation = json.loads((node.folder / INVITATION).read_text())
-    server = invitation["clusters"][0]["cluster"]["server"]
-    token = invitation["users"][0]["user"]["token"]
-    client = api_client.Client(server, (node.folder / "ca.crt").read_text(), None, token)
-    with tempfile.TemporaryDirectory(prefix=".asked-", dir=folder) as made:
+def join(node: Node, content: Mapping[str, str], limit: float) -> None:
+    """Ask for the certificates, wait for each so many seconds at most, and write them.
+
+    Raises WorkFailed if one is refused, or does not come.
+    """
+    server, address = node.server, node.address
+    if node.network == "bridge":  # inside, they are others
+        server = f"https://{components.CONTROL}:{urlsplit(server).port}"
+        address = components.address(node.place)
+    try:
+        for folder in ("kubelet", "kubelet/pki"):
+            (node.folder / folder).mkdir(mode=0o700, exist_ok=True)  # the node may have ended
+        client = api_client.Client(node.server, content["authority"], None, content["token"])
+        _certify(node, CURRENT, client, CLIENT, [], limit)
+        client = api_client.Client(node.server, content["authority"], node.folder / CURRENT)
+        if _register(node, client, address):
+            hosts = sorted({node.name, address})
+            _certify(node, SERVED, client, SERVING, hosts, limit)
+        own = {"pem": str(node.folder / CURRENT)}
+        certificates.kubeconfig(node.folder / KUBECONFIG, server, node.folder / "ca.crt", own)
+    except (OSError, http.client.HTTPException) as error:
+        raise WorkFailed(f"node {node.name}: has no certificate: {error}") from None
+
+
+def _register(node: Node, client: api_client.Client, address: str) -> bool:
+    """Tell the API of the node, as its kubelet will: who signs for it wants to know its address.
+
+    False where it knows one of that name, whose address may be another's: the kubelet tells it.
+    """
+    addresses = [{"type": "InternalIP", "address": address},
+                 {"type": "Hostname", "address": node.name}]  # fmt: skip
+    known = {"metadata": {"name": node.name}, "status": {"addresses": addresses}}
+    try:
+        client.call("POST", NODES, known)
+    except api_client.Refused as error:
+        if error.status != 409:
+            raise WorkFailed(f"the cluster refuses the node: {error}") from None
+        return False
+    return True
+
+
+def _certify(
+    node: Node, link: str, client: api_client.Client, signer: str, hosts: list[str], limit: float
+) -> None:
+    """Get a certificate, and write it with its key where the link then leads to."""
+    current = node.folder / link
+    with tempfile.TemporaryDirectory(prefix=".asks-", dir=current.parent) as made:
         certificates.key(Path(made), "it")
         subject = f"/O=system:nodes/CN=system:node:{node.name}"
-        asked = certificates.request(Path(made), "it", subject)
+        asked = certificates.request(Path(made), "it", subject, hosts)
         key = Path(made, "it.key").read_text()
-    certificate = _asked(client, asked)
-    target = folder / time.strftime("kubelet-client-%Y-%m-%d-%H-%M-%S.pem")
+    usages = ["digital signature", "server auth" if signer == SERVING else "client auth"]
+    certificate = _asked(client, asked, signer, usages, limit)
+    kind = current.name[: -len("current.pem")]
+    target = current.with_name(time.strftime(f"{kind}%Y-%m-%d-%H-%M-%S.pem"))
     write_private(target, certificate + key)
-    current = node.folder / CURRENT
-    current.unlink(missing_ok=True)
     current.symlink_to(target.name)
-    own = {"pem": str(current)}
-    certificates.kubeconfig(node.folder / KUBECONFIG, server, node.folder / "ca.crt", own)
 
 
-def command(node: Node) -> Command:
-    """This, as a component."""
-    words = [sys.executable, "-m", __name__, str(node.folder / "node.json")]
-    return Command("joining", words, lambda: True, once=True)
-
-
-def _asked(client: api_client.Client, asked: str) -> str:
-    """The certificate for a signing request, both PEM; the server is waited for."""
+def _asked(
+    client: api_client.Client, asked: str, signer: str, usages: list[str], limit: float
+) -> str:
+    """The certificate for a signing request, both PEM; a server that does not answer may yet."""
     request = {
         "apiVersion": "certificates.k8s.io/v1",
         "kind": "CertificateSigningRequest",
         "metadata": {"generateName": "node-csr-"},
         "spec": {
             "request": base64.b64encode(asked.encode()).decode(),
-            "signerName": CLIENT,
-            "usages": ["digital signature", "client auth"],
+            "signerName": signer,
+            "usages": usages,
         },
     }
-    name = ""
-    while True:
+    name, trouble, deadline = "", "it decides on no node", time.monotonic() + limit
+    while (left := deadline - time.monotonic()) > 0.0:
         try:
-            name = name or client.call("POST", REQUESTS, request)["metadata"]["name"]
-            for _, found in client.watch(REQUESTS, f"fieldSelector=metadata.name={name}"):
+            name = name or client.call("POST", REQUESTS, request, left)["metadata"]["name"]
+            left = deadline - time.monotonic()
+            for _, found in client.watch(REQUESTS, f"fieldSelector=metadata.name={name}", left):
                 status = found.get("status", {})
                 if "certificate" in status:
                     return base64.b64decode(status["certificate"]).decode()
                 for one in status.get("conditions", []):
                     if one["type"] in ("Denied", "Failed"):
                         raise WorkFailed(f"the cluster refuses the node: {one['message']}")
-        except (OSError, http.client.HTTPException):
+        except (OSError, http.client.HTTPException) as error:
+            trouble = str(error)
             select.select([], [], [], _AGAIN)
         except api_client.Refused as error:
             raise WorkFailed(f"the cluster refuses the node: {error}") from None
-
-
-def main(record: str) -> None:
-    """Join, unless that is done."""
-    node = read(Path(record))
-    if (node.folder / KUBECONFIG).exists():
-        return
-    try:
-        join(node)
-    except WorkFailed as error:
-        sys.exit(f"join: {error}")
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])
+    raise WorkFailed(f"the node has no certificate after {limit:.0f} s: {trouble}")

@@ -23,7 +23,6 @@ import traceback
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from urllib.parse import urlsplit
 
 from dovetail.host import processes
 from dovetail.host.install_paths import package_environment
@@ -41,7 +40,6 @@ from usernetes_setup.node import (
     removal,
     supervisor,
 )
-from usernetes_setup.node.joining import INVITATION
 from usernetes_setup.node_record import (
     Node,
     cluster_folder,
@@ -142,17 +140,12 @@ def founding(node: Node) -> None:
 
 
 def joining(node: Node) -> None:
-    """What a worker has instead: the authority, and the token from the join file."""
+    """What a worker has instead: the authority from the join file."""
     content = json.loads(node.joined)
-    node.joined = "yes"  # the token is used once and not kept in the record
+    node.joined = "yes"  # the token is used once, by the verb, and not kept in the record
     write_private(node.folder / "ca.crt", content["authority"])
-    server = content["server"]
     if node.network == "bridge":
         carrier.join(node, content["carrier"])
-        server = f"https://{components.CONTROL}:{urlsplit(server).port}"
-    user = {"token": content["token"]}
-    invitation = node.folder / INVITATION
-    certificates.kubeconfig(invitation, server, node.folder / "ca.crt", user)
 
 
 def launch(

@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import enum
 import errno
+import http.client
 import os
 import resource
 import select
@@ -28,7 +29,7 @@ from dovetail.core.errors import BadInput
 from dovetail.host import processes, way_out
 
 from usernetes_setup.build import programs as build
-from usernetes_setup.control import api_client
+from usernetes_setup.control import api_client, csr_approver
 from usernetes_setup.node import (
     bridge_network,
     cgroups,
@@ -218,7 +219,6 @@ def commands(
     if not node.control:
         admitted = (node.folder / joining.KUBECONFIG).exists
         return [
-            joining.command(node),
             container_runtime.containerd(node, ids),
             container_runtime.images(node),
             components.kubelet(
@@ -230,7 +230,7 @@ def commands(
     pki = cluster_folder(node.cluster) / "pki"
     server = f"https://{node.address}:{node.ports['server']}"
     admin = api_client.Client(server, (pki / "ca.crt").read_text(), pki / "admin.crt")
-    up = Latch(admin.ready)
+    up = Latch(lambda: begins(admin))
     record = str(node.folder / "node.json")
     control = [sys.executable, "-m", "usernetes_setup.control", record, ids.value]
     return [
@@ -243,6 +243,20 @@ def commands(
         components.Command("control", control, up),
         *(bridge_network.commands(node, sockets, tunnel, up) if sockets else []),
     ]
+
+
+def begins(admin: api_client.Client) -> bool:
+    """Whether the API server of a control node can be used, which then takes nodes at once.
+
+    `usernetes_setup.control` grants all else, when it has started.
+    """
+    try:
+        if admin.ready():
+            csr_approver.accept(admin)
+            return True
+    except (OSError, http.client.HTTPException, api_client.Refused):
+        pass
+    return False
 
 
 class Latch:
