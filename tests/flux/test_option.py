@@ -247,6 +247,22 @@ def test_without_a_build_kubectl_is_the_one_on_the_path(monkeypatch, tmp_path, c
     assert started == [(f"{tmp_path}/kubectl", ["kubectl", "get", "nodes"])]
 
 
+@pytest.mark.parametrize(
+    "server", ['"server": "https://10.0.0.7:6443"', "server: https://10.0.0.7:6443\n  name: x"]
+)
+def test_no_proxy_leads_kubectl_to_our_own_cluster(monkeypatch, tmp_path, server):
+    """As at most sites, where https_proxy is set for all that is outside."""
+    (tmp_path / "kubectl").touch(0o755)
+    monkeypatch.setattr(programs, "built", lambda: None)
+    monkeypatch.setattr(command.client, "call", lambda topic: {"kubeconfig": server})
+    monkeypatch.setattr(os, "execv", lambda *words: None)
+    for name, value in {"KUBECONFIG": "", "PATH": str(tmp_path), "no_proxy": ".site"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("NO_PROXY", "")
+    command.main(["kubectl", "get", "nodes"])
+    assert os.environ["NO_PROXY"] == ".site,10.0.0.7"
+
+
 def test_logs_says_in_plain_words_what_is_not_there_yet(monkeypatch, capsys):
     waits = {"number": 7, "job": 99, "state": "submitted"}
     status = {"slices": [waits, {**waits, "number": 8, "job": 0}], "runs": []}

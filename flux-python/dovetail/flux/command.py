@@ -12,11 +12,13 @@ import argparse
 import contextlib
 import json
 import os
+import re
 import shutil
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from dovetail.core.errors import BadInput, WorkFailed
 from dovetail.flux import client, format, load, plan_runner
@@ -243,8 +245,18 @@ def do_kubectl(args: argparse.Namespace) -> int:
         memory = os.memfd_create("kubeconfig", 0)
         os.write(memory, content.encode())
         os.environ["KUBECONFIG"] = f"/proc/self/fd/{memory}"
+        without_proxy(content)
     sys.stdout.flush()
     os.execv(program, ["kubectl", *args.words])
+
+
+def without_proxy(kubeconfig: str) -> None:
+    """Have kubectl reach our own cluster by no proxy, as everything else here does."""
+    server = re.search(r'server"?: *"?(https://[^"\s]+)', kubeconfig)
+    if server:
+        known = os.environ.get("NO_PROXY") or os.environ.get("no_proxy")
+        hosts = (known, urlsplit(server[1]).hostname)
+        os.environ["NO_PROXY"] = ",".join(host for host in hosts if host)
 
 
 def do_url(args: argparse.Namespace) -> int:
