@@ -18,6 +18,7 @@ from pathlib import Path
 import pytest
 from dovetail.core.errors import WorkFailed
 from support.clusters import eventually, record
+from usernetes_setup import cluster
 from usernetes_setup.control import api_client, certificates, csr_approver
 from usernetes_setup.control.csr_approver import CLIENT, SERVING
 
@@ -299,6 +300,21 @@ def test_an_invitation_was_used_once_its_node_has_a_certificate(user, status, us
             return {"items": [{"spec": {"username": user}, "status": status}]}
 
     assert csr_approver.used(Answers(), "abcdef.0123456789abcdef") is used
+
+
+@pytest.mark.unit
+def test_an_invitation_is_given_once_the_server_knows_it():
+    """A real one hears of it within milliseconds, if it is not busy."""
+    answers = [api_client.Refused(401, "no"), api_client.Refused(403, "no"), {"items": []}]
+
+    class Guest:
+        def call(self, method, path):
+            if isinstance(answers[0], Exception):
+                raise answers.pop(0)
+            return answers.pop(0)
+
+    cluster.await_known(Guest(), "abcdef.0123456789abcdef")
+    assert not answers
 
 
 @pytest.mark.unit

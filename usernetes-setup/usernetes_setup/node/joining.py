@@ -34,6 +34,7 @@ SERVED = "kubelet/pki/kubelet-server-current.pem"
 """The same for those of its server; without them logs and exec are refused."""
 KUBECONFIG = "kubelet/kubeconfig"
 _AGAIN = 0.2  # seconds between two tries to reach the API server
+NEW = 10.0  # seconds that one may take to know of an invitation, and of what that may
 
 
 def join(node: Node, content: Mapping[str, str], limit: float) -> None:
@@ -109,7 +110,8 @@ def _asked(
             "usages": usages,
         },
     }
-    name, trouble, deadline = "", "it decides on no node", time.monotonic() + limit
+    begun = time.monotonic()
+    name, trouble, deadline = "", "it decides on no node", begun + limit
     while (left := deadline - time.monotonic()) > 0.0:
         try:
             name = name or client.call("POST", REQUESTS, request, left)["metadata"]["name"]
@@ -121,9 +123,9 @@ def _asked(
                 for one in status.get("conditions", []):
                     if one["type"] in ("Denied", "Failed"):
                         raise WorkFailed(f"the cluster refuses the node: {one['message']}")
-        except (OSError, http.client.HTTPException) as error:
+        except (OSError, http.client.HTTPException, api_client.Refused) as error:
             trouble = str(error)
+            if isinstance(error, api_client.Refused) and time.monotonic() > begun + NEW:
+                raise WorkFailed(f"the cluster refuses the node: {error}") from None
             select.select([], [], [], _AGAIN)
-        except api_client.Refused as error:
-            raise WorkFailed(f"the cluster refuses the node: {error}") from None
     raise WorkFailed(f"the node has no certificate after {limit:.0f} s: {trouble}")
