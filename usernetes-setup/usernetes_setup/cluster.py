@@ -328,7 +328,7 @@ def wait_ready(
     deadline = time.monotonic() + limit
     with Progress(say if sys.stderr.isatty() else lambda _: None, what):
         if invitation:
-            joining.join(node, invitation, limit)
+            joining.join(node, invitation, deadline)
         if not _until_ready(node, handle, deadline):
             raise WorkFailed(f"node {node.name} is not ready after {limit:.0f} s")
 

@@ -11,6 +11,7 @@ second whether it knows its addresses.
 from __future__ import annotations
 
 import base64
+import contextlib
 import http.client
 import select
 import tempfile
@@ -37,8 +38,8 @@ _AGAIN = 0.2  # seconds between two tries to reach the API server
 NEW = 10.0  # seconds that one may take to know of an invitation, and of what that may
 
 
-def join(node: Node, content: Mapping[str, str], limit: float) -> None:
-    """Ask for the certificates, wait for each so many seconds at most, and write them.
+def join(node: Node, content: Mapping[str, str], deadline: float) -> None:
+    """Ask for the certificates, wait for them until then at most, CLOCK_MONOTONIC, and write them.
 
     Raises WorkFailed if one is refused, or does not come.
     """
@@ -50,11 +51,11 @@ def join(node: Node, content: Mapping[str, str], limit: float) -> None:
         for folder in ("kubelet", "kubelet/pki"):
             (node.folder / folder).mkdir(mode=0o700, exist_ok=True)  # the node may have ended
         client = api_client.Client(node.server, content["authority"], None, content["token"])
-        _certify(node, CURRENT, client, CLIENT, [], limit)
+        _certify(node, CURRENT, client, CLIENT, [], deadline)
         client = api_client.Client(node.server, content["authority"], node.folder / CURRENT)
         if _register(node, client, address):
             hosts = sorted({node.name, address})
-            _certify(node, SERVED, client, SERVING, hosts, limit)
+            _certify(node, SERVED, client, SERVING, hosts, deadline)
         own = {"pem": str(node.folder / CURRENT)}
         certificates.kubeconfig(node.folder / KUBECONFIG, server, node.folder / "ca.crt", own)
     except (OSError, http.client.HTTPException) as error:
@@ -64,22 +65,20 @@ def join(node: Node, content: Mapping[str, str], limit: float) -> None:
 def _register(node: Node, client: api_client.Client, address: str) -> bool:
     """Tell the API of the node, as its kubelet will: who signs for it wants to know its address.
 
-    False where it knows one of that name, whose address may be another's: the kubelet tells it.
+    False where that fails, or it knows one of that name, whose address may be another's: then the
+    kubelet sees to it.
     """
     addresses = [{"type": "InternalIP", "address": address},
                  {"type": "Hostname", "address": node.name}]  # fmt: skip
     known = {"metadata": {"name": node.name}, "status": {"addresses": addresses}}
-    try:
+    with contextlib.suppress(OSError, http.client.HTTPException, api_client.Refused):
         client.call("POST", NODES, known)
-    except api_client.Refused as error:
-        if error.status != 409:
-            raise WorkFailed(f"the cluster refuses the node: {error}") from None
-        return False
-    return True
+        return True
+    return False
 
 
 def _certify(
-    node: Node, link: str, client: api_client.Client, signer: str, hosts: list[str], limit: float
+    node: Node, link: str, client: api_client.Client, signer: str, hosts: list[str], deadline: float
 ) -> None:
     """Get a certificate, and write it with its key where the link then leads to."""
     current = node.folder / link
@@ -89,7 +88,7 @@ def _certify(
         asked = certificates.request(Path(made), "it", subject, hosts)
         key = Path(made, "it.key").read_text()
     usages = ["digital signature", "server auth" if signer == SERVING else "client auth"]
-    certificate = _asked(client, asked, signer, usages, limit)
+    certificate = _asked(client, asked, signer, usages, deadline)
     kind = current.name[: -len("current.pem")]
     target = current.with_name(time.strftime(f"{kind}%Y-%m-%d-%H-%M-%S.pem"))
     write_private(target, certificate + key)
@@ -97,7 +96,7 @@ def _certify(
 
 
 def _asked(
-    client: api_client.Client, asked: str, signer: str, usages: list[str], limit: float
+    client: api_client.Client, asked: str, signer: str, usages: list[str], deadline: float
 ) -> str:
     """The certificate for a signing request, both PEM; a server that does not answer may yet."""
     request = {
@@ -110,12 +109,10 @@ def _asked(
             "usages": usages,
         },
     }
-    begun = time.monotonic()
-    name, trouble, deadline = "", "it decides on no node", begun + limit
+    name, trouble, begun = "", "it decides on no node", time.monotonic()
     while (left := deadline - time.monotonic()) > 0.0:
         try:
             name = name or client.call("POST", REQUESTS, request, left)["metadata"]["name"]
-            left = deadline - time.monotonic()
             for _, found in client.watch(REQUESTS, f"fieldSelector=metadata.name={name}", left):
                 status = found.get("status", {})
                 if "certificate" in status:
@@ -128,4 +125,4 @@ def _asked(
             if isinstance(error, api_client.Refused) and time.monotonic() > begun + NEW:
                 raise WorkFailed(f"the cluster refuses the node: {error}") from None
             select.select([], [], [], _AGAIN)
-    raise WorkFailed(f"the node has no certificate after {limit:.0f} s: {trouble}")
+    raise WorkFailed(f"the cluster gives the node no certificate in time: {trouble}")
