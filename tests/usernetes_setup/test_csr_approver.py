@@ -18,7 +18,6 @@ from pathlib import Path
 import pytest
 from dovetail.core.errors import WorkFailed
 from support.clusters import eventually, record
-from usernetes_setup import cluster
 from usernetes_setup.control import api_client, certificates, csr_approver
 from usernetes_setup.control.csr_approver import CLIENT, SERVING
 
@@ -313,7 +312,7 @@ def test_an_invitation_is_given_once_the_server_knows_it():
                 raise answers.pop(0)
             return answers.pop(0)
 
-    cluster.await_known(Guest(), "abcdef.0123456789abcdef")
+    csr_approver.await_known(Guest(), "abcdef.0123456789abcdef")
     assert not answers
 
 
@@ -334,7 +333,10 @@ def test_whoever_is_invited_may_ask_at_once():
 
 @pytest.mark.kube
 def test_a_node_joins_before_the_controller_manager_begins(any_machine):
-    """It waits until the API server calls itself healthy; who signs for nodes does not."""
+    """It waits until the API server calls itself healthy; who signs for nodes does not.
+
+    Nor who refuses them, as one that comes by another's invitation.
+    """
     machine = any_machine
     made = machine.up("--name", "one")
     invitation = machine.folder / "join.json"

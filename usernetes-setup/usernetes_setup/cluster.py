@@ -411,23 +411,13 @@ def invite(args: argparse.Namespace) -> dict[str, Any]:
             there = {one["metadata"]["name"] for one in api.call("GET", api_client.NODES)["items"]}
             carried = {"carrier": carrier.invite(control, node, args.valid, there)}
         token = csr_approver.invite(api, node, args.valid)
-        await_known(api_client.Client(control.server, authority, None, token), token)
+        csr_approver.await_known(api_client.Client(control.server, authority, None, token), token)
     except (OSError, api_client.Refused, http.client.HTTPException) as error:
         raise WorkFailed(f"cluster {args.name}: does not answer: {error}; try again") from None
     content = {"cluster": args.name, "node": node, "server": control.server,
                "authority": authority, "token": token, **carried}  # fmt: skip
     write_private(Path(args.invite), json.dumps(content, indent=1) + "\n")
     return {"file": args.invite, "node": node}
-
-
-def await_known(guest: api_client.Client, token: str) -> None:
-    """Wait until the API server lets an invitation in, for 10 s at most: it hears of it later."""
-    deadline = time.monotonic() + joining.NEW
-    while time.monotonic() < deadline:
-        with contextlib.suppress(api_client.Refused):
-            csr_approver.used(guest, token)
-            return
-        select.select([], [], [], 0.05)
 
 
 def status(name: str) -> list[dict[str, Any]]:

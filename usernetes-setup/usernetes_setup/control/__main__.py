@@ -3,8 +3,8 @@
 
 Started by the node's supervisor as a component, once the API answers: `python3 -m
 usernetes_setup.control NODE.json IDS`, the second as in `node.namespaces.Ids`. First it grants the
-access that nodes need. Invariant: when any loop fails, whatever it is, the process ends, and the
-supervisor starts it again.
+access that nodes need, but for what those that join need to ask. Invariant: when any loop fails,
+whatever it is, the process ends, and the supervisor starts it again.
 """
 
 from __future__ import annotations

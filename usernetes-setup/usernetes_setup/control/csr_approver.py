@@ -18,6 +18,7 @@ import ipaddress
 import json
 import re
 import secrets
+import select
 import subprocess
 import time
 from dataclasses import dataclass
@@ -30,6 +31,10 @@ from usernetes_setup.control.api_client import BINDINGS, JOIN, NODES, REQUESTS, 
 
 CLIENT = "kubernetes.io/kube-apiserver-client-kubelet"
 SERVING = "kubernetes.io/kubelet-serving"
+
+HEARD = 10.0
+"""Seconds after which an API server has heard of a token, and of what that may do."""
+_AGAIN = 0.05  # seconds between two looks whether it has
 
 READER = "describe-request"
 """The program that reads a request; in the build, whose programs come first on our PATH."""
@@ -162,6 +167,19 @@ def used(client: api_client.Client, token: str) -> bool:
         one["spec"]["username"] == user and one.get("status", {}).get("certificate")
         for one in asked
     )
+
+
+def await_known(client: api_client.Client, token: str) -> None:
+    """Wait until the API server lets a new token in, whose own client this is.
+
+    Gives up after a while: who asks by it waits as long again.
+    """
+    deadline = time.monotonic() + HEARD
+    while time.monotonic() < deadline:
+        with contextlib.suppress(api_client.Refused):
+            used(client, token)
+            return
+        select.select([], [], [], _AGAIN)
 
 
 def _invited(client: api_client.Client, user: str) -> str:

@@ -33,9 +33,6 @@ def pods(place: int) -> str:
 
 CONTROL = address(0)
 
-BEAT, PATIENCE = 20, 100
-"""Milliseconds: etcd waits for once or twice the second for others, before it elects itself."""
-
 STORE = (2 << 30) - 1
 """Bytes that etcd may store: for its usual 2 GiB it maps 10, which `ulimit -v` may forbid."""
 
@@ -79,13 +76,16 @@ def numbers(cpus: str) -> list[int]:
 
 
 def etcd(node: Node) -> Command:
-    """The store, on Unix sockets that only this user can reach; nothing else connects to it."""
+    """The store, on Unix sockets that only this user can reach; nothing else connects to it.
+
+    It waits for others once or twice its election timeout, usually a second, before it begins.
+    """
     client, peer = "unix://etcd:0", "unix://etcd-peer:0"  # names of files in its folder, run/
     words = ["etcd", "--name", "store", "--data-dir", str(node.folder / "etcd"),
              "--listen-client-urls", client, "--advertise-client-urls", client,
              "--listen-peer-urls", peer, "--initial-advertise-peer-urls", peer,
              "--initial-cluster", f"store={peer}",
-             f"--heartbeat-interval={BEAT}", f"--election-timeout={PATIENCE}",
+             "--heartbeat-interval=20", "--election-timeout=100",
              f"--quota-backend-bytes={STORE}",
              "--logger", "zap", "--log-level", "warn"]  # fmt: skip
     return Command("etcd", words, lambda: True, folder="run", sockets=("etcd:0", "etcd-peer:0"))

@@ -25,7 +25,7 @@ from dovetail.host.private_files import write_private
 
 from usernetes_setup.control import api_client, certificates
 from usernetes_setup.control.api_client import NODES, REQUESTS
-from usernetes_setup.control.csr_approver import CLIENT, SERVING
+from usernetes_setup.control.csr_approver import CLIENT, HEARD, SERVING
 from usernetes_setup.node import components
 from usernetes_setup.node_record import Node
 
@@ -35,7 +35,6 @@ SERVED = "kubelet/pki/kubelet-server-current.pem"
 """The same for those of its server; without them logs and exec are refused."""
 KUBECONFIG = "kubelet/kubeconfig"
 _AGAIN = 0.2  # seconds between two tries to reach the API server
-NEW = 10.0  # seconds that one may take to know of an invitation, and of what that may
 
 
 def join(node: Node, content: Mapping[str, str], deadline: float) -> None:
@@ -122,7 +121,7 @@ def _asked(
                         raise WorkFailed(f"the cluster refuses the node: {one['message']}")
         except (OSError, http.client.HTTPException, api_client.Refused) as error:
             trouble = str(error)
-            if isinstance(error, api_client.Refused) and time.monotonic() > begun + NEW:
+            if isinstance(error, api_client.Refused) and time.monotonic() > begun + HEARD:
                 raise WorkFailed(f"the cluster refuses the node: {error}") from None
             select.select([], [], [], _AGAIN)
     raise WorkFailed(f"the cluster gives the node no certificate in time: {trouble}")

@@ -230,7 +230,7 @@ def commands(
     pki = cluster_folder(node.cluster) / "pki"
     server = f"https://{node.address}:{node.ports['server']}"
     admin = api_client.Client(server, (pki / "ca.crt").read_text(), pki / "admin.crt")
-    up = Latch(lambda: begins(admin))
+    up = Latch(lambda: takes_nodes(admin))
     record = str(node.folder / "node.json")
     control = [sys.executable, "-m", "usernetes_setup.control", record, ids.value]
     return [
@@ -245,10 +245,10 @@ def commands(
     ]
 
 
-def begins(admin: api_client.Client) -> bool:
-    """Whether the API server of a control node can be used, which then takes nodes at once.
+def takes_nodes(admin: api_client.Client) -> bool:
+    """Whether the API can be used, and whoever is invited may ask to be a node.
 
-    `usernetes_setup.control` grants all else, when it has started.
+    That is granted here, as a node may be waiting; all else by `usernetes_setup.control`, later.
     """
     try:
         if admin.ready():
