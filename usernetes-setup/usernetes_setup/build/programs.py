@@ -40,7 +40,7 @@ KUBERNETES = ("kube-apiserver", "kube-controller-manager", "kube-proxy", "kube-s
               "kubectl", "kubelet")  # fmt: skip
 PROGRAMS = ("carry-packets", "coredns", "describe-request", "offer-devices")
 """CoreDNS, and small ones of ours, each with a `main.go`."""
-SOURCES = ("kube/go.mod", "kube/go.sum", "kube/main.go", "kube/pause.c",
+SOURCES = ("kube/go.mod", "kube/go.sum", "kube/api_server.go", "kube/main.go", "kube/pause.c",
            *(f"kube/{name}/main.go" for name in PROGRAMS))  # fmt: skip
 FORGOTTEN = 86400.0
 """Seconds after which a draft is nobody's any more."""
