@@ -7,22 +7,20 @@ package main
 
 import (
 	"net/http"
-	"strings"
 	"sync"
 
+	"github.com/emicklei/go-restful/v3"
 	"github.com/spf13/cobra"
-	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/util/errors"
-	"k8s.io/apiserver/pkg/authentication/user"
-	"k8s.io/apiserver/pkg/endpoints/request"
+	"k8s.io/apiserver/pkg/endpoints/handlers/responsewriters"
 	"k8s.io/apiserver/pkg/server"
 	"k8s.io/apiserver/pkg/server/mux"
 	"k8s.io/apiserver/pkg/server/routes"
-	admission "k8s.io/client-go/listers/admissionregistration/v1"
 	"k8s.io/client-go/rest"
 	"k8s.io/component-base/compatibility"
 	logs "k8s.io/component-base/logs/api/v1"
 	"k8s.io/component-base/version/verflag"
+	"k8s.io/kube-openapi/pkg/handler3"
 	"k8s.io/kubernetes/cmd/kube-apiserver/app"
 	"k8s.io/kubernetes/cmd/kube-apiserver/app/options"
 )
@@ -66,7 +64,8 @@ func serve(wishes *options.ServerRunOptions) error {
 	if err != nil {
 		return err
 	}
-	descriptions := describeOnDemand(config)
+	own := config.KubeAPIs.ControlPlane.Generic
+	own.SkipOpenAPIInstallation = true
 	completed, err := config.Complete()
 	if err != nil {
 		return err
@@ -75,7 +74,8 @@ func serve(wishes *options.ServerRunOptions) error {
 	if err != nil {
 		return err
 	}
-	descriptions.install(chain.GenericAPIServer.NextDelegate().(*server.GenericAPIServer))
+	describe(chain.GenericAPIServer.NextDelegate().(*server.GenericAPIServer),
+		routes.OpenAPI{Config: own.OpenAPIConfig, V3Config: own.OpenAPIV3Config})
 	prepared, err := chain.PrepareRun()
 	if err != nil {
 		return err
@@ -83,94 +83,36 @@ func serve(wishes *options.ServerRunOptions) error {
 	return prepared.Run(stopped)
 }
 
-// onDemand serves what describes the API server's own types, under /openapi.
-//
-// Clients ask the first server of the chain, which gathers it from those behind. Of version 3 it
-// looks every second what there is, from the start, and would so ask for all of it. The server
-// also asks itself, every five seconds, and reads the answer if there are policies that change
-// what is admitted.
-type onDemand struct {
-	routes.OpenAPI
-	server        *server.GenericAPIServer
-	policies      admission.MutatingAdmissionPolicyLister
-	made          *mux.PathRecorderMux
-	second, third func()        // make a version, the first time
-	wanted, known chan struct{} // closed once the third is made, and once the first server knows
-	tell          func()        // closes the latter
-}
-
-func describeOnDemand(config *app.Config) *onDemand {
-	own := config.KubeAPIs.ControlPlane
-	own.Generic.SkipOpenAPIInstallation = true
-	d := &onDemand{
-		OpenAPI: routes.OpenAPI{
-			Config: own.Generic.OpenAPIConfig, V3Config: own.Generic.OpenAPIV3Config,
-		},
-		policies: own.VersionedInformers.Admissionregistration().V1().MutatingAdmissionPolicies().Lister(),
-		made:     mux.NewPathRecorderMux("openapi"),
-		wanted:   make(chan struct{}),
-		known:    make(chan struct{}),
-	}
-	d.second = sync.OnceFunc(func() { d.InstallV2(d.server.Handler.GoRestfulContainer, d.made) })
-	d.third = sync.OnceFunc(func() {
-		d.InstallV3(d.server.Handler.GoRestfulContainer, d.made)
-		close(d.wanted)
+// describe serves what describes the server's own types, under /openapi, to the first server of the
+// chain, which gathers it from those behind it: version 2 when a client asks. Of version 3 it asks
+// every second which groups there are, and the server itself asks every five, so that the list
+// must cost nothing; it is without the digests that it usually has of what it lists.
+func describe(own *server.GenericAPIServer, documents routes.OpenAPI) {
+	container, paths := own.Handler.GoRestfulContainer, own.Handler.NonGoRestfulMux
+	whole := sync.OnceValue(func() http.Handler {
+		made := mux.NewPathRecorderMux("openapi")
+		documents.InstallV2(container, made)
+		return made
 	})
-	d.tell = sync.OnceFunc(func() { close(d.known) })
-	first := config.Aggregator.GenericConfig
-	chained := first.BuildHandlerChainFunc
-	first.BuildHandlerChainFunc = func(handler http.Handler, config *server.Config) http.Handler {
-		return chained(d.await(handler), config)
-	}
-	return d
-}
-
-// await lets a question about version 3 wait until the first server knows the answer.
-func (d *onDemand) await(handler http.Handler) http.Handler {
-	return http.HandlerFunc(func(answer http.ResponseWriter, question *http.Request) {
-		if strings.HasPrefix(question.URL.Path, "/openapi/v3") && !d.idle(question) {
-			d.third()
-			select {
-			case <-d.known:
-			case <-question.Context().Done():
-			}
+	paths.HandleFunc("/openapi/v2", func(answer http.ResponseWriter, question *http.Request) {
+		whole().ServeHTTP(answer, question)
+	})
+	list := handler3.OpenAPIV3Discovery{Paths: map[string]handler3.OpenAPIV3DiscoveryGroupVersion{}}
+	for _, service := range container.RegisteredWebServices() {
+		path := "/openapi/v3" + service.RootPath()
+		group := sync.OnceValue(func() http.Handler {
+			alone, made := restful.NewContainer(), mux.NewPathRecorderMux("openapi")
+			documents.InstallV3(alone.Add(service), made)
+			return made
+		})
+		paths.HandleFunc(path, func(answer http.ResponseWriter, question *http.Request) {
+			group().ServeHTTP(answer, question)
+		})
+		list.Paths[service.RootPath()[1:]] = handler3.OpenAPIV3DiscoveryGroupVersion{
+			ServerRelativeURL: path,
 		}
-		handler.ServeHTTP(answer, question)
+	}
+	paths.HandleFunc("/openapi/v3", func(answer http.ResponseWriter, _ *http.Request) {
+		responsewriters.WriteRawJSON(http.StatusOK, list, answer)
 	})
-}
-
-// idle tells of a question that the server asks itself and whose answer it will not read.
-func (d *onDemand) idle(question *http.Request) bool {
-	who, found := request.UserFrom(question.Context())
-	if !found || who.GetName() != user.APIServerUser {
-		return false
-	}
-	policies, err := d.policies.List(labels.Everything())
-	return err == nil && len(policies) == 0
-}
-
-func (d *onDemand) install(server *server.GenericAPIServer) {
-	d.server = server
-	paths := server.Handler.NonGoRestfulMux
-	paths.Handle("/openapi/v2", http.HandlerFunc(d.whole))
-	paths.Handle("/openapi/v3", http.HandlerFunc(d.groups))
-	paths.HandlePrefix("/openapi/v3/", d.made)
-}
-
-// whole is version 2, which is gathered when a client asks, and not before.
-func (d *onDemand) whole(answer http.ResponseWriter, question *http.Request) {
-	d.second()
-	d.made.ServeHTTP(answer, question)
-}
-
-// groups lists what version 3 describes: nothing before a client has asked.
-func (d *onDemand) groups(answer http.ResponseWriter, question *http.Request) {
-	select {
-	case <-d.wanted:
-		d.made.ServeHTTP(answer, question)
-		d.tell()
-	default:
-		answer.Header().Set("Content-Type", "application/json")
-		answer.Write([]byte(`{"paths":{}}`))
-	}
 }
