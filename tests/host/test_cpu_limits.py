@@ -30,7 +30,9 @@ def limited():
         if file is None:
             pytest.skip("this kernel has no limits of CPU")
         file.write_text(FILES[file.name])
-        yield cgroups.Group(str(path), str(path) if top.weight == top.control else top.control)
+        made = cgroups.Group(str(path), str(path) if top.weight == top.control else top.control)
+        made.share_out()
+        yield made
     finally:
         path.rmdir()
 
