@@ -101,6 +101,24 @@ def test_a_slice_that_is_lost_is_replaced_unless_the_user_ended_it(how):
     assert play.state.phase == ("degraded" if replaced else "up")
 
 
+@pytest.mark.parametrize(
+    "said, numbers, wanted",
+    [
+        (("exec", "node failure on vm (rank 1)"), [0, 1, 2, 3], 2),
+        (("node-failure", "rank 1"), [0, 1, 2, 3], 2),
+        (("exec", "no such program"), [0, 1, 2], 1),
+    ],
+)
+def test_a_replacement_on_the_node_that_was_just_lost_is_replaced(said, numbers, wanted):
+    play = Play().begin().ready(0, 1)
+    play.do(play.state.drop({"agent1"}))
+    play.over(1, 9)
+    play.do(play.state.excepted(2, *said))
+    play.do(play.state.cleaned(2))
+    assert play.submits() == numbers
+    assert play.state.wanted == wanted
+
+
 def test_a_machine_that_nobody_cleaned_is_swept_before_its_cores_are_given_away():
     play = Play().begin().ready(0, 1).ask("wait-down", "epilog", slice=1)
     play.do(play.state.drop({"agent1"}))

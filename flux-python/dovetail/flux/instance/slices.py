@@ -120,6 +120,11 @@ class Slice:
         self.tally.changed.add(self.number)
         self.state = state
 
+    @property
+    def node_failed(self) -> bool:
+        """Whether Flux lost its node: the scheduler, told last, may just have given it out anew."""
+        return "node failure" in self.reason.replace("-", " ")
+
     # --- Its life ---
 
     def submitted(self, job: int) -> None:

@@ -238,7 +238,7 @@ class Instance:
         yield Log(self.lost[-1])
         if one.number == 0:
             yield from self.fail(f"the control slice ended: {reason}")
-        elif one.state.was_ready:
+        elif one.state.was_ready or (self.was_up and one.node_failed):
             yield self.add(self.last + 1)
         elif self.was_up:
             self.wanted = max(1, self.wanted - 1)
