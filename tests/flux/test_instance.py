@@ -102,7 +102,7 @@ def test_a_slice_that_is_lost_is_replaced_unless_the_user_ended_it(how):
 
 
 @pytest.mark.parametrize(
-    "said, numbers, wanted",
+    ("said", "numbers", "wanted"),
     [
         (("exec", "node failure on vm (rank 1)"), [0, 1, 2, 3], 2),
         (("node-failure", "rank 1"), [0, 1, 2, 3], 2),
