@@ -10,8 +10,8 @@ from support.clusters import eventually
 
 pytestmark = pytest.mark.kube
 
-POLICIES = "admissionregistration.k8s.io/v1"
-LABELLED = """Object{metadata: Object.metadata{labels: {"seen": "yes"}}}"""
+VERSION = "admissionregistration.k8s.io/v1"
+LABELLED = 'Object{metadata: Object.metadata{labels: {"seen": "yes"}}}'
 LONGEST = 30.0
 """Seconds: the server looks every five whether there are policies to read descriptions for."""
 
@@ -42,16 +42,16 @@ def test_a_policy_that_changes_what_is_admitted_works_although_nobody_has_asked(
     rules = [{"apiGroups": [""], "apiVersions": ["v1"], "operations": ["CREATE"],
               "resources": ["configmaps"]}]  # fmt: skip
     policy = {
-        "apiVersion": POLICIES, "kind": "MutatingAdmissionPolicy", "metadata": {"name": "label"},
+        "apiVersion": VERSION, "kind": "MutatingAdmissionPolicy", "metadata": {"name": "label"},
         "spec": {"matchConstraints": {"resourceRules": rules}, "failurePolicy": "Ignore",
                  "reinvocationPolicy": "Never",
                  "mutations": [{"patchType": "ApplyConfiguration",
                                 "applyConfiguration": {"expression": LABELLED}}]},
     }  # fmt: skip
-    bound = {"apiVersion": POLICIES, "kind": "MutatingAdmissionPolicyBinding",
+    bound = {"apiVersion": VERSION, "kind": "MutatingAdmissionPolicyBinding",
              "metadata": {"name": "label"}, "spec": {"policyName": "label"}}  # fmt: skip
-    post(any_machine, made, f"/apis/{POLICIES}/mutatingadmissionpolicies", policy)
-    post(any_machine, made, f"/apis/{POLICIES}/mutatingadmissionpolicybindings", bound)
+    post(any_machine, made, f"/apis/{VERSION}/mutatingadmissionpolicies", policy)
+    post(any_machine, made, f"/apis/{VERSION}/mutatingadmissionpolicybindings", bound)
     path = "/api/v1/namespaces/default/configmaps"
 
     def labelled() -> bool:

@@ -83,10 +83,10 @@ func serve(wishes *options.ServerRunOptions) error {
 	return prepared.Run(stopped)
 }
 
-// describe serves what describes the server's own types, under /openapi, to the first server of the
-// chain, which gathers it from those behind it: version 2 when a client asks. Of version 3 it asks
-// every second which groups there are, and the server itself asks every five, so that the list
-// must cost nothing; it is without the digests that it usually has of what it lists.
+// describe lets a server say what its own types are, under /openapi. The first server of the chain
+// gathers that from those behind it for clients: of version 2 when one asks. Of version 3 it looks
+// every second which groups there are, and the API server asks itself every five, for policies; so
+// the list must cost nothing, and is without the digests of what it lists that are usual.
 func describe(own *server.GenericAPIServer, documents routes.OpenAPI) {
 	container, paths := own.Handler.GoRestfulContainer, own.Handler.NonGoRestfulMux
 	whole := sync.OnceValue(func() http.Handler {
