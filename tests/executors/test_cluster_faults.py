@@ -20,8 +20,7 @@ from support.clusters import eventually, record
 from support.faulty_proxy import FAULTS, Proxy
 
 pytestmark = pytest.mark.kube
-PARTS = ("kubelet", "containerd", "kube-apiserver", "kube-scheduler", "etcd",
-         "kube-controller-manager")  # fmt: skip
+PARTS = ("kubelet", "containerd", "kube-apiserver", "etcd", "kube-controller-manager")
 
 
 def check_log(site, out):

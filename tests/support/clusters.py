@@ -34,8 +34,8 @@ USER, STRANGER = 200_000 + os.getpid(), 10_000_000 + os.getpid()
 LIMIT = 120  # seconds that anything may take on a slow machine under load
 DOWN = 30  # seconds for `down`, which promises 10: so much only if it waits for what hangs
 ROOT = os.getuid() == 0
-COMPONENTS = ("etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler",
-              "containerd", "kubelet", "control")  # fmt: skip
+COMPONENTS = ("etcd", "kube-apiserver", "kube-controller-manager", "containerd",
+              "kubelet", "control")  # fmt: skip
 
 
 TRIED = set()

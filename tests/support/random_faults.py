@@ -31,7 +31,7 @@ KUBECONFIG = f"/tmp/dovetail-kube-{hosts.ALICE}/default/kubeconfig"
 FULL = ("/tmp", "/home", "/dev/shm")
 # Processes that are killed: ours in pods, or programs.
 PARTS = ("agent", "entrypoint", "kubelet", "containerd", "busy")
-CONTROL_PARTS = (*PARTS, "etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler")
+CONTROL_PARTS = (*PARTS, "etcd", "kube-apiserver", "kube-controller-manager")
 WITNESS = r"""#!/bin/sh
 # witness NAME COMMAND...: a rank of a simulation; says when it begins, and when it ends well.
 name=$1 rank=${OMPI_COMM_WORLD_RANK:-0} token=$(cat token) || exit

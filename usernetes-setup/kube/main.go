@@ -21,17 +21,14 @@ import (
 	_ "k8s.io/component-base/metrics/prometheus/version"
 	kubectl "k8s.io/kubectl/pkg/cmd"
 	"k8s.io/kubectl/pkg/cmd/util"
-	manager "k8s.io/kubernetes/cmd/kube-controller-manager/app"
 	proxy "k8s.io/kubernetes/cmd/kube-proxy/app"
-	scheduler "k8s.io/kubernetes/cmd/kube-scheduler/app"
 	kubelet "k8s.io/kubernetes/cmd/kubelet/app"
 )
 
 var components = map[string]func() *cobra.Command{
 	"kube-apiserver":          apiServer,
-	"kube-controller-manager": manager.NewControllerManagerCommand,
+	"kube-controller-manager": controllers,
 	"kube-proxy":              proxy.NewProxyCommand,
-	"kube-scheduler":          func() *cobra.Command { return scheduler.NewSchedulerCommand() },
 	"kubectl":                 kubectl.NewDefaultKubectlCommand,
 	"kubelet":                 func() *cobra.Command { return kubelet.NewKubeletCommand(context.Background()) },
 }
@@ -44,7 +41,7 @@ func main() {
 	}
 	if component == nil {
 		fmt.Fprintln(os.Stderr, "kube: call it as a component, or name one: kubelet, kubectl, "+
-			"kube-apiserver, kube-controller-manager, kube-proxy, kube-scheduler")
+			"kube-apiserver, kube-controller-manager, kube-proxy")
 		os.Exit(2)
 	}
 	if filepath.Base(os.Args[0]) == "kubectl" { // it prints errors in its own way

@@ -36,11 +36,11 @@ from dovetail.host.progress import Progress
 from usernetes_setup.build import debian_packages, go_build, go_toolchain, oci_image
 
 MODULE, DNS = "k8s.io/kubernetes", "github.com/coredns/coredns"
-KUBERNETES = ("kube-apiserver", "kube-controller-manager", "kube-proxy", "kube-scheduler",
-              "kubectl", "kubelet")  # fmt: skip
+KUBERNETES = ("kube-apiserver", "kube-controller-manager", "kube-proxy", "kubectl", "kubelet")
 PROGRAMS = ("carry-packets", "coredns", "describe-request", "offer-devices")
 """CoreDNS, and small ones of ours, each with a `main.go`."""
-SOURCES = ("kube/go.mod", "kube/go.sum", "kube/api_server.go", "kube/main.go", "kube/pause.c",
+SOURCES = ("kube/go.mod", "kube/go.sum", "kube/api_server.go", "kube/controllers.go",
+           "kube/main.go", "kube/pause.c",
            *(f"kube/{name}/main.go" for name in PROGRAMS))  # fmt: skip
 FORGOTTEN = 86400.0
 """Seconds after which a draft is nobody's any more."""
