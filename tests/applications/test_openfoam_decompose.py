@@ -17,8 +17,10 @@ import numpy as np
 import pytest
 from dovetail.applications.openfoam import processors
 from dovetail.applications.openfoam.bisection import bisection, cut_faces
+from dovetail.applications.openfoam.cell_counts import cells_per_processor
 from dovetail.applications.openfoam.concentric import concentric, zones
-from dovetail.applications.openfoam.mesh import Mesh, cells_per_processor, read_mesh
+from dovetail.applications.openfoam.cut import Cut
+from dovetail.applications.openfoam.mesh import Mesh, read_mesh
 from dovetail.cli import decompose
 from dovetail.cli.main import main
 from dovetail.core.errors import BadInput
@@ -86,14 +88,13 @@ def test_as_many_zones_as_ranks_cost_no_more_than_in_proportion():
 @unit
 def test_weights_of_many_ranks_are_added_up_once(tmp_path, monkeypatch, capsys):
     ranks = 40_000
-    weights, none = (1.0,) * ranks, np.empty(0, np.int64)
+    weights = (1.0,) * ranks
     monkeypatch.setattr(processors, "cells_per_processor", lambda _: (1,) * ranks)
     (tmp_path / "processor0").mkdir()
     args = argparse.Namespace(ranks=ranks, json=True, apply=False)
-    made = decompose.Cut("bisection", np.arange(ranks), None, None)
-    mesh = Mesh(np.zeros((ranks, 3)), none, none, np.zeros(3), np.zeros(3))
+    made = Cut("bisection", np.arange(ranks), None, None, (1,) * ranks, 0, 0)
     begun = time.process_time()
-    decompose._tell(made, mesh, weights, args)
+    decompose._tell(made, weights, args)
     assert processors.are_cut(tmp_path, weights, copied=False)
     assert time.process_time() - begun < 3.0
     assert json.loads(capsys.readouterr().out)["wanted"][-1] == 1.0
@@ -458,6 +459,21 @@ def test_a_cut_that_is_right_is_kept_and_no_other_is_touched_without_force(name,
         assert "--force" in told.err
     assert len(list(tmp_path.glob("processor*"))) == len(cells)
     assert not (tmp_path / "system").exists()
+
+
+@unit
+def test_that_a_cut_is_right_is_seen_at_once_however_large_the_mesh(tmp_path):
+    note = header("labelList", "owner", 'ascii; note "nCells:2"', "")
+    (parted(put(tmp_path, {**ascii_mesh(), "owner": note}), 1, 1) / "0").mkdir()
+    for owner in tmp_path.glob("**/owner"):
+        os.truncate(owner, 1 << 40)  # a hole, which no memory would hold
+    program = (
+        "import sys; from dovetail.cli.main import main; code = main(sys.argv[1:]); "
+        "sys.exit(code or 'numpy' in sys.modules)"
+    )
+    command = ["decompose", "--ranks", "2", "--apply", str(tmp_path)]
+    done = subprocess.run([sys.executable, "-c", program, *command], capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, f"{tmp_path} is cut so already\n"), done.stderr
 
 
 @unit

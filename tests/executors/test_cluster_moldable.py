@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import pytest
-from dovetail.applications.openfoam.mesh import cells_per_processor
+from dovetail.applications.openfoam.cell_counts import cells_per_processor
 from support.cluster_checkpoints import (
     PITZ,
     installed,

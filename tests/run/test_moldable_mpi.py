@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from dovetail.applications import expected_iterations, form, prepared_iterations
-from dovetail.applications.openfoam.mesh import cells_per_processor
+from dovetail.applications.openfoam.cell_counts import cells_per_processor
 from dovetail.bench.cases import environment
 from dovetail.core import protocol
 from dovetail.core.protocol import Cause, Spec

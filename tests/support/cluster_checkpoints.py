@@ -12,7 +12,7 @@ import signal
 from pathlib import Path
 
 import pytest
-from dovetail.applications.openfoam.mesh import cells_per_processor
+from dovetail.applications.openfoam.cell_counts import cells_per_processor
 from dovetail.bench.cases import OPENFOAM_ETC, pitz_daily
 from dovetail.executors.kubernetes import manifests
 

@@ -14,20 +14,17 @@ import math
 import os
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
-
-import numpy as np
+from typing import TYPE_CHECKING
 
 from dovetail.applications.openfoam import control_dict, processors
-from dovetail.applications.openfoam.bisection import bisection, cut_faces
-from dovetail.applications.openfoam.concentric import concentric, zones
-from dovetail.applications.openfoam.mesh import Mesh, is_ours, read_mesh, write_decomposition
-from dovetail.applications.openfoam.mesh_file import Labels
 from dovetail.core import cpu_requests
 from dovetail.core.errors import BadInput
 from dovetail.host.private_files import looking
 from dovetail.host.progress import Progress
+
+if TYPE_CHECKING:  # numpy takes longer to load than it takes to see that a case is cut so already
+    from dovetail.applications.openfoam.cut import Cut, Point
 
 HELP = "cut an OpenFOAM mesh for ranks of any weights"
 
@@ -61,16 +58,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
 
 
-@dataclass(frozen=True)
-class Cut:
-    """A decomposition, and how it was made; `zones` and `centre` are those of `concentric`."""
-
-    method: str
-    rank_of_cell: Labels
-    zones: tuple[int, ...] | None
-    centre: tuple[float, float, float] | None
-
-
 def run(args: argparse.Namespace) -> int:
     """Write the decomposition and print it; 0."""
     if args.ranks < 1:
@@ -90,6 +77,7 @@ def run(args: argparse.Namespace) -> int:
         there = args.case.is_dir()
     if not there:
         raise BadInput(f"{args.case}: is not a directory")
+    centre = None if args.centre is None else _parse_centre(args.centre)
     copied = "DOVETAIL_DIR" in os.environ  # as in a run's prepare step
     if args.apply:
         if processors.are_cut(args.case, weights, copied=copied):
@@ -102,10 +90,13 @@ def run(args: argparse.Namespace) -> int:
             print(json.dumps({"kept": False}) if args.json else f"{args.case} is in one piece")
             return 0
         processors.check_program()
+    from dovetail.applications.openfoam.cut import cut
+    from dovetail.applications.openfoam.mesh import read_mesh, write_decomposition
+
     with Progress(_say, "reading the mesh") as progress:
         mesh = read_mesh(args.case)
         progress.turn(f"cutting {len(mesh.centres):,} cells for {args.ranks} ranks")
-        made = _cut(mesh, weights, args)
+        made = cut(mesh, weights, args.method or "", centre)
         if copied:
             processors.own_folders(args.case)
         kept = _make_room_for_files(args.case, args.force)
@@ -118,7 +109,7 @@ def run(args: argparse.Namespace) -> int:
             raise
     if args.apply:  # decomposePar has words of its own
         processors.make(args.case, args.ranks)
-    _tell(made, mesh, weights, args)
+    _tell(made, weights, args)
     return 0
 
 
@@ -127,51 +118,36 @@ def _say(line: str) -> None:
     print(f"dovetail: {line}", file=sys.stderr, flush=True)
 
 
-def _cut(mesh: Mesh, weights: Sequence[float], args: argparse.Namespace) -> Cut:
-    """The decomposition that is asked for."""
-    even = min(weights) == max(weights) and args.centre is None
-    method = args.method or ("bisection" if even else "concentric")
-    if method == "bisection":
-        return Cut(method, bisection(mesh, weights), None, None)
-    centre = (mesh.low + mesh.high) / 2
-    if args.centre is not None:
-        centre = np.array(_parse_centre(args.centre))
-    x, y, z = centre.tolist()
-    return Cut(method, concentric(mesh.centres, weights, centre), zones(weights), (x, y, z))
-
-
-def _tell(made: Cut, mesh: Mesh, weights: Sequence[float], args: argparse.Namespace) -> None:
+def _tell(made: Cut, weights: Sequence[float], args: argparse.Namespace) -> None:
     """Print what each rank got."""
-    cut, inner = cut_faces(mesh, made.rank_of_cell), len(mesh.neighbour)
-    cells = np.bincount(made.rank_of_cell, minlength=args.ranks).tolist()
     whole = math.fsum(weights)
     wanted = [weight / whole * len(made.rank_of_cell) for weight in weights]
     if args.json:
-        found = {"method": made.method, "cells": cells, "wanted": wanted, "zones": made.zones}
+        found = {"method": made.method, "cells": made.cells, "wanted": wanted, "zones": made.zones}
         more = {"kept": False} if args.apply else {}
-        print(json.dumps({**found, "centre": made.centre, "cut_faces": cut, **more}))
+        print(json.dumps({**found, "centre": made.centre, "cut_faces": made.faces, **more}))
         return
     if made.centre:
         where = "given" if args.centre is not None else "of the mesh's bounding box"
         x, y, z = made.centre
         print(f"centre ({x:g} {y:g} {z:g}) m, {where}")
     print(f"{'rank':>4} {'zone':>4} {'wanted':>12} {'cells':>10}")
-    for rank, count in enumerate(cells):
+    for rank, count in enumerate(made.cells):
         zone = made.zones[rank] if made.zones else "-"
         print(f"{rank:>4} {zone:>4} {wanted[rank]:>12.1f} {count:>10}")
-    print(f"{cut} of {inner} inner faces lie between ranks ({made.method})")
+    print(f"{made.faces} of {made.inner_faces} inner faces lie between ranks ({made.method})")
     print(f"wrote constant/cellDecomposition and system/decomposeParDict in {args.case}")
 
 
-def _parse_centre(text: str) -> tuple[float, ...]:
+def _parse_centre(text: str) -> Point:
     """`X,Y,Z` in metres."""
     try:
-        centre = tuple(float(word) for word in text.split(","))
+        x, y, z = map(float, text.split(","))
     except ValueError:
-        centre = ()
-    if len(centre) != 3 or not all(map(math.isfinite, centre)):
+        x = y = z = math.nan
+    if not all(map(math.isfinite, (x, y, z))):
         raise BadInput(f"--centre: {text!r} is not three numbers X,Y,Z in metres")
-    return centre
+    return x, y, z
 
 
 def _make_room(there: Sequence[Path], force: bool) -> None:
@@ -185,6 +161,8 @@ def _make_room_for_files(case: Path, force: bool) -> list[tuple[Path, Path]]:
 
     Returns what was saved, and where it is now.
     """
+    from dovetail.applications.openfoam.mesh import is_ours
+
     theirs = [
         path
         for path in (case / "constant" / "cellDecomposition", case / "system" / "decomposeParDict")

@@ -11,7 +11,7 @@ import argparse
 import json
 from pathlib import Path
 
-from dovetail.applications.openfoam import mesh
+from dovetail.applications.openfoam.cell_counts import cells_per_processor
 from dovetail.core import cpu_requests
 from dovetail.core.errors import BadInput
 
@@ -50,7 +50,7 @@ def _weights(args: argparse.Namespace) -> tuple[float, ...]:
     if args.weights is not None:
         return cpu_requests.parse_weights(args.weights)
     if args.case is not None:
-        return tuple(float(cells) for cells in mesh.cells_per_processor(args.case))
+        return tuple(float(cells) for cells in cells_per_processor(args.case))
     return _profile_load(args.profile)
 
 

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: LGPL-3.0-or-later
 """Reads OpenFOAM meshes and writes what a manual decomposition needs.
 
-Inputs: `constant/polyMesh` (points, faces, owner, neighbour) of a case, and the owner files'
-headers in its processor directories. Outputs: `constant/cellDecomposition` and
-`system/decomposeParDict`.
+Input: `constant/polyMesh` (points, faces, owner, neighbour) of a case. Outputs:
+`constant/cellDecomposition` and `system/decomposeParDict`.
 
 Invariants: whatever is in those files, reading ends with arrays whose every index is within
 range, or in BadInput that names the file. Files are replaced whole or not at all.
@@ -12,13 +11,13 @@ range, or in BadInput that names the file. Files are replaced whole or not at al
 from __future__ import annotations
 
 import os
-import re
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
-from dovetail.applications.openfoam.mesh_file import Floats, FoamFile, Labels, find
+from dovetail.applications.openfoam.foam_header import find
+from dovetail.applications.openfoam.mesh_file import Floats, FoamFile, Labels
 from dovetail.core.errors import BadInput
 from dovetail.host.private_files import write_whole
 
@@ -92,53 +91,6 @@ def _means(group: Labels, values: Floats, groups: int) -> Floats:
     count = np.bincount(group, minlength=groups)
     sums = [np.bincount(group, values[:, axis], minlength=groups) for axis in range(3)]
     return np.stack(sums, axis=1) / count[:, None]
-
-
-def cells_per_processor(case: Path) -> tuple[int, ...]:
-    """Cells of each processor of a decomposed case, shape (ranks,).
-
-    Raises BadInput if the case is not decomposed, in collated files, or with a rank missing.
-    """
-    if not os.path.isdir(case):
-        raise BadInput(f"{case}: no such case directory")
-    found = {
-        int(path.name[9:]): path
-        for path in case.glob("processor[0-9]*")
-        if path.name[9:].isdecimal() and os.path.isdir(path)
-    }
-    if not found:
-        if any(case.glob("processors[0-9]*")):
-            raise BadInput(
-                f"{case}: decomposed into collated files, which hold no count per rank; "
-                "run `decomposePar -force -fileHandler uncollated`"
-            )
-        raise BadInput(f"{case}: not decomposed (no processor0); run decomposePar first")
-    if sorted(found) != list(range(len(found))):
-        raise BadInput(f"{case}: processor0 to processor{max(found)} are not all there")
-    return tuple(_cells(found[rank]) for rank in range(len(found)))
-
-
-def number_of_cells(case: Path) -> int | None:
-    """Cells of the case's own mesh, None if it has none that can be read."""
-    try:
-        return _count(case / "constant" / "polyMesh" / "owner")
-    except BadInput:
-        return None
-
-
-def _cells(processor: Path) -> int:
-    """The cells of one processor directory."""
-    cells = _count(processor / "constant" / "polyMesh" / "owner")
-    if cells == 0:
-        raise BadInput(f"{processor}: a rank without cells has no load to share by")
-    return cells
-
-
-def _count(path: Path) -> int:
-    """The cells of an owner file: from its header's note, else counted."""
-    owner = FoamFile(path)
-    note = re.search(r"nCells:\s*(\d{1,18})\b", owner.header.get("note", ""), re.ASCII)
-    return int(note[1]) if note else int(owner.labels().max(initial=-1)) + 1
 
 
 # --- Writing ---

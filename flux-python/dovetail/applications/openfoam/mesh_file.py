@@ -10,24 +10,19 @@ names the file; what the items mean, and whether they are in range, is for the c
 
 from __future__ import annotations
 
-import gzip
-import os
 import re
 import warnings
-import zlib
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from dovetail.applications.openfoam import foam_header
 from dovetail.core.errors import BadInput
 
 Floats = npt.NDArray[np.float64]
 Labels = npt.NDArray[np.int64]
-
-_COMMENT = re.compile(rb"/\*.*?\*/|//[^\n]*", re.DOTALL)
-_ENTRY = re.compile(r'(\w+)\s+("[^"]*"|[^;"\s]+)\s*;')
 
 
 class FoamFile:
@@ -35,15 +30,8 @@ class FoamFile:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        data = _read(path)
-        # The header has no nested braces; a comment may precede it.
-        match = re.search(rb"\bFoamFile\s*\{([^}]*)\}", data)
-        if not match:
-            raise self._bad("no FoamFile header")
-        entries = _ENTRY.findall(_COMMENT.sub(b"", match[1]).decode("latin-1"))
-        self.header = {key: value.strip('"') for key, value in entries}
-        self._data = data
-        self._at = match.end()
+        self._data = foam_header.read(path)
+        self.header, self._at = foam_header.entries(path, self._data)
         arch = self.header.get("arch", "")
         order = ">" if "MSB" in arch else "<"
         self._label = np.dtype(f"{order}i{8 if 'label=64' in arch else 4}")
@@ -53,10 +41,10 @@ class FoamFile:
             raise self._bad(f"format {form!r} is neither ascii nor binary")
         self._binary = form == "binary"
         if not self._binary:
-            self._data, self._at = _COMMENT.sub(b" ", data[match.end() :]), 0
+            self._data, self._at = foam_header.COMMENT.sub(b" ", self._data[self._at :]), 0
 
     def _bad(self, why: str) -> BadInput:
-        return BadInput(f"{self.path}: {why}; is the file complete?")
+        return foam_header.incomplete(self.path, why)
 
     def labels(self) -> Labels:
         """The file's next list of labels, shape (n,)."""
@@ -159,23 +147,3 @@ def _parse(text: bytes, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
             return np.fromstring(text.strip(), dtype, sep=" ")
         except (ValueError, DeprecationWarning):
             return np.empty(0, dtype)
-
-
-def find(path: Path) -> Path | None:
-    """`path`, or `path`.gz, whichever is there."""
-    for candidate in (path, path.with_name(path.name + ".gz")):
-        if os.path.isfile(candidate):
-            return candidate
-    return None
-
-
-def _read(path: Path) -> bytes:
-    """The bytes of `path` or of `path`.gz."""
-    found = find(path)
-    if found is None:
-        raise BadInput(f"{path}: not found; the mesh is not complete")
-    try:
-        data = found.read_bytes()
-        return gzip.decompress(data) if found.suffix == ".gz" else data
-    except (OSError, EOFError, zlib.error) as error:
-        raise BadInput(f"{found}: cannot be read: {error}") from None

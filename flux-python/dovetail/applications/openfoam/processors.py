@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from dovetail.applications.openfoam import control_dict
-from dovetail.applications.openfoam.mesh import cells_per_processor, number_of_cells
+from dovetail.applications.openfoam.cell_counts import cells_per_processor, number_of_cells
 from dovetail.core.errors import BadInput, WorkFailed
 
 _PROGRAM = "decomposePar"
