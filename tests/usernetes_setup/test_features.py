@@ -301,6 +301,7 @@ def test_a_claim_gets_a_folder_on_the_node_which_goes_with_it(cluster):
     assert found["spec"]["storageClassName"] == local_volumes.CLASS
     (kept,) = (node / "volumes").iterdir()
     assert kept.name == found["spec"]["volumeName"]
+    assert kept.stat().st_mode & 0o777 == 0o777, "as images of databases have users of their own"
     cluster.kubectl("delete", "pvc", "kept")
     assert eventually(lambda: not cluster.get("pv")["items"])
     assert not kept.exists()

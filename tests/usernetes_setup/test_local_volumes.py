@@ -4,10 +4,12 @@
 from __future__ import annotations
 
 import json
+import select
 
 import pytest
 from usernetes_setup import node_record
 from usernetes_setup.control import local_volumes
+from usernetes_setup.node.volumes import Volumes
 
 pytestmark = [pytest.mark.unit, pytest.mark.usefixtures("private_state")]
 NOTES = {
@@ -42,6 +44,27 @@ def test_a_claim_gets_a_folder_that_binds_its_pods_to_the_node_of_the_first():
 )
 def test_other_claims_get_none(other):
     assert local_volumes.volume(other) is None
+
+
+def test_every_user_of_a_pod_can_write_to_a_new_folder_which_then_is_as_its_pods_make_it(tmp_path):
+    def mode(path):
+        return path.stat().st_mode & 0o777
+
+    made, elsewhere = Volumes(tmp_path / "volumes"), tmp_path / "elsewhere"
+    first, second, link = (made.folder / name for name in ("pvc-1", "pvc-2", "pvc-3"))
+    assert not select.select([made.notes], [], [], 0)[0]
+    first.mkdir(mode=0o755)
+    assert select.select([made.notes], [], [], 0)[0]
+    made.open_new()
+    assert mode(first) == 0o777
+    assert not select.select([made.notes], [], [], 0)[0]
+
+    first.chmod(0o700)
+    second.mkdir(mode=0o755)
+    elsewhere.mkdir(mode=0o700)
+    link.symlink_to(elsewhere)
+    made.open_new()
+    assert [mode(path) for path in (first, second, elsewhere)] == [0o700, 0o777, 0o700]
 
 
 @pytest.mark.parametrize(

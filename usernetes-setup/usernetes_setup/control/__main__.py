@@ -89,7 +89,7 @@ def main(record: str, ids: str) -> None:
     loops = {
         "CSR approver": lambda: csr_approver.run(client, folder),
         "node lifecycle": lambda: lost_nodes.run(client, node.name, folder, never.wait),
-        "volumes": lambda: local_volumes.serve(client, node.cluster),
+        "volumes": lambda: local_volumes.serve(client),
         "metrics": metrics.serve_forever,
         "volumes given back": lambda: local_volumes.reclaim(client, node.cluster),
     }

@@ -3,14 +3,13 @@
 
 Inputs: claims, once the scheduler has found a node for their pod, and volumes that were given back.
 Outputs: for each such claim a volume, which binds its pods to that node; after the claim, neither
-volume nor folder. Invariants: a volume's folder is in its node's own and so ends with that at the
-latest; nothing keeps to the size that was asked for.
+volume nor folder. Invariants: a volume's folder, which the kubelet makes, is in its node's own (see
+`node.volumes`) and so ends with that at the latest; nothing keeps to the size that was asked for.
 """
 
 from __future__ import annotations
 
 import shutil
-from pathlib import Path
 
 from usernetes_setup.control import api_client
 from usernetes_setup.node_record import SHOWN, cluster_folder
@@ -66,30 +65,21 @@ def volume(claim: api_client.Object) -> api_client.Object | None:
     }
 
 
-def _folders(cluster: str, node: str = "") -> list[Path]:
-    """Where the volumes are of a node, or of all, as far as they are on this machine."""
-    found = cluster_folder(cluster).glob("nodes/*/volumes")
-    return [folder for folder in found if node in ("", folder.parent.name)]
-
-
-def serve(client: api_client.Client, cluster: str) -> None:
+def serve(client: api_client.Client) -> None:
     """Give each claim its volume, for ever."""
     while True:
         for kind, claim in client.watch(_CLAIMS):
             made = volume(claim) if kind in ("ADDED", "MODIFIED") else None
             if made is None:
                 continue
-            name = made["metadata"]["name"]
-            for folder in _folders(cluster, claim["metadata"]["annotations"][_NODE]):
-                (folder / name).mkdir(exist_ok=True)
-                (folder / name).chmod(0o777)  # for whichever user a pod has; none else gets there
             try:
                 client.call("POST", _VOLUMES, made)
             except api_client.Refused as error:
                 if error.status != 409:
                     raise
             else:
-                print(f"{name}: for {claim['metadata']['namespace']}", flush=True)
+                told = f"{made['metadata']['name']}: for {claim['metadata']['namespace']}"
+                print(told, flush=True)
 
 
 def reclaim(client: api_client.Client, cluster: str) -> None:
@@ -103,8 +93,8 @@ def reclaim(client: api_client.Client, cluster: str) -> None:
             kept = spec.get("persistentVolumeReclaimPolicy") != "Delete"
             if by != _PROVISIONER or not released or kept:
                 continue
-            for folder in _folders(cluster):
-                shutil.rmtree(folder / about["name"], ignore_errors=True)
+            for folder in cluster_folder(cluster).glob(f"nodes/*/volumes/{about['name']}"):
+                shutil.rmtree(folder, ignore_errors=True)
             if gone:  # the volume was deleted by hand, which leaves its folder to us
                 continue
             client.call("DELETE", f"{_VOLUMES}/{about['name']}")

@@ -38,6 +38,7 @@ from usernetes_setup.node import (
     joining,
     namespaces,
     removal,
+    volumes,
 )
 from usernetes_setup.node_record import SHOWN, Node, cluster_folder
 
@@ -170,7 +171,6 @@ def private_view(node: Node) -> None:
     if cgroups.unified():
         cgroups.show(node.group, staging / "cgroup")
     show_programs()
-    show_volumes(node)
     if node.network == "bridge":
         show_way_out(node)
 
@@ -195,13 +195,6 @@ def show_programs() -> None:
             namespaces.mount(str(source), str(SHOWN / name), "", namespaces.BIND | namespaces.REC)
     except (OSError, BadInput) as error:  # simulations do without
         print(f"pods cannot use {SHOWN}: {error}", flush=True)
-
-
-def show_volumes(node: Node) -> None:
-    """Let the volumes of claims have the same path on every node, wherever its folder is."""
-    (SHOWN / "volumes").mkdir(parents=True, exist_ok=True)
-    (node.folder / "volumes").mkdir(exist_ok=True)
-    namespaces.mount(str(node.folder / "volumes"), str(SHOWN / "volumes"), "", namespaces.BIND)
 
 
 def show_way_out(node: Node) -> None:
@@ -288,17 +281,22 @@ def serve(
     signal.signal(signal.SIGTERM, lambda *_: stop.append(1))
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     private_view(node)
+    claimed = volumes.show(node)
     if node.devices:
         raise_locked_memory()
     supervisor = Supervisor(node, commands(node, ids, sockets, tunnel))
     poll = select.poll()
     poll.register(monitor, select.POLLIN)
     poll.register(wake_in, select.POLLIN)
+    if claimed.notes >= 0:
+        poll.register(claimed.notes, select.POLLIN)
     while not stop:
         supervisor.start_ready()
         ready = dict(poll.poll(TICK * 1000 if supervisor.waiting() else None))
         if monitor in ready:
             break  # the other end is closed: the monitor is gone
+        if claimed.notes in ready:
+            claimed.open_new()
         with contextlib.suppress(BlockingIOError):
             os.read(wake_in, 4096)
         supervisor.reap()
