@@ -95,6 +95,7 @@ def test_a_simulations_ranks_are_on_two_machines_and_are_resized_there(two):
     first.run(f"dovetail kube up --address {first.address} {wide}")
     first.run("dovetail kube join --invite /shared/join.json --node m2")
     second.run(f"dovetail kube join /shared/join.json --address {second.address} {wide}")
+    both_ready(two)
     run = "dovetail run /shared/plan.yaml -o /shared/results --json"
     first.run(f"{run} {CONFIG} >/tmp/summary.json 2>/tmp/log </dev/null &")
     first.until("cat /tmp/summary.json", lambda text: text.endswith("}"))
@@ -110,9 +111,14 @@ def test_a_simulations_ranks_are_on_two_machines_and_are_resized_there(two):
     nothing_left(two)
 
 
-def verbs_reach_those_that_ask(*two):
-    for machine in two:  # a slow one is not, now and then
+def both_ready(two):
+    """Wait for it: a slow one is not, now and then, and then has no place for a rank."""
+    for machine in two:
         machine.until("dovetail kube status --json", lambda text: json.loads(text)[0]["ready"])
+
+
+def verbs_reach_those_that_ask(*two):
+    both_ready(two)
     first = two[0]
     first.write("/shared/verbs.yaml", VERBS)
     first.write("/shared/verbs.sh", PING_PONG)
