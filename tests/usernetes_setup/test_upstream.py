@@ -229,7 +229,8 @@ def test_clusters_of_two_state_folders_are_two_to_the_engine_whatever_they_mount
         monkeypatch.setenv("DOVETAIL_STATE", state)
         return verbs.plan(args).project
 
-    assert project("/tmp/one") == project("/tmp/one") != project("/tmp/two")
+    one, two = (str(tmp_path / name) for name in ("one", "two"))
+    assert project(one) == project(one) != project(two)
 
 
 def test_a_service_runs_nothing_of_a_working_folder(podman, tmp_path, monkeypatch):
