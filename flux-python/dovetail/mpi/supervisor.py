@@ -188,21 +188,18 @@ class Supervisor:
             return Cause.LAUNCH_FAILED, 1, f"cannot make {config['home']}: {error.strerror}"
         kept = bool(config.get("go_on")) and os.path.isdir(self.case)
         self.log = Log(os.path.join(config["home"], "log"), config["log_limit"], kept)
-        steps = [(f"prepare step '{line}'", words) for line, words in config["prepare"]]
+        copy = [*_copy(os.path.lexists(self.case)), config["case"], self.case]
+        steps = [("copying the case", "/", copy)]
+        for line, words in config["prepare"]:
+            steps.append((f"prepare step '{line}'", self.case, words))
         base = self.base = launcher.environment(
             {**os.environ, **config["environment"]}, config["directory"], config["temporary"]
         )
         code, over = self._go_on(base) if kept else (0, 0)
         if code == NOT_NOW or code > 128:  # what it could go on from is not to be copied over
             return self._not_launched("going on from its checkpoint", code)
-        if not over:
-            copy = [*_copy(os.path.lexists(self.case)), config["case"], self.case]
-            # Joining the control group would take longer than most cases take to copy.
-            code = self._step(copy, "/", base, confined=False)
-            if code:
-                return self._not_launched("copying the case", code)
-        for what, words in [] if over else steps:
-            code = self._step(words, self.case, base)
+        for what, directory, words in [] if over else steps:
+            code = self._step(words, directory, base)
             if code:
                 return self._not_launched(what, code)
         if not self.spread:
@@ -291,17 +288,14 @@ class Supervisor:
         place = [*borrowed_python.own(), "-I", "-S", script, "place"]
         return launcher.command_line(config["command"], config["ranks"], path, mpi, place)
 
-    def _step(
-        self, words: list[str], directory: str, environment: dict[str, str], confined: bool = True
-    ) -> int:
+    def _step(self, words: list[str], directory: str, environment: dict[str, str]) -> int:
         """Run one program to its end; its exit code, 128 more than the signal that ended it."""
         self.status, self.child = None, 0
         self._wait(0.0)  # what was said between two steps
         if self.stopping or self.orphaned:
             return 128 + signal.SIGTERM
         files = {0: self.null, 1: self.output_end, 2: self.output_end}
-        confine = self._confine if confined else self._keep_to_cpus
-        self.child = processes.start_child(words, directory, environment, files, confine)
+        self.child = processes.start_child(words, directory, environment, files, self._confine)
         self._ask()
         while self.status is None:
             if self.orphaned or (self.deadline and time.monotonic() >= self.deadline):
@@ -317,9 +311,6 @@ class Supervisor:
     def _confine(self) -> None:
         """In a step's own process: join the simulation's control group, and keep to its CPUs."""
         self.job.add(os.getpid())
-        self._keep_to_cpus()
-
-    def _keep_to_cpus(self) -> None:
         if self.config["cpus"]:
             os.sched_setaffinity(0, self.config["cpus"])
 
