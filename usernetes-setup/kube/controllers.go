@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: LGPL-3.0-or-later
 
-// The controller manager, with the scheduler in its process: each alone would take 35 MB more.
-// Where one of them ends, the other does too, and both are started again.
+// The controller manager, with the scheduler in its process, which saves 20 MB of memory. Where one
+// of them ends, the other does too, and both are started again.
 package main
 
 import (
@@ -50,9 +50,14 @@ func schedule(account string) error {
 		return err
 	}
 	// Its role is made a while after the API answers. Refused once, it would wait for seconds.
-	for nodes := config.Client.CoreV1().Nodes(); ; time.Sleep(50 * time.Millisecond) {
+	nodes := config.Client.CoreV1().Nodes()
+	for tries := 1; ; tries++ {
 		if _, err = nodes.List(forever, meta.ListOptions{Limit: 1}); err == nil {
 			return scheduler.Run(forever, config, ready)
 		}
+		if tries%200 == 0 {
+			klog.ErrorS(err, "The scheduler waits until it may list nodes")
+		}
+		time.Sleep(50 * time.Millisecond)
 	}
 }

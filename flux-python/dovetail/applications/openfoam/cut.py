@@ -39,14 +39,14 @@ def cut(mesh: Mesh, weights: Sequence[float], method: str = "", centre: Point | 
     """The decomposition; by bisection for equal weights, else around `centre`, metres."""
     even = min(weights) == max(weights) and centre is None
     method = method or ("bisection" if even else "concentric")
-    found = None
+    zone_of_rank = None
     if method == "bisection":
         centre, rank_of_cell = None, bisection(mesh, weights)
     else:
         middle = (mesh.low + mesh.high) / 2 if centre is None else np.array(centre)
         x, y, z = middle.tolist()
-        centre, found = (x, y, z), zones(weights)
+        centre, zone_of_rank = (x, y, z), zones(weights)
         rank_of_cell = concentric(mesh.centres, weights, middle)
     cells = tuple(np.bincount(rank_of_cell, minlength=len(weights)).tolist())
     faces = cut_faces(mesh, rank_of_cell)
-    return Cut(method, rank_of_cell, found, centre, cells, faces, len(mesh.neighbour))
+    return Cut(method, rank_of_cell, zone_of_rank, centre, cells, faces, len(mesh.neighbour))
