@@ -170,7 +170,7 @@ def test_a_user_without_rights_is_told_what_an_administrator_types(site, out):
 
 
 FORBIDDEN = (
-    "create pods", "patch pods", "create pods/exec", "create deployments.apps", "create roles",
+    "create pods", "create pods/exec", "create deployments.apps", "create roles",
     "escalate roles", "bind clusterroles", "create serviceaccounts/token", "impersonate users",
     "patch resourcequotas", "patch nodes", "create namespaces", "patch mutatingadmissionpolicies",
     "get secrets -n kube-system", "create jobs -n default", "patch pods/resize -n default",

@@ -30,6 +30,7 @@ from dovetail.executors.pods import messages
 from support.local_runs import wait_for
 
 pytestmark = pytest.mark.unit
+JOBS = SimpleNamespace(kind="Job", kinds=("Job",))
 
 
 def launched(connected, addresses):
@@ -199,7 +200,11 @@ def resumed(tmp_path):
             "name": "p",
             "uid": "u",
             "namespace": "dovetail",
-            "labels": {**job["metadata"]["labels"], manifests.INDEX: "0"},
+            "labels": {
+                **job["metadata"]["labels"],
+                manifests.INDEX: "0",
+                manifests.JOB: job["metadata"]["name"],
+            },
         },
         "spec": {**job["spec"]["template"]["spec"], "nodeName": "n"},
         "status": {"phase": "Running"},
@@ -207,7 +212,7 @@ def resumed(tmp_path):
     ends = []
     session = SimpleNamespace(
         api=Empty(), hub=Hub("127.0.0.1", tmp_path / "hub"), run="r", store="", lost="",
-        left_out=lambda nodes: frozenset(), launcher=SimpleNamespace(kinds=("Job",)),
+        left_out=lambda nodes: frozenset(), launcher=JOBS,
         jobs=[job], pods=[pod], alive=lambda: {"sim": job}, discard=lambda keep: None,
         close=lambda leave: ends.append(leave) or [], resumed=True,
     )  # fmt: skip
@@ -283,7 +288,7 @@ class Deaf:
 def test_a_pod_that_cannot_start_is_tried_again_before_its_simulation_fails():
     """As a registry answers once that it is too busy."""
     told = []
-    session = SimpleNamespace(api=Deaf(), hub=Deaf(), run="r")
+    session = SimpleNamespace(api=Deaf(), hub=Deaf(), run="r", launcher=JOBS)
     life = Lifecycle(
         session, Deaf(), Deaf(), Deaf(), Deaf(), "/out", 0, lambda job: None,
         lambda job, why: told.append(why), lambda job: None,
@@ -309,8 +314,8 @@ def test_an_answer_to_who_has_not_waited_for_it_changes_nothing():
     api = SimpleNamespace(silent=lambda: bool(silent))
     hub = SimpleNamespace(nodes=set, tell=Deaf(), copies=Deaf())
     life = Lifecycle(
-        SimpleNamespace(api=api, hub=hub, run="r"), calls, Deaf(), Deaf(), Deaf(), "/out", 0,
-        ended.append, Deaf(), Deaf(),
+        SimpleNamespace(api=api, hub=hub, run="r", launcher=JOBS), calls, Deaf(), Deaf(), Deaf(),
+        "/out", 0, ended.append, Deaf(), Deaf(),
     )  # fmt: skip
     job = running()
     job.pods.clear()

@@ -54,7 +54,7 @@ TEXTS = [
     ),
     (
         messages.Pod("sim", 1, "0a-1b"),
-        b'{"kind":"Pod","simulation":"sim","group":1,"uid":"0a-1b"}',
+        b'{"kind":"Pod","simulation":"sim","group":1,"uid":"0a-1b","used":0.0}',
     ),
     (
         messages.Started("sim", "openmpi", 40),
@@ -104,7 +104,7 @@ TEXTS = [
         b'{"kind":"Suspend","simulation":"sim","suspended":true}',
     ),
     (messages.Checkpoint("sim"), b'{"kind":"Checkpoint","simulation":"sim"}'),
-    (messages.End("sim", -15), b'{"kind":"End","simulation":"sim","code":-15}'),
+    (messages.End("sim", -15), b'{"kind":"End","simulation":"sim","code":-15,"next":""}'),
     (messages.Check(["0a-1b", "2c"]), b'{"kind":"Check","uids":["0a-1b","2c"]}'),
     (
         messages.Spawn("sim", 1, 0, 7, "orted", {"A": "\udcff"}, "/dev/shm/x"),

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: LGPL-3.0-or-later
-"""What simulations cost as pods: makespan, messages, resizes and watching of many.
+"""What simulations cost as pods: makespan, short ones, messages, resizes and watching of many.
 
 Inputs: the number of rounds. Outputs: `Claim`s. Clusters are started for it, as whoever runs it,
 and end with this process.
@@ -12,7 +12,7 @@ from pathlib import Path
 
 from usernetes_setup.preflight import report
 
-from dovetail.bench import demo, ondemand, pairs
+from dovetail.bench import demo, moldable, ondemand, pairs
 from dovetail.bench.cases import pitz_daily
 from dovetail.bench.harness import Claim, Progress, dovetail_run, interleave, ratios
 from dovetail.core.errors import BadInput, WorkFailed
@@ -33,6 +33,7 @@ def pods(scratch: Path, repeat: int, progress: Progress) -> list[Claim]:
         claims += many.watched(scratch / "watched", kubeconfig, PODS, repeat, progress)
     with ondemand.started(CORES, progress) as kubeconfig:
         claims += makespan(scratch / "plan", kubeconfig, repeat, progress)
+        claims += moldable.short(scratch / "short", repeat, progress, kubeconfig)
         with ondemand.started(CORES, progress, network="bridge") as bridge:
             claims += pairs.messages(scratch / "pairs", kubeconfig, bridge, repeat, progress)
     with ondemand.started(CORES, progress, network="bridge") as bridge:

@@ -20,7 +20,7 @@ import time
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Container, Iterable, Iterator, Mapping
     from types import FrameType
     from typing import NoReturn, Union
 
@@ -105,6 +105,23 @@ def queued(pids: Iterable[int]) -> float | None:
                     total += int(file.read().split()[1])
                     known = True
     return total * 1e-9 if known else None
+
+
+def cpu_seconds(pids: Iterable[int]) -> float:
+    """CPU time of these processes, and of those of their children that they have collected."""
+    total = 0
+    for pid in pids:
+        with contextlib.suppress(OSError), open(f"/proc/{pid}/stat", "rb") as file:
+            fields = file.read().rpartition(b")")[2].split()
+            total += sum(map(int, fields[11:15]))  # utime, stime, cutime, cstime
+    return total / os.sysconf("SC_CLK_TCK")
+
+
+def all_but(pids: Container[int]) -> Processes:
+    """All live processes that we see but these."""
+    there = (int(entry) for entry in os.listdir("/proc") if entry.isdigit())
+    found = {pid: start_ticks(pid) for pid in there if pid not in pids}
+    return {pid: ticks for pid, ticks in found.items() if ticks}
 
 
 def members(marker: str, root: int = 0) -> Processes:

@@ -216,9 +216,11 @@ class _Agent:
     def there(self, pod: Object) -> None:
         """A pod runs."""
         meta = pod["metadata"]
-        place = meta["labels"][manifests.KEY], pod_status.group_of(pod)
-        self._places[meta["name"]] = place
-        self._say(messages.Pod(*place, meta["uid"]))
+        self._place(meta["name"], meta["labels"][manifests.KEY], pod_status.group_of(pod))
+
+    def _place(self, pod: str, simulation: str, group: int) -> None:
+        self._places[pod] = simulation, group
+        self._say(messages.Pod(simulation, group, self._pods[pod]["metadata"]["uid"]))
 
     def gone(self, pod: Object) -> None:
         """A pod is no more."""
@@ -252,6 +254,10 @@ class _Agent:
             self._begun.setdefault(message.simulation, time.monotonic())
             if (message.simulation, 0) in self._places.values():
                 self._say(messages.Started(message.simulation, "", 0))
+        elif isinstance(message, messages.End) and message.next:
+            for name, (simulation, group) in list(self._places.items()):
+                if simulation == message.simulation:
+                    self._place(name, message.next, group)
         elif isinstance(message, messages.Check):
             self._say(messages.Weights(self._weights(set(message.uids))))
 

@@ -134,20 +134,21 @@ class KubernetesExecutor:
         there = self._session.alive()
         for name in there.keys() & wanted.keys():
             spec, share = wanted[name]
-            key = there[name]["metadata"]["labels"][manifests.KEY]
+            meta = there[name]["metadata"]
             sizes = manifests.sizes_of(there[name])
             state = Running(begun=True, spread=True)  # as far as we know
-            job = Launched(spec, share, key, state, sizes, started=True)
+            key = meta["labels"][manifests.KEY]
+            job = Launched(spec, share, key, state, sizes, started=True, made=meta["name"])
             job.cpu = self._nodes.divided(job.sizes, share.requests)
             job.store = manifests.store_of(there[name])
             self._life.jobs[name] = job
             self._life.open(job)
             for pod in self._session.pods:  # the watch tells what has become of those we know
-                ours = pod["metadata"]["labels"].get(manifests.KEY) == key
+                ours = pod_status.job_of(pod) == job.made
                 if ours and not pod_status.ending(pod):
                     self._life.pod(job, "ADDED", pod)
             self._life.tell_share(job, share)
-        self._session.discard(keep={job.key for job in self._life.jobs.values()})
+        self._session.discard(keep={job.made for job in self._life.jobs.values()})
         self._adopts = False
         return tuple(self._life.jobs)
 
@@ -205,6 +206,7 @@ class KubernetesExecutor:
 
     def _end(self) -> None:
         until = time.monotonic() + _CLOSE
+        self._life.hands_over = False
         jobs = [] if self._adopts else list(self._life.jobs.values())
         for job in jobs:
             job.outlived()
@@ -226,7 +228,7 @@ class KubernetesExecutor:
         return bool(self._events) or self._sleep(timeout)
 
     def _sleep(self, timeout: float) -> bool:
-        times = [self._life.deadline(job) for job in self._life.jobs.values()]
+        times = [self._life.deadline(job) for job in self._life.all()]
         times = [moment for moment in (*times, self._resizes.deadline) if moment]
         limit = min([timeout, *(moment - time.monotonic() for moment in times)])
         return bool(self._poll.poll(max(0.0, limit * 1000)))
@@ -256,8 +258,9 @@ class KubernetesExecutor:
         if now >= self._lost_at:
             self._lost_at = now + _LOST
             self._find_lost(now)
-        for job in list(self._life.jobs.values()):
+        for job in self._life.all():
             self._life.advance(job, now)
+        self._resizes.held = bool(self._life.spares)  # whose pods have what may be grown into
         for key, words in self._transfers.progress(now):
             delayed = self._life.of(key)
             if delayed is not None:
@@ -336,12 +339,12 @@ class KubernetesExecutor:
 
     def _pods_news(self, kind: str, thing: Any) -> None:  # noqa: ANN401
         if kind != "LISTED":
-            job = self._life.of(thing["metadata"]["labels"].get(manifests.KEY, ""))
+            job = self._life.of_pod(thing)
             if job is not None:
                 self._life.pod(job, kind, thing)
             return
         there = {pod["metadata"]["name"] for pod in thing}
-        for job in self._life.jobs.values():
+        for job in self._life.all():
             for pod in list(job.pods.values()):
                 if pod["metadata"]["name"] not in there:
                     self._life.pod(job, "DELETED", pod)

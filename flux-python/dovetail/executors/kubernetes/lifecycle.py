@@ -8,9 +8,13 @@ launch, `Run` to its pods once all are there, and a call when the last of them i
        ^                                               |
        `------ what failed before it ran is tried again
 
+Pods whose simulation has ended well are had by the next, if it wants such pods and is there at
+once: a pod's birth and death cost more than a second of a short one's time.
+
 Invariants: all pods of a simulation start or none; one simulation is placed at a time, so that
-what was found to fit is not promised twice; requests at birth are those wanted now. What goes
-wrong before a simulation ran is tried again, what goes wrong later ends it.
+what was found to fit is not promised twice; requests at birth are those wanted now; nobody is
+placed, nor resized, beside pods that nobody has. What goes wrong before a simulation ran is tried
+again, what goes wrong later ends it.
 """
 
 from __future__ import annotations
@@ -29,10 +33,17 @@ from typing import Any, Callable, Union
 
 from dovetail.core import programs, protocol
 from dovetail.core.protocol import Cause, Result
-from dovetail.executors.kubernetes import devices, images, manifests, placement, pod_status
+from dovetail.executors.kubernetes import (
+    devices,
+    images,
+    manifests,
+    placement,
+    pod_status,
+    spare_pods,
+)
 from dovetail.executors.kubernetes.api import NotFound, Refused
 from dovetail.executors.kubernetes.background_calls import Calls
-from dovetail.executors.kubernetes.manifests import PART, RANK_GROUP, RUN, path
+from dovetail.executors.kubernetes.manifests import KEY, PART, RANK_GROUP, RUN, SIMULATION, path
 from dovetail.executors.kubernetes.nodes import Nodes
 from dovetail.executors.kubernetes.rank_samples import RankSamples, Waits
 from dovetail.executors.kubernetes.resizes import Change, Resizes
@@ -55,7 +66,10 @@ FETCH = 5.0  # seconds between two copies of what running ranks have written, at
 SELDOM = 20.0  # and so many times what a copy takes, so that copying is a small part of it all
 STOP = 13.0  # seconds: the supervisor's grace, and what it needs besides
 DOUBT = 120.0  # seconds for a node to come back or to be lost; a cluster takes one to see that
+LABEL = 2.0  # seconds; of a pod that has just changed a node sees a second later that it is to end
+HAND_OVER = 10.0  # seconds for pods to be there for the next simulation
 _KEY = 40
+_AT_ONCE = 1e-9  # a time that is over
 
 
 # --- the states of a launch ---
@@ -131,13 +145,25 @@ class Deletion(Enum):
 class Terminating:
     """Its Job and pods are deleted. `result` is how it ended; None if it shall start again.
 
-    A pod that is there at `deadline` is deleted by force.
+    A pod that is there at `deadline` is deleted by force. Or `spare` has them, if it is not None.
     """
 
     result: Result | None
     deadline: float
     deletion: Deletion = Deletion.REQUESTED
     retry_at: float = 0.0
+    spare: Launched | None = None
+
+
+@dataclass
+class Spare:
+    """Its pods are there for the next simulation, or are to be until `deadline`.
+
+    If they were `offered`, a launch has had a turn to take them.
+    """
+
+    deadline: float
+    offered: bool = False
 
 
 @dataclass(frozen=True)
@@ -147,13 +173,14 @@ class Over:
     result: Result | None
 
 
-State = Union[Pending, Creating, Gathering, Running, Terminating, Over]
+State = Union[Pending, Creating, Gathering, Running, Terminating, Spare, Over]
 _FOLLOWS: dict[type, tuple[type, ...]] = {
     Pending: (Creating, Over),
     Creating: (Gathering, Terminating),
     Gathering: (Running, Terminating),
     Running: (Terminating,),
     Terminating: (Pending, Over),
+    Spare: (Terminating, Over),
     Over: (),
 }
 
@@ -167,7 +194,9 @@ class Launched:
     command has begun, `stopped` why somebody wants it to end, whatever its state, and
     `stop_cause` the same as a value; `refused` is what the user knows of a start that
     failed, `heard` that its supervisor has said how it ended, and `seen` that all its pods have
-    been. `store` is where its pods have copies of the run's folders, if they do.
+    been. `store` is where its pods have copies of the run's folders, if they do; `made` the name of
+    their Job or MiniCluster, once it has one; `label_at` when pods that another had are to say
+    that they are its own, 0 if they do.
     """
 
     spec: protocol.Spec
@@ -186,6 +215,8 @@ class Launched:
     heard: bool = False
     seen: bool = False
     store: str = ""
+    made: str = ""
+    label_at: float = 0.0
 
     def __post_init__(self) -> None:
         self.samples, self.waits = RankSamples(self.spec.ranks), Waits(self.spec.ranks)
@@ -219,6 +250,25 @@ class Launched:
         self.connected.clear()
         self.seen = False
         self._become(Pending(now + AGAIN))
+
+    def leave(self, key: str, now: float) -> Launched:
+        """Its pods are nobody's from now on, and called `key`; it has them no more."""
+        assert isinstance(self.state, Terminating)
+        spare = Launched(
+            self.spec, self.share, key, Spare(now + HAND_OVER), self.sizes, self.cpu, self.pods,
+            seen=True, made=self.made,
+        )  # fmt: skip
+        self.state.spare, self.pods, self.made = spare, {}, ""
+        return spare
+
+    def take(self, spare: Launched, cpu: list[int], now: float) -> None:
+        """Have the pods that another has left."""
+        self.key, self.made, self.pods = spare.key, spare.made, spare.pods
+        self.sizes, self.cpu, self.seen = spare.sizes, cpu, True
+        self.connected.update(spare.connected)
+        spare.finish()
+        self.create()
+        self.gather(now)
 
     def finish(self) -> None:
         """Nothing is left of it, and it does not start again."""
@@ -259,6 +309,11 @@ class Launched:
         return isinstance(self.state, (Gathering, Running))
 
     @property
+    def complete(self) -> bool:
+        """Whether all its pods have called."""
+        return len(self.connected) == len(self.sizes)
+
+    @property
     def ended_well(self) -> bool:
         """Whether its ranks have said that all went well."""
         state = self.state
@@ -288,6 +343,11 @@ class Launched:
             if group in self.connected and self.pods.get(group, {}).get("status", {}).get("podIP")
         ]
         return found if len(found) == len(self.sizes) else []
+
+    @property
+    def limited(self) -> bool:
+        """Whether its pods have limits of CPU, which none can get, nor lose, while it runs."""
+        return bool(self.share.limit or self.spec.limit)
 
     def limits(self, share: protocol.Share) -> list[int]:
         """The CPU limit of each rank group with this share, millicores; 0 for none.
@@ -355,17 +415,36 @@ class Lifecycle:
         self._ended, self._delayed, self._placed = ended, delayed, placed
         self._placing: Launched | None = None  # until all its pods are on their nodes
         self.jobs: dict[str, Launched] = {}
+        self.spares: dict[str, Launched] = {}  # pods without a simulation, by key
+        self.hands_over = session.launcher.kind == "Job"
         self._by_key: dict[str, Launched] = {}
+        self._by_name: dict[str, Launched] = {}
         self.mpi: dict[tuple[str, ...], str] = {}  # by the clues to it
         self.peak: dict[str, int] = {}
+
+    def all(self) -> list[Launched]:
+        """Everything that has pods, or waits for some."""
+        return [*self.jobs.values(), *self.spares.values()]
 
     def of(self, key: str) -> Launched | None:
         """The launch that is called so on the nodes, if it is not over."""
         job = self._by_key.get(key)
-        if job is None or job.key != key or self.jobs.get(job.spec.name) is not job:
-            self._by_key = {one.key: one for one in self.jobs.values()}
+        if job is None or job.key != key or not self._known(job):
+            self._by_key = {one.key: one for one in self.all()}
             job = self._by_key.get(key)
         return job
+
+    def of_pod(self, pod: Object) -> Launched | None:
+        """The launch that has this pod now, whatever its labels say."""
+        name = pod_status.job_of(pod)
+        job = self._by_name.get(name)
+        if job is None or job.made != name or not self._known(job):
+            self._by_name = {one.made: one for one in self.all() if one.made}
+            job = self._by_name.get(name)
+        return job
+
+    def _known(self, job: Launched) -> bool:
+        return self.jobs.get(job.spec.name) is job or self.spares.get(job.key) is job
 
     # --- every look ---
 
@@ -375,11 +454,17 @@ class Lifecycle:
         if isinstance(state, Pending):
             if job.stopped:
                 self._end(job)
-            elif self._placing is None and not self._resizes.busy and now >= state.retry_at:
+            elif found := self._fitting(job):
+                self._take(job, *found)
+            elif self._may_look and now >= state.retry_at:
                 self._look(job)
         elif isinstance(state, Gathering):
             self._gather(job, state, now)
         elif isinstance(state, Running):
+            if job.label_at and now > job.label_at:
+                job.label_at = 0.0
+                pods = (pod["metadata"]["name"] for pod in job.pods.values())
+                self._label(job, [path("Pod", name) for name in pods])
             self._copy(job, state)
             self._fetch(job, state, now)
             if job.state is not state:  # there was nothing to copy: it has ended
@@ -391,12 +476,24 @@ class Lifecycle:
                 self._believe(job, state)
         elif isinstance(state, Terminating):
             self._check_gone(job, state, now)
+        elif isinstance(state, Spare):
+            if state.offered or (not job.complete and now > state.deadline):
+                self._dissolve(job)
+            state.offered = job.complete
+
+    @property
+    def _may_look(self) -> bool:
+        """Whether room that is found now is not another's."""
+        return self._placing is None and not self._resizes.busy and not self.spares
 
     def deadline(self, job: Launched) -> float:
         """When `advance` is needed at the latest; 0 for no such time."""
         if isinstance(job.state, Pending):
-            free = self._placing is None and not self._resizes.busy
-            return job.state.retry_at if free else 0.0
+            return job.state.retry_at if self._may_look else 0.0
+        if isinstance(job.state, Spare) and job.state.offered:
+            return _AT_ONCE
+        if isinstance(job.state, Terminating) and job.state.spare:
+            return 0.0  # it has one
         return 0.0 if isinstance(job.state, (Creating, Over)) else job.state.deadline
 
     # --- room, and the Job ---
@@ -435,7 +532,7 @@ class Lifecycle:
         nodes, pods, quotas, seen = found
         others = [pod for pod in pods if foreign(pod, self._session.run)]
         if seen:
-            pods += [pod for one in self.jobs.values() for pod in one.pods.values()]
+            pods += [pod for one in self.all() for pod in one.pods.values()]
         self._nodes.listed(nodes, others)
         out = self._nodes.left_out
         nodes = [node for node in nodes if node["metadata"]["name"] not in out]
@@ -456,7 +553,7 @@ class Lifecycle:
 
     def _alone(self, job: Launched) -> bool:
         """Whether no other simulation has pods, whose end would make room."""
-        return all(one is job or isinstance(one.state, Pending) for one in self.jobs.values())
+        return all(one is job or isinstance(one.state, Pending) for one in self.all())
 
     def _put_off(self, job: Launched, state: Pending, why: str) -> None:
         """Let it wait; told to the user if that goes on, and whenever the reason changes."""
@@ -475,7 +572,7 @@ class Lifecycle:
         where: Mapping[int, str],
         wanted: Mapping[str, int],
     ) -> None:
-        name = manifests.job_name(self._session.run, job.key)
+        name = job.made = manifests.job_name(self._session.run, job.key)
         data = {f"{name}.{index}": f"{cpu}m" for index, cpu in enumerate(job.cpu)}
         data.update({f"{name}.{index}.node": node for index, node in where.items()})
         limit = max(job.limits(job.share))
@@ -492,8 +589,7 @@ class Lifecycle:
 
     def publish(self, job: Launched) -> None:
         """Let pods of a simulation be born with what it has now, should there be new ones."""
-        name = manifests.job_name(self._session.run, job.key)
-        data = {f"{name}.{index}": f"{cpu}m" for index, cpu in enumerate(job.cpu)}
+        data = {f"{job.made}.{index}": f"{cpu}m" for index, cpu in enumerate(job.cpu)}
         self._calls.submit(lambda: self._publish(data), lambda found: None)
 
     def _publish(self, data: Mapping[str, str]) -> None:
@@ -524,12 +620,82 @@ class Lifecycle:
             job.refused = ""
             job.gather(time.monotonic())
 
+    # --- pods that another has left ---
+
+    def _fitting(self, job: Launched) -> tuple[Launched, list[int]] | None:
+        """Pods that nobody has and that suit it, and what each shall ask for then."""
+        memory = max(job.spec.memory, self.peak.get(job.spec.family, 0))
+        for spare in self.spares.values():
+            if not isinstance(spare.state, Spare) or not spare.complete:
+                continue
+            cpu = spare.cpu
+            if job.share.requests != spare.share.requests:
+                cpu = self._nodes.divided(spare.sizes, job.share.requests)
+            _, each = placement.per_pod(spare.sizes, job.share.requests, memory)
+            if (
+                spare_pods.alike(spare.spec, job.spec)
+                and spare.limited == job.limited
+                and spare_pods.suit(spare.pods, cpu, each[0])
+                and self._nodes.take({*map(pod_status.node_of, spare.pods.values())})
+            ):
+                return spare, cpu
+        return None
+
+    def _take(self, job: Launched, spare: Launched, cpu: list[int]) -> None:
+        """Have the simulation run in these pods."""
+        now = time.monotonic()
+        del self.spares[spare.key]
+        job.take(spare, cpu, now)
+        self._label(job, [path("Job", job.made)])  # for who resumes the run
+        job.label_at = now + LABEL
+        self.correct(job)
+        assert isinstance(job.state, Gathering)
+        self._gather(job, job.state, now)
+
+    def _label(self, job: Launched, objects: Sequence[str]) -> None:
+        """Have these say whose they are."""
+        labels = {"metadata": {"labels": {SIMULATION: job.spec.name, KEY: job.key}}}
+
+        def work() -> None:
+            for one in objects:
+                self._api.patch(one, labels)
+
+        self._calls.submit(work, lambda found: None)
+
+    def _hand_over(self, job: Launched, code: int) -> None:
+        """Have its pods be there for the next simulation; it has ended once they are.
+
+        First of all nobody who resumes the run may take them for this one's.
+        """
+        spare = job.leave(f"pods.{secrets.token_hex(3)}", time.monotonic())
+        self.spares[spare.key] = spare
+        labels = {"metadata": {"labels": {SIMULATION: "", KEY: spare.key}}}
+
+        def done(found: Any) -> None:  # noqa: ANN401
+            failed = isinstance(found, Exception) or not isinstance(spare.state, Spare)
+            self._hub.tell(messages.End(job.key, code, "" if failed else spare.key))
+            if isinstance(found, Refused) and found.status == 403 and self.hands_over:
+                self.hands_over = False
+                self._session.news.put(f"pods are not used again: {found}")
+            if isinstance(found, Exception):
+                self._dissolve(spare)
+
+        self._calls.submit(lambda: self._api.patch(path("Job", spare.made), labels), done)
+
+    def _dissolve(self, spare: Launched) -> None:
+        """Nobody wants these pods."""
+        if isinstance(spare.state, Spare):
+            self.terminate(spare, Result(Cause.DONE))
+
+    # --- all pods there? ---
     # --- all pods there? ---
 
     def pod(self, job: Launched, kind: str, pod: Object) -> None:
         """News of one of its pods."""
         pod = pod_status.slim(pod)
         group, name = pod_status.group_of(pod), pod["metadata"]["name"]
+        if kind == "DELETED" or pod_status.ending(pod):
+            self._dissolve(job)
         if kind == "DELETED":
             self._resizes.gone(name)
             job.pods.pop(group, None)
@@ -604,7 +770,7 @@ class Lifecycle:
         """Pods that have called, and that no watch has shown."""
         state.asking, state.ask_at = False, time.monotonic() + DEAF
         for pod in found if not isinstance(found, Exception) else ():
-            if job.expected and pod["metadata"]["labels"][manifests.KEY] == job.key:
+            if job.expected and pod_status.job_of(pod) == job.made:
                 self.pod(job, "MODIFIED", pod)
 
     def _run(self, job: Launched, hosts: Sequence[Object]) -> None:
@@ -791,6 +957,7 @@ class Lifecycle:
         """A pod has ended without a result, says its agent; the API will soon know by what."""
         why = f"rank group {group} on {node} ended without a result"
         state = job.state
+        self._dissolve(job)
         if not isinstance(state, Running) or job.stopped:
             self.lose(job, why)
         elif state.doubted is None:
@@ -838,19 +1005,36 @@ class Lifecycle:
 
     def terminate(self, job: Launched, result: Result | None) -> None:
         """Delete everything that a simulation has on the cluster; see `Terminating`."""
+        reusable = self._reusable(job, result)
         job.terminate(result, time.monotonic())
         self._transfers.forget(job.key)
         self._hub.copies.shut(job.key)  # a node that was cut off may have another idea of it
         if self._placing is job:
             self._placing = None
-        self._hub.tell(messages.End(job.key, result.code if result else 1))
+        code = result.code if result else 1
+        if reusable:
+            return self._hand_over(job, code)
+        self._hub.tell(messages.End(job.key, code))
         self._delete(job)
+
+    def _reusable(self, job: Launched, result: Result | None) -> bool:
+        """Whether another may have its pods: it has ended well, and so did nothing to them.
+
+        Where nodes have copies of its folders these go with it.
+        """
+        over = result and result.code == 0 and result.cause in (Cause.DONE, Cause.CHECKPOINTED)
+        ended = isinstance(job.state, Running) and job.heard and over and not job.stopped
+        there = job.complete and len(job.pods) == len(job.sizes)
+        return bool(
+            self.hands_over and ended and there and not job.store
+            and not any(map(pod_status.ending, job.pods.values()))
+        )  # fmt: skip
 
     def _delete(self, job: Launched) -> None:
         state = job.state
         assert isinstance(state, Terminating)
         state.deletion = Deletion.REQUESTED
-        name = manifests.job_name(self._session.run, job.key)
+        name = job.made
         pods = [pod["metadata"]["name"] for pod in job.pods.values()]
         born = [f"{name}.{index}" for index in range(len(job.sizes))]
         keys = dict.fromkeys([*born, *(f"{one}.node" for one in born)])
@@ -874,6 +1058,11 @@ class Lifecycle:
         late = now > state.deadline
         if job.heard and state.result is not None and self._api.silent():
             return self._end(job)  # whoever said so is the last of it; its objects wait for `close`
+        if state.spare:
+            there = isinstance(state.spare.state, Spare) and state.spare.complete
+            if there or isinstance(state.spare.state, Over):
+                self._end(job)
+            return
         if late:
             state.deadline = now + FORCE
             for pod in list(job.pods.values()):
@@ -892,7 +1081,7 @@ class Lifecycle:
 
     def _list(self, job: Launched, then: Callable[[Any], None]) -> None:
         """Ask for a simulation's pods."""
-        label = f"{manifests.KEY}={job.key},{manifests.RUN}={self._session.run}"
+        label = f"{manifests.JOB}={job.made},{manifests.RUN}={self._session.run}"
         self._calls.submit(lambda: self._api.get(path("Pod"), labelSelector=label)["items"], then)
 
     def _confirmed(self, job: Launched, state: Terminating, found: Any) -> None:  # noqa: ANN401
@@ -915,5 +1104,8 @@ class Lifecycle:
         job.finish()
         if self._placing is job:
             self._placing = None
+        if self.spares.get(job.key) is job:
+            del self.spares[job.key]
+            return
         del self.jobs[job.spec.name]
         self._ended(job)

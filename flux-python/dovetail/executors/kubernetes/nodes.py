@@ -81,6 +81,11 @@ class Nodes:
                 return
         self._count()
 
+    def take(self, names: set[str]) -> bool:
+        """Whether all of these take simulations."""
+        nodes = [self._nodes[name] for name in names - self.left_out if name in self._nodes]
+        return len(nodes) == len(names) and all(map(placement.usable, nodes))
+
     def leave_out(self, choose: Callable[[Iterable[Object]], frozenset[str]]) -> None:
         """Have some nodes take no simulations, or no longer."""
         names = choose(self._nodes.values())

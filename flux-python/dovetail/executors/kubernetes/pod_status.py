@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from dovetail.executors.kubernetes import manifests
-from dovetail.executors.kubernetes.placement import millicores
+from dovetail.executors.kubernetes.placement import millicores, quantity
 from dovetail.host.memory import out_of_memory
 
 Object = dict[str, Any]
@@ -47,6 +47,11 @@ def group_of(pod: Object) -> int:
     return int(pod["metadata"]["labels"].get(manifests.INDEX, "-1"))
 
 
+def job_of(pod: Object) -> str:
+    """The name of the Job that has made a pod, and of the MiniCluster that has made that."""
+    return str(pod["metadata"]["labels"].get(manifests.JOB, ""))
+
+
 def node_of(pod: Object) -> str:
     """The node that a pod is on; empty if it has none yet."""
     return str(pod["spec"].get("nodeName", ""))
@@ -57,6 +62,12 @@ def born_with(pod: Object) -> tuple[int, int]:
     has = manifests.own(pod["spec"]["containers"]).get("resources", {})
     request, limit = (has.get(name, {}).get("cpu", "0") for name in ("requests", "limits"))
     return millicores(request), millicores(limit)
+
+
+def memory_of(pod: Object) -> int:
+    """The memory request in our container's specification, bytes."""
+    has = manifests.own(pod["spec"]["containers"]).get("resources", {})
+    return int(quantity(has.get("requests", {}).get("memory", "0")))
 
 
 def over(pod: Object) -> bool:

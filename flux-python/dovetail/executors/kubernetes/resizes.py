@@ -240,6 +240,7 @@ class Resizes:
         self._api, self._calls = api, calls
         self._queue: deque[tuple[Changes, Done]] = deque()
         self._now: tuple[Transaction, Done] | None = None
+        self.held = False  # no other is begun
         self._pods: dict[str, dict[str, Any]] = {}
 
     @property
@@ -251,7 +252,7 @@ class Resizes:
     def deadline(self) -> float:
         """When `poll` is needed at the latest; 0 for no such time."""
         if self._now is None:
-            return _AT_ONCE if self._queue else 0.0
+            return _AT_ONCE if self._queue and not self.held else 0.0
         return self._now[0].deadline
 
     def add(self, changes: Changes, done: Done) -> None:
@@ -262,6 +263,8 @@ class Resizes:
         """Send what is to be sent, and go on to the next resize when one is over."""
         while self._now or self._queue:
             if self._now is None:
+                if self.held:
+                    return
                 ask, done = self._queue.popleft()
                 changes = ask()
                 if isinstance(changes, str):

@@ -28,13 +28,13 @@ import yaml
 
 from dovetail.core.errors import BadInput, WorkFailed
 from dovetail.core.protocol import Spec
-from dovetail.executors.kubernetes import images, manifests, placement, transfers
+from dovetail.executors.kubernetes import images, manifests, placement, pod_status, transfers
 from dovetail.executors.kubernetes.agent_hub import Hub
 from dovetail.executors.kubernetes.api import Api, NotFound, Object, Refused, Unreachable
 from dovetail.executors.kubernetes.background_calls import within
 from dovetail.executors.kubernetes.lease import Lease
 from dovetail.executors.kubernetes.manifests import (
-    KEY,
+    JOB,
     NAMESPACE,
     PART,
     RANK_GROUP,
@@ -371,8 +371,7 @@ class Session:
         found = {}
         for job in self.jobs:
             meta = job["metadata"]
-            key = meta["labels"][KEY]
-            pods = [pod for pod in self.pods if pod["metadata"]["labels"].get(KEY) == key]
+            pods = [pod for pod in self.pods if pod_status.job_of(pod) == meta["name"]]
             running = [
                 pod for pod in pods
                 if pod["status"].get("phase") == "Running"
@@ -387,13 +386,13 @@ class Session:
         try:
             for kind in self.launcher.kinds:
                 for one in self.api.get(path(kind), labelSelector=f"{RUN}={self.run}")["items"]:
-                    if one["metadata"]["labels"][KEY] not in keep:
+                    if one["metadata"]["name"] not in keep:
                         self.api.delete(path(kind, one["metadata"]["name"]))
         except (Refused, Unreachable) as error:
             raise WorkFailed(f"{self.api.path}: the run cannot be resumed: {error}") from None
         names = ",".join(sorted(keep))
         label = f"{RUN}={self.run},{PART}={RANK_GROUP}"
-        left = self._await_gone(label + (f",{KEY} notin ({names})" if names else ""))
+        left = self._await_gone(label + (f",{JOB} notin ({names})" if names else ""))
         if left:
             raise WorkFailed(
                 f"{self.api.path}: cannot be removed, so nothing is started: {left[0]}"

@@ -66,12 +66,17 @@ _ANSWERS = 8  # of copies that are done, kept for a controller that may not have
 
 @dataclass
 class Place:
-    """One rank group on this node; `writer` is None while its entrypoint is not connected."""
+    """One rank group on this node; `writer` is None while its entrypoint is not connected.
 
-    uid: str
+    In a pod that earlier simulations had, `earlier` is what kept their ranks from their cores, as
+    in messages.Counts.
+    """
+
+    pod: messages.Pod
     writer: asyncio.StreamWriter | None = None
     cgroup: str = ""  # its pod's folder, once it was looked for
     used: float = 0.0  # CPU seconds of its pod when its ranks' pages last told anything
+    earlier: list[float] = field(default_factory=list)
 
 
 @dataclass
@@ -169,8 +174,8 @@ class Agent:
                 for file in os.listdir(directory):
                     if re.fullmatch(r"pod\.\d+", file):
                         with contextlib.suppress(OSError):  # it leaves this moment
-                            uid = Path(directory, file).read_text()
-                            one.places[int(file[4:])] = Place(uid)
+                            group, uid = int(file[4:]), Path(directory, file).read_text()
+                            one.places[group] = Place(messages.Pod(name, group, uid))
 
     def _simulation(self, name: str) -> Simulation:
         if not _NAME.fullmatch(name):
@@ -204,7 +209,11 @@ class Agent:
 
     def _admit(self, pod: messages.Pod, writer: asyncio.StreamWriter) -> Place:
         one = self._simulation(pod.simulation)
-        place = one.places[pod.group] = Place(pod.uid, writer)
+        place = one.places[pod.group] = Place(pod, writer, used=pod.used)
+        if pod.used:
+            one.find_at = 0.0
+            self._find_folders(one)
+            place.earlier = weights.counts(place.cgroup) if place.cgroup else []
         directory = Path(one.directory)
         if one.control is None and not (directory / "control").exists():
             with contextlib.suppress(OSError, page.PageError):  # full: ranks wait as shipped
@@ -222,6 +231,8 @@ class Agent:
             self._report(message)
         elif isinstance(message, (messages.Spawn, messages.Spawned)):
             self._relay(message)
+        elif isinstance(message, messages.Lost):
+            self._report(message)
 
     def _relay(self, message: messages.Spawn | messages.Spawned) -> None:
         """Pass it on to its group, here or elsewhere; it is kept for a hub that comes later.
@@ -342,9 +353,9 @@ class Agent:
             self._report(asked)
         for one in self.simulations.values():
             one.reader.forget()
-            for group, place in one.places.items():
+            for place in one.places.values():
                 if place.writer is not None:
-                    self._report(messages.Pod(one.name, group, place.uid))
+                    self._report(place.pod)
             staged = filter(None, one.stages.values())
             for message in (*one.told.values(), *one.lost.values(), *one.spawns.values(), *staged):
                 self._report(message)
@@ -554,9 +565,9 @@ class Agent:
         if not new or time.monotonic() < one.find_at:
             return
         one.find_at = time.monotonic() + FIND
-        folders = weights.find(self.cgroups, [place.uid for place in new])
+        folders = weights.find(self.cgroups, [place.pod.uid for place in new])
         for place in new:
-            place.cgroup = folders.get(place.uid, "")
+            place.cgroup = folders.get(place.pod.uid, "")
 
     def _count(self, one: Simulation) -> None:
         """Tell what keeps its ranks from their cores."""
@@ -566,7 +577,7 @@ class Agent:
         groups = {}
         for group, place in one.places.items():
             if place.cgroup:
-                groups[str(group)] = weights.counts(place.cgroup)
+                groups[str(group)] = weights.since(place.earlier, weights.counts(place.cgroup))
         cpus = len(os.sched_getaffinity(0))
         self._report(messages.Counts(one.name, cpus, groups, one.reader.waits()))
 
@@ -576,7 +587,7 @@ class Agent:
             if place.writer is None and dead(os.path.join(one.directory, f"pod.{group}")):
                 del one.places[group]
                 if one.end is None and messages.Result not in one.told:
-                    one.lost[group] = messages.Lost(one.name, group, place.uid)
+                    one.lost[group] = messages.Lost(one.name, group, place.pod.uid)
                     self._report(one.lost[group])
                     end_simulation(one.directory, Group("", ""))
         if not one.places:

@@ -1,14 +1,15 @@
 # SPDX-License-Identifier: LGPL-3.0-or-later
-"""The first process of a pod: one rank group of one simulation, from first to last.
+"""The first process of a pod: one rank group of a simulation, from first to last; then of the next.
 
 Inputs: what the node's agent says (`messages`); requests of go-betweens (`spawn`). Outputs:
 answers; in the first rank group a supervisor (`dovetail.mpi.supervisor`), which runs the
 simulation as on a single machine.
 
-Invariants: nothing that was started here outlives the entrypoint; an agent may die and come back
-at any time, and hears all again; there is one supervisor and one Result, whatever is asked for
-twice, and the Result is repeated until an End answers it. The file `pod.GROUP` is locked as long
-as the entrypoint lives, which is how others know. Exit code: the simulation's.
+Invariants: nothing that was started here outlives the entrypoint, nor, but for the supervisor, the
+simulation; what that has left in the pod, processes or files, no other finds. An agent may die and
+come back at any time, and hears all again; there is one supervisor and one Result, whatever is
+asked for twice, and the Result is repeated until an End answers it. The file `pod.GROUP` is locked
+as long as the simulation has the pod, which is how others know. Exit code: the last simulation's.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ import signal
 import socket
 import sys
 import time
+from dataclasses import replace
 
 from dovetail.core.causes import Cause
 from dovetail.core.messages import MessageError
@@ -51,7 +53,8 @@ _TERMINATED = 128 + signal.SIGTERM
 class Supervisor:
     """The supervisor of the simulation whose directory this is; `pid` is 0 while it does not run.
 
-    One that dies without a Result gets one from us, and what it leaves is ended.
+    One that dies without a Result gets one from us, and what it leaves is ended. It has the next
+    simulation too: until that starts it is `spare`.
     `watch` and `say` are as in `spawn.Spawner`; `told` is what has been said, by kind.
     """
 
@@ -62,19 +65,28 @@ class Supervisor:
         say: Callable[[messages.Message], None],
     ) -> None:
         self.pid = 0
+        self.spare = False
+        self._watch, self._say = watch, say
+        self._commands = self.messages = -1
+        self._splitter = LineSplitter()
+        self.follow(directory)
+
+    def follow(self, directory: str) -> None:
+        """From now on it is that of the simulation with this directory."""
         self.told: dict[str, messages.Prepared | messages.Started | messages.Result] = {}
         self._directory = directory
         self._simulation = os.path.basename(directory)
-        self._watch, self._say = watch, say
-        self._commands = self._messages = -1
-        self._splitter = LineSplitter()
         self._kills = KernelKills()
         self._evicted = False
 
     @property
     def pending(self) -> bool:
         """Whether there is a Result to come."""
-        return bool(self.pid) and "result" not in self.told
+        return self._runs and "result" not in self.told
+
+    @property
+    def _runs(self) -> bool:
+        return bool(self.pid) and not self.spare
 
     def code(self, otherwise: int) -> int:
         """The exit code of the Result, `otherwise` if there is none."""
@@ -82,8 +94,8 @@ class Supervisor:
         return result.code & 255 if isinstance(result, messages.Result) else otherwise
 
     def start(self, run: messages.Run) -> None:
-        """Start the supervisor, the first time."""
-        if self.pid or "result" in self.told:
+        """Start the simulation, the first time."""
+        if self._runs or "result" in self.told:
             return
         own = {
             "directory": self._directory,
@@ -96,31 +108,36 @@ class Supervisor:
         with contextlib.suppress(FileExistsError):
             os.mkdir(self._directory + "/tmp", 0o700)
         text = json.dumps({**run.config, **own}).encode()
+        if not self.spare:
+            self._begin()
+        self.spare = False
+        self._tell(len(text).to_bytes(4, "little") + text)
+
+    def _begin(self) -> None:
         read_end, self._commands = os.pipe()
-        self._messages, write_end = os.pipe()
+        self.messages, write_end = os.pipe()
         actions = [(os.POSIX_SPAWN_DUP2, read_end, 0), (os.POSIX_SPAWN_DUP2, write_end, 1)]
         words = command("mpi.supervisor", borrowed_python.own())
         self.pid = os.posix_spawn(words[0], words, os.environ, file_actions=actions, setpgroup=0)
         os.close(read_end)
         os.close(write_end)
-        os.set_blocking(self._messages, False)
-        self._watch(self._messages, self._hear)
-        self._tell(len(text).to_bytes(4, "little") + text)
+        os.set_blocking(self.messages, False)
+        self._watch(self.messages, self._hear)
 
     def checkpoint(self) -> None:
         """Ask the simulation to stop at a checkpoint, if its command runs."""
-        if self.pid:
+        if self._runs:
             self._tell(b"checkpoint\n")
 
     def spread(self) -> None:
         """The prepared case is on all nodes."""
         self.told.pop("prepared", None)
-        if self.pid:
+        if self._runs:
             self._tell(b"spread\n")
 
     def stop(self) -> None:
         """Ask the simulation to end, in its grace; what has not started never will."""
-        if self.pid:
+        if self._runs:
             self._tell(b"stop\n")
         else:
             self._conclude(Cause.LAUNCH_FAILED, 128 + signal.SIGTERM, "stopped before it started")
@@ -133,8 +150,13 @@ class Supervisor:
         self._evicted = True
         self.stop()
 
+    def release(self) -> None:
+        """Nothing more is needed of the simulation: it ends what is left, and becomes `spare`."""
+        if self._runs:
+            self._tell(b"release\n")
+
     def let_go(self) -> None:
-        """Nothing more is needed of the supervisor: it ends what is left, and goes."""
+        """Nothing more is needed of the supervisor either: it goes."""
         if self._commands >= 0:
             os.close(self._commands)
             self._commands = -1
@@ -142,9 +164,12 @@ class Supervisor:
     def bury(self, code: int) -> None:
         """It has ended, with this code or by minus this signal: its last words first."""
         self.pid = 0
-        if self._messages >= 0:
+        if self.messages >= 0:
             self._hear()
-        if "result" not in self.told:
+        if self.spare:
+            self.spare = False
+            self.let_go()
+        elif "result" not in self.told:
             end_simulation(self._directory, Group("", ""), os.getpid())
             why = f"ended by signal {-code}" if code < 0 else f"exit code {code}"
             starved = self._kills.why() if code == -signal.SIGKILL else ""
@@ -162,7 +187,7 @@ class Supervisor:
     def _hear(self) -> None:
         """Take in the supervisor's messages."""
         try:
-            chunk = os.read(self._messages, 1 << 16)
+            chunk = os.read(self.messages, 1 << 16)
         except BlockingIOError:
             return
         for line in self._splitter.take(chunk):
@@ -175,12 +200,14 @@ class Supervisor:
             elif said["kind"] == "prepared":
                 self.told["prepared"] = messages.Prepared(self._simulation)
                 self._say(self.told["prepared"])
+            elif said["kind"] == "removed":
+                self.spare = True
             else:
                 self._conclude(Cause(said["cause"]), said["code"], said["reason"], said["trouble"])
         if not chunk:
-            self._watch(self._messages, None)
-            os.close(self._messages)
-            self._messages = -1
+            self._watch(self.messages, None)
+            os.close(self.messages)
+            self.messages = -1
 
     def _conclude(self, cause: Cause, code: int, reason: str, trouble: str = "") -> None:
         if "result" not in self.told:
@@ -196,11 +223,6 @@ class Entrypoint:
 
     def __init__(self, session: str, simulation: str, group: int, uid: str) -> None:
         self.session = session
-        self.directory = os.path.join(session, simulation)
-        self.pod = messages.Pod(simulation, group, uid)
-        self.path = os.path.join(self.directory, f"pod.{group}")
-        if len(self.path) + len(".sock") > 107:
-            raise ValueError(f"{self.path}: too long for the name of a socket")
         self.link: socket.socket | None = None
         self.outbox = bytearray()
         self.decoder = messages.Decoder()
@@ -208,9 +230,10 @@ class Entrypoint:
         self.limit = orphan_limit()
         self.held: list[int] = []
         self.spawner: Spawner | None = None
+        self._serve(messages.Pod(simulation, group, uid))
         self.supervisor = Supervisor(self.directory, self.watch, self.say)
-        self.code: int | None = None
-        self.terminated = self.suspended = False
+        self.terminated = False
+        self.files = written()
         self.poller = select.poll()
         self.watched: dict[int, Callable[[], None]] = {}
         processes.adopt_orphans()
@@ -219,8 +242,29 @@ class Entrypoint:
             signal.signal(number, lambda number, frame: None)
         self.watch(self.waker, self._wake)
 
+    def _serve(self, pod: messages.Pod) -> None:
+        """Be there for this simulation."""
+        self.pod = pod
+        self.directory = os.path.join(self.session, pod.simulation)
+        self.path = os.path.join(self.directory, f"pod.{pod.group}")
+        if len(self.path) + len(".sock") > 107:
+            raise ValueError(f"{self.path}: too long for the name of a socket")
+        self.code: int | None = None
+        self.next = ""
+        self.suspended = False
+
     def run(self) -> int:
-        """Serve until the simulation is over; then leave nothing behind."""
+        """Serve until no simulation has the pod any more; of each leave nothing behind."""
+        code = self._until_over()
+        while self.next:
+            used = processes.cpu_seconds([os.getpid(), self.supervisor.pid])
+            self._serve(replace(self.pod, simulation=self.next, used=used))
+            self.supervisor.follow(self.directory)
+            code = self._until_over()
+        return code
+
+    def _until_over(self) -> int:
+        """Serve until the simulation is over; its exit code."""
         pause, again = 0.1, 0.0
         while self.code is None:
             now = time.monotonic()
@@ -240,6 +284,17 @@ class Entrypoint:
                 self.code = self.supervisor.code(_TERMINATED)
         self._clean_up()
         return self.code
+
+    def _is_as_new(self) -> bool:
+        """Whether the next simulation finds nothing of what was done in this pod before it."""
+
+        def others() -> processes.Processes:
+            self._reap()
+            return processes.all_but({1, self.supervisor.pid})
+
+        if self.terminated or (self.supervisor.pid and not self.supervisor.spare):
+            return False
+        return not processes.end_all(others) and written() == self.files
 
     def watch(self, fd: int, what: Callable[[], None] | None) -> None:
         """Have `what` called when there is something to read; with None no more."""
@@ -349,6 +404,7 @@ class Entrypoint:
             self.spawner.answered(message)
         elif isinstance(message, messages.End):
             self.code = message.code & 255
+            self.next = message.next if os.getpid() == 1 else ""  # else there are others here
 
     def _stop(self) -> None:
         """Ask the simulation to end; what is suspended could not."""
@@ -382,30 +438,64 @@ class Entrypoint:
             elif self.spawner:
                 self.spawner.ended(pid, status)
 
-    def _clean_up(self) -> None:
-        """End all, remove what is ours, and the rest if we are the last."""
-        self.supervisor.let_go()
+    def _await_signal(self) -> None:
+        """Let the node end the pod: that one ended by itself it hears up to a second later."""
         deadline = time.monotonic() + PATIENCE
-        while self.supervisor.pid and time.monotonic() < deadline:
+        while not self.terminated and time.monotonic() < deadline:
             for fd, _ in self.poller.poll(100):
                 if fd == self.waker:
-                    os.read(self.waker, 512)
-            self._reap()
+                    self._wake()
+
+    def _left(self) -> processes.Processes:
+        """The processes of the simulation that are still there."""
+        found = processes.members(f"DOVETAIL_DIR={self.directory}", os.getpid())
+        if self.supervisor.spare:
+            found.pop(self.supervisor.pid, None)
+        return found
+
+    def _clean_up(self) -> None:
+        """End all, remove what is ours, and the rest if we are the last."""
+        if self.next:
+            self.supervisor.release()
+        else:
+            self.supervisor.let_go()
+        deadline = time.monotonic() + PATIENCE
+        while self.supervisor.pid and not self.supervisor.spare and time.monotonic() < deadline:
+            for fd, _ in self.poller.poll(100):
+                if fd in self.watched and fd in (self.waker, self.supervisor.messages):
+                    self.watched[fd]()
         if self.spawner:
             self.spawner.close(self.path + ".sock")
-            marker = f"DOVETAIL_DIR={self.directory}"
-            processes.end_all(lambda: processes.members(marker, os.getpid()))
+            processes.end_all(self._left)
             self._flush()
             with contextlib.suppress(OSError):
                 os.unlink(self.path)
             with contextlib.suppress(OSError):
                 if not any(name.startswith("pod.") for name in os.listdir(self.directory)):
                     remove_tree(self.directory)
+            self.spawner = None
+        if self.next and not self._is_as_new():
+            self.say(messages.Lost(self.next, self.pod.group, self.pod.uid))
+            self.next = ""
+            self._await_signal()
         self._disconnect()
         for handle in self.held[1:]:
             os.close(handle)
         if self.held:
             leave_session(self.session, self.held[0])
+        self.held.clear()
+
+
+def written() -> list[str]:
+    """What programs have left in the pod's own folders, and of System V's IPC; the names alone."""
+    found = []
+    for folder in ("/", "/tmp", "/var/tmp", os.environ.get("HOME", "/")):
+        with contextlib.suppress(OSError):
+            found += sorted(f"{folder}/{name}" for name in os.listdir(folder))
+    for kind in ("shm", "sem", "msg"):
+        with contextlib.suppress(OSError), open(f"/proc/sysvipc/{kind}") as file:
+            found += [" ".join([kind, *line.split()[:2]]) for line in file]
+    return found
 
 
 def main() -> None:

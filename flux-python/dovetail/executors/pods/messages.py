@@ -47,11 +47,15 @@ class Transfer:
 
 @dataclass(frozen=True)
 class Pod:
-    """A rank group's entrypoint is there; said again by each new agent, and to each new hub."""
+    """A rank group's entrypoint is there; said again by each new agent, and to each new hub.
+
+    Earlier simulations in the pod have `used` so many CPU seconds.
+    """
 
     simulation: str
     group: int
     uid: str
+    used: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -79,7 +83,7 @@ class Result:
 
 @dataclass(frozen=True)
 class Lost:
-    """A rank group's entrypoint has ended without an End."""
+    """A rank group has no entrypoint, which ended without an End, or is not there for the next."""
 
     simulation: str
     group: int
@@ -220,10 +224,14 @@ class Suspend:
 
 @dataclass(frozen=True)
 class End:
-    """The simulation is over and its result known: entrypoints end what is left, and exit."""
+    """The simulation is over and its result known: entrypoints end what is left, and exit.
+
+    Or, if there is a `next` one, are there for that, unless something is left in their pods.
+    """
 
     simulation: str
     code: int
+    next: str = ""
 
 
 @dataclass(frozen=True)

@@ -36,6 +36,15 @@ def counts(directory: str) -> list[float]:
     return [*(known or (0, 0, 0, 0.0, 0.0)), -1.0 if pressure is None else pressure]
 
 
+def since(earlier: list[float], now: list[float]) -> list[float]:
+    """What of these counts came after the earlier ones, if there are any: all but the limit."""
+    if not earlier:
+        return now
+    grown = [max(0.0, late - early) for late, early in zip(now[1:5], earlier[1:5])]
+    pressure = max(0.0, now[5] - earlier[5]) if now[5] >= 0 else now[5]
+    return [now[0], *grown, pressure]
+
+
 def used(root: str, directory: str) -> list[float] | None:
     """CPU seconds that a pod has used so far, and its memory now, bytes; None if unknown.
 

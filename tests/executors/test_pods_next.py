@@ -1,0 +1,141 @@
+# SPDX-License-Identifier: LGPL-3.0-or-later
+"""A pod that has one simulation after the other, of which none finds what others left.
+
+Pods are namespaces: of processes, and of the folders where programs leave files.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+
+import pytest
+from dovetail.executors.pods import messages
+from dovetail.host import processes
+from support.local_runs import LIMIT, wait_for
+from support.pod_processes import ADDRESSES, cluster, name_of  # noqa: F401
+
+pytestmark = pytest.mark.unit
+
+NAMESPACES = ("unshare", "--pid", "--ipc", "--mount", "--fork", "--mount-proc", "--kill-child")
+OWN_TMP = (
+    'mount --bind "$0" /mnt && mount -t tmpfs none /tmp && mount -t tmpfs none /var/tmp && '
+    'mkdir -p "$0" && mount --move /mnt "$0" && HOME=/tmp exec "$@"'
+)
+
+
+@pytest.fixture
+def pod(cluster):  # noqa: F811
+    """A pod of the simulation `sim` that is to be there for `two` afterwards; both on node one."""
+    if subprocess.run([*NAMESPACES, "true"], capture_output=True).returncode:
+        pytest.skip("no namespaces for this user")
+    cluster.agent()
+    prefix = (*NAMESPACES, "sh", "-c", OWN_TMP, str(cluster.directory))
+
+    def run(name, script):
+        config = cluster.config(name, ("sh", "-c", script), 1)
+        cluster.hub.tell(messages.Run(name, config, [{"address": ADDRESSES[0], "ranks": 1}]))
+
+    def first(script):
+        made = cluster.entrypoint("sim", 0, "one", *prefix)
+        cluster.until(messages.Pod, "sim")
+        run("sim", script)
+        assert cluster.until(messages.Result, "sim").code == 0
+        cluster.hub.tell(messages.End("sim", 0, "two"))
+        return made
+
+    def terminate(made):
+        found = processes.members(f"DOVETAIL_TEST={cluster.directory}", made.pid)
+        (first,) = (pid for pid in found if processes.parent(pid) == made.pid)
+        os.kill(first, signal.SIGTERM)
+
+    cluster.first, cluster.then, cluster.terminate = first, run, terminate
+    return cluster
+
+
+def supervisors(pod):
+    marker = f"DOVETAIL_TEST={pod.directory}"
+    return [pid for pid in processes.members(marker) if "mpi.supervisor" in name_of(pid)]
+
+
+def test_the_next_simulation_runs_in_the_same_pod_under_the_same_supervisor(pod):
+    made = pod.first("cat input; exec sleep 0.5")
+    there = pod.until(messages.Pod, "two")
+    assert (there.uid, there.group) == ("uid0", 0)
+    assert there.used > 0.0
+    (supervisor,) = supervisors(pod)
+    wait_for(lambda: sorted(os.listdir(pod.session("one"))) == ["agent.sock", "owner", "two"])
+    pod.then("two", "cat input; exit 3")
+    result = pod.until(messages.Result, "two")
+    assert (result.code, result.reason) == (3, "exit code 3: as delivered")
+    assert pod.log("sim") == pod.log("two") == "as delivered\n"
+    assert supervisors(pod) == [supervisor]
+    pod.hub.tell(messages.End("two", 3))
+    assert made.wait(LIMIT) == 3
+
+
+def test_processes_that_hide_from_their_simulation_do_not_outlive_it(pod):
+    """It is its own session, has no environment, and nobody's child."""
+    made = pod.first("setsid env -i sleep 987 & sleep 0.1")
+    pod.until(messages.Pod, "two")
+    pod.then("two", "grep -qs 987 /proc/[0-9]*/cmdline && exit 1; exit 0")
+    assert pod.until(messages.Result, "two").code == 1, "grep finds itself"
+    pod.hub.tell(messages.End("two", 0, "three"))
+    pod.until(messages.Pod, "three")
+    pod.then("three", "ls /proc/[0-9]*/cmdline | xargs -n 1 cat | tr '\\0' ' '")
+    assert pod.until(messages.Result, "three").code == 0
+    assert "sleep 987" not in pod.log("three")
+    pod.hub.tell(messages.End("three", 0))
+    assert made.wait(LIMIT) == 0
+
+
+@pytest.mark.parametrize(
+    "leave", ["touch /tmp/left", "touch /var/tmp/left", "touch $HOME/left", "ipcmk -M 4096"]
+)
+def test_a_pod_in_which_something_was_left_is_no_others(pod, leave):
+    made = pod.first(leave)
+    assert pod.until(messages.Lost, "two") == messages.Lost("two", 0, "uid0")
+    pod.terminate(made)
+    assert made.wait(LIMIT) == 0
+
+
+def test_a_pod_that_is_told_to_end_while_nobody_has_it_does_so(pod):
+    made = pod.first("true")
+    pod.until(messages.Pod, "two")
+    pod.terminate(made)
+    assert made.wait(LIMIT) == 128 + signal.SIGTERM
+
+
+def test_a_supervisor_that_dies_while_it_has_nothing_to_do_is_not_missed(pod):
+    made = pod.first("true")
+    pod.until(messages.Pod, "two")
+    (supervisor,) = supervisors(pod)
+    os.kill(supervisor, signal.SIGKILL)
+    wait_for(lambda: not supervisors(pod))
+    pod.then("two", "exit 4")
+    assert pod.until(messages.Result, "two").code == 4
+    pod.hub.tell(messages.End("two", 4))
+    assert made.wait(LIMIT) == 4
+
+
+def test_an_agent_that_comes_back_finds_the_pod_with_its_next_simulation(pod):
+    made = pod.first("true")
+    there = pod.until(messages.Pod, "two")
+    pod.agents["one"].kill()
+    pod.agents["one"].wait()
+    pod.agent()
+    assert pod.until(messages.Pod, "two") == there
+    pod.then("two", "exit 5")
+    assert pod.until(messages.Result, "two").code == 5
+    pod.hub.tell(messages.End("two", 5))
+    assert made.wait(LIMIT) == 5
+
+
+def test_a_process_that_is_not_alone_with_its_simulation_has_no_other(cluster):  # noqa: F811
+    """As in a pod that shares its processes with another's: whose is what is left?"""
+    cluster.agent()
+    cluster.launch("sim", "true")
+    cluster.until(messages.Result, "sim")
+    cluster.hub.tell(messages.End("sim", 0, "two"))
+    assert cluster.entrypoints["sim", 0].wait(LIMIT) == 0
