@@ -15,6 +15,7 @@ from dovetail.executors.kubernetes.api import NotFound, Refused
 from dovetail.executors.kubernetes.lifecycle import (
     HAND_OVER,
     LABEL,
+    PATIENT,
     Launched,
     Lifecycle,
     Pending,
@@ -71,29 +72,31 @@ def test_whoever_wants_its_image_pulled_each_time_gets_new_pods():
 
 
 @pytest.mark.parametrize(
-    ("cpu", "memory", "suits"),
+    ("cpu", "suits"),
     [
-        pytest.param((500, 500), 0, True, id="the same"),
-        pytest.param((900, 100), 0, True, id="divided otherwise, on the same node"),
-        pytest.param((500, 501), 0, False, id="more than was there"),
-        pytest.param((500, 500), 65 << 20, False, id="more memory than they asked for"),
-        pytest.param((500, 500), 30 << 20, True, id="less than what all ask for"),
+        pytest.param((500, 500), True, id="the same"),
+        pytest.param((900, 100), True, id="divided otherwise, on the same node"),
+        pytest.param((500, 501), False, id="more than was there"),
     ],
 )
-def test_pods_suit_where_they_can_be_resized_to_what_is_wanted(cpu, memory, suits):
-    assert spare_pods.suit({0: pod(0), 1: pod(1)}, cpu, memory) is suits
+def test_pods_suit_where_they_can_be_resized_to_what_is_wanted(cpu, suits):
+    assert spare_pods.suit({0: pod(0), 1: pod(1)}, cpu) is suits
 
 
 def test_what_one_node_has_is_not_wanted_of_another():
     apart = {0: pod(0), 1: pod(1, node="m")}
-    assert spare_pods.suit(apart, (500, 400), 0)
-    assert not spare_pods.suit(apart, (600, 400), 0)
+    assert spare_pods.suit(apart, (500, 400))
+    assert not spare_pods.suit(apart, (600, 400))
 
 
-def test_pods_that_ask_for_far_more_memory_than_is_needed_go():
-    large = {0: pod(0, memory=1 << 30)}
-    assert spare_pods.suit(large, (500,), 600 << 20)
-    assert not spare_pods.suit(large, (500,), 400 << 20)
+@pytest.mark.parametrize(
+    ("has", "needs", "more"),
+    [(64, 0, 0), (64, 100, 36), (1024, 600, 0), (1024, 400, -624), (1024, 0, 64 - 1024)],
+)
+def test_memory_is_asked_for_where_it_lacks_and_given_back_where_it_is_far_too_much(
+    has, needs, more
+):
+    assert spare_pods.more_memory(pod(0, memory=has << 20), needs << 20) == more << 20
 
 
 class Place:
@@ -233,6 +236,23 @@ def test_pods_that_nobody_wants_at_once_go_and_room_is_looked_for_once_they_have
     assert place.asked, "now for room"
 
 
+def test_pods_that_do_not_go_hold_nobody_up_for_long(place, monkeypatch):
+    """Their room counts as taken: as for any that go slowly."""
+    key = place.hand_over()
+    place.launch(ranks=3, weights=(1.0,) * 3)
+    place.turn()
+    place.answer()
+    place.turn()
+    assert place.life.in_between
+    assert not place.asked
+    later = time.monotonic() + PATIENT + 1
+    monkeypatch.setattr(time, "monotonic", lambda: later)
+    place.turn()
+    assert key in place.life.spares
+    assert not place.life.in_between
+    assert place.asked, "for room"
+
+
 @pytest.mark.parametrize("result", [Result(Cause.FAILED, 1, "no"), Result(Cause.POD_LOST, 1)])
 def test_pods_of_what_did_not_end_well_go(place, result):
     place.job.heard = True
@@ -295,6 +315,28 @@ def test_pods_of_which_one_goes_meanwhile_are_not_handed_over(place, how):
     place.turn()
     assert isinstance(two.state, Pending)
     assert isinstance(spare.state, Terminating)
+
+
+@pytest.mark.parametrize(
+    ("memory", "taken"), [(6 << 30, True), (8 << 30, False), (100 << 20, True)]
+)
+def test_pods_have_more_memory_for_the_next_simulation_if_their_node_has(place, memory, taken):
+    """Of 8 GiB the agent has 64 MiB; what these ask for they have already."""
+    place.hand_over()
+    two = place.launch(memory=memory)
+    place.turn()
+    assert isinstance(two.state, Running) is taken
+    place.patched.clear()
+    place.answer()
+    asked = [
+        (where.rpartition("/pods/")[2], body["spec"]["containers"][0]["resources"]["requests"])
+        for where, body in place.patched
+        if where.endswith("/resize")
+    ]
+    needs = max(memory // 2, 64 << 20)
+    wanted = {"memory": str(needs)}
+    grows = taken and needs > 64 << 20
+    assert asked == ([(f"one-r-{n}/resize", wanted) for n in (0, 1)] if grows else [])
 
 
 @pytest.mark.parametrize("limit", [0.0, 2.0])

@@ -260,7 +260,7 @@ class KubernetesExecutor:
             self._find_lost(now)
         for job in self._life.all():
             self._life.advance(job, now)
-        self._resizes.held = bool(self._life.spares)  # whose pods have what may be grown into
+        self._resizes.held = self._life.in_between
         for key, words in self._transfers.progress(now):
             delayed = self._life.of(key)
             if delayed is not None:

@@ -482,9 +482,19 @@ class Lifecycle:
             state.offered = job.complete
 
     @property
+    def in_between(self) -> bool:
+        """Whether there are pods that nobody has, which will soon be gone or somebody's."""
+        long_ago = time.monotonic() + FORCE - PATIENT
+        return any(
+            isinstance(one.state, Spare)
+            or (isinstance(one.state, Terminating) and one.state.deadline > long_ago)
+            for one in self.spares.values()
+        )
+
+    @property
     def _may_look(self) -> bool:
         """Whether room that is found now is not another's."""
-        return self._placing is None and not self._resizes.busy and not self.spares
+        return self._placing is None and not self._resizes.busy and not self.in_between
 
     def deadline(self, job: Launched) -> float:
         """When `advance` is needed at the latest; 0 for no such time."""
@@ -622,8 +632,8 @@ class Lifecycle:
 
     # --- pods that another has left ---
 
-    def _fitting(self, job: Launched) -> tuple[Launched, list[int]] | None:
-        """Pods that nobody has and that suit it, and what each shall ask for then."""
+    def _fitting(self, job: Launched) -> tuple[Launched, list[int], int] | None:
+        """Pods that nobody has and that suit it, and the CPU and memory that each shall have."""
         memory = max(job.spec.memory, self.peak.get(job.spec.family, 0))
         for spare in self.spares.values():
             if not isinstance(spare.state, Spare) or not spare.complete:
@@ -632,20 +642,29 @@ class Lifecycle:
             if job.share.requests != spare.share.requests:
                 cpu = self._nodes.divided(spare.sizes, job.share.requests)
             _, each = placement.per_pod(spare.sizes, job.share.requests, memory)
+            pods = spare.pods.values()
+            more = [(pod_status.node_of(pod), spare_pods.more_memory(pod, each[0])) for pod in pods]
             if (
                 spare_pods.alike(spare.spec, job.spec)
                 and spare.limited == job.limited
-                and spare_pods.suit(spare.pods, cpu, each[0])
-                and self._nodes.take({*map(pod_status.node_of, spare.pods.values())})
+                and spare_pods.suit(spare.pods, cpu)
+                and self._nodes.take(more, (pod for one in self.all() for pod in one.pods.values()))
             ):
-                return spare, cpu
+                return spare, cpu, each[0]
         return None
 
-    def _take(self, job: Launched, spare: Launched, cpu: list[int]) -> None:
+    def _take(self, job: Launched, spare: Launched, cpu: list[int], memory: int) -> None:
         """Have the simulation run in these pods."""
         now = time.monotonic()
         del self.spares[spare.key]
         job.take(spare, cpu, now)
+        for pod in job.pods.values():
+            if more := spare_pods.more_memory(pod, memory):
+                body = manifests.memory_resize(pod_status.memory_of(pod) + more)
+                where = path("Pod", pod["metadata"]["name"]) + "/resize"
+                self._calls.submit(
+                    functools.partial(self._api.patch, where, body, "strategic"), lambda found: None
+                )
         self._label(job, [path("Job", job.made)])  # for who resumes the run
         job.label_at = now + LABEL
         self.correct(job)

@@ -418,6 +418,12 @@ def resize(millicores: int, limit: int = 0) -> Object:
     return {"spec": {"containers": [part]}}
 
 
+def memory_resize(memory: int) -> Object:
+    """The body of a patch of pods/resize: the memory request, bytes."""
+    part = {"name": CONTAINER, "resources": {"requests": {"memory": str(memory)}}}
+    return {"spec": {"containers": [part]}}
+
+
 def cap(limit: int, devices: Mapping[str, int] = NONE) -> Object:
     """A CPU limit in millicores, if any, and devices, as a part of a container's resources.
 

@@ -81,10 +81,15 @@ class Nodes:
                 return
         self._count()
 
-    def take(self, names: set[str]) -> bool:
-        """Whether all of these take simulations."""
-        nodes = [self._nodes[name] for name in names - self.left_out if name in self._nodes]
-        return len(nodes) == len(names) and all(map(placement.usable, nodes))
+    def take(self, more: Iterable[tuple[str, int]], pods: Iterable[Object]) -> bool:
+        """Whether pods on nodes that take simulations can have so many bytes more, beside these."""
+        rooms = placement.rooms(self._nodes.values(), [*self._foreign, *pods])
+        left = {room.node: room.memory - manifests.LEAST_MEMORY for room in rooms}  # for our agent
+        for node, memory in more:
+            if node not in left or node in self.left_out or memory > max(0, left[node]):
+                return False
+            left[node] -= memory
+        return True
 
     def leave_out(self, choose: Callable[[Iterable[Object]], frozenset[str]]) -> None:
         """Have some nodes take no simulations, or no longer."""

@@ -2,7 +2,7 @@
 """Whether the pods that one simulation has left are what another wants. Pure.
 
 Inputs: both simulations, the pods as the API has them, what they shall ask for. What can be changed
-in a pod that runs may differ: its CPU request and limit, as far as its node has room.
+in a pod that runs may differ: its requests, and its limit of CPU, as far as its node has room.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ Object = dict[str, Any]
 
 _MADE_BY = ("ranks", "ranks_per_pod", "image", "pull_policy", "pull_secret", "devices")
 SLACK = 2
-"""Pods that ask for more than so many times the memory that is needed go."""
+"""Pods may ask for so many times the memory that is needed: a change costs their node time."""
 
 
 def alike(one: Spec, other: Spec) -> bool:
@@ -29,18 +29,20 @@ def alike(one: Spec, other: Spec) -> bool:
     return same and one.pull_policy != "Always"
 
 
-def suit(pods: Mapping[int, Object], cpu: Sequence[int], memory: int) -> bool:
-    """Whether the pods, by rank group, can ask for so much where they are.
+def suit(pods: Mapping[int, Object], cpu: Sequence[int]) -> bool:
+    """Whether the pods, by rank group, can ask for so much CPU where they are.
 
-    `cpu` in millicores, shape (groups,), which each node must have among these pods; `memory` is
-    what each needs, bytes.
+    In millicores, shape (groups,); each node must have that among these pods.
     """
     spare: dict[str, int] = {}
     for group, pod in pods.items():
         has, _ = pod_status.born_with(pod)
         node = pod_status.node_of(pod)
         spare[node] = spare.get(node, 0) + has - cpu[group]
-        needs = max(manifests.LEAST_MEMORY, memory)
-        if not needs <= pod_status.memory_of(pod) <= SLACK * needs:
-            return False
     return min(spare.values(), default=-1) >= 0
+
+
+def more_memory(pod: Object, memory: int) -> int:
+    """How many bytes more than it does a pod is to ask for, that needs so many."""
+    needs, has = max(manifests.LEAST_MEMORY, memory), pod_status.memory_of(pod)
+    return 0 if needs <= has <= SLACK * needs else needs - has
