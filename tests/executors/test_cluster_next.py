@@ -54,6 +54,17 @@ def test_pods_have_the_next_simulation_and_say_which_and_a_resumed_run_knows_it(
     assert {one["restarts"] for one in site.summary(out)["simulations"]} == {0}
 
 
+@pytest.mark.parametrize("mpi", ["openmpi", "mpich"])
+def test_ranks_in_pods_of_their_own_have_those_of_the_ranks_before(site, out, mpi):
+    """Which have had a daemon of the MPI, or a starter, and shared memory with one another."""
+    entry = site.busy(1, 1, 1, iterations=20, ranks_per_pod=1, count=4, mpi=mpi)
+    run = site.start(site.plan(entry), out)
+    assert site.end(run) == 0, site.errors(out)
+    assert set(site.states(out).values()) == {"done"}
+    assert all(one["iterations"] == 20 for one in site.summary(out)["simulations"])
+    assert len(made(site, out)) < 12
+
+
 def test_a_simulation_that_loses_a_pod_another_had_before_it_runs_again(site, out):
     file, _, run = followed(site, out)
     (pod,) = site.until(lambda: site.pods("last"), out)

@@ -47,7 +47,7 @@ from dovetail.executors.kubernetes.manifests import KEY, PART, RANK_GROUP, RUN, 
 from dovetail.executors.kubernetes.nodes import Nodes
 from dovetail.executors.kubernetes.rank_samples import RankSamples, Waits
 from dovetail.executors.kubernetes.resizes import Change, Resizes
-from dovetail.executors.kubernetes.session import Session, foreign
+from dovetail.executors.kubernetes.session import Session, foreign, hint
 from dovetail.executors.kubernetes.transfers import Transfers
 from dovetail.executors.pods import messages
 from dovetail.host import install_paths
@@ -695,7 +695,7 @@ class Lifecycle:
             self._hub.tell(messages.End(job.key, code, "" if failed else spare.key))
             if isinstance(found, Refused) and found.status == 403 and self.hands_over:
                 self.hands_over = False
-                self._session.news.put(f"pods are not used again: {found}")
+                self._session.news.put(f"each simulation gets new pods: {found}; {hint()}")
             if isinstance(found, Exception):
                 self._dissolve(spare)
 

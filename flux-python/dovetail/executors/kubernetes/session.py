@@ -83,7 +83,7 @@ def look(api: Api, run: str = "") -> tuple[list[Object], list[Object]]:
         nodes = api.get(path("Node"))["items"]
         pods = api.get(path("Pod", namespace=""), labelSelector=f"{RUN}!={run}")["items"]
     except (Refused, Unreachable) as error:
-        raise BadInput(f"{api.path}: cannot list nodes and pods: {error}; {_hint()}") from None
+        raise BadInput(f"{api.path}: cannot list nodes and pods: {error}; {hint()}") from None
     return nodes, [pod for pod in pods if foreign(pod, run)]
 
 
@@ -93,7 +93,8 @@ def foreign(pod: Object, run: str) -> bool:
     return pod["metadata"]["namespace"] != NAMESPACE or not of or bool(run and of != run)
 
 
-def _hint() -> str:
+def hint() -> str:
+    """Who gives access, and how, in words."""
     folder = install_paths.shared("operator-manifests")
     return f"an administrator gives access with: kubectl apply -k {folder}"
 
@@ -122,14 +123,12 @@ def install(api: Api, more: Iterable[tuple[str, str, str, str]] = ()) -> list[st
             api.create(path(kind, namespace=inside), thing)
             made.append(f"{kind} {meta['name']}")
     except (Refused, Unreachable) as error:
-        raise BadInput(
-            f"{api.path}: cannot be set up for simulations: {error}; {_hint()}"
-        ) from None
+        raise BadInput(f"{api.path}: cannot be set up for simulations: {error}; {hint()}") from None
     for verb, group, resource, part in (*_NEEDS, *more):
         if not _allowed(api, verb, group, resource, part):
             what = "/".join(filter(None, (resource, part)))
             raise BadInput(
-                f"{api.path}: its user may not {verb} {what} in namespace {NAMESPACE}; {_hint()}"
+                f"{api.path}: its user may not {verb} {what} in namespace {NAMESPACE}; {hint()}"
             )
     return made
 
