@@ -187,10 +187,15 @@ def test_the_next_simulation_runs_in_the_pods_of_the_one_before(place):
     place.answer()
     assert [where.rpartition("/")[2] for where, _ in place.patched] == ["one-r"], "who resumes it"
     place.turn(later=LABEL + 1)
+    ((_, then),) = place.asked
+    place.asked.clear()
+    then(Refused(500, "Internal", "later"))
+    place.turn(later=2 * LABEL + 2)
     place.answer()
-    place.turn(later=LABEL + 2)
+    place.turn(later=4 * LABEL)
     assert not place.asked
-    assert [where.rpartition("/")[2] for where, _ in place.patched[1:]] == ["one-r-0", "one-r-1"]
+    paths = [where.rpartition("/")[2] for where, _ in place.patched[1:]]
+    assert paths == ["one-r", "one-r-0", "one-r-1"]
     labels = {manifests.SIMULATION: "two", manifests.KEY: key}
     assert all(body == {"metadata": {"labels": labels}} for _, body in place.patched)
 
@@ -202,6 +207,17 @@ def test_nobody_who_resumes_the_run_takes_the_pods_for_those_of_the_one_before(p
     (where, body) = place.patched[0]
     assert where.endswith("/jobs/one-r")
     assert body["metadata"]["labels"][manifests.SIMULATION] == ""
+
+
+def test_pods_of_which_nobody_knows_yet_whose_they_are_go(place):
+    """Else what is said of them last might be what was asked for first."""
+    place.hand_over()
+    two = place.launch()
+    place.turn()
+    place.told.clear()
+    place.life.heard(two, Result(Cause.DONE))
+    assert place.told == [messages.End(two.key, 0)]
+    assert not place.life.spares
 
 
 def test_requests_that_are_divided_otherwise_are_those_of_the_next(place):

@@ -196,7 +196,7 @@ class Launched:
     failed, `heard` that its supervisor has said how it ended, and `seen` that all its pods have
     been. `store` is where its pods have copies of the run's folders, if they do; `made` the name of
     their Job or MiniCluster, once it has one; `label_at` when pods that another had are to say
-    that they are its own, 0 if they do.
+    that they are its own, 0 if they do, and `labelling` that this is under way.
     """
 
     spec: protocol.Spec
@@ -217,6 +217,7 @@ class Launched:
     store: str = ""
     made: str = ""
     label_at: float = 0.0
+    labelling: bool = False
 
     def __post_init__(self) -> None:
         self.samples, self.waits = RankSamples(self.spec.ranks), Waits(self.spec.ranks)
@@ -461,10 +462,8 @@ class Lifecycle:
         elif isinstance(state, Gathering):
             self._gather(job, state, now)
         elif isinstance(state, Running):
-            if job.label_at and now > job.label_at:
-                job.label_at = 0.0
-                pods = (pod["metadata"]["name"] for pod in job.pods.values())
-                self._label(job, [path("Pod", name) for name in pods])
+            if job.label_at and now > job.label_at and not job.labelling:
+                self._label(job, [*job.pods.values()])
             self._copy(job, state)
             self._fetch(job, state, now)
             if job.state is not state:  # there was nothing to copy: it has ended
@@ -636,7 +635,9 @@ class Lifecycle:
         """Pods that nobody has and that suit it, and the CPU and memory that each shall have."""
         memory = max(job.spec.memory, self.peak.get(job.spec.family, 0))
         for spare in self.spares.values():
-            if not isinstance(spare.state, Spare) or not spare.complete:
+            there = isinstance(spare.state, Spare) and spare.complete
+            alike = spare_pods.alike(spare.spec, job.spec) and spare.limited == job.limited
+            if not (there and alike):
                 continue
             cpu = spare.cpu
             if job.share.requests != spare.share.requests:
@@ -644,12 +645,8 @@ class Lifecycle:
             _, each = placement.per_pod(spare.sizes, job.share.requests, memory)
             pods = spare.pods.values()
             more = [(pod_status.node_of(pod), spare_pods.more_memory(pod, each[0])) for pod in pods]
-            if (
-                spare_pods.alike(spare.spec, job.spec)
-                and spare.limited == job.limited
-                and spare_pods.suit(spare.pods, cpu)
-                and self._nodes.take(more, (pod for one in self.all() for pod in one.pods.values()))
-            ):
+            others = (pod for one in self.all() for pod in one.pods.values())
+            if spare_pods.suit(spare.pods, cpu) and self._nodes.take(more, others):
                 return spare, cpu, each[0]
         return None
 
@@ -665,21 +662,29 @@ class Lifecycle:
                 self._calls.submit(
                     functools.partial(self._api.patch, where, body, "strategic"), lambda found: None
                 )
-        self._label(job, [path("Job", job.made)])  # for who resumes the run
-        job.label_at = now + LABEL
+        self._label(job, ())
         self.correct(job)
         assert isinstance(job.state, Gathering)
         self._gather(job, job.state, now)
 
-    def _label(self, job: Launched, objects: Sequence[str]) -> None:
-        """Have these say whose they are."""
+    def _label(self, job: Launched, pods: Sequence[Object]) -> None:
+        """Have its Job say whose it is, for who resumes the run, and these pods, for who looks.
+
+        Once more with all of them, if they were not all, or that went wrong.
+        """
         labels = {"metadata": {"labels": {SIMULATION: job.spec.name, KEY: job.key}}}
+        names = [path("Job", job.made), *(path("Pod", pod["metadata"]["name"]) for pod in pods)]
 
         def work() -> None:
-            for one in objects:
-                self._api.patch(one, labels)
+            for name in names:
+                self._api.patch(name, labels)
 
-        self._calls.submit(work, lambda found: None)
+        def done(found: Any) -> None:  # noqa: ANN401
+            again = isinstance(found, Exception) or not pods
+            job.labelling, job.label_at = False, time.monotonic() + LABEL if again else 0.0
+
+        job.labelling = True
+        self._calls.submit(work, done)
 
     def _hand_over(self, job: Launched, code: int) -> None:
         """Have its pods be there for the next simulation; it has ended once they are.
@@ -1045,7 +1050,7 @@ class Lifecycle:
         ended = isinstance(job.state, Running) and job.heard and over and not job.stopped
         there = job.complete and len(job.pods) == len(job.sizes)
         return bool(
-            self.hands_over and ended and there and not job.store
+            self.hands_over and ended and there and not job.store and not job.labelling
             and not any(map(pod_status.ending, job.pods.values()))
         )  # fmt: skip
 
