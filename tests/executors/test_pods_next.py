@@ -9,20 +9,42 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 from dovetail.executors.pods import messages
-from dovetail.host import processes
+from dovetail.host import install_paths, processes
 from support.local_runs import LIMIT, wait_for
 from support.pod_processes import ADDRESSES, cluster, name_of  # noqa: F401
 
 pytestmark = pytest.mark.unit
 
 NAMESPACES = ("unshare", "--pid", "--ipc", "--mount", "--fork", "--mount-proc", "--kill-child")
-OWN_TMP = (
-    'mount --bind "$0" /mnt && mount -t tmpfs none /tmp && mount -t tmpfs none /var/tmp && '
-    'mkdir -p "$0" && mount --move /mnt "$0" && HOME=/tmp exec "$@"'
-)
+OWN = """
+set -e
+for folder in /tmp /var/tmp
+do
+    mount --bind $folder /mnt
+    mount -t tmpfs none $folder
+    for name in $0
+    do
+        [ -d "/mnt/$name" ] || continue
+        mkdir "$folder/$name"
+        mount --bind "/mnt/$name" "$folder/$name"
+    done
+    umount /mnt
+done
+HOME=/tmp exec "$@"
+"""
+"""Shell that has folders for itself which others write to, but for those named in its $0."""
+
+
+def beside(folder):
+    """What of the two a pod cannot do without: the test's own folder, and perhaps this checkout."""
+    needed = (folder, sys.prefix, install_paths.PACKAGES, Path(__file__))
+    parts = (Path(path).resolve().parts for path in needed)
+    return " ".join({top[top.index("tmp") + 1] for top in parts if "tmp" in top[1:3]})
 
 
 @pytest.fixture
@@ -31,7 +53,7 @@ def pod(cluster):  # noqa: F811
     if subprocess.run([*NAMESPACES, "true"], capture_output=True).returncode:
         pytest.skip("no namespaces for this user")
     cluster.agent()
-    prefix = (*NAMESPACES, "sh", "-c", OWN_TMP, str(cluster.directory))
+    prefix = (*NAMESPACES, "sh", "-c", OWN, beside(cluster.directory))
 
     def run(name, script):
         config = cluster.config(name, ("sh", "-c", script), 1)
