@@ -55,25 +55,34 @@ def pod(cluster):  # noqa: F811
     cluster.agent()
     prefix = (*NAMESPACES, "sh", "-c", OWN, beside(cluster.directory))
 
+    def start():
+        made = cluster.entrypoint("sim", 0, "one", *prefix)
+        cluster.until(messages.Pod, "sim")
+        return made
+
     def run(name, script):
         config = cluster.config(name, ("sh", "-c", script), 1)
         cluster.hub.tell(messages.Run(name, config, [{"address": ADDRESSES[0], "ranks": 1}]))
 
-    def first(script):
-        made = cluster.entrypoint("sim", 0, "one", *prefix)
-        cluster.until(messages.Pod, "sim")
-        run("sim", script)
+    def hand_over():
         assert cluster.until(messages.Result, "sim").code == 0
         cluster.hub.tell(messages.End("sim", 0, "two"))
+
+    def first(script):
+        made = start()
+        run("sim", script)
+        hand_over()
         return made
 
-    def terminate(made):
-        found = processes.members(f"DOVETAIL_TEST={cluster.directory}", made.pid)
-        (first,) = (pid for pid in found if processes.parent(pid) == made.pid)
-        os.kill(first, signal.SIGTERM)
-
-    cluster.first, cluster.then, cluster.terminate = first, run, terminate
+    cluster.start, cluster.then, cluster.hand_over, cluster.first = start, run, hand_over, first
     return cluster
+
+
+def entrypoint(pod, made):
+    """The process that is the pod's first, as it is called outside."""
+    found = processes.members(f"DOVETAIL_TEST={pod.directory}", made.pid)
+    (first,) = (pid for pid in found if processes.parent(pid) == made.pid)
+    return first
 
 
 def supervisors(pod):
@@ -97,18 +106,19 @@ def test_the_next_simulation_runs_in_the_same_pod_under_the_same_supervisor(pod)
     assert made.wait(LIMIT) == 3
 
 
-def test_processes_that_hide_from_their_simulation_do_not_outlive_it(pod):
-    """It is its own session, has no environment, and nobody's child."""
-    made = pod.first("setsid env -i sleep 987 & sleep 0.1")
-    pod.until(messages.Pod, "two")
-    pod.then("two", "grep -qs 987 /proc/[0-9]*/cmdline && exit 1; exit 0")
-    assert pod.until(messages.Result, "two").code == 1, "grep finds itself"
-    pod.hub.tell(messages.End("two", 0, "three"))
-    pod.until(messages.Pod, "three")
-    pod.then("three", "ls /proc/[0-9]*/cmdline | xargs -n 1 cat | tr '\\0' ' '")
-    assert pod.until(messages.Result, "three").code == 0
-    assert "sleep 987" not in pod.log("three")
-    pod.hub.tell(messages.End("three", 0))
+def test_what_hides_from_its_simulation_and_what_came_from_outside_do_not_outlive_it(pod):
+    """As by kubectl exec: it is nobody's child in the pod. The other has left its session."""
+    made = pod.start()
+    inside = ["nsenter", "-t", str(entrypoint(pod, made)), "-p", "-m", "sleep", "988"]
+    with subprocess.Popen(inside) as guest:
+        pod.then("sim", "setsid env -i sleep 987 & sleep 0.1")
+        pod.hand_over()
+        pod.until(messages.Pod, "two")
+        assert guest.wait(LIMIT) in (-signal.SIGKILL, 128 + signal.SIGKILL)
+    pod.then("two", "ls /proc/[0-9]*/cmdline | xargs -n 1 cat | tr '\\0' ' '")
+    assert pod.until(messages.Result, "two").code == 0
+    assert "sleep 98" not in pod.log("two")
+    pod.hub.tell(messages.End("two", 0))
     assert made.wait(LIMIT) == 0
 
 
@@ -118,14 +128,14 @@ def test_processes_that_hide_from_their_simulation_do_not_outlive_it(pod):
 def test_a_pod_in_which_something_was_left_is_no_others(pod, leave):
     made = pod.first(leave)
     assert pod.until(messages.Lost, "two") == messages.Lost("two", 0, "uid0")
-    pod.terminate(made)
+    os.kill(entrypoint(pod, made), signal.SIGTERM)
     assert made.wait(LIMIT) == 0
 
 
 def test_a_pod_that_is_told_to_end_while_nobody_has_it_does_so(pod):
     made = pod.first("true")
     pod.until(messages.Pod, "two")
-    pod.terminate(made)
+    os.kill(entrypoint(pod, made), signal.SIGTERM)
     assert made.wait(LIMIT) == 128 + signal.SIGTERM
 
 

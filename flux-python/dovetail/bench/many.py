@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -26,7 +25,7 @@ from dovetail.executors.kubernetes import manifests
 from dovetail.executors.kubernetes.executor import KubernetesExecutor
 from dovetail.executors.kubernetes.manifests import path
 from dovetail.executors.kubernetes.session import Session, connect
-from dovetail.host import install_paths
+from dovetail.host import install_paths, processes
 
 START = 600.0  # seconds for all pods to run, on a machine that is busy with other things
 ITERATION = 500  # milliseconds
@@ -120,9 +119,9 @@ def watched(
         values = []
         pause(run, SETTLE, scratch)
         for number in range(repeat):
-            before, began = cpu_seconds(run.pid), time.monotonic()
+            before, began = processes.cpu_seconds([run.pid]), time.monotonic()
             pause(run, WINDOW, scratch)
-            share = (cpu_seconds(run.pid) - before) / (time.monotonic() - began)
+            share = (processes.cpu_seconds([run.pid]) - before) / (time.monotonic() - began)
             progress(f"round {number + 1}/{repeat}  watching {count} pods: {share:.3%} of a core")
             values.append(share)
     finally:
@@ -146,9 +145,3 @@ def pause(run: subprocess.Popen[bytes], seconds: float, scratch: Path) -> None:
         run.wait(seconds)
         said = (scratch / "errors").read_text(errors="replace")[-2000:]
         raise WorkFailed(f"the run ended while it was watched: {said}")
-
-
-def cpu_seconds(pid: int) -> float:
-    """What all threads of a process have used."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")

@@ -135,9 +135,9 @@ class KubernetesExecutor:
         for name in there.keys() & wanted.keys():
             spec, share = wanted[name]
             meta = there[name]["metadata"]
+            key = meta["labels"][manifests.KEY]
             sizes = manifests.sizes_of(there[name])
             state = Running(begun=True, spread=True)  # as far as we know
-            key = meta["labels"][manifests.KEY]
             job = Launched(spec, share, key, state, sizes, started=True, made=meta["name"])
             job.cpu = self._nodes.divided(job.sizes, share.requests)
             job.store = manifests.store_of(there[name])
