@@ -128,7 +128,6 @@ def test_what_hides_from_its_simulation_and_what_came_from_outside_do_not_outliv
 def test_a_pod_in_which_something_was_left_is_no_others(pod, leave):
     made = pod.first(leave)
     assert pod.until(messages.Lost, "two") == messages.Lost("two", 0, "uid0")
-    os.kill(entrypoint(pod, made), signal.SIGTERM)
     assert made.wait(LIMIT) == 0
 
 

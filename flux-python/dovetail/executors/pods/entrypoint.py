@@ -438,14 +438,6 @@ class Entrypoint:
             elif self.spawner:
                 self.spawner.ended(pid, status)
 
-    def _await_signal(self) -> None:
-        """Let the node end the pod: that one ended by itself it hears up to a second later."""
-        deadline = time.monotonic() + PATIENCE
-        while not self.terminated and time.monotonic() < deadline:
-            for fd, _ in self.poller.poll(100):
-                if fd == self.waker:
-                    self._wake()
-
     def _left(self) -> processes.Processes:
         """The processes of the simulation that are still there."""
         found = processes.members(f"DOVETAIL_DIR={self.directory}", os.getpid())
@@ -477,7 +469,6 @@ class Entrypoint:
         if self.next and not self._is_as_new():
             self.say(messages.Lost(self.next, self.pod.group, self.pod.uid))
             self.next = ""
-            self._await_signal()
         self._disconnect()
         for handle in self.held[1:]:
             os.close(handle)
