@@ -93,3 +93,15 @@ def test_no_simulation_finds_what_another_has_left_in_its_pod(site, out):
     assert site.end(run) == 0, site.errors(out)
     assert set(site.states(out).values()) == {"done"}
     assert 3 <= len(made(site, out)) < 6
+
+
+def test_pods_of_what_asked_for_little_grow_for_what_asks_for_more(site, out):
+    light = {**site.busy(1, 10, iterations=20), "name": "light"}
+    even = {**site.busy(10, 10, iterations=20), "name": "even"}
+    run = site.start(site.plan(light, even, max_packed=1), out)
+    assert site.end(run) == 0, site.errors(out)
+    assert set(site.states(out).values()) == {"done"}
+    first, second = (sum(one["share"]["requests"]) for one in site.of("Launch", out))
+    assert second > first
+    assert len(made(site, out)) == 1
+    assert "runs with less" not in site.errors(out)

@@ -24,6 +24,7 @@ from dovetail.executors.kubernetes.lifecycle import (
     Terminating,
 )
 from dovetail.executors.kubernetes.nodes import Nodes
+from dovetail.executors.kubernetes.placement import Room
 from dovetail.executors.kubernetes.resizes import Change, Resizes
 from dovetail.executors.pods import messages
 
@@ -72,21 +73,22 @@ def test_whoever_wants_its_image_pulled_each_time_gets_new_pods():
 
 
 @pytest.mark.parametrize(
-    ("cpu", "suits"),
+    ("cpu", "more"),
     [
-        pytest.param((500, 500), True, id="the same"),
-        pytest.param((900, 100), True, id="divided otherwise, on the same node"),
-        pytest.param((500, 501), False, id="more than was there"),
+        pytest.param((500, 500), 0, id="the same"),
+        pytest.param((900, 100), 0, id="divided otherwise, on the same node"),
+        pytest.param((500, 501), 1, id="more than was there"),
+        pytest.param((100, 100), -800, id="less"),
     ],
 )
-def test_pods_suit_where_they_can_be_resized_to_what_is_wanted(cpu, suits):
-    assert spare_pods.suit({0: pod(0), 1: pod(1)}, cpu) is suits
+def test_what_pods_are_to_ask_for_besides_is_told_of_each_node(cpu, more):
+    assert spare_pods.more({0: pod(0), 1: pod(1)}, cpu, 0) == [Room("n", more, 0, 0)]
 
 
 def test_what_one_node_has_is_not_wanted_of_another():
     apart = {0: pod(0), 1: pod(1, node="m")}
-    assert spare_pods.suit(apart, (500, 400))
-    assert not spare_pods.suit(apart, (600, 400))
+    wanted = [Room("n", 100, 36 << 20, 0), Room("m", -100, 36 << 20, 0)]
+    assert spare_pods.more(apart, (600, 400), 100 << 20) == wanted
 
 
 @pytest.mark.parametrize(
@@ -354,6 +356,56 @@ def test_pods_have_more_memory_for_the_next_simulation_if_their_node_has(place, 
     wanted = {"memory": str(needs)}
     grows = taken and needs > 64 << 20
     assert asked == ([(f"one-r-{n}/resize", wanted) for n in (0, 1)] if grows else [])
+
+
+@pytest.mark.parametrize(("cpu", "taken"), [(1900, True), (2100, False)])
+def test_pods_have_more_cpu_for_the_next_simulation_if_their_node_has(place, cpu, taken):
+    """A family that was measured to need little leaves them to one that needs more."""
+    place.hand_over()
+    two = place.launch()
+    two.share = protocol.Share((cpu, cpu))
+    place.turn()
+    assert isinstance(two.state, Running) is taken
+    place.resizes.poll(0.0)
+    wanted = [
+        Change.between(f"one-r-{group}", (500, 0), (now, 0)) for group, now in enumerate(two.cpu)
+    ]
+    assert [*place.life._at_birth(two)] == (wanted if taken else [])
+
+
+def test_what_another_is_promised_is_not_given_to_pods_that_have_less(place):
+    """Its pods are not there yet, and so are not seen to have it."""
+    place.hand_over()
+    two = place.launch()
+    two.share = protocol.Share((600, 600))
+    place.life._placing = Launched(replace(SPEC, name="three"), two.share, "three", Pending(0.0))
+    place.turn()
+    assert isinstance(two.state, Pending)
+
+
+def test_a_quota_that_has_no_more_is_told_of_once_and_the_simulation_runs(place):
+    place.hand_over()
+    two = place.launch(memory=1 << 30)
+    two.share = protocol.Share((600, 600))
+    place.turn()
+    place.resizes.poll(0.0)
+
+    def refuse(where, body, *words, **more):
+        raise Refused(403, "Forbidden", "exceeded quota")
+
+    place.api.patch = refuse
+    while place.asked:
+        work, then = place.asked.pop(0)
+        try:
+            found = work()
+        except Refused as error:
+            found = error
+        then(found)
+        place.resizes.poll(0.0)
+    assert isinstance(two.state, Running)
+    assert {line.partition(":")[0] for line in place.news} == {
+        "two runs with less than it is to ask for"
+    }
 
 
 @pytest.mark.parametrize("limit", [0.0, 2.0])

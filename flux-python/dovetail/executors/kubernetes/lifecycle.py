@@ -643,10 +643,10 @@ class Lifecycle:
             if job.share.requests != spare.share.requests:
                 cpu = self._nodes.divided(spare.sizes, job.share.requests)
             _, each = placement.per_pod(spare.sizes, job.share.requests, memory)
-            pods = spare.pods.values()
-            more = [(pod_status.node_of(pod), spare_pods.more_memory(pod, each[0])) for pod in pods]
+            more = spare_pods.more(spare.pods, cpu, each[0])
             others = (pod for one in self.all() for pod in one.pods.values())
-            if spare_pods.suit(spare.pods, cpu) and self._nodes.take(more, others):
+            grow = any(one.cpu > 0 or one.memory > 0 for one in more)
+            if not (grow and self._placing) and self._nodes.take(more, others):
                 return spare, cpu, each[0]
         return None
 
@@ -660,7 +660,8 @@ class Lifecycle:
                 body = manifests.memory_resize(pod_status.memory_of(pod) + more)
                 where = path("Pod", pod["metadata"]["name"]) + "/resize"
                 self._calls.submit(
-                    functools.partial(self._api.patch, where, body, "strategic"), lambda found: None
+                    functools.partial(self._api.patch, where, body, "strategic"),
+                    lambda found: self._kept(job, found if isinstance(found, Refused) else ""),
                 )
         self._label(job, ())
         self.correct(job)
@@ -745,7 +746,13 @@ class Lifecycle:
 
     def correct(self, job: Launched) -> None:
         """Give its pods what they shall have, where they were born with something else."""
-        self._resizes.add(lambda: self._at_birth(job), lambda why: None)
+        self._resizes.add(lambda: self._at_birth(job), lambda why: self._kept(job, why))
+
+    def _kept(self, job: Launched, why: object) -> None:
+        """Its pods ask for what they did before; it runs all the same."""
+        if why and isinstance(job.state, (Gathering, Running)):
+            name = job.spec.name
+            self._session.news.put(f"{name} runs with less than it is to ask for: {why}")
 
     def _at_birth(self, job: Launched) -> list[Change]:
         """Pods that the admission policy missed, or whose limit is not the greatest of all."""

@@ -81,15 +81,19 @@ class Nodes:
                 return
         self._count()
 
-    def take(self, more: Iterable[tuple[str, int]], pods: Iterable[Object]) -> bool:
-        """Whether pods on nodes that take simulations can have so many bytes more, beside these."""
+    def take(self, more: Iterable[placement.Room], pods: Iterable[Object]) -> bool:
+        """Whether pods can have so much more, of each node once, beside these.
+
+        A node that takes no simulations has nothing for them, and they have nothing there.
+        """
         rooms = placement.rooms(self._nodes.values(), [*self._foreign, *pods])
-        left = {room.node: room.memory - manifests.LEAST_MEMORY for room in rooms}  # for our agent
-        for node, memory in more:
-            if node not in left or node in self.left_out or memory > max(0, left[node]):
-                return False
-            left[node] -= memory
-        return True
+        agent = manifests.AGENT_CPU, manifests.LEAST_MEMORY, devices.NONE
+        left = {room.node: room.without(*agent) for room in rooms if room.node not in self.left_out}
+        found = ((one, left.get(one.node)) for one in more)
+        return all(
+            room and one.cpu <= max(0, room.cpu) and one.memory <= max(0, room.memory)
+            for one, room in found
+        )
 
     def leave_out(self, choose: Callable[[Iterable[Object]], frozenset[str]]) -> None:
         """Have some nodes take no simulations, or no longer."""

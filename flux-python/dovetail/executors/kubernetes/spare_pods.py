@@ -12,6 +12,7 @@ from typing import Any
 
 from dovetail.core.protocol import Spec
 from dovetail.executors.kubernetes import manifests, pod_status
+from dovetail.executors.kubernetes.placement import Room
 
 Object = dict[str, Any]
 
@@ -29,17 +30,18 @@ def alike(one: Spec, other: Spec) -> bool:
     return same and one.pull_policy != "Always"
 
 
-def suit(pods: Mapping[int, Object], cpu: Sequence[int]) -> bool:
-    """Whether the pods, by rank group, can ask for so much CPU where they are.
+def more(pods: Mapping[int, Object], cpu: Sequence[int], memory: int) -> list[Room]:
+    """What the pods, by rank group, are to ask for besides, on each node where they are.
 
-    In millicores, shape (groups,); each node must have that among these pods.
+    `cpu` is in millicores, shape (groups,); `memory` is what each of them needs, bytes.
     """
-    spare: dict[str, int] = {}
+    found: dict[str, Room] = {}
     for group, pod in pods.items():
-        has, _ = pod_status.born_with(pod)
-        node = pod_status.node_of(pod)
-        spare[node] = spare.get(node, 0) + has - cpu[group]
-    return min(spare.values(), default=-1) >= 0
+        node, (has, _) = pod_status.node_of(pod), pod_status.born_with(pod)
+        so_far = found.get(node, Room(node, 0, 0, 0))
+        grown = so_far.memory + more_memory(pod, memory)
+        found[node] = Room(node, so_far.cpu + cpu[group] - has, grown, 0)
+    return [*found.values()]
 
 
 def more_memory(pod: Object, memory: int) -> int:
