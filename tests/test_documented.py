@@ -160,7 +160,7 @@ def test_every_source_file_names_its_licence():
     if listed.returncode:
         pytest.skip("not a git checkout")
     plain = {"COPYING", "COPYING.LESSER", ".gitignore", "flux-python/dovetail/py.typed"}
-    modules = ("usernetes-setup/kube", "usernetes-setup/node-image", "tests/support/registry")
+    modules = ("usernetes-setup/kube", "usernetes-setup/node-image")
     plain |= {f"{module}/go.sum" for module in modules}  # these have no comments
     plain |= {f"packaging/debian/{name}" for name in ("source/format", "changelog")}
     plain.add("tests/run/demo-events-schema1.jsonl.gz")  # a record, compressed
