@@ -39,7 +39,7 @@ shift
 say() { echo "$1 $name $token $rank" >"${0%/*}/pipe"; }
 say begin
 "$@" || exit
-echo "$token" >"ended.$rank"
+echo "$token" >"ended.$rank" || exit # the disk may be full
 say end
 """
 STEPS = r"""#!/bin/sh
@@ -49,7 +49,7 @@ last=${last:-0}
 while [ "$last" -lt "$1" ] && [ ! -e stop ]; do
   sleep 0.2
   last=$((last + 1))
-  echo "$last" >>steps
+  echo "$last" >>steps || exit
 done
 [ "$last" -eq "$1" ]
 """
@@ -273,7 +273,8 @@ class Site:
             yield f"done, and the ranks of {token!r} did not all end once: {ended}"
         files = self.first.run(f"cd {case} && grep -H '' ended.*", code=None).stdout.split()
         if sorted(files) != [f"ended.{rank}:{token}" for rank in range(ranks)]:
-            yield f"done, and its result is not that of {token!r}: {files}"
+            log = self.first.run(f"tail -c 500 {self.out}/{name}/log", code=None).stdout
+            yield f"done, and its result is not that of {token!r}: {files}: {log}"
         if "checkpoint" in entry:
             count = int(entry["command"][-1])  # type: ignore[index]
             steps = self.first.run(f"cat {case}/steps", code=None).stdout.split()
