@@ -177,11 +177,12 @@ class Host(Remote):
 
     def fill(self, folder: str) -> None:
         """Leave no room in one of its own folders, until `empty`."""
-        # Once more where something was written meanwhile: what is used must still fit.
+        # Once more where something was written meanwhile: what is used must still fit. Of size 0 it
+        # would have no limit, and could then get none.
         self.out(
             f"""for _ in $(seq 50); do
                 used=$(df -B4096 --output=used {folder} | tail -n 1)
-                mount -o remount,size=$((used * 4))k {folder} && exit
+                mount -o remount,size=$((used ? used * 4 : 4))k {folder} && exit
             done; exit 1""",
             "root",
         )

@@ -23,6 +23,7 @@ from dovetail import applications
 from dovetail.core import protocol
 from dovetail.core.errors import WorkFailed
 from dovetail.core.protocol import Cause, Result
+from dovetail.executors import pods
 from dovetail.executors.kubernetes import manifests, pod_status
 from dovetail.executors.kubernetes.api import SILENCE, Watch
 from dovetail.executors.kubernetes.background_calls import Calls, within
@@ -79,6 +80,8 @@ class KubernetesExecutor:
         self._closed = False
         self._adopts = session.resumed  # until then what runs is not ours to end
         self._lost_since = 0.0  # when the user was told that the run cannot go on
+        self._alone_since = 0.0  # when nobody answered any more, neither API nor agents
+        self._patience = pods.orphan_limit()
         self._complaint = ""  # what the user knows of an API that does not answer
         self._hurried = 0.0  # when the user asked for an end at once
         self._others_at = 0.0  # when the pods of others are looked at next,
@@ -352,7 +355,7 @@ class KubernetesExecutor:
             self._pods_news("MODIFIED", pod)
 
     def _find_lost(self, now: float) -> None:
-        """Give up what ran on nodes that are gone."""
+        """Give up what ran on nodes that are gone, and the run where all are."""
         live = [job for job in self._life.jobs.values() if job.expected]
         used = {pod_status.node_of(pod) for job in live for pod in job.pods.values()} - {""}
         for name, why in self._nodes.lost(now, self._hub.nodes(), used).items():
@@ -361,9 +364,26 @@ class KubernetesExecutor:
                     self._life.terminate(
                         job, Result(Cause.NODE_LOST, 1, f"node lost: {name}: {why}")
                     )
-        if self._session.lost and not self._lost_since:
+        why = self._session.lost or self._abandoned(now)
+        if why and not self._lost_since:
             self._lost_since = now
-            self._events.append(protocol.Interrupted(self._t, self._session.lost))
+            self._events.append(protocol.Interrupted(self._t, why))
+
+    def _abandoned(self, now: float) -> str:
+        """Why nothing is waited for any more, if the cluster is gone: all there has ended by then.
+
+        As long as an agent is there, what runs beside it goes on without the API.
+        """
+        there = self._hub.nodes()
+        runs = any(there & {*job.connected.values()} for job in self._life.jobs.values())
+        if runs or not self._api.silent():
+            self._alone_since = 0.0
+            return ""
+        self._alone_since = self._alone_since or now
+        if now - self._alone_since < self._patience:
+            return ""
+        silent = f"has not answered for {self._patience:g} s"
+        return f"{self._api.server} {silent}, and nothing runs there"
 
     def _ask_weights(self, now: float) -> None:
         if not self._report.due(now):
