@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import queue
 import time
 from types import SimpleNamespace
 
@@ -214,7 +215,7 @@ def resumed(tmp_path):
         api=Empty(), hub=Hub("127.0.0.1", tmp_path / "hub"), run="r", store="", lost="",
         left_out=lambda nodes: frozenset(), launcher=JOBS,
         jobs=[job], pods=[pod], alive=lambda: {"sim": job}, discard=lambda keep: None,
-        close=lambda leave: ends.append(leave) or [], resumed=True,
+        close=lambda leave: ends.append(leave) or [], resumed=True, news=queue.SimpleQueue(),
     )  # fmt: skip
     executor = KubernetesExecutor(session, tmp_path)
     yield executor, session, {"sim": (spec, protocol.Share((500,)))}, ends
@@ -271,6 +272,8 @@ def test_what_a_pod_was_not_given_at_birth_is_given_by_the_next_resize(resumed):
     executor.observe(0.0)  # there were none
     executor.adopt({name: (spec, protocol.Share((300,))) for name, (spec, _) in wanted.items()})
     wait_for(lambda: seen("300m", "500m"), lambda: sent)
+    (told,) = executor.news()
+    assert told.startswith("sim runs with less than it is to ask for: p: no room")
     executor.resize({"sim": protocol.Share((300,))})
     wait_for(lambda: seen("300m", "500m", "300m", "500m"), lambda: sent, 5)
 

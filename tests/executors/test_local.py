@@ -453,8 +453,7 @@ def test_lines_that_come_quickly_are_all_counted_though_nothing_follows(site):  
     executor.launch(site.spec("sim", f"{lines}; read x < go", "mkfifo go"), share())
 
     def seen():
-        site.until(executor, "sim", protocol.Sampled)
-        return site.events[-1].ranks.iterations == (6,)
+        return site.until(executor, "sim", protocol.Sampled).ranks.iterations == (6,)
 
     wait_for(seen)
     (site.directory / "run/sim/case/go").write_text("\n")
