@@ -331,6 +331,19 @@ def test_a_supervisor_that_is_killed_is_named(cluster):  # noqa: F811
     cluster.end("sim", 1)
 
 
+def test_of_a_supervisor_that_fails_the_last_words_are_told(cluster):  # noqa: F811
+    """As where the node's memory is full, and it cannot keep what it has to."""
+    cluster.agent()
+    cluster.entrypoint("sim")
+    cluster.until(messages.Pod, "sim")
+    config = {**cluster.config("sim", ("true",)), "log_limit": "no number"}
+    cluster.hub.tell(messages.Run("sim", config, [{"address": ADDRESSES[0], "ranks": 1}]))
+    result = cluster.until(messages.Result, "sim")
+    assert result.code == 1
+    assert result.reason.startswith("its supervisor failed: exit code 1: TypeError: ")
+    cluster.end("sim", 1)
+
+
 @pytest.mark.alone  # any other run sweeps dead sessions
 def test_the_next_agent_sweeps_a_session_of_which_all_are_dead(cluster):  # noqa: F811
     agent = cluster.agent()

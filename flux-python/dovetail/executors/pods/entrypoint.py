@@ -69,6 +69,7 @@ class Supervisor:
         self._watch, self._say = watch, say
         self._commands = self.messages = -1
         self._splitter = LineSplitter()
+        self._last_words = b""  # what it complained of, which is no message
         self.follow(directory)
 
     def follow(self, directory: str) -> None:
@@ -116,7 +117,8 @@ class Supervisor:
     def _begin(self) -> None:
         read_end, self._commands = os.pipe()
         self.messages, write_end = os.pipe()
-        actions = [(os.POSIX_SPAWN_DUP2, read_end, 0), (os.POSIX_SPAWN_DUP2, write_end, 1)]
+        ends = (read_end, write_end, write_end)
+        actions = [(os.POSIX_SPAWN_DUP2, end, number) for number, end in enumerate(ends)]
         words = command("mpi.supervisor", borrowed_python.own())
         self.pid = os.posix_spawn(words[0], words, os.environ, file_actions=actions, setpgroup=0)
         os.close(read_end)
@@ -174,7 +176,8 @@ class Supervisor:
             why = f"ended by signal {-code}" if code < 0 else f"exit code {code}"
             starved = self._kills.why() if code == -signal.SIGKILL else ""
             code = 128 - code if code < 0 else 1
-            reason = f"its supervisor failed: {why}"
+            words = (self._splitter.rest or self._last_words).decode(errors="replace").strip()
+            reason = f"its supervisor failed: {why}" + (f": {words}" if words else "")
             if starved:
                 reason = out_of_memory("its supervisor", starved)
             self._conclude(Cause.SUPERVISOR_LOST, code, reason)
@@ -191,7 +194,12 @@ class Supervisor:
         except BlockingIOError:
             return
         for line in self._splitter.take(chunk):
-            said = json.loads(line)
+            try:
+                said = json.loads(line)
+            except ValueError:
+                self._last_words = line
+                os.write(2, line + b"\n")  # the pod's log has all of it
+                continue
             if said["kind"] == "started":
                 self.told["started"] = messages.Started(
                     self._simulation, said["mpi"], said["iterations"]
