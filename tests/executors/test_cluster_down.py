@@ -4,24 +4,14 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 from pathlib import Path
 
 import pytest
-from support.cluster_runs import made, running, two
+from support.cluster_runs import running, two
 from support.clusters import LIMIT, eventually
-from support.other_users import WHY_NOT
 
 pytestmark = [pytest.mark.kube, pytest.mark.first]
-
-
-@pytest.fixture
-def doomed(binaries):
-    """A cluster of one test alone."""
-    found = made(binaries, os.getuid() != 0 or not WHY_NOT)
-    yield found
-    found.close()
 
 
 def taken_down(site, **environment):

@@ -8,19 +8,10 @@ import signal
 from pathlib import Path
 
 import pytest
-from support.cluster_runs import ends, made, running, two
+from support.cluster_runs import ends, running, two
 from support.clusters import eventually
-from support.other_users import WHY_NOT
 
 pytestmark = [pytest.mark.kube, pytest.mark.first]
-
-
-@pytest.fixture
-def doomed(binaries):
-    """A cluster of this test alone."""
-    found = made(binaries, os.getuid() != 0 or not WHY_NOT)
-    yield found
-    found.close()
 
 
 def destroy_store(site):

@@ -212,13 +212,15 @@ def made(binaries: Path, rootless: bool, *words: str) -> Site:
     return Site(Machine(rootless, binaries), *words)
 
 
-@pytest.fixture(scope="module")
-def site(binaries):
-    """As an ordinary user where that is possible."""
-    rootless = os.getuid() != 0 or not WHY_NOT
-    found = made(binaries, rootless)
+def of_a_user(binaries):
+    """A site, as an ordinary user where that is possible."""
+    found = made(binaries, os.getuid() != 0 or not WHY_NOT)
     yield found
     found.close()
+
+
+site = pytest.fixture(of_a_user, scope="module", name="site")
+doomed = pytest.fixture(of_a_user, name="doomed")  # of one test alone, which breaks it
 
 
 @pytest.fixture

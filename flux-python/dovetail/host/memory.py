@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 
 from dovetail.host import cgroups
 
@@ -37,6 +38,21 @@ def free_memory() -> int:
 def out_of_memory(who: str, why: str) -> str:
     """What is said of one that the kernel killed; `why` as `KernelKills` has it."""
     return f"out of memory: {who} was killed by the kernel; {why}"
+
+
+def lost(who: str, code: int, words: bytes, kills: KernelKills) -> tuple[int, str]:
+    """The exit code and the reason of what depended on a process that has failed.
+
+    `code` is of `os.waitstatus_to_exitcode`, `words` are the last that it said, `kills` those since
+    it began.
+    """
+    starved = kills.why() if code == -signal.SIGKILL else ""
+    if starved:
+        return 128 - code, out_of_memory(who, starved)
+    why = f"ended by signal {-code}" if code < 0 else f"exit code {code}"
+    said = words.decode(errors="replace").strip()
+    reason = f"{who} failed: {why}" + (f": {said}" if said else "")
+    return 128 - code if code < 0 else 1, reason
 
 
 class KernelKills:

@@ -374,16 +374,16 @@ class KubernetesExecutor:
 
         As long as an agent is there, what runs beside it goes on without the API.
         """
-        there = self._hub.nodes()
-        runs = any(there & {*job.connected.values()} for job in self._life.jobs.values())
-        if runs or not self._api.silent():
+        silent = self._api.silent()
+        there = self._hub.nodes() if silent else set()
+        if not silent or any(there & {*one.connected.values()} for one in self._life.all()):
             self._alone_since = 0.0
             return ""
         self._alone_since = self._alone_since or now
         if now - self._alone_since < self._patience:
             return ""
-        silent = f"has not answered for {self._patience:g} s"
-        return f"{self._api.server} {silent}, and nothing runs there"
+        told = f"has not answered for {self._patience:g} s, and nothing runs there"
+        return f"{self._api.server} {told}"
 
     def _ask_weights(self, now: float) -> None:
         if not self._report.due(now):

@@ -82,9 +82,9 @@ class Nodes:
         self._count()
 
     def take(self, more: Iterable[placement.Room], pods: Iterable[Object]) -> bool:
-        """Whether pods can have so much more, of each node once, beside these.
+        """Whether pods can have so much `more` on their nodes, each of which is named once.
 
-        A node that takes no simulations has nothing for them, and they have nothing there.
+        Beside `pods` and our agents; a node that takes no simulations has nothing for them.
         """
         rooms = placement.rooms(self._nodes.values(), [*self._foreign, *pods])
         agent = manifests.AGENT_CPU, manifests.LEAST_MEMORY, devices.NONE

@@ -33,7 +33,7 @@ from dovetail.executors.local.job import Job, JobState
 from dovetail.host import cgroups, cpu_limits, install_paths, processes
 from dovetail.host.cores import Cores
 from dovetail.host.devices import Gpus
-from dovetail.host.memory import free_memory, out_of_memory
+from dovetail.host.memory import free_memory, lost
 from dovetail.host.session import (
     create_session,
     remove_session,
@@ -375,15 +375,8 @@ class LocalExecutor:
             remove_simulation(job.directory, job.group, job.temporary)
         result = job.result
         if result is None:
-            words = (job.splitter.rest or job.last_words).decode(errors="replace").strip()
-            why = f"ended by signal {-code}" if code < 0 else f"exit code {code}"
-            said = f": {words}" if words else ""
-            code = 128 - code if code < 0 else 1
-            starved = job.kills.why() if code == 137 else ""
-            reason = f"its supervisor failed: {why}{said}"
-            if starved:
-                reason = out_of_memory("its supervisor", starved)
-            result = Result(Cause.SUPERVISOR_LOST, code, reason)
+            words = job.splitter.rest or job.last_words
+            result = Result(Cause.SUPERVISOR_LOST, *lost("its supervisor", code, words, job.kills))
         if job.why_stopped:
             result = result.once_stopped(job.stop_cause, job.why_stopped)
         self._bind(job, False)

@@ -33,7 +33,7 @@ from dovetail.executors.pods.spawn import Spawner
 from dovetail.host import borrowed_python, processes
 from dovetail.host.cgroups import Group
 from dovetail.host.line_splitter import LineSplitter
-from dovetail.host.memory import KernelKills, out_of_memory
+from dovetail.host.memory import KernelKills, lost
 from dovetail.host.session import (
     end_simulation,
     join_session,
@@ -69,7 +69,6 @@ class Supervisor:
         self._watch, self._say = watch, say
         self._commands = self.messages = -1
         self._splitter = LineSplitter()
-        self._last_words = b""  # what it complained of, which is no message
         self.follow(directory)
 
     def follow(self, directory: str) -> None:
@@ -78,6 +77,7 @@ class Supervisor:
         self._directory = directory
         self._simulation = os.path.basename(directory)
         self._kills = KernelKills()
+        self._last_words = b""  # what it complained of, which is no message
         self._evicted = False
 
     @property
@@ -173,14 +173,9 @@ class Supervisor:
             self.let_go()
         elif "result" not in self.told:
             end_simulation(self._directory, Group("", ""), os.getpid())
-            why = f"ended by signal {-code}" if code < 0 else f"exit code {code}"
-            starved = self._kills.why() if code == -signal.SIGKILL else ""
-            code = 128 - code if code < 0 else 1
-            words = (self._splitter.rest or self._last_words).decode(errors="replace").strip()
-            reason = f"its supervisor failed: {why}" + (f": {words}" if words else "")
-            if starved:
-                reason = out_of_memory("its supervisor", starved)
-            self._conclude(Cause.SUPERVISOR_LOST, code, reason)
+            words = self._splitter.rest or self._last_words
+            end = lost("its supervisor", code, words, self._kills)
+            self._conclude(Cause.SUPERVISOR_LOST, *end)
 
     def _tell(self, text: bytes) -> None:
         with contextlib.suppress(OSError):  # it has gone, which `bury` hears of
@@ -198,7 +193,8 @@ class Supervisor:
                 said = json.loads(line)
             except ValueError:
                 self._last_words = line
-                os.write(2, line + b"\n")  # the pod's log has all of it
+                with contextlib.suppress(OSError):
+                    os.write(2, line + b"\n")  # the pod's log has all of it
                 continue
             if said["kind"] == "started":
                 self.told["started"] = messages.Started(
