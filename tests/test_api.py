@@ -164,6 +164,7 @@ except SystemExit:
             ({"simulations": [{"name": "a"}]}, r"plan:\d+: simulations\[0\]\.\w+: "),
             ({"simulations": [{"name": {1, 2}}]}, r"plan: \{1, 2\} is no text"),
             ({}, "plan:1: simulations: "),
+            ({"cpus": Path(os.fsdecode(b"\xe9"))}, r"plan:1: '\\udce9' is no text in UTF-8"),
         ],
     )
     def test_a_mapping_that_is_no_plan_is_refused(self, plan, says, tmp_path):

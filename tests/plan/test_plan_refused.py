@@ -137,7 +137,18 @@ REFUSED = {
     ),
     "an empty case": (changed("cases/channel", "''"), "6: simulations[0].case: '' is not a dir"),
     "a case with a NUL": (changed("cases/channel", '"a\\0"'), "6: simulations[0].case: 'a\\x00'"),
-    "a case that no file can be": (changed("cases/channel", '"\\ud800"'), "6: simulations[0].case"),
+    "a case that no file can be": (
+        changed("cases/channel", '"\\ud800"'),
+        "6: '\\ud800' is no text in UTF-8",
+    ),
+    "a word that is no text in UTF-8": (
+        changed("solver -parallel", '[solver, "don\\udce9es.dat"]'),
+        "9: 'don\\udce9es.dat' is no text in UTF-8",
+    ),
+    "half of a character in the environment": (
+        changed("KEY: value", 'KEY: "\\ud83d"'),
+        "18: '\\ud83d' is no text in UTF-8",
+    ),
     "no ranks": (changed("ranks: 2", "ranks: 0"), "7: simulations[0].ranks: 0 is not at least 1"),
     "negative ranks": (changed("ranks: 2", "ranks: -2"), "7: simulations[0].ranks: -2 is not at"),
     "absurd ranks": (changed("ranks: 2", "ranks: 1000000"), "7: simulations[0].ranks: 1000000 is"),

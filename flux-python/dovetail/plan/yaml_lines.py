@@ -20,6 +20,7 @@ from typing import Union
 import yaml
 
 from dovetail.core.errors import BadInput
+from dovetail.core.units import show
 
 Key = Union[str, int]
 
@@ -178,7 +179,7 @@ class YamlFile:
         if isinstance(node, yaml.ScalarNode):
             # To YAML 1.1 `12:30` is a whole number too, of sixtieths: 750.
             if node.tag in _TEXT or (node.tag in _SCALARS and ":" in node.value):
-                return node.value
+                return self._word(node)
             if node.tag == _TAG + "int" and re.fullmatch(r"[-+]?0[0-7_]+", node.value):
                 why = "is octal to YAML; leave out the 0 in front, or put it in quotes"
                 raise self.bad(node.start_mark.line + 1, f"{node.value} {why}")
@@ -189,3 +190,12 @@ class YamlFile:
                     pass
         tag = node.tag.replace(_TAG, "!!")
         raise self.bad(node.start_mark.line + 1, f"{tag} is not supported here; use plain YAML")
+
+    def _word(self, node: yaml.ScalarNode) -> str:
+        """A scalar's text; an escape can write what UTF-8, and so an event log, does not have."""
+        text = str(node.value)
+        try:
+            text.encode()
+        except UnicodeEncodeError:
+            raise self.bad(node.start_mark.line + 1, f"{show(text)} is no text in UTF-8") from None
+        return text
