@@ -267,6 +267,71 @@ def test_a_disk_that_has_room_again_gets_all_that_was_held(path, monkeypatch):
     assert [entry.t for entry in eventlog.read(path)[1][3:]] == [2.0, 3.0, 4.0]
 
 
+def held_up(path, monkeypatch, records):
+    """A log, with so many records that could not be written, and the sizes that were tried."""
+    log, tried = eventlog.Log.append(path), []
+
+    def full(fd, data):
+        tried.append(len(data))
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(eventlog.os, "write", full)
+    with pytest.raises(eventlog.LogStopped):
+        log.write(protocol.Tick(2.0))
+    for number in range(1, records):
+        log.write(protocol.Tick(2.0 + number))
+    return log, tried
+
+
+def test_a_full_disk_is_tried_with_one_line_however_much_is_held(path, monkeypatch):
+    log, tried = held_up(path, monkeypatch, 100)
+    assert len(tried) == 100
+    assert len(set(tried)) == 1
+    assert log.held.count(b"\n") == 100
+    monkeypatch.undo()
+    log.close()
+
+
+def test_a_log_that_is_closed_tries_once_more(path, monkeypatch):
+    log, _ = held_up(path, monkeypatch, 2)
+    monkeypatch.undo()
+    log.close()
+    assert (log.failed, log.held) == ("", b"")
+    assert [entry.t for entry in eventlog.read(path)[1][3:]] == [2.0, 3.0]
+
+
+def test_with_more_than_can_be_held_the_log_has_what_was_and_says_that_it_ends(path, monkeypatch):
+    monkeypatch.setattr(eventlog, "HELD", 100)
+    log, _ = held_up(path, monkeypatch, 9)
+    monkeypatch.undo()
+    log.write(protocol.Tick(11.0))
+    assert log.held == b""
+    log.write(protocol.Tick(12.0))  # nothing may follow what was left out
+    log.close()
+    assert log.failed == f"{path}: ends before the run, as it could not be written for too long"
+    assert [entry.t for entry in eventlog.read(path)[1][3:]] == [2.0, 3.0, 4.0]
+
+
+def test_a_disk_with_a_little_room_gets_whole_lines(path, monkeypatch):
+    log, _ = held_up(path, monkeypatch, 3)
+    monkeypatch.undo()
+    write, room = os.write, [log.held.index(b"\n") + 6]
+
+    def little(fd, data):
+        if not room[0]:
+            raise OSError(28, "No space left on device")
+        done = write(fd, bytes(data)[: room[0]])
+        room[0] -= done
+        return done
+
+    monkeypatch.setattr(eventlog.os, "write", little)
+    log.write(protocol.Tick(5.0))
+    monkeypatch.undo()
+    assert [entry.t for entry in eventlog.read(path)[1][3:]] == [2.0]
+    assert [entry.t for entry in eventlog.read(path, log.held)[1][3:]] == [2.0, 3.0, 4.0, 5.0]
+    log.close()
+
+
 def test_a_log_that_cannot_begin_is_not_left_behind(tmp_path, monkeypatch):
     def full(fd, data):
         raise OSError(28, "No space left on device")

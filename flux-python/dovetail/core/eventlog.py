@@ -22,6 +22,7 @@ import itertools
 import json
 import os
 import stat
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
@@ -143,14 +144,17 @@ class Log:
     """Writes one record per line, each flushed.
 
     `failed` holds the reason while it cannot; what was not written is in `held`, and is tried
-    again with the next record, so that the file is at any time a whole beginning of the log.
+    again with the next record and in the end, so that the file is at any time a whole beginning
+    of the log. With more than `HELD` bytes of it the log ends, as nothing may be left out.
     """
 
     def __init__(self, path: Path, seq: int, size: int) -> None:
         self.path = path
         self.seq = seq
         self.failed = ""
-        self.held = b""
+        self._held: deque[bytes] = deque()  # lines
+        self._kept = 0  # bytes of these
+        self._ended = False
         self._size = size
         self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
         if os.path.isfile(path):
@@ -166,6 +170,7 @@ class Log:
             raise LogStopped(f"{path}: {error.strerror}") from error
         try:
             log._line(dict(head))
+            log._write()
         except LogStopped:
             log.close()
             if os.path.isfile(path):
@@ -203,17 +208,33 @@ class Log:
         kept = {"alive": list(alive)} if alive else {}
         self._record({"kind": "resume", "t": t, "capacity": plain(capacity), **kept})
 
+    @property
+    def held(self) -> bytes:
+        """What could not be written yet."""
+        return b"".join(self._held)
+
     def _record(self, record: Record) -> None:
-        if len(self.held) <= HELD:  # beyond, the log ends here: nothing may be left out of it
+        self._ended = self._ended or self._kept > HELD
+        if not self._ended:
             self.seq += 1
             self._line({"seq": self.seq, **record})
+        self._write()
 
     def _line(self, record: Record) -> None:
-        self.held += json.dumps(record, separators=(",", ":"), allow_nan=False).encode() + b"\n"
+        line = json.dumps(record, separators=(",", ":"), allow_nan=False).encode() + b"\n"
+        self._held.append(line)
+        self._kept += len(line)
+
+    def _write(self) -> None:
+        """Write what is held, a line at a time: on a full disk only the first one is tried."""
         try:
-            rest = memoryview(self.held)
-            while rest:
-                rest = rest[os.write(self._fd, rest) :]
+            while self._held:
+                rest = memoryview(self._held[0])
+                while rest:
+                    rest = rest[os.write(self._fd, rest) :]
+                size = len(self._held.popleft())
+                self._size += size
+                self._kept -= size
         except OSError as error:
             with contextlib.suppress(OSError):
                 os.ftruncate(self._fd, self._size)
@@ -222,12 +243,14 @@ class Log:
             if not before:
                 raise LogStopped(self.failed) from error
             return
-        self._size += len(self.held)
-        self.failed, self.held = "", b""
+        ended = f"{self.path}: ends before the run, as it could not be written for too long"
+        self.failed = ended if self._ended else ""
 
     def close(self) -> None:
-        """Close the file; safe to call twice."""
+        """Write what is held, if that is possible now, and close the file; safe to call twice."""
         if self._fd >= 0:
+            with contextlib.suppress(LogStopped):
+                self._write()
             os.close(self._fd)
             self._fd = -1
 
