@@ -5,7 +5,9 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import tracemalloc
+from types import SimpleNamespace
 
 import pytest
 from dovetail.controller.controller import Controller
@@ -14,6 +16,9 @@ from dovetail.core import eventlog, protocol
 from dovetail.core.errors import BadInput
 from dovetail.core.protocol import Capacity, Node, Spec
 from dovetail.executors.simulated.executor import Fault, Simulated, Work
+from dovetail.plan import schema
+from dovetail.run import run
+from dovetail.run.loop import Signals
 from dovetail.run.resume import rebuild, replay, taken_up
 from dovetail.run.simulate import run_simulated
 
@@ -246,6 +251,50 @@ def test_a_node_may_be_lost_three_times_however_often_the_run_is_killed(tmp_path
         states.append(controller.view("a-0").state)
     assert states == ["preparing", "failed"]
     assert controller.view("a-0").restarts == 6
+
+
+def test_what_runs_on_a_cluster_is_taken_over_though_the_disk_is_full(
+    tmp_path, monkeypatch, capsys
+):
+    path = tmp_path / run.LOG
+    with eventlog.Log.create(path, eventlog.header(SPECS, CAPACITY, Settings().plain())) as log:
+        tick, controller = protocol.Tick(0.0), Controller(SPECS, CAPACITY, Settings())
+        for entry in (tick, *controller.handle(tick)):
+            log.write(entry)
+    write = os.write
+
+    def full(fd, data):
+        if os.path.samestat(os.fstat(fd), path.stat()):
+            raise OSError(28, "No space left on device")
+        return write(fd, data)
+
+    monkeypatch.setattr(eventlog.os, "write", full)
+    monkeypatch.setattr(run, "load_report", lambda quiet: None)
+    ended = []
+    executor = SimpleNamespace(
+        capacity=lambda: CAPACITY,
+        close=lambda: ended.append("close"),
+        hurry=lambda: None,
+        news=lambda: ended.append("under way") or (),
+        observe=lambda t: [],
+        resize=lambda shares: None,
+        silent=lambda: True,
+        stop=lambda name, why, cause: None,
+        wait=lambda timeout: monkeypatch.undo(),  # then there is room again
+    )
+    place = SimpleNamespace(
+        start=lambda *of, resume: executor, hurry=None, adopt=lambda controller: ["a-0"],
+        launcher=str, troubles=list,
+    )  # fmt: skip
+    asked = schema.Plan(tuple(SPECS), schema.Limits())
+    with Signals() as signals:
+        signals.caught = "SIGTERM"  # so that it is over once it is under way
+        log = run.execute(asked, tmp_path, signals, place=place, resume=True, quiet=True)
+    assert ended[0] == "under way", "and not closed, which would end what was taken over"
+    assert capsys.readouterr().err.count("the event log is kept in memory") == 1
+    assert (log.failed, log.held) == ("", b"")
+    (resumed,) = [one for one in eventlog.read(path)[1] if isinstance(one, eventlog.Resumed)]
+    assert resumed.alive == ("a-0",)
 
 
 def test_a_long_log_is_not_all_held_in_memory(tmp_path, monkeypatch):

@@ -49,7 +49,7 @@ BLOCK = 1 << 20
 
 
 class LogStopped(Exception):
-    """The log cannot be written now (as on a full disk). The run can go on."""
+    """The log cannot be begun, or gone on with (as on a full disk)."""
 
 
 # --- values ---
@@ -168,14 +168,13 @@ class Log:
             log = cls(Path(path), 0, 0)
         except OSError as error:
             raise LogStopped(f"{path}: {error.strerror}") from error
-        try:
-            log._line(dict(head))
-            log._write()
-        except LogStopped:
+        log._line(dict(head))
+        log._write()
+        if log.failed:
             log.close()
             if os.path.isfile(path):
                 os.unlink(path)  # without its header it would look like a damaged log
-            raise
+            raise LogStopped(log.failed)
         return log
 
     @classmethod
@@ -197,11 +196,11 @@ class Log:
             raise LogStopped(f"{path}: {error.strerror}") from error
 
     def write(self, value: protocol.Event | protocol.Action) -> None:
-        """Append one record. Raises LogStopped when writing begins to fail; then holds it."""
+        """Append one record, or hold it."""
         self._record(encode(value))
 
     def resume(self, t: float, capacity: protocol.Capacity, alive: Iterable[str] = ()) -> None:
-        """Append the record that says that the run was taken up again at run time `t`.
+        """Append the record, or hold it, that the run was taken up again at run time `t`.
 
         `alive` are the simulations that went on running meanwhile.
         """
@@ -239,9 +238,7 @@ class Log:
             with contextlib.suppress(OSError):
                 os.ftruncate(self._fd, self._size)
                 os.lseek(self._fd, self._size, os.SEEK_SET)
-            before, self.failed = self.failed, f"{self.path}: {error.strerror}"
-            if not before:
-                raise LogStopped(self.failed) from error
+            self.failed = f"{self.path}: {error.strerror}"
             return
         ended = f"{self.path}: ends before the run, as it could not be written for too long"
         self.failed = ended if self._ended else ""
@@ -249,8 +246,7 @@ class Log:
     def close(self) -> None:
         """Write what is held, if that is possible now, and close the file; safe to call twice."""
         if self._fd >= 0:
-            with contextlib.suppress(LogStopped):
-                self._write()
+            self._write()
             os.close(self._fd)
             self._fd = -1
 

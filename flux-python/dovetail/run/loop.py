@@ -16,7 +16,7 @@ from typing import Protocol
 
 from dovetail import applications
 from dovetail.controller.controller import Controller
-from dovetail.core.eventlog import Log, LogStopped
+from dovetail.core.eventlog import Log
 from dovetail.core.protocol import (
     Action,
     Checkpoint,
@@ -136,6 +136,7 @@ class Loop:
         self.job_end = job_end
         self.watcher = watcher
         self.unwatched = False  # told that the watcher fails
+        self.unlogged = False  # told that the log cannot be written
 
     def now(self) -> float:
         """Seconds on the run's clock."""
@@ -221,11 +222,11 @@ class Loop:
 
     def record(self, entry: Event | Action) -> None:
         """Log; a full disk delays the log and does not end the run."""
-        try:
-            self.log.write(entry)
-        except LogStopped as error:
-            why = f"the event log is kept in memory until it can be written: {error}"
+        self.log.write(entry)
+        if self.log.failed and not self.unlogged:
+            why = f"the event log is kept in memory until it can be written: {self.log.failed}"
             self.live.note(self.now(), Note("hold", why))
+        self.unlogged = bool(self.log.failed)
         self.watch(lambda watcher: watcher.take(entry))
 
     def watch(self, how: Callable[[Watcher], None]) -> None:
