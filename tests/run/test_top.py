@@ -38,6 +38,7 @@ from dovetail.run.simulate import run_simulated
 from rich.console import Console
 from support import made_up_runs
 from support.local_runs import wait_for
+from support.other_users import let_in, needs_nobody
 from support.run_command import site  # noqa: F401
 
 pytestmark = pytest.mark.unit
@@ -300,6 +301,21 @@ def test_orders_in_the_file_are_for_this_run_and_of_its_owner(tmp_path):
     assert not (tmp_path / orders.FILE).exists()
     os.mkfifo(tmp_path / orders.FILE)
     assert asked.take() == []
+
+
+@needs_nobody
+def test_what_root_asks_for_can_be_read_by_the_run_and_added_to(tmp_path):
+    let_in(tmp_path)
+    os.chown(tmp_path, 65534, 65534)
+    orders.cancel(tmp_path, "one")
+    try:
+        os.seteuid(65534)  # whose run it is
+        orders.cancel(tmp_path, "two")
+        found = (tmp_path / orders.FILE).read_text()
+    finally:
+        os.seteuid(0)
+    assert found == "stop one\nstop two\n"
+    assert (tmp_path / orders.FILE).stat().st_uid == 65534
 
 
 def test_no_simulation_has_the_name_of_the_file_of_orders(site):  # noqa: F811

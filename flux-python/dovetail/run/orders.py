@@ -20,10 +20,18 @@ FILE = "orders.txt"  # with a dot, which no simulation's folder has
 
 
 def cancel(directory: Path, name: str) -> None:
-    """Ask the run whose output is in `directory` to stop a simulation; the others go on."""
-    path = directory / FILE
+    """Ask the run whose output is in `directory` to stop a simulation; the others go on.
+
+    Root does so as the directory's owner, as a file of root's could not be read by the run.
+    """
+    path, we = directory / FILE, os.geteuid()
     try:
-        file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        if we == 0:
+            os.seteuid(directory.stat().st_uid)
+        try:
+            file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        finally:
+            os.seteuid(we)
         try:
             os.write(file, f"stop {name}\n".encode())
         finally:
