@@ -13,6 +13,7 @@ import pty
 import re
 import select
 import signal
+import socket
 import struct
 import subprocess
 import sys
@@ -301,6 +302,20 @@ def test_orders_in_the_file_are_for_this_run_and_of_its_owner(tmp_path):
     assert not (tmp_path / orders.FILE).exists()
     os.mkfifo(tmp_path / orders.FILE)
     assert asked.take() == []
+
+
+def test_orders_by_a_socket_leave_it_as_it_is_for_the_output():
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        asked = orders.Orders(ours.fileno())
+        assert os.get_blocking(ours.fileno())
+        assert asked.take() == []
+        theirs.sendall(b"stop one\nst")
+        assert asked.take() == ["one"]
+        theirs.sendall(b"op two\n")
+        theirs.shutdown(socket.SHUT_WR)
+        assert asked.take() == ["two"]
+        assert asked.take() == []
 
 
 @needs_nobody

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
 from pathlib import Path
 
 from dovetail.core.errors import WorkFailed
@@ -44,14 +45,12 @@ class Orders:
     """Those of the program that started the run, and, while it `listens`, those in its file."""
 
     def __init__(self, source: int | None = None) -> None:
-        """`source` is a file that is read without blocking; None if no program gives any."""
+        """`source` is a pipe, a socket or a terminal; None if no program gives any."""
         self.source = source
         self.given = source is not None
         self._words, self._lines = LineSplitter(), LineSplitter()
         self._path: Path | None = None
         self._read = 0
-        if source is not None:
-            os.set_blocking(source, False)
 
     def listen(self, directory: Path) -> None:
         """Take those in the file too, from now on: what is in it was for an earlier run."""
@@ -74,11 +73,9 @@ class Orders:
 
     def _from_source(self) -> list[bytes]:
         lines: list[bytes] = []
-        while self.source is not None:
-            try:
-                block = os.read(self.source, 1 << 16)
-            except BlockingIOError:
-                break
+        # Asked first and not set to non-blocking, as our output may be the same socket.
+        while self.source is not None and select.select([self.source], [], [], 0)[0]:
+            block = os.read(self.source, 1 << 16)
             lines += self._words.take(block)
             if not block:
                 self.source = None
