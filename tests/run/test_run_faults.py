@@ -123,6 +123,17 @@ def test_a_signal_during_the_report_leaves_a_whole_report(site, number):  # noqa
     assert (site.out / "report.html").read_text().rstrip().endswith("</html>")
 
 
+def test_an_interrupted_run_says_that_its_report_could_not_be_written(site):  # noqa: F811
+    run = reached(site, three(site, "starting"))
+    (site.out / "report.html").mkdir()
+    code, _, errors = site.end(run, signal.SIGINT)
+    assert code == 130
+    assert errors.endswith(
+        "dovetail: out/report.html: not a file in an existing directory\n"
+        "dovetail: interrupted by SIGINT\n"
+    )
+
+
 def resumed(site, plan, restarts):  # noqa: F811
     """Resume a run of `three` to its end and check that nothing is counted twice."""
     (site.directory / "reached").unlink(missing_ok=True)

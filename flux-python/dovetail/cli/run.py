@@ -111,6 +111,8 @@ def tell(ended: work.RunOutcome, *, as_json: bool) -> int:
         if ended.report:
             console.print(f"report: {ended.report}", soft_wrap=True, markup=False, emoji=False)
     if ended.interrupted:
+        if ended.trouble:
+            print(f"dovetail: {ended.trouble}", file=sys.stderr)
         kept = ended.summary.counts.get("checkpointed", 0)
         more = "s are" if kept > 1 else " is"
         go_on = f"; {kept} simulation{more} stopped at a checkpoint, --resume goes on there"
