@@ -24,12 +24,13 @@ from pathlib import Path
 import pytest
 import rich.live
 from dovetail.cli import main
+from dovetail.controller.controller import Controller
 from dovetail.controller.settings import Settings
 from dovetail.controller.simulation import Stage
 from dovetail.core import eventlog, protocol
 from dovetail.core.contention import Contention, Throttling
 from dovetail.core.errors import BadInput
-from dovetail.executors.simulated.executor import Work
+from dovetail.executors.simulated.executor import Fault, Simulated, Work
 from dovetail.plan import schema
 from dovetail.report import build_history, html, summary
 from dovetail.run import follow, live_table, orders, top
@@ -257,6 +258,38 @@ def test_the_choice_of_ranks_and_its_reason_are_at_the_head(tmp_path):
     assert "decided: 1 rank each: " in out.getvalue()
     history = build_history.tell(*eventlog.read(tmp_path / LOG))
     assert line in html.page(summary.summarise(history), history)
+
+
+def test_what_is_shown_is_what_was_launched_and_has_not_ended(tmp_path):
+    node, works = protocol.Node("node", 2000, 8 << 30), {n: Work((0.01, 0.03), 300) for n in "ab"}
+    capacity = Simulated([node], works).capacity()
+    specs = [
+        protocol.Spec(f"{name}-{n}", name, "case", 2, (1.0, 3.0), ("true",))
+        for name in "ab"
+        for n in range(3)
+    ]
+    with eventlog.Log.create(tmp_path / LOG, eventlog.header(specs, capacity, {})) as log:
+        run_simulated(specs, works, [node], faults=[Fault(22.0, "stall", "b-0")], log=log)
+    controller, states = Controller(specs, capacity), set()
+    for entry in eventlog.read(tmp_path / LOG)[1]:
+        if not isinstance(entry, protocol.ACTIONS):
+            controller.handle(entry)
+            shown = controller.active_views()
+            states.update(view.state for view in shown)
+            assert shown == [view for view in controller.views() if view.state in top.ACTIVE]
+    assert controller.finished
+    assert {"preparing", "running", "suspended", "terminating"} <= states
+
+
+def test_a_table_of_a_long_queue_looks_at_what_runs_alone(monkeypatch):
+    node = protocol.Node("node", 2000, 8 << 30)
+    specs = [protocol.Spec(f"a-{n}", "a", "case", 2, (1.0, 3.0), ("true",)) for n in range(99)]
+    controller, looked = Controller(specs, protocol.Capacity((node,))), []
+    controller.handle(protocol.Tick(0.0))
+    view = controller.view
+    monkeypatch.setattr(controller, "view", lambda name: looked.append(name) or view(name))
+    live_table.table(controller, 0.0)
+    assert looked == ["a-0"]
 
 
 @pytest.mark.parametrize("width", [0, 1, 80, 2000])

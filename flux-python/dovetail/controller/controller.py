@@ -359,6 +359,12 @@ class Controller:
         """All simulations in the order of the plan."""
         return [self.view(name) for name in self._state.sims]
 
+    def active_views(self) -> list[View]:
+        """Those that were launched and have not ended, in the order of the plan."""
+        state = self._state
+        there = {**state.active, **state.suspended, **state.terminating}
+        return [self.view(name) for name in state.sims if name in there]
+
     def decided(self) -> list[str]:
         """On how many ranks those run that may have several, and why: lines for the reader."""
         return views.decided(self._state)

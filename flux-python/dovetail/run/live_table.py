@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 ROWS = 16
-ACTIVE = ("preparing", "starting", "running", "suspended", "halting", "terminating")
 NOTES = 4  # decisions shown below the table
 
 
@@ -42,7 +41,7 @@ def table(controller: Controller, t: float) -> Table:
     for name in ("ranks", "iterations", "per second", "CPU request", "slowdown"):
         made.add_column(name, justify="right")
     made.add_column("waits")
-    active = [view for view in controller.views() if view.state in ACTIVE]
+    active = controller.active_views()
     for view in active[:ROWS]:
         made.add_row(*row(view))
     if len(active) > ROWS:

@@ -26,7 +26,6 @@ from dovetail.controller.controller import Controller
 from dovetail.controller.simulation import Stage
 from dovetail.core import protocol
 from dovetail.core.protocol import Action, Capacity, Cause, Event
-from dovetail.run.live_table import ACTIVE
 
 EVERY = 1.0
 """Seconds of the run between two looks at the controller."""
@@ -163,7 +162,7 @@ class Metrics(Collector):
             return
         self._looked = t
         if self._active is None:  # as after a resume, where some may go on
-            self._active = {view.name for view in controller.views() if view.state in ACTIVE}
+            self._active = {view.name for view in controller.active_views()}
         views = [controller.view(name) for name in sorted(self._active)]
         counts = controller.status().counts
         states: Series = {(one.value,): float(counts.get(one.value, 0)) for one in Stage}

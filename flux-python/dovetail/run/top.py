@@ -64,9 +64,10 @@ class Screen:
     def views(self) -> list[View]:
         """The simulations that are shown, in their order."""
         controller = self.follower.controller
-        found = controller.views() if controller else []
-        if not (self.all or self.follower.over):
-            found = [view for view in found if view.state in ACTIVE]
+        if not controller:
+            return []
+        every = self.all or self.follower.over
+        found = controller.views() if every else controller.active_views()
         return sorted(found, key=SORTS[self.sort])
 
     def key(self, key: str) -> bool:
