@@ -90,6 +90,42 @@ def test_the_bound_is_the_cpu_needed_over_the_cores():
     assert found.bound_ratio.value == pytest.approx(found.bound_s.value / found.makespan_s.value)
 
 
+def test_the_bound_takes_each_iteration_as_measured_on_its_number_of_ranks():
+    run = made_up_runs.Run(
+        [made_up_runs.spec("a", "f"), made_up_runs.spec("b", "f", (1.0,))], {"f": 0.1}
+    )
+    for name in "ab":
+        run.launch(name)
+        run.work(10.0)
+        run.finish(name)
+    run.specs.append(made_up_runs.spec("c", "f"))
+    run.launch("c")
+    run.work(4.0)
+    run.finish("c", cause=protocol.Cause.CHECKPOINTED, requeued="to go on with one rank")
+    run.specs[-1] = made_up_runs.spec("c", "f", (1.0,))
+    run.launch("c", over=35)
+    run.work(6.0)
+    run.finish("c")
+    found = totals(run).bound_s
+    assert found.value == pytest.approx((135 * (0.1 + 0.1 / 3) + 160 * 0.1) / 2, rel=0.01)
+    assert found.source == "measured"
+    assert found.how.count("spinning, on 1 rank, and ") == 1
+    assert found.how.endswith("spinning, on 2 ranks")
+
+
+def test_there_is_no_bound_where_ranks_of_some_number_were_not_measured():
+    run = made_up_runs.Run(
+        [made_up_runs.spec("a", "f"), made_up_runs.spec("b", "f", (1.0,))], {"f": 0.1}
+    )
+    for name, seconds in (("a", 10.0), ("b", 0.5)):
+        run.launch(name)
+        run.work(seconds)
+        run.finish(name)
+    found = totals(run).bound_s
+    assert (found.value, found.source) == (None, "")
+    assert found.how == "no two samples of a running simulation, on 1 rank"
+
+
 def test_families_are_judged_apart_and_the_whole_is_their_sum():
     found = summary.summarise(made_up_runs.mixed().history())
     assert [one.name for one in found.families] == ["pitz", "even"]

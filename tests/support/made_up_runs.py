@@ -43,13 +43,13 @@ class Run:
     def one(self, name):
         return next(s for s in self.specs if s.name == name)
 
-    def launch(self, name, prepare=0.0):
+    def launch(self, name, prepare=0.0, over=0):
         count = self.one(name).ranks
         share = protocol.Share((2000 // count,) * count, self.wait)
         self.add(protocol.Launch(name, share))
         self.t += prepare
         self.counters[name] = [0, self.t] + [[0.0] * count for _ in range(3)]
-        self.add(protocol.Started(self.t, name))
+        self.add(protocol.Started(self.t, name, over))
 
     def work(self, seconds, slowdown=1.0, period=0.5):
         """All that run go on for so long, `slowdown` times slower than alone."""

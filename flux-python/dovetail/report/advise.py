@@ -26,7 +26,7 @@ from dovetail.core.taken_cpu import taken
 from dovetail.core.throughput_model import WAIT_COST, Model
 from dovetail.mpi import profile
 from dovetail.report.alternatives import SEQUENTIAL
-from dovetail.report.figures import QUIET, SPLIT, FamilyFigures, Point, disturbed, needed
+from dovetail.report.figures import QUIET, SPLIT, FamilyFigures, Point, disturbed, loads_on, needed
 from dovetail.report.history import Array
 from dovetail.report.summary import Summary
 from dovetail.report.verdict import SAME, Totals
@@ -121,7 +121,8 @@ def from_summary(summary: Summary, cores: float | None = None) -> list[Known]:
 
 def from_family(family: FamilyFigures, cores: float) -> Known | None:
     """What a run taught about one family, None if it was never measured."""
-    cpu, whence = needed(family.loads, cores)
+    loads = loads_on(family.loads, family.ranks)
+    cpu, whence = needed(loads, cores)
     if cpu is None or family.alone.value is None or not cpu.sum() > 0:
         return None
     return Known(
@@ -134,7 +135,7 @@ def from_family(family: FamilyFigures, cores: float) -> Known | None:
         points=family.points,
         totals=family.totals,
         open=family.open,
-        got=disturbed(family.loads, cores),
+        got=disturbed(loads, cores),
     )
 
 

@@ -51,7 +51,7 @@ class _Teller:
         self.tracks = {spec.name: Track(spec) for spec in header.specs}
         self.marks: list[Mark] = []
         self.spells: list[Spell] = []
-        self.sums: dict[tuple[str, str], tuple[float, Array]] = {}
+        self.sums: dict[tuple[str, str, int], tuple[float, Array]] = {}  # by kind and ranks
         self.shares: dict[str, protocol.Share] = {}
         self.pending: list[Mapping[str, protocol.Share]] = []
         self.running: dict[str, None] = {}
@@ -95,7 +95,7 @@ class _Teller:
         self.tracks[action.name] = replace(
             track,
             spec=track.spec.on(ranks),
-            attempts=(*track.attempts, Attempt(self.now, recut=recut)),
+            attempts=(*track.attempts, Attempt(self.now, ranks, recut=recut)),
             state="unfinished",
             ended=False,
             reason="",
@@ -231,14 +231,13 @@ class _Teller:
     def _add_load(
         self, name: str, before: protocol.Ranks, now: protocol.Ranks, count: float
     ) -> None:
-        """Add what the ranks did between two samples to the family's sums."""
+        """Add what the ranks did between two samples to the sums of the family on as many."""
         mode = self.shares[name].wait.mode
         kind = "packed" if len(self.running) > 1 else KINDS.get(mode, "spinning")
         delta = np.array([np.subtract(getattr(now, key), getattr(before, key)) for key in _LOADS])
-        family = self.tracks[name].spec.family
-        iterations, sums = self.sums.get((family, kind), (0.0, np.zeros_like(delta)))
-        if sums.shape == delta.shape:
-            self.sums[family, kind] = (iterations + count, sums + delta)
+        key = (self.tracks[name].spec.family, kind, delta.shape[1])
+        iterations, sums = self.sums.get(key, (0.0, np.zeros_like(delta)))
+        self.sums[key] = (iterations + count, sums + delta)
 
     def _finished(self, event: protocol.Finished) -> None:
         self._close(event.name, event.code, event.reason)
@@ -302,7 +301,7 @@ class _Teller:
         """Some families may be cut anew from now on, and what their ranks did tells no more."""
         for family in {self.tracks[name].spec.family for name in mark.names} if mark.cut else ():
             self.cuts.add((family, len(mark.cut)))
-            for key in [key for key in self.sums if key[0] == family]:
+            for key in [key for key in self.sums if (key[0], key[2]) == (family, len(mark.cut))]:
                 del self.sums[key]
         if mark.data.get("uncut"):
             taken_back = mark.data.get("family"), mark.data.get("ranks")
@@ -398,7 +397,7 @@ class _Teller:
                 self.tracks[name] = replace(track, reason=why)
         loads = tuple(
             Load(family, kind, count, *(np.maximum(row, 0) / count for row in sums))
-            for (family, kind), (count, sums) in self.sums.items()
+            for (family, kind, _), (count, sums) in self.sums.items()
             if count > 0
         )
         return History(

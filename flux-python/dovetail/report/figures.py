@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import heapq
 import math
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -136,7 +137,7 @@ def _family(
         points=points,
         loads=loads,
         alternatives=others,
-        model=_fit(points, ranks, history.cpu / 1000, loads, alone.value),
+        model=_fit(points, ranks, history.cpu / 1000, loads_on(loads, ranks), alone.value),
         verdict=judge(totals, alike(tracks, others), len(tracks)),
     )
 
@@ -192,6 +193,11 @@ def _by_work(name: str, history: History) -> str:
     return how
 
 
+def loads_on(loads: Iterable[Load], ranks: int) -> tuple[Load, ...]:
+    """Those that were measured on so many ranks."""
+    return tuple(load for load in loads if len(load.cpu) == ranks)
+
+
 def needed(loads: Sequence[Load], cores: float) -> tuple[Array | None, str]:
     """CPU seconds that each rank needs for one iteration, shape (ranks,), and whence.
 
@@ -239,14 +245,11 @@ def _totals(
     )
     missing = Figure(how="not measured; `dovetail bench` and `bootstrap demo` do")
     cores = history.cpu / 1000
-    cpu, whence = needed(loads, cores)
+    cpu, _ = needed(loads_on(loads, tracks[0].spec.ranks), cores)
     fewer = _measured(by_name.get(FEWER)) or missing
     if cpu is not None and fewer.value is None and not curve:
         fewer = _fewer(tracks, cpu, cores, _starting(tracks))
-    bound = Figure(how=whence)
-    if cpu is not None and cores:
-        work = float(cpu.sum()) * sum(track.iterations for track in tracks)
-        bound = Figure(work / cores, "measured", f"CPU seconds from {whence}")
+    bound = _bound(tracks, loads, cores)
     totals = Totals(
         makespan_s=makespan,
         sequential_s=sequential,
@@ -265,6 +268,29 @@ def _totals(
             if name not in by_name:
                 totals = replace(totals, **{key: why})
     return totals
+
+
+def _bound(tracks: Iterable[Track], loads: Sequence[Load], cores: float) -> Figure:
+    """CPU seconds over cores, of each iteration as measured on the ranks that computed it."""
+    done: Counter[int] = Counter()
+    for track in tracks:
+        until = track.iterations
+        for one in reversed(track.attempts):
+            if one.start is not None and one.over < until:
+                done[one.ranks] += until - one.over
+                until = one.over
+    work, whence = 0.0, []
+    for ranks, iterations in sorted(done.items()):
+        cpu, how = needed(loads_on(loads, ranks), cores)
+        if len(done) > 1:
+            how += f", on {ranks} rank{'s' if ranks > 1 else ''}"
+        if cpu is None:
+            return Figure(how=how)
+        work += float(cpu.sum()) * iterations
+        whence.append(how)
+    if not whence or not cores:
+        return Figure(how="no iteration was seen")
+    return Figure(work / cores, "measured", f"CPU seconds from {', and '.join(whence)}")
 
 
 def _measured(one: Alternative | None) -> Figure | None:

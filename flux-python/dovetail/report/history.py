@@ -26,10 +26,12 @@ UNKNOWN = protocol.Contention()
 class Attempt:
     """One start of a simulation; times in seconds on the run's clock, None if not reached.
 
-    `code` and `reason` are the executor's; `halted` if it stopped at a checkpoint.
+    `code` and `reason` are the executor's; `halted` if it stopped at a checkpoint; `over` are the
+    iterations of earlier attempts from which it went on.
     """
 
     launch: float
+    ranks: int
     start: float | None = None
     end: float | None = None
     code: int = 0
@@ -119,7 +121,8 @@ class Load:
 
     `kind` is `spinning` (alone, waits as the MPI library ships them), `yielding` or `blocking`
     (alone, waiting ranks yield or sleep) or `packed` (others run too). The means
-    are taken over so many `iterations`; of a family that was cut anew, those after it.
+    are taken over so many `iterations`; of a family that was cut anew, those after it. What ran on
+    several numbers of ranks has one for each.
     """
 
     family: str

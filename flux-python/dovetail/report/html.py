@@ -26,7 +26,7 @@ from dovetail.host.private_files import looking, replaceable, write_whole
 from dovetail.report import advise, charts, plan_phases, time_spent
 from dovetail.report.alternatives import DOVETAIL, FEWER, NAIVE, SEQUENTIAL
 from dovetail.report.charts import Bar, Curve
-from dovetail.report.figures import FamilyFigures
+from dovetail.report.figures import FamilyFigures, loads_on
 from dovetail.report.history import Array, History
 from dovetail.report.summary import HEADINGS, Simulation, Summary, figure, number
 from dovetail.report.timeline import GLYPHS, rows, timeline
@@ -220,12 +220,13 @@ def _shorter(words: str) -> str:
 
 def _ranks(family: FamilyFigures) -> Chart | None:
     """Duty cycle and CPU of each rank: (title, chart), None if nothing was measured."""
-    loads = {load.kind: load for load in family.loads}
+    # Of each kind the first, which may be on other ranks than that of another kind.
+    loads = {load.kind: load for load in reversed(family.loads)}
     alone = loads.get("spinning") or loads.get("blocking")
     base = alone or loads.get("packed")
     if base is None:
         return None
-    loads = {kind: load for kind, load in loads.items() if len(load.cpu) == len(base.cpu)}
+    loads = {load.kind: load for load in loads_on(family.loads, len(base.cpu))}
     wall = base.useful + base.mpi
     duty = base.useful / np.where(wall > 0, wall, 1.0)
     where = "alone" if alone else "packed"
