@@ -110,10 +110,13 @@ static void *const d, *const f, *const i;
 static INLINED void listen(int class, unsigned index, uint64_t start, const void *comm, int count,
                            const void *site)
 {
+    static __typeof__(&PMPI_Comm_size) comm_size;
     int size = 0;
     if (class != WAIT_COLL || index < INDEX_Barrier || index > INDEX_Exscan || start == 0)
         return;
-    NEXT(PMPI_Comm_size)(*(const MPI_Comm *)comm, &size);
+    if (__builtin_expect(comm_size == NULL, 0))
+        comm_size = NEXT(PMPI_Comm_size);
+    comm_size(*(const MPI_Comm *)comm, &size);
     rhythm_collective(index, size, count, site);
     if (own_beat_hears(site) && rank_page)
         own_beat_hear(index, site, OWN_BEAT_NOBODY, (uintptr_t) * (const MPI_Comm *)comm,
@@ -149,7 +152,10 @@ static INLINED void listen_fortran(int class, unsigned index, uint64_t start, co
     if (code != NULL && *(const MPI_Fint *)code != MPI_SUCCESS) /* in mpi_f08 it is optional */
         return;
 #if defined(OPEN_MPI)
-    MPI_Comm comm = NEXT(PMPI_Comm_f2c)(*(const MPI_Fint *)handle);
+    static __typeof__(&PMPI_Comm_f2c) comm_f2c;
+    if (__builtin_expect(comm_f2c == NULL, 0))
+        comm_f2c = NEXT(PMPI_Comm_f2c);
+    MPI_Comm comm = comm_f2c(*(const MPI_Fint *)handle);
 #else
     MPI_Comm comm = MPI_Comm_f2c(*(const MPI_Fint *)handle);
 #endif
