@@ -9,8 +9,9 @@
  * Which Fortran symbols exist, and why each call is counted once: Open MPI's bindings call
  * PMPI functions, so both `mpi_x_` (mpif.h, `use mpi`) and `mpi_x_f08_` are wrapped. MPICH's
  * call MPI functions and so arrive at the C wrappers, except those of `mpi_f08` without a
- * choice buffer, which call PMPI functions: only these are wrapped. Whatever calls whatever
- * else inside, only the outermost wrapper counts.
+ * choice buffer, which call PMPI functions: these are wrapped, and of the others it is only
+ * noted where in the program they are called from, which the C wrappers cannot see. Whatever
+ * calls whatever else inside, only the outermost wrapper counts.
  *
  * A tool of the user's that wraps MPI too, and is preloaded after this library, comes next.
  *
@@ -182,6 +183,9 @@ static INLINED void listen_alone_fortran(unsigned index, uint64_t start, const v
 
 /* --- C --- */
 
+/* Where the program has called the Fortran function that is on its way to a C wrapper. */
+static PER_THREAD const void *fortran_site;
+
 #define WRAP(name, counted, class, params, args)                                                   \
     _Pragma(STRING(weak PMPI_##name)) EXPORTED int MPI_##name params                               \
     {                                                                                              \
@@ -197,13 +201,13 @@ static INLINED void listen_alone_fortran(unsigned index, uint64_t start, const v
         }                                                                                          \
         after(WAIT_##class, INDEX_##counted, code, session);                                       \
         start = code == MPI_SUCCESS ? start : 0;                                                   \
-        listen(WAIT_##class, INDEX_##counted, start, &comm, (int)count,                            \
-               __builtin_return_address(0));                                                       \
+        const void *site = fortran_site ? fortran_site : __builtin_return_address(0);              \
+        listen(WAIT_##class, INDEX_##counted, start, &comm, (int)count, site);                     \
         listen_alone(INDEX_##counted, start, dest, source,                                         \
                      INDEX_##counted == INDEX_Start      ? (uintptr_t)request                      \
                      : INDEX_##counted == INDEX_Startall ? (uintptr_t)array_of_requests            \
                                                          : (uintptr_t)comm,                        \
-                     __builtin_return_address(0));                                                 \
+                     site);                                                                        \
         return code;                                                                               \
     }
 
@@ -340,6 +344,21 @@ EXPORTED int MPI_Pcontrol(const int level, ...)
             rank_pcontrol(*(const int *)a);                                                        \
     }
 
+/* A binding that arrives at the C wrapper, which counts. */
+#define FORTRAN_ON(symbol, real, n)                                                                \
+    extern __attribute__((weak)) void real(PARAMS_##n);                                            \
+    EXPORTED void symbol(PARAMS_##n);                                                              \
+    void symbol(PARAMS_##n)                                                                        \
+    {                                                                                              \
+        static __typeof__(&real) next;                                                             \
+        if (__builtin_expect(next == NULL, 0))                                                     \
+            next = CHAINED(symbol, real);                                                          \
+        const void *outer = fortran_site;                                                          \
+        fortran_site = outer ? outer : __builtin_return_address(0);                                \
+        next(ARGS_##n);                                                                            \
+        fortran_site = outer;                                                                      \
+    }
+
 #if defined(OPEN_MPI)
 #define CALL(name, fname, class, n, params, args)                                                  \
     FORTRAN(mpi_##fname##_, pmpi_##fname##_, name, class, n)                                       \
@@ -348,7 +367,10 @@ FORTRAN_PCONTROL(mpi_pcontrol_, pmpi_pcontrol_, 1)
 FORTRAN_PCONTROL(mpi_pcontrol_f08_, pmpi_pcontrol_f08_, 1)
 #else
 #define CALL(name, fname, class, n, params, args)                                                  \
-    FORTRAN(mpi_##fname##_f08_, pmpir_##fname##_f08_, name, class, n)
+    FORTRAN(mpi_##fname##_f08_, pmpir_##fname##_f08_, name, class, n)                              \
+    FORTRAN_ON(mpi_##fname##_, pmpi_##fname##_, n)                                                 \
+    FORTRAN_ON(mpi_##fname##_f08ts_, pmpir_##fname##_f08ts_, n)                                    \
+    FORTRAN_ON(mpi_##fname##_f08ts_large_, pmpir_##fname##_f08ts_large_, n)
 FORTRAN_PCONTROL(mpi_pcontrol_f08_, pmpir_pcontrol_f08_, 2)
 #endif
 #include "calls.def"

@@ -1,8 +1,9 @@
 ! SPDX-License-Identifier: LGPL-3.0-or-later
 !
-! Stencils that neither agree on anything nor say where their iterations end: `halo KIND STEPS`.
-! line: on a line of ranks by Isend, Irecv and Waitall; a rank at its end has one neighbour. plane: on
-! a plane of ranks by Sendrecv, to all four sides, of which some are MPI_PROC_NULL. Prints the steps.
+! Stencils that do not say where their iterations end: `halo KIND STEPS`. line: on a line of ranks by
+! Isend, Irecv and Waitall; a rank at its end has one neighbour. plane: on a plane of ranks by Sendrecv,
+! to all four sides, of which some are MPI_PROC_NULL. Neither agrees on anything. solver: in each step
+! an inner loop of another length, of which each turn has two sums, and then one sum. Prints the steps.
 ! Compiled with -DF08 for `use mpi_f08`, else for `use mpi`.
 #if defined(F08)
 #define COMM type(MPI_Comm)
@@ -35,6 +36,8 @@ program halo
   do step = 1, steps
     if (kind == 'line') then
       call line()
+    else if (kind == 'solver') then
+      call solve(10 + mod(7 * step, 13))
     else
       call side(0, 1)
       call side(0, -1)
@@ -69,6 +72,19 @@ contains
     end if
     call MPI_Waitall(n, requests, MPI_STATUSES_IGNORE, ierr)
   end subroutine line
+
+  subroutine solve(turns)
+    integer, intent(in) :: turns
+    real(8) :: mine, all
+    integer :: turn
+    mine = rank
+    do turn = 1, turns
+      call MPI_Allreduce(mine, all, 1, MPI_DOUBLE_PRECISION, MPI_SUM, MPI_COMM_WORLD, ierr)
+      call relax(2d-5)
+      call MPI_Allreduce(mine, all, 1, MPI_DOUBLE_PRECISION, MPI_SUM, MPI_COMM_WORLD, ierr)
+    end do
+    call MPI_Allreduce(mine, all, 1, MPI_DOUBLE_PRECISION, MPI_MAX, MPI_COMM_WORLD, ierr)
+  end subroutine solve
 
   subroutine side(direction, way)
     integer, intent(in) :: direction, way

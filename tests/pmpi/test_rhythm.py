@@ -85,6 +85,15 @@ def test_a_stencil_in_fortran_is_counted_by_its_steps(mpi, kind, ranks, flags, t
 
 
 @each_mpi
+@pytest.mark.parametrize("flags", [(), ("-DF08",)], ids=["use mpi", "use mpi_f08"])
+def test_of_nested_loops_in_fortran_the_outer_one_counts(mpi, flags, tmp_path):
+    program = known_programs.build(mpi, "known/halo.F90", *flags)
+    beats, pages = run_words(mpi, tmp_path, 2, [program, "solver", "600"])
+    assert [one.iterations for one in pages] == [beats, beats] == [600, 600]
+    assert {one.beat == page.OWN for one in pages} == {False}
+
+
+@each_mpi
 @pytest.mark.parametrize(
     ("kind", "ranks", "alone"), [("line", 4, True), ("objects", 2, True), ("all", 2, False)],
     ids=["buffers", "objects", "and all agree"],
