@@ -128,8 +128,24 @@ def test_a_bundle_without_its_list_is_refused(bundle, tmp_path):
 
 def test_unpacking_again_changes_nothing(bundle):
     folder, path = bundle
+    before = os.stat(folder / "bin/kube")
     assert programs.unpack(path) == programs.unpack(path) == folder
+    assert os.stat(folder / "bin/kube").st_ino == before.st_ino, "clusters may run it"
+    (folder / "bin/kube").write_text("changed")
+    assert programs.unpack(path) == folder
     assert programs.damaged(folder) == []
+    assert {one.name for one in programs.cache().iterdir()} == {folder.name, "lock"}
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root could give files to another user")
+def test_what_is_unpacked_belongs_to_who_unpacks_it(bundle):
+    folder, path = bundle
+    for one in folder.rglob("*"):
+        os.lchown(one, 12345, 12345)
+    programs.pack(path)
+    shutil.rmtree(folder)
+    programs.unpack(path)
+    assert {one.lstat().st_uid for one in (folder, *folder.rglob("*"))} == {0}
 
 
 def test_what_a_killed_build_left_goes_with_the_next_one(bundle):
@@ -187,22 +203,26 @@ def test_a_program_of_the_machines_is_used_if_it_is_new_enough(tmp_path, monkeyp
     assert (found == tmp_path / "runc") is fits
 
 
-@pytest.mark.parametrize(("offset", "fits"), [("", True), ("-rc.1", False)])
-def test_the_machines_own_kubernetes_is_used_if_it_is_the_pinned_one(
-    tmp_path, monkeypatch, offset, fits
-):
+def test_a_program_of_an_earlier_build_is_not_the_machines(tmp_path, monkeypatch):
+    (tmp_path / "old/bin").mkdir(parents=True)
+    (tmp_path / "bin").mkdir()
+    for folder in (tmp_path / "old/bin", tmp_path / "bin"):
+        program(folder, "runc", "runc version 1.1.5")
+    (tmp_path / "old/made.json").touch()
+    monkeypatch.setenv("PATH", f"{tmp_path}/old/bin:{tmp_path}/bin:/bin")
+    assert debian_packages.on_path("runc", "--version", (1, 1)) == tmp_path / "bin/runc"
+
+
+def test_kubernetes_is_built_whatever_there_is(tmp_path, monkeypatch):
+    """As a part of it is ours."""
     (tmp_path / "bin").mkdir()
     (tmp_path / "draft/bin").mkdir(parents=True)
     for name in programs.KUBERNETES:
-        program(tmp_path / "bin", name, f"Kubernetes {programs.version()}{offset}")
+        program(tmp_path / "bin", name, f"Kubernetes {programs.version()}")
     monkeypatch.setenv("PATH", f"{tmp_path}/bin:/bin")
     monkeypatch.setattr(go_build, "build", lambda *_: pytest.fail("it was built"))
-    if fits:
-        origins = programs._kubernetes(tmp_path / "draft", "go", print)
-        assert origins["kubelet"] == str(tmp_path / "bin/kubelet")
-    else:
-        with pytest.raises(pytest.fail.Exception, match="it was built"):
-            programs._kubernetes(tmp_path / "draft", "go", print)
+    with pytest.raises(pytest.fail.Exception, match="it was built"):
+        programs._kubernetes(tmp_path / "draft", "go", print)
 
 
 def test_a_user_without_a_home_gets_no_folder_by_the_name_of_one(monkeypatch, tmp_path):

@@ -59,8 +59,13 @@ def numbers(text: str) -> tuple[int, ...]:
 
 
 def on_path(name: str, option: str, oldest: tuple[int, ...]) -> Path | None:
-    """A program that is already on this machine, if it is new enough."""
-    found = shutil.which(name, path=f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin")
+    """A program that is already on this machine, if it is new enough.
+
+    Not one of a build of ours: these are on PATH too, by `dovetail env`.
+    """
+    places = [*os.environ.get("PATH", "").split(":"), "/usr/sbin", "/sbin"]
+    others = [one for one in places if not os.path.exists(f"{os.path.realpath(one)}/../made.json")]
+    found = shutil.which(name, path=":".join(others))
     if not found:
         return None
     done = subprocess.run([found, option], capture_output=True, text=True)

@@ -19,7 +19,6 @@ import pwd
 import re
 import shlex
 import shutil
-import subprocess
 import tarfile
 import tempfile
 import time
@@ -231,14 +230,15 @@ def _open_cache() -> None:
 
 def install(draft: Path) -> Path:
     """Move a complete draft into the cache, for all who can get there."""
-    target = cache() / key()
-    if target.exists():
-        shutil.rmtree(target)
+    target, before = cache() / key(), cache() / f"{draft.parent.name}-before"
     for path in (draft, *draft.rglob("*")):
         if not path.is_symlink():
             mode = path.stat().st_mode & 0o777
             path.chmod(mode | 0o444 | (0o111 if mode & 0o100 else 0))
+    with suppress(FileNotFoundError):
+        target.rename(before)
     draft.rename(target)
+    shutil.rmtree(before, ignore_errors=True)  # what runs from it is kept by some file systems
     return target
 
 
@@ -273,13 +273,8 @@ def build(say: debian_packages.Say = print) -> Path:
 
 
 def _kubernetes(draft: Path, go: str, say: debian_packages.Say) -> dict[str, str]:
-    """The multi-call binary and a link for each component; the machine's own if they fit."""
+    """The multi-call binary and a link for each component."""
     folder, pinned = draft / "bin", version()
-    own = {name: shutil.which(name) for name in KUBERNETES}
-    if all(own.values()) and all(_is(path, pinned) for path in own.values() if path):
-        for name, path in own.items():
-            shutil.copy2(str(path), folder / name)
-        return {name: str(path) for name, path in own.items()}
     say(f"building Kubernetes {pinned}, once: 6 to 10 minutes on two cores, 3 GB of disk")
     _, minor, _ = pinned.lstrip("v").split(".")
     stamps = {"gitVersion": pinned, "gitMajor": "1", "gitMinor": minor, "gitTreeState": "clean",
@@ -301,12 +296,6 @@ def _go_build(
                    "GOTOOLCHAIN": "auto"}  # fmt: skip
     linker = ["-s", "-w", *flags]
     go_build.build(go, package, target, linker, setup_folder() / "kube", environment, say)
-
-
-def _is(program: str, pinned: str) -> bool:
-    option = ["version", "--client"] if program.endswith("kubectl") else ["--version"]
-    done = subprocess.run([program, *option], capture_output=True, text=True)
-    return pinned in done.stdout.split()
 
 
 def _pause(draft: Path, scratch: Path) -> None:
@@ -379,6 +368,8 @@ def unpack(source: Path, say: debian_packages.Say = print) -> Path:
             with source.open("rb") as file, tarfile.open(fileobj=file) as archive:
                 for entry in archive:
                     _check_entry(source, entry)
+                    entry.uid, entry.gid = os.getuid(), os.getgid()  # not who packed it
+                    entry.uname = entry.gname = ""
                     archive.extract(entry, scratch, set_attrs=not entry.isdir())
                     progress.done = file.tell()
             progress.turn("comparing checksums")
@@ -395,4 +386,4 @@ def unpack(source: Path, say: debian_packages.Say = print) -> Path:
             raise BadInput(f"{source}: is damaged, or not a bundle ({error})") from None
         if bad:
             raise BadInput(f"{source}: damaged: {' '.join(bad)}")
-        return install(draft)
+        return whole() or install(draft)  # clusters may run from one that is there
