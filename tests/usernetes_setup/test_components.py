@@ -91,6 +91,19 @@ def test_a_users_runtime_is_found_in_a_folder_with_a_space_in_its_name(tmp_path)
     assert done.stdout == "state x\n", done.stderr
 
 
+def test_a_users_runtime_wants_no_python_of_the_systems(tmp_path):
+    for name, script in (("bin/runc", 'echo "$@"'), ("python3", "exit 1")):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(f"#!/bin/sh\n{script}\n")
+        (tmp_path / name).chmod(0o700)
+    (tmp_path / "config.json").write_text(json.dumps(config([])))
+    made = container_runtime._wrapper(node(binaries=str(tmp_path)), namespaces.Ids.ONE)
+    (tmp_path / "runc").write_text(made)
+    words = ["/bin/sh", tmp_path / "runc", "create", "--bundle", str(tmp_path), "x"]
+    done = subprocess.run(words, capture_output=True, text=True, env={"PATH": str(tmp_path)})
+    assert done.stdout == f"create --bundle {tmp_path} x\n", done.stderr
+
+
 def test_name_servers_find_their_kubeconfig_in_a_folder_with_a_space_in_its_name(
     tmp_path, monkeypatch
 ):

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import shlex
+import sys
 from pathlib import Path
 
 from usernetes_setup.build.oci_image import PAUSE
@@ -133,9 +134,15 @@ def _network(node: Node, folder: Path) -> None:
 
 
 def _wrapper(node: Node, ids: namespaces.Ids) -> str:
-    """runc, after the container's configuration is changed to what a user may do."""
+    """runc, after the container's configuration is changed to what a user may do.
+
+    By this Python with what it needs to load: the system may have none, or one too old.
+    """
     editor = shlex.quote(str(Path(__file__).with_name("runc_rootless.py")))
+    libraries = os.environ.get("LD_LIBRARY_PATH")
+    python = f"LD_LIBRARY_PATH={shlex.quote(libraries)} " if libraries else ""
+    python += shlex.quote(sys.executable)
     return f"""#!/bin/sh
-case " $* " in *" create "*) python3 -I -S {editor} {ids.value} "$@" || exit 1 ;; esac
+case " $* " in *" create "*) {python} -I -S {editor} {ids.value} "$@" || exit 1 ;; esac
 exec {shlex.quote(node.binaries)}/bin/runc "$@"
 """

@@ -122,6 +122,8 @@ class Supervisor:
         environment = {"PATH": system, "HOME": str(self.node.folder), **command.environment}
         for name in ("PYTHONPATH", "DOVETAIL_STATE"):  # what the monitor set for our helpers
             environment[name] = os.environ[name]
+        if command.words[0] == sys.executable and "LD_LIBRARY_PATH" in os.environ:
+            environment["LD_LIBRARY_PATH"] = os.environ["LD_LIBRARY_PATH"]  # of this Python
         for name in command.sockets:
             (self.node.folder / command.folder / name).unlink(missing_ok=True)
         program = shutil.which(command.words[0], path=system) or command.words[0]
