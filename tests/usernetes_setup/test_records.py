@@ -416,17 +416,22 @@ def test_what_a_node_could_not_see_is_refused(monkeypatch, variable, asked):
         assert "each node" not in asked().found
 
 
-@pytest.mark.parametrize("place", ["", "state"], ids=["absolute", "relative"])
-def test_a_monitor_whose_input_is_wrong_leaves_nothing(private_state, monkeypatch, place):
+@pytest.mark.parametrize(
+    ("place", "full"), [("", False), ("state", False), ("", True)],
+    ids=["absolute", "relative", "its disk is full"],
+)  # fmt: skip
+def test_a_monitor_whose_input_is_wrong_leaves_nothing(private_state, monkeypatch, place, full):
     monkeypatch.chdir(private_state)
     monkeypatch.setenv("DOVETAIL_STATE", place or str(private_state / "state"))
     folder = node_record.root(make=True) / "c/nodes/new-1"
     folder.mkdir(mode=0o700, parents=True)
     here = node(name="new-1", address="", joined='{"no": "authority"}')
     write_private(folder / "node.json", json.dumps(vars(here)))
+    if full:  # so that it cannot even say what is wrong
+        (folder / "monitor.log").symlink_to("/dev/full")
     handle = monitor.start(folder)
     assert handle.answer() == "!'authority'", "it knows its folder"
-    assert handle.process.wait(20) == 1
+    assert handle.process.wait(20) != 0
     assert not (node_record.root() / "c").exists()
 
 

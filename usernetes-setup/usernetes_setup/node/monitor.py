@@ -251,7 +251,8 @@ def main(folder: str, verb: int) -> int:
     except Exception as error:
         with contextlib.suppress(OSError):
             channel.sendall(f"!{error}\n".encode())
-        traceback.print_exc()
+        with contextlib.suppress(OSError):  # the log's disk may be full
+            traceback.print_exc()
         removal.from_outside(node)
         tidy(node.cluster)
         return 1
