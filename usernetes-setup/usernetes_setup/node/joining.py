@@ -35,6 +35,7 @@ SERVED = "kubelet/pki/kubelet-server-current.pem"
 """The same for those of its server; without them logs and exec are refused."""
 KUBECONFIG = "kubelet/kubeconfig"
 _AGAIN = 0.2  # seconds between two tries to reach the API server
+_ONCE = 3600.0  # most seconds of one try: a socket cannot wait for ever, as a user may
 
 
 def join(node: Node, content: Mapping[str, str], deadline: float) -> None:
@@ -109,7 +110,7 @@ def _asked(
         },
     }
     name, trouble, begun = "", "it decides on no node", time.monotonic()
-    while (left := deadline - time.monotonic()) > 0.0:
+    while (left := min(deadline - time.monotonic(), _ONCE)) > 0.0:
         try:
             name = name or client.call("POST", REQUESTS, request, left)["metadata"]["name"]
             for _, found in client.watch(REQUESTS, f"fieldSelector=metadata.name={name}", left):
