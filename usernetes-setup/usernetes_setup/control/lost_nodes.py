@@ -12,7 +12,8 @@ from __future__ import annotations
 import contextlib
 import http.client
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from usernetes_setup.control import api_client
@@ -21,6 +22,8 @@ from usernetes_setup.control.api_client import NODES, Object
 LOST_AFTER = 10.0  # seconds that the controller manager has called a node unknown
 LOOK_EVERY = 2.0
 ANSWER = 2.0  # seconds for a kubelet to answer
+AT_ONCE = 32
+"""Kubelets that are asked at a time: one that is switched off takes all of these seconds."""
 
 
 def run(client: api_client.Client, own: str, pki: Path, wait: Callable[[float], object]) -> None:
@@ -37,16 +40,25 @@ def run(client: api_client.Client, own: str, pki: Path, wait: Callable[[float], 
         since = {name: since.get(name, now) for name in silent}
         for name in removed.keys() & nodes.keys():
             del removed[name]  # another node has it
-        for name, node in removed.items():
-            if answers(node, pki):
-                print(f"node {name} is back", flush=True)
-                client.call("POST", NODES, anew(node))
+        for name in answering(removed, pki):
+            print(f"node {name} is back", flush=True)
+            with contextlib.suppress(api_client.Refused):  # it is there already, or will be asked
+                client.call("POST", NODES, anew(removed[name]))  # again
         for name, first in since.items():
             if now - first > LOST_AFTER and name != own:
                 print(f"node {name} is lost and removed", flush=True)
                 client.call("DELETE", f"{NODES}/{name}")
                 removed[name] = nodes[name]
         wait(LOOK_EVERY)
+
+
+def answering(nodes: Mapping[str, Object], pki: Path) -> list[str]:
+    """Names of the nodes whose kubelet answers."""
+    if not nodes:
+        return []
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        answered = pool.map(lambda node: answers(node, pki), nodes.values())
+        return [name for name, well in zip(nodes, answered) if well]
 
 
 def answers(node: Object, pki: Path) -> bool:
