@@ -133,6 +133,24 @@ def test_a_case_that_does_not_exist_is_said_so(site):  # noqa: F811
     assert "No such file" in finished.reason
 
 
+@pytest.mark.parametrize("relative", [False, True])
+def test_a_case_that_is_a_link_is_copied_and_never_changed(site, relative):  # noqa: F811
+    real = site.directory / "cases/version-3"
+    real.mkdir(parents=True)
+    (real / "input").write_text("as it was")
+    (real / "mesh").symlink_to("input")
+    link = site.directory / "cases/latest"
+    link.symlink_to("version-3" if relative else real)
+    executor = site.executor()
+    script = "echo changed > input; touch new; readlink mesh"
+    executor.launch(site.spec("sim", script, case=str(link)), share())
+    assert site.until(executor, "sim").code == 0
+    assert sorted(os.listdir(real)) == ["input", "mesh"]
+    assert (real / "input").read_text() == "as it was"
+    log = (site.directory / "run" / "sim" / "log").read_text()
+    assert log.endswith("input\n"), "a link in the case is one in the copy"
+
+
 def test_started_comes_after_prepare_and_before_finished(site):  # noqa: F811
     executor = site.executor()
     executor.launch(site.spec("sim", "true", "true"), share())

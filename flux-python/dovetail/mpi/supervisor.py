@@ -423,11 +423,12 @@ def _copy(there: bool) -> list[str]:
     """The words that copy the first folder which follows to the second, in place of what is there.
 
     Whose the case is does not matter: in a pod others' ids may not even have a number. What is
-    there may have folders to which their owner may not write.
+    there may have folders to which their owner may not write. A link to the case is followed: a
+    copy of it would be a way into what must not change.
     """
     own = borrowed_python.own()
     if len(own) == 1:
-        copy = ["cp", "-a", "--no-preserve=ownership", "-T", "--"]
+        copy = ["cp", "-a", "-H", "--no-preserve=ownership", "-T", "--"]
         if not there:
             return copy
         remove = 'rm -rf -- "$1" 2>/dev/null || { chmod -R u+rwX -- "$1"; rm -rf -- "$1"; }'
