@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 
 import pytest
@@ -68,3 +69,19 @@ def test_what_cannot_be_thawed_is_told_to_stop_all_the_same(tmp_path):
         job.stop("enough", Cause.CANCELLED, 10.0)
         job.supervisor.stdin.close()
         assert job.supervisor.stdout.read() == b"stop\n"
+
+
+def test_a_signal_does_not_cut_off_what_a_supervisor_is_told():
+    """More than a pipe holds, as the configuration of many ranks."""
+    job = launched(cgroups.Group("", ""))
+    script = "sleep 1; exec wc -c"
+    job.supervisor = subprocess.Popen(
+        ["sh", "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0
+    )
+    before = signal.signal(signal.SIGALRM, lambda *_: None)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.3)
+        job.tell(bytes(200_000))
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    assert int(job.supervisor.communicate()[0]) == 200_000

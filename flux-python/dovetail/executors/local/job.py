@@ -149,8 +149,10 @@ class Job:
     def tell(self, words: bytes) -> None:
         """Say something to the supervisor."""
         if self.supervisor is not None and self.supervisor.stdin is not None:
+            rest = memoryview(words)
             with contextlib.suppress(BrokenPipeError):  # it has gone, which its output tells
-                self.supervisor.stdin.write(words)
+                while rest:  # a signal that is handled ends one write early
+                    rest = rest[self.supervisor.stdin.write(rest) :]
 
     # --- Its shares ---
 
