@@ -20,6 +20,10 @@ def changed(old, new):
 
 # Name of the case: the plan, and the beginning of the line it is refused with.
 REFUSED = {
+    "a name that the run takes itself": (
+        ONE.replace("name: a", "name: tasks"),
+        "2: simulations[0].name: 'tasks' is taken by the run itself",
+    ),
     "an empty file": ("", "1: the file is empty"),
     "only a comment": ("# later\n", "1: the file is empty"),
     "a list": ("- a\n", "1: a plan is a mapping"),

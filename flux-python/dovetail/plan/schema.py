@@ -42,8 +42,8 @@ MAX_SIMULATIONS = 10_000
 MAX_RANKS = 100_000
 MAX_DEVICES = 1000
 MAX_ERRORS = 20
-# What a run puts beside its simulations' directories: in shared memory, and in its own directory.
-_TAKEN = ("owner", "kubernetes", "metrics-token")
+# What is beside its simulations' directories: in shared memory, in its own, and in control groups.
+_TAKEN = ("owner", "kubernetes", "metrics-token", "tasks")
 _PART = r"[a-z0-9]+(?:(?:[._]|__|-+)[a-z0-9]+)*"
 _IMAGE = re.compile(  # a registry may have upper-case letters and a port
     rf"(?:[A-Za-z0-9](?:[A-Za-z0-9.-]*[A-Za-z0-9])?(?::[0-9]+)?/)?{_PART}(?:/{_PART})*"
