@@ -535,6 +535,32 @@ def test_without_any_node_the_rest_is_given_up_after_a_while_and_not_before():
     assert [v.state for v in controller.views()] == ["not started"] * 2
 
 
+def test_what_fits_on_a_node_that_is_away_for_a_while_waits_for_it():
+    one, two = (Capacity(tuple(Node(f"n{i}", 2000, 100) for i in range(n))) for n in (1, 2))
+    controller = Controller(specs(2, memory=150), two)
+    controller.handle(protocol.Tick(0.0))
+    controller.handle(protocol.CapacityChanged(30.0, one))
+    actions = controller.handle(protocol.Finished(31.0, "a-0", Cause.NODE_LOST, 1, "node lost"))
+    actions += controller.handle(protocol.Tick(85.0))
+    assert not [a for a in actions if isinstance(a, (Ended, Launch))]
+    assert launches(controller.handle(protocol.CapacityChanged(86.0, two))) == ["a-0"]
+    controller.handle(protocol.CapacityChanged(90.0, one))
+    controller.handle(protocol.Finished(91.0, "a-0", Cause.NODE_LOST, 1, "node lost"))
+    actions = [a for t in range(92, 160) for a in controller.handle(protocol.Tick(float(t)))]
+    ended = [a.cause for a in actions if isinstance(a, Ended)]
+    assert ended == [Cause.TOO_LARGE] * 2
+
+
+@pytest.mark.parametrize("widths", [(), (1, 2)], ids=["fixed", "moldable"])
+def test_one_that_is_told_to_end_is_among_the_most_that_may_run(widths):
+    controller = Controller(specs(3, widths=widths), CAPACITY, Settings(max_packed=1))
+    controller.handle(protocol.Tick(0.0))
+    actions = controller.handle(protocol.Unwanted(1.0, "a-0", "cancelled"))
+    actions += controller.handle(protocol.Tick(2.0))
+    assert not launches(actions), "it still runs"
+    assert launches(controller.handle(protocol.Finished(3.0, "a-0", Cause.CANCELLED))) == ["a-1"]
+
+
 def test_nodes_that_come_back_are_used():
     controller = Controller(specs(2), CAPACITY)
     controller.handle(protocol.Tick(0.0))

@@ -29,7 +29,7 @@ def admit(state: State) -> None:
     if state.moldable and not state.suspended:
         widths.start_chosen(state)
     ending = state.moldable and state.terminating  # whose cores the choice waits for
-    if not state.active and not ending:
+    if not state.active and not ending and not state.full:
         _start_first(state)
     while state.active and _admit_one(state):
         if not state.own_cores:
@@ -60,9 +60,9 @@ def _start_first(state: State) -> None:
 
 
 def _drop_too_large(state: State, sim: Simulation) -> None:
-    """Give up what can never run; a node that had a device a moment ago may have it again."""
+    """Give up what can never run; a node that was there a moment ago may be there again."""
     lacks = state.lacks(sim, widths.allowed(state.family(sim))[0])
-    if lacks and 0.0 < state.capacity_at >= state.now - state.settings.no_nodes:
+    if 0.0 < state.capacity_at >= state.now - state.settings.no_nodes:
         return
     state.take(sim)
     why = f"needs {sim.spec.memory} bytes of memory, there are {state.capacity.memory}"
@@ -78,8 +78,7 @@ def _begin(state: State, sim: Simulation, ranks: int = 0) -> None:
 
 
 def _admit_one(state: State) -> bool:
-    most = state.settings.max_packed
-    if 0 < most <= len(state.active):
+    if state.full:
         return False
     running = state.running
     for sim in _choices(state):

@@ -747,6 +747,11 @@ class State:
             self.noted.add(key)
             self.note(what, why, **data)
 
+    @property
+    def full(self) -> bool:
+        """Whether as many run as may; one that is told to end does until it has ended."""
+        return 0 < self.settings.max_packed <= len(self.active) + len(self.terminating)
+
     def settled(self) -> bool:
         """True if no resize is on its way."""
         late = [n for n, asked in self.resizing.items() if self.now - asked[0][1] > ACK_LIMIT]

@@ -296,8 +296,7 @@ def _start(state: State, family: Family, cores: int) -> bool:
     """Start the next of a family on so many cores; False if there is no room for it now."""
     sim = state.sims[family.queue[0][1]]
     ranks = _ranks_on(state, family, cores)
-    most = state.settings.max_packed
-    if not state.fits(sim, ranks) or 0 < most <= len(state.active):
+    if not state.fits(sim, ranks) or state.full:
         state.tell_lack(sim, ranks)
         return False
     beside = f"beside {len(state.active)} running" if state.active else "nothing else runs"
