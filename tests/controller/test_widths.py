@@ -318,6 +318,31 @@ class LosesAPod(Simulated):
         return super().observe(t)
 
 
+class LosesItAtTheCheckpoint(Simulated):
+    """And has it back a minute later."""
+
+    lost = None
+
+    def observe(self, t):
+        events = super().observe(t)
+        for i, event in enumerate(events):
+            if getattr(event, "cause", None) is Cause.CHECKPOINTED and self.lost is None:
+                self.lost = t
+                lost = protocol.Finished(event.t, event.name, Cause.NODE_LOST, 1, "node lost")
+                events[i : i + 1] = [protocol.CapacityChanged(t, Capacity(())), lost]
+        if self.lost is not None and 50.0 < t - self.lost < 60.0:
+            self.lost = -100.0
+            events.append(protocol.CapacityChanged(t, self.capacity()))
+        return events
+
+
+def test_a_node_that_was_away_is_no_cost_of_a_restart():
+    result = last_to_end(2000, executor=LosesItAtTheCheckpoint)
+    assert result.controller.view("long-0").restarts == 1, "it was lost"
+    costs = [family.restart for family in result.controller._state.families.values()]
+    assert max(cost or 0.0 for cost in costs) < 10.0
+
+
 def test_one_that_was_lost_once_is_widened_like_any_other():
     result = last_to_end(2000, executor=LosesAPod)
     assert result.controller.view("long-0").restarts == 1

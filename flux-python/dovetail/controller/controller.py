@@ -231,14 +231,13 @@ class Controller:
 
     def _goes_on(self, sim: Simulation, event: protocol.Finished) -> None:
         """It has stopped at a checkpoint to go on on other ranks, at once if they are free."""
-        state, ranks = self._state, sim.next_ranks
+        state, ranks, halted_at = self._state, sim.next_ranks, sim.halted_at
         sim.stops += 1
         wanted = f"to go on on {widths.in_ranks(ranks)} as cut now"
         state.requeue(sim, event.cause, wanted)
         if state.heads(1) == [sim] and ranks <= widths.free_cores(state) and state.fits(sim, ranks):
             state.launch(sim, ranks)
-        else:
-            sim.halted_at = None  # it waits for something else, which tells nothing of a restart
+            sim.halted_at = halted_at  # one that waits for something else tells nothing of restarts
 
     def _halted(self, sim: Simulation, event: protocol.Finished) -> None:
         """The run is to end, and a simulation that was to stop at a checkpoint has ended."""

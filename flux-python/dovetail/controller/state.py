@@ -386,7 +386,7 @@ class State:
         sim.counted, sim.work = Meter(self.settings.warmup), Work(self.settings.warmup)
         sim.spec, sim.by_work, sim.undisturbed, sim.shared = sim.planned, False, 0, False
         sim.alone, sim.boost, sim.memory = Alone(), 1.0, 0
-        sim.plan_phase, sim.residual = 0, None
+        sim.plan_phase, sim.residual, sim.halted_at = 0, None, None
         heapq.heappush(self.families[sim.spec.family].queue, (sim.index, sim.spec.name))
         self.queued += 1
 
