@@ -75,6 +75,14 @@ KUBECONFIGS = {
         "cannot be reached (",
     ),
     "no kubeconfig at all": (lambda c: c.clear(), "is no"),
+    "a context that is a word": (
+        lambda c: c["contexts"][0].update(context="word"),
+        "is no usable kubeconfig",
+    ),
+    "a server that is no address": (
+        lambda c: server(c).update(server="https://[::1"),
+        "is no usable kubeconfig",
+    ),
 }  # fmt: skip
 
 

@@ -341,12 +341,14 @@ def _configuration(path: Path) -> Any:  # noqa: ANN401
             file = getattr(configuration, name)
             if file and Path(file).parent == Path(scratch):
                 setattr(configuration, name, _in_memory(Path(file).read_bytes()))
+        ours = any(one.get("name") == _OURS for one in content.get("clusters") or ())
+        configuration.proxy = None if ours else _proxy(configuration.host)
     except (kubernetes.config.ConfigException, ValueError, TypeError, OSError) as error:
         raise BadInput(f"{path}: is no usable kubeconfig: {str(error).splitlines()[0]}") from None
+    except AttributeError as error:  # the library looks for a mapping where there is none
+        raise BadInput(f"{path}: is no usable kubeconfig: {error}") from None
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
-    ours = any(one.get("name") == _OURS for one in content.get("clusters") or ())
-    configuration.proxy = None if ours else _proxy(configuration.host)
     configuration.no_proxy = getproxies_environment().get("no")  # which the client forgets
     configuration.retries = False  # we have our own
     configuration.connection_pool_maxsize = 16

@@ -371,7 +371,7 @@ def new_key(name: str, again: bool = False) -> str:
     """
     if not again and len(name) <= _KEY:
         return name
-    return f"{name[: _KEY - 7].rstrip('-')}.{secrets.token_hex(3)}"
+    return f"{name[: _KEY - 13].rstrip('-')}.{secrets.token_hex(6)}"
 
 
 def case_folder(spec: protocol.Spec) -> str:
@@ -692,7 +692,7 @@ class Lifecycle:
 
         First of all nobody who resumes the run may take them for this one's.
         """
-        spare = job.leave(f"pods.{secrets.token_hex(3)}", time.monotonic())
+        spare = job.leave(f"pods.{secrets.token_hex(6)}", time.monotonic())
         self.spares[spare.key] = spare
         labels = {"metadata": {"labels": {SIMULATION: "", KEY: spare.key}}}
 
