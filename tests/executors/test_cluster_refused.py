@@ -79,10 +79,6 @@ KUBECONFIGS = {
         lambda c: c["contexts"][0].update(context="word"),
         "is no usable kubeconfig",
     ),
-    "a server that is no address": (
-        lambda c: server(c).update(server="https://[::1"),
-        "is no usable kubeconfig",
-    ),
 }  # fmt: skip
 
 
