@@ -8,6 +8,7 @@ import fcntl
 import json
 import os
 import shutil
+import subprocess
 import tarfile
 import zlib
 
@@ -211,6 +212,21 @@ def test_a_program_of_an_earlier_build_is_not_the_machines(tmp_path, monkeypatch
     (tmp_path / "old/made.json").touch()
     monkeypatch.setenv("PATH", f"{tmp_path}/old/bin:{tmp_path}/bin:/bin")
     assert debian_packages.on_path("runc", "--version", (1, 1)) == tmp_path / "bin/runc"
+
+
+def test_an_nft_of_the_machines_is_carried_with_its_libraries(tmp_path):
+    """As a node without internet may have none."""
+    (tmp_path / "machine").mkdir()
+    (tmp_path / "draft/bin").mkdir(parents=True)
+    own = tmp_path / "machine/nft"
+    shutil.copy2(shutil.which("openssl"), own)  # nodes need it, and it has libraries
+    debian_packages._nft(tmp_path / "draft", own, tmp_path)
+    own.unlink()
+    moved = (tmp_path / "draft").rename(tmp_path / "elsewhere")
+    assert subprocess.run([moved / "bin/nft", "version"]).returncode == 0
+    names = {path.name.split(".so")[0] for path in (moved / "lib").iterdir()}
+    assert "libcrypto" in names
+    assert not names & {"libc", "ld-linux-x86-64", "ld-linux-aarch64"}
 
 
 def test_kubernetes_is_built_whatever_there_is(tmp_path, monkeypatch):

@@ -36,6 +36,8 @@ NFT = ("nftables", "libnftables1", "libnftnl11", "libmnl0", "libjansson4", "libx
        "libedit2", "libbsd0", "libmd0")  # fmt: skip
 
 OWN_NFT = ("nft", "--version", (1, 0))
+LIBC = re.compile(r"(ld-linux.*|lib(c|dl|m|pthread|resolv|rt))\.so\.\d")
+"""Files of the C library."""
 
 
 def run(
@@ -81,7 +83,7 @@ def lacking() -> set[str]:
 
 
 def tools(draft: Path, scratch: Path, say: Say) -> dict[str, str]:
-    """Runtime, store and network plugins: links to this machine's, else from Debian packages."""
+    """Runtime, store and network plugins: copies of this machine's, else from Debian packages."""
     origins, packages, wanted = {}, {}, lacking()
     for name, (package, option, oldest) in TOOLS.items():
         found = on_path(name, option, oldest)
@@ -103,21 +105,28 @@ def tools(draft: Path, scratch: Path, say: Say) -> dict[str, str]:
 
 
 def _nft(draft: Path, own: Path | None, unpacked: Path) -> None:
-    """A script that runs nft, the machine's or the unpacked one with its libraries."""
+    """The machine's nft or the unpacked one, its libraries, and a script that runs it with them.
+
+    As a node that the build is carried to may have none of them.
+    """
+    (draft / "lib").mkdir()
+    for library in _libraries(own) if own else unpacked.rglob("*.so.*"):
+        shutil.copy2(library, draft / "lib" / library.name)
+    shutil.copy2(own or unpacked / "usr/sbin/nft", draft / "lib/nft")
     script = draft / "bin/nft"
-    if own:
-        script.write_text(f'#!/bin/sh\nexec {own} "$@"\n')
-    else:
-        (draft / "lib").mkdir()
-        for library in unpacked.rglob("*.so.*"):
-            shutil.copy2(library, draft / "lib" / library.name)
-        shutil.copy2(unpacked / "usr/sbin/nft", draft / "lib/nft")
-        script.write_text(
-            "#!/bin/sh\n"
-            'lib=$(dirname "$(dirname "$(readlink -f "$0")")")/lib\n'
-            'LD_LIBRARY_PATH=$lib exec "$lib/nft" "$@"\n'
-        )
+    script.write_text(
+        "#!/bin/sh\n"
+        'lib=$(dirname "$(dirname "$(readlink -f "$0")")")/lib\n'
+        'LD_LIBRARY_PATH=$lib exec "$lib/nft" "$@"\n'
+    )
     script.chmod(0o755)
+
+
+def _libraries(program: Path) -> list[Path]:
+    """What a program is linked with, but for the C library, which fits its own machine alone."""
+    done = subprocess.run(["ldd", str(program)], capture_output=True, text=True)
+    found = [Path(path) for path in re.findall(r"=> (/\S+)", done.stdout)]
+    return [path for path in found if not LIBC.match(path.name)]
 
 
 def unpack(packages: list[str], scratch: Path, say: Say) -> Path:
