@@ -9,6 +9,7 @@ import os
 import re
 import shlex
 import subprocess
+import sys
 import tempfile
 from types import SimpleNamespace
 
@@ -102,6 +103,20 @@ def test_a_users_runtime_wants_no_python_of_the_systems(tmp_path):
     words = ["/bin/sh", tmp_path / "runc", "create", "--bundle", str(tmp_path), "x"]
     done = subprocess.run(words, capture_output=True, text=True, env={"PATH": str(tmp_path)})
     assert done.stdout == f"create --bundle {tmp_path} x\n", done.stderr
+
+
+def test_a_users_runtime_gives_a_modules_python_its_libraries(tmp_path, monkeypatch):
+    for name in ("python", "bin/runc"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(f'#!/bin/sh\necho "{name} ${{LD_LIBRARY_PATH-none}}"\n')
+        (tmp_path / name).chmod(0o700)
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
+    monkeypatch.setenv("LD_LIBRARY_PATH", "/a module/lib")
+    made = container_runtime._wrapper(node(binaries=str(tmp_path)), namespaces.Ids.ONE)
+    (tmp_path / "runc").write_text(made)
+    words = ["/bin/sh", tmp_path / "runc", "create", "x"]
+    done = subprocess.run(words, capture_output=True, text=True, env={})
+    assert done.stdout == "python /a module/lib\nbin/runc none\n", done.stderr
 
 
 def test_name_servers_find_their_kubeconfig_in_a_folder_with_a_space_in_its_name(

@@ -305,6 +305,21 @@ def test_a_component_waits_for_what_is_used_up_and_its_node_goes_on(monkeypatch)
         found.start_ready()
 
 
+def test_only_our_helpers_among_the_components_get_our_pythons_libraries(monkeypatch):
+    here = node()
+    node_record.root(make=True)
+    (here.folder / "log").mkdir(parents=True)
+    monkeypatch.setenv("PYTHONPATH", "")
+    monkeypatch.setenv("LD_LIBRARY_PATH", "/a/module/lib")
+    monkeypatch.setattr(sys, "executable", "/bin/sh")
+    for name, shell in (("ours", "/bin/sh"), ("other", "sh")):
+        words = [shell, "-c", "echo ${LD_LIBRARY_PATH-none}"]
+        command = components.Command(name, words, lambda: True)
+        os.waitpid(supervisor.Supervisor(here, [])._start(command), 0)
+    assert (here.folder / "log/ours").read_text() == "/a/module/lib\n"
+    assert (here.folder / "log/other").read_text() == "none\n"
+
+
 def test_a_damaged_record_is_not_a_node():
     folder = node_record.root(make=True) / "c/nodes/n"
     folder.mkdir(parents=True)
