@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: LGPL-3.0-or-later
-"""Nodes that were removed as lost are asked whether they are back, all at once."""
+"""Nodes that are removed as lost, asked whether they are back, and made again."""
 
 from __future__ import annotations
 
 import threading
 
 import pytest
-from usernetes_setup.control import lost_nodes
+from usernetes_setup.control import api_client, lost_nodes
 
 pytestmark = pytest.mark.unit
 
@@ -23,3 +23,33 @@ def test_a_node_that_is_switched_off_keeps_no_other_waiting(monkeypatch):
     monkeypatch.setattr(lost_nodes, "answers", answers)
     nodes = {name: {"metadata": {"name": name}} for name in names}
     assert lost_nodes.answering(nodes, None) == [name for name in names if name != "n3"]
+
+
+class Api:
+    """A stand-in for the API: knows a silent node until it is deleted, and refuses a new one."""
+
+    def __init__(self):
+        self.refused = 0
+        unknown = {"type": "Ready", "status": "Unknown"}
+        self.nodes = [{"metadata": {"name": "n1"}, "status": {"conditions": [unknown]}}]
+
+    def call(self, method, path, body=None):
+        if method == "DELETE":
+            self.nodes = []
+        if method == "POST":
+            self.refused += 1
+            raise api_client.Refused(409, "it is there already")
+        return {"items": self.nodes}
+
+
+def test_a_node_that_cannot_be_made_again_is_tried_again(monkeypatch):
+    api = Api()
+    monkeypatch.setattr(lost_nodes, "LOST_AFTER", -1.0)
+    monkeypatch.setattr(lost_nodes, "answers", lambda node, pki: True)
+
+    def wait(seconds):
+        if api.refused == 2:
+            raise InterruptedError
+
+    with pytest.raises(InterruptedError):
+        lost_nodes.run(api, "control", None, wait)
