@@ -181,6 +181,12 @@ static INLINED void listen_alone_fortran(unsigned index, uint64_t start, const v
     listen_alone(index, start, peer, from, starts ? (uintptr_t)a : 0, site);
 }
 
+/* The function that comes next, looked for once. */
+#define FIND_NEXT(symbol, real)                                                                    \
+    static __typeof__(&real) next;                                                                 \
+    if (__builtin_expect(next == NULL, 0))                                                         \
+    next = CHAINED(symbol, real)
+
 /* --- C --- */
 
 /* Where the program has called the Fortran function that is on its way to a C wrapper. */
@@ -189,9 +195,7 @@ static PER_THREAD const void *fortran_site;
 #define WRAP(name, counted, class, params, args)                                                   \
     _Pragma(STRING(weak PMPI_##name)) EXPORTED int MPI_##name params                               \
     {                                                                                              \
-        static __typeof__(&PMPI_##name) next;                                                      \
-        if (__builtin_expect(next == NULL, 0))                                                     \
-            next = CHAINED(MPI_##name, PMPI_##name);                                               \
+        FIND_NEXT(MPI_##name, PMPI_##name);                                                        \
         before(WAIT_##class);                                                                      \
         int code;                                                                                  \
         uint64_t start = rank_enter(INDEX_##counted, WAIT_##class, __builtin_frame_address(0));    \
@@ -307,15 +311,16 @@ EXPORTED int MPI_Pcontrol(const int level, ...)
 #define ARGS_13 ARGS_12, m
 #define ARGS_14 ARGS_13, n
 
+#define DECLARED(symbol, real, n)                                                                  \
+    extern __attribute__((weak)) void real(PARAMS_##n);                                            \
+    EXPORTED void symbol(PARAMS_##n);
+
 /* All arguments are addresses, and the lengths of strings behind them are as wide as one. */
 #define FORTRAN(symbol, real, name, class, n)                                                      \
-    extern __attribute__((weak)) void real(PARAMS_##n);                                            \
-    EXPORTED void symbol(PARAMS_##n);                                                              \
+    DECLARED(symbol, real, n)                                                                      \
     void symbol(PARAMS_##n)                                                                        \
     {                                                                                              \
-        static __typeof__(&real) next;                                                             \
-        if (__builtin_expect(next == NULL, 0))                                                     \
-            next = CHAINED(symbol, real);                                                          \
+        FIND_NEXT(symbol, real);                                                                   \
         before(WAIT_##class);                                                                      \
         uint64_t start = rank_enter(INDEX_##name, WAIT_##class, __builtin_frame_address(0));       \
         {                                                                                          \
@@ -330,13 +335,10 @@ EXPORTED int MPI_Pcontrol(const int level, ...)
 
 /* Only MPICH's mpi_f08 gives MPI_Pcontrol the optional error code. */
 #define FORTRAN_PCONTROL(symbol, real, n)                                                          \
-    extern __attribute__((weak)) void real(PARAMS_##n);                                            \
-    EXPORTED void symbol(PARAMS_##n);                                                              \
+    DECLARED(symbol, real, n)                                                                      \
     void symbol(PARAMS_##n)                                                                        \
     {                                                                                              \
-        static __typeof__(&real) next;                                                             \
-        if (__builtin_expect(next == NULL, 0))                                                     \
-            next = CHAINED(symbol, real);                                                          \
+        FIND_NEXT(symbol, real);                                                                   \
         uint64_t start = rank_enter(INDEX_Pcontrol, WAIT_NONE, __builtin_frame_address(0));        \
         INSIDE(INDEX_Pcontrol, start);                                                             \
         next(ARGS_##n);                                                                            \
@@ -346,13 +348,10 @@ EXPORTED int MPI_Pcontrol(const int level, ...)
 
 /* A binding that arrives at the C wrapper, which counts. */
 #define FORTRAN_ON(symbol, real, n)                                                                \
-    extern __attribute__((weak)) void real(PARAMS_##n);                                            \
-    EXPORTED void symbol(PARAMS_##n);                                                              \
+    DECLARED(symbol, real, n)                                                                      \
     void symbol(PARAMS_##n)                                                                        \
     {                                                                                              \
-        static __typeof__(&real) next;                                                             \
-        if (__builtin_expect(next == NULL, 0))                                                     \
-            next = CHAINED(symbol, real);                                                          \
+        FIND_NEXT(symbol, real);                                                                   \
         const void *outer = fortran_site;                                                          \
         fortran_site = outer ? outer : __builtin_return_address(0);                                \
         next(ARGS_##n);                                                                            \
