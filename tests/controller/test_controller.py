@@ -699,6 +699,23 @@ def test_one_that_was_asked_to_stop_is_terminating_until_it_has_ended():
     assert controller.finished
 
 
+def test_no_profile_is_taken_beside_one_that_is_yet_to_end():
+    controller = Controller(specs(2), CAPACITY)
+    controller.handle(protocol.Tick(0.0))
+    actions = controller.handle(protocol.Unwanted(0.5, "a-0", "cancelled"))
+    actions += controller.handle(protocol.Tick(0.6))
+    assert launches(actions) == ["a-1"]
+    controller.handle(protocol.Started(1.0, "a-1"))
+
+    def profiled(first: int, last: int) -> bool:
+        done = [controller.handle(sample(1.0 + k / 10, "a-1", k)) for k in range(first, last)]
+        return any(isinstance(a, Note) and "rate" in a.data for some in done for a in some)
+
+    assert not profiled(1, 200)
+    controller.handle(protocol.Finished(21.0, "a-0", Cause.CANCELLED, 143, "stopped"))
+    assert profiled(200, 300)
+
+
 def test_a_stage_follows_only_from_those_that_lead_to_it():
     sim = Simulation(specs(1)[0], 0, Meter(3), work.Work(3))
     with pytest.raises(AssertionError, match="a-0"):

@@ -219,6 +219,18 @@ def test_while_no_node_is_ready_nothing_is_decided_and_what_runs_goes_on(seconds
     assert restarts(result) == 0
 
 
+@pytest.mark.parametrize("fault", ["delay", "refuse"])
+def test_a_profile_is_taken_alone_though_others_are_suspended_late(fault):
+    plan = [one for i in range(2) for one in (*specs("a", 1, (1, 3)), *specs("b", 1, (1, 6)))]
+    plan = [replace(one, name=f"{one.family}-{i}") for i, one in enumerate(plan)]
+    works = {"a": Work((0.01, 0.03), 1000), "b": Work((0.01, 0.06), 1000)}
+    result = run_simulated(plan, works, TWO_CORES, faults=[Fault(0.0, fault, "", 6.0)])
+    assert states(result) == ["done"] * 4
+    rates = {note.data["family"]: note.data["rate"] for note in result.notes("profile")
+             if "rate" in note.data}  # fmt: skip
+    assert rates == pytest.approx({"a": 1 / 0.03, "b": 1 / 0.06}, rel=0.05)
+
+
 def test_a_profile_is_not_taken_while_no_node_is_ready():
     away = [Fault(1.5, "away", "", 20.0)]  # the first simulation ends meanwhile
     result = run_simulated(specs("a", 4, (1, 3)), {"a": IMBALANCED}, TWO_CORES, faults=away)

@@ -61,6 +61,19 @@ def _crowded(state: State, sim: Simulation) -> bool:
     return runs and may and not state.own_cores
 
 
+def _beside(state: State, sim: Simulation) -> bool:
+    """Whether others use its cores, as those do that are yet to end or to be suspended."""
+    ending = state.terminating.values()
+    if state.ranks + sum(other.cores for other in ending) <= state.cores:
+        return False
+    late = () if state.settled() else state.resizing.items()
+    return (
+        bool(ending)
+        or any(o.stage is not Stage.PAUSED for o in state.active.values() if o is not sim)
+        or any(not asked[0][0].suspended for name, asked in late if name != sim.spec.name)
+    )
+
+
 def _begin(state: State, sim: Simulation) -> None:
     state.begin_profile(sim)
     state.shape(sim).trials.clear()
@@ -81,6 +94,9 @@ def _begin(state: State, sim: Simulation) -> None:
 
 
 def _measure(state: State, sim: Simulation) -> None:
+    if (state.capacity.suspend or state.terminating) and _beside(state, sim):
+        state.restart_windows([sim])
+        return
     window = sim.meter.window()
     if not state.complete(window) or window is None or sim.share is None:
         return
@@ -140,7 +156,7 @@ def conclude(state: State, sim: Simulation) -> None:
     busy = [load * window.rate for load in loads]
     if not sim.by_work:  # whose threads are all in that
         busy = [min(1.0, one) for one in busy]
-    alone = len(state.active) <= 1 or state.own_cores or state.capacity.suspend
+    alone = not _beside(state, sim)
     if shape.profile is not None:  # what rests on the one taken beside others is wrong
         state.knowledge.forget(sim.shape)
         shape.blocking_need, sim.alone = None, Alone()
