@@ -231,6 +231,36 @@ def test_a_profile_is_taken_alone_though_others_are_suspended_late(fault):
     assert rates == pytest.approx({"a": 1 / 0.03, "b": 1 / 0.06}, rel=0.05)
 
 
+@pytest.mark.parametrize("at", [3.0, 6.0, 8.0, 12.0])
+def test_one_that_is_cancelled_and_ends_slowly_spoils_no_verdict(at):
+    class SlowToEnd(Simulated):
+        """Its first simulation is cancelled, and uses CPU for 3 s more."""
+
+        over = float("inf")
+
+        def observe(self, t):
+            cancelled = self.over == float("inf") and self.clock >= at
+            unwanted = [protocol.Unwanted(self.now, "a-0", "cancelled")] if cancelled else []
+            return [*super().observe(t), *unwanted]
+
+        def stop(self, name, why, cause=protocol.Cause.CANCELLED):
+            self.over = self.clock + 3.0
+
+        def advance(self, dt):
+            super().advance(dt)
+            if self.over <= self.clock:
+                super().stop("a-0", "cancelled")
+
+    def run(executor):
+        plan, work = specs("a", 5, (1, 3)), replace(IMBALANCED, iterations=600)
+        return run_simulated(plan, {"a": work}, TWO_CORES, executor=executor)
+
+    result, undisturbed = run(SlowToEnd), run(Simulated)
+    assert states(result) == ["failed"] + ["done"] * 4
+    assert all(note.data["throughput"] > 1.25 for note in result.notes("policy"))
+    assert result.makespan < undisturbed.makespan
+
+
 def test_a_profile_is_not_taken_while_no_node_is_ready():
     away = [Fault(1.5, "away", "", 20.0)]  # the first simulation ends meanwhile
     result = run_simulated(specs("a", 4, (1, 3)), {"a": IMBALANCED}, TWO_CORES, faults=away)

@@ -665,6 +665,7 @@ class State:
         self.suspended.pop(name, None)
         if self.terminating.pop(name, None):
             self.choose_after = AT_ONCE  # for its cores
+            self.restart_windows(self.active.values())
         self.resizing.pop(name, None)
         self.count_memory(sim, 0)
         self.count_devices(sim, {})
@@ -753,11 +754,11 @@ class State:
         return 0 < self.settings.max_packed <= len(self.active) + len(self.terminating)
 
     def settled(self) -> bool:
-        """True if no resize is on its way."""
+        """True if no resize is on its way, and none that was told to end uses CPU yet."""
         late = [n for n, asked in self.resizing.items() if self.now - asked[0][1] > ACK_LIMIT]
         for name in late:
             del self.resizing[name]
-        return not self.resizing
+        return not self.resizing and not self.terminating
 
     def resized(self, names: Sequence[str], refused: str) -> None:
         """A resize took effect, or none of it did and the old shares hold."""
