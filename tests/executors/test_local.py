@@ -8,9 +8,11 @@ import os
 import re
 import resource
 import select
+import shlex
 import shutil
 import signal
 import subprocess
+import sys
 from types import SimpleNamespace
 
 import pytest
@@ -19,9 +21,10 @@ from dovetail.core import protocol
 from dovetail.core.errors import BadInput
 from dovetail.executors.local import executor as local_executor
 from dovetail.executors.local.executor import LocalExecutor
-from dovetail.host import cgroups, install_paths
+from dovetail.host import cgroups, install_paths, processes
 from dovetail.mpi import page
 from dovetail.mpi.control_page import Control
+from support import local_runs
 from support.local_runs import FAKE_MPIRUN, LIMIT, share, site, wait_for  # noqa: F401
 
 pytestmark = pytest.mark.unit
@@ -321,6 +324,17 @@ def test_a_simulation_can_run_again_from_a_fresh_copy(site):  # noqa: F811
     for _ in range(2):
         executor.launch(site.spec("sim", "grep delivered input && echo changed > input"), share())
         assert site.until(executor, "sim").reason == ""
+
+
+def test_what_has_lost_its_main_thread_is_ended_and_can_run_again(site):  # noqa: F811
+    executor = site.executor()
+    program = shlex.join([sys.executable, "-c", local_runs.WITHOUT_MAIN_THREAD])
+    script = f"{program} & until grep -q ') Z ' /proc/$!/stat; do sleep 0.05; done"
+    for _ in range(2):
+        executor.launch(site.spec("sim", script), share())
+        assert site.until(executor, "sim").reason == ""
+        alone = 1 + 2  # the warden, and supervisors of simulations to come
+        assert len(processes.members(site.token)) == alone
 
 
 def test_launching_does_not_wait_for_the_simulation(site):  # noqa: F811

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: LGPL-3.0-or-later
-"""Processes with names that are no text, and handlers that the user's LD_PRELOAD may bring."""
+"""Processes with odd names or without a main thread; handlers that an LD_PRELOAD may bring."""
 
 from __future__ import annotations
 
@@ -7,10 +7,12 @@ import os
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from dovetail.host import processes
-from support import known_programs
+from support import known_programs, local_runs
+from support.local_runs import wait_for
 
 pytestmark = pytest.mark.unit
 
@@ -46,3 +48,20 @@ def test_a_process_may_have_a_name_that_the_kernel_cuts_within_a_letter(tmp_path
         assert os.fsencode(processes.name(process.pid)) == b"simulation-grX\xc3"
         assert processes.peak_memory([process.pid]) > 0
         process.stdin.close()
+
+
+def test_a_process_whose_main_thread_has_ended_lives_until_the_last_one_has():
+    environment = known_programs.environment(WHOSE="a test's own")
+    words = [sys.executable, "-c", local_runs.WITHOUT_MAIN_THREAD]
+    with subprocess.Popen(words, env=environment) as process:
+        try:
+            wait_for(lambda: b") Z " in Path(f"/proc/{process.pid}/stat").read_bytes())
+            ticks = processes.start_ticks(process.pid)
+            assert processes.alive(process.pid, ticks)
+            assert processes.members("WHOSE=a test's own") == {process.pid: ticks}
+            assert not processes.end_all(lambda: processes.members("WHOSE=a test's own"))
+            # Nobody has collected it yet.
+            assert Path(f"/proc/{process.pid}/stat").exists()
+            assert not processes.start_ticks(process.pid)
+        finally:
+            process.kill()

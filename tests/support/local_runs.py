@@ -32,6 +32,12 @@ for pid in $pids; do wait $pid || code=$?; done
 exit $code
 """
 
+WITHOUT_MAIN_THREAD = """
+import ctypes, threading, time
+threading.Thread(target=time.sleep, args=(1000,)).start()
+ctypes.CDLL(None).pthread_exit(None)
+"""
+
 
 def scripts(*lines: str) -> tuple[str, ...]:
     """Lines of a shell as prepare lines, which run without one."""

@@ -40,10 +40,13 @@ _libc = ctypes.CDLL(None, use_errno=True)
 # --- Any process of this machine ---
 
 
-def _stat(pid: int) -> tuple[str, int, int] | None:
-    """State letter, parent's id and start ticks; None if there is no such process."""
+def _stat(place: int | str) -> tuple[str, int, int] | None:
+    """State letter, parent's id and start ticks; None if there is no such process.
+
+    `place` is its id, or a thread's folder below /proc.
+    """
     try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
+        with open(f"/proc/{place}/stat", "rb") as file:
             # The name, in parentheses, may itself hold spaces and parentheses.
             fields = file.read().rpartition(b")")[2].split()
     except OSError:
@@ -51,10 +54,26 @@ def _stat(pid: int) -> tuple[str, int, int] | None:
     return fields[0].decode(), int(fields[1]), int(fields[19])
 
 
+def _living(pid: int, state: str) -> str:
+    """The folder below /proc of a process in this state, or of a thread of it that lives.
+
+    Empty if it has ended. One whose main thread has ended looks like a zombie, and lives on as
+    long as any other does.
+    """
+    if state not in "ZX":
+        return str(pid)
+    with contextlib.suppress(OSError):
+        for thread in os.listdir(f"/proc/{pid}/task"):
+            stat = _stat(f"{pid}/task/{thread}")
+            if stat is not None and stat[0] not in "ZX":
+                return f"{pid}/task/{thread}"
+    return ""
+
+
 def start_ticks(pid: int) -> int:
     """When the process started, in clock ticks since boot; 0 if it is gone or a zombie."""
     stat = _stat(pid)
-    return 0 if stat is None or stat[0] in "ZX" else stat[2]
+    return stat[2] if stat is not None and _living(pid, stat[0]) else 0
 
 
 def parent(pid: int) -> int:
@@ -140,12 +159,13 @@ def members(marker: str, root: int = 0) -> Processes:
             continue
         pid = int(entry)
         stat = _stat(pid)
-        if stat is None or stat[0] in "ZX":
+        living = "" if stat is None else _living(pid, stat[0])
+        if stat is None or not living:
             continue
         parents[pid], ticks[pid] = stat[1], stat[2]
         try:
             if os.stat(f"/proc/{pid}").st_uid == uid:
-                with open(f"/proc/{pid}/environ", "rb") as file:
+                with open(f"/proc/{living}/environ", "rb") as file:
                     if wanted in b"\0" + file.read() + b"\0":
                         found.add(pid)
         except OSError:
