@@ -337,6 +337,13 @@ def test_what_has_lost_its_main_thread_is_ended_and_can_run_again(site):  # noqa
         assert len(processes.members(site.token)) == alone
 
 
+def test_a_group_that_processes_held_for_too_long_is_made_anew(site):  # noqa: F811
+    executor = site.executor()
+    executor._group.child("sim").create()
+    executor.launch(site.spec("sim", "true"), share())
+    assert site.until(executor, "sim").reason == ""
+
+
 def test_launching_does_not_wait_for_the_simulation(site):  # noqa: F811
     executor = site.executor()
     for number in range(5):

@@ -158,6 +158,8 @@ class Job:
 
     def make_groups(self) -> None:
         """The simulation's group, and below it one per rank group if it is divided."""
+        with contextlib.suppress(OSError):  # an earlier launch's, if processes of it ended late
+            self.group.remove()
         self.group.create()
         size = self.spec.ranks_per_pod
         if size and self.group.weight:
