@@ -218,6 +218,14 @@ def test_each_of_a_mixed_queue_runs_its_own_command_where_its_case_is(tmp_path):
         plain_queue([*jobs, (tmp_path, ["sh", "-c", "echo error: no mesh; exit 3"])], 1)
 
 
+@pytest.mark.unit
+def test_a_plain_mpirun_has_its_ranks_here_unless_the_user_says_otherwise(tmp_path, monkeypatch):
+    """Within a job of a batch system too, as those of a run have."""
+    monkeypatch.setenv("OMPI_MCA_ras", "slurm")
+    plain([tmp_path], ["sh", "-c", "echo $HYDRA_RMK $OMPI_MCA_ras > said"], 1)
+    assert (tmp_path / "said").read_text() == "user slurm\n"
+
+
 @pytest.mark.alone
 @pytest.mark.mpi
 def test_an_interrupted_comparison_leaves_nothing(tmp_path):

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import signal
 import subprocess
 from pathlib import Path
@@ -13,6 +14,7 @@ import pytest
 from dovetail.core import protocol
 from dovetail.core.errors import BadInput
 from dovetail.host import install_paths
+from support import known_programs
 from support.local_runs import scripts, share, site, wait_for  # noqa: F401
 
 pytestmark = pytest.mark.mpi
@@ -38,6 +40,13 @@ int main(int argc, char **argv) {
     }
 }
 """
+
+SLURM = (
+    *((name, "7") for name in ("SLURM_JOBID", "SLURM_JOB_ID")),
+    *((name, "2") for name in ("SLURM_NNODES", "SLURM_JOB_NUM_NODES")),
+    *((name, "other[1-2]") for name in ("SLURM_NODELIST", "SLURM_JOB_NODELIST")),
+    *((name, "1(x2)") for name in ("SLURM_TASKS_PER_NODE", "SLURM_JOB_CPUS_PER_NODE")),
+)
 
 
 @pytest.fixture(scope="module", params=["openmpi", "mpich"])
@@ -85,6 +94,18 @@ def test_a_rank_that_aborts_is_named(site, program, quiet):  # noqa: F811
     finished = site.until(executor, "sim")
     assert finished.code == 7
     assert finished.reason.startswith("rank 1: exit code 7")
+
+
+@pytest.mark.parametrize("mpi", known_programs.LAUNCHERS)
+def test_ranks_are_here_in_a_job_of_a_batch_system(site, mpi):  # noqa: F811
+    """A stand-in for a job of Slurm that has two other nodes; the starters go by its variables."""
+    starter = known_programs.LAUNCHERS[mpi]
+    if shutil.which(starter) is None:
+        pytest.skip(f"no {starter} here")
+    executor = site.executor()
+    launch(site, executor, starter, "-np", "2", "echo", "here", environment=SLURM)
+    assert site.until(executor, "sim").reason == ""
+    assert site.log("sim").count("here\n") == 2
 
 
 def test_iterations_are_counted_and_a_hang_can_be_stopped(site, program):  # noqa: F811

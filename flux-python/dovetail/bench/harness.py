@@ -22,7 +22,7 @@ from pathlib import Path
 from dovetail.bench.cases import environment
 from dovetail.core.errors import BadInput, WorkFailed
 from dovetail.host.session import temporary_session
-from dovetail.mpi.launcher import complaint
+from dovetail.mpi.launcher import HERE, complaint
 from dovetail.report import summary
 
 Progress = Callable[[str], None]
@@ -150,8 +150,11 @@ def _plain(jobs: Sequence[tuple[Path, Sequence[str]]], at_once: int, env: dict[s
 
 
 def plain_environment() -> dict[str, str]:
-    """What a user's shell would hold: Open MPI refuses to run as root without being told."""
-    made = environment()
+    """What a user's shell would hold: Open MPI refuses to run as root without being told.
+
+    As those of a run, ranks are on this machine within any batch system's job.
+    """
+    made = {**HERE, **environment()}
     if os.geteuid() == 0:
         made.update(OMPI_ALLOW_RUN_AS_ROOT="1", OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1")
     return made

@@ -147,6 +147,14 @@ ALONE = {"OMPI_MCA_ess_singleton_isolated": "1"}
 """The environment of a program that is started without a starter: Open MPI then starts no daemon,
 which only programs need that have MPI start others."""
 
+HERE = {
+    "OMPI_MCA_ras": "^slurm,tm,lsf,gridengine,alps",
+    "PRTE_MCA_ras": "^slurm,pbs,lsf,gridengine,flux",  # the same since Open MPI 5
+    "HYDRA_RMK": "user",
+}
+"""The environment of starters whose ranks are to be on this machine: within a job of a batch system
+they would start them on the nodes that it has, by its own means."""
+
 
 def environment(base: Mapping[str, str], directory: str, temporary: str) -> dict[str, str]:
     """The environment of the command: `base` with what profiling and packing need.

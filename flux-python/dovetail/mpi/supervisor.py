@@ -192,8 +192,11 @@ class Supervisor:
         steps = [("copying the case", "/", copy)]
         for line, words in config["prepare"]:
             steps.append((f"prepare step '{line}'", self.case, words))
+        here = {} if "hosts" in config else launcher.HERE  # but for what the user has set
         base = self.base = launcher.environment(
-            {**os.environ, **config["environment"]}, config["directory"], config["temporary"]
+            {**here, **os.environ, **config["environment"]},
+            config["directory"],
+            config["temporary"],
         )
         code, over = self._go_on(base) if kept else (0, 0)
         if code == NOT_NOW or code > 128:  # what it could go on from is not to be copied over
