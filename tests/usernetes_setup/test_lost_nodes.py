@@ -53,3 +53,34 @@ def test_a_node_that_cannot_be_made_again_is_tried_again(monkeypatch):
 
     with pytest.raises(InterruptedError):
         lost_nodes.run(api, "control", None, wait)
+
+
+class FaultyApi(Api):
+    """One whose answer to the first request of each kind does not come, though it obeys."""
+
+    def __init__(self):
+        super().__init__()
+        self.asked = []
+
+    def call(self, method, path, body=None):
+        if method != "GET":
+            self.nodes = [] if method == "DELETE" else [body]
+        self.asked.append(method)
+        if self.asked.count(method) == 1:
+            raise TimeoutError("timed out")
+        return {"items": self.nodes}
+
+
+def test_what_is_removed_is_made_again_though_the_api_fails_meanwhile(monkeypatch):
+    api = FaultyApi()
+    monkeypatch.setattr(lost_nodes, "LOST_AFTER", -1.0)
+    monkeypatch.setattr(lost_nodes, "answers", lambda node, pki: True)
+
+    def wait(seconds):
+        if len(api.asked) == 6:
+            raise InterruptedError
+
+    with pytest.raises(InterruptedError):
+        lost_nodes.run(api, "control", None, wait)
+    assert api.asked == ["GET", "GET", "DELETE", "GET", "POST", "GET"]
+    assert [node["metadata"]["name"] for node in api.nodes] == ["n1"]

@@ -31,25 +31,43 @@ def run(client: api_client.Client, own: str, pki: Path, wait: Callable[[float], 
     since: dict[str, float] = {}
     removed: dict[str, Object] = {}
     while True:
-        now = time.monotonic()
-        nodes = {node["metadata"]["name"]: node for node in client.call("GET", NODES)["items"]}
-        silent = {
-            name for name, node in nodes.items()
-            if api_client.condition(node, "Ready") == "Unknown"
-        }  # fmt: skip
-        since = {name: since.get(name, now) for name in silent}
-        for name in removed.keys() & nodes.keys():
-            del removed[name]  # another node has it
-        for name in answering(removed, pki):
-            print(f"node {name} is back", flush=True)
-            with contextlib.suppress(api_client.Refused):  # it is there already, or will be asked
-                client.call("POST", NODES, anew(removed[name]))  # again
-        for name, first in since.items():
-            if now - first > LOST_AFTER and name != own:
-                print(f"node {name} is lost and removed", flush=True)
-                client.call("DELETE", f"{NODES}/{name}")
-                removed[name] = nodes[name]
+        try:
+            since = look(client, own, pki, since, removed)
+        except (OSError, http.client.HTTPException, api_client.Refused) as error:
+            print(f"node lifecycle: {error}", flush=True)  # what was removed must not be forgotten
         wait(LOOK_EVERY)
+
+
+def look(
+    client: api_client.Client,
+    own: str,
+    pki: Path,
+    before: Mapping[str, float],
+    removed: dict[str, Object],
+) -> dict[str, float]:
+    """Look at all nodes once; returns since when those that are silent have been so.
+
+    `before` is what the last look returned; `removed` has the nodes to be made again, by name.
+    Raises as `client` does, after which it may be called again.
+    """
+    now = time.monotonic()
+    nodes = {node["metadata"]["name"]: node for node in client.call("GET", NODES)["items"]}
+    silent = {
+        name for name, node in nodes.items() if api_client.condition(node, "Ready") == "Unknown"
+    }
+    since = {name: before.get(name, now) for name in silent}
+    for name in removed.keys() & nodes.keys():
+        del removed[name]  # another node has it
+    for name in answering(removed, pki):
+        print(f"node {name} is back", flush=True)
+        with contextlib.suppress(api_client.Refused):  # it is there already, or will be asked
+            client.call("POST", NODES, anew(removed[name]))  # again
+    for name, first in since.items():
+        if now - first > LOST_AFTER and name != own:
+            print(f"node {name} is lost and removed", flush=True)
+            removed[name] = nodes[name]  # first: it may be so though no answer comes
+            client.call("DELETE", f"{NODES}/{name}")
+    return since
 
 
 def answering(nodes: Mapping[str, Object], pki: Path) -> list[str]:
