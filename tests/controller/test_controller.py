@@ -396,6 +396,19 @@ def test_one_that_was_to_run_again_later_does_so_in_the_run_that_goes_on_with_an
     assert "a-0" in launches(controller.resume(t + 9.0, CAPACITY))
 
 
+def test_one_that_is_cancelled_as_an_interrupted_run_ends_is_over_for_a_resumed_one():
+    controller = Controller(specs(2), CAPACITY)
+    t = running(controller)
+    controller.handle(protocol.Interrupted(t, "SIGINT"))
+    unwanted = protocol.Unwanted(t, "a-0", "cancelled")
+    told = [a for _ in range(2) for a in controller.handle(unwanted) if isinstance(a, Stop)]
+    assert told == [Stop("a-0", Cause.CANCELLED, "cancelled")]
+    actions = controller.handle(protocol.Finished(t, "a-0", Cause.INTERRUPTED, 143, "SIGINT"))
+    assert Ended("a-0", "failed", Cause.CANCELLED, "cancelled") in actions
+    controller.handle(protocol.Finished(t, "a-1", Cause.INTERRUPTED, 143, "SIGINT"))
+    assert launches(controller.resume(t + 9.0, CAPACITY)) == ["a-1"]
+
+
 def test_one_that_was_cancelled_is_over_when_the_run_is_killed_and_resumed():
     controller = Controller(specs(2), CAPACITY)
     t = running(controller)

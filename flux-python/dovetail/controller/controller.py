@@ -147,7 +147,9 @@ class Controller:
                 state.interrupt(event.reason or "interrupted", event.within)
         elif isinstance(event, protocol.Unwanted):
             sim = self._started(event.name) or state.terminating.get(event.name)
-            if sim is not None and (sim.stop is None or sim.stop.requeue):
+            if sim is not None and (
+                sim.stop is None or sim.stop.requeue or sim.stop.cause is Cause.INTERRUPTED
+            ):
                 state.stop(sim, Cause.CANCELLED, event.reason)
             state.withdraw(event.name, Cause.CANCELLED, event.reason)
         return True
