@@ -309,6 +309,40 @@ def test_a_node_tells_which_folders_are_not_the_same_there(node, tmp_path):
     node.end()
 
 
+def test_links_on_a_node_lead_where_they_do_there(node):
+    there = node.machine / "gpfs/home/a/case"
+    there.mkdir(parents=True)
+    (there / "input").write_text("x")
+    links = {
+        "home": "/gpfs/home",
+        "scratch": "gpfs/../gpfs",
+        "gpfs/home/a/near": "./case/../case",
+        "up": "../../../../gpfs",
+        "circle": "/circle",
+        "outside": str(node.here),  # which is on our machine alone
+    }
+    for name, target in links.items():
+        (node.machine / name).symlink_to(target)
+    seen = ["/home/a/case", "/scratch/home/a", "/home/a/near", "/up/home", "/home/../home/a"]
+    missing = ["/circle", "/circle/a", "/outside", "/home/b"]
+    mark = staging.mark(str(there.parent))
+    node.hub.look({**dict.fromkeys((*seen, *missing), ""), "/home/a": mark})
+    assert wait_for(lambda: node.hub.unseen()["one"]) == missing
+    node.end()
+
+
+@pytest.mark.parametrize("links", [40, 41])
+def test_as_many_links_are_followed_as_the_kernel_follows(tmp_path, links):
+    (tmp_path / "0").mkdir()
+    for number in range(links):
+        (tmp_path / f"{number + 1}").symlink_to(f"{number}")
+    assert (tmp_path / f"{links}").exists() is (links == 40)
+    with (
+        contextlib.nullcontext() if links == 40 else pytest.raises(OSError, match="symbolic links")
+    ):
+        assert agent.beneath(str(tmp_path), f"/{links}") == f"{tmp_path}/0"
+
+
 @pytest.mark.parametrize("name", ["../out", "/out", "a/../../out", "", "link/out", "folder/./out"])
 def test_nothing_is_written_outside_the_folder(tmp_path, name):
     folder = tmp_path / "folder"

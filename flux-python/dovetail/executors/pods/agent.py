@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import errno
 import fcntl
 import json
 import os
@@ -60,6 +61,7 @@ UNTOLD = 1.0  # seconds after which a pod's CPU is told of whose ranks' pages no
 SHORT_TIMEOUTS = (100, 500)  # microseconds; for networks of which the kernel hears nothing
 _REACH = 10.0  # seconds for a connection to the hub, either way
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,120}")
+_LINKS = 40  # on the way to one folder, as path_resolution(7) has it
 _ORPHANED = 128 + signal.SIGTERM
 _ANSWERS = 8  # of copies that are done, kept for a controller that may not have heard them
 
@@ -112,6 +114,33 @@ def dead(file: str) -> bool:
         return False
     finally:
         os.close(handle)
+
+
+def beneath(root: str, path: str) -> str:
+    """Where an absolute path leads on a machine whose root folder is `root`, without links.
+
+    Links that are absolute lead from `root`, as after chroot(2), and none leads out of it. OSError
+    where a link cannot be read, or there are more of them than Linux would follow.
+    """
+    found: list[str] = []
+    left, links = path.split("/"), 0
+    while left:
+        name = left.pop(0)
+        here = "/".join([root, *found, name])
+        if name == "..":
+            found = found[:-1]
+        elif name in ("", "."):
+            continue
+        elif os.path.islink(here):
+            links += 1
+            if links > _LINKS:
+                raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), path)
+            target = os.readlink(here)
+            found = [] if target.startswith("/") else found
+            left = target.split("/") + left
+        else:
+            found.append(name)
+    return "/".join([root, *found])
 
 
 class Agent:
@@ -424,8 +453,11 @@ class Agent:
         def missing() -> list[str]:
             found = []
             for folder, mark in asked.folders.items():
-                here = self.machine + folder
-                same = staging.mark(here) == mark if mark else os.path.isdir(here)
+                try:
+                    here = beneath(self.machine, folder)
+                    same = staging.mark(here) == mark if mark else os.path.isdir(here)
+                except OSError:
+                    same = False
                 found += [] if same else [folder]
             return found
 
