@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -310,6 +311,114 @@ def test_pods_see_programs_cases_and_commands_and_no_folder_twice(tmp_path):
     assert len(mounts) == len(seen.mounts())
     made = {name for name, one in mounts.items() if not one.kind}
     assert not made & {str(case), str(tools), str(tmp_path / "out")}, "none is made by a runtime"
+
+
+def seen_by(tmp_path, *command, path="", prepare=(), **environment):
+    """What pods see of a simulation's programs and besides, below `tmp_path` or in /tmp."""
+    pairs = tuple({"PATH": path, **environment}.items())
+    more = {"prepare": prepare, "environment": pairs}
+    spec = protocol.Spec("s", "s", "/usr", 1, (1.0,), command, **more)
+    seen = manifests.folders([spec], tmp_path / "out")
+    return {*seen.programs}, {name for name in seen.paths if name.startswith("/tmp")}
+
+
+def program(file):
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.touch(0o755)
+    return file
+
+
+@pytest.mark.parametrize("starter", [(), ("mpirun", "-np", "2")])
+def test_pods_see_where_links_to_programs_lead_and_the_installations(tmp_path, starter):
+    real = program(tmp_path / "spack/lmp-1/bin/lmp")
+    view = tmp_path / "view/bin"
+    view.mkdir(parents=True)
+    (view / "lmp").symlink_to(real)
+    programs, paths = seen_by(tmp_path, *starter, "lmp", "-in", "x", path=str(view))
+    assert programs == (set() if starter else {str(view), str(real.parent)})
+    assert paths == {str(view.parent), str(real.parents[1])}
+    spec = protocol.Spec("s", "s", "/usr", 1, (1.0,), (str(view / "lmp"),))
+    mounts = [one.target for one in manifests.folders([spec], tmp_path / "out").mounts()]
+    assert str(view.parent) in mounts
+    assert str(view) not in mounts, "it is in that"
+
+
+def test_no_home_is_seen_for_a_program_in_it_or_a_file(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    solver = program(tmp_path / "bin/solver")
+    (tmp_path / "mesh").touch()
+    programs, paths = seen_by(tmp_path, str(solver), f"--in={tmp_path}/mesh", DATA=str(tmp_path))
+    assert (programs, paths) == ({f"{tmp_path}/bin"}, {f"{tmp_path}/mesh"})
+
+
+@pytest.mark.parametrize(
+    ("word", "found"),
+    [
+        ("--in=TOP/data/mesh", {"TOP/data"}),
+        ("--in=TOP/data/new", {"TOP/data"}),
+        ("--in=TOP/data", {"TOP/data"}),
+        ("in=TOP/data/../data/mesh", {"TOP/data"}),
+        ("--in=TOP/nowhere/mesh", set()),
+        ("--in=data/mesh", set()),
+        ("--in=TOP/a:b/mesh", set()),
+        ("--in=/usr/share/x", set()),
+        ("--out=TOP/out/log", set()),
+    ],
+)
+def test_pods_see_what_is_named_behind_an_equals_sign(tmp_path, word, found):
+    for name in ("data", "a:b", "out"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "mesh").touch()
+    _, paths = seen_by(tmp_path, "true", word.replace("TOP", str(tmp_path)))
+    assert paths == {name.replace("TOP", str(tmp_path)) for name in found}
+
+
+def test_pods_see_what_the_simulations_environment_names_if_it_is_there(tmp_path):
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "two/file").touch()
+    libraries = f"{tmp_path}/one:{tmp_path}/none:/usr/lib"
+    more = {"LD_LIBRARY_PATH": libraries, "INPUT": f"{tmp_path}/two/file", "N": "2"}
+    _, paths = seen_by(tmp_path, "true", OUT=f"{tmp_path}/new", **more)
+    assert paths == {f"{tmp_path}/one", f"{tmp_path}/two"}
+
+
+@pytest.mark.parametrize("word", ["{}", "--in={}"])
+@pytest.mark.parametrize("name", ["/tmp", "/tmp/", "/var/tmp", "/run", "/dev", "/proc", "/sys", "/",
+                                  "/tmp/nowhere", "/dev/shm", "/proc/1/maps", "/var"])  # fmt: skip
+def test_what_pods_have_for_themselves_is_never_the_machines(tmp_path, word, name):
+    spec = protocol.Spec("s", "s", "/usr", 1, (1.0,), ("true", word.format(name)),
+                         environment=(("TMPDIR", name), ("PATH", f"/usr/bin:{name}")))  # fmt: skip
+    seen = manifests.folders([spec], tmp_path / "out")
+    assert not {name.rstrip("/"), "/tmp", "/var", "/dev", "/"} & {*seen.programs, *seen.paths}
+
+
+@pytest.mark.parametrize("word", ["{}", "--in={}"])
+def test_a_file_in_tmp_is_seen_alone_and_a_folder_as_a_whole(tmp_path, word):
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder:
+        Path(folder, "file").touch()
+        assert seen_by(tmp_path, "true", word.format(folder)) == (set(), {folder})
+        with tempfile.NamedTemporaryFile(dir="/tmp") as file:
+            assert seen_by(tmp_path, "true", word.format(file.name)) == (set(), {file.name})
+
+
+def test_nothing_in_the_output_is_mounted_to_be_read_alone(tmp_path):
+    (tmp_path / "out/sim").mkdir(parents=True)
+    assert seen_by(tmp_path, "true", f"{tmp_path}/out/sim/log", f"{tmp_path}/out/x") == (
+        set(),
+        set(),
+    )
+
+
+def test_a_store_is_in_no_folder_in_which_nobody_can_make_its_place(tmp_path):
+    spec = protocol.Spec(
+        "s", "s", "/usr", 1, (1.0,), (str(program(tmp_path / "project/bin/solver")),)
+    )
+    seen = manifests.folders([spec], tmp_path / "project/out")
+    assert str(tmp_path / "project") in seen.paths
+    mounts = [one.target for one in seen.staged("/tmp/store").mounts()]
+    assert str(tmp_path / "project") not in mounts
+    assert {str(tmp_path / "project/bin"), str(tmp_path / "project/out")} <= {*mounts}
 
 
 def test_pods_have_a_store_in_place_of_folders_that_nodes_do_not_see(tmp_path):

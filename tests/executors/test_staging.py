@@ -300,7 +300,8 @@ def test_a_node_tells_which_folders_are_not_the_same_there(node, tmp_path):
         (folder / "input").write_text("x")
     times = (case / "input").stat()
     os.utime(f"{node.machine}{case}/input", ns=(times.st_atime_ns, times.st_mtime_ns))
-    asked = {str(case): staging.mark(str(case)), "/shared": "", "/nowhere": ""}
+    asked = {str(case): staging.mark(str(case)), "/shared": "", "/shared/input": ""}
+    asked["/nowhere"] = ""
     node.hub.look(asked)
     assert wait_for(lambda: node.hub.unseen()["one"]) == ["/nowhere"]
     (case / "input").write_text("of another size")

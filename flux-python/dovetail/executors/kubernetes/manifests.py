@@ -59,11 +59,16 @@ LEAST_MEMORY = 64 << 20
 LEAST_LIMIT = 100
 """Millicores; with less a pod would take minutes to start, and to end."""
 _PROGRAMS = ("/usr", "/bin", "/lib", "/lib64", "/etc", "/opt")
+_KERNELS = ("/dev", "/proc", "/sys")
+_PARTS = ("bin", "sbin", "libexec")
+"""Folders of an installation that has its libraries beside them."""
+_OWN = ("/tmp", "/var/tmp", "/run", pods.HOME, *_KERNELS)
+"""Folders that each pod has for itself: it sees parts of the machine's, but none as a whole."""
 
 
 @dataclass(frozen=True)
 class Mount:
-    """A directory of the machine, and what pods call it.
+    """A directory of the machine, or a file, and what pods call it.
 
     `kind` is that of a hostPath volume: no pod starts where there is no such directory. Without one
     an empty one would be made.
@@ -97,9 +102,10 @@ class Folders:
     def mounts(self) -> list[Mount]:
         """All of them."""
         plain, there = Mount, "Directory"
+        programs = _outermost(self.programs, self.paths)
         return [
             *(plain(name, name, True) for name in (*self.read, *self.paths)),
-            *(plain(name, name, True, there) for name in (*self.programs, *self.cases)),
+            *(plain(name, name, True, there) for name in (*programs, *self.cases)),
             *(plain(name, name, False) for name in self.written),
             *(plain(name, name, False, there) for name in filter(None, [self.output])),
             *(plain(source, target, True) for source, target in self.borrowed),
@@ -115,8 +121,13 @@ class Folders:
         return replace(self, paths=tuple(sorted({*self.paths} - {*paths})))
 
     def staged(self, store: str) -> Folders:
-        """With the run's output in a store of each node, where cases are too."""
-        return replace(self, cases=(), output="", stored=((store, self.output),))
+        """With the run's output in a store of each node, where cases are too.
+
+        In a folder that is read alone nobody could make the output's, if the node has none.
+        """
+        paths = tuple(name for name in self.paths if not _inside(self.output, name))
+        stored = ((store, self.output),)
+        return replace(self, paths=paths, cases=(), output="", stored=stored)
 
 
 def job_name(run: str, key: str) -> str:
@@ -161,23 +172,51 @@ def folders(specs: Iterable[Spec], run_directory: Path, flux: str = "") -> Folde
     """
     wanted = {sys.prefix, str(install_paths.PACKAGES)}
     wanted |= {str(Path(library).parent) for library in install_paths.libraries().values()}
-    wanted = _here(wanted)
     system = tuple(name for name in _PROGRAMS if os.path.isdir(name))
-    kernels = ("/dev", "/proc", "/sys")
-    ours = (*system, *_outermost(wanted, (*system, *kernels)))
+    ours = (*system, *_outermost(_here(wanted), (*system, *_KERNELS)))
     programs = {os.path.dirname(flux)} if flux else set()
     paths: set[str] = set()
+    home = os.path.expanduser("~")
+    shy = (*_OWN, home, os.path.realpath(home))
+    lines: set[tuple[tuple[str, ...], str]] = set()
     specs = [spec for spec in specs if not spec.image]
     for spec in specs:
-        path = command_line.search_path(dict(spec.environment))
+        environment = dict(spec.environment)
+        path = command_line.search_path(environment)
         paths |= set(path.split(os.pathsep))
-        for line in (spec.command, *(command_line.split(line) for line in spec.prepare)):
-            programs |= {os.path.dirname(word) for word in (*line, which(line[0], path=path) or "")}
-    cases = _outermost({os.path.abspath(spec.case) for spec in specs}, (*ours, *kernels))
-    named = _outermost(_here(programs), (*ours, *cases, *kernels))
-    others = _outermost(_here(paths), (*ours, *cases, *named, *kernels))
+        named = {part for text in environment.values() for part in text.split(os.pathsep)}
+        paths |= {_place(name, shy) for name in named if os.path.exists(name)}
+        lines |= {(line, path) for line in (spec.command, *map(command_line.split, spec.prepare))}
+    for line, path in lines:
+        programs |= {os.path.dirname(name) for name in (*line, *_files(line[0], path))}
+        for word in line:
+            files = _files(word, path)
+            paths |= {_place(name, shy) for name in (word, word.partition("=")[2], *files)}
+            paths |= {_installation(name) for name in files}
     output = str(Path(run_directory).resolve())
-    return Folders(ours, ("/dev/shm",), programs=named, paths=others, cases=cases, output=output)
+    cases = _outermost({os.path.abspath(spec.case) for spec in specs}, (*ours, *_KERNELS))
+    seen = (*ours, *cases, output, *_KERNELS)
+    needed = _outermost(_here(programs), seen)
+    others = _outermost(_here(paths, shy), (*seen, *needed))
+    return Folders(ours, ("/dev/shm",), programs=needed, paths=others, cases=cases, output=output)
+
+
+def _files(word: str, path: str) -> set[str]:
+    """The file of what may be a program's name, as it is found, and where links lead to from it."""
+    found = which(word, path=path) or ""
+    return {found, os.path.realpath(found)} if os.path.isabs(found) else set()
+
+
+def _installation(program: str) -> str:
+    """The folder in which a program has its libraries and data, by its own; empty if unknown."""
+    top, name = os.path.split(os.path.dirname(program))
+    return top if name in _PARTS else ""
+
+
+def _place(name: str, own: Sequence[str]) -> str:
+    """That folder, or the one which the file is in, or the file where that holds one of `own`."""
+    folder = name if os.path.isdir(name) else os.path.dirname(name)
+    return name if _holds(folder, own) else folder
 
 
 def folders_of_image(specs: Iterable[Spec], run_directory: Path) -> Folders:
@@ -195,9 +234,15 @@ def folders_of_image(specs: Iterable[Spec], run_directory: Path) -> Folders:
     return Folders(ours, ("/dev/shm",), borrowed, cases=cases, output=output)
 
 
-def _here(names: Iterable[str]) -> set[str]:
-    """Those of the names that are folders of this machine, but its root."""
-    return {name for name in names if os.path.isabs(name) and os.path.isdir(name)} - {"/"}
+def _here(names: Iterable[str], own: Sequence[str] = _OWN) -> set[str]:
+    """What there is of the names, if a volume may be called so and holds none of `own`."""
+    found = {os.path.normpath(name) for name in names if os.path.isabs(name) and ":" not in name}
+    return {name for name in found if os.path.exists(name) and not _holds(name, own)}
+
+
+def _holds(name: str, others: Sequence[str]) -> bool:
+    """Whether one of the others is this folder, or in it."""
+    return name == "/" or any(_inside(other, name) for other in others)
 
 
 def _outermost(names: Iterable[str], others: Sequence[str] = ()) -> tuple[str, ...]:

@@ -455,7 +455,7 @@ class Agent:
             for folder, mark in asked.folders.items():
                 try:
                     here = beneath(self.machine, folder)
-                    same = staging.mark(here) == mark if mark else os.path.isdir(here)
+                    same = staging.mark(here) == mark if mark else os.path.exists(here)
                 except OSError:
                     same = False
                 found += [] if same else [folder]
