@@ -3,8 +3,10 @@
 
 from __future__ import annotations
 
+import queue
 import tempfile
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from dovetail.core import protocol
@@ -13,6 +15,7 @@ from dovetail.executors.kubernetes import devices, manifests, placement, pod_sta
 from dovetail.executors.kubernetes.minicluster import minicluster
 from dovetail.executors.kubernetes.nodes import Nodes
 from dovetail.executors.kubernetes.placement import Room
+from dovetail.executors.kubernetes.session import Session
 
 pytestmark = pytest.mark.unit
 GIB = 1 << 30
@@ -419,6 +422,34 @@ def test_a_store_is_in_no_folder_in_which_nobody_can_make_its_place(tmp_path):
     mounts = [one.target for one in seen.staged("/tmp/store").mounts()]
     assert str(tmp_path / "project") not in mounts
     assert {str(tmp_path / "project/bin"), str(tmp_path / "project/out")} <= {*mounts}
+
+
+def test_a_node_that_comes_later_need_not_have_what_programs_may_read(tmp_path):
+    """Pods do without it then: the runtime would make an empty folder, or fail to."""
+    data, tools = tmp_path / "data", tmp_path / "tools"
+    data.mkdir()
+    command = (str(program(tools / "solver")), f"--in={data}/x")
+    seen = manifests.folders(
+        [protocol.Spec("s", "s", "/usr", 1, (1.0,), command)], tmp_path / "out"
+    )
+    assert str(data) in seen.paths
+    session, looked = Session.__new__(Session), []  # without a cluster
+    session.run, session.store, session.news, session._told = "r", "", queue.SimpleQueue(), {}
+    session.launcher = SimpleNamespace(seen=seen)
+    session._programs, session._paths = (dict.fromkeys(x, "") for x in (seen.programs, seen.paths))
+    unseen = {"one": [str(data)]}
+    session.hub = SimpleNamespace(
+        unseen=lambda: unseen, look=lambda folders, store: looked.append(folders)
+    )
+    far = [{"metadata": {"name": "one"}, "status": {}}]
+    assert session.left_out(far) == frozenset()
+    assert {*session.launcher.seen.paths} == {*seen.paths} - {str(data)}
+    unseen["one"] = [str(tools)]
+    assert session.left_out(far) == {"one"}
+    assert session.news.get_nowait().endswith(f"it does not see {tools}")
+    unseen["one"] = ["/case"]
+    session.left_out(far)
+    assert str(data) in looked[0], "it is looked for where cases are copied, too"
 
 
 def test_pods_have_a_store_in_place_of_folders_that_nodes_do_not_see(tmp_path):

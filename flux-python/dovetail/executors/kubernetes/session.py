@@ -222,7 +222,7 @@ class Session:
         self.store = ""
         self._told: dict[str, list[str]] = {}  # what a node that is left out does not see
         self._programs: dict[str, str] = {}  # folders of the plan's
-        self._paths: set[str] = set()  # and those that nodes need not have
+        self._paths: dict[str, str] = {}  # and what nodes need not have
         try:
             self._sweep()
             if not before:
@@ -291,7 +291,7 @@ class Session:
         seen += [self.launcher.seen_in_images] if any(spec.image for spec in specs) else []
         self._programs = {name: "" for one in seen for name in one.programs}
         self._programs.update({self.launcher.flux: ""} if self.launcher.flux else {})
-        self._paths = {name for one in seen for name in one.paths}
+        self._paths = {name: "" for one in seen for name in one.paths}
         hub.look({**transfers.marks(seen, own), **self._programs})
         unseen = self._answers(hub)
         for names in unseen.values():
@@ -321,7 +321,7 @@ class Session:
     def _copy_from_now_on(self, hub: Hub, node: str, name: str) -> None:
         """Have copies of the run's folders on nodes, since one does not see them."""
         self.store = staging.STORES + self.run
-        hub.look(self._programs, self.store)
+        hub.look({**self._programs, **self._paths}, self.store)
         self.news.put(
             f"node {node} does not see {_shown(name)}: cases are copied to the nodes, and results "
             "back, meanwhile and at the end"
@@ -352,6 +352,7 @@ class Session:
         for node in nodes:
             name = node["metadata"]["name"]
             missing = self._needed(unseen[name]) if name in unseen else None
+            self.launcher.seen = self.launcher.seen.without(unseen.get(name, ()))
             if missing == [] or transfers.is_here(node):
                 continue
             found.add(name)
