@@ -6,10 +6,11 @@ answers; in the first rank group a supervisor (`dovetail.mpi.supervisor`), which
 simulation as on a single machine.
 
 Invariants: nothing that was started here outlives the entrypoint, nor, but for the supervisor, the
-simulation; what that has left in the pod, processes or files, no other finds. An agent may die and
-come back at any time, and hears all again; there is one supervisor and one Result, whatever is
-asked for twice, and the Result is repeated until an End answers it. The file `pod.GROUP` is locked
-as long as the simulation has the pod, which is how others know. Exit code: the last simulation's.
+simulation; no other has a pod in which it has left a process, or something where `written` looks.
+An agent may die and come back at any time, and hears all again; there is one supervisor and one
+Result, whatever is asked for twice, and the Result is repeated until an End answers it. The file
+`pod.GROUP` is locked as long as the simulation has the pod, which is how others know. Exit code:
+the last simulation's.
 """
 
 from __future__ import annotations
