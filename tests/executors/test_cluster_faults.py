@@ -7,8 +7,10 @@ controller dies and is resumed.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 from pathlib import Path
@@ -18,6 +20,7 @@ from dovetail.run import resume
 from support.cluster_runs import ROOT, containers, ends, running, two
 from support.clusters import eventually, record
 from support.faulty_proxy import FAULTS, Proxy
+from support.pod_processes import state
 
 pytestmark = pytest.mark.kube
 PARTS = ("kubelet", "containerd", "kube-apiserver", "etcd", "kube-controller-manager")
@@ -66,6 +69,34 @@ def test_a_killed_controller_is_resumed_and_adopts_what_runs(site, out):
     starts = [one["name"] for one in site.of("Started", out)]
     assert sorted(starts) == ["sim-1", "sim-2"], "nothing ran twice"
     check_log(site, out)
+
+
+def test_ranks_stand_still_while_neither_run_nor_api_answers(site, out):
+    """As on a node that is cut off, but that nobody takes it for lost."""
+    file, waiting = ends(site, out)
+    program, *words = site.busy(10, 30, iterations=0)["command"]
+    own = str(shutil.copy(program, site.folder / "stands"))
+    run = running(site, out, two(site, **waiting, command=[own, *words]))
+    (server,) = site.machine.pids(site.made, "kube-apiserver")
+    ranks = [name for name in os.listdir("/proc") if name.isdigit() and program_of(name) == own]
+    assert len(ranks) == 4
+    try:
+        os.kill(server, signal.SIGSTOP)
+        run.send_signal(signal.SIGSTOP)
+        assert eventually(lambda: {state(rank) for rank in ranks} == {"T"})
+    finally:
+        os.kill(server, signal.SIGCONT)
+        run.send_signal(signal.SIGCONT)
+    site.until_iterating("sim-1", "sim-2", out=out)
+    file.touch()
+    assert site.end(run) == 0, site.errors(out)
+    assert {one["restarts"] for one in site.summary(out)["simulations"]} == {0}
+
+
+def program_of(process):
+    """The first word of its command line."""
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{process}/cmdline").read_text().split("\0")[0]
 
 
 def test_what_ended_while_the_controller_was_dead_is_not_run_again(site, out):

@@ -156,6 +156,10 @@ def test_what_a_host_has_that_is_away_runs_again_once_and_the_host_comes_back(pa
     there = [name for name in names if second.name in placed[name]]
     (second.cut if parted else second.hang)()
     since = time.monotonic()
+    if parted:
+        kept = "ps -C busy -o stat="
+        assert eventually(lambda: {one[0] for one in second.out(kept).split()} == {"T"})
+        assert not pair.log(out, "Finished"), "its ranks write no more once others may"
     (lost,) = pair.until(out, lambda: pair.log(out, "Finished"))
     assert [lost["name"]] == there
     assert lost["reason"].startswith(("node lost: ", "pod lost: ")), lost

@@ -106,6 +106,12 @@ TEXTS = [
     (messages.Checkpoint("sim"), b'{"kind":"Checkpoint","simulation":"sim"}'),
     (messages.End("sim", -15), b'{"kind":"End","simulation":"sim","code":-15,"next":""}'),
     (messages.Check(["0a-1b", "2c"]), b'{"kind":"Check","uids":["0a-1b","2c"]}'),
+    (messages.Ping(), b'{"kind":"Ping"}'),
+    (messages.Pong(), b'{"kind":"Pong"}'),
+    (
+        messages.Fence("sim", True),
+        b'{"kind":"Fence","simulation":"sim","cut_off":true}',
+    ),
     (
         messages.Spawn("sim", 1, 0, 7, "orted", {"A": "\udcff"}, "/dev/shm/x"),
         b'{"kind":"Spawn","simulation":"sim","group":1,"origin":0,"number":7,'

@@ -65,12 +65,20 @@ class Cluster:
         ]
 
     def agent(
-        self, node: str = "one", *prefix: str, cgroups: str = "", machine: str = "", **more: str
-    ) -> subprocess.Popen[bytes]:
+        self, node: str = "one", *prefix: str, cgroups: str = "", machine: str = "",
+        seconds: dict[str, float] | None = None, log: Path | None = None, **more: str
+    ) -> subprocess.Popen[bytes]:  # fmt: skip
+        """A node's agent, with other `seconds` than its module has; it adds to its `log`."""
         words = self.command("agent", "--node", node, "--credentials", str(self.credentials))
         words += ["--cgroups", cgroups] if cgroups else []
         words += ["--machine", machine] if machine else []
-        self.agents[node] = subprocess.Popen([*prefix, *words], env={**os.environ, **more})
+        change = "".join(f"agent.{name} = {value}; " for name, value in (seconds or {}).items())
+        change = f"; from dovetail.executors.pods import agent; {change}main()"
+        words = [word.replace("; main()", change) for word in words]
+        with open(log, "ab") if log else contextlib.nullcontext() as errors:
+            self.agents[node] = subprocess.Popen(
+                [*prefix, *words], env={**os.environ, **more}, stderr=errors
+            )
         return self.agents[node]
 
     def entrypoint(

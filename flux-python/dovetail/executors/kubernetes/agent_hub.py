@@ -40,7 +40,7 @@ _PATIENCE = 10.0  # seconds for the handshake, and again for the token
 _FROM_AGENTS = (
     messages.Pod, messages.Started, messages.Result, messages.Lost, messages.Sample,
     messages.Used, messages.Counts, messages.Weights, messages.Spawn, messages.Spawned,
-    messages.Seen, messages.Staged, messages.Prepared, messages.Broker,
+    messages.Seen, messages.Staged, messages.Prepared, messages.Broker, messages.Ping,
 )  # fmt: skip
 
 
@@ -260,6 +260,9 @@ class Hub:
     def _hear(self, node: str, message: messages.Message) -> None:
         if not isinstance(message, _FROM_AGENTS):
             raise MessageError(f"{type(message).__name__} is not for an agent to say")
+        if isinstance(message, messages.Ping):
+            self._send(node, messages.Pong())
+            return
         if isinstance(message, messages.Seen):
             with self._lock:
                 self._seen[node] = message.missing

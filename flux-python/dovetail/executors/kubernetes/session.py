@@ -270,7 +270,8 @@ class Session:
 
     def _start_agents(self, hub: Hub) -> list[Object]:
         """Make what agents need, and them; returns it."""
-        secret = manifests.secret(self.run, hub.credentials())
+        known = {**hub.credentials(), "server": self.api.server}
+        secret = manifests.secret(self.run, known)
         requests: Object = {"apiVersion": "v1", "kind": "ConfigMap",
                             "metadata": {"name": manifests.REQUESTS}}  # fmt: skip
         things = [requests, secret, manifests.agents(self.run, self.launcher.seen)]

@@ -8,7 +8,8 @@ Invariants: agent, hub and entrypoints may each die and come back, and nothing i
 answered is said again on every new connection. A dead entrypoint is known by the lock that it held,
 not by a connection that ended. What a dead pod left of its simulation on this node is removed; so
 is the session, by the last to leave it, and the store of folders that are copied, if there is one.
-Without a controller for DOVETAIL_ORPHAN_S all is ended.
+While neither hub nor Kubernetes API answers, ranks stand still: another node may have been given
+what they do, in the same folders. Without a controller for DOVETAIL_ORPHAN_S all is ended.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import get_args
+from urllib.parse import urlsplit
 
 from dovetail.core import protocol
 from dovetail.core.messages import MessageError
@@ -54,11 +56,17 @@ if TYPE_CHECKING:
     from collections.abc import Coroutine
     from typing import Any
 
+    Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+
 PERIOD = 0.25  # seconds between looks at the pages
 COUNT = 5.0  # seconds between looks at what keeps ranks from their cores
 FIND = 1.0  # seconds between two looks for a pod's control group
 UNTOLD = 1.0  # seconds after which a pod's CPU is told of whose ranks' pages nothing is new
 SHORT_TIMEOUTS = (100, 500)  # microseconds; for networks of which the kernel hears nothing
+ASK = 2.0  # seconds between two questions whether the hub is there, or else the API
+CUT_OFF = 15.0  # without an answer of either, after which ranks stand still; a run waits for longer
+SETTLED = 60.0  # of an API's answers alone, in which a node that is back ends pods it was to end
+_ANSWER = 4.0  # for the API to say anything, either way
 _REACH = 10.0  # seconds for a connection to the hub, either way
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,120}")
 _LINKS = 40  # on the way to one folder, as path_resolution(7) has it
@@ -162,6 +170,10 @@ class Agent:
         self.hub: asyncio.StreamWriter | None = None
         self.seen = time.monotonic()  # when there was a hub
         self.limit = orphan_limit()
+        self.answered = time.monotonic()  # when the hub was there, or the API
+        self.api_since = 0.0  # when it began to answer, if it does where the hub does not
+        self.reachable = False  # whether the API ever answered: else its silence says nothing
+        self.cut_off: bool | None = None  # None: nobody has answered us yet
         self.count_at = 0.0
         self.simulations: dict[str, Simulation] = {}
         self.brokers: dict[asyncio.StreamWriter, messages.Broker] = {}  # that are being prepared
@@ -179,7 +191,7 @@ class Agent:
         server = await asyncio.start_unix_server(self._serve, path)
         tasks = [
             asyncio.create_task(work)
-            for work in (ending.wait(), self._connect(), self._watch(ending))
+            for work in (ending.wait(), self._connect(), self._ask(), self._watch(ending))
         ]
         done, rest = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         server.close()
@@ -250,6 +262,8 @@ class Agent:
         self._report(pod)
         if one.end:
             self._say(place, one.end)
+        elif self.cut_off is not None:
+            self._say(place, messages.Fence(one.name, self.cut_off))
         return place
 
     def _from_entrypoint(self, message: messages.Message) -> None:
@@ -388,10 +402,14 @@ class Agent:
             staged = filter(None, one.stages.values())
             for message in (*one.told.values(), *one.lost.values(), *one.spawns.values(), *staged):
                 self._report(message)
+        self._report(messages.Ping())
 
     def _from_hub(self, message: messages.Message) -> None:
         if isinstance(message, messages.Check):
             self._report(messages.Weights(weights.read(self.cgroups, message.uids)))
+        elif isinstance(message, messages.Pong):
+            self.answered = time.monotonic()
+            self._go_on()
         elif isinstance(message, messages.Look):
             self._begin(self._look(message))
         elif isinstance(message, messages.Met):
@@ -438,6 +456,85 @@ class Agent:
             one.spawns.clear()
         for place in one.places.values():
             self._say(place, message)
+
+    # --- a node that is cut off ---
+
+    async def _ask(self) -> None:
+        """Ask the hub whether it is there, and the API while it is not.
+
+        Where ranks stand still the hub goes on with those that it still wants, and ends others. The
+        API alone cannot say which these are: before they go on their pods must outlast `SETTLED`.
+        """
+        while True:
+            asked = time.monotonic()
+            self._report(messages.Ping())
+            await asyncio.sleep(ASK)
+            if self.reachable and self.answered >= asked:
+                continue
+            if not await self._api_answers():
+                self.api_since = 0.0
+                continue
+            self.reachable, self.answered = True, time.monotonic()
+            self.api_since = self.api_since or self.answered
+            if self.answered - self.api_since > SETTLED:
+                self._go_on()
+
+    async def _api_answers(self) -> bool:
+        """Whether the API says anything, be it that it refuses us; by the ways that `_dial` has."""
+        try:
+            server = urlsplit((self.credentials / "server").read_text().strip())
+            address, tls = server.hostname or "", server.scheme == "https"
+            port = server.port or (443 if tls else 80)
+        except (OSError, ValueError):
+            return False
+        context = connections.stranger() if tls else None
+
+        async def answered(opening: Coroutine[Any, Any, Streams]) -> bool:
+            reader, writer = await opening
+            try:
+                writer.write(b"GET /livez HTTP/1.0\r\n\r\n")
+                return bool(await reader.read(1))
+            finally:
+                writer.transport.abort()
+
+        with contextlib.suppress(OSError, ValueError, asyncio.TimeoutError):
+            far = asyncio.open_connection(address, port, ssl=context)
+            if await connections.within(_ANSWER, answered(far)):
+                return True
+        with contextlib.suppress(OSError, ValueError, asyncio.TimeoutError):
+            led = way_out.connected(self.machine + way_out.PATH, address, port)
+            name = "" if tls else None
+            out = asyncio.open_unix_connection(sock=led, ssl=context, server_hostname=name)
+            return await connections.within(_ANSWER, answered(out))
+        return False
+
+    def _go_on(self) -> None:
+        """What still stands still here is not to."""
+        if self.cut_off:
+            self._log("ranks go on: there is an answer again")
+        self._fence(False)
+
+    def _check_answers(self) -> None:
+        """Have ranks stand still before the run takes the node for lost."""
+        if self.reachable and not self.cut_off and time.monotonic() - self.answered > CUT_OFF:
+            self._log(f"ranks are suspended: neither run nor API has answered for {CUT_OFF:g} s")
+            self._fence(True)
+            self.api_since = 0.0
+            if self.hub is not None:  # a connection that hangs; the next one may not
+                self.hub.transport.abort()
+
+    def _fence(self, cut_off: bool) -> None:
+        """Tell all that are not to end; those that come later are told as they come."""
+        if self.cut_off is not cut_off:
+            self.cut_off = cut_off
+            for one in self.simulations.values():
+                for place in one.places.values() if one.end is None else ():
+                    self._say(place, messages.Fence(one.name, cut_off))
+
+    def _log(self, line: str) -> None:
+        """Into the log of our pod."""
+        with contextlib.suppress(OSError):
+            print(line, file=sys.stderr, flush=True)
 
     # --- folders that are not on this node ---
 
@@ -545,6 +642,7 @@ class Agent:
 
     async def _watch(self, ending: asyncio.Event) -> None:
         while True:
+            self._check_answers()
             self._sample()
             if time.monotonic() >= self.count_at:
                 self.count_at = time.monotonic() + COUNT

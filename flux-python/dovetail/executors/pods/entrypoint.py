@@ -256,7 +256,7 @@ class Entrypoint:
             raise ValueError(f"{self.path}: too long for the name of a socket")
         self.code: int | None = None
         self.next = ""
-        self.suspended = False
+        self.suspended = self.cut_off = self.stopped = False
 
     def run(self) -> int:
         """Serve until no simulation has the pod any more; of each leave nothing behind."""
@@ -403,6 +403,9 @@ class Entrypoint:
             self._stop()
         elif isinstance(message, messages.Suspend):
             self._suspend(message.suspended)
+        elif isinstance(message, messages.Fence):
+            self.cut_off = message.cut_off
+            self._hold()
         elif isinstance(message, messages.Spawn):
             self.spawner.spawn(message)
         elif isinstance(message, messages.Spawned):
@@ -418,14 +421,20 @@ class Entrypoint:
             self.supervisor.stop()
 
     def _suspend(self, suspended: bool) -> None:
+        """Stop the processes of the simulation, or let them go on once the node is not cut off."""
+        self.suspended = suspended
+        self._hold()
+
+    def _hold(self) -> None:
         """Stop the processes of the simulation in this pod, or let them go on.
 
         Those that run are left alone: a starter says so in the log when it is continued.
         """
-        if suspended or self.suspended:
+        stopped = self.suspended or self.cut_off
+        if stopped or self.stopped:
             root = self.supervisor.pid or os.getpid()
-            processes.pause_all(f"DOVETAIL_DIR={self.directory}", root, suspended)
-        self.suspended = suspended
+            processes.pause_all(f"DOVETAIL_DIR={self.directory}", root, stopped)
+        self.stopped = stopped
 
     # --- signals, and the end ---
 

@@ -175,6 +175,11 @@ class Broker:
     address: str
 
 
+@dataclass(frozen=True)
+class Ping:
+    """An agent asks whether its hub is there; the answer is a Pong."""
+
+
 # --- From the controller to the nodes ---
 
 
@@ -281,6 +286,22 @@ class Check:
     uids: list[str]
 
 
+@dataclass(frozen=True)
+class Pong:
+    """The answer to a Ping, after all that was to be said to what its node had told before."""
+
+
+# --- From an agent to its entrypoints ---
+
+
+@dataclass(frozen=True)
+class Fence:
+    """Have the processes of a simulation stand still while the node is `cut_off`."""
+
+    simulation: str
+    cut_off: bool
+
+
 # --- From pod to pod, by way of agents and hub ---
 
 
@@ -324,8 +345,8 @@ class Gone:
 
 Message = Union[
     Hello, Transfer, Pod, Started, Result, Lost, Sample, Used, Counts, Weights, Seen, Staged,
-    Prepared, Broker, Run, Stop, Wait, Suspend, Checkpoint, End, Look, Stage, Spread, Met, Check,
-    Spawn, Spawned, Joined, Gone,
+    Prepared, Broker, Ping, Run, Stop, Wait, Suspend, Checkpoint, End, Look, Stage, Spread, Met,
+    Check, Pong, Fence, Spawn, Spawned, Joined, Gone,
 ]  # fmt: skip
 Order = Union[Run, Spread, Wait, Suspend, Checkpoint, Stop, End]
 """What the controller tells of a simulation, in the order of the effect."""
