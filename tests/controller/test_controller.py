@@ -729,6 +729,17 @@ def test_no_profile_is_taken_beside_one_that_is_yet_to_end():
     assert profiled(200, 300)
 
 
+def test_whose_ranks_are_open_starts_on_no_core_of_one_that_is_yet_to_end():
+    plan = [replace(one.on(1), widths=(1, 2)) for one in specs(3)]
+    controller = Controller(plan, CAPACITY)
+    assert launches(controller.handle(protocol.Tick(0.0))) == ["a-0", "a-1"]
+    actions = controller.handle(protocol.Unwanted(0.5, "a-0", "cancelled"))
+    actions += [a for t in range(1, 9) for a in controller.handle(protocol.Tick(float(t)))]
+    assert not launches(actions)
+    ended = protocol.Finished(9.0, "a-0", Cause.CANCELLED, 143, "stopped")
+    assert launches(controller.handle(ended)) == ["a-2"]
+
+
 def test_a_stage_follows_only_from_those_that_lead_to_it():
     sim = Simulation(specs(1)[0], 0, Meter(3), work.Work(3))
     with pytest.raises(AssertionError, match="a-0"):

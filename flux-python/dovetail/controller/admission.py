@@ -28,8 +28,9 @@ def admit(state: State) -> None:
         state.note_once(("halting", sim.spec.name, sim.resumed_at), "hold", why)
     if state.moldable and not state.suspended:
         widths.start_chosen(state)
-    ending = state.moldable and state.terminating  # whose cores the choice waits for
-    if not state.active and not ending and not state.full:
+    if state.moldable and state.terminating:
+        return  # the choice waits for their cores
+    if not state.active and not state.full:
         _start_first(state)
     while state.active and _admit_one(state):
         if not state.own_cores:
