@@ -17,6 +17,7 @@ from dovetail.controller.knowledge import Measure, TrialVerdict
 from dovetail.controller.simulation import Family, Simulation
 from dovetail.controller.state import AT_ONCE, State
 from dovetail.controller.trial import measured, rollback
+from dovetail.core.protocol import WaitPolicy
 
 
 def keep_budgets(state: State) -> None:
@@ -117,9 +118,11 @@ def _least_seconds(state: State, sim: Simulation) -> float | None:
 def _still_pays(state: State) -> bool:
     """Whether what runs at once does what it did in its trial, as far as is known.
 
-    If not, ranks wait in another way where that did more, and what does not pay is taken apart.
+    If not, and not either from then on, ranks wait in another way where that did more, and what
+    does not pay is taken apart.
     """
     sims, running = sorted(state.active.values(), key=lambda sim: sim.shape), state.running
+    s = state.settings
     if running == state.tolerated or not all(sim.measured for sim in sims):
         return True
     windows = [sim.meter.window() for sim in sims]
@@ -130,11 +133,22 @@ def _still_pays(state: State) -> bool:
         return True
     now, outcome = measured(state, sims, whole), state.knowledge.outcome(running)
     waits = {sim.share.wait for sim in sims if sim.share}
-    tried = outcome.best
+    tried = outcome.best if outcome.best and waits == {outcome.best[0]} else None
+    if not _doubtful(state, now, tried):
+        outcome.doubted_at = None
+        return True
+    if outcome.doubted_at is None or outcome.doubted_at < state.regime_at:
+        outcome.doubted_at = state.now
+    since = [sim.meter.since(outcome.doubted_at) for sim in sims]
+    latest = [
+        w for w in since if w and w.seconds >= s.window and w.iterations >= s.window_iterations
+    ]
+    if len(latest) < len(sims) or not _doubtful(state, measured(state, sims, latest), tried):
+        return True  # as where a file system has stood still for a moment
     told = f"{len(sims)} at once now do only {now.throughput:.2f} times the work of one"
     # Where a rank that yields runs beside another's heavy one it does not give way: whether that is
     # so the kernel decides anew with every start.
-    if tried and waits == {tried[0]} and _less(now, tried[1]):
+    if tried and _less(now, tried[1]):
         outcome.measures[tried[0]] = now
         best = outcome.best
         if best and best[0] != tried[0]:
@@ -142,11 +156,20 @@ def _still_pays(state: State) -> bool:
             state.note("policy", why, wait=best[0].mode, throughput=now.throughput, error=now.error)
             state.restart_windows(sims)
             return False
-    if now.throughput + 2.0 * now.error >= 1.0 - state.settings.margin:
+    if _pays(state, now):
         return True
     outcome.conclude(TrialVerdict.BAD, told)
     rollback(state, told, throughput=now.throughput, error=now.error)
     return False
+
+
+def _doubtful(state: State, now: Measure, tried: tuple[WaitPolicy, Measure] | None) -> bool:
+    """Whether less is done than one alone would do, or than in the trial."""
+    return not _pays(state, now) or (tried is not None and _less(now, tried[1]))
+
+
+def _pays(state: State, now: Measure) -> bool:
+    return now.throughput + 2.0 * now.error >= 1.0 - state.settings.margin
 
 
 def _less(now: Measure, before: Measure) -> bool:

@@ -58,11 +58,15 @@ class Measure:
 
 @dataclass
 class Outcome:
-    """What is known of one co-scheduled set; `why` tells the reason of a verdict."""
+    """What is known of one co-scheduled set; `why` tells the reason of a verdict.
+
+    `doubted_at` is since when it has done less than when it was judged, in controller seconds.
+    """
 
     measures: dict[WaitPolicy, Measure] = field(default_factory=dict)
     verdict: TrialVerdict = TrialVerdict.OPEN
     why: str = ""
+    doubted_at: float | None = None
 
     @property
     def best(self) -> tuple[WaitPolicy, Measure] | None:
