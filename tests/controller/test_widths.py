@@ -241,6 +241,53 @@ def test_what_exploring_costs_is_little_of_a_long_queue_and_a_short_one_does_not
     assert launched(run_simulated(specs(18, (1, 2)), {"a": work}, TWO_CORES))[0] == 2
 
 
+EIGHT_CORES = [Node("n", 8000, 8 * GIB)]
+
+
+def waves(count: int, widths: tuple[int, ...], work: Work, **more) -> SimulatedRun:
+    """Equal simulations on eight cores, which two on three ranks each leave idle in part."""
+    result = run_simulated(specs(count, widths, **more), {"a": work}, EIGHT_CORES, limit=5000)
+    assert states(result) == {"done"}
+    return result
+
+
+def fewer_ranks(power: float) -> Work:
+    """Work of 20 s on eight ranks, and on fewer longer by that power of their number."""
+    cuts = {r: (0.1 * (8 / r) ** power,) * r for r in (3, 5, 8)}
+    return Work(cuts[8], 200, cuts=cuts)
+
+
+@pytest.mark.parametrize("count", [6, 12])
+def test_what_hardly_gains_by_ranks_is_tried_on_fewer_than_the_first_choice(count):
+    work = fewer_ranks(0.15)
+    chosen, widest = waves(count, (3, 5, 8), work), waves(count, (8,), work)
+    assert launched(chosen).count(3) > 0.6 * count
+    assert chosen.makespan < 0.65 * widest.makespan
+
+
+@pytest.mark.parametrize("count", [6, 12])
+@pytest.mark.parametrize("power", [0.9, 1.0])
+def test_what_gains_by_ranks_goes_back_to_more_and_loses_little(count, power):
+    work = fewer_ranks(power)
+    chosen, widest = waves(count, (3, 5, 8), work), waves(count, (8,), work)
+    assert launched(chosen)[4:] == [8] * (count - 4)
+    assert chosen.makespan <= 1.04 * widest.makespan
+
+
+@pytest.mark.parametrize(
+    ("count", "more"),
+    [
+        (2, {}),
+        (12, {"memory": 5 * GIB}),
+        (12, {"objective": "turnaround"}),
+        (12, {"deadline": 4000.0}),
+    ],
+    ids=["few", "one at a time by memory", "turnaround", "deadline"],
+)
+def test_fewer_ranks_are_not_tried_where_that_could_not_pay(count, more):
+    assert launched(waves(count, (3, 5, 8), fewer_ranks(0.15), **more))[0] == 8
+
+
 # --- Widening what runs ---
 
 

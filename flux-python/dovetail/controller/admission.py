@@ -106,6 +106,7 @@ def _choices(state: State) -> list[Simulation]:
     heads = state.heads(state.settings.lookahead)
     if state.moldable:  # what has cores to itself is started elsewhere; the rest must share
         heads = heads if not widths.room_is_left(state) else []
+        heads = [sim for sim in heads if not widths.waits_for_more(state, sim)]
         for sim in heads:
             sim.spec = sim.planned.on(widths.allowed(state.family(sim))[0])
     if state.overtakes >= state.settings.overtakes and heads and not state.lacks(heads[0]):

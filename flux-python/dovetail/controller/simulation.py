@@ -236,6 +236,8 @@ class Family:
     `iterations` is how many a whole run takes, 0 if unknown; `guessed` while they may be
     of another unit than what is counted; `silent` if it publishes none, nor any work; `by_work` if
     its progress is told by work, which it began to `turns` times;
+    `least` is the fewest ranks that one was launched on, 0 before, and `tried` if one was to know
+    what fewer ranks take;
     `restart` is the seconds from a checkpoint that was asked for to the next iteration, once seen;
     `shapes` are by number of ranks, and so are `cuts`, measured weights in place of the plan's,
     empty once none could start so;
@@ -251,6 +253,8 @@ class Family:
     restart: float | None = None
     queue: list[tuple[int, str]] = field(default_factory=list)
     total: int = 0
+    least: int = 0
+    tried: bool = False
     shapes: dict[int, Shape] = field(default_factory=dict)
     cuts: dict[int, tuple[float, ...]] = field(default_factory=dict)
     curve: tuple[Mapping[int, Measured], dict[int, float]] = field(default_factory=lambda: ({}, {}))

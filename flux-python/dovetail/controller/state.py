@@ -95,6 +95,7 @@ class State:
     `decided` is the last choice of ranks, and when it was made.
     `choices` is what was said of the choices so far.
     `usual_seconds` is what a simulation of which nothing is known counts with, on one rank.
+    `explored` is by what part the queue was predicted to end later for trying fewer ranks.
     What is to stop at a checkpoint because the run ends has until `halt_until` for it.
     `capacity_at` is when the capacity last changed.
     `window_began` is when the measurement windows of now began, `regime_at` when what runs at once
@@ -132,6 +133,7 @@ class State:
         self.decided: tuple[Schedule, float] | None = None
         self.choices = Decided()
         self.usual_seconds = UNKNOWN
+        self.explored = 0.0
         self.guard_at = 0.0
         self.tolerated: CoScheduled | None = None
         self.overtakes = 0
@@ -414,6 +416,8 @@ class State:
     def launch(self, sim: Simulation, ranks: int) -> None:
         """Start a queued simulation on so many ranks; its share is settled at the flush."""
         self.take(sim)
+        family = self.family(sim)
+        family.least = min(ranks, family.least or ranks)
         sim.spec = self.cut(sim.planned.on(ranks))
         self.count_memory(sim)
         self.count_devices(sim, sim.spec.takes())

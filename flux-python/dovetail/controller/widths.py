@@ -15,7 +15,8 @@ of some simulation is known.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TypeVar
 
 from dovetail.controller import binding_trial, choice, speedup
@@ -55,6 +56,10 @@ def start_chosen(state: State) -> None:
     known = any(_known(family) for family in state.families.values())
     before = state.queued
     free -= _explore(state, free)
+    if fewer := _explore_fewer(state, best, free):
+        free -= fewer
+        best = schedule(state)  # for the others, beside that one
+        state.decided = (best, state.now)
     held = False
     for name, cores in best.starts_now:
         family = state.families[name]
@@ -80,9 +85,21 @@ def room_is_left(state: State) -> bool:
     return free > 0 and any(_cores(state, allowed(family)[0]) <= free for family in queued)
 
 
+def waits_for_more(state: State, sim: Simulation) -> bool:
+    """Whether one that is queued waits for more than its fewest ranks, though some cores are free.
+
+    Of a family that tried fewer: that cores are left over beside these was known, and what would be
+    packed onto them is done sooner on the ranks that are planned.
+    """
+    family = state.family(sim)
+    if not family.tried or free_cores(state) <= 0 or state.decided is None:
+        return False
+    planned_on = state.decided[0].rest.get(family.spec.family)
+    return planned_on is not None and _cores(state, allowed(family)[0]) not in planned_on
+
+
 def schedule(state: State) -> Schedule:
     """The best known way to run what is queued beside what runs."""
-    cores = max(1, int(state.cores))
     state.usual_seconds = _usual_length(state)
     tasks, busy = [], []
     for family in state.families.values():
@@ -91,9 +108,20 @@ def schedule(state: State) -> Schedule:
     for sim in running(state):
         used = _cores(state, sim.cores)
         busy.append(Busy(used, seconds_left(state, sim), state.memory_of(sim)))
+    return _chosen(state, tasks, busy, state.decided)
+
+
+def _chosen(
+    state: State,
+    tasks: Sequence[Task],
+    busy: Sequence[Busy],
+    decided: tuple[Schedule, float] | None = None,
+) -> Schedule:
+    """The best way to run these beside those."""
+    cores = max(1, int(state.cores))
     nodes = tuple(node.cpu // 1000 for node in state.capacity.nodes)
     nodes = nodes if any(nodes) else ()  # none has a whole core left, and one rank may run
-    before, then = state.decided or (None, state.now)
+    before, then = decided or (None, state.now)
     return choice.choose(
         tasks,
         cores,
@@ -332,6 +360,63 @@ def _explore(state: State, free: int) -> int:
                 left -= cost
                 taken += ranks
     return taken
+
+
+def _explore_fewer(state: State, best: Schedule, free: int) -> int:
+    """Start one on fewer ranks than decided, to know them; returns its cores.
+
+    Of a program that was measured on many ranks, or not at all, it is predicted that it takes
+    longer on fewer nearly in proportion, though it may hardly gain by ranks. One tries fewer if the
+    queue is to end earlier by `predicted_gain`, should they be as fast, and should they be as
+    predicted, later by no more than `harm`, all tries together. The choice goes by what is then
+    measured.
+    """
+    found = _on_fewer(state, best) if best.chooser.plain else None
+    if found is None or found[2] > free:
+        return 0
+    task, cores, fewer = found
+    as_fast = {c: task.seconds[max(c, cores)] for c in task.seconds}
+    if best.makespan < state.settings.predicted_gain * _end(state, best, task, fewer, as_fast):
+        return 0
+    lost = max(0.0, _end(state, best, task, fewer, task.seconds) / best.makespan - 1.0)
+    if state.explored + lost > state.settings.harm:
+        return 0
+    if not _start(state, state.families[task.kind], fewer):
+        return 0
+    state.families[task.kind].tried = True
+    state.explored += lost
+    return fewer
+
+
+def _on_fewer(state: State, best: Schedule) -> tuple[Task, int, int] | None:
+    """Of which task one may try fewer cores than it is to start on, these cores, and the fewer.
+
+    It is the one that could save most, if that is enough, of those that were never started on
+    fewer. The fewer are at most half, if there are such, and with them one is done in the first
+    half of what is left.
+    """
+    starts = dict(sorted(best.starts_now, reverse=True))  # the fewest of each
+    most, found = best.makespan * (1.0 - 1.0 / state.settings.predicted_gain), None
+    for task in best.chooser.tasks:
+        cores, family = starts.get(task.kind, 0), state.families[task.kind]
+        narrower = [c for c in task.seconds if c < cores]
+        if not narrower or _ranks_on(state, family, cores) > family.least > 0:
+            continue
+        fewer = max((c for c in narrower if 2 * c <= cores), default=min(narrower))
+        saved = (task.count - 1) * (cores - fewer) * task.seconds[cores] / best.chooser.cores
+        if saved > most and 2.0 * task.seconds[fewer] <= best.makespan:
+            most, found = saved, (task, cores, fewer)
+    return found
+
+
+def _end(
+    state: State, best: Schedule, task: Task, fewer: int, seconds: Mapping[int, float]
+) -> float:
+    """When the queue is done if one of a task starts on fewer cores, and takes such seconds."""
+    one = Busy(fewer, seconds[fewer], task.memory)
+    rest = replace(task, count=task.count - 1, seconds=seconds)
+    tasks = [rest if other is task else other for other in best.chooser.tasks]
+    return _chosen(state, tasks, [*best.chooser.running, one]).makespan
 
 
 def _fill(state: State, free: int) -> None:
