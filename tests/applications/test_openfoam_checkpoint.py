@@ -287,6 +287,52 @@ def test_what_a_user_adds_to_the_control_file_while_it_runs_stays(tmp_path):
     assert text.count("stopAt writeNow;") == 1
 
 
+BY_TIME = "writeControl runTime;\nwriteInterval 10;\nendTime 60;\ndeltaT 0.5;\n"
+WRITES = {
+    "fixed steps are counted": (BY_TIME, "timeStep; writeInterval 20"),
+    "of steps that vary as many writes end as the last did": (
+        BY_TIME.replace("runTime", "adjustable") + "adjustTimeStep yes;\n",
+        "adjustable; writeInterval 8.75",
+    ),
+    "steps that do not divide the interval are as if they varied": (
+        BY_TIME.replace("0.5", "0.7"), "runTime; writeInterval 8.75",
+    ),
+    "where the case began counts": (
+        BY_TIME.replace("60", "62") + "startTime 4;\nadjustTimeStep yes;\n",
+        "runTime; writeInterval 9.666666666666666",
+    ),
+    "it goes on from one of the writes": (
+        BY_TIME.replace("10", "5") + "adjustTimeStep yes;\n", "",
+    ),
+    "there would be no further write": (
+        BY_TIME.replace("60", "29.5") + "adjustTimeStep yes;\n", "",
+    ),
+    "steps are counted anyhow": (BY_TIME.replace("runTime", "timeStep"), ""),
+    "an included file may say else": (BY_TIME + '#include "more"\n', ""),
+    "it does not say": ("endTime 60;\n", ""),
+}  # fmt: skip
+
+
+@unit
+@pytest.mark.parametrize("how", WRITES)
+def test_fields_are_written_at_the_end_wherever_it_goes_on_from(tmp_path, how):
+    said, wanted = WRITES[how]
+    (tmp_path / "system").mkdir()
+    path = tmp_path / "system/controlDict"
+    path.write_text(said + "startFrom startTime;\n")
+    checkpoint.begin(tmp_path, (1.0,))
+    begun = path.read_text()
+    written(tmp_path, "25", "p")
+    (tmp_path / "25/uniform/time").write_text(f"{HEADER}index 50;\n{FOOTER}")
+    (tmp_path / "log").write_text("Time = 25\n\nEnd\n")
+    for _ in range(2):
+        assert checkpoint.go_on(tmp_path, (1.0,), tmp_path / "log") == "25"
+        more = f"writeControl {wanted};\n" if wanted else ""
+        assert path.read_text() == f"{begun}startFrom startTime;\nstartTime 25;\n{more}"
+    checkpoint.stopped(tmp_path)
+    assert path.read_text() == begun
+
+
 ENDS = {
     "before its end": ("Time = 7\n", True),
     "at its end": ("Time = 19\nTime = 20\n\nEnd\n", False),
@@ -441,6 +487,7 @@ FORMATS = {
         "writeInterval": 5, "writeCompression": "on", "purgeWrite": 2, "writePrecision": 12,
     },
     "binary": {"writeInterval": 20, "writeFormat": "binary", "runTimeModifiable": "no"},
+    "by time": {"writeInterval": 20, "writeControl": "runTime"},
 }  # fmt: skip
 
 

@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import re
 import shutil
@@ -44,7 +45,7 @@ _ALWAYS = {"runTimeModifiable": "yes"}
 _EXACT = {"writeFormat": "binary", "writePrecision": "17"}
 _OURS = re.compile(
     r"^(?:runTimeModifiable yes|writeFormat binary|writePrecision 17|stopAt writeNow|"
-    r"startFrom startTime|startTime \S+);\n",
+    r"startFrom startTime|startTime \S+|writeControl \w+; writeInterval \S+);\n",
     re.MULTILINE,
 )
 _STATE = ".dovetail-checkpoint"
@@ -53,6 +54,8 @@ _OLD = ".dovetail-old-cut"
 _NEWER = 60.0
 """Seconds by which a change of controlDict is dated after the one before, at least: OpenFOAM
 takes no notice of one within its `fileModificationSkew`, which is 10 s as shipped."""
+_ROUNDING = 1e-6
+"""Part of a write interval that the name of a time may leave out."""
 _LAST = re.compile(rb"^(?:Time = (\S+?)s?|\w+ solution converged in .*)\s*$", re.MULTILINE)
 
 
@@ -150,25 +153,63 @@ def go_on(case: Path, weights: Sequence[float], log: Path) -> str | None:
                 raise
             print(f"it goes on as it was cut: {error}", flush=True)
             weights = state.weights
-    _set_control(case, _from(name))
-    _save(case, replace(state, weights=tuple(weights), sure=name))
+    state = replace(state, weights=tuple(weights), sure=name)
+    _set_control(case, {})
+    _set_control(case, {**_from(name), **_writes(case, state, name)})
+    _save(case, state)
     return name
 
 
 def over(case: Path, name: str) -> int:
     """The time steps from the solver's first start to the time from which it goes on."""
     state = _load(case)
-    if state is None:
-        return 0
+    return 0 if state is None else _over(case, state, name)
+
+
+def _over(case: Path, state: _State, name: str) -> int:
     place = written_times.directories(case, len(state.weights))[0]
     return max(0, written_times.steps(place, name) - state.first)
+
+
+def _writes(case: Path, state: _State, name: str) -> dict[str, str]:
+    """Entries with which a solver that goes on from that time writes when it would have.
+
+    OpenFOAM counts intervals of time from where it starts, and so would write between the times
+    that the user's controlDict means, and not at the end; steps it counts from the very first.
+    Where steps vary, as many writes as are left are spread so that the last one stays.
+    """
+    found = control_dict.entries(case)
+    control, first = found.get("writeControl"), _start(state.before, found)
+    words = name, *(found.get(key, "") for key in ("endTime", "deltaT", "writeInterval"))
+    now, end, step, interval = map(control_dict.number, words)
+    if control not in ("runTime", "adjustable", "adjustableRunTime"):
+        return {}
+    if control_dict.INCLUDED in found or first is None or now is None or end is None:
+        return {}
+    if not step or step < 0 or not interval or interval < 0:
+        return {}
+    steps = round(interval / step)
+    whole = abs(interval / step - steps) < _ROUNDING * steps and state.first % steps == 0
+    in_step = abs(now - first - _over(case, state, name) * step) < step / 2
+    if whole and in_step and not control_dict.varies(found):
+        return {"writeControl": f"timeStep; writeInterval {steps}"}
+    over, last = (now - first) / interval, math.floor((end - first) / interval + _ROUNDING)
+    left = last - math.floor(over + _ROUNDING)
+    if left < 1 or abs(over - round(over)) < _ROUNDING:
+        return {}
+    return {"writeControl": f"{control}; writeInterval {(first + last * interval - now) / left!r}"}
 
 
 def _first(case: Path, place: Path) -> int:
     """The time steps that are over where the solver begins, which has its times there."""
     names = written_times.times(place)
-    begun = control_dict.start([float(name) for name in names], control_dict.entries(case))
+    begun = _start(names, control_dict.entries(case))
     return next((written_times.steps(place, one) for one in names if float(one) == begun), 0)
+
+
+def _start(names: Sequence[str], found: dict[str, str]) -> float | None:
+    """The time from which a solver begins that has these times, by controlDict's entries."""
+    return control_dict.start([float(name) for name in names], found)
 
 
 def _cut_again(case: Path, state: _State, name: str, weights: Sequence[float]) -> None:
