@@ -391,6 +391,29 @@ def test_where_steps_vary_the_end_is_less_than_half_the_last_one_away(tmp_path, 
 
 
 @unit
+def test_where_a_solver_was_stopped_its_log_need_not_tell_times(two_ranks, tmp_path):
+    (tmp_path / "system").mkdir()
+    (tmp_path / "system/controlDict").write_text("endTime 90;\n")
+    for place in two_ranks:
+        shutil.rmtree(place / "10")
+        (place / "20").rename(tmp_path / place.name / "later")
+    checkpoint.begin(tmp_path, EVEN)
+    checkpoint.stop(tmp_path)
+    for place in two_ranks:
+        (place / "later").rename(place / "20")
+    log = tmp_path / "log"
+    log.write_text("Iteration: 20\n\nEnd\n")
+    assert latest(two_ranks) is None
+    checkpoint.stopped(tmp_path)
+    assert checkpoint.go_on(tmp_path, EVEN, log) == "20"
+    # Stopped again before it has written, it goes on from there again.
+    checkpoint.stopped(tmp_path)
+    assert checkpoint.go_on(tmp_path, EVEN, log) == "20"
+    truncate(two_ranks[1] / "20/p")
+    assert checkpoint.go_on(tmp_path, EVEN, log) is None
+
+
+@unit
 def test_a_case_that_was_not_made_ready_is_not_stopped(tmp_path):
     (tmp_path / "system").mkdir()
     (tmp_path / "system/controlDict").write_text("endTime 20;\n")

@@ -64,8 +64,9 @@ class _State:
     """How the case is cut: `weights` has one entry per rank, none while it is being cut.
 
     `before` are the times that it had before the solver first ran, `sure` the one from which it
-    went on last, "" if it has not. `first` is how many time steps were over before it first ran,
-    as where the user's case goes on from a run of its own: solvers count on from there.
+    went on last, or at which it was stopped since, "" if there is none. `first` is how many time
+    steps were over before it first ran, as where the user's case goes on from a run of its own:
+    solvers count on from there.
     """
 
     weights: tuple[float, ...]
@@ -124,9 +125,17 @@ def unfinished(case: Path, log: Path) -> bool:
 
 
 def stopped(case: Path) -> None:
-    """Take back what `stop` asked for: who goes on by hand shall not stop after one step again."""
-    if _load(case) is not None:
-        _set_control(case, {})
+    """Take back what `stop` asked for: who goes on by hand shall not stop after one step again.
+
+    As the solver has ended well, its last time is written, though not all say `Time =` in a log.
+    """
+    state = _load(case)
+    if state is None:
+        return
+    _set_control(case, {})
+    names = written_times.times(written_times.directories(case, len(state.weights))[0])
+    if names and names[-1] not in state.before:
+        _save(case, replace(state, sure=names[-1]))
 
 
 def go_on(case: Path, weights: Sequence[float], log: Path) -> str | None:
@@ -349,7 +358,7 @@ def main() -> None:
     try:
         if verb == "halted":
             left = unfinished(case, log)
-            with contextlib.suppress(BadInput):
+            with contextlib.suppress(BadInput, WorkFailed):
                 stopped(case)
             sys.exit(0 if left else NOTHING_LEFT)
         if verb in ("begin", "halt"):

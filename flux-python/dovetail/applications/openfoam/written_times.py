@@ -67,7 +67,7 @@ def latest(places: Sequence[Path], log: Path, before: Collection[str], sure: str
     """The latest time that can be gone on from, None if there is none.
 
     `before` are the times that were there before the solver first ran. `sure` is the one that it
-    went on from last, "" if none: its writing was over already.
+    went on from last, or was stopped at, "" if none: its writing was over already.
     """
     diverged = None
     written = [name for name in times(places[0]) if name not in before]
