@@ -490,6 +490,19 @@ def test_on_one_rank_the_case_is_in_one_piece(tmp_path, capsys):
 
 
 @unit
+def test_several_regions_are_kept_as_they_were_cut_and_not_cut_by_us(tmp_path, capsys):
+    (tmp_path / "constant").mkdir()
+    (tmp_path / "constant" / "regionProperties").write_text("regions ( fluid (air) );")
+    command = ["decompose", "--ranks", "2", "--force", "--apply", "--json", str(tmp_path)]
+    assert main(command) == 2
+    assert "`decomposePar -allRegions`" in capsys.readouterr().err
+    for rank in range(2):
+        (tmp_path / f"processor{rank}" / "constant" / "air" / "polyMesh").mkdir(parents=True)
+    assert main(command) == 0
+    assert json.loads(capsys.readouterr().out) == {"kept": True}
+
+
+@unit
 def test_fields_that_are_in_processor_directories_alone_are_not_removed(tmp_path, capsys):
     parted(put(tmp_path, ascii_mesh()), 1, 1)
     assert main(["decompose", "--ranks", "1", "--apply", "--force", str(tmp_path)]) == 2

@@ -83,6 +83,8 @@ def run(args: argparse.Namespace) -> int:
         if processors.are_cut(args.case, weights, copied=copied):
             print(json.dumps({"kept": True}) if args.json else f"{args.case} is cut so already")
             return 0
+        if args.ranks > 1:
+            processors.check_regions(args.case)
         processors.check(args.case, copied=copied)
         _make_room(control_dict.directories(args.case), args.force)
         if args.ranks == 1:

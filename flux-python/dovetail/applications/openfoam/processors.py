@@ -31,13 +31,16 @@ imbalance is what partitioning libraries allow themselves for fewer faces betwee
 def are_cut(case: Path, weights: Sequence[float], *, copied: bool) -> bool:
     """Whether the case's processor directories are of its mesh, with such shares of it.
 
-    Those that a run's copy has as links are not its own.
+    Those that a run's copy has as links are not its own. Of several regions' shares nothing is
+    asked, as they are not ours to cut.
     """
     there = control_dict.directories(case)
     if len(weights) == 1:
         return not there
     if copied and any(path.is_symlink() for path in there):
         return False
+    if _has_regions(case):
+        return len(there) == len(weights)
     try:
         cells = cells_per_processor(case)
     except BadInput:
@@ -62,6 +65,19 @@ def check(case: Path, *, copied: bool) -> None:
             f"{case}: its fields of time {alone[-1]:g} are in {first} and its like alone; "
             "run `reconstructPar` before it is cut again"
         )
+
+
+def check_regions(case: Path) -> None:
+    """Refuse to cut what has several meshes. Raises BadInput."""
+    if _has_regions(case):
+        raise BadInput(
+            f"{case}: has several regions, by constant/regionProperties; cut it by "
+            f"`{_PROGRAM} -allRegions`, in a run by a line of `prepare`"
+        )
+
+
+def _has_regions(case: Path) -> bool:
+    return (case / "constant" / "regionProperties").exists()
 
 
 def check_program() -> None:
