@@ -18,7 +18,9 @@
  * the outer one's, as in a solver that iterates until it has converged; then it tells nothing about
  * progress. So the beat is the most frequent token that comes equally often between any two of each
  * rarer one; where all do (every step, every tenth, every hundredth), they tell the same.
- * While a rarer one has not come often enough to judge by, nothing is chosen.
+ * While a rarer one has not come often enough to judge by, nothing is chosen. A token that comes
+ * several times in a row, as of a function that sums up one value, called for each of five, is
+ * taken as a group that comes once, if its groups are equally large.
  *
  * A beat that was chosen is kept, since who compares rates needs one unit. If the program leaves it
  * (rank.c sees that), it is listened to anew. If a rarer token refuses it later, there is no rhythm
@@ -49,13 +51,15 @@ struct token {
     uint32_t size;               /* 1 + the binary logarithm of the count */
     uint64_t total;              /* times that it came since MPI_Init */
     uint32_t epoch;              /* and in this epoch */
+    uint32_t groups;             /* of those, times that it came after another one */
     uint64_t last;               /* tick at which it came last */
     uint64_t between[INTERVALS]; /* ticks between its last times, round and round */
 };
 
-/* How often one token comes between two times of another, rarer one. */
+/* How often one token comes between two groups of another, rarer one; of a token with itself, how
+ * large its groups are. */
 struct ratio {
-    uint64_t before; /* its total at the rarer one's last time */
+    uint64_t before; /* its total at the rarer one's last group */
     uint32_t usual;
     uint32_t hits, misses; /* times that it was as usual, and not */
 };
@@ -64,6 +68,7 @@ static struct token tokens[TOKENS];
 static struct ratio ratios[TOKENS][TOKENS]; /* by the rarer one, then by the other */
 static unsigned count;
 static unsigned beat;           /* the token that was chosen */
+static unsigned previous;       /* the token that came last */
 static uint32_t heard, look_at; /* tokens in this epoch, and at how many there is a choice */
 static uint64_t epoch_at, published_at;
 
@@ -81,7 +86,8 @@ static void begin_epoch(uint64_t now)
     heard = 0;
     look_at = ENOUGH;
     for (unsigned i = 0; i < count; i++)
-        tokens[i].epoch = 0;
+        tokens[i].epoch = tokens[i].groups = 0;
+    previous = TOKENS;
 }
 
 /* The number of a token; TOKENS if it is one too many. */
@@ -107,18 +113,29 @@ static void take_ratio(struct ratio *ratio, uint32_t times)
     }
 }
 
+/* A group of token number `i` begins, before which number `j` has come `total` times. */
+static void compare(unsigned i, unsigned j, uint64_t total)
+{
+    struct ratio *ratio = &ratios[i][j];
+    if (tokens[i].groups > 0)
+        take_ratio(ratio, (uint32_t)(total - ratio->before));
+    else
+        ratio->hits = ratio->misses = 0;
+    ratio->before = total;
+}
+
 /* Token number `i` came, which has come before; `first` to `last` are those to compare it with. */
 static void take(unsigned i, unsigned first, unsigned last, uint64_t now)
 {
     struct token *token = &tokens[i];
-    for (unsigned j = first; j <= last; j++) {
-        struct ratio *ratio = &ratios[i][j];
-        if (token->epoch > 0)
-            take_ratio(ratio, (uint32_t)(tokens[j].total - ratio->before));
-        else
-            ratio->hits = ratio->misses = 0;
-        ratio->before = tokens[j].total;
+    if (i != previous) {
+        for (unsigned j = first; j <= last; j++)
+            if (j != i)
+                compare(i, j, tokens[j].total);
+        compare(i, i, token->total);
+        token->groups++;
     }
+    previous = i;
     if (token->epoch > 0)
         token->between[token->epoch % INTERVALS] = now - token->last;
     token->epoch++;
@@ -140,13 +157,23 @@ static bool even(const struct token *token)
     return squares / n - mean * mean < 0.25 * mean * mean; /* a deviation of half the mean */
 }
 
+static bool regular(const struct ratio *ratio)
+{
+    return ratio->hits >= ENOUGH - 1 && 8 * ratio->misses <= ratio->hits;
+}
+
 /* Does token number `y`, if it is rarer than number `x`, allow that to be the beat? */
 static bool allows(unsigned y, unsigned x)
 {
-    const struct ratio *ratio = &ratios[y][x];
-    if (tokens[y].epoch < ENOUGH || tokens[y].epoch >= tokens[x].epoch)
+    if (tokens[y].groups < ENOUGH || tokens[y].epoch >= tokens[x].epoch)
         return true;
-    return ratio->hits >= ENOUGH - 1 && 8 * ratio->misses <= ratio->hits;
+    return regular(&ratios[y][x]) && regular(&ratios[y][y]);
+}
+
+/* Has it come too rarely to be judged, or to judge by, if one comes `most` times? */
+static bool young(const struct token *token, uint32_t most)
+{
+    return token->epoch < ENOUGH || (token->groups < ENOUGH && token->epoch < most);
 }
 
 static bool steady(unsigned x)
@@ -161,8 +188,12 @@ static void choose(uint64_t now)
 {
     unsigned best = TOKENS;
     bool refused = false;
+    uint32_t most = 0;
+    for (unsigned i = 0; i < count; i++)
+        most = tokens[i].epoch > most ? tokens[i].epoch : most;
     for (unsigned i = 0; i < count; i++) {
-        if (tokens[i].epoch > 0 && tokens[i].epoch < ENOUGH && ns(now - tokens[i].last) < QUIET_NS)
+        bool lives = tokens[i].epoch > 0 && ns(now - tokens[i].last) < QUIET_NS;
+        if (lives && young(&tokens[i], most))
             return;
         if (tokens[i].epoch < ENOUGH)
             continue;
@@ -221,7 +252,7 @@ void rhythm_collective(unsigned index, int size, int elements, const void *site)
         listen(i, known, now);
     } else if (state == BEATING) {
         take(i, beat, beat, now);
-        bool judged = ratios[i][beat].misses >= ENOUGH - 1 || tokens[i].epoch >= 2 * ENOUGH;
+        bool judged = ratios[i][beat].misses >= ENOUGH - 1 || tokens[i].groups >= 2 * ENOUGH;
         if (judged && !allows(i, beat)) {
             state = DEAF;
             rank_no_rhythm();

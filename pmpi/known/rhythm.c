@@ -8,7 +8,8 @@
  * told: steps, and then three that the program tells. switched: steps, after a profiler was
  * switched on by one MPI_Pcontrol(1), which tells none. unsteady: steps, and then more, among
  * which what came every tenth time comes now and then. cg: as a conjugate gradient, neighbours
- * exchange and all sum up twice.
+ * exchange and all sum up twice. summary: steps, every tenth of which sums up five values by one
+ * function. skipped: steps, many of which have an inner loop, of as many turns each time.
  *
  * In the others no call is made by all ranks, once they are set up. halo: neighbours on a line, in
  * one loop over them; every tenth time they exchange more. grid: on a plane, to all four sides, of
@@ -108,6 +109,36 @@ static int solver(int n)
             MPI_Allreduce(&mine, &all, 1, MPI_DOUBLE, MPI_SUM, MPI_COMM_WORLD);
             MPI_Allreduce(&mine, &all, 1, MPI_DOUBLE, MPI_MAX, MPI_COMM_WORLD);
         }
+    }
+    return n;
+}
+
+static void sum_up(double *value)
+{
+    double all;
+    MPI_Reduce(value, &all, 1, MPI_DOUBLE, MPI_SUM, 0, MPI_COMM_WORLD);
+}
+
+static int summary(int n)
+{
+    double mine = 1, all, values[5] = {0};
+    for (int step = 1; step <= n; step++) {
+        compute(2);
+        MPI_Allreduce(&mine, &all, 1, MPI_DOUBLE, MPI_MIN, MPI_COMM_WORLD);
+        for (int i = 0; i < 5 && step % 10 == 0; i++)
+            sum_up(&values[i]);
+    }
+    return n;
+}
+
+static int skipped(int n)
+{
+    double mine = 1, all;
+    for (int step = 1; step <= n; step++) {
+        compute(2);
+        MPI_Allreduce(&mine, &all, 1, MPI_DOUBLE, MPI_MIN, MPI_COMM_WORLD);
+        for (int turn = 0; turn < 5 && step * step % 23 > 7; turn++)
+            MPI_Allreduce(&mine, &all, 1, MPI_DOUBLE, MPI_SUM, MPI_COMM_WORLD);
     }
     return n;
 }
@@ -340,6 +371,8 @@ static const struct {
     {"solver", solver},
     {"master", master},
     {"cg", cg},
+    {"summary", summary},
+    {"skipped", skipped},
     {"halo", halo},
     {"shifted", shifted},
     {"rare", rare},

@@ -41,8 +41,9 @@ def raw_sources(directory):
 
 @each_mpi
 @pytest.mark.parametrize(
-    ("kind", "steps"), [("steps", 1500), ("solver", 600)], ids=["one loop", "an inner loop"]
-)
+    ("kind", "steps"), [("steps", 1500), ("solver", 600), ("summary", 1500), ("skipped", 1500)],
+    ids=["one loop", "an inner loop", "several sums in a row", "an inner loop in some steps"],
+)  # fmt: skip
 def test_every_rank_counts_the_steps_of_the_outer_loop(mpi, kind, steps, tmp_path):
     beats, pages = run(mpi, tmp_path, kind, steps)
     assert [one.iterations for one in pages] == [beats, beats] == [steps, steps]
