@@ -174,6 +174,7 @@ def test_the_last_to_end_goes_on_on_more_ranks(site, case):  # noqa: F811
         {
             "name": name, "case": str(folder), "ranks": "1-2", "command": "simpleFoam",
             "environment": {"WM_PROJECT_DIR": OPENFOAM_ETC}, "checkpoint": "allowed",
+            "rebalance": "never",
         }
         for name, folder in made.items()
     ]  # fmt: skip
@@ -205,6 +206,7 @@ def test_the_last_of_lammps_goes_on_on_more_ranks_whatever_a_clock_says(site, mo
     entries = [
         {
             "name": name, "case": str(site.case), "ranks": "1-2", "checkpoint": "allowed",
+            "rebalance": "never",
             "command": f"lmp -in in.lj -var x 40 -var steps {count}",
         }
         for name, count in lengths.items()
