@@ -183,12 +183,16 @@ def test_ranks_stand_still_while_nobody_answers_and_go_on_when_the_hub_does(clus
     ]
 
 
-def test_ranks_go_on_without_the_hub_while_the_api_answers(cluster, api):  # noqa: F811
-    begin(cluster)
+def goes_on_without_a_hub(cluster):  # noqa: F811
     cluster.hub.close()
     assert go_on(cluster)
     cluster.hub = Hub("127.0.0.1", cluster.directory / "hub")
     assert finish(cluster) == "done\n"
+
+
+def test_ranks_go_on_without_the_hub_while_the_api_answers(cluster, api):  # noqa: F811
+    begin(cluster)
+    goes_on_without_a_hub(cluster)
 
 
 def test_ranks_go_on_without_the_api_while_the_hub_is_there(cluster, api):  # noqa: F811
@@ -201,10 +205,7 @@ def test_ranks_go_on_without_the_api_while_the_hub_is_there(cluster, api):  # no
 def test_where_no_api_was_ever_heard_its_silence_says_nothing(cluster, api):  # noqa: F811
     api.hangs.set()
     begin(cluster)
-    cluster.hub.close()
-    assert go_on(cluster)
-    cluster.hub = Hub("127.0.0.1", cluster.directory / "hub")
-    assert finish(cluster) == "done\n"
+    goes_on_without_a_hub(cluster)
 
 
 def test_what_is_suspended_stays_so_when_its_node_is_back(cluster, api):  # noqa: F811

@@ -42,17 +42,22 @@ class Api:
         return {"items": self.nodes}
 
 
-def test_a_node_that_cannot_be_made_again_is_tried_again(monkeypatch):
-    api = Api()
+def look_until(over, api, monkeypatch):
+    """Have nodes looked at, each of which is lost at once and is back at once."""
     monkeypatch.setattr(lost_nodes, "LOST_AFTER", -1.0)
     monkeypatch.setattr(lost_nodes, "answers", lambda node, pki: True)
 
     def wait(seconds):
-        if api.refused == 2:
+        if over():
             raise InterruptedError
 
     with pytest.raises(InterruptedError):
         lost_nodes.run(api, "control", None, wait)
+
+
+def test_a_node_that_cannot_be_made_again_is_tried_again(monkeypatch):
+    api = Api()
+    look_until(lambda: api.refused == 2, api, monkeypatch)
 
 
 class FaultyApi(Api):
@@ -73,14 +78,6 @@ class FaultyApi(Api):
 
 def test_what_is_removed_is_made_again_though_the_api_fails_meanwhile(monkeypatch):
     api = FaultyApi()
-    monkeypatch.setattr(lost_nodes, "LOST_AFTER", -1.0)
-    monkeypatch.setattr(lost_nodes, "answers", lambda node, pki: True)
-
-    def wait(seconds):
-        if len(api.asked) == 6:
-            raise InterruptedError
-
-    with pytest.raises(InterruptedError):
-        lost_nodes.run(api, "control", None, wait)
+    look_until(lambda: len(api.asked) == 6, api, monkeypatch)
     assert api.asked == ["GET", "GET", "DELETE", "GET", "POST", "GET"]
     assert [node["metadata"]["name"] for node in api.nodes] == ["n1"]
