@@ -7,7 +7,8 @@ changes as a run goes on.
 
 Inputs: the state with fresh samples. Outputs: a `Profile` for the family, `Simulation.alone`.
 
-Invariants: one profile at a time; whatever ends it, the paused simulations go on.
+Invariants: one profile at a time; it is one taken alone only if no other simulation used its cores;
+whatever ends it, the paused simulations go on.
 """
 
 from __future__ import annotations
@@ -264,7 +265,7 @@ def _follow_alone(state: State, sim: Simulation) -> None:
         return
     if binding_trial.undecided(state, sim):
         return
-    if state.terminating or window.seconds < s.window or window.error > s.steady:
+    if window.seconds < s.window or window.error > s.steady:
         return
     blocking = profile.wait.mode == "doorbell"
     loads = None
