@@ -122,6 +122,7 @@ def test_a_log_of_the_scripts_own_is_gone_on_with(log, later):
         "variable T index 1.5\nfix 2 all nvt temp $T $T $(100*dt)",
         "variable tmp equal lx\nprint 'a box of ${tmp}'",
         "variable tmp equal temp\nvelocity all scale ${tmp}",
+        "variable k equal 1000/xlat\nfix 2 all spring/self ${k}",
     ],
 )
 def test_a_value_that_stays_or_is_not_kept_is_not_refused(lines):

@@ -76,10 +76,11 @@ _ANEW_ENDS = (".bin", ".bz2", ".gz", ".lz4", ".lzma", ".xz", ".zst")
 _APPEND_PACKED = ("/gz", "/zstd")  # styles that can
 _ANEW_FIX = re.compile(r"(reax/c|reaxff)/(bonds|species)\b")
 
-# What a variable's formula may have that another step has another value of.
+# What a variable's formula may have that another step has another value of. Spacings of the lattice
+# are none: they are what the script says, and no restart file has them.
 _CHANGES = re.compile(
     r"(?<![\w.])([cf]_\w+|step|elapsed|elaplong|time|temp|press|pe|ke|etotal|evdwl|ecoul|epair|"
-    r"ebond|eangle|edihed|eimp|emol|elong|enthalpy|vol|density|[xyz]lat|l[xyz]|[xyz](lo|hi)|x[yz]|"
+    r"ebond|eangle|edihed|eimp|emol|elong|enthalpy|vol|density|l[xyz]|[xyz](lo|hi)|x[yz]|"
     r"yz|p(xx|yy|zz|xy|xz|yz)|xcm|vcm|fcm|bound|gyration|angmom|torque|inertia|omega)(?!\w)"
 )
 _AT_ONCE = re.compile(r"\$(?:\{(\w+)\}|([A-Za-z])|\((.*))")  # the value of now
