@@ -574,6 +574,25 @@ def test_one_that_is_told_to_end_is_among_the_most_that_may_run(widths):
     assert launches(controller.handle(protocol.Finished(3.0, "a-0", Cause.CANCELLED))) == ["a-1"]
 
 
+@pytest.mark.parametrize("widths", [(), (1,)], ids=["fixed", "moldable"])
+def test_no_more_run_than_the_place_can_have(widths):
+    plan = [replace(one, ranks=1, weights=(1.0,)) for one in specs(4, widths=widths)]
+    few = Capacity((Node("n0", 8000, 8 * GIB),), simulations=2)
+    controller = Controller(plan, few)
+    assert launches(controller.handle(protocol.Tick(0.0))) == ["a-0", "a-1"]
+    assert launches(controller.handle(protocol.Finished(3.0, "a-0", Cause.DONE))) == ["a-2"]
+
+
+def test_the_place_has_suspended_ones_too_and_they_can_go_on():
+    state = State(specs(3), replace(CAPACITY, simulations=2), Settings())
+    for name in ("a-0", "a-1"):
+        state.launch(state.sims[name], 2)
+    state.suspend(state.sims["a-1"], "room is needed")
+    assert state.full
+    state.suspend(state.sims["a-0"], "room is needed")
+    assert not state.full
+
+
 def test_nodes_that_come_back_are_used():
     controller = Controller(specs(2), CAPACITY)
     controller.handle(protocol.Tick(0.0))

@@ -38,6 +38,17 @@ def test_a_queue_is_run_to_its_end(site):  # noqa: F811
     assert (site.case / "input").read_text() == "as delivered\n"
 
 
+def test_no_more_run_at_once_than_files_may_be_open(site):  # noqa: F811
+    many = "os.sched_getaffinity = lambda _: {*range(40)}"  # cores, one for each simulation
+    program = f"import os; {many}; from dovetail.cli.main import main; raise SystemExit(main())"
+    site.prefix = ("sh", "-c", 'ulimit -n 100; exec "$@"', "sh")
+    words = (site.plan(site.shell("exec sleep 1", count=40)), "-o", "out")
+    code, _, errors = site.run("run", *words, command=(sys.executable, "-c", program))
+    assert (code, {*site.states().values()}) == (0, {"done"}), errors
+    told = [line for line in errors.splitlines() if "files" in line]
+    assert told == ["at most 12 run at once: no more files may be open here (ulimit -Hn)"]
+
+
 def test_requests_change_with_the_phases_of_the_plan(site):  # noqa: F811
     steps = 'n=0; while [ $n -lt 60 ]; do n=$((n+1)); echo "Time = $n"; sleep 0.05; done'
     phases = [{"until": {"iteration": 20}, "requests": ["300m"]}, {"requests": ["700m"]}]

@@ -754,8 +754,13 @@ class State:
 
     @property
     def full(self) -> bool:
-        """Whether as many run as may; one that is told to end does until it has ended."""
-        return 0 < self.settings.max_packed <= len(self.active) + len(self.terminating)
+        """Whether as many run as may; one that is told to end does until it has ended.
+
+        Where nothing is active a suspended one must be able to go on.
+        """
+        running, most = len(self.active) + len(self.terminating), self.capacity.simulations
+        started = running + len(self.suspended) if self.active else running
+        return 0 < self.settings.max_packed <= running or 0 < most <= started
 
     def settled(self) -> bool:
         """True if no resize is on its way, and none that was told to end uses CPU yet."""

@@ -136,12 +136,12 @@ def _chosen(
 
 
 def _at_once(state: State) -> int:
-    """How many may run at once, by the plan and by devices that every one of them needs; 0: any."""
+    """How many may run at once, by the plan, the place, and devices that all need; 0: any."""
     takes = [sim.spec.takes() for sim in running(state)]
     for family in state.families.values():
         if family.queue:
             takes.append(family.spec.takes(allowed(family)[0]))
-    limits = [state.settings.max_packed] if state.settings.max_packed else []
+    limits = [most for most in (state.settings.max_packed, state.capacity.simulations) if most]
     for name, there in state.capacity.devices:
         if least := min((one.get(name, 0) for one in takes), default=0):
             limits.append(max(1, there // least))

@@ -149,7 +149,8 @@ class Capacity:
     `weights` is False where CPU weights cannot be set (no writable cgroup); `suspend` is False
     where a simulation cannot be suspended, `checkpoints` where it cannot be asked to stop at one,
     `binds` where its ranks cannot be bound to cores. `devices` are pairs of a name, as in `Spec`,
-    and how many all nodes have of it.
+    and how many all nodes have of it. No more than `simulations` can be started at once, suspended
+    ones among them; 0 for any number.
     """
 
     nodes: tuple[Node, ...]
@@ -158,6 +159,7 @@ class Capacity:
     checkpoints: bool = False
     binds: bool = False
     devices: tuple[tuple[str, int], ...] = ()
+    simulations: int = 0
 
     @property
     def cpu(self) -> int:

@@ -265,6 +265,9 @@ def execute(
                 live.say("no control group can be made here: simulations run without CPU weights")
                 if words := scope():
                     live.say(f"with `{shlex.join(words)} dovetail run` they would have them")
+            wanted = min(asked.limits.max_packed or len(asked.specs), capacity.cpu // 1000)
+            if 0 < (most := capacity.simulations) < wanted:
+                live.say(f"at most {most} run at once: no more files may be open here (ulimit -Hn)")
             allowed = checkpoint and any(spec.checkpoint for spec in asked.specs)
             end = job_time.End(instance) if allowed else None
             if end and end.left < math.inf:

@@ -50,7 +50,8 @@ from dovetail.plan import command_line
 _PATIENCE = 10.0  # seconds for a supervisor to do what it was told before it is ended itself
 _SPARES = 2  # supervisors that wait for the first simulations
 _COUNT = 5.0  # seconds between looks at what keeps ranks from their cores
-_FILES = 1 << 14  # that may be open here, where each simulation has three
+_FILES = 1 << 14  # that may be open here,
+_EACH, _BESIDE = 3, 64  # of which each simulation has so many, and all else at most these
 _RUN_SUPERVISOR = "from dovetail.mpi.supervisor import main; main()"
 
 
@@ -121,6 +122,8 @@ class LocalExecutor:
             raise WorkFailed(f"cannot make a session: {where}{error.strerror}") from error
         self._warden = start_warden(self.session)
         self._limits = _allow_files()
+        files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        self._most = 0 if files < 0 else max(1, (files - _BESIDE) // _EACH)
         with contextlib.suppress(OSError):  # a launch then makes its own, or says why not
             for _ in range(min(_SPARES, launches)):
                 self._spares.append(self._new_supervisor())
@@ -144,7 +147,7 @@ class LocalExecutor:
         node = protocol.Node(socket.gethostname(), 1000 * len(self._cpus), self._memory)
         return protocol.Capacity(
             (node,), bool(self._group.weight), suspend=True, checkpoints=True, binds=True,
-            devices=self._devices,
+            devices=self._devices, simulations=self._most,
         )  # fmt: skip
 
     # --- what the controller asks for ---
