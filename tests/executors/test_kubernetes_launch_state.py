@@ -253,6 +253,18 @@ def test_what_runs_is_not_ended_by_a_resume_that_fails(resumed, monkeypatch, err
     assert not [one for one in told if isinstance(one, messages.End)]
 
 
+def test_a_node_is_answered_once_it_was_told_what_is_over(resumed, monkeypatch):
+    """What it had before may run elsewhere: answered first, it would have that go on."""
+    executor, session, _, _ = resumed
+    said = []
+    monkeypatch.setattr(session.hub, "tell", said.append)
+    monkeypatch.setattr(session.hub, "answer", said.append)
+    for message in (messages.Pod("sim.0123", 0, "v"), messages.Ping()):
+        session.hub._post("n", message)
+    executor.observe(1.0)
+    assert said == [messages.End("sim.0123", 1), "n"]
+
+
 def test_what_a_pod_was_not_given_at_birth_is_given_by_the_next_resize(resumed):
     """As its node had no room for it then."""
     executor, session, wanted, _ = resumed

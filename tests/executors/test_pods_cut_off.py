@@ -232,6 +232,34 @@ def test_what_was_given_up_meanwhile_does_not_go_on_for_a_moment(cluster, api): 
     assert cluster.log("sim") == ""
 
 
+def test_nor_does_it_where_a_hub_that_is_made_again_has_yet_to_be_told_of_that(cluster, api):  # noqa: F811
+    begin(cluster)
+    cluster.hub.close()
+    api.hangs.set()
+    wait_for(lambda: stand_still(cluster))
+    cluster.hub = Hub("127.0.0.1", cluster.directory / "hub")
+    cluster.until(messages.Pod, "sim")
+    cluster.until(messages.Ping)
+    assert stand_still(cluster)
+    cluster.hub.tell(messages.End("sim", 1))
+    cluster.hub.answer("one")
+    assert cluster.entrypoints["sim", 0].wait(120) == 1
+    assert cluster.log("sim") == ""
+
+
+def test_ranks_go_on_when_a_hub_that_is_made_again_has_been_told_of_them(cluster, api):  # noqa: F811
+    begin(cluster)
+    cluster.hub.close()
+    api.hangs.set()
+    wait_for(lambda: stand_still(cluster))
+    cluster.hub = Hub("127.0.0.1", cluster.directory / "hub")
+    cluster.until(messages.Ping)
+    cluster.hub.answer("one")
+    wait_for(lambda: not stand_still(cluster))
+    assert go_on(cluster), "it answers by itself from now on"
+    assert "went on" in finish(cluster)
+
+
 def test_a_pod_that_is_deleted_where_it_was_given_up_does_not_go_on(cluster, api):  # noqa: F811
     begin(cluster)
     api.hangs.set()

@@ -9,6 +9,7 @@ Invariants: it listens on one address, and on a socket in its folder for nodes o
 network has no way to that address; TLS, and not a word to whoever does not know the token;
 a Result is passed on once; what `tell` said reaches a node whose agent was away, when it is back.
 The folder keeps certificate, key, token and port, so that a hub made from it again is the same.
+It knows nothing of what ended before, so the executor has it answer the first Ping of each node.
 """
 
 from __future__ import annotations
@@ -63,6 +64,8 @@ class Hub:
         self._links: dict[str, asyncio.StreamWriter] = {}
         self._places: dict[str, dict[int, str]] = {}  # simulation to group to node
         self._told: dict[str, dict[type, messages.Message]] = {}
+        self._again = bool(last)  # made from a folder that was there
+        self._unanswered: set[str] = set()  # nodes whose Ping comes too early for us alone
         self._results: set[str] = set()
         # What pods say to each other, of each simulation: it is repeated to whoever comes back.
         self._passed: dict[str, dict[tuple[object, ...], messages.Spawn | messages.Spawned]] = {}
@@ -144,6 +147,10 @@ class Hub:
     def tell(self, message: messages.Order) -> None:
         """Say something to every node that has, or gets, pods of the message's simulation."""
         self._do(lambda: self._tell(message))
+
+    def answer(self, node: str) -> None:
+        """Say that we are there: what is to be said of all that the node has named was told."""
+        self._do(lambda: self._answer(node))
 
     def look(self, folders: Mapping[str, str], store: str = "") -> None:
         """Ask all nodes, those that come later too, which folders they do not see; see `unseen`.
@@ -247,6 +254,8 @@ class Hub:
             self._links[node] = writer
             self.clocks.joined(node)
             look = self._look
+        if self._again:
+            self._unanswered.add(node)
         self._post(node, messages.Joined())
         if look is not None:
             self._send(node, look)
@@ -260,8 +269,8 @@ class Hub:
     def _hear(self, node: str, message: messages.Message) -> None:
         if not isinstance(message, _FROM_AGENTS):
             raise MessageError(f"{type(message).__name__} is not for an agent to say")
-        if isinstance(message, messages.Ping):
-            self._send(node, messages.Pong())
+        if isinstance(message, messages.Ping) and node not in self._unanswered:
+            self._answer(node)
             return
         if isinstance(message, messages.Seen):
             with self._lock:
@@ -291,6 +300,10 @@ class Hub:
                 return
             self._results.add(message.simulation)
         self._post(node, message)
+
+    def _answer(self, node: str) -> None:
+        self._unanswered.discard(node)
+        self._send(node, messages.Pong())
 
     def _pass_on(self, message: messages.Spawn | messages.Spawned) -> None:
         """From one rank group to another, whose node may be away, or not known yet."""

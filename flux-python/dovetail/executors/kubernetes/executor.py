@@ -286,6 +286,8 @@ class KubernetesExecutor:
             return self._transfers.again(node)
         if isinstance(message, messages.Staged):
             return self._transfers.heard(node, message)
+        if isinstance(message, messages.Ping):
+            return None if self._closed else self._hub.answer(node)
         key = getattr(message, "simulation", "")
         job = self._life.of(key)
         if job is None:
