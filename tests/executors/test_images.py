@@ -75,11 +75,13 @@ def test_lines_for_our_python_are_for_the_machines_in_an_image():
 
 def test_each_image_is_asked_for_the_programs_that_the_plan_names():
     steps = ("mesh -a", "dovetail decompose .", "mesh -b")
-    two = spec(prepare=steps, environment=(("PATH", "/p"),))
+    more = {"write": "touch stop", "restart": "go-on {ranks}", "environment": (("PATH", "/p"),)}
+    two = spec(prepare=steps, **more)
     asked = images.asked([spec(), two, spec(image=""), spec(image="other")])
     assert set(asked) == {IMAGE, "other"}
     programs = json.loads(asked[IMAGE])["programs"]
-    assert programs == [["solver", ""], ["solver", "/p"], ["mesh", "/p"]]
+    others = [[name, "/p"] for name in ("solver", "mesh", "touch", "go-on")]
+    assert programs == [["solver", ""], *others]
 
 
 # --- what nodes say ---

@@ -316,10 +316,10 @@ def test_pods_see_programs_cases_and_commands_and_no_folder_twice(tmp_path):
     assert not made & {str(case), str(tools), str(tmp_path / "out")}, "none is made by a runtime"
 
 
-def seen_by(tmp_path, *command, path="", prepare=(), **environment):
+def seen_by(tmp_path, *command, path="", write="", restart="", **environment):
     """What pods see of a simulation's programs and besides, below `tmp_path` or in /tmp."""
     pairs = tuple({"PATH": path, **environment}.items())
-    more = {"prepare": prepare, "environment": pairs}
+    more = {"write": write, "restart": restart, "environment": pairs}
     spec = protocol.Spec("s", "s", "/usr", 1, (1.0,), command, **more)
     seen = manifests.folders([spec], tmp_path / "out")
     return {*seen.programs}, {name for name in seen.paths if name.startswith("/tmp")}
@@ -344,6 +344,12 @@ def test_pods_see_where_links_to_programs_lead_and_the_installations(tmp_path, s
     mounts = [one.target for one in manifests.folders([spec], tmp_path / "out").mounts()]
     assert str(view.parent) in mounts
     assert str(view) not in mounts, "it is in that"
+
+
+def test_pods_see_the_programs_that_write_checkpoints_and_go_on_from_them(tmp_path):
+    write, restart = (program(tmp_path / f"{name}/program") for name in ("write", "restart"))
+    programs, _ = seen_by(tmp_path, "true", write=f"sh {write}", restart=f"{restart} {{ranks}}")
+    assert programs == {str(write.parent), str(restart.parent)}
 
 
 def test_no_home_is_seen_for_a_program_in_it_or_a_file(tmp_path, monkeypatch):

@@ -66,7 +66,7 @@ def asked(specs: Sequence[Spec]) -> dict[str, str]:
         if spec.image:
             of = found.setdefault(spec.image, {"programs": []})
             of["libraries"] = install_paths.libraries()
-            for line in (spec.command, *map(command_line.split, spec.prepare)):
+            for line in manifests.commands(spec):
                 entry = [line[0], dict(spec.environment).get("PATH", "")]
                 ours = line[0] in ("dovetail", sys.executable) or programs.has_place(line[0])
                 if not ours and entry not in of["programs"]:

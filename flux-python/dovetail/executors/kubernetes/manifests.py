@@ -186,7 +186,7 @@ def folders(specs: Iterable[Spec], run_directory: Path, flux: str = "") -> Folde
         paths |= set(path.split(os.pathsep))
         named = {part for text in environment.values() for part in text.split(os.pathsep)}
         paths |= {_place(name, shy) for name in named if os.path.exists(name)}
-        lines |= {(line, path) for line in (spec.command, *map(command_line.split, spec.prepare))}
+        lines |= {(line, path) for line in commands(spec)}
     for line, path in lines:
         programs |= {os.path.dirname(name) for name in (*line, *_files(line[0], path))}
         for word in line:
@@ -199,6 +199,12 @@ def folders(specs: Iterable[Spec], run_directory: Path, flux: str = "") -> Folde
     needed = _outermost(_here(programs), seen)
     others = _outermost(_here(paths, shy), (*seen, *needed))
     return Folders(ours, ("/dev/shm",), programs=needed, paths=others, cases=cases, output=output)
+
+
+def commands(spec: Spec) -> list[tuple[str, ...]]:
+    """The command lines that the plan has for a simulation, in words."""
+    more = filter(None, (*spec.prepare, spec.write, spec.restart))
+    return [spec.command, *map(command_line.split, more)]
 
 
 def _files(word: str, path: str) -> set[str]:
