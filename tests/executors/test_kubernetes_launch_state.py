@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import queue
 import time
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -320,6 +321,22 @@ def test_a_pod_that_cannot_start_is_tried_again_before_its_simulation_fails():
         life.advance(job, 0.0)
         assert told == [why] * min(start + 1, FAILURES)
         assert job.result == (Result(Cause.LAUNCH_FAILED, 1, why) if start == FAILURES else None)
+
+
+@pytest.mark.parametrize("image", ["", "i"])
+def test_programs_of_the_machine_find_their_libraries_as_in_the_users_shell(monkeypatch, image):
+    monkeypatch.setenv("LD_LIBRARY_PATH", "/ours")
+    life = SimpleNamespace(_home="/out", _log_limit=0, mpi={})
+
+    def found(**plan):
+        spec = replace(running().spec, image=image, environment=tuple(plan.items()))
+        config = Lifecycle._config(life, replace(running(), spec=spec))
+        return config["environment"].get("LD_LIBRARY_PATH")
+
+    assert found() == (None if image else "/ours")
+    assert found(LD_LIBRARY_PATH="/own") == "/own"
+    monkeypatch.delenv("LD_LIBRARY_PATH")
+    assert found() is None
 
 
 def test_an_answer_to_who_has_not_waited_for_it_changes_nothing():

@@ -392,6 +392,15 @@ def test_pods_see_what_the_simulations_environment_names_if_it_is_there(tmp_path
     assert paths == {f"{tmp_path}/one", f"{tmp_path}/two"}
 
 
+def test_pods_see_where_libraries_are_looked_for(tmp_path, monkeypatch):
+    ours, own = f"{tmp_path}/ours", f"{tmp_path}/own"
+    for name in (ours, own):
+        Path(name).mkdir()
+    monkeypatch.setenv("LD_LIBRARY_PATH", f"{ours}:{tmp_path}/none::/usr/lib:/tmp")
+    assert seen_by(tmp_path, "true")[1] == {ours}
+    assert seen_by(tmp_path, "true", LD_LIBRARY_PATH=own)[1] == {own}
+
+
 @pytest.mark.parametrize("word", ["{}", "--in={}"])
 @pytest.mark.parametrize("name", ["/tmp", "/tmp/", "/var/tmp", "/run", "/dev", "/proc", "/sys", "/",
                                   "/tmp/nowhere", "/dev/shm", "/proc/1/maps", "/var"])  # fmt: skip

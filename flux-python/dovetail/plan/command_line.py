@@ -2,7 +2,8 @@
 """Command lines of a plan: split without a shell, and found before anything starts.
 
 Input: a string or a list of words from the plan. Output: words for an executor to run, or a
-ValueError that says what to write instead. `search_path` is the PATH to run them with.
+ValueError that says what to write instead. `search_path` is the PATH to run them with, and
+`found_by` what a machine needs for them that does not have our environment.
 """
 
 from __future__ import annotations
@@ -29,6 +30,13 @@ def search_path(environment: Mapping[str, str]) -> str:
     """
     path = environment.get("PATH", os.environ.get("PATH", os.defpath))
     return os.pathsep.join([path, os.path.dirname(sys.executable)])
+
+
+def found_by(environment: Mapping[str, str]) -> dict[str, str]:
+    """PATH, and LD_LIBRARY_PATH if it is set: by them programs and their libraries are found."""
+    libraries = environment.get("LD_LIBRARY_PATH", os.environ.get("LD_LIBRARY_PATH", ""))
+    more = {"LD_LIBRARY_PATH": libraries} if libraries else {}
+    return {"PATH": search_path(environment), **more}
 
 
 def split(value: object) -> tuple[str, ...]:

@@ -922,7 +922,7 @@ class Lifecycle:
     def _config(self, job: Launched) -> dict[str, Any]:
         spec, store = job.spec, job.store
         environment = dict(spec.environment)
-        path = {} if spec.image else {"PATH": command_line.search_path(environment)}
+        found_by = {} if spec.image else command_line.found_by(environment)
         words = images.words if spec.image else command_line.program
         return {
             "name": spec.name,
@@ -941,7 +941,7 @@ class Lifecycle:
                     ("halted", spec.halted),
                 )
             },
-            "environment": {**environment, **path},
+            "environment": {**environment, **found_by},
             "mpi": self.mpi.get(mpi_clues(spec)) or None,
             "libraries": install_paths.libraries(),
             "log_limit": self._log_limit,

@@ -87,7 +87,7 @@ class Folders:
     `borrowed` are seen elsewhere, as pairs of their names here and there; so is `stored`, to write
     to. Of the others `cases` and `output` are the run's, which may be copied to nodes that do not
     have them, `programs` those that its plan names, which are not, and `paths` the rest of where
-    programs are looked for, which a node need not have.
+    programs and libraries are looked for, which a node need not have.
     """
 
     read: tuple[str, ...]
@@ -182,8 +182,9 @@ def folders(specs: Iterable[Spec], run_directory: Path, flux: str = "") -> Folde
     specs = [spec for spec in specs if not spec.image]
     for spec in specs:
         environment = dict(spec.environment)
-        path = command_line.search_path(environment)
-        paths |= set(path.split(os.pathsep))
+        found_by = command_line.found_by(environment)
+        path = found_by["PATH"]
+        paths |= {name for text in found_by.values() for name in text.split(os.pathsep)}
         named = {part for text in environment.values() for part in text.split(os.pathsep)}
         paths |= {_place(name, shy) for name in named if os.path.exists(name)}
         lines |= {(line, path) for line in commands(spec)}
