@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import os
 import signal
+from pathlib import Path
 
 import pytest
 from dovetail.core import protocol
 from dovetail.executors.kubernetes import lifecycle
 from dovetail.executors.kubernetes.nodes import Nodes
+from support import flux_lua
 from support.clusters import LIMIT, ROOT
 from support.driven_executor import shares
 from support.flux_operator import with_operator
@@ -22,8 +24,10 @@ pytestmark = pytest.mark.kube
 
 @pytest.fixture(scope="module")
 def site(binaries):
-    """As whoever runs the tests, because the executor runs in their process."""
-    yield from with_operator(binaries, not ROOT, "--cpus", "1")
+    """As whoever runs the tests: the executor runs in their process, and looks there for `flux`."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PATH", str(Path(flux_lua.command()).parent), prepend=os.pathsep)
+        yield from with_operator(binaries, not ROOT, "--cpus", "1")
 
 
 def test_each_pod_is_born_with_its_own_request_and_resized_as_one_without_a_restart(
