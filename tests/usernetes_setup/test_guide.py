@@ -189,7 +189,7 @@ def test_a_bundle_is_all_that_a_machine_without_internet_needs(reader):
     # Neither Go, nor a compiler, nor a package service is there to help.
     lacks = "export PATH=$HOME/bin:$HOME/none; export HTTPS_PROXY=http://127.0.0.1:9"
     (reader.machine.folder / "none").mkdir()
-    for name in ("openssl", "python3", "stat", "id", "sh", "dirname", "readlink"):
+    for name in ("openssl", "python3", "id", "sh", "dirname", "readlink"):
         (reader.machine.folder / "none" / name).symlink_to(shutil.which(name))
     reader.type(lacks, unpack, "dovetail kube up")
     kubectl = next(reader.machine.folder.glob(".cache/dovetail/kube/*/bin/kubectl"))

@@ -509,6 +509,13 @@ def test_a_network_disk_is_left_for_a_local_one_with_room(tmp_path, monkeypatch)
     assert "is on NFS" in found.found
 
 
+def test_what_kind_a_disk_is_needs_no_program(tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(checks_machine, "NETWORK_DISKS", {0x9FA0: "proc"})
+    kinds = [checks_machine._network_disk(path) for path in ("/proc", "/sys", "/none")]
+    assert kinds == ["proc", "", ""]
+
+
 def test_a_full_disk_is_an_error(monkeypatch):
     monkeypatch.setattr(checks_machine, "ROOM", 1 << 60)
     assert checks_machine.disk().level == "error"
