@@ -18,9 +18,9 @@ each_mpi = pytest.mark.parametrize("mpi", known_programs.MPIS)
 def run_words(mpi, directory, ranks, words, **more):
     """Run a program; the beats that it had by its own count, and the pages.
 
-    Those of MPICH sleep as they wait: they would else keep the ranks of other tests from the cores.
+    Ranks sleep as they wait: they would else keep the ranks of other tests from the cores.
     """
-    Control.create(directory, WaitPolicy("doorbell" if mpi == "mpich" else "off")).close()
+    Control.create(directory, WaitPolicy("doorbell")).close()
     done = known_programs.run(mpi, ranks, words, directory, **more)
     assert done.code == 0, done.errors
     assert [one.rank for one in done.pages] == list(range(ranks))
