@@ -16,6 +16,7 @@ from dovetail.flux.instance.slices import KeptSlice, SliceState
 pytestmark = pytest.mark.unit
 
 PLAN = {"number": 2, "plan": "p", "output": "o", "cwd": "/", "executor": "local"}
+MORE = {"content": "c", "environment": {"A": "b"}, "metrics": "h:1", "umask": 18}
 ORDERS = [
     (messages.End(), '{"end": true}'),
     (messages.Invite(1, ""), '{"invite": 1, "node": ""}'),
@@ -23,12 +24,8 @@ ORDERS = [
     (messages.Keep({"more": [1]}), '{"keep": {"more": [1]}}'),
     (messages.Queue(messages.QueuedPlan(**PLAN)), json.dumps({"queue": PLAN})),
     (
-        messages.Queue(
-            messages.QueuedPlan(**PLAN, content="c", environment={"A": "b"}, metrics="h:1")
-        ),
-        json.dumps(
-            {"queue": {**PLAN, "content": "c", "environment": {"A": "b"}, "metrics": "h:1"}}
-        ),
+        messages.Queue(messages.QueuedPlan(**PLAN, **MORE)),
+        json.dumps({"queue": {**PLAN, **MORE}}),
     ),
     (messages.StartRun(2), '{"run": 2}'),
     (messages.CancelRun(2), '{"cancel": 2}'),

@@ -55,6 +55,37 @@ def test_a_run_reads_its_plan_as_it_was_submitted(runner, heard, tmp_path):
     assert (tmp_path / "out" / LOG).read_text().strip() == news["why"]
 
 
+@pytest.fixture
+def private():
+    """As slices are."""
+    before = os.umask(0o077)
+    yield
+    os.umask(before)
+
+
+def test_what_a_run_writes_is_for_whom_the_user_s_umask_lets_read_it(
+    runner, heard, tmp_path, private
+):
+    (tmp_path / "case").mkdir()
+    entry = "{name: a, case: case, ranks: 1, command: touch result}"
+    path = {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    (tmp_path / "mpirun").write_text(FAKE_MPIRUN)
+    (tmp_path / "mpirun").chmod(0o755)
+    content = f"simulations: [{entry}]\n"
+    runner.queue(order(tmp_path, content=content, umask=0o027, environment=path))
+    runner.start(1, "")
+    assert [news["code"] for news in heard if "run" in news] == [0]
+    found = {one.name: one.stat().st_mode & 0o777 for one in (tmp_path / "out").rglob("*")}
+    assert (tmp_path / "out").stat().st_mode & 0o777 == 0o750
+    files = (COPY, LOG, EVENTS, SUMMARY, "report.html", "result", "log")
+    assert [f"{found[name]:o}" for name in files] == ["640"] * len(files)
+    assert os.umask(0o077) == 0o077, "we ourselves stay as we were"
+
+
+def test_a_run_has_the_umask_of_who_submits_it(private):
+    assert command.umask() == command.umask() == 0o077
+
+
 def test_a_run_serves_its_metrics_where_it_was_submitted_for(runner, heard, tmp_path):
     (tmp_path / "case").mkdir()
     entry = "{name: a, case: case, ranks: 1, command: sh -c true}"

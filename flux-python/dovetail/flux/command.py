@@ -131,7 +131,7 @@ def do_submit(args: argparse.Namespace) -> int:
     if made is not None:
         places["output"] = str(made.resolve())
     order = {**places, "content": content.decode(), "environment": environment(),
-             "metrics": metrics}  # fmt: skip
+             "metrics": metrics, "umask": umask()}  # fmt: skip
     try:
         found = client.call("dovetail.submit", order)
     except (BadInput, WorkFailed):
@@ -150,6 +150,13 @@ def environment() -> dict[str, str]:
         print(f"flux-dovetail: {name!a} {why}", file=sys.stderr)
         del whole[name]
     return whole
+
+
+def umask() -> int:
+    """Ours, which only who sets it is told."""
+    found = os.umask(0o077)
+    os.umask(found)
+    return found
 
 
 def new_folder() -> Path:

@@ -34,6 +34,7 @@ LOG = "dovetail.log"  # in a run's directory: what `dovetail run` says
 EVENTS = "events.jsonl"  # likewise: its event log
 SUMMARY = "summary.json"  # likewise: what it gained
 COPY = "submitted-plan.yaml"  # likewise: the plan as it was submitted, for the user
+PRIVATE = 0o077  # umask
 GRACE = 10  # seconds for a run to end, once told
 STOPPED = 143  # exit code of a simulation that shall end while it does not run
 TIMEOUT = "timeout: the job's time is over"
@@ -86,6 +87,7 @@ class PlanRunner:
             command += ["--metrics", plan.metrics]
         ours = {"FLUX_URI": os.environ.get("FLUX_URI", "")}  # for the end of the job's time
         environment = {**package_environment(plan.environment), **ours}
+        before = os.umask(PRIVATE if plan.umask is None else plan.umask)  # for what we write too
         try:
             output.mkdir(parents=True, exist_ok=True)
             self.number, self.splitter, self.early = number, LineSplitter(), False
@@ -111,6 +113,8 @@ class PlanRunner:
             self.forget()
             self.ended(number, 2, str(error))
             return
+        finally:
+            os.umask(before)
         self.watch(self.running, lambda: self.over(number))
 
     def over(self, number: int) -> None:

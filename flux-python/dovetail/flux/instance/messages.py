@@ -26,7 +26,7 @@ T = TypeVar("T")
 class SubmitPlan:
     """Queue a plan; its content, or else what the file has when its turn comes.
 
-    `metrics` is where its run serves them, if it does.
+    `metrics` is where its run serves them, if it does, and `umask` that of what it writes.
     """
 
     plan: str
@@ -35,6 +35,7 @@ class SubmitPlan:
     content: str | None = None
     environment: dict[str, str] | None = None
     metrics: str | None = None
+    umask: int | None = None
 
     def __post_init__(self) -> None:
         """None of the three that are needed may be empty."""
@@ -237,6 +238,7 @@ class QueuedPlan:
     content: str | None = None
     environment: dict[str, str] | None = None
     metrics: str | None = None
+    umask: int | None = None
 
 
 @dataclass(frozen=True)
