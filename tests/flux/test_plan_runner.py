@@ -208,6 +208,18 @@ def test_a_run_whose_jobs_time_is_over_says_so_and_no_other_starts(heard, tmp_pa
     assert said == "run 1: 0 of 1 simulations done, interrupted by timeout; out/report.html"
 
 
+def test_a_run_that_failed_without_a_report_has_ended(monkeypatch, capsys):
+    failed = {"number": 1, "state": "failed", "reason": "lost", "reported": False, "output": "/o"}
+    runs = []
+    monkeypatch.setattr(command.client, "call", lambda topic: {"runs": runs})
+    report = SimpleNamespace(runs=[], json=False)
+    assert command.do_report(report) == 0
+    assert capsys.readouterr().out == "no run was submitted yet\n"
+    runs.append(failed)
+    assert command.do_report(report) == 0
+    assert capsys.readouterr().out == "run 1 has no report: lost\n"
+
+
 STORIES = {
     "one that ends": (
         ["Launch", ("Finished", "done", 0), ("Ended", "done", "done")],

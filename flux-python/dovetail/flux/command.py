@@ -327,7 +327,8 @@ def do_report(args: argparse.Namespace) -> int:
             missing.append(f"run {run['number']} has no report: {error}")
     if missing and args.runs:
         raise WorkFailed("; ".join(missing))
-    show(args, found, "\n".join([format.reports(found), *missing]))
+    lines = filter(None, [format.reports(found), *missing])
+    show(args, found, "\n".join(lines) or "no run was submitted yet")
     return 0
 
 

@@ -82,4 +82,4 @@ def reports(found: Iterable[Mapping[str, Any]]) -> str:
         whole = f"{done} of {len(summary['simulations'])} simulations done"
         why = f", {summary['interrupted']}" if summary["interrupted"] else ""
         lines.append(f"run {run['number']}: {whole}{why}; {run['output']}/report.html")
-    return "\n".join(lines) or "no run has ended yet"
+    return "\n".join(lines)
