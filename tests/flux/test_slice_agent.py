@@ -93,6 +93,22 @@ def test_an_order_that_an_agent_does_not_know_ends_nothing(agent, capfd):
     ]
 
 
+def test_orders_do_not_wait_for_the_jobs_of_a_thousand_simulations(agent):
+    """Who writes more to the relay than its pipe holds waits until that has submitted the rest."""
+    launches = [{"launch": str(n), "run": 1, "name": f"sim-{n}", "log": ""} for n in range(1000)]
+    for launch in launches:
+        agent.submit_proxy_job(launch, ())
+    most, told = agents.SUBMITS, set()
+    assert len(agent.client.of(agents.SUBMIT)) == most
+    while new := agent.proxy_jobs.keys() - told:
+        assert len(new) <= most
+        for number in sorted(new):
+            answer = {"value": {"job": number}} if number % 2 else {"error": [INVALID, "no"]}
+            agent.take({"id": number, **answer})
+        told |= new
+    assert [*agent.proxy_jobs.values()] == launches
+
+
 def own_node(cluster, **monitor):
     return clusters.node(cluster=cluster, **monitor)
 

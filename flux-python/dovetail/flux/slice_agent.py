@@ -24,6 +24,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from http.client import HTTPException
 from pathlib import Path
@@ -51,6 +52,7 @@ PATIENCE = 10.0  # seconds for a node to be removed by whoever is at it
 LONGEST = 3600.0  # seconds that one look at the selector may take; it refuses some weeks
 EVERY = 30.0  # seconds after which we look again at the job's time, which may have been changed
 SOON = 0.1  # seconds between two looks whether nodes can join, while any waits for it
+SUBMITS = 8  # jobs of simulations whose submission is not answered yet; more would fill the pipe
 TRIED = 60.0  # seconds for which one is tried again, where the cluster does not answer
 INVITED = 600  # seconds that an invitation is good for, or as long as a node has to come up
 TIME_LEFT = ("job", "timeleft")
@@ -84,6 +86,9 @@ class Agent:
         self.starting: subprocess.Popen[str] | None = None
         self.plans = PlanRunner(self.tell, self.when_ended, self.selector, self.submit_proxy_job)
         self.proxy_jobs: dict[int, dict[str, Any]] = {}  # launches, by our request for their job
+        # Launches whose job is not submitted yet, with the jobs of their slices.
+        self.unsubmitted: deque[tuple[dict[str, Any], list[int]]] = deque()
+        self.submitting: set[int] = set()  # requests for jobs that are not answered yet
         self.kept: dict[str, Any] = {}  # for the module, should it be loaded anew,
         self.kept_slices: dict[int, dict[str, Any]] = {}  # with what it knows of slices
         self.errors = tempfile.TemporaryFile("w+")  # noqa: SIM115 (as long as we live)
@@ -187,15 +192,25 @@ class Agent:
         It has the cores of their slices; ours, if there are none. We submit it, as the module may
         be away.
         """
-        if not self.over:
-            slices = {one["node"]: one["job"] for one in self.kept_slices.values()}
-            jobs = sorted({slices[node] for node in nodes if node in slices})
+        slices = {one["node"]: one["job"] for one in self.kept_slices.values()}
+        jobs = sorted({slices[node] for node in nodes if node in slices})
+        self.unsubmitted.append((launch, jobs))
+        self.submit_more()
+
+    def submit_more(self) -> None:
+        """Submit the next jobs, a few at a time: orders must not wait for a thousand of them."""
+        while self.unsubmitted and len(self.submitting) < SUBMITS and not self.over:
+            launch, jobs = self.unsubmitted.popleft()
             wanted = {"spec": jobspec.proxy_job(sys.argv[0], launch), "jobs": jobs}
-            self.proxy_jobs[self.client.send(SUBMIT, wanted)] = launch
+            request = self.client.send(SUBMIT, wanted)
+            self.proxy_jobs[request] = launch
+            self.submitting.add(request)
 
     def proxy_job_changed(self, line: Line) -> None:
         """A simulation has a job, or goes on without; or that was cancelled or killed."""
         launch = self.proxy_jobs[line["id"]]
+        self.submitting.discard(line["id"])
+        self.submit_more()
         if "error" in line:
             why = line["error"][1]
             print(f"simulation {launch['name']} has no job: {why}", file=sys.stderr, flush=True)
