@@ -268,6 +268,11 @@ def test_what_was_added_to_the_control_file_goes_away_again(tmp_path):
     assert checkpoint.go_on(tmp_path, (1.0,), tmp_path / "log") == "7"
     assert path.read_text() == begun + "startFrom startTime;\nstartTime 7;\n"
     assert path.stat().st_mtime >= asked + 10  # less, and OpenFOAM would overlook it
+    # It may have been started a moment before, and not have read yet from where it goes on.
+    checkpoint.stop(tmp_path)
+    assert "startFrom startTime;\nstartTime 7;\n" in path.read_text()
+    checkpoint.stopped(tmp_path)
+    assert path.read_text() == begun
 
 
 @unit

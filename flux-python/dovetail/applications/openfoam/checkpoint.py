@@ -94,9 +94,12 @@ def stop(case: Path) -> None:
 
     Raises BadInput for a case that was not made ready.
     """
-    if _load(case) is None:
+    state = _load(case)
+    if state is None:
         raise BadInput(f"{case}: it was not made ready to be stopped")
-    _set_control(case, {**_EXACT, "stopAt": "writeNow"})
+    # A solver that was only just started reads from here where it goes on, too.
+    start = _from(state.sure) if state.sure else {}
+    _set_control(case, {**start, **_EXACT, "stopAt": "writeNow"})
 
 
 def unfinished(case: Path, log: Path) -> bool:
