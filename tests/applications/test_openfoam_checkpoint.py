@@ -276,6 +276,27 @@ def test_what_was_added_to_the_control_file_goes_away_again(tmp_path):
 
 
 @unit
+@pytest.mark.parametrize(
+    ("said", "begins"),
+    [
+        ('value 7.0000004999999996;\nname "7";\n', "7.0000004999999996"),
+        ('value 7.0000004999999996;\nname "6";\n', "7"),
+        ('value here;\nname "7";\n', "7"),
+        ("index 7;\n", "7"),
+    ],
+)
+def test_it_goes_on_at_the_time_that_the_name_is_short_for(tmp_path, said, begins):
+    (tmp_path / "system").mkdir()
+    (tmp_path / "system/controlDict").write_text("endTime 10;\n")
+    checkpoint.begin(tmp_path, (1.0,))
+    written(tmp_path, "7", "p")
+    (tmp_path / "7/uniform/time").write_text(HEADER + said + FOOTER)
+    (tmp_path / "log").write_text("Time = 7\n\nEnd\n")
+    assert checkpoint.go_on(tmp_path, (1.0,), tmp_path / "log") == "7"
+    assert f"\nstartTime {begins};\n" in (tmp_path / "system/controlDict").read_text()
+
+
+@unit
 def test_what_a_user_adds_to_the_control_file_while_it_runs_stays(tmp_path):
     (tmp_path / "system").mkdir()
     path = tmp_path / "system/controlDict"
@@ -540,6 +561,34 @@ class TestSameRanks:
         assert 3 <= int(found[0]) < 30 <= int(found[1]) < END
         finish(case, ranks)
         same_fields(case, undisturbed, ranks)
+
+
+def to_the_end(case: Path, *stops: tuple[float, ...]) -> list[str]:
+    """Run it on two ranks, stopped after a step for each cut with which it then goes on.
+
+    Returns the names of the times that it came to.
+    """
+    checkpoint.begin(case, EVEN)
+    for weights in stops:
+        checkpoint.stop(case)
+        finish(case, 2)
+        checkpoint.stopped(case)
+        assert checkpoint.go_on(case, weights, case / "log")
+    finish(case, 2)
+    return re.findall(r"(?m)^Time = (\S+)$", (case / "log").read_text())
+
+
+@mpi[0]
+@mpi[1]
+@pytest.mark.parametrize("after", [EVEN, (1.0, 3.0)], ids=str)
+def test_times_of_many_digits_have_the_names_of_an_undisturbed_run(original, tmp_path, after):
+    entries = {"deltaT": 1 / 30, "endTime": 0.2, "writeInterval": 1}
+    told = to_the_end(copy(original, tmp_path / "undisturbed", **entries))
+    case = copy(original, tmp_path / "case", **entries)
+    found = to_the_end(case, EVEN, after)
+    names = ["0.0333333", "0.0666667", "0.1", "0.133333", "0.166667", "0.2"]
+    assert found == told == names
+    assert written_times.times(case / "processor0")[-4:] == names[2:]
 
 
 def fields(case: Path, ranks: int) -> dict[str, np.ndarray]:

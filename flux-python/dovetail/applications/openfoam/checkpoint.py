@@ -98,7 +98,7 @@ def stop(case: Path) -> None:
     if state is None:
         raise BadInput(f"{case}: it was not made ready to be stopped")
     # A solver that was only just started reads from here where it goes on, too.
-    start = _from(state.sure) if state.sure else {}
+    start = _from(_exact(case, state, state.sure)) if state.sure else {}
     _set_control(case, {**start, **_EXACT, "stopAt": "writeNow"})
 
 
@@ -167,7 +167,7 @@ def go_on(case: Path, weights: Sequence[float], log: Path) -> str | None:
             weights = state.weights
     state = replace(state, weights=tuple(weights), sure=name)
     _set_control(case, {})
-    _set_control(case, {**_from(name), **_writes(case, state, name)})
+    _set_control(case, {**_from(_exact(case, state, name)), **_writes(case, state, name)})
     _save(case, state)
     return name
 
@@ -183,6 +183,10 @@ def _over(case: Path, state: _State, name: str) -> int:
     return max(0, written_times.steps(place, name) - state.first)
 
 
+def _exact(case: Path, state: _State, name: str) -> str:
+    return written_times.exact(written_times.directories(case, len(state.weights))[0], name)
+
+
 def _writes(case: Path, state: _State, name: str) -> dict[str, str]:
     """Entries with which a solver that goes on from that time writes when it would have.
 
@@ -192,8 +196,8 @@ def _writes(case: Path, state: _State, name: str) -> dict[str, str]:
     """
     found = control_dict.entries(case)
     control, first = found.get("writeControl"), _start(state.before, found)
-    words = name, *(found.get(key, "") for key in ("endTime", "deltaT", "writeInterval"))
-    now, end, step, interval = map(control_dict.number, words)
+    words = (found.get(key, "") for key in ("endTime", "deltaT", "writeInterval"))
+    now, end, step, interval = map(control_dict.number, (_exact(case, state, name), *words))
     if control not in ("runTime", "adjustable", "adjustableRunTime"):
         return {}
     if control_dict.INCLUDED in found or first is None or now is None or end is None:

@@ -31,6 +31,7 @@ from pathlib import Path
 _NUMBER = re.compile(r"-?\d+(\.\d+)?(e[-+]?\d+)?", re.ASCII)
 _TIME_LINE = re.compile(rb"^(?:Time = (\S+?)s?|(End))\s*$", re.MULTILINE)
 _INDEX = re.compile(r"^index\s+(\d{1,18});", re.MULTILINE | re.ASCII)
+_EXACT = re.compile(r'^(value|name)\s+"?([^\s";]+)"?;', re.MULTILINE)
 _FOOTER = b"// ************************************************************************* //"
 _LAGRANGIAN = "lagrangian"  # a rank without particles has no files of them
 _PRIVATE = "functionObjects"  # rank 0 alone may have a state to keep
@@ -56,11 +57,22 @@ def times(directory: Path) -> list[str]:
 
 def steps(directory: Path, name: str) -> int:
     """How many time steps were over at a whole time; 0 if it does not say."""
-    try:
-        found = _INDEX.search((directory / name / "uniform" / "time").read_text())
-    except (OSError, UnicodeError):
-        return 0
+    found = _INDEX.search(_said(directory, name))
     return int(found[1]) if found else 0
+
+
+def exact(directory: Path, name: str) -> str:
+    """A whole time with all digits, of which its name has a few; the name if it does not say."""
+    found = dict(_EXACT.findall(_said(directory, name)))
+    value = found.get("value", "")
+    return value if found.get("name") == name and _NUMBER.fullmatch(value) else name
+
+
+def _said(directory: Path, name: str) -> str:
+    try:
+        return (directory / name / "uniform" / "time").read_text()
+    except (OSError, UnicodeError):
+        return ""
 
 
 def latest(places: Sequence[Path], log: Path, before: Collection[str], sure: str) -> str | None:
