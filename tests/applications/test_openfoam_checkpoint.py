@@ -170,7 +170,12 @@ def test_the_first_time_needs_a_proof_that_its_writing_was_over(two_ranks):
     log = two_ranks[0].parent / "log"
     for place in two_ranks:
         shutil.rmtree(place / "20")
-    for text in ("Time = 10\nTime = 11\n", "Time = 10\n\nEnd\n", "Time = 10s\n\nTime = 11s\n"):
+    for text in (
+        "Time = 10\nTime = 11\n",
+        "Time = 10\n\nEnd\n",
+        "Time = 10s\n\nTime = 11s\n",
+        "\n Time = 10\n\n Time = 11\n",
+    ):
         log.write_text(text)
         assert latest(two_ranks) == "10", text
     for text in ("", "Time = 9\nTime = 10\n", "Time = 10\nFoam::error::printStack\n"):
@@ -362,6 +367,7 @@ def test_fields_are_written_at_the_end_wherever_it_goes_on_from(tmp_path, how):
 ENDS = {
     "before its end": ("Time = 7\n", True),
     "at its end": ("Time = 19\nTime = 20\n\nEnd\n", False),
+    "at its end, told after a blank": ("\n Time = 19\n\n Time = 20\n\nEnd\n", False),
     "at its end, but for rounding": ("Time = 19.9999999\n\nEnd\n", False),
     "converged": ("Time = 7\n\nSIMPLE solution converged in 7 iterations\n\nEnd\n", False),
     "converged within a time step": ("PIMPLE: converged in 3 iterations\nTime = 7\n", True),

@@ -56,7 +56,7 @@ _NEWER = 60.0
 takes no notice of one within its `fileModificationSkew`, which is 10 s as shipped."""
 _ROUNDING = 1e-6
 """Part of a write interval that the name of a time may leave out."""
-_LAST = re.compile(rb"^(?:Time = (\S+?)s?|\w+ solution converged in .*)\s*$", re.MULTILINE)
+_LAST = re.compile(rb"^ ?(?:Time = (\S+?)s?|\w+ solution converged in .*)\s*$", re.MULTILINE)
 
 
 @dataclass(frozen=True)

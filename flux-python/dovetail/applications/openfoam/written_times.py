@@ -29,7 +29,7 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 
 _NUMBER = re.compile(r"-?\d+(\.\d+)?(e[-+]?\d+)?", re.ASCII)
-_TIME_LINE = re.compile(rb"^(?:Time = (\S+?)s?|(End))\s*$", re.MULTILINE)
+_TIME_LINE = re.compile(rb"^ ?(?:Time = (\S+?)s?|(End))\s*$", re.MULTILINE)
 _INDEX = re.compile(r"^index\s+(\d{1,18});", re.MULTILINE | re.ASCII)
 _EXACT = re.compile(r'^(value|name)\s+"?([^\s";]+)"?;', re.MULTILINE)
 _FOOTER = b"// ************************************************************************* //"
