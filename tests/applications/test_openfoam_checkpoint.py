@@ -58,6 +58,36 @@ velocity (0.5 0 0);
 """
 )
 
+STRETCHED = (
+    MOVING.partition("motionSolver solidBody")[0]
+    + """
+motionSolver velocityComponentLaplacian;
+component x;
+diffusivity uniform;
+"""
+)
+MORE = (
+    ("fvSchemes", "laplacianSchemes", "laplacian(diffusivity,cellMotionU) Gauss linear corrected;"),
+    (
+        "fvSolution",
+        "solvers",
+        '"cellMotionUx.*" { solver PCG; preconditioner DIC; tolerance 1e-8; }',
+    ),
+)
+SPEEDS = (
+    SET.replace("cellSet", "pointScalarField").replace("broken", "pointMotionUx")
+    + """
+dimensions [0 1 -1 0 0 0 0];
+internalField uniform 0;
+boundaryField
+{
+    frontAndBack { type empty; }
+    inlet { type uniformFixedValue; uniformValue constant 0.001; }
+    ".*" { type uniformFixedValue; uniformValue constant 0; }
+}
+"""
+)
+
 # --- Which times are whole ---
 
 
@@ -634,6 +664,13 @@ def undisturbed(original, tmp_path_factory):
     return found
 
 
+def move(case: Path) -> None:
+    """Move the mesh alone, on two ranks."""
+    words = ["mpirun", "-np", "2", "moveDynamicMesh", "-parallel"]
+    with (case / "log").open("ab") as log:
+        subprocess.run(words, cwd=case, stdout=log, stderr=log, timeout=300, check=True)
+
+
 class TestOtherRanks:
     """Stopped, cut again and gone on with."""
 
@@ -663,13 +700,26 @@ class TestOtherRanks:
         case = copy(original, tmp_path / "case", endTime=2, writeInterval=2)
         (case / "constant/dynamicMeshDict").write_text(MOVING)
         checkpoint.begin(case, EVEN)
-        words = ["mpirun", "-np", "2", "moveDynamicMesh", "-parallel"]
-        with (case / "log").open("wb") as log:
-            subprocess.run(words, cwd=case, stdout=log, stderr=log, timeout=300, check=True)
+        move(case)
         assert checkpoint.go_on(case, (1.0,), case / "log") == "2"
         first, now = (mesh_file.FoamFile(case / time / "polyMesh/points").floats()
                       for time in ("constant", "2"))  # fmt: skip
         np.testing.assert_allclose(now[::3] - first[::3], 2 * 0.5, atol=1e-5)
+
+    def test_a_mesh_whose_ends_move_goes_on_on_other_ranks(self, original, tmp_path):
+        case = copy(original, tmp_path / "case", endTime=2, writeInterval=2)
+        (case / "constant/dynamicMeshDict").write_text(STRETCHED)
+        for name, group, entry in MORE:
+            path = case / "system" / name
+            path.write_text(path.read_text().replace(f"{group}\n{{", f"{group}\n{{\n{entry}"))
+        for place in written_times.directories(case, 2):
+            (place / "0/pointMotionUx").write_text(SPEEDS)
+        checkpoint.begin(case, EVEN)
+        move(case)
+        assert checkpoint.go_on(case, (1.0, 3.0), case / "log") == "2"
+        text = (case / "system/controlDict").read_text()
+        (case / "system/controlDict").write_text(re.sub(r"endTime\s+2;", "endTime 4;", text))
+        move(case)
 
     def test_a_new_cut_that_fails_leaves_it_cut_as_it_was(self, original, undisturbed, tmp_path):
         case = copy(original, tmp_path / "case", **DIGITS)

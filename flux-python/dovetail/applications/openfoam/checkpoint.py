@@ -54,8 +54,14 @@ _OLD = ".dovetail-old-cut"
 _NEWER = 60.0
 """Seconds by which a change of controlDict is dated after the one before, at least: OpenFOAM
 takes no notice of one within its `fileModificationSkew`, which is 10 s as shipped."""
+_HEADER = 2048  # bytes in which a field's header is
 _ROUNDING = 1e-6
 """Part of a write interval that the name of a time may leave out."""
+_UNSET = re.compile(
+    rb"^( *type +uniformFixedValue;\n(?: *patchType .*\n)?)"
+    rb" *value +nonuniform List<(scalar|vector)> \n(\d{1,18})\n\(",
+    re.MULTILINE,
+)
 _LAST = re.compile(rb"^ ?(?:Time = (\S+?)s?|\w+ solution converged in .*)\s*$", re.MULTILINE)
 
 
@@ -240,6 +246,7 @@ def _cut_again(case: Path, state: _State, name: str, weights: Sequence[float]) -
         _set_control(case, {**_EXACT, **_from(min([*state.before, name], key=float))})
         shutil.rmtree(case / name, ignore_errors=True)
         _tool(case, "reconstructPar", "-time", name)
+        _leave_out_unset(case / name)
     _set_control(case, {**_EXACT, **_from(name)})
     # From here until the new cut is there, the case in one piece is what counts.
     _save(case, replace(state, weights=(), sure=name))
@@ -257,6 +264,25 @@ def _cut_again(case: Path, state: _State, name: str, weights: Sequence[float]) -
         _save(case, state)
         raise
     shutil.rmtree(old)
+
+
+def _leave_out_unset(time: Path) -> None:
+    """Leave out what reconstructPar does not set: the values of point fields that are one each.
+
+    It writes what was in memory, which no solver reads; without, they take it from `uniformValue`.
+    """
+    for path in time.iterdir():
+        data = path.read_bytes() if path.is_file() else b""
+        if not re.search(rb"class +point\w+Field;", data[:_HEADER]) or b"binary;" not in data:
+            continue
+        at, kept = 0, b""
+        while found := _UNSET.search(data, at):
+            end = found.end() + int(found[3]) * (8 if found[2] == b"scalar" else 24)
+            if data[end : end + 3] != b");\n":
+                break
+            kept, at = kept + data[at : found.end(1)], end + 3
+        if at:
+            path.write_bytes(kept + data[at:])
 
 
 def _move(source: Path, target: Path) -> None:
