@@ -394,6 +394,32 @@ def test_fields_are_written_at_the_end_wherever_it_goes_on_from(tmp_path, how):
     assert path.read_text() == begun
 
 
+@mpi[0]
+@mpi[1]
+@pytest.mark.parametrize(
+    "said",
+    [
+        BY_TIME.replace("endTime 60;", '#include "more"'),
+        BY_TIME.replace("writeInterval 10;", "fifth 10;\nwriteInterval $fifth;"),
+    ],
+)
+def test_what_the_control_file_has_from_elsewhere_counts_as_openfoam_reads_it(tmp_path, said):
+    (tmp_path / "system").mkdir()
+    path = tmp_path / "system/controlDict"
+    path.write_text(SET.replace("cellSet", "dictionary") + said + "startFrom startTime;\n")
+    (tmp_path / "system/more").write_text("endTime 60;\n")
+    checkpoint.begin(tmp_path, (1.0,))
+    written(tmp_path, "25", "p")
+    (tmp_path / "25/uniform/time").write_text(f"{HEADER}index 50;\n{FOOTER}")
+    log = tmp_path / "log"
+    log.write_text("Time = 25\n\nEnd\n")
+    assert checkpoint.unfinished(tmp_path, log)
+    assert checkpoint.go_on(tmp_path, (1.0,), log) == "25"
+    assert "writeControl timeStep; writeInterval 20;" in path.read_text()
+    log.write_text("Time = 60\n\nEnd\n")
+    assert not checkpoint.unfinished(tmp_path, log)
+
+
 ENDS = {
     "before its end": ("Time = 7\n", True),
     "at its end": ("Time = 19\nTime = 20\n\nEnd\n", False),

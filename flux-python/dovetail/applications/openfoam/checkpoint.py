@@ -121,7 +121,7 @@ def unfinished(case: Path, log: Path) -> bool:
         return True
     if not told[-1]:
         return False  # it has converged
-    found = control_dict.entries(case)
+    found = _entries(case)
     if control_dict.INCLUDED in found:
         return True
     words = told[0], told[-1], found.get("endTime", ""), found.get("deltaT", "")
@@ -200,7 +200,7 @@ def _writes(case: Path, state: _State, name: str) -> dict[str, str]:
     that the user's controlDict means, and not at the end; steps it counts from the very first.
     Where steps vary, as many writes as are left are spread so that the last one stays.
     """
-    found = control_dict.entries(case)
+    found = _entries(case)
     control, first = found.get("writeControl"), _start(state.before, found)
     words = (found.get(key, "") for key in ("endTime", "deltaT", "writeInterval"))
     now, end, step, interval = map(control_dict.number, (_exact(case, state, name), *words))
@@ -222,10 +222,30 @@ def _writes(case: Path, state: _State, name: str) -> dict[str, str]:
     return {"writeControl": f"{control}; writeInterval {(first + last * interval - now) / left!r}"}
 
 
+def _entries(case: Path) -> dict[str, str]:
+    """controlDict's entries; where it includes, computes or names some, as OpenFOAM reads them."""
+    found = control_dict.entries(case)
+    if found and control_dict.INCLUDED not in found and "$" not in "".join(found.values()):
+        return found
+    with contextlib.suppress(OSError):
+        told = subprocess.run(
+            ["foamDictionary", "-expand", "system/controlDict"],
+            cwd=case,
+            env=install_paths.package_environment(),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            check=False,
+        )
+        if told.returncode == 0:
+            return control_dict.read(told.stdout.decode(errors="replace"))
+    return found
+
+
 def _first(case: Path, place: Path) -> int:
     """The time steps that are over where the solver begins, which has its times there."""
     names = written_times.times(place)
-    begun = _start(names, control_dict.entries(case))
+    begun = _start(names, _entries(case))
     return next((written_times.steps(place, one) for one in names if float(one) == begun), 0)
 
 

@@ -27,13 +27,18 @@ def entries(case: Path) -> dict[str, str]:
     """The file's own entries of one word each; empty if it cannot be read."""
     try:
         with open(case / "system" / "controlDict", errors="replace") as file:
-            text = _COMMENT.sub(" ", file.read(_LARGEST))
+            return read(file.read(_LARGEST))
     except OSError:
         return {}
+
+
+def read(text: str) -> dict[str, str]:
+    """The entries of one word each in what such a file has."""
+    text = _COMMENT.sub(" ", text)
     outer, depth, at, found = "", 0, 0, {}
     for token in _TOKEN.finditer(text):
         word = token[0]
-        if word == "#calc" or word.startswith("#if"):
+        if word in ("#calc", "#eval") or word.startswith("#if"):
             return {}
         if depth == 0 and word.startswith("#include"):
             found[INCLUDED] = word
