@@ -244,7 +244,7 @@ def test_times_are_ordered_as_numbers(tmp_path):
 
 
 @unit
-def test_a_case_that_is_not_the_runs_own_is_not_changed(tmp_path):
+def test_a_case_that_is_not_the_runs_own_is_not_changed(tmp_path, monkeypatch):
     theirs, case = tmp_path / "theirs", tmp_path / "case"
     theirs.mkdir()
     case.mkdir()
@@ -259,6 +259,11 @@ def test_a_case_that_is_not_the_runs_own_is_not_changed(tmp_path):
     checkpoint.stop(case)
     assert (theirs / "controlDict").read_text() == "endTime 3;\n"
     assert "stopAt writeNow;" in (case / "system/controlDict").read_text()
+    monkeypatch.setenv("FOAM_FILEHANDLER", "collated")
+    with pytest.raises(BadInput, match="collated"):
+        checkpoint.begin(case, EVEN)
+    monkeypatch.setenv("FOAM_FILEHANDLER", "uncollated")
+    checkpoint.begin(case, EVEN)
     (case / "processors2").mkdir()
     with pytest.raises(BadInput, match="collated"):
         checkpoint.begin(case, EVEN)

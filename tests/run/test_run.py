@@ -200,6 +200,12 @@ REFUSED = {
         [],
         "sim: `checkpoint: allowed` cannot be: its command has no `-in SCRIPT`",
     ),
+    "checkpoints of collated files": (
+        ({"command": "simpleFoam -fileHandler collated", "ranks": 2, "checkpoint": "allowed"},),
+        {},
+        [],
+        "sim: `checkpoint: allowed` cannot be: its command has files collated; use uncollated ones",
+    ),
     "a directory in a case": (({},), {}, ["-o", "case/out"], "case/out: lies in the case"),
     "a directory where a simulation would be written into its case": (
         ({"name": "case"},),

@@ -11,6 +11,7 @@ import shlex
 from pathlib import Path
 
 from dovetail.applications.openfoam import control_dict
+from dovetail.core.errors import BadInput
 from dovetail.core.protocol import Spec
 from dovetail.host import install_paths
 
@@ -38,7 +39,10 @@ def prepare(spec: Spec) -> tuple[str, ...]:
 
 
 def checkpoint(spec: Spec, step: str) -> str:
-    """See the module of that name."""
+    """See the module of that name. Raises BadInput where the command asks for collated files."""
+    for option, handler in zip(spec.command, spec.command[1:]):
+        if option == "-fileHandler" and handler in control_dict.COLLATED:
+            raise BadInput("its command has files collated; use uncollated ones")
     statement = "from dovetail.applications.openfoam.checkpoint import main; main()"
     return shlex.join([*install_paths.python_command(statement), step, *map(str, spec.weights)])
 

@@ -86,7 +86,8 @@ def begin(case: Path, weights: Sequence[float]) -> None:
 
     Raises BadInput with the reason if it cannot be.
     """
-    if any(case.glob("processors[0-9]*")):
+    handler = os.environ.get("FOAM_FILEHANDLER")
+    if handler in control_dict.COLLATED or any(case.glob("processors[0-9]*")):
         raise BadInput(f"{case}: no checkpoints with collated files; use uncollated ones")
     places = written_times.directories(case, len(weights))
     before = {name for place in {case, *places} for name in written_times.times(place)}

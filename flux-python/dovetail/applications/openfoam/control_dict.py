@@ -22,6 +22,9 @@ _LARGEST = 1 << 20  # bytes
 INCLUDED: Final = "#include"
 """Among the entries where another file may have others, which go before those here."""
 
+COLLATED: Final = ("collated", "hostCollated")
+"""OpenFOAM's file handlers that put what several ranks write into one directory."""
+
 
 def entries(case: Path) -> dict[str, str]:
     """The file's own entries of one word each; empty if it cannot be read."""
