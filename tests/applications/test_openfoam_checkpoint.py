@@ -353,6 +353,23 @@ def test_what_a_user_adds_to_the_control_file_while_it_runs_stays(tmp_path):
     assert text.count("stopAt writeNow;") == 1
 
 
+@unit
+def test_a_film_on_a_wall_stays_cut_as_it_was(two_ranks, tmp_path, capsys):
+    (tmp_path / "constant/film/polyMesh").mkdir(parents=True)
+    (tmp_path / "system/film").mkdir(parents=True)
+    (tmp_path / "system/controlDict").write_text("endTime 60;\n")
+    checkpoint.begin(tmp_path, EVEN)
+    for place in two_ranks:
+        written(place, "40", "U", "film/deltaf")
+    log = tmp_path / "log"
+    log.write_text("Time = 40\n\nEnd\n")
+    with pytest.raises(WorkFailed, match="has several regions"):
+        checkpoint.go_on(tmp_path, (1.0,), log)
+    assert checkpoint.go_on(tmp_path, (1.0, 3.0), log) == "40"
+    assert "it goes on as it was cut" in capsys.readouterr().out
+    assert sorted(tmp_path.glob("**/40")) == [place / "40" for place in two_ranks]
+
+
 BY_TIME = "writeControl runTime;\nwriteInterval 10;\nendTime 60;\ndeltaT 0.5;\n"
 WRITES = {
     "fixed steps are counted": (BY_TIME, "timeStep; writeInterval 20"),

@@ -496,6 +496,12 @@ def test_several_regions_are_kept_as_they_were_cut_and_not_cut_by_us(tmp_path, c
     command = ["decompose", "--ranks", "2", "--force", "--apply", "--json", str(tmp_path)]
     assert main(command) == 2
     assert "`decomposePar -allRegions`" in capsys.readouterr().err
+    # So is a film's region, which nothing lists.
+    (tmp_path / "constant" / "regionProperties").unlink()
+    (tmp_path / "constant" / "air" / "polyMesh").mkdir(parents=True)
+    (tmp_path / "system" / "air").mkdir(parents=True)
+    assert main(command) == 2
+    assert "several regions" in capsys.readouterr().err
     for rank in range(2):
         (tmp_path / f"processor{rank}" / "constant" / "air" / "polyMesh").mkdir(parents=True)
     assert main(command) == 0

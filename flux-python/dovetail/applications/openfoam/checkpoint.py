@@ -34,7 +34,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from dovetail.applications.openfoam import control_dict, written_times
+from dovetail.applications.openfoam import control_dict, processors, written_times
 from dovetail.core.causes import NOT_NOW, NOTHING_LEFT
 from dovetail.core.errors import BadInput, WorkFailed
 from dovetail.host import borrowed_python, install_paths
@@ -260,6 +260,10 @@ def _cut_again(case: Path, state: _State, name: str, weights: Sequence[float]) -
 
     What fails leaves it cut as it was.
     """
+    try:
+        processors.check_regions(case)
+    except BadInput as error:
+        raise WorkFailed(str(error)) from None
     if len(state.weights) > 1:
         _keep_results(case, state, name)
         # It brings the points of a moving mesh into one piece where they are others than those

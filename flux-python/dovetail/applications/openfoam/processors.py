@@ -71,13 +71,17 @@ def check_regions(case: Path) -> None:
     """Refuse to cut what has several meshes. Raises BadInput."""
     if _has_regions(case):
         raise BadInput(
-            f"{case}: has several regions, by constant/regionProperties; cut it by "
-            f"`{_PROGRAM} -allRegions`, in a run by a line of `prepare`"
+            f"{case}: has several regions; cut it by `{_PROGRAM} -allRegions`, or `-region` and "
+            "the name of each, in a run by lines of `prepare`"
         )
 
 
 def _has_regions(case: Path) -> bool:
-    return (case / "constant" / "regionProperties").exists()
+    """By what lists them, or, as for a film's on a wall, by a mesh that is solved for, too."""
+    if (case / "constant" / "regionProperties").exists():
+        return True
+    meshes = case.glob("constant/*/polyMesh")
+    return any((case / "system" / mesh.parent.name).is_dir() for mesh in meshes)
 
 
 def check_program() -> None:
