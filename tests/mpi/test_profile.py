@@ -145,6 +145,20 @@ def test_the_calls_of_all_threads_are_shares_of_their_own_sum(monkeypatch, capsy
     ]
 
 
+@unit_tier
+def test_a_rank_that_waited_is_called_as_in_the_table(monkeypatch, capsys):
+    """Ranks of a spawned world begin at 0 again."""
+    first = dataclasses.replace(some_profile().ranks[0], queued_s=0.0)
+    spawned = dataclasses.replace(first, world=1, queued_s=2.0)
+    one = dataclasses.replace(some_profile(), ranks=(first, spawned))
+    ended = profiled_run.ProfiledRun(one, "", interrupted=False)
+    monkeypatch.setattr(profiled_run, "run", lambda *_, **__: ended)
+    assert main(["profile", "--mpi", "openmpi", "--", "x"]) == 0
+    printed = capsys.readouterr().err
+    assert re.search(r"^ *1:0 ", printed, re.M)
+    assert "Rank 1:0 waited for a core for 50 % of its time" in printed
+
+
 def broken(**more: object) -> str:
     data = profile.to_json(some_profile())
     for path, value in more.items():

@@ -97,7 +97,8 @@ def show(profile: Profile, console: Console) -> None:
         )
     if pressure is not None:
         console.print(f"Pressure: something in its group waited for a core for {pressure:.3f} s")
-    for one in contention.hindrances(profile.contention, own_limit=False):
+    names = [_name(rank) for rank in profile.ranks]
+    for one in contention.hindrances(profile.contention, own_limit=False, names=names):
         console.print(one.words[0].upper() + one.words[1:])
 
 

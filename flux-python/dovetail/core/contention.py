@@ -124,8 +124,11 @@ class Hindrance:
     words: str
 
 
-def hindrances(seen: Contention, own_limit: bool) -> Iterator[Hindrance]:
-    """What took much of a simulation's time; `own_limit` if its plan has a limit."""
+def hindrances(seen: Contention, own_limit: bool, names: Sequence[str] = ()) -> Iterator[Hindrance]:
+    """What took much of a simulation's time; `own_limit` if its plan has a limit.
+
+    Ranks are called by their `names`, or, without any, by their numbers in `seen`.
+    """
     stops = seen.throttling
     stopped = stops is not None and (
         stops.share >= MATERIAL_STOPS or stops.throttled > MATERIAL_PERIODS * stops.periods
@@ -139,7 +142,8 @@ def hindrances(seen: Contention, own_limit: bool) -> Iterator[Hindrance]:
         yield Hindrance("throttling", stops.share, f"throttled {much}: {which} is too small")
     share = max(seen.waiting, default=0.0)
     if share >= MATERIAL_QUEUE and not stopped:
-        who = f"rank {seen.waiting.index(share)} waited for a core"
+        rank = seen.waiting.index(share)
+        who = f"rank {names[rank] if names else rank} waited for a core"
         told = f"{who} for {percent(share)} of its time: more wants to run there than can at once"
         yield Hindrance("queue", share, told)
 
