@@ -325,6 +325,17 @@ def test_ranks_that_are_not_seen_are_told(mpi, how):
 
 
 @mpi_tier
+def test_where_a_program_failed_ranks_may_have_ended_too_soon_to_be_seen():
+    program = known_programs.build("openmpi", "known/threads.c")
+    words = ["-np", "1", "env", "-u", "LD_PRELOAD", program]
+    words += [":", "-np", "1", "sh", "-c", f"{program}; exit 3"]
+    done = known_programs.dovetail("--", known_programs.LAUNCHERS["openmpi"], *words)
+    assert done.returncode == 1, done.stderr
+    assert "1 of 2 ranks were not seen" in done.stderr
+    assert "they ended before MPI_Init had, are on another machine" in done.stderr
+
+
+@mpi_tier
 @pytest.mark.parametrize("mode", ["off", "yield"])
 def test_ranks_that_the_user_has_give_way_do_so(mode):
     """As without the library, by mpi_yield_when_idle, which is set here: no mode takes it away."""

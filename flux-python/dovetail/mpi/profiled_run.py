@@ -168,9 +168,12 @@ def _unseen(profile: Profile) -> str:
     if not profile.unseen:
         return ""
     ranks = len(profile.ranks) + profile.unseen
+    reasons = "are on another machine, are statically linked, or clear LD_PRELOAD"
+    if profile.exit_code:  # one that fails takes the others with it
+        reasons = f"ended before MPI_Init had, {reasons}"
     return (
         f"{profile.unseen} of {ranks} ranks were not seen, so that all figures are of the "
-        "others: they are on another machine, are statically linked, or clear LD_PRELOAD"
+        f"others: they {reasons}"
     )
 
 
