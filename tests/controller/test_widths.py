@@ -498,6 +498,18 @@ def test_after_the_only_one_was_cancelled_the_next_has_as_many_ranks_as_there_ar
     assert launches_of(actions) == [("a-1", 2)]
 
 
+@pytest.mark.parametrize(("imbalance", "packed"), [(1.0, False), (3.0, True)])
+def test_who_shares_cores_does_so_on_as_many_ranks_as_the_others_of_its_kind(imbalance, packed):
+    """On fewer it has less to do for each core-second, which is no gain of the set."""
+    light = 0.06 / imbalance
+    work = Work((0.06, light), 600, cuts={1: (0.06 + light,), 4: (0.04,) * 4})
+    queue = [*specs(3, (1, 2, 4)), *specs(2, (1, 2, 4), "b")]
+    result = run_simulated(queue, {"a": work, "b": work}, [Node("n", 4000, 0)])
+    assert states(result) == {"done"}
+    assert bool(result.notes("policy")) == packed
+    assert min(launched(result)) == 2
+
+
 def test_a_clock_by_which_they_take_no_time_ends_no_run():
     controller, launched = begun(4, (1, 2), Node("n0", 2000, 0))
     for _ in range(2):

@@ -108,10 +108,24 @@ def _choices(state: State) -> list[Simulation]:
         heads = heads if not widths.room_is_left(state) else []
         heads = [sim for sim in heads if not widths.waits_for_more(state, sim)]
         for sim in heads:
-            sim.spec = sim.planned.on(widths.allowed(state.family(sim))[0])
+            sim.spec = sim.planned.on(_beside(state, sim))
     if state.overtakes >= state.settings.overtakes and heads and not state.lacks(heads[0]):
         heads = heads[:1]
     return [*_resumable(state), *heads]
+
+
+def _beside(state: State, sim: Simulation) -> int:
+    """On how many ranks one shares cores: as many as others of its family have.
+
+    A trial counts what each does of what it does alone, so one on fewer would count for too much.
+    Where none of its family runs it has as many as any other, but no more than are planned.
+    """
+    family, active = state.family(sim), state.active.values()
+    like = [one.spec.ranks for one in active if state.family(one) is family]
+    others = max(one.spec.ranks for one in active)
+    most = max(like, default=min(others, widths.planned_on(state, family)))
+    open_ = widths.allowed(family)
+    return max((ranks for ranks in open_ if ranks <= most), default=open_[0])
 
 
 def _resumable(state: State) -> list[Simulation]:

@@ -94,8 +94,14 @@ def waits_for_more(state: State, sim: Simulation) -> bool:
     family = state.family(sim)
     if not family.tried or free_cores(state) <= 0 or state.decided is None:
         return False
-    planned_on = state.decided[0].rest.get(family.spec.family)
-    return planned_on is not None and _cores(state, allowed(family)[0]) not in planned_on
+    return planned_on(state, family) > allowed(family)[0]
+
+
+def planned_on(state: State, family: Family) -> int:
+    """The fewest ranks that are planned for those of a family that are queued."""
+    rest = state.decided[0].rest.get(family.spec.family) if state.decided else None
+    open_ = allowed(family)
+    return next((r for r in open_ if rest and _cores(state, r) in rest), open_[0])
 
 
 def schedule(state: State) -> Schedule:
