@@ -155,7 +155,9 @@ class Machine:
 
     def left(self):
         """Everything of this user's clusters that is still here."""
-        found = [str(path) for path in (self.folder / "s").glob("*")]
+        found = []
+        with contextlib.suppress(FileNotFoundError):  # it goes with the last of them
+            found += [str(path) for path in (self.folder / "s").iterdir()]
         for folder in Path("/proc").glob("[0-9]*"):
             with contextlib.suppress(OSError):
                 line = (folder / "cmdline").read_bytes().decode(errors="replace")
