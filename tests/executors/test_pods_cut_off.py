@@ -232,7 +232,8 @@ def test_what_was_given_up_meanwhile_does_not_go_on_for_a_moment(cluster, api): 
     assert cluster.log("sim") == ""
 
 
-def test_nor_does_it_where_a_hub_that_is_made_again_has_yet_to_be_told_of_that(cluster, api):  # noqa: F811
+def heard_by_a_hub_that_is_made_again(cluster, api):  # noqa: F811
+    """Ranks that have begun stand still without hub and API; then there is a hub again."""
     begin(cluster)
     cluster.hub.close()
     api.hangs.set()
@@ -240,6 +241,10 @@ def test_nor_does_it_where_a_hub_that_is_made_again_has_yet_to_be_told_of_that(c
     cluster.hub = Hub("127.0.0.1", cluster.directory / "hub")
     cluster.until(messages.Pod, "sim")
     cluster.until(messages.Ping)
+
+
+def test_nor_does_it_where_a_hub_that_is_made_again_has_yet_to_be_told_of_that(cluster, api):  # noqa: F811
+    heard_by_a_hub_that_is_made_again(cluster, api)
     assert stand_still(cluster)
     cluster.hub.tell(messages.End("sim", 1))
     cluster.hub.answer("one")
@@ -248,12 +253,7 @@ def test_nor_does_it_where_a_hub_that_is_made_again_has_yet_to_be_told_of_that(c
 
 
 def test_ranks_go_on_when_a_hub_that_is_made_again_has_been_told_of_them(cluster, api):  # noqa: F811
-    begin(cluster)
-    cluster.hub.close()
-    api.hangs.set()
-    wait_for(lambda: stand_still(cluster))
-    cluster.hub = Hub("127.0.0.1", cluster.directory / "hub")
-    cluster.until(messages.Ping)
+    heard_by_a_hub_that_is_made_again(cluster, api)
     cluster.hub.answer("one")
     wait_for(lambda: not stand_still(cluster))
     assert go_on(cluster), "it answers by itself from now on"
