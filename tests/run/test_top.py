@@ -55,7 +55,11 @@ def running(site):  # noqa: F811
     stop = site.directory / "stop"
     entry = site.shell(STEPS.format(stop=stop), count=3, iterations=10**6)
     run = site.start(site.plan(entry, cpus=2), "-o", "out")
-    site.until(lambda log: any(max(e.get("ranks", {}).get("iterations", [0])) > 3 for e in log))
+
+    def iterate(log):
+        return {e["name"] for e in log if max(e.get("ranks", {}).get("iterations", [0])) > 3}
+
+    site.until(lambda log: len(iterate(log)) == 2)
     yield run
     stop.touch()
     if run.poll() is None:
