@@ -78,6 +78,26 @@ REFUSED = {
         SCRIPT.replace("fix 1", "variable e0 equal $(pe/atoms)\nfix 1"),
         "a later step",
     ),
+    "atoms that are still to come": (
+        SCRIPT.replace("fix 1", "fix 2 all pour 1000 1 4767548 region slab\nfix 1"),
+        "no restart file has",
+    ),
+    "a sum from the beginning": (
+        SCRIPT.replace("fix 1", "fix 2 all ave/time 1 10 10 c_thermo_temp ave running\nfix 1"),
+        "no restart file has",
+    ),
+    "a wall that swings": (
+        SCRIPT.replace("fix 1", "fix 2 all wall/gran hooke 1 zplane 0 9 wiggle z 1 2\nfix 1"),
+        "no restart file has",
+    ),
+    "time since it went on": (
+        SCRIPT.replace("fix 1", 'variable push equal "sin(0.1 * time)"\nfix 1'),
+        "`step\\*dt` would be right",
+    ),
+    "steps since it went on": (
+        SCRIPT.replace("fix 1", "variable push atom x*elapsed/10\nfix 1"),
+        "`elaplong` would be right",
+    ),
     "no box": ("run 3\n", "before `create_box`"),
 }
 
@@ -123,6 +143,8 @@ def test_a_log_of_the_scripts_own_is_gone_on_with(log, later):
         "variable tmp equal lx\nprint 'a box of ${tmp}'",
         "variable tmp equal temp\nvelocity all scale ${tmp}",
         "variable k equal 1000/xlat\nfix 2 all spring/self ${k}",
+        "variable push equal step*dt+elaplong\nfix 2 all ave/time 1 10 10 v_push",
+        "variable what string time\nvariable wall_time equal 2\nvariable t equal v_wall_time",
     ],
 )
 def test_a_value_that_stays_or_is_not_kept_is_not_refused(lines):

@@ -76,6 +76,11 @@ _ANEW_ENDS = (".bin", ".bz2", ".gz", ".lz4", ".lzma", ".xz", ".zst")
 _APPEND_PACKED = ("/gz", "/zstd")  # styles that can
 _ANEW_FIX = re.compile(r"(reax/c|reaxff)/(bonds|species)\b")
 
+# What has something in memory that no restart file has: atoms that are still to come, sums, where a
+# wall is. Some fixes do with one of these words alone.
+_FORGETFUL = {"controller", "phonon", "pour", "thermal/conductivity", "vector", "viscosity"}
+_FORGETFUL_WITH = {"ave/": {"running", "window"}, "wall/gran": {"wiggle"}}
+
 # What a variable's formula may have that another step has another value of. Spacings of the lattice
 # are none: they are what the script says, and no restart file has them.
 _CHANGES = re.compile(
@@ -83,6 +88,8 @@ _CHANGES = re.compile(
     r"ebond|eangle|edihed|eimp|emol|elong|enthalpy|vol|density|l[xyz]|[xyz](lo|hi)|x[yz]|"
     r"yz|p(xx|yy|zz|xy|xz|yz)|xcm|vcm|fcm|bound|gyration|angmom|torque|inertia|omega)(?!\w)"
 )
+_SINCE = re.compile(r"(?<![\w.])(elapsed|time)(?!\w)")
+"""What counts from where the run goes on; `time` in LAMMPS before May 2022."""
 _AT_ONCE = re.compile(r"\$(?:\{(\w+)\}|([A-Za-z])|\((.*))")  # the value of now
 
 
@@ -176,6 +183,15 @@ def stoppable(
             raise BadInput(f"'{line.strip()}': a script with `{command}` cannot be gone on with")
         if command == "fix" and ("file" in words or _ANEW_FIX.match("".join(words[3:4]))):
             raise BadInput(f"'{line.strip()}': its file would begin anew")
+        if command == "fix" and _forgets(words[3:]):
+            raise BadInput(f"'{line.strip()}': no restart file has what this fix has in memory")
+        formula = " ".join(words[3:]) if command == "variable" and words[2:3] != ["string"] else ""
+        if since := _SINCE.search(formula):
+            right = {"elapsed": "elaplong", "time": "step*dt"}[since[1]]
+            raise BadInput(
+                f"'{line.strip()}': going on, `{since[1]}` would count from there; "
+                f"`{right}` would be right"
+            )
         if command == "dump" and len(words) > 5 and _begins_anew(words[3], words[5]):
             raise BadInput(
                 f"'{line.strip()}': its file would begin anew; "
@@ -229,6 +245,14 @@ def _of_now(line: str, formulas: dict[str, str]) -> bool:
             formulas[name] for name in names if name in formulas and formulas[name] not in used
         ]
     return any(map(_CHANGES.search, used))
+
+
+def _forgets(words: list[str]) -> bool:
+    """Whether a fix, of which these are the style and what follows, could not go on as it was."""
+    style, options = "".join(words[:1]), {*words[1:]}
+    return style in _FORGETFUL or any(
+        style.startswith(begin) and options & some for begin, some in _FORGETFUL_WITH.items()
+    )
 
 
 def _begins_anew(style: str, file: str) -> bool:
