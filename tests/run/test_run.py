@@ -171,6 +171,16 @@ def test_a_dry_run_tells_no_seconds_as_it_knows_none(site):  # noqa: F811
     assert not re.search(r"\d s\b", output)
 
 
+def test_a_dry_run_tells_more_ranks_than_cores(site):  # noqa: F811
+    entry = {"application": "lammps", "command": "lmp -in f"}
+    wide = {"name": "wide", "ranks": 4}, {"name": "open", "ranks": "3-6"}
+    plan = site.plan({**entry, "ranks": "1-2"}, *({**entry, **one} for one in wide), cpus=2)
+    code, output, _ = site.run(plan, "-o", "out", "--dry-run", "--json")
+    assert code == 0
+    chosen = json.loads(output)["choice"]["widths"]
+    assert (chosen["wide"], chosen["open"]) == ({"4": 1}, {"3": 1})
+
+
 def test_a_dry_run_shows_commands_as_they_are(site):  # noqa: F811
     words = ["sh", "-c", "true", "[/x]", "data[ab]", ":100:", "\x1b[2J"]
     code, output, _ = site.run(site.plan({"command": words}), "-o", "out", "--dry-run")

@@ -14,6 +14,7 @@ for jumps (backwards, or by more than `Settings.jump`).
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from dovetail.controller import (
     admission,
@@ -324,9 +325,15 @@ class Controller:
     # --- views ---
 
     def outlook(self) -> Schedule | None:
-        """The choice of now for what is queued, and what else there is; None if none is left."""
+        """The choice of now for what is queued, and what else there is; None if none is left.
+
+        Its `widths_planned` are ranks, of which there may be more than cores.
+        """
         state = self._state
-        return widths.schedule(state) if state.moldable and state.queued else None
+        if not state.moldable or not state.queued:
+            return None
+        best = widths.schedule(state)
+        return replace(best, widths_planned=widths.ranks_planned(state, best))
 
     @property
     def finished(self) -> bool:

@@ -297,6 +297,14 @@ def _ranks_on(state: State, family: Family, cores: int) -> int:
     return next(r for r in allowed(family) if _cores(state, r) == cores)
 
 
+def ranks_planned(state: State, best: Schedule) -> dict[str, dict[int, int]]:
+    """How many of each family are to run on how many ranks, where a schedule tells of cores."""
+    return {
+        name: {_ranks_on(state, state.families[name], c): count for c, count in counts.items()}
+        for name, counts in best.widths_planned.items()
+    }
+
+
 def _task(state: State, family: Family) -> Task:
     sim = state.sims[family.queue[0][1]]
     by_cores: dict[int, float] = {}
@@ -441,10 +449,7 @@ def _tell(state: State, best: Schedule) -> None:
     key = ("choice", tuple(sorted(decided)), measured)
     if key in state.noted:
         return
-    planned_on = {
-        name: {_ranks_on(state, state.families[name], c): count for c, count in counts.items()}
-        for name, counts in best.widths_planned.items()
-    }
+    planned_on = ranks_planned(state, best)
     plan = [
         f"{count} {name} on {in_ranks(ranks)} each"
         for name, by_ranks in planned_on.items()
