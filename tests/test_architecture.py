@@ -90,7 +90,7 @@ def broken(above: Step, below: Step) -> str:
     text = above.file.read_text()
     if below.link == "starts":
         name = below.command or below.file.stem
-        good = re.search(rf'"([\w.-]*\W)?{name}"', text) is not None
+        good = re.search(rf'"([\w.-]*\W)?{name}(\.py)?"', text) is not None
         good = good or imported(above.file, below.file)
     elif below.link == "preloads":
         good = "LD_PRELOAD" in text

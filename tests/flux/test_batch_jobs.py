@@ -12,6 +12,7 @@ import os
 import re
 import shutil
 import signal
+from pathlib import Path
 
 import pytest
 from dovetail.applications import lammps_checkpoint
@@ -186,6 +187,16 @@ def let_go(flux, name="sim-1"):
     begun(flux, name).with_name("go").touch()
 
 
+def tasks(job):
+    """The processes that a job's shell has started, and theirs, of one that runs here."""
+    found = []
+    for environment in Path("/proc").glob("[0-9]*/environ"):
+        with contextlib.suppress(OSError):
+            if f"FLUX_JOB_ID={job}".encode() in environment.read_bytes().split(b"\0"):
+                found.append(environment.parent)
+    return found
+
+
 def test_every_simulation_is_a_job(flux):
     flux.plan("echo begun; until [ -e go ]; do sleep 0.2; done; echo over; exit 7", count=4)
     job = flux.batch("flux dovetail submit --wait-up plan.yaml; sleep 1000")
@@ -202,6 +213,7 @@ def test_every_simulation_is_a_job(flux):
     assert eventually(lambda: running("1.1:sim"))
     first = running("1.1:sim")
     used = json.loads(flux.run("resource", "R", "-s", "allocated", uri=uri))
+    assert len(tasks(first)) == 1, "there may be a hundred on a node"
     let_go(flux)
     assert "over" in flux.run("job", "attach", first, uri=uri, code=7)
     assert used == json.loads(flux.run("resource", "R", "-s", "allocated", uri=uri))

@@ -51,7 +51,7 @@ held = flux("submit", "-n1", "-t60s", "sleep", "inf")
 flux("job", "wait-event", held, "start")
 flux("update", held, "duration=1h")
 client = Client()
-spec = jobspec.proxy_job("/bin/true", {"run": 1, "name": "sim", "launch": "1"})
+spec = jobspec.proxy_job({"run": 1, "name": "sim", "launch": "1"})
 spec["tasks"][0]["command"] = ["sleep", "inf"]
 number = client.send(SUBMIT, {"spec": spec, "jobs": [int(flux("job", "id", held))]})
 job = next(str(line["value"]["job"]) for line in client.lines() if line.get("id") == number)

@@ -85,9 +85,6 @@ def parser() -> argparse.ArgumentParser:
     agent.add_argument("--usernetes", default="")
     agent.add_argument("--node-image", default="")
     agent.add_argument("--sweep", action="store_true")
-    proxy_job = commands.add_parser("simulation")  # nor is this
-    proxy_job.add_argument("--launch", required=True)
-    proxy_job.add_argument("--name", required=True)
     return top
 
 
@@ -356,13 +353,6 @@ def do_slice(args: argparse.Namespace) -> int:
         network=args.network, usernetes=args.usernetes, node_image=args.node_image,
         only_sweep=args.sweep,
     )  # fmt: skip
-
-
-def do_simulation(args: argparse.Namespace) -> int:
-    """Be the job of a simulation; only the agent of the control slice starts this."""
-    from dovetail.flux import proxy_job
-
-    return proxy_job.main(args.launch, args.name)
 
 
 def main(words: list[str] | None = None) -> int:

@@ -15,9 +15,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from dovetail.flux.option import Request
+from dovetail.host import install_paths
 
 PRIVATE = ("FLUX_MODULE_URI", "FLUX_URI", "FLUX_JOB_", "FLUX_TASK_", "FLUX_KVS_NAMESPACE",
            "PMI_", "DOVETAIL_STATE")  # fmt: skip
+PROXY_JOB = install_paths.PACKAGES / "dovetail" / "flux" / "proxy_job.py"
 SLICE_NAME = re.compile(r"kube-[0-9]+")
 
 
@@ -106,7 +108,7 @@ def proxy_name(run: int, simulation: str) -> str:
     return f"{run}:{simulation}"
 
 
-def proxy_job(command: str, launch: Mapping[str, Any]) -> dict[str, Any]:
+def proxy_job(launch: Mapping[str, Any]) -> dict[str, Any]:
     """The job that a simulation is for Flux, but for its cores, which slices hold already.
 
     It has a task on each broker of theirs, since Flux's shell wants one there.
@@ -114,7 +116,7 @@ def proxy_job(command: str, launch: Mapping[str, Any]) -> dict[str, Any]:
     run, name = launch["run"], launch["name"]
     slot = {"type": "slot", "count": 1, "label": "task", "with": [{"type": "core", "count": 1}]}
     node = {"type": "node", "count": 1, "with": [slot]}
-    words = [command, "simulation", "--launch", launch["launch"], "--name", name]
+    words = ["flux", "python", str(PROXY_JOB), launch["launch"], name]
     return {
         "version": 1,
         "resources": [node],

@@ -201,7 +201,7 @@ class Agent:
         """Submit the next jobs, a few at a time: orders must not wait for a thousand of them."""
         while self.unsubmitted and len(self.submitting) < SUBMITS and not self.over:
             launch, jobs = self.unsubmitted.popleft()
-            wanted = {"spec": jobspec.proxy_job(sys.argv[0], launch), "jobs": jobs}
+            wanted = {"spec": jobspec.proxy_job(launch), "jobs": jobs}
             request = self.client.send(SUBMIT, wanted)
             self.proxy_jobs[request] = launch
             self.submitting.add(request)
