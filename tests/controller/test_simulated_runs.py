@@ -165,6 +165,19 @@ def test_who_waits_is_told_too_that_its_deadline_cannot_be_met(open_ranks):
     assert len(about) == len(set(about))
 
 
+def test_a_deadline_that_is_over_is_told_though_nobody_knew_how_long_it_takes():
+    silent = replace(IMBALANCED, publishes=False)
+    plan = specs("a", 3, (1, 3), deadline=1.0) + specs("b", 1, (1, 3))
+    result = run_simulated(plan, {"a": silent, "b": IMBALANCED}, TWO_CORES)
+    assert states(result) == ["done"] * 4
+    at, note = next(
+        (t, a) for t, a in result.actions if isinstance(a, protocol.Note) and a.what == "fail"
+    )
+    assert at < min(result.controller.view(f"a-{i}").ended for i in range(3))
+    assert "3 of a did not meet their deadline, 1 s after" in note.why
+    assert (note.data["names"], len(result.notes("fail"))) == (["a-0", "a-1", "a-2"], 1)
+
+
 def test_a_program_without_iterations_runs_alone():
     silent = replace(IMBALANCED, publishes=False)
     plan = specs("a", 3, (1, 3)) + specs("b", 2, (1, 3))

@@ -17,11 +17,13 @@ from dovetail.controller.knowledge import Measure, TrialVerdict
 from dovetail.controller.simulation import Family, Simulation
 from dovetail.controller.state import AT_ONCE, State
 from dovetail.controller.trial import measured, rollback
+from dovetail.core import units
 from dovetail.core.protocol import WaitPolicy
 
 
 def keep_budgets(state: State) -> None:
     """Help whoever is slower than its budget allows, and take apart what no longer pays."""
+    _tell_who_missed_its_deadline(state)
     if state.profiling or not state.settled():
         return
     sims = list(state.active.values())
@@ -65,6 +67,28 @@ def _too_slow(state: State, sim: Simulation) -> bool:
         return True
     state.note_once(("slow", sim.spec.name), "hold", f"{why}; nothing helps", **figures)
     return False
+
+
+def _tell_who_missed_its_deadline(state: State) -> None:
+    """Say so where it was not said before, since nobody knows how long such a simulation takes."""
+    begun = [*state.active.values(), *state.suspended.values(), *state.terminating.values()]
+    for family in state.families.values():
+        deadline = family.spec.deadline
+        if deadline is None or state.t <= deadline:
+            continue
+        sims = [sim for sim in begun if sim.spec.family == family.spec.family]
+        sims += [state.sims[name] for _, name in sorted(family.queue)]
+        names = [sim.spec.name for sim in sims if not sim.late_told]
+        if not names:
+            continue
+        for name in names:
+            state.sims[name].late_told = True
+        who, its = names[0], "its deadline"
+        if len(names) > 1:
+            who, its = f"{len(names)} of {family.spec.family}", "their deadline"
+        after = units.rounded(deadline)
+        why = f"{who} did not meet {its}, {after} s after the start of the run"
+        state.note("fail", why, names=names, late=state.t - deadline)
 
 
 def _warn_of_deadline(state: State, sim: Simulation) -> None:
