@@ -390,6 +390,23 @@ def test_the_slowdown_is_against_alone():
     assert found.simulations[1].slowdown == pytest.approx(1.4, rel=0.01)
 
 
+@pytest.mark.parametrize("iterations", [1, 2, 3])
+def test_the_last_iterations_alone_are_no_measure_of_the_others(iterations):
+    run = made_up_runs.Run([made_up_runs.spec(f"a-{i}", "a") for i in range(2)], {"a": 0.1})
+    run.launch("a-0")
+    run.launch("a-1")
+    run.work(2.0)
+    run.finish("a-0")
+    run.work((1 + iterations) * 0.1, period=0.1)  # seen from the first one on
+    run.finish("a-1")
+    found = summary.summarise(run.history())
+    alone = found.families[0].alone
+    assert [one.slowdown is None for one in found.simulations] == [iterations < 3] * 2
+    if iterations < 3:
+        assert found.totals.throughput_gain.value is None
+        assert alone.how.startswith(f"only {iterations} iteration")
+
+
 def test_the_model_is_fitted_to_what_was_measured():
     model = summary.summarise(made_up_runs.packed().history()).families[0].model
     assert model.slowdown(2) == pytest.approx(1.4, rel=0.01)

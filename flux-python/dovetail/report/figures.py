@@ -36,6 +36,9 @@ KINDS = {
 }
 """How a load of each kind was measured, in words."""
 
+ENOUGH = 3
+"""Iterations alone from which others are judged, at least: the last one alone may write results."""
+
 QUIET = 0.9
 """Share of a core below which spinning ranks were disturbed: alone they take all of it."""
 
@@ -170,12 +173,16 @@ def _alone(spells: Iterable[Spell]) -> Figure:
     ):
         steps = [step for spell in which for step in spell.steps.values()]
         count = sum(step[0] for step in steps)
-        if count:
+        if count >= ENOUGH:
             each = [seconds / n for n, seconds in steps]
             how = f"{count:.0f} iterations while nothing else ran, {kind}"
             mean = sum(step[1] for step in steps) / count
             return Figure(mean, "measured", how, (min(each), max(each)))
-    return Figure(how="no iteration was seen while a simulation ran alone")
+    seen = sum(step[0] for spell in single for step in spell.steps.values())
+    how = "no iteration was"
+    if seen:
+        how = f"only {seen:.0f} iteration{'s were' if seen > 1 else ' was'}"
+    return Figure(how=f"{how} seen while a simulation ran alone")
 
 
 def _by_work(name: str, history: History) -> str:
