@@ -23,5 +23,9 @@ def test_a_number_is_rounded_and_has_no_exponent(value, text):
     assert units.rounded(value) == text
 
 
+def test_one_of_something_is_no_plural():
+    assert [units.counted(n, "node") for n in (0, 1, 2)] == ["0 nodes", "1 node", "2 nodes"]
+
+
 def test_as_many_digits_count_as_are_asked_for():
     assert [units.rounded(12.3456, n) for n in (2, 4)] == ["12", "12.35"]

@@ -100,7 +100,7 @@ def test_a_nested_instance_that_did_not_ask_has_none(flux):
 def test_a_submitted_command_becomes_the_first_program_of_an_instance(flux):
     words = ("submit", "-N2", "--dovetail=nodes=1,cores=1", "--output=out.txt", "flux", "dovetail")
     output = flux.output(flux.run(*words, "up"))
-    assert "Kubernetes is up: 1 nodes" in output
+    assert "Kubernetes is up: 1 node\n" in output
     flux.nothing_left()
 
 
@@ -132,7 +132,7 @@ def test_an_instance_without_it_starts_it_by_hand(flux):
         flux dovetail up --dovetail=nodes=1"""
     job = flux.batch(script, dovetail="")
     output = flux.output(job)
-    assert "Kubernetes is up: 1 nodes" in output
+    assert "Kubernetes is up: 1 node\n" in output
     assert "loaded here already" in output
     assert flux.code(job) == 2
     flux.nothing_left()
@@ -148,7 +148,7 @@ def test_starting_it_by_hand_can_be_repeated(flux):
         flux dovetail up --dovetail=nodes=2,cores=1
         flux jobtap list"""
     output = flux.output(flux.batch(script, dovetail=""))
-    assert "Kubernetes is up: 1 nodes" in output
+    assert "Kubernetes is up: 1 node\n" in output
     assert "Kubernetes was taken down" in output
     assert "Kubernetes is not built for this user" in output, "in the caller's cache"
     assert "Kubernetes is up: 2 nodes" in output

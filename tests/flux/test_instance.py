@@ -436,6 +436,10 @@ def test_a_resize_for_which_there_is_no_room_even_when_all_is_idle_is_refused():
     play.state.room = 4
     play.ask("resize", "r", nodes=5)
     assert play.told("r") == [(INVALID, "5 nodes do not fit into this instance; 4 do")]
+    play.state.room = 1
+    play.ask("resize", "one", nodes=3)
+    assert play.told("one") == [(INVALID, "3 nodes do not fit into this instance; 1 does")]
+    play.state.room = 4
     assert (play.state.phase, play.state.wanted) == ("up", 2)
     assert play.ask("resize", "fits", nodes=4).submits() == [0, 1, 2, 3]
 

@@ -147,7 +147,9 @@ def show(asked: schema.Plan, cpus: int, devices: target.Devices, *, as_json: boo
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(title=f"{len(rows)} simulations on {cpus}m of CPU", title_justify="left")
+    table = Table(
+        title=f"{units.counted(len(rows), 'simulation')} on {cpus}m of CPU", title_justify="left"
+    )
     shown = ("devices",) if devices else ()
     for name in ("simulation", "ranks", "first requests", "slowdown", *shown, "command"):
         table.add_column(name, overflow="fold")

@@ -35,7 +35,7 @@ from dovetail.controller.settings import Settings
 from dovetail.controller.simulation import Simulation, Stage
 from dovetail.controller.state import Mode, Phase, State
 from dovetail.controller.views import Status, View
-from dovetail.core import protocol
+from dovetail.core import protocol, units
 from dovetail.core.protocol import Action, Capacity, Cause, Event, Share, Spec
 
 
@@ -248,7 +248,7 @@ class Controller:
         if event.cause is Cause.DONE:
             state.end(sim, Stage.DONE, Cause.DONE)
         elif event.cause is Cause.CHECKPOINTED:
-            after = "" if sim.by_work else f" after {over} iterations"
+            after = "" if sim.by_work else f" after {units.counted(over, 'iteration')}"
             why = f"stopped at a checkpoint{after}: {state.subject}"
             state.end(sim, Stage.CHECKPOINTED, Cause.CHECKPOINTED, why)
             state.note("hold", f"{event.name} {why}", name=event.name, iterations=over)
@@ -288,7 +288,7 @@ class Controller:
         state.note(
             "hold",
             f"the capacity changed from {state.capacity.cpu}m to {capacity.cpu}m on "
-            f"{len(capacity.nodes)} nodes{devices}: the plan is made anew",
+            f"{units.counted(len(capacity.nodes), 'node')}{devices}: the plan is made anew",
             cpu=capacity.cpu,
             memory=capacity.memory,
         )

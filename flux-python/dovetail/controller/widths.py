@@ -495,4 +495,4 @@ def by_text(values: Mapping[int, Number]) -> dict[str, Number]:
 
 def in_ranks(count: int) -> str:
     """A number of ranks, in words."""
-    return "1 rank" if count == 1 else f"{count} ranks"
+    return units.counted(count, "rank")

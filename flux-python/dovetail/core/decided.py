@@ -124,4 +124,4 @@ def _why(entry: _Entry, counts: Mapping[int, int]) -> str:
 
 
 def _ranks(count: int) -> str:
-    return "1 rank" if count == 1 else f"{count} ranks"
+    return units.counted(count, "rank")

@@ -109,6 +109,11 @@ def progress(count: int, measure: str) -> str:
     return {"iterations": f"{count}", "periods": f"{count} periods"}.get(measure, measure)
 
 
+def counted(count: int, what: str) -> str:
+    """So many of something, whose plural ends in an s."""
+    return f"{count} {what}" if count == 1 else f"{count} {what}s"
+
+
 def printable(words: str) -> str:
     """Without the control characters that a log or a program's last words may hold."""
     return "".join(one if one.isprintable() else "�" for one in words)

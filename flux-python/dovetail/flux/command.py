@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from dovetail.core import units
 from dovetail.core.errors import BadInput, WorkFailed
 from dovetail.flux import client, format, load, plan_runner
 from dovetail.host.private_files import looking, written
@@ -230,7 +231,7 @@ def do_cancel(args: argparse.Namespace) -> int:
 def do_resize(args: argparse.Namespace) -> int:
     """More or fewer nodes."""
     found = client.call("dovetail.resize", {"nodes": args.nodes})
-    show(args, found, f"{found['nodes']} nodes")
+    show(args, found, units.counted(found["nodes"], "node"))
     return 0
 
 

@@ -8,6 +8,8 @@ import json
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from dovetail.core.units import counted
+
 JOB = ("FLUX_", "PMI_", "DOVETAIL_STATE", "OMPI_MCA_btl_vader_backing_directory")
 """What Flux, and we, give a job, or a rank of it: some is a file that ends with the job."""
 
@@ -25,15 +27,15 @@ def is_text(text: str) -> bool:
 def up(found: Mapping[str, Any]) -> str:
     """What there is of Kubernetes, to whoever waited for it."""
     if "wanted" in found:
-        return f"Kubernetes is degraded: {found['nodes']} of {found['wanted']} nodes"
-    return f"Kubernetes is up: {found['nodes']} nodes"
+        return f"Kubernetes is degraded: {found['nodes']} of {counted(found['wanted'], 'node')}"
+    return f"Kubernetes is up: {counted(found['nodes'], 'node')}"
 
 
 def status(found: Mapping[str, Any]) -> str:
     """Phase, slices and runs."""
     reason = f": {found['reason']}" if found["reason"] else ""
     if found["phase"] == "degraded":
-        reason = f": {found['ready']} of {found['wanted']} nodes"
+        reason = f": {found['ready']} of {counted(found['wanted'], 'node')}"
     lines = [f"Kubernetes is {found['phase']}{reason}"]
     lines += [f"lost: {line}" for line in found["lost"]]
     if found["slices"]:

@@ -322,7 +322,7 @@ class Dovetail(BrokerModule):
         try:
             job = int(future.get_id())
         except OSError as error:
-            self.do(self.state.submitted(number, 0, str(error)))
+            self.do(self.state.submitted(number, 0, error.strerror or str(error)))
             return
         self.do(self.state.submitted(number, job))
 

@@ -14,6 +14,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from dovetail.core import units
 from dovetail.core.errors import BadInput
 from dovetail.flux.instance.slices import MOST
 
@@ -180,7 +181,8 @@ def check_fits(request: Request, nodes: int | None, where: str) -> None:
     if nodes is not None and not request.cores and request.nodes > nodes:
         raise BadInput(
             f"{where}: nodes={request.nodes} with all cores of each does not fit into the "
-            f"{nodes} nodes asked for; ask for more with -N, or for fewer cores with cores=N"
+            f"{units.counted(nodes, 'node')} asked for; ask for more with -N, or for fewer cores "
+            "with cores=N"
         )
 
 

@@ -100,7 +100,8 @@ def resize(state: Instance, key: Key, payload: Payload) -> Effects:
     if state.failure or state.ending:
         yield Refuse(key, FAILED, state.failure or DOWN)
     elif state.room and nodes > max(state.room, state.wanted):  # it would wait for ever
-        yield Refuse(key, INVALID, f"{nodes} nodes do not fit into this instance; {state.room} do")
+        some = "1 does" if state.room == 1 else f"{state.room} do"
+        yield Refuse(key, INVALID, f"{nodes} nodes do not fit into this instance; {some}")
     else:
         yield from state.resize(nodes)
         state.pending.resizing[key] = nodes, state.lost[-1:]
