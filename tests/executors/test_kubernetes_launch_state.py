@@ -232,7 +232,10 @@ def test_a_pod_that_goes_as_its_simulation_is_adopted_is_missed(resumed):
     (end,) = wait_for(
         lambda: [e for e in executor.observe(1.0) if isinstance(e, protocol.Finished)]
     )
-    assert (end.cause, end.reason) == (Cause.POD_LOST, "pod lost: pod p was deleted")
+    assert (end.cause, end.reason) == (
+        Cause.POD_LOST,
+        "pod lost: pod p was deleted: its node n left the cluster",
+    )
     executor.close()
     assert ends == [False]
 

@@ -479,6 +479,11 @@ def test_what_a_lost_slice_ran_goes_on_from_what_is_written_and_with_the_control
     def take_away():
         flux.run("dovetail", "kubectl", "uncordon", control, uri=uri)
         flux.run("dovetail", "resize", "1", uri=uri)
+        found = flux.run("dovetail", "kubectl", "get", "pods", "-A", "-o", "json", uri=uri)
+        for pod in json.loads(found)["items"]:
+            if pod["spec"].get("nodeName", control) != control:
+                # Without grace: no kubelet is left that would end it.
+                assert pod["metadata"].get("deletionGracePeriodSeconds") == 0, pod["metadata"]
 
     lose_and_go_on(flux, written, kill)
     lose_and_go_on(flux, written, take_away)

@@ -97,8 +97,17 @@ def test_a_slice_that_is_lost_is_replaced_unless_the_user_ended_it(how):
     end(play)
     assert (play.submits() == [0, 1, 2]) is replaced
     assert play.state.wanted == wanted
-    assert {"forget": "n1"} in play.told("agent0")
+    assert {"forget": "n1", "ended": True} in play.told("agent0")
     assert play.state.phase == ("degraded" if replaced else "up")
+
+
+def test_of_a_slice_whose_machine_cannot_be_reached_nobody_says_that_its_pods_have_ended():
+    """They may run on there, and write to the files of those that run in their stead."""
+    play = Play().begin().ready(0, 1)
+    play.do(play.state.drop({"agent1"}))
+    play.do(play.state.finished(1, 9)).do(play.state.swept(1, "rank 1: No route to host"))
+    play.do(play.state.cleaned(1))
+    assert {"forget": "n1", "ended": False} in play.told("agent0")
 
 
 @pytest.mark.parametrize(

@@ -60,7 +60,7 @@ def test_a_slice_that_ended_while_the_module_was_away(how):
     play.do(play.state.finished(1, 9))
     assert Sweep(1, 1) in play.done
     play.do(play.state.swept(1, "")).do(play.state.cleaned(1))
-    assert {"forget": "n1"} in play.told("agent0")
+    assert {"forget": "n1", "ended": True} in play.told("agent0")
     assert (list(play.state.slices), play.state.wanted) == (slices, wanted)
     assert play.state.status()["lost"][0].startswith("slice 1: ")
 

@@ -20,7 +20,7 @@ MORE = {"content": "c", "environment": {"A": "b"}, "metrics": "h:1", "umask": 18
 ORDERS = [
     (messages.End(), '{"end": true}'),
     (messages.Invite(1, ""), '{"invite": 1, "node": ""}'),
-    (messages.Forget("n1"), '{"forget": "n1"}'),
+    (messages.Forget("n1", ended=True), '{"forget": "n1", "ended": true}'),
     (messages.Keep({"more": [1]}), '{"keep": {"more": [1]}}'),
     (messages.Queue(messages.QueuedPlan(**PLAN)), json.dumps({"queue": PLAN})),
     (

@@ -109,6 +109,30 @@ def test_orders_do_not_wait_for_the_jobs_of_a_thousand_simulations(agent):
     assert [*agent.proxy_jobs.values()] == launches
 
 
+def test_with_a_node_whose_slice_has_ended_its_pods_go_and_else_the_node_alone(agent, monkeypatch):
+    """No kubelet is left that would end them, so that they would wait for one."""
+    asked = []
+
+    class Admin:
+        def call(self, method, path, body=None, timeout=0.0):
+            asked.append((method, path, body))
+            pod = {"name": "p", "namespace": "s", "uid": "u"}
+            return {"items": [{"metadata": pod}, {"metadata": {**pod, "name": "q"}}]}
+
+    monkeypatch.setattr(agent, "admin", Admin)
+    agent.obey(messages.Forget("n1", ended=False))
+    assert asked == [("DELETE", "/api/v1/nodes/n1", None)]
+    agent.obey(messages.Forget("n1", ended=True))
+    at_once = {"gracePeriodSeconds": 0, "preconditions": {"uid": "u"}}
+    assert asked[1:] == [
+        ("DELETE", "/api/v1/nodes/n1", None),
+        ("GET", "/api/v1/pods?fieldSelector=spec.nodeName%3Dn1", None),
+        ("DELETE", "/api/v1/namespaces/s/pods/p", at_once),
+        ("DELETE", "/api/v1/namespaces/s/pods/q", at_once),
+    ]
+    assert [one["forgotten"] for one in agent.client.of("dovetail.tell")] == ["n1", "n1"]
+
+
 def own_node(cluster, **monitor):
     return clusters.node(cluster=cluster, **monitor)
 

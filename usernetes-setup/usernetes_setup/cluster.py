@@ -476,6 +476,8 @@ def sweep(name: str, only: str = "") -> None:
         raise WorkFailed(f"cluster {name}: could not be removed: {'; '.join(left[:3])}")
     if not only:
         clear(node_record.cluster_folder(name))
+    for node in nodes if only else ():
+        forget_pods(node)
 
 
 def clear(folder: Path) -> None:
@@ -512,3 +514,11 @@ def forget(node: Node) -> None:
         return
     with contextlib.suppress(OSError, api_client.Refused, http.client.HTTPException, BadInput):
         client(node.cluster).call("DELETE", f"{api_client.NODES}/{node.name}", timeout=2.0)
+
+
+def forget_pods(node: Node) -> None:
+    """Tell the cluster that a worker's pods have ended, if it can still be told."""
+    if node.control:
+        return
+    with contextlib.suppress(OSError, api_client.Refused, http.client.HTTPException, BadInput):
+        api_client.delete_pods(client(node.cluster), node.name, timeout=2.0)

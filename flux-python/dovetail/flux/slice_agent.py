@@ -337,7 +337,10 @@ class Agent:
             self.uninvited[order.invite] = order.node, math.inf
         elif isinstance(order, messages.Forget):
             with contextlib.suppress(OSError, HTTPException, api_client.Refused, BadInput):
-                self.admin().call("DELETE", f"{api_client.NODES}/{order.forget}")
+                admin = self.admin()
+                admin.call("DELETE", f"{api_client.NODES}/{order.forget}")
+                if order.ended:
+                    api_client.delete_pods(admin, order.forget)
             self.tell(forgotten=order.forget)
         elif isinstance(order, messages.Keep):
             self.keep(order)

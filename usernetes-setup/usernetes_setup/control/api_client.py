@@ -8,6 +8,7 @@ http.client.HTTPException) when it cannot be reached.
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
 import ssl
@@ -120,6 +121,17 @@ class Client:
                 yield change["type"], change["object"]
         finally:
             link.close()
+
+
+def delete_pods(client: Client, node: str, timeout: float = 10.0) -> None:
+    """Delete the pods of a node on which nothing runs any more, and so no kubelet does that."""
+    path = f"/api/v1/pods?fieldSelector=spec.nodeName%3D{node}"
+    for pod in client.call("GET", path, timeout=timeout)["items"]:
+        this = pod["metadata"]
+        at_once = {"gracePeriodSeconds": 0, "preconditions": {"uid": this["uid"]}}
+        with contextlib.suppress(Refused):  # it is gone already
+            path = f"/api/v1/namespaces/{this['namespace']}/pods/{this['name']}"
+            client.call("DELETE", path, at_once, timeout)
 
 
 def kubelet(node: Object, pki: Path) -> Client:

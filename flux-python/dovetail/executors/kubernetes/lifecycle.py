@@ -725,13 +725,15 @@ class Lifecycle:
             self._resizes.gone(name)
             job.pods.pop(group, None)
             if job.expected:
-                self.lose(job, f"pod {name} was deleted")
+                why = self._nodes.departed(pod_status.node_of(pod))
+                self.lose(job, f"pod {name} was deleted{f': {why}' if why else ''}")
             return
         new = group not in job.pods
         job.pods[group] = pod
         job.seen = job.seen or len(job.pods) == len(job.sizes)
         if pod_status.deleted(pod) and job.expected:
-            return self.lose(job, f"pod {name} is deleted: {pod_status.ended_by(pod)}")
+            left = self._nodes.departed(pod_status.node_of(pod))
+            return self.lose(job, f"pod {name} is deleted: {left or pod_status.ended_by(pod)}")
         if pod_status.over(pod):
             self._resizes.gone(name)
             why = pod_status.starved(pod) if isinstance(job.state, Running) else ""

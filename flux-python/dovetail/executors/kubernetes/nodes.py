@@ -190,6 +190,10 @@ class Nodes:
             return list(wanted)
         return [max(1, cpu * room // total) for cpu in wanted]
 
+    def departed(self, name: str) -> str:
+        """Why a pod goes whose node is not in the cluster any more; empty where it is."""
+        return f"its node {name} left the cluster" if name and name not in self._nodes else ""
+
     def lost(self, now: float, connected: set[str], used: set[str]) -> dict[str, str]:
         """Which of the nodes in use are gone for good, and how that was seen."""
         found = {}

@@ -210,9 +210,10 @@ class Invite:
 
 @dataclass(frozen=True)
 class Forget:
-    """Remove this node from Kubernetes."""
+    """Remove this node from Kubernetes, and its pods, if all that ran on it has `ended`."""
 
     forget: str
+    ended: bool = False
 
 
 @dataclass(frozen=True)

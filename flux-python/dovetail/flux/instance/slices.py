@@ -105,6 +105,7 @@ class Slice:
     cpus: str = ""
     host: str = ""
     reason: str = ""
+    doubt: str = ""  # why it is not known whether all that ran there has ended
     wanted_node: str = ""  # the name that its node shall have; empty: one is found
     rank: int = -1
     tally: Tally = field(default_factory=Tally, repr=False, compare=False)
@@ -181,8 +182,10 @@ class Slice:
         before, self.left = self.left, _SWEPT.get(self.left, self.left)
         return self.left is not before
 
-    def machine_is_clean(self) -> None:
-        """Its agent removed all, or a sweep did, or it cannot be reached any more."""
+    def machine_is_clean(self, doubt: str = "") -> None:
+        """Its agent removed all, or a sweep did, or nobody can say so: the `doubt`."""
+        if not self.machine_clean:
+            self.doubt = doubt
         self.left = _CLEAN.get(self.left, self.left)
 
     def job_is_over(self) -> None:

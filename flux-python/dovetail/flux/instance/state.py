@@ -195,7 +195,7 @@ class Instance:
 
     def confirm(self, one: Slice, trouble: str) -> Iterator[Effect]:
         """Nothing of a slice is left, or nobody can say more than `trouble`."""
-        one.machine_is_clean()
+        one.machine_is_clean(trouble)
         if trouble:
             yield Log(f"slice {one.number}: its end is not confirmed: {trouble}")
         yield from self.pending.ended(one.number, trouble)
@@ -227,7 +227,7 @@ class Instance:
         self.pending.joining.pop(number, None)
         if one.node and number and 0 in self.slices and self.slices[0].agent is not None:
             self.leaving.add(one.node)
-            yield from self.tell(messages.Forget(one.node))
+            yield from self.tell(messages.Forget(one.node, ended=not one.doubt))
         if one.state is not SliceState.ENDING:
             yield from self.unasked(one, one.reason or "its job ended")
         yield from self.settle()
