@@ -63,6 +63,16 @@ def test_nothing_is_predicted_of_what_has_only_just_begun():
     assert first.why == "decided: 2 a on 1 rank each: nothing is measured yet"
 
 
+@pytest.mark.parametrize("widths", [(1, 2, 3, 4), (1, 4)])
+def test_more_ranks_than_cores_are_not_predicted_to_be_faster_than_these(widths):
+    result = run_simulated(specs(6, widths), {"a": even(0.06, 4)}, TWO_CORES)
+    assert states(result) == {"done"}
+    told = [a.data for _, a in result.actions if getattr(a, "what", "") == "choice"]
+    seconds = [data["seconds"]["a"] for data in told if data["measured"]]
+    assert seconds
+    assert all(each[r] >= 0.499 * each["1"] for each in seconds for r in each)
+
+
 def test_a_last_one_that_would_leave_a_core_idle_is_widened():
     result = run_simulated(specs(5, (1, 2)), {"a": even(0.06, 2)}, TWO_CORES)
     assert states(result) == {"done"}

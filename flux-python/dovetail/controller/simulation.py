@@ -257,7 +257,9 @@ class Family:
     tried: bool = False
     shapes: dict[int, Shape] = field(default_factory=dict)
     cuts: dict[int, tuple[float, ...]] = field(default_factory=dict)
-    curve: tuple[Mapping[int, Measured], dict[int, float]] = field(default_factory=lambda: ({}, {}))
+    curve: tuple[tuple[Mapping[int, Measured], int], dict[int, float]] = field(
+        default_factory=lambda: (({}, 0), {})
+    )
 
     @property
     def length(self) -> int:

@@ -168,17 +168,19 @@ def _scatter(state: State) -> float:
 def seconds_on(state: State, family: Family) -> dict[int, float]:
     """Seconds of a whole run by number of ranks: measured with all cores busy, or predicted."""
     measured = _all_measured(family) or {1: Measured(state.usual_seconds)}
-    if family.curve[0] != measured:
-        family.curve = (measured, _curve(family, measured))
+    made_from = measured, max(1, int(state.cores))
+    if family.curve[0] != made_from:
+        family.curve = (made_from, _curve(family, *made_from))
     return family.curve[1]
 
 
-def _curve(family: Family, measured: Mapping[int, Measured]) -> dict[int, float]:
+def _curve(family: Family, measured: Mapping[int, Measured], cores: int) -> dict[int, float]:
     curve = speedup.predict((1, *planned(family)), measured)
     seconds: dict[int, float] = {}
     for ranks in planned(family):
         weights = family.spec.on(ranks).weights
-        least = curve.seconds[1] * max(weights) / max(sum(weights), 1e-9)  # its heaviest rank's
+        # Its heaviest rank's, and where ranks share cores no less than all of these can do.
+        least = curve.seconds[1] * max(max(weights) / max(sum(weights), 1e-9), 1.0 / cores)
         known_here = ranks in measured and ranks not in curve.predicted
         seconds[ranks] = curve.seconds[ranks] if known_here else max(curve.seconds[ranks], least)
     return seconds
