@@ -45,6 +45,24 @@ REASONS = {
         f"{DASHES}\nprterun was unable to launch the specified application as it could not\n"
         f"access an executable:\n\n   Executable: ./nosuch\n   Node: vm\n\n{DASHES}\n",
         "program ./nosuch not found"),
+    "Open MPI: a call that failed": (
+        6,
+        "t = 3\n[vm:21134] *** An error occurred in MPI_Send\n"
+        "[vm:21134] *** reported by process [1050607617,1]\n"
+        "[vm:21134] *** on communicator MPI_COMM_WORLD\nt = 4\n"
+        "[vm:21134] *** MPI_ERR_RANK: invalid rank\n"
+        "[vm:21134] *** MPI_ERRORS_ARE_FATAL (processes in this communicator will now abort,\n"
+        "[vm:21134] ***    and potentially your MPI job)\n"
+        "[vm:21089] 1 more process has sent help message help-mpi-errors.txt\n"
+        '[vm:21089] Set MCA parameter "orte_base_help_aggregate" to 0 to see all error messages\n',
+        "exit code 6: MPI_Send: MPI_ERR_RANK: invalid rank"),
+    "Open MPI: a rank that did not call MPI_Finalize": (
+        1,
+        f"mesh is bad\n{DASHES}\nmpirun has exited due to process rank 1 with PID 0 on\n"
+        "node vm exiting improperly. There are three reasons this could occur:\n\n"
+        '1. this process did not call "init" before exiting, but others in\nthe job did.\n'
+        f"{DASHES}\n",
+        "rank 1 ended without MPI_Finalize, or before MPI_Init: mesh is bad"),
     "MPICH: a rank killed by a signal": (
         9,
         "=====\n=   BAD TERMINATION OF ONE OF YOUR APPLICATION PROCESSES\n"
@@ -115,7 +133,9 @@ def test_a_rank_that_the_kernel_killed_for_want_of_memory_is_told_from_others():
 def test_a_rank_that_aborted_is_named_where_its_starter_lost_the_message():
     """Open MPI's starter sometimes prints an error of its own in the message's place."""
     lost = "[vm:05748] [[31370,0],0] ORTE_ERROR_LOG: Out of resource in file show_help.c\n"
-    assert launcher.explain(7, lost, {76: 0, 77: 1}, [1]).startswith("rank 1: exit code 7: ")
+    reason = "exit code 7: Open MPI lost its message that says why"
+    assert launcher.explain(7, lost, {76: 0, 77: 1}, [1]) == f"rank 1: {reason}"
+    assert launcher.explain(7, lost, {76: 0, 77: 1}) == reason
 
 
 def test_an_output_as_large_as_the_limit_is_kept_whole(tmp_path):

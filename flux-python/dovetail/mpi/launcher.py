@@ -315,6 +315,10 @@ _STARTER_SAYS = re.compile(r"^(-{60,})\n(?:.*\n)*?\1\n|^(={60,})\n(?:=.*\n)*\2\n
 # What they and the MPI libraries say in a line of their own when a rank ends all, which tells less
 # than the program, if that has said anything.
 _MPI_SAYS = re.compile(r"ORTE_ERROR_LOG: |PRTE ERROR: |application called MPI_Abort\(")
+# Open MPI about a call that failed; what it says after that is no reason.
+_CALL_FAILED = re.compile(
+    r"\*\*\* An error occurred in (MPI_\w+)[\s\S]{,400}?\*\*\* (MPI_ERR_\w+: .+)"
+)
 
 
 def explain(
@@ -341,9 +345,13 @@ def explain(
     killed = re.search(r"rank (\d+) with PID \d+ .*exited on\s+signal (\d+)", output)
     told = re.search(r"MPI_ABORT was invoked on rank (\d+) [\s\S]{,300}?rrorcode:? (\d+)", output)
     exited = re.search(r"Process name: \[\S+,(\d+)\]\s+Exit code:\s+(\d+)", output)
+    improper = re.search(r"rank (\d+) with PID \d+ on\s+node \S+ exiting\s+improperly", output)
     hydra = re.search(r"= +PID (\d+) RUNNING AT .*\n= +EXIT CODE: (\d+)", output)
     if killed:
         return _killed(f"rank {killed[1]}", killed[2], starved)
+    if improper and not (told or exited or aborted):  # the starter's own exit code is 1
+        who = f"rank {improper[1]} ended without MPI_Finalize, or before MPI_Init"
+        return f"{who}: {said}" if (said := complaint(output)) else who
     found = told or exited
     if found:
         who, code = f"rank {found[1]}: ", int(found[2])
@@ -375,10 +383,14 @@ def complaint(output: str) -> str:
     """The line of a program's output that looks most like the error; the last one if none does."""
     lines = [line.strip() for line in _STARTER_SAYS.sub("", output[-65536:]).splitlines()]
     own = [line for line in lines if line and not _MPI_SAYS.search(line)]
+    if not own and any("show_help.c" in line for line in lines):
+        return "Open MPI lost its message that says why"  # while it put those of ranks together
     lines = [re.sub(_PREFIX, "", line) for line in own or lines if line]
     for index, line in enumerate(lines):
         if "FOAM FATAL" in line:
             return _short(" ".join(filter(None, lines[index : index + 3])).lstrip("-> "))
+    if failed := _CALL_FAILED.search(output[-65536:]):
+        return _short(f"{failed[1]}: {failed[2]}")
     loud = [line for line in lines if _LOUD.search(line)]
     return _short((loud or lines or [""])[-1])
 
