@@ -8,12 +8,13 @@ import json
 import os
 import selectors
 import signal
+import subprocess
 import time
 from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
-from dovetail.flux import command, format
+from dovetail.flux import command, format, plan_runner
 from dovetail.flux.instance.messages import QueuedPlan
 from dovetail.flux.instance.run import Run
 from dovetail.flux.plan_runner import COPY, EVENTS, LOG, SUMMARY, TIMEOUT, PlanRunner
@@ -171,6 +172,30 @@ def test_the_copy_of_an_earlier_run_in_the_same_directory_stays(runner, heard, t
     assert "holds a run already" in news["why"], "and the earlier run's launches are not told"
     assert not news["reported"], "the summary is not of this run"
     assert (out / COPY).read_text() == "of before\n"
+
+
+SLOW = """
+trap 'n=$((n + 1)); echo $n; [ $n -ge 2 ] && sleep 0.5 && exit $n' TERM INT ALRM
+n=0; echo $n; while :; do sleep 0.05; done"""
+
+
+@pytest.mark.parametrize("told", [0, 1, 2])
+def test_a_run_that_ends_slowly_as_its_slice_does_is_told_so_twice(
+    runner, tmp_path, monkeypatch, told
+):
+    """By the second signal it waits for nothing any more; by a third it writes no summary."""
+    monkeypatch.setattr(plan_runner, "SOON", 0.3)
+    runner.queue(order(tmp_path))
+    runner.all[1].start()
+    words = {"stdout": subprocess.PIPE, "text": True, "bufsize": 1}
+    with subprocess.Popen(["bash", "-c", SLOW], **words) as run:
+        assert run.stdout.readline() == "0\n"
+        runner.number, runner.running = 1, run
+        for number, one in enumerate((runner.time_is_over, lambda: runner.cancel(1))[:told], 1):
+            one()
+            assert run.stdout.readline() == f"{number}\n"
+        runner.end()
+        assert (run.returncode, run.stdout.read()[-2:]) == (2, "" if told == 2 else "2\n")
 
 
 def test_a_run_whose_jobs_time_is_over_says_so_and_no_other_starts(heard, tmp_path):

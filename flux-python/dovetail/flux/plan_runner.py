@@ -35,7 +35,9 @@ EVENTS = "events.jsonl"  # likewise: its event log
 SUMMARY = "summary.json"  # likewise: what it gained
 COPY = "submitted-plan.yaml"  # likewise: the plan as it was submitted, for the user
 PRIVATE = 0o077  # umask
-GRACE = 10  # seconds for a run to end, once told
+GRACE = 10  # seconds for a child to end, once told
+SOON = 8.0  # seconds for a run to end, until it is told not to wait for what takes long,
+LAST = 8.0  # and more to say how it ended
 STOPPED = 143  # exit code of a simulation that shall end while it does not run
 TIMEOUT = "timeout: the job's time is over"
 
@@ -60,6 +62,7 @@ class PlanRunner:
         self.series = secrets.token_hex(4)  # of another control slice there may still be jobs
         self.running: subprocess.Popen[bytes] | None = None
         self.number = 0  # of the one that runs
+        self.told = 0  # how often that was told to end; the third time it would say no more
         self.out_of_time = False  # the job's time is nearly over, and nothing starts any more
         self.early = False  # the present run stops at checkpoints, before that
         self.summary: Path | None = None  # that it will write; None: it will not, there is one
@@ -91,6 +94,7 @@ class PlanRunner:
         try:
             output.mkdir(parents=True, exist_ok=True)
             self.number, self.splitter, self.early = number, LineSplitter(), False
+            self.told = 0
             self.going.clear()
             self.unplaced.clear()
             self.in_pods = plan.executor == "kubernetes"
@@ -209,7 +213,7 @@ class PlanRunner:
         """Let the present run end, while there is time for its summary."""
         self.out_of_time = True
         if self.running is not None:
-            self.running.send_signal(signal.SIGALRM)
+            self.tell_end(signal.SIGALRM)
 
     def time_is_left(self) -> None:
         """The job's time may have been extended: what is started from now on has some."""
@@ -225,7 +229,30 @@ class PlanRunner:
         self.all[number].cancel()
         self.pending.pop(number, None)
         if self.running is not None and number == self.number and not again:
-            self.running.send_signal(signal.SIGINT)
+            self.tell_end(signal.SIGINT)
+
+    def tell_end(self, number: int) -> None:
+        """Tell the present run to end."""
+        assert self.running is not None
+        self.told += 1
+        self.running.send_signal(number)
+
+    def end(self) -> None:
+        """End the present run, which shall have the time to write its summary.
+
+        It may wait for pods on nodes that have just ended as we do; told again, it does not.
+        """
+        run = self.running
+        if run is None or run.poll() is not None:
+            return
+        for patience in (SOON, LAST)[self.told :] or (LAST,):
+            if self.told < 2:
+                self.tell_end(signal.SIGTERM)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                run.wait(patience)
+                return
+        run.kill()
+        run.wait()
 
 
 def copy(content: str, output: Path) -> BinaryIO:

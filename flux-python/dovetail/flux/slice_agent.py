@@ -429,8 +429,8 @@ class Agent:
     def end(self) -> int:
         """End all that this slice started; returns the job's exit code."""
         unready = self.starting is not None and self.starting.poll() is None
-        for one in (self.plans.running, self.starting):
-            end(one)
+        self.plans.end()
+        end(self.starting)
         if unready:
             self.repeat()
         with contextlib.suppress(WorkFailed):
