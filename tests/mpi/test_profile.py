@@ -421,6 +421,14 @@ def test_what_is_no_mpi_program_is_told_in_one_line(words, code, reason):
 
 
 @unit_tier
+@pytest.mark.parametrize(("mpi", "told"), [("openmpi", True), ("mpich", False)])
+def test_sessions_alone_are_a_reason_where_they_are_not_seen(mpi, told):
+    with pytest.raises(WorkFailed) as caught:
+        profiled_run._no_pages(["it"], mpi, 0, False)
+    assert ("opens sessions of MPI 4 alone" in str(caught.value)) == told
+
+
+@unit_tier
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGRTMIN + 6])
 def test_a_signal_without_a_name_is_told_by_its_number(number):
     code = f"import os; os.kill(os.getpid(), {int(number)})"

@@ -38,7 +38,7 @@ REASONS = {
     "Open MPI 5: a rank that aborted": (
         1,
         f"{DASHES}\nMPI_ABORT was invoked on rank 1 in communicator MPI_COMM_WORLD\n"
-        f"  Proc: [prterun-vm-30751@1,1]\n  Errorcode: 7\n\nNOTE: invoking\n{DASHES}\n",
+        f"  Proc: [prterun-vm-30751@1,1]\n  Errorcode: 7\n\nNOTE: invoking\n{DASHES}\n\0\n",
         "rank 1: exit code 7"),
     "Open MPI 5: a program that does not exist": (
         183,

@@ -381,7 +381,8 @@ def _killed(who: str, signal: str, starved: str) -> str:
 
 def complaint(output: str) -> str:
     """The line of a program's output that looks most like the error; the last one if none does."""
-    lines = [line.strip() for line in _STARTER_SAYS.sub("", output[-65536:]).splitlines()]
+    said = _STARTER_SAYS.sub("", output[-65536:]).replace("\0", "")  # Open MPI 5 ends with one
+    lines = [line.strip() for line in said.splitlines()]
     own = [line for line in lines if line and not _MPI_SAYS.search(line)]
     if not own and any("show_help.c" in line for line in lines):
         return "Open MPI lost its message that says why"  # while it put those of ranks together

@@ -183,7 +183,8 @@ def _no_pages(command: Sequence[str], mpi: str, code: int, caught: bool) -> None
         raise KeyboardInterrupt
     if code:
         raise WorkFailed(f"{command[0]} ended with {_ending(code)} before any rank was in MPI")
+    sessions = "opens sessions of MPI 4 alone, " if mpi == "openmpi" else ""
     raise WorkFailed(
         f"nothing to show: no process of {' '.join(command)} called MPI_Init of {mpi}; "
-        "it is no MPI program, is statically linked, or clears LD_PRELOAD"
+        f"it is no MPI program, {sessions}is statically linked, or clears LD_PRELOAD"
     )
