@@ -18,6 +18,7 @@ from types import SimpleNamespace
 import pytest
 from dovetail.applications import expected_iterations
 from dovetail.core import protocol
+from dovetail.core.causes import Cause
 from dovetail.core.errors import BadInput
 from dovetail.executors.local import executor as local_executor
 from dovetail.executors.local.executor import LocalExecutor
@@ -408,20 +409,35 @@ def test_a_full_disk_does_not_end_the_simulation(site):  # noqa: F811
     assert "No space left" in executor.results["sim"].trouble
 
 
-@pytest.mark.skipif(os.getuid() != 0, reason="only root may limit a file system's size")
-def test_a_full_disk_under_the_case_is_said_so(site):  # noqa: F811
+@pytest.fixture
+def full(site):  # noqa: F811
+    """A disk of 1 MB for the results, on which there is no room for a case; makes room there."""
+    if os.getuid() != 0:
+        pytest.skip("only root may limit a file system's size")
     small = site.directory / "run"
     small.mkdir()
-    assert os.system(f"mount -t tmpfs -o size=64k none {small}") == 0
-    try:
-        (site.case / "large").write_bytes(b"x" * (1 << 20))
-        executor = site.executor()
-        executor.launch(site.spec("sim", "true"), share())
-        finished = site.until(executor, "sim")
-        assert finished.code == 1
-        assert "No space left" in finished.reason
-    finally:
-        os.system(f"umount {small}")
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "none", small], check=True)
+    (small / "other").write_bytes(bytes(900_000))
+    (site.case / "large").write_bytes(bytes(200_000))
+    yield (small / "other").unlink
+    subprocess.run(["umount", "--lazy", small], check=True)
+
+
+@pytest.mark.parametrize("end", ["room", "stop"])
+def test_a_case_waits_for_room_on_a_full_disk(site, full, end):  # noqa: F811
+    executor = site.executor()
+    script = f"cmp large {site.case}/large && ls -A .. && exit 5"
+    executor.launch(site.spec("sim", script), share())
+    delayed = site.until(executor, "sim", protocol.Delayed)
+    assert delayed.why.startswith("there is no room for its case on the disk of ")
+    if end == "room":
+        full()
+        assert site.until(executor, "sim").code == 5
+        assert site.log("sim").split()[-2:] == ["case", "log"], "there is nothing else of ours"
+    else:
+        executor.stop("sim", "stopped")
+        assert site.until(executor, "sim").cause is Cause.CANCELLED
+    assert sum(isinstance(event, protocol.Delayed) for event in site.events) == 1
 
 
 def test_iterations_come_from_the_log_where_ranks_tell_nothing(site, monkeypatch):  # noqa: F811

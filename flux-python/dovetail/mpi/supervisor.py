@@ -20,6 +20,7 @@ flood of output nor a full disk stops it. Imports stay few: they cost millisecon
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import json
 import math
@@ -49,6 +50,9 @@ PAUSE = 0.25
 would have us on a core of a rank. A run looks no more often at what is counted."""
 UNTOLD = 1.0
 """Seconds after which an iteration that began in a pause is told, as none has begun since."""
+
+ROOM, AGAIN = 300.0, 2.0
+"""Seconds that a copy of a case waits for room on a disk that is full, and between two tries."""
 
 _TAIL = 1 << 20
 _PIECE = 1 << 16
@@ -100,8 +104,7 @@ class Log:
                 data = data[os.write(self._file, data) :]
             except OSError as error:
                 self.trouble = f"log incomplete: {error.strerror}"
-                os.close(self._file)
-                self._file = -1
+                break  # what comes later may find room
 
 
 class Supervisor:
@@ -188,10 +191,6 @@ class Supervisor:
             return Cause.LAUNCH_FAILED, 1, f"cannot make {config['home']}: {error.strerror}"
         kept = bool(config.get("go_on")) and os.path.isdir(self.case)
         self.log = Log(os.path.join(config["home"], "log"), config["log_limit"], kept)
-        copy = [*_copy(os.path.lexists(self.case)), config["case"], self.case]
-        steps = [("copying the case", "/", copy)]
-        for line, words in config["prepare"]:
-            steps.append((f"prepare step '{line}'", self.case, words))
         here = {} if "hosts" in config else launcher.HERE  # but for what the user has set
         base = self.base = launcher.environment(
             {**here, **os.environ, **config["environment"]},
@@ -201,10 +200,11 @@ class Supervisor:
         code, over = self._go_on(base) if kept else (0, 0)
         if code == NOT_NOW or code > 128:  # what it could go on from is not to be copied over
             return self._not_launched("going on from its checkpoint", code)
-        for what, directory, words in [] if over else steps:
-            code = self._step(words, directory, base)
-            if code:
-                return self._not_launched(what, code)
+        if code := 0 if over else self._copy_case(base):
+            return self._not_launched("copying the case", code)
+        for line, words in [] if over else config["prepare"]:
+            if code := self._step(words, self.case, base):
+                return self._not_launched(f"prepare step '{line}'", code)
         if not self.spread:
             self._tell({"kind": "prepared"})
         while not (self.spread or self.stopping or self.orphaned):
@@ -247,6 +247,22 @@ class Supervisor:
         why = f"{what} failed with exit code {code}" + (f": {said}" if said else "")
         starved = self.kills.why() if code == _KILLED else ""
         return Cause.LAUNCH_FAILED, code, out_of_memory(what, starved) if starved else why
+
+    def _copy_case(self, environment: dict[str, str]) -> int:
+        """Copy the case, where its disk is full until there is room, for a time; the exit code."""
+        until, told = time.monotonic() + ROOM, False
+        while True:
+            words = [*_copy(os.path.lexists(self.case)), self.config["case"], self.case]
+            code = self._step(words, "/", environment)
+            again = min(until, time.monotonic() + AGAIN)
+            if not code or again == until or not _full(self.config["home"]):
+                return code
+            if not told:
+                why = f"there is no room for its case on the disk of {self.config['home']}"
+                self._tell({"kind": "delayed", "why": why})
+                told = True
+            while not (self.stopping or self.orphaned) and time.monotonic() < again:
+                self._wait(again - time.monotonic())
 
     def _go_on(self, environment: dict[str, str]) -> tuple[int, int]:
         """Make the case of an earlier launch ready.
@@ -444,6 +460,21 @@ def _copy(there: bool) -> list[str]:
         "shutil.rmtree(where[1], ignore_errors=True); shutil.copytree(*where, symlinks=True)"
     )
     return [*own, "-I", "-S", "-c", script]
+
+
+def _full(folder: str) -> bool:
+    """Whether its disk, or what the user may have of that, is full."""
+    probe = os.path.join(folder, ".room")
+    try:
+        with open(probe, "wb", buffering=0) as file:
+            file.write(bytes(1 << 16))
+            os.fsync(file)
+    except OSError as error:
+        return error.errno in (errno.ENOSPC, errno.EDQUOT)
+    finally:
+        with contextlib.suppress(OSError):
+            os.unlink(probe)
+    return False
 
 
 def main() -> None:

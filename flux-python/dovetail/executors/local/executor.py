@@ -318,6 +318,8 @@ class LocalExecutor:
                 case = str(self._run_dir / job.spec.name / "case")
                 total = applications.prepared_iterations(job.spec, case)
                 events.append(protocol.Started(t, job.spec.name, message["iterations"], total))
+            elif message["kind"] == "delayed":
+                events.append(protocol.Delayed(t, job.spec.name, message["why"]))
             elif message["kind"] == "removed":
                 job.removed = ended = True
             else:
