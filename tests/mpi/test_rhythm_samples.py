@@ -119,6 +119,17 @@ def test_pages_read_together_have_a_beat_that_each_found_alone_if_they_count_ali
     assert (first.first is None) == (kind == "none")
 
 
+@pytest.mark.parametrize("other", [page.RHYTHM + 1, 0], ids=["another call", "none"])
+def test_pages_read_together_have_no_rhythm_where_ranks_took_it_from_different_calls(
+    other, tmp_path
+):
+    publish(tmp_path, page.RHYTHM, 0.0, ranks=2, count=24)
+    publish(tmp_path, other, 0.0, rank=1, ranks=2, count=9)
+    found = page.read_pages(tmp_path)
+    assert [one.iteration_source for one in found] == ["none", "none"]
+    assert [one.first for one in found] == [None, None]
+
+
 def publish(
     directory: Path,
     source: int,

@@ -412,7 +412,7 @@ def read_pages(directory: str | os.PathLike[str]) -> list[RankPage]:
     """All ranks of the program that runs or ran last, by world and rank.
 
     Pages that are not filled in yet, or go meanwhile, are left out; so are those of other programs,
-    see `of_last_program`, and rhythms that ranks found alone in a world that does not count alike.
+    see `of_last_program`, and rhythms in a world whose ranks do not count alike.
     Raises PageError for a damaged page or a directory that cannot be read.
     """
     pages = []
@@ -463,7 +463,7 @@ def _sure(pages: Iterable[RankPage]) -> list[RankPage]:
         return world
     return [
         replace(page, iterations=0, iteration_source="none", first=None, beat=-1)
-        if page.beat == OWN
+        if page.beat >= 0
         else page
         for page in world
     ]
