@@ -12,6 +12,8 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"runtime/debug"
+	"time"
 	_ "time/tzdata" // for CronJobs on machines that have no time zones
 
 	"github.com/spf13/cobra"
@@ -33,6 +35,16 @@ var components = map[string]func() *cobra.Command{
 	"kubelet":                 func() *cobra.Command { return kubelet.NewKubeletCommand(context.Background()) },
 }
 
+// frugal gives back, after the start and then each minute, the memory that the start or a busy time
+// has taken: Go collects garbage once there is as much of it as of the rest, and who idles never gets
+// there.
+func frugal() {
+	for wait := 20 * time.Second; ; wait = time.Minute {
+		time.Sleep(wait)
+		debug.FreeOSMemory()
+	}
+}
+
 func main() {
 	component := components[filepath.Base(os.Args[0])]
 	if component == nil && len(os.Args) > 1 {
@@ -48,5 +60,6 @@ func main() {
 		util.CheckErr(cli.RunNoErrOutput(component()))
 		return
 	}
+	go frugal()
 	os.Exit(cli.Run(component()))
 }

@@ -36,13 +36,14 @@ FIGURES = {
     "first pod running after that": ("s", 4.0),
     "second node ready": ("s", 4.0),
     "PATCH to changed control group": ("ms", 50.0),
-    "idle memory": ("MB", 750.0),
+    "idle memory": ("MB", 450.0),
     "down": ("s", 10.0),
 }
 PODS = "/api/v1/namespaces/default/pods"
 RESIZES = 10  # in each round; the round's figure is their median
 SETTLED = 0.01  # memory that changed by less than this share in `LOOK` seconds is idle
 LOOK, PATIENCE = 3.0, 24.0
+IDLE = 25.0  # seconds until memory is looked at: components have given back what they can by then
 
 
 def kube(scratch: Path, repeat: int, progress: Progress) -> list[Claim]:
@@ -242,6 +243,7 @@ def weight(group: str, identity: str) -> Path:
 
 def idle_memory(group: str, monitor: int) -> float:
     """Bytes that the node's processes take, pages in common counted once, when nothing changes."""
+    select.select([], [], [], IDLE)
     deadline, last = time.monotonic() + PATIENCE, 0.0
     while True:
         now = sum(map(_proportional, {monitor, *cgroups.processes(group)}))
