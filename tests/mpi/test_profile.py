@@ -478,7 +478,22 @@ def test_a_signal_reaches_what_a_script_has_started(number):
 
 
 @unit_tier
-@pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGKILL])
+@pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGUSR2])
+def test_a_signal_that_means_what_the_program_says_reaches_it_and_ends_nothing(number):
+    tell = f"sleep 0.3; kill -{int(number)} $PPID"
+    words = ["bash", "-c", f"trap 'exit 7' {number.name}; {tell}; while :; do sleep 0.05; done"]
+    script = (
+        "import os\nfrom dovetail.mpi.profiled_run import _execute\n"
+        f"print(*_execute({words!r}, os.environ, quiet=True))"
+    )
+    environment = known_programs.environment()
+    words = [sys.executable, "-c", script]
+    done = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=60)
+    assert done.stdout == "7 False\n", done.stderr
+
+
+@unit_tier
+@pytest.mark.parametrize("number", [signal.SIGQUIT, signal.SIGKILL])
 def test_a_profile_that_is_killed_leaves_nothing(number, tmp_path):
     known_programs.library("openmpi")
     began = tmp_path / "began"

@@ -21,7 +21,7 @@ from support.run_command import NOBODY, site  # noqa: F401
 pytestmark = [pytest.mark.unit, pytest.mark.slow]
 
 HANG = 'touch "$DOVETAIL_TEST/reached"; trap "" TERM; while :; do sleep 1000; done'
-SIGNALS = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
+SIGNALS = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1]
 needs_root = pytest.mark.skipif(os.getuid() != 0, reason="needs root")
 
 

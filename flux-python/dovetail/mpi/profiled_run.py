@@ -29,6 +29,8 @@ from dovetail.mpi.control_page import Control
 from dovetail.mpi.profile import Profile, from_pages
 
 FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+PASSED_ON = (signal.SIGUSR1, signal.SIGUSR2)
+"""To the command alone, which may be waiting for one: they end nothing by themselves."""
 GRACE = 10.0  # seconds from a forwarded signal to SIGKILL
 
 
@@ -123,6 +125,9 @@ def _execute(
         else:
             _tell_group(process.pid, signal.SIGKILL)
 
+    def pass_on(number: int, _frame: object) -> None:
+        process.send_signal(number)
+
     try:
         process = subprocess.Popen(
             command,
@@ -134,8 +139,9 @@ def _execute(
         raise BadInput(f"{command[0]}: {error.strerror}") from error
     stopping = threading.Timer(GRACE, _tell_group, [process.pid, signal.SIGKILL])
     stopping.daemon = True
-    heeded = [s for s in FORWARDED if signal.getsignal(s) != signal.SIG_IGN]  # not so with nohup
-    before = {number: signal.signal(number, forward) for number in heeded}
+    handlers = {**dict.fromkeys(FORWARDED, forward), **dict.fromkeys(PASSED_ON, pass_on)}
+    heeded = [s for s in handlers if signal.getsignal(s) != signal.SIG_IGN]  # not so with nohup
+    before = {number: signal.signal(number, handlers[number]) for number in heeded}
     try:
         code = process.wait()
     finally:

@@ -58,12 +58,12 @@ class Waiting(Executor, Protocol):
 
 
 class Signals:
-    """SIGINT, SIGTERM, SIGHUP and SIGALRM as wishes: to end, by the first, at once, by the second.
+    """SIGINT, SIGTERM, SIGHUP and others as wishes: to end, by the first, at once, by the second.
 
-    SIGALRM says that the job's time is over. A terminal that is closed sends SIGHUP more
-    than once, which is no second wish. `caught` is the first one's name, or
-    `timeout` at the end of that time, and `hurry` what the second does besides. The third is an
-    exception, should the second not help.
+    SIGALRM says that the job's time is over; before that batch systems send SIGUSR1 or SIGUSR2. A
+    terminal that is closed sends SIGHUP more than once, which is no second wish. `caught` is the
+    first one's name, or `timeout` at the end of that time, and `hurry` what the second does
+    besides. The third is an exception, should the second not help.
     """
 
     def __init__(self, *, hangup: bool = True) -> None:
@@ -71,7 +71,8 @@ class Signals:
         self.caught = ""
         self.count = 0
         self.hurry: Callable[[], None] = lambda: None
-        wishes = [signal.SIGINT, signal.SIGTERM, signal.SIGALRM, *[signal.SIGHUP] * hangup]
+        wishes = [signal.SIGINT, signal.SIGTERM, signal.SIGALRM, signal.SIGUSR1, signal.SIGUSR2]
+        wishes += [signal.SIGHUP] * hangup
         self.before = {s: signal.getsignal(s) for s in wishes}
 
     def __enter__(self) -> Signals:
