@@ -100,7 +100,9 @@ class Cluster:
                 if fits and all(getattr(message, k) == v for k, v in wanted.items()):
                     del self.heard[place]
                     return message
-            self.heard += wait_for(self.hub.take, lambda: f"no {kind} of {simulation}")
+            self.heard += wait_for(
+                self.hub.take, lambda: f"no {kind.__name__} of {simulation}: {self.heard}"
+            )
         raise AssertionError(f"no {kind.__name__} of {simulation} in {limit} s: {self.heard}")
 
     def config(self, name: str, command: tuple[str, ...], ranks: int = 1, *prepare: str, **more):
