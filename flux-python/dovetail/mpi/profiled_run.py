@@ -118,15 +118,15 @@ def _execute(
     stopping = threading.Timer(GRACE, lambda: None)
 
     def forward(number: int, _frame: object) -> None:
+        if number in PASSED_ON:
+            process.send_signal(number)
+            return
         signals.append(number)
         if len(signals) == 1:
             _tell_group(process.pid, number)
             stopping.start()
         else:
             _tell_group(process.pid, signal.SIGKILL)
-
-    def pass_on(number: int, _frame: object) -> None:
-        process.send_signal(number)
 
     try:
         process = subprocess.Popen(
@@ -139,9 +139,8 @@ def _execute(
         raise BadInput(f"{command[0]}: {error.strerror}") from error
     stopping = threading.Timer(GRACE, _tell_group, [process.pid, signal.SIGKILL])
     stopping.daemon = True
-    handlers = {**dict.fromkeys(FORWARDED, forward), **dict.fromkeys(PASSED_ON, pass_on)}
-    heeded = [s for s in handlers if signal.getsignal(s) != signal.SIG_IGN]  # not so with nohup
-    before = {number: signal.signal(number, handlers[number]) for number in heeded}
+    heeded = [s for s in (*FORWARDED, *PASSED_ON) if signal.getsignal(s) != signal.SIG_IGN]  # nohup
+    before = {number: signal.signal(number, forward) for number in heeded}
     try:
         code = process.wait()
     finally:

@@ -57,6 +57,11 @@ class Waiting(Executor, Protocol):
         """What the user should know of the place where simulations run, since the last call."""
 
 
+WISHES = (
+    signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGALRM, signal.SIGUSR1, signal.SIGUSR2,
+)  # fmt: skip
+
+
 class Signals:
     """SIGINT, SIGTERM, SIGHUP and others as wishes: to end, by the first, at once, by the second.
 
@@ -71,9 +76,8 @@ class Signals:
         self.caught = ""
         self.count = 0
         self.hurry: Callable[[], None] = lambda: None
-        wishes = [signal.SIGINT, signal.SIGTERM, signal.SIGALRM, signal.SIGUSR1, signal.SIGUSR2]
-        wishes += [signal.SIGHUP] * hangup
-        self.before = {s: signal.getsignal(s) for s in wishes}
+        heeded = [one for one in WISHES if hangup or one != signal.SIGHUP]
+        self.before = {one: signal.getsignal(one) for one in heeded}
 
     def __enter__(self) -> Signals:
         for number, handler in self.before.items():
