@@ -423,8 +423,10 @@ def full(site):  # noqa: F811
     subprocess.run(["umount", "--lazy", small], check=True)
 
 
-@pytest.mark.parametrize("end", ["room", "stop"])
-def test_a_case_waits_for_room_on_a_full_disk(site, full, end):  # noqa: F811
+@pytest.mark.parametrize("end", ["room", "stop", "time"])
+def test_a_case_waits_for_room_on_a_full_disk(site, full, end, monkeypatch):  # noqa: F811
+    if end == "time":
+        monkeypatch.setattr(local_executor, "ROOM", 3.0)
     executor = site.executor()
     script = f"cmp large {site.case}/large && ls -A .. && exit 5"
     executor.launch(site.spec("sim", script), share())
@@ -434,9 +436,13 @@ def test_a_case_waits_for_room_on_a_full_disk(site, full, end):  # noqa: F811
         full()
         assert site.until(executor, "sim").code == 5
         assert site.log("sim").split()[-2:] == ["case", "log"], "there is nothing else of ours"
-    else:
+    elif end == "stop":
         executor.stop("sim", "stopped")
         assert site.until(executor, "sim").cause is Cause.CANCELLED
+    else:
+        assert "No space left" in site.until(executor, "sim").reason
+        executor.launch(site.spec("other", "true"), share())
+        assert site.until(executor, "other").cause is Cause.LAUNCH_FAILED, "it waits no more"
     assert sum(isinstance(event, protocol.Delayed) for event in site.events) == 1
 
 

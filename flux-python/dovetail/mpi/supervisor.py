@@ -51,8 +51,8 @@ would have us on a core of a rank. A run looks no more often at what is counted.
 UNTOLD = 1.0
 """Seconds after which an iteration that began in a pause is told, as none has begun since."""
 
-ROOM, AGAIN = 300.0, 2.0
-"""Seconds that a copy of a case waits for room on a disk that is full, and between two tries."""
+AGAIN = 2.0
+"""Seconds between two tries to copy a case to a disk that is full."""
 
 _TAIL = 1 << 20
 _PIECE = 1 << 16
@@ -117,7 +117,8 @@ class Supervisor:
     `libraries` (MPI to preloaded library), `group`
     (weight and control directory of its control group; its processes join the group `job`),
     `cpus`, `log_limit`; and only in a pod `hosts`, those of all its pods (see `launcher.across`),
-    and `apart`, whether their nodes have no folder in common.
+    and `apart`, whether their nodes have no folder in common; and only in none `room`, for how many
+    seconds its case may wait for room on the disk.
     Where it is to go on from an earlier launch, `go_on` has the words for that, and where it can be
     stopped at a checkpoint `halt` and `halted`; see `Spec`.
     """
@@ -250,7 +251,7 @@ class Supervisor:
 
     def _copy_case(self, environment: dict[str, str]) -> int:
         """Copy the case, where its disk is full until there is room, for a time; the exit code."""
-        until, told = time.monotonic() + ROOM, False
+        until, told = time.monotonic() + self.config.get("room", 0.0), False
         while True:
             words = [*_copy(os.path.lexists(self.case)), self.config["case"], self.case]
             code = self._step(words, "/", environment)

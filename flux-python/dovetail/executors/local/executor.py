@@ -52,6 +52,7 @@ _SPARES = 2  # supervisors that wait for the first simulations
 _COUNT = 5.0  # seconds between looks at what keeps ranks from their cores
 _FILES = 1 << 14  # that may be open here,
 _EACH, _BESIDE = 3, 64  # of which each simulation has so many, and all else at most these
+ROOM = 300.0  # seconds that a disk may be full until cases that find no room there fail
 _RUN_SUPERVISOR = "from dovetail.mpi.supervisor import main; main()"
 
 
@@ -93,6 +94,7 @@ class LocalExecutor:
         self._run_dir = Path(run_dir).resolve()
         self._origin = time.monotonic() if origin is None else origin
         self._log_limit = log_limit
+        self._full_since: float | None = None  # the disk under `run_dir`, CLOCK_MONOTONIC
         self.results: dict[str, Result] = {}
         self._jobs: dict[str, Job] = {}
         self._events: list[protocol.Event] = []
@@ -308,6 +310,7 @@ class LocalExecutor:
                 job.last_words = line
                 continue
             if message["kind"] == "started":
+                self._full_since = None
                 job.begun()
                 job.begun_at = t
                 job.prepared = job.group.cpu_seconds() or 0.0
@@ -319,6 +322,7 @@ class LocalExecutor:
                 total = applications.prepared_iterations(job.spec, case)
                 events.append(protocol.Started(t, job.spec.name, message["iterations"], total))
             elif message["kind"] == "delayed":
+                self._full_since = self._full_since or time.monotonic()
                 events.append(protocol.Delayed(t, job.spec.name, message["why"]))
             elif message["kind"] == "removed":
                 job.removed = ended = True
@@ -424,6 +428,7 @@ class LocalExecutor:
             "job": [inner.weight, inner.control],
             "cpus": self._pin,
             "log_limit": self._log_limit,
+            "room": ROOM - (time.monotonic() - (self._full_since or time.monotonic())),
         }
         text = json.dumps(config).encode()
         ready = [spare for spare in self._spares if spare.poll() is None]

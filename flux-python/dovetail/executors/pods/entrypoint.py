@@ -205,8 +205,6 @@ class Supervisor:
             elif said["kind"] == "prepared":
                 self.told["prepared"] = messages.Prepared(self._simulation)
                 self._say(self.told["prepared"])
-            elif said["kind"] == "delayed":
-                os.write(2, f"{said['why']}\n".encode(errors="replace"))  # for the pod's log
             elif said["kind"] == "removed":
                 self.spare = True
             else:
