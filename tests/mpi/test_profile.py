@@ -493,7 +493,7 @@ def test_a_signal_that_means_what_the_program_says_reaches_it_and_ends_nothing(n
 
 
 @unit_tier
-@pytest.mark.parametrize("number", [signal.SIGQUIT, signal.SIGKILL])
+@pytest.mark.parametrize("number", [signal.SIGALRM, signal.SIGKILL])
 def test_a_profile_that_is_killed_leaves_nothing(number, tmp_path):
     known_programs.library("openmpi")
     began = tmp_path / "began"
