@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: LGPL-3.0-or-later
-"""The one client of the broker module's requests: a program, run by `flux python relay.py`.
+"""Requests for programs without Flux's bindings: a program, run by `flux python relay.py`.
 
 `client.py` starts it, for commands and slice agents, which need no Flux bindings then. Inputs:
 requests, lines of JSON on standard input, {"id", "topic", "payload", "stream"}, where the topic

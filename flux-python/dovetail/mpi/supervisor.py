@@ -468,14 +468,14 @@ def _full(folder: str) -> bool:
     probe = os.path.join(folder, ".room")
     try:
         with open(probe, "wb", buffering=0) as file:
-            file.write(bytes(1 << 16))
+            written = file.write(bytes(_PIECE))  # as much of it as there is room for
             os.fsync(file)
+            return written < _PIECE
     except OSError as error:
         return error.errno in (errno.ENOSPC, errno.EDQUOT)
     finally:
         with contextlib.suppress(OSError):
             os.unlink(probe)
-    return False
 
 
 def main() -> None:
