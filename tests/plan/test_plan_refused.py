@@ -204,6 +204,12 @@ REFUSED = {
         "5: simulations[0].command: 'mpirun' would start 4 ranks, and `ranks` is 2; give both the "
         "same, or write `mpirun -np {ranks}`",
     ),
+    "partitions for other ranks": (
+        ONE.replace("ranks: 2", "ranks: 1-4").replace(
+            "command: solver", "command: mpirun -np {ranks} lmp -p 2x1 2"
+        ),
+        "5: simulations[0].command: its partitions '2x1 2' are 4 ranks, so `ranks` has to be 4",
+    ),
     "a program that is not there on some ranks": (
         ONE.replace("ranks: 2", "ranks: 1-2").replace("solver", '"./Allrun-{ranks}"'),
         "5: simulations[0].command: './Allrun-1' is not a program",

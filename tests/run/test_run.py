@@ -210,6 +210,12 @@ REFUSED = {
         [],
         "sim: `checkpoint: allowed` cannot be: its command has no `-in SCRIPT`",
     ),
+    "checkpoints of partitions": (
+        ({"command": "lmp -in in.tad -partition 2", "ranks": 2, "checkpoint": "allowed"},),
+        {},
+        [],
+        "sim: `checkpoint: allowed` cannot be: its partitions would all write the same restart",
+    ),
     "checkpoints of collated files": (
         ({"command": "simpleFoam -fileHandler collated", "ranks": 2, "checkpoint": "allowed"},),
         {},

@@ -9,6 +9,7 @@ Invariant: every application has a line in `PROGRAMS`, which `applications` goes
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Sequence
 from typing import Final
@@ -41,6 +42,10 @@ _STARTER = re.compile(r"(mpirun|mpiexec|orterun|prterun)([.-].*)?")
 _PLACE = re.compile(r"(?<!\$)\{(ranks|weights)\}")
 
 
+_PARTITIONS = {"-partition", "-p"}
+_SIZE = re.compile(r"[0-9]{1,9}(x[0-9]{1,9})?")
+
+
 def is_starter(word: str) -> bool:
     """Whether a program starts MPI programs, as `mpirun` does."""
     return _STARTER.fullmatch(word.rpartition("/")[2]) is not None
@@ -55,6 +60,14 @@ def application_of(command: Sequence[str]) -> str:
     names = [word.rpartition("/")[2] for word in words]
     known = (one for one, pattern in PROGRAMS.items() if any(map(pattern.fullmatch, names)))
     return next(known, "generic")
+
+
+def partitions(command: Sequence[str]) -> tuple[str, ...]:
+    """The partitions that LAMMPS is to have its ranks in, as `4x1`; none where nothing says so."""
+    names = (n for n, word in enumerate(command) if application_of([word]) == "lammps")
+    own = command[next(names, len(command)) :]
+    at = next((n for n, word in enumerate(own) if word in _PARTITIONS), len(own))
+    return tuple(itertools.takewhile(_SIZE.fullmatch, own[at + 1 :]))
 
 
 def is_alone(application: str, ranks: int) -> bool:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import math
 import os
 import re
 from collections.abc import Iterator, Sequence
@@ -194,6 +195,19 @@ def _started_by_us(words: tuple[str, ...], info: ValidationInfo) -> tuple[str, .
     return words
 
 
+def _unparted(words: tuple[str, ...], info: ValidationInfo) -> tuple[str, ...]:
+    """The words, if LAMMPS is not to have partitions of other numbers of ranks than there are."""
+    widths: tuple[int, ...] = info.data.get("ranks") or ()
+    sizes = programs.partitions(words)
+    ranks = sum(math.prod(map(int, size.split("x"))) for size in sizes)
+    if sizes and widths and widths != (ranks,):
+        raise ValueError(
+            f"its partitions {show(' '.join(sizes))} are {_many(ranks, 'rank')}, so `ranks` has to "
+            f"be {ranks}"
+        )
+    return words
+
+
 @dataclass(frozen=True)
 class _Checkpoint:
     """Whether there are checkpoints, and the program's own commands for them."""
@@ -293,6 +307,7 @@ class _Entry(BaseModel):
         tuple[str, ...],
         BeforeValidator(command_line.split),
         AfterValidator(_started_by_us),
+        AfterValidator(_unparted),
         AfterValidator(_runnable),
     ] = Field(description="the program and its arguments, e.g. simpleFoam -parallel")
     application: Optional[Literal["openfoam", "lammps", "generic"]] = None
