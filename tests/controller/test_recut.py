@@ -9,7 +9,7 @@ import pytest
 from dovetail.controller.recut import load_balance, weights_for
 from dovetail.core import protocol
 from dovetail.core.protocol import Node, Spec
-from dovetail.executors.simulated.executor import Simulated, Work
+from dovetail.executors.simulated.executor import Fault, Simulated, Work
 from dovetail.run.simulate import SimulatedRun, run_simulated
 
 pytestmark = pytest.mark.unit
@@ -20,9 +20,11 @@ ONE = Spec("a-0", "a", "case", 2, (1.0, 3.0), ("run",), checkpoint=True, iterati
 UNEVEN = Work((0.01, 0.03), 900)
 
 
-def run(count: int, work: Work = UNEVEN, executor=Simulated, **more) -> SimulatedRun:
+def run(count: int, work: Work = UNEVEN, executor=Simulated, faults=(), **more) -> SimulatedRun:
     specs = [replace(ONE, name=f"a-{i}", **more) for i in range(count)]
-    result = run_simulated(specs, {"a": work}, TWO_CORES, limit=3000, executor=executor)
+    result = run_simulated(
+        specs, {"a": work}, TWO_CORES, faults=faults, limit=3000, executor=executor
+    )
     assert {view.state for view in result.controller.views()} == {"done"}
     ends = [a.name for _, a in result.actions if isinstance(a, protocol.Ended)]
     assert sorted(ends) == [spec.name for spec in specs]
@@ -73,6 +75,16 @@ def test_where_too_little_is_left_of_the_first_the_others_are_cut_anew():
     assert stopped(result) == []
     assert not result.controller.spec("a-0").recut
     assert result.controller.spec("a-3").recut
+
+
+def test_ranks_that_only_seemed_even_on_a_busy_node_are_looked_at_again():
+    """Others slow the rank that has less to do, while it is measured."""
+    result = run(4, faults=[Fault(0.5, "busy", "a-0", 9.0)])
+    profiles = [n.data for n in result.notes("profile") if "load" in n.data]
+    first, again = [one["load"] for one in profiles if one["name"] == "a-0"][:2]
+    assert load_balance(first) > 0.9
+    assert again == pytest.approx([1 / 3, 1.0], rel=0.1)
+    assert stopped(result) == ["a-0"]
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,8 @@
 """Phase A, profile: what simulations do alone.
 
 The first simulation of each family is measured alone, in every way of waiting that may pay; the
-others are suspended meanwhile. Later on each simulation's own baseline follows its work, which
+others are suspended meanwhile. Where programs beside the run took its cores, it is measured again
+once they have let go of them. Later on each simulation's own baseline follows its work, which
 changes as a run goes on.
 
 Inputs: the state with fresh samples. Outputs: a `Profile` for the family, `Simulation.alone`.
@@ -14,6 +15,7 @@ whatever ends it, the paused simulations go on.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 from dovetail.controller import binding_trial
 from dovetail.controller.baseline import Alone, Profile
@@ -24,7 +26,7 @@ from dovetail.controller.wait_policies import DOORBELL, OFF, candidates
 from dovetail.controller.work import UNIT
 from dovetail.core import units
 from dovetail.core.protocol import WaitPolicy
-from dovetail.core.taken_cpu import DISTURBED, missing, taken
+from dovetail.core.taken_cpu import DISTURBED, PLENTY, missing, taken
 
 _RUNS = (Stage.PREPARING, Stage.STARTING, Stage.RUNNING)
 
@@ -201,9 +203,19 @@ def _lost(state: State, sim: Simulation, profile: Profile) -> tuple[float | None
         return max(0.0, 1.0 - profile.got), 0.0
     if window is None or not cpu or not useful or sim.spec.ranks > state.cores:
         return 0.0, 0.0
-    mpi = [max(0.0, 1.0 / window.rate - one) for one in useful]
     blocking = trials[DOORBELL][2] if DOORBELL in trials else ()
-    return taken(cpu, useful, mpi, blocking), missing(cpu, useful, mpi)
+    lost = taken(cpu, useful, _inside(window, useful), blocking)
+    return lost, _unused(window, useful, cpu)
+
+
+def _inside(window: Window, useful: Sequence[float]) -> list[float]:
+    """Seconds inside MPI per iteration and rank."""
+    return [max(0.0, 1.0 / window.rate - one) for one in useful]
+
+
+def _unused(window: Window, useful: Sequence[float], cpu: Sequence[float]) -> float:
+    """Share of the time in which ranks that spin had no core."""
+    return missing(cpu, useful, _inside(window, useful))
 
 
 def _tell(state: State, sim: Simulation, profile: Profile, iterations: int) -> None:
@@ -271,8 +283,24 @@ def _follow_alone(state: State, sim: Simulation) -> None:
     loads = None
     if blocking or sim.spec.ranks <= state.cores:
         loads = sim.meter.loads("cpu" if blocking else "useful")
+    if _has_its_cores_now(state, sim, window):
+        del state.shape(sim).trials[OFF]
+        state.begin_profile(sim)
+        state.restart_windows([sim])
+        return
     got = sim.got(state.cores, spins=profile.wait == OFF)
     sim.alone = Alone(window.rate, loads or sim.alone.loads or profile.loads, got)
+
+
+def _has_its_cores_now(state: State, sim: Simulation, window: Window) -> bool:
+    """Whether ranks that spin were off their cores for its profile, and are not any more."""
+    profile, trials = state.shape(sim).profile, state.shape(sim).trials
+    if sim.by_work or sim.spec.ranks > state.cores or OFF not in trials:
+        return False
+    if not (profile and profile.alone and profile.wait == OFF):
+        return False
+    useful, cpu = sim.meter.loads("useful") or (), sim.meter.loads("cpu") or ()
+    return _unused(*trials[OFF]) > PLENTY >= _unused(window, useful, cpu)
 
 
 def _follow_beside_others(state: State, sim: Simulation) -> None:

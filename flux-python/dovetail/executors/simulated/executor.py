@@ -298,6 +298,12 @@ class Simulated:
             self._end(sim, Cause.FAILED, 137, "rank 0 was killed by signal 9")
         elif sim is not None and fault.kind == "fail":
             self._end(sim, Cause.FAILED, 1, "exit code 1")
+        elif sim is not None and fault.kind == "busy":
+            sim.left = 1 / 3 if fault.seconds else 1.0
+            self._replan(sim.nodes)
+            if fault.seconds:
+                end = replace(fault, t=fault.t + fault.seconds, seconds=0.0)
+                self._faults = sorted([*self._faults, end], key=lambda fault: fault.t)
         elif sim is not None and fault.kind == "stall":
             for node in sim.nodes:
                 self._run_until_now(node)
@@ -398,7 +404,7 @@ class Simulated:
             if sim.share.bound:  # where ranks share cores, those that must stay on one wait most
                 quality *= BOUND if crowded else sim.work.bound
             for rank in eager:
-                rank.share = amount / len(eager)
+                rank.share = amount / len(eager) * (sim.left if rank is sim.ranks[0] else 1.0)
                 rank.speed = rank.share * quality if rank.working else 0.0
 
     def _weight(self, sim: Sim, node: int) -> float:

@@ -61,7 +61,8 @@ class Fault:
 
     `kind`: death (a rank of `name` is killed), stall (`name` stops iterating), refuse (resizes
     are refused for `seconds`), delay (they take `seconds`), node (`name` is lost), away (no node
-    is ready for `seconds`), clock (the run's clock jumps by `seconds`), fail (`name` exits 1).
+    is ready for `seconds`), clock (the run's clock jumps by `seconds`), fail (`name` exits 1),
+    busy (for `seconds` programs of others leave rank 0 of `name` a third of what it had).
     """
 
     t: float
@@ -90,6 +91,7 @@ class Sim:
     """One simulation on the machine: `pending` ranks still work on this iteration.
 
     It goes on after `over` iterations of an earlier launch; `halting` if it ends after this one.
+    Rank 0 gets the share `left` of its CPU.
     """
 
     spec: Spec
@@ -102,6 +104,7 @@ class Sim:
     started: bool = False
     stalled: bool = False
     halting: bool = False
+    left: float = 1.0
     over: int = 0
     iterations: int = 0
     pending: int = 0
