@@ -91,8 +91,7 @@ class Simulated:
         self._count += 1
         sim = Sim(spec, work, share, self._count, self.clock + work.startup)
         sim.over = self._kept.get(spec.name, 0) if spec.checkpoint else 0
-        sim.ranks = [Rank(sim, node) for node in self._place(spec.ranks)]
-        sim.nodes = tuple(sorted({rank.node for rank in sim.ranks}))
+        sim.place(self._place(spec.ranks))
         self._sims[spec.name] = sim
         if not sim.ranks:
             self._end(sim, Cause.NODE_LOST, 1, "node lost: there is none left")
@@ -232,7 +231,7 @@ class Simulated:
         self._replan(sim.nodes)
 
     def _boundary(self, sim: Sim) -> None:
-        """All ranks have met: an iteration is complete."""
+        """All ranks have met: an iteration is complete. Its nodes are to be planned anew."""
         for node in sim.nodes:
             self._run_until_now(node)
         sim.iterations += 1
@@ -244,7 +243,6 @@ class Simulated:
             self._end(sim, Cause.CHECKPOINTED)
         else:
             self._iterate(sim)
-            self._replan(sim.nodes)
 
     def _publish(self, sim: Sim) -> None:
         n = len(sim.ranks)
@@ -330,9 +328,7 @@ class Simulated:
         for sim in self._on[node].values():
             if not sim.running:
                 continue
-            for rank in sim.ranks:
-                if rank.node != node:
-                    continue
+            for rank in sim.on[node]:
                 rank.cpu += rank.share * dt
                 if rank.working:
                     rank.left -= rank.speed * dt
@@ -347,15 +343,17 @@ class Simulated:
         for sim in list(self._on[node].values()):
             if not sim.running:
                 continue
-            for rank in sim.ranks:
-                if rank.node == node and rank.working and rank.left <= 1e-9:
+            for rank in sim.on[node]:
+                if rank.working and rank.left <= 1e-9:
                     rank.working = False
                     sim.pending -= 1
             if sim.pending == 0:
                 met.append(sim)
+        nodes = {node}
         for sim in met:
+            nodes.update(sim.nodes)
             self._boundary(sim)
-        self._replan((node,))
+        self._replan(sorted(nodes))
 
     def _replan(self, nodes: Sequence[int]) -> None:
         for node in nodes:
@@ -367,8 +365,8 @@ class Simulated:
                     max(0.0, rank.left) / rank.speed
                     for sim in self._on[node].values()
                     if sim.running
-                    for rank in sim.ranks
-                    if rank.node == node and rank.working and rank.speed > 0.0
+                    for rank in sim.on[node]
+                    if rank.working and rank.speed > 0.0
                 ),
                 default=None,
             )
@@ -383,14 +381,14 @@ class Simulated:
         for sim in self._on[node].values():
             if not sim.running:
                 continue
-            mine = [rank for rank in sim.ranks if rank.node == node]
             mode = sim.share.wait.mode
-            eager = [rank for rank in mine if rank.working or mode != "doorbell"]
-            for rank in mine:
+            eager = [rank for rank in sim.on[node] if rank.working or mode != "doorbell"]
+            for rank in sim.on[node]:
                 rank.speed, rank.share = 0.0, ASLEEP
             modes.add(mode)
             wanting += len(eager)
-            groups.append((sim, eager, self._weight(sim, node)))
+            weight = sim.weight(node) if self._flags[0] else float(len(sim.on[node]))
+            groups.append((sim, eager, weight))
         cores = self._nodes[node].cpu / 1000.0
         given = fill([(len(eager), weight) for _, eager, weight in groups], cores)
         crowded = wanting > cores
@@ -406,12 +404,3 @@ class Simulated:
             for rank in eager:
                 rank.share = amount / len(eager) * (sim.left if rank is sim.ranks[0] else 1.0)
                 rank.speed = rank.share * quality if rank.working else 0.0
-
-    def _weight(self, sim: Sim, node: int) -> float:
-        if not self._flags[0]:
-            return float(sum(rank.node == node for rank in sim.ranks))
-        return float(
-            sum(
-                request for request, rank in zip(sim.share.requests, sim.ranks) if rank.node == node
-            )
-        )

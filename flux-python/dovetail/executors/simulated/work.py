@@ -101,6 +101,7 @@ class Sim:
     begins: float
     ranks: list[Rank] = field(default_factory=list)
     nodes: tuple[int, ...] = ()
+    on: dict[int, list[Rank]] = field(default_factory=dict)
     started: bool = False
     stalled: bool = False
     halting: bool = False
@@ -111,15 +112,34 @@ class Sim:
     stamp: float = 0.0
     fresh: bool = False
     ranks_at: protocol.Ranks | None = None
+    _weighed: tuple[Sequence[int], dict[int, float]] = ((), {})
 
     @property
     def running(self) -> bool:
         """True if its ranks want CPU."""
         return self.started and not self.share.suspended and not self.stalled
 
+    def place(self, nodes: Sequence[int]) -> None:
+        """Put its ranks on these nodes, one for each rank."""
+        self.ranks = [Rank(self, node) for node in nodes]
+        self.nodes = tuple(sorted({*nodes}))
+        self.on = {node: [rank for rank in self.ranks if rank.node == node] for node in self.nodes}
+
+    def weight(self, node: int) -> float:
+        """What its ranks on a node request, millicores."""
+        if self._weighed[0] is not self.share.requests:
+            pairs = zip(self.share.requests, self.ranks)
+            found: dict[int, float] = {}
+            for request, rank in pairs:
+                found[rank.node] = found.get(rank.node, 0.0) + request
+            self._weighed = self.share.requests, found
+        return self._weighed[1].get(node, 0.0)
+
 
 def fill(groups: Sequence[tuple[int, float]], cores: float) -> list[float]:
     """Share `cores` among groups of (how many cores it can use, weight); nothing is left idle."""
+    if len(groups) == 1:
+        return [max(0.0, min(float(groups[0][0]), cores))]
     given = [0.0] * len(groups)
     open_ = [i for i, (want, _) in enumerate(groups) if want > 0]
     left = cores
