@@ -593,7 +593,7 @@ def test_a_run_that_the_jobs_time_ends_says_timeout_and_a_next_job_goes_on_with_
         flux dovetail submit plan.yaml
         flux dovetail wait --all; echo code $?
         flux dovetail report"""
-    job = flux.batch(script, "--conf=dovetail.stop-before=20", dovetail=ONE)
+    job = flux.batch(script, "--conf=dovetail.stop-before=40", dovetail=ONE)
     flux.run("dovetail", "up", uri=flux.inside(job))
     end_soon(flux, job, 70, lambda one: (one.get("type"), one.get("name")) == ("Finished", "sim-1"))
     output = flux.output(job)
@@ -620,7 +620,7 @@ def test_at_the_end_of_the_jobs_time_simulations_stop_at_checkpoints(flux):
         flux dovetail up; until [ -e go ]; do sleep 0.2; done
         flux dovetail submit plan.yaml
         flux dovetail wait --all"""
-    job = flux.batch(script, "--conf=dovetail.stop-before=5", dovetail=ONE)
+    job = flux.batch(script, "--conf=dovetail.stop-before=20", dovetail=ONE)
     flux.run("dovetail", "up", uri=flux.inside(job))
     end_soon(flux, job, 80, lambda one: one.get("type") == "Sampled")
     output = flux.output(job)
