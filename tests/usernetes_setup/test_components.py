@@ -29,6 +29,15 @@ from usernetes_setup.node import (
 pytestmark = [pytest.mark.unit, pytest.mark.usefixtures("private_state")]
 
 
+@pytest.mark.parametrize(
+    ("cores", "text"),
+    [([5], "5"), ([1, 0], "0-1"), ([*range(96)], "0-95"), ([0, 2, 3, 4, 6, 8, 9], "0,2-4,6,8-9")],
+)
+def test_cores_are_listed_in_ranges(cores, text):
+    assert components.listed(cores) == text
+    assert components.numbers(text) == sorted(cores)
+
+
 def config(namespaces):
     return {
         "linux": {"namespaces": namespaces},

@@ -78,7 +78,7 @@ def plan(args: argparse.Namespace, joined: str, network: str) -> Node:
     usable, wanted = node_options.cores(args.cpus)
     return Node(
         cluster=args.name, name=args.node or f"new-{os.getpid()}", address=address,
-        cpus=node_options.listed(usable), wanted=wanted, memory=node_options.memory(args.memory),
+        cpus=components.listed(usable), wanted=wanted, memory=node_options.memory(args.memory),
         network=network, user=namespaces.user_name(), group="", binaries="",
         joined=joined, owner=args.owner, devices=node_options.devices(args.devices),
     )  # fmt: skip

@@ -43,19 +43,14 @@ def cores(wanted: str) -> tuple[list[int], int]:
             raise BadInput(f"--cpus {wanted}: 1 to {len(usable)} cores can be used here")
         return usable, number
     if re.search(r"\d{7}", wanted):  # all in between would be listed, however many
-        raise BadInput(f"--cpus {wanted}: only {listed(usable)} can be used here")
+        raise BadInput(f"--cpus {wanted}: only {components.listed(usable)} can be used here")
     try:
         asked = components.numbers(wanted)
     except ValueError:
         raise BadInput(f"--cpus {wanted}: neither a number nor a list such as 0-1,4") from None
     if not asked or not set(asked) <= set(usable):
-        raise BadInput(f"--cpus {wanted}: only {listed(usable)} can be used here")
+        raise BadInput(f"--cpus {wanted}: only {components.listed(usable)} can be used here")
     return asked, len(asked)
-
-
-def listed(numbers: list[int]) -> str:
-    """Cores as the kernel writes them, without ranges."""
-    return ",".join(map(str, numbers))
 
 
 def memory(wanted: str) -> int:

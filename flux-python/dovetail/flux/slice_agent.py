@@ -73,7 +73,7 @@ class Agent:
         self.next_look = math.inf  # when to look whether the job's time is over, CLOCK_MONOTONIC
         self.machine_address, self.address = machine_address, ""
         self.node_name = node_name(number, name) if machine_address else ""
-        self.cpus = ",".join(f"{core}-{core}" for core in sorted(os.sched_getaffinity(0)))
+        self.cpus = components.listed(os.sched_getaffinity(0))
         self.client = Client()
         self.selector = selectors.DefaultSelector()
         self.splitter = LineSplitter()
@@ -260,7 +260,8 @@ class Agent:
         if self.usernetes:  # of which a node is the whole machine
             offer += ["--usernetes", self.usernetes, "--node-image", self.node_image]
         else:
-            offer += ["--cpus", self.cpus, "--memory", self.memory(), "--devices", self.devices]
+            cpus = f"{self.cpus}-{self.cpus}" if self.cpus.isdecimal() else self.cpus
+            offer += ["--cpus", cpus, "--memory", self.memory(), "--devices", self.devices]
         if self.address:
             offer += ["--address", self.address]
         # Its words go into the job's output, and the first of them to the module.

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -73,6 +73,17 @@ def numbers(cpus: str) -> list[int]:
         first, dash, last = part.partition("-")
         found |= set(range(int(first), int(last if dash else first) + 1))
     return sorted(found)
+
+
+def listed(cpus: Iterable[int]) -> str:
+    """Such a list of these cores, as the kernel writes it."""
+    ranges: list[list[int]] = []
+    for cpu in sorted(cpus):
+        if ranges and cpu == ranges[-1][-1] + 1:
+            ranges[-1].append(cpu)
+        else:
+            ranges.append([cpu])
+    return ",".join(f"{one[0]}-{one[-1]}" if one[1:] else str(one[0]) for one in ranges)
 
 
 def etcd(node: Node) -> Command:

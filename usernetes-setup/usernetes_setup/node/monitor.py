@@ -53,7 +53,7 @@ from usernetes_setup.node_record import (
 def lease(node: Node) -> list[socket.socket]:
     """Take the node's cores, ports and devices, and its address if that is a loopback one."""
     cores, held = core_leases.take(components.numbers(node.cpus), node.wanted)
-    node.cpus = ",".join(map(str, cores))
+    node.cpus = components.listed(cores)
     if not node.address:
         node.address = node.name if node.name.startswith("127.") else ""
         node.address, socket_ = namespaces.lease_loopback(node.address)

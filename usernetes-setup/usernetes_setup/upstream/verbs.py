@@ -297,7 +297,7 @@ def status(record: Record) -> dict[str, Any]:
     word = "ready" if ready else "not ready" if record.alive() else "dead"
     usable = sorted(os.sched_getaffinity(0))
     return {**record.described(), "ready": ready, "state": word, "owner": record.owner,
-            "cpus": node_options.listed(usable), "memory": components.host_memory(),
+            "cpus": components.listed(usable), "memory": components.host_memory(),
             "network": "flannel", "group": ""}  # fmt: skip
 
 
