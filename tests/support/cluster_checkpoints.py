@@ -49,9 +49,24 @@ def stops_and_goes_on(site, out, **more):
 def each_step_once(site, out, name, end):
     """Nothing is computed twice, and nothing left out, by a solver's log; returns that."""
     log = (site.folder / out / name / "log").read_text()
-    steps = [int(step) for step in re.findall(r"(?m)^Time = ([1-9]\d*)$", log)]
-    assert steps == list(range(1, end + 1))
+    assert _steps(log) == list(range(1, end + 1))
     return log
+
+
+def _steps(log):
+    return [int(step) for step in re.findall(r"(?m)^Time = ([1-9]\d*)$", log)]
+
+
+def ends_once_it_went_on(site, out, name):
+    """Have a solver end some steps after its restart, however many it was to take."""
+    site.until(lambda: len(site.of("Started", out, name)) == 2, out)
+    over, log = site.of("Started", out, name)[1]["iterations"], site.folder / out / name / "log"
+    site.until(lambda: _steps(log.read_text())[-1] > over + 3, out)
+    control = site.folder / out / name / "case/system/controlDict"
+    soon = f"endTime {_steps(log.read_text())[-1] + 50};"
+    newer = control.stat().st_mtime + 15  # by more than OpenFOAM's fileModificationSkew
+    control.write_text(re.sub(r"(?m)^endTime\s.*$", soon, control.read_text()))
+    os.utime(control, (newer, newer))
 
 
 def lammps_stops_and_goes_on(site, out, **more):
@@ -162,14 +177,15 @@ def is_widened_and_narrowed(site, out, **more):
 
 def is_cut_anew(site, out, **more):
     """Two ranks that are loaded 1 to 4 stop, and go on with as many cells each."""
-    end = 2000  # long enough to be measured also where a step takes a few milliseconds
-    uneven = pitz_daily(site.folder / f"{out}-uneven", (1, 4), end, refine=1)
+    uneven = pitz_daily(site.folder / f"{out}-uneven", (1, 4), 10**5, refine=1)
     own = {"name": "uneven", "ranks": 2, "weights": [1, 4], "command": "simpleFoam -parallel"}
     entry = foam(uneven, **own, **more)
     run = site.start(site.plan(entry), out, program=("-c", AT_ONCE))
+    ends_once_it_went_on(site, out, "uneven")
     assert site.end(run, limit=LONG) == 0, site.errors(out)
     asked = [one["why"] for one in site.of("Checkpoint", out)]
     assert asked == ["to be cut anew"], site.of("Note", out)
+    end = counted(site, out, "uneven")[1]
     assert counted(site, out, "uneven") == ("done", end, 0, 1, 1)
     cells = cells_per_processor(site.folder / out / "uneven/case")
     assert max(cells) < 1.1 * min(cells)
