@@ -347,6 +347,11 @@ def test_a_run_that_is_cancelled_is_shown_live_and_every_command_speaks_json(flu
     assert told("up") == {"nodes": 1}
     assert told("submit", "plan.yaml")["run"] == 1
     assert told("submit", "plan.yaml")["run"] == 2
+    outside = ("proxy", uri, flux.flux)
+    seen = json.loads(flux.run(*outside, "dovetail", "status", "--json"))
+    assert [run["number"] for run in seen["runs"]] == [1, 2]
+    there = ("exec", "-r", "0", flux.flux, "dovetail", "kubectl", "get", "nodes", "-oname")
+    assert flux.run(*outside, *there).startswith("node/")
     names = ("jobs", "-no", "{name}")
     assert eventually(lambda: "1:sim" in flux.run(*names, uri=uri).split())
     assert eventually(lambda: "sim starts" in told("logs", "1")["log"])
