@@ -13,7 +13,7 @@ from support import hosts, known_programs
 from support.flux_batch import COMMANDS, LIMIT, flux_command
 from usernetes_setup.node import carrier
 
-pytestmark = pytest.mark.flux
+pytestmark = [pytest.mark.flux, pytest.mark.first]
 
 HOME = "/home/alice"
 BROKER = """

@@ -140,10 +140,10 @@ class HostCluster:
 
 
 def busy(*milliseconds, **more):
-    """An entry of ranks that are busy for so long in each iteration; see known/busy.c."""
+    """An entry of ranks that sleep so long in each iteration, and meet; see known/busy.c."""
     return {
         "ranks": len(milliseconds),
-        "command": [BUSY, "burn", "0", *map(str, milliseconds)],
+        "command": [BUSY, "sleep", "0", *map(str, milliseconds)],
         "environment": {"BUSY_UNTIL": ENOUGH},
         **more,
     }
