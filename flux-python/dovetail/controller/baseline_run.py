@@ -293,14 +293,15 @@ def _follow_alone(state: State, sim: Simulation) -> None:
 
 
 def _has_its_cores_now(state: State, sim: Simulation, window: Window) -> bool:
-    """Whether ranks that spin were off their cores for its profile, and are not any more."""
+    """Whether ranks that spin were off their cores for its profile, and hardly are any more."""
     profile, trials = state.shape(sim).profile, state.shape(sim).trials
     if sim.by_work or sim.spec.ranks > state.cores or OFF not in trials:
         return False
     if not (profile and profile.alone and profile.wait == OFF):
         return False
     useful, cpu = sim.meter.loads("useful") or (), sim.meter.loads("cpu") or ()
-    return _unused(*trials[OFF]) > PLENTY >= _unused(window, useful, cpu)
+    # Half, so that what is just below is not measured again and again.
+    return _unused(*trials[OFF]) > PLENTY and _unused(window, useful, cpu) < PLENTY / 2
 
 
 def _follow_beside_others(state: State, sim: Simulation) -> None:

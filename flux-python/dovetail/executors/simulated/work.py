@@ -122,15 +122,15 @@ class Sim:
     def place(self, nodes: Sequence[int]) -> None:
         """Put its ranks on these nodes, one for each rank."""
         self.ranks = [Rank(self, node) for node in nodes]
-        self.nodes = tuple(sorted({*nodes}))
-        self.on = {node: [rank for rank in self.ranks if rank.node == node] for node in self.nodes}
+        for rank in self.ranks:
+            self.on.setdefault(rank.node, []).append(rank)
+        self.nodes = tuple(sorted(self.on))
 
     def weight(self, node: int) -> float:
         """What its ranks on a node request, millicores."""
         if self._weighed[0] is not self.share.requests:
-            pairs = zip(self.share.requests, self.ranks)
             found: dict[int, float] = {}
-            for request, rank in pairs:
+            for request, rank in zip(self.share.requests, self.ranks):
                 found[rank.node] = found.get(rank.node, 0.0) + request
             self._weighed = self.share.requests, found
         return self._weighed[1].get(node, 0.0)
