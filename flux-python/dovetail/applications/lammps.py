@@ -89,6 +89,5 @@ def _option(words: Sequence[str], *names: str) -> str | None:
 
     Options before the program are its starter's, as `mpiexec -l`.
     """
-    known = (n for n, word in enumerate(words) if programs.application_of([word]) == "lammps")
-    own = words[next(known, 0) :]
+    own = programs.from_lammps_on(words) or words  # a plan may say that another program is one
     return next((after for word, after in zip(own, own[1:]) if word in names), None)

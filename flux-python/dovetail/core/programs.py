@@ -62,10 +62,15 @@ def application_of(command: Sequence[str]) -> str:
     return next(known, "generic")
 
 
+def from_lammps_on(command: Sequence[str]) -> Sequence[str]:
+    """The words from LAMMPS's program on, those before being its starter's; none without it."""
+    names = (n for n, word in enumerate(command) if application_of([word]) == "lammps")
+    return command[next(names, len(command)) :]
+
+
 def partitions(command: Sequence[str]) -> tuple[str, ...]:
     """The partitions that LAMMPS is to have its ranks in, as `4x1`; none where nothing says so."""
-    names = (n for n, word in enumerate(command) if application_of([word]) == "lammps")
-    own = command[next(names, len(command)) :]
+    own = from_lammps_on(command)
     at = next((n for n, word in enumerate(own) if word in _PARTITIONS), len(own))
     return tuple(itertools.takewhile(_SIZE.fullmatch, own[at + 1 :]))
 
