@@ -87,6 +87,11 @@ def test_ranks_that_only_seemed_even_on_a_busy_node_are_looked_at_again():
     assert stopped(result) == ["a-0"]
 
 
+def test_on_a_node_that_stays_busy_nothing_is_measured_twice():
+    result = run(1, faults=[Fault(0.5, "busy", "a-0", 10**4)])
+    assert len([n for n in result.notes("profile") if "load" in n.data]) == 1
+
+
 @pytest.mark.parametrize(
     ("work", "more"),
     [

@@ -297,7 +297,7 @@ class Simulated:
         elif sim is not None and fault.kind == "fail":
             self._end(sim, Cause.FAILED, 1, "exit code 1")
         elif sim is not None and fault.kind == "busy":
-            sim.left = 1 / 3 if fault.seconds else 1.0
+            sim.granted = 1 / 3 if fault.seconds else 1.0
             self._replan(sim.nodes)
             if fault.seconds:
                 end = replace(fault, t=fault.t + fault.seconds, seconds=0.0)
@@ -402,5 +402,5 @@ class Simulated:
             if sim.share.bound:  # where ranks share cores, those that must stay on one wait most
                 quality *= BOUND if crowded else sim.work.bound
             for rank in eager:
-                rank.share = amount / len(eager) * (sim.left if rank is sim.ranks[0] else 1.0)
+                rank.share = amount / len(eager) * (sim.granted if rank is sim.ranks[0] else 1.0)
                 rank.speed = rank.share * quality if rank.working else 0.0

@@ -91,7 +91,7 @@ class Sim:
     """One simulation on the machine: `pending` ranks still work on this iteration.
 
     It goes on after `over` iterations of an earlier launch; `halting` if it ends after this one.
-    Rank 0 gets the share `left` of its CPU.
+    Rank 0 gets the share `granted` of its CPU.
     """
 
     spec: Spec
@@ -105,7 +105,7 @@ class Sim:
     started: bool = False
     stalled: bool = False
     halting: bool = False
-    left: float = 1.0
+    granted: float = 1.0
     over: int = 0
     iterations: int = 0
     pending: int = 0
