@@ -49,6 +49,8 @@ JOIN_FILE = ("cluster", "node", "server", "authority", "token")  # all of them t
 LONGEST_LOOPBACK = "127.77.255.254"
 MONITORED = (NodeState.RUNNING, NodeState.MONITOR_ALONE)
 LEAST = node_options.LEAST
+THEIRS = ("usernetes", "node-image", "mount")
+"""Options of nodes that upstream Usernetes makes."""
 COMPLAINT = (
     r'[EF]\d{4} |.*(level=(error|fatal)|"err)|\{"level":"(error|panic|fatal)"|panic: '
     "|offer-devices: "
@@ -58,6 +60,12 @@ COMPLAINT = (
 def plan(args: argparse.Namespace, joined: str, network: str) -> Node:
     """A node's record but for its programs, from checked options. Raises BadInput."""
     node_record.refuse_strange(args.name)
+    for option in THEIRS:
+        if getattr(args, option.replace("-", "_"), None):
+            raise BadInput(
+                f"--{option}: for provider usernetes alone, and cluster {args.name} is one of "
+                "provider dovetail"
+            )
     if not args.timeout > 0:
         raise BadInput(f"--timeout {args.timeout:g}: more than 0 seconds would be right")
     address = node_options.own_address(args.address)
