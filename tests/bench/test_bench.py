@@ -138,6 +138,15 @@ def test_a_tool_that_fails_is_work_that_failed(monkeypatch, tmp_path, what):
 
 
 @pytest.mark.unit
+@pytest.mark.parametrize("place", ["file", "file/below"])
+def test_a_demo_that_cannot_be_written_there_is_refused_in_a_line(place, tmp_path, capsys):
+    (tmp_path / "file").touch()
+    assert main(["bench", "demo", "-o", str(tmp_path / place)]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert f"{place}: cannot be used: " in line
+
+
+@pytest.mark.unit
 def test_a_demo_that_is_interrupted_as_it_compares_has_its_report(monkeypatch, tmp_path):
     published: list[object] = []
 

@@ -18,6 +18,7 @@ from usernetes_setup.node import cgroups
 from dovetail.bench import ondemand
 from dovetail.bench.cases import mpirun, pitz_daily, plan_entry
 from dovetail.bench.harness import Progress, plain
+from dovetail.host.private_files import looking
 from dovetail.plan import schema
 from dovetail.report import alternatives
 from dovetail.report.alternatives import FEWER, NAIVE, SEQUENTIAL, Alternative, Name
@@ -157,4 +158,5 @@ def clear(directory: Path) -> None:
             else:
                 path.unlink(missing_ok=True)
     check_directory(directory, resume=False)
-    directory.mkdir(parents=True, exist_ok=True)
+    with looking(directory):
+        directory.mkdir(parents=True, exist_ok=True)
