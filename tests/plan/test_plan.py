@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 from pathlib import Path
 
@@ -205,6 +206,12 @@ def test_every_key_is_in_the_manual_page():
     documented = {line.split()[2] for line in page.splitlines() if line.startswith(".It Ic ")}
     models = (schema._Entry, schema._Phase, schema._Plan)
     assert documented == {key for model in models for key in model.model_fields}
+
+
+def test_every_name_that_is_taken_is_in_the_manual_page():
+    page = (ROOT / "doc" / "dovetail-plan.5").read_text()
+    listed = page.partition("none the name of what a run itself puts beside")[2]
+    assert set(schema._TAKEN) <= {*re.findall(r"[\w-]+", listed.partition(".It Ic case")[0])}
 
 
 def test_every_example_is_a_good_plan(monkeypatch):
