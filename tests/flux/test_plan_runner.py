@@ -152,6 +152,17 @@ def test_a_plan_that_is_refused_for_its_folder_leaves_no_directory(monkeypatch, 
     assert sorted(os.listdir()) == ["case", "plan.yaml"]
 
 
+def test_a_plan_whose_output_is_a_file_is_refused_before_it_is_sent(monkeypatch, tmp_path, capsys):
+    (tmp_path / "case").mkdir()
+    (tmp_path / "file").touch()
+    entry = "{name: a, case: case, ranks: 1, command: sh -c true}"
+    (tmp_path / "plan.yaml").write_text(f"simulations: [{entry}]\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(command.client, "call", lambda topic, payload=None: {"run": 1})
+    assert command.main(["submit", "-o", "file", "plan.yaml"]) == 2
+    assert capsys.readouterr().err == "flux dovetail: -o file is not a directory\n"
+
+
 def test_events_that_cannot_be_read_end_nobody_who_follows_them(tmp_path):
     with contextlib.closing(Tail(tmp_path / "events.jsonl")) as tail:
         (tmp_path / "events.jsonl").mkdir()  # where reading is an error

@@ -119,6 +119,8 @@ def do_submit(args: argparse.Namespace) -> int:
     if args.output is not None:
         with looking(f"-o {args.output}"):
             places["output"] = str(args.output.resolve())
+            if args.output.exists() and not args.output.is_dir():
+                raise BadInput(f"-o {args.output} is not a directory")
             taken = written(Path(places["output"], plan_runner.EVENTS))
         if taken:
             raise BadInput(f"-o {args.output} holds a run already; name another directory")
