@@ -325,6 +325,18 @@ def test_ranks_that_are_not_seen_are_told(mpi, how):
 
 
 @mpi_tier
+@pytest.mark.parametrize(("then", "told"), [("&", 2), (";", 0)], ids=["at once", "in a row"])
+def test_programs_that_run_at_once_are_told(then, told):
+    program = known_programs.build("openmpi", "known/busy.c")
+    once = f"{known_programs.LAUNCHERS['openmpi']} -np 2 {program} sleep 30 50 50"
+    words = ["sh", "-c", f"{once} {then} {once}; wait"]
+    done = known_programs.dovetail("--mpi", "openmpi", "--", *words)
+    assert done.returncode == 0, done.stderr
+    assert (f"ran at once, and {told} of their ranks" in done.stderr) == bool(told)
+    assert ("at once" in done.stderr) == bool(told)
+
+
+@mpi_tier
 def test_where_a_program_failed_ranks_may_have_ended_too_soon_to_be_seen():
     program = known_programs.build("openmpi", "known/threads.c")
     words = ["-np", "1", "env", "-u", "LD_PRELOAD", program]

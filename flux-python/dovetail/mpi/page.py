@@ -411,8 +411,21 @@ def _cpu(head: _Head, known: float) -> float:
 def read_pages(directory: str | os.PathLike[str]) -> list[RankPage]:
     """All ranks of the program that runs or ran last, by world and rank.
 
-    Pages that are not filled in yet, or go meanwhile, are left out; so are those of other programs,
-    see `of_last_program`, and rhythms in a world whose ranks do not count alike.
+    Left out are those of other programs, see `of_last_program`, and rhythms in a world whose ranks
+    do not count alike. Raises PageError as `read_all`.
+    """
+    return of_each_world(read_all(directory))
+
+
+def of_each_world(pages: Iterable[RankPage]) -> list[RankPage]:
+    """What `read_pages` has of all pages."""
+    worlds = groupby(sorted(pages, key=lambda page: page.world), lambda page: page.world)
+    return [page for _, world in worlds for page in _sure(of_last_program(world))]
+
+
+def read_all(directory: str | os.PathLike[str]) -> list[RankPage]:
+    """The pages of all programs, but those that are not filled in yet, or go meanwhile.
+
     Raises PageError for a damaged page or a directory that cannot be read.
     """
     pages = []
@@ -431,9 +444,7 @@ def read_pages(directory: str | os.PathLike[str]) -> list[RankPage]:
         except PageError:
             if os.path.lexists(path):
                 raise
-    pages.sort(key=lambda page: page.world)
-    worlds = groupby(pages, lambda page: page.world)
-    return [page for _, world in worlds for page in _sure(of_last_program(world))]
+    return pages
 
 
 Page = TypeVar("Page", RankPage, Marks)

@@ -38,7 +38,7 @@ GRACE = 10.0  # seconds from a forwarded signal to SIGKILL
 class ProfiledRun:
     """What a program's ranks did. `failure` says how it ended if that was not well, else empty.
 
-    `unseen` says that there were further ranks, else it is empty.
+    `unseen` says that there were further ranks, of the program or of others, else it is empty.
     """
 
     profile: Profile
@@ -61,7 +61,8 @@ def run(command: Sequence[str], mpi: str, wait: WaitPolicy, *, quiet: bool) -> P
         limits, group = cgroups.above("cpu"), cgroups.above("")[:1]
         stopped, pressed = cpu_limits.throttling(limits), cpu_limits.pressure(group)
         code, caught = _execute(command, environment, quiet)
-        pages = page.read_pages(directory)
+        every = page.read_all(directory)
+    pages = page.of_each_world(every)
     if not pages:
         _no_pages(command, mpi, code, caught)
     failure = f"{command[0]} ended with {_ending(code)}" if code else ""
@@ -71,7 +72,7 @@ def run(command: Sequence[str], mpi: str, wait: WaitPolicy, *, quiet: bool) -> P
     if pressure is not None and pressed is not None:
         pressure -= pressed
     profile = from_pages(pages, command, wait.mode, code, stops, pressure)
-    return ProfiledRun(profile, failure, caught, _unseen(profile))
+    return ProfiledRun(profile, failure, caught, _at_once(every, pages) or _unseen(profile))
 
 
 @contextlib.contextmanager
@@ -166,6 +167,18 @@ def _ending(code: int) -> str:
         return f"signal {signal.Signals(-code).name}"
     except ValueError:  # of those for real time only the first and the last have a name
         return f"signal {-code}"
+
+
+def _at_once(every: Sequence[page.RankPage], pages: Sequence[page.RankPage]) -> str:
+    """Say how many ranks of other programs ran beside those whose `pages` are shown, if any."""
+    shown, began = {one.pid for one in pages}, min(one.init_s for one in pages)
+    others = sum(one.pid not in shown and one.stamp >= began for one in every)
+    if not others:
+        return ""
+    return (
+        f"several MPI programs ran at once, and {others} of their ranks are not shown; those that "
+        "are may belong to different programs: profile one program at a time"
+    )
 
 
 def _unseen(profile: Profile) -> str:
