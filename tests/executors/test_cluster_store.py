@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import signal
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -16,12 +17,13 @@ pytestmark = [pytest.mark.kube, pytest.mark.first]
 
 def destroy_store(site):
     """Overwrite what etcd has written, and end it; it cannot start again."""
+    (pid,) = site.machine.pids(site.made, "etcd")
     for file in (Path(site.made["folder"]) / "etcd").rglob("*"):
         if file.is_file():
             with file.open("r+b") as content:
                 content.write(b"\xff" * file.stat().st_size)
-    (pid,) = site.machine.pids(site.made, "etcd")
-    os.kill(pid, signal.SIGKILL)
+    with suppress(ProcessLookupError):  # it may have seen that, and ended
+        os.kill(pid, signal.SIGKILL)
     answers = lambda: site.kubectl("get", "nodes", "--request-timeout=1s", check=False)  # noqa: E731
     assert eventually(lambda: not answers())
 
