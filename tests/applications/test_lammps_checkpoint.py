@@ -90,6 +90,14 @@ REFUSED = {
         SCRIPT.replace("fix 1", "fix 2 all wall/gran hooke 1 zplane 0 9 wiggle z 1 2\nfix 1"),
         "no restart file has",
     ),
+    "an end of its own": (
+        SCRIPT.replace("fix 1", "fix 2 all halt 10 v_far > 1 error continue\nfix 1"),
+        "before its last step",
+    ),
+    "an end by the clock": (
+        SCRIPT.replace("fix 1", "timer timeout 1:00:00 every 10\nfix 1"),
+        "before its last step",
+    ),
     "time since it went on": (
         SCRIPT.replace("fix 1", 'variable push equal "sin(0.1 * time)"\nfix 1'),
         "`step\\*dt` would be right",
@@ -145,6 +153,7 @@ def test_a_log_of_the_scripts_own_is_gone_on_with(log, later):
         "variable k equal 1000/xlat\nfix 2 all spring/self ${k}",
         "variable push equal step*dt+elaplong\nfix 2 all ave/time 1 10 10 v_push",
         "variable what string time\nvariable wall_time equal 2\nvariable t equal v_wall_time",
+        "fix 2 all halt 10 v_hot > 9 error hard\ntimer timeout off",
     ],
 )
 def test_a_value_that_stays_or_is_not_kept_is_not_refused(lines):

@@ -183,6 +183,11 @@ def stoppable(
             raise BadInput(f"'{line.strip()}': a script with `{command}` cannot be gone on with")
         if command == "fix" and ("file" in words or _ANEW_FIX.match("".join(words[3:4]))):
             raise BadInput(f"'{line.strip()}': its file would begin anew")
+        if _ends_early(words):
+            raise BadInput(
+                f"'{line.strip()}': it may end the run before its last step, as a stop does, and "
+                "what the script does after it would be left out"
+            )
         if command == "fix" and _forgets(words[3:]):
             raise BadInput(f"'{line.strip()}': no restart file has what this fix has in memory")
         formula = " ".join(words[3:]) if command == "variable" and words[2:3] != ["string"] else ""
@@ -245,6 +250,14 @@ def _of_now(line: str, formulas: dict[str, str]) -> bool:
             formulas[name] for name in names if name in formulas and formulas[name] not in used
         ]
     return any(map(_CHANGES.search, used))
+
+
+def _ends_early(words: list[str]) -> bool:
+    """Whether a command may end the run before its last step, and LAMMPS not with an error."""
+    pairs = [*zip(words, words[1:])]
+    if words[:1] == ["timer"]:
+        return any(word == "timeout" and limit != "off" for word, limit in pairs)
+    return words[:1] == ["fix"] and words[3:4] == ["halt"] and ("error", "hard") not in pairs
 
 
 def _forgets(words: list[str]) -> bool:
