@@ -183,6 +183,7 @@ RUNS = {
     "an end that is computed": ({"end": "$last"}, 0),
     "an entry that is computed": ({"more": '#calc "1 + 1";'}, 0),
     "entries of another file": ({"more": '#include "over"'}, 0),
+    "entries of another file, if that is there": ({"more": '#sinclude "over"'}, 0),
     "functions of another file": ({"more": 'functions { #include "probes" }'}, 90),
     "steps of nothing": ({"step": "0"}, 0),
 }

@@ -422,6 +422,7 @@ def test_fields_are_written_at_the_end_wherever_it_goes_on_from(tmp_path, how):
     "said",
     [
         BY_TIME.replace("endTime 60;", '#include "more"'),
+        BY_TIME.replace("endTime 60;", 'endTime 30;\n#sinclude "more"'),
         BY_TIME.replace("writeInterval 10;", "fifth 10;\nwriteInterval $fifth;"),
     ],
 )
