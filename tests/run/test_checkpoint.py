@@ -136,3 +136,17 @@ def test_a_run_killed_at_twenty_moments_comes_to_the_same_results(site):  # noqa
         assert results(site, name)[0] == right_sum()
         assert sorted(set(steps(site, name))) == list(range(1, END + 1))
     site.assert_clean()
+
+
+@pytest.mark.unit
+def test_a_case_that_is_edited_meanwhile_ends_no_run(site):  # noqa: F811
+    """What begins later has no checkpoint if its script cannot be gone on with any more."""
+    script = site.case / "in.box"
+    script.write_text("create_box 1 box\nrun 10\n")
+    (site.case / "lmp").write_text(f"#!/bin/sh\necho run 10 >>{script}\n")
+    (site.case / "lmp").chmod(0o755)
+    entry = {"command": "./lmp -in in.box", "checkpoint": "allowed", "count": 2}
+    assert site.run(site.plan(entry, cpus=1), "-o", "out")[0] == 0
+    assert site.states() == {"sim-1": "done", "sim-2": "done"}
+    assert "no checkpoint: " in (site.out / "sim-2/log").read_text()
+    site.assert_clean()

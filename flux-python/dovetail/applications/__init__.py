@@ -34,7 +34,8 @@ class Application(Protocol):
         """The command line for a step of stopping and going on; "" where nothing is to be done.
 
         It is run in the copied case: `begin` after `prepare`, so that the case is ready to be
-        stopped; for `go-on`, `halt` and `halted` see `Spec`.
+        stopped; for `go-on`, `halt` and `halted` see `Spec`. For `check` nothing is run: before
+        anything starts, it is to raise BadInput where the user's case has no checkpoints.
         """
 
     def expected_iterations(self, spec: Spec) -> int:
@@ -73,6 +74,15 @@ def form(spec: Spec, continued: bool = False) -> Spec:
         command=tuple(map(filled, command)),
         prepare=(*map(filled, prepare), *filter(None, [begin])),
     )
+
+
+def check_checkpoints(spec: Spec) -> None:
+    """Raise BadInput where what may be stopped at a checkpoint, by its plan, cannot be.
+
+    Not as it is started: its user's case may have changed by then, and it runs all the same.
+    """
+    form(spec)
+    APPLICATIONS[spec.application].checkpoint(spec, "check")
 
 
 def expected_iterations(spec: Spec) -> int:

@@ -34,16 +34,19 @@ _LARGEST = 1 << 20  # bytes of an input script
 def checkpoint(spec: Spec, step: str) -> str:
     """See `lammps_checkpoint`. What is to be cut anew is balanced by LAMMPS.
 
-    Raises BadInput where the command names no script, or, if the case has it already, one that
-    cannot be gone on with; or has partitions, whose restart files nobody tells apart.
+    Raises BadInput where the command names no script, or, if that is to be checked and the case has
+    it already, one that cannot be gone on with; or has partitions, whose restart files nobody tells
+    apart.
     """
     script = _option(spec.command, "-in", "-i")
     if script is None:
         raise BadInput("its command has no `-in SCRIPT`")
     if programs.partitions(spec.command):
         raise BadInput("its partitions would all write the same restart files")
-    if step == "begin" and Path(spec.case, script).exists():
-        lammps_checkpoint.check(Path(spec.case), script)
+    if step == "check":
+        if Path(spec.case, script).exists():
+            lammps_checkpoint.check(Path(spec.case), script)
+        return ""
     statement = "from dovetail.applications.lammps_checkpoint import main; main()"
     log = [_option(spec.command, "-log", "-l") or "log.lammps"] if step == "go-on" else []
     balanced = ["balanced"] if spec.recut and step in ("begin", "go-on") else []

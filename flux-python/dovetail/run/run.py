@@ -83,7 +83,7 @@ def check(
     place.check(asked)
     for spec in {spec.family: spec for spec in asked.specs if spec.checkpoint}.values():
         try:
-            applications.form(spec)
+            applications.check_checkpoints(spec)
         except BadInput as error:
             raise BadInput(f"{spec.family}: `checkpoint: allowed` cannot be: {error}") from None
     with looking(directory):
