@@ -505,6 +505,20 @@ def test_a_join_file_that_is_none_is_refused(tmp_path):
             cluster.join(args, print)
 
 
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["f", "--name", "mine"], "--name: only with --invite; f says for which node it is"),
+        (["f", "--valid", "60"], "--valid: only with --invite; f says"),
+        (["--invite", "f", "--cpus", "1"], "--cpus: not with --invite; it is for where the node"),
+        (["--invite", "f", "--node-image", "i"], "--node-image: not with --invite"),
+    ],
+)
+def test_options_of_the_other_form_of_join_are_refused(words, said):
+    with pytest.raises(BadInput, match=said):
+        verbs.main(["join", *words])
+
+
 def test_a_join_does_not_share_a_folder_with_another_provider(tmp_path):
     """Either way round: what one removes is the other's."""
     args = argparse.Namespace(file=str(tmp_path / "join"), name="", node="", timeout=1.0)

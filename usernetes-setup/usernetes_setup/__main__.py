@@ -35,6 +35,12 @@ VERBS = {
     "bundle": "pack a build for machines without internet, or unpack one",
 }
 
+INVITES = ["name", "node", "valid"]
+"""Options of `join --invite`; `join FILE` has the first two from its file."""
+STARTS = ["cpus", "memory", "devices", "address", "owner", "timeout",
+          "usernetes", "node_image", "mount"]  # fmt: skip
+"""Options of `join FILE`, which starts a node."""
+
 
 def configure(parser: argparse.ArgumentParser, verb: str) -> None:
     """Add one verb's options."""
@@ -139,6 +145,7 @@ def run(verb: str, args: argparse.Namespace) -> int:
     elif verb == "join":
         if bool(args.invite) == bool(args.file):
             raise BadInput("join: give a join file, or --invite FILE to write one")
+        refuse_ignored(args)
         if args.invite:
             made = cluster.invite(args)
             show(args, made, f"{args.invite}: for node {made['node']}, {args.valid} s")
@@ -156,6 +163,18 @@ def run(verb: str, args: argparse.Namespace) -> int:
         down(names, args.node)
         show(args, names, "")
     return 0
+
+
+def refuse_ignored(args: argparse.Namespace) -> None:
+    """Refuse options of `join` that its other form takes. Raises BadInput."""
+    known = argparse.ArgumentParser()
+    configure(known, "join")
+    others, why = INVITES, f"only with --invite; {args.file} says for which node it is"
+    if args.invite:
+        others, why = STARTS, "not with --invite; it is for where the node is started"
+    for option in others:
+        if getattr(args, option) != known.get_default(option):
+            raise BadInput(f"--{option.replace('_', '-')}: {why}")
 
 
 def down(names: list[str], node: str) -> None:
