@@ -17,6 +17,7 @@ import sys
 import urllib.error
 import urllib.request
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree
 
 import numpy as np
@@ -64,6 +65,14 @@ def test_a_port_that_the_pod_does_not_name_is_said():
     pod = {"metadata": {"name": "p"}, "spec": {"containers": [{}]}}
     with pytest.raises(BadInput, match="pod p has no port called http"):
         services.target_port({"ports": [{"port": 80, "targetPort": "http"}]}, pod)
+
+
+@pytest.mark.unit
+@pytest.mark.parametrize("word", ["../x", "a/b/c", "model/", "Model", "a b", "-x", ""])
+def test_what_names_no_service_is_refused_before_the_api_is_asked(word):
+    cluster: Any = None
+    with pytest.raises(BadInput, match="is not the name of a service"):
+        services.url(cluster, word)
 
 
 # --- The model server and its client ---

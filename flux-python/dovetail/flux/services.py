@@ -7,6 +7,7 @@ looks like, the answer is a URL or one line that says why there is none.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 from urllib.parse import quote
@@ -16,6 +17,8 @@ from usernetes_setup.control import api_client
 from dovetail.core.errors import BadInput
 
 Object = Mapping[str, Any]
+LABEL = re.compile("[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
+"""A name of a service or a namespace (RFC 1123); a path of others is answered by 500."""
 
 
 def url(cluster: api_client.Client, service: str) -> str:
@@ -24,7 +27,7 @@ def url(cluster: api_client.Client, service: str) -> str:
     Not by its endpoints, of which there are none on loopback addresses.
     """
     space, _, name = service.rpartition("/")
-    if not name:
+    if not (LABEL.fullmatch(name) and LABEL.fullmatch(space or "default")):
         raise BadInput(f"{service!r} is not the name of a service")
     path = f"/api/v1/namespaces/{quote(space or 'default', safe='')}"
     try:
