@@ -76,6 +76,14 @@ def test_fewer_ranks_are_not_all_as_long_as_the_longest():
     assert totals(run).fewer_ranks_s.spread == pytest.approx((81.0, 81.0 / 0.8))
 
 
+def test_no_more_are_said_to_run_at_once_than_there_are():
+    run = made_up_runs.Run([made_up_runs.spec("a", "f", (1.0, 1.0))], {"f": 0.1})
+    run.launch("a")
+    run.work(10.0)
+    run.finish("a")
+    assert "1 rank each, 1 at once" in totals(run).fewer_ranks_s.how
+
+
 def test_measured_alternatives_go_before_predictions_as_medians_with_their_spread():
     found = totals(made_up_runs.packed(), measured(SEQUENTIAL, 40.0, 38.0, 39.0))
     assert (found.sequential_s.value, found.sequential_s.source) == (39.0, "measured")

@@ -404,7 +404,8 @@ def _fewer(tracks: Sequence[Track], cpu: Array, cores: float, extra: float) -> F
         why = f"to start and to end takes {start:.1f} s of each, more than its work of "
         why += f"{units.rounded(work, 2)} s"
         return Figure(how=f"{why}; what fewer ranks would change in that is unknown")
-    how = f"{k} rank{'s' if k > 1 else ''} each, {int(cores // k)} at once, if the work splits"
+    beside = min(int(cores // k), len(tracks))
+    how = f"{k} rank{'s' if k > 1 else ''} each, {beside} at once, if the work splits"
     how += f" evenly; cache and memory may cost {1 - SPLIT:.0%}"
     # Halfway between nothing lost and as much as may be.
     return Figure(ideal / (1 + SPLIT) * 2, "predicted", how, (ideal, ideal / SPLIT))
