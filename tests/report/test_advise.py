@@ -60,6 +60,13 @@ def test_packing_is_advised_where_cores_are_idle(one, cores, pays, bound):
 def test_packing_never_breaks_the_slowdown_budget():
     tight = by_topic(known(1 / 3, 1.0, slowdown=1.1), 2)["packing"]
     assert "do not pack" in tight.statement
+    assert "1.1 at most" in tight.statement, "as it would bring something, it says what is against"
+
+
+def test_ranks_that_have_cores_to_themselves_need_no_slowdown():
+    """A run packs them so, whatever the plan allows."""
+    packing = by_topic(known(1.0, slowdown=1.0), 4)["packing"]
+    assert "packing 4 at once" in packing.statement
 
 
 @pytest.mark.parametrize(
@@ -115,6 +122,13 @@ def test_requests_follow_the_load_and_not_the_plan(weights, advised):
         if advised
         else []
     )
+
+
+def test_small_parts_of_the_work_are_told_apart():
+    one = known(*[1.0] * 60, 1.5, weights=(1.0,) * 61)
+    pieces = advise.advise([one], 64)
+    told = [piece.evidence for piece in pieces if "put weights" in piece.statement]
+    assert told == ["rank 60 does 2.4% of the work and has 1.6% of the weight (100 iterations)"]
 
 
 @pytest.mark.parametrize("light", [1 / 100, 1 / 123, 1e-6])

@@ -197,6 +197,19 @@ def _packing(one: Known, cores: float) -> Advice:
     bound = cores / one.cores
     evidence = f"each keeps {one.cores:.2f} of {cores:g} cores busy ({one.whence})"
     best, gain, low, high = _predicted_packing(one, cores)
+    if best == 1 and gain >= SAME:
+        slower = unfitted(one, cores)[0].slowdown(2)
+        return Advice(
+            "packing",
+            one.name,
+            f"{one.name}: do not pack; 2 at once would give about {gain:.2f} times the throughput, "
+            f"and each would run about {units.rounded(slower, 4)} times slower than alone, where "
+            f"its slowdown is {one.slowdown:g} at most.",
+            evidence + f"; {ELSEWHERE}",
+            "predicted",
+            gain,
+            (low, high),
+        )
     if best == 1 or gain < SAME:
         return Advice(
             "packing",
@@ -222,9 +235,14 @@ def _packing(one: Known, cores: float) -> Advice:
 
 
 def _predicted_packing(one: Known, cores: float) -> tuple[int, float, float, float]:
-    """(N, gain, lowest, highest) of the best N within the slowdown budget."""
+    """(N, gain, lowest, highest) of the best N within the slowdown budget.
+
+    As in a run, whose ranks have cores to themselves need no budget.
+    """
     models = unfitted(one, cores)
-    allowed = [n for n in range(2, MOST + 1) if models[0].slowdown(n) <= one.slowdown]
+    every = range(2, MOST + 1)
+    free = [n for n in every if n * one.ranks <= cores]
+    allowed = [n for n in every if n in free or models[0].slowdown(n) <= one.slowdown]
     best = max(allowed, key=lambda n: models[0].gain(n), default=2)
     middle, high, low = (model.gain(best) for model in models)
     return (best if allowed else 1), middle, low, high
@@ -355,10 +373,15 @@ def _requests(one: Known, cores: float) -> Advice | None:
         "weights",
         one.name,
         f"{one.name}: put weights {shown} into the plan; its weights are not the ranks' load.",
-        f"rank {worst} does {load[worst]:.0%} of the work and has {asked[worst]:.0%} of the weight "
-        f"({one.whence})",
+        f"rank {worst} does {_percent(load[worst])} of the work and has "
+        f"{_percent(asked[worst])} of the weight ({one.whence})",
         "measured",
     )
+
+
+def _percent(share: float) -> str:
+    """With two digits that count: ranks of many have little of the whole."""
+    return f"{units.rounded(100 * share, 2)}%"
 
 
 def _limit(known: Sequence[Known]) -> Advice:
