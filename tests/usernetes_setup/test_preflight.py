@@ -232,7 +232,7 @@ CHECK = (
     "print(found.level if found.level == 'ok' else found.fix)"
 )
 FOLLOW = """
-set -eu
+set -eu; umask 022
 cp -a /etc etc
 mount --bind etc /etc
 mkdir bin

@@ -359,6 +359,15 @@ def test_a_child_that_fails_says_why():
     assert namespaces.in_child(lambda: None) == ""
 
 
+def test_a_user_namespace_without_ids_says_who_refused_them(monkeypatch):
+    def refuses(*_):
+        raise OSError("newuidmap: uid range [1-9) -> [1000-1008) not allowed")
+
+    monkeypatch.setattr(namespaces, "map_ids", refuses)
+    said = namespaces.in_child(lambda: namespaces.enter_user_namespace("ann"))
+    assert said.endswith("got no ids: newuidmap: uid range [1-9) -> [1000-1008) not allowed")
+
+
 @pytest.mark.parametrize("way", ["real", "link", "real/nodes/..", "real/../link"])
 def test_removal_leaves_what_is_mounted_however_the_folder_is_called(tmp_path, way):
     data, top = tmp_path / "data", tmp_path / "b\N{LATIN SMALL LETTER O WITH DIAERESIS}se name"
@@ -448,6 +457,43 @@ def test_a_monitor_whose_input_is_wrong_leaves_nothing(private_state, monkeypatc
     assert handle.answer() == "!'authority'", "it knows its folder"
     assert handle.process.wait(20) != 0
     assert not (node_record.root() / "c").exists()
+
+
+@pytest.mark.parametrize(
+    ("fails", "said"),
+    [("supervisor.serve", "its supervisor died: no room for a mount"),
+     ("cgroups.enter", "no room for a mount")],
+)  # fmt: skip
+def test_a_supervisor_that_cannot_start_says_why(monkeypatch, fails, said):
+    def full(*_):
+        raise OSError("no room\nfor a mount")
+
+    monkeypatch.setattr(cgroups, "enter", lambda _: None)
+    monkeypatch.setattr(f"usernetes_setup.node.monitor.{fails}", full)
+    ours, theirs = socket.socketpair()
+    here = node(user=namespaces.user_name())
+
+    def work():
+        here.supervisor, _pipe, last_words = monitor.launch(here, None, theirs)
+        raise OSError(monitor.watch(here, last_words, theirs))
+
+    with ours, theirs:
+        found = namespaces.in_child(work)
+    if found in ("unshare: Operation not permitted", "unshare: No space left on device"):
+        pytest.skip("no namespaces here")
+    assert found in (said, "no room for a mount")  # which its pid may come after
+    assert found == said or fails == "supervisor.serve"
+
+
+def test_who_waits_for_a_node_is_told_why_its_monitor_ended_it():
+    ours, theirs = socket.socketpair()
+    with ours, theirs, subprocess.Popen(["true"]) as ended:
+        ended.wait()
+        theirs.sendall(b"127.77.0.1\n!its supervisor died: no mount\n")
+        handle = monitor.Handle(ended, ours)
+        assert handle.answer() == "127.77.0.1"
+        with pytest.raises(WorkFailed, match="node n: its supervisor died: no mount"):
+            cluster.wait_ready(node(), handle, 9.0, print)
 
 
 def test_a_monitor_that_dies_at_once_leaves_nothing():

@@ -344,7 +344,7 @@ def wait_ready(
 def _until_ready(node: Node, handle: monitor.Handle, deadline: float) -> bool:
     while time.monotonic() < deadline:
         if handle.process.poll() is not None:
-            raise WorkFailed(f"node {node.name}: its monitor ended")
+            raise WorkFailed(f"node {node.name}: {handle.answer()[1:]}")
         before = time.process_time()
         if is_ready(node):
             return True

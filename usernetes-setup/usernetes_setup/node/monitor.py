@@ -23,6 +23,8 @@ import traceback
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from select import PIPE_BUF
+from typing import IO
 
 from dovetail.host import processes
 from dovetail.host.install_paths import package_environment
@@ -150,8 +152,11 @@ def joining(node: Node) -> None:
 
 def launch(
     node: Node, sockets: bridge_network.Outside | None, verb: socket.socket
-) -> tuple[int, int]:
-    """Start the supervisor as process 1 of new namespaces; returns its pid, and our pipe to it."""
+) -> tuple[int, int, IO[str]]:
+    """Start the supervisor as process 1 of new namespaces.
+
+    Returns its pid, our pipe to it, and one from it, on which it says why it ends unasked.
+    """
     reading, writing = os.pipe()
     answer_in, answer_out = os.pipe()
     processes.adopt_orphans()
@@ -168,24 +173,26 @@ def launch(
             namespaces.unshare(flags | (namespaces.NEWNET if node.network == "bridge" else 0))
             pid = os.fork()
             if pid:
-                os.write(answer_out, str(pid).encode())
+                os.write(answer_out, f"{pid}\n".encode())
                 os._exit(0)
             os.setsid()
-            os.close(answer_out)
             tunnel = bridge_network.enter(node, sockets) if sockets else -1
             supervisor.serve(node, reading, ids, sockets, tunnel)
-        except BaseException:
+        except BaseException as error:
+            why = " ".join(str(error).split()) or type(error).__name__
+            with contextlib.suppress(OSError):
+                os.write(answer_out, f"{why}\n".encode()[:PIPE_BUF])
             traceback.print_exc()
         finally:
             os._exit(1)
     os.close(reading)
     os.close(answer_out)
-    with os.fdopen(answer_in) as answer:
-        text = answer.read()
+    answer = os.fdopen(answer_in, errors="replace")
+    text = answer.readline().strip()
     os.waitpid(between, 0)
-    if not text:
-        raise OSError("no namespaces; see `dovetail doctor`")
-    return int(text), writing
+    if not text.isdigit():
+        raise OSError(text or "no namespaces; see `dovetail doctor`")
+    return int(text), writing, answer
 
 
 def tidy(cluster: str) -> None:
@@ -199,25 +206,29 @@ def tidy(cluster: str) -> None:
         os._exit(0)
 
 
-def watch(node: Node, supervisor_pid: int, verb: int) -> str:
-    """Wait for a reason to end the node."""
+def watch(node: Node, last_words: IO[str], verb: socket.socket) -> str:
+    """Wait for a reason to end the node, of which its supervisor may have said more."""
     wake_in = processes.signal_pipe()
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, lambda *_: None)
-    reasons = {os.pidfd_open(supervisor_pid): "its supervisor died", wake_in: "asked to"}
+    inside = os.pidfd_open(node.supervisor)
+    reasons = {inside: "its supervisor died", wake_in: "asked to"}
     if node.owner:
         reasons[os.pidfd_open(node.owner)] = f"its owner, process {node.owner}, died"
     poll = select.poll()
-    for descriptor in [*reasons, verb]:
+    for descriptor in [*reasons, verb.fileno()]:
         poll.register(descriptor, select.POLLIN)
     while True:
         for descriptor, _ in poll.poll():
-            if descriptor != verb:
+            if descriptor == inside:
+                why = last_words.readline().strip()
+                return f"{reasons[inside]}{why and ': '}{why}"
+            if descriptor in reasons:
                 return reasons[descriptor]
-            if os.read(verb, 16) != b"ok\n":
+            if verb.recv(16) != b"ok\n":
                 return "the command that started it died"
             poll.unregister(verb)
-            os.close(verb)
+            verb.close()
 
 
 def main(folder: str, verb: int) -> int:
@@ -241,7 +252,7 @@ def main(folder: str, verb: int) -> int:
         node.monitor, node.monitor_ticks = os.getpid(), processes.start_ticks(os.getpid())
         node.save()
         cgroups.make(node.group, node.cpus)
-        node.supervisor, _pipe = launch(node, sockets, channel)
+        node.supervisor, _pipe, last_words = launch(node, sockets, channel)
         node.supervisor_ticks = processes.start_ticks(node.supervisor)
         node.save()
         if sockets:
@@ -256,9 +267,11 @@ def main(folder: str, verb: int) -> int:
         removal.from_outside(node)
         tidy(node.cluster)
         return 1
-    reason = watch(node, node.supervisor, verb)
+    reason = watch(node, last_words, channel)
     with contextlib.suppress(OSError):  # on a full disk it is removed too
         print(f"node {node.name} ends: {reason}", flush=True)
+    with contextlib.suppress(OSError):  # the verb is not there, or content
+        channel.sendall(f"!{reason}\n".encode())
     left = removal.from_outside(node)
     tidy(node.cluster)
     del held
@@ -273,9 +286,12 @@ class Handle:
     channel: socket.socket
 
     def answer(self) -> str:
-        """The node's name once it runs, or `!` and what failed."""
-        with self.channel.makefile("r") as lines:
-            return lines.readline().strip() or "!its monitor died"
+        """The node's name once it runs, or `!` and what failed; then `!` and why it ended."""
+        line = b""
+        with contextlib.suppress(ConnectionResetError):
+            while not line.endswith(b"\n") and (more := self.channel.recv(1)):
+                line += more
+        return line.decode(errors="replace").strip() or "!its monitor died"
 
 
 def start(folder: Path) -> Handle:

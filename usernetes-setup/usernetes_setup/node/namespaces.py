@@ -278,7 +278,8 @@ def map_ids(pid: int, user: str) -> Ids:
                 [f"new{kind}idmap", str(pid), *map(str, words)], capture_output=True, text=True
             )
             if done.returncode:
-                raise OSError(f"new{kind}idmap: {done.stderr.strip()}")
+                why = done.stderr.strip() or f"new{kind}idmap: exit code {done.returncode}"
+                raise OSError(why)
         return Ids.MANY
     Path(f"/proc/{pid}/setgroups").write_text("deny")
     Path(f"/proc/{pid}/uid_map").write_text(f"0 {os.getuid()} 1")
@@ -292,27 +293,34 @@ def enter_user_namespace(user: str) -> Ids:
     The maps are written by a child that stayed outside, since newuidmap only works from there.
     """
     ready_in, ready_out = os.pipe()
+    answer_in, answer_out = os.pipe()
     me = os.getpid()
     child = os.fork()
     if child == 0:
-        code = 3
+        code = 1
         try:
             os.close(ready_out)
             os.read(ready_in, 1)
-            code = 1 if map_ids(me, user) is Ids.MANY else 2
+            os.write(answer_out, map_ids(me, user).value.encode())
+            code = 0
+        except BaseException as error:
+            os.write(answer_out, str(error).encode()[:4000])
         finally:
             os._exit(code)
     os.close(ready_in)
+    os.close(answer_out)
     try:
         unshare(NEWUSER)
     finally:
         os.close(ready_out)
-        code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-    if code not in (1, 2):
-        raise OSError("the user namespace got no ids; see `dovetail doctor`")
+        with os.fdopen(answer_in, "rb") as answer:
+            said = answer.read().decode(errors="replace")
+        failed = os.waitpid(child, 0)[1]
+    if failed:
+        raise OSError(f"the user namespace got no ids: {said or 'who gives them died'}")
     os.setgid(0)
     os.setuid(0)
-    return Ids.MANY if code == 1 else Ids.ONE
+    return Ids(said)
 
 
 def in_child(work: Callable[[], None]) -> str:
