@@ -284,6 +284,15 @@ def test_a_component_that_fails_starts_again_later_each_time_and_one_that_is_don
             assert one.failures == 1
 
 
+def test_a_component_that_fails_for_hours_ends_nobody():
+    """A full disk over night is 5000 failures, one each 5 s and more."""
+    one = supervisor.Component(components.Command("c", ["c"], lambda: True))
+    for _ in range(5000):
+        one.runs(1)
+        one.ended(1)
+    assert one.not_before - one.started == pytest.approx(5, abs=1)
+
+
 def test_a_component_waits_for_what_is_used_up_and_its_node_goes_on(monkeypatch):
     tries = [OSError(errno.EAGAIN, "too many processes"), OSError(errno.ENOSPC, "no space"), 7]
 

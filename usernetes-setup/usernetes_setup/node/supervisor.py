@@ -84,7 +84,8 @@ class Component:
             return
         now = time.monotonic()
         self.failures = 1 if now - self.started > STEADY else self.failures + 1
-        self.not_before = now + min(5, BACKOFF * 2 ** (self.failures - 1))
+        doublings = min(self.failures - 1, 10)  # of thousands there is no number
+        self.not_before = now + min(5, BACKOFF * 2**doublings)
         self.state = ComponentState.WAITING
         with contextlib.suppress(OSError):  # the disk is full, which is no reason to end the node
             print(f"{self.command.name} ended with {code}, start {self.failures + 1}", flush=True)
