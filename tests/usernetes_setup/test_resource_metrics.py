@@ -71,6 +71,32 @@ def test_a_node_whose_pods_were_not_measured_yet_is_not_told():
     assert resource_metrics.of_node({"metadata": {"name": "one"}}, summary) is None
 
 
+def test_a_node_that_has_no_address_yet_keeps_nobody_from_the_others(tmp_path, monkeypatch):
+    """One that was lost is made again without, see lost_nodes; its kubelet says it later."""
+    port = {"daemonEndpoints": {"kubeletEndpoint": {"Port": 0}}}
+    new = {"metadata": {"name": "new"}, "status": port}
+    old = {"metadata": {"name": "old"}, "status": port}
+    old["status"] = {**port, "addresses": [{"type": "InternalIP", "address": "127.77.0.1"}]}
+
+    class Nodes:
+        def call(self, method, path):
+            one = {"new": new, "old": old}.get(path.rpartition("/")[2])
+            return one or {"items": [new, old]}
+
+    class Kubelet:
+        def __init__(self, *_):
+            pass
+
+        def call(self, method, path):
+            return {"node": {"nodeName": "old"}, "pods": []}
+
+    monkeypatch.setattr(api_client, "Client", Kubelet)
+    (tmp_path / "ca.crt").touch()
+    source = resource_metrics.Source(Nodes(), tmp_path)
+    found = source.answer("/apis/metrics.k8s.io/v1beta1/nodes")["items"]
+    assert [one["metadata"]["name"] for one in found] == ["old"]
+
+
 @pytest.mark.parametrize("path", ["/", "/api/v1/pods", "/apis/metrics.k8s.io/v1beta1/secrets"])
 def test_nothing_else_is_told(tmp_path, path):
     with pytest.raises(api_client.Refused):

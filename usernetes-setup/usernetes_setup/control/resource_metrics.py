@@ -141,12 +141,12 @@ class Source:
 
     def _summary(self, name: str) -> Object:
         """What a node's kubelet has measured; the API server would connect to none on loopback."""
-        with contextlib.suppress(OSError, api_client.Refused, http.client.HTTPException):
+        with contextlib.suppress(OSError, api_client.Refused, http.client.HTTPException, KeyError):
             node = self.client.call("GET", f"{NODES}/{name}")
             kubelet = api_client.kubelet(node, self.pki)
             found: Object = kubelet.call("GET", "/stats/summary?only_cpu_and_memory=true")
             return found
-        return {"pods": []}  # a node that is not there has nothing to tell
+        return {"pods": []}  # one that is not there, or has no address yet, has nothing to tell
 
 
 class _Handler(BaseHTTPRequestHandler):
