@@ -564,6 +564,13 @@ def test_what_fits_on_a_node_that_is_away_for_a_while_waits_for_it():
     assert ended == [Cause.TOO_LARGE] * 2
 
 
+def test_all_that_can_never_run_is_given_up_at_once():
+    controller = Controller(specs(100, memory=9 * GIB), CAPACITY)
+    controller.handle(protocol.Tick(0.0))
+    assert controller.finished
+    assert {v.state for v in controller.views()} == {"not started"}
+
+
 @pytest.mark.parametrize("widths", [(), (1, 2)], ids=["fixed", "moldable"])
 def test_one_that_is_told_to_end_is_among_the_most_that_may_run(widths):
     controller = Controller(specs(3, widths=widths), CAPACITY, Settings(max_packed=1))

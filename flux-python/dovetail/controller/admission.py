@@ -44,7 +44,9 @@ def _start_first(state: State) -> None:
         state.resume(sim, "there is room again")
         return
     alone = not (state.terminating or state.suspended)  # whose memory and devices fall free
-    for sim in state.heads(len(state.families)):
+    heads = state.heads(len(state.families))
+    while heads:
+        sim = heads.pop(0)
         every = widths.allowed(state.family(sim))
         fitting = [r for r in reversed(every) if r <= state.cores] or every[:1]
         ranks = next((r for r in fitting if state.fits(sim, r)), 0)  # fewer need fewer devices
@@ -56,20 +58,21 @@ def _start_first(state: State) -> None:
             )
             _begin(state, sim, ranks)
             return
-        if alone:
-            _drop_too_large(state, sim)
+        if alone and _drop_too_large(state, sim):
+            heads = state.heads(len(state.families))  # with the next one of its entry
 
 
-def _drop_too_large(state: State, sim: Simulation) -> None:
+def _drop_too_large(state: State, sim: Simulation) -> bool:
     """Give up what can never run; a node that was there a moment ago may be there again."""
     lacks = state.lacks(sim, widths.allowed(state.family(sim))[0])
     if 0.0 < state.capacity_at >= state.now - state.settings.no_nodes:
-        return
+        return False
     state.take(sim)
     why = f"needs {sim.spec.memory} bytes of memory, there are {state.capacity.memory}"
     why = f"needs {lacks}" if lacks else why
     state.end(sim, Stage.NOT_STARTED, Cause.TOO_LARGE, why)
     state.note("fail", f"{sim.spec.name} cannot run: {why}", name=sim.spec.name)
+    return True
 
 
 def _begin(state: State, sim: Simulation, ranks: int = 0) -> None:
