@@ -257,6 +257,16 @@ def test_a_node_is_lost_only_when_it_and_its_agent_are_silent_for_long():
     assert nodes.lost(230.0, set(), {"a"}) == {"a": "it is not ready"}
 
 
+@pytest.mark.parametrize("closed", ["unschedulable", "taints"])
+def test_a_node_that_takes_no_more_pods_is_not_lost_while_its_agent_is_away(closed):
+    """As one that an administrator has cordoned, and whose agent is started again."""
+    nodes, one = Nodes((None, None)), node("a")
+    one["spec"][closed] = {"unschedulable": True, "taints": [{"effect": "NoSchedule"}]}[closed]
+    nodes.listed([one], [])
+    assert not nodes.capacity.nodes
+    assert nodes.lost(0.0, set(), {"a"}) == nodes.lost(100.0, set(), {"a"}) == {}
+
+
 SPEC = protocol.Spec("sim", "sim", "/tmp", 3, (1.0,) * 3, ("true",))
 
 

@@ -199,7 +199,7 @@ class Nodes:
         found = {}
         for name in used:
             node = self._nodes.get(name)
-            if node is not None and (placement.usable(node) or name in connected):
+            if node is not None and (placement.ready(node) or name in connected):
                 self._silent.pop(name, None)
             elif name not in connected:
                 since = self._silent.setdefault(name, now)

@@ -70,14 +70,18 @@ def millicores(text: object) -> int:
     return int((quantity(text) * 1000).to_integral_value(ROUND_CEILING))
 
 
+def ready(node: Object) -> bool:
+    """Whether the node is well, by its own word."""
+    conditions = node.get("status", {}).get("conditions", [])
+    return any(one["type"] == "Ready" and one["status"] == "True" for one in conditions)
+
+
 def usable(node: Object) -> bool:
     """Whether new pods of ours may go to the node: ready, and neither closed nor tainted."""
-    spec, status = node.get("spec", {}), node.get("status", {})
-    ready = any(
-        one["type"] == "Ready" and one["status"] == "True" for one in status.get("conditions", [])
-    )
+    spec = node.get("spec", {})
     taints = {taint.get("effect") for taint in spec.get("taints", [])}
-    return ready and not spec.get("unschedulable") and not taints & {"NoSchedule", "NoExecute"}
+    closed = spec.get("unschedulable") or taints & {"NoSchedule", "NoExecute"}
+    return ready(node) and not closed
 
 
 def asked(pod: Object) -> tuple[int, int]:
