@@ -446,6 +446,18 @@ def test_what_goes_away_while_a_folder_is_listed_is_not_there(tmp_path, monkeypa
             staging.listing(str(folder))
 
 
+def test_of_a_folder_that_comes_again_each_file_is_read_once(tmp_path, monkeypatch):
+    """As a case does for each simulation that starts on a node; what is to go is not read."""
+    read = []
+    monkeypatch.setattr(staging, "digest_of", lambda path: read.append(path) or digest)
+    digest = hashlib.sha256(b"x").hexdigest()
+    for name in ("mesh", "old"):
+        (tmp_path / name).write_bytes(b"x")
+    there = {"mesh": [staging.FILE, 0o644, 1, [0, 0, 0], digest]}
+    assert {*staging.receive(str(tmp_path), Sender(there, whole=True))} == {"mesh"}
+    assert (read, os.listdir(tmp_path)) == ([f"{tmp_path}/mesh"], ["mesh"])
+
+
 @pytest.mark.parametrize("held", [True, False])
 def test_a_file_is_not_whole_whose_disk_is_full_only_as_it_is_closed(tmp_path, monkeypatch, held):
     """As NFS tells of a quota."""
@@ -472,8 +484,8 @@ class Sender:
 
     ended = False
 
-    def __init__(self, there, gone=()):
-        text = staging.packed({"there": there, "gone": gone, "whole": False, "trouble": ""})
+    def __init__(self, there, gone=(), whole=False):
+        text = staging.packed({"there": there, "gone": gone, "whole": whole, "trouble": ""})
         self.fill = io.BytesIO(text + b"x").readinto
 
     def write(self, data):

@@ -160,23 +160,28 @@ def listing(folder: str, known: Mapping[str, Any] | None = None) -> Listing:
     What goes away meanwhile may be left out. StagingError where something else cannot be read.
     """
     found: Listing = {}
+    try:
+        for name in _names(folder):
+            with contextlib.suppress(FileNotFoundError):
+                entry = _entry(os.path.join(folder, name), (known or {}).get(name))
+                if entry:
+                    found[name] = entry
+        os.stat(folder)  # as a whole it is not gone, which would tell nothing of what was in it
+    except OSError as error:
+        raise StagingError(f"{error.filename}: {error.strerror}") from None
+    return found
+
+
+def _names(folder: str) -> Iterator[str]:
+    """All in a folder; OSError where that cannot be told."""
 
     def unless_gone(error: OSError) -> None:
         if not isinstance(error, FileNotFoundError) or error.filename == folder:
             raise error
 
-    try:
-        for top, folders, files in os.walk(folder, onerror=unless_gone):
-            for name in (*folders, *files):
-                path = os.path.join(top, name)
-                with contextlib.suppress(FileNotFoundError):
-                    entry = _entry(path, (known or {}).get(os.path.relpath(path, folder)))
-                    if entry:
-                        found[os.path.relpath(path, folder)] = entry
-        os.stat(folder)  # as a whole it is not gone, which would tell nothing of what was in it
-    except OSError as error:
-        raise StagingError(f"{error.filename}: {error.strerror}") from None
-    return found
+    for top, folders, files in os.walk(folder, onerror=unless_gone):
+        for name in (*folders, *files):
+            yield os.path.relpath(os.path.join(top, name), folder)
 
 
 def _entry(path: str, known: list[Any] | None) -> list[Any]:
@@ -398,7 +403,7 @@ def _prepare(
             raise StagingError(f"{name!r} is no name in a folder")
     os.makedirs(folder, mode=0o700, exist_ok=True)
     if said["whole"]:
-        gone = [name for name in listing(folder) if name not in there]
+        gone = [name for name in _names(folder) if name not in there]
     wanted, real = [], os.path.realpath(folder)
     for name in sorted(gone, reverse=True):
         path = os.path.join(real, name)
