@@ -193,6 +193,19 @@ def test_a_folder_that_is_opened_again_has_no_parts_of_files(node, tmp_path):
     node.end()
 
 
+def test_nothing_is_kept_of_a_folder_that_is_shut_but_of_a_case(node, tmp_path):
+    """A run has thousands of them, and each may have thousands of files."""
+    case, copies = tmp_path / "case", node.hub.copies
+    case.mkdir()
+    copies.open("cases.1", str(case), "in")
+    for folder in ("sim", "cases.1"):
+        assert node.stage("in", folder) == ""
+    wait_for(lambda: {*copies._listings} == {str(node.here), str(case)})
+    copies.shut("sim")
+    assert [*copies._listings] == [str(case)]
+    node.end()
+
+
 def test_what_cannot_be_copied_is_said(node):
     assert node.stage("in", "cases.0"), "not opened"
     (node.here / "input").write_text("x")

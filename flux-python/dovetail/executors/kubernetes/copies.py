@@ -72,6 +72,8 @@ class Copies:
         """Let no node have it any more, or change it; copies that are under way end."""
         with self._lock:
             shut = self._folders.pop(folder, None)
+            if shut and shut.way == "out":
+                self._listings.pop(shut.path, None)
             for link in shut.links if shut else ():
                 link.end()
 
@@ -172,7 +174,8 @@ class Copies:
                     known = self._listings.get(path)  # many simulations may have one case
                 sent = staging.send(path, None, link, known, progress)
                 with self._lock:
-                    self._listings[path] = sent
+                    if asked.folder in self._folders:
+                        self._listings[path] = sent
                     if most == "in":
                         self._held = {**self._held, **staging.by_digest(path, sent)}
             else:
