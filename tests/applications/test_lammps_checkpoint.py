@@ -221,11 +221,13 @@ def test_a_script_outside_the_case_is_not_changed(tmp_path):
 
 @unit
 def test_what_the_restart_file_holds_is_not_made_again(tmp_path):
-    again = lammps_checkpoint.stoppable(SCRIPT.splitlines(), "two", "one")
+    script = SCRIPT.replace("fix 1", "reset_atom_ids sort yes\nfix 1")
+    assert "reset_atom_ids" in lammps_checkpoint.stoppable(script.splitlines(), "one")
+    again = lammps_checkpoint.stoppable(script.splitlines(), "two", "one")
     commands = [line.split()[0] for line in again.splitlines()]
     assert commands.count("read_restart") == 1
     assert commands.index("units") < commands.index("read_restart") < commands.index("pair_style")
-    assert not {"create_box", "create_atoms", "velocity"} & set(commands)
+    assert not {"create_box", "create_atoms", "velocity", "reset_atom_ids"} & set(commands)
 
 
 @unit

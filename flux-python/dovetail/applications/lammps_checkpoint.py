@@ -58,7 +58,8 @@ each axis, if one has 10 % more: what a measured load balance below 0.9 tells of
 # What a restart file holds, or is about the beginning; to do it once more would spoil it.
 _AT_FIRST = {
     "change_box", "create_atoms", "delete_atoms", "displace_atoms", "group", "replicate",
-    "set", "velocity", "write_data", "write_dump", "write_restart",
+    "reset_atom_ids", "reset_atoms", "reset_ids", "reset_mol_ids", "set", "velocity", "write_data",
+    "write_dump", "write_restart",
 }  # fmt: skip
 _NOT_KEPT = [["dynamic"], ["static"]]  # of a group: a restart file has its atoms of that step
 _MAKES_BOX = {"create_box", "read_data"}
