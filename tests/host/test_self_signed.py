@@ -27,6 +27,14 @@ def test_a_certificate_for_a_server_alone_is_trusted_by_itself_and_for_its_addre
     assert sorted(path.name for path in tmp_path.iterdir()) == ["stream.crt", "stream.key"]
 
 
+@pytest.mark.parametrize("name", ["1234", "10.20", "host"])
+def test_a_machine_whose_name_is_a_number_has_a_certificate_for_a_name(tmp_path, name):
+    self_signed(tmp_path, "stream", name)
+    words = ["openssl", "verify", "-CAfile", "stream.crt", "-partial_chain",
+             "-verify_hostname", name, "stream.crt"]  # fmt: skip
+    subprocess.run(words, cwd=tmp_path, check=True)
+
+
 def test_the_folder_may_be_named_from_where_we_are(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "inner").mkdir()

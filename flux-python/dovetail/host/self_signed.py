@@ -8,6 +8,7 @@ certificate is for a server alone, and signs no other.
 
 from __future__ import annotations
 
+import ipaddress
 import subprocess
 import tempfile
 import time
@@ -34,8 +35,16 @@ def openssl(*words: str, folder: Path, data: str = "") -> str:
 
 
 def alternative_names(hosts: Sequence[str]) -> str:
-    """Hosts as openssl writes them: IP:… for addresses, DNS:… for names."""
-    return ",".join(f"{'IP' if h.replace('.', '').isdigit() else 'DNS'}:{h}" for h in hosts)
+    """Hosts as openssl writes them: IP:… for addresses, DNS:… for names, of digits alone too."""
+
+    def kind(host: str) -> str:
+        try:
+            ipaddress.ip_address(host)
+        except ValueError:
+            return "DNS"
+        return "IP"
+
+    return ",".join(f"{kind(host)}:{host}" for host in hosts)
 
 
 def self_signed(folder: Path, name: str, host: str) -> None:
