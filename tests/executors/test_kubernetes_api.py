@@ -16,7 +16,8 @@ from types import SimpleNamespace
 import pytest
 import urllib3
 from dovetail.core.errors import BadInput
-from dovetail.executors.kubernetes.api import Api, Watch
+from dovetail.executors.kubernetes.api import SILENCE, Api, Watch
+from dovetail.executors.kubernetes.session import Session
 from dovetail.host.self_signed import openssl, self_signed
 
 pytestmark = pytest.mark.unit
@@ -165,6 +166,29 @@ def test_who_cannot_be_reached_by_a_proxy_is_told_so(tmp_path, monkeypatch):
     path = kubeconfig(tmp_path, SimpleNamespace(address="https://192.0.2.1:6443"))
     with pytest.raises(BadInput, match=r"cannot be reached by https_proxy \("):
         Api(path).check()
+
+
+def test_a_run_that_cannot_be_set_up_asks_a_silent_server_no_more_than_once_for_anything(
+    tmp_path, monkeypatch
+):
+    """Else its user waits minutes for a line that is known."""
+    self_signed(tmp_path, "server", "192.0.2.1")
+    api = Api(kubeconfig(tmp_path, SimpleNamespace(address="https://192.0.2.1:6443")))
+    asked = []
+
+    def gone(method, path, *more):
+        assert (method, path) not in asked
+        asked.append((method, path))
+        raise OSError
+
+    monkeypatch.setattr(api, "_once", gone)
+    api._silent_since = time.monotonic() - SILENCE - 1
+    session = Session.__new__(Session)
+    session.api, session.run, session.hub, session.upkeep = api, "r", None, None
+    session.launcher = SimpleNamespace(kinds=("Job",))
+    session.lease = SimpleNamespace(release=lambda: None)
+    assert len(session.close()) == 4, "what may be left is told"
+    assert len(asked) == 5
 
 
 @pytest.mark.parametrize("server", ["tls"], indirect=True)

@@ -401,6 +401,7 @@ class Session:
 
     def close(self, leave: bool = False) -> list[str]:
         """Remove everything of the run, or with `leave` only let go; returns what could not be."""
+        self.api.end()  # which has long been silent where a run cannot be set up
         if self.upkeep is not None:
             self.upkeep.stop()
         left = []
