@@ -200,7 +200,7 @@ def test_what_a_wait_for_images_is_for_is_told(tmp_path, monkeypatch, pod, says)
     monkeypatch.setattr(images, "_LOOK", 0.001)
     told, one = [], spec()
     seen = manifests.folders_of_image([one], tmp_path)
-    images.check(Cluster(pod, 3), "abc123", [one], seen, told.append)
+    assert images.check(Cluster(pod, 3), "abc123", [one], seen, told.append) == {"n1"}
     assert told == [f"{says}, since 0 s"], "once, while nothing changes"
     monkeypatch.setattr(images, "PATIENCE", -1.0)
     with pytest.raises(BadInput, match=f"^{says}; that took more than"):

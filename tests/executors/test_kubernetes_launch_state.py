@@ -12,7 +12,7 @@ import pytest
 from dovetail.core import protocol
 from dovetail.core.errors import BadInput, WorkFailed
 from dovetail.core.protocol import Cause, Result
-from dovetail.executors.kubernetes import manifests
+from dovetail.executors.kubernetes import images, manifests
 from dovetail.executors.kubernetes.agent_hub import Hub
 from dovetail.executors.kubernetes.api import Refused
 from dovetail.executors.kubernetes.executor import KubernetesExecutor
@@ -304,14 +304,41 @@ class Deaf:
         return None
 
 
-def test_a_pod_that_cannot_start_is_tried_again_before_its_simulation_fails():
-    """As a registry answers once that it is too busy."""
-    told = []
-    session = SimpleNamespace(api=Deaf(), hub=Deaf(), run="r", launcher=JOBS)
-    life = Lifecycle(
+def alone(told):
+    """What leads on on a cluster that says nothing; what delays a simulation is `told`."""
+    session = SimpleNamespace(api=Deaf(), hub=Deaf(), run="r", launcher=JOBS, tried={"old"})
+    return Lifecycle(
         session, Deaf(), Deaf(), Deaf(), Deaf(), "/out", 0, lambda job: None,
         lambda job, why: told.append(why), lambda job: None,
     )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("image", "nodes", "waits"),
+    [("i", ("old", "new"), True), ("i", ("old", "old"), False), ("", ("old", "new"), False),
+     ("i", ("new", ""), False)],
+    ids=["a new node", "nodes that have it", "no image", "no room for the second pod"],
+)  # fmt: skip
+def test_an_image_is_waited_for_on_a_node_that_joined_after_images_were_tried(image, nodes, waits):
+    told, job = [], launched((), {})
+    life, job.spec = alone(told), replace(job.spec, image=image)
+    for group, node in enumerate(nodes):
+        spec = {"nodeName": node, "containers": [{"name": "main"}]}
+        job.pods[group] = {"metadata": {"name": "p"}, "spec": spec, "status": {"phase": "Pending"}}
+    life.advance(job, job.state.deadline + 1)
+    assert isinstance(job.state, Gathering) is waits
+    if waits:
+        assert told == ["node new is new, and may be getting image i"]
+        assert job.state.deadline > images.PATIENCE
+        life.advance(job, job.state.deadline + 1)
+    assert told[-1].startswith("0 of 2 rank groups were there in time: ")
+    assert not isinstance(job.state, Gathering)
+
+
+def test_a_pod_that_cannot_start_is_tried_again_before_its_simulation_fails():
+    """As a registry answers once that it is too busy."""
+    told = []
+    life = alone(told)
     waits = {"name": "main", "image": "i", "state": {"waiting": {"reason": "ErrImagePull"}}}
     pod = {
         "metadata": {"name": "p"}, "spec": {"nodeName": "n", "containers": [{"name": "main"}]},

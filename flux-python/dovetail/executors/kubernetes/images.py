@@ -76,14 +76,14 @@ def asked(specs: Sequence[Spec]) -> dict[str, str]:
 
 def check(
     api: Api, run: str, specs: Sequence[Spec], seen: Folders, say: Callable[[str], None]
-) -> None:
-    """See that every node has the images, and that they fit; BadInput if not.
+) -> frozenset[str]:
+    """See that every node has the images, and that they fit; BadInput if not. Returns these nodes.
 
     What takes long is told, with what it waits for.
     """
     tries = asked(specs)
     if not tries:
-        return
+        return frozenset()
     for name in sorted({spec.pull_secret for spec in specs} - {""}):
         try:
             api.get(path("Secret", name))
@@ -120,6 +120,7 @@ def check(
             say(f"{why}, since {now - begun:.0f} s")
         threading.Event().wait(_LOOK)
     api.delete(path("DaemonSet", made["metadata"]["name"]))
+    return frozenset(tried)
 
 
 def _awaited(pods: Sequence[Object], node: str) -> str:

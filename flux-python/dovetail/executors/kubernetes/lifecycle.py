@@ -93,12 +93,14 @@ class Creating:
 class Gathering:
     """Its Job is there, its pods are to call until `deadline`.
 
-    What has called and was not seen by then is asked for at `ask_at`.
+    What has called and was not seen by then is asked for at `ask_at`. If `pulling`, a node may be
+    getting its image, which takes longer.
     """
 
     deadline: float
     ask_at: float
     asking: bool = False
+    pulling: bool = False
 
 
 class Inquiry(Enum):
@@ -789,7 +791,10 @@ class Lifecycle:
         if len(job.connected) == len(job.sizes) and now > state.ask_at and not state.asking:
             state.asking = True
             self._list(job, lambda found: self._met(job, state, found))
-        if now > state.deadline:
+        if now > state.deadline and not state.pulling and (node := self._without_image(job)):
+            state.pulling, state.deadline = True, now + images.PATIENCE
+            self._delayed(job, f"node {node} is new, and may be getting image {job.spec.image}")
+        elif now > state.deadline:
             unplaced = next(filter(None, map(pod_status.unplaced, pods)), "")
             missing = f"{len(job.connected)} of {len(job.sizes)} rank groups were there"
             job.failures -= bool(unplaced)  # for room it may wait for ever
@@ -798,6 +803,19 @@ class Lifecycle:
             if len(job.connected) == len(job.sizes):
                 why = "the API does not tell all their addresses"
             self.lose(job, f"{missing} in time: {unplaced or why}")
+
+    def _without_image(self, job: Launched) -> str:
+        """A node that has come since images were tried, where a pod does not run; empty for none.
+
+        None either while any pod is on no node.
+        """
+        pods = job.pods.values()
+        if not job.spec.image or not all(map(pod_status.node_of, pods)):
+            return ""
+        waiting = {
+            pod_status.node_of(pod) for pod in pods if pod["status"].get("phase") == "Pending"
+        }
+        return min(waiting - self._session.tried, default="")
 
     def _met(self, job: Launched, state: Gathering, found: Any) -> None:  # noqa: ANN401
         """Pods that have called, and that no watch has shown."""

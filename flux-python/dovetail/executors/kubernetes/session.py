@@ -193,7 +193,8 @@ class Session:
     """One run on one cluster: its lease, hub, agents and names.
 
     `jobs` and `pods` are what an earlier controller of the same run left there. `store` is where
-    nodes have copies of the run's folders, once one was seen that does not see these.
+    nodes have copies of the run's folders, once one was seen that does not see these. The nodes
+    that were `tried` have the plan's images.
     """
 
     def __init__(
@@ -229,7 +230,7 @@ class Session:
                 self.launcher.settle()
             if self.launcher.kind == "Job":
                 takes(api, self.launcher.body(specs[0], "dry", [1], [1], [0], 0, {}))
-            images.check(api, self.run, specs, self.launcher.seen_in_images, _say)
+            self.tried = images.check(api, self.run, specs, self.launcher.seen_in_images, _say)
             _keep(own, self.run, network, self.launcher.kind)
             self.hub = Hub(_own_address(api.server), own)
             things = [*wanted(api), *self._start_agents(self.hub), *self.launcher.prepare()]
