@@ -312,6 +312,21 @@ def test_the_choice_of_ranks_is_said_with_its_reason_and_how_many_ran_so():
     assert kept.decided == (), "the plan keeps their ranks"
 
 
+def test_one_after_the_other_has_no_more_ranks_than_fill_the_cores():
+    """Of more the prediction is that they are a little quicker, and no run chooses them."""
+    run = made_up_runs.Run(
+        [dataclasses.replace(made_up_runs.spec("a", "f"), widths=(1, 2, 3))], {"f": 0.1}
+    )
+    seconds = {"f": {"1": 18.0, "2": 10.0, "3": 9.5}}
+    run.note("choice", "decided", cores=2, widths={"f": {"2": 1}}, seconds=seconds)
+    run.launch("a")
+    run.work(10.0)
+    run.finish("a")
+    found = totals(run).sequential_s
+    assert found.value == 10.0
+    assert "10 s each on 2 ranks, by" in found.how
+
+
 def test_nothing_is_compared_while_simulations_are_missing():
     run = made_up_runs.packed()
     run.log = run.log[:-1]

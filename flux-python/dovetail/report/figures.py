@@ -364,11 +364,17 @@ def _starting(tracks: Sequence[Track]) -> float:
 
 
 def _curve(track: Track, history: History) -> dict[int, float]:
-    """Seconds of a simulation by number of ranks, as the run's last choice had them."""
+    """Seconds of a simulation by number of ranks, as the run's last choice had them.
+
+    Without numbers that no run chooses: where the cores are full, more ranks only share them.
+    """
     for mark in reversed(history.marks):
         if mark.what == "choice":
             found = mark.data.get("seconds", {}).get(track.spec.family, {})
-            return {int(ranks): float(seconds) for ranks, seconds in found.items() if seconds}
+            curve = {int(ranks): float(seconds) for ranks, seconds in found.items() if seconds}
+            cores = mark.data.get("cores", math.inf)
+            most = min((ranks for ranks in curve if ranks >= cores), default=math.inf)
+            return {ranks: seconds for ranks, seconds in curve.items() if ranks <= most}
     return {}
 
 
