@@ -8,6 +8,7 @@ import contextlib
 import dataclasses
 import errno
 import fcntl
+import io
 import json
 import os
 import shlex
@@ -503,6 +504,21 @@ def test_who_waits_for_a_node_is_told_why_its_monitor_ended_it():
         assert handle.answer() == "127.77.0.1"
         with pytest.raises(WorkFailed, match="node n: its supervisor died: no mount"):
             cluster.wait_ready(node(), handle, 9.0, print)
+
+
+@pytest.mark.parametrize("read", [True, False])
+def test_a_node_ends_where_the_command_that_waits_for_it_died(read):
+    ours, theirs = socket.socketpair()
+    here = node(supervisor=os.getpid())  # one that is there
+
+    def work():
+        raise OSError(monitor.watch(here, io.StringIO(), theirs))
+
+    with theirs:
+        theirs.sendall(b"127.77.0.1\n")
+        assert not read or ours.recv(16)
+        ours.close()
+        assert namespaces.in_child(work) == "the command that started it died"
 
 
 def test_a_monitor_that_dies_at_once_leaves_nothing():

@@ -225,7 +225,10 @@ def watch(node: Node, last_words: IO[str], verb: socket.socket) -> str:
                 return f"{reasons[inside]}{why and ': '}{why}"
             if descriptor in reasons:
                 return reasons[descriptor]
-            if verb.recv(16) != b"ok\n":
+            said = b""
+            with contextlib.suppress(ConnectionResetError):  # it died before it read what we said
+                said = verb.recv(16)
+            if said != b"ok\n":
                 return "the command that started it died"
             poll.unregister(verb)
             verb.close()
