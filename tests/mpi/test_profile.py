@@ -7,6 +7,7 @@ import dataclasses
 import errno
 import json
 import os
+import pty
 import re
 import select
 import shutil
@@ -502,6 +503,34 @@ def test_a_signal_that_means_what_the_program_says_reaches_it_and_ends_nothing(n
     words = [sys.executable, "-c", script]
     done = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=60)
     assert done.stdout == "7 False\n", done.stderr
+
+
+@mpi_tier
+@each_mpi
+def test_a_rank_reads_what_is_typed(mpi):
+    """Until the end of file, though the starter is in a session of its own."""
+    known_programs.library(mpi)
+    words = [known_programs.LAUNCHERS[mpi], "-np", "1", "sh", "-c", "read x; cat; echo got $x"]
+    script = (
+        "import os\nfrom dovetail.mpi.profiled_run import _execute\n"
+        f"print('ended', *_execute({words!r}, os.environ, False))"
+    )
+    pid, terminal = pty.fork()
+    if pid == 0:
+        os.execve(sys.executable, [sys.executable, "-c", script], known_programs.environment())
+    try:
+        os.write(terminal, b"42\nmore\n\x04")
+        seen = ""
+        while not re.search(r"ended .*\n", seen):
+            assert select.select([terminal], [], [], known_programs.LIMIT)[0], seen
+            seen += os.read(terminal, 65536).decode()
+        assert re.search(r"(?m)^got 42\r?$", seen), seen
+        assert "ended 0 False" in seen
+        assert seen.count("more") == 2, "as it is typed, and as it is printed"
+    finally:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+        os.close(terminal)
 
 
 @unit_tier

@@ -96,6 +96,14 @@ def namespace() -> str:
     return os.readlink("/proc/self/ns/pid")
 
 
+def in_front(terminal: int) -> bool:
+    """Whether we are in the foreground of a terminal, or of one that has none."""
+    try:
+        return os.tcgetpgrp(terminal) == os.getpgrp()
+    except OSError:  # it is not our session's
+        return True
+
+
 def alive(pid: int, ticks: int) -> bool:
     """Whether exactly that process still runs: ids are reused, start times are not."""
     return ticks > 0 and start_ticks(pid) == ticks

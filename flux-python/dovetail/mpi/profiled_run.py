@@ -2,9 +2,9 @@
 """Runs an unmodified MPI program with the library preloaded, and reads the pages of its ranks.
 
 Inputs: the command, its MPI, how ranks wait. Outputs: a `Profile`, and how the program ended; its
-own output stays its own. Invariants: the session directory in shared memory and every process of
-the run are gone when this returns, whatever ended it, and soon after we are killed; signals for us
-are passed on to it.
+own output stays its own, and what is typed is its input. Invariants: the session directory in
+shared memory and every process of the run are gone when this returns, whatever ended it, and soon
+after we are killed; signals for us are passed on to it.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
+import select
 import signal
 import subprocess
 import sys
@@ -32,6 +33,7 @@ FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 PASSED_ON = (signal.SIGUSR1, signal.SIGUSR2)
 """To the command alone, which may be waiting for one: they end nothing by themselves."""
 GRACE = 10.0  # seconds from a forwarded signal to SIGKILL
+AGAIN = 0.5  # seconds until it is looked again whether what is typed is for us
 
 
 @dataclass(frozen=True)
@@ -129,26 +131,66 @@ def _execute(
         else:
             _tell_group(process.pid, signal.SIGKILL)
 
-    try:
-        process = subprocess.Popen(
-            command,
-            env=dict(environment),
-            start_new_session=True,
-            stdout=sys.stderr.fileno() if quiet else None,
-        )
-    except OSError as error:
-        raise BadInput(f"{command[0]}: {error.strerror}") from error
-    stopping = threading.Timer(GRACE, _tell_group, [process.pid, signal.SIGKILL])
-    stopping.daemon = True
-    heeded = [s for s in (*FORWARDED, *PASSED_ON) if signal.getsignal(s) != signal.SIG_IGN]  # nohup
-    before = {number: signal.signal(number, forward) for number in heeded}
-    try:
-        code = process.wait()
-    finally:
-        stopping.cancel()
-        _tell_group(process.pid, signal.SIGKILL)
-        processes.restore_handlers(before.items())
+    with _typed(command) as typed:
+        try:
+            process = subprocess.Popen(
+                command,
+                env=dict(environment),
+                start_new_session=True,
+                stdin=typed,
+                stdout=sys.stderr.fileno() if quiet else None,
+            )
+        except OSError as error:
+            raise BadInput(f"{command[0]}: {error.strerror}") from error
+        stopping = threading.Timer(GRACE, _tell_group, [process.pid, signal.SIGKILL])
+        stopping.daemon = True
+        heeded = [s for s in (*FORWARDED, *PASSED_ON) if signal.getsignal(s) != signal.SIG_IGN]
+        before = {number: signal.signal(number, forward) for number in heeded}  # not under nohup
+        try:
+            code = process.wait()
+        finally:
+            stopping.cancel()
+            _tell_group(process.pid, signal.SIGKILL)
+            processes.restore_handlers(before.items())
     return code, bool(signals)
+
+
+@contextlib.contextmanager
+def _typed(command: Sequence[str]) -> Iterator[int | None]:
+    """What is typed, as a pipe, where the command is a starter; None if it can have our own input.
+
+    Open MPI's reads from no terminal that is not its session's, and its ranks would wait for ever.
+    """
+    if not (os.isatty(0) and detect.LAUNCHERS.fullmatch(os.path.basename(command[0]))):
+        yield None
+        return
+    reading, writing = os.pipe()
+    over, end = os.pipe()
+    feeder = threading.Thread(target=_feed, args=(writing, over), daemon=True)
+    feeder.start()
+    try:
+        yield reading
+    finally:
+        os.close(end)
+        feeder.join()
+        os.close(over)
+        os.close(reading)
+
+
+def _feed(writing: int, over: int) -> None:
+    """Pass on what is typed while we are in the foreground, until its end, or that of `over`."""
+    # A signal must wake the thread that waits for the command.
+    signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+    with contextlib.suppress(OSError):  # the terminal is gone
+        while over not in select.select([0, over], [], [])[0]:
+            if not processes.in_front(0):  # it is for another one
+                select.select([over], [], [], AGAIN)
+                continue
+            said = os.read(0, select.PIPE_BUF)
+            if not said or over in select.select([over], [writing], [])[0]:
+                break
+            os.write(writing, said)
+    os.close(writing)
 
 
 def _tell_group(pid: int, number: int) -> None:

@@ -18,6 +18,7 @@ from dovetail.controller.controller import Controller
 from dovetail.controller.views import View
 from dovetail.core.protocol import Note
 from dovetail.core.units import printable, progress
+from dovetail.host import processes
 
 if TYPE_CHECKING:
     from rich.console import Console, Group
@@ -119,7 +120,7 @@ class Live:
 
     def _begin(self) -> None:
         """Draw from now on, if that is possible and nobody else does."""
-        if self._console and _in_front():
+        if self._console and processes.in_front(sys.stderr.fileno()):
             from rich.live import Live as RichLive
 
             self.live = RichLive(console=self._console, auto_refresh=False, transient=True)
@@ -180,11 +181,3 @@ class Live:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
         self._console = None
         self._stop()
-
-
-def _in_front() -> bool:
-    """Whether we are in the foreground of our terminal, or of one that has none."""
-    try:
-        return os.tcgetpgrp(sys.stderr.fileno()) == os.getpgrp()
-    except OSError:  # it is not our session's
-        return True
