@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from support.other_users import WHY_NOT
-from support.run_command import NOBODY, TUNED, busy, site  # noqa: F401
+from support.run_command import COMMAND, NOBODY, TUNED, busy, site  # noqa: F401
 
 pytestmark = pytest.mark.mpi
 
@@ -109,6 +109,18 @@ def test_a_rank_killed_with_9_fails_its_simulation_alone(site, mpi):  # noqa: F8
     assert site.end(run)[0] == 1
     assert site.states() == {"a-1": "failed", "a-2": "done"}
     assert site.summary()["simulations"][0]["reason"] == KILLED[mpi]
+
+
+@pytest.mark.parametrize("mpi", ["openmpi", "mpich"])
+def test_the_run_is_a_task_of_a_job_and_its_simulations_are_not(site, mpi):  # noqa: F811
+    """As by `flux run -n1 dovetail run`: by these a program takes itself for a rank of that job."""
+    task = ("FLUX_JOB_ID=ƒ1", "PMI_FD=18", "PMI_RANK=0", "PMI_SIZE=1")
+    entry = busy(1, iterations=3, mpi=mpi)
+    alone = {**entry, "name": "alone", "application": "lammps", "command": entry["command"][3:]}
+    plan = site.plan({**entry, "name": "started"}, alone)
+    code, _, errors = site.run(plan, "-o", "out", command=("env", *task, *COMMAND))
+    assert code == 0, errors
+    assert site.states() == {"started": "done", "alone": "done"}
 
 
 KILLED = {"openmpi": "rank 1 killed by signal 9", "mpich": "a rank killed by signal 9"}

@@ -155,6 +155,16 @@ HERE = {
 """The environment of starters whose ranks are to be on this machine: within a job of a batch system
 they would start them on the nodes that it has, by its own means."""
 
+_TASK = ("FLUX_JOB_ID", "PMI_")
+"""How the variables begin that make a program a rank of the job of which a run is a task. Beside
+the first, Open MPI's starter crashes; of the others one is the number of a file that it would need.
+"""
+
+
+def here(base: Mapping[str, str]) -> dict[str, str]:
+    """The environment of what runs on this machine, and is no part of the job that we are in."""
+    return {**HERE, **{name: base[name] for name in base if not name.startswith(_TASK)}}
+
 
 def environment(base: Mapping[str, str], directory: str, temporary: str) -> dict[str, str]:
     """The environment of the command: `base` with what profiling and packing need.

@@ -192,9 +192,9 @@ class Supervisor:
             return Cause.LAUNCH_FAILED, 1, f"cannot make {config['home']}: {error.strerror}"
         kept = bool(config.get("go_on")) and os.path.isdir(self.case)
         self.log = Log(os.path.join(config["home"], "log"), config["log_limit"], kept)
-        here = {} if "hosts" in config else launcher.HERE  # but for what the user has set
+        ours = os.environ if "hosts" in config else launcher.here(os.environ)
         base = self.base = launcher.environment(
-            {**here, **os.environ, **config["environment"]},
+            {**ours, **config["environment"]},
             config["directory"],
             config["temporary"],
         )
