@@ -505,6 +505,18 @@ def test_a_signal_that_means_what_the_program_says_reaches_it_and_ends_nothing(n
     assert done.stdout == "7 False\n", done.stderr
 
 
+@unit_tier
+def test_the_command_has_open_what_we_were_given():
+    """As the socket that PMI_FD names, in a job whose starter has started us."""
+    reading, writing = os.pipe()
+    os.set_inheritable(writing, True)
+    words = [sys.executable, "-c", f"import os; os.write({writing}, b'here')"]
+    assert profiled_run._execute(words, os.environ, False) == (0, False)
+    assert os.read(reading, 10) == b"here"
+    os.close(reading)
+    os.close(writing)
+
+
 @mpi_tier
 @each_mpi
 def test_a_rank_reads_what_is_typed(mpi):

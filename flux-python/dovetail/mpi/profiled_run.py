@@ -139,6 +139,7 @@ def _execute(
                 start_new_session=True,
                 stdin=typed,
                 stdout=sys.stderr.fileno() if quiet else None,
+                close_fds=False,  # one may be that by which a job's starter tells a rank its place
             )
         except OSError as error:
             raise BadInput(f"{command[0]}: {error.strerror}") from error
