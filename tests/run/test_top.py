@@ -355,6 +355,17 @@ def test_orders_by_a_socket_leave_it_as_it_is_for_the_output():
         assert asked.take() == []
 
 
+def test_who_gave_orders_may_go_without_reading_what_was_said():
+    ours, theirs = socket.socketpair()
+    with ours:
+        asked = orders.Orders(ours.fileno())
+        theirs.sendall(b"stop one\n")
+        ours.sendall(b"progress")
+        theirs.close()
+        assert asked.take() == ["one"]
+        assert asked.take() == []
+
+
 @needs_nobody
 def test_what_root_asks_for_can_be_read_by_the_run_and_added_to(tmp_path):
     let_in(tmp_path)

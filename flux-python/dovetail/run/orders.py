@@ -75,7 +75,10 @@ class Orders:
         lines: list[bytes] = []
         # Asked first and not set to non-blocking, as our output may be the same socket.
         while self.source is not None and select.select([self.source], [], [], 0)[0]:
-            block = os.read(self.source, 1 << 16)
+            try:
+                block = os.read(self.source, 1 << 16)
+            except OSError:  # who gave orders has gone, and did not read all that we said
+                block = b""
             lines += self._words.take(block)
             if not block:
                 self.source = None
