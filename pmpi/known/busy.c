@@ -9,11 +9,13 @@
  * environment they are times of one rank alone, and each rank of N works for MSr / N.
  *
  * With 0 ITERATIONS they go on until one of them finds a file by the name in BUSY_UNTIL. With
- * BUSY_LONG=SECONDS rank 0 burns so much more CPU time before its hundredth iteration.
+ * BUSY_LONG=SECONDS rank 0 burns so much more CPU time before its hundredth iteration, or with
+ * BUSY_CHILD a process does that it starts and waits for.
  */
 #include <mpi.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -51,6 +53,17 @@ static int meet(const char *until)
     return any;
 }
 
+static void work_long(double seconds)
+{
+    pid_t child = getenv("BUSY_CHILD") != NULL ? fork() : -1;
+    if (child <= 0)
+        work(1, seconds);
+    if (child == 0)
+        _exit(0);
+    if (child > 0)
+        waitpid(child, NULL, 0);
+}
+
 int main(int argc, char *argv[])
 {
     int rank, size;
@@ -68,7 +81,7 @@ int main(int argc, char *argv[])
     for (int i = 0; !over; i++) {
         work(burn, seconds);
         if (i == 99 && rank == 0 && getenv("BUSY_LONG") != NULL)
-            work(1, atof(getenv("BUSY_LONG")));
+            work_long(atof(getenv("BUSY_LONG")));
         over = meet(until) || i + 1 == iterations;
         MPI_Pcontrol(1);
     }

@@ -40,15 +40,27 @@ def complete(directory: Path, count: int) -> list[page.RankPage]:
 
 
 def of_pages(
-    pages: Sequence[page.RankPage], directory: Path, origin: float, succeeded: bool = False
+    pages: Sequence[page.RankPage],
+    directory: Path,
+    origin: float,
+    succeeded: bool = False,
+    beside: float = 0.0,
 ) -> protocol.Ranks:
     """The sample of these pages; `origin` is the CLOCK_MONOTONIC time of the run clock's 0.
 
     `succeeded` says that the simulation has ended well, which completes its last iteration.
+    `beside` are CPU seconds of what its ranks have started, since these were `quiet`: one outside
+    MPI waits for that, and does not hang.
     """
     lines, stamp, residual = time_lines.read(str(directory)) or (0, origin, -1.0)
-    rows = [*_values(pages, origin, bool(lines))]
+    rows = [*_values(pages, origin, bool(lines), beside)]
     return of_values(rows, (lines, stamp - origin, residual), succeeded)
+
+
+def quiet(pages: Sequence[page.RankPage]) -> bool:
+    """Whether ranks that count iterations have none of late."""
+    now = max((one.stamp for one in pages), default=0.0)
+    return _counted(pages) and any(now - one.iter_stamp >= page.QUIET for one in pages)
 
 
 def of_waits(
@@ -132,8 +144,15 @@ def of_values(
     )
 
 
+def _counted(pages: Sequence[page.RankPage]) -> bool:
+    """Whether all ranks count iterations, and alike."""
+    return all(one.iteration_source != "none" for one in pages) and page.count_alike(
+        [one.beat for one in pages], [one.iterations for one in pages]
+    )
+
+
 def _values(
-    pages: Sequence[page.RankPage], origin: float, lines: bool
+    pages: Sequence[page.RankPage], origin: float, lines: bool, beside: float
 ) -> Iterable[tuple[float, ...]]:
     """A row per page: as of the last iteration, or, if not all ranks count theirs, as of now.
 
@@ -141,19 +160,12 @@ def _values(
     A rhythm counts where all ranks have the same and count alike, its last beat is not long ago,
     and the log has no `lines`, which tell better.
     """
-    beats = [one.beat for one in pages]
-    counted = all(one.iteration_source != "none" for one in pages)
-    counted = counted and page.count_alike(beats, [one.iterations for one in pages])
-    quiet = False
-    if counted:
-        now = max(one.stamp for one in pages)
-        quiet = any(now - one.iter_stamp >= page.QUIET for one in pages)
-        counted = set(beats) == {-1} or not (lines or quiet)
-    if counted:
+    long_over = quiet(pages)
+    if _counted(pages) and ({one.beat for one in pages} == {-1} or not (lines or long_over)):
         for one in pages:
             used = one.iter_cpu_s, one.iter_useful_s, one.iter_mpi_s
-            if quiet:
-                useful = page.worked(used[1], used[0], one.useful_s, one.cpu_s)
+            if long_over:
+                useful = page.worked(used[1], used[0], one.useful_s, one.cpu_s + beside)
                 used = one.cpu_s, useful, one.mpi_s
             yield one.iterations, one.iter_stamp - origin, *used, one.peak_rss, one.beat
     else:

@@ -356,7 +356,8 @@ class LocalExecutor:
         ranks = None
         if pages:
             job.place_ranks(pages)
-            ranks = sampling.of_pages(pages, directory, self._origin, succeeded)
+            beside = self._beside(job, pages, t)
+            ranks = sampling.of_pages(pages, directory, self._origin, succeeded, beside)
         elif (cpu := job.group.cpu_seconds()) is not None:
             members = job.group.members()
             job.peak_memory = max(job.peak_memory, processes.peak_memory(members))
@@ -369,6 +370,20 @@ class LocalExecutor:
             job.sample = ranks
             events.append(protocol.Sampled(t, job.spec.name, ranks))
         return pages
+
+    def _beside(self, job: Job, pages: Sequence[RankPage], t: float) -> float:
+        """CPU seconds of what its ranks have started, since they fell quiet; 0 if they are not."""
+        if job.supervisor is None or not sampling.quiet(pages):
+            job.beside, job.beside_then, job.beside_at = 0.0, None, t
+        elif t >= job.beside_at:
+            job.beside_at = t + _COUNT
+            members = job.group.members() or processes.members(
+                f"DOVETAIL_DIR={job.directory}", job.supervisor.pid
+            )
+            used = processes.cpu_seconds(members) - sum(one.cpu_s for one in pages)
+            job.beside_then = used if job.beside_then is None else job.beside_then
+            job.beside = max(job.beside, used - job.beside_then)  # some may have ended
+        return job.beside
 
     def _finish(self, job: Job, t: float, events: list[protocol.Event]) -> None:
         """The supervisor has gone, or is taken for dead: see that nothing is left, and report."""
