@@ -495,6 +495,31 @@ def test_a_supervisor_that_cannot_start_says_why(monkeypatch, fails, said):
     assert found == said or fails == "supervisor.serve"
 
 
+@pytest.mark.parametrize(
+    ("component", "lines", "said"),
+    [
+        ("control", ["Traceback (most recent call last):", '  File "x.py", line 1, in <module>',
+                     "OSError: [Errno 98] Address already in use"], "Address already in use"),
+        ("control", ["usernetes_setup.control.api_client.Refused: 403: no"], "403: no"),
+        ("carrier", ["carry-packets: no such device"], "no such device"),
+        ("images", ["unpacking localhost/dovetail/host:1 (sha256:1)...", "ctr: no space"], "no sp"),
+        ("images", ["unpacking localhost/dovetail/host:1 (sha256:1)...done"], ""),
+        ("apiserver", ["I1130 09:42:44.1 1 x.go:1] Error: none"], ""),
+    ],
+)  # fmt: skip
+def test_of_a_node_that_is_not_ready_the_last_complaint_of_each_component_is_said(
+    component, lines, said
+):
+    node_record.root(make=True)
+    here = node()
+    (here.folder / "log").mkdir(parents=True)
+    (here.folder / "log" / component).write_text("\n".join([*lines, ""]))
+    found = cluster.last_words(here)
+    assert said in found
+    assert bool(found) == bool(said)
+    assert len(found.splitlines()) <= 2
+
+
 def test_who_waits_for_a_node_is_told_why_its_monitor_ended_it():
     ours, theirs = socket.socketpair()
     with ours, theirs, subprocess.Popen(["true"]) as ended:

@@ -53,8 +53,9 @@ THEIRS = ("usernetes", "node-image", "mount")
 """Options of nodes that upstream Usernetes makes."""
 COMPLAINT = (
     r'[EF]\d{4} |.*(level=(error|fatal)|"err)|\{"level":"(error|panic|fatal)"|panic: '
-    "|offer-devices: "
+    r"|(offer-devices|carry-packets|ctr): |(\w+\.)*\w*(Error|Exception|Refused|Failed)(: |$)"
 )
+"""What components of Go, of ours and of Python's say of what ended them."""
 
 
 def plan(args: argparse.Namespace, joined: str, network: str) -> Node:
