@@ -436,6 +436,19 @@ def test_a_node_sees_all_of_a_system_folder_but_what_components_write_to():
     assert namespaces.in_child(work) == ""
 
 
+@pytest.mark.parametrize("sign", [*'"%#\\,:?*$\n', "ö"])
+def test_a_place_that_components_cannot_be_told_of_is_refused(private_state, monkeypatch, sign):
+    monkeypatch.setenv("DOVETAIL_STATE", f"{private_state}/a{sign}b")
+    found = machine.disk()
+    assert (found.level, found.who) == ("error", "user")
+    assert repr(sign) in found.found
+    monkeypatch.setenv("DOVETAIL_STATE", f"{private_state}/a+@=~ 'x-_.b")
+    assert machine.disk().level == "ok"
+    if sign in ':"\\\n':
+        monkeypatch.setenv("DOVETAIL_CACHE", f"{private_state}/a{sign}b")
+        assert repr(sign) in machine.node_programs().found
+
+
 @pytest.mark.parametrize(
     ("variable", "asked"),
     [("DOVETAIL_STATE", machine.disk), ("DOVETAIL_CACHE", machine.node_programs)],

@@ -34,6 +34,8 @@ ROOM = 1 << 30  # bytes that a cluster needs
 NEWEST_PAST = 1767225600  # 2026-01-01: a clock before this release is wrong
 QUICK_CLOCKS = ("tsc", "kvm-clock", "arch_sys_counter", "hyperv_clocksource_tsc_page", "timebase")
 SKEW, MOST_SKEW = 2.0, 60.0  # seconds against an API server: worth a word; refused
+UNTOLD = re.compile(r"[^A-Za-z0-9/._+@=~' -]")
+"""What means something else in a URL, a list or a setting, or is refused by a kubelet."""
 _libc = ctypes.CDLL(None)
 
 
@@ -43,6 +45,9 @@ def disk() -> Check:
     fix = f"export DOVETAIL_STATE={_better_place(ROOM)}"
     if own := namespaces.hidden(folder):
         found = f"{folder} is in {own}, of which each node sees its own"
+        return Check("disk", "error", found, fix, "user")
+    if strange := UNTOLD.search(str(folder)):
+        found = f"{folder}: components cannot be told of a path with {strange[0]!r} in it"
         return Check("disk", "error", found, fix, "user")
     place = next(path for path in (folder, *folder.parents) if path.exists())
     if not (place.is_dir() and os.access(place, os.W_OK)):
@@ -70,7 +75,7 @@ def _better_place(room: int) -> str:
              os.environ.get("XDG_RUNTIME_DIR", ""))  # fmt: skip
     for place in map(Path, filter(None, usual)):
         fits = os.access(place, os.W_OK) and shutil.disk_usage(place).free >= room
-        if fits and not _network_disk(place):
+        if fits and not _network_disk(place) and not UNTOLD.search(str(place)):
             return f"{place}/dovetail-{os.getuid()}"
     return "/a/local/disk/dovetail"
 
@@ -163,10 +168,13 @@ def openssl() -> Check:
 
 def node_programs() -> Check:
     """The build, or what is needed to make it."""
+    fix = "have DOVETAIL_CACHE, Python and Dovetail in another folder"
     for used in (programs.cache(), Path(sys.prefix), Path(__file__)):
         if own := namespaces.hidden(used):
             found = f"{used} is in {own}, of which each node sees its own"
-            fix = "have DOVETAIL_CACHE, Python and Dovetail in another folder"
+            return Check("programs", "error", found, fix, "user")
+        if strange := re.search(r'[:"\\\n]', str(used)):
+            found = f"{used}: components cannot be told of a path with {strange[0]!r} in it"
             return Check("programs", "error", found, fix, "user")
     if path := programs.closed():
         return Check("programs", "error", *programs.how_to_open(path))
