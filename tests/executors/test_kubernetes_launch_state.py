@@ -12,7 +12,7 @@ import pytest
 from dovetail.core import protocol
 from dovetail.core.errors import BadInput, WorkFailed
 from dovetail.core.protocol import Cause, Result
-from dovetail.executors.kubernetes import images, manifests
+from dovetail.executors.kubernetes import images, manifests, session
 from dovetail.executors.kubernetes.agent_hub import Hub
 from dovetail.executors.kubernetes.api import Refused
 from dovetail.executors.kubernetes.executor import KubernetesExecutor
@@ -27,7 +27,7 @@ from dovetail.executors.kubernetes.lifecycle import (
     Running,
     case_folder,
 )
-from dovetail.executors.kubernetes.session import takes
+from dovetail.executors.kubernetes.session import Session, takes
 from dovetail.executors.pods import messages
 from support.local_runs import wait_for
 
@@ -422,3 +422,16 @@ def test_pods_that_no_wait_would_help_are_refused_before_anything_starts(why):
     job = {"spec": {"template": {"metadata": {}, "spec": {}}}}
     with pytest.raises(BadInput, match=f"kubeconfig: takes no pods of simulations: .*: {why}$"):
         takes(Site(), job)
+
+
+def test_all_pods_of_a_lost_node_are_given_up_however_long_an_answer_takes(monkeypatch):
+    """Their node tells nobody that they have ended; an answer comes as it is time to give up."""
+    there, clock = {"a", "b"}, [0.0]
+
+    def get(where, labelSelector, limit):
+        clock[0] += 20.5
+        return {"items": [{"metadata": {"name": n}} for n in sorted(there)[: int(limit) or None]]}
+
+    api = SimpleNamespace(get=get, delete=lambda where, grace: there.discard(where[-1]))
+    monkeypatch.setattr(session, "time", SimpleNamespace(monotonic=lambda: clock[0]))
+    assert Session._await_gone(SimpleNamespace(api=api), "label") == []

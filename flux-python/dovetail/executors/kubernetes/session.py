@@ -428,13 +428,13 @@ class Session:
         begun = time.monotonic()
         forced = False
         while True:
+            waited = time.monotonic() - begun
             try:
-                late = time.monotonic() - begun > (60.0 if forced else 20.0)
+                late = waited > (60.0 if forced else 20.0)
                 limit = "0" if late else "1"  # all of them, or whether there is any
                 pods = self.api.get(path("Pod"), labelSelector=label, limit=limit)["items"]
             except (Refused, Unreachable) as error:
                 return [f"pods: {error}"]
-            waited = time.monotonic() - begun
             if not pods or waited > 60.0:
                 return [f"pod {one['metadata']['name']}" for one in pods]
             if waited > 20.0 and not forced:
