@@ -88,6 +88,22 @@ def test_a_supervisor_killed_with_9_is_noticed(site, groups):  # noqa: F811
     assert os.listdir(executor.session) == ["owner"]
 
 
+def test_a_run_goes_on_after_its_session_was_removed(site):  # noqa: F811
+    """As by systemd-logind, when the last of its user's logins on the machine ends."""
+    executor = site.executor()
+    first = "echo up; while [ ! -e $DOVETAIL_TEST/go ]; do sleep 0.05; done; exit 3"
+    executor.launch(site.spec("first", first), share())
+    site.until(executor, "first", protocol.Started)
+    wait_for(lambda: "up" in site.log("first"))
+    session.remove_tree(executor.session)
+    executor.launch(site.spec("second", "true"), share())
+    assert site.until(executor, "second").code == 0
+    assert sweep_sessions() == [], "it is this run's still"
+    (site.directory / "go").touch()
+    finished = site.until(executor, "first")
+    assert (finished.code, finished.cause) == (3, protocol.Cause.FAILED)
+
+
 def test_a_supervisor_that_hangs_is_not_waited_for_for_ever(site, monkeypatch):  # noqa: F811
     monkeypatch.setattr("dovetail.executors.local.executor._PATIENCE", 0.5)
     executor = site.executor()

@@ -420,7 +420,9 @@ class Supervisor:
 
     def _ranks(self) -> dict[int, int]:
         """Process id to rank, by the names of the rank pages, where pods do not share an id."""
-        pages = [n.split(".") for n in os.listdir(self.config["directory"])]
+        pages: list[list[str]] = []
+        with contextlib.suppress(OSError):  # somebody has removed the session
+            pages = [n.split(".") for n in os.listdir(self.config["directory"])]
         pairs = {(int(p[2]), int(p[1])) for p in pages if p[0] == "rank" and len(p) == 3}
         pids = [pid for pid, _ in pairs]
         return {pid: rank for pid, rank in pairs if pids.count(pid) == 1}

@@ -103,7 +103,7 @@ class LocalExecutor:
         self._poll = select.epoll()
         self._spares: list[subprocess.Popen[bytes]] = []
         self.swept = sweep_sessions()
-        run_id = run_id or os.urandom(4).hex()
+        self._run_id = run_id = run_id or os.urandom(4).hex()
         name = f"dovetail-{os.getuid()}-{run_id}"
         try:
             self._temporary = os.path.join(tempfile.gettempdir(), name)
@@ -168,6 +168,7 @@ class LocalExecutor:
         )
         self._jobs[spec.name] = job
         try:
+            self._keep_session()
             os.mkdir(job.directory, 0o700)
             os.mkdir(job.temporary, 0o700)
             job.control = Control.create(Path(job.directory), share.wait)
@@ -413,6 +414,16 @@ class LocalExecutor:
 
     def _now(self) -> float:
         return time.monotonic() - self._origin
+
+    def _keep_session(self) -> None:
+        """Make the session anew if somebody has removed it, as systemd does at a user's logout."""
+        if os.path.exists(self.session):
+            return
+        _, lock = create_session(self._run_id, self._group, self._temporary)
+        self._warden.kill()
+        self._warden.wait()
+        os.close(self._lock)
+        self._lock, self._warden = lock, start_warden(self.session)
 
     def _start_supervisor(self, job: Job) -> None:
         spec, group = job.spec, job.group
