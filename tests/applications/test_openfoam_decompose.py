@@ -462,6 +462,24 @@ def test_a_cut_that_is_right_is_kept_and_no_other_is_touched_without_force(name,
 
 
 @unit
+@pytest.mark.parametrize("changed", ["0/U", "constant/polyMesh/points"])
+@pytest.mark.parametrize("packed", ["", ".gz"])
+def test_a_cut_of_what_has_changed_since_is_not_right(tmp_path, changed, packed):
+    case = parted(put(tmp_path, ascii_mesh()), 1, 1)
+    part = case / "processor0"
+    for path in (case / changed, part / (changed + packed)):
+        path.parent.mkdir(exist_ok=True)
+        path.touch()
+    for later, right in ((90, False), (9, True), (-90, True)):  # who copies may mix them up a bit
+        os.utime(case / changed, (1e9 + later, 1e9 + later))
+        os.utime(part / (changed + packed), (1e9, 1e9))
+        assert processors.are_cut(case, [1.0, 1.0], copied=True) is right
+    (part / "500").mkdir()  # from where a run goes on, whatever it began from
+    os.utime(case / changed, (2e9, 2e9))
+    assert processors.are_cut(case, [1.0, 1.0], copied=True) is (changed == "0/U")
+
+
+@unit
 def test_that_a_cut_is_right_is_seen_at_once_however_large_the_mesh(tmp_path):
     note = header("labelList", "owner", 'ascii; note "nCells:2"', "")
     (parted(put(tmp_path, {**ascii_mesh(), "owner": note}), 1, 1) / "0").mkdir()

@@ -18,7 +18,7 @@ import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
-from dovetail.applications.openfoam import control_dict
+from dovetail.applications.openfoam import control_dict, foam_header
 from dovetail.applications.openfoam.cell_counts import cells_per_processor, number_of_cells
 from dovetail.core.errors import BadInput, WorkFailed
 
@@ -27,11 +27,16 @@ ALIKE = 0.05
 """A cut is as good as ours if no rank's share differs by more than this part of it: that much
 imbalance is what partitioning libraries allow themselves for fewer faces between ranks."""
 
+LATER = 60.0
+"""Seconds by which a file was written after what is cut of it, at least, if it has changed since:
+one that copies a case may give its files the times of the copy, in any order."""
+
 
 def are_cut(case: Path, weights: Sequence[float], *, copied: bool) -> bool:
     """Whether the case's processor directories are of its mesh, with such shares of it.
 
-    Those that a run's copy has as links are not its own. Of several regions' shares nothing is
+    Those that a run's copy has as links are not its own, and those of an older mesh, or with older
+    fields than the case begins from now, are of what it was. Of several regions' shares nothing is
     asked, as they are not ours to cut.
     """
     there = control_dict.directories(case)
@@ -48,9 +53,29 @@ def are_cut(case: Path, weights: Sequence[float], *, copied: bool) -> bool:
     total = sum(cells)
     if len(cells) != len(weights) or number_of_cells(case) not in (None, total):
         return False
+    if _has_changed(case, there[0]):
+        return False
     whole = math.fsum(weights)
     wanted = [total * weight / whole for weight in weights]
     return all(abs(has - ask) <= max(1.0, ALIKE * ask) for has, ask in zip(cells, wanted))
+
+
+def _has_changed(case: Path, part: Path) -> bool:
+    """Whether the mesh, or a field from which a run begins, was written after that of a rank."""
+    times = sorted({*control_dict.times(part), *control_dict.times(case)})
+    begin = control_dict.start(times, control_dict.entries(case))
+    try:
+        names = [path.name for path in part.iterdir() if control_dict.number(path.name) == begin]
+        fields = [path for name in names if begin is not None for path in (case / name).glob("*")]
+        for path in (*fields, foam_header.find(case / "constant" / "polyMesh" / "points")):
+            if path is None or not path.is_file():
+                continue
+            theirs = foam_header.find(part / str(path.relative_to(case)).removesuffix(".gz"))
+            if theirs and path.stat().st_mtime >= theirs.stat().st_mtime + LATER:
+                return True
+    except OSError:
+        pass  # as decomposePar will say
+    return False
 
 
 def check(case: Path, *, copied: bool) -> None:
