@@ -16,6 +16,7 @@ from typing import Final
 
 _COMMENT = re.compile(r"/\*.*?\*/|//[^\n]*", re.DOTALL)
 _ENTRY = re.compile(r"([A-Za-z]\w*)\s+([^\s;{}]+)\s*;")
+_QUOTED = re.compile(r'"\w+"')  # which OpenFOAM takes for a word where it wants one
 _TOKEN = re.compile(r'"(?:\\.|[^"\\])*"|[{}]|#\w+')
 _LARGEST = 1 << 20  # bytes
 
@@ -46,8 +47,11 @@ def read(text: str) -> dict[str, str]:
         if depth == 0 and word.startswith(("#include", "#sinclude")):
             found[INCLUDED] = word
         if depth == 0:
-            outer += text[at : token.start()] + ("" if word == "{" else " ")
+            outer += text[at : token.start()]
+            value = outer.rstrip()[-1:] not in ("", ";")  # in quotes at its beginning is a pattern
+            outer += word[1:-1] if value and _QUOTED.fullmatch(word) else "" if word == "{" else " "
         depth += {"{": 1, "}": -1}.get(word, 0)
+        outer += ";" if word == "}" and depth == 0 else ""
         at = token.end()
     outer += text[at:] if depth == 0 else ""
     return {**found, **dict(_ENTRY.findall(outer))}
