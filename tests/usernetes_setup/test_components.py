@@ -159,6 +159,12 @@ def test_every_component_listens_on_the_nodes_address_alone():
     assert "--anonymous-auth=false" in text
 
 
+def test_an_api_server_asks_its_store_for_nothing_that_it_cannot_say():
+    """Each failure was a line in its log, one each second of a cluster that does nothing."""
+    server, _ = components.control_plane(node(), lambda: True)
+    assert "--feature-gates=SizeBasedListCostEstimate=false" in server.words
+
+
 def test_a_node_of_the_longest_name_has_room_for_every_socket(monkeypatch):
     with tempfile.TemporaryDirectory() as top:
         monkeypatch.setenv("DOVETAIL_STATE", f"{top}/s")

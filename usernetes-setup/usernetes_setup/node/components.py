@@ -140,6 +140,9 @@ def _server(node: Node, pki: Path) -> list[str]:
         "--enable-bootstrap-token-auth=true",
         "--allow-privileged=true",
         "--profiling=false",
+        # For each kind of object it would look every minute how large its store is, which an etcd
+        # of this age cannot say, and log that for ever: 10 MB a day.
+        "--feature-gates=SizeBasedListCostEstimate=false",
         # An endpoint may not be a loopback address, and without kube-proxy nothing reads it.
         *(["--endpoint-reconciler-type=none"] if node.network == "host" else []),
     ]
