@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import dataclasses
 import errno
 import itertools
 import json
@@ -30,7 +31,7 @@ from usernetes_setup.control import api_client
 from usernetes_setup.node import namespaces
 from usernetes_setup.preflight import usernetes as preflight
 from usernetes_setup.upstream import engine, leases, removal, service, verbs
-from usernetes_setup.upstream.record import Record, here
+from usernetes_setup.upstream.record import PORTS, Record, here
 
 pytestmark = pytest.mark.unit
 
@@ -241,6 +242,21 @@ def test_a_service_runs_nothing_of_a_working_folder(podman, tmp_path, monkeypatc
     (tmp_path / "bin/systemd-run").chmod(0o755)
     verbs.launch(known)
     assert "--property=WorkingDirectory=/" in (tmp_path / "asked").read_text().splitlines()
+
+
+def test_nodes_that_are_invited_at_once_get_subnets_of_their_own(podman, tmp_path, monkeypatch):
+    started, monitor = record(ports=dict.fromkeys(PORTS, 1), ready=True), os.getpid()
+    started.monitor, started.monitor_ticks = monitor, processes.start_ticks(monitor)
+    started.folder.mkdir(parents=True, exist_ok=True)
+    started.save()
+    monkeypatch.setattr(verbs, "join_command", lambda _: "kubeadm join")
+    monkeypatch.setattr(verbs, "expire", lambda *_: None)
+    subnets = []
+    for node in ("u7s-1", "u7s-2"):  # both have read the record before either has the lock
+        asked = argparse.Namespace(name="c", node=node, valid=600, invite=str(tmp_path / node))
+        verbs.invite(asked, dataclasses.replace(started))
+        subnets.append(json.loads((tmp_path / node).read_text())["subnet"])
+    assert subnets == [2, 3]
 
 
 def test_a_token_that_cannot_be_shortened_is_said(monkeypatch):

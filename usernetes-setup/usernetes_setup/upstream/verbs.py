@@ -238,9 +238,10 @@ def invite(args: argparse.Namespace, record: Record) -> dict[str, Any]:
     if not args.node:
         raise BadInput("join --invite: name the node with --node, such as u7s-HOST")
     node = node_record.checked_name(args.node, "node", 40)
-    if record.given >= leases.SUBNETS[-1]:
-        raise BadInput(f"cluster {args.name}: has no subnet for another node")
     with node_record.locked(args.name):
+        record = here(args.name) or record  # another one may have been invited meanwhile
+        if record.given >= leases.SUBNETS[-1]:
+            raise BadInput(f"cluster {args.name}: has no subnet for another node")
         command = join_command(record)
         expire(record, command, args.valid)
         record.given += 1
