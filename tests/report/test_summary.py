@@ -39,6 +39,20 @@ def test_without_measured_alternatives_sequential_is_predicted_from_the_rate_alo
     assert "not measured" in found.naive_s.how
 
 
+def test_a_slowdown_that_no_model_goes_through_costs_no_summary():
+    run = made_up_runs.Run([made_up_runs.spec(name, "f") for name in "ab"], {"f": 1e-7})
+    run.launch("a")
+    run.work(10.0)
+    run.launch("b")
+    run.work(10.0, slowdown=1e7)
+    run.finish("a")
+    run.finish("b")
+    (family,) = summary.summarise(run.history(), ()).families
+    assert [point.n for point in family.points] == [1, 2]
+    assert family.points[1].slowdown > 1e6
+    assert family.model is None
+
+
 def test_fewer_ranks_are_not_promised_to_shorten_a_start():
     run = made_up_runs.Run(
         [made_up_runs.spec(name, "f", (1.0, 1.0)) for name in "abcd"], {"f": 0.01}

@@ -10,6 +10,7 @@ less. Nothing is compared unless the family's whole queue is done.
 
 from __future__ import annotations
 
+import contextlib
 import heapq
 import math
 from collections import Counter
@@ -19,6 +20,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from dovetail.core import units
+from dovetail.core.errors import BadInput
 from dovetail.core.taken_cpu import taken
 from dovetail.core.throughput_model import Model
 from dovetail.report.alternatives import DOVETAIL, FEWER, NAIVE, SEQUENTIAL, Alternative
@@ -457,10 +459,15 @@ def _points(spells: Iterable[Spell], alone: float | None) -> tuple[Point, ...]:
 def _fit(
     points: Sequence[Point], ranks: int, cores: float, loads: Sequence[Load], alone: float | None
 ) -> Model | None:
-    """The throughput model through the measured slowdowns, in units of the time alone."""
+    """The throughput model through the measured slowdowns, in units of the time alone.
+
+    None where there are none, or such as no model goes through.
+    """
     slow = {point.n: point.slowdown for point in points if point.n > 1}
     cpu, _ = needed(loads, cores)
     if not slow or not alone or cores <= 0:
         return None
     need = float(cpu.sum()) / alone if cpu is not None else 0.0
-    return Model.fit(1.0, ranks, cores, slow, need or None)
+    with contextlib.suppress(BadInput):
+        return Model.fit(1.0, ranks, cores, slow, need or None)
+    return None
