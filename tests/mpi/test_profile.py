@@ -46,7 +46,7 @@ each_mpi = pytest.mark.parametrize("mpi", known_programs.MPIS)
     ],
 )
 def test_pop_efficiencies(case, useful, elapsed, answer):
-    pop = profile.efficiency(useful, elapsed)
+    pop = profile.together([(useful, elapsed)])
     assert (pop.parallel, pop.load_balance, pop.communication) == pytest.approx(answer)
 
 
@@ -79,6 +79,19 @@ def test_a_saved_profile_loads_as_it_was(tmp_path):
     profile.save(one, tmp_path / "p.json")
     assert profile.load(tmp_path / "p.json") == one
     assert os.listdir(tmp_path) == ["p.json"]
+
+
+@unit_tier
+def test_worlds_that_were_spawned_have_efficiencies_of_their_own():
+    """Four that computed for as long as they were there, a hundredth of the others' time."""
+    one = some_profile()
+    spawned = [
+        dataclasses.replace(one.ranks[0], rank=n, world=7, elapsed_s=0.04, useful_s=0.04, mpi_s=0.0)
+        for n in range(4)
+    ]
+    pop = dataclasses.replace(one, ranks=(*one.ranks, *spawned)).efficiency
+    assert pop.parallel == pytest.approx((5.0 + 0.16) / (8.0 + 0.16))
+    assert pop.elapsed_s == 4.0
 
 
 @unit_tier

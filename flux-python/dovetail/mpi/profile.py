@@ -106,8 +106,16 @@ class Profile:
 
     @property
     def efficiency(self) -> Efficiency:
-        """Of all ranks together, that were seen."""
-        return efficiency([r.useful_s for r in self.ranks], [r.elapsed_s for r in self.ranks])
+        """Of all ranks that were seen, each world by itself: what was spawned may not live long."""
+        worlds: dict[int, list[RankProfile]] = {}
+        for rank in self.ranks:
+            worlds.setdefault(rank.world, []).append(rank)
+        found = together(
+            [([r.useful_s for r in w], [r.elapsed_s for r in w]) for w in worlds.values()]
+        )
+        return dataclasses.replace(
+            found, elapsed_s=max((r.elapsed_s for r in self.ranks), default=0.0)
+        )
 
     @property
     def contention(self) -> Contention:
@@ -156,11 +164,6 @@ class Profile:
                 f"{self.unseen} of {whole} ranks were not seen, and so it tells too little; "
                 "profile a run whose ranks are all on one machine"
             )
-
-
-def efficiency(useful: Sequence[float], elapsed: Sequence[float]) -> Efficiency:
-    """POP efficiencies from each rank's useful and elapsed seconds, both of shape (ranks,)."""
-    return together([(useful, elapsed)])
 
 
 def together(programs: Sequence[tuple[Sequence[float], Sequence[float]]]) -> Efficiency:
