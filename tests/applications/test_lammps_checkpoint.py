@@ -383,6 +383,21 @@ class TestStopped:
             line for line in lines[1] if " " not in line
         ]
 
+    @pytest.mark.parametrize("sees", [0, 1])
+    def test_ranks_stop_together_when_one_sees_that_they_are_to(self, tmp_path, sees):
+        """Each looks for itself: here the other one, in a folder of its own, never sees it."""
+        case, other = prepared(tmp_path / "case"), tmp_path / "other"
+        lammps_checkpoint.stop(case, "in.lj")
+        other.mkdir()
+        shutil.copy(case / "in.lj", other)
+        script = f'[ "$OMPI_COMM_WORLD_RANK" = {sees} ] || cd ../other; exec lmp -in in.lj'
+        subprocess.run(
+            ["mpirun.openmpi", "-np", "2", "sh", "-c", script], cwd=case, check=True, timeout=120,
+            stdout=subprocess.DEVNULL,
+        )  # fmt: skip
+        written = (other if sees else case) / "dovetail.restart.1"  # by rank 0
+        assert lammps_checkpoint.written_step(written) == 10
+
     def test_a_full_disk_does_not_make_it_seem_done(self, tmp_path):
         """LAMMPS ends well though the last block of its restart file is not on the disk."""
         case = prepared(tmp_path / "case")

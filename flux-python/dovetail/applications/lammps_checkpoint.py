@@ -287,16 +287,20 @@ def _restarts(case: Path, lines: list[str]) -> list[str]:
 def _run(steps: str, stopped_at: str) -> list[str]:
     """The run, up to the step where the user's ends, and what happens when it is stopped.
 
-    Whether the file is there each rank sees for itself, and perhaps not at the same time; at which
-    step they ended is the same for all.
+    Whether the file is there each rank sees for itself, and perhaps not at the same time. Older
+    LAMMPS, such as Debian 12's, has each halt by what it sees, and wait for those that go on for
+    ever: so what counts is the most that any sees.
     """
     return [
-        f"variable dovetail_stop equal is_file({_STOP})",
-        f"fix dovetail_stop all halt {_EVERY} v_dovetail_stop != 0 error soft message no",
+        f"variable dovetail_stop atom is_file({_STOP})",
+        "compute dovetail_stop all reduce max v_dovetail_stop",
+        "variable dovetail_stopped equal c_dovetail_stop",
+        f"fix dovetail_stop all halt {_EVERY} v_dovetail_stopped > 0 error soft message no",
         f"run {steps} upto start 0 stop {steps}",
         f'if "$(step) < {steps}" then "write_restart {stopped_at}" quit',
         f"shell rm {_LEFT}",
         "unfix dovetail_stop",
+        "uncompute dovetail_stop",
     ]
 
 
