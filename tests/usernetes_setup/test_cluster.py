@@ -155,6 +155,15 @@ def test_nodes_join_by_a_token_for_one_node_and_lost_nodes_are_replaced(any_mach
     assert thing["spec"]["nodeName"] == worker["node"]
     assert machine.kubectl(made, "exec", "there", "--", "echo", "hello") == "hello\n"
 
+    (control,), kubelets = machine.pids(made, "control"), machine.pids(made, "kubelet")
+    lines = {pid: Path(f"/proc/{pid}/cmdline").read_text() for pid in kubelets}
+    (kubelet,) = [pid for pid, line in lines.items() if worker["folder"] in line]
+    os.kill(kubelet, signal.SIGSTOP)  # away
+    assert eventually(lambda: len(machine.get(made, "nodes")["items"]) == 1)
+    os.kill(control, signal.SIGKILL)  # as it ends where the API server failed
+    os.kill(kubelet, signal.SIGCONT)
+    assert eventually(lambda: len(machine.get(made, "nodes")["items"]) == 2)
+
     os.kill(record(worker)["supervisor"], signal.SIGKILL)  # lost, without a word
     assert eventually(lambda: len(machine.get(made, "nodes")["items"]) == 1)
     refused = subprocess.run(

@@ -42,22 +42,22 @@ class Api:
         return {"items": self.nodes}
 
 
-def look_until(over, api, monkeypatch):
-    """Have nodes looked at, each of which is lost at once and is back at once."""
+def look_until(over, api, monkeypatch, kept, back=True):
+    """Have nodes looked at, each of which is lost at once and, if `back`, is back at once."""
     monkeypatch.setattr(lost_nodes, "LOST_AFTER", -1.0)
-    monkeypatch.setattr(lost_nodes, "answers", lambda node, pki: True)
+    monkeypatch.setattr(lost_nodes, "answers", lambda node, pki: back)
 
     def wait(seconds):
         if over():
             raise InterruptedError
 
     with pytest.raises(InterruptedError):
-        lost_nodes.run(api, "control", None, wait)
+        lost_nodes.run(api, "control", None, kept / "removed.json", wait)
 
 
-def test_a_node_that_cannot_be_made_again_is_tried_again(monkeypatch):
+def test_a_node_that_cannot_be_made_again_is_tried_again(monkeypatch, tmp_path):
     api = Api()
-    look_until(lambda: api.refused == 2, api, monkeypatch)
+    look_until(lambda: api.refused == 2, api, monkeypatch, tmp_path)
 
 
 class FaultyApi(Api):
@@ -76,8 +76,17 @@ class FaultyApi(Api):
         return {"items": self.nodes}
 
 
-def test_what_is_removed_is_made_again_though_the_api_fails_meanwhile(monkeypatch):
+def test_what_is_removed_is_made_again_though_the_api_fails_meanwhile(monkeypatch, tmp_path):
     api = FaultyApi()
-    look_until(lambda: len(api.asked) == 6, api, monkeypatch)
+    look_until(lambda: len(api.asked) == 6, api, monkeypatch, tmp_path)
     assert api.asked == ["GET", "GET", "DELETE", "GET", "POST", "GET"]
     assert [node["metadata"]["name"] for node in api.nodes] == ["n1"]
+
+
+def test_what_is_removed_is_made_again_by_the_next_process(monkeypatch, tmp_path):
+    api = FaultyApi()
+    look_until(lambda: not api.nodes, api, monkeypatch, tmp_path, back=False)
+    look_until(lambda: api.nodes, api, monkeypatch, tmp_path)
+    assert [node["metadata"]["name"] for node in api.nodes] == ["n1"]
+    look_until(lambda: True, api, monkeypatch, tmp_path)
+    assert (tmp_path / "removed.json").read_text() == "{}", "another may have the name next"

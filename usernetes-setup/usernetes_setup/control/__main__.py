@@ -78,6 +78,7 @@ def main(record: str, ids: str) -> None:
     metrics = resource_metrics.server(client, address, node.ports["metrics"], folder)
     prepare(client, authority, node, address, ids == "one")
     failed, never = threading.Event(), threading.Event()
+    kept = Path(record).parent / "run/removed-nodes.json"
 
     def run(name: str, work: Callable[[], None]) -> None:
         try:
@@ -88,7 +89,7 @@ def main(record: str, ids: str) -> None:
 
     loops = {
         "CSR approver": lambda: csr_approver.run(client, folder),
-        "node lifecycle": lambda: lost_nodes.run(client, node.name, folder, never.wait),
+        "node lifecycle": lambda: lost_nodes.run(client, node.name, folder, kept, never.wait),
         "volumes": lambda: local_volumes.serve(client),
         "metrics": metrics.serve_forever,
         "volumes given back": lambda: local_volumes.reclaim(client, node.cluster),

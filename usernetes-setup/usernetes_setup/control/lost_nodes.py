@@ -4,17 +4,21 @@
 Input: the nodes' own conditions, and kubelets that answer. Output: lost nodes deleted, so that
 their pods count as lost and another node may take the name; those that were only cut off, or
 stopped, made again: a kubelet that runs goes on with its node then, and never makes one anew.
-Invariant: the control node's own is never removed.
+Invariants: the control node's own is never removed; what was removed is known to the next process
+of this one's kind too, which a failure of the API server may make necessary.
 """
 
 from __future__ import annotations
 
 import contextlib
 import http.client
+import json
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+
+from dovetail.host.private_files import write_private
 
 from usernetes_setup.control import api_client
 from usernetes_setup.control.api_client import NODES, Object
@@ -26,13 +30,20 @@ AT_ONCE = 32
 """Kubelets that are asked at a time: one that is switched off takes all of these seconds."""
 
 
-def run(client: api_client.Client, own: str, pki: Path, wait: Callable[[float], object]) -> None:
-    """Remove nodes that have been silent for long, and make them again, for ever."""
+def run(
+    client: api_client.Client, own: str, pki: Path, kept: Path, wait: Callable[[float], object]
+) -> None:
+    """Remove nodes that have been silent for long, and make them again, for ever.
+
+    Those that are to be made again are kept in a file.
+    """
     since: dict[str, float] = {}
     removed: dict[str, Object] = {}
+    with contextlib.suppress(OSError, ValueError):
+        removed = json.loads(kept.read_text())
     while True:
         try:
-            since = look(client, own, pki, since, removed)
+            since = look(client, own, pki, since, removed, kept)
         except (OSError, http.client.HTTPException, api_client.Refused) as error:
             print(f"node lifecycle: {error}", flush=True)  # what was removed must not be forgotten
         wait(LOOK_EVERY)
@@ -44,10 +55,12 @@ def look(
     pki: Path,
     before: Mapping[str, float],
     removed: dict[str, Object],
+    kept: Path,
 ) -> dict[str, float]:
     """Look at all nodes once; returns since when those that are silent have been so.
 
-    `before` is what the last look returned; `removed` has the nodes to be made again, by name.
+    `before` is what the last look returned; `removed` has the nodes to be made again, by name, and
+    so has the file `kept`.
     Raises as `client` does, after which it may be called again.
     """
     now = time.monotonic()
@@ -56,8 +69,10 @@ def look(
         name for name, node in nodes.items() if api_client.condition(node, "Ready") == "Unknown"
     }
     since = {name: before.get(name, now) for name in silent}
-    for name in removed.keys() & nodes.keys():
-        del removed[name]  # another node has it
+    if there := removed.keys() & nodes.keys():
+        for name in there:
+            del removed[name]  # another node has it
+        _keep(kept, removed)
     for name in answering(removed, pki):
         print(f"node {name} is back", flush=True)
         with contextlib.suppress(api_client.Refused):  # it is there already, or will be asked
@@ -66,8 +81,14 @@ def look(
         if now - first > LOST_AFTER and name != own:
             print(f"node {name} is lost and removed", flush=True)
             removed[name] = nodes[name]  # first: it may be so though no answer comes
+            _keep(kept, removed)
             client.call("DELETE", f"{NODES}/{name}")
     return since
+
+
+def _keep(kept: Path, removed: Mapping[str, Object]) -> None:
+    with contextlib.suppress(OSError):  # on a full disk this process alone knows
+        write_private(kept, json.dumps(removed))
 
 
 def answering(nodes: Mapping[str, Object], pki: Path) -> list[str]:
