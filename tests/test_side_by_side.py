@@ -113,21 +113,26 @@ def test_is_good():
     pass
 """
 ALONE_IT_PASSES = "passed: 7 tests, 6 of them only alone, when run again: "
-ONE_MORE = "def test_one_more():\n    assert not BESIDE\n"
+ONE_MORE = FAILING + "def test_one_more():\n    assert not BESIDE\n"
+ALWAYS = FAILING.replace("(untidy):\n    assert not BESIDE", "(untidy):\n    assert False")
 
 
 @pytest.mark.parametrize(
-    ("more", "said"),
-    [("", ALONE_IT_PASSES), (ONE_MORE, "failed: 7 of 8 tests")],
-    ids=["three causes", "four"],
+    ("tests", "said"),
+    [
+        (FAILING, ALONE_IT_PASSES),
+        (ALWAYS, "failed: 1 of 7 tests: test_fails_and_is_untidy; passed only alone"),
+        (ONE_MORE, "failed: 7 of 8 tests: test_fails_and_is_untidy test_is_untidy "),
+    ],
+    ids=["three causes", "always one", "four"],
 )
-def test_what_fails_for_three_causes_is_run_again_alone(tmp_path, more, said):
+def test_what_fails_for_three_causes_is_run_again_alone(tmp_path, tests, said):
     """A cluster that is not ready fails many tests; one test may fail and leave something too."""
     pytest.importorskip("xdist")
     for name in ("tests/check", "flux-python/pyproject.toml"):
         (tmp_path / name).parent.mkdir()
         shutil.copy(TOP / name, tmp_path / name)
-    (tmp_path / "tests/test_failing.py").write_text(FAILING + more)
+    (tmp_path / "tests/test_failing.py").write_text(tests)
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     environment = {k: v for k, v in os.environ.items() if not k.startswith("PYTEST_")}
     done = subprocess.run([tmp_path / "tests/check", "unit"], env={**environment, "PATH": path},
