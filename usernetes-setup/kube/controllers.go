@@ -49,14 +49,18 @@ func schedule(account string) error {
 	if err != nil {
 		return err
 	}
-	// Its role is made a while after the API answers. Refused once, it would wait for seconds.
-	nodes := config.Client.CoreV1().Nodes()
+	// Its two roles, of which one is about volumes, are made a while after the API answers. Refused
+	// once, it would wait for seconds.
+	nodes, classes := config.Client.CoreV1().Nodes(), config.Client.StorageV1().StorageClasses()
+	one := meta.ListOptions{Limit: 1}
 	for tries := 1; ; tries++ {
-		if _, err = nodes.List(forever, meta.ListOptions{Limit: 1}); err == nil {
-			return scheduler.Run(forever, config, ready)
+		if _, err = nodes.List(forever, one); err == nil {
+			if _, err = classes.List(forever, one); err == nil {
+				return scheduler.Run(forever, config, ready)
+			}
 		}
 		if tries%200 == 0 {
-			klog.ErrorS(err, "The scheduler waits until it may list nodes")
+			klog.ErrorS(err, "The scheduler waits until it may list nodes and storage classes")
 		}
 		time.Sleep(50 * time.Millisecond)
 	}
