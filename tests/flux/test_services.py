@@ -337,7 +337,7 @@ NO_URL = {
     "kubernetes": "service kubernetes has no selector or no port, so no pod can be found",
     "nobody": "there is no service nobody",
     "nowhere/model": "there is no service nowhere/model",
-    "../../nodes": "there is no service ../../nodes",
+    "../../nodes": "'../../nodes' is not the name of a service",
     "model/": "'model/' is not the name of a service",
     "idle": "no pod of service idle is ready",
 }
