@@ -357,6 +357,9 @@ def test_leased_ports_and_addresses_are_all_different():
     ports = [namespaces.lease_port("127.0.0.1") for _ in range(20)]
     assert len({address for address, _ in leases}) == 20
     assert len({port for port, _ in ports}) == 20
+    clients = Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()
+    if clients[0] == "32768":  # as the kernel has it, unless somebody else chooses
+        assert all(port < int(clients[0]) for port, _ in ports), "no connection takes it meanwhile"
     for _, held in [*leases, *ports]:
         held.close()
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import enum
+import errno
 import fcntl
 import ipaddress
 import os
@@ -31,6 +32,9 @@ PRIVATE, SLAVE = 0x40000, 0x80000
 PR_SET_PDEATHSIG = 1
 TUNNELS = "/dev/net/tun"
 """The device file that makes tunnels."""
+
+PORTS = range(20000, 30000)
+"""Those that are leased: below what the kernel gives to clients, and Kubernetes to services."""
 
 COPIED = ("/run", "/var/lib", "/var/log")
 """System folders that each node has a copy of."""
@@ -361,16 +365,29 @@ def lease(name: str) -> socket.socket | None:
     return held
 
 
-def lease_port(address: str) -> tuple[int, socket.socket]:
-    """Lease a TCP port on an address that nobody listens on now."""
-    for _ in range(1000):
-        with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
-            probe.bind((address, 0))
-            port = int(probe.getsockname()[1])
-        held = lease(f"{address}:{port}")
-        if held:
+def lease_port(address: str = "", wanted: int = 0) -> tuple[int, socket.socket]:
+    """Lease a port that nobody listens on now, there or on any address: the wanted one, or any.
+
+    Between lease and use no connection of a client's can take it, since it is below their ports.
+    """
+    for port in [wanted] if wanted else random.sample(PORTS, len(PORTS)):
+        if (held := lease(f"port-{port}")) and _nobody_listens(address, port):
             return port, held
-    raise OSError(f"no free TCP port on {address}")
+    if wanted:
+        raise OSError(f"port {wanted}, which the cluster's nodes need, is in use on this machine")
+    raise OSError(f"no port from {PORTS[0]} to {PORTS[-1]} is free on this machine")
+
+
+def _nobody_listens(address: str, port: int) -> bool:
+    for kind in (socket.SOCK_STREAM, socket.SOCK_DGRAM):
+        with socket.socket(socket.AF_INET, kind) as probe:
+            try:
+                probe.bind((address, port))
+            except OSError as error:
+                if error.errno == errno.EADDRNOTAVAIL:
+                    raise
+                return False
+    return True
 
 
 def any_loopback() -> str:

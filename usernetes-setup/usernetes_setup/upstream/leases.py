@@ -8,9 +8,7 @@ users are, do not get the same.
 
 from __future__ import annotations
 
-import contextlib
 import ipaddress
-import random
 import socket
 from collections.abc import Iterable
 from pathlib import Path
@@ -18,7 +16,6 @@ from pathlib import Path
 from usernetes_setup.node import namespaces
 from usernetes_setup.upstream.record import PORTS, Record
 
-RANGE = range(20000, 30000)  # below what the kernel gives to clients, and Kubernetes to services
 BLOCKS = range(100, 128)  # of 10.0.0.0/8; upstream has 10.100.0.0/16
 SUBNETS = range(1, 255)
 """Nodes of a cluster differ in the third number: the control node has the first."""
@@ -28,29 +25,10 @@ def take(record: Record) -> list[socket.socket]:
     """Lease the node's ports and its subnet, and note them. Raises OSError."""
     held = []
     for name in PORTS:
-        record.ports[name], lease = _port(record.ports.get(name, 0))
+        record.ports[name], lease = namespaces.lease_port(wanted=record.ports.get(name, 0))
         held.append(lease)
     record.subnet, lease = _subnet(int(record.subnet or SUBNETS[0]))
     return [*held, lease]
-
-
-def _port(wanted: int) -> tuple[int, socket.socket]:
-    for port in [wanted] if wanted else random.sample(RANGE, len(RANGE)):
-        if (lease := namespaces.lease(f"port-{port}")) and _free(port):
-            return port, lease
-    if wanted:
-        raise OSError(f"port {wanted}, which the cluster's nodes need, is in use on this machine")
-    raise OSError(f"no port from {RANGE[0]} to {RANGE[-1]} is free on this machine")
-
-
-def _free(port: int) -> bool:
-    """Whether nobody listens there, on any address."""
-    for kind in (socket.SOCK_STREAM, socket.SOCK_DGRAM):
-        with socket.socket(socket.AF_INET, kind) as probe, contextlib.suppress(OSError):
-            probe.bind(("", port))
-            continue
-        return False
-    return True
 
 
 def _subnet(number: int) -> tuple[str, socket.socket]:
