@@ -511,6 +511,24 @@ def test_a_supervisor_that_cannot_start_says_why(monkeypatch, fails, said):
     assert found == said or fails == "supervisor.serve"
 
 
+NOISE = (
+    'W1130 13:10:18.1 15 x.go:1] [core] grpc: createTransport failed. Err: desc = "error reading"',
+    "E1130 13:10:58.1 17 x.go:1] Found stale data, removed previous endpoints on kubernetes",
+    'E1130 13:11:00.1 17 x.go:1] "Unhandled Error" err="loading OpenAPI spec for '
+    r'\"v1beta1.metrics.k8s.io\" failed with: resource not found" logger="UnhandledError"',
+)
+KUBELETS_NOISE = (
+    'E1130 13:11:02.1 17 x.go:1] "RuntimeConfig from runtime service failed" err="unknown method"',
+    'E1130 13:11:02.1 17 x.go:1] "Failed to set rlimit on max file handles" err="not permitted"',
+    'E1130 13:11:02.1 17 x.go:1] "Skipping pod synchronization" err="[container runtime status '
+    'check may not have completed yet, PLEG is not healthy]"',
+    r'E1130 13:11:02.1 17 x.go:1] "Error getting the node" err="node \"127.77.3.1\" not found"',
+    'E1130 13:11:02.1 17 x.go:1] "Failed to read data" err="checkpoint is not found"',
+    r'E1130 13:10:58.1 25 x.go:1] "Server rejected event" err="namespaces \"default\" not found"',
+)
+"""Of a start that went well; see `cluster.NOISE`."""
+
+
 @pytest.mark.parametrize(
     ("component", "lines", "said"),
     [
@@ -521,6 +539,10 @@ def test_a_supervisor_that_cannot_start_says_why(monkeypatch, fails, said):
         ("images", ["unpacking localhost/dovetail/host:1 (sha256:1)...", "ctr: no space"], "no sp"),
         ("images", ["unpacking localhost/dovetail/host:1 (sha256:1)...done"], ""),
         ("apiserver", ["I1130 09:42:44.1 1 x.go:1] Error: none"], ""),
+        ("apiserver", ['E1130 13:11:00.1 17 x.go:1] "command failed" err="no such key"', *NOISE],
+         "no such key"),
+        ("apiserver", NOISE, ""),
+        ("kubelet", KUBELETS_NOISE, ""),
     ],
 )  # fmt: skip
 def test_of_a_node_that_is_not_ready_the_last_complaint_of_each_component_is_said(

@@ -56,6 +56,12 @@ COMPLAINT = (
     r"|(offer-devices|carry-packets|ctr): |(\w+\.)*\w*(Error|Exception|Refused|Failed)(: |$)"
 )
 """What components of Go, of ours and of Python's say of what ended them."""
+NOISE = (
+    r"W\d{4} |.*(metrics\.k8s\.io|manifest file is empty|Found stale data|RuntimeConfig from"
+    r"|max file handles|may not have completed yet|checkpoint is not found|no imagefs label"
+    r'|does not have NodeReady|has been modified|(nodes?|namespaces) \\"[^"]*\\" not found|err=<$)'
+)
+"""What they say so as well where all goes well."""
 
 
 def plan(args: argparse.Namespace, joined: str, network: str) -> Node:
@@ -301,7 +307,7 @@ def last_words(node: Node) -> str:
     with contextlib.suppress(OSError):
         for log in sorted((node.folder / "log").iterdir()):
             lines = log.read_text(errors="replace").splitlines()
-            bad = [line for line in lines if re.match(COMPLAINT, line)]
+            bad = [one for one in lines if re.match(COMPLAINT, one) and not re.match(NOISE, one)]
             if bad:
                 found.append(f"\n  {log.name}: {bad[-1][:300]}")
     return "".join(found)
