@@ -161,6 +161,8 @@ def test_a_plan_whose_output_is_a_file_is_refused_before_it_is_sent(monkeypatch,
     monkeypatch.setattr(command.client, "call", lambda topic, payload=None: {"run": 1})
     assert command.main(["submit", "-o", "file", "plan.yaml"]) == 2
     assert capsys.readouterr().err == "flux dovetail: -o file is not a directory\n"
+    assert command.main(["submit", "-o", "", "plan.yaml"]) == 2
+    assert capsys.readouterr().err.startswith("flux dovetail: -o '': names nothing; ")
 
 
 def test_events_that_cannot_be_read_end_nobody_who_follows_them(tmp_path):

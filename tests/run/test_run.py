@@ -285,6 +285,21 @@ def test_a_directory_that_may_not_be_written_is_refused(site):  # noqa: F811
         assert (code, errors) == (2, f"dovetail: {where}: cannot be used: Permission denied\n")
 
 
+@pytest.mark.parametrize(
+    "words",
+    ["run plan.yaml", "bench choice", "bench demo", "report out", "profile -- true"],
+)
+def test_an_output_that_names_nothing_is_not_the_directory_where_one_is(site, words):  # noqa: F811
+    """As of an unset variable of the shell."""
+    site.plan(site.shell("true"))
+    (site.directory / "stderr").touch()
+    before = sorted(os.listdir(site.directory))
+    name, *more = words.split()
+    told = "dovetail: -o '': names nothing; a path would be right, or . for this directory\n"
+    assert site.run(name, "-o", "", *more, command=COMMAND[:-1]) == (2, "", told)
+    assert sorted(os.listdir(site.directory)) == before
+
+
 def test_a_directory_whose_links_lead_to_each_other_is_refused(site):  # noqa: F811
     (site.directory / "out").symlink_to("out")
     code, _, errors = site.run(site.plan({}), "-o", "out")

@@ -43,6 +43,7 @@ from dovetail.bench.papers import papers, scales
 from dovetail.bench.papers.page import Outcome, disturbance, row
 from dovetail.cli import run as run_command
 from dovetail.core.errors import BadInput, WorkFailed
+from dovetail.host.private_files import output_path
 
 HELP = "measure the gain against the alternatives, interleaved, with the spread"
 
@@ -99,7 +100,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help=f"random queues of `choice` (default: {choice.QUEUES}, with all {QUEUES_IN_ALL})",
     )  # fmt: skip
     parser.add_argument(
-        "-o", "--output", metavar="DIR", type=Path,
+        "-o", "--output", metavar="DIR", type=output_path,
         help="where the demo writes (default: demo-out), or `choice` and `papers` (default: "
         "papers-out) keep results to go on with",
     )  # fmt: skip

@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -21,7 +20,7 @@ from dovetail.core import contention, units
 from dovetail.core.errors import WorkFailed
 from dovetail.core.protocol import WaitPolicy
 from dovetail.host import install_paths
-from dovetail.host.private_files import check_output
+from dovetail.host.private_files import check_output, output_path
 from dovetail.mpi import detect, profiled_run
 from dovetail.mpi import profile as profiles
 from dovetail.mpi.control_page import MODES
@@ -41,7 +40,9 @@ OUTSIDE = (
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the options."""
     parser.usage = "dovetail profile [-o FILE] [--wait MODE] [--mpi MPI] [--json] -- COMMAND"
-    parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="write the profile here")
+    parser.add_argument(
+        "-o", "--output", type=output_path, metavar="FILE", help="write the profile here"
+    )
     parser.add_argument(
         "--wait", choices=MODES, default="off", help="how ranks wait inside MPI (off)"
     )

@@ -15,6 +15,7 @@ import shutil
 from rich.console import Console
 
 from dovetail.core.errors import WorkFailed
+from dovetail.host.private_files import output_path
 from dovetail.report import summary
 from dovetail.report.history import History
 
@@ -25,7 +26,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     """Options; see dovetail-report(1)."""
     parser.add_argument("directory", metavar="DIR", type=pathlib.Path, help="a run's output")
     parser.add_argument(
-        "-o", "--output", metavar="FILE", type=pathlib.Path, help="default: DIR/report.html"
+        "-o", "--output", metavar="FILE", type=output_path, help="default: DIR/report.html"
     )
 
 

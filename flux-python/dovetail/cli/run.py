@@ -16,6 +16,7 @@ from dovetail.controller.choice import Schedule
 from dovetail.controller.widths import by_text
 from dovetail.core import eventlog, units
 from dovetail.core.errors import WorkFailed
+from dovetail.host.private_files import output_path
 from dovetail.plan import schema, yaml_lines
 from dovetail.run import run as work
 from dovetail.run import target
@@ -33,7 +34,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     """Options; see dovetail-run(1)."""
     parser.add_argument("plan", metavar="PLAN.yaml", type=Path, help="what to run")
     parser.add_argument(
-        "-o", "--output", metavar="DIR", type=Path, default=Path("dovetail-out"),
+        "-o", "--output", metavar="DIR", type=output_path, default=Path("dovetail-out"),
         help="where everything is written (default: %(default)s)",
     )  # fmt: skip
     parser.add_argument("--resume", action="store_true", help="go on with the run in DIR")

@@ -23,7 +23,7 @@ from urllib.parse import urlsplit
 from dovetail.core import units
 from dovetail.core.errors import BadInput, WorkFailed
 from dovetail.flux import client, format, load, plan_runner
-from dovetail.host.private_files import looking, written
+from dovetail.host.private_files import looking, output_path, written
 
 HELP = {
     "up": "start Kubernetes in this instance if it has none, and wait until it is up",
@@ -61,7 +61,13 @@ def parser() -> argparse.ArgumentParser:
                             help="what to start, where nothing was asked for yet")  # fmt: skip
     add = made["submit"].add_argument
     add("plan", metavar="PLAN.yaml", type=Path, help="what to run")
-    add("-o", "--output", metavar="DIR", type=Path, help="results (default: dovetail-out-NUMBER)")
+    add(
+        "-o",
+        "--output",
+        metavar="DIR",
+        type=output_path,
+        help="results (default: dovetail-out-NUMBER)",
+    )
     add("--wait-up", action="store_true", help="first wait until Kubernetes is up")
     add("--metrics", metavar="WHERE", help="serve metrics of the run at unix:PATH or ADDRESS:PORT")
     for name in ("wait", "cancel", "report"):
@@ -362,6 +368,9 @@ def main(words: list[str] | None = None) -> int:
     """Run one command; returns its exit code."""
     from dovetail.host.exit_codes import guarded
 
-    args = parser().parse_args(words)
-    call = globals()[f"do_{args.command}"]
-    return guarded("flux dovetail", lambda: call(args))
+    def work() -> int:
+        args = parser().parse_args(words)
+        code: int = globals()[f"do_{args.command}"](args)
+        return code
+
+    return guarded("flux dovetail", work)

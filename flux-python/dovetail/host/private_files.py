@@ -45,6 +45,13 @@ def replaceable(path: Path) -> bool:
     return path.absolute().parent.is_dir() and (path.is_file() or not path.exists())
 
 
+def output_path(text: str) -> Path:
+    """What -o names; BadInput where that is nothing, as of an unset variable of the shell."""
+    if not text:
+        raise BadInput("-o '': names nothing; a path would be right, or . for this directory")
+    return Path(text)
+
+
 def check_output(option: str, path: Path) -> None:
     """Say at the start, not after an hour, that a file cannot be written. Raises BadInput."""
     folder = path.absolute().parent
