@@ -403,6 +403,52 @@ def test_cases_that_are_copied_have_folders_of_their_own():
     assert case_folder(one) == case_folder(one)
 
 
+class Leased:
+    """The right to control simulations."""
+
+    lost, left = "", False
+
+    def __init__(self, *of):
+        pass
+
+    def release(self):
+        pass
+
+
+@pytest.mark.parametrize("step", ["Launcher", "install", "Lease", "takes", "Hub"])
+def test_of_a_run_that_is_refused_nothing_is_kept_unless_it_is_to_be_resumed(
+    tmp_path, monkeypatch, step
+):
+    api, own = Empty(), tmp_path / session.FOLDER
+    made = SimpleNamespace(
+        needs=(), kind="Job", kinds=(), settle=Deaf(), body=Deaf(), seen_in_images=()
+    )
+    found = {"Launcher": lambda *of: made, "install": Deaf(), "Lease": Leased, "takes": Deaf(),
+             "Hub": Deaf()}  # fmt: skip
+
+    def refuses(*of):
+        raise BadInput("no")
+
+    for name, one in {**found, step: refuses}.items():
+        monkeypatch.setattr(session, name, one)
+    spec = pending().spec
+    for resume in (False, True):
+        if resume:
+            session._identity(own, False, "")
+        with pytest.raises(BadInput, match="no"):
+            Session(api, tmp_path, [replace(spec, image="")], resume)
+        assert own.exists() is resume
+
+
+def test_a_folder_of_the_users_is_not_taken_for_one_of_a_run_and_removed(tmp_path):
+    own = tmp_path / session.FOLDER
+    own.mkdir()
+    (own / "service.yaml").touch()
+    with pytest.raises(BadInput, match=f"{own}: is of no run, and would be replaced"):
+        Session(Empty(), tmp_path, [pending().spec], False)
+    assert (own / "service.yaml").exists()
+
+
 @pytest.mark.parametrize(
     "why",
     [

@@ -16,6 +16,7 @@ import json
 import queue
 import re
 import secrets
+import shutil
 import socket
 import sys
 import threading
@@ -209,15 +210,18 @@ class Session:
         self.api = api
         own = directory / FOLDER
         self.run, network = _identity(own, resume, network)
-        before = _chosen(own)
-        if before and launcher and launcher != before:
-            raise BadInput(f"{own}: the run's simulations are {before}s, and stay so")
-        kind = before or launcher
-        self.launcher = Launcher(api, self.run, specs, directory, network, kind)
-        self.resumed = resume
-        self.made = install(api, self.launcher.needs)
-        self.news: queue.SimpleQueue[str] = queue.SimpleQueue()
-        self.lease = Lease(api, self.run, self.news.put)
+        self._own, self.resumed = own, resume
+        with contextlib.ExitStack() as undone:
+            undone.callback(self._forget, resume)
+            before = _chosen(own)
+            if before and launcher and launcher != before:
+                raise BadInput(f"{own}: the run's simulations are {before}s, and stay so")
+            kind = before or launcher
+            self.launcher = Launcher(api, self.run, specs, directory, network, kind)
+            self.made = install(api, self.launcher.needs)
+            self.news: queue.SimpleQueue[str] = queue.SimpleQueue()
+            self.lease = Lease(api, self.run, self.news.put)
+            undone.pop_all()
         self.hub: Hub | None = None
         self.upkeep: Upkeep | None = None
         self.store = ""
@@ -245,6 +249,11 @@ class Session:
         except BaseException as error:
             self.give_up(error, leave=resume)
             raise
+
+    def _forget(self, leave: bool) -> None:
+        """Remove what is known of the run here, unless it is to be resumed."""
+        if not leave:
+            shutil.rmtree(self._own, ignore_errors=True)
 
     def give_up(self, error: BaseException, leave: bool) -> None:
         """Close it because of an error: of an impatient user's interrupt, within seconds."""
@@ -419,6 +428,8 @@ class Session:
                 self.api.patch(path("ConfigMap", manifests.REQUESTS), {"data": None})
         if self.hub is not None:
             self.hub.close(forget=not leave and not left)
+        else:
+            self._forget(leave or bool(left))
         self.lease.release()
         self.api.close()
         return left
@@ -460,6 +471,8 @@ def _identity(own: Path, resume: bool, network: str) -> tuple[str, str]:
     """The run's id and its pods' network: kept in its directory for whoever resumes it."""
     file = own / IDENTITY
     run = launcher = ""
+    if not resume and own.exists() and not file.exists() and (own.is_file() or any(own.iterdir())):
+        raise BadInput(f"{own}: is of no run, and would be replaced; choose another -o")
     if resume and file.exists():
         try:
             kept = json.loads(file.read_text())
