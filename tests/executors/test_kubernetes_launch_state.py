@@ -19,12 +19,14 @@ from dovetail.executors.kubernetes.executor import KubernetesExecutor
 from dovetail.executors.kubernetes.lifecycle import (
     FAILURES,
     STOP,
+    Creating,
     Gathering,
     Launched,
     Lifecycle,
     Over,
     Pending,
     Running,
+    Terminating,
     case_folder,
 )
 from dovetail.executors.kubernetes.session import Session, takes
@@ -391,6 +393,27 @@ def test_an_answer_to_who_has_not_waited_for_it_changes_nothing():
     assert ended == [job]
     answer([])
     assert ended == [job]
+
+
+@pytest.mark.parametrize("state", [Creating, lambda: Gathering(60.0, 3.0)])
+@pytest.mark.parametrize(
+    "news",
+    [
+        lambda life, job: life.vanished(job, 0, "one"),
+        lambda life, job: life.heard(job, Result(Cause.FAILED, 1, "why")),
+    ],
+    ids=["its pod has gone", "it ends"],
+)
+def test_what_fails_before_it_ran_starts_again_also_if_the_api_has_not_said_it_is_there(
+    state, news
+):
+    life, job = alone([]), launched((), {})
+    job.state = state()
+    news(life, job)
+    assert isinstance(job.state, Terminating)
+    assert (job.result, job.failures) == (None, 1)
+    job.start_over(0.0)
+    assert not job.heard, "what was said of an earlier start"
 
 
 def test_cases_that_are_copied_have_folders_of_their_own():

@@ -251,7 +251,7 @@ class Launched:
         """Nothing is left of this start; the next one is another on the nodes."""
         self.key = new_key(self.spec.name, again=True)
         self.connected.clear()
-        self.seen = False
+        self.heard = self.seen = False
         self._become(Pending(now + AGAIN))
 
     def leave(self, key: str, now: float) -> Launched:
@@ -999,9 +999,9 @@ class Lifecycle:
             if result.cause is Cause.POD_LOST:
                 state.deadline = state.deadline or time.monotonic() + DEAF
             self._believe(job, state)
-        elif isinstance(state, Gathering) and result.code and not job.stopped:
-            self.lose(job, result.reason)  # it never ran
         elif isinstance(state, (Creating, Gathering)):
+            if result.code and not job.stopped:
+                return self.lose(job, result.reason)  # it never ran
             self.terminate(job, result)
 
     def vanished(self, job: Launched, group: int, node: str) -> None:
@@ -1047,7 +1047,8 @@ class Lifecycle:
         """Pods are lost: try again if it did not run yet, else it has ended."""
         if not isinstance(job.state, (Creating, Gathering, Running)):
             return
-        if isinstance(job.state, Gathering) and not job.stopped and job.failures < FAILURES:
+        early = not isinstance(job.state, Running)  # in Creating: the API's answer is late
+        if early and not job.stopped and job.failures < FAILURES:
             job.failures += 1
             self._delayed(job, why)
             self.terminate(job, None)
