@@ -337,6 +337,24 @@ def test_an_image_is_waited_for_on_a_node_that_joined_after_images_were_tried(im
     assert not isinstance(job.state, Gathering)
 
 
+def test_a_node_that_has_run_an_image_is_new_to_it_no_more():
+    told, job = [], launched((0, 1), {0: "10.0.0.1", 1: "10.0.0.2"})
+    life, job.spec = alone(told), replace(job.spec, image="i")
+    job.connected.update({0: "old", 1: "new"})
+    spec = {"nodeName": "new", "containers": [{"name": "main"}]}
+    for pod in job.pods.values():
+        pod.update(metadata={"name": "p"}, spec=spec)
+    life.advance(job, 0.0)
+    assert isinstance(job.state, Running)
+    for image, waits in (("i", False), ("other", True)):
+        job = launched((), {})
+        job.spec = replace(job.spec, image=image)
+        pod = {"metadata": {"name": "p"}, "spec": spec, "status": {"phase": "Pending"}}
+        job.pods.update({0: pod, 1: pod})
+        life.advance(job, job.state.deadline + 1)
+        assert isinstance(job.state, Gathering) is waits
+
+
 def test_a_pod_that_cannot_start_is_tried_again_before_its_simulation_fails():
     """As a registry answers once that it is too busy."""
     told = []

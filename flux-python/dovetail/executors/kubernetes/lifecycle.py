@@ -424,6 +424,7 @@ class Lifecycle:
         self._by_name: dict[str, Launched] = {}
         self.mpi: dict[tuple[str, ...], str] = {}  # by the clues to it
         self.peak: dict[str, int] = {}
+        self._had: set[tuple[str, str]] = set()  # nodes, each with an image that it has, of the new
 
     def all(self) -> list[Launched]:
         """Everything that has pods, or waits for some."""
@@ -815,7 +816,8 @@ class Lifecycle:
         waiting = {
             pod_status.node_of(pod) for pod in pods if pod["status"].get("phase") == "Pending"
         }
-        return min(waiting - self._session.tried, default="")
+        known = {node for node, image in self._had if image == job.spec.image}
+        return min(waiting - self._session.tried - known, default="")
 
     def _met(self, job: Launched, state: Gathering, found: Any) -> None:  # noqa: ANN401
         """Pods that have called, and that no watch has shown."""
@@ -826,6 +828,8 @@ class Lifecycle:
 
     def _run(self, job: Launched, hosts: Sequence[Object]) -> None:
         job.run()
+        new = {*job.connected.values()} - self._session.tried if job.spec.image else ()
+        self._had.update((node, job.spec.image) for node in new)
         self._placed(job)
         if not job.store:
             return self._start(job, hosts)
