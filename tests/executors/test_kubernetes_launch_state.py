@@ -413,6 +413,82 @@ def test_an_answer_to_who_has_not_waited_for_it_changes_nothing():
     assert ended == [job]
 
 
+def killed(name):
+    """A pod that the kernel has ended for want of memory."""
+    end = {"reason": "OOMKilled", "exitCode": 137}
+    labels = {manifests.INDEX: "0"}
+    return {
+        "metadata": {"name": name, "labels": labels},
+        "spec": {"nodeName": "one", "containers": [{"name": "main"}]},
+        "status": {
+            "phase": "Failed",
+            "containerStatuses": [{"name": "main", "state": {"terminated": end}}],
+        },
+    }  # fmt: skip
+
+
+def copying(there):
+    """A simulation whose folders are copied, and what is fetched from nodes that are `there`."""
+    asked, told = [], []
+    hub = SimpleNamespace(nodes=lambda: there, tell=told.append, copies=Deaf())
+    transfers = SimpleNamespace(begin=lambda *of: asked.append(of), forget=Deaf())
+    life = Lifecycle(
+        SimpleNamespace(api=Deaf(), hub=hub, run="r", launcher=JOBS), Deaf(), Deaf(), Deaf(),
+        transfers, "/out", 0, Deaf(), Deaf(), Deaf(),
+    )  # fmt: skip
+    job = running(begun=True, spread=True)
+    job.store, job.started = "/tmp/dovetail-staged-r", True
+    job.pods = {group: {**killed(f"p{group}"), "status": {"phase": "Running"}} for group in (0, 1)}
+    return life, job, asked, told
+
+
+def test_what_a_simulation_wrote_is_fetched_after_the_kernel_has_killed_its_pod():
+    life, job, asked, told = copying({"one", "two"})
+    life.vanished(job, 0, "one")  # its agent is the first to know
+    life.pod(job, "MODIFIED", killed("p0"))
+    ((key, wanted, then, _),) = asked
+    assert (key, wanted) == ("sim", [("one", "sim", "out"), ("two", "sim", "out")])
+    assert messages.Stop("sim") in told, "no other pod goes on writing"
+    # What comes of the others now is no other cause.
+    life.heard(job, Result(Cause.POD_LOST, 1, "pod lost: its node told it to end"))
+    life.vanished(job, 1, "two")
+    life.pod(job, "DELETED", {**killed("p1"), "metadata": {**killed("p1")["metadata"]}})
+    life.advance(job, time.monotonic() + 1000)
+    assert isinstance(job.state, Running)
+    then("")
+    assert (job.result.cause, job.result.code, job.result.trouble) == (Cause.FAILED, 137, "")
+    assert job.result.reason.startswith("out of memory: pod p0")
+
+
+def test_of_what_its_ranks_and_the_kernel_say_of_an_end_the_kernel_is_believed():
+    life, job, asked, _ = copying({"one", "two"})
+    life.heard(job, Result(Cause.FAILED, 1, "a rank has gone"))
+    asked[0][2]("")  # what it wrote is there
+    life.pod(job, "MODIFIED", killed("p0"))
+    assert len(asked) == 2, "and what came since"
+    asked[1][2]("")
+    assert job.result.reason.startswith("out of memory: pod p0")
+
+
+def test_of_a_killed_simulation_that_cannot_be_fetched_the_cause_is_told_all_the_same():
+    life, job, asked, _ = copying({"one", "two"})
+    life.pod(job, "MODIFIED", killed("p0"))
+    asked[0][2]("node two: no")
+    assert job.result.reason.startswith("out of memory: pod p0")
+    assert job.result.trouble == "what it wrote cannot be fetched: node two: no"
+
+
+@pytest.mark.parametrize("later", [False, True])
+def test_nobody_waits_for_what_a_killed_simulation_wrote_on_a_node_without_an_agent(later):
+    there = {"one", "two"} if later else {"one"}
+    life, job, asked, _ = copying(there)
+    life.pod(job, "MODIFIED", killed("p0"))
+    assert len(asked) == later
+    there.discard("two")
+    life.advance(job, time.monotonic())
+    assert job.result.reason.startswith("out of memory: pod p0")
+
+
 @pytest.mark.parametrize("state", [Creating, lambda: Gathering(60.0, 3.0)])
 @pytest.mark.parametrize(
     "news",

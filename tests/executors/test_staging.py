@@ -177,6 +177,31 @@ def test_a_folder_goes_when_its_copy_has_ended(node):
     wait_for(lambda: not node.there.exists())
 
 
+def test_what_a_pod_wrote_that_was_killed_can_be_fetched_until_the_end_is_known(node):
+    """As where the kernel has killed it for memory, and the agent too."""
+    node.there.mkdir(parents=True)
+    (node.there / "output").write_text("x")
+    node.cluster.entrypoints["sim", 0].kill()
+    node.cluster.until(messages.Lost, "sim")
+    assert node.stage("out") == ""
+    assert content(node.there) == content(node.here)
+    node.cluster.agents["one"].kill()
+    node.cluster.until(messages.Gone)
+    node.cluster.agent(machine=str(node.machine))
+    node.cluster.until(messages.Lost, "sim")
+    (node.there / "more").write_text("y")
+    assert node.stage("out") == ""
+    assert content(node.there) == content(node.here)
+    node.hub.tell(messages.End("sim", 1))
+    wait_for(lambda: not node.there.exists())
+    wait_for(lambda: not (node.cluster.session("one") / "sim").exists())
+
+
+def test_a_folder_of_which_nothing_was_ever_copied_goes_too(node):
+    node.there.mkdir(parents=True)
+    node.end()
+
+
 def test_a_folder_that_is_opened_again_has_no_parts_of_files(node, tmp_path):
     """They are what a killed controller left; what the user has moved elsewhere is left alone."""
     elsewhere, case = tmp_path / "elsewhere", node.here / "case"

@@ -292,10 +292,12 @@ class Hub:
             for passed in self._passed.get(message.simulation, {}).values():
                 if passed.group == message.group:
                     self._send(node, passed)
-        elif isinstance(message, (messages.Result, messages.Lost)) and messages.End in told:
+        elif isinstance(message, messages.Lost):  # which is to hear of the end like a pod that is
+            self._places.setdefault(message.simulation, {}).setdefault(message.group, node)
+        if isinstance(message, (messages.Result, messages.Lost)) and messages.End in told:
             self._send(node, told[messages.End])
             return
-        elif isinstance(message, messages.Result):
+        if isinstance(message, messages.Result):
             if message.simulation in self._results:
                 return
             self._results.add(message.simulation)

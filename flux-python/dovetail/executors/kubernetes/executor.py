@@ -291,7 +291,8 @@ class KubernetesExecutor:
         key = getattr(message, "simulation", "")
         job = self._life.of(key)
         if job is None:
-            if isinstance(message, (messages.Pod, messages.Result)) and not self._closed:
+            known = isinstance(message, (messages.Pod, messages.Result, messages.Lost))
+            if known and not self._closed:
                 self._hub.tell(messages.End(key, 1))  # of a launch that is over
             return
         if isinstance(message, messages.Pod):

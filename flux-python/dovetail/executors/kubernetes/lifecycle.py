@@ -119,7 +119,8 @@ class Running:
     Where nodes have copies of its folders, `begun` says that the first has its case, `prepared`
     that this is ready there, `spread` that all nodes have it so, and `ended` how its ranks ended,
     whose output is not here yet; what is due next is under way or done if `spreading`, then
-    `collecting`. What they have written so far is fetched at `fetch_at`.
+    `collecting`. What they have written so far is fetched at `fetch_at`. Where it has `starved`,
+    which means that the kernel has killed a pod of it, its other pods end too.
     """
 
     deadline: float = 0.0
@@ -130,6 +131,7 @@ class Running:
     spreading: bool = False
     spread: bool = False
     ended: Result | None = None
+    starved: bool = False
     collecting: bool = False
     fetch_at: float = 0.0
 
@@ -309,7 +311,8 @@ class Launched:
     @property
     def expected(self) -> bool:
         """Whether its pods should be there."""
-        return isinstance(self.state, (Gathering, Running))
+        state = self.state
+        return isinstance(state, Gathering) or (isinstance(state, Running) and not state.starved)
 
     @property
     def complete(self) -> bool:
@@ -471,6 +474,8 @@ class Lifecycle:
             self._fetch(job, state, now)
             if job.state is not state:  # there was nothing to copy: it has ended
                 return
+            if state.starved and not self._all_heard(job):
+                return self.terminate(job, state.ended)
             if state.deadline and now > state.deadline:
                 # It did not stop when it was told to, or its node neither came back nor was lost.
                 self.terminate(job, state.doubted or Result(Cause.FAILED, 143))
@@ -741,7 +746,7 @@ class Lifecycle:
             self._resizes.gone(name)
             why = pod_status.starved(pod) if isinstance(job.state, Running) else ""
             if why:  # it is the simulation's own fault, and would happen again
-                self.terminate(job, Result(Cause.FAILED, 137, why))
+                self._starve(job, Result(Cause.FAILED, 137, why))
             elif job.expected:
                 self.lose(job, f"pod {name} ended: {pod_status.ended_by(pod)}")
             return
@@ -874,7 +879,7 @@ class Lifecycle:
             return
         if state.ended and not state.collecting:
             state.collecting = True
-            self._collect(job, state, state.ended)
+            self._collect(job, state)
         elif state.prepared and not state.spreading:
             state.spreading = True
             self._spread(job, state)
@@ -924,16 +929,18 @@ class Lifecycle:
         """Copies of its folder from each node that may have written to it."""
         return [(node, job.key, "out") for node in job.writers]
 
-    def _collect(self, job: Launched, state: Running, result: Result) -> None:
+    def _collect(self, job: Launched, state: Running) -> None:
         """Fetch what its ranks wrote; then it has ended."""
 
         def then(trouble: str) -> None:
-            if job.state is not state:
+            if job.state is not state or state.ended is None:
                 return
             why = f"what it wrote cannot be fetched: {trouble}" if trouble else ""
-            found = replace(result, trouble=result.trouble or why)
-            if trouble and not result.code:
+            found = replace(state.ended, trouble=state.ended.trouble or why)
+            if trouble and not found.code:
                 found = Result(Cause.FAILED, 1, why)
+            if state.starved:  # which explains it, and no other loss does
+                return self.terminate(job, found)
             self._heard(job, found)
 
         self._transfers.begin(job.key, self._from(job), then, "what it wrote")
@@ -989,6 +996,8 @@ class Lifecycle:
     def heard(self, job: Launched, result: Result) -> None:
         """Its supervisor has said how it ended; what it wrote is fetched before that counts."""
         state, job.heard = job.state, True
+        if isinstance(state, Running) and state.starved:
+            return
         copied = job.store and result.cause is not Cause.POD_LOST
         if copied and isinstance(state, Running):
             state.ended, state.deadline = state.ended or result, 0.0
@@ -1008,6 +1017,27 @@ class Lifecycle:
                 return self.lose(job, result.reason)  # it never ran
             self.terminate(job, result)
 
+    def _starve(self, job: Launched, result: Result) -> None:
+        """The kernel has killed a pod of it; what it wrote is fetched where its nodes are there.
+
+        Whose agent goes meanwhile may know nothing of it afterwards, and is not waited for.
+        """
+        state = job.state
+        assert isinstance(state, Running)
+        if not job.store or not self._all_heard(job):
+            return self.terminate(job, result)
+        if not state.starved:
+            state.starved, state.ended, state.doubted, state.deadline = True, result, None, 0.0
+            self._hub.tell(messages.Suspend(job.key, False))
+            self._hub.tell(messages.Stop(job.key))
+            self._transfers.forget(job.key)  # of an end that was heard of before
+            state.collecting = False
+            self._copy(job, state)
+
+    def _all_heard(self, job: Launched) -> bool:
+        """Whether all its nodes are known, and their agents there."""
+        return job.complete and {*job.connected.values()} <= self._hub.nodes()
+
     def vanished(self, job: Launched, group: int, node: str) -> None:
         """A pod has ended without a result, says its agent; the API will soon know by what."""
         why = f"rank group {group} on {node} ended without a result"
@@ -1015,7 +1045,7 @@ class Lifecycle:
         self._dissolve(job)
         if not isinstance(state, Running) or job.stopped:
             self.lose(job, why)
-        elif state.doubted is None:
+        elif state.doubted is None and not state.starved:
             state.doubted = Result(Cause.POD_LOST, 1, f"pod lost: {why}")
             state.deadline = time.monotonic() + DEAF
 

@@ -101,7 +101,6 @@ class Simulation:
     lost: dict[int, messages.Lost] = field(default_factory=dict)
     spawns: dict[tuple[type, int], messages.Message] = field(default_factory=dict)
     stages: dict[int, messages.Staged | None] = field(default_factory=dict)  # None: under way
-    copies: set[str] = field(default_factory=set)  # folders of the store
     links: set[connections.Channel] = field(default_factory=set)  # over which they come and go
     control: Control | None = None
     end: messages.End | None = None
@@ -569,7 +568,6 @@ class Agent:
 
         And, for some minutes, until there is room where the disk is full.
         """
-        one.copies.add(asked.folder)
         trouble, pause, full = None, 0.1, 0.0
         while trouble is None and one.end is None:
             try:
@@ -629,11 +627,13 @@ class Agent:
     def _forgotten(self, folder: str) -> bool:
         """Remove a folder of the store, unless it is copied at this moment."""
         base, lock = staging.records(self.store, folder)
-        with contextlib.suppress(OSError), open(lock) as held:  # without, there is nothing of it
-            try:
-                fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                return False
+        with contextlib.ExitStack() as afterwards:
+            with contextlib.suppress(FileNotFoundError):  # nothing of it was copied yet
+                held = afterwards.enter_context(open(lock))
+                try:
+                    fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except BlockingIOError:
+                    return False
             for path in (f"{self.store}/{folder}", base, lock):
                 remove_tree(path)
         return True
@@ -724,17 +724,23 @@ class Agent:
             self._clear(one)
 
     def _clear(self, one: Simulation) -> None:
-        """Remove what is left of a simulation, and forget it once the hub knows how it ended."""
+        """Remove what is left of a simulation, and forget it once the hub knows how it ended.
+
+        Until then what it wrote to the store may be fetched.
+        """
+        over = one.end is not None or not (one.told or one.lost)
+        if self.store and not over:
+            return
         if os.path.exists(one.directory):
             one.reader.close()
             remove_simulation(one.directory, Group("", ""), "")
         # Its case may be needed by others.
-        if self.store and one.name in one.copies and not self._forgotten(one.name):
+        if self.store and not self._forgotten(one.name):
             return  # until the next look
         if one.control is not None:
             one.control.close()
             one.control = None
-        if one.end is not None or not (one.told or one.lost):
+        if over:
             del self.simulations[one.name]
 
 
