@@ -311,6 +311,26 @@ def test_a_copy_waits_for_room_and_then_is_made(small, node):
     node.end()
 
 
+def test_results_come_from_a_disk_without_room_for_the_record_of_that(small, node, tmp_path):
+    """Nobody waits for room there, and what goes away afterwards goes here as well."""
+    fill, make_room = small
+    (node.here / "input").write_text("x")
+    assert node.stage("in") == ""
+    record = Path(staging.records(str(node.there.parent), "sim")[0])
+    known = record.read_text()
+    (node.there / "0.1").write_text("y")
+    fill()
+    os.truncate(tmp_path / "fill", (tmp_path / "fill").stat().st_size - 4096)  # for it here
+    assert node.stage("out") == ""
+    assert content(node.there) == content(node.here)
+    assert record.read_text() == known
+    make_room()
+    (node.there / "0.1").unlink()
+    assert node.stage("out") == ""
+    assert content(node.there) == content(node.here)
+    node.end()
+
+
 def test_what_has_not_come_to_a_node_is_not_taken_for_removed_there(small, node, tmp_path):
     """There is room for the records of a copy, and not for the file: it is tried again and again.
 

@@ -101,6 +101,7 @@ class Simulation:
     lost: dict[int, messages.Lost] = field(default_factory=dict)
     spawns: dict[tuple[type, int], messages.Message] = field(default_factory=dict)
     stages: dict[int, messages.Staged | None] = field(default_factory=dict)  # None: under way
+    unkept: dict[str, staging.Listing] = field(default_factory=dict)  # records without room
     links: set[connections.Channel] = field(default_factory=set)  # over which they come and go
     control: Control | None = None
     end: messages.End | None = None
@@ -621,8 +622,14 @@ class Agent:
                 known = staging.receive(folder, link)
             else:
                 before = json.loads(Path(base).read_text()) if os.path.exists(base) else None
-                known = staging.send(folder, before, link)
-            write_private(Path(base), json.dumps(known))
+                known = staging.send(folder, one.unkept.get(folder, before), link)
+            try:
+                write_private(Path(base), json.dumps(known))
+                one.unkept.pop(folder, None)
+            except OSError:
+                if asked.way == "in":
+                    raise
+                one.unkept[folder] = known  # our disk is full, and all has come where there is room
 
     def _forgotten(self, folder: str) -> bool:
         """Remove a folder of the store, unless it is copied at this moment."""
