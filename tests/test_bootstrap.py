@@ -360,8 +360,8 @@ $a</testsuite>' >"$2"
     ("again", "line"),
     [
         ("", "passed: 3 tests, 2 of them only alone, when run again: one two"),
-        ("two", "failed: 1 of 3 tests; passed only alone, when run again: one"),
-        ("one two", "failed: 2 of 3 tests"),
+        ("two", "failed: 1 of 3 tests: two; passed only alone, when run again: one"),
+        ("one two", "failed: 2 of 3 tests: one two"),
     ],
 )
 def test_what_passes_alone_is_named_also_where_another_fails_again(tmp_path, again, line):
