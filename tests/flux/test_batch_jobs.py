@@ -600,7 +600,7 @@ def test_a_run_that_the_jobs_time_ends_says_timeout_and_a_next_job_goes_on_with_
         flux dovetail report"""
     job = flux.batch(script, "--conf=dovetail.stop-before=40", dovetail=ONE)
     flux.run("dovetail", "up", uri=flux.inside(job))
-    end_soon(flux, job, 70, lambda one: (one.get("type"), one.get("name")) == ("Finished", "sim-1"))
+    end_soon(flux, job, 95, lambda one: (one.get("type"), one.get("name")) == ("Finished", "sim-1"))
     output = flux.output(job)
     assert "timeout: the job's time is over" in output
     assert "code 1\n" in output
