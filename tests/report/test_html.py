@@ -408,6 +408,20 @@ def test_what_a_locale_has_no_letters_for_is_printed_all_the_same(tmp_path, lett
     assert said in done.stdout.decode(letters)
 
 
+def test_a_reason_is_printed_in_the_locale_posix_too(tmp_path):
+    run = made_up_runs.Run([made_up_runs.spec("a", "f")], {"f": 0.1})
+    run.launch("a")
+    run.finish("a", 1, "Lösung divergiert")
+    run.save(tmp_path)
+    done = subprocess.run(
+        [sys.executable, "-m", "dovetail", "report", str(tmp_path)],
+        env={**os.environ, "LC_ALL": "POSIX", "PYTHONUTF8": "0"},
+        capture_output=True, timeout=120, check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert rb"L\xf6sung divergiert" in done.stdout
+
+
 @pytest.mark.parametrize(("page", "item"), [("run.1", "{} {}"), ("architecture.7", "{} , {}")])
 def test_phases_are_called_as_in_the_manual(page, item):
     text = (Path(__file__).resolve().parents[2] / "doc" / f"dovetail-{page}").read_text()

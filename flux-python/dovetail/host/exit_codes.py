@@ -8,6 +8,7 @@ did, and none because whoever read the output has gone.
 
 from __future__ import annotations
 
+import codecs
 import contextlib
 import io
 import os
@@ -21,7 +22,8 @@ def open_streams() -> None:
     """Put /dev/null where a standard stream is closed, before another file gets its number.
 
     What the user's locale has no letters for, as for `…`, or for a name that is no text, is printed
-    in escapes, on standard output as Python does it on standard error.
+    in escapes, on standard output as Python does it on standard error. Where all text is UTF-8,
+    though, Python may be set to print such a name as it is, as in the locale POSIX.
     """
     for number in range(3):
         try:
@@ -30,8 +32,12 @@ def open_streams() -> None:
             os.open(os.devnull, os.O_RDWR)  # the lowest number that is free
     sys.stdout = sys.stdout or open(os.devnull, "w")  # noqa: SIM115 (until the end)
     sys.stderr = sys.stderr or open(os.devnull, "w")  # noqa: SIM115
-    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
-        sys.stdout.reconfigure(errors="backslashreplace")
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        anything = codecs.lookup(sys.stdout.encoding).name == "utf-8"
+        if sys.stdout.errors == "strict" or (
+            sys.stdout.errors == "surrogateescape" and not anything
+        ):
+            sys.stdout.reconfigure(errors="backslashreplace")
 
 
 def guarded(name: str, work: Callable[[], int]) -> int:
