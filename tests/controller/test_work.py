@@ -128,6 +128,15 @@ class Driven:
         actions = self.controller.handle(event)
         self.notes += [one for one in actions if isinstance(one, Note)]
 
+    def sleeps(self, seconds: float) -> None:
+        """So many seconds in which nothing of it uses a core."""
+        until = self.t + seconds
+        while self.t < until:
+            self.t += 0.2
+            idle = Ranks((0,) * 2, (self.t,) * 2, (0.0,) * 2, (self.t,) * 2, *[(0.0,) * 2, (0, 0)])
+            self.handle(Sampled(self.t, "s-0", replace(idle, measure="work")))
+            self.handle(Tick(self.t))
+
     def samples(self, seconds: float, rate: float = 0.0) -> None:
         """So many seconds in which it works, and counts periods at a rate."""
         first = self.t
@@ -166,3 +175,12 @@ def test_a_rhythm_that_comes_late_is_gone_by_and_one_that_is_lost_again_no_more(
     assert told == ["work", "periods", "work"]
     measured = [note.data["measure"] for note in run.notes if note.what == "profile"]
     assert measured == ["work", "periods", "work"]
+
+
+def test_what_only_sleeps_runs_once_it_is_known_to_tell_nothing():
+    run = Driven()
+    run.sleeps(9.0)
+    assert run.view.state == "starting", "it may tell an iteration yet"
+    run.sleeps(3.0)
+    assert (run.view.state, run.view.measure, run.view.rate) == ("running", "work", None)
+    assert run.controller.status().counts == {"running": 1}

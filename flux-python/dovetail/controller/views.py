@@ -25,7 +25,8 @@ class View:
     `rate` in 1/s, by work in CPU seconds outside MPI per second, with its relative `error`, that of
     the `measure` included; `slowdown` (against it alone) and `left`, the seconds until its end at
     this rate, are None while unknown; `started` and `ended` are run seconds; `state` is a word of
-    `simulation.Stage`, where paused ones are suspended like others; `reason` says why it failed or
+    `simulation.Stage`, where paused ones are suspended like others, and a program that has been
+    found to tell no iterations runs; `reason` says why it failed or
     was not started; its ranks are `bound` to cores or not.
     """
 
@@ -77,7 +78,7 @@ def view(state: State, sim: Simulation) -> View:
         sim.spec.name,
         sim.spec.family,
         sim.spec.ranks,
-        _word(sim.stage),
+        _word(sim),
         sim.told,
         sim.measure,
         rate and rate * each,
@@ -94,8 +95,14 @@ def view(state: State, sim: Simulation) -> View:
     )
 
 
-def _word(stage: Stage) -> str:
-    word: str = Stage.SUSPENDED.value if stage is Stage.PAUSED else stage.value
+def _word(sim: Simulation) -> str:
+    """Its stage for the reader; who tells no iterations is not said to wait for the first."""
+    stage = sim.stage
+    if stage is Stage.PAUSED:
+        stage = Stage.SUSPENDED
+    elif stage is Stage.STARTING and sim.by_work:
+        stage = Stage.RUNNING
+    word: str = stage.value
     return word
 
 
@@ -109,6 +116,6 @@ def status(state: State) -> Status:
     """The run as a whole."""
     counts: dict[str, int] = {}
     for sim in state.sims.values():
-        word = _word(sim.stage)
+        word = _word(sim)
         counts[word] = counts.get(word, 0) + 1
     return Status(state.phase.value, len(state.active), counts)
