@@ -221,6 +221,27 @@ def test_families_that_ran_together_have_no_makespan_of_their_own():
     assert found.totals.makespan_s.value == pytest.approx(2.0)
 
 
+@pytest.mark.parametrize("families", [1, 2])
+def test_what_lies_between_two_attempts_counts_in_the_makespan(families):
+    specs = [made_up_runs.spec("a", "f"), made_up_runs.spec("b", "g")][:families]
+    run = made_up_runs.Run(specs, {"f": 0.1, "g": 0.1})
+    run.launch("a")
+    run.work(2)
+    run.finish("a", cause=protocol.Cause.NODE_LOST, reason="lost", requeued="its node was lost")
+    run.t += 3.0
+    run.add(protocol.Tick(run.t))  # no node has had room
+    run.launch("a")
+    run.work(2)
+    run.finish("a")
+    for spec in specs[1:]:
+        run.launch(spec.name)
+        run.work(4)
+        run.finish(spec.name)
+    found = summary.summarise(run.history())
+    assert [one.totals.makespan_s.value for one in found.families] == [7.0, 4.0][:families]
+    assert found.totals.makespan_s.value == [7.0, 11.0][families - 1]
+
+
 def test_a_queue_takes_no_longer_where_a_run_that_is_over_is_resumed():
     run = made_up_runs.Run(
         [made_up_runs.spec("a", "f"), made_up_runs.spec("b", "g")], {"f": 0.1, "g": 0.1}

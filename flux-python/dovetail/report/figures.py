@@ -314,7 +314,7 @@ def _measured(one: Alternative | None) -> Figure | None:
 
 
 def _makespan(tracks: Sequence[Track], history: History) -> Figure:
-    """Seconds in which at least one of the family's simulations was under way."""
+    """Seconds from its first launch to its last end, without those of families in between."""
     mine = {track.spec.name for track in tracks}
     spans = [
         (a.launch, a.end if a.end is not None else history.end, t.spec.name in mine)
@@ -322,16 +322,18 @@ def _makespan(tracks: Sequence[Track], history: History) -> Figure:
         for a in t.attempts
     ]
     total, until, other_until = 0.0, -math.inf, -math.inf
+    before = False  # whether the last one was its own: what lies between is of the family, too
     for start, end, own in sorted(spans):
         if own:
             if start < other_until:
                 return Figure(how="ran together with other families")
-            total += max(0.0, end - max(start, until))
+            total += max(0.0, end - (until if before else start))
             until = max(until, end)
         else:
             if start < until:
                 return Figure(how="ran together with other families")
             other_until = max(other_until, end)
+        before = own
     if until == -math.inf:
         return Figure(how="nothing was started")
     return Figure(total, "measured", "this run, from first launch to last end")
