@@ -151,10 +151,21 @@ def test_nobody_without_the_token_learns_predicts_or_looks():
         assert ask(f"{url}/learn", sample, Authorization="Bearer open sesame")[0] == 200
 
 
-def client(*words):
+def client(*words, **environment):
     return subprocess.run(
-        [sys.executable, EXAMPLES / "model_client.py", *words], capture_output=True, text=True
-    )
+        [sys.executable, EXAMPLES / "model_client.py", *words],
+        capture_output=True, text=True, env={**os.environ, **environment},
+    )  # fmt: skip
+
+
+@pytest.mark.unit
+def test_the_client_asks_the_server_and_no_proxy(tmp_path):
+    lines = "region box block 0 6 0 7 0 8\nLoop time of 1.5 on 2 procs\n99.0% CPU use with 2\n"
+    (tmp_path / "log").write_text(lines)
+    with server() as url:
+        done = client(url, "learn", str(tmp_path / "log"), http_proxy="http://127.0.0.1:1",
+                      no_proxy="", NO_PROXY="")  # fmt: skip
+    assert (done.stdout, done.stderr) == ("log: sample 1\n", "")
 
 
 @pytest.mark.unit
