@@ -704,7 +704,7 @@ def test_the_page_has_every_finding_and_needs_nothing_else():
         (["papers", "nonsense"], "nonsense: no experiment; there are allocation"),
         (["papers", "--kubernetes"], "--executor kubernetes"),
         (["papers", "--price", "-1"], "--price"),
-        (["pack", "allocation"], "allocation: only with papers"),
+        (["pack", "allocation"], "allocation: only with queues, scale, papers, not with pack"),
         (["pack", "--scale", "small"], "--scale: only with papers"),
         (["papers", "--repeat", "3"], "--repeat: not with papers: --scale says how many rounds"),
         (["demo", "--repeat", "3"], "--repeat: not with demo: it has one round"),

@@ -147,8 +147,10 @@ def run(args: argparse.Namespace) -> int:
         named[args.what](args.names)
     for option in ("names", "executor", "scale", "price"):
         if getattr(args, option) and not (option == "names" and args.what in named):
-            given = f"--{option}" if option != "names" else args.names[0]
-            raise BadInput(f"{given}: only with papers, not with {args.what}")
+            given, right = f"--{option}", "papers"
+            if option == "names":
+                given, right = args.names[0], ", ".join((*named, "papers"))
+            raise BadInput(f"{given}: only with {right}, not with {args.what}")
     if args.output and args.what not in ("demo", "choice", "all"):
         raise BadInput(f"-o: only with demo, choice, all and papers, not with {args.what}")
     clean_up_when_ended()

@@ -38,7 +38,7 @@ HELP = {
     "logs": "print the log of a run, or the output of a slice",
     "report": "print what the runs gained, and where their reports are",
     "down": "end Kubernetes and wait until nothing is left of it",
-    "doctor": "say whether user-space Kubernetes can run here, and Flux can find Dovetail",
+    "doctor": "say whether user-space Kubernetes can run here, and how to fix what is missing",
 }
 
 
