@@ -90,7 +90,7 @@ def test_a_wrong_command_and_a_question_wait_for_nobody_and_make_nothing(tmp_pat
     with open(tmp_path / "project/build/lock", "w") as held:
         fcntl.flock(held, fcntl.LOCK_EX)
         told = {}
-        for words in (["-h"], ["fluxx"], ["services", "--help"]):
+        for words in (["-h"], ["fluxx"], ["services", "--help"], ["demo", "--pods"]):
             done = subprocess.run(
                 ["project/bootstrap", *words], cwd=tmp_path, capture_output=True, text=True,
                 timeout=30,
@@ -102,8 +102,9 @@ def test_a_wrong_command_and_a_question_wait_for_nobody_and_make_nothing(tmp_pat
         assert f"./bootstrap {word} " in text
         assert f" {word}," in told["fluxx"][2]
     assert "services takes no option, and there is '--help'" in told["services"][2]
-    assert [told[name][0] for name in ("fluxx", "services")] == [2, 2]
-    assert [told[name][2].count("\n") for name in ("fluxx", "services")] == [1, 1]
+    assert "demo: unknown option '--pods'" in told["demo"][2]
+    assert [told[name][0] for name in ("fluxx", "services", "demo")] == [2, 2, 2]
+    assert [told[name][2].count("\n") for name in ("fluxx", "services", "demo")] == [1, 1, 1]
     assert [path.name for path in (tmp_path / "project/build").iterdir()] == ["lock"]
 
 
@@ -303,12 +304,19 @@ def test_where_another_python_has_come_its_environment_and_makefiles_are_made_an
 @pytest.mark.parametrize(
     "words", [["--repeat"], ["--repeat", "0", "unit"], ["--repeat", "2", "lint"], ["slow"]]
 )
-def test_what_the_check_cannot_do_is_named(words):
-    check = BOOTSTRAP.parent / "tests" / "check"
-    done = subprocess.run([check, *words], capture_output=True, text=True)
-    assert done.returncode == 2
-    (line,) = done.stderr.splitlines()
-    assert words[0] in line
+def test_what_the_check_cannot_do_is_named_before_anything_is_made(tmp_path, words):
+    (tmp_path / "tests").mkdir()
+    shutil.copy(BOOTSTRAP.parent / "tests" / "check", tmp_path / "tests")
+    shutil.copy(BOOTSTRAP, tmp_path)
+    for command in (["tests/check"], ["./bootstrap", "check"]):
+        done = subprocess.run(
+            [*command, *words], cwd=tmp_path, env={"PATH": "/usr/bin:/bin"},
+            capture_output=True, text=True,
+        )  # fmt: skip
+        assert done.returncode == 2
+        (line,) = done.stderr.splitlines()
+        assert words[0] in line
+    assert not (tmp_path / "build").exists()
 
 
 def test_flux_without_the_plugins_for_it_is_no_tier_that_is_skipped(tmp_path):
