@@ -121,7 +121,8 @@ def do_submit(args: argparse.Namespace) -> int:
         print(f"flux-dovetail: {line}", file=sys.stderr)
     if args.wait_up:
         client.call("dovetail.wait-up")
-    places = {"plan": os.path.abspath(args.plan), "cwd": os.getcwd()}
+    with looking("the current folder"):
+        places = {"plan": os.path.abspath(args.plan), "cwd": os.getcwd()}
     if args.output is not None:
         with looking(f"-o {args.output}"):
             places["output"] = str(args.output.resolve())

@@ -1,0 +1,39 @@
+# SPDX-License-Identifier: LGPL-3.0-or-later
+"""What `flux dovetail` says before it asks an instance for anything."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+from dovetail.flux import command
+
+pytestmark = pytest.mark.unit
+
+
+@pytest.mark.parametrize(("where", "lines"), [("/dev/full", 1), ("a pipe without a reader", 0)])
+def test_help_that_cannot_be_printed_is_no_traceback(where, lines):
+    reader, writer = os.pipe()
+    os.close(reader)
+    with os.fdopen(writer, "w") as pipe, open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-c", "import sys; from dovetail.flux.command import main; "
+             "sys.exit(main(['--help']))"],
+            stdout=full if where == "/dev/full" else pipe, stderr=subprocess.PIPE,
+            text=True, timeout=60, check=False,
+        )  # fmt: skip
+    assert done.returncode == 1
+    assert len(done.stderr.splitlines()) == lines
+
+
+def test_a_plan_is_not_submitted_from_a_folder_that_is_gone(tmp_path, monkeypatch, capsys):
+    plan = tmp_path / "plan.yaml"
+    plan.write_text(f"simulations: [{{name: a, case: {tmp_path}, ranks: 1, command: 'true'}}]")
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    assert command.main(["submit", str(plan)]) == 2
+    said = "flux dovetail: the current folder: cannot be used: No such file or directory\n"
+    assert capsys.readouterr().err == said
