@@ -77,6 +77,8 @@ def test_where_the_last_iteration_is_long_over_a_sample_tells_what_ranks_do_now(
     sample = sampling.of_pages([works, stopped], tmp_path, 0.0)
     assert (sample.iterations, sample.stamp) == ((40, 40), (NOW - page.QUIET,) * 2)
     assert sample.useful == (30.0, 1.0), "what uses no CPU does not work"
+    sample = sampling.of_pages([works, stopped], tmp_path, 0.0, awaited=(5.0, 20.0))
+    assert sample.useful == (31.0, 21.0), "what waits for a core would, outside MPI"
 
 
 ALIKE = {
@@ -139,16 +141,18 @@ def publish(
     count: int = 10,
     pid: int = 7,
     began: int = 1,
+    queued: int = 0,
+    useful: int = 7,
 ) -> None:
     """A rank's page: so many iterations, the last one `age` seconds ago."""
     now = time.monotonic_ns()
     boundary = (count, now - int(age * 1e9), 0, 5, 5, 5, 4096, 1.0)
-    latest = (count, now, 0, 7, 7, 7, 4096, 1.0)
+    latest = (count, now, 0, 7, useful, 7, 4096, 1.0)
     head = (
         page.MAGIC, page.VERSION, page.SIZE, 0, 1, rank, ranks, 0, 0, pid, 1, source, 0, 5, began,
         1, b"node",
     )  # fmt: skip
-    parts = [page.HEAD.pack(*head, 0, 0, 0, 0, count, count), page.WAITS.pack(0, 0, 0)]
+    parts = [page.HEAD.pack(*head, 0, 0, 0, 0, count, now), page.WAITS.pack(0, 0, queued)]
     parts += [page.MARK.pack(*one) for one in (boundary, boundary, boundary, latest, latest)]
     (directory / f"rank.{rank}.{pid}").write_bytes(b"".join(parts).ljust(page.SIZE, b"\0"))
 
@@ -167,6 +171,21 @@ def test_pods_send_the_same(source, age, count, tmp_path):
     assert found["0"][2] == pytest.approx(7e-9 if count < 0 or age else 5e-9), "as of now"
     assert found["0"][3] == pytest.approx(found["0"][2])
     assert reader.look()[0] == {}
+    reader.close()
+
+
+def test_pods_count_what_a_rank_waits_for_a_core_as_work(tmp_path):
+    publish(tmp_path, 1, 999.0, queued=100, useful=40)
+    reader = Reader(str(tmp_path))
+    assert reader.look()[0]["0"][3] == pytest.approx(7e-9), "from then on"
+    publish(tmp_path, 1, 999.0, queued=120, useful=40)
+    assert reader.look()[0]["0"][3] == pytest.approx(27e-9)
+    publish(tmp_path, 1, 999.0, queued=200, useful=40)
+    assert reader.look()[0]["0"][3] == pytest.approx(40e-9), "outside MPI"
+    publish(tmp_path, 1, 0.0, queued=200, count=12)
+    assert reader.look()[0]["0"][3] == pytest.approx(5e-9)
+    publish(tmp_path, 1, 999.0, queued=220, useful=40, count=13)
+    assert reader.look()[0]["0"][3] == pytest.approx(27e-9), "since its iteration"
     reader.close()
 
 

@@ -58,9 +58,9 @@ _END_STATES: dict[Stage, EndState] = {
 UNKNOWN = 3600.0
 """Seconds on one rank that a simulation counts with until anything is known of any."""
 WORKS = 0.2
-"""Share of its time that a rank computes outside MPI between two iterations, from which on its
-simulation does not hang: it writes, or minimizes. Who waits for a message in a loop of its own has
-less."""
+"""Share of its time that a rank computes outside MPI between two iterations, or waits for a core,
+from which on its simulation does not hang: it writes, or minimizes. Who waits for a message in a
+loop of its own has less."""
 TURNS = 2
 """Times that a family comes to be measured by work; after the last it stays so."""
 TELLS = 3

@@ -238,7 +238,10 @@ def count_alike(beats: Sequence[int], counts: Sequence[int]) -> bool:
 
 
 def worked(useful: float, cpu: float, useful_now: float, cpu_now: float) -> float:
-    """Seconds outside MPI by now, without those since the first two in which a rank used no CPU."""
+    """Seconds outside MPI by now, without those since the first two in which a rank slept.
+
+    `cpu_now` has besides CPU time what it waited for a core meanwhile, as far as that is known.
+    """
     return min(useful_now, useful + max(0.0, cpu_now - cpu))
 
 

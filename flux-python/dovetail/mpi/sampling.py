@@ -44,23 +44,22 @@ def of_pages(
     directory: Path,
     origin: float,
     succeeded: bool = False,
-    beside: float = 0.0,
+    awaited: Sequence[float] = (),
 ) -> protocol.Ranks:
     """The sample of these pages; `origin` is the CLOCK_MONOTONIC time of the run clock's 0.
 
     `succeeded` says that the simulation has ended well, which completes its last iteration.
-    `beside` are CPU seconds of what its ranks have started, since these were `quiet`: one outside
-    MPI waits for that, and does not hang.
+    `awaited` are for each rank the seconds, since all were `quiet`, for which it waited for a core,
+    and those of what the ranks have started: one outside MPI waits for these, and does not hang.
     """
     lines, stamp, residual = time_lines.read(str(directory)) or (0, origin, -1.0)
-    rows = [*_values(pages, origin, bool(lines), beside)]
+    rows = [*_values(pages, origin, bool(lines), awaited)]
     return of_values(rows, (lines, stamp - origin, residual), succeeded)
 
 
 def quiet(pages: Sequence[page.RankPage]) -> bool:
     """Whether ranks that count iterations have none of late."""
-    now = max((one.stamp for one in pages), default=0.0)
-    return _counted(pages) and any(now - one.iter_stamp >= page.QUIET for one in pages)
+    return _counted(pages) and _long_over(pages)
 
 
 def of_waits(
@@ -151,8 +150,14 @@ def _counted(pages: Sequence[page.RankPage]) -> bool:
     )
 
 
+def _long_over(pages: Sequence[page.RankPage]) -> bool:
+    """Whether the last iteration is."""
+    now = max((one.stamp for one in pages), default=0.0)
+    return any(now - one.iter_stamp >= page.QUIET for one in pages)
+
+
 def _values(
-    pages: Sequence[page.RankPage], origin: float, lines: bool, beside: float
+    pages: Sequence[page.RankPage], origin: float, lines: bool, awaited: Sequence[float]
 ) -> Iterable[tuple[float, ...]]:
     """A row per page: as of the last iteration, or, if not all ranks count theirs, as of now.
 
@@ -160,12 +165,13 @@ def _values(
     A rhythm counts where all ranks have the same and count alike, its last beat is not long ago,
     and the log has no `lines`, which tell better.
     """
-    long_over = quiet(pages)
-    if _counted(pages) and ({one.beat for one in pages} == {-1} or not (lines or long_over)):
-        for one in pages:
+    counted = _counted(pages)
+    long_over = counted and _long_over(pages)
+    if counted and ({one.beat for one in pages} == {-1} or not (lines or long_over)):
+        for one, more in zip(pages, awaited or [0.0] * len(pages)):
             used = one.iter_cpu_s, one.iter_useful_s, one.iter_mpi_s
             if long_over:
-                useful = page.worked(used[1], used[0], one.useful_s, one.cpu_s + beside)
+                useful = page.worked(used[1], used[0], one.useful_s, one.cpu_s + more)
                 used = one.cpu_s, useful, one.mpi_s
             yield one.iterations, one.iter_stamp - origin, *used, one.peak_rss, one.beat
     else:

@@ -357,8 +357,8 @@ class LocalExecutor:
         ranks = None
         if pages:
             job.place_ranks(pages)
-            beside = self._beside(job, pages, t)
-            ranks = sampling.of_pages(pages, directory, self._origin, succeeded, beside)
+            awaited = self._awaited(job, pages, t)
+            ranks = sampling.of_pages(pages, directory, self._origin, succeeded, awaited)
         elif (cpu := job.group.cpu_seconds()) is not None:
             members = job.group.members()
             job.peak_memory = max(job.peak_memory, processes.peak_memory(members))
@@ -372,19 +372,24 @@ class LocalExecutor:
             events.append(protocol.Sampled(t, job.spec.name, ranks))
         return pages
 
-    def _beside(self, job: Job, pages: Sequence[RankPage], t: float) -> float:
-        """CPU seconds of what its ranks have started, since they fell quiet; 0 if they are not."""
+    def _awaited(self, job: Job, pages: Sequence[RankPage], t: float) -> Sequence[float]:
+        """See sampling.of_pages; empty if its ranks are not quiet."""
         if job.supervisor is None or not sampling.quiet(pages):
-            job.beside, job.beside_then, job.beside_at = 0.0, None, t
-        elif t >= job.beside_at:
-            job.beside_at = t + _COUNT
+            job.awaited, job.awaited_then, job.awaited_at = (), (), t
+        elif t >= job.awaited_at:
+            job.awaited_at = t + _COUNT
             members = job.group.members() or processes.members(
                 f"DOVETAIL_DIR={job.directory}", job.supervisor.pid
             )
+            others = set(members) - {one.pid for one in pages}
             used = processes.cpu_seconds(members) - sum(one.cpu_s for one in pages)
-            job.beside_then = used if job.beside_then is None else job.beside_then
-            job.beside = max(job.beside, used - job.beside_then)  # some may have ended
-        return job.beside
+            used += processes.queued(others) or 0.0
+            now = tuple(used + (processes.queued([one.pid]) or 0.0) for one in pages)
+            job.awaited_then = job.awaited_then or now
+            since = [new - then for new, then in zip(now, job.awaited_then)]
+            before = job.awaited or (0.0,) * len(pages)
+            job.awaited = tuple(map(max, before, since))  # some may have ended
+        return job.awaited
 
     def _finish(self, job: Job, t: float, events: list[protocol.Event]) -> None:
         """The supervisor has gone, or is taken for dead: see that nothing is left, and report."""

@@ -72,9 +72,9 @@ class Job:
     result: Result | None = None
     removed: bool = False  # all of it, and its supervisor can have another
     kills: KernelKills = field(default_factory=KernelKills)  # of its supervisor too
-    beside: float = 0.0  # CPU seconds of what its ranks have started, since they are quiet
-    beside_then: float | None = None  # and as they fell quiet; None if they are not
-    beside_at: float = 0.0  # when that is looked at next, on the run's clock
+    awaited: tuple[float, ...] = ()  # see sampling.of_pages
+    awaited_then: tuple[float, ...] = ()  # what is counted there, as its ranks fell quiet
+    awaited_at: float = 0.0  # when that is looked at next, on the run's clock
     count_at: float = 0.0  # when what keeps it from its cores is looked at next, on the run's clock
     throttled: Mapping[str, Throttling] = field(default_factory=dict)  # as its command began
     pressure: float | None = None  # the same

@@ -40,6 +40,7 @@ class Reader:
     def __init__(self, directory: str) -> None:
         self._directory = directory
         self._pages: dict[str, _Open] = {}
+        self._queued: dict[int, float] = {}  # of each rank, at its last iteration
         self._scanned = 0
         self._log = -1
         self._lines = b""
@@ -151,9 +152,11 @@ class Reader:
         what, last, now = self._what(marks), marks.boundary, marks.latest
         if what is None:
             return [-1, now.stamp, now.cpu_s, now.useful_s, now.mpi_s, now.peak_rss, -1]
+        queued = marks.waits.queued_s or 0.0
         if what == "iterations":
-            now = last
-        useful = page.worked(last.useful_s, last.cpu_s, now.useful_s, now.cpu_s)
+            now, self._queued[marks.rank] = last, queued
+        waited = queued - self._queued.setdefault(marks.rank, queued)
+        useful = page.worked(last.useful_s, last.cpu_s, now.useful_s, now.cpu_s + waited)
         work = now.cpu_s, useful, now.mpi_s, now.peak_rss
         return [last.iterations, last.stamp, *work, marks.beat]
 
