@@ -61,6 +61,45 @@ def test_an_ending_is_reported(site, case):  # noqa: F811
     assert (site.case / "input").read_text() == "as delivered\n"
 
 
+STUCK = """
+from dovetail.mpi import supervisor
+supervisor.LOOK, supervisor.STUCK = 0.1, 0.5
+supervisor.main()
+"""
+
+
+@pytest.fixture
+def stuck_starter(site, monkeypatch):  # noqa: F811
+    """A program that is called as Open MPI's starter, and hangs as that may once ranks failed."""
+    monkeypatch.setattr(local_executor, "_RUN_SUPERVISOR", STUCK)
+    starter = site.directory / "orterun"
+    shutil.copy(os.path.realpath("/bin/sh"), starter)
+    os.mkfifo(site.directory / "never")
+    said = "echo no mesh; echo Per user-direction, the job has been aborted."
+    return f"{starter} -c '{said}; read word < {site.directory}/never'"
+
+
+def test_a_starter_of_open_mpi_that_outlives_its_ranks_is_ended(site, stuck_starter):  # noqa: F811
+    executor = site.executor()
+    executor.launch(site.spec("sim", f"exec {stuck_starter}"), share())
+    finished = site.until(executor, "sim")
+    assert (finished.cause, finished.code) == (Cause.FAILED, 1)
+    assert finished.reason.startswith("exit code 1: ")
+    assert "; then Open MPI's starter hung, and was ended after" in finished.reason
+
+
+def test_a_script_goes_on_after_its_starter_that_was_ended(site, stuck_starter):  # noqa: F811
+    script = f"{stuck_starter} || echo and so on; read word < {site.directory}/go"
+    os.mkfifo(site.directory / "go")
+    executor = site.executor()
+    executor.launch(site.spec("sim", script), share())
+    site.until(executor, "sim", protocol.Started)
+    wait_for(lambda: "and so on\n" in site.log("sim"))
+    (site.directory / "go").write_text("go\n")
+    finished = site.until(executor, "sim")
+    assert (finished.cause, finished.code, finished.reason) == (Cause.DONE, 0, "")
+
+
 def test_a_command_that_does_not_exist_is_said_so(site):  # noqa: F811
     executor = site.executor()
     executor.launch(site.spec("sim", "", command=("nosuchprogram",)), share())

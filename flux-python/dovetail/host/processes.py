@@ -91,6 +91,14 @@ def name(pid: int) -> str:
         return ""
 
 
+def program(pid: int) -> str:
+    """The file that it runs; empty if it is gone, or not ours to look into."""
+    try:
+        return os.readlink(f"/proc/{pid}/exe")
+    except OSError:
+        return ""
+
+
 def namespace() -> str:
     """What tells the set of processes that we see, by ids of its own, from others."""
     return os.readlink("/proc/self/ns/pid")

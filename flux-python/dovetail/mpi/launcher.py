@@ -35,6 +35,7 @@ _GET_ADDRESS = 0x8915  # SIOCGIFADDR of netdevice(7)
 # Debian alone calls MPICH's libmpich.so.12; its makers and Intel say libmpi, some vendors libmpi_x.
 _LIBRARIES = {"openmpi": r"\blibmpi\.so\.40\b", "mpich": r"\blibmpi(ch|_\w+)?\.so\.12\b"}
 _SAY = {"openmpi": r"Open MPI|OpenRTE|PRRTE", "mpich": r"HYDRA|MPICH|Intel\(R\) MPI"}
+_ENDS_ALL = (b"the job has been aborted", b"the job to be terminated", b"MPI_ABORT was invoked")
 _PATIENCE = 20.0  # seconds for a program to say what it is
 _LOADING = 300.0  # seconds for ldd to load one, from a file system that a large job keeps busy
 
@@ -119,6 +120,16 @@ def _said(
     os.close(output)
     os.waitpid(pid, 0)
     return said.decode(errors="replace")
+
+
+def ends_all(output: bytes | bytearray) -> bool:
+    """Whether Open MPI's starter has said that it ends the program, as a rank has failed."""
+    return any(words in output for words in _ENDS_ALL)
+
+
+def may_hang(program: str) -> bool:
+    """Whether a program, by its file, is a starter of Open MPI itself, and not a script."""
+    return os.path.basename(program) in ("orterun", "prterun")
 
 
 def command_line(

@@ -51,6 +51,12 @@ would have us on a core of a rank. A run looks no more often at what is counted.
 UNTOLD = 1.0
 """Seconds after which an iteration that began in a pause is told, as none has begun since."""
 
+STUCK = 60.0
+"""Seconds that a starter which has said that it ends all may live without any process of its own.
+Open MPI's may hang then, where many ranks end at once."""
+LOOK = 15.0
+"""Seconds between two looks for one that does."""
+
 AGAIN = 2.0
 """Seconds between two tries to copy a case to a disk that is full."""
 
@@ -147,6 +153,9 @@ class Supervisor:
         self.stopping = False
         self.deadline = 0.0  # of the grace after a stop; 0 if none runs
         self.orphaned = False
+        self.stuck: dict[int, tuple[int, float]] = {}  # start ticks of starters, and since when
+        self.look_at = 0.0  # CLOCK_MONOTONIC
+        self.unstuck = False  # one was ended, as it was stuck
         self.released = False  # what is left of it can be removed
         self.waker = processes.signal_pipe()
         for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
@@ -240,6 +249,8 @@ class Supervisor:
             return Cause.DONE, 0, ""
         starved = self.kills.why()
         why = launcher.explain(code, self._recent(), self._ranks(), self._aborted(), starved)
+        if self.unstuck:
+            why += f"; then Open MPI's starter hung, and was ended after {STUCK:.0f} s"
         return Cause.FAILED, code, why
 
     def _not_launched(self, what: str, code: int) -> tuple[Cause, int, str]:
@@ -323,10 +334,12 @@ class Supervisor:
                 self.deadline = 0.0
                 self._reap()
             else:
-                self._wait(self.deadline - time.monotonic() if self.deadline else None)
+                self._wait(self.deadline - time.monotonic() if self.deadline else LOOK)
+                self._end_stuck()
         self._drain()
         code = os.waitstatus_to_exitcode(self.status)
-        return code if code >= 0 else 128 - code
+        code = code if code >= 0 else 128 - code
+        return 1 if self.unstuck and code == _KILLED else code
 
     def _confine(self) -> None:
         """In a step's own process: join the simulation's control group, and keep to its CPUs."""
@@ -379,6 +392,28 @@ class Supervisor:
             if self.child and self.status is None:
                 with contextlib.suppress(OSError):
                     os.killpg(self.child, signal.SIGTERM)
+
+    def _end_stuck(self) -> None:
+        """End starters that have nothing left to wait for; a script goes on after its own."""
+        now = time.monotonic()
+        if now < self.look_at:
+            return
+        self.look_at = now + LOOK
+        if not (self.log and launcher.ends_all(self.log.recent)):
+            return
+        there = self.group.members() or processes.members(
+            f"DOVETAIL_DIR={self.config['directory']}", os.getpid()
+        )
+        parents = {processes.parent(pid) for pid in there if processes.start_ticks(pid)}
+        alone = {
+            pid: ticks
+            for pid, ticks in there.items()
+            if pid not in parents and launcher.may_hang(processes.program(pid))
+        }
+        self.stuck = {pid: self.stuck.get(pid, (ticks, now)) for pid, ticks in alone.items()}
+        for pid, (ticks, since) in self.stuck.items():
+            if now - since >= STUCK and processes.send(pid, ticks, signal.SIGKILL):
+                self.unstuck = True
 
     def _await_stopped(self) -> None:
         """After a stop, leave the rest of the grace to those who outlive the step's own process."""
