@@ -556,6 +556,8 @@ def test_what_fits_on_a_node_that_is_away_for_a_while_waits_for_it():
     actions = controller.handle(protocol.Finished(31.0, "a-0", Cause.NODE_LOST, 1, "node lost"))
     actions += controller.handle(protocol.Tick(85.0))
     assert not [a for a in actions if isinstance(a, (Ended, Launch))]
+    (told,) = (a.why for a in actions if isinstance(a, protocol.Note) and "it waits" in a.why)
+    assert told.startswith("a-0 needs 150 bytes of memory, there are 100: it waits for more, 60 s")
     assert launches(controller.handle(protocol.CapacityChanged(86.0, two))) == ["a-0"]
     controller.handle(protocol.CapacityChanged(90.0, one))
     controller.handle(protocol.Finished(91.0, "a-0", Cause.NODE_LOST, 1, "node lost"))

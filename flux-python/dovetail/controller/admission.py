@@ -64,14 +64,18 @@ def _start_first(state: State) -> None:
 
 def _drop_too_large(state: State, sim: Simulation) -> bool:
     """Give up what can never run; a node that was there a moment ago may be there again."""
-    lacks = state.lacks(sim, widths.allowed(state.family(sim))[0])
-    if 0.0 < state.capacity_at >= state.now - state.settings.no_nodes:
-        return False
-    state.take(sim)
+    lacks, name = state.lacks(sim, widths.allowed(state.family(sim))[0]), sim.spec.name
     why = f"needs {sim.spec.memory} bytes of memory, there are {state.capacity.memory}"
     why = f"needs {lacks}" if lacks else why
+    if 0.0 < state.capacity_at >= state.now - state.settings.no_nodes:
+        until = f"{state.settings.no_nodes:.0f} s from the last change of the capacity on"
+        state.note_once(
+            ("too large", name), "hold", f"{name} {why}: it waits for more, {until}", name=name
+        )
+        return False
+    state.take(sim)
     state.end(sim, Stage.NOT_STARTED, Cause.TOO_LARGE, why)
-    state.note("fail", f"{sim.spec.name} cannot run: {why}", name=sim.spec.name)
+    state.note("fail", f"{name} cannot run: {why}", name=name)
     return True
 
 
