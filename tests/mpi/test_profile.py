@@ -10,6 +10,7 @@ import os
 import pty
 import re
 import select
+import shlex
 import shutil
 import signal
 import subprocess
@@ -21,7 +22,7 @@ import pytest
 from dovetail.cli.main import main
 from dovetail.core.errors import BadInput, WorkFailed
 from dovetail.host import processes
-from dovetail.mpi import profile, profiled_run
+from dovetail.mpi import detect, profile, profiled_run
 from support import known_programs
 
 mpi_tier = pytest.mark.mpi
@@ -530,19 +531,43 @@ def test_the_command_has_open_what_we_were_given():
     os.close(writing)
 
 
+@unit_tier
+@pytest.mark.parametrize(
+    ("command", "answer"),
+    [
+        ("mpirun -np 2 solver", True),
+        ("env A=1 /opt/mpi/bin/mpiexec.hydra -n 2 solver", True),
+        ("bash run.txt", True),
+        ("{folder}/script", True),
+        ("sh", False),
+        ("{folder}/nothing", False),
+        ("cat mpirun.log/input", False),
+    ],
+)
+def test_whether_a_starter_runs_the_ranks(command, answer, tmp_path):
+    (tmp_path / "script").write_text("#!/usr/bin/env python3\n")
+    (tmp_path / "script").chmod(0o755)
+    assert detect.by_starter(command.format(folder=tmp_path).split()) == answer
+
+
 @mpi_tier
 @each_mpi
-def test_a_rank_reads_what_is_typed(mpi):
+@pytest.mark.parametrize("script", [False, True], ids=["its starter", "a script"])
+def test_a_rank_reads_what_is_typed(mpi, script, tmp_path):
     """Until the end of file, though the starter is in a session of its own."""
     known_programs.library(mpi)
     words = [known_programs.LAUNCHERS[mpi], "-np", "1", "sh", "-c", "read x; cat; echo got $x"]
-    script = (
+    if script:
+        (tmp_path / "run").write_text(f"#!/bin/sh\n{shlex.join(words)}\n")
+        (tmp_path / "run").chmod(0o755)
+        words = [str(tmp_path / "run")]
+    code = (
         "import os\nfrom dovetail.mpi.profiled_run import _execute\n"
         f"print('ended', *_execute({words!r}, os.environ, False))"
     )
     pid, terminal = pty.fork()
     if pid == 0:
-        os.execve(sys.executable, [sys.executable, "-c", script], known_programs.environment())
+        os.execve(sys.executable, [sys.executable, "-c", code], known_programs.environment())
     try:
         os.write(terminal, b"42\nmore\n\x04")
         seen = ""

@@ -19,6 +19,7 @@ from dovetail.core.errors import BadInput
 from dovetail.mpi.launcher import linked, of_starter
 
 LAUNCHERS = re.compile(r"(mpirun|mpiexec|orterun|prterun)([.-].*)?|hydra.*")
+_SHELL = re.compile(r"([bd]?a|[ckz]|mk)?sh")
 NO_COMMAND = "no command: `dovetail profile -- mpirun -np 4 PROGRAM` would be right"
 PT_INTERP = 3
 
@@ -52,6 +53,16 @@ def mpi_of(command: Sequence[str]) -> str:
     return theirs
 
 
+def by_starter(command: Sequence[str]) -> bool:
+    """Whether a starter runs the ranks, as far as the command tells; any script may call one."""
+    first = shutil.which(command[0])
+    if first and _begins(first, b"#!"):
+        return True
+    names = [os.path.basename(part) for word in command for part in word.split()]
+    shell = len(command) > 1 and _SHELL.fullmatch(os.path.basename(command[0]))
+    return bool(shell) or any(LAUNCHERS.fullmatch(name) for name in names)
+
+
 def _of_program(path: str) -> str:
     """`openmpi`, `mpich`, `static` or, for all else, empty."""
     if not _is_elf(path):
@@ -62,9 +73,13 @@ def _of_program(path: str) -> str:
 
 
 def _is_elf(path: str) -> bool:
+    return _begins(path, b"\x7fELF\x02")
+
+
+def _begins(path: str, start: bytes) -> bool:
     try:
         with open(path, "rb") as file:
-            return file.read(5) == b"\x7fELF\x02"
+            return file.read(len(start)) == start
     except OSError:
         return False
 

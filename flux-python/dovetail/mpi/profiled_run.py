@@ -158,11 +158,11 @@ def _execute(
 
 @contextlib.contextmanager
 def _typed(command: Sequence[str]) -> Iterator[int | None]:
-    """What is typed, as a pipe, where the command is a starter; None if it can have our own input.
+    """What is typed, as a pipe, for ranks that a starter runs; None if they can have our own input.
 
     Open MPI's reads from no terminal that is not its session's, and its ranks would wait for ever.
     """
-    if not (os.isatty(0) and detect.LAUNCHERS.fullmatch(os.path.basename(command[0]))):
+    if not (os.isatty(0) and detect.by_starter(command)):
         yield None
         return
     reading, writing = os.pipe()
