@@ -497,7 +497,7 @@ def test_iterations_come_from_the_log_where_ranks_tell_nothing(site, monkeypatch
     }
     rank.update(cpu_s=1.0, useful_s=2.0, mpi_s=3.0, elapsed_s=5.0, waits=page.Waits(1, 2, None))
     both = [SimpleNamespace(rank=number, **rank) for number in (1, 0)]
-    monkeypatch.setattr(page, "read_pages", lambda directory: both)
+    monkeypatch.setattr(page, "read_pages", lambda *_: both)
     executor = site.executor(origin=0.0)
     script = "echo Time = 1; printf 'Time ='; sleep 0.1; printf ' 2\\nno Time = 9\\nTime = 3\\n'"
     script = f'[ "$RANK" = 1 ] || {{ {script}; }}'
@@ -569,7 +569,7 @@ def test_a_process_that_took_over_an_id_is_not_moved(site, monkeypatch):  # noqa
     rank.iteration_source = "none"
     for key in ("stamp", "peak_rss", "cpu_s", "useful_s", "mpi_s"):
         setattr(rank, key, 0)
-    monkeypatch.setattr(page, "read_pages", lambda directory: [rank])
+    monkeypatch.setattr(page, "read_pages", lambda *_: [rank])
     with open("/proc/self/cgroup") as file:
         before = file.read()
     executor = site.executor()

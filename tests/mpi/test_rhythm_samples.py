@@ -143,14 +143,15 @@ def publish(
     began: int = 1,
     queued: int = 0,
     useful: int = 7,
+    world: int = 0,
 ) -> None:
     """A rank's page: so many iterations, the last one `age` seconds ago."""
     now = time.monotonic_ns()
     boundary = (count, now - int(age * 1e9), 0, 5, 5, 5, 4096, 1.0)
     latest = (count, now, 0, 7, useful, 7, 4096, 1.0)
     head = (
-        page.MAGIC, page.VERSION, page.SIZE, 0, 1, rank, ranks, 0, 0, pid, 1, source, 0, 5, began,
-        1, b"node",
+        page.MAGIC, page.VERSION, page.SIZE, 0, 1, rank, ranks, world, 0, pid, 1, source, 0, 5,
+        began, 1, b"node",
     )  # fmt: skip
     parts = [page.HEAD.pack(*head, 0, 0, 0, 0, count, now), page.WAITS.pack(0, 0, queued)]
     parts += [page.MARK.pack(*one) for one in (boundary, boundary, boundary, latest, latest)]
@@ -171,6 +172,26 @@ def test_pods_send_the_same(source, age, count, tmp_path):
     assert found["0"][2] == pytest.approx(7e-9 if count < 0 or age else 5e-9), "as of now"
     assert found["0"][3] == pytest.approx(found["0"][2])
     assert reader.look()[0] == {}
+    reader.close()
+
+
+def test_pages_of_spawned_worlds_are_read_once(tmp_path):
+    """A program may spawn thousands."""
+    publish(tmp_path, 1, 0.0)
+    for pid in range(20, 24):
+        publish(tmp_path, 1, 0.0, pid=pid, world=pid)
+    spawned: set[str] = set()
+    (own,) = sampling.here(tmp_path, spawned)
+    assert (own.pid, len(spawned)) == (7, 4)
+    reader, before = Reader(str(tmp_path)), len(os.listdir("/proc/self/fd"))
+    assert reader.look()[0].keys() == {"0"}
+    assert len(os.listdir("/proc/self/fd")) == before + 1
+    for name in spawned:
+        (tmp_path / name).write_bytes(b"nobody reads this")
+    assert [one.pid for one in sampling.here(tmp_path, spawned)] == [7]
+    publish(tmp_path, 1, 0.0, count=11)
+    assert reader.look()[0]["0"][0] == 11
+    assert len(os.listdir("/proc/self/fd")) == before + 1
     reader.close()
 
 

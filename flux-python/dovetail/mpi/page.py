@@ -17,7 +17,7 @@ import re
 import stat
 import struct
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 from pathlib import Path
@@ -411,13 +411,13 @@ def _cpu(head: _Head, known: float) -> float:
         return known
 
 
-def read_pages(directory: str | os.PathLike[str]) -> list[RankPage]:
+def read_pages(directory: str | os.PathLike[str], without: Container[str] = ()) -> list[RankPage]:
     """All ranks of the program that runs or ran last, by world and rank.
 
     Left out are those of other programs, see `of_last_program`, and rhythms in a world whose ranks
-    do not count alike. Raises PageError as `read_all`.
+    do not count alike; and `without`, see `read_all`. Raises PageError as that does.
     """
-    return of_each_world(read_all(directory))
+    return of_each_world(read_all(directory, without))
 
 
 def of_each_world(pages: Iterable[RankPage]) -> list[RankPage]:
@@ -426,8 +426,10 @@ def of_each_world(pages: Iterable[RankPage]) -> list[RankPage]:
     return [page for _, world in worlds for page in _sure(of_last_program(world))]
 
 
-def read_all(directory: str | os.PathLike[str]) -> list[RankPage]:
+def read_all(directory: str | os.PathLike[str], without: Container[str] = ()) -> list[RankPage]:
     """The pages of all programs, but those that are not filled in yet, or go meanwhile.
+
+    Files whose names are in `without` are left out.
 
     Raises PageError for a damaged page or a directory that cannot be read.
     """
@@ -437,7 +439,7 @@ def read_all(directory: str | os.PathLike[str]) -> list[RankPage]:
     except OSError as error:
         raise PageError(f"{directory}: {error.strerror}") from error
     for name in names:
-        if not re.fullmatch(r"rank\.\d+\.\d+", name):
+        if name in without or not re.fullmatch(r"rank\.\d+\.\d+", name):
             continue
         path = Path(directory, name)
         try:

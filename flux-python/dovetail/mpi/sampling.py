@@ -19,23 +19,24 @@ from dovetail.core.errors import BadInput
 from dovetail.mpi import page, time_lines
 
 
-def here(directory: Path) -> list[page.RankPage]:
+def here(directory: Path, spawned: set[str] | None = None) -> list[page.RankPage]:
     """The pages of the simulation's own ranks that are on this node, by rank.
 
-    Ranks of spawned worlds are left out; nothing that can be read gives an empty list.
+    Ranks of spawned worlds are left out; nothing that can be read gives an empty list. In `spawned`
+    the names of their pages are kept, which need not be read again: there may be thousands.
     """
+    known = set() if spawned is None else spawned
     try:
-        return sorted(
-            (one for one in page.read_pages(directory) if one.world == 0),
-            key=lambda one: one.rank,
-        )
+        pages = page.read_pages(directory, known)
+        known.update(f"rank.{one.rank}.{one.pid}" for one in pages if one.world)
+        return sorted((one for one in pages if one.world == 0), key=lambda one: one.rank)
     except (BadInput, OSError):
         return []
 
 
-def complete(directory: Path, count: int) -> list[page.RankPage]:
-    """The pages of all `count` ranks, or an empty list while any of them is missing."""
-    pages = here(directory)
+def complete(directory: Path, count: int, spawned: set[str] | None = None) -> list[page.RankPage]:
+    """The pages of all `count` ranks, or an empty list while any is missing; see `here`."""
+    pages = here(directory, spawned)
     return pages if [one.rank for one in pages] == list(range(count)) else []
 
 

@@ -216,7 +216,7 @@ class LocalExecutor:
         if not bound:
             self._cores.release(name, lambda: processes.members(f"DOVETAIL_DIR={job.directory}"))
             return
-        pages = sampling.complete(Path(job.directory), job.spec.ranks)
+        pages = sampling.complete(Path(job.directory), job.spec.ranks, job.spawned)
         if not pages:
             raise OSError("which processes its ranks are is not known, as they do not use MPI")
         self._cores.bind(name, {one.pid: one.start_ticks for one in pages})
@@ -352,7 +352,7 @@ class LocalExecutor:
     def _sample(self, job: Job, t: float, events: list[protocol.Event]) -> Sequence[RankPage]:
         """Report the ranks if any of them has published something new; their pages."""
         directory = Path(job.directory)
-        pages = sampling.complete(directory, job.spec.ranks)
+        pages = sampling.complete(directory, job.spec.ranks, job.spawned)
         succeeded = job.result is not None and job.result.code == 0
         ranks = None
         if pages:

@@ -72,6 +72,7 @@ class Job:
     result: Result | None = None
     removed: bool = False  # all of it, and its supervisor can have another
     kills: KernelKills = field(default_factory=KernelKills)  # of its supervisor too
+    spawned: set[str] = field(default_factory=set)  # see sampling.here
     awaited: tuple[float, ...] = ()  # see sampling.of_pages
     awaited_then: tuple[float, ...] = ()  # what is counted there, as its ranks fell quiet
     awaited_at: float = 0.0  # when that is looked at next, on the run's clock

@@ -40,6 +40,7 @@ class Reader:
     def __init__(self, directory: str) -> None:
         self._directory = directory
         self._pages: dict[str, _Open] = {}
+        self._spawned: set[str] = set()  # pages of worlds that ranks have spawned
         self._queued: dict[int, float] = {}  # of each rank, at its last iteration
         self._scanned = 0
         self._log = -1
@@ -55,9 +56,14 @@ class Reader:
         changed = set()
         for name, one in list(self._pages.items()):
             try:
-                if self._changed(one):
-                    assert one.marks
+                if not self._changed(one):
+                    continue
+                assert one.marks
+                if one.marks.world == 0:
                     changed.add(one.marks.rank)
+                else:  # there may be thousands
+                    self._spawned.add(name)
+                    self._drop(name)
             except (page.PageError, OSError) as error:
                 if not isinstance(error, page.NotYet):
                     self._drop(name)
@@ -95,7 +101,6 @@ class Reader:
     def _own(self, fresh: bool = False) -> dict[int, page.Marks]:
         """The marks of the simulation's own ranks, as of now if there are other programs' too."""
         known = [(one, one.marks) for one in self._pages.values() if one.marks]
-        known = [(one, marks) for one, marks in known if marks.world == 0]  # not of a spawned world
         places = {(marks.world_size, marks.rank) for _, marks in known}
         sizes = {size for size, _ in places}
         found = [marks for _, marks in known]
@@ -117,7 +122,8 @@ class Reader:
         self._scanned = stamp if time.time_ns() - stamp > _SETTLED else 0
         for name in self._pages.keys() - names:
             self._drop(name)
-        for name in names - self._pages.keys():
+        self._spawned &= names
+        for name in names - self._pages.keys() - self._spawned:
             with contextlib.suppress(OSError):
                 path = os.path.join(self._directory, name)
                 flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
