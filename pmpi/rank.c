@@ -436,6 +436,11 @@ bool rank_serial(void)
     return page != NULL;
 }
 
+static int64_t at_least(int64_t value, int64_t least)
+{
+    return value > least ? value : least;
+}
+
 /* What the process has done until now, on the main thread. */
 static void mark(struct dovetail_mark *mark, uint64_t iterations, double ns_per_tick)
 {
@@ -447,9 +452,12 @@ static void mark(struct dovetail_mark *mark, uint64_t iterations, double ns_per_
     mark->tick = ticks_now();
     if (ticks_counter && mark->stamp - page->init > RATE_NS)
         ns_per_tick = (double)(mark->stamp - page->init) / (double)(mark->tick - page->init_tick);
-    uint64_t inside = page->mpi_ticks + (page->enter_tick ? mark->tick - page->enter_tick : 0);
+    /* Counters of two cores may be apart, and a rank have gone from one to the other. */
+    int64_t all = at_least((int64_t)(mark->tick - page->init_tick), 0);
+    int64_t current = page->enter_tick ? (int64_t)(mark->tick - page->enter_tick) : 0;
+    int64_t inside = at_least((int64_t)page->mpi_ticks + current, 0);
     mark->mpi = (uint64_t)((double)inside * ns_per_tick);
-    mark->useful = (uint64_t)((double)(mark->tick - page->init_tick - inside) * ns_per_tick);
+    mark->useful = (uint64_t)((double)at_least(all - inside, 0) * ns_per_tick);
     mark->peak_rss = (uint64_t)usage.ru_maxrss * 1024u;
     page->voluntary = (uint64_t)(usage.ru_nvcsw - usage_at_init.ru_nvcsw);
     page->involuntary = (uint64_t)(usage.ru_nivcsw - usage_at_init.ru_nivcsw);

@@ -539,6 +539,50 @@ int main(int argc, char **argv)
 }
 """
 
+BACK = """
+#define _GNU_SOURCE
+#include <mpi.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+static long ahead;
+int clock_gettime(clockid_t clock, struct timespec *t)
+{
+    long code = syscall(SYS_clock_gettime, clock, t);
+    t->tv_sec += clock == CLOCK_MONOTONIC ? ahead : 0;
+    return (int)code;
+}
+static int inside(MPI_Comm c, int key, void *extra, void *value, void *copy, int *flag)
+{
+    ahead = 5;
+    return *flag = 0;
+}
+int main(int argc, char *argv[])
+{
+    int key;
+    MPI_Comm twin;
+    MPI_Init(&argc, &argv);
+    MPI_Comm_create_keyval(inside, MPI_COMM_NULL_DELETE_FN, &key, NULL);
+    MPI_Comm_set_attr(MPI_COMM_WORLD, key, NULL);
+    MPI_Comm_dup(MPI_COMM_WORLD, &twin);
+    ahead = 0;
+    MPI_Finalize();
+    return 0;
+}
+"""
+
+
+@each_mpi
+def test_a_clock_that_goes_back_between_two_calls_spoils_no_page(mpi, tmp_path, monkeypatch):
+    """As the counters of two cores may be apart; here it is 5 s ahead inside a call."""
+    monkeypatch.setenv("DOVETAIL_CLOCK", "monotonic")
+    (tmp_path / "back.c").write_text(BACK)
+    program = known_programs.build(mpi, str(tmp_path / "back.c"), "-rdynamic")
+    done = preloaded(mpi, program, tmp_path)
+    assert done.returncode == 0, done.stderr
+    (one,) = page.read_pages(tmp_path)
+    assert (one.state, one.useful_s) == ("finalized", 0.0)
+
 
 @each_mpi
 def test_a_program_that_becomes_another_one_by_exec_is_seen_as_that(mpi, tmp_path):
