@@ -535,6 +535,16 @@ def test_a_lost_node_puts_the_simulation_back_into_the_queue_at_most_three_times
     assert controller.view("a-0").restarts == 3
 
 
+def test_one_that_ends_well_though_it_was_to_end_has_all_its_iterations():
+    controller = Controller(specs(2), CAPACITY)
+    t = running(controller)
+    controller._state.stop(controller._state.sims["a-0"], Cause.SHORT_OF_MEMORY, "", requeue=True)
+    controller.handle(sample(t + 0.1, "a-0", 50))
+    controller.handle(protocol.Finished(t + 0.2, "a-0", Cause.DONE))
+    assert (controller.view("a-0").state, controller.view("a-0").iterations) == ("done", 50)
+    assert controller._state.families["a"].length == 50, "which others of its entry go by"
+
+
 def test_without_any_node_the_rest_is_given_up_after_a_while_and_not_before():
     controller = Controller(specs(2), CAPACITY)
     controller.handle(protocol.Tick(0.0))

@@ -124,7 +124,8 @@ class Controller:
         """Write an event into the state; True if it calls for a decision at once."""
         state = self._state
         if isinstance(event, protocol.Sampled):
-            sim = self._started(event.name)
+            # One that was told to end may still end well.
+            sim = self._started(event.name) or state.terminating.get(event.name)
             if sim is not None:
                 state.sampled(sim, event.ranks)
             return False
