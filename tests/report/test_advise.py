@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import replace
 
 import numpy as np
@@ -12,9 +13,10 @@ import yaml
 from dovetail.cli import main
 from dovetail.core import protocol, units
 from dovetail.mpi import profile
-from dovetail.report import advise, summary
+from dovetail.report import advise, figures, summary
 from dovetail.report.advise import Known
 from dovetail.report.alternatives import FEWER, SEQUENTIAL, Alternative
+from dovetail.report.history import Load
 from support import made_up_runs
 
 pytestmark = pytest.mark.unit
@@ -76,8 +78,17 @@ def test_ranks_that_have_cores_to_themselves_need_no_slowdown():
         (known(0.5, 0.5), 2, 1.8),
         (known(1.0, 1.0), 2, None),
         (known(1.0), 2, None),
+        (known(0.2, 0.2, outside=np.array([0.5, 0.5])), 2, 1.8),
+        (known(0.2, 0.2, outside=np.array([1.0, 1.0])), 2, None),
     ],
-    ids=["imbalanced", "half the time in MPI", "nothing to win", "one rank already"],
+    ids=[
+        "imbalanced",
+        "half the time in MPI",
+        "nothing to win",
+        "one rank already",
+        "some sleep",
+        "all the time outside MPI, and mostly asleep",
+    ],
 )
 def test_fewer_ranks_are_advised_where_the_work_adds_up_to_less(one, cores, gain):
     fewer = by_topic(one, cores).get("fewer ranks")
@@ -282,6 +293,29 @@ def test_a_profile_file_gives_the_advice_of_its_figures(tmp_path, capsys, counte
     packing = next(piece for piece in advice if piece["topic"] == "packing")
     assert "at most 1.50" in packing["statement"]
     assert packing["name"] == "pitz"
+
+
+def test_a_program_that_sleeps_outside_mpi_is_not_told_that_fewer_ranks_sleep_less(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1})
+    one = advise.from_file(save(tmp_path / "a.json", *(rank(n, 0.2, 1.0, 1.0) for n in range(2))))
+    assert "fewer ranks" not in by_topic(one, 2)
+    told = by_topic(one, 4)["fewer ranks"]
+    assert "0.4 CPU seconds per iteration, and 1.6 s that they sleep outside MPI" in told.evidence
+    assert told.gain == pytest.approx(1.8)
+
+
+@pytest.mark.parametrize(
+    ("kind", "cpu", "cores", "seen"),
+    [("spinning", 1.0, 2, 0.9), ("packed", 0.2, 2, None), ("blocking", 0.2, 1, None),
+     ("blocking", 0.2, 2, 0.9), ("spinning", 0.01, 2, 0.9)],
+)  # fmt: skip
+def test_time_outside_mpi_counts_where_each_rank_had_a_core(kind, cpu, cores, seen):
+    two = np.ones(2)
+    load = Load("a", kind, 9.0, cpu * two, 0.9 * two, 0.1 * two)
+    found = figures.outside([load], cores)
+    assert (found.tolist() if found is not None else None) == (seen and [seen] * 2)
 
 
 def test_files_of_one_name_in_two_folders_are_told_apart(tmp_path, capsys, monkeypatch):

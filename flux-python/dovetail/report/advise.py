@@ -26,7 +26,16 @@ from dovetail.core.taken_cpu import taken
 from dovetail.core.throughput_model import WAIT_COST, Model
 from dovetail.mpi import profile
 from dovetail.report.alternatives import SEQUENTIAL
-from dovetail.report.figures import QUIET, SPLIT, FamilyFigures, Point, disturbed, loads_on, needed
+from dovetail.report.figures import (
+    QUIET,
+    SPLIT,
+    FamilyFigures,
+    Point,
+    disturbed,
+    loads_on,
+    needed,
+    outside,
+)
 from dovetail.report.history import Array
 from dovetail.report.summary import Summary
 from dovetail.report.verdict import SAME, Totals
@@ -44,7 +53,8 @@ SHOWN = 16
 class Known:
     """One kind of simulation, alone. Times are seconds per iteration, arrays of shape (ranks,).
 
-    `need` is the CPU that each rank needs, `wall` the time of an iteration. `weights` is what
+    `need` is the CPU that each rank needs, `wall` the time of an iteration, `outside` what each is
+    outside MPI with a core of its own, asleep or not, None if unknown. `weights` is what
     its requests are based on, empty if unknown. `points` and `totals` are there if it was run
     by Dovetail, and its ranks are `open` where its plan leaves them to the run. `got` is the share
     of a core that its spinning ranks got, where that shows that something else used the machine.
@@ -61,6 +71,7 @@ class Known:
     totals: Totals | None = None
     open: bool = False
     got: float | None = None
+    outside: Array | None = None
 
     @property
     def ranks(self) -> int:
@@ -136,6 +147,7 @@ def from_family(family: FamilyFigures, cores: float) -> Known | None:
         totals=family.totals,
         open=family.open,
         got=disturbed(loads, cores),
+        outside=outside(loads, cores),
     )
 
 
@@ -172,7 +184,8 @@ def from_file(path: pathlib.Path) -> Known:
     # Whether each rank had a core is not in the file; this machine has to stand for that one.
     alone = found.wait == "off" and len(ranks) <= len(os.sched_getaffinity(0))
     got = share if alone and share < QUIET else None
-    return Known(name=path.stem, need=need, wall=wall, whence=whence, got=got)
+    own = table[:, 1] if alone and got is None else None
+    return Known(path.stem, need, wall, whence, got=got, outside=own)
 
 
 # --- the rules ---
@@ -277,7 +290,9 @@ def _fewer(one: Known, cores: float) -> Advice | None:
     totals = one.totals
     if totals is not None and totals.fewer_ranks_s.source == "measured":
         return _fewer_measured(one, totals)
-    work = float(one.need.sum())
+    each = one.need if one.outside is None else np.maximum(one.need, one.outside)
+    work = float(each.sum())
+    slept = work - float(one.need.sum())
     # One rank each uses every core; more are only worth it if one is too slow or too large.
     side = int(cores)
     if side < 1:
@@ -293,8 +308,13 @@ def _fewer(one: Known, cores: float) -> Advice | None:
         f"running them with 1 rank each, {side} side by side, would give about {gain:.2f} times "
         f"the throughput ({SPLIT * ideal:.2f} to {ideal:.2f}); each then takes "
         f"{work / one.wall:.1f} times as long as now, and all {side} must fit into memory.",
-        f"the ranks' work adds up to {units.rounded(work)} CPU seconds per iteration "
-        f"({one.whence}); "
+        f"the ranks' work adds up to {units.rounded(work - slept)} CPU seconds per iteration"
+        + (
+            f", and {units.rounded(slept)} s that they sleep outside MPI"
+            if slept > 0.05 * work
+            else ""
+        )
+        + f" ({one.whence}); "
         f"communication is left out, and cache and memory may cost {1 - SPLIT:.0%}",
         "predicted",
         gain,

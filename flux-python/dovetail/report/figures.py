@@ -225,6 +225,19 @@ def needed(loads: Sequence[Load], cores: float) -> tuple[Array | None, str]:
     return None, "no two samples of a running simulation"
 
 
+def outside(loads: Sequence[Load], cores: float) -> Array | None:
+    """Seconds of an iteration that each rank is outside MPI with a core of its own, shape (ranks,).
+
+    That is more than it needs of CPU where it sleeps, as for a disk: that does not go away with
+    the other ranks. None if it was not seen so.
+    """
+    own = [one.useful for one in loads if one.kind != "packed" and len(one.useful) <= cores]
+    if not own or disturbed(loads, cores) is not None:
+        return None
+    least: Array = np.minimum.reduce(own)
+    return least
+
+
 def disturbed(loads: Sequence[Load], cores: float) -> float | None:
     """The share of a core that spinning ranks got, where others took too much of it.
 
@@ -254,10 +267,12 @@ def _totals(
     )
     missing = Figure(how="not measured; `dovetail bench` and `bootstrap demo` do")
     cores = history.cpu / 1000
-    cpu, _ = needed(loads_on(loads, tracks[0].spec.ranks), cores)
+    here = loads_on(loads, tracks[0].spec.ranks)
+    work, slept = needed(here, cores)[0], outside(here, cores)
     fewer = _measured(by_name.get(FEWER)) or missing
-    if cpu is not None and fewer.value is None and not curve:
-        fewer = _fewer(tracks, cpu, cores, _starting(tracks))
+    if work is not None and fewer.value is None and not curve:
+        work = work if slept is None else np.maximum(work, slept)
+        fewer = _fewer(tracks, work, cores, _starting(tracks))
     bound = _bound(tracks, loads, cores)
     totals = Totals(
         makespan_s=makespan,
@@ -392,14 +407,16 @@ def _chosen_against(tracks: Sequence[Track], curve: Mapping[int, float]) -> Figu
     return Figure(len(tracks) * curve[ranks], "predicted", how)
 
 
-def _fewer(tracks: Sequence[Track], cpu: Array, cores: float, extra: float) -> Figure:
+def _fewer(tracks: Sequence[Track], needs: Array, cores: float, extra: float) -> Figure:
     """The same work on k ranks per simulation, as many side by side as there are cores.
+
+    An iteration takes the ranks of now so many seconds each outside MPI.
 
     Each takes as long as now to be prepared, and `extra` seconds to start and to end.
     """
     best: tuple[float, int] | None = None
     start = extra + min(map(_prepare, tracks), default=0.0)
-    works = [float(cpu.sum()) * track.iterations for track in tracks]
+    works = [float(needs.sum()) * track.iterations for track in tracks]
     work, most = max(works, default=0.0), tracks[0].spec.ranks - 1
     for k in range(1, most + 1):
         beside = int(cores // k)
