@@ -37,3 +37,10 @@ def test_a_plan_is_not_submitted_from_a_folder_that_is_gone(tmp_path, monkeypatc
     assert command.main(["submit", str(plan)]) == 2
     said = "flux dovetail: the current folder: cannot be used: No such file or directory\n"
     assert capsys.readouterr().err == said
+
+
+@pytest.mark.parametrize("words", ["logs 1 --slice 0", "report 1 --all", "wait 1 --all"])
+def test_of_two_things_that_are_asked_for_none_is_left_out(monkeypatch, capsys, words):
+    monkeypatch.setattr(command.client, "call", lambda *_: pytest.fail("it asks for one of them"))
+    assert command.main(words.split()) == 2
+    assert capsys.readouterr().err.startswith(f"flux dovetail: {words.split()[0]}: ")

@@ -282,6 +282,8 @@ def do_url(args: argparse.Namespace) -> int:
 
 def do_logs(args: argparse.Namespace) -> int:
     """A run's log, or a slice's output."""
+    if args.run is not None and args.slice is not None:
+        raise BadInput("logs: give the number of a run or --slice, not both")
     found = client.call("dovetail.status")
     if args.slice is not None:
         one = next((one for one in found["slices"] if one["number"] == args.slice), None)
@@ -317,6 +319,8 @@ def do_logs(args: argparse.Namespace) -> int:
 
 def do_report(args: argparse.Namespace) -> int:
     """What runs gained; all runs that have ended, unless some are named."""
+    if args.runs and args.all:
+        raise BadInput("report: name runs by their numbers, or say --all")
     runs: Sequence[dict[str, Any]] = client.call("dovetail.status")["runs"]
     unknown = set(args.runs) - {run["number"] for run in runs}
     if unknown:

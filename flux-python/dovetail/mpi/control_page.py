@@ -79,5 +79,5 @@ def _mode(policy: WaitPolicy) -> int:
     if policy.mode not in MODES:
         raise BadInput(f"wait mode {policy.mode!r}: one of {', '.join(MODES)} would be right")
     if not 0 <= policy.yields < 2**31:
-        raise BadInput(f"{policy.yields} yields: 0 or more would be right")
+        raise BadInput(f"{policy.yields} yields: 0 to {2**31 - 1} would be right")
     return MODES.index(policy.mode)
