@@ -384,6 +384,7 @@ BAD_OPTIONS = {
     ),
     "a centre of two": (["--ranks", "2", "--centre", "1,2"], "--centre"),
     "a centre nan": (["--ranks", "2", "--centre", "1,2,nan"], "--centre"),
+    "a centre far away": (["--ranks", "2", "--centre", "1e200,0,0"], "--centre"),
 }
 
 

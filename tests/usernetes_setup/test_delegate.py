@@ -74,6 +74,13 @@ def test_the_groups_stay_while_another_job_has_put_nothing_into_them_yet(delegat
         assert delegate() == ""
 
 
+def test_a_number_that_no_user_has_leaves_no_group():
+    done = subprocess.run([SETUP / "delegate", "4294967295"], capture_output=True, text=True)
+    said = "delegate: 4294967295 is more than a user id can be\n"
+    assert (done.returncode, done.stderr) == (2, said)
+    assert not [one for one in GROUPS if one.with_name("dovetail-4294967295").exists()]
+
+
 def test_what_is_not_there_is_removed_already(delegated):
     assert delegate("--remove") == ""
     assert delegate("--remove") == ""

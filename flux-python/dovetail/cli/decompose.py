@@ -28,6 +28,8 @@ if TYPE_CHECKING:  # numpy takes longer to load than it takes to see that a case
 
 HELP = "cut an OpenFOAM mesh for ranks of any weights"
 
+_FARTHEST = 1e15
+"""Metres of a centre; the squares of distances are added up."""
 _MOST = 1_000_000
 """Ranks; each has a weight in memory and a folder, and there are no meshes for so many."""
 
@@ -147,8 +149,8 @@ def _parse_centre(text: str) -> Point:
         x, y, z = map(float, text.split(","))
     except ValueError:
         x = y = z = math.nan
-    if not all(map(math.isfinite, (x, y, z))):
-        raise BadInput(f"--centre: {text!r} is not three numbers X,Y,Z in metres")
+    if not all(abs(one) <= _FARTHEST for one in (x, y, z)):
+        raise BadInput(f"--centre: {text!r} is not three numbers X,Y,Z in metres, up to 1e15")
     return x, y, z
 
 
