@@ -130,10 +130,11 @@ def test_a_pod_that_dies_while_the_agent_is_dead_is_found(cluster):  # noqa: F81
     agent = cluster.agent()
     cluster.launch("sim", "sleep 1000")
     cluster.until(messages.Started, "sim")
-    kill(agent)
-    kill(cluster.entrypoints["sim", 0])
-    cluster.agent()
-    assert cluster.until(messages.Lost, "sim").uid == "uid0"
+    with cluster.another_pod():
+        kill(agent)
+        kill(cluster.entrypoints["sim", 0])
+        cluster.agent()
+        assert cluster.until(messages.Lost, "sim").uid == "uid0"
     wait_for(lambda: not (cluster.session("one") / "sim").exists())
     cluster.hub.tell(messages.End("sim", 1))
 

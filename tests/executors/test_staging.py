@@ -185,10 +185,11 @@ def test_what_a_pod_wrote_that_was_killed_can_be_fetched_until_the_end_is_known(
     node.cluster.until(messages.Lost, "sim")
     assert node.stage("out") == ""
     assert content(node.there) == content(node.here)
-    node.cluster.agents["one"].kill()
-    node.cluster.until(messages.Gone)
-    node.cluster.agent(machine=str(node.machine))
-    node.cluster.until(messages.Lost, "sim")
+    with node.cluster.another_pod():
+        node.cluster.agents["one"].kill()
+        node.cluster.until(messages.Gone)
+        node.cluster.agent(machine=str(node.machine))
+        node.cluster.until(messages.Lost, "sim")
     (node.there / "more").write_text("y")
     assert node.stage("out") == ""
     assert content(node.there) == content(node.here)

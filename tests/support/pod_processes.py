@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -18,7 +19,7 @@ from dovetail.executors import pods
 from dovetail.executors.kubernetes.agent_hub import Hub
 from dovetail.executors.pods import messages
 from dovetail.host import install_paths, processes
-from dovetail.host.session import SESSION_ROOT, shared_session
+from dovetail.host.session import SESSION_ROOT, join_session, shared_session
 from dovetail.plan import command_line
 
 from support.local_runs import FAKE_MPIRUN, LIMIT, scripts, wait_for
@@ -55,6 +56,18 @@ class Cluster:
 
     def session(self, node: str) -> Path:
         return Path(shared_session(self.run, node))
+
+    @contextlib.contextmanager
+    def another_pod(self, node: str = "one") -> Iterator[None]:
+        """Keep a node's session, as the run's other pods there do.
+
+        Without any process in it, the agents of other runs, such as of tests beside, sweep it.
+        """
+        handle = join_session(str(self.session(node)))
+        try:
+            yield
+        finally:
+            os.close(handle)
 
     def command(self, module: str, *words: str) -> list[str]:
         return [
