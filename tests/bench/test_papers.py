@@ -30,6 +30,7 @@ from dovetail.bench.papers import (
 from dovetail.bench.papers.findings import (
     CONFIRMED,
     DISTURBED,
+    LARGER,
     NO_NUMBER,
     NOT_MEASURED,
     NOT_SEEN,
@@ -76,6 +77,11 @@ GAIN, LOSS = 1.77, 0.8
         ("most", 0.0, (0.0,), CONFIRMED),
         ("same", 1.0, (0.9, 1.02, 1.1), CONFIRMED),
         ("same", 1.0, (1.2, 1.3, 1.4), OPPOSITE),
+        ("same", 1.0, (0.98, 1.5, 1.9), NOT_SEEN),
+        ("same", 1.08, (0.98, 1.07, 1.2), CONFIRMED),
+        ("amount", 108.0, (120.0, 130.0, 600.0), CONFIRMED),
+        ("amount", 108.0, (400.0, 500.0, 600.0), LARGER),
+        ("amount", -0.56, (-33.0, -32.0, -8.0), CONFIRMED),
         ("effect", None, (1.0,), NO_NUMBER),
     ],
 )

@@ -9,6 +9,8 @@ effect, so that 2 x where the paper has 4 x is half of it and not the same.
     effect 1.77 x, here 1.10 to 1.20 x  ->  smaller
     effect 1.77 x, here 0.95 to 1.10 x  ->  not seen: the rounds lie on both sides of 1
     effect 1.77 x, here 0.60 to 0.70 x  ->  the opposite
+    amount 108 s, here 400 to 600 s     ->  larger: more than 1/0.8 of it
+    same 1 x, here 0.98 to 1.9, 1.5 x   ->  not seen: far from 1, with rounds on both sides
 """
 
 from __future__ import annotations
@@ -23,10 +25,11 @@ from dovetail.bench.papers.place import Place
 from dovetail.bench.papers.published import Published
 from dovetail.bench.papers.scales import Scale
 
-CONFIRMED, SMALLER, NOT_SEEN, OPPOSITE = "confirmed", "smaller", "not seen", "the opposite"
+CONFIRMED, SMALLER, LARGER = "confirmed", "smaller", "larger"
+NOT_SEEN, OPPOSITE = "not seen", "the opposite"
 NOT_MEASURED, NO_NUMBER = "not measured here", "no number found"
 DISTURBED = "disturbed"
-VERDICTS = (CONFIRMED, SMALLER, NOT_SEEN, OPPOSITE, DISTURBED, NOT_MEASURED, NO_NUMBER)
+VERDICTS = (CONFIRMED, SMALLER, LARGER, NOT_SEEN, OPPOSITE, DISTURBED, NOT_MEASURED, NO_NUMBER)
 
 ENOUGH = 0.8  # of an effect that counts as the same
 NOISE = 0.02  # a ratio this near to 1 is none
@@ -47,9 +50,12 @@ def verdict(published: Published, row: Row | None) -> str:
     if published.kind == "most":
         return CONFIRMED if ours <= theirs else NOT_SEEN
     if published.kind == "same":
-        near = abs(ours - 1) <= max(ALIKE, abs(theirs - 1)) or low <= 1 <= high
-        return CONFIRMED if near else OPPOSITE
+        if abs(ours - 1) <= max(ALIKE, abs(theirs - 1)):
+            return CONFIRMED
+        return NOT_SEEN if low <= 1 <= high else OPPOSITE
     if published.kind == "amount":
+        if ours > theirs / ENOUGH > 0:
+            return LARGER
         return _of_effect(ours / theirs, low / theirs, high / theirs, 0.0)
     if min(low, high) <= 0 or abs(theirs - 1) < 1e-9:
         return NOT_SEEN

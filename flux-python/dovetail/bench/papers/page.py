@@ -20,6 +20,7 @@ from dovetail.bench.papers import allocation, published
 from dovetail.bench.papers.findings import (
     CONFIRMED,
     DISTURBED,
+    LARGER,
     NOT_SEEN,
     OPPOSITE,
     SMALLER,
@@ -29,7 +30,8 @@ from dovetail.bench.papers.findings import (
 from dovetail.report import charts, html
 from dovetail.report.charts import Bar, Curve
 
-CLASSES = {CONFIRMED: "confirmed", SMALLER: "smaller", OPPOSITE: "opposite", NOT_SEEN: "unseen"}
+CLASSES = {CONFIRMED: "confirmed", SMALLER: "smaller", LARGER: "larger", OPPOSITE: "opposite",
+           NOT_SEEN: "unseen"}  # fmt: skip
 WORTH_SAYING = 0.1  # cores
 _LONGEST = 50  # letters of a label in a chart
 _BARS = 24  # of a chart
