@@ -16,6 +16,7 @@ import shutil
 import socket
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -362,6 +363,26 @@ def test_leased_ports_and_addresses_are_all_different():
         assert all(port < int(clients[0]) for port, _ in ports), "no connection takes it meanwhile"
     for _, held in [*leases, *ports]:
         held.close()
+
+
+def test_a_group_is_made_while_the_one_above_is_removed_again_and_again(tmp_path):
+    """The last node of root's that ends takes it away, when another one may begin."""
+    above, over = tmp_path / "above", threading.Event()
+
+    def nodes_that_end() -> None:
+        while not over.is_set():
+            with contextlib.suppress(OSError):
+                above.rmdir()
+
+    others = threading.Thread(target=nodes_that_end)
+    others.start()
+    try:
+        for number in range(500):
+            cgroups._make(above / str(number))
+            (above / str(number)).rmdir()
+    finally:
+        over.set()
+        others.join()
 
 
 def test_a_child_that_fails_says_why():

@@ -167,7 +167,7 @@ def make(group: str, cpus: str) -> None:
     """
     before = os.umask(0o022)
     for folder in folders(group):
-        folder.mkdir(parents=True, exist_ok=True)
+        _make(folder)
         if unified():
             for parent in reversed(folder.relative_to(ROOT).parents):
                 _delegate(ROOT / parent)
@@ -184,6 +184,13 @@ def make(group: str, cpus: str) -> None:
         if not unified() and (folder / "cpuset.cpus").exists():
             _fill_cpuset(folder / "system", cpus)
     os.umask(before)
+
+
+def _make(folder: Path) -> None:
+    """Make it and the one above, which another node that ends may remove between the two."""
+    while not folder.is_dir():
+        with contextlib.suppress(FileNotFoundError, FileExistsError):
+            folder.mkdir(parents=True, exist_ok=True)
 
 
 def _delegate(folder: Path) -> None:
