@@ -79,7 +79,7 @@ struct dovetail_page {
     char host[64];        /* name of the machine, ends in a zero */
 
     uint64_t enter_tick; /* when the main thread entered its current call */
-    uint64_t last_tick;  /* when it last entered or left one */
+    uint64_t last_tick;  /* when it last left one */
     uint64_t mpi_ticks;  /* what it has spent inside, without the current call */
     uint64_t init_cpu;   /* CPU time of the process when MPI_Init returned, nanoseconds */
 

@@ -90,7 +90,7 @@ class Settings:
     """How many times its cost a restart on other ranks, or for a new cut, is to save by what is
     predicted: the cost is certain, and predictions err."""
     restarts: int = 3
-    """Times that a simulation is run again after it lost its node."""
+    """Times that one is run again after it lost its node, or failed before its first iteration."""
     no_nodes: float = 60.0
     """Seconds without any CPU after which the rest of the queue is given up."""
     jump: float = 60.0

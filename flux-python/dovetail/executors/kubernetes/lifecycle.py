@@ -721,7 +721,6 @@ class Lifecycle:
             self.terminate(spare, Result(Cause.DONE))
 
     # --- all pods there? ---
-    # --- all pods there? ---
 
     def pod(self, job: Launched, kind: str, pod: Object) -> None:
         """News of one of its pods."""

@@ -3,7 +3,7 @@
 
 Inputs: as for `manifests.job`, and where Flux is on the nodes. Output: the object, of which the
 operator makes a Job and Flux brokers; `operator-manifests/minicluster.yaml` adds what a MiniCluster
-cannot say, and `pods.broker` prepares each broker.
+cannot say, and `pods.flux_broker` prepares each broker.
 
 Invariants: no image of Flux's own is used, since pods see the machine's by hostPath mounts; pods
 ask for what those of Jobs do; a pod that is lost ends the simulation instead of starting it anew.
