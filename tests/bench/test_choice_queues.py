@@ -110,7 +110,9 @@ def test_the_published_case_is_predicted_from_its_own_measurement():
     lines: list[str] = []
     (claim,) = papers(lines.append)
     assert "16: 1670 s" in lines[0]
-    assert claim.row.median > 5 * 1249 / 1670
+    assert "1.77 (two at once) to 3.74 (five)" in lines[0]
+    assert claim.bound == pytest.approx(5 * 1249 / 1670, abs=0.005)
+    assert claim.row.median > claim.bound
 
 
 def test_a_run_that_was_interrupted_goes_on_with_its_results(tmp_path):
