@@ -159,6 +159,59 @@ def test_families_are_judged_apart_and_the_whole_is_their_sum():
         assert getattr(found.totals, name).value == pytest.approx(sum(parts), rel=0.01), name
 
 
+def sweep(*families, seconds=5.0, weights=(1.0, 3.0)):
+    """A simulation for each of these, one after the other."""
+    specs = [made_up_runs.spec(f"{name}-{n}", name, weights) for n, name in enumerate(families)]
+    run = made_up_runs.Run(specs, dict.fromkeys(families, 0.1))
+    for one in specs:
+        run.launch(one.name)
+        run.work(seconds)
+        run.finish(one.name)
+    return run
+
+
+def test_a_sweep_of_many_entries_is_a_queue_on_fewer_ranks_as_well():
+    """Of an entry with a single simulation nothing is beside it, but the queue has others."""
+    one, many = (summary.summarise(sweep(*names).history()) for names in ("ffffff", "abcdef"))
+    assert many.totals.fewer_ranks_s == one.totals.fewer_ranks_s
+    assert many.totals.fewer_ranks_s.how.startswith("1 rank each, 2 at once, if ")
+    assert many.totals.fewer_ranks_s.value == pytest.approx(6 * 5.0 * 4 / 3 / 2 / 0.9, rel=0.01)
+    assert many.verdict == one.verdict
+    assert many.verdict.best == FEWER
+    assert "Probably better: fewer ranks side by side" in many.verdict.words
+
+
+def test_what_has_a_single_rank_keeps_it_beside_those_on_fewer():
+    specs = [made_up_runs.spec(n, n, w) for n, w in (("a", (1.0, 1.0)), ("b", (1.0,)))]
+    run = made_up_runs.Run(specs, {"a": 0.1, "b": 0.1})
+    for one in specs:
+        run.launch(one.name, prepare=20.0 * (one.name == "b"))  # which stays as it is
+        run.work(10.0)
+        run.finish(one.name)
+    found = summary.summarise(run.history())
+    assert found.families[1].totals.fewer_ranks_s.value is None
+    assert found.totals.fewer_ranks_s.spread == pytest.approx((30.0, 30.0 / 0.8))
+
+
+def test_one_of_which_nothing_was_counted_is_not_promised_to_take_no_time():
+    run = sweep("a", "b")
+    quiet = [one for one in run.log if not (isinstance(one, protocol.Sampled) and "b" in one.name)]
+    fewer = summary.summarise(dataclasses.replace(run, log=quiet).history()).totals.fewer_ranks_s
+    assert (fewer.value, fewer.source) == (None, "")
+
+
+def test_single_simulations_that_were_measured_alone_are_not_added_up_as_if_at_once():
+    run = sweep("a", "b")
+    others = [measured(n, 5.0, family=f) for n in (NAIVE, FEWER, SEQUENTIAL) for f in "ab"]
+    found = totals(run, *others)
+    assert found.sequential_s.value == 10.0
+    assert (found.naive_s.value, found.fewer_ranks_s.source) == (None, "predicted")
+    assert found.naive_s.how == "measured for each family alone, and a is a single simulation"
+    several = totals(sweep("a", "a", "b", "b"), *others)
+    assert several.naive_s.value == several.fewer_ranks_s.value == 10.0
+    assert several.fewer_ranks_s.how == "sum over 2 families, one after the other"
+
+
 def test_what_was_counted_is_called_by_its_name():
     run = made_up_runs.Run([made_up_runs.spec("melt", "melt")], {"melt": 0.1})
     run.launch("melt")

@@ -44,6 +44,8 @@ ENOUGH = 3
 QUIET = 0.9
 """Share of a core below which spinning ranks were disturbed: alone they take all of it."""
 
+MISSING = Figure(how="not measured; `dovetail bench` and `bootstrap demo` do")
+
 
 @dataclass(frozen=True)
 class Point:
@@ -93,9 +95,7 @@ class FamilyFigures:
 
 def families(history: History, measured: Sequence[Alternative]) -> tuple[FamilyFigures, ...]:
     """The figures of each family, in the order of the plan."""
-    tracks: dict[str, list[Track]] = {}
-    for track in history.tracks:
-        tracks.setdefault(track.spec.family, []).append(track)
+    tracks = _by_family(history)
     family_of = {track.spec.name: track.spec.family for track in history.tracks}
     spells: dict[str, list[Spell]] = {name: [] for name in tracks}
     for spell in history.spells:
@@ -105,6 +105,25 @@ def families(history: History, measured: Sequence[Alternative]) -> tuple[FamilyF
     return tuple(
         _family(name, mine, spells[name], history, measured) for name, mine in tracks.items()
     )
+
+
+def _by_family(history: History) -> dict[str, list[Track]]:
+    tracks: dict[str, list[Track]] = {}
+    for track in history.tracks:
+        tracks.setdefault(track.spec.family, []).append(track)
+    return tracks
+
+
+def fewer_ranks(history: History) -> Figure:
+    """All families' simulations as one queue, on fewer ranks side by side; all have to be done."""
+    works = []
+    for name, tracks in _by_family(history).items():
+        loads = [load for load in history.loads if load.family == name]
+        work = _work(tracks, history, loads)
+        if work is None:
+            return MISSING
+        works.append(work)
+    return _fewer(works, history.cpu / 1000)
 
 
 def _family(
@@ -265,19 +284,14 @@ def _totals(
     sequential = _measured(by_name.get(SEQUENTIAL)) or (
         _chosen_against(tracks, curve) if curve else _sequential(tracks, history, alone)
     )
-    missing = Figure(how="not measured; `dovetail bench` and `bootstrap demo` do")
     cores = history.cpu / 1000
-    here = loads_on(loads, tracks[0].spec.ranks)
-    work, slept = needed(here, cores)[0], outside(here, cores)
-    fewer = _measured(by_name.get(FEWER)) or missing
-    if work is not None and fewer.value is None and not curve:
-        work = work if slept is None else np.maximum(work, slept)
-        fewer = _fewer(tracks, work, cores, _starting(tracks))
+    work = _work(tracks, history, loads)
+    fewer = _measured(by_name.get(FEWER)) or (_fewer([work], cores) if work else MISSING)
     bound = _bound(tracks, loads, cores)
     totals = Totals(
         makespan_s=makespan,
         sequential_s=sequential,
-        naive_s=_measured(by_name.get(NAIVE)) or missing,
+        naive_s=_measured(by_name.get(NAIVE)) or MISSING,
         fewer_ranks_s=fewer,
         bound_s=bound,
         throughput_gain=ratio(sequential, makespan),
@@ -407,43 +421,83 @@ def _chosen_against(tracks: Sequence[Track], curve: Mapping[int, float]) -> Figu
     return Figure(len(tracks) * curve[ranks], "predicted", how)
 
 
-def _fewer(tracks: Sequence[Track], needs: Array, cores: float, extra: float) -> Figure:
-    """The same work on k ranks per simulation, as many side by side as there are cores.
+@dataclass(frozen=True)
+class _Work:
+    """What a family's simulations do, each as long as one after the other, in seconds.
 
-    An iteration takes the ranks of now so many seconds each outside MPI.
-
-    Each takes as long as now to be prepared, and `extra` seconds to start and to end.
+    `each` is its ranks' work, added up; `start` what starting and ending takes beside that.
     """
+
+    name: str
+    ranks: int
+    each: tuple[float, ...]
+    start: float
+
+    def on(self, ranks: int) -> int:
+        """On how many ranks these run where none shall have more than `ranks`."""
+        return max(1, min(ranks, self.ranks - 1))
+
+
+def _work(tracks: Sequence[Track], history: History, loads: Sequence[Load]) -> _Work | None:
+    """From what the ranks of now do in an iteration; None if unknown, or the ranks are open.
+
+    Each takes as long as the quickest to be prepared, to start and to end.
+    """
+    cores = history.cpu / 1000
+    here = loads_on(loads, tracks[0].spec.ranks)
+    need, slept = needed(here, cores)[0], outside(here, cores)
+    if need is None or _curve(tracks[0], history):
+        return None
+    each = float((need if slept is None else np.maximum(need, slept)).sum())
+    start = _starting(tracks) + min(map(_prepare, tracks), default=0.0)
+    spec = tracks[0].spec
+    return _Work(spec.family, spec.ranks, tuple(each * one.iterations for one in tracks), start)
+
+
+def _fewer(works: Sequence[_Work], cores: float) -> Figure:
+    """The same work on at most k ranks per simulation, as many side by side as there are cores."""
+    unseen = [one.name for one in works if not sum(one.each)]
+    if unseen and len(works) > 1:
+        return Figure(how=f"no iteration of {unseen[0]} was seen")
     best: tuple[float, int] | None = None
-    start = extra + min(map(_prepare, tracks), default=0.0)
-    works = [float(needs.sum()) * track.iterations for track in tracks]
-    work, most = max(works, default=0.0), tracks[0].spec.ranks - 1
+    most = max((one.ranks for one in works), default=0) - 1
     for k in range(1, most + 1):
         beside = int(cores // k)
         # Of ranks of which as many fit side by side, the most are the quickest.
-        if beside and work and (k == most or int(cores // (k + 1)) < beside):
-            time = _side_by_side([start + one / k for one in works], beside)
+        if beside and not unseen and (k == most or int(cores // (k + 1)) < beside):
+            queue = [(w.start + one / w.on(k), w.on(k)) for w in works for one in w.each]
+            time = _side_by_side(queue, int(cores))
             best = min(best or (time, k), (time, k))
     if best is None:
         return Figure(how="no smaller number of ranks fits the cores")
     ideal, k = best
-    if start > work / k:
-        why = f"to start and to end takes {start:.1f} s of each, more than its work of "
-        why += f"{units.rounded(work, 2)} s"
-        return Figure(how=f"{why}; what fewer ranks would change in that is unknown")
-    beside = min(int(cores // k), len(tracks))
-    how = f"{k} rank{'s' if k > 1 else ''} each, {beside} at once, if the work splits"
-    how += f" evenly; cache and memory may cost {1 - SPLIT:.0%}"
+    for one in works:
+        work = max(one.each)
+        if one.on(k) < one.ranks and one.start > work / one.on(k):
+            why = f"to start and to end takes {one.start:.1f} s of each"
+            why += f" {one.name}" if len(works) > 1 else ""
+            why += f", more than its work of {units.rounded(work, 2)} s"
+            return Figure(how=f"{why}; what fewer ranks would change in that is unknown")
+    low, high = (pick(one.on(k) for one in works) for pick in (min, max))
+    beside = min(int(cores // low), sum(len(one.each) for one in works))
+    how = f"{low} to {high}" if low < high else f"{k}"
+    how += f" rank{'s' if high > 1 else ''} each, {'up to ' if low < high else ''}{beside} at once"
+    how += f", if the work splits evenly; cache and memory may cost {1 - SPLIT:.0%}"
     # Halfway between nothing lost and as much as may be.
     return Figure(ideal / (1 + SPLIT) * 2, "predicted", how, (ideal, ideal / SPLIT))
 
 
-def _side_by_side(seconds: Iterable[float], beside: int) -> float:
-    """When the last of them ends, if so many run at once and the next starts as one ends."""
-    ends = [0.0] * beside
-    for one in seconds:
-        heapq.heapreplace(ends, ends[0] + one)
-    return max(ends)
+def _side_by_side(queue: Iterable[tuple[float, int]], cores: int) -> float:
+    """When the last of these ends, each (seconds, cores), and begun in order as cores fall free."""
+    now, free = 0.0, cores
+    running: list[tuple[float, int]] = []
+    for seconds, taken_by_it in queue:
+        while free < taken_by_it:
+            now, freed = heapq.heappop(running)
+            free += freed
+        free -= taken_by_it
+        heapq.heappush(running, (now + seconds, taken_by_it))
+    return max(end for end, _ in running)
 
 
 def _points(spells: Iterable[Spell], alone: float | None) -> tuple[Point, ...]:

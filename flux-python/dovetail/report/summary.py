@@ -231,7 +231,7 @@ def _simulation(track: Track, alone: float | None, end: float) -> Simulation:
 
 
 def _whole(families: Sequence[FamilyFigures], history: History) -> Totals:
-    """The whole queue: this run's makespan, and the families' figures added up."""
+    """The whole queue: this run's makespan, and the families' figures, added up where they may."""
     attempts = [attempt for track in history.tracks for attempt in track.attempts]
     undone = sum(track.state != "done" for track in history.tracks)
     makespan = Figure(how=f"{undone} of {len(history.tracks)} simulations are not done")
@@ -246,6 +246,13 @@ def _whole(families: Sequence[FamilyFigures], history: History) -> Totals:
         name: _sum([getattr(one.totals, name) for one in families])
         for name in ("sequential_s", "naive_s", "fewer_ranks_s", "bound_s")
     }
+    # Of ways in which simulations share the cores, those of other families would share them, too.
+    single = next((one.name for one in families if one.simulations == 1), None)
+    if single is not None and sums["naive_s"].value is not None:
+        how = f"measured for each family alone, and {single} is a single simulation"
+        sums["naive_s"] = Figure(how=how)
+    if not undone and families and (single or sums["fewer_ranks_s"].source != "measured"):
+        sums["fewer_ranks_s"] = figures.fewer_ranks(history)
     gain, bound = ratio(sums["sequential_s"], makespan), ratio(sums["bound_s"], makespan)
     return Totals(makespan_s=makespan, throughput_gain=gain, bound_ratio=bound, **sums)
 
@@ -260,7 +267,9 @@ def _sum(parts: Sequence[Figure]) -> Figure:
     spread = None
     if len(spreads) == len(parts):
         spread = (sum(low for low, _ in spreads), sum(high for _, high in spreads))
-    return Figure(sum(values), source, f"sum over {len(parts)} families", spread)
+    return Figure(
+        sum(values), source, f"sum over {len(parts)} families, one after the other", spread
+    )
 
 
 def _flat(totals: Mapping[str, Any]) -> dict[str, Any]:
