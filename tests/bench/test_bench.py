@@ -28,6 +28,7 @@ from dovetail.bench import (
     jobtap,
     kube,
     many,
+    moldable,
     ondemand,
     pairs,
     pods,
@@ -40,6 +41,7 @@ from dovetail.bench.scale import pods as scale_pods
 from dovetail.cli import bench
 from dovetail.cli.main import main
 from dovetail.core.errors import BadInput, WorkFailed
+from dovetail.plan import schema
 from dovetail.run.run import LOG
 from support import flux_lua, known_programs
 from support.flux_batch import COMMANDS, flux_command
@@ -104,6 +106,15 @@ def test_ways_on_two_cores_are_compared_with_dovetail_on_two(monkeypatch, capsys
     else:
         assert codes == [0, 0]
         assert seen == [{0, 1}, set(range(16))]
+
+
+@pytest.mark.unit
+def test_short_simulations_have_as_many_cores_as_those_by_hand(tmp_path, monkeypatch):
+    monkeypatch.setattr(moldable.shutil, "which", lambda program: f"/usr/bin/{program}")
+    cases, plan, _, _ = moldable._melts(tmp_path / "short", 3, 110, "1")
+    assert len(cases) == 3
+    found = schema.load(plan)
+    assert found.limits.cpus == 1000 * moldable.CORES
 
 
 @pytest.mark.unit

@@ -148,7 +148,10 @@ def short(
 def _melts(
     scratch: Path, count: int, steps: int, ranks: str
 ) -> tuple[list[Path], Path, list[str], list[str]]:
-    """So many melts, in a box cut 1 to 3 or whole: cases, a plan for `ranks`, and both commands."""
+    """So many melts, in a box cut 1 to 3 or whole: cases, a plan for `ranks`, and both commands.
+
+    The plan has as many cores as those have that are started by hand, however many there are.
+    """
     scratch.mkdir(exist_ok=True)
     cases = [scratch / f"melt.{number}" for number in range(count)]
     for case in cases:
@@ -156,7 +159,7 @@ def _melts(
         cut, whole = melt(case, 0.25, steps)
     plan = scratch / "plan.yaml"
     plan.write_text(
-        f"simulations:\n  - name: melt\n    case: {cases[0]}\n    ranks: {ranks}\n"
+        f"cpus: {CORES}\nsimulations:\n  - name: melt\n    case: {cases[0]}\n    ranks: {ranks}\n"
         f"    command: {' '.join(whole)}\n    count: {count}\n"
     )
     return cases, plan, cut, whole
