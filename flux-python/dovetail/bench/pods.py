@@ -2,7 +2,7 @@
 """What simulations cost as pods: makespan, short ones, messages, resizes and watching of many.
 
 Inputs: the number of rounds. Outputs: `Claim`s. Clusters are started for it, as whoever runs it,
-and end with this process.
+and end with this process. What is bare or as processes runs beside them; they are idle then.
 """
 
 from __future__ import annotations
