@@ -128,7 +128,7 @@ def test_what_was_measured_is_not_measured_again(tmp_path):
     again.close()
     last = Kept(tmp_path, about)
     assert last.finished("packing")
-    assert last.others("packing") == 0.2
+    assert last.others("packing") == {0: 0.25, 1: pytest.approx(0.2)}
     assert len(last.rounds("packing", 3)["one"]) == 2
     last.close()
     with pytest.raises(BadInput, match=r"scale small, not medium.*-o"):
@@ -391,6 +391,34 @@ def test_others_disturb_by_what_they_take_of_our_cores_alone():
     )
     assert papers.used(stat, {0}) == 25
     assert papers.used(stat, {0, 1}) == 25 + 988
+
+
+@pytest.mark.unit
+@pytest.mark.parametrize(("taken", "rounds"), [("001", [3]), ("011", [2, 3]), ("000", [])])
+def test_each_round_that_others_disturbed_is_told(tmp_path, monkeypatch, taken, rounds):
+    cores = len(os.sched_getaffinity(0))
+    turns = iter(taken)
+
+    def findings(setting: Setting, measured) -> list[Finding]:
+        number = published.of("allocation")["limits at once"]
+        return [Finding("time", "x", Row("", (80.0,)), number)]
+
+    def variants(setting: Setting):
+        return {"a": lambda: {"rate": 1.0}}
+
+    fake = {"fake": Experiment("fake", "a fake", findings, variants)}
+    monkeypatch.setattr(papers, "EXPERIMENTS", fake)
+    monkeypatch.setattr(papers, "busy", lambda: float(next(turns)) * cores)
+    asked = papers.check(tmp_path / "out", [], "local", "small", 0.0)
+    for _ in range(2):  # measured, and as it was kept
+        (outcome,) = papers.run(asked, lambda _: None)[0]
+        (found,) = outcome.findings
+        assert found.verdict == (DISTURBED if len(rounds) > 1 else CONFIRMED)
+        (shown,) = json.loads((tmp_path / "out/papers.json").read_text())["experiments"]
+        assert (shown["disturbed"], shown["others"]) == (rounds, cores if rounds else 0)
+        words = f"a quarter of all or more in round {', '.join(map(str, rounds))}"
+        assert (words in (tmp_path / "out/papers.html").read_text()) == bool(rounds)
+        bench.show_papers([outcome], "a machine")
 
 
 @pytest.mark.unit

@@ -66,7 +66,7 @@ class Kept:
         self.path = directory / FILE
         self._found: dict[tuple[str, str], dict[int, Figures]] = {}
         self._finished: dict[str, list[str]] = {}
-        self._others: dict[str, list[float]] = {}
+        self._others: dict[str, dict[int, list[float]]] = {}
         try:
             directory.mkdir(parents=True, exist_ok=True)
             self._file = self.path.open("a", encoding="utf-8")
@@ -75,7 +75,7 @@ class Kept:
             for number, line in enumerate(self._of(lines, about), 2):
                 try:
                     self._take(line)
-                except (KeyError, TypeError):
+                except (KeyError, TypeError, ValueError):
                     raise BadInput(f"{self.path}: line {number} is damaged") from None
         except OSError as error:
             raise BadInput(f"-o {directory}: {error.strerror}") from error
@@ -89,7 +89,8 @@ class Kept:
             return
         by_round = self._found.setdefault((line["experiment"], line["variant"]), {})
         by_round[line["round"]] = line["figures"]
-        self._others.setdefault(line["experiment"], []).append(line["others"])
+        by_turn = self._others.setdefault(line["experiment"], {})
+        by_turn.setdefault(line["round"], []).append(float(line["others"]))
 
     def _of(self, lines: list[dict[str, Any]], about: Mapping[str, Any]) -> list[dict[str, Any]]:
         for name, value in about.items() if lines else ():
@@ -109,14 +110,15 @@ class Kept:
         self, experiment: str, variant: str, turn: int, figures: Figures, others: float
     ) -> None:
         """Keep a measurement; `others` is how many cores others used just before it."""
-        self._others.setdefault(experiment, []).append(others)
+        self._others.setdefault(experiment, {}).setdefault(turn, []).append(others)
         self._found.setdefault((experiment, variant), {})[turn] = figures
         self._write({"experiment": experiment, "variant": variant, "round": turn,
                      "figures": dict(figures), "others": round(others, 3)})  # fmt: skip
 
-    def others(self, experiment: str) -> float:
-        """Cores that others used, the median before its measurements; 0 if there are none."""
-        return statistics.median(self._others.get(experiment, [0.0]))
+    def others(self, experiment: str) -> dict[int, float]:
+        """By round, cores that others used: the median before its measurements."""
+        by_turn = self._others.get(experiment, {})
+        return {turn: statistics.median(by_turn[turn]) for turn in sorted(by_turn)}
 
     def finished(self, experiment: str) -> bool:
         """Whether nothing of it is missing."""

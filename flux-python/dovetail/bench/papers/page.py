@@ -43,7 +43,8 @@ AXES = {"speed-up": "ranks", allocation.CURVES: "limit / request"}
 class Outcome:
     """One experiment: its name and title, what was found, and the command that finds it again.
 
-    `others` is how many cores others used meanwhile.
+    `others` is how many cores others used before measurements of the round with most of that, and
+    `disturbed` the rounds, from 1, with too much of it.
     """
 
     name: str
@@ -51,6 +52,7 @@ class Outcome:
     findings: tuple[Finding, ...]
     command: str
     others: float = 0.0
+    disturbed: tuple[int, ...] = ()
 
 
 def page(outcomes: Sequence[Outcome], machine: str) -> str:
@@ -74,7 +76,10 @@ def disturbance(one: Outcome) -> str:
     """How much others took, if that is worth a word."""
     if one.others <= WORTH_SAYING:
         return ""
-    return f"Others used {one.others:.1f} cores just before each measurement"
+    said = f"Others used up to {one.others:.1f} cores just before measurements"
+    if one.disturbed:
+        said += f", a quarter of all or more in round {', '.join(map(str, one.disturbed))}"
+    return said
 
 
 def headline(compared: Sequence[Finding]) -> str:

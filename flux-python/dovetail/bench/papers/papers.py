@@ -71,7 +71,7 @@ EXPERIMENTS = {
                    own_clusters=True),
     )
 }  # fmt: skip
-QUIET = 0.25  # of the cores: if others use more, measurements say nothing about a paper
+QUIET = 0.25  # of the cores: where others use more, a round says nothing about a paper
 MEASURING = (
     "allocation", "containers", "converged", "motor_bike", "neighbours", "packing", "place",
     "pull", "scales", "setups",
@@ -155,10 +155,12 @@ def run(asked: Asked, progress: Progress) -> tuple[list[Outcome], bool]:
                 found = _nothing(experiment, f"failed: {error}")
                 progress(f"{name}: failed: {error}")
             others = kept.others(base)
-            if others >= QUIET * len(os.sched_getaffinity(0)):
+            busy_rounds = disturbed(others, len(os.sched_getaffinity(0)))
+            if busy_rounds and 2 * len(busy_rounds) >= len(others):
                 found = [replace(finding, disturbed=True) for finding in found]
+            most = max(others.values(), default=0.0)
             outcomes[name] = Outcome(
-                name, experiment.title, tuple(found), command(asked, name), others
+                name, experiment.title, tuple(found), command(asked, name), most, busy_rounds
             )
             publish(asked.output, [outcomes[one] for one in names if one in outcomes], about)
             if name in asked.names:
@@ -224,6 +226,11 @@ def busy(seconds: float = 0.2) -> float:
     return (ticks() - before) / rate / (time.monotonic() - began)
 
 
+def disturbed(others: Mapping[int, float], cores: int) -> tuple[int, ...]:
+    """The rounds, from 1, before whose measurements others used too much; a median hides them."""
+    return tuple(turn + 1 for turn, taken in others.items() if taken >= QUIET * cores)
+
+
 def used(stat: str, cpus: Iterable[int]) -> int:
     """Clock ticks in which some CPUs did something, of what proc(5) calls stat.
 
@@ -255,7 +262,8 @@ def to_json(outcomes: Sequence[Outcome], about: Mapping[str, Any], machine: str)
         "measured_on": machine,
         "experiments": [
             {"name": one.name, "title": one.title, "command": one.command,
-             "others": one.others, "findings": [finding.to_json() for finding in one.findings]}
+             "others": one.others, "disturbed": list(one.disturbed),
+             "findings": [finding.to_json() for finding in one.findings]}
             for one in outcomes
         ],
     }  # fmt: skip
