@@ -82,7 +82,10 @@ def test_of_all_what_cannot_be_started_is_told_and_the_rest_goes_on(monkeypatch,
     assert main(["bench", "all", "--json"]) == 1
     said = capsys.readouterr()
     assert "one: not measured: [Errno 2] No such file or directory: 'no-such-mpirun'" in said.err
-    assert list(json.loads(said.out)) == ["two"]
+    found = json.loads(said.out)
+    assert list(found) == ["two", "not_measured"]
+    assert list(found["not_measured"]) == ["one"]
+    assert found["not_measured"]["one"].endswith("No such file or directory: 'no-such-mpirun'")
 
 
 @pytest.mark.unit

@@ -79,6 +79,8 @@ ON_TWO_CORES = (
 ROUNDS = 5
 SCALE_IN_ALL = ("ranks",)
 """What `all` takes of `scale`; the README's table has no more of it."""
+MISSING = "not_measured"
+"""What `--json` calls the comparisons of `all` that have none, each with its reason."""
 QUEUES_IN_ALL = 500
 """Random queues of `choice` in `all`, where 10,000 would take hours."""
 
@@ -277,7 +279,8 @@ def plain(claim: Claim) -> dict[str, object]:
 def show(found: dict[str, list[Claim]], missing: dict[str, str], *, as_json: bool) -> None:
     """The table for the README, or the same as JSON."""
     if as_json:
-        print(json.dumps({name: list(map(plain, claims)) for name, claims in found.items()}))
+        told: dict[str, object] = {name: list(map(plain, some)) for name, some in found.items()}
+        print(json.dumps({**told, MISSING: missing} if missing else told))
         return
     title = f"{os.cpu_count()} cores, Linux {platform.release()}"
     table = Table(title=title, title_justify="left")
