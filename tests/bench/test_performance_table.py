@@ -3,12 +3,14 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
 import pytest
-from dovetail.bench.moldable import restarts
+from dovetail.bench.moldable import restarted
 from dovetail.cli import bench
+from dovetail.cli.main import main
 from dovetail.core import eventlog, protocol
 from dovetail.core.protocol import Cause
 
@@ -57,24 +59,62 @@ def test_what_all_cannot_measure_is_told_and_the_rest_goes_on(monkeypatch, capsy
     assert "scale: y" in told.err
 
 
-def test_a_restart_is_measured_from_the_decision_to_new_iterations(tmp_path):
-    share = protocol.Share((1000,))
+SHARE = protocol.Share((1000,))
+ASKED = (protocol.Launch("a", SHARE), protocol.Checkpoint("a", "to be cut anew"))
 
-    def sampled(t: float, done: int) -> protocol.Sampled:
-        return protocol.Sampled(t, "a", protocol.Ranks((done,), *[(t,)] * 4, (1,)))
 
+def sampled(t: float, done: int) -> protocol.Sampled:
+    return protocol.Sampled(t, "a", protocol.Ranks((done,), *[(t,)] * 4, (1,)))
+
+
+def logged(path: Path, *events: protocol.Event | protocol.Action) -> Path:
     spec = protocol.Spec("a", "a", "case", 1, (1.0,), ("run",))
     head = eventlog.header([spec], protocol.Capacity(()), {})
-    with eventlog.Log.create(tmp_path / "log", head) as log:
-        for one in (
-            protocol.Launch("a", share),
-            sampled(2.0, 5),
-            protocol.Checkpoint("a", "to be cut anew"),
-            sampled(2.5, 6),
-            protocol.Finished(3.0, "a", Cause.CHECKPOINTED),
-            protocol.Launch("a", share, True),
-            sampled(3.5, 0),
-            sampled(4.25, 1),
-        ):
+    with eventlog.Log.create(path, head) as log:
+        for one in events:
             log.write(one)
-    assert restarts(tmp_path / "log") == [2.25]
+    return path
+
+
+def whole(path: Path) -> Path:
+    """The log of a restart of 1.75 s."""
+    return logged(
+        path,
+        ASKED[0],
+        sampled(2.0, 5),
+        ASKED[1],
+        sampled(2.5, 6),
+        protocol.Finished(3.0, "a", Cause.CHECKPOINTED),
+        protocol.Launch("a", SHARE, True),
+        sampled(3.5, 0),
+        sampled(3.75, 1),
+    )
+
+
+def test_a_restart_is_measured_from_the_decision_to_new_iterations(tmp_path):
+    claim = restarted([whole(tmp_path / "log")])
+    assert (claim.row.values, claim.why, claim.met) == ((1.75,), "", True)
+
+
+def test_a_restart_that_never_iterates_again_is_told_and_not_kept(tmp_path):
+    stopped = protocol.Finished(3.0, "a", Cause.CHECKPOINTED)
+    logs = [whole(tmp_path / "log"), logged(tmp_path / "lost", *ASKED, stopped)]
+    claim = restarted(logs)
+    assert (claim.row.values, claim.met) == ((1.75,), False)
+    assert claim.why == "1 of 2 had no new iterations (a)"
+
+
+def test_where_no_restart_came_its_claim_is_not_measured_and_not_kept(
+    tmp_path, monkeypatch, capsys
+):
+    ended = protocol.Finished(3.0, "a", Cause.DONE)  # before it came to its checkpoint
+    claim = restarted([logged(tmp_path / "log", *ASKED, ended)])
+    why = "no simulation was stopped to be cut anew"
+    assert (claim.row.values, claim.why, claim.met) == ((), why, False)
+    monkeypatch.setattr(bench.signal, "signal", lambda *_: None)
+    monkeypatch.setitem(bench.COMPARISONS, "jobtap", ("x", lambda *_: [claim]))
+    assert main(["bench", "jobtap"]) == 1
+    assert f"new iterations: not measured: {why}" in capsys.readouterr().out
+    assert main(["bench", "jobtap", "--json"]) == 1
+    (told,) = json.loads(capsys.readouterr().out)["jobtap"]
+    assert (told["median"], told["met"], told["why"]) == (None, False, why)

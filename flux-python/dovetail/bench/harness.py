@@ -48,18 +48,24 @@ class Row:
 
 @dataclass(frozen=True)
 class Claim:
-    """One figure: its repeats, and the bound that its median should keep (`>=` or `<=`)."""
+    """One figure: its repeats, and the bound that its median should keep (`>=` or `<=`).
+
+    `why` says what of it could not be measured, if so; then it is not kept, and may have no repeat.
+    """
 
     row: Row
     unit: str
     relation: str = ""
     bound: float = 0.0
+    why: str = ""
 
     @property
     def met(self) -> bool | None:
         """True if the median keeps the bound, None where there is none."""
         if not self.relation:
             return None
+        if self.why:
+            return False
         median = self.row.median
         return median >= self.bound if self.relation == ">=" else median <= self.bound
 

@@ -57,15 +57,30 @@ def openfoam(scratch: Path, repeat: int, progress: Progress) -> list[Claim]:
             ways[RECUT] = dovetail(place / "fixed", fixed)
         claims += _claims(name, ways, repeat, progress, 1.03, gain)
     logs = sorted((scratch / "imbalanced" / "fixed").glob("out*/events.jsonl"))
-    took = tuple(seconds for log in logs for seconds in restarts(log))
-    if took:
-        row = Row("a restart for a new cut, from the decision to new iterations", took)
-        claims.append(Claim(row, "s", "<=", 2.0))
-    return claims
+    return [*claims, restarted(logs)]
 
 
-def restarts(log: Path) -> list[float]:
-    """Seconds from each checkpoint that was asked for to the simulation's first new iterations."""
+def restarted(logs: Sequence[Path]) -> Claim:
+    """What a restart takes; not kept where there was none, or one did not come to its end."""
+    took: list[float] = []
+    lost: list[str] = []
+    for log in logs:
+        seconds, names = restarts(log)
+        took += seconds
+        lost += names
+    why = "" if took else "no simulation was stopped to be cut anew"
+    if lost:
+        count = len(took) + len(lost)
+        why = f"{len(lost)} of {count} had no new iterations ({', '.join(sorted(set(lost)))})"
+    row = Row("a restart for a new cut, from the decision to new iterations", tuple(took))
+    return Claim(row, "s", "<=", 2.0, why)
+
+
+def restarts(log: Path) -> tuple[list[float], list[str]]:
+    """Seconds from each checkpoint that was asked for to the simulation's first new iterations.
+
+    And who had none. One that ended by itself before its checkpoint is neither.
+    """
     found: list[float] = []
     asked: dict[str, float] = {}
     again: set[str] = set()
@@ -75,12 +90,15 @@ def restarts(log: Path) -> list[float]:
             asked[one.name] = now
         elif isinstance(one, protocol.Launch) and one.name in asked:
             again.add(one.name)
+        elif isinstance(one, protocol.Finished) and one.cause is protocol.Cause.DONE:
+            if one.name not in again:
+                asked.pop(one.name, None)
         elif isinstance(one, protocol.Sampled) and again & {one.name} and any(one.ranks.iterations):
             again.remove(one.name)
             found.append(one.t - asked.pop(one.name))
         if not isinstance(one, protocol.ACTIONS):
             now = one.t
-    return found
+    return found, list(asked)
 
 
 def lammps(scratch: Path, repeat: int, progress: Progress) -> list[Claim]:

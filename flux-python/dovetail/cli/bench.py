@@ -269,10 +269,11 @@ def plain(claim: Claim) -> dict[str, object]:
     return {
         "name": claim.row.name,
         "unit": claim.unit,
-        "median": claim.row.median,
+        "median": claim.row.median if claim.row.values else None,
         "values": claim.row.values,
         "bound": f"{claim.relation} {claim.bound:g}" if claim.relation else None,
         "met": claim.met,
+        **({"why": claim.why} if claim.why else {}),
     }
 
 
@@ -288,17 +289,24 @@ def show(found: dict[str, list[Claim]], missing: dict[str, str], *, as_json: boo
         table.add_column(heading, justify="right" if heading in ("median", "n") else "left")
     for name, claims in found.items():
         for claim in claims:
-            low, high = claim.row.spread
+            median = spread = ""
+            if claim.row.values:
+                low, high = claim.row.spread
+                median, spread = f"{claim.row.median:.3g} {claim.unit}", f"{low:.3g} to {high:.3g}"
             verdict = "" if claim.met is None else ("kept" if claim.met else "MISSED")
             table.add_row(
                 name,
                 claim.row.name,
-                f"{claim.row.median:.3g} {claim.unit}",
-                f"{low:.3g} to {high:.3g}",
+                median,
+                spread,
                 str(len(claim.row.values)),
                 f"{claim.relation} {claim.bound:.3g} {verdict}" if claim.relation else "",
             )
     width = 140 if not sys.stdout.isatty() else None
     Console(highlight=False, markup=False, emoji=False, width=width).print(table)
+    for name, claims in found.items():
+        for claim in claims:
+            if claim.why:
+                print(f"{name}: {claim.row.name}: not measured: {claim.why}")
     for name, why in missing.items():
         print(f"{name}: not measured: {why}")
