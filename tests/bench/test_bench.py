@@ -40,6 +40,7 @@ from dovetail.bench.scale import brokers
 from dovetail.bench.scale import pods as scale_pods
 from dovetail.cli import bench
 from dovetail.cli.main import main
+from dovetail.core import eventlog, protocol
 from dovetail.core.errors import BadInput, WorkFailed
 from dovetail.plan import schema
 from dovetail.run.run import LOG
@@ -118,6 +119,30 @@ def test_short_simulations_have_as_many_cores_as_those_by_hand(tmp_path, monkeyp
     assert len(cases) == 3
     found = schema.load(plan)
     assert found.limits.cpus == 1000 * moldable.CORES
+
+
+@pytest.mark.unit
+def test_of_copies_to_several_hosts_the_slowest_counts(tmp_path, monkeypatch):
+    specs = [protocol.Spec(f"s{n}", "s", "case", 1, (1.0,), ("run",)) for n in range(3)]
+    places = {"s0": hosts.socket.gethostname(), "s1": "fast", "s2": "slow"}
+    with eventlog.Log.create(
+        tmp_path / "events.jsonl", eventlog.header(specs, protocol.Capacity(()), {})
+    ) as log:
+        for name, node in places.items():
+            log.write(protocol.Placed(1.0, name, (node,)))
+        for name, at in (("s0", 9.0), ("s1", 2.0), ("s2", 5.0)):
+            log.write(protocol.Started(at, name))
+
+    class Instance:
+        def run(self, *_):
+            return "no"
+
+    monkeypatch.setattr(hosts, "SIZE", 1 << 20)
+    monkeypatch.setattr(hosts, "_stream", lambda _: 0.5)
+    monkeypatch.setattr(hosts, "planned", lambda *_: tmp_path)
+    found: dict[str, float] = {}
+    hosts._staged(Instance(), tmp_path, "", 3, found)
+    assert found == {"streamed": 0.5, "copied": 4.0}
 
 
 @pytest.mark.unit
