@@ -53,6 +53,22 @@ def test_a_slowdown_that_no_model_goes_through_costs_no_summary():
     assert family.model is None
 
 
+def test_one_after_the_other_nothing_is_prepared_beside_others():
+    """Packed, preparation takes longer, and that is no merit of packing."""
+    run = made_up_runs.Run([made_up_runs.spec(n, "f", (1.0, 1.0)) for n in "abcd"], {"f": 0.1})
+    for name, prepare in zip("abcd", (20.0, 40.0, 40.0, 40.0)):
+        run.launch(name, prepare=prepare)
+        run.work(10.0)
+        run.finish(name)
+    assert totals(run).sequential_s.value == pytest.approx(4 * (20.0 + 10.0), rel=0.01)
+    run.log.pop()
+    run.add(protocol.Requeued("d", protocol.Cause.CHECKPOINTED, "to go on"))
+    run.launch("d", over=100)  # in its directory, which is there
+    run.work(10.0)
+    run.finish("d")
+    assert totals(run).sequential_s.value == pytest.approx(4 * 30.0 + 10.0, rel=0.02)
+
+
 def test_fewer_ranks_are_not_promised_to_shorten_a_start():
     run = made_up_runs.Run(
         [made_up_runs.spec(name, "f", (1.0, 1.0)) for name in "abcd"], {"f": 0.01}

@@ -373,27 +373,27 @@ def _sequential(tracks: Sequence[Track], history: History, alone: Figure) -> Fig
     if alone.value is None:
         return Figure(how=alone.how)
     extra = _starting(tracks)
-    total = sum(_prepare(one) + one.iterations * alone.value + extra for one in tracks)
+    total = sum(one.iterations * alone.value + extra for one in tracks)
     return Figure(total, "predicted", f"from {alone.how}")
 
 
-def _prepare(track: Track) -> float:
-    """Seconds from its launch until its own command ran."""
-    last = track.attempts[-1] if track.attempts else None
-    return last.start - last.launch if last is not None and last.start is not None else 0.0
-
-
 def _starting(tracks: Sequence[Track]) -> float:
-    """Seconds that a simulation's command takes beside its iterations, to start and to end.
+    """Seconds that a simulation takes beside its iterations, to be prepared, to start and to end.
 
     The quickest stands for all: packed ones are slower at it.
     """
+    # What goes on from a checkpoint was prepared before.
+    took = [
+        [one.start - one.launch for one in track.attempts if one.start is not None]
+        for track in tracks
+    ]
+    prepare = [some[0] for some in took if some]
     extra = [
         max(0.0, t.wall - (t.iterations - t.attempts[-1].over) * t.stepping[1] / t.stepping[0])
         for t in tracks
         if t.wall is not None and t.stepping[0]
     ]
-    return min(extra, default=0.0)
+    return min(prepare, default=0.0) + min(extra, default=0.0)
 
 
 def _curve(track: Track, history: History) -> dict[int, float]:
@@ -425,7 +425,7 @@ def _chosen_against(tracks: Sequence[Track], curve: Mapping[int, float]) -> Figu
 class _Work:
     """What a family's simulations do, each as long as one after the other, in seconds.
 
-    `each` is its ranks' work, added up; `start` what starting and ending takes beside that.
+    `each` is its ranks' work, added up; `start` what each takes beside that.
     """
 
     name: str
@@ -439,19 +439,15 @@ class _Work:
 
 
 def _work(tracks: Sequence[Track], history: History, loads: Sequence[Load]) -> _Work | None:
-    """From what the ranks of now do in an iteration; None if unknown, or the ranks are open.
-
-    Each takes as long as the quickest to be prepared, to start and to end.
-    """
+    """From what the ranks of now do in an iteration; None if unknown, or the ranks are open."""
     cores = history.cpu / 1000
     here = loads_on(loads, tracks[0].spec.ranks)
     need, slept = needed(here, cores)[0], outside(here, cores)
     if need is None or _curve(tracks[0], history):
         return None
     each = float((need if slept is None else np.maximum(need, slept)).sum())
-    start = _starting(tracks) + min(map(_prepare, tracks), default=0.0)
-    spec = tracks[0].spec
-    return _Work(spec.family, spec.ranks, tuple(each * one.iterations for one in tracks), start)
+    spec, some = tracks[0].spec, tuple(each * one.iterations for one in tracks)
+    return _Work(spec.family, spec.ranks, some, _starting(tracks))
 
 
 def _fewer(works: Sequence[_Work], cores: float) -> Figure:
