@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import html.parser
 import json
 import os
@@ -20,8 +21,9 @@ from dovetail.cli import main
 from dovetail.core import eventlog, protocol
 from dovetail.report import charts, summary
 from dovetail.report import html as report
-from dovetail.report.alternatives import FEWER, SEQUENTIAL, Alternative
+from dovetail.report.alternatives import DOVETAIL, FEWER, SEQUENTIAL, Alternative
 from dovetail.report.history import Load
+from dovetail.report.verdict import Figure, Totals, judge
 from support import made_up_runs
 
 pytestmark = pytest.mark.unit
@@ -213,6 +215,36 @@ def test_a_winning_alternative_is_said_before_packing():
     ]
     text = page(made_up_runs.packed(), others)
     assert text.index("run on fewer ranks side by side") < text.index("pack 2 at once")
+
+
+@pytest.mark.parametrize(
+    ("times", "title", "says"),
+    [
+        ({SEQUENTIAL: 40.0, FEWER: 26.3}, f"As quick as {FEWER}", f"As quick: {FEWER}, 26.3 s"),
+        ({FEWER: 26.7}, f"As quick as {FEWER}", f"As quick: {FEWER}, 26.7 s"),
+        ({SEQUENTIAL: 26.3, FEWER: 40.0}, f"As quick as {SEQUENTIAL}", "Packing does not pay"),
+        ({SEQUENTIAL: 40.0, FEWER: 30.0}, "Dovetail was the quickest", f"way, {FEWER}, took 30.0"),
+    ],
+)
+def test_dovetail_is_not_called_the_quickest_where_another_way_is_as_quick(times, title, says):
+    others = [Alternative(family="pitz", name=n, makespan_s=[t], ranks=1) for n, t in times.items()]
+    run = made_up_runs.packed()
+    verdict = summary.summarise(run.history(), others).verdict
+    assert verdict.best == DOVETAIL
+    assert says in verdict.words
+    words = Page(page(run, others)).words
+    assert title in words
+    assert ("Dovetail was the quickest" in words) == title.startswith("Dovetail")
+
+
+def test_a_way_that_is_only_predicted_to_be_as_quick_is_said_to_be_so():
+    figures = dict.fromkeys([field.name for field in dataclasses.fields(Totals)], Figure())
+    figures.update(makespan_s=Figure(10.0, "measured"), fewer_ranks_s=Figure(9.9, "predicted"))
+    (family,) = summary.summarise(made_up_runs.packed().history()).families
+    family = dataclasses.replace(family, totals=(totals := Totals(**figures)))
+    family = dataclasses.replace(family, verdict=judge(totals, 0, 4))
+    title, _ = report._family(family, 2)["alternatives"]
+    assert title == "As quick as fewer ranks side by side is predicted to be"
 
 
 def test_what_is_said_after_the_longest_bar_is_in_the_picture():

@@ -30,7 +30,7 @@ from dovetail.report.figures import FamilyFigures, loads_on
 from dovetail.report.history import Array, History
 from dovetail.report.summary import HEADINGS, Simulation, Summary, figure, number
 from dovetail.report.timeline import GLYPHS, rows, timeline
-from dovetail.report.verdict import SAME
+from dovetail.report.verdict import as_quick
 
 TABLE_ROWS = 200
 FAMILIES = 12
@@ -202,14 +202,14 @@ def _alternatives(family: FamilyFigures) -> Chart | None:
 
 
 def _winner(family: FamilyFigures) -> str:
-    best, totals = family.verdict.best, family.totals
-    own, sequential = totals.makespan_s.value, totals.sequential_s.value
+    best = family.verdict.best
     if not best:
         return "What is known of the alternatives"
     if best != DOVETAIL:
         return f"Quickest: {best}"
-    if own and sequential and sequential < own * SAME:
-        return "As quick as one after the other"
+    name, one = as_quick(family.totals)
+    if name:
+        return f"As quick as {name}{' is predicted to be' if one.source == 'predicted' else ''}"
     return "Dovetail was the quickest"
 
 

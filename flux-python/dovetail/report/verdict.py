@@ -10,7 +10,6 @@ only predicted to win is said to be so.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 from dovetail.report.alternatives import DOVETAIL, FEWER, NAIVE, SEQUENTIAL
@@ -52,7 +51,10 @@ class Totals:
 
 @dataclass(frozen=True)
 class Verdict:
-    """`best` is the quickest way to run the queue (empty if unknown), `words` says so."""
+    """`best` is the quickest way to run the queue (empty if unknown), `words` says so.
+
+    It is Dovetail unless another is quicker by more than `SAME`.
+    """
 
     best: str
     words: str
@@ -76,11 +78,7 @@ def judge(totals: Totals, alike: int, of: int) -> Verdict:
     `alike` of all `of` simulations ran on as many ranks under Dovetail as in the way with fewer.
     """
     own = totals.makespan_s
-    others = {
-        SEQUENTIAL: totals.sequential_s,
-        NAIVE: totals.naive_s,
-        FEWER: totals.fewer_ranks_s,
-    }
+    others = _others(totals)
     if own.value is None:
         return Verdict("", f"No comparison: {own.how}.")
     words = [f"Dovetail took {own.value:.1f} s{_against(totals)}."]
@@ -101,19 +99,45 @@ def judge(totals: Totals, alike: int, of: int) -> Verdict:
     sequential = totals.sequential_s
     alone = of == 1  # beside which nothing can be packed
     if alone and not best:
-        words += _next(others)
+        words += _next(totals)
     elif not best and sequential.value is not None and sequential.value < own.value * SAME:
         if sequential.source == "measured":
             words.append("Packing does not pay here: one after the other is as quick.")
         else:
             words.append(f"By that prediction packing does not pay here ({sequential.how}).")
     elif not best:
-        words += _next(others)
+        words += _next(totals)
     return Verdict(best or DOVETAIL, " ".join(words))
 
 
-def _next(others: Mapping[str, Figure]) -> list[str]:
+def as_quick(totals: Totals) -> tuple[str, Figure]:
+    """The quickest other way that Dovetail's own lead cannot be told from; empty if there is none.
+
+    What was measured goes before what is predicted.
+    """
+    own, others = totals.makespan_s.value, _others(totals)
+    for source in ("measured", "predicted"):
+        times = {n: f.value for n, f in others.items() if f.source == source and f.value}
+        name = min(times, key=lambda one: times[one], default="")
+        if own and name and times[name] < own * SAME:
+            return name, others[name]
+    return "", Figure()
+
+
+def _others(totals: Totals) -> dict[str, Figure]:
+    return {
+        SEQUENTIAL: totals.sequential_s,
+        NAIVE: totals.naive_s,
+        FEWER: totals.fewer_ranks_s,
+    }
+
+
+def _next(totals: Totals) -> list[str]:
     """What the quickest of the other ways took, where they were measured."""
+    name, one = as_quick(totals)
+    if name not in ("", SEQUENTIAL) and one.source == "measured":
+        return [f"As quick: {name}, {one.value:.1f} s ({one.how})."]
+    others = _others(totals)
     times = {n: f.value for n, f in others.items() if f.source == "measured" and f.value}
     if len(times) < 2:
         return []
