@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: LGPL-3.0-or-later
 """What else could have been done with the same queue, as measured.
 
-In and out: `alternatives.json` in a run's output directory. `bench` and the demo run the
-alternatives and write them here; the summary and the report show them beside Dovetail.
+In and out: `alternatives.json` in a run's output directory. `dovetail bench demo` runs the
+alternatives and writes them here; the summary and the report show them beside Dovetail.
 
     {"schema": 1, "cores": 2, "alternatives": [
       {"family": "pitz", "name": "one after the other", "makespan_s": [39.1, 38.7, 39.4],

@@ -44,7 +44,7 @@ ENOUGH = 3
 QUIET = 0.9
 """Share of a core below which spinning ranks were disturbed: alone they take all of it."""
 
-MISSING = Figure(how="not measured; `dovetail bench` and `bootstrap demo` do")
+MISSING = Figure(how="not measured; `dovetail bench demo` does, of its own queue")
 
 
 @dataclass(frozen=True)
