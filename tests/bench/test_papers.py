@@ -44,10 +44,19 @@ from dovetail.bench.papers.findings import (
 from dovetail.bench.papers.kept import FILE, Kept
 from dovetail.bench.papers.page import Outcome, page
 from dovetail.bench.papers.page import row as page_row
-from dovetail.bench.papers.place import KUBERNETES, NotHere, Place, Run, Seen, need_groups
+from dovetail.bench.papers.place import (
+    KUBERNETES,
+    NotHere,
+    Place,
+    Run,
+    Seen,
+    began_anew,
+    need_groups,
+)
 from dovetail.bench.papers.published import Published
 from dovetail.bench.papers.scales import SCALES
 from dovetail.cli import bench, main
+from dovetail.core import cpu_requests, protocol
 from dovetail.core.errors import BadInput, WorkFailed
 from support import flux_batch, known_programs
 from support.clusters import eventually
@@ -379,6 +388,49 @@ def test_a_resize_costs_what_it_adds_to_the_iterations_that_were_done(tmp_path, 
         assert (added.row, added.why) == (None, "no round had five iterations in its time")
     else:
         assert added.row.values == (pytest.approx(1000.0),)
+
+
+class Whole:
+    """A place where all iterations are done, and a rank began anew once; what it was asked for."""
+
+    kind, cores = KUBERNETES, 4
+
+    def __init__(self, scratch: Path) -> None:
+        self.scratch = scratch
+        self.asked: list[list[tuple[int, ...]]] = []
+
+    def measure(self, runs, iterations, seconds, during):
+        self.asked.append([tuple(runs[0].requests)])
+        for done in range(iterations + 2):  # a look may come late
+            during(done, lambda requests: self.asked[-1].append(tuple(requests)))
+        return [Seen(1.0, 1.0, (), (), 0.0, 0.0, 0.0, 0.0, restarts=len(self.asked) == 2)]
+
+
+@pytest.mark.unit
+def test_three_phases_begin_with_the_first_and_restarts_are_counted(tmp_path, monkeypatch):
+    monkeypatch.setattr(allocation, "need_groups", lambda _: None)
+    monkeypatch.setattr(allocation, "cut", lambda *_: tmp_path)
+    place = Whole(tmp_path)
+    setting = Setting(place, SCALES["small"], 0.0, lambda _: None, tmp_path)
+    rounds = {name: [measure()] for name, measure in allocation.phases_variants(setting).items()}
+    asked = dict(zip(rounds, place.asked))
+    phases = [cpu_requests.proportional(one, 4000) for one in allocation.PHASES]
+    assert phases[0] == (1000,) * 4
+    assert asked["fixed"] == [phases[1]]
+    assert asked["three phases"] == phases
+    assert asked["a resize every 5 iterations"][:4] == [*phases, phases[0]]
+    found = {one.what: one for one in allocation.phases_findings(setting, rounds)}
+    assert (found["restarts"].row.values, found["restarts"].verdict) == ((1.0,), NOT_SEEN)
+    assert found["restarts"].note.startswith("25 resizes")
+
+
+@pytest.mark.unit
+def test_ranks_that_count_from_the_beginning_have_begun_anew():
+    def ranks(*done: int) -> protocol.Ranks:
+        return protocol.Ranks(done, *[(0.0,) * len(done)] * 4, (1,) * len(done))
+
+    assert began_anew(ranks(7, 8), ranks(8, 2))
+    assert not began_anew(ranks(7, 8), ranks(7, 9))
 
 
 @pytest.mark.unit

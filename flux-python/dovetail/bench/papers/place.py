@@ -71,7 +71,8 @@ class Seen:
 
     `throttled` is the share of periods in which a rank group was, `throttled_s` and `waited_s` are
     seconds per second (throttled; ready, without a core), `switches` are per second. `lifted` says
-    that it began without its limits, since it did not begin with them.
+    that it began without its limits, since it did not begin with them. `restarts` is how often
+    ranks counted their iterations from the beginning again.
     """
 
     seconds: float
@@ -83,6 +84,7 @@ class Seen:
     switches: float
     waited_s: float
     lifted: bool = False
+    restarts: int = 0
 
     def figures(self) -> dict[str, float]:
         """What is kept of it."""
@@ -94,6 +96,7 @@ class Seen:
             "switches": self.switches,
             "waited_s": self.waited_s,
             "lifted": float(self.lifted),
+            "restarts": float(self.restarts),
         }
 
 
@@ -198,6 +201,7 @@ class Place:
         before: dict[str, Counters] = {}
         after: dict[str, tuple[Ranks, Counters, float]] = {}
         arranged: set[str] = set()
+        restarts = dict.fromkeys(counted, 0)
         lifted = False
         began, started = time.monotonic(), 0.0
         by_name = dict(zip([spec.name for spec in specs], runs))
@@ -215,6 +219,8 @@ class Place:
                 if isinstance(event, Resized) and event.refused:
                     raise WorkFailed(f"new requests were refused: {event.refused}")
                 if isinstance(event, Sampled):
+                    if event.name in first and began_anew(last[event.name], event.ranks):
+                        restarts[event.name] += 1
                     last[event.name] = event.ranks
             if not started:
                 warm = all(n in last for n in by_name)
@@ -249,6 +255,7 @@ class Place:
             replace(
                 _seen(first[name], before[name], *after[name]),
                 lifted=lifted and by_name[name].limit > 0,
+                restarts=restarts[name],
             )
             for name in counted
         ]
@@ -363,6 +370,11 @@ def _scheduled(pid: int) -> tuple[int, float]:
 
 def _done(first: Ranks, last: Ranks) -> int:
     return min(last.iterations) - min(first.iterations)
+
+
+def began_anew(before: Ranks, now: Ranks) -> bool:
+    """Whether a rank counts its iterations from the beginning again."""
+    return any(new < old for old, new in zip(before.iterations, now.iterations))
 
 
 def _seen(first: Ranks, before: Counters, last: Ranks, after: Counters, wall: float) -> Seen:
