@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: LGPL-3.0-or-later
-"""The demo: one plan, run by Dovetail and in every other way a user could run it.
+"""The demo: one plan, run by Dovetail and in three other ways.
 
 Output: a run's directory with `cases/`, `plan.yaml`, `alternatives.json`, the event log, summary
 and report. The plan is one imbalanced and one balanced case, each of which may run on one rank or

@@ -53,7 +53,7 @@ def wait(scratch: Path, repeat: int, progress: Progress) -> list[Claim]:
 
 
 def pack(scratch: Path, repeat: int, progress: Progress) -> list[Claim]:
-    """Two simulations of two ranks at 1:3: packed against every other way to run them."""
+    """Two simulations of two ranks at 1:3: packed against three other ways to run them."""
     cases = copies(scratch, (1, 3), 100, 2)
     serial = copies(scratch, (1,), 100, 2)
     needed: list[float] = []

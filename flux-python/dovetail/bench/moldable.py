@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: LGPL-3.0-or-later
-"""Queues whose ranks are left to Dovetail, against every way in which a user could run them.
+"""Queues whose ranks are left to Dovetail, against other ways in which a user could run them.
 
 Inputs: OpenFOAM's pitzDaily, LAMMPS's Lennard-Jones melt. Outputs: `Claim`s: the makespan of
 `dovetail run` over the best of the other ways, and over one after the other; and where the ranks

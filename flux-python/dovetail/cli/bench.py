@@ -50,7 +50,7 @@ HELP = "measure the gain against the alternatives, interleaved, with the spread"
 COMPARISONS: dict[str, tuple[str, Callable[..., list[Claim]]]] = {
     "calls": ("what a wrapped MPI call costs", calls.calls),
     "wait": ("what blocking waits save and cost alone", figures.wait),
-    "pack": ("two imbalanced simulations, packed and in every other way", figures.pack),
+    "pack": ("two imbalanced simulations, packed and in other ways", figures.pack),
     "queue": ("a queue of imbalanced simulations under the controller", figures.queue),
     "balanced": ("a queue of balanced simulations under the controller", figures.balanced),
     "model": ("predictions against measurements", figures.model),
