@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import platform
 import signal
 import subprocess
 import sys
@@ -115,7 +116,7 @@ def test_the_published_case_is_predicted_from_its_own_measurement():
     assert claim.row.median > claim.bound
 
 
-def test_a_run_that_was_interrupted_goes_on_with_its_results(tmp_path):
+def test_a_run_that_was_interrupted_goes_on_with_its_results(tmp_path, monkeypatch):
     kept = Kept(tmp_path / "choice.jsonl")
     assert kept.results() == []
     results = with_every_noise(37)
@@ -131,6 +132,9 @@ def test_a_run_that_was_interrupted_goes_on_with_its_results(tmp_path):
     assert Kept(kept.path).results() == again, "of 38 a part is not there"
     kept.add([replace(one, number=38) for one in results])
     assert [one.number for one in kept.results()] == [37] * 3 + [38] * 3
+    with monkeypatch.context() as other:
+        other.setattr(platform, "node", lambda: "another machine")
+        assert Kept(kept.path).results() == []
     kept.path.write_text(whole.replace(kept.program, "another"))
     assert kept.results() == []
 

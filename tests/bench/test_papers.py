@@ -6,7 +6,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import re
 import shutil
 import subprocess
 import sys
@@ -274,17 +273,31 @@ def test_rounds_of_messages_may_lack_what_others_have():
 
 
 @pytest.mark.unit
-def test_what_measures_by_other_benches_is_another_program_when_these_change():
-    folder = Path(papers.__file__).parent
-    used: set[str] = set()
-    for name in papers.MEASURING:
-        text = "" if name.startswith("..") else (folder / f"{name}.py").read_text()
-        used |= set(re.findall(r"^from dovetail\.bench\.(\w+) import", text, re.MULTILINE))
-        for names in re.findall(r"^from dovetail\.bench import (.+)$", text, re.MULTILINE):
-            used |= set(names.split(", "))
-    assert "cases" in used
-    others = used - {"papers", "harness"}  # that one only reckons, and starts a program
-    assert {f"../{name}" for name in others} <= set(papers.MEASURING)
+def test_results_of_another_program_or_mpi_are_not_mixed_with_these(tmp_path, monkeypatch):
+    package = tmp_path / "package"
+    (package / "controller").mkdir(parents=True)
+    module = package / "controller" / "choice.py"
+    names = []
+    for text in ("one", "two", "one"):
+        module.write_text(text)
+        names.append(papers.program(package))
+    assert names[0] == names[2] != names[1]
+    module.rename(package / "choice.py")
+    assert papers.program(package) != names[0]
+
+    monkeypatch.setattr(papers, "EXPERIMENTS", {})
+    asked = papers.Asked(tmp_path / "out", (), "local", SCALES["small"], 0.0)
+    programs = tmp_path / "programs"
+    programs.mkdir()
+    monkeypatch.setenv("PATH", f"{programs}:{os.environ['PATH']}")
+    for version in ("4.1.4", "5.0.2"):
+        mpirun = programs / "mpirun"
+        mpirun.write_text(f"#!/bin/sh\necho\necho 'mpirun (Open MPI)  {version}'\n")
+        mpirun.chmod(0o755)
+        if version == "4.1.4":
+            papers.run(asked, lambda _: None)
+    with pytest.raises(BadInput, match=r"with mpi mpirun \(Open MPI\) 4\.1\.4, not .* 5\.0\.2"):
+        papers.run(asked, lambda _: None)
 
 
 @pytest.mark.unit

@@ -37,6 +37,7 @@ import json
 import math
 import multiprocessing
 import os
+import platform
 import random
 import signal
 import time
@@ -352,13 +353,15 @@ def helper() -> None:
 class Kept:
     """Results in a file, one a line, so that what was interrupted is gone on with.
 
-    A line holds for the program that wrote it: what another one calculated is not counted.
+    A line holds for the program that wrote it, and the machine, since decisions were timed: what
+    another one calculated is not counted.
     """
 
     def __init__(self, path: Path | None) -> None:
         self.path = path
         sources = (Path(str(one.__file__)).read_bytes() for one in (choice, speedup))
         code = hashlib.sha256(Path(__file__).read_bytes() + b"".join(sources))
+        code.update(platform.node().encode())
         self.program = code.hexdigest()[:16]
 
     def results(self) -> list[Result]:

@@ -84,6 +84,13 @@ def of_starter(file: str, environment: Mapping[str, str] | None = None) -> str:
     return next((mpi for mpi, words in _SAY.items() if re.search(words, said)), "")
 
 
+def version(path: str) -> str:
+    """What the `mpirun` of the search path `path` says of its version; empty if there is none."""
+    file = which("mpirun", path)
+    lines = _said([file, "--version"], None).splitlines() if file else []
+    return next((" ".join(line.split()) for line in lines if re.search(r"\d", line)), "")
+
+
 def linked(file: str, environment: Mapping[str, str] | None = None) -> str:
     """The MPI whose library a program loads, empty for none; as slow as loading it.
 

@@ -25,7 +25,6 @@ from typing import Any
 
 from usernetes_setup.preflight import report as preflight
 
-from dovetail import __version__
 from dovetail.bench import hosts, ondemand
 from dovetail.bench.harness import Progress
 from dovetail.bench.papers import (
@@ -42,6 +41,8 @@ from dovetail.bench.papers.page import Outcome, page
 from dovetail.bench.papers.place import KUBERNETES, LOCAL, NotHere, Place
 from dovetail.bench.papers.scales import SCALES, Scale
 from dovetail.core.errors import BadInput, WorkFailed
+from dovetail.host import install_paths
+from dovetail.mpi import launcher
 from dovetail.report.html import replace_file
 
 EXECUTORS = (LOCAL, KUBERNETES)
@@ -72,12 +73,6 @@ EXPERIMENTS = {
     )
 }  # fmt: skip
 QUIET = 0.25  # of the cores: where others use more, a round says nothing about a paper
-MEASURING = (
-    "allocation", "containers", "converged", "motor_bike", "neighbours", "packing", "place",
-    "pull", "scales", "setups",
-    "../batch", "../cases", "../hosts", "../hybrid", "../jobtap", "../kube", "../ondemand",
-)  # fmt: skip
-"""The modules on which measurements depend."""
 
 
 @dataclass(frozen=True)
@@ -116,7 +111,8 @@ def run(asked: Asked, progress: Progress) -> tuple[list[Outcome], bool]:
     several = hosts.several()
     about = {"papers": 1, "scale": asked.scale.name, "executor": asked.executor,
              "machine": platform.node(), "cores": len(os.sched_getaffinity(0)),
-             "hosts": several[1] if several else 1, "program": _program()}  # fmt: skip
+             "hosts": several[1] if several else 1, "program": program(),
+             "mpi": launcher.version(os.environ.get("PATH", os.defpath))}  # fmt: skip
     kept = Kept(asked.output, about)
     outcomes: dict[str, Outcome] = {}
     well = True
@@ -199,11 +195,15 @@ def _nothing(experiment: Experiment, why: str) -> list[Finding]:
     return made or [Finding(experiment.title, "", None, None, why)]
 
 
-def _program() -> str:
-    """A name for the measuring code, so that its results are not mixed with those of another."""
-    digest = hashlib.sha256(__version__.encode())  # of what runs simulations too
-    for name in MEASURING:
-        digest.update((Path(__file__).parent / f"{name}.py").read_bytes())
+def program(package: Path = install_paths.PACKAGES / "dovetail") -> str:
+    """A name for all that measures and runs simulations: the package and the profiling libraries.
+
+    A version would not do: it stays the same between two releases.
+    """
+    digest = hashlib.sha256()
+    for file in [*sorted(package.rglob("*.py")), *map(Path, install_paths.libraries().values())]:
+        name = file.relative_to(package) if file.suffix == ".py" else file.name
+        digest.update(f"{name} {file.stat().st_size}\n".encode() + file.read_bytes())
     return digest.hexdigest()[:12]
 
 
