@@ -14,6 +14,7 @@ from support.run_command import TUNED, site  # noqa: F401
 pytestmark = [pytest.mark.mpi, pytest.mark.alone]  # what pays is measured
 
 CORES = len(os.sched_getaffinity(0))
+VERDICTS = ("keep", "rollback")
 QUICK = {"rhythm": 1.0, "window": 0.5, "cooldown": 1.0, "harm": 1.0}
 
 
@@ -58,8 +59,12 @@ def test_a_program_of_as_many_threads_as_cores_runs_alone(site, tmp_path):  # no
     words = [program, str(max(2, CORES)), "3"]
     notes, profile = run(site, site.shell("", count=3) | {"command": words})
     assert profile["need"] > 0.6 * CORES
-    assert notes["rollback"][0]["data"]["measures"] == ["work"]
-    assert notes["admit"][-1]["data"]["n"] == 1
+    told = {what: [one["data"] for one in notes.get(what, ())] for what in ("admit", *VERDICTS)}
+    for kept in told["keep"]:  # as beside other programs, where two of them get more than one
+        assert kept["throughput"] - 1.0 >= kept["error"], told
+    if not told["keep"]:
+        assert [one["measures"] for one in told["rollback"][:1]] == [["work"]], told
+        assert told["admit"][-1]["n"] == 1, told
 
 
 # It computes for a tenth of its time, however fast the core is.
