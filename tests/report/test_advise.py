@@ -177,6 +177,51 @@ def test_a_run_gives_measured_advice():
     assert packing["even"].statement.startswith("even: do not pack")
 
 
+def point(n, throughput, seconds=20.0, slowdown=1.5):
+    same = (throughput, throughput)
+    return figures.Point(n, throughput, same, slowdown, (slowdown, slowdown), seconds)
+
+
+@pytest.mark.parametrize(
+    ("points", "says"),
+    [
+        ((point(2, 1.3), point(3, 1.5, 2.5)), "pack 2 at once; while they iterate, it gives 1.30"),
+        ((point(2, 1.3), point(3, 1.5, slowdown=2.3)), "pack 2 at once; while they iterate"),
+        ((point(2, 1.3), point(3, 1.32)), "pack 2 at once; while they iterate"),
+        ((point(2, 1.3), point(3, 1.4)), "pack 3 at once; while they iterate"),
+        ((point(2, 0.95), point(3, 1.4, 2.5)), "do not pack; 2 at once gave 0.95"),
+        ((point(2, 1.3, 2.5),), "whether packing pays is not known; 2 at once gave 1.30 times"),
+        ((point(2, 0.9, 2.5, 2.2),), "do not pack; 2 at once gave 0.90"),
+        ((point(2, 1.3, slowdown=2.3),), "each ran 2.30 times slower than alone, where its slow"),
+    ],
+    ids=[
+        "three were tried for a moment",
+        "three are slower than the plan allows",
+        "three bring no more",
+        "three bring more",
+        "two bring nothing",
+        "a moment is all there is",
+        "a moment that brought nothing",
+        "two are slower than the plan allows",
+    ],
+)
+def test_no_packing_is_advised_that_the_run_would_take_back(points, says):
+    packing = by_topic(known(1 / 3, 1.0, wall=0.1, points=points), 2)["packing"]
+    assert says in packing.statement
+    assert packing.source == "measured"
+
+
+def test_long_iterations_take_longer_to_tell_whether_packing_pays():
+    made = [known(0.3, 1.0, wall=wall, points=(point(2, 1.3, 20.0),)) for wall in (1.0, 10.0)]
+    said = [by_topic(one, 2)["packing"].statement for one in made]
+    assert ["pack 2 at once" in one for one in said] == [True, False]
+
+
+def test_ranks_with_cores_to_themselves_need_no_budget_to_be_packed():
+    packing = by_topic(known(0.3, 1.0, points=(point(2, 1.3, slowdown=2.5),)), 4)["packing"]
+    assert packing.statement.startswith("case: pack 2 at once")
+
+
 @pytest.mark.parametrize(
     ("seconds", "says"),
     [(18.0, "run on fewer ranks side by side"), (30.0, "stay with these ranks")],

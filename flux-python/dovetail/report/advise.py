@@ -47,6 +47,9 @@ ELSEWHERE = f"interference as measured on other machines (beta {BETAS[1]:g} to {
 MOST = 8
 """The most simulations at once that packing is predicted for."""
 SHOWN = 16
+LASTING, LASTING_ITERATIONS = 9.0, 8
+"""Seconds and iterations of packing from which more of it is advised: as long as the controller
+measures for one decision, at most and at least. What it takes back mostly lasted less."""
 
 
 @dataclass(frozen=True)
@@ -206,7 +209,7 @@ def _measure_again(one: Known, got: float) -> Advice:
 def _packing(one: Known, cores: float) -> Advice:
     packed = [point for point in one.points if point.n > 1]
     if packed:
-        return _packing_measured(one, packed)
+        return _packing_measured(one, packed, cores)
     bound = cores / one.cores
     evidence = f"each keeps {one.cores:.2f} of {cores:g} cores busy ({one.whence})"
     best, gain, low, high = _predicted_packing(one, cores)
@@ -267,21 +270,42 @@ def unfitted(one: Known, cores: float) -> list[Model]:
     return [Model(1.0, one.ranks, cores, beta, one.cores * cost) for beta in BETAS]
 
 
-def _packing_measured(one: Known, packed: Sequence[Point]) -> Advice:
-    best = max(packed, key=lambda point: point.throughput)
+def _packing_measured(one: Known, packed: Sequence[Point], cores: float) -> Advice:
+    within = [
+        point
+        for point in packed
+        if point.n * one.ranks <= cores or point.slowdown <= one.slowdown * SAME
+    ]
+    lasting = [point for point in within if _lasted(point, one.wall)]
+    best = max(lasting or within or packed, key=lambda point: point.throughput)
+    if lasting:  # of equals the fewest: the others only take more memory
+        equals = [point for point in lasting if point.throughput * SAME >= best.throughput]
+        best = min(equals, key=lambda point: point.n)
     low, high = best.throughput_spread
     evidence = (
-        f"measured for {best.seconds:.0f} s with {best.n} at once, {low:.2f} to {high:.2f} times; "
-        f"each ran {best.slowdown:.2f} times slower than alone"
+        f"measured for {units.rounded(best.seconds, 2)} s with {best.n} at once, {low:.2f} to "
+        f"{high:.2f} times; each ran {best.slowdown:.2f} times slower than alone"
     )
-    statement = f"{one.name}: pack {best.n} at once; it gives {best.throughput:.2f} times the "
-    statement += f"throughput of {SEQUENTIAL}."
+    gave = f"{best.n} at once gave {best.throughput:.2f} times the throughput of {SEQUENTIAL}"
     if best.throughput < SAME:
-        statement = f"{one.name}: do not pack; {best.n} at once gave {best.throughput:.2f} times "
-        statement += f"the throughput of {SEQUENTIAL}."
+        statement = f"{one.name}: do not pack; {gave}."
+    elif not within:
+        statement = f"{one.name}: do not pack; {gave} while they iterated, but each ran "
+        statement += f"{best.slowdown:.2f} times slower than alone, where its slowdown is "
+        statement += f"{one.slowdown:g} at most."
+    elif not lasting:
+        statement = f"{one.name}: whether packing pays is not known; {gave} while they iterated, "
+        statement += "for too short a time to go by."
+    else:
+        statement = f"{one.name}: pack {best.n} at once; while they iterate, it gives "
+        statement += f"{best.throughput:.2f} times the throughput of {SEQUENTIAL}."
     return Advice(
         "packing", one.name, statement, evidence, "measured", best.throughput, (low, high)
     )
+
+
+def _lasted(point: Point, wall: float) -> bool:
+    return point.seconds >= max(LASTING, LASTING_ITERATIONS * wall * point.slowdown)
 
 
 def _fewer(one: Known, cores: float) -> Advice | None:
