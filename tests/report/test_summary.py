@@ -311,6 +311,43 @@ def test_what_lies_between_two_attempts_counts_in_the_makespan(families):
     assert found.totals.makespan_s.value == [7.0, 11.0][families - 1]
 
 
+@pytest.mark.parametrize("families", ["ff", "fg"])
+@pytest.mark.parametrize("gap", ["killed", "stopped", "nothing ran"])
+def test_work_done_while_the_clock_stood_is_no_gain(gap, families):
+    """Of which the iterations count, and the time does not."""
+    specs = [made_up_runs.spec(n, f, (1.0, 1.0)) for n, f in zip("ab", families)]
+    specs[0] = dataclasses.replace(specs[0], phases=(protocol.PlanPhase(0, (500, 500)),))
+    run = made_up_runs.Run(specs, {"f": 0.1, "g": 0.1})
+    run.launch("a")
+    run.work(10.0)
+    if gap == "nothing ran":
+        run.finish("a")
+    if gap == "killed":
+        run.resume(alive=("a",))
+        run.counters["a"][:2] = [1000, run.t]
+    else:
+        run.t += 100.0
+        run.add(protocol.Tick(run.t))
+    if gap != "nothing ran":
+        run.work(5.0)
+        run.finish("a")
+    run.launch("b")
+    run.work(10.0)
+    run.finish("b")
+    found = summary.summarise(run.history())
+    figures = (found.totals.makespan_s, found.totals.throughput_gain, found.totals.bound_ratio)
+    known = gap == "nothing ran"
+    assert [one.value is not None for one in figures] == [known] * 3
+    assert found.simulations[0].wall_s == (10.0 if known else None)
+    assert found.simulations[0].phases[0].seconds == (pytest.approx(0.1) if known else None)
+    assert found.simulations[1].wall_s == 10.0
+    assert found.families[-1].totals.makespan_s.value == (
+        10.0 if families == "fg" else 20.0 if known else None
+    )
+    assert all("while the run stood" in one.how for one in figures) != known
+    assert (found.verdict.best == "") != known
+
+
 def test_a_queue_takes_no_longer_where_a_run_that_is_over_is_resumed():
     run = made_up_runs.Run(
         [made_up_runs.spec("a", "f"), made_up_runs.spec("b", "g")], {"f": 0.1, "g": 0.1}

@@ -132,9 +132,9 @@ class Run:
         self.add(protocol.Interrupted(self.t, why))
         self.add(*[protocol.Ended(n, "not started", Cause.INTERRUPTED, why) for n in queued])
 
-    def resume(self, *names, why="the run was killed and resumed"):
+    def resume(self, *names, why="the run was killed and resumed", alive=()):
         """The loop was killed and began again, and these are in the queue again."""
-        self.add(eventlog.Resumed(self.t, CAPACITY))
+        self.add(eventlog.Resumed(self.t, CAPACITY, alive))
         self.add(*[protocol.Requeued(name, Cause.INTERRUPTED, why) for name in names])
 
 

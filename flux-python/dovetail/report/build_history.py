@@ -83,6 +83,8 @@ class _Teller:
             self._turn()
             self.last.clear()
             self.jumped = t - self.now
+            if step > 0:
+                self._stood(self.tracks)
         else:
             self.now += step
 
@@ -289,6 +291,7 @@ class _Teller:
         """The loop was killed; what the controller then queued again follows as Requeued."""
         for name in event.alive:
             self.last.pop(name, None)
+        self._stood(event.alive)
         self.interrupted = ""
         self.pending.clear()
         self.cpu = max(self.cpu, event.capacity.cpu)
@@ -296,6 +299,13 @@ class _Teller:
         self.marks.append(Mark(self.now, "resume", why))
 
     # --- helpers ---
+
+    def _stood(self, names: Iterable[str]) -> None:
+        """The clock stood, and those of these that had not ended went on meanwhile."""
+        for name in names:
+            track = self.tracks.get(name)
+            if track is not None and track.attempts and track.attempts[-1].end is None:
+                self._attempt(name, {"unseen": True})
 
     def _cut(self, mark: Mark) -> None:
         """Some families may be cut anew from now on, and what their ranks did tells no more."""

@@ -46,6 +46,11 @@ QUIET = 0.9
 
 MISSING = Figure(how="not measured; `dovetail bench demo` does, of its own queue")
 
+UNSEEN = Figure(
+    how="simulations went on while the run stood; it was killed or stopped, for a time that its "
+    "clock leaves out"
+)
+
 
 @dataclass(frozen=True)
 class Point:
@@ -344,6 +349,8 @@ def _measured(one: Alternative | None) -> Figure | None:
 
 def _makespan(tracks: Sequence[Track], history: History) -> Figure:
     """Seconds from its first launch to its last end, without those of families in between."""
+    if any(attempt.unseen for track in tracks for attempt in track.attempts):
+        return UNSEEN
     mine = {track.spec.name for track in tracks}
     spans = [
         (a.launch, a.end if a.end is not None else history.end, t.spec.name in mine)

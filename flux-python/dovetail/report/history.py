@@ -27,7 +27,8 @@ class Attempt:
     """One start of a simulation; times in seconds on the run's clock, None if not reached.
 
     `code` and `reason` are the executor's; `halted` if it stopped at a checkpoint; `over` are the
-    iterations of earlier attempts from which it went on.
+    iterations of earlier attempts from which it went on. `unseen` if it went on while the clock
+    stood, so that how long it took is not known.
     """
 
     launch: float
@@ -39,6 +40,7 @@ class Attempt:
     over: int = 0
     recut: bool = False
     halted: bool = False
+    unseen: bool = False
 
 
 @dataclass(frozen=True)
@@ -74,9 +76,9 @@ class Track:
 
     @property
     def wall(self) -> float | None:
-        """Seconds that the last attempt's own command ran, None if it did not run to an end."""
+        """Seconds that the last attempt's own command ran, None if unknown, or it did not end."""
         last = self.attempts[-1] if self.attempts else None
-        if last is None or last.start is None or last.end is None:
+        if last is None or last.start is None or last.end is None or last.unseen:
             return None
         return last.end - last.start
 

@@ -19,7 +19,8 @@ class PhaseFigures:
     """Phase `number`, from 1, of a simulation's plan, and what was done in it.
 
     It asked for `requests` in millicores, and had `limit` times that at most, 0 for none. Times are
-    on the run's clock, and `seconds` is how long an iteration took, None where there was none.
+    on the run's clock, and `seconds` is how long an iteration took, None where there was none,
+    or the clock stood meanwhile.
     """
 
     number: int
@@ -45,7 +46,7 @@ def figures(track: Track, end: float) -> tuple[PhaseFigures, ...]:
         known = 0 < number <= len(track.spec.phases)
         if known and (done or len(begins) == 1):  # none in one that it went on behind
             one = track.spec.phases[number - 1]
-            each = (stop - start) / done if done else None
+            each = (stop - start) / done if done and not last.unseen else None
             found.append(PhaseFigures(number, one.requests, one.limit, start, stop, done, each))
     return tuple(found)
 

@@ -235,7 +235,9 @@ def _whole(families: Sequence[FamilyFigures], history: History) -> Totals:
     attempts = [attempt for track in history.tracks for attempt in track.attempts]
     undone = sum(track.state != "done" for track in history.tracks)
     makespan = Figure(how=f"{undone} of {len(history.tracks)} simulations are not done")
-    if not undone and attempts:
+    if not undone and any(one.unseen for one in attempts):
+        makespan = figures.UNSEEN
+    elif not undone and attempts:
         how = "this run, from first launch to last end"
         # The log may go on after that: a run that is over can be resumed.
         last = max(history.end if one.end is None else one.end for one in attempts)
