@@ -635,7 +635,7 @@ class Agent:
         """Remove a folder of the store, unless it is copied at this moment."""
         base, lock = staging.records(self.store, folder)
         with contextlib.ExitStack() as afterwards:
-            with contextlib.suppress(FileNotFoundError):  # nothing of it was copied yet
+            with contextlib.suppress(OSError):  # mostly as nothing of it was copied yet
                 held = afterwards.enter_context(open(lock))
                 try:
                     fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
