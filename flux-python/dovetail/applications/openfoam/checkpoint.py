@@ -31,6 +31,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -262,16 +263,21 @@ def _cut_again(case: Path, state: _State, name: str, weights: Sequence[float]) -
     """
     try:
         processors.check_regions(case)
+        processors.own_folders(case)  # now, and not while others read there
     except BadInput as error:
         raise WorkFailed(str(error)) from None
-    if len(state.weights) > 1:
-        _keep_results(case, state, name)
-        # It brings the points of a moving mesh into one piece where they are others than those
-        # that it began with.
-        _set_control(case, {**_EXACT, **_from(min([*state.before, name], key=float))})
-        shutil.rmtree(case / name, ignore_errors=True)
-        _tool(case, "reconstructPar", "-time", name)
-        _leave_out_unset(case / name)
+    # Which cell is whose depends on the mesh alone: that is found out beside what follows.
+    with ThreadPoolExecutor(1) as beside:
+        cells = beside.submit(_assign, case, weights)
+        if len(state.weights) > 1:
+            _keep_results(case, state, name)
+            # It brings the points of a moving mesh into one piece where they are others than
+            # those that it began with.
+            _set_control(case, {**_EXACT, **_from(min([*state.before, name], key=float))})
+            shutil.rmtree(case / name, ignore_errors=True)
+            _tool(case, "reconstructPar", "-time", name)
+            _leave_out_unset(case / name)
+        cells.result()
     _set_control(case, {**_EXACT, **_from(name)})
     # From here until the new cut is there, the case in one piece is what counts.
     _save(case, replace(state, weights=(), sure=name))
@@ -280,7 +286,9 @@ def _cut_again(case: Path, state: _State, name: str, weights: Sequence[float]) -
     old.mkdir()
     _move(case, old)
     try:
-        _cut(case, name, weights)
+        if len(weights) > 1:
+            # Without -copyUniform ranks get links to what the next cut begins by removing.
+            _tool(case, "decomposePar", "-force", "-copyUniform", "-time", name)
     except WorkFailed:
         for place in case.glob("processor[0-9]*"):
             shutil.rmtree(place)
@@ -316,14 +324,12 @@ def _move(source: Path, target: Path) -> None:
         place.rename(target / place.name)
 
 
-def _cut(case: Path, name: str, weights: Sequence[float]) -> None:
-    """Cut a case in one piece for these ranks, with the fields of one time."""
+def _assign(case: Path, weights: Sequence[float]) -> None:
+    """Write which cell of the mesh is whose, for decomposePar."""
     if len(weights) > 1:
         ranks, shares = str(len(weights)), ",".join(map(str, weights))
         cut = ["decompose", "--force", "--ranks", ranks, "--weights", shares, "."]
         _tool(case, *install_paths.dovetail_command(borrowed_python.own()), *cut)
-        # Without -copyUniform ranks get links to what the next cut begins by removing.
-        _tool(case, "decomposePar", "-force", "-copyUniform", "-time", name)
 
 
 def _keep_results(case: Path, state: _State, name: str) -> None:
