@@ -56,8 +56,17 @@ def openfoam(scratch: Path, repeat: int, progress: Progress) -> list[Claim]:
             fixed.write_text(f"{entry}    checkpoint: allowed\n")
             ways[RECUT] = dovetail(place / "fixed", fixed)
         claims += _claims(name, ways, repeat, progress, 1.03, gain)
-    logs = sorted((scratch / "imbalanced" / "fixed").glob("out*/events.jsonl"))
-    return [*claims, restarted(logs)]
+    return [*claims, _restart(scratch / "restart", repeat, progress)]
+
+
+def _restart(scratch: Path, repeat: int, progress: Progress) -> Claim:
+    """One alone, beside which nothing could be packed, and long enough for a new cut to pay."""
+    weights = (1, 3)
+    (case,) = copies(scratch, weights, 400, 1)
+    plan = scratch / "plan.yaml"
+    plan.write_text(f"{plan_entry('alone', case, weights, 1)}    checkpoint: allowed\n")
+    interleave({RECUT: dovetail(scratch, plan)}, repeat, progress)
+    return restarted(sorted(scratch.glob("out*/events.jsonl")))
 
 
 def restarted(logs: Sequence[Path]) -> Claim:
