@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from dovetail.bench.cases import OPENFOAM_ETC, SOLVER, pitz_daily
+from dovetail.bench.cases import OPENFOAM_ETC, SOLVER, mpirun, pitz_daily
 from dovetail.bench.harness import Claim, Progress, Row, interleave, plain_queue, ratios
 from dovetail.bench.moldable import CORES, dovetail, melt
 from dovetail.core.errors import BadInput
@@ -27,6 +27,7 @@ Started = tuple[Path, Sequence[str]]
 """A case, and the command that runs there."""
 
 WIDE, NARROW = "one after the other", "one rank each side by side"
+FITTING = "one after the other, on as many ranks as cores"
 OPEN, FIXED = "dovetail run, open ranks", "dovetail run, all ranks"
 MOST = 1.03
 
@@ -72,7 +73,8 @@ def ten(scratch: Path, repeat: int, progress: Progress, names: Sequence[str] = (
         place.mkdir()
         rows = interleave(_ways(place, QUEUES[name]), repeat, progress)
         shutil.rmtree(place)
-        best = Row("", tuple(map(min, zip(rows[WIDE].values, rows[NARROW].values))))
+        others = [row.values for way, row in rows.items() if way in (WIDE, FITTING, NARROW)]
+        best = Row("", tuple(map(min, zip(*others))))
         claims.append(
             Claim(ratios(rows[OPEN], best, f"{name}: open ranks / the best way"), "x", "<=", MOST)
         )
@@ -85,15 +87,21 @@ def ten(scratch: Path, repeat: int, progress: Progress, names: Sequence[str] = (
 
 def _ways(place: Path, kinds: Sequence[Kind]) -> dict[str, Callable[[], float]]:
     wide: list[Started] = []
+    fitting: list[Started] = []
     narrow: list[Started] = []
     entries: dict[str, list[dict[str, object]]] = {OPEN: [], FIXED: []}
     for number, kind in enumerate(kinds):
         ranks = len(kind.weights)
         for copy in range(kind.count):
-            cut, whole = _cases(place / f"{number}.{copy}", kind)
-            words = ["mpirun", "-np", str(ranks), *cut[1]]
-            wide.append((cut[0], [*words[:1], "--oversubscribe", *words[1:]]))
+            folder = place / f"{number}.{copy}"
+            cut, whole = _cases(folder, kind)
+            wide.append((cut[0], ["mpirun", "--oversubscribe", "-np", str(ranks), *cut[1]]))
             narrow.append(whole)
+            if ranks > CORES:
+                case = pitz_daily(
+                    folder / "fitting", (1,) * CORES, kind.iterations, refine=kind.refine
+                )
+                fitting.append((case, mpirun(CORES)))
         entry = {"name": f"s{number}", "case": str(cut[0]), "count": kind.count,
                  "environment": {"WM_PROJECT_DIR": OPENFOAM_ETC}}  # fmt: skip
         weights = {} if kind.lammps else {"weights": kind.weights}
@@ -107,6 +115,8 @@ def _ways(place: Path, kinds: Sequence[Kind]) -> dict[str, Callable[[], float]]:
         WIDE: functools.partial(plain_queue, wide, 1),
         NARROW: functools.partial(plain_queue, narrow, CORES),
     }
+    if fitting:
+        ways[FITTING] = functools.partial(plain_queue, fitting, 1)
     for way, simulations in entries.items():
         folder = place / way.replace(" ", "-").replace(",", "")
         folder.mkdir()
