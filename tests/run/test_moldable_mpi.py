@@ -7,6 +7,7 @@ import hashlib
 import math
 import re
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -108,6 +109,20 @@ def test_weights_are_those_of_the_most_ranks_and_a_right_cut_is_kept(site):  # n
     finished, _ = run(site, asked, 2)
     assert finished.cause is Cause.DONE, site.log("pitz")[-2000:]
     assert "cut so already" in site.log("pitz")
+
+
+@needs_openfoam
+def test_copies_that_are_alike_share_a_cut_and_end_alike(site):  # noqa: F811
+    steps = ("blockMesh", "foamDictionary -entry endTime -set 3 system/controlDict")
+    steps = (*steps, "foamDictionary -entry writeInterval -set 3 system/controlDict")
+    ended = {}
+    for name, more in (("one", ()), ("two", ()), ("three", ("touch constant/of-this-one",))):
+        asked = replace(pitz(prepare=(*steps, *more)), name=name)
+        finished, case = run(site, asked, 2)
+        assert finished.cause is Cause.DONE, site.log(name)[-2000:]
+        assert ("is cut as that of one is" in site.log(name)) == (name == "two")
+        ended[name] = [(case / f"processor{rank}" / "3" / "U").read_bytes() for rank in (0, 1)]
+    assert ended["one"] == ended["two"] == ended["three"]
 
 
 WRONG = {

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dovetail.applications.openfoam import control_dict, processors
+from dovetail.applications.openfoam import control_dict, processors, shared_cut
 from dovetail.core import cpu_requests
 from dovetail.core.errors import BadInput
 from dovetail.host.private_files import looking
@@ -94,6 +94,16 @@ def run(args: argparse.Namespace) -> int:
             print(json.dumps({"kept": False}) if args.json else f"{args.case} is in one piece")
             return 0
         processors.check_program()
+    options = (str(weights), args.method or "", str(centre))
+    same = shared_cut.key(args.case, options) if args.apply and copied else ""
+    if (other := shared_cut.find(args.case, same)) is not None:
+        processors.own_folders(args.case)
+        _make_room_for_files(args.case, args.force)
+        if shared_cut.take(other, args.case):
+            name = other.parent.name
+            told = json.dumps({"kept": False, "copied_from": name})
+            print(told if args.json else f"{args.case} is cut as that of {name} is")
+            return 0
     from dovetail.applications.openfoam.cut import cut
     from dovetail.applications.openfoam.mesh import read_mesh, write_decomposition
 
@@ -113,6 +123,7 @@ def run(args: argparse.Namespace) -> int:
             raise
     if args.apply:  # decomposePar has words of its own
         processors.make(args.case, args.ranks)
+        shared_cut.offer(args.case, same)
     _tell(made, weights, args)
     return 0
 

@@ -143,7 +143,7 @@ def make(case: Path, ranks: int) -> None:
 
     On one rank there are none. Raises BadInput or WorkFailed with the reason.
     """
-    _remove_all(case)
+    remove_all(case)
     if ranks == 1:
         return
     try:
@@ -152,11 +152,11 @@ def make(case: Path, ranks: int) -> None:
     except OSError as error:
         raise _not_run(error.strerror) from None
     if done.returncode:
-        _remove_all(case)  # as on a full disk, they may have a mesh and no fields
+        remove_all(case)  # as on a full disk, they may have a mesh and no fields
         raise WorkFailed(f"{_PROGRAM} in {case} ended with exit code {done.returncode}")
 
 
-def _remove_all(case: Path) -> None:
+def remove_all(case: Path) -> None:
     """Remove the processor directories. Raises BadInput."""
     try:
         for directory in control_dict.directories(case):
