@@ -300,6 +300,25 @@ def test_an_output_that_names_nothing_is_not_the_directory_where_one_is(site, wo
     assert sorted(os.listdir(site.directory)) == before
 
 
+@pytest.mark.parametrize(
+    ("words", "command"),
+    [
+        (["report", ""], COMMAND[:-1]),
+        (["status", ""], COMMAND[:-1]),
+        (["top", ""], COMMAND[:-1]),
+        (["advise", ""], COMMAND[:-1]),
+        (["decompose", "--ranks", "2", ""], COMMAND[:-1]),
+        (["requests", "--cpus", "2", "--case", ""], COMMAND[:-1]),
+        (["requests", "--cpus", "2", "--profile", ""], COMMAND[:-1]),
+        ([""], COMMAND),
+    ],
+    ids=lambda one: one[0] if one is not COMMAND else "",
+)
+def test_an_input_that_names_nothing_is_not_the_directory_where_one_is(site, words, command):  # noqa: F811
+    told = "dovetail: '' names nothing; a path would be right, or . for this directory\n"
+    assert site.run(*words, command=command) == (2, "", told)
+
+
 def test_a_directory_whose_links_lead_to_each_other_is_refused(site):  # noqa: F811
     (site.directory / "out").symlink_to("out")
     code, _, errors = site.run(site.plan({}), "-o", "out")

@@ -20,7 +20,7 @@ from rich.console import Console
 from rich.padding import Padding
 
 from dovetail.core.errors import BadInput
-from dovetail.host.private_files import looking
+from dovetail.host.private_files import input_path, looking
 from dovetail.report import advise, summary
 
 HELP = "say what would pay: packing, fewer ranks, other weights or a limit"
@@ -32,7 +32,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "profiles",
         metavar="PROFILE",
         nargs="+",
-        type=pathlib.Path,
+        type=input_path,
         help="a profile file, or a run's output directory",
     )
     parser.add_argument(

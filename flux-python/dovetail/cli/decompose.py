@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 from dovetail.applications.openfoam import control_dict, processors, shared_cut
 from dovetail.core import cpu_requests
 from dovetail.core.errors import BadInput
-from dovetail.host.private_files import looking
+from dovetail.host.private_files import input_path, looking
 from dovetail.host.progress import Progress
 
 if TYPE_CHECKING:  # numpy takes longer to load than it takes to see that a case is cut so already
@@ -36,7 +36,7 @@ _MOST = 1_000_000
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Options; see dovetail-decompose(1)."""
-    parser.add_argument("case", metavar="CASE", type=Path, help="case directory, meshed")
+    parser.add_argument("case", metavar="CASE", type=input_path, help="case directory, meshed")
     parser.add_argument("--ranks", type=int, required=True, help="number of MPI ranks")
     parser.add_argument(
         "--weights",

@@ -15,7 +15,7 @@ import shutil
 from rich.console import Console
 
 from dovetail.core.errors import WorkFailed
-from dovetail.host.private_files import output_path
+from dovetail.host.private_files import input_path, output_path
 from dovetail.report import summary
 from dovetail.report.history import History
 
@@ -24,7 +24,7 @@ HELP = "write the HTML report of a run from its event log"
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Options; see dovetail-report(1)."""
-    parser.add_argument("directory", metavar="DIR", type=pathlib.Path, help="a run's output")
+    parser.add_argument("directory", metavar="DIR", type=input_path, help="a run's output")
     parser.add_argument(
         "-o", "--output", metavar="FILE", type=output_path, help="default: DIR/report.html"
     )

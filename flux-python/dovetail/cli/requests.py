@@ -14,6 +14,7 @@ from pathlib import Path
 from dovetail.applications.openfoam.cell_counts import cells_per_processor
 from dovetail.core import cpu_requests
 from dovetail.core.errors import BadInput
+from dovetail.host.private_files import input_path
 
 HELP = "share CPU among ranks in proportion to their load"
 
@@ -23,10 +24,16 @@ def configure(parser: argparse.ArgumentParser) -> None:
     source = parser.add_mutually_exclusive_group(required=True)
     source.add_argument("--weights", metavar="W,W,…", help="one weight per rank, e.g. 1,1,5,15")
     source.add_argument(
-        "--profile", metavar="FILE", type=Path, help="load per iteration from `dovetail profile -o`"
+        "--profile",
+        metavar="FILE",
+        type=input_path,
+        help="load per iteration from `dovetail profile -o`",
     )
     source.add_argument(
-        "--case", metavar="DIR", type=Path, help="cells per processor of a decomposed OpenFOAM case"
+        "--case",
+        metavar="DIR",
+        type=input_path,
+        help="cells per processor of a decomposed OpenFOAM case",
     )
     parser.add_argument("--cpus", required=True, help="CPU to share: 4, 2.5 or 2500m")
     parser.add_argument("--floor", default="10m", help="least CPU of a rank (default %(default)s)")

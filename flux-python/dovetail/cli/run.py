@@ -16,7 +16,7 @@ from dovetail.controller.choice import Schedule
 from dovetail.controller.widths import by_text
 from dovetail.core import eventlog, units
 from dovetail.core.errors import WorkFailed
-from dovetail.host.private_files import output_path
+from dovetail.host.private_files import input_path, output_path
 from dovetail.plan import schema, yaml_lines
 from dovetail.run import run as work
 from dovetail.run import target
@@ -32,7 +32,7 @@ HELP = "run a queue of MPI simulations, packed where that pays"
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Options; see dovetail-run(1)."""
-    parser.add_argument("plan", metavar="PLAN.yaml", type=Path, help="what to run")
+    parser.add_argument("plan", metavar="PLAN.yaml", type=input_path, help="what to run")
     parser.add_argument(
         "-o", "--output", metavar="DIR", type=output_path, default=Path("dovetail-out"),
         help="where everything is written (default: %(default)s)",
@@ -44,7 +44,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     parser.add_argument("--dry-run", action="store_true", help="check and show, start nothing")
     parser.add_argument(
-        "--kubeconfig", metavar="FILE", type=Path,
+        "--kubeconfig", metavar="FILE", type=input_path,
         help="run the simulations as pods on this cluster, not as processes here",
     )  # fmt: skip
     parser.add_argument(
@@ -61,7 +61,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="serve metrics for Prometheus at unix:PATH or ADDRESS:PORT while the run goes on",
     )  # fmt: skip
     parser.add_argument(
-        "--plan-copy", metavar="FILE", type=Path,
+        "--plan-copy", metavar="FILE", type=input_path,
         help="read the plan from FILE, a copy; paths in it are still relative to PLAN.yaml",
     )  # fmt: skip
     parser.add_argument(

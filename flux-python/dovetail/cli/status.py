@@ -18,6 +18,7 @@ from rich.text import Text
 
 from dovetail.core.errors import BadInput
 from dovetail.core.units import printable
+from dovetail.host.private_files import input_path
 
 HELP = "show the wanted and the real CPU share of each rank group of a run on a cluster"
 FILE = "status.json"
@@ -25,7 +26,9 @@ FILE = "status.json"
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Options; see dovetail-status(1)."""
-    parser.add_argument("directory", metavar="DIR", type=Path, help="the run's output directory")
+    parser.add_argument(
+        "directory", metavar="DIR", type=input_path, help="the run's output directory"
+    )
 
 
 def run(args: argparse.Namespace) -> int:

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import argparse
 import json
-from pathlib import Path
 
+from dovetail.host.private_files import input_path
 from dovetail.run import top
 from dovetail.run.follow import Follower
 from dovetail.run.run import LOG
@@ -19,7 +19,9 @@ HELP = "follow the ranks of a run on the terminal"
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Options; see dovetail-top(1)."""
-    parser.add_argument("directory", metavar="DIR", type=Path, help="the run's output directory")
+    parser.add_argument(
+        "directory", metavar="DIR", type=input_path, help="the run's output directory"
+    )
 
 
 def run(args: argparse.Namespace) -> int:

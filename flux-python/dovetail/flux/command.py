@@ -23,7 +23,7 @@ from urllib.parse import urlsplit
 from dovetail.core import units
 from dovetail.core.errors import BadInput, WorkFailed
 from dovetail.flux import client, format, load, plan_runner
-from dovetail.host.private_files import looking, output_path, written
+from dovetail.host.private_files import input_path, looking, output_path, written
 
 HELP = {
     "up": "start Kubernetes in this instance if it has none, and wait until it is up",
@@ -60,7 +60,7 @@ def parser() -> argparse.ArgumentParser:
     made["up"].add_argument("--dovetail", metavar="nodes=N[,cores=K|all][,provider=P]",
                             help="what to start, where nothing was asked for yet")  # fmt: skip
     add = made["submit"].add_argument
-    add("plan", metavar="PLAN.yaml", type=Path, help="what to run")
+    add("plan", metavar="PLAN.yaml", type=input_path, help="what to run")
     add(
         "-o",
         "--output",

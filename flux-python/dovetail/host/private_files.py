@@ -45,6 +45,13 @@ def replaceable(path: Path) -> bool:
     return path.absolute().parent.is_dir() and (path.is_file() or not path.exists())
 
 
+def input_path(text: str) -> Path:
+    """What an argument names; BadInput where that is nothing, as of an unset variable."""
+    if not text:
+        raise BadInput("'' names nothing; a path would be right, or . for this directory")
+    return Path(text)
+
+
 def output_path(text: str) -> Path:
     """What -o names; BadInput where that is nothing, as of an unset variable of the shell."""
     if not text:
