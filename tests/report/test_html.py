@@ -245,6 +245,10 @@ def test_a_way_that_is_only_predicted_to_be_as_quick_is_said_to_be_so():
     family = dataclasses.replace(family, verdict=judge(totals, 0, 4))
     title, _ = report._family(family, 2)["alternatives"]
     assert title == "As quick as fewer ranks side by side is predicted to be"
+    totals = dataclasses.replace(totals, fewer_ranks_s=Figure(5.0, "predicted"))
+    family = dataclasses.replace(family, totals=totals, verdict=judge(totals, 0, 4))
+    title, _ = report._family(family, 2)["alternatives"]
+    assert title == "Predicted to be the quickest: fewer ranks side by side"
 
 
 def test_what_is_said_after_the_longest_bar_is_in_the_picture():

@@ -206,7 +206,8 @@ def _winner(family: FamilyFigures) -> str:
     if not best:
         return "What is known of the alternatives"
     if best != DOVETAIL:
-        return f"Quickest: {best}"
+        predicted = getattr(family.totals, NAMES[best]).source == "predicted"
+        return f"{'Predicted to be the quickest' if predicted else 'Quickest'}: {best}"
     name, one = as_quick(family.totals)
     if name:
         return f"As quick as {name}{' is predicted to be' if one.source == 'predicted' else ''}"
@@ -277,6 +278,7 @@ def _throughput(family: FamilyFigures, guess: Guess) -> Chart | None:
     packed = [one for one in points if one.n > 1]
     if packed and best.n > 1:
         title = f"Throughput is highest at N={best.n}: {best.throughput:.2f} times that alone"
+        title += f", over {best.seconds:.1f} s"
     elif packed:
         title = f"Packing loses: {packed[0].throughput:.2f} times that alone at N={packed[0].n}"
     elif guess:
