@@ -5,6 +5,7 @@
  * The files of this library lie in layers, and each calls only those before it:
  *
  *   page, attributes    what its readers share; how symbols are declared
+ *   listen, shared      where MPI listens, and where MPICH's shared memory is
  *   weak                leaves programs without MPI, and of another, alone
  *   ticks, next, wait   the clock; the real functions; how a rank waits
  *   wait_hooks          the MPI libraries' progress loops, in which it does

@@ -27,7 +27,7 @@ Loads = tuple[float, ...]
 
 @dataclass(frozen=True)
 class Profile:
-    """A family alone: `rate` in iterations/s (1/s), `error` relative.
+    """A shape alone: `rate` in iterations/s (1/s), `error` relative.
 
     `loads` is CPU seconds per iteration and rank, shape (ranks,); `wait` the best policy alone;
     `need` the cores that it keeps busy; `memory` the peak of all ranks, bytes; `startup` the

@@ -21,7 +21,7 @@ from dovetail.core.protocol import WaitPolicy
 from dovetail.core.throughput_model import Point, Prior
 
 CoScheduled = tuple[tuple[str, int], ...]
-"""A co-scheduled set, which is what runs at once: (family, how many), sorted by family."""
+"""A co-scheduled set, which is what runs at once: (shape, how many), sorted by shape."""
 
 
 def co_scheduled(families: Mapping[str, int]) -> CoScheduled:
