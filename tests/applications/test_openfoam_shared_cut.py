@@ -131,6 +131,9 @@ def test_values_of_the_environment_that_a_file_uses_count(site, monkeypatch, cap
         site.cut(place)
         told = capsys.readouterr().out
         assert (f"is cut as that of {alike} is" in told) == bool(alike)
+    monkeypatch.setenv("FOAM_SIGFPE", "0")  # not of a file's, but of decomposePar's
+    site.cut(site.copy("of-another-tool"))
+    assert "is cut as" not in capsys.readouterr().out
     more.write_text('inlet #calc "1 + 1";')  # may be of anything
     for name in ("d", "e"):
         site.cut(site.copy(name))

@@ -36,6 +36,8 @@ MARK = ".dovetail-cut"
 
 _OURS = ("constant/cellDecomposition", "system/decomposeParDict")
 _VARIABLE = re.compile(rb"\$\{?([A-Za-z_]\w*)")
+_TOOL = (b"PATH", b"WM_", b"FOAM_")
+"""Variables with such names say which decomposePar there is, and how it writes."""
 _COMPUTED = re.compile(rb"#(?:calc|codeStream|eval|system)\b")
 
 
@@ -44,7 +46,8 @@ def key(case: Path, words: Sequence[str]) -> str:
     first = _first(case)
     if first is None:
         return ""
-    digest, used = hashlib.blake2b(repr(list(words)).encode()), dict[bytes, bytes]()
+    digest = hashlib.blake2b(repr(list(words)).encode())
+    used = {name: text for name, text in os.environb.items() if name.startswith(_TOOL)}
     try:
         for path in _files(case, first):
             if not path.is_file():
