@@ -69,6 +69,24 @@ def test_one_after_the_other_nothing_is_prepared_beside_others():
     assert totals(run).sequential_s.value == pytest.approx(4 * 30.0 + 10.0, rel=0.02)
 
 
+@pytest.mark.parametrize("beside", [False, True])
+def test_one_after_the_other_the_first_prepares_what_the_others_take(beside):
+    specs = [made_up_runs.spec(n, "f", (1.0, 1.0)) for n in "abc"]
+    other = made_up_runs.spec("other", "g")
+    run = made_up_runs.Run([other, *specs], {"f": 0.1, "g": 0.1})
+    if beside:
+        run.launch("other")
+    for name, prepare in zip("abc", (20.0, 1.0, 1.0)):
+        run.launch(name, prepare=prepare)
+        if beside and name == "a":
+            run.finish("other")
+        run.work(10.0)
+        run.finish(name)
+    (family,) = [one for one in summary.summarise(run.history(), ()).families if one.name == "f"]
+    more = 0.0 if beside else 19.0  # which may be by what else was prepared
+    assert family.totals.sequential_s.value == pytest.approx(3 * 11.0 + more, rel=0.02)
+
+
 def test_fewer_ranks_are_not_promised_to_shorten_a_start():
     run = made_up_runs.Run(
         [made_up_runs.spec(name, "f", (1.0, 1.0)) for name in "abcd"], {"f": 0.01}

@@ -24,7 +24,7 @@ from dovetail.core.errors import BadInput
 from dovetail.core.taken_cpu import taken
 from dovetail.core.throughput_model import Model
 from dovetail.report.alternatives import DOVETAIL, FEWER, NAIVE, SEQUENTIAL, Alternative
-from dovetail.report.history import Array, History, Load, Spell, Track
+from dovetail.report.history import Array, Attempt, History, Load, Spell, Track
 from dovetail.report.verdict import Figure, Totals, Verdict, judge, ratio
 
 SPLIT = 0.8
@@ -381,7 +381,7 @@ def _sequential(tracks: Sequence[Track], history: History, alone: Figure) -> Fig
         return Figure(how=alone.how)
     extra = _starting(tracks)
     total = sum(one.iterations * alone.value + extra for one in tracks)
-    return Figure(total, "predicted", f"from {alone.how}")
+    return Figure(total + _first_preparing(tracks, history), "predicted", f"from {alone.how}")
 
 
 def _starting(tracks: Sequence[Track]) -> float:
@@ -389,18 +389,39 @@ def _starting(tracks: Sequence[Track]) -> float:
 
     The quickest stands for all: packed ones are slower at it.
     """
-    # What goes on from a checkpoint was prepared before.
-    took = [
-        [one.start - one.launch for one in track.attempts if one.start is not None]
-        for track in tracks
-    ]
-    prepare = [some[0] for some in took if some]
+    prepare = [_preparing(one) for one in _prepared(tracks)]
     extra = [
         max(0.0, t.wall - (t.iterations - t.attempts[-1].over) * t.stepping[1] / t.stepping[0])
         for t in tracks
         if t.wall is not None and t.stepping[0]
     ]
     return min(prepare, default=0.0) + min(extra, default=0.0)
+
+
+def _first_preparing(tracks: Sequence[Track], history: History) -> float:
+    """Seconds more than the quickest that the first one took to be prepared, if alone at it.
+
+    Later ones may take its cut of their case.
+    """
+    some = _prepared(tracks)
+    if not some:
+        return 0.0
+    first = min(some, key=lambda one: one.launch)
+    until = first.launch + _preparing(first)
+    others = [one for track in history.tracks for one in track.attempts if one is not first]
+    if any(one.launch < until and (one.end is None or one.end > first.launch) for one in others):
+        return 0.0
+    return _preparing(first) - min(map(_preparing, some))
+
+
+def _prepared(tracks: Sequence[Track]) -> list[Attempt]:
+    """First attempts that were started; what goes on from a checkpoint was prepared before."""
+    started = ([one for one in track.attempts if one.start is not None] for track in tracks)
+    return [some[0] for some in started if some]
+
+
+def _preparing(one: Attempt) -> float:
+    return 0.0 if one.start is None else one.start - one.launch
 
 
 def _curve(track: Track, history: History) -> dict[int, float]:
