@@ -13,6 +13,7 @@ import signal
 import struct
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -368,6 +369,48 @@ def test_a_film_on_a_wall_stays_cut_as_it_was(two_ranks, tmp_path, capsys):
     assert checkpoint.go_on(tmp_path, (1.0, 3.0), log) == "40"
     assert "it goes on as it was cut" in capsys.readouterr().out
     assert sorted(tmp_path.glob("**/40")) == [place / "40" for place in two_ranks]
+
+
+@unit
+def test_until_it_is_cut_anew_the_case_says_how_it_was_cut(two_ranks, tmp_path, monkeypatch):
+    """Solvers refuse to start on fewer ranks; reconstructPar of some versions takes as many."""
+    cut = [tmp_path / "constant/cellDecomposition", tmp_path / "system/decomposeParDict"]
+    for path in (tmp_path / "system/controlDict", *cut):
+        path.parent.mkdir(exist_ok=True)
+        path.write_text("of two ranks\n")
+    seen, assigned, full = [], threading.Event(), [WorkFailed("the disk is full")]
+
+    def tool(case: Path, *words: str) -> None:
+        if "decompose" in words:
+            for path in cut:
+                mine = case / words[-1] / path.relative_to(tmp_path)
+                mine.parent.mkdir(parents=True, exist_ok=True)
+                mine.write_text("of three ranks\n")
+            assigned.set()
+            return
+        assert assigned.wait(60)
+        seen.append((words[0], [path.read_text() for path in cut]))
+        if words[0] == "reconstructPar":
+            written(case, "40", "U")
+        elif full:
+            raise full.pop()
+
+    monkeypatch.setattr(checkpoint, "_tool", tool)
+    checkpoint.begin(tmp_path, EVEN)
+    for place in two_ranks:
+        written(place, "40", "U")
+    log = tmp_path / "log"
+    log.write_text("Time = 40\n\nEnd\n")
+    two, three = (["of two ranks\n"] * 2, ["of three ranks\n"] * 2)
+    with pytest.raises(WorkFailed, match="is full"):
+        checkpoint.go_on(tmp_path, (1.0, 1.0, 1.0), log)
+    assert [path.read_text() for path in cut] == two
+    assert sorted(tmp_path.glob("processor*")) == two_ranks
+    assert [path.name for path in tmp_path.glob(".dovetail*")] == [".dovetail-checkpoint"]
+    assert checkpoint.go_on(tmp_path, (1.0, 1.0, 1.0), log) == "40"
+    assert [path.read_text() for path in cut] == three
+    assert seen == [("reconstructPar", two), ("decomposePar", three)] * 2
+    assert [path.name for path in tmp_path.glob(".dovetail*")] == [".dovetail-checkpoint"]
 
 
 BY_TIME = "writeControl runTime;\nwriteInterval 10;\nendTime 60;\ndeltaT 0.5;\n"
@@ -780,6 +823,7 @@ class TestOtherRanks:
         broken.write_text(SET + "no list\n" + FOOTER)
         with pytest.raises(WorkFailed, match="decomposePar"):
             checkpoint.go_on(case, (1.0, 1.0, 1.0), case / "log")
+        assert "numberOfSubdomains 2;" in (case / "system/decomposeParDict").read_text()
         assert checkpoint.go_on(case, (1.0, 3.0), case / "log") == before, "on as many ranks"
         assert sorted(case.glob("processor*")) == written_times.directories(case, 2)
         broken.unlink()

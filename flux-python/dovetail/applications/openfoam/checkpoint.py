@@ -52,6 +52,10 @@ _OURS = re.compile(
 _STATE = ".dovetail-checkpoint"
 _LOG = "log.checkpoint"
 _OLD = ".dovetail-old-cut"
+_NEW = ".dovetail-new-cut"
+_CUT = ("constant/cellDecomposition", "system/decomposeParDict")
+"""What tells decomposePar how to cut. The second tells reconstructPar of some versions how many
+ranks there are, and solvers refuse to start on fewer than it says."""
 _NEWER = 60.0
 """Seconds by which a change of controlDict is dated after the one before, at least: OpenFOAM
 takes no notice of one within its `fileModificationSkew`, which is 10 s as shipped."""
@@ -173,6 +177,8 @@ def go_on(case: Path, weights: Sequence[float], log: Path) -> str | None:
                 raise
             print(f"it goes on as it was cut: {error}", flush=True)
             weights = state.weights
+        finally:
+            shutil.rmtree(case / _NEW, ignore_errors=True)
     state = replace(state, weights=tuple(weights), sure=name)
     _set_control(case, {})
     _set_control(case, {**_from(_exact(case, state, name)), **_writes(case, state, name)})
@@ -278,13 +284,15 @@ def _cut_again(case: Path, state: _State, name: str, weights: Sequence[float]) -
             _tool(case, "reconstructPar", "-time", name)
             _leave_out_unset(case / name)
         cells.result()
+    new = case / _NEW
     _set_control(case, {**_EXACT, **_from(name)})
     # From here until the new cut is there, the case in one piece is what counts.
     _save(case, replace(state, weights=(), sure=name))
     old = case / _OLD
     shutil.rmtree(old, ignore_errors=True)
     old.mkdir()
-    _move(case, old)
+    _move(case, old, *(name for name in _CUT if (new / name).exists()))
+    _move(new, case, *_CUT)
     try:
         if len(weights) > 1:
             # Without -copyUniform ranks get links to what the next cut begins by removing.
@@ -292,8 +300,8 @@ def _cut_again(case: Path, state: _State, name: str, weights: Sequence[float]) -
     except WorkFailed:
         for place in case.glob("processor[0-9]*"):
             shutil.rmtree(place)
-        _move(old, case)
-        old.rmdir()
+        _move(old, case, *_CUT)
+        shutil.rmtree(old)
         _save(case, state)
         raise
     shutil.rmtree(old)
@@ -318,17 +326,25 @@ def _leave_out_unset(time: Path) -> None:
             path.write_bytes(kept + data[at:])
 
 
-def _move(source: Path, target: Path) -> None:
-    """Move what ranks have there."""
-    for place in source.glob("processor[0-9]*"):
-        place.rename(target / place.name)
+def _move(source: Path, target: Path, *files: str) -> None:
+    """Move what ranks have there, and those of these files that are there."""
+    there = [name for name in files if os.path.lexists(source / name)]
+    for name in [*(place.name for place in source.glob("processor[0-9]*")), *there]:
+        (target / name).parent.mkdir(exist_ok=True)
+        (source / name).rename(target / name)
 
 
 def _assign(case: Path, weights: Sequence[float]) -> None:
-    """Write which cell of the mesh is whose, for decomposePar."""
+    """Write which cell of the mesh is whose, for decomposePar, in a folder of its own until then.
+
+    Until it is cut so, what the case has tells how it is cut.
+    """
+    shutil.rmtree(case / _NEW, ignore_errors=True)
     if len(weights) > 1:
+        (case / _NEW / "constant").mkdir(parents=True)
+        (case / _NEW / "constant" / "polyMesh").symlink_to("../../constant/polyMesh")
         ranks, shares = str(len(weights)), ",".join(map(str, weights))
-        cut = ["decompose", "--force", "--ranks", ranks, "--weights", shares, "."]
+        cut = ["decompose", "--ranks", ranks, "--weights", shares, _NEW]
         _tool(case, *install_paths.dovetail_command(borrowed_python.own()), *cut)
 
 
