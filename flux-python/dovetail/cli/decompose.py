@@ -95,15 +95,20 @@ def run(args: argparse.Namespace) -> int:
             return 0
         processors.check_program()
     options = (str(weights), args.method or "", str(centre))
-    same = shared_cut.key(args.case, options) if args.apply and copied else ""
-    if (other := shared_cut.find(args.case, same)) is not None:
-        processors.own_folders(args.case)
-        _make_room_for_files(args.case, args.force)
-        if shared_cut.take(other, args.case):
-            name = other.parent.name
-            told = json.dumps({"kept": False, "copied_from": name})
-            print(told if args.json else f"{args.case} is cut as that of {name} is")
-            return 0
+    same, other = "", None
+    if args.apply and copied:
+        with Progress(_say, "comparing the case with others that are cut") as progress:
+            same = shared_cut.key(args.case, options)
+            if (other := shared_cut.find(args.case, same)) is not None:
+                processors.own_folders(args.case)
+                _make_room_for_files(args.case, args.force)
+                progress.turn("copying the cut of another")
+                other = other if shared_cut.take(other, args.case) else None
+    if other is not None:
+        name = other.parent.name
+        told = json.dumps({"kept": False, "copied_from": name})
+        print(told if args.json else f"{args.case} is cut as that of {name} is")
+        return 0
     from dovetail.applications.openfoam.cut import cut
     from dovetail.applications.openfoam.mesh import read_mesh, write_decomposition
 

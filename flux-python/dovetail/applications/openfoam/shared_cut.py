@@ -8,14 +8,16 @@ mesh of 782,000 cells in a second, where cutting it takes twenty.
 Inputs: a copy, and what tells one cut from another. Outputs: its processor directories, those of
 another copy; `MARK` in a copy that is cut, with what they were like then.
 
-Invariants: nothing is taken of a cut that was changed since, as by a solver; a copy that has any
-other file, or uses another value of the environment, is cut by itself, and so is one whose files
-compute something; what could not be copied whole is removed.
+Invariants: what is taken is what decomposePar wrote, to the byte; a copy that has any other file,
+or uses another value of the environment, is cut by itself, and so is one whose files compute
+something or include others from elsewhere; a cut that names the case it is of is of no other; what
+could not be copied whole is removed, and nothing is written where links lead.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import gzip
 import hashlib
 import json
@@ -25,6 +27,7 @@ import re
 import shutil
 import zlib
 from collections.abc import Iterator, Sequence
+from itertools import islice
 from pathlib import Path
 
 from dovetail.applications.openfoam import control_dict, processors
@@ -35,25 +38,38 @@ MARK = ".dovetail-cut"
 """In a copy that is cut: what decided how, and what its processor directories had then."""
 
 _OURS = ("constant/cellDecomposition", "system/decomposeParDict")
+_THEIRS = ("constant/polyMesh/cellProc", "constant/polyMesh/cellProc.gz")
+"""What decomposePar of some versions writes beside the ranks, for reconstructPar."""
 _VARIABLE = re.compile(rb"\$\{?([A-Za-z_]\w*)")
-_TOOL = (b"PATH", b"WM_", b"FOAM_")
-"""Variables with such names say which decomposePar there is, and how it writes."""
-_COMPUTED = re.compile(rb"#(?:calc|codeStream|eval|system)\b")
+_TOOL = (b"PATH", b"WM_", b"FOAM_", b"LD_", b"HOME")
+"""Variables with such names say which decomposePar there is, with what, and how it writes."""
+_COMPUTED = re.compile(rb"#(?:calc|code|eval|stream|system)")
+_ELSEWHERE = re.compile(
+    rb'#s?include(?:IfPresent)?\s+"?'
+    rb"(?:/|~/|\.\./\.\./|\$(?!\{?(?:FOAM_CASE|FOAM_ETC|WM_PROJECT_DIR)\b))"
+)
+"""What a file may include that is in no copy, or may change while a run goes on."""
+_LOG = re.compile(r"log\b|log_|\.dovetail")
+_PACKED = 1 << 27
+"""Bytes of a compressed file that is looked into, at most: its content is in memory then."""
+_TRIED = 8
+"""Cuts of which it is seen whether they have changed, at most: where one has, all may have."""
 
 
 def key(case: Path, words: Sequence[str]) -> str:
     """What decides how this copy is cut, of which `words` are the options; "" if nobody knows."""
-    first = _first(case)
-    if first is None:
-        return ""
-    digest = hashlib.blake2b(repr(list(words)).encode())
+    first, there = _first(case), control_dict.times(case)
+    meshes = {control_dict.number(mesh.parent.name) for mesh in case.glob("*/*Mesh")}
+    if first is None or (there and first not in there) or meshes.intersection(there) - {first}:
+        return ""  # it begins from a time of another name, or on a mesh of another time
+    digest = hashlib.blake2b(repr([*words, *_program()]).encode())
     used = {name: text for name, text in os.environb.items() if name.startswith(_TOOL)}
     try:
         for path in _files(case, first):
             if not path.is_file():
                 return ""  # a pipe, or a link that leads nowhere
             with _content(path) as data:
-                if _COMPUTED.search(data):
+                if _COMPUTED.search(data) or _ELSEWHERE.search(data):
                     return ""
                 names = {found[1] for found in _VARIABLE.finditer(data) if found[1] in os.environb}
                 digest.update(repr((os.fsencode(path.relative_to(case)), len(data))).encode())
@@ -68,11 +84,13 @@ def key(case: Path, words: Sequence[str]) -> str:
 def find(case: Path, wanted: str) -> Path | None:
     """Another copy in the same run that is cut as this one is to be; None if there is none."""
     own = case.resolve()
-    for mark in sorted(own.parent.parent.glob(f"*/{own.name}/{MARK}")) if wanted else ():
-        told = _read(mark.parent)
-        alike = mark.parent != own and told.get("key") == wanted
-        if alike and told.get("parts") == _parts(mark.parent):
-            return mark.parent
+    marks = sorted(own.parent.parent.glob(f"*/{own.name}/{MARK}")) if wanted else ()
+    others = (mark.parent for mark in marks if mark.parent != own and _same_owner(mark, own))
+    told = ((other, _read(other)) for other in others)
+    alike = ((other, mark) for other, mark in told if mark.get("key") == wanted)
+    for other, mark in islice(alike, _TRIED):
+        if mark.get("parts") == _parts(other):
+            return other
     return None
 
 
@@ -84,12 +102,16 @@ def take(other: Path, case: Path) -> bool:
         for place in control_dict.directories(other):
             for folder in _of_cut(place, first):
                 shutil.copytree(folder, case / place.name / folder.name, symlinks=True)
-        for name in _OURS:
-            shutil.copy2(other / name, case / name)
+        for path in _beside(other):
+            own = case / path.relative_to(other)
+            if not own.parent.is_symlink():  # to a mesh of several copies, which has it
+                own.unlink(missing_ok=True)  # a link may lead to the user's own
+                shutil.copy2(path, own)
     except (OSError, shutil.Error):
         marked = {}
-    if marked and marked.get("parts") == _parts(case):
-        offer(case, str(marked["key"]))
+    content = _of_all(case) if marked else ""
+    if content and marked.get("content") == content:
+        _mark(case, str(marked["key"]), content)
         return True
     with contextlib.suppress(BadInput):
         processors.remove_all(case)
@@ -98,9 +120,27 @@ def take(other: Path, case: Path) -> bool:
 
 def offer(case: Path, made_by: str) -> None:
     """Let other copies take this one's cut, which was just made so."""
-    if made_by:
+    if made_by and (content := _of_all(case)):
+        _mark(case, made_by, content)
+
+
+def _mark(case: Path, made_by: str, content: str) -> None:
+    if parts := _parts(case):
+        told = {"key": made_by, "content": content, "parts": parts}
         with contextlib.suppress(OSError):
-            write_whole(case / MARK, json.dumps({"key": made_by, "parts": _parts(case)}))
+            write_whole(case / MARK, json.dumps(told))
+
+
+def _program() -> list[object]:
+    """Which decomposePar there is: images may have others of the same name."""
+    found = os.stat(shutil.which("decomposePar") or os.devnull)
+    return [found.st_size, found.st_mtime_ns]
+
+
+def _same_owner(one: Path, other: Path) -> bool:
+    with contextlib.suppress(OSError):
+        return one.stat().st_uid == other.stat().st_uid
+    return False
 
 
 def _first(case: Path) -> float | None:
@@ -124,18 +164,21 @@ def _files(case: Path, first: float) -> Iterator[Path]:
             parts = {path.name for path in control_dict.directories(case)}
             kept = [one for one in folders if control_dict.number(one) in (None, first)]
             folders[:] = [one for one in kept if one not in parts]
-            files = [one for one in files if not one.startswith(("log", ".dovetail"))]
+            files = [one for one in files if not _LOG.match(one)]
         folders.sort()
         yield from (folder / one for one in sorted(files))
 
 
 @contextlib.contextmanager
 def _content(path: Path) -> Iterator[bytes | mmap.mmap]:
-    """A file's content, which may be larger than the memory."""
+    """A file's content, which may be larger than the memory. Raises OSError where it cannot be."""
     with open(path, "rb") as file:
+        size = os.fstat(file.fileno()).st_size
         if path.suffix == ".gz":
+            if size > _PACKED:
+                raise OSError(errno.EFBIG, os.strerror(errno.EFBIG), str(path))
             yield gzip.decompress(file.read())
-        elif not os.fstat(file.fileno()).st_size:
+        elif not size:
             yield b""
         else:
             with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
@@ -150,17 +193,48 @@ def _of_cut(place: Path, first: float | None) -> list[Path]:
     ]
 
 
+def _beside(case: Path) -> list[Path]:
+    """The cut's files that are in no processor directory."""
+    return [case / name for name in _OURS] + [
+        case / name for name in _THEIRS if (case / name).is_file()
+    ]
+
+
+def _paths(case: Path) -> list[Path]:
+    """The cut's files. Raises OSError."""
+    first = _first(case)
+    folders = [one for place in control_dict.directories(case) for one in _of_cut(place, first)]
+    paths = [path for folder in folders for path in folder.rglob("*") if path.is_file()]
+    return sorted([*paths, *_beside(case)])
+
+
 def _parts(case: Path) -> str:
     """What the cut's files are like: where they are, of which size, and when each was written."""
-    first, digest = _first(case), hashlib.blake2b()
+    digest = hashlib.blake2b()
     with contextlib.suppress(OSError):
-        folders = [one for place in control_dict.directories(case) for one in _of_cut(place, first)]
-        paths = [path for folder in folders for path in folder.rglob("*") if path.is_file()]
-        for path in sorted([*paths, *(case / name for name in _OURS)]):
+        for path in _paths(case):
             found, name = path.stat(), os.fsencode(path.relative_to(case))
             digest.update(repr((name, found.st_size, found.st_mtime_ns)).encode())
         return digest.hexdigest()
     return ""  # it is being removed
+
+
+def _of_all(case: Path) -> str:
+    """What the cut's files contain; "" if one cannot be read, or names the case that it is in.
+
+    Times of files may be of whole seconds, within which a solver has begun to write.
+    """
+    digest, here = hashlib.blake2b(), case.resolve()
+    own = os.fsencode(f"/{here.parent.name}/{here.name}")
+    with contextlib.suppress(OSError, EOFError, zlib.error):
+        for path in _paths(case):
+            with _content(path) as data:
+                if data.find(own) >= 0:
+                    return ""
+                digest.update(repr((os.fsencode(path.relative_to(case)), len(data))).encode())
+                digest.update(data)
+        return digest.hexdigest()
+    return ""
 
 
 def _read(case: Path) -> dict[str, object]:
