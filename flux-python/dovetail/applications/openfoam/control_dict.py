@@ -44,6 +44,8 @@ def read(text: str) -> dict[str, str]:
         word = token[0]
         if word in ("#calc", "#eval") or word.startswith("#if"):
             return {}
+        if depth == 0 and word.startswith(("#code", "#stream")):
+            return {}
         if depth == 0 and word.startswith(("#include", "#sinclude")):
             found[INCLUDED] = word
         if depth == 0:
