@@ -413,6 +413,36 @@ def test_until_it_is_cut_anew_the_case_says_how_it_was_cut(two_ranks, tmp_path, 
     assert [path.name for path in tmp_path.glob(".dovetail*")] == [".dovetail-checkpoint"]
 
 
+@unit
+@pytest.mark.parametrize(("free", "together"), [(1 << 30, True), (1 << 20, False)])
+def test_a_cut_is_made_beside_only_where_memory_is_enough(
+    free, together, two_ranks, tmp_path, monkeypatch
+):
+    for path in (tmp_path / "system/controlDict", *(tmp_path / name for name in checkpoint._CUT)):
+        path.parent.mkdir(exist_ok=True)
+        path.touch()
+    monkeypatch.setattr(checkpoint, "free_memory", lambda: free)
+    monkeypatch.setattr(checkpoint, "number_of_cells", lambda case: 1000)
+    reconstructs, ends = threading.Event(), []
+
+    def tool(case: Path, *words: str) -> None:
+        if "decompose" in words:
+            assert reconstructs.wait(60 if together else 0.1) == together
+        elif words[0] == "reconstructPar":
+            reconstructs.set()
+            written(case, "40", "U")
+        ends.append(words[0])
+
+    monkeypatch.setattr(checkpoint, "_tool", tool)
+    checkpoint.begin(tmp_path, EVEN)
+    for place in two_ranks:
+        written(place, "40", "U")
+    (tmp_path / "log").write_text("Time = 40\n\nEnd\n")
+    assert checkpoint.go_on(tmp_path, (1.0, 1.0, 1.0), tmp_path / "log") == "40"
+    assert ends[-1] == "decomposePar"
+    assert together or ends[1] == "reconstructPar"
+
+
 BY_TIME = "writeControl runTime;\nwriteInterval 10;\nendTime 60;\ndeltaT 0.5;\n"
 WRITES = {
     "fixed steps are counted": (BY_TIME, "timeStep; writeInterval 20"),

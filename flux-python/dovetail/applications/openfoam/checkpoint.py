@@ -36,9 +36,11 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from dovetail.applications.openfoam import control_dict, processors, written_times
+from dovetail.applications.openfoam.cell_counts import number_of_cells
 from dovetail.core.causes import NOT_NOW, NOTHING_LEFT
 from dovetail.core.errors import BadInput, WorkFailed
 from dovetail.host import borrowed_python, install_paths
+from dovetail.host.memory import free_memory
 from dovetail.host.private_files import write_whole
 
 _MARK = "// Dovetail wrote what follows, for checkpoints; OpenFOAM takes the last of two entries."
@@ -56,6 +58,8 @@ _NEW = ".dovetail-new-cut"
 _CUT = ("constant/cellDecomposition", "system/decomposeParDict")
 """What tells decomposePar how to cut. The second tells reconstructPar of some versions how many
 ranks there are, and solvers refuse to start on fewer than it says."""
+_MEMORY = 4096
+"""Bytes for each cell, with which a cut may be made beside reconstructPar, twice what both took."""
 _NEWER = 60.0
 """Seconds by which a change of controlDict is dated after the one before, at least: OpenFOAM
 takes no notice of one within its `fileModificationSkew`, which is 10 s as shipped."""
@@ -275,6 +279,8 @@ def _cut_again(case: Path, state: _State, name: str, weights: Sequence[float]) -
     # Which cell is whose depends on the mesh alone: that is found out beside what follows.
     with ThreadPoolExecutor(1) as beside:
         cells = beside.submit(_assign, case, weights)
+        if free_memory() < _MEMORY * (number_of_cells(case) or 0):
+            cells.result()
         if len(state.weights) > 1:
             _keep_results(case, state, name)
             # It brings the points of a moving mesh into one piece where they are others than
