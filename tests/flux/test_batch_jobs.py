@@ -677,10 +677,11 @@ def test_nothing_is_up_once_its_jobs_are_cancelled(flux):
     job = flux.batch("flux dovetail up; sleep 1000")
     uri = flux.inside(job)
     flux.run("dovetail", "up", uri=uri)
-    flux.run("cancel", "--all", uri=uri)
+    reason = "100% of it: %s%s%s%s"  # as words for printf(3), the end of the module
+    flux.run("cancel", "--all", f"--message={reason}", uri=uri)
     assert flux.status(uri)["phase"] == "failed"
     said = flux.run("dovetail", "submit", "plan.yaml", uri=uri, code=1)
-    assert "the control slice ended: cancel" in said
+    assert f"the control slice ended: cancel: {reason}" in said
     assert not list(flux.work.glob("dovetail-out-*")), "no directory is made for nothing"
     flux.run("cancel", job)
     flux.wait(job)

@@ -18,6 +18,7 @@ import json
 import os
 import signal
 import socket
+import syslog
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
@@ -64,6 +65,38 @@ def guarded(handler: Callable[..., None]) -> Callable[..., None]:
     return guard
 
 
+class Log:
+    """The log of the instance, which gets the very words.
+
+    Flux's own binding takes them for a format of printf(3): a `%s` in them, perhaps in the reason
+    that a user gives, would end the module.
+    """
+
+    def __init__(self, handle: Handle) -> None:
+        self.handle = handle
+
+    def write(self, level: int, words: str) -> None:
+        """Write a line."""
+        text = ffi.new("char[]", words.encode(errors="replace"))
+        lib.flux_log(self.handle.handle, level, b"%s", text)
+
+    def error(self, words: str) -> None:
+        """Something failed."""
+        self.write(syslog.LOG_ERR, words)
+
+    def notice(self, words: str) -> None:
+        """Something to be known."""
+        self.write(syslog.LOG_NOTICE, words)
+
+    def info(self, words: str) -> None:
+        """Something of interest."""
+        self.write(syslog.LOG_INFO, words)
+
+    def debug(self, words: str) -> None:
+        """Something for developers."""
+        self.write(syslog.LOG_DEBUG, words)
+
+
 def of_our_job(h: Handle) -> list[object]:
     """What our own job asked for, and what is left of it by the policy of the instance around us.
 
@@ -87,6 +120,7 @@ class Dovetail(BrokerModule):
 
     def __init__(self, h: Handle, *args: str) -> None:
         super().__init__(h, *args)
+        self.log = Log(h)
         h.attr_set("broker.module-nopanic", "1")  # whatever happens here, the user's work goes on
         table = dict(h.conf_get("dovetail", default={}))
         table.update((key, _number(value)) for key, _, value in (a.partition("=") for a in args))
