@@ -89,3 +89,23 @@ def test_who_follows_a_simulation_of_before_a_reload_is_told_where_it_is_and_how
         "tell", "t", number=0, simulation={**known[1], "code": 0, "reason": "", "cause": "done"}
     )
     assert play.told("runs")[1]["code"] == 0
+
+
+LOST_MEANWHILE = {  # the control slice: what runs as the module is loaded anew, and why all ends
+    "and a node's slice is there": (
+        {1: 8},
+        "the control slice ended while the module was not loaded",
+    ),
+    "and nothing is there": (None, "its run is over"),
+}
+
+
+@pytest.mark.parametrize("how", LOST_MEANWHILE)
+def test_the_job_of_a_simulation_whose_control_slice_was_lost_meanwhile_ends(how):
+    adopted, why = LOST_MEANWHILE[how]
+    play = Play(1).ask("follow", "early", launch="a-1").begin(adopted)
+    play.ask("follow", "late", launch="a-2")
+    if adopted is None:
+        play.attach(0)
+    for job in ("early", "late"):
+        assert play.told(job) == [{"code": 1, "reason": why, "exception": "dovetail"}]

@@ -146,6 +146,8 @@ def down(state: Instance, key: Key, _: Payload) -> Effects:
 def follow(state: Instance, key: Key, payload: Payload) -> Effects:
     """The job of a simulation: told where its log is, and its end."""
     yield from state.simulations.follow(key, decode(messages.Follow, payload, others=True).launch)
+    if state.failure or state.ending:
+        yield from state.simulations.end_unknown(state.failure or DOWN)
 
 
 @informed
@@ -187,6 +189,7 @@ def adopt(state: Instance, news: messages.Attach) -> Effects:
     state.runs.adopt(news.runs)
     for one in news.simulations:
         yield from state.simulations.known(one)
+    yield from state.simulations.end_unknown(OVER)
     for run in state.runs.all.values():
         if run.state.ended:
             yield from state.simulations.end_all(run.number, OVER)

@@ -83,6 +83,14 @@ class Simulations:
         for one in list(self.all.values()):
             if run in (None, one.run):
                 yield from self.ended(one.launch, 1, reason)
+        if run is None:
+            yield from self.end_unknown(reason)
+
+    def end_unknown(self, reason: str) -> Iterator[Effect]:
+        """Whoever knows of launches has told all: others are of a control slice that is no more."""
+        for key in [key for key, launch in self.following.items() if launch not in self.all]:
+            del self.following[key]
+            yield Answer(key, {"code": 1, "reason": reason, "exception": LOST})
 
     def follow(self, key: Key, launch: str) -> Iterator[Effect]:
         """Tell where its log is, and then its end; an unknown one may be told of later."""
