@@ -109,3 +109,25 @@ def test_the_job_of_a_simulation_whose_control_slice_was_lost_meanwhile_ends(how
         play.attach(0)
     for job in ("early", "late"):
         assert play.told(job) == [{"code": 1, "reason": why, "exception": "dovetail"}]
+
+
+@pytest.mark.parametrize("how", ["it is taken down", "the user cancels the control slice"])
+def test_what_ran_before_a_reload_ends_where_all_ends_before_anybody_told_of_it(how):
+    play = Play(1).begin({0: 7})
+    if how == "it is taken down":
+        play.ask("down", "d")
+        why = "Kubernetes was taken down"
+    else:
+        play.do(play.state.excepted(0, "cancel", ""))
+        why = "the control slice ended: cancel"
+    run = {"plan": "p", "output": "o", "cwd": "/"}
+    runs = [{"number": n, "state": s, **run} for n, s in ((1, "running"), (2, "waiting"))]
+    known = {"launch": "a-1", "run": 1, "name": "sim", "log": "log"}
+    play.attach(0, node="n0", runs=runs, simulations=[known])
+    assert {"end": True} in play.told("agent0")
+    ended = play.ask("wait", "w").told("w")[0]["runs"]
+    assert [(one["state"], one["reason"]) for one in ended] == [("failed", why)] * 2
+    play.ask("tell", "t", number=0, simulation={**known, "launch": "a-2"})
+    for launch in ("a-1", "a-2"):
+        [told] = play.ask("follow", launch, launch=launch).told(launch)
+        assert (told["code"], told["reason"], told["exception"]) == (1, why, "dovetail")

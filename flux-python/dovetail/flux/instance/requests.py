@@ -139,15 +139,14 @@ def down(state: Instance, key: Key, _: Payload) -> Effects:
     state.pending.down.append(key)
     if not state.ending:
         state.ending = True
-        yield from state.end_slices(DOWN)
+        yield from state.end_slices()
     yield from state.settle()
 
 
 def follow(state: Instance, key: Key, payload: Payload) -> Effects:
     """The job of a simulation: told where its log is, and its end."""
     yield from state.simulations.follow(key, decode(messages.Follow, payload, others=True).launch)
-    if state.failure or state.ending:
-        yield from state.simulations.end_unknown(state.failure or DOWN)
+    yield from state.end_work()
 
 
 @informed
@@ -193,6 +192,7 @@ def adopt(state: Instance, news: messages.Attach) -> Effects:
     for run in state.runs.all.values():
         if run.state.ended:
             yield from state.simulations.end_all(run.number, OVER)
+    yield from state.end_work()
     if not state.restored:
         yield from state.learn(news.kept)
         yield from state.resize(state.wanted)
@@ -247,6 +247,7 @@ def simulation(state: Instance, news: Simulation) -> Effects:
         yield from state.simulations.ended(news.launch, news.code, news.reason, news.cause)
     else:
         yield from state.simulations.known(news)
+        yield from state.end_work()
 
 
 REQUESTS: dict[str, Request] = {

@@ -98,7 +98,7 @@ class Instance:
             self.slices.add(number, job)
         self.last = max(adopted, default=0)
         if self.ending or self.failure:  # already, before we knew what there is
-            yield from self.end_slices(self.failure or DOWN)
+            yield from self.end_slices()
         elif 0 in adopted:
             yield from self.watch(self.slices[0])  # its agent tells the rest
         elif adopted:
@@ -269,20 +269,26 @@ class Instance:
         elif one.job:
             yield Cancel(one.job, "no longer wanted")
 
-    def end_slices(self, why: str) -> Iterator[Effect]:
+    def end_slices(self) -> Iterator[Effect]:
         """All slices end, and so do all runs."""
         yield from self.learn(messages.Kept())
         for one in list(self.slices.values()):
             yield from self.end(one)
-        yield from self.simulations.end_all(None, why)
-        yield from self.runs.end_all(why)
+        yield from self.end_work()
+
+    def end_work(self) -> Iterator[Effect]:
+        """Where all ends, no run or simulation goes on, be it that we are told of it only now."""
+        why = self.failure or (DOWN if self.ending else "")
+        if why:
+            yield from self.simulations.end_all(None, why)
+            yield from self.runs.end_all(why)
 
     def fail(self, why: str) -> Iterator[Effect]:
         """It cannot be up any more: release everything, tell everybody."""
         if not self.failure and not self.ending:
             self.failure = why
             yield Log(why)
-            yield from self.end_slices(why)
+            yield from self.end_slices()
             yield from self.settle()
 
     def late(self) -> Iterator[Effect]:
