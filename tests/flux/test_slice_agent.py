@@ -219,6 +219,29 @@ def test_runs_end_before_the_jobs_time_does(agent, monkeypatch, said, over):
     assert (agent.next_look < math.inf) is not over, "it looks again at the time"
 
 
+def full(*words, **options):
+    """Where a user has as many processes as may be."""
+    raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+
+
+def test_an_agent_that_can_start_no_process_just_now_asks_again_for_the_jobs_time(
+    agent, monkeypatch
+):
+    monkeypatch.setattr(subprocess, "run", full)
+    agent.look_at_time()
+    assert not agent.plans.out_of_time
+    assert agent.next_look < math.inf
+
+
+def test_a_slice_whose_node_cannot_be_started_says_why(agent, monkeypatch, tmp_path):
+    monkeypatch.setattr(agents.programs, "built", lambda: tmp_path)
+    monkeypatch.setattr(subprocess, "Popen", full)
+    agent.begin()
+    [told] = agent.client.of("dovetail.tell")
+    why = "its node cannot be started: Resource temporarily unavailable"
+    assert (told["failed"], agent.over) == (why, True)
+
+
 def test_the_time_of_the_instance_counts_where_a_slice_has_no_limit(agent, monkeypatch):
     ours = agents.TIME_LEFT
     monkeypatch.setattr(agents, "flux", lambda *words: "4294967295" if words == ours else "19.5")

@@ -265,10 +265,13 @@ class Agent:
         if self.address:
             offer += ["--address", self.address]
         # Its words go into the job's output, and the first of them to the module.
-        self.starting = subprocess.Popen(
-            [*VERB, *words, "--json", *offer], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-            stderr=self.errors, text=True, env=package_environment(), preexec_fn=apart,
-        )  # fmt: skip
+        try:
+            self.starting = subprocess.Popen(
+                [*VERB, *words, "--json", *offer], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                stderr=self.errors, text=True, env=package_environment(), preexec_fn=apart,
+            )  # fmt: skip
+        except OSError as error:
+            return self.complain(f"its node cannot be started: {error.strerror}")
         self.when_ended(self.starting, self.started)
 
     def give(self, text: str) -> None:
@@ -451,7 +454,7 @@ def seconds_left() -> float:
     for words in (TIME_LEFT, ("env", "env", "-u", "FLUX_JOB_ID", "flux", *TIME_LEFT)):
         try:
             left = float(flux(*words))
-        except (WorkFailed, ValueError):
+        except (WorkFailed, ValueError, OSError):  # the last one: no process can be had just now
             continue
         if left < UNLIMITED:
             return left
