@@ -17,6 +17,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from dovetail.controller.controller import Controller
 from dovetail.core import protocol
 from dovetail.core.protocol import Capacity, Cause, Node, Note, Share
 from dovetail.run.metrics import METRICS, Metrics
@@ -245,6 +246,27 @@ def test_resizes_are_those_of_the_summary(tmp_path):
     assert (history.resizes, history.refused) == (1, 1)
     assert found["dovetail_resizes_total", "applied"] == history.resizes
     assert found["dovetail_resizes_total", "refused"] == history.refused
+
+
+def test_what_is_measured_by_work_has_no_iterations(tmp_path):
+    """A rate of 0 would look as if it hung."""
+    specs = [made_up_runs.spec(name, name, (1.0,)) for name in ("counts", "works")]
+    metrics = Metrics(tmp_path, made_up_runs.CAPACITY)
+    controller = Controller(specs, made_up_runs.CAPACITY)
+    some = ((2.0,), (2.0,), (2.0,), (0.0,), (0,))
+    events = [protocol.Tick(0.0)]
+    for name, measure, done in (("counts", "iterations", (7,)), ("works", "work", (0,))):
+        ranks = protocol.Ranks(done, *some, measure)
+        events += [protocol.Started(1.0, name), protocol.Sampled(2.0, name, ranks)]
+    for event in events:
+        for entry in (event, *controller.handle(event)):
+            metrics.take(entry)
+    metrics.look(controller, 2.0)
+    found = parsed(metrics.render().decode())
+    name = "dovetail_simulation_iterations_total"
+    assert [key[1:] for key in found if key[0] == name] == [("counts", "counts")]
+    assert found[name, "counts", "counts"] == 7
+    assert found["dovetail_simulation_useful_seconds_total", "works", "works"] == 2
 
 
 def test_nodes_shares_resizes_and_trials(tmp_path):

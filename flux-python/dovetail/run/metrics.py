@@ -3,8 +3,9 @@
 
 Inputs: what goes into the event log, the controller's views, and on a cluster the share report.
 Outputs: the text; `METRICS` says what is in it, and dovetail-metrics(5) the same for the user.
-Invariants: counters count from the start of this process; what is not known is left out, and of
-simulations those are there that are launched and have not ended, however many there are in all.
+Invariants: counters of the run count from the start of this process; what is not known is left out,
+and of simulations those are there that are launched and have not ended, however many there are in
+all.
 `take` and `look` are for the run's thread and cost it little; `render` is for another one.
 """
 
@@ -175,7 +176,8 @@ class Metrics(Collector):
         done = 0.0
         for view in views:
             labels = (view.name, view.family)
-            counters.setdefault("iterations", {})[labels] = float(view.iterations)
+            if view.measure != "work":  # of which there are none to count
+                counters.setdefault("iterations", {})[labels] = float(view.iterations)
             gauges.setdefault("ranks", {})[labels] = float(view.ranks)
             gauges.setdefault("requested_cores", {})[labels] = sum(view.requests) / 1000.0
             if view.slowdown:
