@@ -518,4 +518,6 @@ def test_a_status_is_shown_as_it_is(tmp_path, capsys):
     path.unlink()
     path.write_text(json.dumps({**STATUS, "groups": [{**GROUP, "node": "[/n] \x1b[2J"}]}))
     assert main.main(["status", str(tmp_path)]) == 0
-    assert "[/n] \ufffd[2J" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert "[/n] \ufffd[2J" in shown
+    assert "run abc, unchanged for " in shown, "weights that stay are not written again"

@@ -37,7 +37,7 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print(json.dumps(found, indent=1))
         return 0
-    title = printable(f"run {found['run']}, {_age(found):.0f} s ago")
+    title = printable(f"run {found['run']}, unchanged for {_age(found):.0f} s")
     table = Table(title=Text(title), title_justify="left")
     for name in ("simulation", "ranks", "node", "request", "on disk", "wanted", "real"):
         numeric = name in ("request", "on disk", "wanted", "real")
