@@ -326,6 +326,15 @@ def test_a_directory_whose_links_lead_to_each_other_is_refused(site):  # noqa: F
     assert errors.startswith("dovetail: out: cannot be used: ")
 
 
+def test_damaged_alternatives_are_refused_before_anything_runs(site):  # noqa: F811
+    site.out.mkdir()
+    (site.out / "alternatives.json").write_text("{")
+    code, _, errors = site.run(site.plan({}), "-o", "out")
+    assert (code, len(errors.splitlines())) == (2, 1)
+    assert errors.startswith("dovetail: out/alternatives.json: file: Invalid JSON")
+    assert [one.name for one in site.out.iterdir()] == ["alternatives.json"]
+
+
 @pytest.mark.parametrize("what", ["case/input", "log"])
 def test_what_is_of_no_run_is_not_replaced(site, what):  # noqa: F811
     theirs = site.directory / "sim" / what

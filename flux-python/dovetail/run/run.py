@@ -35,6 +35,7 @@ from dovetail.core.errors import BadInput, WorkFailed
 from dovetail.core.protocol import Action, Capacity, Node, Spec
 from dovetail.host.private_files import looking, written
 from dovetail.plan import schema
+from dovetail.report import alternatives
 from dovetail.run import job_time, target
 from dovetail.run.live_table import Live
 from dovetail.run.loop import Loop, Signals
@@ -73,7 +74,7 @@ def check(
     asked: schema.Plan, place: target.Place, directory: Path, *, checkpoint: bool = False
 ) -> None:
     """Refuse a plan that can never run there, and a directory where a case would be written to,
-    or what is of no run replaced.
+    what is of no run replaced, or the report fail as its alternatives are damaged.
 
     So it is with a simulation that may be stopped at a checkpoint, and cannot, and with a run that
     is to stop its simulations at a `checkpoint` where none may.
@@ -110,6 +111,8 @@ def check(
         taken = () if (path / LOG).exists() else homes  # those of a run that is there are its own
         theirs = [(homes[one], "case") for one in taken if (one / "case").exists()]
         theirs += [(homes[one], "log") for one in taken if (one / "log").exists()]
+        if path.is_dir():
+            alternatives.read(directory)  # else the report would fail, once all has run
     for name, what in theirs:
         raise BadInput(
             f"{directory}: has {name}/{what} of no run, which simulation {name} would replace; "
