@@ -291,6 +291,18 @@ def test_a_run_that_tells_nothing_says_why(tmp_path, capsys):
     assert said.endswith(why)
 
 
+def test_of_several_those_that_tell_nothing_are_named(tmp_path, capsys):
+    made_up_runs.mixed().save(tmp_path / "mixed")
+    run = made_up_runs.packed()
+    run.log.clear()
+    run.save(tmp_path / "none")
+    assert main.main(["advise", str(tmp_path / "mixed"), str(tmp_path / "none")]) == 0
+    told = capsys.readouterr()
+    assert "pitz: pack 2 at once" in told.out
+    why = "pitz: no iteration was seen while a simulation ran alone"
+    assert told.err == f"dovetail: no advice on {tmp_path}/none: {why}\n"
+
+
 def uncounted(entry):
     if not isinstance(entry, protocol.Sampled):
         return entry

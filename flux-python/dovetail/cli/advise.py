@@ -2,7 +2,7 @@
 """`dovetail advise`: would packing, fewer ranks, other weights or a limit pay.
 
 Input: profile files of `dovetail profile`, or output directories of runs. Output: advice with
-its evidence, what pays most first, as text or JSON.
+its evidence, what pays most first, as text or JSON; on standard error, on whom there is none.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import json
 import math
 import os
 import pathlib
+import sys
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, replace
@@ -19,6 +20,7 @@ from dataclasses import asdict, replace
 from rich.console import Console
 from rich.padding import Padding
 
+from dovetail.core import units
 from dovetail.core.errors import BadInput
 from dovetail.host.private_files import input_path, looking
 from dovetail.report import advise, summary
@@ -53,13 +55,17 @@ def run(args: argparse.Namespace) -> int:
         if is_run:
             found, _ = summary.load(path)
             cores = cores or found.cores
-            known += [(path, one) for one in advise.from_summary(found, cores)]
-            unknown += [f"{path}: {one.name}: {advise.why_unknown(one)}" for one in found.families]
+            told = {one.name: one for one in advise.from_summary(found, cores)}
+            known += [(path, one) for one in told.values()]
+            rest = [one for one in found.families if one.name not in told]
+            unknown += [f"{path}: {one.name}: {advise.why_unknown(one)}" for one in rest]
         else:
             known.append((path, advise.from_file(path)))
     if not known:
         more = f", and likewise {len(unknown) - 1} more" if unknown[1:] else ""
         raise BadInput(f"nothing to give advice by: {unknown[0]}{more}")
+    for words in unknown:
+        print(f"dovetail: no advice on {units.printable(words)}", file=sys.stderr)
     cores = cores or float(len(os.sched_getaffinity(0)))
     given = advise.advise(_told_apart(known), cores)
     if args.json:
