@@ -135,6 +135,29 @@ except SystemExit:
         ], done.stderr
         assert (tmp_path / "out" / "report.html").exists()
 
+    def test_what_the_command_warns_of_is_said_here_too(self, tmp_path, capsys):
+        entry = {"name": "a", "case": tmp_path, "ranks": 1, "command": "true", "limit": 1.5}
+        with pytest.raises(dovetail.BadInput, match="only pods can have one"):
+            dovetail.run_plan({"simulations": [entry]}, tmp_path / "out")
+        said = capsys.readouterr().err
+        assert said.startswith("dovetail: a: a limit of 1.5 times the request may slow it down")
+
+    def test_a_report_that_cannot_be_written_raises_nothing(self, tmp_path):
+        """The simulations are done all the same."""
+        (tmp_path / "out" / "report.html").mkdir(parents=True)
+        (tmp_path / "case").mkdir()
+        done = python(
+            """
+            import dovetail
+            entry = {"name": "a", "case": "case", "ranks": 1, "command": "true"}
+            run = dovetail.run_plan({"simulations": [entry]}, "out")
+            print(run.done, run.report, run.trouble)
+            """,
+            tmp_path,
+        )
+        why = "out/report.html: not a file in an existing directory"
+        assert done.stdout == f"True None {why}\n", done.stderr
+
     def test_numbers_and_letters_of_a_mapping_are_those_of_the_plan(self, tmp_path, monkeypatch):
         monkeypatch.chdir(tmp_path)
         (tmp_path / "case \U0001f300").mkdir()

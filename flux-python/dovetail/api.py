@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -62,10 +63,13 @@ def run_plan(
     called in the main thread.
 
     A simulation that fails raises nothing: `RunOutcome.done` tells whether all are done, and
-    `summary.simulations` how each ended. Times there are in seconds, CPU in cores.
+    `summary.simulations` how each ended. Times there are in seconds, CPU in cores. Nor does what
+    the command would end with after that, as a report that cannot be written: `trouble` has it.
     """
     _in_main_thread("run_plan")
     asked = _load(plan)
+    for line in schema.warnings(asked):
+        print(f"dovetail: {line}", file=sys.stderr)
     place = target.chosen(None if kubeconfig is None else Path(kubeconfig), network, launcher)
     run.check(asked, place, Path(output), checkpoint=checkpoint)
     return run.run(
