@@ -39,7 +39,8 @@ OUTSIDE = (
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the options."""
-    parser.usage = "dovetail profile [-o FILE] [--wait MODE] [--mpi MPI] [--json] -- COMMAND"
+    options = "[-o FILE] [--wait MODE] [--yields N] [--mpi MPI] [--json]"
+    parser.usage = f"dovetail profile {options} -- COMMAND"
     parser.add_argument(
         "-o", "--output", type=output_path, metavar="FILE", help="write the profile here"
     )
