@@ -147,8 +147,11 @@ def test_an_output_as_large_as_the_limit_is_kept_whole(tmp_path):
     assert (tmp_path / "log").stat().st_size < (2 << 20) + 100
 
 
-def test_a_command_with_its_own_starter_is_taken_as_it_is():
-    words = ["mpirun", "-np", "3", "a.out"]
+@pytest.mark.parametrize(
+    "starter", ["mpirun", "/opt/mpi/bin/mpiexec", "mpirun.lsf", "mpiexec-hydra"]
+)
+def test_a_command_with_its_own_starter_is_taken_as_it_is(starter):
+    words = [starter, "-np", "3", "a.out"]
     assert launcher.command_line(words, 2, "/nonexistent", "") == words
 
 

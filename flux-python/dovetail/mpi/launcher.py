@@ -19,6 +19,7 @@ import struct
 import time
 from collections.abc import Iterable, Mapping, Sequence
 
+from dovetail.core import programs
 from dovetail.host import borrowed_python
 from dovetail.host.memory import out_of_memory
 
@@ -149,7 +150,7 @@ def command_line(
     Of several versions that one is the program's whose `mpirun` comes first, as by hand, even if
     another one alone has a starter of a name of its own.
     """
-    if os.path.basename(command[0]) in STARTERS:
+    if programs.is_starter(command[0]):  # of whatever name, as a site's `mpirun.lsf`
         return list(command)
     names = {"openmpi": ["mpirun.openmpi"], "mpich": ["mpiexec.mpich", "mpiexec.hydra"]}
     plain = [name for name in ("mpirun", "mpiexec") if which(name, path)]
