@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import errno
 import math
 import os
 import re
@@ -66,6 +67,21 @@ def test_a_time_that_is_changed_is_noticed(answers):
     assert not any(end.due() for _ in range(50)), "what is known holds"
     answers("sleep 1000; true")
     assert not end.due()
+    end.close()
+
+
+@pytest.mark.unit
+def test_flux_is_asked_again_after_a_moment_in_which_no_process_could_be_had(answers, monkeypatch):
+    def full(*words, **options):
+        raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+
+    answers("echo 1000")
+    end = job_time.End(job_time.instance(for_us_alone=False))
+    with monkeypatch.context() as now:
+        now.setattr(subprocess, "Popen", full)
+        assert not end.due()
+    answers("echo 10")
+    assert eventually(end.due), "the job's time was shortened since"
     end.close()
 
 

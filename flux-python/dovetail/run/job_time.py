@@ -78,8 +78,8 @@ class End:
                     stderr=subprocess.DEVNULL, start_new_session=True,
                     env={**os.environ, "FLUX_URI": self._instance},
                 )  # fmt: skip
-            except OSError:
-                self._known_at = math.inf
+            except OSError:  # no Flux is here, or just now no process can be had
+                self._known_at = time.monotonic()
                 return
         try:
             if patience or self._asked.poll() is not None:
