@@ -100,6 +100,22 @@ def test_a_script_goes_on_after_its_starter_that_was_ended(site, stuck_starter):
     assert (finished.cause, finished.code, finished.reason) == (Cause.DONE, 0, "")
 
 
+def test_an_mpi_whose_library_is_not_there_is_told_once(site, monkeypatch):  # noqa: F811
+    """Else its programs would seem to tell nothing, and run one at a time."""
+    says = 'echo "mpirun (Open MPI) 4.1"; exit'
+    asked = FAKE_MPIRUN.replace("\n", f'\n[ "$1" != --version ] || {{ {says}; }}\n', 1)
+    (site.bin / "mpirun").write_text(asked)
+    monkeypatch.setenv("DOVETAIL_LIBDIR", str(site.bin))
+    executor = site.executor()
+    assert [*executor.news()] == []
+    for name in ("one", "two"):
+        executor.launch(site.spec(name, "true"), share(1))
+        site.until(executor, name)
+    (told,) = executor.news()
+    assert told.startswith("programs of openmpi are not measured: no libdovetail-openmpi.so in ")
+    assert [*executor.news()] == []
+
+
 def test_a_command_that_does_not_exist_is_said_so(site):  # noqa: F811
     executor = site.executor()
     executor.launch(site.spec("sim", "", command=("nosuchprogram",)), share())

@@ -117,6 +117,16 @@ def libraries() -> dict[str, str]:
     return found
 
 
+def why_unmeasured(mpi: str) -> str:
+    """Why programs of that MPI are not measured, in words; empty if they are, or there is none."""
+    try:
+        if mpi:
+            library(mpi)
+        return ""
+    except BadInput as error:
+        return f"programs of {mpi} are not measured: {error}"
+
+
 def bench(mpi: str, program: str = "bench_calls") -> Path:
     """A program that measures something; raises BadInput where it is not built for this MPI."""
     name = f"{program}.{mpi}"

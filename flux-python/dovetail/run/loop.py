@@ -189,7 +189,7 @@ class Loop:
     def tell(self, t: float) -> None:
         """Pass on what the user should know of the place where simulations run."""
         for line in self.executor.news():
-            self.live.note(t, Note("cluster", line))
+            self.live.note(t, Note("place", line))
 
     def interrupted(self, t: float) -> Interrupted:
         """What the controller is told of a signal, or of the end of the job's time."""

@@ -100,6 +100,7 @@ class LocalExecutor:
         self._events: list[protocol.Event] = []
         self._launches, self._expected = 0, launches
         self._mpi: dict[tuple[str, ...], str] = {}  # by the clues to it
+        self._news: dict[str, bool] = {}  # what the user should know, and whether it was told
         self._poll = select.epoll()
         self._spares: list[subprocess.Popen[bytes]] = []
         self.swept = sweep_sessions()
@@ -274,8 +275,10 @@ class LocalExecutor:
         """`close` waits for nobody else anyway."""
 
     def news(self) -> Sequence[str]:
-        """None: this machine is there or we are not."""
-        return ()
+        """Which programs cannot be measured; this machine is there or we are not."""
+        lines = [line for line, told in self._news.items() if not told]
+        self._news.update(dict.fromkeys(lines, True))
+        return lines
 
     def observe(self, t: float) -> Sequence[protocol.Event]:
         """What happened since the last call, oldest first; `t` is now on the run's clock."""
@@ -319,6 +322,8 @@ class LocalExecutor:
                 job.throttled = cpu_limits.throttling(self._around)
                 job.pressure = cpu_limits.pressure(job.group.directories)
                 self._mpi[_clues(job.spec)] = message["mpi"]
+                if why := install_paths.why_unmeasured(message["mpi"]):
+                    self._news.setdefault(why, False)
                 case = str(self._run_dir / job.spec.name / "case")
                 total = applications.prepared_iterations(job.spec, case)
                 events.append(protocol.Started(t, job.spec.name, message["iterations"], total))
