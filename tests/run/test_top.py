@@ -285,6 +285,29 @@ def test_what_is_shown_is_what_was_launched_and_has_not_ended(tmp_path):
     assert {"preparing", "running", "suspended", "terminating"} <= states
 
 
+def test_ranks_that_are_suspended_do_nothing(tmp_path):
+    """Their last samples are from before: a rank that stands has no further iteration."""
+    node, works = protocol.Node("node", 2000, 8 << 30), {n: Work((0.01, 0.03), 300) for n in "ab"}
+    specs = [protocol.Spec(f"{n}-0", n, "case", 2, (1.0, 3.0), ("true",)) for n in "ab"]
+    head = eventlog.header(specs, Simulated([node], works).capacity(), Settings().plain())
+    with eventlog.Log.create(tmp_path / "whole", head) as log:
+        run_simulated(specs, works, [node], log=log)
+    lines = (tmp_path / "whole").read_bytes().splitlines(keepends=True)
+    (tmp_path / LOG).write_bytes(lines[0])
+    follower, seen = Follower(tmp_path, LOG), [("queued", False)]
+    with (tmp_path / LOG).open("ab", buffering=0) as log:
+        for line in lines[1:]:
+            log.write(line)
+            follower.look()
+            one = top.snapshot(follower)["simulations"][0]
+            now = one["state"], one["ranks"][1]["cpu"] is not None
+            seen += [now] if now != seen[-1] else []
+    at = seen.index(("suspended", False))
+    assert ("suspended", True) not in seen
+    assert seen[at - 1] == ("running", True)
+    assert seen[at + 1 : at + 3] == [("running", False), ("running", True)], "by what it does since"
+
+
 def test_a_table_of_a_long_queue_looks_at_what_runs_alone(monkeypatch):
     node = protocol.Node("node", 2000, 8 << 30)
     specs = [protocol.Spec(f"a-{n}", "a", "case", 2, (1.0, 3.0), ("true",)) for n in range(99)]

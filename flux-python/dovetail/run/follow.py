@@ -107,6 +107,10 @@ class Follower:
     def _take(self, controller: Controller, entry: eventlog.Entry) -> None:
         if isinstance(entry, protocol.Note):
             self.notes.append(printable(f"{self.t:7.1f} s  {entry.what:9} {entry.why}"))
+        if isinstance(entry, protocol.Resize):
+            for name, share in entry.shares.items():
+                if share.suspended:  # or that time would count for its ranks as it goes on
+                    self._samples.pop(name, None)
         if isinstance(entry, protocol.ACTIONS):
             return
         self.t = getattr(entry, "t", self.t)

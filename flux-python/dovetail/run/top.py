@@ -39,6 +39,8 @@ from dovetail.run.live_table import margin
 EVERY = 1.0
 """Seconds between two looks."""
 ACTIVE = ("preparing", "starting", "running", "suspended", "halting", "terminating")
+MOVING = tuple(one for one in ACTIVE if one != "suspended")
+"""Whose ranks do what was last seen of them."""
 ENDED = get_args(EndState)
 HELP = "q quit   s sort   up/down choose   l log   c cancel   a all"
 _KEY = re.compile(rb"\x1b(?:[\[O][0-9;]*.?)?|.", re.DOTALL)
@@ -146,7 +148,7 @@ class Screen:
             made.add_column("waits", no_wrap=True)
         used = 0
         for at, view in enumerate(views):
-            shares = self.follower.ranks(view.name) if view.state in ACTIVE else []
+            shares = self.follower.ranks(view.name) if view.state in MOVING else []
             if used + 1 >= rows and at < len(views) - 1:
                 made.add_row(f"and {len(views) - at} more", style="dim")
                 break
@@ -232,7 +234,7 @@ def snapshot(follower: Follower) -> dict[str, Any]:
     controller = follower.controller
     simulations = []
     for view in controller.views() if controller else []:
-        shares = follower.ranks(view.name) if view.state in ACTIVE else []
+        shares = follower.ranks(view.name) if view.state in MOVING else []
         stops = follower.contention(view.name).throttling
         ranks = [
             {
