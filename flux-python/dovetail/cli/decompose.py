@@ -94,20 +94,12 @@ def run(args: argparse.Namespace) -> int:
             print(json.dumps({"kept": False}) if args.json else f"{args.case} is in one piece")
             return 0
         processors.check_program()
-    options = (str(weights), args.method or "", str(centre))
-    same, other = "", None
+    same = other = ""
     if args.apply and copied:
-        with Progress(_say, "comparing the case with others that are cut") as progress:
-            same = shared_cut.key(args.case, options)
-            if (other := shared_cut.find(args.case, same)) is not None:
-                processors.own_folders(args.case)
-                _make_room_for_files(args.case, args.force)
-                progress.turn("copying the cut of another")
-                other = other if shared_cut.take(other, args.case) else None
-    if other is not None:
-        name = other.parent.name
-        told = json.dumps({"kept": False, "copied_from": name})
-        print(told if args.json else f"{args.case} is cut as that of {name} is")
+        same, other = _cut_of_another(args, (str(weights), args.method or "", str(centre)))
+    if other:
+        told = json.dumps({"kept": False, "copied_from": other})
+        print(told if args.json else f"{args.case} is cut as that of {other} is")
         return 0
     from dovetail.applications.openfoam.cut import cut
     from dovetail.applications.openfoam.mesh import read_mesh, write_decomposition
@@ -131,6 +123,19 @@ def run(args: argparse.Namespace) -> int:
         shared_cut.offer(args.case, same)
     _tell(made, weights, args)
     return 0
+
+
+def _cut_of_another(args: argparse.Namespace, options: Sequence[str]) -> tuple[str, str]:
+    """What decides how the case is cut, and the simulation whose cut it has now; "" if of none."""
+    with Progress(_say, "comparing the case with others that are cut") as progress:
+        same = shared_cut.key(args.case, options)
+        other = shared_cut.find(args.case, same)
+        if other is None:
+            return same, ""
+        processors.own_folders(args.case)
+        _make_room_for_files(args.case, args.force)
+        progress.turn("copying the cut of another")
+        return same, other.parent.name if shared_cut.take(other, args.case) else ""
 
 
 def _say(line: str) -> None:
