@@ -576,3 +576,21 @@ def test_what_has_stopped_at_a_checkpoint_is_predicted_to_take_what_is_left_of_i
         controller.handle(protocol.Finished(91.0, name, Cause.CHECKPOINTED))
     (told,) = [a for a in controller.resume(92.0, here) if getattr(a, "what", "") == "choice"]
     assert told.data["predicted"] == pytest.approx(10.0, rel=0.1)
+
+
+class PreparesForAll(Simulated):
+    """The first to start prepares for 20 s what the others then share."""
+
+    def launch(self, spec, share):
+        startup = 0.5 if self._sims else 20.0
+        self.works[spec.family] = replace(self.works[spec.family], startup=startup)
+        super().launch(spec, share)
+
+
+def test_what_the_first_one_prepared_is_not_predicted_of_the_others():
+    result = run_simulated(
+        specs(8, (1, 2)), {"a": even(0.1, 2, noise=0.0)}, TWO_CORES, executor=PreparesForAll
+    )
+    assert states(result) == {"done"}
+    told = [a.data for _, a in result.actions if getattr(a, "what", "") == "choice"]
+    assert told[-1]["seconds"]["a"]["1"] == pytest.approx(30.5, abs=1.0)

@@ -262,7 +262,7 @@ class Controller:
         state = self._state
         family, shape = state.family(sim), state.shape(sim)
         if not sim.shared and sim.resumed_at == sim.launched_at and not sim.over:
-            shape.lasted.append(state.now - sim.launched_at)
+            shape.lasted.append(state.now - sim.launched_at - sim.startup)
             shape.broken = False
         if not sim.iterations and sim.work.meter.iterations and shape.profile is None:
             state.measure_by_work(sim)

@@ -78,8 +78,9 @@ class Simulation:
     ended. `half` is the first half of a pair that is being measured: whether it was bound, its
     rate, and when it had that; `unbindable` is why it could not be bound, and when that was said.
     What tells its progress is `counted`, its iterations or periods, or if `by_work` its `work`,
-    of which a unit is then called an iteration here. It began at `began_at`, and last counted
-    something else than work at `told_at`. While active it counts as on so many `cores`.
+    of which a unit is then called an iteration here. It began at `began_at`, its first iteration
+    was over `startup` seconds after its launch, 0 before, and it last counted something else than
+    work at `told_at`. While active it counts as on so many `cores`.
     So much of its work was `undisturbed`: each active rank had a core. It has `shared` cores if
     that was not so at some moment since its launch.
     """
@@ -107,6 +108,7 @@ class Simulation:
     undisturbed: int = 0
     shared: bool = False
     began_at: float = 0.0
+    startup: float = 0.0
     told_at: float = 0.0
     stops: int = 0
     halted_at: float | None = None
@@ -200,8 +202,10 @@ class Shape:
 
     `name` is the family's own where the plan keeps its ranks. `blocking_need` is the cores needed
     including what blocking waits cost, once measured; `memory` the most
-    bytes that one took; `rates` are the last measured in 1/s with
-    a core for every rank, by simulation; `lasted` the seconds of each that is done;
+    bytes that one took; `startup` the most seconds from a launch to the first iteration, and
+    `soonest` the least: the first one may prepare what the others share; `rates` are the last
+    measured in 1/s with a core for every rank, by simulation; `lasted` the seconds that each that
+    is done took after its start;
     `broken` if one failed before its first iteration and other ranks may do better; `threads` is
     the most cores that the threads of one wanted, if known; `ends` are for `work.dearer`; `binding`
     is what is known of binding its ranks to cores.
@@ -216,6 +220,7 @@ class Shape:
     blocking_need: float | None = None
     memory: int = 0
     startup: float | None = None
+    soonest: float = 0.0
     rates: dict[str, float] = field(default_factory=dict)
     lasted: list[float] = field(default_factory=list)
     broken: bool = False

@@ -424,6 +424,7 @@ class State:
         sim.enter(Stage.PREPARING)
         sim.launched_at = sim.progress_at = sim.resumed_at = self.now
         sim.started = sim.ended = None
+        sim.startup = 0.0
         self._join(sim)
         self._launches.append(sim.spec.name)
 
@@ -585,7 +586,9 @@ class State:
         shape, family = self.shape(sim), self.family(sim)
         shape.broken = False
         begun = sim.began_at if sim.by_work else self.now
-        shape.startup = max(shape.startup or 0.0, begun - sim.launched_at)
+        took = sim.startup = begun - sim.launched_at
+        shape.soonest = took if shape.startup is None else min(took, shape.soonest)
+        shape.startup = max(took, shape.startup or 0.0)
         if sim.halted_at is not None:
             family.restart, sim.halted_at = self.now - sim.halted_at, None
         self.regime_at = self.now

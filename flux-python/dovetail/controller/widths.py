@@ -159,8 +159,9 @@ def _scatter(state: State) -> float:
     squares, free = 0.0, 0
     for shape in state.shapes.values():
         if len(shape.lasted) > 1:
-            mean = max(1e-9, sum(shape.lasted) / len(shape.lasted))
-            squares += sum((each / mean - 1) ** 2 for each in shape.lasted)
+            mean = sum(shape.lasted) / len(shape.lasted)
+            whole = max(1e-9, mean + shape.soonest)
+            squares += sum(((each - mean) / whole) ** 2 for each in shape.lasted)
             free += len(shape.lasted) - 1
     return (squares / free) ** 0.5 if free >= ENOUGH else 0.0
 
@@ -249,13 +250,13 @@ def _measured(family: Family, shape: Shape) -> Measured | None:
     """A whole run in that shape, from those that are done or else from the rates of now."""
     loads = shape.profile.loads if shape.profile else ()
     work = tuple(load * family.length for load in loads)
-    startup = shape.startup or 0.0
     if shape.lasted:
         seconds = sum(shape.lasted) / len(shape.lasted)
     elif family.length and shape.rates:
-        seconds = family.length * len(shape.rates) / sum(shape.rates.values()) + startup
+        seconds = family.length * len(shape.rates) / sum(shape.rates.values())
     else:
         return None
+    seconds += shape.soonest  # what the first one prepared may be there for the others
     return Measured(max(LEAST, seconds), work=work if family.length else ())
 
 
