@@ -6,12 +6,15 @@ from __future__ import annotations
 import gzip
 import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 from applications.test_openfoam_decompose import ascii_mesh, put
 from dovetail.applications.openfoam import shared_cut
 from dovetail.cli.main import main
+from dovetail.host import install_paths
 
 pytestmark = pytest.mark.unit
 
@@ -154,7 +157,7 @@ def computes(words: str):
 
 
 def large_archive(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It would not fit into the memory."""
+    """To unpack it would take long."""
     monkeypatch.setattr(shared_cut, "_PACKED", 10)
     (site.case / "results.tar.gz").write_bytes(gzip.compress(bytes(100)))
 
@@ -175,6 +178,47 @@ ALONE = {
 def test_of_such_a_case_nobody_knows_how_it_is_cut(why, site, monkeypatch):
     ALONE[why](site, monkeypatch)
     assert shared_cut.key(site.copy("a"), ()) == ""
+
+
+@pytest.mark.parametrize("piece", [1, 7, 8])
+def test_words_are_seen_wherever_a_file_is_taken_apart(piece, site, monkeypatch):
+    monkeypatch.setattr(shared_cut, "_PIECE", piece)
+    monkeypatch.setenv("INLET", "1")
+    first, second, third = site.copy("a"), site.copy("b"), site.copy("c")
+    before = shared_cut.key(first, ())
+    (second / "0" / "U").write_text("uniform $INLET;")
+    used = shared_cut.key(second, ())
+    monkeypatch.setenv("INLET", "2")
+    assert shared_cut.key(first, ()) == before != ""
+    assert shared_cut.key(second, ()) not in (used, "")
+    (third / "0" / "U").write_text("value #calc;")
+    assert shared_cut.key(third, ()) == ""
+
+
+SHORTENED = """
+import os, sys
+from pathlib import Path
+from dovetail.applications.openfoam import shared_cut
+
+class Computed:
+    def search(self, text):
+        if len(text) > 1 << 19:
+            os.truncate(sys.argv[2], 0)
+
+shared_cut._COMPUTED = Computed()
+print(len(shared_cut.key(Path(sys.argv[1]), ())))
+"""
+
+
+def test_a_file_that_its_owner_shortens_while_it_is_read_ends_nobody(site):
+    """As one of the user's, to which a link of the copy leads."""
+    theirs = site.run.parent / "values"
+    theirs.write_bytes(b"1 " * (1 << 20))
+    (site.case / "constant" / "values").symlink_to(theirs)
+    words = [sys.executable, "-c", SHORTENED, str(site.copy("a")), str(theirs)]
+    ours = install_paths.package_environment()
+    done = subprocess.run(words, env=ours, capture_output=True, text=True, check=False, timeout=60)
+    assert (done.returncode, done.stdout) == (0, "128\n"), done.stderr
 
 
 def test_a_case_without_any_time_shares_its_mesh(site):

@@ -21,14 +21,14 @@ import errno
 import gzip
 import hashlib
 import json
-import mmap
 import os
 import re
 import shutil
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
+from typing import IO
 
 from dovetail.applications.openfoam import control_dict, processors
 from dovetail.core.errors import BadInput
@@ -51,7 +51,9 @@ _ELSEWHERE = re.compile(
 """What a file may include that is in no copy, or may change while a run goes on."""
 _LOG = re.compile(r"log\b|log_|\.dovetail")
 _PACKED = 1 << 27
-"""Bytes of a compressed file that is looked into, at most: its content is in memory then."""
+"""Bytes of a compressed file that is looked into, at most: it takes as long as a cut."""
+_PIECE = 1 << 20  # bytes that are read at once,
+_OVERLAP = 1 << 12  # and of those before them, in which a word begins that is looked for
 _TRIED = 8
 """Cuts of which it is seen whether they have changed, at most: where one has, all may have."""
 
@@ -68,13 +70,10 @@ def key(case: Path, words: Sequence[str]) -> str:
         for path in _files(case, first):
             if not path.is_file():
                 return ""  # a pipe, or a link that leads nowhere
-            with _content(path) as data:
-                if _COMPUTED.search(data) or _ELSEWHERE.search(data):
-                    return ""
-                names = {found[1] for found in _VARIABLE.finditer(data) if found[1] in os.environb}
-                digest.update(repr((os.fsencode(path.relative_to(case)), len(data))).encode())
-                digest.update(data)
-            used.update((name, os.environb[name]) for name in names)
+            content = _digest(path, lambda text: _is_unclear(text, used))
+            if content is None:
+                return ""
+            digest.update(repr((os.fsencode(path.relative_to(case)), content)).encode())
     except (OSError, EOFError, zlib.error):
         return ""
     digest.update(repr(sorted(used.items())).encode())
@@ -169,20 +168,34 @@ def _files(case: Path, first: float) -> Iterator[Path]:
         yield from (folder / one for one in sorted(files))
 
 
-@contextlib.contextmanager
-def _content(path: Path) -> Iterator[bytes | mmap.mmap]:
-    """A file's content, which may be larger than the memory. Raises OSError where it cannot be."""
-    with open(path, "rb") as file:
-        size = os.fstat(file.fileno()).st_size
+def _is_unclear(text: bytes, used: dict[bytes, bytes]) -> bool:
+    """Whether a file has what nobody knows who reads it here; what it uses is added to `used`."""
+    names = {found[1] for found in _VARIABLE.finditer(text)}
+    used.update((name, os.environb[name]) for name in names if name in os.environb)
+    return bool(_COMPUTED.search(text) or _ELSEWHERE.search(text))
+
+
+def _digest(path: Path, stops: Callable[[bytes], bool]) -> bytes | None:
+    """What tells a file's content from any other; None where one of its pieces `stops` us.
+
+    It may be larger than the memory, and another's, who shortens it meanwhile: that would end a
+    process which has it mapped. Pieces overlap, so that a word is whole in one of them. Raises
+    OSError where it cannot be read.
+    """
+    digest, before = hashlib.blake2b(), b""
+    with open(path, "rb") as plain:
+        file: IO[bytes] | gzip.GzipFile = plain
         if path.suffix == ".gz":
-            if size > _PACKED:
+            if os.fstat(plain.fileno()).st_size > _PACKED:
                 raise OSError(errno.EFBIG, os.strerror(errno.EFBIG), str(path))
-            yield gzip.decompress(file.read())
-        elif not size:
-            yield b""
-        else:
-            with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-                yield data
+            file = gzip.GzipFile(fileobj=plain)
+        while piece := file.read(_PIECE):
+            text = before + piece
+            if stops(text):
+                return None
+            digest.update(piece)
+            before = text[-_OVERLAP:]
+    return digest.digest()
 
 
 def _of_cut(place: Path, first: float | None) -> list[Path]:
@@ -228,11 +241,10 @@ def _of_all(case: Path) -> str:
     own = os.fsencode(f"/{here.parent.name}/{here.name}")
     with contextlib.suppress(OSError, EOFError, zlib.error):
         for path in _paths(case):
-            with _content(path) as data:
-                if data.find(own) >= 0:
-                    return ""
-                digest.update(repr((os.fsencode(path.relative_to(case)), len(data))).encode())
-                digest.update(data)
+            content = _digest(path, lambda text: own in text)
+            if content is None:
+                return ""
+            digest.update(repr((os.fsencode(path.relative_to(case)), content)).encode())
         return digest.hexdigest()
     return ""
 
