@@ -296,6 +296,19 @@ def test_what_a_pod_was_not_given_at_birth_is_given_by_the_next_resize(resumed):
     wait_for(lambda: seen("300m", "500m", "300m", "500m"), lambda: sent, 5)
 
 
+def test_an_mpi_whose_library_is_not_there_is_told_once(resumed, monkeypatch, tmp_path):
+    """Else its programs in pods would seem to tell nothing."""
+    executor, session, wanted, _ = resumed
+    monkeypatch.setenv("DOVETAIL_LIBDIR", str(tmp_path))
+    executor.adopt(wanted)
+    for mpi in ("", "openmpi", "openmpi"):
+        session.hub._post("n", messages.Started("sim", mpi, 0))
+    executor.observe(1.0)
+    (told,) = executor.news()
+    assert told.startswith("programs of openmpi are not measured: no libdovetail-openmpi.so in ")
+    assert [*executor.news()] == []
+
+
 class Deaf:
     """Takes all that is asked of it, and does nothing."""
 

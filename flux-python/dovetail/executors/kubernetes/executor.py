@@ -42,6 +42,7 @@ from dovetail.executors.kubernetes.session import LAST, Session, look
 from dovetail.executors.kubernetes.share_report import Report
 from dovetail.executors.kubernetes.transfers import Transfers
 from dovetail.executors.pods import messages
+from dovetail.host import install_paths
 
 _WORKERS = 8
 _CLOSE = 40.0  # seconds for all simulations to be gone at the end
@@ -87,6 +88,7 @@ class KubernetesExecutor:
         self._others_at = 0.0  # when the pods of others are looked at next,
         self._lost_at = 0.0  # and whether nodes are gone
         self._sampled_now: set[str] = set()  # of whom ranks have something new
+        self._unmeasured: set[str] = set()  # why programs are not measured, as the user knows
         self._wanted: dict[str, list[int]] = {}  # by the resize that is under way,
         self._known: dict[str, set[str]] = {}  # and the pods that there were when it began
         self._calls = Calls(_WORKERS)
@@ -195,7 +197,10 @@ class KubernetesExecutor:
         self._hurried = self._hurried or time.monotonic()
 
     def news(self) -> Sequence[str]:
-        """What went wrong with the cluster and what was done about it, since the last call."""
+        """What went wrong with the cluster and what was done about it, since the last call.
+
+        And which programs cannot be measured.
+        """
         lines = []
         complaint = self._api.complaint()
         if bool(complaint) != bool(self._complaint):
@@ -301,6 +306,10 @@ class KubernetesExecutor:
             self._life.prepared(job)
         elif isinstance(message, messages.Started):
             self._life.mpi[mpi_clues(job.spec)] = message.mpi
+            why = install_paths.why_unmeasured(message.mpi)
+            if why and why not in self._unmeasured:
+                self._unmeasured.add(why)
+                self._session.news.put(why)
             if not job.started:
                 job.started = True
                 case = str(self._run_dir / job.spec.name / "case")
