@@ -483,9 +483,24 @@ def test_of_what_its_ranks_and_the_kernel_say_of_an_end_the_kernel_is_believed()
     assert job.result.reason.startswith("out of memory: pod p0")
 
 
+def test_what_other_pods_write_as_it_is_fetched_is_fetched_again_until_they_have_ended():
+    life, job, asked, _ = copying({"one", "two"})
+    life.pod(job, "MODIFIED", killed("p0"))
+    asked[0][2]("node two: log: changed while it was copied")
+    assert isinstance(job.state, Running)
+    life.advance(job, time.monotonic())
+    assert len(asked) == 1, "not at once"
+    job.state.collect_at = time.monotonic()
+    life.advance(job, time.monotonic())
+    assert len(asked) == 2
+    asked[1][2]("")
+    assert (job.result.cause, job.result.code, job.result.trouble) == (Cause.FAILED, 137, "")
+
+
 def test_of_a_killed_simulation_that_cannot_be_fetched_the_cause_is_told_all_the_same():
     life, job, asked, _ = copying({"one", "two"})
     life.pod(job, "MODIFIED", killed("p0"))
+    job.state.starved = time.monotonic()  # its other pods have ended
     asked[0][2]("node two: no")
     assert job.result.reason.startswith("out of memory: pod p0")
     assert job.result.trouble == "what it wrote cannot be fetched: node two: no"

@@ -120,7 +120,8 @@ class Running:
     that this is ready there, `spread` that all nodes have it so, and `ended` how its ranks ended,
     whose output is not here yet; what is due next is under way or done if `spreading`, then
     `collecting`. What they have written so far is fetched at `fetch_at`. Where it has `starved`,
-    which means that the kernel has killed a pod of it, its other pods end too.
+    which means that the kernel has killed a pod of it, its other pods end too, until then: a file
+    may change meanwhile as it is fetched, and all is fetched again at `collect_at`.
     """
 
     deadline: float = 0.0
@@ -131,8 +132,9 @@ class Running:
     spreading: bool = False
     spread: bool = False
     ended: Result | None = None
-    starved: bool = False
+    starved: float = 0.0
     collecting: bool = False
+    collect_at: float = 0.0
     fetch_at: float = 0.0
 
 
@@ -876,9 +878,10 @@ class Lifecycle:
         """Begin the copies that are due, once all its nodes are known."""
         if len(job.connected) < len(job.sizes):  # to a controller that goes on after another
             return
-        if state.ended and not state.collecting:
-            state.collecting = True
-            self._collect(job, state)
+        if state.ended:
+            if not state.collecting and time.monotonic() >= state.collect_at:
+                state.collecting = True
+                self._collect(job, state)
         elif state.prepared and not state.spreading:
             state.spreading = True
             self._spread(job, state)
@@ -932,7 +935,11 @@ class Lifecycle:
         """Fetch what its ranks wrote; then it has ended."""
 
         def then(trouble: str) -> None:
+            now = time.monotonic()
             if job.state is not state or state.ended is None:
+                return
+            if trouble and now < state.starved:
+                state.collecting, state.collect_at = False, now + AGAIN
                 return
             why = f"what it wrote cannot be fetched: {trouble}" if trouble else ""
             found = replace(state.ended, trouble=state.ended.trouble or why)
@@ -1026,7 +1033,8 @@ class Lifecycle:
         if not job.store or not self._all_heard(job):
             return self.terminate(job, result)
         if not state.starved:
-            state.starved, state.ended, state.doubted, state.deadline = True, result, None, 0.0
+            state.starved = time.monotonic() + STOP
+            state.ended, state.doubted, state.deadline = result, None, 0.0
             self._hub.tell(messages.Suspend(job.key, False))
             self._hub.tell(messages.Stop(job.key))
             self._transfers.forget(job.key)  # of an end that was heard of before
