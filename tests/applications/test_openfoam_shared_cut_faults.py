@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from applications.test_openfoam_decompose import ascii_mesh, put
-from dovetail.applications.openfoam import shared_cut
+from dovetail.applications.openfoam import processors, shared_cut
 from dovetail.cli.main import main
 from dovetail.host import install_paths
 
@@ -82,19 +82,52 @@ def test_what_was_written_within_the_same_second_is_not_taken(site, capsys):
     assert (second / "processor1" / "0" / "U").read_text() == "uniform 1"
 
 
-def test_nothing_is_written_where_links_of_the_copy_lead(site, capsys):
-    """The user's own case has a cut that dovetail wrote, for other ranks."""
+@pytest.mark.parametrize(
+    "links", [("constant", "system"), ("constant/polyMesh",), ("constant/polyMesh/cellProc",)]
+)
+def test_nothing_is_written_where_links_of_the_copy_lead(links, site, capsys):
+    """The user's own case has a cut that dovetail wrote, for other ranks.
+
+    decomposePar of OpenFOAM 10 and later writes beside the mesh, as the script does here.
+    """
+    beside = "constant/polyMesh/cellProc"
+    (site.case / beside).write_text("of the user's cut")
+    (site.bin / "decomposePar").write_text(f"{CUT}echo new > {beside}\n")
     theirs = site.run.parent / "theirs"
     shutil.copytree(site.case, theirs)
     assert main(["decompose", "--ranks", "1", str(theirs)]) == 0
     before = {path: path.read_bytes() for path in theirs.rglob("*") if path.is_file()}
-    for name in ("constant", "system"):
-        shutil.rmtree(site.case / name)
-        (site.case / name).symlink_to(theirs / name)
-    site.cut(site.copy("a"))
-    site.cut(site.copy("b"))
+    for name in map(site.case.joinpath, links):
+        shutil.rmtree(name) if name.is_dir() else name.unlink()
+        name.symlink_to(theirs / name.relative_to(site.case))
+    first, second = site.copy("a"), site.copy("b")
+    site.cut(first)
+    site.cut(second)
     assert "is cut as that of a is" in capsys.readouterr().out
     assert {path: path.read_bytes() for path in theirs.rglob("*") if path.is_file()} == before
+    assert [(one / beside).read_text() for one in (first, second)] == ["new\n"] * 2
+    assert (second / "constant/polyMesh/points").read_bytes() == before[
+        theirs / "constant/polyMesh/points"
+    ]
+
+
+def test_how_a_case_was_cut_is_known_until_it_is_cut_anew(site):
+    """As where the ranks of the user's own cut are to be reconstructed before."""
+    users = site.case / "constant" / "polyMesh" / "cellProc"
+    users.write_text("of the user's cut")
+    users.chmod(0o444)
+    copy = site.run / "a" / "case"
+    (copy / "constant").mkdir(parents=True)
+    (copy / "constant" / "polyMesh").symlink_to(users.parent)
+    processors.own_folders(copy)
+    kept = copy / "constant" / "polyMesh" / users.name
+    assert (kept.read_text(), kept.is_symlink()) == ("of the user's cut", False)
+    kept.write_text("new")
+    assert users.read_text() == "of the user's cut"
+    kept.unlink()
+    kept.symlink_to("nowhere")
+    processors.own_folders(copy)
+    assert not [one for one in kept.parent.iterdir() if "cellProc" in one.name]
 
 
 def test_a_cut_that_names_its_case_is_of_no_other(site, capsys):

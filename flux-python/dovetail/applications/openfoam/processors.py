@@ -27,6 +27,9 @@ ALIKE = 0.05
 """A cut is as good as ours if no rank's share differs by more than this part of it: that much
 imbalance is what partitioning libraries allow themselves for fewer faces between ranks."""
 
+BESIDE = ("constant/polyMesh/cellProc", "constant/polyMesh/cellProc.gz")
+"""What decomposePar of some versions writes beside the ranks, for reconstructPar."""
+
 LATER = 60.0
 """Seconds by which a file was written after what is cut of it, at least, if it has changed since:
 one that copies a case may give its files the times of the copy, in any order."""
@@ -122,20 +125,28 @@ def _not_run(why: str | None) -> BadInput:
 def own_folders(case: Path) -> None:
     """Have a run's copy its own folders to write in, where they are links to the user's.
 
-    What is in those stays where it is, and is linked. Raises BadInput.
+    What is in those stays where it is, and is linked; what decomposePar would write over is
+    copied, as it tells reconstructPar how the case is cut until then. Raises BadInput.
     """
-    for folder in (case / "constant", case / "system"):
-        if not folder.is_symlink() or not folder.is_dir():
-            continue
-        draft = folder.with_name(f".{folder.name}.{os.getpid()}.new")
-        try:
-            draft.mkdir()
-            for entry in folder.resolve().iterdir():
-                (draft / entry.name).symlink_to(entry)
-            folder.unlink()
-            draft.rename(folder)
-        except OSError as error:
-            raise BadInput(f"{folder}: cannot be copied: {error.strerror}") from None
+    path = case
+    try:
+        for path in (case / "constant", case / "system", case / "constant" / "polyMesh"):
+            if path.is_symlink() and path.is_dir():
+                draft = path.with_name(f".{path.name}.{os.getpid()}.new")
+                draft.mkdir()
+                for entry in path.resolve().iterdir():
+                    (draft / entry.name).symlink_to(entry)
+                path.unlink()
+                draft.rename(path)
+        for path in map(case.joinpath, BESIDE):
+            if path.is_symlink() and path.is_file():
+                draft = path.with_name(f".{path.name}.{os.getpid()}.new")
+                shutil.copyfile(path, draft)
+                draft.replace(path)
+            elif path.is_symlink():
+                path.unlink()
+    except OSError as error:
+        raise BadInput(f"{path}: cannot be made the run's own: {error.strerror}") from None
 
 
 def make(case: Path, ranks: int) -> None:

@@ -38,8 +38,6 @@ MARK = ".dovetail-cut"
 """In a copy that is cut: what decided how, and what its processor directories had then."""
 
 _OURS = ("constant/cellDecomposition", "system/decomposeParDict")
-_THEIRS = ("constant/polyMesh/cellProc", "constant/polyMesh/cellProc.gz")
-"""What decomposePar of some versions writes beside the ranks, for reconstructPar."""
 _VARIABLE = re.compile(rb"\$\{?([A-Za-z_]\w*)")
 _TOOL = (b"PATH", b"WM_", b"FOAM_", b"LD_", b"HOME")
 """Variables with such names say which decomposePar there is, with what, and how it writes."""
@@ -103,9 +101,8 @@ def take(other: Path, case: Path) -> bool:
                 shutil.copytree(folder, case / place.name / folder.name, symlinks=True)
         for path in _beside(other):
             own = case / path.relative_to(other)
-            if not own.parent.is_symlink():  # to a mesh of several copies, which has it
-                own.unlink(missing_ok=True)  # a link may lead to the user's own
-                shutil.copy2(path, own)
+            own.unlink(missing_ok=True)  # a link may lead to the user's own
+            shutil.copy2(path, own)
     except (OSError, shutil.Error):
         marked = {}
     content = _of_all(case) if marked else ""
@@ -209,7 +206,7 @@ def _of_cut(place: Path, first: float | None) -> list[Path]:
 def _beside(case: Path) -> list[Path]:
     """The cut's files that are in no processor directory."""
     return [case / name for name in _OURS] + [
-        case / name for name in _THEIRS if (case / name).is_file()
+        case / name for name in processors.BESIDE if (case / name).is_file()
     ]
 
 
