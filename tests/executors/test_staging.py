@@ -312,6 +312,34 @@ def test_a_copy_waits_for_room_and_then_is_made(small, node):
     node.end()
 
 
+def test_of_a_disk_that_cannot_be_written_to_any_more_results_come_and_nothing_goes_there(
+    small, node
+):
+    """As a kernel makes one that has errors."""
+    (node.here / "input").write_text("x")
+    assert node.stage("in") == ""
+    (node.there / "0.1").write_text("y")
+    store = str(node.there.parent)
+    subprocess.run(["mount", "--bind", store, store], check=True)
+    subprocess.run(["mount", "-o", "remount,bind,ro", store], check=True)
+    try:
+        assert node.stage("out") == ""
+        assert content(node.there) == content(node.here)
+        assert node.stage("in") == f"{store}/.sim.lock: Read-only file system"
+    finally:
+        subprocess.run(["umount", "--lazy", store], check=True)
+    node.end()
+
+
+def test_a_lock_that_cannot_be_had_is_told_and_not_tried_for_ever(node):
+    lock = Path(staging.records(str(node.there.parent), "sim")[1])
+    lock.mkdir()
+    for way in ("in", "out"):
+        assert node.stage(way) == f"{lock}: Is a directory"
+    lock.rmdir()
+    node.end()
+
+
 def test_results_come_from_a_disk_without_room_for_the_record_of_that(small, node, tmp_path):
     """Nobody waits for room there, and what goes away afterwards goes here as well."""
     fill, make_room = small

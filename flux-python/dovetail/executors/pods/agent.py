@@ -606,8 +606,12 @@ class Agent:
     def _copy(self, one: Simulation, asked: messages.Stage) -> None:
         base, lock = staging.records(self.store, asked.folder)
         folder = os.path.join(self.store, asked.folder)
-        with open(lock, "w") as held, contextlib.ExitStack() as afterwards:
-            fcntl.flock(held, fcntl.LOCK_EX)
+        with contextlib.ExitStack() as afterwards:
+            try:
+                fcntl.flock(afterwards.enter_context(open(lock, "w")), fcntl.LOCK_EX)
+            except OSError as error:
+                if asked.way == "in" or error.errno != errno.EROFS:  # else it is as it stays
+                    raise staging.of_store(error, lock) from None
             link = connections.Channel(afterwards.enter_context(self._dial_copies(asked.port)))
             one.links.add(link)
             afterwards.callback(one.links.discard, link)
@@ -626,9 +630,9 @@ class Agent:
             try:
                 write_private(Path(base), json.dumps(known))
                 one.unkept.pop(folder, None)
-            except OSError:
+            except OSError as error:
                 if asked.way == "in":
-                    raise
+                    raise staging.of_store(error, base) from None
                 one.unkept[folder] = known  # our disk is full, and all has come where there is room
 
     def _forgotten(self, folder: str) -> bool:

@@ -68,6 +68,7 @@ STORES = "/tmp/dovetail-staged-"
 ROOM = 300.0
 """Seconds that a copy waits for room on a disk that is full."""
 _FULL = (errno.ENOSPC, errno.EDQUOT)
+_PASSES = (errno.EMFILE, errno.ENFILE)  # as other copies end
 _NONE = ("", False)
 
 
@@ -128,6 +129,11 @@ class StagingError(Exception):
 def is_full(error: StagingError | OSError) -> bool:
     """Whether a disk, or what the user may have of it, is full."""
     return error.full if isinstance(error, StagingError) else error.errno in _FULL
+
+
+def of_store(error: OSError, path: str) -> StagingError | OSError:
+    """What to raise where our own disk does not do something: most of it no second try would."""
+    return error if error.errno in _PASSES else StagingError(*_words(error, path))
 
 
 def mark(folder: str) -> str:
