@@ -4,9 +4,12 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 
 import pytest
 from dovetail.core.errors import BadInput
+from dovetail.host import install_paths
 from dovetail.plan import schema
 from support.plans import GOOD, ONE, entry, load
 
@@ -441,6 +444,25 @@ def test_all_errors_are_told_one_line_each_in_the_order_of_the_file(where):
 def test_hundreds_of_errors_are_cut_short(where):
     with pytest.raises(BadInput, match="and 380 more errors"):
         load("simulations: [{}" + ", {}" * 99 + "]")
+
+
+@pytest.mark.parametrize(("case", "command"), [("cäse", "'true'"), (".", "./rün"), (".", "rün")])
+def test_a_path_that_is_none_in_the_locale_is_told_so(case, command, tmp_path):
+    """It is there, but has no name that could be asked for."""
+    (tmp_path / "cäse").mkdir()
+    (tmp_path / "rün").write_text("")
+    (tmp_path / "rün").chmod(0o755)
+    plan = f"simulations: [{{name: a, case: {case}, ranks: 1, command: {command}}}]"
+    (tmp_path / "plan.yaml").write_text(plan, encoding="utf-8")
+    words = [sys.executable, "-m", "dovetail", "run", "--dry-run", "plan.yaml"]
+    ours = install_paths.package_environment({**os.environ, "LC_ALL": "C", "PYTHONUTF8": "0"})
+    done = subprocess.run(
+        words, cwd=tmp_path, env=ours, capture_output=True, text=True, check=False, timeout=60
+    )
+    assert done.returncode == 2
+    what = ascii(command if case == "." else case)
+    assert f"{what} is no path in this locale; use a UTF-8 one\n" in done.stderr
+    assert len(done.stderr.splitlines()) == 1
 
 
 FILES = {

@@ -80,11 +80,17 @@ def check(word: str, case: str | None, environment: Mapping[str, str]) -> None:
     A bare name is looked for on PATH, a path from the `case` directory (None: not looked for,
     since the case itself is missing).
     """
+    check_name(word)
+    if "/" not in word:
+        if shutil.which(word, path=search_path(environment)) is None:
+            raise ValueError(f"{show(word)} is not found on PATH; install it or give its path")
+    elif case is not None and shutil.which(os.path.join(case, word)) is None:
+        raise ValueError(f"{show(word)} is not a program (looked for it from {show(case)})")
+
+
+def check_name(path: str) -> None:
+    """Raise ValueError where no file can be called so, as in a locale without these letters."""
     try:
-        if "/" not in word:
-            if shutil.which(word, path=search_path(environment)) is None:
-                raise ValueError(f"{show(word)} is not found on PATH; install it or give its path")
-        elif case is not None and shutil.which(os.path.join(case, word)) is None:
-            raise ValueError(f"{show(word)} is not a program (looked for it from {show(case)})")
-    except UnicodeError:
-        raise ValueError(f"{show(word)} is not a file name") from None
+        os.fsencode(path)
+    except UnicodeEncodeError:
+        raise ValueError(f"{show(path)} is no path in this locale; use a UTF-8 one") from None

@@ -370,6 +370,7 @@ class _Entry(BaseModel):
     @field_validator("case")
     @classmethod
     def _case(cls, case: str, info: ValidationInfo) -> str:
+        command_line.check_name(case)
         path = os.path.normpath(os.path.join((info.context or {})["base"], case))
         try:
             found = bool(case) and os.path.isdir(path)
