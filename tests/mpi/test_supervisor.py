@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 from pathlib import Path
 
@@ -222,6 +223,29 @@ def test_the_sanitizers_library_need_not_be_first_unless_the_user_says_so(theirs
     assert launcher.preload(base, "") == base
 
 
+def as_in_an_image(monkeypatch):
+    real = os.path.realpath(borrowed_python.PYTHON)
+    loader = os.path.realpath(borrowed_python._loader(real))
+    monkeypatch.setattr(borrowed_python, "own", lambda: borrowed_python._under(loader, real))
+
+
+@pytest.mark.parametrize("in_an_image", [False, True])
+def test_a_case_with_a_pipe_and_a_socket_is_copied(in_an_image, tmp_path, monkeypatch):
+    if in_an_image:
+        as_in_an_image(monkeypatch)
+    case, copy = tmp_path / "case", tmp_path / "copy"
+    (case / "system").mkdir(parents=True)
+    (case / "system" / "controlDict").write_text("as delivered")
+    (case / "link").symlink_to("nowhere")
+    os.mkfifo(case / "system" / "pipe")
+    with socket.socket(socket.AF_UNIX) as one:
+        one.bind(str(case / "socket"))
+        words = [*supervisor._copy(False), str(case), str(copy)]
+        subprocess.run(words, check=True, timeout=60)
+    assert (copy / "system" / "controlDict").read_text() == "as delivered"
+    assert os.readlink(copy / "link") == "nowhere"
+
+
 @needs_nobody
 @pytest.mark.parametrize("in_an_image", [False, True])
 def test_a_case_is_copied_anew_where_its_folders_are_to_be_read_alone(
@@ -229,9 +253,7 @@ def test_a_case_is_copied_anew_where_its_folders_are_to_be_read_alone(
 ):
     let_in(tmp_path)
     if in_an_image:
-        real = os.path.realpath(borrowed_python.PYTHON)
-        loader = os.path.realpath(borrowed_python._loader(real))
-        monkeypatch.setattr(borrowed_python, "own", lambda: borrowed_python._under(loader, real))
+        as_in_an_image(monkeypatch)
     case, out = tmp_path / "case", tmp_path / "out"
     (case / "surfaces").mkdir(parents=True)
     (case / "surfaces" / "wing").write_text("as delivered")

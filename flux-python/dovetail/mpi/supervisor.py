@@ -491,11 +491,15 @@ def _copy(there: bool) -> list[str]:
         remove = 'rm -rf -- "$1" 2>/dev/null || { chmod -R u+rwX -- "$1"; rm -rf -- "$1"; }'
         script = f'{remove} && {" ".join(copy)} "$0" "$1"'
         return ["sh", "-c", script]
-    # An image may have a cp that knows less.
+    # An image may have a cp that knows less. Pipes, sockets and devices are left out.
     script = (
-        "import os, shutil, sys; where = sys.argv[1:]; "
+        "import os, shutil, stat, sys; where = sys.argv[1:]; "
+        "kind = lambda *path: stat.S_IFMT(os.lstat(os.path.join(*path)).st_mode); "
+        "known = stat.S_IFREG, stat.S_IFDIR, stat.S_IFLNK; "
+        "others = lambda top, names: [name for name in names if kind(top, name) not in known]; "
         "[os.chmod(top, 0o700) for top, _, _ in os.walk(where[1])]; "
-        "shutil.rmtree(where[1], ignore_errors=True); shutil.copytree(*where, symlinks=True)"
+        "shutil.rmtree(where[1], ignore_errors=True); "
+        "shutil.copytree(*where, symlinks=True, ignore=others)"
     )
     return [*own, "-I", "-S", "-c", script]
 
