@@ -15,6 +15,7 @@ from dovetail.core import programs
 from dovetail.core.protocol import Spec
 from dovetail.mpi.launcher import STARTERS
 from dovetail.plan import command_line, schema
+from support.pipes import pipe
 
 pytestmark = pytest.mark.unit
 
@@ -231,6 +232,19 @@ def test_iterations_of_a_lammps_script(name, tmp_path):
     text, wanted = SCRIPTS[name]
     (tmp_path / "in.lj").write_text(text)
     assert expected_iterations(spec("lmp -var steps 40 -in in.lj", case=str(tmp_path))) == wanted
+
+
+@pytest.mark.parametrize(
+    ("command", "file", "text"),
+    [
+        ("simpleFoam", "system/controlDict", "startTime 0; endTime 7; deltaT 1;"),
+        ("lmp -in in.lj", "in.lj", "run 7\n"),
+    ],
+)
+def test_who_asks_for_iterations_waits_for_no_pipe(command, file, text, tmp_path):
+    (tmp_path / "system").mkdir()
+    pipe(tmp_path / file, text)
+    assert expected_iterations(spec(command, case=str(tmp_path))) == 0
 
 
 @pytest.mark.parametrize("command", ["simpleFoam", "lmp -in in.lj", "lmp", "solver"])

@@ -22,6 +22,7 @@ from dovetail.applications import (
 from dovetail.core.causes import NOTHING_LEFT
 from dovetail.core.errors import BadInput
 from dovetail.core.protocol import Spec
+from support.pipes import pipe
 
 unit = pytest.mark.unit
 mpi = [
@@ -119,6 +120,13 @@ def test_a_script_that_is_not_plain_is_refused_with_the_reason(tmp_path, what):
     with pytest.raises(BadInput, match=why):
         lammps_checkpoint.begin(tmp_path, "in.lj")
     assert (tmp_path / "in.lj").read_text() == text
+
+
+@unit
+def test_a_script_that_comes_by_a_pipe_is_refused_and_not_waited_for(tmp_path):
+    pipe(tmp_path / "in.lj", SCRIPT)
+    with pytest.raises(BadInput, match="in.lj: is a pipe, which can be read once"):
+        lammps_checkpoint.check(tmp_path, "in.lj")
 
 
 @unit

@@ -24,6 +24,7 @@ from dovetail.bench.cases import OPENFOAM_ETC, pitz_daily
 from dovetail.core.causes import NOTHING_LEFT
 from dovetail.core.errors import BadInput, WorkFailed
 from dovetail.host import install_paths
+from support.pipes import pipe
 
 unit = pytest.mark.unit
 mpi = [
@@ -139,6 +140,12 @@ def test_a_damaged_time_is_passed_over(two_ranks, rank, damage):
     assert latest(two_ranks) == "20"
     DAMAGES[damage](two_ranks[rank])
     assert latest(two_ranks) == "10"
+
+
+@unit
+def test_a_pipe_beside_fields_is_not_waited_for(two_ranks):
+    pipe(two_ranks[0] / "20" / "live", HEADER + "internalField uniform nan;\n" + FOOTER)
+    assert latest(two_ranks) == "20"
 
 
 BINARY = HEADER.replace("}", "    format binary;\n}")

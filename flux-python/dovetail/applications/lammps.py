@@ -62,7 +62,10 @@ def expected_iterations(spec: Spec) -> int:
     if script is None:
         return 0
     try:
-        with open(lammps_checkpoint.current(Path(spec.case), script), errors="replace") as file:
+        path = lammps_checkpoint.current(Path(spec.case), script)
+        if not path.is_file():  # a pipe would have us wait for who writes to it
+            return 0
+        with path.open(errors="replace") as file:
             lines = file.read(_LARGEST).replace("&\n", " ").split("\n")
     except OSError:
         return 0

@@ -350,6 +350,8 @@ def current(case: Path, script: str) -> Path:
 
 def _lines(path: Path) -> list[str]:
     """The commands of a script, those over several lines in one."""
+    if path.is_fifo():
+        raise BadInput(f"{path}: is a pipe, which can be read once")
     try:
         with path.open(errors="replace") as file:
             text = file.read(_LARGEST)

@@ -28,9 +28,12 @@ COLLATED: Final = ("collated", "hostCollated")
 
 
 def entries(case: Path) -> dict[str, str]:
-    """The file's own entries of one word each; empty if it cannot be read."""
+    """The file's own entries of one word each; empty if it cannot be read, as a pipe cannot."""
+    path = case / "system" / "controlDict"
     try:
-        with open(case / "system" / "controlDict", errors="replace") as file:
+        if not path.is_file():
+            return {}
+        with open(path, errors="replace") as file:
             return read(file.read(_LARGEST))
     except OSError:
         return {}

@@ -142,6 +142,8 @@ def _ends(path: Path) -> bool:
 def _finite(path: Path) -> bool:
     """Whether all numbers of a field are finite; True for what is no field."""
     try:
+        if not path.is_file():
+            return True
         data = path.read_bytes()
         data = gzip.decompress(data) if path.suffix == ".gz" else data
     except (OSError, EOFError, zlib.error):
