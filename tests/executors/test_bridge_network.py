@@ -10,8 +10,7 @@ import sys
 
 import pytest
 from dovetail.core import protocol
-from dovetail.executors.kubernetes import manifests, workload_kinds
-from dovetail.executors.kubernetes import session as kubernetes
+from dovetail.executors.kubernetes import identity, manifests, workload_kinds
 from dovetail.executors.kubernetes.agent_hub import Hub
 from dovetail.executors.pods import connections, messages
 from support.pod_processes import cluster  # noqa: F401
@@ -100,11 +99,15 @@ def test_a_network_without_a_cluster_is_refused_in_one_line(tmp_path):
 
 
 def test_a_run_that_is_taken_up_again_keeps_its_pods_network_unless_told_otherwise(tmp_path):
-    run, network = kubernetes._identity(tmp_path / "own", False, "")
+    def begun(resume, network):
+        found = identity.begin(tmp_path / "own", resume, network)
+        return found.run, found.network
+
+    run, network = begun(False, "")
     assert network == "host"
-    assert kubernetes._identity(tmp_path / "own", True, "bridge") == (run, "bridge")
-    assert kubernetes._identity(tmp_path / "own", True, "") == (run, "bridge")
-    assert kubernetes._identity(tmp_path / "own", True, "host") == (run, "host")
+    assert begun(True, "bridge") == (run, "bridge")
+    assert begun(True, "") == (run, "bridge")
+    assert begun(True, "host") == (run, "host")
     (tmp_path / "own/run.json").write_text(json.dumps({"run": run}))  # of an earlier version
-    assert kubernetes._identity(tmp_path / "own", True, "") == (run, "host")
-    assert kubernetes._identity(tmp_path / "own", False, "")[0] != run
+    assert begun(True, "") == (run, "host")
+    assert begun(False, "")[0] != run

@@ -16,7 +16,10 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from dovetail.core.errors import BadInput
+from dovetail.plan import schema
 from dovetail.run import resume
+from dovetail.run import run as dovetail_run
 from support.cluster_runs import ROOT, containers, ends, running, two
 from support.clusters import eventually, record
 from support.faulty_proxy import FAULTS, Proxy
@@ -58,6 +61,9 @@ def test_a_killed_controller_is_resumed_and_adopts_what_runs(site, out):
     run.kill()
     site.end(run)
     have = site.iterations("sim-1", out)
+    asked, folder = schema.load(plan), site.folder / out
+    with pytest.raises(BadInput, match=f"resume it with --kubeconfig {site.kubeconfig}, or"):
+        dovetail_run.run(asked, folder, resume=True)
     run = site.start(plan, out, "--resume")
     site.until_iterating("sim-1", "sim-2", out=out)
     assert containers(site) == before

@@ -6,13 +6,14 @@ from __future__ import annotations
 import queue
 import time
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 from dovetail.core import protocol
 from dovetail.core.errors import BadInput, WorkFailed
 from dovetail.core.protocol import Cause, Result
-from dovetail.executors.kubernetes import images, manifests, session
+from dovetail.executors.kubernetes import identity, images, manifests, session
 from dovetail.executors.kubernetes.agent_hub import Hub
 from dovetail.executors.kubernetes.api import Refused
 from dovetail.executors.kubernetes.executor import KubernetesExecutor
@@ -177,6 +178,7 @@ class Empty:
     """An API without anything in it."""
 
     server = "https://nowhere"
+    path = Path("/kubeconfig")
 
     pods = ()
 
@@ -564,7 +566,7 @@ class Leased:
 def test_of_a_run_that_is_refused_nothing_is_kept_unless_it_is_to_be_resumed(
     tmp_path, monkeypatch, step
 ):
-    api, own = Empty(), tmp_path / session.FOLDER
+    api, own = Empty(), tmp_path / identity.FOLDER
     made = SimpleNamespace(
         needs=(), kind="Job", kinds=(), settle=Deaf(), body=Deaf(), seen_in_images=()
     )
@@ -579,14 +581,24 @@ def test_of_a_run_that_is_refused_nothing_is_kept_unless_it_is_to_be_resumed(
     spec = pending().spec
     for resume in (False, True):
         if resume:
-            session._identity(own, False, "")
+            identity.begin(own, False, "")
         with pytest.raises(BadInput, match="no"):
             Session(api, tmp_path, [replace(spec, image="")], resume)
         assert own.exists() is resume
 
 
+def test_a_run_keeps_the_cluster_that_it_was_set_up_on(tmp_path, monkeypatch):
+    """Whoever resumes it elsewhere is told of that one, also if a resume on another has failed."""
+    own = tmp_path / identity.FOLDER
+    found = identity.begin(own, False, "", "/one")
+    assert identity.begin(own, True, "", "/two") == found
+    assert identity.begin(own, True, "bridge", "/two").kubeconfig == "/one"
+    with pytest.raises(BadInput, match="--kubeconfig /one, or"):
+        identity.check_over(tmp_path)
+
+
 def test_a_folder_of_the_users_is_not_taken_for_one_of_a_run_and_removed(tmp_path):
-    own = tmp_path / session.FOLDER
+    own = tmp_path / identity.FOLDER
     own.mkdir()
     (own / "service.yaml").touch()
     with pytest.raises(BadInput, match=f"{own}: is of no run, and would be replaced"):

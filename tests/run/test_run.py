@@ -10,6 +10,7 @@ import pty
 import re
 import select
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -408,6 +409,33 @@ def test_a_log_is_refused_and_left_as_it_is(site, damage):  # noqa: F811
     assert reason in errors
     assert errors.count("\n") == 1
     assert log.read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("kept", "cluster", "option"),
+    [
+        ('{"run": "r", "kubeconfig": "/of my/own"}', "the cluster of /of my/own", "'/of my/own'"),
+        ('{"run": "r"}', "a cluster", "FILE"),  # of an earlier version
+        ("", "a cluster", "FILE"),
+    ],
+)
+def test_a_run_whose_pods_may_go_on_is_not_resumed_as_processes(site, kept, cluster, option):  # noqa: F811
+    """Its controller was killed; a simulation would write where a pod of it does."""
+    plan = site.plan({})
+    assert site.run(plan, "-o", "out")[0] == 0
+    before = site.log()
+    own = site.out / "kubernetes"
+    own.mkdir()
+    (own / "run.json").write_text(kept)
+    code, _, errors = site.run(plan, "-o", "out", "--resume")
+    assert code == 2
+    assert errors == (
+        f"dovetail: out: the run is on {cluster}, where its pods may go on; resume it with "
+        f"--kubeconfig {option}, or, if that cluster is gone, remove out/kubernetes first\n"
+    )
+    assert site.log() == before
+    shutil.rmtree(own)
+    assert site.run(plan, "-o", "out", "--resume")[0] == 0
 
 
 def test_another_plan_is_not_resumed(site):  # noqa: F811

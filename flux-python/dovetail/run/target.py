@@ -16,6 +16,7 @@ from dovetail import applications
 from dovetail.controller.controller import Controller
 from dovetail.core.errors import BadInput
 from dovetail.core.protocol import Node
+from dovetail.executors.kubernetes import identity
 from dovetail.executors.local.executor import LocalExecutor
 from dovetail.host import devices
 from dovetail.host.memory import free_memory
@@ -104,7 +105,12 @@ class Here:
         return tuple((name, devices.here(name)) for name in _asked_for(asked))
 
     def start(self, asked: Plan, directory: Path, origin: float, *, resume: bool) -> Waiting:
-        """Nothing is left of an earlier run: its processes end with it."""
+        """Nothing is left of an earlier run: its processes end with it.
+
+        Where that was on a cluster, its pods do not: BadInput.
+        """
+        if resume:
+            identity.check_over(directory)
         limits = asked.limits
         cpus = limits.cpus and limits.cpus // 1000
         self._executor = LocalExecutor(

@@ -12,10 +12,8 @@ first renews its lease, whatever the clocks of both machines say.
 from __future__ import annotations
 
 import contextlib
-import json
 import queue
 import re
-import secrets
 import shutil
 import socket
 import sys
@@ -29,7 +27,14 @@ import yaml
 
 from dovetail.core.errors import BadInput, WorkFailed
 from dovetail.core.protocol import Spec
-from dovetail.executors.kubernetes import images, manifests, placement, pod_status, transfers
+from dovetail.executors.kubernetes import (
+    identity,
+    images,
+    manifests,
+    placement,
+    pod_status,
+    transfers,
+)
 from dovetail.executors.kubernetes.agent_hub import Hub
 from dovetail.executors.kubernetes.api import Api, NotFound, Object, Refused, Unreachable
 from dovetail.executors.kubernetes.background_calls import within
@@ -47,10 +52,7 @@ from dovetail.executors.kubernetes.upkeep import Upkeep
 from dovetail.executors.kubernetes.workload_kinds import Launcher
 from dovetail.executors.pods import staging
 from dovetail.host import install_paths
-from dovetail.host.private_files import write_private
 
-FOLDER = "kubernetes"
-"""Below the run's directory, private: the run's id and what agents trust it by."""
 LAST = 3.0
 """Seconds that an end takes at most once the user has asked for it twice."""
 ANSWERS = 30.0
@@ -60,8 +62,6 @@ SOON = 10.0
 _DENIED = re.compile("denied|violates PodSecurity|must specify")
 """By a policy, by a site's own admission, by a quota of what no pod of ours names."""
 _NOT_YET = re.compile("service account|PriorityClass")
-IDENTITY = "run.json"
-"""In `FOLDER`."""
 _NEEDS = (
     ("create", "batch", "jobs", ""),
     ("create", "apps", "daemonsets", ""),
@@ -208,12 +208,14 @@ class Session:
         They come by objects of the kind `launcher`; if empty, as `workload_kinds` finds best.
         """
         self.api = api
-        own = directory / FOLDER
-        self.run, network = _identity(own, resume, network)
+        own = directory / identity.FOLDER
+        kubeconfig = str(api.path.absolute())
+        kept = identity.begin(own, resume, network, kubeconfig)
+        self.run, network = kept.run, kept.network
         self._own, self.resumed = own, resume
         with contextlib.ExitStack() as undone:
             undone.callback(self._forget, resume)
-            before = _chosen(own)
+            before = kept.launcher
             if before and launcher and launcher != before:
                 raise BadInput(f"{own}: the run's simulations are {before}s, and stay so")
             kind = before or launcher
@@ -235,7 +237,7 @@ class Session:
             if self.launcher.kind == "Job":
                 takes(api, self.launcher.body(specs[0], "dry", [1], [1], [0], 0, {}))
             self.tried = images.check(api, self.run, specs, self.launcher.seen_in_images, _say)
-            _keep(own, self.run, network, self.launcher.kind)
+            identity.Identity(self.run, network, self.launcher.kind, kubeconfig).keep(own)
             self.hub = Hub(_own_address(api.server), own)
             things = [*wanted(api), *self._start_agents(self.hub), *self.launcher.prepare()]
             self._look_at_folders(self.hub, own, specs)
@@ -465,36 +467,6 @@ def _say(line: str) -> None:
 def _shown(folder: str) -> str:
     """A folder that a node does not see, as the user knows it."""
     return str(Path(folder).parents[1]) if Path(folder).name == transfers.PROBE else folder
-
-
-def _identity(own: Path, resume: bool, network: str) -> tuple[str, str]:
-    """The run's id and its pods' network: kept in its directory for whoever resumes it."""
-    file = own / IDENTITY
-    run = launcher = ""
-    if not resume and own.exists() and not file.exists() and (own.is_file() or any(own.iterdir())):
-        raise BadInput(f"{own}: is of no run, and would be replaced; choose another -o")
-    if resume and file.exists():
-        try:
-            kept = json.loads(file.read_text())
-            run, network = str(kept["run"]), network or str(kept.get("network", ""))
-            launcher = str(kept.get("launcher", ""))
-        except (ValueError, KeyError, TypeError, AttributeError):
-            raise BadInput(f"{file}: is damaged; the run cannot be resumed on a cluster") from None
-    run, network = run or secrets.token_hex(3), network or manifests.HOST
-    own.mkdir(mode=0o700, exist_ok=True)
-    _keep(own, run, network, launcher)
-    return run, network
-
-
-def _keep(own: Path, run: str, network: str, launcher: str) -> None:
-    """Write it down; the kind of launcher is empty until it is chosen."""
-    kept = {"run": run, "network": network, "launcher": launcher}
-    write_private(own / IDENTITY, json.dumps(kept) + "\n")
-
-
-def _chosen(own: Path) -> str:
-    """The run's kind of launcher as it was kept; empty if none is chosen yet."""
-    return str(json.loads((own / IDENTITY).read_text()).get("launcher", ""))
 
 
 def _own_address(server: str) -> str:
