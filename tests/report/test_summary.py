@@ -139,6 +139,21 @@ def test_measured_alternatives_go_before_predictions_as_medians_with_their_sprea
     assert found.throughput_gain.source == "measured"
 
 
+@pytest.mark.parametrize(("cores", "compared"), [(2, True), (1.9, True), (4, False), (1, False)])
+def test_alternatives_on_other_cores_are_not_compared(tmp_path, cores, compared):
+    some = [measured(NAIVE, 90.0), measured(FEWER, 10.0, ranks=1)]
+    directory = made_up_runs.packed().save(tmp_path / "run")
+    alternatives.write(directory, cores, some)
+    found = summary.load(directory)[0]
+    for totals in (found.totals, found.families[0].totals):
+        assert (totals.naive_s.value == 90.0) is compared
+        assert (totals.fewer_ranks_s.source == "measured") is compared
+    assert len(found.families[0].alternatives) == (2 if compared else 0)
+    if not compared:
+        assert found.totals.naive_s.how == f"measured on {cores} cores, not on the run's"
+        assert "Better" not in found.verdict.words.replace("Probably better", "")
+
+
 def test_the_bound_is_the_cpu_needed_over_the_cores():
     found = totals(made_up_runs.packed())
     # The ranks need 1/30 s and 1/10 s for an iteration, whatever they spin.
@@ -606,7 +621,7 @@ def test_a_run_that_did_nothing_has_a_summary(run):
 def test_alternatives_are_read_as_they_were_written(tmp_path):
     some = [measured(SEQUENTIAL, 1.5, 2.5), measured(FEWER, 1.0, ranks=1)]
     alternatives.write(tmp_path, 2, some)
-    assert alternatives.read(tmp_path) == some
+    assert alternatives.read(tmp_path) == [one.model_copy(update={"cores": 2}) for one in some]
     assert not list(tmp_path.glob("*.new"))
     assert alternatives.read(tmp_path / "elsewhere") == []
 

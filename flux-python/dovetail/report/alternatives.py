@@ -40,7 +40,8 @@ class Alternative(pydantic.BaseModel):
     """One way to run a family's queue.
 
     `makespan_s` holds one time per repeat, `ranks` each simulation's ranks and `at_once` how
-    many simulations ran side by side (None if not fixed).
+    many simulations ran side by side (None if not fixed). All had as many `cores` as the file
+    says (None: as the run).
     """
 
     model_config = pydantic.ConfigDict(frozen=True, extra="forbid", strict=True)
@@ -50,6 +51,7 @@ class Alternative(pydantic.BaseModel):
     makespan_s: Annotated[list[Seconds], pydantic.Field(min_length=1)]
     ranks: Annotated[int, pydantic.Field(gt=0)]
     at_once: Optional[Annotated[int, pydantic.Field(gt=0)]] = None  # noqa: UP045 (python 3.9)
+    cores: Optional[float] = pydantic.Field(default=None, exclude=True)  # noqa: UP045 (python 3.9)
 
     @property
     def median(self) -> float:
@@ -85,18 +87,18 @@ def read(directory: pathlib.Path) -> list[Alternative]:
     except OSError as error:
         raise BadInput(f"{path}: cannot be read: {error.strerror}") from error
     try:
-        found = _File.model_validate_json(text).alternatives
+        file = _File.model_validate_json(text)
     except pydantic.ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"]) or "file"
         raise BadInput(f"{path}: {where}: {first['msg']}") from error
-    keys = [(one.family, one.name) for one in found]
+    keys = [(one.family, one.name) for one in file.alternatives]
     for key in keys:
         if keys.count(key) > 1:
             raise BadInput(
                 f"{path}: {key[0]!r}, {key[1]!r} is there twice; one entry holds all repeats"
             )
-    return found
+    return [one.model_copy(update={"cores": file.cores}) for one in file.alternatives]
 
 
 def write(directory: pathlib.Path, cores: float, alternatives: Iterable[Alternative]) -> None:

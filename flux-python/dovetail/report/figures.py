@@ -44,6 +44,9 @@ ENOUGH = 3
 QUIET = 0.9
 """Share of a core below which spinning ranks were disturbed: alone they take all of it."""
 
+ALIKE = 0.1
+"""Share of the run's cores by which an alternative's may differ: a cluster keeps some back."""
+
 MISSING = Figure(how="not measured; `dovetail bench demo` does, of its own queue")
 
 UNSEEN = Figure(
@@ -139,7 +142,11 @@ def _family(
     measured: Sequence[Alternative],
 ) -> FamilyFigures:
     loads = tuple(load for load in history.loads if load.family == name)
-    others = tuple(one for one in measured if one.family == name)
+    mine = [one for one in measured if one.family == name]
+    others = comparable(history, mine)
+    missing = MISSING
+    if len(others) < len(mine):
+        missing = Figure(how=f"measured on {mine[0].cores:g} cores, not on the run's")
     ranks = tracks[0].spec.ranks
     widths = tuple(sorted({track.spec.ranks for track in tracks if track.attempts})) or (ranks,)
     alone = _alone(spells)
@@ -150,7 +157,7 @@ def _family(
     # Where ranks are open, one alone is no measure of the others: it would have had more.
     is_open = len(tracks[0].spec.widths) > 1
     points = () if is_open else _points(spells, alone.value)
-    totals = _totals(tracks, history, loads, others, alone)
+    totals = _totals(tracks, history, loads, others, missing, alone)
     return FamilyFigures(
         name=name,
         simulations=len(tracks),
@@ -168,6 +175,14 @@ def _family(
         alternatives=others,
         model=_fit(points, ranks, history.cpu / 1000, loads_on(loads, ranks), alone.value),
         verdict=judge(totals, alike(tracks, others), len(tracks)),
+    )
+
+
+def comparable(history: History, measured: Iterable[Alternative]) -> tuple[Alternative, ...]:
+    """Those that had as many cores as the run; None is not known to have had others."""
+    cores = history.cpu / 1000
+    return tuple(
+        one for one in measured if one.cores is None or abs(one.cores - cores) <= ALIKE * cores
     )
 
 
@@ -280,6 +295,7 @@ def _totals(
     history: History,
     loads: Sequence[Load],
     others: Sequence[Alternative],
+    missing: Figure,
     alone: Figure,
 ) -> Totals:
     by_name: dict[str, Alternative] = {one.name: one for one in others}
@@ -291,12 +307,12 @@ def _totals(
     )
     cores = history.cpu / 1000
     work = _work(tracks, history, loads)
-    fewer = _measured(by_name.get(FEWER)) or (_fewer([work], cores) if work else MISSING)
+    fewer = _measured(by_name.get(FEWER)) or (_fewer([work], cores) if work else missing)
     bound = _bound(tracks, loads, cores)
     totals = Totals(
         makespan_s=makespan,
         sequential_s=sequential,
-        naive_s=_measured(by_name.get(NAIVE)) or MISSING,
+        naive_s=_measured(by_name.get(NAIVE)) or missing,
         fewer_ranks_s=fewer,
         bound_s=bound,
         throughput_gain=ratio(sequential, makespan),

@@ -144,6 +144,7 @@ def summarise(
     whole = _whole(families, history)
     alone = {one.name: one.alone.value for one in families}
     marks = Counter(mark.what for mark in history.marks)
+    alike = figures.alike(history.tracks, figures.comparable(history, measured))
     return Summary(
         simulations=tuple(
             _simulation(t, alone[t.spec.family], history.end) for t in history.tracks
@@ -156,7 +157,7 @@ def summarise(
         admissions=marks["admit"],
         rollbacks=marks["rollback"],
         families=families,
-        verdict=judge(whole, figures.alike(history.tracks, measured), len(history.tracks)),
+        verdict=judge(whole, alike, len(history.tracks)),
         complete=history.complete,
         interrupted=history.interrupted,
         elapsed_s=history.end,
