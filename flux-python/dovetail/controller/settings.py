@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from dovetail.core.throughput_model import WAIT_COST
+from dovetail.core.throughput_model import WAIT_COST, WINDOW, WINDOW_ITERATIONS, WINDOWS
 
 
 @dataclass(frozen=True)
@@ -27,11 +27,11 @@ class Settings:
     """Seconds between decisions where samples arrive and no Tick does."""
     warmup: int = 3
     """First iterations left out: caches, first touch, file reading."""
-    window: float = 1.5
+    window: float = WINDOW
     """Least seconds of a measurement: a hundred scheduler periods."""
-    window_iterations: int = 8
+    window_iterations: int = WINDOW_ITERATIONS
     """Least iterations of a measurement: enough for four sub-windows of two."""
-    window_limit: float = 6.0
+    window_limit: float = WINDOWS
     """Windows after which a measurement that does not settle is taken as it is."""
     steady: float = 0.03
     """Relative standard error of a rate that counts as settled; a gain must exceed it."""

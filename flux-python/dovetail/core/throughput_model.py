@@ -42,6 +42,11 @@ WAIT_COST = 0.05
 """What blocking waits cost a simulation, until that is measured: 5 % where it was."""
 
 
+WINDOW, WINDOWS, WINDOW_ITERATIONS = 1.5, 6.0, 8
+"""Of a measurement the least seconds, how many times as long it is at most, the least iterations.
+"""
+
+
 @dataclass(frozen=True)
 class Part:
     """Equal simulations among all that run at once: `count` of them, each of `ranks` ranks.

@@ -23,7 +23,13 @@ from dovetail.core import units
 from dovetail.core.cpu_requests import FLOOR, LIMIT, THROTTLED
 from dovetail.core.errors import BadInput
 from dovetail.core.taken_cpu import taken
-from dovetail.core.throughput_model import WAIT_COST, Model
+from dovetail.core.throughput_model import (
+    WAIT_COST,
+    WINDOW,
+    WINDOW_ITERATIONS,
+    WINDOWS,
+    Model,
+)
 from dovetail.mpi import profile
 from dovetail.report.alternatives import SEQUENTIAL
 from dovetail.report.figures import (
@@ -47,7 +53,7 @@ ELSEWHERE = f"interference as measured on other machines (beta {BETAS[1]:g} to {
 MOST = 8
 """The most simulations at once that packing is predicted for."""
 SHOWN = 16
-LASTING, LASTING_ITERATIONS = 9.0, 8
+LASTING, LASTING_ITERATIONS = WINDOW * WINDOWS, WINDOW_ITERATIONS
 """Seconds and iterations of packing from which more of it is advised: as long as the controller
 measures for one decision, at most and at least. What it takes back mostly lasted less."""
 
