@@ -212,3 +212,17 @@ def test_a_restart_costs_what_a_start_took_also_once_others_are_cut_anew():
     costs = [note.data["restart"] for note in result.notes("hold") if "restart" in note.data]
     assert len(costs) == 2
     assert min(costs) >= UNEVEN.startup
+
+
+@pytest.mark.parametrize("case", ["case", "another"])
+def test_a_restart_costs_the_cut_also_of_an_entry_that_took_it_from_another(case):
+    first = replace(ONE, checkpoint=False, iterations=100)
+    later = replace(ONE, name="b-0", family="b", case=case, iterations=12000)
+    works = {
+        "a": Work((0.01, 0.03), 100, startup=20.0),
+        "b": Work((0.01, 0.03), 12000, startup=0.5),
+    }
+    result = run_simulated([first, later], works, TWO_CORES, limit=3000)
+    (note,) = [note for note in result.notes("hold") if note.data.get("name") == "b-0"]
+    least = 20.0 if case == "case" else 0.0
+    assert least < note.data["restart"] < least + 30.0

@@ -60,7 +60,10 @@ def restart_seconds(state: State, sim: Simulation) -> float:
     family = state.family(sim)
     if family.restart is not None:
         return family.restart
-    shapes = (*family.shapes.values(), state.shape(sim))  # which may be cut as no more are
+    # Its own may have begun with the cut of another entry of the same case, which cut it.
+    alike = (one for one in state.families.values() if one.spec.case == family.spec.case)
+    shapes = [shape for one in alike for shape in one.shapes.values()]
+    shapes.append(state.shape(sim))  # which may be cut as no more are
     return PARTS * max(shape.startup or 0.0 for shape in shapes)
 
 
