@@ -13,6 +13,7 @@ import tempfile
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from dovetail.bench import cases
@@ -22,6 +23,7 @@ from dovetail.bench.papers import (
     containers,
     converged,
     motor_bike,
+    packing,
     papers,
     published,
     setups,
@@ -97,6 +99,25 @@ def test_a_verdict_is_about_the_effect(kind, theirs, ours, word):
     number = Published("x", published.RANKS, "table 1", "a figure", theirs, kind)
     assert verdict(number, Row("", ours)) == word
     assert verdict(number, None) == NOT_MEASURED
+
+
+@pytest.mark.unit
+def test_packing_is_compared_with_fewer_ranks_at_its_best():
+    def turn(rate: float) -> dict[str, float]:
+        names = ("mean", "makespan", "unfair", "cores", "requested", "switches", "waited_s")
+        return {**dict.fromkeys(names, 1.0), "rate": rate,
+                **{f"time {number}": 1.0 for number in range(1, packing.MOST + 1)}}  # fmt: skip
+
+    rates = {packing.OWN: (1.0, 1.5, 1.2, 0.9, 0.5), packing.IDLE: (1.0, 2.0, 1.9, 1.8, 1.8)}
+    measured = {
+        f"{way}: {n}": [turn(rates.get(way, (1.0,) * 5)[n - 1])]
+        for way in packing.WAYS for n in range(1, packing.MOST + 1)
+    }  # fmt: skip
+    place = SimpleNamespace(cores=2, kind="local")
+    setting = Setting(place, None, 0.0, lambda _: None, None)
+    found = {one.what: one.row for one in packing.packing_findings(setting, measured)}
+    what = f"throughput, one rank each / {packing.OWN}, each with as many at once as are best"
+    assert found[what].values == (pytest.approx(2.0 / 1.5),)
 
 
 @pytest.mark.unit

@@ -93,6 +93,12 @@ def _gain(measured: Measured, way: str, n: int) -> Row:
     return Row("", tuple(many["rate"] / one["rate"] for many, one in pairs))
 
 
+def _best_rate(measured: Mapping[str, Sequence[Figures]], way: str) -> list[float]:
+    """Throughput of each round with as many at once as were best in it."""
+    rounds = zip(*(measured[f"{way}: {n}"] for n in range(1, MOST + 1)))
+    return [max(one["rate"] for one in turn) for turn in rounds]
+
+
 def _over(measured: Measured, way: str, n: int, figure: str, below: str = "mean") -> Row:
     pairs = zip(measured[f"{way}: {n}"], measured[f"{way}: 1"])
     return Row("", tuple(many[figure] / one[below] for many, one in pairs))
@@ -140,11 +146,10 @@ def packing_findings(setting: Setting, measured: Measured) -> list[Finding]:
                              _over(measured, way, n, f"time {number}"), detail=True,
                              group=f"slowdown of each, {way}")
                      for number in range(1, n + 1)]  # fmt: skip
-    best = min(MOST, setting.place.cores)
     for way in WAYS[1:-1]:
-        pairs = zip(measured[f"{way}: {MOST}"], measured[f"{IDLE}: {best}"])
-        row = Row("", tuple(few["rate"] / many["rate"] for many, few in pairs))
-        what = f"throughput, one rank each, {best} side by side / {MOST} at once, {way}"
+        best = zip(_best_rate(measured, way), _best_rate(measured, IDLE))
+        row = Row("", tuple(few / many for many, few in best))
+        what = f"throughput, one rank each / {way}, each with as many at once as are best"
         made.append(Finding(what, "x", row, group="fewer ranks side by side"))  # fmt: skip
     alone = zip(measured[f"{THEIRS}: 1"], measured[f"{EQUAL}: 1"])
     made.append(Finding("time of one alone, proportional / equal", "x",
