@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import glob
 import hashlib
+import itertools
 import json
 import os
 import shutil
@@ -15,6 +16,7 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -34,7 +36,16 @@ from dovetail.bench import (
     pods,
 )
 from dovetail.bench.cases import TUTORIALS
-from dovetail.bench.harness import Claim, Row, interleave, plain, plain_queue, ratios
+from dovetail.bench.harness import (
+    Claim,
+    Row,
+    interleave,
+    on_cores,
+    order,
+    plain,
+    plain_queue,
+    ratios,
+)
 from dovetail.bench.papers import containers, pull
 from dovetail.bench.scale import brokers
 from dovetail.bench.scale import pods as scale_pods
@@ -62,6 +73,18 @@ def test_variants_take_turns_and_each_round_begins_with_another():
     assert seen == ["a", "b", "b", "a", "a", "b"]
     assert rows["a"].values == (1.0, 4.0, 5.0)
     assert (rows["b"].median, rows["b"].spread) == (3.0, (2.0, 6.0))
+
+
+@pytest.mark.unit
+@pytest.mark.parametrize("count", [1, 2, 3, 4, 5, 10])
+def test_each_variant_follows_each_other_one_equally_often(count):
+    names = [str(number) for number in range(count)]
+    rounds = [order(names, turn) for turn in range(2 * count)]
+    assert all(sorted(one) == sorted(names) for one in rounds)
+    pairs = Counter(pair for one in rounds for pair in zip(one, one[1:]))
+    assert pairs == dict.fromkeys(itertools.permutations(names, 2), 2)
+    for at in range(count):
+        assert Counter(one[at] for one in rounds) == dict.fromkeys(names, 2)
 
 
 @pytest.mark.unit

@@ -81,11 +81,11 @@ def interleave(
     repeat: int,
     progress: Progress = lambda _: None,
 ) -> dict[str, Row]:
-    """Measure every variant `repeat` times, a round at a time; the order turns each round."""
+    """Measure every variant `repeat` times, a round at a time, each in an order of its own."""
     names = list(variants)
     values: dict[str, list[float]] = {name: [] for name in names}
     for number in range(repeat):
-        for name in names[number % len(names) :] + names[: number % len(names)]:
+        for name in order(names, number):
             value = variants[name]()
             values[name].append(value)
             progress(f"round {number + 1}/{repeat}  {name}: {value:.4g}")
@@ -103,6 +103,18 @@ def on_cores(count: int, name: str) -> Iterator[None]:
         yield
     finally:
         os.sched_setaffinity(0, before)
+
+
+def order(names: Sequence[str], turn: int) -> list[str]:
+    """The order of a round, in which what a variant leaves behind falls on another one each time.
+
+    In as many rounds as there are variants, or twice as many where their number is odd, each
+    follows each other one equally often, and is equally often at each place (Williams, 1949).
+    """
+    count = len(names)
+    places = [turn + (step // 2 + 1 if step % 2 else -step // 2) for step in range(count)]
+    found = [names[place % count] for place in places]
+    return found[::-1] if count % 2 and turn % 2 else found
 
 
 def in_turn(number: int, steps: Sequence[Callable[[], None]]) -> None:

@@ -26,7 +26,7 @@ from typing import Any
 from usernetes_setup.preflight import report as preflight
 
 from dovetail.bench import hosts, ondemand
-from dovetail.bench.harness import Progress
+from dovetail.bench.harness import Progress, order
 from dovetail.bench.papers import (
     allocation,
     converged,
@@ -175,8 +175,7 @@ def _measured(
         variants = experiment.variants(setting)
         names = list(variants)
         for turn in range(rounds):
-            first = turn * max(1, len(names) // rounds) % max(1, len(names))
-            for variant in [*names[first:], *names[:first]]:
+            for variant in order(names, turn * max(1, len(names) // rounds)):
                 if kept.has(name, variant, turn):
                     continue
                 others = busy()
