@@ -297,6 +297,20 @@ def test_a_plain_mpirun_has_its_ranks_here_unless_the_user_says_otherwise(tmp_pa
     assert (tmp_path / "said").read_text() == "user slurm\n"
 
 
+@pytest.mark.mpi
+def test_ranks_of_a_plain_mpirun_keep_to_the_cores_of_the_comparison(tmp_path, monkeypatch):
+    if len(os.sched_getaffinity(0)) < 2:
+        pytest.skip("needs a core that the comparison leaves out")
+    monkeypatch.delenv("HYDRA_BINDING", raising=False)
+    told = f"cat /proc/self/status > {tmp_path}/$OMPI_COMM_WORLD_RANK"
+    with on_cores(1, "test"):
+        (own,) = os.sched_getaffinity(0)
+        plain([tmp_path], ["mpirun", "--oversubscribe", "-np", "2", "sh", "-c", told], 1)
+    for rank in "01":
+        assert f"Cpus_allowed_list:\t{own}\n" in (tmp_path / rank).read_text()
+    assert "HYDRA_BINDING" not in os.environ
+
+
 @pytest.mark.alone
 @pytest.mark.mpi
 def test_an_interrupted_comparison_leaves_nothing(tmp_path):

@@ -22,7 +22,7 @@ from pathlib import Path
 from dovetail.bench.cases import environment
 from dovetail.core.errors import BadInput, WorkFailed
 from dovetail.host.session import temporary_session
-from dovetail.mpi.launcher import HERE, complaint
+from dovetail.mpi.launcher import HERE, UNBOUND, complaint
 from dovetail.report import summary
 
 Progress = Callable[[str], None]
@@ -94,15 +94,24 @@ def interleave(
 
 @contextlib.contextmanager
 def on_cores(count: int, name: str) -> Iterator[None]:
-    """Keep this process and what it starts to so many cores. BadInput where there are fewer."""
+    """Keep this process and what it starts to so many cores. BadInput where there are fewer.
+
+    Where the machine has more, a starter would bind ranks to any of them, so none binds.
+    """
     before = os.sched_getaffinity(0)
     if len(before) < count:
         raise BadInput(f"{name}: needs {count} cores, and this process may use {len(before)}")
     os.sched_setaffinity(0, sorted(before)[:count])
+    told = {key: os.environ[key] for key in UNBOUND if key in os.environ}
+    if (os.cpu_count() or 1) > count:
+        os.environ.update(UNBOUND)
     try:
         yield
     finally:
         os.sched_setaffinity(0, before)
+        for key in UNBOUND:
+            os.environ.pop(key, None)
+        os.environ.update(told)
 
 
 def order(names: Sequence[str], turn: int) -> list[str]:

@@ -174,6 +174,14 @@ HERE = {
 """The environment of starters whose ranks are to be on this machine: within a job of a batch system
 they would start them on the nodes that it has, by its own means."""
 
+UNBOUND = {
+    "OMPI_MCA_hwloc_base_binding_policy": "none",
+    "PRTE_MCA_hwloc_default_binding_policy": "none",  # the same since Open MPI 5
+    "HYDRA_BINDING": "none",
+}
+"""The environment of starters that bind no rank to cores. By themselves they believe that they own
+the machine, and bind to its first cores, whichever of them they may use."""
+
 _TASK = ("FLUX_JOB_ID", "PMI_")
 """How the variables begin that make a program a rank of the job of which a run is a task. Beside
 the first, Open MPI's starter crashes; of the others one is the number of a file that it would need.
@@ -198,12 +206,9 @@ def environment(base: Mapping[str, str], directory: str, temporary: str) -> dict
         "OMPI_MCA_mpi_yield_when_idle": "1",
         "OMPI_MCA_rmaps_base_oversubscribe": "1",
         "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",  # the same since Open MPI 5
-        # Every mpirun believes that it owns the machine, and would bind to the first cores.
-        "OMPI_MCA_hwloc_base_binding_policy": "none",
-        "PRTE_MCA_hwloc_default_binding_policy": "none",
         "OMPI_MCA_btl_vader_backing_directory": directory,
-        "HYDRA_BINDING": "none",
         "UCX_POSIX_DIR": directory,
+        **UNBOUND,
     }
     if os.getuid() == 0:
         extra.update(OMPI_ALLOW_RUN_AS_ROOT="1", OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1")
