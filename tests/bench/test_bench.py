@@ -297,6 +297,13 @@ def test_a_plain_mpirun_has_its_ranks_here_unless_the_user_says_otherwise(tmp_pa
     assert (tmp_path / "said").read_text() == "user slurm\n"
 
 
+@pytest.mark.unit
+def test_a_program_without_a_starter_is_spared_the_daemon_as_under_dovetail(tmp_path):
+    told = "echo $OMPI_MCA_ess_singleton_isolated > said"
+    plain([tmp_path], ["sh", "-c", told], 1)
+    assert (tmp_path / "said").read_text() == "1\n"
+
+
 @pytest.mark.mpi
 def test_ranks_of_a_plain_mpirun_keep_to_the_cores_of_the_comparison(tmp_path, monkeypatch):
     if len(os.sched_getaffinity(0)) < 2:

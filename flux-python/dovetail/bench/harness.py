@@ -22,7 +22,7 @@ from pathlib import Path
 from dovetail.bench.cases import environment
 from dovetail.core.errors import BadInput, WorkFailed
 from dovetail.host.session import temporary_session
-from dovetail.mpi.launcher import HERE, UNBOUND, complaint
+from dovetail.mpi.launcher import ALONE, HERE, UNBOUND, complaint
 from dovetail.report import summary
 
 Progress = Callable[[str], None]
@@ -145,7 +145,8 @@ def plain(cases: Sequence[Path], command: Sequence[str], at_once: int) -> float:
 def plain_queue(jobs: Sequence[tuple[Path, Sequence[str]]], at_once: int) -> float:
     """The same with a command of its own for each case."""
     with temporary_session(f"plain-{secrets.token_hex(4)}") as session:
-        env = {**plain_environment(), "OMPI_MCA_btl_vader_backing_directory": session}
+        # A program without a starter is spared Open MPI's daemon by `dovetail run`, too.
+        env = {**ALONE, **plain_environment(), "OMPI_MCA_btl_vader_backing_directory": session}
         return _plain(jobs, at_once, env)
 
 
