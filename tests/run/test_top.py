@@ -20,6 +20,7 @@ import sys
 import termios
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import rich.live
@@ -317,6 +318,11 @@ def test_a_table_of_a_long_queue_looks_at_what_runs_alone(monkeypatch):
     monkeypatch.setattr(controller, "view", lambda name: looked.append(name) or view(name))
     live_table.table(controller, 0.0)
     assert looked == ["a-0"]
+
+
+def test_slow_iterations_are_not_told_to_stand_still():
+    view = SimpleNamespace(rate=0.00412, measure="iterations", error=None)
+    assert live_table.speed(view) == "0.00412"
 
 
 @pytest.mark.parametrize("width", [0, 1, 80, 2000])

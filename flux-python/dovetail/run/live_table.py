@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from dovetail.controller.controller import Controller
 from dovetail.controller.views import View
 from dovetail.core.protocol import Note
-from dovetail.core.units import printable, progress
+from dovetail.core.units import printable, progress, rounded
 from dovetail.host import processes
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ def speed(view: View) -> str:
     """Its progress in a second, in the unit of its measure, with the error; a dash if unknown."""
     if not view.rate:
         return "-"
-    return f"{view.rate:.2f}{' CPU s' * (view.measure == 'work')}{margin(view)}"
+    return f"{rounded(view.rate)}{' CPU s' * (view.measure == 'work')}{margin(view)}"
 
 
 def margin(view: View) -> str:
