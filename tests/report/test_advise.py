@@ -96,6 +96,8 @@ def test_fewer_ranks_are_advised_where_the_work_adds_up_to_less(one, cores, gain
     if fewer:
         assert fewer.range[0] < fewer.range[1]
         assert "memory" in fewer.statement
+        assert f"{cores} or more of them with 1 rank each" in fewer.statement
+        assert "while they iterate" in fewer.statement
         assert "put `ranks: 1-2` into the plan" in fewer.statement
 
 

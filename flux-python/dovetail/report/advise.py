@@ -247,8 +247,8 @@ def _packing(one: Known, cores: float) -> Advice:
         "packing",
         one.name,
         f"{one.name}: packing {best} at once would give about {gain:.2f} times the throughput "
-        f"({low:.2f} to {high:.2f}; at most {bound:.2f}), if waiting ranks give their "
-        "CPU time back.",
+        f"({low:.2f} to {high:.2f}; at most {bound:.2f}) while they iterate, if waiting ranks give "
+        "their CPU time back.",
         evidence + f"; {ELSEWHERE}; giving CPU time back costs {WAIT_COST:.0%}",
         "predicted",
         gain,
@@ -335,8 +335,9 @@ def _fewer(one: Known, cores: float) -> Advice | None:
         "fewer ranks",
         one.name,
         f"{one.name}: if the simulations need not be wide, put {_widths(one)} into the plan; "
-        f"running them with 1 rank each, {side} side by side, would give about {gain:.2f} times "
-        f"the throughput ({SPLIT * ideal:.2f} to {ideal:.2f}); each then takes "
+        f"{side} or more of them with 1 rank each, {side} side by side, would have about "
+        f"{gain:.2f} times the throughput ({SPLIT * ideal:.2f} to {ideal:.2f}) while they iterate; "
+        f"each then takes "
         f"{work / one.wall:.1f} times as long as now, and all {side} must fit into memory.",
         f"the ranks' work adds up to {units.rounded(work - slept)} CPU seconds per iteration"
         + (
