@@ -15,6 +15,7 @@ from dovetail.core.contention import Contention, Throttling
 from dovetail.core.errors import BadInput
 from dovetail.report import alternatives, html, summary
 from dovetail.report.alternatives import DOVETAIL, FEWER, NAIVE, SEQUENTIAL, Alternative
+from dovetail.report.verdict import Figure, judge
 from rich.console import Console
 from support import made_up_runs
 
@@ -423,7 +424,9 @@ def test_the_verdict_names_the_winner(times, best, says):
     assert says in verdict.words
 
 
-@pytest.mark.parametrize(("ranks", "says"), [(2, "as many ranks for 4 of 4"), (1, "")])
+@pytest.mark.parametrize(
+    ("ranks", "says"), [(2, "Dovetail ran 4 of 4 on as many ranks; "), (1, "")]
+)
 def test_a_way_that_was_chosen_as_well_and_won_is_said_to_be_the_same(ranks, says):
     """Or the report would call a way better that its run has gone."""
     run = made_up_runs.packed()
@@ -431,7 +434,38 @@ def test_a_way_that_was_chosen_as_well_and_won_is_said_to_be_the_same(ranks, say
     better = measured(FEWER, 20.0).model_copy(update={"ranks": ranks})
     words = summary.summarise(run.history(), [better]).verdict.words
     assert "Better: fewer ranks side by side" in words
-    assert (says in words) if says else ("Dovetail chose" not in words)
+    assert (says in words) if says else ("Dovetail ran" not in words)
+
+
+def test_of_some_that_ran_the_same_the_difference_is_not_said_to_be_noise():
+    totals = summary.summarise(made_up_runs.packed().history(), [measured(FEWER, 20.0)]).totals
+    assert "repeats differ by." in judge(totals, 4, 4).words
+    words = judge(totals, 3, 4).words
+    assert words.endswith("Dovetail ran 3 of 4 on as many ranks.")
+
+
+@pytest.mark.parametrize("count", [1, 6])
+def test_those_of_one_rank_have_a_way_that_a_user_would_take(count):
+    """One after the other would leave cores idle, and be beaten by anything."""
+    names = [f"f-{number}" for number in range(count)]
+    run = made_up_runs.Run([made_up_runs.spec(name, "f", (1.0,)) for name in names], {"f": 0.1})
+    for pair in zip(names[::2], names[1::2]) if count > 1 else [names]:
+        for name in pair:
+            run.launch(name)
+        run.work(10.0)
+        for name in pair:
+            run.finish(name)
+    (family,) = summary.summarise(run.history()).families
+    fewer = family.totals.fewer_ranks_s
+    if count == 1:
+        assert fewer == Figure(how="no smaller number of ranks is possible")
+    else:
+        assert fewer.spread == pytest.approx((30.0, 30.0 / 0.8), rel=0.02)
+        assert fewer.value == fewer.spread[0]
+        assert fewer.how.startswith("1 rank each, 2 at once, as they are;")
+        assert family.verdict.best == DOVETAIL
+        title, _ = html._family(family, 2)["alternatives"]
+        assert title == "As quick as fewer ranks side by side is predicted to be"
 
 
 def test_of_one_simulation_nothing_is_said_of_packing():

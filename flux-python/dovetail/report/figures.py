@@ -187,10 +187,16 @@ def comparable(history: History, measured: Iterable[Alternative]) -> tuple[Alter
 
 
 def alike(tracks: Iterable[Track], measured: Iterable[Alternative]) -> int:
-    """How many simulations ended on as many ranks as in the measured way with fewer."""
+    """How many simulations ended on as many ranks as in the way with fewer, if that is known.
+
+    What has a single rank has it in each way.
+    """
     fewer = {one.family: one.ranks for one in measured if one.name == FEWER}
+    ended = [track.spec for track in tracks if track.attempts]
+    single = [spec.ranks == 1 and spec.widths in ((), (1,)) for spec in ended]
     return sum(
-        track.spec.ranks == fewer.get(track.spec.family) for track in tracks if track.attempts
+        spec.ranks == fewer.get(spec.family, 1 if alone else None)
+        for spec, alone in zip(ended, single)
     )
 
 
@@ -500,7 +506,9 @@ def _fewer(works: Sequence[_Work], cores: float) -> Figure:
     if unseen and len(works) > 1:
         return Figure(how=f"no iteration of {unseen[0]} was seen")
     best: tuple[float, int] | None = None
-    most = max((one.ranks for one in works), default=0) - 1
+    ranks = max((one.ranks for one in works), default=0)
+    several = sum(len(one.each) for one in works) > 1
+    most = 1 if ranks == 1 and several else ranks - 1  # which they have, side by side
     for k in range(1, most + 1):
         beside = int(cores // k)
         # Of ranks of which as many fit side by side, the most are the quickest.
@@ -509,7 +517,8 @@ def _fewer(works: Sequence[_Work], cores: float) -> Figure:
             time = _side_by_side(queue, int(cores))
             best = min(best or (time, k), (time, k))
     if best is None:
-        return Figure(how="no smaller number of ranks fits the cores")
+        fits = "fits the cores" if ranks > 1 else "is possible"
+        return Figure(how=f"no smaller number of ranks {fits}")
     ideal, k = best
     for one in works:
         work = max(one.each)
@@ -522,9 +531,12 @@ def _fewer(works: Sequence[_Work], cores: float) -> Figure:
     beside = min(int(cores // low), sum(len(one.each) for one in works))
     how = f"{low} to {high}" if low < high else f"{k}"
     how += f" rank{'s' if high > 1 else ''} each, {'up to ' if low < high else ''}{beside} at once"
-    how += f", if the work splits evenly; cache and memory may cost {1 - SPLIT:.0%}"
-    # Halfway between nothing lost and as much as may be.
-    return Figure(ideal / (1 + SPLIT) * 2, "predicted", how, (ideal, ideal / SPLIT))
+    splits = any(one.on(k) < one.ranks for one in works)
+    how += ", if the work splits evenly" if splits else ", as they are"
+    how += f"; cache and memory may cost {1 - SPLIT:.0%}"
+    # Halfway between nothing lost and as much as may be, where it is not what was measured.
+    value = ideal / (1 + SPLIT) * 2 if splits else ideal
+    return Figure(value, "predicted", how, (ideal, ideal / SPLIT))
 
 
 def _side_by_side(queue: Iterable[tuple[float, int]], cores: int) -> float:

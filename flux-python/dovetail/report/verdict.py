@@ -90,10 +90,11 @@ def judge(totals: Totals, alike: int, of: int) -> Verdict:
         if first and known[first] * SAME < least:
             words.append(_better(first, others[first], own.value))
             if first == FEWER and alike:
-                words.append(
-                    f"Dovetail chose as many ranks for {alike} of {of}; what is between them is "
-                    "the time that finding out took, and what repeats differ by."
-                )
+                same = f"Dovetail ran {alike} of {of} on as many ranks"
+                if alike == of:
+                    same += "; what is between them is the time that finding out took, and what "
+                    same += "repeats differ by"
+                words.append(f"{same}.")
             # What was measured stays the best, whatever a prediction promises.
             best, least = best or first, known[first]
     sequential = totals.sequential_s
