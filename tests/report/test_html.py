@@ -22,6 +22,7 @@ from dovetail.core import eventlog, protocol
 from dovetail.report import charts, summary
 from dovetail.report import html as report
 from dovetail.report.alternatives import DOVETAIL, FEWER, SEQUENTIAL, Alternative
+from dovetail.report.figures import Point
 from dovetail.report.history import Load
 from dovetail.report.verdict import Figure, Totals, judge
 from support import made_up_runs
@@ -156,7 +157,7 @@ def test_ranks_are_not_compared_with_those_of_a_run_on_fewer():
         Load("f", kind, 9.0, *(np.arange(1.0, count + 1),) * 3)
         for kind, count in (("spinning", 1), ("packed", 2))
     )
-    _, chart = report._ranks(SimpleNamespace(name="f", loads=(alone, packed)))
+    _, chart = report._ranks(SimpleNamespace(name="f", loads=(alone, packed)), 2)
     assert "packed" not in chart
     assert "nan" not in chart
 
@@ -249,6 +250,64 @@ def test_a_way_that_is_only_predicted_to_be_as_quick_is_said_to_be_so():
     family = dataclasses.replace(family, totals=totals, verdict=judge(totals, 0, 4))
     title, _ = report._family(family, 2)["alternatives"]
     assert title == "Predicted to be the quickest: fewer ranks side by side"
+
+
+@pytest.mark.parametrize(
+    ("sources", "title"),
+    [
+        (("", ""), "What is known of the alternatives"),
+        (("predicted", ""), "Dovetail was quicker than is predicted of the others"),
+        (("predicted", "measured"), "Dovetail was the quickest"),
+    ],
+)
+def test_dovetail_is_the_quickest_of_what_was_measured_alone(sources, title):
+    (family,) = summary.summarise(made_up_runs.packed().history()).families
+    others = (Figure(20.0, source) if source else Figure() for source in sources)
+    names = [field.name for field in dataclasses.fields(Totals)]
+    figures = {**dict.fromkeys(names, Figure()), "makespan_s": Figure(10.0, "measured")}
+    totals = Totals(**{**figures, **dict(zip(("sequential_s", "fewer_ranks_s"), others))})
+    family = dataclasses.replace(family, totals=totals, verdict=judge(totals, 0, 4))
+    assert family.verdict.best == DOVETAIL
+    assert report._family(family, 2)["alternatives"][0] == title
+
+
+@pytest.mark.parametrize(
+    ("two", "three", "throughput", "slowdown"),
+    [
+        (1.4, 1.3, "Throughput is highest at N=2: 1.40", "At N=3 each runs 2.31 times"),
+        (0.5, 0.8, "Packing loses: at most 0.80 times that alone, at N=3", "At N=2 each runs 4.00"),
+        (1.01, 0.9, "Packing changes nothing", "At N=3 each runs 3.33"),
+    ],
+)
+def test_titles_say_of_packing_what_was_measured_of_the_best(two, three, throughput, slowdown):
+    (family,) = summary.summarise(made_up_runs.packed().history()).families
+    gains = {1: 1.005, 2: two, 3: three}
+    points = tuple(
+        Point(n, gain, (gain, gain), n / gain, (n / gain, n / gain), 9.0)
+        for n, gain in gains.items()
+    )
+    made = report._family(dataclasses.replace(family, points=points), 2)
+    assert made["throughput"][0].startswith(throughput)
+    assert made["slowdown"][0].startswith(slowdown)
+
+
+def test_what_ran_beside_others_is_told_as_measured_and_not_as_guessed():
+    (family,) = summary.summarise(made_up_runs.packed().history()).families
+    points = (
+        Point(1, 1.0, (1.0, 1.0), 1.002, (1.0, 1.0), 9.0),
+        Point(2, 2.0, (2.0, 2.0), 1.001, (1.0, 1.0), 9.0),
+    )
+    made = report._family(dataclasses.replace(family, points=points), 8)
+    assert made["slowdown"][0] == "Up to N=2 none is slowed down"
+
+
+@pytest.mark.parametrize(("kind", "cores", "does"), [
+    ("spinning", 2, "computes"), ("spinning", 1, "is outside MPI"), ("packed", 2, "is outside MPI"),
+])  # fmt: skip
+def test_who_shares_a_core_is_not_said_to_compute_all_its_time_outside_mpi(kind, cores, does):
+    load = Load("f", kind, 9.0, np.ones(2), np.array([1.0, 3.0]), np.array([3.0, 1.0]))
+    title, _ = report._ranks(SimpleNamespace(name="f", loads=(load,)), cores)
+    assert f"rank 0 {does} 25% of the time" in title
 
 
 def test_what_is_said_after_the_longest_bar_is_in_the_picture():

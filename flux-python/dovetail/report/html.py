@@ -30,7 +30,7 @@ from dovetail.report.figures import FamilyFigures, loads_on
 from dovetail.report.history import Array, History
 from dovetail.report.summary import HEADINGS, Simulation, Summary, figure, number
 from dovetail.report.timeline import GLYPHS, rows, timeline
-from dovetail.report.verdict import as_quick
+from dovetail.report.verdict import SAME, as_quick
 
 TABLE_ROWS = 200
 FAMILIES = 12
@@ -175,7 +175,7 @@ def _family(family: FamilyFigures, cores: float) -> dict[str, Any]:
     return {
         "family": family,
         "alternatives": _alternatives(family),
-        "ranks": _ranks(family),
+        "ranks": _ranks(family, cores),
         "throughput": _throughput(family, guess),
         "slowdown": _slowdown(family, guess),
     }
@@ -211,7 +211,12 @@ def _winner(family: FamilyFigures) -> str:
     name, one = as_quick(family.totals)
     if name:
         return f"As quick as {name}{' is predicted to be' if one.source == 'predicted' else ''}"
-    return "Dovetail was the quickest"
+    sources = {getattr(family.totals, NAMES[one]).source for one in (SEQUENTIAL, NAIVE, FEWER)}
+    if "measured" in sources:
+        return "Dovetail was the quickest"
+    if "predicted" in sources:
+        return "Dovetail was quicker than is predicted of the others"
+    return "What is known of the alternatives"
 
 
 def _shorter(words: str) -> str:
@@ -219,7 +224,7 @@ def _shorter(words: str) -> str:
     return words if len(words) <= 40 else words[:39] + "…"
 
 
-def _ranks(family: FamilyFigures) -> Chart | None:
+def _ranks(family: FamilyFigures, cores: float) -> Chart | None:
     """Duty cycle and CPU of each rank: (title, chart), None if nothing was measured."""
     # Of each kind the first, which may be on other ranks than that of another kind.
     loads = {load.kind: load for load in reversed(family.loads)}
@@ -232,9 +237,11 @@ def _ranks(family: FamilyFigures) -> Chart | None:
     duty = base.useful / np.where(wall > 0, wall, 1.0)
     where = "alone" if alone else "packed"
     lightest = int(np.argmin(duty))
-    title = f"Run {where}, rank {lightest} computes {duty[lightest]:.0%} of the time"
+    # One that shares its core may be without it.
+    does = "computes" if alone and len(duty) <= cores else "is outside MPI"
+    title = f"Run {where}, rank {lightest} {does} {duty[lightest]:.0%} of the time"
     if len(duty) > 1 and duty.max() - duty.min() < 0.05:
-        title = f"Run {where}, every rank computes {duty.min():.0%} of the time or more"
+        title = f"Run {where}, every rank {does} {duty.min():.0%} of the time or more"
     elif len(duty) > 1:
         title += f", rank {int(np.argmax(duty))} {duty.max():.0%}"
     unit, factor = ("s", 1.0) if wall.max() >= 1 else ("ms", 1000.0)
@@ -276,11 +283,14 @@ def _throughput(family: FamilyFigures, guess: Guess) -> Chart | None:
         return None
     best = max(points, key=lambda one: one.throughput)
     packed = [one for one in points if one.n > 1]
-    if packed and best.n > 1:
+    if packed and 1 / SAME <= max(one.throughput for one in packed) <= SAME:
+        title = "Packing changes nothing: throughput is that alone"
+    elif packed and best.n > 1:
         title = f"Throughput is highest at N={best.n}: {best.throughput:.2f} times that alone"
         title += f", over {best.seconds:.1f} s"
     elif packed:
-        title = f"Packing loses: {packed[0].throughput:.2f} times that alone at N={packed[0].n}"
+        most = max(packed, key=lambda one: one.throughput)
+        title = f"Packing loses: at most {most.throughput:.2f} times that alone, at N={most.n}"
     elif guess:
         title = f"Nothing was packed; the model expects {2 / guess[1][1]:.2f} at N=2"
     else:
@@ -298,9 +308,11 @@ def _slowdown(family: FamilyFigures, guess: Guess) -> Chart | None:
     points = family.points
     if not points:
         return None
-    worst = max(points, key=lambda one: one.slowdown)
+    worst = max(points, key=lambda one: (one.n > 1, one.slowdown))
     title = f"At N={worst.n} each runs {worst.slowdown:.2f} times slower than alone"
-    if worst.n == 1:
+    if worst.n > 1 and worst.slowdown < SAME:
+        title = f"Up to N={points[-1].n} none is slowed down"
+    elif worst.n == 1:
         title = "Alone, nothing is slowed down"
         if guess:
             title += f"; two at once would run {guess[1][1]:.2f} times slower"
