@@ -18,6 +18,7 @@ import urllib.error
 import urllib.request
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from dovetail.bench import (
@@ -25,6 +26,8 @@ from dovetail.bench import (
     calls,
     cases,
     demo,
+    figures,
+    fixed,
     hosts,
     hybrid,
     jobtap,
@@ -36,6 +39,7 @@ from dovetail.bench import (
     pods,
 )
 from dovetail.bench.cases import TUTORIALS
+from dovetail.bench.fixed import Outcome
 from dovetail.bench.harness import (
     Claim,
     Row,
@@ -85,6 +89,40 @@ def test_each_variant_follows_each_other_one_equally_often(count):
     assert pairs == dict.fromkeys(itertools.permutations(names, 2), 2)
     for at in range(count):
         assert Counter(one[at] for one in rounds) == dict.fromkeys(names, 2)
+
+
+@pytest.mark.unit
+def test_what_is_packed_is_compared_with_ranks_that_yield_and_are_not_bound(monkeypatch, tmp_path):
+    ran: list[tuple[list[str], int]] = []
+
+    def by_hand(cases, command, at_once) -> float:
+        ran.append((list(command), at_once))
+        return 12.0 if "--bind-to" in command else 20.0
+
+    monkeypatch.setattr(figures, "copies", lambda *_: [tmp_path] * 2)
+    monkeypatch.setattr(figures, "plain", by_hand)
+    monkeypatch.setattr(figures, "run_fixed", lambda *_: Outcome(10.0, ((1.0, 3.0),)))
+    claims = figures.pack(tmp_path, 1, lambda _: None)
+    words = ["mpirun", "--bind-to", "none", "--mca", "mpi_yield_when_idle", "1", "-np", "2"]
+    assert ([*words, *cases.SOLVER], 2) in ran
+    (claim,) = [one for one in claims if one.row.name == f"over {figures.YIELDING}"]
+    assert claim.row.values == (1.2,)
+
+
+@pytest.mark.unit
+def test_the_start_of_what_is_packed_is_in_its_time(monkeypatch, tmp_path):
+    class Slow(SimpleNamespace):
+        def __init__(self, *_, **__) -> None:
+            super().__init__(launch=lambda *_: None, wait=lambda _: None, close=lambda: None)
+            time.sleep(0.2)
+
+        def observe(self, t):
+            ranks = protocol.Ranks((1,), (t,), (t,), (t,), (t,), (1,))
+            done = protocol.Finished(t, "s0", protocol.Cause.DONE)
+            return [protocol.Sampled(t, "s0", ranks), done]
+
+    monkeypatch.setattr(fixed, "LocalExecutor", Slow)
+    assert fixed.run_fixed([tmp_path], 1, ["x"], protocol.WaitPolicy("off"), 1).makespan >= 0.2
 
 
 @pytest.mark.unit
