@@ -221,6 +221,28 @@ def test_an_interrupt_may_stop_what_runs_at_checkpoints_from_which_a_resume_goes
     assert (launch.name, launch.continued) == ("a-0", True)
 
 
+def test_what_waits_with_a_checkpoint_as_a_resumed_run_is_ended_again_is_still_checkpointed():
+    """It had no turn in the meantime; "not started" would say that its work is lost."""
+    wide = replace(HERE, nodes=(Node("n0", 4000, 8 * GIB),))
+    controller = Controller(specs(2, checkpoint=True), wide)
+    t = running(controller)
+    controller.handle(protocol.Started(t, "a-1"))
+    controller.handle(sample(t + 0.1, "a-1", 7))
+    controller.handle(protocol.Interrupted(t + 0.2, "SIGTERM", within=60.0))
+    for name in ("a-0", "a-1"):
+        controller.handle(protocol.Finished(t + 0.3, name, Cause.CHECKPOINTED))
+    controller.resume(t + 9.0, HERE)
+    assert controller.view("a-1").state == "queued"
+    actions = controller.handle(protocol.Interrupted(t + 9.1, "SIGTERM", within=60.0))
+    why = "stopped at a checkpoint after 7 iterations: SIGTERM"
+    assert Ended("a-1", "checkpointed", Cause.CHECKPOINTED, why) in actions
+    controller.handle(protocol.Finished(t + 9.2, "a-0", Cause.CHECKPOINTED))
+    actions = controller.resume(t + 20.0, wide)
+    restarted = next(a for a in actions if isinstance(a, Launch))
+    assert (restarted.name, restarted.continued) == ("a-0", True)
+    assert controller.view("a-1").restarts == 0
+
+
 CANNOT = {
     "its plan does not allow it": (specs(1), HERE, 60.0),
     "the executor cannot": (specs(1, checkpoint=True), CAPACITY, 60.0),

@@ -70,6 +70,16 @@ def test_one_after_the_other_nothing_is_prepared_beside_others():
     assert totals(run).sequential_s.value == pytest.approx(4 * 30.0 + 10.0, rel=0.02)
 
 
+def test_what_waits_where_a_checkpoint_stopped_it_has_done_its_iterations():
+    run = made_up_runs.Run([made_up_runs.spec(n, "f", (1.0, 1.0)) for n in "ab"], {"f": 0.1})
+    for name in "ab":
+        run.launch(name)
+    run.work(10.0)
+    run.finish("a", cause=protocol.Cause.CHECKPOINTED, requeued="the run is resumed")
+    run.finish("b", cause=protocol.Cause.INTERRUPTED, requeued="the run is resumed")
+    assert [track.iterations for track in run.history().tracks] == [100, 0]
+
+
 @pytest.mark.parametrize("beside", [False, True])
 def test_one_after_the_other_the_first_prepares_what_the_others_take(beside):
     specs = [made_up_runs.spec(n, "f", (1.0, 1.0)) for n in "abc"]

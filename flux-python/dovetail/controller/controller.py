@@ -88,9 +88,7 @@ class Controller:
                 state.end(sim, Stage.FAILED, Cause.CANCELLED, sim.stop.why)
                 continue
             sim.begun = True  # on a cluster perhaps only since nobody looked
-            if sim.stage is Stage.CHECKPOINTED:
-                sim.stops += 1
-            else:
+            if sim.stage is not Stage.CHECKPOINTED:
                 sim.restarts += 1
             state.requeue(sim, sim.cause or Cause.INTERRUPTED, why)
         for sim in sims:
@@ -249,10 +247,9 @@ class Controller:
         if event.cause is Cause.DONE:
             state.end(sim, Stage.DONE, Cause.DONE)
         elif event.cause is Cause.CHECKPOINTED:
-            after = "" if sim.by_work else f" after {units.counted(over, 'iteration')}"
-            why = f"stopped at a checkpoint{after}: {state.subject}"
-            state.end(sim, Stage.CHECKPOINTED, Cause.CHECKPOINTED, why)
-            state.note("hold", f"{event.name} {why}", name=event.name, iterations=over)
+            sim.stops += 1
+            state.end_at_checkpoint(sim, over, state.subject)
+            state.note("hold", f"{event.name} {sim.reason}", name=event.name, iterations=over)
         else:  # what it had written before is still there, and a resumed run goes on from that
             why = f"{event.reason or f'exit code {event.code}'}, as it was to stop at a checkpoint"
             state.end(sim, Stage.FAILED, Cause.INTERRUPTED, why)

@@ -42,7 +42,7 @@ _STOPS = {Stage.PAUSED, Stage.SUSPENDED, Stage.HALTING, Stage.TERMINATING, *_END
 _GOES_ON = {Stage.PREPARING, Stage.STARTING, Stage.RUNNING}
 
 FOLLOWS: dict[Stage, set[Stage]] = {
-    Stage.QUEUED: {Stage.PREPARING, Stage.NOT_STARTED, Stage.FAILED},
+    Stage.QUEUED: {Stage.PREPARING, Stage.NOT_STARTED, Stage.CHECKPOINTED, Stage.FAILED},
     Stage.PREPARING: {Stage.STARTING, Stage.RUNNING, *_STOPS},
     Stage.STARTING: {Stage.RUNNING, *_STOPS},
     Stage.RUNNING: _STOPS,

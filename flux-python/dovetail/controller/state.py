@@ -45,6 +45,7 @@ from dovetail.core.protocol import (
     Stop,
     WaitPolicy,
 )
+from dovetail.core.units import counted
 
 ACK_LIMIT = 90.0
 """Seconds after which a resize without an answer is taken as done: an executor's are over, taken
@@ -358,10 +359,14 @@ class State:
             self.stop(sim, Cause.INTERRUPTED, why)
 
     def give_up(self, cause: Cause, why: str) -> None:
-        """What is still queued will not start."""
+        """What is still queued will not start, or not go on where a checkpoint stopped it."""
         for family in self.families.values():
             for _, name in sorted(family.queue):
-                self.end(self.sims[name], Stage.NOT_STARTED, cause, why)
+                sim = self.sims[name]
+                if sim.stops and cause is Cause.INTERRUPTED:
+                    self.end_at_checkpoint(sim, sim.most, why)
+                else:
+                    self.end(sim, Stage.NOT_STARTED, cause, why)
             family.queue.clear()
         self.queued = 0
 
@@ -402,6 +407,12 @@ class State:
         sim.enter(stage)
         sim.cause, sim.reason = cause, reason
         self._out.append(Ended(sim.spec.name, _END_STATES[stage], cause, reason))
+
+    def end_at_checkpoint(self, sim: Simulation, over: int, why: str) -> None:
+        """The run ends, and a simulation can go on after so many iterations if it is resumed."""
+        after = "" if self.family(sim).by_work else f" after {counted(over, 'iteration')}"
+        told = f"stopped at a checkpoint{after}: {why}"
+        self.end(sim, Stage.CHECKPOINTED, Cause.CHECKPOINTED, told)
 
     def heads(self, count: int) -> list[Simulation]:
         """The first queued simulation of each of the first `count` families in queue order."""

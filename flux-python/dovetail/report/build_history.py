@@ -124,8 +124,14 @@ class _Teller:
         self._died(action.name, action.why)
         track = self.tracks[action.name]
         why = f"put back into the queue: {action.why}" if track.attempts else ""
+        kept = track.iterations if track.attempts and track.attempts[-1].halted else 0
         self.tracks[action.name] = replace(
-            track, state="not started", ended=False, reason=why, iterations=0, stepping=(0.0, 0.0)
+            track,
+            state="not started",
+            ended=False,
+            reason=why,
+            iterations=kept,
+            stepping=(0.0, 0.0),
         )
 
     def _ended(self, action: protocol.Ended) -> None:
