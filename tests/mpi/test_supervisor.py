@@ -103,6 +103,8 @@ REASONS = {
         "exit code 15: Abort(15) on node 0 (rank 0 in comm 0): Fatal error in internal_Send: Other "
         "MPI error"),
     "a program that says nothing": (4, "", "exit code 4"),
+    "a program that a signal ended": (139, "", "killed by signal 11"),
+    "a program that ends with -1": (255, "no more blocks\n", "exit code 255: no more blocks"),
     "a program that does not exist": (
         134,
         f"{DASHES}\nmpirun was unable to find the specified executable file, and therefore\n"

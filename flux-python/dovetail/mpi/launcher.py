@@ -402,15 +402,16 @@ def explain(
         who, code = f"{who}: ", int(hydra[2])
     if code == 137 and starved:
         return _killed(who.removesuffix(": ") or "it", "9", starved)
-    ended = f"killed by signal {code - 128}" if code > 128 and not who else f"exit code {code}"
+    by_signal = 128 < code < 128 + signal.NSIG and not who  # 255 is what exit(-1) makes
+    ended = f"killed by signal {code - 128}" if by_signal else f"exit code {code}"
     said = complaint(output)
     return f"{who}{ended}" + (f": {said}" if said else "")
 
 
-def _killed(who: str, signal: str, starved: str) -> str:
-    if signal == "9" and starved:
+def _killed(who: str, number: str, starved: str) -> str:
+    if number == "9" and starved:
         return out_of_memory(who, starved)
-    return f"{who} killed by signal {signal}"
+    return f"{who} killed by signal {number}"
 
 
 def complaint(output: str) -> str:
