@@ -17,6 +17,7 @@ from support.run_command import NOBODY
 pytestmark = pytest.mark.unit
 
 DASHES = "-" * 74
+ASTERISKS = "*" * 58
 REASONS = {
     "Open MPI: a rank killed by a signal": (
         137,
@@ -102,6 +103,17 @@ REASONS = {
         "error\n",
         "exit code 15: Abort(15) on node 0 (rank 0 in comm 0): Fatal error in internal_Send: Other "
         "MPI error"),
+    "Open MPI: a starter below another": (
+        1,
+        f"\n{ASTERISKS}\n\nmpirun does not support recursive calls\n\n{ASTERISKS}\n"
+        f"{DASHES}\nThe first process to do so was:\n\n"
+        f"  Process name: [[7,1],0]\n  Exit code:    1\n{DASHES}\n",
+        "mpirun was started by a script below another mpirun; a script with a name such as "
+        "mpirun.all is started without one"),
+    "a last line that is a decoration": (
+        4,
+        f"the mesh is bad\n\n{ASTERISKS}\n",
+        "exit code 4: the mesh is bad"),
     "a program that says nothing": (4, "", "exit code 4"),
     "a program that a signal ended": (139, "", "killed by signal 11"),
     "a program that ends with -1": (255, "no more blocks\n", "exit code 255: no more blocks"),
@@ -151,7 +163,7 @@ def test_an_output_as_large_as_the_limit_is_kept_whole(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "starter", ["mpirun", "/opt/mpi/bin/mpiexec", "mpirun.lsf", "mpiexec-hydra"]
+    "starter", ["mpirun", "/opt/mpi/bin/mpiexec", "mpirun.lsf", "mpiexec-hydra", "./mpirun.all"]
 )
 def test_a_command_with_its_own_starter_is_taken_as_it_is(starter):
     words = [starter, "-np", "3", "a.out"]

@@ -349,6 +349,7 @@ _STARTER_SAYS = re.compile(r"^(-{60,})\n(?:.*\n)*?\1\n|^(={60,})\n(?:=.*\n)*\2\n
 # What they and the MPI libraries say in a line of their own when a rank ends all, which tells less
 # than the program, if that has said anything.
 _MPI_SAYS = re.compile(r"ORTE_ERROR_LOG: |PRTE ERROR: |application called MPI_Abort\(")
+_AS_STARTER = "a script with a name such as mpirun.all is started without one"
 # Open MPI about a call that failed; what it says after that is no reason.
 _CALL_FAILED = re.compile(
     r"\*\*\* An error occurred in (MPI_\w+)[\s\S]{,400}?\*\*\* (MPI_ERR_\w+: .+)"
@@ -375,6 +376,8 @@ def explain(
     missing = missing or re.search(r"execvp error on file (\S+)", output)
     if missing:
         return f"program {missing[1]} not found"
+    if "mpirun does not support recursive calls" in output:
+        return "mpirun was started by a script below another mpirun; " + _AS_STARTER
     who = ""
     killed = re.search(r"rank (\d+) with PID \d+ .*exited on\s+signal (\d+)", output)
     told = re.search(r"MPI_ABORT was invoked on rank (\d+) [\s\S]{,300}?rrorcode:? (\d+)", output)
@@ -418,10 +421,11 @@ def complaint(output: str) -> str:
     """The line of a program's output that looks most like the error; the last one if none does."""
     said = _STARTER_SAYS.sub("", output[-65536:]).replace("\0", "")  # Open MPI 5 ends with one
     lines = [line.strip() for line in said.splitlines()]
-    own = [line for line in lines if line and not _MPI_SAYS.search(line)]
+    lines = [line for line in lines if re.search(r"\w", line)]  # and no rows of asterisks
+    own = [line for line in lines if not _MPI_SAYS.search(line)]
     if not own and any("show_help.c" in line for line in lines):
         return "Open MPI lost its message that says why"  # while it put those of ranks together
-    lines = [re.sub(_PREFIX, "", line) for line in own or lines if line]
+    lines = [re.sub(_PREFIX, "", line) for line in own or lines]
     for index, line in enumerate(lines):
         if "FOAM FATAL" in line:
             return _short(" ".join(filter(None, lines[index : index + 3])).lstrip("-> "))
