@@ -95,8 +95,12 @@ def stops_and_goes_on(site, entry):  # noqa: F811
 
 
 @pytest.mark.unit
-def test_with_nothing_to_go_on_from_it_begins_anew_and_says_so(site):  # noqa: F811
-    plan = site.plan(stepping(site, "walk"))
+@pytest.mark.parametrize("restart", [RESTART[2], "exit 255"])
+def test_with_nothing_to_go_on_from_it_begins_anew_and_says_so(site, restart):  # noqa: F811
+    """The exit code 255, as of a script in Perl that dies, is that of no signal."""
+    entry = stepping(site, "walk")
+    entry["checkpoint"]["restart"] = f"sh -c '{restart}'"
+    plan = site.plan(entry)
     run = site.start(plan, "-o", "out")
     wait_for(lambda: steps(site, "walk"))
     site.end(run, signal.SIGKILL)

@@ -405,10 +405,15 @@ def explain(
         who, code = f"{who}: ", int(hydra[2])
     if code == 137 and starved:
         return _killed(who.removesuffix(": ") or "it", "9", starved)
-    by_signal = 128 < code < 128 + signal.NSIG and not who  # 255 is what exit(-1) makes
-    ended = f"killed by signal {code - 128}" if by_signal else f"exit code {code}"
+    signalled = by_signal(code) and not who
+    ended = f"killed by signal {code - 128}" if signalled else f"exit code {code}"
     said = complaint(output)
     return f"{who}{ended}" + (f": {said}" if said else "")
+
+
+def by_signal(code: int) -> bool:
+    """Whether an exit code is that of a signal, 128 more than it; 255 is what exit(-1) makes."""
+    return 128 < code < 128 + signal.NSIG
 
 
 def _killed(who: str, number: str, starved: str) -> str:

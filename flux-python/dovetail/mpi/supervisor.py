@@ -208,7 +208,8 @@ class Supervisor:
             config["temporary"],
         )
         code, over = self._go_on(base) if kept else (0, 0)
-        if code == NOT_NOW or code > 128:  # what it could go on from is not to be copied over
+        # What it could go on from is not to be copied over.
+        if code == NOT_NOW or launcher.by_signal(code):
             return self._not_launched("going on from its checkpoint", code)
         if code := 0 if over else self._copy_case(base):
             return self._not_launched("copying the case", code)
@@ -284,7 +285,7 @@ class Supervisor:
         code = self._step(self.config["go_on"], self.case, environment)
         said = self._recent().split()
         over = int(said[-1]) if not code and said and said[-1].isdecimal() else 0
-        if self.log and not over and code != NOT_NOW and code <= 128:
+        if self.log and not over and code != NOT_NOW and not launcher.by_signal(code):
             self.log.take(b"[dovetail: there is nothing to go on from; it begins anew]\n")
         return code, over
 
