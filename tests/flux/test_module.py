@@ -1,13 +1,19 @@
 # SPDX-License-Identifier: LGPL-3.0-or-later
-"""What the broker module does by Flux's own bindings, without an instance."""
+"""What the broker module does by Flux's own bindings, without slices that have anything in them."""
 
 from __future__ import annotations
 
+import json
 import subprocess
+import sys
+from typing import Any
 
 import pytest
 from dovetail.host import install_paths
+from support import flux_lua
+from support.clusters import eventually
 from support.flux_batch import flux_command
+from support.flux_lua import Instance
 
 pytestmark = pytest.mark.flux
 
@@ -31,3 +37,77 @@ def test_what_a_user_gives_as_a_reason_is_in_the_log_as_it_is_and_ends_no_module
     done = subprocess.run(words, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert done.stdout.rstrip("\n").endswith(f" {reason}")
+
+
+# Stands in for `flux-dovetail slice`: all of its slices are ready, and it keeps what it is told to.
+AGENT = """#!{python}
+import json, os, sys
+sys.path.insert(0, {packages!r})
+from dovetail.flux.client import Client
+if "--sweep" in sys.argv:
+    sys.exit(0)
+number = int(sys.argv[sys.argv.index("--number") + 1])
+client = Client()
+for line in client.lines():
+    if "event" in line:
+        slices = json.load(open({kept!r}))
+        kept = {{"wanted": 1 + len(slices), "up": True, "slices": slices}}
+        news = {{"number": number, "rank": 0, "node": f"n{{number}}", "kept": kept}}
+        client.send("dovetail.attach", news, stream=True)
+    elif line.get("value", {{}}).get("end"):
+        break
+"""
+
+
+class Slices:
+    """An instance with the module in it, and slices that are none."""
+
+    def __init__(self, flux: Instance) -> None:
+        self.flux, self.kept = flux, flux.scratch / "kept"
+        self.kept.write_text("[]")
+        self.agent = flux.scratch / "agent"
+        packages = str(install_paths.PACKAGES)
+        self.agent.write_text(
+            AGENT.format(python=sys.executable, packages=packages, kept=str(self.kept))
+        )
+        self.agent.chmod(0o755)
+
+    def load(self) -> None:
+        """Load the module."""
+        path = str(install_paths.flux_plugin("modules/dovetail.py"))
+        self.flux.ok("module", "load", path, "nodes=1", "cores=1", f"command={self.agent}")
+
+    def status(self) -> dict[str, Any]:
+        """What it knows; nothing as long as it does not answer."""
+        return self.flux.ask("dovetail.status", {})[0] or {}
+
+    def numbers(self) -> list[int]:
+        """Of the slices that it knows."""
+        return [one["number"] for one in self.status().get("slices", [])]
+
+    def jobs(self) -> list[str]:
+        """The names of all jobs that are not over."""
+        return self.flux.ok("jobs", "-no", "{name}").split()
+
+
+@pytest.fixture
+def slices():
+    with flux_lua.instance(1) as flux:
+        made = Slices(flux)
+        yield made
+        flux.run("module", "remove", "dovetail")
+
+
+def test_a_slice_whose_job_was_purged_as_the_module_was_away_has_ended(slices):
+    flux = slices.flux
+    slices.load()
+    assert eventually(lambda: slices.status().get("phase") == "up")
+    job = flux.submit("true")
+    flux.wait(job, "clean")
+    flux.ok("module", "remove", "dovetail")
+    gone = {"number": 7, "job": int(flux.ok("job", "id", job)), "state": "ready", "node": "n7"}
+    slices.kept.write_text(json.dumps([{**gone, "rank": 0}]))
+    assert eventually(lambda: "purged 1" in flux.ok("job", "purge", "--force", "--num-limit=0"))
+    slices.load()
+    assert eventually(lambda: slices.numbers() == [0, 8]), slices.status()
+    assert slices.status()["lost"] == ["slice 7: its job ended"]

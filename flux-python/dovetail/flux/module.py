@@ -374,7 +374,12 @@ class Dovetail(BrokerModule):
         """Something happened to a slice's job."""
         try:
             event = future.get_event()
-        except OSError as error:  # who tells us of them may just be loaded anew
+        except OSError as error:
+            if error.errno == errno.ENOENT:  # it has ended and is forgotten
+                self.do(self.state.finished(number, 0))
+                self.do(self.state.cleaned(number))
+                return
+            # Who tells us of them may just be loaded anew.
             self.log.error(f"slice {number}: its events cannot be followed: {error}")
             self.timer(AGAIN, lambda: self.watch_again(number, job))
             return
