@@ -111,3 +111,20 @@ def test_a_slice_whose_job_was_purged_as_the_module_was_away_has_ended(slices):
     slices.load()
     assert eventually(lambda: slices.numbers() == [0, 8]), slices.status()
     assert slices.status()["lost"] == ["slice 7: its job ended"]
+
+
+@pytest.mark.parametrize("absent", ["job-list", "job-info"])
+def test_slices_of_before_are_looked_for_until_flux_says_which_there_are(slices, absent):
+    """They wait for cores, or they would end with `job-info`."""
+    flux = slices.flux
+    flux.ok("queue", "stop")
+    slices.load()
+    assert eventually(lambda: slices.jobs() == ["kube-0"])
+    flux.ok("module", "remove", "dovetail")
+    flux.ok("module", "remove", "-f", absent)
+    slices.load()
+    assert eventually(lambda: "cannot be looked" in flux.log())
+    flux.ok("module", "load", absent)
+    flux.ok("queue", "start")
+    assert eventually(lambda: slices.status().get("phase") == "up")
+    assert slices.jobs() == ["kube-0"]

@@ -199,14 +199,23 @@ class Dovetail(BrokerModule):
     @guarded
     def listed(self, future: Future) -> None:
         """Look up which slice each job is that has the name of one."""
-        jobs = future.get()["jobs"]
+        try:
+            jobs = future.get()["jobs"]
+        except OSError as error:  # who lists them may just be loaded anew
+            self.log.error(f"slices of before cannot be looked for: {error}")
+            self.timer(AGAIN, self.find_slices)
+            return
         named = [job["id"] for job in jobs if jobspec.SLICE_NAME.fullmatch(job["name"])]
         self.unknown, self.adopting = set(named), dict[int, int]()
         for job in named:
-            query = {"id": job, "keys": ["jobspec"], "flags": 0}
-            self.handle.rpc("job-info.lookup", query).then(self.looked_up, job)
+            self.look_up(job)
         if not named:
             self.start_fresh()
+
+    def look_up(self, job: int) -> None:
+        """Ask what a job is."""
+        query = {"id": job, "keys": ["jobspec"], "flags": 0}
+        self.handle.rpc("job-info.lookup", query).then(self.looked_up, job)
 
     def start_fresh(self) -> None:
         """There are no slices; begin once all brokers are up."""
@@ -218,11 +227,15 @@ class Dovetail(BrokerModule):
     @guarded
     def looked_up(self, future: Future, job: int) -> None:
         """What a job is, perhaps a slice of ours; with the last of them, go on."""
-        self.unknown.discard(job)
         try:
             number = jobspec.slice_number(json.loads(future.get()["jobspec"]), self.cluster)
-        except OSError:  # it has ended and is forgotten
-            number = None
+        except OSError as error:
+            if error.errno != errno.ENOENT:  # as above
+                self.log.error(f"job {job} cannot be looked up: {error}")
+                self.timer(AGAIN, lambda: self.look_up(job))
+                return
+            number = None  # it has ended and is forgotten
+        self.unknown.discard(job)
         if number is not None:
             self.adopting[number] = job
         if not self.unknown and self.adopting:
