@@ -115,6 +115,36 @@ def test_a_run_that_a_signal_killed_says_so(heard, tmp_path):
     assert " 137  " in format.runs([runner.all[1].plain()])
 
 
+CODES = {  # of a run that was interrupted as it wrote its report: its states, code and reason
+    "all are done": (["done", "done"], 130, ("done", 0, "")),
+    "one is not": (["done", "failed"], 130, ("failed", 130, "not all of its simulations are done")),
+    "its page could not be written": (["done", "done"], 1, ("failed", 1, "report.html: no room")),
+}
+
+
+@pytest.mark.parametrize("what", CODES)
+def test_a_run_of_which_all_simulations_are_done_is_done(
+    runner, heard, tmp_path, monkeypatch, what
+):
+    """By a signal that comes as it writes its report it was interrupted, and nothing else was."""
+    states, code, (state, told, why) = CODES[what]
+    summary = json.dumps({"simulations": [{"state": one} for one in states]})
+    script = f"echo '{summary}' >out/{SUMMARY}; echo report.html: no room; exit {code}"
+    monkeypatch.setattr(plan_runner, "dovetail_command", lambda _: ["sh", "-c", script])
+    runner.queue(order(tmp_path))
+    runner.start(1, "")
+    assert heard == [{"run": 1, "code": told, "why": why, "reported": True}]
+    assert runner.all[1].state.value == state
+
+
+def test_a_run_that_is_done_before_it_notices_that_it_is_cancelled_is_done():
+    run = Run(1, "plan.yaml", "/o")
+    run.start()
+    run.cancel()
+    run.end(0, "")
+    assert (run.state.value, run.reason) == ("done", "")
+
+
 def test_who_cancels_a_run_again_changes_nothing(runner, heard, tmp_path):
     signals = []
     runner.queue(order(tmp_path))

@@ -38,6 +38,7 @@ PRIVATE = 0o077  # umask
 GRACE = 10  # seconds for a child to end, once told
 SOON = 8.0  # seconds for a run to end, until it is told not to wait for what takes long,
 LAST = 8.0  # and more to say how it ended
+INTERRUPTED = 130  # exit code of `dovetail run`
 STOPPED = 143  # exit code of a simulation that shall end while it does not run
 TIMEOUT = "timeout: the job's time is over"
 
@@ -129,20 +130,35 @@ class PlanRunner:
         code, self.running = self.running.returncode, None
         why = ""
         output = Path(self.all[number].output)
-        reported = False
-        with contextlib.suppress(OSError):  # its folder may be unreadable by now
-            reported = self.summary is not None and self.summary.exists()
-        if code and (self.out_of_time or self.early):
+        reported = self.reported()
+        done = bool(code) and reported and self.all_done()
+        if code == INTERRUPTED and done:  # by a signal that came while it wrote its report
+            code = 0
+        elif code and (self.out_of_time or self.early):
             why = TIMEOUT
         elif code < 0:
             why = f"killed by signal {-code}"
-        elif reported:
-            why = "not all of its simulations are done" if code else ""
+        elif code and reported and not done:
+            why = "not all of its simulations are done"
         elif code:
             with contextlib.suppress(OSError):
                 log = output / LOG
                 why = (log.read_text(errors="replace").strip().splitlines() or [""])[-1][:500]
         self.ended(number, code if code >= 0 else 128 - code, why, reported=reported)
+
+    def reported(self) -> bool:
+        """Whether the present run has written its report."""
+        with contextlib.suppress(OSError):  # its folder may be unreadable by now
+            return self.summary is not None and self.summary.exists()
+        return False
+
+    def all_done(self) -> bool:
+        """Whether all simulations of the present run are done, as its report says."""
+        assert self.summary is not None
+        with contextlib.suppress(OSError, ValueError):
+            found = json.loads(self.summary.read_text())["simulations"]
+            return all(one["state"] == "done" for one in found)
+        return False
 
     def ended(self, number: int, code: int, why: str, *, reported: bool = False) -> None:
         """Remember and tell."""

@@ -65,9 +65,9 @@ class Run:
         """Its process ended, and wrote its report, or could not."""
         unwanted = self.state is RunState.CANCELLING
         self.state = RunState.CANCELLED if unwanted else RunState.FAILED
-        if code == 0:
-            self.state = RunState.DONE
         self.code, self.reason, self.reported = code, self.reason or reason, reported
+        if code == 0:
+            self.state, self.reason = RunState.DONE, reason
 
     def cancel(self) -> None:
         """It is unwanted; a process of it must be told."""
