@@ -370,7 +370,12 @@ def test_a_run_that_is_cancelled_is_shown_live_and_every_command_speaks_json(flu
     assert told("doctor")["can_run"]
     assert [run["number"] for run in told("report", "--all")] == [1], "the one that began"
     assert "no run 3" in flux.run("dovetail", "report", "3", uri=uri, code=2)
+    assert told("submit", "plan.yaml")["run"] == 3
+    assert eventually(lambda: "3:sim" in flux.run(*names, uri=uri).split())
     assert told("down") == {"phase": "down"}
+    (_, ended) = told("report", "--all")
+    assert (ended["number"], ended["reason"]) == (3, "Kubernetes was taken down")
+    assert ended["summary"]["interrupted"] == "interrupted by SIGTERM"
     flux.run("cancel", job)
     flux.wait(job)
 

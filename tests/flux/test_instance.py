@@ -324,6 +324,30 @@ def test_the_loss_of_the_control_plane_is_told_to_everybody():
     assert {"end": True} in play.told("agent1")
 
 
+ENDS_OF_ALL = {  # and what the run's reason is
+    "it is taken down": (lambda p: p.ask("down", "d"), "Kubernetes was taken down"),
+    "its control slice fails": (
+        lambda p: p.ask("tell", "t", number=0, failed="its node ended"),
+        "the control slice ended: its node ended",
+    ),
+}
+
+
+@pytest.mark.parametrize("told", [{"report": 1}, {"run": 1, "code": 1, "reported": True}])
+@pytest.mark.parametrize("how", ENDS_OF_ALL)
+def test_a_report_that_is_written_as_all_ends_is_there_and_the_cause_stays(how, told):
+    end, why = ENDS_OF_ALL[how]
+    play = Play(1).begin().ready(0).ask("submit", "s", plan="p", output="o", cwd="/")
+    end(play)
+    if "run" in told:  # which is told after the cause
+        play.do(play.state.drop({"agent0"})).over(0, 256)
+    play.ask("tell", "t", number=0, **told)
+    play.left(0)
+    [run] = play.ask("wait", "w").told("w")[0]["runs"]
+    assert (run["state"], run["reason"], run["reported"]) == ("failed", why, True)
+    play.ask("tell", "t", number=0, report=7)  # of an earlier control slice: no matter
+
+
 def test_requests_of_a_client_that_is_gone_are_forgotten():
     play = Play().begin()
     for topic in ("wait-up", "wait", "down"):

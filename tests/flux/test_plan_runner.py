@@ -145,6 +145,24 @@ def test_a_run_that_is_done_before_it_notices_that_it_is_cancelled_is_done():
     assert (run.state.value, run.reason) == ("done", "")
 
 
+@pytest.mark.parametrize("written", [True, False])
+def test_of_a_run_that_ends_with_its_slice_the_report_is_told_and_not_the_end(
+    runner, heard, tmp_path, written
+):
+    """Else its end might be told before what it comes of, the slice's."""
+    runner.queue(order(tmp_path))
+    runner.last_news()
+    assert not heard, "it waits"
+    runner.all[1].start()
+    runner.number, runner.summary = 1, tmp_path / SUMMARY
+    with subprocess.Popen(["sleep", "1000"]) as runner.running:
+        runner.end()
+    if written:
+        runner.summary.write_text("{}")
+    runner.last_news()
+    assert heard == [{"report": 1}] * written
+
+
 def test_who_cancels_a_run_again_changes_nothing(runner, heard, tmp_path):
     signals = []
     runner.queue(order(tmp_path))

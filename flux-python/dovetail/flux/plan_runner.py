@@ -270,6 +270,12 @@ class PlanRunner:
         run.kill()
         run.wait()
 
+    def last_news(self) -> None:
+        """Tell what the run that ended with us did; not its end, of which ours is the cause."""
+        self.read()
+        if self.running is not None and self.reported():
+            self.tell(report=self.number)
+
 
 def copy(content: str, output: Path) -> BinaryIO:
     """A plan as it was submitted, in memory, where nobody edits it.

@@ -438,7 +438,7 @@ class Agent:
         if unready:
             self.repeat()
         with contextlib.suppress(WorkFailed):
-            self.plans.read()  # the last news
+            self.plans.last_news()
         trouble = sweep(self.name)
         with contextlib.suppress(WorkFailed, OSError):
             self.tell(ended=trouble)

@@ -185,9 +185,17 @@ class RunEnded:
     reported: bool = False  # and its report was written
 
 
+@dataclass(frozen=True)
+class ReportWritten:
+    """A run that ends with its slice has written its report."""
+
+    report: int
+
+
 News = Union[
-    NodeReady, StartFailed, SliceEnded, Invited, Forgotten, Answered, SimulationNews, RunEnded
-]
+    NodeReady, StartFailed, SliceEnded, Invited, Forgotten, Answered, SimulationNews, RunEnded,
+    ReportWritten,
+]  # fmt: skip
 
 
 # --- Orders to the agents of slices; all but End are for that of the control slice ---

@@ -235,6 +235,9 @@ def heard(state: Instance, number: int, news: messages.News) -> Effects:
         yield from state.pending.answered(news.answer, news.value, news.why)
     elif isinstance(news, messages.SimulationNews):
         yield from simulation(state, news.simulation)
+    elif isinstance(news, messages.ReportWritten):
+        state.runs.report_written(news.report)
+        yield from state.settle()
     else:
         yield from state.simulations.end_all(news.run, OVER)
         yield from state.runs.ended(news.run, news.code, news.why, reported=news.reported)

@@ -63,11 +63,19 @@ class Run:
 
     def end(self, code: int, reason: str, *, reported: bool = False) -> None:
         """Its process ended, and wrote its report, or could not."""
+        if reported:
+            self.report_written()
+        if self.state.ended:  # as all did, before this was told
+            return
         unwanted = self.state is RunState.CANCELLING
         self.state = RunState.CANCELLED if unwanted else RunState.FAILED
-        self.code, self.reason, self.reported = code, self.reason or reason, reported
+        self.code, self.reason = code, self.reason or reason
         if code == 0:
             self.state, self.reason = RunState.DONE, reason
+
+    def report_written(self) -> None:
+        """Its report is there, however it ended."""
+        self.reported = True
 
     def cancel(self) -> None:
         """It is unwanted; a process of it must be told."""

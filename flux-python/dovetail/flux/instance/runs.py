@@ -58,10 +58,14 @@ class Runs:
     ) -> Iterator[Effect]:
         """A run's process ended."""
         run = self.all.get(number)
-        if run is None or run.state.ended:
-            return
-        run.end(code, reason, reported=reported)
-        yield from self.settle()
+        if run is not None:
+            run.end(code, reason, reported=reported)
+            yield from self.settle()
+
+    def report_written(self, number: int) -> None:
+        """A run wrote its report as all ended; its own end is no matter any more."""
+        if number in self.all:
+            self.all[number].report_written()
 
     def end_all(self, reason: str) -> Iterator[Effect]:
         """Nothing can run any more."""
