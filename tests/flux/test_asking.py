@@ -145,12 +145,15 @@ def test_starting_it_by_hand_can_be_repeated(flux):
         flux dovetail down
         flux dovetail up
         DOVETAIL_CACHE=$PWD/nothing flux dovetail up --dovetail=nodes=1,cores=1
+        flux dovetail up --dovetail=nodes=99 2>&1; echo code $?
         flux dovetail up --dovetail=nodes=2,cores=1
         flux jobtap list"""
     output = flux.output(flux.batch(script, dovetail=""))
     assert "Kubernetes is up: 1 node\n" in output
     assert "Kubernetes was taken down" in output
     assert "Kubernetes is not built for this user" in output, "in the caller's cache"
+    room = "does not fit into this instance; nodes=4 would\ncode 2\n"
+    assert f"--dovetail=nodes=99: nodes=99 with cores=all {room}" in output
     assert "Kubernetes is up: 2 nodes" in output
     assert output.count("alloc-bypass.so") == output.count("gate.so") == 1
     flux.nothing_left()

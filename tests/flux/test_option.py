@@ -411,6 +411,8 @@ def instance(monkeypatch):
     """The configuration of an instance in which `up --dovetail` loads the module, and no more."""
     config = {"dovetail": {"usernetes": "/opt/usernetes", "up-timeout": 300}}
     asked = []
+    nodes = {"execution": {"R_lite": [{"rank": "0-1", "children": {"core": "0-3"}},
+                                      {"rank": "2,4", "children": {"core": "0,2"}}]}}  # fmt: skip
 
     def call(topic, payload=None):
         if topic == "dovetail.status" and not asked:
@@ -420,7 +422,7 @@ def instance(monkeypatch):
             config.update(payload)
         asked.append((topic, payload))
         return {"dovetail.status": {"phase": "failed"}, "config.get": dict(config),
-                "job-list.list": {"jobs": []},
+                "job-list.list": {"jobs": []}, "resource.sched-status": {"all": nodes},
                 "broker.getenv": {"env": {"FLUX_MODULE_PATH": "/flux"}}}.get(topic, {})  # fmt: skip
 
     monkeypatch.setattr(client, "call", call)
@@ -444,6 +446,30 @@ def test_a_request_by_hand_has_nothing_of_an_earlier_one(instance, monkeypatch):
     usual = {"usernetes": "/opt/usernetes", "up-timeout": 300, "network": "host"}
     found = {"nodes": 1, "cores": "all", "command": "/bin/flux-dovetail", **usual}
     assert config["dovetail"] == found
+
+
+@pytest.mark.parametrize(
+    ("request_", "why"),
+    [
+        ("nodes=5", "nodes=5 with cores=all does not fit into this instance; nodes=4 would"),
+        ("nodes=4,cores=3", "nodes=4 with cores=3 does not fit into this instance; nodes=2 would"),
+        ("nodes=1,cores=5", "cores=5, and no node here has more than 4"),
+    ],
+)
+def test_a_request_by_hand_for_which_there_is_no_room_is_bad_input_and_starts_nothing(
+    instance, capsys, request_, why
+):
+    config, _ = instance
+    before = dict(config)
+    assert command.main(["up", f"--dovetail={request_}"]) == 2
+    assert capsys.readouterr().err == f"flux dovetail: --dovetail={request_}: {why}\n"
+    assert config == before
+
+
+def test_a_request_by_hand_for_all_that_there_is_fits(instance):
+    config, _ = instance
+    load.load("nodes=6,cores=2")
+    assert config["dovetail"]["nodes"] == 6
 
 
 def test_a_module_that_was_loaded_by_hand_can_be_reloaded_by_its_name(instance):

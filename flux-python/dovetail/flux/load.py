@@ -99,6 +99,17 @@ def control_slice_runs() -> bool:
     return False
 
 
+def cores_of_nodes() -> list[int]:
+    """How many cores each node of the instance has, free or not; nothing where Flux cannot say."""
+    from usernetes_setup.node import components  # not where Flux's own commands load this file
+
+    with contextlib.suppress(BadInput, WorkFailed):
+        known = client.call("resource.sched-status")["all"]["execution"]["R_lite"]
+        cores = [(one["rank"], components.count(one["children"]["core"])) for one in known]
+        return [count for ranks, count in cores for _ in components.numbers(ranks)]
+    return []
+
+
 @contextlib.contextmanager
 def one_at_a_time() -> Iterator[None]:
     """Wait for whoever else loads the module from this broker: one would undo what the other did.
@@ -135,7 +146,9 @@ def load(text: str) -> None:
         raise BadInput('flux-dovetail is not on FLUX_EXEC_PATH; type eval "$(dovetail env)" first')
     before = client.call("config.get")
     usual = before.get(DEFAULTS, before.get("dovetail", {}))  # nothing of an earlier request
-    table = whole({"dovetail": usual}, option.parse(text, usual), executable)
+    request = option.parse(text, usual)
+    option.check_room(request, cores_of_nodes(), f"--dovetail={text}")
+    table = whole({"dovetail": usual}, request, executable)
     if os.environ.get("DOVETAIL_CACHE"):  # ours, which the instance may not have
         table["cache"] = os.path.abspath(os.environ["DOVETAIL_CACHE"])
     with contextlib.ExitStack() as undo:  # what is done before something fails is taken back
