@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import subprocess
 import sys
 from typing import Any
@@ -128,3 +130,52 @@ def test_slices_of_before_are_looked_for_until_flux_says_which_there_are(slices,
     flux.ok("queue", "start")
     assert eventually(lambda: slices.status().get("phase") == "up")
     assert slices.jobs() == ["kube-0"]
+
+
+def test_a_slice_that_its_module_could_not_let_go_any_more_runs_after_a_reload(slices):
+    flux = slices.flux
+    flux.ok("queue", "stop")
+    slices.load()
+    assert eventually(lambda: slices.jobs() == ["kube-0"])
+    flux.ok("module", "remove", "dovetail")
+    flux.ok("job", "urgency", flux.ok("jobs", "-no", "{id}"), "hold")
+    flux.ok("queue", "start")
+    slices.load()
+    assert eventually(lambda: slices.status().get("phase") == "up")
+    assert slices.jobs() == ["kube-0"]
+
+
+STRAYS = {"at the start": 0, "as there are more": 1}  # and how many slices there are before
+
+
+@pytest.mark.parametrize("when", STRAYS)
+def test_a_slice_is_submitted_once_though_its_module_went_before_it_was_told(slices, when):
+    """Of two with one number, each would remove what the other has."""
+    flux, before = slices.flux, STRAYS[when]
+    flux.ok("run", "-n1", "true")  # for what checks jobs to run
+    if before:
+        slices.load()
+        assert eventually(lambda: slices.status().get("phase") == "up")
+    words = ["pgrep", "-P", flux.ok("getattr", "broker.pid"), "-f", "job-validator"]
+    checks = [int(pid) for pid in subprocess.check_output(words).split()]
+    for pid in checks:
+        os.kill(pid, signal.SIGSTOP)
+    try:
+        if before:
+            more = "import flux; flux.Flux().rpc('dovetail.resize', {'nodes': 2})"
+            flux.ok("python", "-c", more)
+        else:
+            slices.load()
+            assert eventually(lambda: flux.log().count(" adopted") == 1)
+        flux.ok("module", "remove", "dovetail")
+        slices.load()
+        assert eventually(lambda: flux.log().count(" adopted") == 2)
+    finally:
+        for pid in checks:
+            os.kill(pid, signal.SIGCONT)
+    assert eventually(lambda: slices.status().get("phase") == "up")
+    strays = ("jobs", "-no", "{id}", "-f", "canceled")
+    assert eventually(lambda: flux.ok(*strays)), "it is there, some time"
+    assert slices.jobs() == ["kube-0"]
+    (stray,) = flux.ok(*strays).split()
+    assert "start" not in [event["name"] for event in flux.events(stray)]

@@ -42,7 +42,13 @@ from dovetail.flux.instance.state import Instance
 from dovetail.host import processes
 
 ALL_UP = 10.0  # seconds for all brokers to be up, before slices go to those that are
+STRAYS = 10.0  # seconds until jobs are there that a module before us may have submitted at its end
 AGAIN = 1.0  # seconds until somebody who did not answer is asked again
+HELD = lib.FLUX_JOB_URGENCY_HOLD  # of a job that waits for the answer to its submission
+JOBS = {
+    "max_entries": 0, "since": 0.0, "attrs": ["name", "urgency"],
+    "constraint": {"states": ["pending", "running"]},
+}  # fmt: skip
 PARENT = 10.0  # seconds for the instance around us to say what our job may have
 Message = Any  # these three are of Flux, which has no types
 Future = Any
@@ -148,6 +154,7 @@ class Dovetail(BrokerModule):
         self.watchers: list[object] = []  # Flux keeps no reference
         self.ends: object = None
         self.fresh_begun = False
+        self.submitting: set[int] = set()  # slices, until we are told which jobs they are
         self.limited = jobspec.has_default_duration(h.conf_get())
         self.near = False  # whether the control slice is for our broker alone
         for topic in {**REQUESTS, **STREAMS}:
@@ -190,11 +197,7 @@ class Dovetail(BrokerModule):
 
     def find_slices(self) -> None:
         """Ask which slices run already; the answer starts everything."""
-        payload = {
-            "max_entries": 0, "since": 0.0, "attrs": ["name"],
-            "constraint": {"states": ["pending", "running"]},
-        }  # fmt: skip
-        self.handle.rpc("job-list.list", payload).then(self.listed)
+        self.handle.rpc("job-list.list", JOBS).then(self.listed)
 
     @guarded
     def listed(self, future: Future) -> None:
@@ -205,7 +208,9 @@ class Dovetail(BrokerModule):
             self.log.error(f"slices of before cannot be looked for: {error}")
             self.timer(AGAIN, self.find_slices)
             return
-        named = [job["id"] for job in jobs if jobspec.SLICE_NAME.fullmatch(job["name"])]
+        jobs = [job for job in jobs if jobspec.SLICE_NAME.fullmatch(job["name"])]
+        named = [job["id"] for job in jobs]
+        self.held = {job["id"] for job in jobs if job["urgency"] == HELD}
         self.unknown, self.adopting = set(named), dict[int, int]()
         for job in named:
             self.look_up(job)
@@ -238,6 +243,8 @@ class Dovetail(BrokerModule):
         self.unknown.discard(job)
         if number is not None:
             self.adopting[number] = job
+            if job in self.held:
+                self.release(job)
         if not self.unknown and self.adopting:
             flux.resource.resource_list(self.handle).then(self.room_known)
         elif not self.unknown:
@@ -281,6 +288,33 @@ class Dovetail(BrokerModule):
         self.do(self.state.start(adopted))
         self.handle.event_send("dovetail.loaded")
         self.log.info(f"cluster {self.cluster}: {self.state.wanted} slices, {len(adopted)} adopted")
+        self.timer(STRAYS, self.find_strays)
+
+    def find_strays(self) -> None:
+        """Ask for slices whose submission nobody was told of, as the module before us was gone."""
+        if self.submitting:  # of which one might be taken for such a slice
+            self.timer(AGAIN, self.find_strays)
+        else:
+            self.handle.rpc("job-list.list", JOBS).then(self.strays_listed)
+
+    @guarded
+    def strays_listed(self, future: Future) -> None:
+        """Look up what is held, looks like one of those, and is no slice that we know."""
+        if self.submitting:
+            self.find_strays()
+            return
+        ours = {one.job for one in self.state.slices.values()}
+        for job in future.get()["jobs"]:
+            held = job["urgency"] == HELD and jobspec.SLICE_NAME.fullmatch(job["name"])
+            if held and job["id"] not in ours:
+                query = {"id": job["id"], "keys": ["jobspec"], "flags": 0}
+                self.handle.rpc("job-info.lookup", query).then(self.stray_looked_up, job["id"])
+
+    @guarded
+    def stray_looked_up(self, future: Future, job: int) -> None:
+        """Cancel it if it is one."""
+        if jobspec.slice_number(json.loads(future.get()["jobspec"]), self.cluster) is not None:
+            self.cancel_job(job, "the module that submitted it is gone")
 
     # --- Carrying out ---
 
@@ -361,17 +395,30 @@ class Dovetail(BrokerModule):
             environment["DOVETAIL_CACHE"] = self.request.cache
         near = self.near and number == 0
         spec = jobspec.slice_job(self.request, number, self.cluster, environment, near=near)
-        flux.job.submit_async(self.handle, json.dumps(spec)).then(self.slice_submitted, number)
+        self.submitting.add(number)
+        submitted = flux.job.submit_async(self.handle, json.dumps(spec), urgency=HELD)
+        submitted.then(self.slice_submitted, number)
 
     @guarded
     def slice_submitted(self, future: Future, number: int) -> None:
-        """A slice has a job id, or was refused."""
+        """A slice has a job id, or was refused.
+
+        Only now that it is known which job it is, it may run: of one that was submitted as we end
+        nobody would know, and the module that comes after us may submit another one in its stead.
+        """
+        self.submitting.discard(number)
         try:
             job = int(future.get_id())
         except OSError as error:
             self.do(self.state.submitted(number, 0, error.strerror or str(error)))
             return
+        self.release(job)
         self.do(self.state.submitted(number, job))
+
+    def release(self, job: int) -> None:
+        """Let a slice's job run."""
+        payload = {"id": job, "urgency": lib.FLUX_JOB_URGENCY_DEFAULT}
+        self.handle.rpc("job-manager.urgency", payload).then(self.told, "urgency")
 
     def watch_job(self, number: int, job: int) -> None:
         """Follow a slice's job."""
