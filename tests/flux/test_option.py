@@ -7,6 +7,7 @@ import fcntl
 import json
 import os
 import shutil
+import signal
 import subprocess
 import threading
 from dataclasses import replace
@@ -470,6 +471,26 @@ def test_a_request_by_hand_for_all_that_there_is_fits(instance):
     config, _ = instance
     load.load("nodes=6,cores=2")
     assert config["dovetail"]["nodes"] == 6
+
+
+@pytest.mark.parametrize("at", ["module", "jobtap"])
+def test_a_start_by_hand_that_is_interrupted_is_done_whole(instance, monkeypatch, at):
+    config, _ = instance
+    done = []
+
+    def flux(*words):
+        done.append(words[:2])
+        if words[:2] == (at, "load"):
+            os.kill(os.getpid(), signal.SIGINT)
+        return ""
+
+    monkeypatch.setattr(load, "plugins", lambda: ["gate.so"])
+    monkeypatch.setattr(load, "flux", flux)
+    with pytest.raises(KeyboardInterrupt):
+        load.load("nodes=1")
+    assert config["dovetail"]["nodes"] == 1
+    assert done == [("jobtap", "list"), ("jobtap", "load"), ("module", "load")]
+    assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, ())
 
 
 def test_a_module_that_was_loaded_by_hand_can_be_reloaded_by_its_name(instance):

@@ -200,6 +200,27 @@ def test_a_plan_that_is_refused_for_its_folder_leaves_no_directory(monkeypatch, 
     assert sorted(os.listdir()) == ["case", "plan.yaml"]
 
 
+@pytest.mark.parametrize("begun", [False, True])
+def test_a_submission_that_is_interrupted_leaves_no_empty_directory(
+    monkeypatch, tmp_path, capsys, begun
+):
+    def call(topic, payload=None):
+        if topic == "dovetail.status":
+            return {"runs": []}
+        if begun:  # its run was quicker
+            (tmp_path / "dovetail-out-1" / LOG).touch()
+        raise KeyboardInterrupt
+
+    (tmp_path / "case").mkdir()
+    entry = "{name: a, case: case, ranks: 1, command: sh -c true}"
+    (tmp_path / "plan.yaml").write_text(f"simulations: [{entry}]\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(command.client, "call", call)
+    assert command.main(["submit", "plan.yaml"]) == 130
+    assert capsys.readouterr().err == "flux dovetail: interrupted\n"
+    assert (tmp_path / "dovetail-out-1").exists() is begun
+
+
 def test_a_plan_whose_output_is_a_file_is_refused_before_it_is_sent(monkeypatch, tmp_path, capsys):
     (tmp_path / "case").mkdir()
     (tmp_path / "file").touch()

@@ -141,9 +141,10 @@ def do_submit(args: argparse.Namespace) -> int:
              "metrics": metrics, "umask": umask()}  # fmt: skip
     try:
         found = client.call("dovetail.submit", order)
-    except (BadInput, WorkFailed):
+    except (BadInput, WorkFailed, KeyboardInterrupt):
         if made is not None:
-            made.rmdir()
+            with contextlib.suppress(OSError):  # it may have been submitted, and runs
+                made.rmdir()
         raise
     show(args, {**found, "output": order["output"]}, str(found["run"]))
     return 0

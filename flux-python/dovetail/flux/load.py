@@ -14,6 +14,7 @@ import fcntl
 import json
 import os
 import shutil
+import signal
 import subprocess
 from collections.abc import Iterator
 from typing import Any
@@ -126,6 +127,19 @@ def one_at_a_time() -> Iterator[None]:
         yield
 
 
+@contextlib.contextmanager
+def without_interrupts() -> Iterator[None]:
+    """Have Ctrl-C wait: it reaches the commands of Flux that we run as well.
+
+    One that loads the module would end, and the module be loaded all the same.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
 @one_at_a_time()
 def load(text: str) -> None:
     """Start what --dovetail=TEXT asks for, unless something is there already."""
@@ -151,9 +165,11 @@ def load(text: str) -> None:
     table = whole({"dovetail": usual}, request, executable)
     if os.environ.get("DOVETAIL_CACHE"):  # ours, which the instance may not have
         table["cache"] = os.path.abspath(os.environ["DOVETAIL_CACHE"])
-    with contextlib.ExitStack() as undo:  # what is done before something fails is taken back
+    if found:
+        client.call("dovetail.down")  # the last of it may still be ending
+    # What is done before something fails is taken back.
+    with without_interrupts(), contextlib.ExitStack() as undo:
         if found:
-            client.call("dovetail.down")  # the last of it may still be ending
             flux("module", "remove", "dovetail")
         client.call("config.load", {**before, "dovetail": table, DEFAULTS: usual})
         undo.callback(client.call, "config.load", before)
