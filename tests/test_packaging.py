@@ -126,7 +126,7 @@ def test_a_folder_with_something_else_is_not_emptied_for_a_package(tmp_path, nam
 @pytest.mark.parametrize("folders", [1, 4])
 @pytest.mark.parametrize(
     ("command", "function"),
-    [("dovetail", "cli/main.py:entry"), ("flux-dovetail", "flux/command.py:main")],
+    [("dovetail", "cli/main.py:entry"), ("flux-dovetail", "flux/entry.py:main")],
 )
 def test_a_command_runs_however_long_the_path_of_its_python_is(
     tmp_path, command, function, folders

@@ -8,7 +8,7 @@ import subprocess
 import sys
 
 import pytest
-from dovetail.flux import command
+from dovetail.flux import command, entry
 
 pytestmark = pytest.mark.unit
 
@@ -44,3 +44,18 @@ def test_of_two_things_that_are_asked_for_none_is_left_out(monkeypatch, capsys, 
     monkeypatch.setattr(command.client, "call", lambda *_: pytest.fail("it asks for one of them"))
     assert command.main(words.split()) == 2
     assert capsys.readouterr().err.startswith(f"flux dovetail: {words.split()[0]}: ")
+
+
+def test_an_interrupt_while_the_command_is_loaded_is_no_traceback(monkeypatch, capsys):
+    def interrupted(name):
+        assert name == "dovetail.flux.command"
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(entry.importlib, "import_module", interrupted)
+    assert entry.main() == 130
+    assert capsys.readouterr().err == "flux dovetail: interrupted\n"
+    words = (
+        "import sys; from dovetail.flux import entry; print('dovetail.flux.client' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", words], capture_output=True, text=True)
+    assert done.stdout == "False\n", "which is what takes a while"
