@@ -63,7 +63,9 @@ int bounds_watch(struct host *host)
 
 double bounds_wait(struct host *host)
 {
-    double left = *filled(&host->slice, now(CLOCK_MONOTONIC), slice, slice_share);
+    // Thousands may be due in one turn, as where the job manager was held up. Time goes by while
+    // they are put off, too: filled up then, the slice would reach what is too much for a turn.
+    double left = *filled(&host->slice, host->turned, slice, slice_share);
 
     return left > 0. ? 0. : (slice - left) / slice_share;
 }

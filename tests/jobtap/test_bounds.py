@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import os
 import random
+import signal
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -179,6 +181,31 @@ asked = [handle.rpc("job-manager.memo", memo) for _ in range(3000)]
         flux.wait(job, "clean")
     assert found["topics"]["job.event.*"] >= 3000
     assert (found["errors"], found["off"]) == (0, "")
+
+
+def test_timers_that_are_due_at_once_as_the_job_manager_was_held_up_switch_nothing_off(flux):
+    """Some are served in that turn of the reactor, and the others after it."""
+    wait = 10.0  # seconds, in which all jobs are submitted
+    script = f"""
+        jobtap.on("job.new", function(job)
+            job:after({wait}, function()
+                for _ = 1, 300000 do end
+                job:annotate({{ n = 1 }})
+            end)
+        end)"""
+    pid = int(flux.ok("getattr", "broker.pid"))
+    with flux.plugin("many", script):
+        flux.ok("submit", "--cc=1-300", "--urgency=hold", "--quiet", QUICK, "true")
+        assert flux.query("many")["waiting"] == 300
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            time.sleep(wait)
+        finally:
+            os.kill(pid, signal.SIGCONT)
+        while (found := flux.query("many"))["waiting"]:
+            time.sleep(0.1)
+        flux.ok("cancel", "--all")
+    assert (found["errors"], found["off"]) == (0, ""), found["last_error"]
 
 
 # --- random plugins ---
