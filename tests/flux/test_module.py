@@ -145,6 +145,21 @@ def test_a_slice_that_its_module_could_not_let_go_any_more_runs_after_a_reload(s
     assert slices.jobs() == ["kube-0"]
 
 
+def test_of_two_jobs_for_one_slice_the_one_that_runs_is_it_after_a_reload(slices):
+    flux = slices.flux
+    slices.load()
+    assert eventually(lambda: slices.status().get("phase") == "up")
+    flux.ok("module", "remove", "dovetail")
+    spec = flux.ok("job", "info", flux.ok("jobs", "-no", "{id}"), "jobspec")
+    again = [flux.ok("job", "submit", "--urgency=0", stdin=spec) for _ in range(2)]
+    slices.load()
+    assert eventually(lambda: slices.status().get("phase") == "up")
+    for job in again:
+        flux.wait(job, "clean")
+        assert "start" not in [event["name"] for event in flux.events(job)]
+    assert slices.status()["phase"] == "up"
+
+
 STRAYS = {"at the start": 0, "as there are more": 1}  # and how many slices there are before
 
 

@@ -241,13 +241,16 @@ class Dovetail(BrokerModule):
                 return
             number = None  # it has ended and is forgotten
         self.unknown.discard(job)
-        if number is not None:
+        # Of two with one number, of which one was never let go, the other is the slice.
+        if number is not None and (number not in self.adopting or job not in self.held):
             self.adopting[number] = job
-            if job in self.held:
-                self.release(job)
-        if not self.unknown and self.adopting:
+        if self.unknown:
+            return
+        for held in self.held.intersection(self.adopting.values()):
+            self.release(held)
+        if self.adopting:
             flux.resource.resource_list(self.handle).then(self.room_known)
-        elif not self.unknown:
+        else:
             self.start_fresh()
 
     @guarded
