@@ -481,7 +481,7 @@ def test_a_start_by_hand_that_is_interrupted_is_done_whole(instance, monkeypatch
     def flux(*words):
         done.append(words[:2])
         if words[:2] == (at, "load"):
-            os.kill(os.getpid(), signal.SIGINT)
+            signal.raise_signal(signal.SIGINT)  # to this thread, as a command has no other
         return ""
 
     monkeypatch.setattr(load, "plugins", lambda: ["gate.so"])
