@@ -349,7 +349,6 @@ _STARTER_SAYS = re.compile(r"^(-{60,})\n(?:.*\n)*?\1\n|^(={60,})\n(?:=.*\n)*\2\n
 # What they and the MPI libraries say in a line of their own when a rank ends all, which tells less
 # than the program, if that has said anything.
 _MPI_SAYS = re.compile(r"ORTE_ERROR_LOG: |PRTE ERROR: |application called MPI_Abort\(")
-_AS_STARTER = "a script with a name such as mpirun.all is started without one"
 # Open MPI about a call that failed; what it says after that is no reason.
 _CALL_FAILED = re.compile(
     r"\*\*\* An error occurred in (MPI_\w+)[\s\S]{,400}?\*\*\* (MPI_ERR_\w+: .+)"
@@ -377,7 +376,8 @@ def explain(
     if missing:
         return f"program {missing[1]} not found"
     if "mpirun does not support recursive calls" in output:
-        return "mpirun was started by a script below another mpirun; " + _AS_STARTER
+        below = "mpirun was started by a script below another mpirun"
+        return f"{below}; a script with a name such as mpirun.all is started without one"
     who = ""
     killed = re.search(r"rank (\d+) with PID \d+ .*exited on\s+signal (\d+)", output)
     told = re.search(r"MPI_ABORT was invoked on rank (\d+) [\s\S]{,300}?rrorcode:? (\d+)", output)

@@ -193,10 +193,9 @@ def alike(tracks: Iterable[Track], measured: Iterable[Alternative]) -> int:
     """
     fewer = {one.family: one.ranks for one in measured if one.name == FEWER}
     ended = [track.spec for track in tracks if track.attempts]
-    single = [spec.ranks == 1 and spec.widths in ((), (1,)) for spec in ended]
     return sum(
-        spec.ranks == fewer.get(spec.family, 1 if alone else None)
-        for spec, alone in zip(ended, single)
+        spec.ranks == fewer.get(spec.family, 1 if spec.widths in ((), (1,)) else None)
+        for spec in ended
     )
 
 
